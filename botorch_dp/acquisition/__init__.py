@@ -1,0 +1,1 @@
+"""BoTorch acquisition functions: they know models, not privacy."""

@@ -1,0 +1,109 @@
+"""Argument checks shared by all rooms: each names the argument, the value and the fix.
+
+Only public parameters pass through here; the values of a private tensor never reach a message.
+"""
+
+from __future__ import annotations
+
+import math
+from numbers import Integral, Real
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def _as_real(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"`{name}` must be a real number, got {type(value).__name__}.")
+    return float(value)
+
+
+def check_finite(name: str, value: object) -> float:
+    """Return ``value`` as a float, or raise if it is not a finite real number."""
+    number = _as_real(name, value)
+    if not math.isfinite(number):
+        raise ValueError(f"`{name}` must be finite, got {number}.")
+    return number
+
+
+def check_positive(name: str, value: object, *, allow_inf: bool = False) -> float:
+    """Return ``value`` as a float, or raise if it is not positive (and finite unless allowed)."""
+    number = _as_real(name, value)
+    if not number > 0 or (math.isinf(number) and not allow_inf):
+        kind = "positive" if allow_inf else "positive and finite"
+        raise ValueError(f"`{name}` must be {kind}, got {number}.")
+    return number
+
+
+def check_nonnegative(name: str, value: object) -> float:
+    """Return ``value`` as a float, or raise if it is negative or not finite."""
+    number = check_finite(name, value)
+    if number < 0:
+        raise ValueError(f"`{name}` must be at least 0, got {number}.")
+    return number
+
+
+def check_delta(name: str, value: object, *, allow_zero: bool = False) -> float:
+    """Return ``value`` as a float, or raise if it is not a failure probability in (0, 1)."""
+    number = _as_real(name, value)
+    if not (0 < number < 1 or (allow_zero and number == 0)):
+        bracket = "[0, 1)" if allow_zero else "(0, 1)"
+        raise ValueError(f"`{name}` must lie in {bracket}, got {number}.")
+    return number
+
+
+def check_integer(
+    name: str, value: object, *, at_least: int = 1, at_most: int | None = None
+) -> int:
+    """Return ``value`` as an int, or raise if it is not an integer within the limits."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"`{name}` must be an integer, got {type(value).__name__}.")
+    number = int(value)
+    if number < at_least or (at_most is not None and number > at_most):
+        limits = f"at least {at_least}" if at_most is None else f"from {at_least} to {at_most}"
+        raise ValueError(f"`{name}` must be {limits}, got {number}.")
+    return number
+
+
+def check_interval(name: str, value: object) -> tuple[float, float]:
+    """Return ``value`` as ``(low, high)``, or raise if it is no finite interval with low < high."""
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        raise ValueError(f"`{name}` must be a pair (low, high), got {value!r}.")
+    low, high = (check_finite(name, end) for end in value)
+    if not low < high:
+        raise ValueError(f"`{name}` needs low < high, got ({low}, {high}).")
+    return low, high
+
+
+def check_tensor(
+    name: str, value: object, *, shape: tuple[int | None, ...] | None = None, finite: bool = True
+) -> Tensor:
+    """Return ``value``, or raise if it is not a floating-point tensor of the given shape.
+
+    Args:
+        name: The argument's name, for the message.
+        value: What the caller was given.
+        shape: Expected sizes; ``None`` stands for any size of at least 1.
+        finite: Whether to refuse NaN and infinities. Only for public tensors and for inputs of a
+            mechanism as a whole: an error must never depend on a single record.
+    """
+    import torch  # imported late: the ledger and the accountant do without it
+
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"`{name}` must be a torch.Tensor, got {type(value).__name__}.")
+    if not value.is_floating_point():
+        raise TypeError(
+            f"`{name}` must be a floating-point tensor, got {value.dtype}; call `.double()` on it."
+        )
+    if shape is not None:
+        matches = value.dim() == len(shape) and all(
+            size >= 1 if want is None else size == want
+            for size, want in zip(value.shape, shape, strict=True)
+        )
+        if not matches:
+            wanted = " x ".join("n" if size is None else str(size) for size in shape)
+            raise ValueError(f"`{name}` must have shape {wanted}, got {tuple(value.shape)}.")
+    if finite and not bool(torch.isfinite(value).all()):
+        raise ValueError(f"`{name}` must be finite, but holds NaN or infinite entries.")
+    return value

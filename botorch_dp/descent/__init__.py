@@ -1,0 +1,1 @@
+"""DP-GIBO: private gradient-informed optimization for many parameters."""

@@ -1,0 +1,1 @@
+"""Gaussian-process parts that BoTorch lacks: they know no privacy."""

@@ -1,0 +1,1 @@
+"""Outsourced optimization: a curator who holds the rows, a modeler who searches them."""

@@ -1,0 +1,1 @@
+"""DPareto: the privacy-utility Pareto front of any private algorithm."""

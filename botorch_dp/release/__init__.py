@@ -1,0 +1,1 @@
+"""Private releases of a Bayesian optimization: the maximizer and the maximum."""

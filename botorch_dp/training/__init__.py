@@ -1,0 +1,1 @@
+"""Trainers of private models: DP-SGD and DP-Adam, output perturbation."""

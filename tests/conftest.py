@@ -1,0 +1,39 @@
+"""Fixtures shared by the whole suite."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def _reproducible_search() -> None:
+    """Search randomness repeats; privacy noise never follows this seed."""
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> None:
+    """Workers share two cores: more threads than that only wait for each other."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def data_folder() -> Path:
+    """The folder of the real data sets; the test is skipped without it."""
+    folder = os.environ.get("BOTORCH_DP_DATA")
+    if not folder:
+        pytest.skip("set BOTORCH_DP_DATA to the folder of the real data sets")
+    return Path(folder)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if os.environ.get("BOTORCH_DP_DATA"):
+        return
+    skip = pytest.mark.skip(reason="set BOTORCH_DP_DATA to the folder of the real data sets")
+    for item in items:
+        if "data" in item.keywords:
+            item.add_marker(skip)
