@@ -1,0 +1,217 @@
+"""Guarantees are data that compare, travel and never say more than is true."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import pickle
+import re
+
+import pytest
+import torch
+from botorch_dp.privacy.accounting import gaussian_epsilon
+
+from botorch_dp.errors import PrivacyError
+from botorch_dp.privacy import Guarantee, NeighboringRelation, Release, compose
+from botorch_dp.privacy.guarantee import SIMULATED
+from botorch_dp.privacy.losses import (
+    ApproximateLoss,
+    FixedLotSGDLoss,
+    GaussianLoss,
+    LaplaceLoss,
+    PoissonSGDLoss,
+    PrivacyLoss,
+    PureLoss,
+    loss_from_dict,
+)
+
+REPLACE = NeighboringRelation.REPLACE_ONE
+ADD = NeighboringRelation.ADD_OR_REMOVE_ONE
+
+ONE_OF_EACH: list[PrivacyLoss] = [
+    PureLoss(0.3),
+    LaplaceLoss(0.3),
+    GaussianLoss(0.4),
+    ApproximateLoss(0.2, 1e-7),
+    PoissonSGDLoss(1.1, 0.01, 100),
+    FixedLotSGDLoss(1.1, 10, 1000, 100),
+]
+
+
+def promise(*losses: PrivacyLoss, **kwargs: object) -> Guarantee:
+    settings = {"mechanism": "Test mechanism", "relation": REPLACE, **kwargs}
+    return Guarantee(losses=losses, **settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("loss", ONE_OF_EACH, ids=lambda loss: type(loss).__name__)
+class TestEveryLoss:
+    def test_travels_through_json_and_pickle(self, loss: PrivacyLoss) -> None:
+        g = promise(loss, conditions=("the sun rises",), status="conditional", protects="one row")
+        assert Guarantee.from_dict(json.loads(json.dumps(g.to_dict()))) == g
+        assert pickle.loads(pickle.dumps(g)) == g
+        assert hash(g) == hash(pickle.loads(pickle.dumps(g)))
+
+    def test_epsilon_and_delta_agree_on_the_safe_side(self, loss: PrivacyLoss) -> None:
+        g = promise(loss)
+        epsilon = g.epsilon(1e-5)
+        assert 0 < epsilon < math.inf
+        # An epsilon that holds at delta must not need more than (about) delta.
+        assert g.delta(epsilon) <= 1e-5 * (1 + 1e-3) + 1e-12
+        assert g.delta(epsilon * 1.5) <= g.delta(epsilon)
+        assert g.epsilon(1e-9) >= epsilon
+
+    def test_is_frozen(self, loss: PrivacyLoss) -> None:
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            promise(loss).status = "proven"  # type: ignore[misc]
+
+    def test_nothing_is_promised_once_simulated(self, loss: PrivacyLoss) -> None:
+        g = promise(loss)
+        simulated = g.simulated()
+        assert simulated.status == "none"
+        assert simulated.epsilon(1e-5) == math.inf
+        assert simulated.delta(3.0) == 1.0
+        assert simulated.mu is None
+        assert simulated.summed is None
+        assert "not private: simulated noise" in str(simulated)
+        assert simulated.simulated() == simulated
+        assert simulated.nominal == g
+
+
+def test_nominal_keeps_other_conditions() -> None:
+    g = promise(PureLoss(1.0), conditions=("Assumption 1",), status="conditional")
+    assert g.simulated().nominal == g
+    assert g.nominal is g
+
+
+def test_mu_only_for_gaussian_losses() -> None:
+    assert promise(GaussianLoss(3.0), GaussianLoss(4.0)).mu == pytest.approx(5.0)
+    assert promise(GaussianLoss(3.0), PureLoss(1.0)).mu is None
+
+
+def test_summed() -> None:
+    g = promise(PureLoss(1.0), LaplaceLoss(0.5), ApproximateLoss(0.25, 1e-6))
+    assert g.summed == (1.75, 1e-6)
+    assert promise(GaussianLoss(1.0)).summed is None
+    assert promise(ApproximateLoss(1.0, 0.7), ApproximateLoss(1.0, 0.7)).summed == (2.0, 1.0)
+
+
+class TestCompose:
+    def test_gaussians_compose_exactly(self) -> None:
+        parts = [promise(GaussianLoss(0.1))] * 100
+        together = compose(*parts)
+        assert together.mu == pytest.approx(1.0)
+        assert together.epsilon(1e-6) == pytest.approx(gaussian_epsilon(1.0, 1e-6), rel=1e-9)
+
+    def test_pure_parts_add_at_delta_zero_and_do_better_elsewhere(self) -> None:
+        together = compose(*[promise(LaplaceLoss(0.1))] * 50)
+        assert together.epsilon() == pytest.approx(5.0)
+        assert together.epsilon(1e-6) < 4.0
+
+    def test_mixed_parts_are_between_their_maximum_and_their_sum(self) -> None:
+        g = compose(promise(GaussianLoss(0.5)), promise(PureLoss(0.4)))
+        assert gaussian_epsilon(0.5, 1e-6) < g.epsilon(1e-6)
+        assert g.epsilon(1e-6) <= gaussian_epsilon(0.5, 1e-6) + 0.4 + 1e-9
+
+    def test_refuses_mixed_relations(self) -> None:
+        with pytest.raises(PrivacyError, match=r"ADD_OR_REMOVE_ONE.*REPLACE_ONE"):
+            compose(promise(PureLoss(1.0)), promise(PureLoss(1.0), relation=ADD))
+
+    def test_needs_a_part(self) -> None:
+        with pytest.raises(ValueError, match="at least one"):
+            compose()
+
+    def test_carries_all_conditions_and_the_weakest_status(self) -> None:
+        proven = promise(PureLoss(1.0))
+        first = promise(PureLoss(1.0), conditions=("A", "B"), status="conditional")
+        second = promise(PureLoss(1.0), conditions=("B", "C"), status="conditional")
+        assert compose(proven, proven).status == "proven"
+        assert compose(first, proven, second).conditions == ("A", "B", "C")
+        assert compose(proven, first).status == "conditional"
+        broken = compose(first, proven.simulated())
+        assert broken.status == "none"
+        assert broken.epsilon(0.1) == math.inf
+
+    def test_names_whom_it_protects_and_what_was_composed(self) -> None:
+        a = promise(PureLoss(1.0), protects="one patient")
+        b = promise(PureLoss(1.0), protects="one visit")
+        assert compose(a, b).protects == "one patient and one visit"
+        assert compose(a, a).mechanism == "composition of 2 x Test mechanism"
+        assert compose(a) == a
+
+
+class TestWords:
+    def test_says_what_holds_for_whom_and_when(self) -> None:
+        text = str(promise(PureLoss(0.5), protects="one patient"))
+        assert "0.5-differentially private" in text
+        assert "one patient" in text
+        assert "replaced" in text
+        assert "proven" in text
+
+    def test_names_its_conditions(self) -> None:
+        text = str(promise(PureLoss(0.5), conditions=("Assumption 1",), status="conditional"))
+        assert "on condition that Assumption 1" in text
+
+    @pytest.mark.parametrize("epsilon", [1.00001, 0.123412, 7.77777, 1e-7 / 3, 123456.7])
+    def test_quoted_numbers_are_never_smaller_than_the_truth(self, epsilon: float) -> None:
+        text = str(promise(PureLoss(epsilon)))
+        match = re.search(r": ([0-9.e+-]+)-differentially", text)
+        assert match is not None
+        quoted = float(match.group(1))
+        assert epsilon <= quoted <= epsilon * 1.002
+
+    def test_gaussian_quotes_both_forms(self) -> None:
+        text = str(promise(GaussianLoss(1.0)))
+        assert "1-Gaussian differentially private" in text
+        assert "1e-06" in text
+
+
+class TestWrongArguments:
+    def test_status(self) -> None:
+        with pytest.raises(ValueError, match="`status`"):
+            promise(PureLoss(1.0), status="certain")
+
+    def test_conditional_without_conditions(self) -> None:
+        with pytest.raises(ValueError, match="must name its `conditions`"):
+            promise(PureLoss(1.0), status="conditional")
+
+    def test_relation(self) -> None:
+        with pytest.raises(TypeError, match="`relation`"):
+            promise(PureLoss(1.0), relation="replace")
+
+    def test_no_losses(self) -> None:
+        with pytest.raises(ValueError, match="`losses`"):
+            promise()
+        assert promise(status="none").epsilon(0.5) == math.inf
+
+    def test_a_string_is_no_tuple_of_conditions(self) -> None:
+        with pytest.raises(TypeError, match="tuples"):
+            promise(PureLoss(1.0), conditions="Assumption 1", status="conditional")
+
+    @pytest.mark.parametrize("delta", [-0.1, 1.0, math.nan])
+    def test_delta(self, delta: float) -> None:
+        with pytest.raises(ValueError, match="`delta`"):
+            promise(PureLoss(1.0)).epsilon(delta)
+
+    @pytest.mark.parametrize("epsilon", [-0.1, math.inf, math.nan])
+    def test_epsilon(self, epsilon: float) -> None:
+        with pytest.raises(ValueError, match="`epsilon`"):
+            promise(PureLoss(1.0)).delta(epsilon)
+
+    def test_unknown_loss(self) -> None:
+        with pytest.raises(ValueError, match="`kind`"):
+            loss_from_dict({"kind": "magic", "epsilon": 0.0})
+
+
+def test_release_is_frozen_and_holds_tensors() -> None:
+    release = Release(torch.ones(2), promise(PureLoss(1.0)), scale=2.0)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        release.value = torch.zeros(2)  # type: ignore[misc]
+    assert release == release
+    copy = pickle.loads(pickle.dumps(release))
+    assert copy.scale == 2.0
+    assert torch.equal(copy.value, release.value)
+
+
+def test_simulated_is_the_documented_sentence() -> None:
+    assert SIMULATED == "not private: simulated noise"

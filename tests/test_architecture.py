@@ -1,0 +1,159 @@
+"""House rules that one file alone cannot show: who imports whom, and what an import does."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "botorch_dp"
+
+#: From the ground up; a room may import from the rooms before it and from the leaves.
+ROOMS = [
+    "privacy",
+    "models",
+    "acquisition",
+    "objectives",
+    "release",
+    "descent",
+    "outsourced",
+    "pareto",
+    "training",
+    "datasets",
+    "tasks",
+    "plots",
+    "demo",
+    "cli",
+]
+LEAVES = {"errors", "checks"}
+#: `ParetoFront.plot()` hands its data to the figures; imported inside the method only.
+LATE_EXCEPTIONS = {("pareto", "plots")}
+
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+
+def room_of(path: Path) -> str:
+    first = path.relative_to(PACKAGE).parts[0]
+    return first.removesuffix(".py")
+
+
+def imported_rooms(path: Path) -> list[tuple[str, bool]]:
+    """Rooms of ours that a module imports, with whether the import is inside a function."""
+    tree = ast.parse(path.read_text())
+    late = {
+        id(node)
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in ast.walk(function)
+    }
+    found = []
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            module = node.module or ""
+            names = (
+                [f"botorch_dp.{alias.name}" for alias in node.names]
+                if module == "botorch_dp"
+                else [module]
+            )
+        for name in names:
+            parts = name.split(".")
+            if parts[0] == "botorch_dp" and len(parts) > 1:
+                found.append((parts[1], id(node) in late))
+    return found
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_come_from_rooms_below(path: Path) -> None:
+    room = room_of(path)
+    if room in LEAVES | {"__init__", "__main__"}:
+        allowed = set(LEAVES) | ({"cli"} if room == "__main__" else set())
+    elif room in {"privacy", "models"}:
+        allowed = LEAVES | {room}
+    else:
+        allowed = LEAVES | set(ROOMS[: ROOMS.index(room) + 1])
+    for target, late in imported_rooms(path):
+        if target == "__version__" or (late and (room, target) in LATE_EXCEPTIONS):
+            continue
+        assert target in allowed, f"{path.name} ({room}) imports from {target}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_modules_stay_small(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 420, "split by idea"
+
+
+def test_every_room_is_listed() -> None:
+    rooms = {room_of(path) for path in MODULES} - LEAVES - {"__init__", "__main__"}
+    assert rooms <= set(ROOMS)
+
+
+def test_import_changes_no_global_state() -> None:
+    """Importing every module leaves seeds, dtypes, threads, warnings, logging and linalg alone."""
+    names = [
+        "botorch_dp"
+        + "".join(f".{part}" for part in path.relative_to(PACKAGE).with_suffix("").parts)
+        for path in MODULES
+        if path.name not in {"__main__.py"}
+    ]
+    names = [name.removesuffix(".__init__") for name in names]
+    program = f"""
+import importlib, logging, random, warnings
+import numpy, torch, gpytorch, botorch, linear_operator, matplotlib
+import opendp.prelude, dp_accounting, opacus, sklearn, scipy.stats
+def state():
+    return (
+        random.getstate(), str(numpy.random.get_state()), torch.get_rng_state().tolist(),
+        torch.get_default_dtype(), torch.get_num_threads(), torch.is_grad_enabled(),
+        list(warnings.filters), list(logging.getLogger().handlers), logging.getLogger().level,
+        linear_operator.settings.cholesky_jitter.value(torch.double),
+        gpytorch.settings.fast_pred_var.on(), matplotlib.get_backend(), dict(matplotlib.rcParams),
+    )
+before = state()
+for name in {names!r}:
+    if name not in {{"botorch_dp.cli", "botorch_dp.demo"}}:
+        importlib.import_module(name)
+after = state()
+for one, other in zip(before, after):
+    assert one == other, (str(one)[:200], str(other)[:200])
+print("unchanged")
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.stdout.strip().endswith("unchanged"), done.stderr[-2000:]
+
+
+def test_plain_import_is_light() -> None:
+    """`import botorch_dp` alone pulls in neither torch nor anything else heavy."""
+    program = (
+        "import sys, botorch_dp; "
+        "print([m for m in ('torch', 'opendp', 'dp_accounting', 'matplotlib') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+def _tracked_text_files() -> list[Path]:
+    folders = [PACKAGE, ROOT / "tests", ROOT / "benchmarks", ROOT / "tutorials", ROOT / "docs"]
+    files = [f for folder in folders if folder.exists() for f in folder.rglob("*") if f.is_file()]
+    files += [f for f in ROOT.iterdir() if f.is_file()]
+    endings = {".py", ".md", ".toml", ".txt", ".ipynb", ".json", ""}
+    return [f for f in files if f.suffix in endings and ".sqlite" not in f.name]
+
+
+def test_no_unfinished_business_and_no_machine_paths() -> None:
+    unfinished = re.compile(r"\b(TO" r"DO|FIX" r"ME|XX" r"X)\b")
+    machine = re.compile(r"(?<![\w.])/(?:work|root|home)/")
+    for path in _tracked_text_files():
+        text = path.read_text(errors="replace")
+        assert not unfinished.search(text), f"{path.relative_to(ROOT)} leaves something unfinished"
+        assert not machine.search(text), f"{path.relative_to(ROOT)} names a path of one machine"
