@@ -30,7 +30,7 @@ ROOMS = [
     "demo",
     "cli",
 ]
-LEAVES = {"errors", "checks"}
+LEAVES = {"errors", "checks", "files"}
 #: `ParetoFront.plot()` hands its data to the figures; imported inside the method only.
 LATE_EXCEPTIONS = {("pareto", "plots")}
 
