@@ -1,1 +1,15 @@
 """BoTorch acquisition functions: they know models, not privacy."""
+
+from botorch_dp.acquisition import input_constructors as input_constructors  # registers them
+from botorch_dp.acquisition.hvpoi import (
+    HypervolumeProbabilityOfImprovement,
+    LogHypervolumeProbabilityOfImprovement,
+)
+from botorch_dp.acquisition.ucb import PrivateUpperConfidenceBound, UCBSchedule
+
+__all__ = [
+    "HypervolumeProbabilityOfImprovement",
+    "LogHypervolumeProbabilityOfImprovement",
+    "PrivateUpperConfidenceBound",
+    "UCBSchedule",
+]

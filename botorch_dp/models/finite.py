@@ -1,0 +1,140 @@
+"""Exact Gaussian-process posterior over a finite set of choices, one observation at a time."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from gpytorch.kernels import Kernel
+from torch import Tensor
+
+from botorch_dp.checks import check_integer, check_nonnegative, check_tensor
+from botorch_dp.models.public import frozen_kernel, prior_variance
+
+_FIRST_CAPACITY = 16
+# Least noise the factor is computed with, in units of rounding at the largest prior variance. A
+# crowd of exact observations has a numerically singular covariance: with less, errors explode.
+_NOISE_FLOOR = 4096
+
+
+class FiniteSetGP:
+    r"""Zero-mean Gaussian process on a finite set, with mean and variance kept up to date.
+
+    With ``t`` observations at the choices ``x_1, ..., x_t`` and ``L L^T = K_tt + s I`` their
+    Cholesky factor, the posterior at all ``n`` choices follows from the ``t x n`` matrix
+    ``V = L^{-1} K_tn``:
+
+    ``mean = V^T L^{-1} y``, ``variance = diag(K_nn) - sum_rows(V^2)``.
+
+    A further observation adds one row to ``V``, in ``O(n t)`` time; no ``n x n`` matrix is formed.
+    The kernel is copied and never trained, so the prior stays what it was.
+
+    Args:
+        choices: An ``n x d`` tensor; its dtype and device are those of all results.
+        kernel: Any GPyTorch kernel of one output.
+        noise_variance: Variance of the observation noise; zero for exact observations. The
+            factor is computed with no less than about 1e-12 of the prior variance (in double
+            precision), which keeps repeated and crowded exact observations harmless.
+
+    Example:
+        >>> choices = torch.linspace(0, 1, 1000, dtype=torch.double).unsqueeze(-1)
+        >>> gp = FiniteSetGP(choices, kernel=RBFKernel(), noise_variance=1e-2)
+        >>> gp.observe(500, 0.7)
+        >>> best = int((gp.mean + 2 * gp.variance.sqrt()).argmax())
+    """
+
+    def __init__(self, choices: Tensor, *, kernel: Kernel, noise_variance: float) -> None:
+        check_tensor("choices", choices, shape=(None, None))
+        self.choices = choices.detach()
+        self.noise_variance = check_nonnegative("noise_variance", noise_variance)
+        self._kernel = frozen_kernel(kernel, self.choices)
+        variance = prior_variance(self._kernel, self.choices)
+        precision = torch.finfo(self.choices.dtype)
+        floor = _NOISE_FLOOR * precision.eps * variance.max().item()
+        self._noise = max(self.noise_variance, floor, precision.tiny)
+        self._mean = torch.zeros_like(variance)
+        self._variance = variance
+        self._rows = self._mean.new_empty(0, self.num_choices)  # capacity x n
+        self._num_observations = 0
+        self._information_gain = 0.0
+
+    @property
+    def num_choices(self) -> int:
+        """The number ``n`` of choices."""
+        return len(self.choices)
+
+    @property
+    def num_observations(self) -> int:
+        """The number ``t`` of observations, repeated ones included."""
+        return self._num_observations
+
+    @property
+    def mean(self) -> Tensor:
+        """Posterior mean of the function at each choice: an ``n``-vector, not to be written to."""
+        return self._mean
+
+    @property
+    def variance(self) -> Tensor:
+        """Posterior variance of the function (without noise) at each choice: an ``n``-vector."""
+        return self._variance
+
+    @property
+    def information_gain(self) -> float:
+        r"""``1/2 sum_t log(1 + variance_{t-1}(x_t) / s)``: what the observations tell of ``f``.
+
+        Infinite once something was observed without noise.
+        """
+        return self._information_gain
+
+    def upper_confidence_bound(self, beta: float) -> Tensor:
+        """``mean + sqrt(beta * variance)`` at each choice: an ``n``-vector."""
+        return self._mean + (check_nonnegative("beta", beta) * self._variance).sqrt()
+
+    def observe(self, index: int, y: float) -> None:
+        """Condition on the observation ``y`` of the choice with this index.
+
+        Args:
+            index: Row of ``choices``, counted from 0.
+            y: The observed value.
+        """
+        index = check_integer("index", index, at_least=0, at_most=self.num_choices - 1)
+        if not math.isfinite(y):
+            raise ValueError("`y` must be a finite number; the model cannot learn from NaN or inf.")
+        with torch.no_grad():
+            self._condition(index, float(y))
+
+    def _condition(self, index: int, y: float) -> None:
+        variance = self._variance[index].item()
+        pivot = variance + self._noise
+        row = self._covariance(index) / math.sqrt(pivot)
+        self._append(row)
+        self._num_observations += 1
+        self._mean = self._mean.add(row, alpha=(y - self._mean[index].item()) / math.sqrt(pivot))
+        self._variance = torch.addcmul(self._variance, row, row, value=-1.0).clamp_min_(0.0)
+        self._information_gain += (
+            0.5 * math.log1p(variance / self.noise_variance)
+            if self.noise_variance > 0
+            else math.inf
+        )
+
+    def _covariance(self, index: int) -> Tensor:
+        """Posterior covariance of the choice with all choices: an ``n``-vector."""
+        prior = self._kernel(self.choices[index : index + 1], self.choices).to_dense().squeeze(0)
+        rows = self._rows[: self._num_observations]  # t x n
+        return torch.addmv(prior, rows.T, rows[:, index], alpha=-1.0)
+
+    def _append(self, row: Tensor) -> None:
+        if self._num_observations == len(self._rows):
+            # Doubling: memory that was not yet written to costs nothing.
+            grown = row.new_empty(
+                max(_FIRST_CAPACITY, 2 * self._num_observations), self.num_choices
+            )
+            grown[: self._num_observations] = self._rows
+            self._rows = grown
+        self._rows[self._num_observations] = row
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(num_choices={self.num_choices}, "
+            f"num_observations={self.num_observations}, noise_variance={self.noise_variance:g})"
+        )

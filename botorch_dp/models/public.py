@@ -1,0 +1,181 @@
+r"""Gaussian processes that hold nothing of the private data but the observations themselves.
+
+The releases of [Kusner2015]_ hold for a Gaussian process whose prior was fixed before any private
+value was seen: zero mean, given kernel, given noise. BoTorch's defaults break this quietly: they
+fit hyper-parameters, learn a constant mean and standardize the outcomes with their own moments.
+
+References:
+.. [Kusner2015]
+    M. J. Kusner, J. R. Gardner, R. Garnett and K. Q. Weinberger. Differentially Private Bayesian
+    Optimization. ICML 2015.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import torch
+from botorch.models import SingleTaskGP
+from botorch.models.transforms.input import ChainedInputTransform
+from gpytorch.constraints import GreaterThan
+from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.means import ConstantMean, ZeroMean
+from torch import Tensor
+from torch.nn import Module
+
+from botorch_dp.checks import check_nonnegative, check_tensor
+from botorch_dp.errors import NotPublicError
+
+_UNIT_VARIANCE_TOLERANCE = 1e-6
+
+
+def frozen_kernel(kernel: Kernel, like: Tensor) -> Kernel:
+    """An independent copy of ``kernel`` that cannot be trained, in ``like``'s dtype and device.
+
+    Raises if the kernel has a batch dimension: the models here are of one function.
+    """
+    if not isinstance(kernel, Kernel):
+        raise TypeError(f"`kernel` must be a gpytorch Kernel, got {type(kernel).__name__}.")
+    if kernel.batch_shape:
+        raise ValueError(
+            f"`kernel` must not be batched, got batch_shape {tuple(kernel.batch_shape)}."
+        )
+    return deepcopy(kernel).to(like).requires_grad_(False).eval()
+
+
+def prior_variance(kernel: Kernel, X: Tensor) -> Tensor:
+    """``k(x, x)`` at each row of ``X`` (n x d): an ``n``-vector."""
+    with torch.no_grad():
+        variance = kernel(X, diag=True)
+    if variance.shape != X.shape[:-1]:
+        raise ValueError(
+            f"`kernel` must be of a single output: its diagonal at {tuple(X.shape)} inputs has "
+            f"shape {tuple(variance.shape)}."
+        )
+    return variance
+
+
+def public_gp(
+    train_X: Tensor, train_Y: Tensor, *, kernel: Kernel, noise_variance: float
+) -> SingleTaskGP:
+    """A ``SingleTaskGP`` with zero mean, everything frozen and the outcomes left as they are.
+
+    Args:
+        train_X: An ``n x d`` tensor of inputs.
+        train_Y: An ``n x 1`` tensor of outcomes, in units in which zero prior mean is sensible.
+        kernel: The prior covariance, chosen without looking at private values. It is copied.
+        noise_variance: The known variance of the observation noise, in the units of ``train_Y``;
+            zero for exact observations.
+
+    Example:
+        >>> X = torch.rand(5, 2, dtype=torch.double)
+        >>> Y = X.sum(dim=-1, keepdim=True)
+        >>> model = public_gp(X, Y, kernel=MaternKernel(nu=2.5), noise_variance=0.01)
+        >>> check_public(model)
+    """
+    check_tensor("train_X", train_X, shape=(None, None))
+    check_tensor("train_Y", train_Y, shape=(len(train_X), 1))
+    check_nonnegative("noise_variance", noise_variance)
+    # A lower limit of zero: GPyTorch's default would round a tiny noise up to 1e-4.
+    likelihood = GaussianLikelihood(noise_constraint=GreaterThan(0.0)).to(train_X)
+    likelihood.noise = train_X.new_tensor(noise_variance)
+    model = SingleTaskGP(
+        train_X,
+        train_Y,
+        likelihood=likelihood,
+        covar_module=frozen_kernel(kernel, train_X),
+        mean_module=ZeroMean(),
+        outcome_transform=None,
+    )
+    return model.requires_grad_(False).eval()
+
+
+def check_public(model: Module, *, unit_variance: bool = False) -> None:
+    """Raise :class:`NotPublicError` unless the model's prior is visibly fixed in advance.
+
+    Accepted is a plain ``SingleTaskGP`` with zero mean, no trainable parameter, no outcome
+    transform and no input transform that learns. A check can only refuse what it sees: a frozen
+    length-scale that was once fitted to private values looks like any other number.
+
+    Args:
+        model: The model to inspect.
+        unit_variance: Whether to require ``k(x, x) = 1`` at the training inputs, as the
+            sensitivity bounds of [Kusner2015]_ do.
+    """
+    if type(model) is not SingleTaskGP:
+        raise NotPublicError(
+            f"A {type(model).__name__} may learn or wrap parts that cannot be inspected; "
+            "only a plain SingleTaskGP can be checked. Build it with `public_gp`."
+        )
+    reasons = [
+        *_trainable_parameters(model),
+        *_mean_objections(model.mean_module),
+        *_transform_objections(getattr(model, "input_transform", None)),
+    ]
+    outcome_transform = getattr(model, "outcome_transform", None)
+    if outcome_transform is not None:
+        reasons.append(
+            f"the outcome transform {type(outcome_transform).__name__} depends on the outcomes"
+        )
+    if unit_variance:
+        reasons.extend(_variance_objections(model))
+    if reasons:
+        raise NotPublicError(
+            "The model may carry private values beside its observations: "
+            + "; ".join(reasons)
+            + ". Build it with `public_gp`, from parameters fixed in advance."
+        )
+
+
+def check_unit_variance(kernel: Kernel, X: Tensor) -> None:
+    """Raise :class:`NotPublicError` unless ``k(x, x) = 1`` at each row of ``X`` (n x d)."""
+    objection = _unit_variance_objection(prior_variance(kernel, X))
+    if objection:
+        raise NotPublicError(
+            f"`kernel` does not fit the sensitivity bound: {objection}. Drop its output scale and "
+            "divide the objective by a public constant instead."
+        )
+
+
+def _trainable_parameters(model: Module) -> list[str]:
+    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    return [f"trainable hyper-parameters {', '.join(names)}"] if names else []
+
+
+def _mean_objections(mean: Module) -> list[str]:
+    if isinstance(mean, ZeroMean):
+        return []
+    if isinstance(mean, ConstantMean):
+        if bool((mean.constant == 0).all()):
+            return []
+        return ["the ConstantMean is not zero"]
+    return [f"the mean {type(mean).__name__} is not zero"]
+
+
+def _transform_objections(transform: Module | None) -> list[str]:
+    if transform is None:
+        return []
+    if isinstance(transform, ChainedInputTransform):
+        return [text for part in transform.children() for text in _transform_objections(part)]
+    if getattr(transform, "learn_coefficients", False):
+        return [
+            f"the input transform {type(transform).__name__} learns its bounds from the visited "
+            "points (give it `bounds`)"
+        ]
+    return []
+
+
+def _variance_objections(model: SingleTaskGP) -> list[str]:
+    X = model.train_inputs[0]
+    with torch.no_grad():
+        variance = model.covar_module(X, diag=True)
+    objection = _unit_variance_objection(variance)
+    return [objection] if objection else []
+
+
+def _unit_variance_objection(variance: Tensor) -> str | None:
+    low, high = variance.min().item(), variance.max().item()
+    if max(abs(low - 1), abs(high - 1)) <= _UNIT_VARIANCE_TOLERANCE:
+        return None
+    return f"the prior variance k(x, x) must be 1, but ranges from {low:.6g} to {high:.6g}"

@@ -1,0 +1,259 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from gpytorch.kernels import (
+    AdditiveKernel,
+    LinearKernel,
+    MaternKernel,
+    PeriodicKernel,
+    RBFKernel,
+    RQKernel,
+    ScaleKernel,
+)
+
+from botorch_dp.models import FiniteSetGP, public_gp
+
+
+def scaled() -> ScaleKernel:
+    kernel = ScaleKernel(MaternKernel(nu=1.5, ard_num_dims=2))
+    kernel.outputscale = 3.7
+    kernel.base_kernel.lengthscale = torch.tensor([[0.3, 0.8]])
+    return kernel
+
+
+KERNELS = {
+    "rbf": RBFKernel,
+    "matern52": lambda: MaternKernel(nu=2.5),
+    "scaled ARD": scaled,
+    "one dimension": lambda: RBFKernel(active_dims=[1]),
+    "periodic": PeriodicKernel,
+    "rational quadratic": RQKernel,
+    "linear": LinearKernel,
+    "sum": lambda: AdditiveKernel(RBFKernel(), LinearKernel()),
+}
+
+
+def observed(gp: FiniteSetGP, indices, values) -> FiniteSetGP:
+    for index, value in zip(indices, values, strict=True):
+        gp.observe(index, float(value))
+    return gp
+
+
+def dense_posterior(gram, indices, values, noise):
+    """Mean and variance from the full Gram matrix (n x n) by a dense solve."""
+    gram_oo = gram[indices][:, indices] + noise * torch.eye(len(indices), dtype=gram.dtype)
+    weights = torch.linalg.solve(gram_oo, gram[indices])
+    return weights.T @ values, gram.diagonal() - (gram[indices] * weights).sum(0)
+
+
+# GPyTorch adds jitter or rounds negative variances for some of the kernels, and says so.
+quiet_gpytorch = pytest.mark.filterwarnings(
+    "ignore::linear_operator.utils.warnings.NumericalWarning"
+)
+
+
+@quiet_gpytorch
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("noise", [0.3, 1e-4])
+def test_agrees_with_the_gpytorch_posterior_also_for_repeated_points(name, noise):
+    choices = torch.rand(60, 2, dtype=torch.double)
+    kernel = KERNELS[name]()
+    indices = [*torch.randint(60, (17,)).tolist(), 5, 5, 5, 8, 5]
+    values = torch.randn(len(indices), dtype=torch.double)
+    gp = observed(FiniteSetGP(choices, kernel=kernel, noise_variance=noise), indices, values)
+    model = public_gp(choices[indices], values.unsqueeze(-1), kernel=kernel, noise_variance=noise)
+    exact = model.posterior(choices)
+    torch.testing.assert_close(gp.mean, exact.mean.squeeze(-1), rtol=0, atol=1e-8)
+    torch.testing.assert_close(gp.variance, exact.variance.squeeze(-1), rtol=0, atol=1e-8)
+    assert gp.num_observations == len(indices)
+
+
+@quiet_gpytorch
+@pytest.mark.parametrize("noise", [0.0, 1e-12, 1e-10, 1e-7])
+def test_tiny_noise_and_none_agree_with_gpytorch(noise):
+    choices = torch.linspace(0, 1, 40, dtype=torch.double).unsqueeze(-1)
+    kernel = MaternKernel(nu=1.5)
+    kernel.lengthscale = 0.2
+    indices = list(range(0, 40, 5))
+    values = torch.sin(6 * choices[indices, 0])
+    gp = observed(FiniteSetGP(choices, kernel=kernel, noise_variance=noise), indices, values)
+    model = public_gp(choices[indices], values.unsqueeze(-1), kernel=kernel, noise_variance=noise)
+    exact = model.posterior(choices)
+    torch.testing.assert_close(gp.mean, exact.mean.squeeze(-1), rtol=0, atol=1e-8)
+    torch.testing.assert_close(gp.variance, exact.variance.squeeze(-1), rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-14, 1e-13, 1e-10])
+def test_repeats_with_tiny_noise_match_their_average(noise):
+    """n repeats are one observation of their mean with noise/n: well conditioned, hence exact."""
+    choices = torch.linspace(0, 1, 30, dtype=torch.double).unsqueeze(-1)
+    kernel = MaternKernel(nu=2.5)
+    gram = kernel.double()(choices).to_dense().detach()
+    spread = math.sqrt(noise)
+    places, repeats = [2, 11, 27], 4
+    centre = torch.tensor([0.5, -1.0, 2.0], dtype=torch.double)
+    draws = centre + spread * torch.randn(repeats, 3, dtype=torch.double)
+    gp = FiniteSetGP(choices, kernel=kernel, noise_variance=noise)
+    for draw in draws:
+        observed(gp, places, draw)
+    mean, variance = dense_posterior(gram, places, draws.mean(0), noise / repeats)
+    torch.testing.assert_close(gp.mean, mean, rtol=0, atol=1e-8)
+    torch.testing.assert_close(gp.variance, variance, rtol=0, atol=1e-8)
+
+
+def test_noise_free_observations_are_interpolated_and_repeats_change_nothing():
+    choices = torch.rand(50, 3, dtype=torch.double)
+    gp = FiniteSetGP(choices, kernel=RBFKernel(), noise_variance=0.0)
+    observed(gp, [3, 10, 20], [1.0, -2.0, 0.5])
+    torch.testing.assert_close(
+        gp.mean[[3, 10, 20]], torch.tensor([1.0, -2.0, 0.5], dtype=torch.double)
+    )
+    assert gp.variance[[3, 10, 20]].max() < 1e-12
+    before = gp.mean, gp.variance
+    gp.observe(10, -2.0)
+    torch.testing.assert_close(gp.mean, before[0], rtol=0, atol=1e-9)
+    torch.testing.assert_close(gp.variance, before[1], rtol=0, atol=1e-9)
+    assert gp.num_observations == 4
+    assert gp.information_gain == math.inf
+
+
+@pytest.mark.parametrize("lengthscale", [0.2, 0.5, 2.0])
+def test_noise_free_dense_observation_of_a_smooth_kernel_stays_exact(lengthscale):
+    """An RBF Gram matrix of close points is numerically singular: nothing may blow up."""
+    choices = torch.linspace(0, 1, 300, dtype=torch.double).unsqueeze(-1)
+    kernel = RBFKernel()
+    kernel.lengthscale = lengthscale
+    truth = torch.sin(3 * choices.squeeze(-1))
+    gp = FiniteSetGP(choices, kernel=kernel, noise_variance=0.0)
+    observed(gp, range(300), truth)
+    assert (gp.mean - truth).abs().max() < 1e-4
+    assert gp.variance.min() >= 0
+    assert gp.variance.max() < 1e-11
+
+
+def test_matern_one_half_at_repeated_points_is_more_exact_than_gpytorch():
+    """GPyTorch's distance between equal points is about 1e-8, which this kernel feels."""
+    choices = torch.rand(60, 2, dtype=torch.double)
+    kernel = MaternKernel(nu=0.5).double()
+    kernel.lengthscale = 0.7
+    distances = (choices.unsqueeze(0) - choices.unsqueeze(1)).square().sum(-1).sqrt()
+    indices = [*torch.randint(60, (17,)).tolist(), 5, 5, 5, 8, 5]
+    values = torch.randn(len(indices), dtype=torch.double)
+    gp = observed(FiniteSetGP(choices, kernel=kernel, noise_variance=1e-4), indices, values)
+    mean, variance = dense_posterior(torch.exp(-distances / 0.7), indices, values, 1e-4)
+    torch.testing.assert_close(gp.mean, mean, rtol=0, atol=1e-8)
+    torch.testing.assert_close(gp.variance, variance, rtol=0, atol=1e-8)
+
+
+def test_duplicated_choices_share_one_posterior():
+    choices = torch.rand(10, 2, dtype=torch.double)
+    twins = torch.cat([choices, choices])
+    gp = observed(FiniteSetGP(twins, kernel=RBFKernel(), noise_variance=0.0), [4, 14], [1.0, 1.0])
+    torch.testing.assert_close(gp.mean[:10], gp.mean[10:])
+    torch.testing.assert_close(gp.variance[:10], gp.variance[10:])
+
+
+def test_information_gain_is_half_the_log_determinant():
+    choices = torch.rand(30, 2, dtype=torch.double)
+    indices = [1, 4, 4, 9, 20, 1]
+    noise = 0.05
+    gp = observed(FiniteSetGP(choices, kernel=RBFKernel(), noise_variance=noise), indices, range(6))
+    gram = RBFKernel().double()(choices[indices]).to_dense()
+    identity = torch.eye(6, dtype=torch.double)
+    assert gp.information_gain == pytest.approx(
+        0.5 * torch.logdet(identity + gram / noise).item(), rel=1e-10
+    )
+
+
+def test_prior_before_any_observation():
+    choices = torch.rand(7, 2, dtype=torch.double)
+    gp = FiniteSetGP(choices, kernel=LinearKernel(), noise_variance=0.1)
+    assert torch.equal(gp.mean, torch.zeros(7, dtype=torch.double))
+    torch.testing.assert_close(gp.variance, math.log(2) * choices.square().sum(-1))
+    assert (gp.num_observations, gp.information_gain, gp.num_choices) == (0, 0.0, 7)
+
+
+def test_results_do_not_change_behind_the_callers_back():
+    gp = FiniteSetGP(torch.rand(5, 1).double(), kernel=RBFKernel(), noise_variance=0.1)
+    mean = gp.mean
+    gp.observe(0, 3.0)
+    assert torch.equal(mean, torch.zeros(5, dtype=torch.double))
+
+
+def test_a_choice_without_prior_variance_stays_known():
+    gp = FiniteSetGP(torch.zeros(1, 1).double(), kernel=LinearKernel(), noise_variance=0.0)
+    gp.observe(0, 0.5)
+    assert gp.mean.item() == 0
+    assert gp.variance.item() == 0
+
+
+def test_one_choice_and_upper_confidence_bound():
+    gp = FiniteSetGP(torch.zeros(1, 1).double(), kernel=RBFKernel(), noise_variance=1.0)
+    gp.observe(0, 2.0)
+    assert gp.mean.item() == pytest.approx(1.0)
+    assert gp.variance.item() == pytest.approx(0.5)
+    assert gp.upper_confidence_bound(8.0).item() == pytest.approx(3.0)
+
+
+def test_keeps_dtype_and_the_kernel_it_was_given():
+    kernel = RBFKernel()
+    gp = FiniteSetGP(torch.rand(5, 2), kernel=kernel, noise_variance=0.1)
+    gp.observe(2, 1.0)
+    assert gp.mean.dtype == gp.variance.dtype == torch.float32
+    before = gp.mean
+    kernel.lengthscale = 99.0
+    gp.observe(2, float(before[2]))
+    assert not gp.mean.requires_grad
+    assert (gp.mean < before[2] + 1e-6).all()
+
+
+def test_grows_past_its_first_capacity():
+    choices = torch.rand(20, 2, dtype=torch.double)
+    indices = torch.randint(20, (70,)).tolist()
+    values = torch.randn(70, dtype=torch.double)
+    gp = observed(FiniteSetGP(choices, kernel=RBFKernel(), noise_variance=0.5), indices, values)
+    gram = RBFKernel().double()(choices).to_dense().detach()
+    mean, variance = dense_posterior(gram, indices, values, 0.5)
+    torch.testing.assert_close(gp.mean, mean, rtol=0, atol=1e-10)
+    torch.testing.assert_close(gp.variance, variance, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("index", [-1, 5])
+def test_refuses_an_index_out_of_range(index):
+    gp = FiniteSetGP(torch.rand(5, 2).double(), kernel=RBFKernel(), noise_variance=0.1)
+    with pytest.raises(ValueError, match="`index` must be from 0 to 4"):
+        gp.observe(index, 1.0)
+
+
+@pytest.mark.parametrize("y", [math.nan, math.inf, -math.inf])
+def test_refuses_a_value_that_is_no_number_and_stays_as_it_was(y):
+    gp = FiniteSetGP(torch.rand(5, 2).double(), kernel=RBFKernel(), noise_variance=0.1)
+    with pytest.raises(ValueError, match="`y`"):
+        gp.observe(0, y)
+    assert gp.num_observations == 0
+    assert torch.equal(gp.mean, torch.zeros(5, dtype=torch.double))
+
+
+@pytest.mark.parametrize(
+    ("choices", "noise", "match"),
+    [
+        (torch.rand(5).double(), 0.1, "`choices` must have shape"),
+        (torch.rand(0, 2).double(), 0.1, "`choices` must have shape"),
+        (torch.full((3, 1), torch.nan), 0.1, "`choices` must be finite"),
+        (torch.rand(5, 2).double(), -0.1, "noise_variance"),
+        (torch.rand(5, 2).double(), math.inf, "noise_variance"),
+    ],
+)
+def test_names_the_wrong_argument(choices, noise, match):
+    with pytest.raises(ValueError, match=match):
+        FiniteSetGP(choices, kernel=RBFKernel(), noise_variance=noise)
+
+
+def test_repr_holds_no_observation():
+    gp = FiniteSetGP(torch.rand(5, 2).double(), kernel=RBFKernel(), noise_variance=0.1)
+    gp.observe(0, 1234.5678)
+    assert "1234" not in repr(gp)
+    assert "num_observations=1" in repr(gp)
