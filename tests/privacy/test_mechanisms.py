@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from botorch_dp.errors import PrivacyError
-from botorch_dp.privacy import mechanisms, sparse_vector
+from botorch_dp.privacy import above_threshold, mechanisms
 from botorch_dp.privacy.guarantee import NeighboringRelation
 from botorch_dp.privacy.losses import GaussianLoss, LaplaceLoss, PureLoss
 from botorch_dp.privacy.mechanisms import (
@@ -40,7 +40,7 @@ def exponential(value, **kwargs):
 
 
 def sparse(value, **kwargs):
-    return sparse_vector.sparse_vector(value, **{"noise": 1.0, "max_positives": 1, **kwargs})
+    return above_threshold.sparse_vector(value, **{"noise": 1.0, "max_positives": 1, **kwargs})
 
 
 ADDITIVE = [laplace, gaussian]
@@ -246,7 +246,7 @@ def test_bad_parameters_are_refused_by_name(mechanism, parameter, bad, monkeypat
     def no_noise(*args, **kwargs):
         raise AssertionError("noise was drawn before the parameters were checked")
 
-    for module in (mechanisms, sparse_vector):
+    for module in (mechanisms, above_threshold):
         monkeypatch.setattr(module, "noise_source", no_noise)
     with pytest.raises((TypeError, ValueError), match=parameter):
         mechanism(torch.zeros(3), **{parameter: bad})
@@ -309,7 +309,7 @@ def test_a_seed_repeats_and_promises_nothing(mechanism):
         (laplace_mechanism, laplace_guarantee),
         (gaussian_mechanism, gaussian_guarantee),
         (exponential_mechanism, exponential_guarantee),
-        (sparse_vector.sparse_vector, sparse_vector.sparse_vector_guarantee),
+        (above_threshold.sparse_vector, above_threshold.sparse_vector_guarantee),
     ],
 )
 def test_each_twin_takes_the_public_parameters_of_its_mechanism(mechanism, twin):

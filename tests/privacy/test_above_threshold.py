@@ -10,8 +10,7 @@ import pytest
 import torch
 from scipy import integrate, stats
 
-from botorch_dp.privacy.sampling import SimulatedNoise, integer_laplace_epsilon
-from botorch_dp.privacy.sparse_vector import (
+from botorch_dp.privacy.above_threshold import (
     _noisy_comparisons,
     _on_lattice,
     _Plan,
@@ -19,6 +18,7 @@ from botorch_dp.privacy.sparse_vector import (
     sparse_vector,
     sparse_vector_guarantee,
 )
+from botorch_dp.privacy.sampling import SimulatedNoise, integer_laplace_epsilon
 
 FALSE_ALARM = 1e-6
 
