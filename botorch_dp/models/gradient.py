@@ -1,0 +1,336 @@
+r"""What a Gaussian process knows of its own gradient at one location.
+
+With ``C = d/dx k(x, D)`` and ``K = k(D, D) + noise``, the gradient at ``x`` given values at ``D``
+is normal with
+
+    mean        C K^{-1} y,
+    covariance  d^2 k(x, x') / (dx dx'^T) - C K^{-1} C^T,
+
+and observing ``Z`` as well lowers the covariance's trace by ``tr(A S^{-1} A^T)`` with
+``A = Cov(gradient, f(Z) | D)`` and ``S = Cov(f(Z) | D) + noise`` [Mueller2021]_. Neither depends
+on the values, so designs can be chosen before anything is observed.
+
+References:
+.. [Mueller2021]
+    S. Müller, A. von Rohr and S. Trimpe. Local policy search with Bayesian optimization.
+    NeurIPS 2021.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from botorch.models.gpytorch import GPyTorchModel
+from botorch.models.model import Model
+from botorch.models.transforms.outcome import Standardize
+from gpytorch.models import ExactGP
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from botorch_dp.checks import check_tensor
+from botorch_dp.models.derivative_rules import KernelDerivatives
+from botorch_dp.models.factor import KernelFactor
+from botorch_dp.models.kernel_derivatives import kernel_derivatives
+
+
+class GradientBelief(nn.Module):
+    """The gradient's covariance at ``location`` given noisy values at the points of ``factor``.
+
+    The function's mean is zero, or, with ``unknown_mean``, an unknown constant (the limit of a
+    constant with a very large prior variance): then the weights of the values sum to zero, and a
+    constant function gets a zero gradient whatever its height.
+
+    Args:
+        factor: The points observed so far.
+        location: A ``d``-vector.
+        unknown_mean: Whether to allow for an unknown constant mean.
+        jacobian: A ``d x p`` matrix ``J``: the gradient meant is ``J^T`` times the one in the
+            kernel's coordinates. Identity if None.
+    """
+
+    location: Tensor
+    jacobian: Tensor | None
+    points: Tensor
+    root: Tensor
+    prior: Tensor
+    crossed: Tensor
+    ones: Tensor
+    mean_effect: Tensor
+    mean_precision: Tensor
+
+    def __init__(
+        self,
+        factor: KernelFactor,
+        location: Tensor,
+        *,
+        unknown_mean: bool = False,
+        jacobian: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        self.derivatives: KernelDerivatives = factor.derivatives
+        self.unknown_mean = unknown_mean
+        self.register_buffer("location", location)
+        self.register_buffer("jacobian", jacobian)
+        self.register_buffer("points", factor.points)
+        self.register_buffer("root", factor.root)
+        with torch.no_grad():
+            prior = self.derivatives.gradient_covariance(location)
+            if jacobian is not None:
+                prior = jacobian.mT @ prior @ jacobian
+            crossed = factor.whiten(self._gradient(factor.points).mT)
+            ones = factor.whiten(factor.points.new_ones(len(factor), 1))
+        self.register_buffer("prior", prior)  # p x p
+        self.register_buffer("crossed", crossed)  # N x p, root^{-1} C^T
+        self.register_buffer("ones", ones)  # N x 1, root^{-1} 1
+        # What the constant does to the gradient given the values, and how well they pin it down.
+        self.register_buffer("mean_effect", -(crossed.mT @ ones).squeeze(-1))  # p
+        self.register_buffer("mean_precision", ones.square().sum())
+
+    @property
+    def covariance(self) -> Tensor:
+        """Covariance of the gradient, ``p x p``."""
+        covariance = self.prior - self.crossed.mT @ self.crossed
+        if self.unknown_mean and len(self.points):
+            covariance = covariance + self.mean_effect.outer(self.mean_effect) / self.mean_precision
+        return covariance
+
+    @property
+    def trace(self) -> Tensor:
+        """Trace of :attr:`covariance`, at least 0 whatever the rounding."""
+        return self.covariance.diagonal().sum().clamp_min(0)
+
+    @property
+    def weights(self) -> Tensor:
+        """``N x p`` matrix ``W``: the posterior mean of the gradient is ``W^T y``."""
+        crossed = self.crossed
+        if self.unknown_mean and len(self.points):
+            crossed = crossed + self.ones * (self.mean_effect / self.mean_precision)
+        return torch.linalg.solve_triangular(self.root.mT, crossed, upper=True)
+
+    def trace_after(self, X: Tensor, noise: Tensor | float = 0.0) -> Tensor:
+        """The trace once values at ``X`` (``... x q x d``) are observed too: shape ``...``.
+
+        Differentiable in ``X``. A whole batch costs one product with the factor.
+        """
+        flat = X.reshape(-1, X.shape[-1])  # M x d, all candidates together
+        values = torch.linalg.solve_triangular(
+            self.root, self.derivatives.value(self.points, flat), upper=False
+        )  # N x M
+        crossed = self._gradient(flat) - self.crossed.mT @ values  # p x M
+        if self.unknown_mean:
+            crossed = torch.cat((crossed, 1 - self.ones.mT @ values))  # p + 1 x M
+        # Back to one block for each candidate set: ... x (p or p + 1 or N) x q
+        values, crossed = (
+            part.reshape(-1, *X.shape[:-1]).movedim(0, -2) for part in (values, crossed)
+        )
+        remaining = self.derivatives.value(X, X) - values.mT @ values
+        remaining.diagonal(dim1=-2, dim2=-1).add_(noise)
+        explained = _QuadraticForm.apply(crossed, remaining)
+        p = self.prior.shape[-1]
+        reduction = explained.diagonal(dim1=-2, dim2=-1)[..., :p].sum(-1)
+        after = self.prior.diagonal().sum() - self.crossed.square().sum() - reduction
+        if self.unknown_mean:
+            effect = self.mean_effect - explained[..., :p, p]
+            after = after + effect.square().sum(-1) / (self.mean_precision + explained[..., p, p])
+        return after
+
+    def _gradient(self, X: Tensor) -> Tensor:
+        """``d k(location, X) / d location`` in the coordinates of the result, ``p x M``."""
+        gradient = self.derivatives.gradient(self.location, X)
+        return gradient if self.jacobian is None else self.jacobian.mT @ gradient
+
+
+class _QuadraticForm(torch.autograd.Function):
+    """``A S^{-1} A^T`` for symmetric ``S``, with a pseudo-inverse where ``S`` is singular.
+
+    Written by hand because the derivative needs nothing but ``M = S^{-1} A^T``: with ``G`` the
+    derivative of the result, those of ``A`` and ``S`` are ``(G + G^T) M^T`` and ``-M G M^T``.
+    Automatic differentiation would go through the factorization, and through the eigenvectors of
+    a singular ``S``, whose derivative is not finite.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, A: Tensor, S: Tensor) -> Tensor:
+        root, failed = torch.linalg.cholesky_ex(S)
+        solution = torch.cholesky_solve(A.mT, root)  # ... x q x p
+        if bool(failed.any()):
+            limit = 10 * S.shape[-1] * torch.finfo(S.dtype).eps
+            inverse = torch.linalg.pinv(S, rtol=limit, hermitian=True)
+            solution = torch.where((failed > 0)[..., None, None], inverse @ A.mT, solution)
+        ctx.save_for_backward(solution)
+        return A @ solution
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        (solution,) = ctx.saved_tensors
+        (gradient,) = gradients
+        weighted = solution @ gradient
+        return (gradient + gradient.mT) @ solution.mT, -weighted @ solution.mT
+
+
+class GradientPosterior:
+    """The posterior of a model's gradient at a location, in the model's own coordinates.
+
+    Input transforms are accounted for through their Jacobian at the location, a ``Standardize``
+    outcome transform through its scale.
+
+    Args:
+        model: A single-output BoTorch model on GPyTorch's ``ExactGP``, such as ``SingleTaskGP``.
+        location: A ``d``-vector.
+
+    Example:
+        >>> model = SingleTaskGP(X, Y)
+        >>> posterior = GradientPosterior(model, torch.full((3,), 0.5, dtype=X.dtype))
+        >>> posterior.mean, posterior.covariance, posterior.trace
+    """
+
+    def __init__(self, model: Model, location: Tensor) -> None:
+        beliefs = gradient_beliefs(model, location)
+        if len(beliefs) > 1:
+            raise ValueError(
+                f"`model` is an ensemble of {len(beliefs)} models; its gradient is not normal. "
+                "Use `gradient_beliefs` for the members one by one."
+            )
+        (self.belief,) = beliefs
+        self._mean = _posterior_mean(model, self.belief)
+
+    @property
+    def mean(self) -> Tensor:
+        """Posterior mean of the gradient, ``d``."""
+        return self._mean
+
+    @property
+    def covariance(self) -> Tensor:
+        """Posterior covariance of the gradient, ``d x d``."""
+        return self.belief.covariance
+
+    @property
+    def trace(self) -> Tensor:
+        """Trace of the posterior covariance, a scalar."""
+        return self.belief.trace
+
+
+def gradient_beliefs(model: Model, location: Tensor) -> list[GradientBelief]:
+    """One :class:`GradientBelief` for the model, or for each member of an ensemble.
+
+    Args:
+        model: A single-output ``ExactGP`` of BoTorch; an ensemble has one batch dimension.
+        location: A ``d``-vector in the model's own coordinates.
+    """
+    gp = _exact_gp(model)
+    gp.eval()  # as `posterior` does: from here on the training inputs are transformed ones
+    inputs = gp.train_inputs[0]
+    location = _check_location(gp, location)
+    transformed, jacobian = _transformed(gp, location)
+    scale = _outcome_scale(gp)
+    if scale is not None:
+        identity = torch.eye(len(location)).to(location)
+        jacobian = scale * (identity if jacobian is None else jacobian)
+    members: Iterable[int | None] = range(inputs.shape[0]) if inputs.dim() > 2 else [None]
+    noise = gp.likelihood.noise.detach()
+    beliefs = []
+    for member in members:
+        kernel = gp.covar_module if member is None else gp.covar_module[member]
+        points = inputs if member is None else inputs[member]
+        noises = (noise if member is None else noise[member]).reshape(-1).expand(len(points))
+        factor = KernelFactor(kernel_derivatives(kernel, like=points), points[:0])
+        kept = factor.extend(points.detach(), noises)
+        belief = GradientBelief(factor, transformed, jacobian=jacobian)
+        belief.register_buffer("kept", kept)
+        beliefs.append(belief)
+    return beliefs
+
+
+def candidate_noise(model: Model) -> Tensor:
+    """The observation noise assumed at new points: the mean of the training points'.
+
+    A scalar, or one number for each member of an ensemble; in the units of the model's kernel.
+    """
+    return _exact_gp(model).likelihood.noise.detach().mean(-1)
+
+
+def _posterior_mean(model: Any, belief: GradientBelief) -> Tensor:
+    targets = model.train_targets.detach()
+    with torch.no_grad():
+        residuals = (targets - model.mean_module(model.train_inputs[0]))[belief.kept]
+    at = belief.location.clone().requires_grad_()
+    with torch.enable_grad():
+        value = model.mean_module(at.unsqueeze(0)).sum()
+        slope = (
+            torch.autograd.grad(value, at, allow_unused=True)[0] if value.requires_grad else None
+        )
+    slope = torch.zeros_like(at) if slope is None else slope
+    if belief.jacobian is not None:
+        slope = belief.jacobian.mT @ slope
+    return (belief.weights.mT @ residuals + slope).detach()
+
+
+def _exact_gp(model: Model) -> Any:
+    """The model, once it is one whose parts the functions here know."""
+    if not (isinstance(model, GPyTorchModel) and isinstance(model, ExactGP)):
+        raise TypeError(
+            "`model` must be a BoTorch model on GPyTorch's ExactGP, such as SingleTaskGP; got "
+            f"{type(model).__name__}."
+        )
+    if model.num_outputs != 1:
+        raise ValueError(
+            f"`model` must have one output, got {model.num_outputs}; take one with "
+            "`model.subset_output([i])`."
+        )
+    gp: Any = model
+    batch_dims = gp.train_inputs[0].dim() - 2
+    if batch_dims > 1 or (batch_dims == 1 and not gp._is_ensemble):
+        raise ValueError(
+            "`model` must have no batch shape unless it is an ensemble, got "
+            f"{tuple(gp.train_inputs[0].shape[:-2])}."
+        )
+    return gp
+
+
+def _check_location(model: Any, location: Tensor) -> Tensor:
+    check_tensor("location", location, shape=(None,))
+    inputs = model.train_inputs[0]
+    if location.dtype != inputs.dtype:
+        raise ValueError(
+            f"`location` is {location.dtype} but the model works in {inputs.dtype}; convert it "
+            "with `location.to(model.train_inputs[0])`."
+        )
+    return location.detach()
+
+
+def _transformed(model: Any, location: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The location in the kernel's coordinates, and the transform's Jacobian there (or None)."""
+    dim = model.train_inputs[0].shape[-1]
+    transform = getattr(model, "input_transform", None)
+    if transform is None:
+        if len(location) != dim:
+            raise ValueError(f"`location` has {len(location)} entries, the model {dim} inputs.")
+        return location, None
+
+    def apply(x: Tensor) -> Tensor:
+        return model.transform_inputs(x.unsqueeze(0))
+
+    image = apply(location)
+    if image.shape != (1, dim):
+        raise ValueError(
+            f"`model.input_transform` {type(transform).__name__} turns one point into shape "
+            f"{tuple(image.shape)}, the model expects (1, {dim}); only transforms of one point to "
+            "one point have a gradient."
+        )
+    jacobian = torch.autograd.functional.jacobian(apply, location).squeeze(0)
+    return image.squeeze(0).detach(), jacobian.detach()
+
+
+def _outcome_scale(model: Any) -> Tensor | None:
+    transform = getattr(model, "outcome_transform", None)
+    if transform is None:
+        return None
+    if type(transform) is not Standardize:
+        raise ValueError(
+            f"`model.outcome_transform` {type(transform).__name__} is not affine: the gradient of "
+            "the outcome is not Gaussian. Use Standardize or None."
+        )
+    return transform.stdvs.detach().reshape(())

@@ -1,0 +1,287 @@
+"""Derivatives of GPyTorch kernels in their first argument, in closed form where it matters.
+
+The second derivative at coincident points cannot be left to automatic differentiation: GPyTorch's
+Matern kernel goes through a distance whose derivative at zero does not exist, so it raises or
+silently comes out as zero. ``RBFKernel``, ``MaternKernel(nu=2.5)`` and ``PolynomialKernel`` are
+therefore written out, and what is built from them follows by the rules of ``derivative_rules.py``.
+Every other kernel is differentiated automatically, held against central differences, and refused
+if they disagree.
+
+Points are compared through explicit differences, not through ``|a|^2 + |b|^2 - 2ab``: a design
+for a gradient puts points within a thousandth of a length-scale of each other.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from functools import singledispatch
+
+import torch
+from gpytorch.kernels import (
+    AdditiveKernel,
+    Kernel,
+    MaternKernel,
+    PolynomialKernel,
+    ProductKernel,
+    RBFKernel,
+    ScaleKernel,
+)
+from torch import Tensor
+
+from botorch_dp.models.derivative_rules import (
+    KernelDerivatives,
+    ProductDerivatives,
+    RestrictedDerivatives,
+    ScaledDerivatives,
+    SummedDerivatives,
+)
+from botorch_dp.models.public import frozen_kernel
+
+_SQRT5 = math.sqrt(5.0)
+# Automatic second derivatives at coincident points are either right to many digits or plainly
+# wrong (zero, NaN), so a coarse comparison with central differences tells them apart.
+_DIFFERENCE_STEP = 1e-3
+_DIFFERENCE_TOLERANCE = 1e-2
+
+
+class _RadialDerivatives(KernelDerivatives):
+    """A stationary kernel ``profile(r)`` of the scaled distance ``r = |(x - z) / length_scales|``.
+
+    With ``slope(r) = profile'(r) / r``, which stays finite at zero for a twice-differentiable
+    kernel, the gradient is ``slope(r) (x - z) / length_scales^2`` and the prior covariance of the
+    gradient is ``-slope(0) / length_scales^2`` on the diagonal.
+    """
+
+    @abstractmethod
+    def profile(self, r: Tensor) -> Tensor:
+        """The kernel as a function of the scaled distance, 1 at zero."""
+
+    @abstractmethod
+    def slope(self, r: Tensor) -> Tensor:
+        """``profile'(r) / r``."""
+
+    def value(self, X1: Tensor, X2: Tensor) -> Tensor:
+        distance = torch.cdist(
+            X1 / self.length_scales,
+            X2 / self.length_scales,
+            compute_mode="donot_use_mm_for_euclid_dist",
+        )
+        return self.profile(distance)
+
+    def diagonal(self, X: Tensor) -> Tensor:
+        return X.new_ones(X.shape[:-1])
+
+    def gradient(self, location: Tensor, X: Tensor) -> Tensor:
+        offsets = (location - X) / self.length_scales  # ... x N x d
+        slope = self.slope(torch.linalg.vector_norm(offsets, dim=-1, keepdim=True))
+        return (slope * (offsets / self.length_scales)).mT
+
+    def gradient_covariance(self, location: Tensor) -> Tensor:
+        at_zero = self.slope(location.new_zeros(()))
+        return torch.diag_embed((-at_zero / self.length_scales.square()).expand_as(location))
+
+
+class _RBFDerivatives(_RadialDerivatives):
+    """``exp(-r^2 / 2)``."""
+
+    def profile(self, r: Tensor) -> Tensor:
+        return torch.exp(-0.5 * r.square())
+
+    def slope(self, r: Tensor) -> Tensor:
+        return -self.profile(r)
+
+
+class _Matern52Derivatives(_RadialDerivatives):
+    """``(1 + sqrt(5) r + 5 r^2 / 3) exp(-sqrt(5) r)``."""
+
+    def profile(self, r: Tensor) -> Tensor:
+        s = _SQRT5 * r
+        return (1 + s + s.square() / 3) * torch.exp(-s)
+
+    def slope(self, r: Tensor) -> Tensor:
+        s = _SQRT5 * r
+        return -(5.0 / 3.0) * (1 + s) * torch.exp(-s)
+
+
+class _PolynomialDerivatives(KernelDerivatives):
+    """``(x^T z + offset)^power``; it has no length-scale, so designs use the inputs' own unit."""
+
+    offset: Tensor
+
+    def __init__(self, offset: Tensor, power: int) -> None:
+        super().__init__(torch.ones_like(offset).reshape(1))
+        self.register_buffer("offset", offset)
+        self.power = power
+
+    def value(self, X1: Tensor, X2: Tensor) -> Tensor:
+        return (X1 @ X2.mT + self.offset).pow(self.power)
+
+    def diagonal(self, X: Tensor) -> Tensor:
+        return (X.square().sum(-1) + self.offset).pow(self.power)
+
+    def gradient(self, location: Tensor, X: Tensor) -> Tensor:
+        inner = (X @ location + self.offset).unsqueeze(-1)  # ... x N x 1
+        return (self.power * inner.pow(self.power - 1) * X).mT
+
+    def gradient_covariance(self, location: Tensor) -> Tensor:
+        p, inner = self.power, location.square().sum() + self.offset
+        covariance = (
+            p
+            * inner.pow(p - 1)
+            * torch.eye(len(location), dtype=location.dtype, device=location.device)
+        )
+        if p > 1:
+            covariance = covariance + p * (p - 1) * inner.pow(p - 2) * location.outer(location)
+        return covariance
+
+
+class _AutogradDerivatives(KernelDerivatives):
+    """Any other kernel, differentiated automatically and checked where that is known to fail."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        unit = kernel.lengthscale.detach().min() if kernel.has_lengthscale else torch.ones(())
+        super().__init__(unit.reshape(1))
+        self.kernel = kernel
+
+    def value(self, X1: Tensor, X2: Tensor) -> Tensor:
+        return self.kernel(X1, X2).to_dense()
+
+    def diagonal(self, X: Tensor) -> Tensor:
+        return self.kernel(X, X, diag=True)
+
+    def gradient(self, location: Tensor, X: Tensor) -> Tensor:
+        # ``X`` may be a candidate that is being optimized: then keep the graph for it.
+        keep_graph = torch.is_grad_enabled() and X.requires_grad
+        with torch.enable_grad():
+            at = location.detach().expand_as(X).clone().requires_grad_()
+            slope = self._derivative(self._pairwise(at, X).sum(), at, keep_graph)
+        return slope.mT if keep_graph else slope.detach().mT
+
+    def gradient_covariance(self, location: Tensor) -> Tensor:
+        d = len(location)
+        with torch.enable_grad():
+            first, second = (location.detach().expand(d, d).clone() for _ in range(2))
+            first.requires_grad_()
+            second.requires_grad_()
+            slope = self._derivative(self._pairwise(first, second).sum(), first, keep_graph=True)
+            covariance = self._derivative(slope.diagonal().sum(), second, keep_graph=False)
+        self._check(location.detach(), covariance)
+        return 0.5 * (covariance + covariance.mT)
+
+    def _pairwise(self, X1: Tensor, X2: Tensor) -> Tensor:
+        """``k(x1, x2)`` row by row: ``... x N x d`` twice to ``... x N``."""
+        # One small matrix for each row, with a second column that is thrown away: GPyTorch takes
+        # other paths for equal arguments and for diagonals, and loses derivatives there.
+        other = torch.stack((X2, X2 + 1), dim=-2)  # ... x N x 2 x d
+        return self.kernel(X1.unsqueeze(-2), other).to_dense()[..., 0, 0]
+
+    def _derivative(self, value: Tensor, at: Tensor, keep_graph: bool) -> Tensor:
+        try:
+            (slope,) = torch.autograd.grad(value, at, create_graph=keep_graph)
+        except RuntimeError as error:
+            raise self._refusal("automatic differentiation cannot go through it") from error
+        return slope
+
+    def _check(self, location: Tensor, covariance: Tensor) -> None:
+        """Compare with central differences of the kernel's values."""
+        d = len(location)
+        step = _DIFFERENCE_STEP * self.length_scales.to(location)
+        moves = torch.diag(step.expand(d))
+        with torch.no_grad():
+            stencil = torch.cat((location + moves, location - moves))
+            values = self.value(stencil, stencil)
+        if values.shape != (2 * d, 2 * d):
+            raise self._refusal("it has several outputs for each input")
+        differences = (values[:d, :d] - values[:d, d:] - values[d:, :d] + values[d:, d:]) / (
+            4 * step.square()
+        )
+        error = (covariance - differences).abs().max()
+        if not error <= _DIFFERENCE_TOLERANCE * differences.abs().max():  # also refuses NaN
+            raise self._refusal("its automatic second derivative at coincident points is wrong")
+
+    def _refusal(self, reason: str) -> ValueError:
+        return ValueError(
+            f"`kernel` {type(self.kernel).__name__} has no usable gradient: {reason}. Use "
+            "RBFKernel, MaternKernel(nu=2.5), PolynomialKernel, sums, products or scalings of "
+            "them, or register closed forms with `derivatives_of.register`."
+        )
+
+
+def kernel_derivatives(kernel: Kernel, like: Tensor) -> KernelDerivatives:
+    """The derivatives of ``kernel`` with its present hyper-parameters, as constants.
+
+    Args:
+        kernel: A GPyTorch kernel without a batch shape. It is copied: later changes of its
+            hyper-parameters have no effect on the result.
+        like: A tensor whose dtype and device the result has.
+
+    Raises:
+        ValueError: If the kernel is batched or is known to have too few derivatives.
+
+    Example:
+        >>> location = torch.zeros(3, dtype=torch.double)
+        >>> derivatives = kernel_derivatives(MaternKernel(nu=2.5), like=location)
+        >>> derivatives.gradient_covariance(location)
+    """
+    return _with_active_dims(frozen_kernel(kernel, like)).to(like)
+
+
+def _with_active_dims(kernel: Kernel) -> KernelDerivatives:
+    # By exact class: a subclass may compute something else (RBFKernelGrad does).
+    derivatives = derivatives_of.registry.get(type(kernel), _AutogradDerivatives)(kernel)
+    # A scaled kernel repeats its base kernel's `active_dims`; the base has been restricted by them.
+    if kernel.active_dims is not None and not isinstance(kernel, ScaleKernel):
+        derivatives = RestrictedDerivatives(derivatives, kernel.active_dims)
+    return derivatives
+
+
+@singledispatch
+def derivatives_of(kernel: Kernel) -> KernelDerivatives:
+    """Derivatives of one kernel class, its ``active_dims`` aside; register further ones here."""
+    return _AutogradDerivatives(kernel)
+
+
+@derivatives_of.register
+def _rbf(kernel: RBFKernel) -> KernelDerivatives:
+    return _RBFDerivatives(kernel.lengthscale.detach().reshape(-1))
+
+
+@derivatives_of.register
+def _matern(kernel: MaternKernel) -> KernelDerivatives:
+    if kernel.nu != 2.5:
+        raise ValueError(
+            f"`kernel` MaternKernel(nu={kernel.nu}) is not smooth enough for gradients: a design "
+            "around a location needs a kernel that is twice differentiable there, with a "
+            "differentiable remainder. Use MaternKernel(nu=2.5) or RBFKernel."
+        )
+    return _Matern52Derivatives(kernel.lengthscale.detach().reshape(-1))
+
+
+@derivatives_of.register
+def _polynomial(kernel: PolynomialKernel) -> KernelDerivatives:
+    if kernel.power != int(kernel.power) or kernel.power < 1:
+        raise ValueError(
+            f"`kernel` PolynomialKernel needs a positive integer power, got {kernel.power}."
+        )
+    return _PolynomialDerivatives(kernel.offset.detach().reshape(()), int(kernel.power))
+
+
+@derivatives_of.register
+def _scaled(kernel: ScaleKernel) -> KernelDerivatives:
+    return ScaledDerivatives(
+        _with_active_dims(kernel.base_kernel), kernel.outputscale.detach().reshape(())
+    )
+
+
+@derivatives_of.register
+def _summed(kernel: AdditiveKernel) -> KernelDerivatives:
+    return SummedDerivatives([_with_active_dims(part) for part in kernel.kernels])
+
+
+@derivatives_of.register
+def _product(kernel: ProductKernel) -> KernelDerivatives:
+    first, *others = (_with_active_dims(part) for part in kernel.kernels)
+    for other in others:
+        first = ProductDerivatives(first, other)
+    return first

@@ -1,0 +1,329 @@
+"""The gradient's posterior against dense formulas, finite differences and hand-computed cases."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from botorch.models import ModelListGP, MultiTaskGP, SingleTaskGP
+from botorch.models.transforms import Log, Normalize, Standardize
+from botorch.models.transforms.input import AppendFeatures, Log10
+from gpytorch.kernels import Kernel, MaternKernel, PolynomialKernel, RBFKernel, ScaleKernel
+from torch import Tensor
+
+from botorch_dp.models.factor import KernelFactor
+from botorch_dp.models.gradient import (
+    GradientBelief,
+    GradientPosterior,
+    candidate_noise,
+    gradient_beliefs,
+)
+from botorch_dp.models.kernel_derivatives import kernel_derivatives
+
+D = 3
+
+
+def kernels() -> dict[str, Kernel]:
+    rbf = RBFKernel(ard_num_dims=D).double()
+    rbf.lengthscale = torch.tensor([0.4, 0.8, 1.5], dtype=torch.double)
+    matern = MaternKernel(nu=2.5, ard_num_dims=D).double()
+    matern.lengthscale = torch.tensor([0.4, 0.8, 1.5], dtype=torch.double)
+    scaled = ScaleKernel(matern).double()
+    scaled.outputscale = torch.tensor(3.0, dtype=torch.double)
+    return {
+        "rbf": rbf,
+        "matern": matern,
+        "scaled matern": scaled,
+        "polynomial": PolynomialKernel(power=2).double(),
+    }
+
+
+def dense_posterior(
+    kernel: Kernel, X: Tensor, noise: Tensor, location: Tensor, unknown_mean: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Covariance and weights by explicit inverses; an unknown mean by a huge prior variance."""
+    k = kernel_derivatives(kernel, like=X)
+    K = k.value(X, X) + torch.diag(noise)
+    C = k.gradient(location, X)
+    H = k.gradient_covariance(location)
+    inverse = torch.linalg.inv(K)
+    W = inverse @ C.mT
+    covariance = H - C @ W
+    if unknown_mean:
+        a = inverse.sum(-1, keepdim=True)
+        covariance = covariance + (W.sum(0, keepdim=True).mT @ W.sum(0, keepdim=True)) / a.sum()
+        W = W - a * W.sum(0, keepdim=True) / a.sum()
+    return covariance, W
+
+
+def model_of(kernel: Kernel, X: Tensor, noise: float = 1e-3, **options: object) -> SingleTaskGP:
+    Y = (3 * X).sin().sum(-1, keepdim=True)
+    options.setdefault("outcome_transform", None)
+    return SingleTaskGP(X, Y, torch.full_like(Y, noise), covar_module=kernel, **options)
+
+
+@pytest.mark.parametrize("name", kernels())
+def test_posterior_matches_dense_formulas(name: str) -> None:
+    kernel = kernels()[name]
+    X = torch.rand(15, D, dtype=torch.double)
+    location = torch.tensor([0.2, 0.5, 0.9], dtype=torch.double)
+    model = model_of(kernel, X)
+    posterior = GradientPosterior(model, location)
+    covariance, W = dense_posterior(
+        kernel, X, torch.full((15,), 1e-3, dtype=torch.double), location
+    )
+    torch.testing.assert_close(posterior.covariance, covariance, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(posterior.trace, covariance.trace(), rtol=1e-9, atol=0)
+    residuals = model.train_targets - model.mean_module.constant
+    torch.testing.assert_close(posterior.mean, W.mT @ residuals, rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", kernels())
+def test_mean_is_the_derivative_of_the_posterior_mean(name: str) -> None:
+    X = torch.rand(15, D, dtype=torch.double)
+    location = torch.tensor([0.2, 0.5, 0.9], dtype=torch.double)
+    model = model_of(kernels()[name], X)
+    at = location.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(model.posterior(at.unsqueeze(0)).mean.sum(), at)
+    torch.testing.assert_close(GradientPosterior(model, location).mean, slope, rtol=1e-6, atol=1e-7)
+
+
+def test_covariance_is_the_limit_of_differences_of_joint_samples() -> None:
+    """Var of (f(x + h e) - f(x - h e)) / 2h under the posterior tends to the gradient's."""
+    X = torch.rand(6, D, dtype=torch.double)
+    location = torch.tensor([0.2, 0.5, 0.9], dtype=torch.double)
+    model = model_of(kernels()["rbf"], X)
+    h = 1e-3
+    moves = h * torch.eye(D, dtype=torch.double)
+    joint = model.posterior(torch.cat((location + moves, location - moves)))
+    S = joint.distribution.covariance_matrix
+    differences = (S[:D, :D] - S[:D, D:] - S[D:, :D] + S[D:, D:]) / (4 * h * h)
+    covariance = GradientPosterior(model, location).covariance
+    torch.testing.assert_close(covariance, differences, rtol=1e-3, atol=1e-4)
+
+
+def test_input_and_outcome_transforms_are_accounted_for() -> None:
+    """The same function in stretched coordinates has the gradient of the chain rule."""
+    bounds = torch.tensor([[-1.0, 0.0, 10.0], [3.0, 5.0, 20.0]], dtype=torch.double)
+    unit = torch.rand(10, D, dtype=torch.double)
+    X = bounds[0] + (bounds[1] - bounds[0]) * unit
+    Y = (3 * unit).sin().sum(-1, keepdim=True)
+    plain = SingleTaskGP(
+        unit, Y, torch.full_like(Y, 1e-3), covar_module=kernels()["matern"], outcome_transform=None
+    )
+    scale = 7.0
+    stretched = SingleTaskGP(
+        X,
+        100 + scale * Y,
+        torch.full_like(Y, 1e-3 * scale**2),
+        covar_module=kernels()["matern"],
+        input_transform=Normalize(D, bounds=bounds),
+        outcome_transform=Standardize(1),
+    )
+    location = torch.tensor([0.2, 0.5, 0.9], dtype=torch.double)
+    in_stretched = bounds[0] + (bounds[1] - bounds[0]) * location
+    a = GradientPosterior(plain, location)
+    b = GradientPosterior(stretched, in_stretched)
+    at = in_stretched.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(stretched.posterior(at.unsqueeze(0)).mean.sum(), at)
+    torch.testing.assert_close(b.mean, slope, rtol=1e-6, atol=1e-7)
+    # The covariance scales with the outcomes' standard deviation and the sides of the box. The
+    # standardized model has noise in other units, so it is compared through its own dense form.
+    stdv = stretched.outcome_transform.stdvs.squeeze()
+    noise = torch.full((10,), 1e-3 * scale**2, dtype=torch.double) / stdv**2
+    dense, _ = dense_posterior(kernels()["matern"], unit, noise, location)
+    sides = bounds[1] - bounds[0]
+    torch.testing.assert_close(
+        b.covariance, stdv**2 * dense / sides.outer(sides), rtol=1e-8, atol=1e-12
+    )
+    assert a.trace > 0
+
+
+def test_nonlinear_input_transform() -> None:
+    X = 1 + torch.rand(8, D, dtype=torch.double)
+    model = model_of(kernels()["rbf"], X, input_transform=Log10(indices=[1]))
+    location = torch.tensor([1.2, 1.5, 1.9], dtype=torch.double)
+    at = location.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(model.posterior(at.unsqueeze(0)).mean.sum(), at)
+    torch.testing.assert_close(GradientPosterior(model, location).mean, slope, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", kernels())
+@pytest.mark.parametrize("unknown_mean", [False, True])
+def test_trace_after_is_the_trace_of_the_extended_belief(name: str, unknown_mean: bool) -> None:
+    X = torch.rand(7, D, dtype=torch.double)
+    Z = torch.rand(2, 4, 5, D, dtype=torch.double)
+    location = torch.tensor([0.2, 0.5, 0.9], dtype=torch.double)
+    kernel = kernels()[name]
+    factor = KernelFactor(kernel_derivatives(kernel, like=X), X[:0])
+    factor.extend(X, 1e-4)
+    belief = GradientBelief(factor, location, unknown_mean=unknown_mean)
+    after = belief.trace_after(Z, 1e-4)
+    assert after.shape == (2, 4)
+    for i in range(2):
+        for j in range(4):
+            both = torch.cat((X, Z[i, j]))
+            noise = torch.full((12,), 1e-4, dtype=torch.double)
+            covariance, W = dense_posterior(kernel, both, noise, location, unknown_mean)
+            torch.testing.assert_close(after[i, j], covariance.trace(), rtol=1e-9, atol=1e-9)
+            factor_both = KernelFactor(kernel_derivatives(kernel, like=X), X[:0])
+            factor_both.extend(both, 1e-4)
+            extended = GradientBelief(factor_both, location, unknown_mean=unknown_mean)
+            torch.testing.assert_close(extended.trace, covariance.trace(), rtol=1e-9, atol=1e-9)
+            torch.testing.assert_close(extended.weights, W, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", kernels())
+@pytest.mark.parametrize("unknown_mean", [False, True])
+def test_trace_after_has_the_right_derivative(name: str, unknown_mean: bool) -> None:
+    X = torch.rand(4, D, dtype=torch.double)
+    location = torch.tensor([0.2, 0.5, 0.9], dtype=torch.double)
+    factor = KernelFactor(kernel_derivatives(kernels()[name], like=X), X[:0])
+    factor.extend(X, 1e-2)
+    belief = GradientBelief(factor, location, unknown_mean=unknown_mean)
+    Z = torch.rand(2, 3, D, dtype=torch.double, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda Z: belief.trace_after(Z, 1e-2), (Z,))
+
+
+def test_derivative_is_finite_where_points_coincide() -> None:
+    X = torch.rand(4, D, dtype=torch.double)
+    factor = KernelFactor(kernel_derivatives(kernels()["rbf"], like=X), X)
+    belief = GradientBelief(factor, X[0])
+    Z = torch.stack((X[0], X[1], X[1], X[0] + 0.1)).requires_grad_()
+    after = belief.trace_after(Z)
+    (slope,) = torch.autograd.grad(after, Z)
+    assert torch.isfinite(slope).all()
+    # Repeated points say nothing: the value is that of the one new point.
+    torch.testing.assert_close(after, belief.trace_after(Z[3:]), rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", kernels())
+def test_trace_never_rises_with_more_points(name: str) -> None:
+    location = torch.full((D,), 0.5, dtype=torch.double)
+    factor = KernelFactor(
+        kernel_derivatives(kernels()[name], like=location), location.new_zeros(0, D)
+    )
+    before = GradientBelief(factor, location).trace
+    for _ in range(12):
+        factor.extend(torch.rand(2, D, dtype=torch.double))
+        after = GradientBelief(factor, location).trace
+        assert 0 <= after <= before * (1 + 1e-9)
+        before = after
+
+
+def test_unknown_mean_without_data_changes_nothing() -> None:
+    location = torch.full((D,), 0.5, dtype=torch.double)
+    factor = KernelFactor(
+        kernel_derivatives(kernels()["rbf"], like=location), location.new_zeros(0, D)
+    )
+    free = GradientBelief(factor, location, unknown_mean=True)
+    torch.testing.assert_close(free.covariance, free.prior)
+    assert free.weights.shape == (0, D)
+    # One value cannot tell a slope from a height.
+    one = torch.full((1, D), 0.6, dtype=torch.double)
+    torch.testing.assert_close(free.trace_after(one), free.trace)
+
+
+@pytest.mark.parametrize("constant", [1.0, -1e6])
+def test_a_constant_function_has_no_gradient_under_an_unknown_mean(constant: float) -> None:
+    X = torch.rand(9, D, dtype=torch.double)
+    location = torch.full((D,), 0.5, dtype=torch.double)
+    factor = KernelFactor(kernel_derivatives(kernels()["matern"], like=X), X)
+    weights = GradientBelief(factor, location, unknown_mean=True).weights
+    slope = weights.mT @ torch.full((9,), constant, dtype=torch.double)
+    assert slope.abs().max() <= 1e-9 * abs(constant) * weights.abs().max()
+    assert (GradientBelief(factor, location).weights.sum(0).abs() > 1e-3).any()
+
+
+def test_a_spanned_polynomial_kernel_leaves_no_uncertainty() -> None:
+    """Rank (d + 1)(d + 2) / 2: then every quadratic is known, and its gradient exactly."""
+    X = torch.randn(30, D, dtype=torch.double)
+    factor = KernelFactor(kernel_derivatives(PolynomialKernel(power=2), like=X), X)
+    location = torch.randn(D, dtype=torch.double)
+    belief = GradientBelief(factor, location)
+    assert len(factor) == 10
+    assert belief.trace <= 1e-9 * belief.prior.trace()
+    A = torch.randn(D, D, dtype=torch.double)
+    values = (factor.points @ A * factor.points).sum(-1)
+    torch.testing.assert_close(
+        belief.weights.mT @ values, (A + A.mT) @ location, rtol=1e-6, atol=1e-6
+    )
+
+
+def test_single_observation_by_hand() -> None:
+    """One dimension, RBF with unit length-scale, one exact value at distance 1."""
+    X = torch.tensor([[1.0]], dtype=torch.double)
+    kernel = RBFKernel().double()
+    kernel.lengthscale = 1.0
+    factor = KernelFactor(kernel_derivatives(kernel, like=X), X)
+    belief = GradientBelief(factor, torch.zeros(1, dtype=torch.double))
+    slope = math.exp(-0.5)  # d/dx k(x, 1) at x = 0
+    assert belief.trace.item() == pytest.approx(1 - slope**2, rel=1e-12)
+    assert belief.weights.item() == pytest.approx(slope, rel=1e-12)
+
+
+class Ensemble(SingleTaskGP):
+    """Like a fully Bayesian model: the batch dimension counts the members."""
+
+    _is_ensemble = True
+
+
+def ensemble() -> Ensemble:
+    X = torch.rand(6, D, dtype=torch.double)
+    kernel = RBFKernel(ard_num_dims=D, batch_shape=torch.Size([4])).double()
+    kernel.lengthscale = 0.5 + torch.rand(4, 1, D, dtype=torch.double)
+    Y = X.sum(-1, keepdim=True)
+    return Ensemble(
+        X.expand(4, 6, D),
+        Y.expand(4, 6, 1),
+        torch.full((4, 6, 1), 1e-3, dtype=torch.double),
+        covar_module=kernel,
+        outcome_transform=None,
+    )
+
+
+def test_ensembles_give_one_belief_for_each_member() -> None:
+    model = ensemble()
+    location = torch.full((D,), 0.5, dtype=torch.double)
+    beliefs = gradient_beliefs(model, location)
+    assert len(beliefs) == 4
+    assert candidate_noise(model).shape == (4,)
+    for belief, lengthscale in zip(beliefs, model.covar_module.lengthscale, strict=True):
+        torch.testing.assert_close(belief.prior, torch.diag(lengthscale.squeeze(0) ** -2))
+    with pytest.raises(ValueError, match="ensemble"):
+        GradientPosterior(model, location)
+
+
+def test_refusals_name_the_argument() -> None:
+    X = torch.rand(5, D, dtype=torch.double)
+    location = torch.full((D,), 0.5, dtype=torch.double)
+    model = model_of(kernels()["rbf"], X)
+    with pytest.raises(TypeError, match="`model`"):
+        GradientPosterior(torch.nn.Linear(3, 1), location)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="`model`"):
+        GradientPosterior(ModelListGP(model), location)
+    with pytest.raises(ValueError, match="float32"):
+        GradientPosterior(model, location.float())
+    with pytest.raises(ValueError, match="`location`"):
+        GradientPosterior(model, location[:2])
+    with pytest.raises(ValueError, match="`location`"):
+        GradientPosterior(model, location.unsqueeze(0))
+    with pytest.raises(ValueError, match="finite"):
+        GradientPosterior(model, location * math.nan)
+    with pytest.raises(ValueError, match="one output"):
+        GradientPosterior(SingleTaskGP(X, X[:, :2]), location)
+    tasks = torch.cat((X, torch.arange(5).double().unsqueeze(-1) % 2), dim=-1)
+    with pytest.raises(ValueError, match="`model`"):
+        GradientPosterior(MultiTaskGP(tasks, X[:, :1], task_feature=-1), location)
+    with pytest.raises(ValueError, match="batch shape"):
+        GradientPosterior(SingleTaskGP(X.expand(2, 5, D), X[:, :1].expand(2, 5, 1)), location)
+    with pytest.raises(ValueError, match="Log"):
+        GradientPosterior(model_of(kernels()["rbf"], X, outcome_transform=Log()), location)
+    appended = model_of(
+        RBFKernel().double(),
+        X,
+        input_transform=AppendFeatures(feature_set=torch.zeros(2, 1).double()),
+    )
+    with pytest.raises(ValueError, match="one point"):
+        GradientPosterior(appended, location)
