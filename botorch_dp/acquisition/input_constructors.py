@@ -1,0 +1,151 @@
+"""How BoTorch and Ax build these acquisition functions from what they know of an experiment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, cast
+
+import torch
+from botorch.acquisition.input_constructors import acqf_input_constructor
+from botorch.acquisition.multi_objective.objective import (
+    IdentityMCMultiOutputObjective,
+    MCMultiOutputObjective,
+)
+from botorch.acquisition.objective import PosteriorTransform
+from botorch.exceptions import UnsupportedError
+from botorch.models.model import Model
+from botorch.utils.datasets import SupervisedDataset
+from botorch.utils.multi_objective.box_decompositions.non_dominated import (
+    FastNondominatedPartitioning,
+)
+from botorch.utils.transforms import is_ensemble
+from torch import Tensor
+
+from botorch_dp.acquisition.hvpoi import (
+    HypervolumeProbabilityOfImprovement,
+    LogHypervolumeProbabilityOfImprovement,
+    Region,
+)
+from botorch_dp.acquisition.ucb import PrivateUpperConfidenceBound, UCBSchedule
+
+
+@acqf_input_constructor(PrivateUpperConfidenceBound)
+def construct_inputs_private_ucb(
+    model: Model,
+    schedule: UCBSchedule,
+    training_data: SupervisedDataset | None = None,
+    step: int | None = None,
+    posterior_transform: PosteriorTransform | None = None,
+    X_pending: Tensor | None = None,
+) -> dict[str, Any]:
+    """Keyword arguments of :class:`PrivateUpperConfidenceBound`.
+
+    Args:
+        model: The model to search with.
+        schedule: The widths of the confidence bounds (an option of the acquisition function).
+        training_data: The observations so far; they give the step when ``step`` is omitted.
+        step: One more than the number of observations.
+        posterior_transform: Turns a multi-outcome posterior into a single-outcome one.
+        X_pending: Refused unless None: the schedule is for one point at a time.
+    """
+    if X_pending is not None:
+        raise UnsupportedError(
+            "PrivateUpperConfidenceBound does not account for pending points: run one trial at a "
+            f"time, got `X_pending` of shape {tuple(X_pending.shape)}."
+        )
+    if step is None:
+        if not isinstance(training_data, SupervisedDataset):
+            raise ValueError(
+                "`step` cannot be counted without a single data set of observations: pass `step`."
+            )
+        step = training_data.X.shape[-2] + 1
+    return {
+        "model": model,
+        "schedule": schedule,
+        "step": step,
+        "posterior_transform": posterior_transform,
+    }
+
+
+@acqf_input_constructor(HypervolumeProbabilityOfImprovement, LogHypervolumeProbabilityOfImprovement)
+def construct_inputs_hvpoi(
+    model: Model,
+    training_data: SupervisedDataset | dict[Hashable, SupervisedDataset] | None = None,
+    X_baseline: Tensor | None = None,
+    ref_point: Tensor | None = None,
+    objective: MCMultiOutputObjective | None = None,
+    weights: Sequence[float] | Tensor | None = None,
+    outcomes: Sequence[int] | None = None,
+    constraints: list[Callable[[Tensor], Tensor]] | None = None,
+    posterior_transform: PosteriorTransform | None = None,
+    X_pending: Tensor | None = None,
+    region: Region = "unbounded",
+    tau_relu: float | None = None,
+) -> dict[str, Any]:
+    """Keyword arguments of the hypervolume-based probability of improvement and its logarithm.
+
+    The front consists of posterior means at the observed points rather than of the observations:
+    the best of many noisy observations are partly luck.
+
+    Args:
+        model: The model of all outcomes.
+        training_data: The observations so far; they give ``X_baseline`` when it is omitted.
+        X_baseline: An ``n x d``-dim tensor of points that may form the front.
+        ref_point: The ``m`` reference values, in the space of the maximized objectives.
+        objective: How the objectives follow from the outcomes. Ax names the directions only
+            here. Weights and a choice of outcomes are understood, nonlinear objectives are not.
+        weights: One factor for each objective, where ``objective`` does not give them.
+        outcomes: Which outputs are objectives, where ``objective`` does not say it.
+        constraints: Refused unless None.
+        posterior_transform: Applied to the posterior before anything else.
+        X_pending: An ``n x d``-dim tensor of points under evaluation.
+        region: Where a draw counts as an improvement.
+        tau_relu: Temperature of the smoothed gain; only the logarithm takes it.
+    """
+    if constraints is not None:
+        raise UnsupportedError(
+            "HVPoI does not take outcome constraints: make the constrained outcome an objective, "
+            "or use qLogNoisyExpectedHypervolumeImprovement."
+        )
+    if ref_point is None:
+        raise ValueError(
+            "`ref_point` is missing: give a worst acceptable value for each objective (in Ax: "
+            "objective thresholds)."
+        )
+    if objective is not None:
+        if not isinstance(objective, IdentityMCMultiOutputObjective):
+            raise UnsupportedError(
+                "HVPoI is analytic: `objective` may only weight and select outcomes, got "
+                f"{type(objective).__name__}; use a `posterior_transform`."
+            )
+        if weights is not None or outcomes is not None:
+            raise ValueError("Pass either `objective` or `weights` and `outcomes`, not both.")
+        weights = getattr(objective, "weights", None)
+        if hasattr(objective, "outcomes"):
+            outcomes = cast(Tensor, objective.outcomes).tolist()
+    if X_baseline is None:
+        if training_data is None:
+            raise ValueError("Pass `X_baseline` or `training_data`: the front needs points.")
+        datasets = training_data.values() if isinstance(training_data, dict) else [training_data]
+        X_baseline = torch.cat([data.X for data in datasets]).unique(dim=0)
+    with torch.no_grad():
+        posterior: Any = model.posterior(X_baseline, posterior_transform=posterior_transform)
+    mean = posterior.mean
+    if is_ensemble(model):
+        mean = mean.mean(dim=-3)
+    if outcomes is not None:
+        mean = mean[..., list(outcomes)]
+    if weights is not None:
+        mean = mean * torch.as_tensor(weights).to(mean)
+    partitioning = FastNondominatedPartitioning(torch.as_tensor(ref_point).to(mean), Y=mean)
+    inputs = {
+        "model": model,
+        "ref_point": partitioning.ref_point,
+        "partitioning": partitioning,
+        "region": region,
+        "weights": weights,
+        "outcomes": outcomes,
+        "posterior_transform": posterior_transform,
+        "X_pending": X_pending,
+    }
+    return inputs if tau_relu is None else {**inputs, "tau_relu": tau_relu}
