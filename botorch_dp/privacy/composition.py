@@ -250,8 +250,8 @@ def _counts(epsilons: Mapping[float, int]) -> Counts:
 def _dominating_mu(parts: _Parts) -> float:
     """A mu for which the whole is mu-GDP: pure parts converted, lots without amplification."""
     pure = (pure_dp_mu(e) * math.sqrt(count) for e, count in (*parts.pure, *parts.laplace))
-    lots = (_unamplified_mu(run) for run in (*parts.poisson, *parts.fixed))
-    return compose_gdp((parts.mu, *pure, *lots))
+    runs: tuple[PoissonSGDLoss | FixedLotSGDLoss, ...] = (*parts.poisson, *parts.fixed)
+    return compose_gdp((parts.mu, *pure, *map(_unamplified_mu, runs)))
 
 
 def _unamplified_mu(run: PoissonSGDLoss | FixedLotSGDLoss) -> float:
@@ -320,10 +320,9 @@ def _distribution(parts: _Parts) -> Any:
 
 def _interval(parts: _Parts) -> float:
     """A grid fine enough for the smallest part and short enough for the largest loss."""
-    reach = min(
-        gaussian_epsilon(_dominating_mu(parts), _TAIL_DELTA),
-        rdp_epsilon(DENSE_ORDERS, _rdp(parts), _TAIL_DELTA),
-    )
+    reach = gaussian_epsilon(_dominating_mu(parts), _TAIL_DELTA)
+    if not parts.fixed:  # which enter the grid without what their divergences gain from sampling
+        reach = min(reach, rdp_epsilon(DENSE_ORDERS, _rdp(parts), _TAIL_DELTA))
     spreads = [epsilon for epsilon, _ in parts.laplace]
     for run in parts.poisson:
         # Standard deviation of the likelihood ratio of one step; large ones do not matter.

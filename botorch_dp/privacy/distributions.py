@@ -83,7 +83,7 @@ class RandomizedResponses:
         if above[index] <= target:
             return 0.0
         epsilon = math.log(above[index] - target) - log_alternative[index]
-        return float(min(max(0.0, epsilon * (1 + 1e-12)), self.count * self.epsilon))
+        return float(min(max(0.0, epsilon * (1 + 1e-12) + 1e-15), self.count * self.epsilon))
 
     def distribution(self, interval: float) -> Any:
         """The privacy-loss distribution on a grid; every atom is split between two neighbours."""
@@ -118,7 +118,8 @@ class SingleLaplace:
 
     def epsilon_at(self, delta: float) -> float:
         """The exact epsilon at ``delta``."""
-        return max(0.0, self.epsilon + 2 * math.log1p(-delta))
+        exact = self.epsilon * (1 + 1e-15) + 2 * math.log1p(-delta)
+        return min(max(0.0, exact), self.epsilon)
 
 
 def gaussian_distribution(mu: float, interval: float) -> Any:
