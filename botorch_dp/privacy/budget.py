@@ -1,0 +1,288 @@
+r"""Budgets, the two compartments they are split into, and what a guarantee costs in each.
+
+Sums are taken over fractions and so are exact; what leaves them as a float is rounded to the safe
+side. See :mod:`.ledger` for why two compartments are a sound filter.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache, singledispatch
+
+from botorch_dp.checks import check_delta, check_finite, check_positive
+from botorch_dp.errors import PrivacyError
+from botorch_dp.privacy.gaussian import gaussian_epsilon, gaussian_mu, pure_dp_mu
+from botorch_dp.privacy.guarantee import Guarantee
+from botorch_dp.privacy.losses import (
+    ApproximateLoss,
+    GaussianLoss,
+    LaplaceLoss,
+    PrivacyLoss,
+    PureLoss,
+)
+
+#: Sums are exact, but decimals are not: ten charges of 0.1 add up to 1 + 5.6e-17. A limit counts as
+#: kept within this fraction of itself; the allowance is granted once, however many charges.
+ALLOWANCE = Fraction(1, 10**12)
+
+
+@dataclass(frozen=True)
+class PrivacyBudget:
+    """How much may be revealed, and in which currency.
+
+    Args:
+        epsilon: Total epsilon, positive and finite.
+        delta: Total delta, in [0, 1).
+        summed: The share of (epsilon, delta) for releases whose epsilons and deltas are added up
+            (Laplace, exponential, any stated (epsilon, delta)); the rest is for Gaussian releases,
+            accounted as one mu-GDP. Either a fraction of both, from 0 to 1, or a pair
+            ``(epsilon, delta)``. With None the first charge decides for all or nothing, which is
+            sound because nothing has been released yet.
+
+    Example:
+        >>> PrivacyBudget(1.0, 1e-6)                        # all for what comes first
+        >>> PrivacyBudget(1.0, 1e-6, summed=0.2)            # (.2, 2e-7) summed, (.8, 8e-7) Gaussian
+        >>> PrivacyBudget(1.0, 1e-6, summed=(0.2, 0.0))     # delta for the Gaussian releases only
+    """
+
+    epsilon: float
+    delta: float = 0.0
+    summed: float | tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "epsilon", check_positive("epsilon", self.epsilon))
+        object.__setattr__(self, "delta", check_delta("delta", self.delta, allow_zero=True))
+        if self.summed is None:
+            return
+        summed = self._pair(self.summed)
+        object.__setattr__(self, "summed", summed)
+        epsilon, delta = _rest(self, summed)
+        if (epsilon > 0) != (delta > 0):
+            raise ValueError(
+                f"`summed` = {summed} leaves ({epsilon}, {delta}) of ({self.epsilon}, "
+                f"{self.delta}) for Gaussian releases, which need an epsilon and a delta: leave "
+                "some of both, or neither."
+            )
+
+    @property
+    def share(self) -> tuple[float, float] | None:
+        """The (epsilon, delta) for summed releases; None while it is left to the first charge."""
+        return self.summed if isinstance(self.summed, tuple) else None
+
+    def _pair(self, summed: object) -> tuple[float, float]:
+        """The summed share as (epsilon, delta)."""
+        if isinstance(summed, tuple | list):
+            if len(summed) != 2:
+                raise ValueError(f"`summed` must be a pair (epsilon, delta), got {summed!r}.")
+            epsilon, delta = (check_finite("summed", part) for part in summed)
+            if not (0 <= epsilon <= self.epsilon and 0 <= delta <= self.delta):
+                raise ValueError(
+                    f"`summed` must lie between (0, 0) and ({self.epsilon}, {self.delta}), "
+                    f"got {(epsilon, delta)}."
+                )
+            return epsilon, delta
+        fraction = check_finite("summed", summed)
+        if not 0 <= fraction <= 1:
+            raise ValueError(f"`summed` must be a fraction from 0 to 1, got {fraction}.")
+        share = Fraction(fraction)
+        return float_below(Fraction(self.epsilon) * share), float_below(
+            Fraction(self.delta) * share
+        )
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Exact sums over the first ``count`` charges; ``digest`` is the hash of the last one."""
+
+    count: int = 0
+    epsilon: Fraction = Fraction(0)
+    delta: Fraction = Fraction(0)
+    mu_squared: Fraction = Fraction(0)
+    digest: str = ""
+
+
+#: What a charge costs: epsilon and delta of the summed compartment, mu of the Gaussian one.
+Cost = tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class Compartments:
+    """The limits of both compartments, and who fixed them."""
+
+    epsilon: float
+    delta: float
+    gaussian_epsilon: float
+    gaussian_delta: float
+    origin: str
+
+    @classmethod
+    def of(cls, budget: PrivacyBudget, summed: tuple[float, float], origin: str) -> Compartments:
+        """The two parts of ``budget``, of which ``summed`` is one."""
+        return cls(*summed, *_rest(budget, summed), origin)
+
+    @property
+    def purely_gaussian(self) -> bool:
+        """Whether nothing is set aside for summed releases."""
+        return self.epsilon == 0 and self.delta == 0
+
+    @property
+    def mu(self) -> float:
+        """The limit of the Gaussian compartment."""
+        if not (self.gaussian_epsilon > 0 and self.gaussian_delta > 0):
+            return 0.0
+        return _mu_limit(self.gaussian_epsilon, self.gaussian_delta)
+
+    def can_bear(self, totals: Totals, cost: Cost) -> bool:
+        """Whether both compartments stay within their limits; the filter itself."""
+        epsilon, delta, mu = (Fraction(part) for part in cost)
+        generous = 1 + ALLOWANCE
+        return (
+            totals.epsilon + epsilon <= Fraction(self.epsilon) * generous
+            and totals.delta + delta <= Fraction(self.delta) * generous
+            and totals.mu_squared + mu**2 <= Fraction(self.mu) ** 2 * generous
+        )
+
+    def summed_left(self, totals: Totals) -> tuple[float, float]:
+        """The (epsilon, delta) that summed releases could still cost."""
+        return (
+            float_below(max(Fraction(0), Fraction(self.epsilon) - totals.epsilon)),
+            float_below(max(Fraction(0), Fraction(self.delta) - totals.delta)),
+        )
+
+    def mu_left(self, totals: Totals) -> Fraction:
+        """The square of the mu that could still be charged."""
+        return max(Fraction(0), Fraction(self.mu) ** 2 - totals.mu_squared)
+
+    def spent(self, totals: Totals) -> tuple[float, float]:
+        """Both compartments' spendings in (epsilon, delta), rounded up."""
+        mu = min(self.mu, sqrt_above(totals.mu_squared))
+        epsilon = min(Fraction(self.epsilon), totals.epsilon)
+        delta = min(Fraction(self.delta), totals.delta)
+        if mu > 0:
+            # Converting the limit back and forth may round past it.
+            converted = gaussian_epsilon(mu, self.gaussian_delta)
+            epsilon += Fraction(min(self.gaussian_epsilon, converted))
+            delta += Fraction(self.gaussian_delta)
+        return float_above(epsilon), float_above(delta)
+
+    def remaining(self, totals: Totals) -> tuple[float, float]:
+        """What both compartments could still grant, in (epsilon, delta), rounded down."""
+        epsilon, delta = (Fraction(part) for part in self.summed_left(totals))
+        mu = sqrt_below(self.mu_left(totals))
+        if mu > 0:
+            converted = gaussian_epsilon(mu, self.gaussian_delta)
+            epsilon += Fraction(min(self.gaussian_epsilon, converted))
+            delta += Fraction(self.gaussian_delta)
+        return float_below(epsilon), float_below(delta)
+
+    def in_epsilon_delta(self, cost: Cost) -> tuple[float, float]:
+        """A charge's cost, its mu converted at the Gaussian compartment's delta."""
+        epsilon, delta, mu = cost
+        if mu == 0:
+            return epsilon, delta
+        if self.gaussian_delta == 0:
+            return math.inf, delta
+        return epsilon + gaussian_epsilon(mu, self.gaussian_delta), delta + self.gaussian_delta
+
+
+def first_choice(budget: PrivacyBudget, is_gaussian: bool) -> Compartments:
+    """All or nothing for the summed compartment, as the first charge has it."""
+    if is_gaussian:
+        return Compartments.of(budget, (0.0, 0.0), "the first charge, a Gaussian one,")
+    whole = (budget.epsilon, budget.delta)
+    return Compartments.of(budget, whole, "the first charge, one without Gaussian noise,")
+
+
+@lru_cache(maxsize=64)
+def _mu_limit(epsilon: float, delta: float) -> float:
+    return gaussian_mu(epsilon, delta)
+
+
+def stated_cost(guarantee: Guarantee, delta: float) -> Cost:
+    """The (epsilon, delta) that the caller asks to be charged."""
+    delta = check_delta("delta", delta, allow_zero=True)
+    epsilon = guarantee.epsilon(delta)
+    if not math.isfinite(epsilon):
+        raise PrivacyError(
+            f"The {guarantee.mechanism} has no finite epsilon at `delta` = {delta:g}: "
+            "name a larger delta."
+        )
+    return epsilon, delta, 0.0
+
+
+def cost_of(guarantee: Guarantee, *, purely_gaussian: bool) -> Cost:
+    """What a guarantee costs, each part in its own compartment, rounded up."""
+    parts = [_loss_cost(loss, purely_gaussian) for loss in guarantee.losses]
+    return (
+        float_above(sum((Fraction(epsilon) for epsilon, _, _ in parts), Fraction(0))),
+        float_above(sum((Fraction(delta) for _, delta, _ in parts), Fraction(0))),
+        sqrt_above(sum((Fraction(mu) ** 2 for _, _, mu in parts), Fraction(0))),
+    )
+
+
+@singledispatch
+def _loss_cost(loss: PrivacyLoss, purely_gaussian: bool) -> Cost:
+    raise PrivacyError(
+        f"A {type(loss).__name__} is neither Gaussian nor a sum of (epsilon, delta). Name the "
+        "delta at which it is charged to the summed compartment: charge(guarantee, delta=...)."
+    )
+
+
+@_loss_cost.register(PureLoss)
+@_loss_cost.register(LaplaceLoss)
+def _(loss: PureLoss | LaplaceLoss, purely_gaussian: bool) -> Cost:
+    return (0.0, 0.0, pure_dp_mu(loss.epsilon)) if purely_gaussian else (loss.epsilon, 0.0, 0.0)
+
+
+@_loss_cost.register
+def _(loss: ApproximateLoss, purely_gaussian: bool) -> Cost:
+    if loss.delta == 0:
+        return _loss_cost(PureLoss(loss.epsilon), purely_gaussian)
+    return loss.epsilon, loss.delta, 0.0
+
+
+@_loss_cost.register
+def _(loss: GaussianLoss, purely_gaussian: bool) -> Cost:
+    return 0.0, 0.0, loss.mu
+
+
+def _rest(budget: PrivacyBudget, summed: tuple[float, float]) -> tuple[float, float]:
+    """What the summed share leaves to Gaussian releases, rounded down."""
+    return (
+        float_below(Fraction(budget.epsilon) - Fraction(summed[0])),
+        float_below(Fraction(budget.delta) - Fraction(summed[1])),
+    )
+
+
+def float_above(exact: Fraction) -> float:
+    """The smallest float that is at least ``exact``."""
+    nearest = float(exact)
+    return nearest if Fraction(nearest) >= exact else math.nextafter(nearest, math.inf)
+
+
+def float_below(exact: Fraction) -> float:
+    """The largest float that is at most ``exact``."""
+    nearest = float(exact)
+    return nearest if Fraction(nearest) <= exact else math.nextafter(nearest, -math.inf)
+
+
+def sqrt_above(square: Fraction) -> float:
+    """A float whose square is at least ``square``; the root itself where that is a float."""
+    below, above = _root_bounds(square)
+    return float_above(below if below**2 == square else above)
+
+
+def sqrt_below(square: Fraction) -> float:
+    """A float whose square is at most ``square``; the root itself where that is a float."""
+    return float_below(_root_bounds(square)[0])
+
+
+def _root_bounds(square: Fraction) -> tuple[Fraction, Fraction]:
+    """Bounds on the root, tight to 64 bits; the lower one is exact for the square of a float."""
+    numerator, denominator = square.numerator, square.denominator
+    bits = max(0, 128 + denominator.bit_length() - numerator.bit_length())
+    half = (bits + 1) // 2
+    root = math.isqrt((numerator << (2 * half)) // denominator)
+    return Fraction(root, 1 << half), Fraction(root + 1, 1 << half)

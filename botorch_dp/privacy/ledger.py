@@ -1,0 +1,347 @@
+r"""A durable privacy budget that stays sound when charges depend on what was released before.
+
+Choosing the next release (and its epsilon) after looking at earlier ones is *fully adaptive*
+composition; a budget that stops it in time is a *filter*. The ledger keeps two, fixed before
+anything is released:
+
+* the summed compartment, where epsilons and deltas are added up: basic composition is a filter
+  [Rogers2016]_;
+* the Gaussian compartment, where squares of mu are added up: :math:`\sum \mu_i^2 \le \mu^2` is a
+  filter for :math:`\mu`-Gaussian differential privacy [Smith2022]_, and the compartment's
+  (epsilon, delta) is converted to mu exactly.
+
+Interleaving two such mechanisms costs the sum of their two budgets [Vadhan2023]_. What is *not*
+sound is trading one compartment against the other during the run.
+
+.. [Rogers2016] R. Rogers, A. Roth, J. Ullman and S. Vadhan. Privacy Odometers and Filters:
+   Pay-as-you-Go Composition. NeurIPS 2016.
+.. [Smith2022] A. Smith and A. Thakurta. Fully Adaptive Composition for Gaussian Differential
+   Privacy. 2022.
+.. [Vadhan2023] S. Vadhan and W. Zhang. Concurrent Composition Theorems for Differential Privacy.
+   STOC 2023.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from functools import partial
+
+from botorch_dp.errors import BudgetExhausted, PrivacyError
+from botorch_dp.privacy.budget import (
+    Compartments,
+    Cost,
+    PrivacyBudget,
+    Totals,
+    cost_of,
+    first_choice,
+    float_above,
+    sqrt_above,
+    sqrt_below,
+    stated_cost,
+)
+from botorch_dp.privacy.guarantee import Guarantee, NeighboringRelation
+from botorch_dp.privacy.ledger_file import MEMORY
+from botorch_dp.privacy.ledger_storage import ChargeRow, LedgerStorage
+from botorch_dp.privacy.losses import ApproximateLoss, GaussianLoss, PureLoss
+
+
+@dataclass(frozen=True)
+class LedgerEntry:
+    """One line of a ledger; ``epsilon``, ``delta`` and ``mu`` are what the charge cost."""
+
+    number: int
+    charged_at: str
+    label: str
+    key: str | None
+    epsilon: float
+    delta: float
+    mu: float
+    guarantee: Guarantee
+
+
+@dataclass(frozen=True)
+class LedgerBalance:
+    """Both compartments: what they hold and what was spent."""
+
+    summed_limit: tuple[float, float]
+    summed_spent: tuple[float, float]
+    mu_limit: float
+    mu_spent: float
+
+
+class PrivacyLedger:
+    """A budget that every release is charged to before its values are touched.
+
+    A charge is on the disk when :meth:`charge` returns, is never refunded, and survives a kill or a
+    power cut at any moment. Threads, forked processes and independent processes may share one file.
+    The file is created with mode 0600 and may be copied whenever no charge is running. All sums
+    are exact; see :class:`PrivacyBudget` for the two compartments.
+
+    In a ledger that is purely Gaussian (``summed=0``, or the first charge was Gaussian) a pure
+    epsilon-DP release counts as :math:`2\\Phi^{-1}(e^\\epsilon/(1+e^\\epsilon))`-GDP. In a purely
+    summed one a Gaussian release is refused, unless ``delta=`` states the (epsilon, delta) as
+    which it is charged.
+
+    Args:
+        path: The file; it is created if it does not exist. ``":memory:"`` lives as long as the
+            object.
+        budget: What may be spent. Must agree with the file; may be left out for an existing one.
+        relation: The neighbouring relation of all charges. Without it, the first charge decides.
+
+    Example:
+        >>> ledger = PrivacyLedger("study.ledger", PrivacyBudget(1.0, 1e-6))
+        >>> ledger.charge(laplace_guarantee(sensitivity=1.0, epsilon=0.3), label="best score")
+        >>> ledger.remaining()
+        (0.7, 1e-06)
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] = MEMORY,
+        budget: PrivacyBudget | None = None,
+        *,
+        relation: NeighboringRelation | None = None,
+    ) -> None:
+        if not isinstance(path, str | os.PathLike):
+            raise TypeError(f"`path` must be a path, got {type(path).__name__}.")
+        if budget is not None and not isinstance(budget, PrivacyBudget):
+            raise TypeError(f"`budget` must be a PrivacyBudget, got {type(budget).__name__}.")
+        if relation is not None and not isinstance(relation, NeighboringRelation):
+            raise TypeError(f"`relation` must be a NeighboringRelation, got {relation!r}.")
+        self._storage = LedgerStorage(os.fspath(path), budget)
+        try:
+            self._budget = self._storage.budget
+            if budget is not None and budget != self._budget:
+                raise PrivacyError(
+                    f"The ledger {self.path} holds {self._budget}, but was opened with {budget}: "
+                    "a budget is fixed before anything is released. Pass the one it holds, or "
+                    "none, or start another ledger at another path."
+                )
+            if relation is not None:
+                with self._storage.transaction():
+                    self._agree_on_relation(relation)
+        except BaseException:
+            self._storage.close()
+            raise
+
+    @property
+    def path(self) -> str:
+        """The file, or ``":memory:"``."""
+        return self._storage.path
+
+    @property
+    def budget(self) -> PrivacyBudget:
+        """What may be spent in all."""
+        return self._budget
+
+    @property
+    def relation(self) -> NeighboringRelation | None:
+        """The neighbouring relation of all charges; None until the first one has decided."""
+        name = self._storage.settled().get("relation")
+        return None if name is None else NeighboringRelation[name]
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """What all releases charged so far, and all still to come, promise together.
+
+        It states the budget and not what was spent: how much an adaptive run spends is itself
+        a result of the private values, and no guarantee.
+        """
+        entries, relation = self.entries(), self.relation
+        if relation is None:
+            raise PrivacyError("Nothing was charged yet: pass `relation=` to the ledger.")
+        parts = [entry.guarantee for entry in entries]
+        conditions = tuple(dict.fromkeys(c for part in parts for c in part.conditions))
+        conditional = any(part.status == "conditional" for part in parts)
+        budget = self._budget
+        return Guarantee(
+            mechanism="all releases charged to one privacy ledger",
+            relation=relation,
+            losses=(
+                ApproximateLoss(budget.epsilon, budget.delta)
+                if budget.delta
+                else PureLoss(budget.epsilon),
+            ),
+            protects=" and ".join(dict.fromkeys(part.protects for part in parts))
+            or "one record of the data set",
+            conditions=conditions,
+            status="conditional" if conditional else "proven",
+        )
+
+    def charge(
+        self,
+        guarantee: Guarantee,
+        *,
+        label: str = "",
+        key: str | None = None,
+        delta: float | None = None,
+    ) -> LedgerEntry:
+        """Pay for one release, durably. Call it *before* the private values are touched.
+
+        Args:
+            guarantee: The release's guarantee; its parameters may depend on earlier releases.
+            label: A note for :meth:`entries`. Never put a private value in it.
+            key: Makes a retry idempotent: a charge under a known key with the same guarantee costs
+                nothing and returns the old entry. Use it only where a retry repeats a release that
+                nobody has seen, for a second noisy answer needs a second charge.
+            delta: Charge ``(guarantee.epsilon(delta), delta)`` to the summed compartment. Needed
+                for guarantees that are neither Gaussian nor sums of (epsilon, delta), as DP-SGD's.
+
+        Returns:
+            The line that was written.
+
+        Raises:
+            BudgetExhausted: The budget cannot bear it. Nothing was charged.
+            PrivacyError: The guarantee promises nothing, belongs to another relation, needs
+                ``delta``, or ``key`` was used for another guarantee. Nothing was charged.
+        """
+        _check_charge(guarantee, label, key)
+        stated = None if delta is None else stated_cost(guarantee, delta)
+        document = json.dumps({"guarantee": guarantee.to_dict(), "delta": delta}, sort_keys=True)
+        with self._storage.transaction():
+            known = None if key is None else self._storage.find(key)
+            if known is not None:
+                if known.guarantee == document:
+                    return _entry(known)
+                raise PrivacyError(
+                    f"`key` {key!r} was charged before, for another guarantee (entry "
+                    f"{known.number}). Use a new key for a new release."
+                )
+            self._agree_on_relation(guarantee.relation)
+            is_gaussian = stated is None and any(
+                isinstance(loss, GaussianLoss) for loss in guarantee.losses
+            )
+            compartments = self._compartments() or first_choice(self._budget, is_gaussian)
+            cost = stated or cost_of(guarantee, purely_gaussian=compartments.purely_gaussian)
+            totals = self._storage.totals()
+            if not compartments.can_bear(totals, cost):
+                raise self._exhausted(guarantee, compartments, totals, cost)
+            if self._compartments() is None:
+                self._storage.settle("summed", "nothing" if is_gaussian else "all")
+            return _entry(self._storage.append(label=label, guarantee=document, key=key, cost=cost))
+
+    def spent(self) -> tuple[float, float]:
+        """The part of the budget that charges have used, as (epsilon, delta), rounded up.
+
+        A Gaussian compartment that was touched counts with all of its delta and with the epsilon
+        that the mu spent amounts to at that delta.
+        """
+        compartments = self._compartments()
+        return (0.0, 0.0) if compartments is None else compartments.spent(self._storage.totals())
+
+    def remaining(self) -> tuple[float, float]:
+        """What the ledger could still grant, as (epsilon, delta), rounded down.
+
+        Gaussian releases add up as squares, so that an epsilon spent and an epsilon remaining there
+        exceed the budget when they are added; see :meth:`balance` for mu.
+        """
+        compartments = self._compartments()
+        if compartments is None:
+            return self._budget.epsilon, self._budget.delta
+        return compartments.remaining(self._storage.totals())
+
+    def balance(self) -> LedgerBalance | None:
+        """Limits and spendings of both compartments; None until the first charge has decided."""
+        compartments = self._compartments()
+        if compartments is None:
+            return None
+        totals = self._storage.totals()
+        return LedgerBalance(
+            summed_limit=(compartments.epsilon, compartments.delta),
+            summed_spent=(float_above(totals.epsilon), float_above(totals.delta)),
+            mu_limit=compartments.mu,
+            mu_spent=sqrt_above(totals.mu_squared),
+        )
+
+    def entries(self) -> list[LedgerEntry]:
+        """All charges, oldest first."""
+        return [_entry(row) for row in self._storage.rows()]
+
+    def close(self) -> None:
+        """Release the file. What was charged stays charged."""
+        self._storage.close()
+
+    def __enter__(self) -> PrivacyLedger:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        if self._storage.closed:
+            return f"PrivacyLedger({self.path!r}, closed)"
+        return f"PrivacyLedger({self.path!r}, {self._budget}, spent={self.spent()})"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        if self.path == MEMORY:
+            raise PrivacyError(
+                "A ledger in memory cannot be pickled: the copy would spend the budget a second "
+                "time. Give the ledger a path."
+            )
+        return partial(PrivacyLedger, self.path, self._budget), ()
+
+    def _agree_on_relation(self, relation: NeighboringRelation) -> None:
+        settled = self._storage.settled().get("relation")
+        if settled is None:
+            self._storage.settle("relation", relation.name)
+        elif settled != relation.name:
+            raise PrivacyError(
+                f"The ledger {self.path} counts under {settled}, not under {relation.name}: "
+                "an epsilon under one relation is no epsilon under another. Use another ledger, "
+                "or a guarantee under this relation."
+            )
+
+    def _compartments(self) -> Compartments | None:
+        """The two compartments; None until the first charge has decided."""
+        budget = self._budget
+        if budget.share is not None:
+            return Compartments.of(budget, budget.share, "`summed` of the budget")
+        choice = self._storage.settled().get("summed")
+        return None if choice is None else first_choice(budget, choice == "nothing")
+
+    def _exhausted(
+        self, guarantee: Guarantee, compartments: Compartments, totals: Totals, cost: Cost
+    ) -> BudgetExhausted:
+        epsilon, delta, mu = cost
+        asked = [f"epsilon {epsilon:.6g} and delta {delta:.3g}"] if epsilon or delta else []
+        asked += [f"mu {mu:.6g}"] if mu else []
+        mu_left = sqrt_below(compartments.mu_left(totals))
+        epsilon_left, delta_left = compartments.summed_left(totals)
+        return BudgetExhausted(
+            f"The {guarantee.mechanism} asks for {' and '.join(asked)}. Left are epsilon "
+            f"{epsilon_left:.6g} and delta {delta_left:.3g} for summed releases and mu "
+            f"{mu_left:.6g} for Gaussian ones; {compartments.origin} fixed the two shares of "
+            f"({self._budget.epsilon}, {self._budget.delta}). Nothing was charged and nothing "
+            "was read. Ask for less, or stop here: all that was released may be used.",
+            requested=compartments.in_epsilon_delta(cost),
+            remaining=compartments.remaining(totals),
+        )
+
+
+def _check_charge(guarantee: object, label: object, key: object) -> None:
+    if not isinstance(guarantee, Guarantee):
+        raise TypeError(f"`guarantee` must be a Guarantee, got {type(guarantee).__name__}.")
+    if guarantee.status == "none":
+        raise PrivacyError(
+            f"`guarantee` promises nothing ({'; '.join(guarantee.conditions) or 'no reason given'})"
+            ", so no budget can bear it. Charge the guarantee of a mechanism with real noise."
+        )
+    if not isinstance(label, str):
+        raise TypeError(f"`label` must be a string, got {type(label).__name__}.")
+    if key is not None and (not isinstance(key, str) or not key):
+        raise TypeError("`key` must be a non-empty string or None.")
+
+
+def _entry(row: ChargeRow) -> LedgerEntry:
+    return LedgerEntry(
+        number=row.number,
+        charged_at=row.charged_at,
+        label=row.label,
+        key=row.key,
+        epsilon=row.epsilon,
+        delta=row.delta,
+        mu=row.mu,
+        guarantee=Guarantee.from_dict(json.loads(row.guarantee)["guarantee"]),
+    )

@@ -1,0 +1,57 @@
+"""Guarantees to charge, and processes that charge them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from botorch_dp.privacy import (
+    BudgetExhausted,
+    Guarantee,
+    NeighboringRelation,
+    PrivacyLedger,
+)
+from botorch_dp.privacy.losses import (
+    GaussianLoss,
+    PrivacyLoss,
+    PureLoss,
+)
+
+REPLACE = NeighboringRelation.REPLACE_ONE
+
+
+def guarantee(*losses: PrivacyLoss, relation: NeighboringRelation = REPLACE) -> Guarantee:
+    return Guarantee("test mechanism", relation, losses)
+
+
+def pure(epsilon: float) -> Guarantee:
+    return guarantee(PureLoss(epsilon))
+
+
+def gaussian(mu: float) -> Guarantee:
+    return guarantee(GaussianLoss(mu))
+
+
+def accepts(ledger: PrivacyLedger, charge: Guarantee) -> bool:
+    try:
+        ledger.charge(charge)
+    except BudgetExhausted:
+        return False
+    return True
+
+
+def in_child(work: Callable[[], None]) -> int:
+    """Run ``work`` in a fork; the process id. The child's exit code tells whether it succeeded."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    return child
+
+
+def succeeded(child: int) -> bool:
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
