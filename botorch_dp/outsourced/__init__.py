@@ -1,1 +1,49 @@
 """Outsourced optimization: a curator who holds the rows, a modeler who searches them."""
+
+from botorch_dp.outsourced.client import CuratorRefusal, RemoteCurator
+from botorch_dp.outsourced.curator import (
+    Curator,
+    GaussianNoiseCurator,
+    InvalidIndex,
+    PrivateAnswers,
+    RandomProjectionCurator,
+)
+from botorch_dp.outsourced.exchange import (
+    FileCurator,
+    answer_questions,
+    load_dataset,
+    save_dataset,
+)
+from botorch_dp.outsourced.kernels import InputNoiseRBF
+from botorch_dp.outsourced.modeler import Answer, Modeler
+from botorch_dp.outsourced.query_log import QueryLimitReached, RequestConflict
+from botorch_dp.outsourced.service import curator_app, serve
+from botorch_dp.outsourced.transforms import (
+    choose_projection_dim,
+    column_space_residual,
+    singular_floor,
+)
+
+__all__ = [
+    "Answer",
+    "Curator",
+    "CuratorRefusal",
+    "FileCurator",
+    "GaussianNoiseCurator",
+    "InputNoiseRBF",
+    "InvalidIndex",
+    "Modeler",
+    "PrivateAnswers",
+    "QueryLimitReached",
+    "RandomProjectionCurator",
+    "RemoteCurator",
+    "RequestConflict",
+    "answer_questions",
+    "choose_projection_dim",
+    "column_space_residual",
+    "curator_app",
+    "load_dataset",
+    "save_dataset",
+    "serve",
+    "singular_floor",
+]

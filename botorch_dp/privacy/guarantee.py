@@ -169,8 +169,8 @@ class Guarantee:
             if delta == 0:
                 return f"{_rounded_up(epsilon)}-differentially private"
             return f"({_rounded_up(epsilon)}, {_rounded_up(delta)})-differentially private"
-        epsilon = _rounded_up(self.epsilon(QUOTED_DELTA))
-        level = f"({epsilon}, {QUOTED_DELTA:g})-differentially private"
+        quoted = _rounded_up(self.epsilon(QUOTED_DELTA))
+        level = f"({quoted}, {QUOTED_DELTA:g})-differentially private"
         if self.mu is not None:
             return f"{_rounded_up(self.mu)}-Gaussian differentially private, which is {level}"
         return level

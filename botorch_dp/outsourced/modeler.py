@@ -1,0 +1,275 @@
+r"""The modeler: GP-UCB on the released rows, asking the curator one row index at a time.
+
+Everything here is computed from the released rows and the answers, so it is post-processing: here,
+unlike in the other rooms, hyper-parameters may be learned from the data.
+
+.. [Kharkovskii2020] D. Kharkovskii, Z. Dai, B. K. H. Low. Private outsourced Bayesian
+   optimization. ICML 2020.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import math
+import os
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from botorch.fit import fit_gpytorch_mll
+from botorch.models import SingleTaskGP
+from gpytorch.kernels import Kernel, RBFKernel
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from botorch_dp.acquisition import UCBSchedule
+from botorch_dp.checks import check_finite, check_integer, check_positive, check_tensor
+from botorch_dp.files import PRIVATE_MODE, atomic_write
+from botorch_dp.models import FiniteSetGP
+
+#: Fewer answers than this say too little about a length-scale.
+_FEWEST_TO_LEARN_FROM = 4
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answered question."""
+
+    index: int
+    y: float
+
+
+class Modeler:
+    r"""GP-UCB over the rows of a released data set [Kharkovskii2020]_.
+
+    At step ``t`` it asks for the row that maximizes ``mean + sqrt(beta_t) std`` with
+    ``beta_t = 2 log(n t^2 pi^2 / (6 delta))``.
+
+    Args:
+        Z: ``n x r`` released rows.
+        kernel: Covariance over the released rows, in units in which the prior variance is right.
+            By default an ARD RBF is learned from the answers and learned again as they come.
+        noise_std: Standard deviation of the answers' noise; needed with ``kernel``, learned
+            without.
+        delta: Failure probability of the confidence bounds.
+        mean: Prior mean of the answers (with ``kernel``).
+        refit_every: How many answers between two fits (without ``kernel``).
+        journal: File that keeps questions and answers. A modeler that is started again on the
+            same rows goes on where the journal ends, an open question included.
+
+    Example:
+        >>> modeler = Modeler(Z, kernel=RBFKernel(), noise_std=0.1, delta=0.1)
+        >>> index = modeler.ask()
+        >>> modeler.tell(index, curator.query(index))
+        >>> history = modeler.run(curator.query, steps=50)
+    """
+
+    def __init__(
+        self,
+        Z: Tensor,
+        *,
+        kernel: Kernel | None = None,
+        noise_std: float | None = None,
+        delta: float,
+        mean: float = 0.0,
+        refit_every: int = 5,
+        journal: str | os.PathLike[str] | None = None,
+    ) -> None:
+        check_tensor("Z", Z, shape=(None, None))
+        self.Z = Z
+        self.schedule = UCBSchedule(len(Z), delta=delta, split=6)
+        self.learns = kernel is None
+        if kernel is None and noise_std is not None:
+            raise ValueError("`noise_std` goes with `kernel`; without one, both are learned.")
+        if kernel is not None and noise_std is None:
+            raise ValueError("`kernel` needs the `noise_std` of the answers.")
+        self._mean = check_finite("mean", mean)
+        self._scale = 1.0
+        self._fitted = False
+        self._refit_every = check_integer("refit_every", refit_every)
+        self.history: list[Answer] = []
+        self._open: tuple[int, str] | None = None
+        if kernel is None:
+            kernel, noise_std = _first_guess(Z), 0.1
+        else:
+            check_positive("noise_std", noise_std)
+        assert noise_std is not None
+        self._gp = FiniteSetGP(Z, kernel=kernel, noise_variance=noise_std**2)
+        self._journal = None if journal is None else _Journal(Path(journal), Z)
+        if self._journal is not None:
+            for entry in self._journal.entries():
+                if "y" in entry:
+                    self._learn(entry["index"], entry["y"])
+                    self._open = None
+                else:
+                    self._open = (entry["index"], entry["request_id"])
+
+    @property
+    def mean(self) -> Tensor:
+        """Posterior mean of the answer at each row; ``n``."""
+        return self._mean + self._scale * self._gp.mean
+
+    @property
+    def variance(self) -> Tensor:
+        """Posterior variance at each row, without the answers' noise; ``n``."""
+        return self._scale**2 * self._gp.variance
+
+    @property
+    def best(self) -> Answer:
+        """The answered question with the largest answer."""
+        if not self.history:
+            raise ValueError("Nothing was answered yet.")
+        return max(self.history, key=lambda answer: answer.y)
+
+    def ask(self) -> int:
+        """The row to measure next; the same until an answer is told."""
+        if self._open is None:
+            beta = self.schedule(len(self.history) + 1)
+            index = int(self._gp.upper_confidence_bound(beta).argmax())
+            self._open = (index, uuid.uuid4().hex)
+            if self._journal is not None:
+                self._journal.append({"index": index, "request_id": self._open[1]})
+        return self._open[0]
+
+    def tell(self, index: int, y: float) -> None:
+        """Learn an answer, to the last question or to any other.
+
+        Args:
+            index: Row of ``Z``.
+            y: The measured value.
+        """
+        check_integer("index", index, at_least=0, at_most=len(self.Z) - 1)
+        y = check_finite("y", y)
+        if self._journal is not None:
+            self._journal.append({"index": index, "y": y})
+        self._open = None
+        self._learn(index, y)
+
+    def run(
+        self, query: Callable[..., float], steps: int, *, progress: bool = False
+    ) -> list[Answer]:
+        """Ask and learn until ``steps`` questions are answered, earlier ones included.
+
+        Args:
+            query: Row index to value: ``curator.query``, a client's ``query``, or any function.
+                If it takes ``request_id``, a question that was interrupted is repeated with the
+                same id, so that the curator neither counts nor charges it twice.
+            steps: Answers in the history when done.
+            progress: Whether to show a progress bar.
+
+        Returns:
+            The history. What was answered before an error stays in :attr:`history`.
+        """
+        check_integer("steps", steps)
+        named = "request_id" in inspect.signature(query).parameters
+        todo = range(len(self.history), steps)
+        for _ in tqdm(todo, desc="Outsourced search", unit="query", disable=not progress):
+            index = self.ask()
+            assert self._open is not None
+            extra: dict[str, Any] = {"request_id": self._open[1]} if named else {}
+            self.tell(index, query(index, **extra))
+        return list(self.history)
+
+    def _learn(self, index: int, y: float) -> None:
+        self.history.append(Answer(index, y))
+        enough = len(self.history) >= _FEWEST_TO_LEARN_FROM
+        differ = len({answer.y for answer in self.history}) > 1
+        if self.learns and enough and differ and len(self.history) % self._refit_every == 0:
+            self._refit()
+        elif self.learns and not self._fitted:
+            # Until the scale of the answers is known, only where was looked counts.
+            self._gp.observe(index, 0.0)
+        else:
+            self._gp.observe(index, (y - self._mean) / self._scale)
+
+    def _refit(self) -> None:
+        """Fit kernel, noise, mean and scale to the answers, and condition on them again."""
+        indices = [answer.index for answer in self.history]
+        X = self.Z[indices].double()
+        Y = torch.tensor([[answer.y] for answer in self.history]).to(X)
+        spread = float(Y.std())
+        standardized = (Y - Y.mean()) / spread
+        low, span = _box(self.Z.double())
+        model = SingleTaskGP((X - low) / span, standardized, outcome_transform=None)
+        fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+        constant = float(model.mean_module.constant.detach())
+        self._mean = float(Y.mean()) + spread * constant
+        self._scale = spread
+        self._fitted = True
+        kernel = _UnitCube(model.covar_module, low, span)
+        noise = float(model.likelihood.noise.detach())
+        self._gp = FiniteSetGP(self.Z, kernel=kernel, noise_variance=noise)
+        for answer in self.history:
+            self._gp.observe(answer.index, (answer.y - self._mean) / self._scale)
+
+    def __repr__(self) -> str:
+        return f"Modeler(rows={len(self.Z)}, answers={len(self.history)}, learns={self.learns})"
+
+
+class _UnitCube(Kernel):
+    """A kernel on inputs that are first mapped to the unit cube."""
+
+    def __init__(self, base: Kernel, low: Tensor, span: Tensor) -> None:
+        super().__init__()
+        self.base = base
+        self.register_buffer("low", low)
+        self.register_buffer("span", span)
+
+    def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any) -> Tensor:
+        low, span = self.low.to(x1), self.span.to(x1)
+        covariance = self.base((x1 - low) / span, (x2 - low) / span, diag=diag)
+        return covariance if diag else covariance.to_dense()
+
+
+def _box(Z: Tensor) -> tuple[Tensor, Tensor]:
+    """Least corner and side lengths of the released rows; a side without extent counts as 1."""
+    low, high = Z.min(dim=0).values, Z.max(dim=0).values
+    return low, torch.where(high > low, high - low, torch.ones_like(low))
+
+
+def _first_guess(Z: Tensor) -> Kernel:
+    """An RBF of a quarter of the box's diagonal in each direction, until answers say more."""
+    kernel = RBFKernel(ard_num_dims=Z.shape[1]).to(Z)
+    kernel.lengthscale = 0.25 * math.sqrt(Z.shape[1]) * _box(Z)[1]
+    return kernel
+
+
+class _Journal:
+    """JSON lines, each on disk before the next step; a line cut off by a kill is dropped."""
+
+    def __init__(self, path: Path, Z: Tensor) -> None:
+        self._path = path
+        data = Z.detach().to("cpu", torch.double).contiguous()
+        digest = hashlib.sha256(bytes(data.untyped_storage())).hexdigest()
+        header = {"journal": "botorch_dp modeler", "rows": list(Z.shape), "sha256": digest}
+        lines = path.read_text().split("\n") if path.exists() else [""]
+        # What follows the last newline is a line that was cut off.
+        if lines.pop():
+            with atomic_write(path, private=True) as file:
+                file.write("".join(f"{line}\n" for line in lines))
+        if not lines:
+            self.append(header)
+            lines = [json.dumps(header)]
+        if json.loads(lines[0]) != header:
+            raise ValueError(
+                f"The journal {path.name!r} belongs to another released data set; give this run a "
+                "journal of its own."
+            )
+        self._entries = [json.loads(line) for line in lines[1:]]
+
+    def entries(self) -> list[dict[str, Any]]:
+        return self._entries
+
+    def append(self, entry: dict[str, Any]) -> None:
+        descriptor = os.open(self._path, os.O_APPEND | os.O_CREAT | os.O_WRONLY, PRIVATE_MODE)
+        try:
+            os.write(descriptor, (json.dumps(entry) + "\n").encode())
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,101 @@
+r"""The published transform of outsourced optimization, its threshold, and the attack on it.
+
+.. [Kharkovskii2020] D. Kharkovskii, Z. Dai, B. K. H. Low. Private outsourced Bayesian
+   optimization. ICML 2020.
+.. [Kenthapadi2013] K. Kenthapadi, A. Korolova, I. Mironov, N. Mishra. Privacy via the
+   Johnson-Lindenstrauss transform. Journal of Privacy and Confidentiality, 2013.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from botorch_dp.checks import check_delta, check_integer, check_positive, check_tensor
+
+
+def singular_floor(*, projection_dim: int, epsilon: float, delta: float) -> float:
+    r"""The least singular value that the published theorem asks for.
+
+    ``omega = 16 sqrt(r log(2/delta)) log(16 r/delta) / epsilon`` for ``r`` output columns.
+    """
+    r = check_integer("projection_dim", projection_dim)
+    check_positive("epsilon", epsilon)
+    check_delta("delta", delta)
+    return 16 * math.sqrt(r * math.log(2 / delta)) * math.log(16 * r / delta) / epsilon
+
+
+def centred(X: Tensor) -> Tensor:
+    """``X`` with the mean of its rows taken off; ``n x d``."""
+    return X - X.mean(dim=0, keepdim=True)
+
+
+def lifted(X: Tensor, floor: float) -> Tensor:
+    """``X`` with every singular value ``s`` raised to ``sqrt(s^2 + floor^2)``; ``n x d``.
+
+    The singular vectors stay as they are, and with them the column space: that is why lifting
+    hides nothing from :func:`column_space_residual`.
+    """
+    U, S, Vh = torch.linalg.svd(X, full_matrices=False)
+    return (U * torch.hypot(S, torch.full_like(S, floor))) @ Vh
+
+
+def choose_projection_dim(X: Tensor, *, epsilon: float, delta: float) -> int:
+    """The published guideline: the most columns for which ``X`` needs no lifting.
+
+    **The answer is private information**: it depends on the least singular value of ``X``, and
+    no noise is added. Compute it inside the house; sending it out is a release without any
+    guarantee.
+
+    Args:
+        X: ``n x d`` rows; centred here as the transform centres them.
+        epsilon: The epsilon claimed by the published theorem.
+        delta: Its delta.
+
+    Returns:
+        The largest ``projection_dim`` whose :func:`singular_floor` is at most the least
+        singular value.
+
+    Raises:
+        ValueError: If even one column would need lifting.
+    """
+    check_rows(X)
+    smallest = float(torch.linalg.svdvals(centred(X)).min())
+    largest = 0
+    while singular_floor(projection_dim=largest + 1, epsilon=epsilon, delta=delta) <= smallest:
+        largest += 1
+    if largest == 0:
+        raise ValueError(
+            "No `projection_dim` satisfies the guideline at this epsilon and delta: every choice "
+            "would lift the singular values. Raise epsilon or delta, or choose one yourself."
+        )
+    return largest
+
+
+def column_space_residual(Z: Tensor, X: Tensor) -> float:
+    """How far a released ``Z`` is from the column space of ``X``, relative to ``Z``'s size.
+
+    This is the whole attack on the published transform. Every column of ``Z`` is a combination
+    of the columns of the centred ``X``, lifted or not, whatever the random projection was. Who
+    knows all rows but one, and two candidates for it, computes this number for both: the true
+    one gives zero up to rounding, the other does not, as long as there are more rows than
+    columns.
+
+    Args:
+        Z: ``n x r`` released rows.
+        X: ``n x d`` candidate rows.
+    """
+    check_rows(X)
+    check_tensor("Z", Z, shape=(X.shape[0], None))
+    U, values, _ = torch.linalg.svd(centred(X), full_matrices=False)
+    rounding = values.max() * max(X.shape) * torch.finfo(X.dtype).eps
+    rank = int((values > rounding).sum())
+    basis = U[:, :rank]
+    return float((Z - basis @ (basis.mT @ Z)).norm() / Z.norm())
+
+
+def check_rows(X: object) -> Tensor:
+    """Refuse anything but an ``n x d`` tensor of finite numbers, without quoting any."""
+    return check_tensor("X", X, shape=(None, None))

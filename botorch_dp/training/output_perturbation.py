@@ -1,0 +1,251 @@
+r"""Logistic regression made private by noise on the trained weights.
+
+References:
+    [Wu2017] X. Wu, F. Li, A. Kumar, K. Chaudhuri, S. Jha, J. Naughton. Bolt-on differential
+        privacy for scalable stochastic gradient descent-based analytics. SIGMOD 2017.
+    [Avent2020] B. Avent, J. Gonzalez, T. Diethe, A. Paleyes, B. Balle. Automatic discovery of
+        privacy-utility Pareto fronts. Proceedings on Privacy Enhancing Technologies 2020(4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+
+from botorch_dp.checks import check_delta, check_integer, check_positive
+from botorch_dp.privacy import Guarantee, NeighboringRelation, gaussian_guarantee
+from botorch_dp.privacy.mechanisms import gaussian_mechanism
+from botorch_dp.training.networks import accuracy
+from botorch_dp.training.records import TrainTest, check_data
+
+#: Numbers gathered at once; bounds memory whatever the number of models trained together.
+_CHUNK = 2_000_000
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PerturbedModel:
+    """Logistic-regression weights with noise, and what is promised for them.
+
+    Args:
+        model: Scores records that were scaled as in training; see
+            :meth:`OutputPerturbedLogisticRegression.scaled`.
+        guarantee: What holds for ``model``; status ``"none"`` unless trained to be published.
+        delta: Where :attr:`epsilon` is quoted.
+        test_accuracy: Share of test records classified correctly. Not private.
+    """
+
+    model: nn.Module
+    guarantee: Guarantee
+    delta: float
+    test_accuracy: float
+
+    @property
+    def accuracy(self) -> float:
+        """The utility on the test records. Not private."""
+        return self.test_accuracy
+
+    @property
+    def epsilon(self) -> float:
+        """The cost at ``delta``, had the noise been real."""
+        return self.guarantee.nominal.epsilon(self.delta)
+
+    def __repr__(self) -> str:
+        return f"PerturbedModel(guarantee: {self.guarantee})"
+
+
+class OutputPerturbedLogisticRegression:
+    r"""Projected SGD on a strongly convex loss, then Gaussian noise on the weights [Wu2017]_.
+
+    Minimizes ``mean_i log(1 + exp(-y_i w.x_i)) + (regularization / 2) |w|^2`` over records scaled
+    to ``|x_i| <= 1``, one record a step, a fresh permutation for the whole run, step size
+    ``min(1 / (1 + regularization), 1 / (regularization t))``.
+
+    Guarantee: the loss is ``regularization``-strongly convex, ``1 + regularization``-smooth and,
+    on the ball of radius ``1 / regularization``, 2-Lipschitz, so replacing one record moves the
+    final weights by at most ``4 / (regularization n)`` for any number of epochs [Wu2017]_. Adding
+    ``N(0, noise_std^2 I)`` is mu-GDP with ``mu`` the ratio of the two. The projection onto that
+    ball never acts: from ``|w| <= R = 1 / regularization`` a step gives
+    ``|(1 - step regularization) w + step g x| <= R - step + step = R`` with ``|g x| <= 1``.
+
+    Args:
+        data: ``TrainTest`` of two classes; targets are positive or not.
+        epochs: Passes over the data.
+        delta: Where epsilon is quoted.
+
+    Example:
+        >>> trainer = OutputPerturbedLogisticRegression(data, delta=1e-6)
+        >>> trainer.epsilon(regularization=0.01, noise_std=0.1)  # before any training
+        >>> trained = trainer.fit(regularization=0.01, noise_std=0.1, seed=0)
+        >>> trained.accuracy
+    """
+
+    def __init__(self, data: TrainTest, *, epochs: int = 10, delta: float = 1e-6) -> None:
+        data = check_data(data)
+        if data.train_X.dim() != 2 or data.train_Y.dim() != 1:
+            raise ValueError(
+                "`data` must hold features n x d and targets n, got "
+                f"{tuple(data.train_X.shape)} and {tuple(data.train_Y.shape)}."
+            )
+        self.epochs = check_integer("epochs", epochs)
+        self.delta = check_delta("delta", delta)
+        # A record enters only through -y x: the gradient of its loss is sigmoid(-y w.x) (-y x).
+        sign = torch.where(data.train_Y > 0, -1.0, 1.0).to(_real(data.train_X))
+        self._signed = self.scaled(data.train_X) * sign.unsqueeze(-1)  # n x d
+        self._test_X = self.scaled(data.test_X)
+        self._test_Y = data.test_Y
+
+    @property
+    def num_records(self) -> int:
+        """The number of training records."""
+        return len(self._signed)
+
+    @staticmethod
+    def scaled(X: Tensor) -> Tensor:
+        """Each record divided by its norm if that is above 1; one with NaN or inf becomes 0."""
+        real = X.to(_real(X))
+        usable = real.isfinite().all(dim=-1, keepdim=True)
+        real = torch.where(usable, real, torch.zeros_like(real))
+        largest = real.abs().amax(dim=-1, keepdim=True).clamp_min(1.0)
+        # Divided by the largest entry first: squares of huge entries overflow.
+        real = real / largest
+        norm = real.norm(dim=-1, keepdim=True)
+        return real / torch.maximum(norm, 1 / largest)
+
+    def sensitivity(self, *, regularization: float) -> float:
+        """How far one replaced record can move the weights."""
+        check_positive("regularization", regularization)
+        return 4 / (regularization * self.num_records)
+
+    def guarantee(self, *, regularization: float, noise_std: float) -> Guarantee:
+        """What publishing the weights promises, from the parameters alone."""
+        sensitivity = self.sensitivity(regularization=regularization)
+        check_positive("noise_std", noise_std)
+        return gaussian_guarantee(
+            sensitivity=sensitivity,
+            mu=sensitivity / noise_std,
+            relation=NeighboringRelation.REPLACE_ONE,
+            protects="one training record",
+        )
+
+    def epsilon(self, *, regularization: float, noise_std: float) -> float:
+        """The exact epsilon at ``delta``, from the parameters alone."""
+        return self.guarantee(regularization=regularization, noise_std=noise_std).epsilon(
+            self.delta
+        )
+
+    def fit(
+        self, *, regularization: float, noise_std: float, seed: int = 0, publish: bool = False
+    ) -> PerturbedModel:
+        """Train one model.
+
+        Args:
+            regularization: Strength of the quadratic penalty.
+            noise_std: Standard deviation of the noise on each weight.
+            seed: Seed of the permutation and, unless published, of the noise.
+            publish: Draw the noise through OpenDP from the operating system's entropy, in double
+                precision. Without it the model is for tuning and promises nothing.
+        """
+        settings = [(regularization, noise_std)]
+        if not publish:
+            return self.fit_many(settings, seeds=[seed])[0]
+        guarantee = self.guarantee(regularization=regularization, noise_std=noise_std)
+        (weights,) = self._descend([regularization], [seed], dtype=torch.double, progress=False)
+        release = gaussian_mechanism(
+            weights,
+            sensitivity=self.sensitivity(regularization=regularization),
+            mu=guarantee.mu,
+            relation=guarantee.relation,
+            protects=guarantee.protects,
+        )
+        return self._perturbed(release.value, release.guarantee)
+
+    def fit_replicates(
+        self, *, regularization: float, noise_std: float, seeds: Sequence[int]
+    ) -> list[PerturbedModel]:
+        """Train one model for each seed, all at once."""
+        return self.fit_many([(regularization, noise_std)] * len(seeds), seeds=seeds)
+
+    def fit_many(
+        self,
+        settings: Sequence[tuple[float, float]],
+        *,
+        seeds: Sequence[int],
+        progress: bool = False,
+    ) -> list[PerturbedModel]:
+        """Train many models in one batched computation, for tuning.
+
+        Args:
+            settings: ``(regularization, noise_std)`` of each model.
+            seeds: Seed of each model's permutation and noise.
+            progress: Whether to show a progress bar.
+        """
+        if len(settings) != len(seeds) or not seeds:
+            raise ValueError(
+                "`settings` and `seeds` need one entry for each model, got "
+                f"{len(settings)} and {len(seeds)}."
+            )
+        guarantees = [self.guarantee(regularization=g, noise_std=s) for g, s in settings]
+        for seed in seeds:
+            check_integer("seed", seed, at_least=0)
+        weights = self._descend(
+            [regularization for regularization, _ in settings],
+            seeds,
+            dtype=self._signed.dtype,
+            progress=progress,
+        )
+        models = []
+        for w, (_, noise_std), seed, guarantee in zip(
+            weights, settings, seeds, guarantees, strict=True
+        ):
+            draws = np.random.default_rng([seed, 1]).standard_normal(len(w))
+            noisy = w + noise_std * torch.from_numpy(draws).to(w)
+            models.append(self._perturbed(noisy, guarantee.simulated()))
+        return models
+
+    def _descend(
+        self,
+        regularizations: Sequence[float],
+        seeds: Sequence[int],
+        *,
+        dtype: torch.dtype,
+        progress: bool,
+    ) -> Tensor:
+        """Final weights before noise: ``B x d``, one row for each model."""
+        signed = self._signed.to(dtype)
+        n, d = signed.shape
+        orders = torch.stack(
+            [torch.from_numpy(np.random.default_rng([s, 0]).permutation(n)) for s in seeds]
+        ).to(signed.device)  # B x n
+        strength = torch.tensor(regularizations, dtype=torch.double)
+        W = signed.new_zeros(len(seeds), d)
+        chunk = max(1, min(n, _CHUNK // (len(seeds) * d)))
+        starts = [(epoch, start) for epoch in range(self.epochs) for start in range(0, n, chunk)]
+        for epoch, start in tqdm(starts, desc="Projected SGD", disable=not progress):
+            stop = min(n, start + chunk)
+            t = torch.arange(start + 1, stop + 1, dtype=torch.double) + epoch * n
+            step = torch.minimum(1 / (1 + strength), 1 / (strength * t.unsqueeze(-1)))  # c x B
+            decay = (1 - step * strength).unsqueeze(-1).to(signed)  # c x B x 1
+            step = step.neg().unsqueeze(-1).to(signed)
+            records = signed[orders[:, start:stop].T]  # c x B x d
+            for z, shrink, move in zip(
+                records.unbind(), decay.unbind(), step.unbind(), strict=True
+            ):
+                slope = torch.sigmoid_((z * W).sum(dim=-1, keepdim=True)).mul_(move)
+                W.mul_(shrink).addcmul_(z, slope)
+        return W
+
+    def _perturbed(self, weights: Tensor, guarantee: Guarantee) -> PerturbedModel:
+        model = nn.Linear(len(weights), 1, bias=False, dtype=weights.dtype, device=weights.device)
+        model.weight.data.copy_(weights.unsqueeze(0))
+        model.requires_grad_(False).eval()
+        outputs = model(self._test_X.to(weights.dtype))
+        return PerturbedModel(model, guarantee, self.delta, accuracy(outputs, self._test_Y))
+
+
+def _real(X: Tensor) -> torch.dtype:
+    return X.dtype if X.is_floating_point() else torch.get_default_dtype()

@@ -1,0 +1,121 @@
+"""Two parties that only share files."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gpytorch.kernels import RBFKernel
+
+from botorch_dp.outsourced import (
+    FileCurator,
+    GaussianNoiseCurator,
+    Modeler,
+    answer_questions,
+    load_dataset,
+    save_dataset,
+)
+
+X = torch.randn(30, 3, dtype=torch.double, generator=torch.Generator().manual_seed(2))
+
+
+def curator(**kwargs) -> GaussianNoiseCurator:
+    return GaussianNoiseCurator(X, lambda i: float(X[i, 0]), epsilon=2.0, delta=1e-6, **kwargs)
+
+
+def test_dataset_survives_the_trip(tmp_path: Path) -> None:
+    release = curator().dataset
+    save_dataset(tmp_path / "rows.npz", release)
+    copy = load_dataset(tmp_path / "rows.npz")
+    assert torch.equal(copy.value, release.value)
+    assert copy.guarantee == release.guarantee
+    assert copy.scale == release.scale
+    with np.load(tmp_path / "rows.npz", allow_pickle=False) as archive:
+        assert set(archive) == {"format", "Z", "guarantee", "noise_std"}
+
+
+@pytest.mark.parametrize("content", [b"", b"no archive", b"PK\x03\x04 torn"])
+def test_refuses_other_files(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "rows.npz"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="no released data set"):
+        load_dataset(path)
+    np.savez(path, Z=np.zeros(3))
+    with pytest.raises(ValueError, match="no released data set"):
+        load_dataset(path)
+
+
+def test_a_search_through_two_files(tmp_path: Path) -> None:
+    questions, answers = tmp_path / "questions.jsonl", tmp_path / "answers.jsonl"
+    house = curator(log=tmp_path / "log.sqlite")
+    done = threading.Event()
+
+    def keep_answering() -> None:
+        while not done.wait(0.01):
+            if questions.exists():
+                answer_questions(house, questions, answers)
+
+    thread = threading.Thread(target=keep_answering)
+    thread.start()
+    try:
+        remote = FileCurator(questions, answers, timeout=30, interval=0.01)
+        modeler = Modeler(house.dataset.value, kernel=RBFKernel(), noise_std=0.1, delta=0.1)
+        history = modeler.run(remote.query, steps=5)
+    finally:
+        done.set()
+        thread.join()
+    assert [entry.index for entry in house.query_log()] == [answer.index for answer in history]
+    assert all(answer.y == float(X[answer.index, 0]) for answer in history)
+    assert answer_questions(house, questions, answers) == 0
+
+
+def test_bad_lines_are_answered_or_skipped(tmp_path: Path) -> None:
+    questions, answers = tmp_path / "questions.jsonl", tmp_path / "answers.jsonl"
+    lines = [
+        "not json",
+        "[1, 2]",
+        json.dumps({"index": 3}),
+        json.dumps({"request_id": "a", "index": 99}),
+        json.dumps({"request_id": "b", "index": "3"}),
+        json.dumps({"request_id": "c"}),
+        json.dumps({"request_id": "d", "index": 3}),
+        json.dumps({"request_id": "d", "index": 4}),
+        json.dumps({"request_id": "e", "index": 4}),
+        '{"request_id": "f", "ind',
+    ]
+    questions.write_text("\n".join(lines))
+    assert answer_questions(curator(max_queries=1), questions, answers) == 5
+    found = {entry["request_id"]: entry for entry in map(json.loads, answers.open())}
+    assert found["d"] == {"request_id": "d", "y": float(X[3, 0])}
+    assert "from 0 to 29" in found["a"]["error"]
+    assert "integer" in found["b"]["error"]
+    assert "integer" in found["c"]["error"]
+    assert "limit of 1" in found["e"]["error"]
+
+
+def test_a_failed_measurement_says_nothing_about_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(index: int) -> float:
+        raise ValueError("patient Smith has no outcome")
+
+    questions, answers = tmp_path / "questions.jsonl", tmp_path / "answers.jsonl"
+    questions.write_text(json.dumps({"request_id": "a", "index": 3}) + "\n")
+    house = GaussianNoiseCurator(X, fails, epsilon=2.0, delta=1e-6)
+    answer_questions(house, questions, answers)
+    assert "could not be measured" in answers.read_text()
+    assert "Smith" not in answers.read_text() + caplog.text
+    with pytest.raises(LookupError, match="refused"):
+        FileCurator(questions, answers).query(3, request_id="a")
+
+
+def test_waiting_ends(tmp_path: Path) -> None:
+    remote = FileCurator(tmp_path / "q.jsonl", tmp_path / "a.jsonl", timeout=0.05, interval=0.01)
+    for _ in range(2):
+        with pytest.raises(TimeoutError, match="stays in the file"):
+            remote.query(1, request_id="same")
+    assert len((tmp_path / "q.jsonl").read_text().splitlines()) == 1

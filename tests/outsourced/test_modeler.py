@@ -1,0 +1,152 @@
+"""GP-UCB over released rows: the right question, a journal that loses nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+import stat
+from pathlib import Path
+
+import pytest
+import torch
+from gpytorch.kernels import RBFKernel
+
+from botorch_dp.models import public_gp
+from botorch_dp.outsourced import Answer, Modeler
+
+Z = torch.rand(200, 2, dtype=torch.double, generator=torch.Generator().manual_seed(1)) * 4
+
+
+def value(index: int) -> float:
+    """Largest near (1, 3)."""
+    return float(torch.exp(-((Z[index] - torch.tensor([1.0, 3.0])) ** 2).sum()))
+
+
+def modeler(**kwargs) -> Modeler:
+    return Modeler(Z, **{"kernel": RBFKernel(), "noise_std": 0.05, "delta": 0.1, **kwargs})
+
+
+class Killed(BaseException):
+    """Stands for the process's end."""
+
+
+def test_asks_for_the_largest_upper_bound() -> None:
+    """Every question equals that of an exact GP with the paper's beta (split 6)."""
+    search = modeler()
+    for step in range(1, 8):
+        index = search.ask()
+        assert search.ask() == index
+        if search.history:
+            X = Z[[a.index for a in search.history]]
+            Y = torch.tensor([[a.y] for a in search.history], dtype=torch.double)
+            posterior = public_gp(X, Y, kernel=RBFKernel(), noise_variance=0.05**2).posterior(Z)
+            beta = 2 * math.log(200 * step**2 * math.pi**2 / (6 * 0.1))
+            bound = posterior.mean + math.sqrt(beta) * posterior.variance.sqrt()
+            assert bound[index] == pytest.approx(bound.max().item(), abs=1e-6)
+        search.tell(index, value(index))
+
+
+def test_finds_the_best_row() -> None:
+    history = modeler().run(value, steps=60)
+    best = max(value(i) for i in range(len(Z)))
+    assert len(history) == 60
+    assert max(answer.y for answer in history) >= best - 0.02
+
+
+def test_learned_hyperparameters_find_it_too() -> None:
+    search = Modeler(Z * torch.tensor([1.0, 50.0]), delta=0.1)
+    search.run(lambda i: 1000 + 30 * value(i), steps=30)
+    best = max(value(i) for i in range(len(Z)))
+    assert (search.best.y - 1000) / 30 >= best - 0.05
+    # In the answers' units, also between fits.
+    assert search.mean[search.best.index] == pytest.approx(search.best.y, abs=3.0)
+
+
+def test_run_counts_earlier_answers() -> None:
+    search = modeler()
+    search.tell(5, value(5))
+    assert len(search.run(value, steps=3)) == 3
+    assert search.history[0] == Answer(5, value(5))
+    assert len(search.run(value, steps=3)) == 3
+
+
+def test_shows_a_progress_bar(capsys: pytest.CaptureFixture[str]) -> None:
+    modeler().run(value, steps=2, progress=True)
+    assert "Outsourced search" in capsys.readouterr().err
+
+
+class TestJournal:
+    def test_resumes_where_it_was_killed(self, tmp_path: Path) -> None:
+        path = tmp_path / "journal.jsonl"
+        asked: list[tuple[int, str]] = []
+
+        def dies_on_fourth(index: int, *, request_id: str) -> float:
+            asked.append((index, request_id))
+            if len(asked) == 4:
+                raise Killed
+            return value(index)
+
+        with pytest.raises(Killed):
+            modeler(journal=path).run(dies_on_fourth, steps=6)
+        again = modeler(journal=path)
+        assert len(again.history) == 3
+        history = again.run(dies_on_fourth, steps=6)
+        # The interrupted question is repeated with its own id, so nobody counts it twice.
+        assert asked[4] == asked[3]
+        assert len({request for _, request in asked}) == 6
+        assert history == modeler().run(value, steps=6)
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+    def test_a_line_cut_off_is_dropped(self, tmp_path: Path) -> None:
+        path = tmp_path / "journal.jsonl"
+        modeler(journal=path).run(value, steps=3)
+        whole = path.read_text()
+        for cut in (1, 5, 20):
+            path.write_text(whole[:-cut])
+            again = modeler(journal=path)
+            assert len(again.history) == 2
+            assert again.run(value, steps=4) == modeler().run(value, steps=4)
+            assert all(json.loads(line) for line in path.read_text().splitlines())
+
+    def test_refuses_another_data_set(self, tmp_path: Path) -> None:
+        path = tmp_path / "journal.jsonl"
+        modeler(journal=path)
+        with pytest.raises(ValueError, match="another released data set"):
+            Modeler(Z + 1, kernel=RBFKernel(), noise_std=0.1, delta=0.1, journal=path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"delta": 0.0}, "`delta`"),
+        ({"noise_std": None}, "`noise_std`"),
+        ({"kernel": None}, "`noise_std`"),
+        ({"noise_std": -1.0}, "`noise_std`"),
+        ({"mean": math.nan}, "`mean`"),
+        ({"refit_every": 0}, "`refit_every`"),
+    ],
+)
+def test_wrong_settings(settings, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        modeler(**settings)
+
+
+@pytest.mark.parametrize("rows", [torch.zeros(0, 2), torch.tensor([[math.nan]]), torch.zeros(3)])
+def test_wrong_rows(rows: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match="`Z`"):
+        Modeler(rows, delta=0.1)
+
+
+def test_wrong_answers() -> None:
+    search = modeler()
+    for index, y in [(200, 0.0), (-1, 0.0), (0, math.nan)]:
+        with pytest.raises(ValueError, match="`"):
+            search.tell(index, y)
+    assert search.history == []
+    with pytest.raises(ValueError, match="Nothing"):
+        _ = search.best
+
+
+def test_one_row_and_one_column() -> None:
+    search = Modeler(torch.zeros(1, 1, dtype=torch.double), delta=0.1)
+    assert search.run(lambda _: 2.0, steps=6)[-1] == Answer(0, 2.0)

@@ -1,0 +1,122 @@
+"""Loaders: the right shapes, the user's folder first, a clear word when there is nothing."""
+
+from __future__ import annotations
+
+import urllib.error
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from botorch_dp import datasets
+from botorch_dp.datasets import DatasetUnavailable
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """No network, an empty cache, no folder of the user's."""
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise urllib.error.URLError("no route")
+
+    monkeypatch.setattr(datasets, "_download", refuse)
+    monkeypatch.delenv("BOTORCH_DP_DATA", raising=False)
+    monkeypatch.setenv("BOTORCH_DP_CACHE", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("load", "columns", "classes", "records"),
+    [(datasets.breast_cancer, 30, 2, 569), (datasets.digits, 64, 10, 1797)],
+)
+def test_bundled_sets(load, columns: int, classes: int, records: int) -> None:
+    data = load()
+    assert data.train_X.shape[1] == data.test_X.shape[1] == columns
+    assert len(data.train_X) + len(data.test_X) == records
+    assert data.train_X.dtype == torch.float32
+    assert set(data.train_Y.tolist()) == set(range(classes))
+    assert 0 <= data.train_X.min() and data.train_X.max() <= 1
+    assert torch.equal(load().train_X, data.train_X)
+    assert not torch.equal(load(seed=1).train_X, data.train_X)
+    assert load(dtype=torch.double).train_X.dtype == torch.double
+    with pytest.raises(ValueError, match="`test_share`"):
+        load(test_share=1.0)
+
+
+@pytest.mark.parametrize("load", [datasets.adult, datasets.blogfeedback])
+def test_without_a_network_the_message_says_what_to_do(load, offline: Path) -> None:
+    with pytest.raises(DatasetUnavailable, match="BOTORCH_DP_DATA") as caught:
+        load()
+    assert "breast_cancer" in str(caught.value)
+    assert list(offline.iterdir()) == []
+
+
+@pytest.mark.parametrize("load", [datasets.loans, datasets.property_prices])
+def test_sets_without_a_download(load, offline: Path) -> None:
+    with pytest.raises(DatasetUnavailable, match="no open download"):
+        load()
+
+
+def test_another_file_under_the_name_is_refused(
+    offline: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.savez(offline / "a9a.npz", X_train=np.zeros((3, 123)), y_train=np.zeros(3))
+    monkeypatch.setenv("BOTORCH_DP_DATA", str(offline))
+    with pytest.raises(DatasetUnavailable, match="fingerprint"):
+        datasets.adult()
+
+
+def test_a_download_is_checked_and_cached(offline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = {"X": np.arange(6.0).reshape(3, 2), "y": np.arange(3.0)}
+    calls = []
+
+    def fetch() -> dict[str, np.ndarray]:
+        calls.append(1)
+        return table
+
+    fingerprints = {"california_housing": datasets.fingerprint(table)}
+    monkeypatch.setattr(datasets, "_FINGERPRINTS", fingerprints)
+    monkeypatch.setattr(datasets, "_fetch_california", fetch)
+    for _ in range(2):
+        X, _ = datasets.california_housing()
+        assert X.tolist() == table["X"].tolist()
+    assert len(calls) == 1
+    monkeypatch.setattr(datasets, "_FINGERPRINTS", {"california_housing": "0" * 64})
+    with pytest.raises(DatasetUnavailable, match="Delete it"):
+        datasets.california_housing()
+
+
+def test_fingerprint_ignores_the_order_of_rows_only() -> None:
+    table = {"X": np.arange(6.0).reshape(3, 2)}
+    assert datasets.fingerprint({"X": table["X"][::-1]}) == datasets.fingerprint(table)
+    assert datasets.fingerprint({"X": table["X"] + 1}) != datasets.fingerprint(table)
+    assert datasets.fingerprint({"Z": table["X"]}) != datasets.fingerprint(table)
+
+
+@pytest.mark.data
+class TestRealSets:
+    def test_adult(self) -> None:
+        data = datasets.adult()
+        assert data.train_X.shape == (30956, 123)
+        assert data.test_X.shape == (1605, 123)
+        assert data.test_Y.float().mean().item() == pytest.approx(0.2461, abs=1e-4)
+        assert set(data.train_X.unique().tolist()) == {0.0, 1.0}
+
+    def test_mnist(self) -> None:
+        data = datasets.mnist()
+        assert data.train_X.shape == (60000, 784)
+        assert data.train_X.max() == 1.0
+        assert data.test_Y.bincount().tolist()[0] == 980
+
+    def test_regressions(self) -> None:
+        assert datasets.blogfeedback().train_X.shape == (52397, 280)
+        X, y = datasets.california_housing()
+        assert X.shape == (20640, 8)
+        # The first block group: 880 rooms in 126 households.
+        assert X[0, 2].item() == pytest.approx(880 / 126)
+        assert y[0].item() == pytest.approx(4.526)
+
+    def test_local_only(self) -> None:
+        assert datasets.loans()[0].shape == (39657, 3)
+        assert datasets.property_prices()[1].shape == (1436,)
