@@ -1,0 +1,297 @@
+"""Privacy-utility Pareto fronts: which configs are worth using, and what showing them costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from botorch.utils.multi_objective.hypervolume import Hypervolume
+from botorch.utils.multi_objective.pareto import is_non_dominated
+from torch import Tensor
+
+from botorch_dp.checks import check_finite
+from botorch_dp.pareto.problem import PrivacyUtilityProblem
+from botorch_dp.pareto.space import Config
+from botorch_dp.pareto.trials import Trial, outcome
+from botorch_dp.privacy import Guarantee
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+#: Measures trials again: (their numbers, replicates, ...) -> the trials with fresh utilities, and
+#: the guarantee of publishing these too.
+Reevaluator: TypeAlias = Callable[..., tuple[list[Trial], Guarantee]]
+
+
+@dataclass(frozen=True)
+class OperatingPoint:
+    """A config to deploy.
+
+    Args:
+        config: The hyper-parameters; perhaps never tried.
+        epsilon: Exact, and within what was asked for.
+        error: Expected error of one training, as the study's model predicts it. Not private.
+        interval: Central interval for the error of the average training. Not private.
+        level: The interval's probability, under the model.
+        tried: Whether a trial of the study has this config.
+    """
+
+    config: Config
+    epsilon: float
+    error: float = field(repr=False)
+    interval: tuple[float, float] = field(repr=False)
+    level: float
+    tried: bool
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        origin = "tried" if self.tried else "never tried"
+        return (
+            f"epsilon {self.epsilon:.4g} (exact), error {self.error:.4f} "
+            f"({self.level:.0%} interval {low:.4f} to {high:.4f}; not private) "
+            f"with {self.config} ({origin})"
+        )
+
+
+class ParetoFront:
+    """The non-dominated trials of a study, beside all others.
+
+    The front is computed from the records without noise: it is *not private*, and
+    :attr:`caption` says what publishing it costs.
+
+    Args:
+        problem: The problem.
+        trials: The complete trials, at least one.
+        guarantee: What publishing everything measured so far promises a training record.
+        label: Its name in figures.
+        observed: The front that this one measured again, if any.
+        reevaluator: How to measure trials again.
+
+    Example:
+        >>> front = study.run(40)
+        >>> front.points  # k x 2: epsilon, error, by increasing epsilon
+        >>> front.hypervolume()
+    """
+
+    def __init__(
+        self,
+        problem: PrivacyUtilityProblem,
+        trials: Sequence[Trial],
+        *,
+        guarantee: Guarantee,
+        label: str = "front",
+        observed: ParetoFront | None = None,
+        reevaluator: Reevaluator | None = None,
+    ) -> None:
+        if not trials:
+            raise ValueError("`trials` is empty: a front needs at least one complete trial.")
+        self.problem = problem
+        self.trials = tuple(trials)
+        self.guarantee = guarantee
+        self.label = label
+        self.observed = observed
+        self._reevaluator = reevaluator
+        #: ``n x m`` objective values of all complete trials, in the order of their numbers.
+        self.all_points = torch.tensor(
+            [outcome(problem, trial) for trial in self.trials], dtype=torch.double
+        )
+        self._on_front = _front_indices(self.all_points)
+
+    @property
+    def points(self) -> Tensor:
+        """``k x m`` values (epsilon, error, further objectives) by increasing epsilon."""
+        return self.all_points[self._on_front]
+
+    @property
+    def front_trials(self) -> list[Trial]:
+        """The trials on the front, by increasing epsilon."""
+        return [self.trials[i] for i in self._on_front]
+
+    @property
+    def configs(self) -> list[Config]:
+        """The configs on the front, by increasing epsilon."""
+        return [dict(trial.config) for trial in self.front_trials]
+
+    @property
+    def objective_names(self) -> tuple[str, ...]:
+        """Names of the columns of :attr:`points`."""
+        return self.problem.objective_names
+
+    @property
+    def caption(self) -> str:
+        """One sentence that belongs under every figure and table of this front."""
+        return guarantee_sentence(self.guarantee)
+
+    def hypervolume(self, ref_point: Sequence[float] | None = None) -> float:
+        """The exact volume dominated by the front and bounded by an anti-ideal point.
+
+        Args:
+            ref_point: One value for each objective; the problem's by default.
+        """
+        return dominated_volume(self.points, self._checked(ref_point))
+
+    def hypervolume_by_trial(self, ref_point: Sequence[float] | None = None) -> Tensor:
+        """``n`` hypervolumes: after the first complete trial, after two, and so on."""
+        ref = self._checked(ref_point)
+        volumes, best = [], self.all_points[:0]
+        for point in self.all_points:
+            best = torch.cat([best, point.unsqueeze(0)])
+            best = best[_front_indices(best)]
+            volumes.append(dominated_volume(best, ref))
+        return torch.tensor(volumes, dtype=torch.double)
+
+    def replicate_fronts(self) -> dict[str, Tensor]:
+        """Fronts of each trial's ``best``, ``mean`` and ``worst`` replicate, each ``k x 2``.
+
+        They show how much of the front is luck. The mean is over replicates, as everywhere else.
+        """
+        pick: dict[str, Callable[[Sequence[float]], float]] = {
+            "best": max,
+            "mean": fmean,
+            "worst": min,
+        }
+        fronts = {}
+        for name, chosen in pick.items():
+            points = torch.tensor(
+                [(t.epsilon, 1 - chosen(t.utilities)) for t in self.trials], dtype=torch.double
+            )
+            fronts[name] = points[_front_indices(points)]
+        return fronts
+
+    def reevaluate(self, replicates: int, **options: Any) -> ParetoFront:
+        """Train the configs on the front again, with fresh seeds.
+
+        The best of many noisy trials is partly luck, so the front as observed flatters itself; this
+        one does not. It costs ``replicates`` trainings for each point, which its
+        :attr:`guarantee` counts.
+
+        Args:
+            replicates: New trainings for each config.
+            options: ``executor`` and ``progress``, as in ``DPareto.run``.
+
+        Returns:
+            The front of the new measurements; its ``observed`` is this one.
+        """
+        if self._reevaluator is None:
+            raise ValueError("This front has no study; call `reevaluate` on `study.front()`.")
+        trials, guarantee = self._reevaluator(
+            [trial.number for trial in self.front_trials], replicates, **options
+        )
+        return ParetoFront(
+            self.problem,
+            trials,
+            guarantee=guarantee,
+            label=f"{self.label}, evaluated again",
+            observed=self,
+            reevaluator=self._reevaluator,
+        )
+
+    def table(self) -> dict[str, list[Any]]:
+        """Columns of the front: trial, objectives, best and worst error, config, seconds."""
+        trials = self.front_trials
+        columns: dict[str, list[Any]] = {"trial": [trial.number for trial in trials]}
+        for index, name in enumerate(self.objective_names):
+            columns[name] = self.points[:, index].tolist()
+        columns["lowest_error"] = [1 - max(trial.utilities) for trial in trials]
+        columns["highest_error"] = [1 - min(trial.utilities) for trial in trials]
+        for name in self.problem.space.parameters:
+            columns[name] = [trial.config[name] for trial in trials]
+        columns["seconds"] = [trial.seconds for trial in trials]
+        return columns
+
+    def to_frame(self) -> Any:
+        """The :meth:`table` as a pandas data frame; ``frame.attrs["guarantee"]`` is the caption."""
+        try:
+            import pandas
+        except ImportError:
+            raise ImportError(
+                "`to_frame` needs pandas, which is not installed; `table()` returns plain columns."
+            ) from None
+        frame = pandas.DataFrame(self.table())
+        frame.attrs["guarantee"] = self.caption
+        return frame
+
+    def plot(self, ax: Axes | None = None, **options: Any) -> Figure:
+        """Draw the front; see :func:`botorch_dp.plots.plot_front` for the options."""
+        from botorch_dp.plots import plot_front
+
+        return plot_front(self, ax=ax, **options)
+
+    def labelled(self, label: str) -> ParetoFront:
+        """The same front under another name, for figures that show several."""
+        return ParetoFront(
+            self.problem,
+            self.trials,
+            guarantee=self.guarantee,
+            label=label,
+            observed=self.observed,
+            reevaluator=self._reevaluator,
+        )
+
+    def __len__(self) -> int:
+        return len(self._on_front)
+
+    def __repr__(self) -> str:
+        return f"ParetoFront({len(self)} of {len(self.trials)} trials; not private)"
+
+    def __str__(self) -> str:
+        columns = self.table()
+        rows = [
+            list(columns),
+            *([_shown(v) for v in row] for row in zip(*columns.values(), strict=True)),
+        ]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(columns))]
+        lines = [
+            "  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in rows
+        ]
+        return "\n".join([*lines, self.caption])
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The study stays where its file is; its trials are in the front.
+        return self.__dict__ | {"_reevaluator": None}
+
+    def _checked(self, ref_point: Sequence[float] | None) -> Sequence[float]:
+        if ref_point is None:
+            return self.problem.full_ref_point
+        names = self.objective_names
+        if len(ref_point) != len(names):
+            raise ValueError(f"`ref_point` must hold one value for each of {names}.")
+        return [check_finite(f"ref_point[{i}]", value) for i, value in enumerate(ref_point)]
+
+
+def dominated_volume(points: Tensor, ref_point: Sequence[float]) -> float:
+    """Volume between ``n x m`` points, all minimized, and the reference point."""
+    reference = torch.as_tensor(ref_point, dtype=torch.double)
+    inside = points[(points < reference).all(dim=-1)]
+    if len(inside) == 0:
+        return 0.0
+    return float(Hypervolume(-reference).compute(-inside[_front_indices(inside)]))
+
+
+def guarantee_sentence(guarantee: Guarantee) -> str:
+    """What publishing a front costs, in one sentence."""
+    opening = "Not private: computed from the records without noise"
+    if guarantee.status == "none":
+        return f"{opening}; publishing it comes with no guarantee."
+    summed = guarantee.summed
+    if summed is not None and summed[1] >= 1:
+        return f"{opening}; publishing it comes with no guarantee (the deltas add up to 1)."
+    delta = summed[1] if summed is not None else 1e-6
+    cost = f"ε = {guarantee.epsilon(delta):.4g}"
+    if delta > 0:
+        cost = f"({cost}, δ = {delta:.2g})"
+    return f"{opening}; publishing it costs {cost} for {guarantee.protects}."
+
+
+def _front_indices(points: Tensor) -> list[int]:
+    """Indices of the points no other dominates, by increasing first objective."""
+    indices = is_non_dominated(-points, deduplicate=True).nonzero().flatten().tolist()
+    return sorted(indices, key=lambda index: points[index].tolist())
+
+
+def _shown(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,313 @@
+"""What a study believes: one Gaussian process for each objective that is not known exactly.
+
+Models see every objective so that larger is better and the real line is the range:
+``-log(epsilon)``, ``-logit(error)``, and ``-log(value)`` or ``-value`` of further objectives.
+Hypervolume is measured in other units, in which a reference point is natural: ``-epsilon`` (or
+``-log(epsilon)``) and ``-error``.
+
+References:
+    [Avent2020] B. Avent, J. Gonzalez, T. Diethe, A. Paleyes, B. Balle. Automatic Discovery of
+        Privacy-Utility Pareto Fronts. Proceedings on Privacy Enhancing Technologies 2020(4).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from botorch.fit import fit_gpytorch_mll
+from botorch.models import SingleTaskGP
+from botorch.models.deterministic import DeterministicModel
+from botorch.models.model import Model, ModelList
+from botorch.models.transforms import Standardize
+from botorch.models.utils.gpytorch_modules import get_covar_module_with_dim_scaled_prior
+from botorch.utils.sampling import manual_seed
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from torch import Tensor
+
+from botorch_dp.pareto.problem import PrivacyUtilityProblem
+from botorch_dp.pareto.space import Config
+from botorch_dp.pareto.trials import StudyError, Trial, outcome
+
+PrivacyModel = Literal["exact", "gp"]
+EpsilonScale = Literal["linear", "log"]
+
+#: Models never see a larger epsilon: random hyper-parameters reach 1e7, and all are useless alike.
+LARGEST_EPSILON = 50.0
+#: Nor one smaller than this share of the reference: nobody can use the difference.
+SMALLEST_EPSILON_SHARE = 1e-3
+#: Errors of 0 and 1 have no logit.
+SMALLEST_ERROR = 1e-3
+#: Points predicted at once: the joint covariance that comes along costs their square.
+_CHUNK = 256
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How one objective (to be minimized) is shown to models and to the hypervolume.
+
+    Args:
+        to_model: From its value to what models see.
+        to_volume: From what models see to the units of hypervolume.
+        ref_model: The reference value as models see it.
+        ref_volume: The reference value in the units of hypervolume.
+    """
+
+    to_model: Callable[[Tensor], Tensor]
+    to_volume: Callable[[Tensor], Tensor]
+    ref_model: float
+    ref_volume: float
+
+
+def objective_scales(
+    problem: PrivacyUtilityProblem, epsilon_scale: EpsilonScale = "linear"
+) -> list[Scale]:
+    """The scales of epsilon, error and the further objectives, in this order."""
+    ref_epsilon, ref_error = problem.ref_point
+    smallest = SMALLEST_EPSILON_SHARE * ref_epsilon
+    largest = max(LARGEST_EPSILON, ref_epsilon)
+
+    def negative_log_epsilon(value: Tensor) -> Tensor:
+        return -value.clamp(smallest, largest).log()
+
+    def negative_logit(value: Tensor) -> Tensor:
+        return -value.clamp(SMALLEST_ERROR, 1 - SMALLEST_ERROR).logit()
+
+    clamped_ref = min(ref_error, 1 - SMALLEST_ERROR)
+    linear = epsilon_scale == "linear"
+    scales = [
+        Scale(
+            to_model=negative_log_epsilon,
+            to_volume=_negative_exp_negative if linear else _identity,
+            ref_model=-math.log(ref_epsilon),
+            ref_volume=-ref_epsilon if linear else -math.log(ref_epsilon),
+        ),
+        Scale(
+            to_model=negative_logit,
+            to_volume=_negative_sigmoid_negative,
+            ref_model=-math.log(clamped_ref / (1 - clamped_ref)),
+            ref_volume=-ref_error,
+        ),
+    ]
+    for objective in problem.objectives:
+        ref = objective.ref_point
+        scales.append(
+            Scale(_negative_log, _negative_exp_negative, -math.log(ref), -ref)
+            if objective.log
+            else Scale(torch.neg, _identity, -ref, -ref)
+        )
+    return scales
+
+
+def _identity(value: Tensor) -> Tensor:
+    return value
+
+
+def _negative_log(value: Tensor) -> Tensor:
+    return -value.log()
+
+
+def _negative_exp_negative(value: Tensor) -> Tensor:
+    return -torch.exp(-value)
+
+
+def _negative_sigmoid_negative(value: Tensor) -> Tensor:
+    return -torch.sigmoid(-value)
+
+
+class KnownObjectives:
+    """The objectives that are functions of the config, remembered for every config asked about.
+
+    A config for which an oracle fails or answers nonsense has NaN everywhere, and is avoided.
+    """
+
+    def __init__(self, problem: PrivacyUtilityProblem) -> None:
+        self._problem = problem
+        self._rows: dict[tuple[object, ...], tuple[float, ...]] = {}
+        self._functions = [o for o in problem.objectives if o.function is not None]
+
+    def __call__(self, configs: Sequence[Config]) -> Tensor:
+        """``n x (1 + k)``: epsilon, then the ``k`` further objectives that have a function."""
+        keys = [tuple(config.values()) for config in configs]
+        unknown = {k: c for k, c in zip(keys, configs, strict=True) if k not in self._rows}
+        if unknown:
+            epsilons = self._epsilons(list(unknown.values()))
+            for (key, config), epsilon in zip(unknown.items(), epsilons, strict=True):
+                self._rows[key] = self._row(config, epsilon)
+        return torch.tensor([self._rows[key] for key in keys], dtype=torch.double)
+
+    def _epsilons(self, configs: list[Config]) -> list[float]:
+        try:
+            return self._problem.epsilon_bounds(configs)
+        except Exception:
+            # One config can spoil a batch. Which oracle fails how is recorded when such a config
+            # is tried, not when it is considered: NaN keeps it from being tried.
+            return [self._or_nan(self._problem.epsilon, config) for config in configs]
+
+    def _row(self, config: Config, epsilon: float) -> tuple[float, ...]:
+        further = [self._or_nan(o.known, config) for o in self._functions]
+        row = (epsilon, *further)
+        return row if all(map(math.isfinite, row)) else (math.nan,) * len(row)
+
+    @staticmethod
+    def _or_nan(oracle: Callable[[Config], float], config: Config) -> float:
+        try:
+            return oracle(config)
+        except Exception:
+            return math.nan
+
+
+class ExactObjective(DeterministicModel):
+    """A known objective as a BoTorch model, for acquisition functions that want one."""
+
+    def __init__(self, values: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self._values = values
+        self._num_outputs = 1
+
+    def forward(self, X: Tensor) -> Tensor:
+        """``batch x q x d`` codes to ``batch x q x 1`` values."""
+        return self._values(X.reshape(-1, X.shape[-1])).reshape(*X.shape[:-1], 1)
+
+    def fantasize(self, X: Tensor, sampler: object = None, **_: object) -> ExactObjective:
+        """What is known exactly cannot be learned."""
+        return self
+
+
+class Beliefs:
+    """The study's models, fitted to its complete trials.
+
+    Pending and failed trials are *believed*: the posterior is conditioned on its own mean there,
+    which takes away the uncertainty they will settle (or that cannot be settled), moves no mean,
+    and has no part in fitting hyper-parameters.
+
+    Args:
+        problem: The problem.
+        complete: The complete trials; at least one.
+        believed: Configs of pending and failed trials.
+        known: The objectives that are functions of the config.
+        scales: Of all objectives.
+        privacy_model: ``"exact"`` computes epsilon for every candidate; ``"gp"`` models it from
+            the trials, as in [Avent2020].
+        seed: For restarts of the fit.
+    """
+
+    def __init__(
+        self,
+        problem: PrivacyUtilityProblem,
+        complete: Sequence[Trial],
+        believed: Sequence[Config],
+        *,
+        known: KnownObjectives,
+        scales: Sequence[Scale],
+        privacy_model: PrivacyModel = "exact",
+        seed: int = 0,
+    ) -> None:
+        self._space = problem.space
+        self._known = known
+        self._scales = list(scales)
+        self._known_columns = _known_columns(problem, privacy_model)
+        train_X = problem.space.encode([trial.config for trial in complete])  # n x d
+        values = torch.tensor([outcome(problem, t) for t in complete], dtype=torch.double)
+        pending_X = problem.space.encode(believed) if believed else train_X[:0]
+        self._models: list[ExactObjective | SingleTaskGP] = []
+        for index, scale in enumerate(self._scales):
+            column = self._known_columns.get(index)
+            if column is not None:
+                self._models.append(ExactObjective(self._exactly(column, scale)))
+                continue
+            gp = fitted_gp(train_X, scale.to_model(values[:, index : index + 1]), seed=seed)
+            self._models.append(_believing(gp, pending_X))
+        seen = torch.cat([train_X, pending_X])
+        #: ``n x m`` posterior means at all complete, pending and failed trials: the incumbents.
+        self.incumbents = self.predict(seen)[0]
+        #: ``n x d`` codes of the incumbents.
+        self.incumbent_codes = seen
+
+    @property
+    def model(self) -> Model:
+        """All objectives as one BoTorch model (maximized)."""
+        return ModelList(*self._models)
+
+    def predict(self, X: Tensor) -> tuple[Tensor, Tensor]:
+        """Means and standard deviations, ``n x m``, at ``n x d`` codes; NaN where undefined."""
+        means, stds = [], []
+        with torch.no_grad():
+            for model in self._models:
+                if isinstance(model, ExactObjective):
+                    means.append(model(X).squeeze(-1))
+                    stds.append(torch.zeros(len(X), dtype=X.dtype))
+                else:
+                    mean, std = predicted(model, X)
+                    means.append(mean)
+                    stds.append(std)
+        return torch.stack(means, dim=-1), torch.stack(stds, dim=-1)
+
+    def _exactly(self, column: int, scale: Scale) -> Callable[[Tensor], Tensor]:
+        def values(X: Tensor) -> Tensor:
+            return scale.to_model(self._known(self._space.decode(X))[:, column])
+
+        return values
+
+
+def _known_columns(problem: PrivacyUtilityProblem, privacy_model: PrivacyModel) -> dict[int, int]:
+    """Which objectives are computed rather than modelled: index -> column of KnownObjectives."""
+    columns = {0: 0} if privacy_model == "exact" else {}
+    functions = [i for i, o in enumerate(problem.objectives, start=2) if o.function is not None]
+    return columns | {index: column for column, index in enumerate(functions, start=1)}
+
+
+def fitted_gp(train_X: Tensor, train_Y: Tensor, *, seed: int) -> SingleTaskGP:
+    """A Matérn-5/2 GP with a length-scale for each parameter and inferred noise, ``n x 1`` data.
+
+    The noise is inferred from all trials at once rather than from the replicates of each: the
+    variance of three numbers is often tiny by luck, and such a trial would be trusted blindly.
+    """
+    model = SingleTaskGP(
+        train_X,
+        train_Y,
+        covar_module=get_covar_module_with_dim_scaled_prior(
+            ard_num_dims=train_X.shape[-1], use_rbf_kernel=False
+        ),
+        outcome_transform=Standardize(m=1),
+    )
+    # Only a failed first attempt draws random restarts.
+    with manual_seed(seed):
+        fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+    return model
+
+
+def _believing(model: SingleTaskGP, X: Tensor) -> SingleTaskGP:
+    """The model, conditioned on its own mean at ``X``."""
+    if len(X) == 0:
+        return model
+    with torch.no_grad():
+        believing = model.condition_on_observations(X, model.posterior(X).mean)
+    assert isinstance(believing, SingleTaskGP)
+    return believing
+
+
+def predicted(model: SingleTaskGP, X: Tensor) -> tuple[Tensor, Tensor]:
+    """Posterior mean and standard deviation of the function at ``n x d`` points, each ``n``."""
+    means, variances = [], []
+    for chunk in X.split(_CHUNK):
+        posterior = model.posterior(chunk)
+        means.append(posterior.mean.squeeze(-1))
+        variances.append(posterior.variance.squeeze(-1))
+    return torch.cat(means), torch.cat(variances).clamp_min(0).sqrt()
+
+
+def require_complete(trials: Sequence[Trial], what: str) -> list[Trial]:
+    """The complete trials, or an error that says why there is nothing to do ``what`` with."""
+    complete = [trial for trial in trials if trial.state == "complete"]
+    if complete:
+        return complete
+    kinds = sorted({trial.failures[-1] for trial in trials if trial.failures})
+    detail = f"; the {len(trials)} trials so far failed with {kinds}" if kinds else ""
+    raise StudyError(
+        f"No trial has finished, so there is no {what}{detail}. "
+        "Call the problem's oracles on one config by hand to see what is wrong."
+    )

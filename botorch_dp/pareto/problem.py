@@ -1,0 +1,272 @@
+"""What a study optimizes: a space, an exact privacy oracle and a noisy utility oracle."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Real as RealNumber
+from typing import Any, TypeAlias
+
+from botorch_dp.checks import check_delta, check_finite, check_integer, check_positive
+from botorch_dp.pareto.space import Config, SearchSpace
+from botorch_dp.privacy import Guarantee, NeighboringRelation
+from botorch_dp.privacy.losses import ApproximateLoss, PureLoss
+
+#: What one training gives: a utility, or a utility and further measured objectives by name.
+UtilityAnswer: TypeAlias = float | tuple[float, Mapping[str, float]]
+
+_ORACLE_CONDITION = "`privacy(config)` bounds the privacy loss of one training at its delta"
+
+
+class InvalidEpsilonError(ValueError):
+    """The privacy oracle answered something that is no finite epsilon >= 0."""
+
+
+class InvalidUtilityError(ValueError):
+    """The utility oracle answered something that is no utility in [0, 1]."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A further objective to minimize, such as training time or model size.
+
+    Args:
+        name: Its name in tables and axes.
+        ref_point: The value that counts as worthless, beyond which nothing is gained.
+        function: ``config -> value`` where it is known exactly (model size). None if it is
+            measured: the utility oracle then returns ``(utility, {name: value})``.
+        log: Whether models see its logarithm; it must then be positive.
+    """
+
+    name: str
+    ref_point: float
+    function: Callable[[Config], float] | None = None
+    log: bool = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or self.name in ("", "epsilon", "error"):
+            raise ValueError(f"`name` must be a new, non-empty name, got {self.name!r}.")
+        (check_positive if self.log else check_finite)("ref_point", self.ref_point)
+
+    def known(self, config: Config) -> float:
+        """The value of an objective that has a function."""
+        if self.function is None:
+            raise ValueError(f"Objective {self.name!r} has no `function`: it is measured.")
+        return self.check(self.function(dict(config)))
+
+    def check(self, value: object) -> float:
+        """Return ``value`` as a float, or raise an error that does not quote it."""
+        valid = isinstance(value, RealNumber) and math.isfinite(value)
+        if not valid or (self.log and not float(value) > 0):  # type: ignore[arg-type]
+            kind = "positive and finite" if self.log else "finite"
+            raise InvalidUtilityError(f"Objective {self.name!r} must be {kind}.")
+        return float(value)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What one training gave: its utility, further measured objectives, and how long it took."""
+
+    utility: float
+    objectives: tuple[float, ...] = ()
+    seconds: float = math.nan
+
+    def __repr__(self) -> str:
+        return "Measurement(not private)"
+
+
+class PrivacyUtilityProblem:
+    """The two oracles of a privacy-utility trade-off, and the point that counts as worthless.
+
+    Both (epsilon, error = 1 - utility) are minimized. Epsilon is a known function of the
+    hyper-parameters; utility is measured by training, averaged over ``replicates``.
+
+    Args:
+        space: The hyper-parameters.
+        privacy: ``config -> epsilon``, exact and cheap; called for thousands of candidates a trial.
+        utility: ``config, seed -> utility`` in [0, 1], noisy and expensive. Define it at the top
+            level of a module if it shall run in other processes.
+        ref_point: The anti-ideal (epsilon, error): hypervolume is measured from there.
+        privacy_batch: ``configs -> epsilons`` for thousands of candidates at once, where that is
+            faster. May be larger than ``privacy``, never smaller; trials get the exact value.
+        replicates: Trainings for each trial, with seeds of their own.
+        objectives: Further objectives to minimize.
+        utility_replicates: ``config, seeds -> utilities``, in place of ``utility``, where all
+            replicates of a trial are trained together.
+        guarantee: ``config -> Guarantee`` of one training, where more is known than its epsilon:
+            the cost of many trainings is then accounted for jointly instead of added up.
+        delta: The delta at which ``privacy`` states epsilon.
+        relation: The neighbouring relation under which ``privacy`` states epsilon.
+        utility_guarantee: What the *measurement* of one utility promises the test records; None if
+            utilities are computed from them without noise.
+        name: How a stored study recognizes the problem; the utility oracle's name by default.
+
+    Example:
+        >>> problem = PrivacyUtilityProblem(
+        ...     SearchSpace(noise=Real(0.1, 10.0, log=True)),
+        ...     privacy=lambda config: 1 / config["noise"],
+        ...     utility=lambda config, seed: 1 / (1 + config["noise"]),
+        ... )
+        >>> problem.epsilon({"noise": 2.0})
+        0.5
+    """
+
+    def __init__(
+        self,
+        space: SearchSpace,
+        *,
+        privacy: Callable[[Config], float],
+        utility: Callable[[Config, int], UtilityAnswer] | None = None,
+        ref_point: tuple[float, float] = (10.0, 1.0),
+        privacy_batch: Callable[[Sequence[Config]], Sequence[float]] | None = None,
+        replicates: int = 1,
+        objectives: Sequence[Objective] = (),
+        utility_replicates: Callable[[Config, Sequence[int]], Sequence[UtilityAnswer]]
+        | None = None,
+        guarantee: Callable[[Config], Guarantee] | None = None,
+        delta: float = 0.0,
+        relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
+        utility_guarantee: Guarantee | None = None,
+        name: str | None = None,
+    ) -> None:
+        if not isinstance(space, SearchSpace):
+            raise TypeError(f"`space` must be a SearchSpace, got {type(space).__name__}.")
+        if not callable(privacy):
+            raise TypeError(f"`privacy` must be callable, got {type(privacy).__name__}.")
+        if (utility is None) == (utility_replicates is None):
+            raise ValueError("Give exactly one of `utility` and `utility_replicates`.")
+        oracle = utility if utility is not None else utility_replicates
+        if not callable(oracle):
+            raise TypeError(f"`utility` must be callable, got {type(oracle).__name__}.")
+        if not isinstance(ref_point, (tuple, list)) or len(ref_point) != 2:
+            raise ValueError(f"`ref_point` must be a pair (epsilon, error), got {ref_point!r}.")
+        check_positive("ref_point[0]", ref_point[0])
+        if not 0 < check_finite("ref_point[1]", ref_point[1]) <= 1:
+            raise ValueError(f"`ref_point[1]` is an error in (0, 1], got {ref_point[1]}.")
+        names = [objective.name for objective in objectives]
+        if len(set(names)) < len(names):
+            raise ValueError(f"`objectives` must have different names, got {names}.")
+        if not isinstance(relation, NeighboringRelation):
+            raise TypeError(f"`relation` must be a NeighboringRelation, got {relation!r}.")
+        self.space = space
+        self.privacy = privacy
+        self.privacy_batch = privacy_batch
+        self.oracle: Callable[..., Any] = oracle
+        self.replicates_together = utility_replicates is not None
+        self.ref_point = (float(ref_point[0]), float(ref_point[1]))
+        self.replicates = check_integer("replicates", replicates)
+        self.objectives = tuple(objectives)
+        self.guarantee = guarantee
+        self.delta = check_delta("delta", delta, allow_zero=True)
+        self.relation = relation
+        self.utility_guarantee = utility_guarantee
+        self.name = name if name is not None else _name_of(oracle)
+
+    @property
+    def objective_names(self) -> tuple[str, ...]:
+        """Names of all objectives, in the order of points and reference points."""
+        return ("epsilon", "error", *(objective.name for objective in self.objectives))
+
+    @property
+    def full_ref_point(self) -> tuple[float, ...]:
+        """The reference point with the further objectives' values."""
+        return (*self.ref_point, *(objective.ref_point for objective in self.objectives))
+
+    @property
+    def measured_objectives(self) -> tuple[Objective, ...]:
+        """The further objectives that only a training reveals."""
+        return tuple(o for o in self.objectives if o.function is None)
+
+    def epsilon(self, config: Config) -> float:
+        """The exact epsilon of one training, or :class:`InvalidEpsilonError`."""
+        value = self.privacy(dict(config))
+        if not isinstance(value, RealNumber) or not 0 <= float(value) < math.inf:
+            raise InvalidEpsilonError(
+                f"`privacy` must return a finite epsilon >= 0, got {value!r} for {config}."
+            )
+        return float(value)
+
+    def epsilon_bounds(self, configs: Sequence[Config]) -> list[float]:
+        """Upper bounds on the epsilons of candidates, exact unless there is a ``privacy_batch``."""
+        if self.privacy_batch is None:
+            return [self.epsilon(config) for config in configs]
+        bounds = [float(value) for value in self.privacy_batch([dict(c) for c in configs])]
+        if len(bounds) != len(configs) or not all(0 <= value < math.inf for value in bounds):
+            raise InvalidEpsilonError(
+                f"`privacy_batch` must return {len(configs)} finite epsilons >= 0, "
+                f"got {len(bounds)} values."
+            )
+        return bounds
+
+    def training_guarantee(self, config: Config, epsilon: float) -> Guarantee:
+        """What one training with ``config`` promises a training record."""
+        if self.guarantee is not None:
+            return self.guarantee(dict(config))
+        loss = ApproximateLoss(epsilon, self.delta) if self.delta > 0 else PureLoss(epsilon)
+        return Guarantee(
+            mechanism=f"training for {self.name!r}",
+            relation=self.relation,
+            losses=(loss,),
+            protects="one record of the training data",
+            conditions=(_ORACLE_CONDITION,),
+            status="conditional",
+        )
+
+    def measurement(self, answer: UtilityAnswer, seconds: float = math.nan) -> Measurement:
+        """Check one answer of the utility oracle; an error does not quote it."""
+        measured = self.measured_objectives
+        extras: Mapping[str, float] = {}
+        if measured:
+            if not (
+                isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], Mapping)
+            ):
+                names = [objective.name for objective in measured]
+                raise InvalidUtilityError(
+                    f"`utility` must return (utility, dict of {names}), "
+                    f"got {type(answer).__name__}."
+                )
+            answer, extras = answer
+        if isinstance(answer, bool) or not isinstance(answer, RealNumber):
+            raise InvalidUtilityError(
+                f"`utility` must return a real number in [0, 1], got {type(answer).__name__}."
+            )
+        if not 0 <= float(answer) <= 1:
+            raise InvalidUtilityError(
+                "`utility` must return a number in [0, 1] (a share, not percent; not NaN)."
+            )
+        missing = [objective.name for objective in measured if objective.name not in extras]
+        if missing:
+            raise InvalidUtilityError(f"`utility` did not return the objectives {missing}.")
+        return Measurement(
+            utility=float(answer),
+            objectives=tuple(objective.check(extras[objective.name]) for objective in measured),
+            seconds=seconds,
+        )
+
+    def description(self) -> dict[str, Any]:
+        """What must be the same for a stored study to be continued, JSON-ready."""
+        return {
+            "space": self.space.to_dict(),
+            "name": self.name,
+            "ref_point": list(self.ref_point),
+            "replicates": self.replicates,
+            "objectives": [
+                {
+                    "name": o.name,
+                    "ref_point": o.ref_point,
+                    "log": o.log,
+                    "measured": o.function is None,
+                }
+                for o in self.objectives
+            ],
+            "delta": self.delta,
+            "relation": self.relation.name,
+        }
+
+    def __repr__(self) -> str:
+        return f"PrivacyUtilityProblem({self.name!r}, {self.space!r})"
+
+
+def _name_of(oracle: Callable[..., Any]) -> str:
+    return getattr(oracle, "__qualname__", None) or type(oracle).__qualname__

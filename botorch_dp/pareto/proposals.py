@@ -1,0 +1,370 @@
+"""Which config to try next: a pure function of the space, the trials and the seed.
+
+Candidates are a fixed space-filling set and small steps away from the best configs so far, all
+rounded to what can be tried; the best candidates are polished by ever smaller steps. No gradient is
+needed, so that integers, the exact epsilon and any acquisition function are treated alike.
+
+References:
+    [Avent2020] B. Avent, J. Gonzalez, T. Diethe, A. Paleyes, B. Balle. Automatic Discovery of
+        Privacy-Utility Pareto Fronts. Proceedings on Privacy Enhancing Technologies 2020(4).
+    [Daulton2020] S. Daulton, M. Balandat, E. Bakshy. Differentiable Expected Hypervolume
+        Improvement for Parallel Multi-Objective Bayesian Optimization. NeurIPS 2020.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import torch
+from botorch.acquisition import AcquisitionFunction
+from botorch.acquisition.multi_objective.logei import qLogExpectedHypervolumeImprovement
+from botorch.acquisition.multi_objective.objective import GenericMCMultiOutputObjective
+from botorch.models.model import Model
+from botorch.sampling import SobolQMCNormalSampler
+from botorch.utils.multi_objective.box_decompositions.box_decomposition import BoxDecomposition
+from botorch.utils.multi_objective.box_decompositions.non_dominated import (
+    FastNondominatedPartitioning,
+)
+from botorch.utils.multi_objective.pareto import is_non_dominated
+from botorch.utils.sampling import manual_seed
+from numpy.typing import NDArray
+from torch import Tensor
+
+from botorch_dp.acquisition.hvpoi import (
+    HypervolumeProbabilityOfImprovement,
+    LogHypervolumeProbabilityOfImprovement,
+)
+from botorch_dp.pareto.models import (
+    Beliefs,
+    EpsilonScale,
+    KnownObjectives,
+    PrivacyModel,
+    objective_scales,
+)
+from botorch_dp.pareto.problem import PrivacyUtilityProblem
+from botorch_dp.pareto.space import Config
+from botorch_dp.pareto.trials import StudyError, Trial
+
+#: Scores the rows of ``n x d`` codes; the largest is tried next.
+Score: TypeAlias = Callable[[Tensor], Tensor]
+
+
+class AcquisitionFactory(Protocol):
+    """Builds an acquisition function for one point at a time (``b x 1 x d``).
+
+    Everything is maximized and in the scale of the models: ``-log(epsilon)``, ``-logit(error)``,
+    then further objectives. Pending trials are in ``model`` and ``partitioning`` already. BoTorch's
+    analytic acquisition functions and those of this package have this signature.
+    """
+
+    def __call__(
+        self, model: Model, ref_point: Tensor, partitioning: BoxDecomposition
+    ) -> AcquisitionFunction:
+        """The acquisition function."""
+
+
+#: Points at which an expectation over one Gaussian is evaluated.
+_NODES = 20
+_MC_SAMPLES = 64
+#: Steps from the best configs, in units of the cube, and how many of each length.
+_LOCAL_STEPS = (0.02, 0.06, 0.2)
+_LOCAL_CANDIDATES = 512
+#: Polishing: how many of the best candidates, and which steps they take in turn.
+_POLISHED = 8
+_POLISH_STEPS = (0.05, 0.02, 0.01, 0.005)
+_POLISH_TRIES = 12
+#: Acquisition functions get so many points at once; their memory grows with it.
+_CHUNK = 512
+
+
+@dataclass(frozen=True)
+class ProposalOptions:
+    """How proposals are made; see :class:`~botorch_dp.pareto.DPareto`."""
+
+    acquisition: str | AcquisitionFactory = "ehvi"
+    privacy_model: PrivacyModel = "exact"
+    epsilon_scale: EpsilonScale = "linear"
+    candidates: int = 2048
+    grid_levels: int | Mapping[str, int] = 3
+
+
+class Proposer:
+    """Proposes configs for one problem.
+
+    It remembers what the oracles said about known objectives and the fixed candidates, which
+    saves time and changes nothing: :meth:`propose` is a pure function of its arguments.
+    """
+
+    def __init__(
+        self, problem: PrivacyUtilityProblem, *, seed: int, options: ProposalOptions
+    ) -> None:
+        self.problem = problem
+        self.options = options
+        self.known = KnownObjectives(problem)
+        self._seed = seed
+        self._scales = objective_scales(problem, options.epsilon_scale)
+        self._grid: list[Config] | None = None
+        if options.acquisition == "grid":
+            grid = problem.space.grid(options.grid_levels)
+            order = np.random.default_rng(_stream(seed, "grid")).permutation(len(grid))
+            self._grid = [grid[index] for index in order]
+        self._sobol: dict[str, NDArray[np.float64]] = {}
+        self._pool: Tensor | None = None
+
+    @property
+    def largest_number(self) -> float:
+        """How many trials there can be."""
+        return math.inf if self._grid is None else len(self._grid)
+
+    def propose(self, trials: Sequence[Trial], number: int, initial: int) -> Config:
+        """The config of trial ``number``.
+
+        Args:
+            trials: All earlier trials, in order of their numbers.
+            number: The new trial's number.
+            initial: How many trials are drawn before models are consulted.
+        """
+        if self._grid is not None:
+            if number >= len(self._grid):
+                raise StudyError(
+                    f"The grid has {len(self._grid)} points and all were proposed; start a study "
+                    "with larger `grid_levels`."
+                )
+            return self._grid[number]
+        if self.options.acquisition == "random":
+            generator = np.random.default_rng(_stream(self._seed, "random", number))
+            return self.problem.space.draw(generator.random((1, self.problem.space.dim)))[0]
+        complete = [trial for trial in trials if trial.state == "complete"]
+        if number < initial or len(complete) < 2:
+            return self.problem.space.draw(self._quasi_random("initial", number + 1)[number:])[0]
+        beliefs = self.beliefs(trials)
+        with manual_seed(self._torch_seed(number)), torch.no_grad():
+            score = self._score(beliefs)
+            best = self.search(score, beliefs, number)
+            if best is None:
+                # Nothing promises an improvement: look where least is known.
+                best = self.search(lambda X: _uncertainty(beliefs, X), beliefs, number)
+        if best is None:
+            raise StudyError(
+                "The privacy oracle fails, or answers no finite epsilon >= 0, for all candidates. "
+                "Call `problem.epsilon(config)` by hand to see what is wrong."
+            )
+        return self.problem.space.decode(best.unsqueeze(0))[0]
+
+    def epsilons(self, codes: Tensor) -> Tensor:
+        """Exact epsilons, ``n``, at ``n x d`` codes; NaN where the oracle fails."""
+        return self.known(self.problem.space.decode(codes))[:, 0]
+
+    def beliefs(
+        self, trials: Sequence[Trial], *, privacy_model: PrivacyModel | None = None
+    ) -> Beliefs:
+        """The models fitted to the complete trials, believing in the others."""
+        return Beliefs(
+            self.problem,
+            [trial for trial in trials if trial.state == "complete"],
+            [trial.config for trial in trials if trial.state != "complete"],
+            known=self.known,
+            scales=self._scales,
+            privacy_model=privacy_model or self.options.privacy_model,
+            seed=self._torch_seed(len(trials)),
+        )
+
+    def search(self, score: Score, beliefs: Beliefs, number: int) -> Tensor | None:
+        """The code with the best score found, ``d``; None if no score is positive or finite.
+
+        Args:
+            score: Larger is better; not finite where nothing may be proposed.
+            beliefs: Where the best configs so far are.
+            number: Makes the random steps of this search its own.
+        """
+        generator = torch.Generator().manual_seed(self._torch_seed(number))
+        starts = _best_incumbents(beliefs)
+        around = _steps_from(starts, _LOCAL_STEPS, _LOCAL_CANDIDATES, generator)
+        codes = torch.cat([self._fixed_pool(), self.problem.space.round(around)])
+        scores = _finite_or_lowest(score(codes))
+        for step in _POLISH_STEPS:
+            kept = scores.topk(min(_POLISHED, len(scores))).indices
+            codes, scores = codes[kept], scores[kept]
+            if scores[0] == -math.inf:
+                return None
+            tries = _steps_from(codes, (step,), _POLISH_TRIES * len(codes), generator)
+            tries = self.problem.space.round(tries)
+            codes = torch.cat([codes, tries])
+            scores = torch.cat([scores, _finite_or_lowest(score(tries))])
+        return codes[scores.argmax()]
+
+    def _fixed_pool(self) -> Tensor:
+        if self._pool is None:
+            uniforms = self._quasi_random("candidates", self.options.candidates)
+            self._pool = self.problem.space.round(torch.from_numpy(uniforms))
+        return self._pool
+
+    def _quasi_random(self, purpose: str, count: int) -> NDArray[np.float64]:
+        """The first ``count`` points of a scrambled Sobol sequence, ``count x d``."""
+        points = self._sobol.get(purpose)
+        if points is None or len(points) < count:
+            engine = torch.quasirandom.SobolEngine(
+                self.problem.space.dim, scramble=True, seed=_stream_seed(self._seed, purpose)
+            )
+            size = 2 ** math.ceil(math.log2(max(count, 2)))
+            points = self._sobol[purpose] = engine.draw(size, dtype=torch.double).numpy()
+        return points[:count]
+
+    def _torch_seed(self, number: int) -> int:
+        return _stream_seed(self._seed, "search", number)
+
+    def _score(self, beliefs: Beliefs) -> Score:
+        acquisition = self.options.acquisition
+        if acquisition == "ehvi":
+            return self._expected_improvement(beliefs)
+        if acquisition == "qlogehvi":
+            return _pointwise(self._monte_carlo_improvement(beliefs))
+        ref_point = torch.tensor([s.ref_model for s in self._scales], dtype=torch.double)
+        factory: Any = {
+            "hvpoi": HypervolumeProbabilityOfImprovement,
+            "log_hvpoi": LogHypervolumeProbabilityOfImprovement,
+        }.get(str(acquisition), acquisition)
+        partitioning = FastNondominatedPartitioning(ref_point, Y=_usable(beliefs.incumbents))
+        scored = _pointwise(factory(beliefs.model, ref_point, partitioning))
+        return _positive(scored) if acquisition == "hvpoi" else scored
+
+    def _expected_improvement(self, beliefs: Beliefs) -> Score:
+        cells = self._partitioned(beliefs).get_hypercell_bounds()
+        maps = [scale.to_volume for scale in self._scales]
+
+        def score(X: Tensor) -> Tensor:
+            return expected_hypervolume_improvement(*beliefs.predict(X), cells, maps)
+
+        return _positive(score)
+
+    def _monte_carlo_improvement(self, beliefs: Beliefs) -> AcquisitionFunction:
+        partitioning = self._partitioned(beliefs)
+        return qLogExpectedHypervolumeImprovement(
+            beliefs.model,
+            ref_point=partitioning.ref_point,
+            partitioning=partitioning,  # type: ignore[arg-type]
+            sampler=SobolQMCNormalSampler(torch.Size([_MC_SAMPLES]), seed=0),
+            objective=GenericMCMultiOutputObjective(self._volumes),
+        )
+
+    def _partitioned(self, beliefs: Beliefs) -> FastNondominatedPartitioning:
+        """The non-dominated space in the units of hypervolume, from the incumbents' means."""
+        ref_point = torch.tensor([s.ref_volume for s in self._scales], dtype=torch.double)
+        return FastNondominatedPartitioning(ref_point, Y=self._volumes(_usable(beliefs.incumbents)))
+
+    def _volumes(self, Y: Tensor, X: Tensor | None = None) -> Tensor:
+        """From the scale of the models to the units of hypervolume, ``... x m``."""
+        return torch.stack([s.to_volume(Y[..., i]) for i, s in enumerate(self._scales)], dim=-1)
+
+
+def expected_hypervolume_improvement(
+    means: Tensor,
+    stds: Tensor,
+    cells: Tensor,
+    maps: Sequence[Callable[[Tensor], Tensor]],
+) -> Tensor:
+    r"""Expected hypervolume improvement of independent Gaussians seen through monotone maps.
+
+    With the non-dominated space cut into boxes from ``l_c`` to ``u_c`` [Daulton2020], and ``y_k``
+    the ``k``-th objective in the units of hypervolume,
+
+    .. math::
+        EHVI = \sum_c \prod_k E[(\min(y_k, u_{ck}) - l_{ck})^+],
+
+    because objectives are independent. Each factor is a sum over Gauss-Hermite nodes; an objective
+    that is known (standard deviation 0) needs one node only.
+
+    Args:
+        means: ``n x m``, in the scale of the models.
+        stds: ``n x m``.
+        cells: ``2 x c x m`` lower and upper ends of the boxes.
+        maps: From the scale of the models to the units of hypervolume, one for each objective.
+
+    Returns:
+        ``n`` values.
+    """
+    nodes, weights = (torch.from_numpy(a) for a in np.polynomial.hermite_e.hermegauss(_NODES))
+    weights = weights / weights.sum()
+    improvement = torch.ones(means.shape[0], cells.shape[1], dtype=means.dtype)
+    for k, to_volume in enumerate(maps):
+        mean, std = means[:, k : k + 1], stds[:, k : k + 1]
+        lower, upper = cells[0, :, k], cells[1, :, k]
+        if bool((std == 0).all()):
+            improvement *= (torch.minimum(to_volume(mean), upper) - lower).clamp_min(0)
+        else:
+            values = to_volume(mean + std * nodes).unsqueeze(1)  # n x 1 x nodes
+            gains = (torch.minimum(values, upper.unsqueeze(-1)) - lower.unsqueeze(-1)).clamp_min(0)
+            improvement *= gains @ weights
+    return improvement.sum(dim=-1)
+
+
+def _pointwise(acquisition: AcquisitionFunction) -> Score:
+    def score(X: Tensor) -> Tensor:
+        values = [acquisition(chunk.unsqueeze(-2)) for chunk in X.split(_CHUNK)]
+        return torch.cat(values)
+
+    return score
+
+
+def _positive(score: Score) -> Score:
+    """A score where zero means that nothing can be gained, not that the gain is average."""
+
+    def positive(X: Tensor) -> Tensor:
+        values = score(X)
+        return values.where(values > 0, -math.inf)
+
+    return positive
+
+
+def _uncertainty(beliefs: Beliefs, X: Tensor) -> Tensor:
+    """Sum of the standard deviations of what is not known."""
+    means, stds = beliefs.predict(X)
+    return stds.sum(dim=-1).where(means.isfinite().all(dim=-1), -math.inf)
+
+
+def _finite_or_lowest(scores: Tensor) -> Tensor:
+    return scores.where(scores.isfinite(), -math.inf)
+
+
+def _usable(incumbents: Tensor) -> Tensor:
+    """The incumbents all of whose objectives are defined."""
+    return incumbents[incumbents.isfinite().all(dim=-1)]
+
+
+def _best_incumbents(beliefs: Beliefs) -> Tensor:
+    """Codes of the incumbents on the believed front, ``k x d``."""
+    defined = beliefs.incumbents.isfinite().all(dim=-1)
+    codes, means = beliefs.incumbent_codes[defined], beliefs.incumbents[defined]
+    return codes[is_non_dominated(means)]
+
+
+def _steps_from(
+    starts: Tensor, lengths: Sequence[float], count: int, generator: torch.Generator
+) -> Tensor:
+    """About ``count`` points, ``n x d``, Gaussian steps of each length away from the starts.
+
+    A step changes each parameter with probability 1/2: one parameter alone often has to move by
+    more than all of them together may.
+    """
+    if len(starts) == 0:
+        return starts
+    dim = starts.shape[-1]
+    per_length = max(1, count // (len(lengths) * len(starts)))
+    shape = (len(lengths), per_length, len(starts), dim)
+    noise = torch.randn(shape, generator=generator, dtype=starts.dtype)
+    moved = torch.rand(shape, generator=generator, dtype=starts.dtype) < 0.5
+    steps = noise * moved * torch.tensor(lengths, dtype=starts.dtype).reshape(-1, 1, 1, 1)
+    return (starts + steps).reshape(-1, dim).clamp(0, 1)
+
+
+def _stream(seed: int, purpose: str, number: int = 0) -> np.random.SeedSequence:
+    """Random streams that differ for each purpose and number."""
+    return np.random.SeedSequence(seed, spawn_key=(number, *purpose.encode()))
+
+
+def _stream_seed(seed: int, purpose: str, number: int = 0) -> int:
+    return int(_stream(seed, purpose, number).generate_state(1)[0])

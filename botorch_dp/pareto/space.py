@@ -1,0 +1,358 @@
+"""Hyper-parameter spaces: what may be tried, how it is drawn, and how the models see it.
+
+A *config* is a dict of plain numbers, as the oracles get it. Its *code* is a point of the unit
+cube, linear or logarithmic in each parameter. Integers are rounded when a code is turned into a
+config, and models are shown the code of the rounded config only, so that they never learn about a
+point that cannot be tried.
+
+References:
+    [Avent2020] B. Avent, J. Gonzalez, T. Diethe, A. Paleyes, B. Balle. Automatic Discovery of
+        Privacy-Utility Pareto Fronts. Proceedings on Privacy Enhancing Technologies 2020(4).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from numbers import Integral
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.stats import truncnorm
+from torch import Tensor
+
+from botorch_dp.checks import check_finite, check_integer, check_positive
+
+#: Values of all parameters by name, as the oracles get them.
+Config: TypeAlias = dict[str, Any]
+
+#: A grid with more points than this is a mistake: it would not fit into memory or a lifetime.
+_LARGEST_GRID = 1_000_000
+
+
+@dataclass(frozen=True)
+class ShiftedExponential:
+    """Density proportional to ``exp(-rate (x - shift))`` within the parameter's range [Avent2020].
+
+    Args:
+        rate: Inverse of the scale, in units of the parameter.
+        shift: Where the density begins; the low end of the range if None.
+    """
+
+    rate: float
+    shift: float | None = None
+
+    def __post_init__(self) -> None:
+        check_positive("rate", self.rate)
+        if self.shift is not None:
+            check_finite("shift", self.shift)
+
+    def quantile(self, u: NDArray[np.float64], low: float, high: float) -> NDArray[np.float64]:
+        """The value below which a share ``u`` of the mass in ``[low, high]`` lies."""
+        start = low if self.shift is None else max(low, self.shift)
+        # Mass is measured from `start`, so that a large rate cannot underflow all of it.
+        mass = -math.expm1(-self.rate * (high - start))
+        return start - np.log1p(-u * mass) / self.rate
+
+
+@dataclass(frozen=True)
+class TruncatedNormal:
+    """The normal distribution restricted to the parameter's range [Avent2020]."""
+
+    mean: float
+    std: float
+
+    def __post_init__(self) -> None:
+        check_finite("mean", self.mean)
+        check_positive("std", self.std)
+
+    def quantile(self, u: NDArray[np.float64], low: float, high: float) -> NDArray[np.float64]:
+        """The value below which a share ``u`` of the mass in ``[low, high]`` lies."""
+        ends = (low - self.mean) / self.std, (high - self.mean) / self.std
+        values: NDArray[np.float64] = self.mean + self.std * truncnorm.ppf(u, *ends)
+        return values
+
+
+Distribution: TypeAlias = ShiftedExponential | TruncatedNormal
+
+
+def _check_distribution(distribution: Distribution | None, high: float) -> None:
+    if distribution is None:
+        return
+    if not isinstance(distribution, (ShiftedExponential, TruncatedNormal)):
+        raise TypeError(
+            "`distribution` must be a ShiftedExponential, a TruncatedNormal or None (uniform in "
+            f"the parameter's scale), got {type(distribution).__name__}."
+        )
+    shift = getattr(distribution, "shift", None)
+    if shift is not None and shift >= high:
+        raise ValueError(f"`shift` = {shift} must lie below the range's high end {high}.")
+
+
+class _Scale:
+    """Linear or logarithmic position within ``[low, high]``, from 0 to 1."""
+
+    low: float
+    high: float
+    log: bool
+
+    def _positions(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        if self.low == self.high:
+            return np.zeros_like(values)
+        if self.log:
+            return np.log(values / self.low) / math.log(self.high / self.low)
+        return (values - self.low) / (self.high - self.low)
+
+    def _values(self, positions: NDArray[np.float64]) -> NDArray[np.float64]:
+        if self.log:
+            values = self.low * np.exp(positions * math.log(self.high / self.low))
+        else:
+            values = self.low + positions * (self.high - self.low)
+        return np.clip(values, self.low, self.high)
+
+
+@dataclass(frozen=True)
+class Real(_Scale):
+    """A real parameter.
+
+    Args:
+        low: Smallest value.
+        high: Largest value.
+        log: Whether the models and the uniform draws see its logarithm. Right for what spans
+            orders of magnitude: learning rates, noise, clipping norms.
+        distribution: How random and initial trials draw it; uniform in its scale if None.
+    """
+
+    low: float
+    high: float
+    log: bool = False
+    distribution: Distribution | None = None
+
+    def __post_init__(self) -> None:
+        low, high = check_finite("low", self.low), check_finite("high", self.high)
+        if not low < high:
+            raise ValueError(f"`Real` needs low < high, got low={low}, high={high}.")
+        if self.log and low <= 0:
+            raise ValueError(f"`log=True` needs low > 0, got low={low}.")
+        _check_distribution(self.distribution, high)
+        object.__setattr__(self, "low", low)
+        object.__setattr__(self, "high", high)
+
+    def decode(self, positions: NDArray[np.float64]) -> list[float]:
+        """Values at positions in [0, 1]."""
+        return [float(value) for value in self._values(positions)]
+
+    def encode(self, values: Sequence[float]) -> NDArray[np.float64]:
+        """Positions of values."""
+        return np.clip(self._positions(np.asarray(values, dtype=np.float64)), 0.0, 1.0)
+
+    def draw(self, u: NDArray[np.float64]) -> list[float]:
+        """Values at the quantiles ``u`` of the sampling distribution."""
+        if self.distribution is None:
+            return self.decode(u)
+        values = np.clip(self.distribution.quantile(u, self.low, self.high), self.low, self.high)
+        return [float(value) for value in values]
+
+    def levels(self, count: int) -> list[float]:
+        """``count`` equidistant values in the parameter's scale."""
+        return self.decode(_equidistant(count))
+
+    def check(self, name: str, value: object) -> float:
+        """Return ``value`` as a float, or raise if it is not within the range."""
+        number = check_finite(name, value)
+        if not self.low <= number <= self.high:
+            raise ValueError(f"`{name}` must lie in [{self.low}, {self.high}], got {number}.")
+        return number
+
+
+@dataclass(frozen=True)
+class Integer(_Scale):
+    """An integer parameter; see :class:`Real`. ``low == high`` makes it a constant."""
+
+    low: int
+    high: int
+    log: bool = False
+    distribution: Distribution | None = None
+
+    def __post_init__(self) -> None:
+        for name, end in (("low", self.low), ("high", self.high)):
+            if isinstance(end, bool) or not isinstance(end, Integral):
+                raise TypeError(f"`{name}` of an Integer must be an integer, got {end!r}.")
+        if not self.low <= self.high:
+            raise ValueError(f"`Integer` needs low <= high, got low={self.low}, high={self.high}.")
+        if self.log and self.low <= 0:
+            raise ValueError(f"`log=True` needs low > 0, got low={self.low}.")
+        _check_distribution(self.distribution, self.high)
+        object.__setattr__(self, "low", int(self.low))
+        object.__setattr__(self, "high", int(self.high))
+
+    def decode(self, positions: NDArray[np.float64]) -> list[int]:
+        """The integers nearest to the values at positions in [0, 1]."""
+        return [int(value) for value in np.rint(self._values(positions))]
+
+    def encode(self, values: Sequence[int]) -> NDArray[np.float64]:
+        """Positions of values."""
+        return np.clip(self._positions(np.asarray(values, dtype=np.float64)), 0.0, 1.0)
+
+    def draw(self, u: NDArray[np.float64]) -> list[int]:
+        """Integers at the quantiles ``u`` of the sampling distribution.
+
+        Each integer owns the unit interval around it, so that the ends of the range get their
+        full share.
+        """
+        low, high = self.low - 0.5, self.high + 0.5
+        if self.distribution is not None:
+            values = self.distribution.quantile(u, low, high)
+        elif self.log:
+            values = low * np.exp(u * math.log(high / low))
+        else:
+            values = low + u * (high - low)
+        return [int(value) for value in np.clip(np.rint(values), self.low, self.high)]
+
+    def levels(self, count: int) -> list[int]:
+        """At most ``count`` different integers, equidistant in the parameter's scale."""
+        return list(dict.fromkeys(self.decode(_equidistant(count))))
+
+    def check(self, name: str, value: object) -> int:
+        """Return ``value`` as an int, or raise if it is not an integer within the range."""
+        return check_integer(name, value, at_least=self.low, at_most=self.high)
+
+
+Parameter: TypeAlias = Real | Integer
+
+
+class SearchSpace:
+    """Named parameters, in a fixed order.
+
+    Example:
+        >>> space = SearchSpace(
+        ...     epochs=Integer(1, 64),
+        ...     learning_rate=Real(1e-3, 1.0, log=True),
+        ...     clip_norm=Real(0.1, 4.0, distribution=ShiftedExponential(rate=1.0)),
+        ... )
+        >>> space.sample(1, seed=0)[0].keys()
+        dict_keys(['epochs', 'learning_rate', 'clip_norm'])
+    """
+
+    def __init__(self, **parameters: Parameter) -> None:
+        if not parameters:
+            raise ValueError(
+                "The search space is empty: name at least one parameter, as in "
+                "SearchSpace(learning_rate=Real(1e-3, 1.0, log=True))."
+            )
+        for name, parameter in parameters.items():
+            if not isinstance(parameter, (Real, Integer)):
+                raise TypeError(
+                    f"`{name}` must be a Real or an Integer, got {type(parameter).__name__}."
+                )
+        self._parameters = dict(parameters)
+
+    @property
+    def parameters(self) -> Mapping[str, Parameter]:
+        """The parameters by name."""
+        return dict(self._parameters)
+
+    @property
+    def dim(self) -> int:
+        """How many parameters there are."""
+        return len(self._parameters)
+
+    def encode(self, configs: Sequence[Config]) -> Tensor:
+        """The ``n x d`` codes of configs."""
+        columns = [
+            parameter.encode([config[name] for config in configs])
+            for name, parameter in self._parameters.items()
+        ]
+        return torch.from_numpy(np.stack(columns, axis=-1)).double()
+
+    def decode(self, codes: Tensor) -> list[Config]:
+        """The configs nearest to ``n x d`` points of the unit cube."""
+        positions = codes.detach().cpu().double().clamp(0, 1).numpy()
+        return self._assemble(
+            [p.decode(positions[:, i]) for i, p in enumerate(self._parameters.values())]
+        )
+
+    def round(self, codes: Tensor) -> Tensor:
+        """The codes, ``n x d``, of the configs that ``codes`` stand for."""
+        return self.encode(self.decode(codes))
+
+    def draw(self, uniforms: NDArray[np.float64]) -> list[Config]:
+        """Configs at quantiles, ``n x d`` in [0, 1), of the sampling distributions."""
+        return self._assemble(
+            [p.draw(uniforms[:, i]) for i, p in enumerate(self._parameters.values())]
+        )
+
+    def sample(self, count: int, *, seed: int | None = None) -> list[Config]:
+        """Independent draws from each parameter's ``distribution``."""
+        check_integer("count", count)
+        return self.draw(np.random.default_rng(seed).random((count, self.dim)))
+
+    def grid(self, levels: int | Mapping[str, int]) -> list[Config]:
+        """All combinations of equidistant values, the ends included (one level: the middle).
+
+        Args:
+            levels: How many values each parameter takes: one number for all, or one for each.
+                Integers with fewer values than that take each of them once.
+        """
+        counts = self._level_counts(levels)
+        values = [p.levels(counts[name]) for name, p in self._parameters.items()]
+        size = math.prod(len(column) for column in values)
+        if size > _LARGEST_GRID:
+            raise ValueError(f"A grid of {size} points is too large; lower `levels`.")
+        return [dict(zip(self._parameters, row, strict=True)) for row in itertools.product(*values)]
+
+    def check(self, config: Mapping[str, Any]) -> Config:
+        """Return ``config`` as a plain dict in the space's order, or raise if it is outside."""
+        missing = [name for name in self._parameters if name not in config]
+        unknown = [name for name in config if name not in self._parameters]
+        if missing or unknown:
+            raise ValueError(
+                f"`config` must have exactly the parameters {list(self._parameters)}: "
+                f"missing {missing}, unknown {unknown}."
+            )
+        return {name: p.check(name, config[name]) for name, p in self._parameters.items()}
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready description; two spaces are the same if theirs are."""
+        return {
+            name: {"kind": type(parameter).__name__, **_described(parameter)}
+            for name, parameter in self._parameters.items()
+        }
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SearchSpace):
+            return NotImplemented
+        return list(self.to_dict().items()) == list(other.to_dict().items())
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        inside = ", ".join(f"{name}={parameter!r}" for name, parameter in self._parameters.items())
+        return f"SearchSpace({inside})"
+
+    def _assemble(self, columns: list[list[Any]]) -> list[Config]:
+        return [dict(zip(self._parameters, row, strict=True)) for row in zip(*columns, strict=True)]
+
+    def _level_counts(self, levels: int | Mapping[str, int]) -> dict[str, int]:
+        if not isinstance(levels, Mapping):
+            return dict.fromkeys(self._parameters, check_integer("levels", levels))
+        if set(levels) != set(self._parameters):
+            raise ValueError(
+                f"`levels` must name exactly {list(self._parameters)}, got {list(levels)}."
+            )
+        return {name: check_integer(f"levels[{name!r}]", n) for name, n in levels.items()}
+
+
+def _equidistant(count: int) -> NDArray[np.float64]:
+    return np.linspace(0.0, 1.0, count) if count > 1 else np.array([0.5])
+
+
+def _described(parameter: Parameter) -> dict[str, Any]:
+    state = asdict(parameter)
+    if parameter.distribution is not None:
+        state["distribution"]["kind"] = type(parameter.distribution).__name__
+    return state
