@@ -1,13 +1,18 @@
 """The acquisition functions in Ax: what Ax has to know to store and restore them.
 
 They run in Ax's modular BoTorch generator as they are, see ``input_constructors``. Storing an
-experiment whose generation strategy names them needs one call of ``register_with_ax``, both in the
-process that saves and in the one that loads.
+experiment whose generation strategy names them takes one call of ``register_with_ax``, both in
+the process that saves and in the one that loads.
 """
 
 from __future__ import annotations
 
-from botorch.acquisition.acquisition import AcquisitionFunction
+from botorch_dp.acquisition.gradient_trace import GradientTrace
+from botorch_dp.acquisition.hvpoi import (
+    HypervolumeProbabilityOfImprovement,
+    LogHypervolumeProbabilityOfImprovement,
+)
+from botorch_dp.acquisition.ucb import PrivateUpperConfidenceBound, UCBSchedule
 
 
 def register_with_ax() -> None:
@@ -16,9 +21,10 @@ def register_with_ax() -> None:
     Calling it again does no harm.
 
     Example:
+        >>> from ax.api.client import Client
         >>> from botorch_dp.acquisition.ax import register_with_ax
         >>> register_with_ax()
-        >>> client.save_to_json_file("experiment.json")  # an `ax.Client`
+        >>> client = Client.load_from_json_file("experiment.json")
     """
     try:
         from ax.storage.botorch_modular_registry import register_acquisition_function
@@ -28,11 +34,12 @@ def register_with_ax() -> None:
             "Ax is not installed; install the extra with `pip install 'botorch_dp[ax]'`."
         ) from error
 
-    from botorch_dp import acquisition
-
-    for name in acquisition.__all__:
-        exported = getattr(acquisition, name)
-        if issubclass(exported, AcquisitionFunction):
-            register_acquisition_function(exported)
-    # An option of PrivateUpperConfidenceBound; Ax writes data classes, but reads only known ones.
-    CORE_DECODER_REGISTRY[acquisition.UCBSchedule.__name__] = acquisition.UCBSchedule
+    for acquisition_function in (
+        GradientTrace,
+        HypervolumeProbabilityOfImprovement,
+        LogHypervolumeProbabilityOfImprovement,
+        PrivateUpperConfidenceBound,
+    ):
+        register_acquisition_function(acquisition_function)
+    # An option of PrivateUpperConfidenceBound; Ax writes any data class, but reads known ones only.
+    CORE_DECODER_REGISTRY[UCBSchedule.__name__] = UCBSchedule

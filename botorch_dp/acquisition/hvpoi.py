@@ -84,13 +84,13 @@ class _HypervolumeAcquisition(MultiObjectiveAnalyticAcquisitionFunction, ABC):
         own_ref_point: Tensor = partitioning.ref_point
         num_objectives = len(own_ref_point)
         ref_point = torch.as_tensor(ref_point).to(own_ref_point)
+        if not ref_point.isfinite().all():
+            raise ValueError(f"`ref_point` must be finite, got {ref_point.tolist()}.")
         if ref_point.shape != own_ref_point.shape or not torch.allclose(ref_point, own_ref_point):
             raise ValueError(
                 "`ref_point` must be the reference point that `partitioning` was built with, "
                 f"{own_ref_point.tolist()}, got {ref_point.tolist()}."
             )
-        if not ref_point.isfinite().all():
-            raise ValueError(f"`ref_point` must be finite, got {ref_point.tolist()}.")
         if weights is None:
             weights = torch.ones_like(own_ref_point)
         weights = torch.as_tensor(weights).to(own_ref_point)

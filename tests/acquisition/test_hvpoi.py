@@ -518,7 +518,7 @@ class TestArguments:
             ({"region": "everywhere"}, "`region` must be one of"),
             ({"ref_point": [0.0, 0.1]}, "`ref_point` must be the reference point"),
             ({"ref_point": [0.0]}, "`ref_point` must be the reference point"),
-            ({"ref_point": [0.0, math.nan]}, "`ref_point` must be the reference point"),
+            ({"ref_point": [0.0, math.nan]}, "`ref_point` must be finite"),
             ({"weights": [1.0]}, "`weights` must hold one number for each of the 2"),
             ({"weights": [1.0, 0.0]}, "`weights` must be finite and not zero"),
             ({"weights": [1.0, math.inf]}, "`weights` must be finite and not zero"),
