@@ -1,6 +1,10 @@
 """BoTorch acquisition functions: they know models, not privacy."""
 
 from botorch_dp.acquisition import input_constructors as input_constructors  # registers them
+from botorch_dp.acquisition.gradient_trace import (
+    GradientTrace,
+    gen_gradient_trace_initial_conditions,
+)
 from botorch_dp.acquisition.hvpoi import (
     HypervolumeProbabilityOfImprovement,
     LogHypervolumeProbabilityOfImprovement,
@@ -8,8 +12,10 @@ from botorch_dp.acquisition.hvpoi import (
 from botorch_dp.acquisition.ucb import PrivateUpperConfidenceBound, UCBSchedule
 
 __all__ = [
+    "GradientTrace",
     "HypervolumeProbabilityOfImprovement",
     "LogHypervolumeProbabilityOfImprovement",
     "PrivateUpperConfidenceBound",
     "UCBSchedule",
+    "gen_gradient_trace_initial_conditions",
 ]

@@ -21,6 +21,7 @@ from botorch.utils.multi_objective.box_decompositions.non_dominated import (
 from botorch.utils.transforms import is_ensemble
 from torch import Tensor
 
+from botorch_dp.acquisition.gradient_trace import GradientTrace
 from botorch_dp.acquisition.hvpoi import (
     HypervolumeProbabilityOfImprovement,
     LogHypervolumeProbabilityOfImprovement,
@@ -149,3 +150,22 @@ def construct_inputs_hvpoi(
         "X_pending": X_pending,
     }
     return inputs if tau_relu is None else {**inputs, "tau_relu": tau_relu}
+
+
+@acqf_input_constructor(GradientTrace)
+def construct_inputs_gradient_trace(
+    model: Model, location: Sequence[float] | Tensor, X_pending: Tensor | None = None
+) -> dict[str, Any]:
+    """Keyword arguments of :class:`GradientTrace`.
+
+    Args:
+        model: A single-outcome model; its direction does not matter to the trace.
+        location: Where the gradient is wanted (an option of the acquisition function).
+        X_pending: An ``m x d``-dim tensor of points under evaluation.
+    """
+    inputs: Any = model
+    return {
+        "model": model,
+        "location": torch.as_tensor(location).to(inputs.train_inputs[0]),
+        "X_pending": X_pending,
+    }

@@ -1,4 +1,3 @@
-# ruff: noqa: D102 (the methods are documented once, in the interface)
 """What Gaussian-process gradients need of a kernel, and how it passes to kernels of kernels.
 
 The gradient of a Gaussian process is a Gaussian process too, and all that is needed of the kernel
@@ -19,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 
 class KernelDerivatives(nn.Module, ABC):
@@ -60,15 +60,19 @@ class ScaledDerivatives(KernelDerivatives):
         self.base = base
         self.register_buffer("scale", scale)
 
+    @override
     def value(self, X1: Tensor, X2: Tensor) -> Tensor:
         return self.scale * self.base.value(X1, X2)
 
+    @override
     def diagonal(self, X: Tensor) -> Tensor:
         return self.scale * self.base.diagonal(X)
 
+    @override
     def gradient(self, location: Tensor, X: Tensor) -> Tensor:
         return self.scale * self.base.gradient(location, X)
 
+    @override
     def gradient_covariance(self, location: Tensor) -> Tensor:
         return self.scale * self.base.gradient_covariance(location)
 
@@ -80,15 +84,19 @@ class SummedDerivatives(KernelDerivatives):
         super().__init__(shortest_length_scale(parts))
         self.parts: Any = nn.ModuleList(parts)
 
+    @override
     def value(self, X1: Tensor, X2: Tensor) -> Tensor:
         return torch.stack([part.value(X1, X2) for part in self.parts]).sum(0)
 
+    @override
     def diagonal(self, X: Tensor) -> Tensor:
         return torch.stack([part.diagonal(X) for part in self.parts]).sum(0)
 
+    @override
     def gradient(self, location: Tensor, X: Tensor) -> Tensor:
         return torch.stack([part.gradient(location, X) for part in self.parts]).sum(0)
 
+    @override
     def gradient_covariance(self, location: Tensor) -> Tensor:
         return torch.stack([part.gradient_covariance(location) for part in self.parts]).sum(0)
 
@@ -101,18 +109,22 @@ class ProductDerivatives(KernelDerivatives):
         self.left = left
         self.right = right
 
+    @override
     def value(self, X1: Tensor, X2: Tensor) -> Tensor:
         return self.left.value(X1, X2) * self.right.value(X1, X2)
 
+    @override
     def diagonal(self, X: Tensor) -> Tensor:
         return self.left.diagonal(X) * self.right.diagonal(X)
 
+    @override
     def gradient(self, location: Tensor, X: Tensor) -> Tensor:
         at = location.unsqueeze(-2)  # 1 x d; the values below are ... x 1 x N
         return self.left.gradient(location, X) * self.right.value(at, X) + self.left.value(
             at, X
         ) * self.right.gradient(location, X)
 
+    @override
     def gradient_covariance(self, location: Tensor) -> Tensor:
         at = location.unsqueeze(-2)
         left, right = (part.diagonal(at).squeeze(-1) for part in (self.left, self.right))
@@ -140,16 +152,20 @@ class RestrictedDerivatives(KernelDerivatives):
         self.base = base
         self.register_buffer("dims", dims)
 
+    @override
     def value(self, X1: Tensor, X2: Tensor) -> Tensor:
         return self.base.value(X1.index_select(-1, self.dims), X2.index_select(-1, self.dims))
 
+    @override
     def diagonal(self, X: Tensor) -> Tensor:
         return self.base.diagonal(X.index_select(-1, self.dims))
 
+    @override
     def gradient(self, location: Tensor, X: Tensor) -> Tensor:
         inner = self.base.gradient(location[self.dims], X.index_select(-1, self.dims))
         return torch.zeros_like(X.mT).index_copy(-2, self.dims, inner)
 
+    @override
     def gradient_covariance(self, location: Tensor) -> Tensor:
         inner = self.base.gradient_covariance(location[self.dims])
         full = location.new_zeros(len(location), len(location))

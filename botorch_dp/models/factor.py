@@ -23,32 +23,38 @@ class KernelFactor:
     carries no information, and a plain Cholesky factorization fails on it.
 
     Example:
-        >>> derivatives = kernel_derivatives(RBFKernel(), like=X)
-        >>> factor = KernelFactor(derivatives, X[:0])
-        >>> kept = factor.extend(X)
+        >>> factor = KernelFactor.empty(kernel_derivatives(RBFKernel(), like=X), dim=X.shape[-1])
+        >>> factor, kept = factor.extended(X)
     """
 
-    def __init__(self, derivatives: KernelDerivatives, points: Tensor) -> None:
-        """Start with the ``N x d`` ``points`` (noise-free); ``X[:0]`` for none."""
+    def __init__(self, derivatives: KernelDerivatives, points: Tensor, root: Tensor) -> None:
+        """Hold ``N x d`` independent points and their ``N x N`` factor."""
         self.derivatives = derivatives
-        self.points = points[:0]
-        self.root = points.new_zeros(0, 0)
-        if len(points):
-            self.extend(points)
+        self.points = points
+        self.root = root
+
+    @classmethod
+    def empty(cls, derivatives: KernelDerivatives, dim: int) -> KernelFactor:
+        """The factor of no points in ``dim`` dimensions."""
+        unit = derivatives.length_scales
+        return cls(derivatives, unit.new_zeros(0, dim), unit.new_zeros(0, 0))
 
     def __len__(self) -> int:
         return len(self.points)
 
-    def extend(self, X: Tensor, noise: Tensor | float = 0.0) -> Tensor:
-        """Add those rows of ``X`` (``b x d``) that are independent of all points before them.
+    def extended(self, X: Tensor, noise: Tensor | float = 0.0) -> tuple[KernelFactor, Tensor]:
+        """A factor that also has those rows of ``X`` that are independent of all before them.
 
         Args:
-            X: New points.
+            X: New points, ``b x d``.
             noise: The variance of each one's observation noise, a number or a ``b``-vector.
 
         Returns:
-            The indices of the rows of ``X`` that were kept, in the order of their addition.
+            The new factor and the indices of the rows of ``X`` that were kept, in the order of
+            their addition.
         """
+        if len(X) == 0:
+            return self, torch.zeros(0, dtype=torch.long, device=X.device)
         with torch.no_grad():
             crossed = self.whiten(self.derivatives.value(self.points, X))  # N x b
             remaining = self.derivatives.value(X, X) - crossed.mT @ crossed
@@ -56,16 +62,12 @@ class KernelFactor:
             largest = self.derivatives.diagonal(torch.cat((self.points, X))).max()
             limit = largest * torch.finfo(X.dtype).eps ** _DEPENDENCE_EXPONENT
             corner, kept = _independent_cholesky(remaining, limit)
-            if len(kept) < len(X):
-                crossed = crossed[:, kept]
             old, new = len(self), len(kept)
             root = X.new_zeros(old + new, old + new)
             root[:old, :old] = self.root
-            root[old:, :old] = crossed.mT
+            root[old:, :old] = crossed[:, kept].mT
             root[old:, old:] = corner
-            self.root = root
-            self.points = torch.cat((self.points, X[kept]))
-        return kept
+        return KernelFactor(self.derivatives, torch.cat((self.points, X[kept])), root), kept
 
     def whiten(self, B: Tensor) -> Tensor:
         """``root^{-1} B`` for an ``N x m`` matrix."""

@@ -48,10 +48,12 @@ class GradientBelief(nn.Module):
         unknown_mean: Whether to allow for an unknown constant mean.
         jacobian: A ``d x p`` matrix ``J``: the gradient meant is ``J^T`` times the one in the
             kernel's coordinates. Identity if None.
+        scale: The function meant is ``scale`` times the kernel's.
     """
 
     location: Tensor
     jacobian: Tensor | None
+    scale: Tensor | None
     points: Tensor
     root: Tensor
     prior: Tensor
@@ -59,6 +61,7 @@ class GradientBelief(nn.Module):
     ones: Tensor
     mean_effect: Tensor
     mean_precision: Tensor
+    kept: Tensor
 
     def __init__(
         self,
@@ -67,18 +70,22 @@ class GradientBelief(nn.Module):
         *,
         unknown_mean: bool = False,
         jacobian: Tensor | None = None,
+        scale: Tensor | None = None,
     ) -> None:
         super().__init__()
         self.derivatives: KernelDerivatives = factor.derivatives
         self.unknown_mean = unknown_mean
         self.register_buffer("location", location)
         self.register_buffer("jacobian", jacobian)
+        self.register_buffer("scale", scale)
         self.register_buffer("points", factor.points)
         self.register_buffer("root", factor.root)
         with torch.no_grad():
             prior = self.derivatives.gradient_covariance(location)
             if jacobian is not None:
                 prior = jacobian.mT @ prior @ jacobian
+            if scale is not None:
+                prior = scale.square() * prior
             crossed = factor.whiten(self._gradient(factor.points).mT)
             ones = factor.whiten(factor.points.new_ones(len(factor), 1))
         self.register_buffer("prior", prior)  # p x p
@@ -87,6 +94,16 @@ class GradientBelief(nn.Module):
         # What the constant does to the gradient given the values, and how well they pin it down.
         self.register_buffer("mean_effect", -(crossed.mT @ ones).squeeze(-1))  # p
         self.register_buffer("mean_precision", ones.square().sum())
+
+    @property
+    def units(self) -> Tensor:
+        """How far each coordinate must move for the kernel to notice: its length-scales, ``p``."""
+        if self.jacobian is None:
+            return self.derivatives.length_scales.expand_as(self.location)
+        stretch = torch.linalg.vector_norm(
+            self.jacobian / self.derivatives.length_scales.unsqueeze(-1), dim=0
+        )
+        return 1 / stretch
 
     @property
     def covariance(self) -> Tensor:
@@ -139,7 +156,9 @@ class GradientBelief(nn.Module):
     def _gradient(self, X: Tensor) -> Tensor:
         """``d k(location, X) / d location`` in the coordinates of the result, ``p x M``."""
         gradient = self.derivatives.gradient(self.location, X)
-        return gradient if self.jacobian is None else self.jacobian.mT @ gradient
+        if self.jacobian is not None:
+            gradient = self.jacobian.mT @ gradient
+        return gradient if self.scale is None else self.scale * gradient
 
 
 class _QuadraticForm(torch.autograd.Function):
@@ -226,9 +245,6 @@ def gradient_beliefs(model: Model, location: Tensor) -> list[GradientBelief]:
     location = _check_location(gp, location)
     transformed, jacobian = _transformed(gp, location)
     scale = _outcome_scale(gp)
-    if scale is not None:
-        identity = torch.eye(len(location)).to(location)
-        jacobian = scale * (identity if jacobian is None else jacobian)
     members: Iterable[int | None] = range(inputs.shape[0]) if inputs.dim() > 2 else [None]
     noise = gp.likelihood.noise.detach()
     beliefs = []
@@ -236,10 +252,10 @@ def gradient_beliefs(model: Model, location: Tensor) -> list[GradientBelief]:
         kernel = gp.covar_module if member is None else gp.covar_module[member]
         points = inputs if member is None else inputs[member]
         noises = (noise if member is None else noise[member]).reshape(-1).expand(len(points))
-        factor = KernelFactor(kernel_derivatives(kernel, like=points), points[:0])
-        kept = factor.extend(points.detach(), noises)
-        belief = GradientBelief(factor, transformed, jacobian=jacobian)
-        belief.register_buffer("kept", kept)
+        empty = KernelFactor.empty(kernel_derivatives(kernel, like=points), points.shape[-1])
+        factor, kept = empty.extended(points.detach(), noises)
+        belief = GradientBelief(factor, transformed, jacobian=jacobian, scale=scale)
+        belief.kept = kept
         beliefs.append(belief)
     return beliefs
 
@@ -265,6 +281,8 @@ def _posterior_mean(model: Any, belief: GradientBelief) -> Tensor:
     slope = torch.zeros_like(at) if slope is None else slope
     if belief.jacobian is not None:
         slope = belief.jacobian.mT @ slope
+    if belief.scale is not None:
+        slope = belief.scale * slope
     return (belief.weights.mT @ residuals + slope).detach()
 
 

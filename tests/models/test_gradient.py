@@ -24,6 +24,10 @@ from botorch_dp.models.kernel_derivatives import kernel_derivatives
 D = 3
 
 
+def factor_of(kernel: Kernel, X: Tensor, noise: float = 0.0) -> KernelFactor:
+    return KernelFactor.empty(kernel_derivatives(kernel, like=X), X.shape[-1]).extended(X, noise)[0]
+
+
 def kernels() -> dict[str, Kernel]:
     rbf = RBFKernel(ard_num_dims=D).double()
     rbf.lengthscale = torch.tensor([0.4, 0.8, 1.5], dtype=torch.double)
@@ -156,8 +160,7 @@ def test_trace_after_is_the_trace_of_the_extended_belief(name: str, unknown_mean
     Z = torch.rand(2, 4, 5, D, dtype=torch.double)
     location = torch.tensor([0.2, 0.5, 0.9], dtype=torch.double)
     kernel = kernels()[name]
-    factor = KernelFactor(kernel_derivatives(kernel, like=X), X[:0])
-    factor.extend(X, 1e-4)
+    factor = factor_of(kernel, X, 1e-4)
     belief = GradientBelief(factor, location, unknown_mean=unknown_mean)
     after = belief.trace_after(Z, 1e-4)
     assert after.shape == (2, 4)
@@ -167,8 +170,7 @@ def test_trace_after_is_the_trace_of_the_extended_belief(name: str, unknown_mean
             noise = torch.full((12,), 1e-4, dtype=torch.double)
             covariance, W = dense_posterior(kernel, both, noise, location, unknown_mean)
             torch.testing.assert_close(after[i, j], covariance.trace(), rtol=1e-9, atol=1e-9)
-            factor_both = KernelFactor(kernel_derivatives(kernel, like=X), X[:0])
-            factor_both.extend(both, 1e-4)
+            factor_both = factor_of(kernel, both, 1e-4)
             extended = GradientBelief(factor_both, location, unknown_mean=unknown_mean)
             torch.testing.assert_close(extended.trace, covariance.trace(), rtol=1e-9, atol=1e-9)
             torch.testing.assert_close(extended.weights, W, rtol=1e-6, atol=1e-6)
@@ -179,8 +181,7 @@ def test_trace_after_is_the_trace_of_the_extended_belief(name: str, unknown_mean
 def test_trace_after_has_the_right_derivative(name: str, unknown_mean: bool) -> None:
     X = torch.rand(4, D, dtype=torch.double)
     location = torch.tensor([0.2, 0.5, 0.9], dtype=torch.double)
-    factor = KernelFactor(kernel_derivatives(kernels()[name], like=X), X[:0])
-    factor.extend(X, 1e-2)
+    factor = factor_of(kernels()[name], X, 1e-2)
     belief = GradientBelief(factor, location, unknown_mean=unknown_mean)
     Z = torch.rand(2, 3, D, dtype=torch.double, requires_grad=True)
     assert torch.autograd.gradcheck(lambda Z: belief.trace_after(Z, 1e-2), (Z,))
@@ -188,7 +189,7 @@ def test_trace_after_has_the_right_derivative(name: str, unknown_mean: bool) -> 
 
 def test_derivative_is_finite_where_points_coincide() -> None:
     X = torch.rand(4, D, dtype=torch.double)
-    factor = KernelFactor(kernel_derivatives(kernels()["rbf"], like=X), X)
+    factor = factor_of(kernels()["rbf"], X)
     belief = GradientBelief(factor, X[0])
     Z = torch.stack((X[0], X[1], X[1], X[0] + 0.1)).requires_grad_()
     after = belief.trace_after(Z)
@@ -201,12 +202,10 @@ def test_derivative_is_finite_where_points_coincide() -> None:
 @pytest.mark.parametrize("name", kernels())
 def test_trace_never_rises_with_more_points(name: str) -> None:
     location = torch.full((D,), 0.5, dtype=torch.double)
-    factor = KernelFactor(
-        kernel_derivatives(kernels()[name], like=location), location.new_zeros(0, D)
-    )
+    factor = factor_of(kernels()[name], location.new_zeros(0, D))
     before = GradientBelief(factor, location).trace
     for _ in range(12):
-        factor.extend(torch.rand(2, D, dtype=torch.double))
+        factor, _ = factor.extended(torch.rand(2, D, dtype=torch.double))
         after = GradientBelief(factor, location).trace
         assert 0 <= after <= before * (1 + 1e-9)
         before = after
@@ -214,9 +213,7 @@ def test_trace_never_rises_with_more_points(name: str) -> None:
 
 def test_unknown_mean_without_data_changes_nothing() -> None:
     location = torch.full((D,), 0.5, dtype=torch.double)
-    factor = KernelFactor(
-        kernel_derivatives(kernels()["rbf"], like=location), location.new_zeros(0, D)
-    )
+    factor = factor_of(kernels()["rbf"], location.new_zeros(0, D))
     free = GradientBelief(factor, location, unknown_mean=True)
     torch.testing.assert_close(free.covariance, free.prior)
     assert free.weights.shape == (0, D)
@@ -229,7 +226,7 @@ def test_unknown_mean_without_data_changes_nothing() -> None:
 def test_a_constant_function_has_no_gradient_under_an_unknown_mean(constant: float) -> None:
     X = torch.rand(9, D, dtype=torch.double)
     location = torch.full((D,), 0.5, dtype=torch.double)
-    factor = KernelFactor(kernel_derivatives(kernels()["matern"], like=X), X)
+    factor = factor_of(kernels()["matern"], X)
     weights = GradientBelief(factor, location, unknown_mean=True).weights
     slope = weights.mT @ torch.full((9,), constant, dtype=torch.double)
     assert slope.abs().max() <= 1e-9 * abs(constant) * weights.abs().max()
@@ -239,7 +236,7 @@ def test_a_constant_function_has_no_gradient_under_an_unknown_mean(constant: flo
 def test_a_spanned_polynomial_kernel_leaves_no_uncertainty() -> None:
     """Rank (d + 1)(d + 2) / 2: then every quadratic is known, and its gradient exactly."""
     X = torch.randn(30, D, dtype=torch.double)
-    factor = KernelFactor(kernel_derivatives(PolynomialKernel(power=2), like=X), X)
+    factor = factor_of(PolynomialKernel(power=2), X)
     location = torch.randn(D, dtype=torch.double)
     belief = GradientBelief(factor, location)
     assert len(factor) == 10
@@ -256,7 +253,7 @@ def test_single_observation_by_hand() -> None:
     X = torch.tensor([[1.0]], dtype=torch.double)
     kernel = RBFKernel().double()
     kernel.lengthscale = 1.0
-    factor = KernelFactor(kernel_derivatives(kernel, like=X), X)
+    factor = factor_of(kernel, X)
     belief = GradientBelief(factor, torch.zeros(1, dtype=torch.double))
     slope = math.exp(-0.5)  # d/dx k(x, 1) at x = 0
     assert belief.trace.item() == pytest.approx(1 - slope**2, rel=1e-12)
