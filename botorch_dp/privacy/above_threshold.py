@@ -31,7 +31,7 @@ _LARGEST_NOISE = 2**61
 
 
 @dataclass(frozen=True)
-class _Plan:
+class SparseVectorPlan:
     """Public quantities in steps of the lattice on which answers and noise are compared."""
 
     step: float
@@ -41,7 +41,8 @@ class _Plan:
     max_positives: int
 
     @classmethod
-    def make(cls, noise: float, max_positives: int, sensitivity: float) -> _Plan:
+    def make(cls, noise: float, max_positives: int, sensitivity: float) -> SparseVectorPlan:
+        """Check the parameters and split the noise."""
         sensitivity = check_positive("sensitivity", sensitivity)
         noise = check_positive("noise", noise)
         max_positives = check_integer("max_positives", max_positives, at_most=10**6)
@@ -87,7 +88,7 @@ def sparse_vector_guarantee(
     return Guarantee(
         mechanism="Sparse vector technique",
         relation=relation,
-        losses=(PureLoss(_Plan.make(noise, max_positives, sensitivity).epsilon()),),
+        losses=(PureLoss(SparseVectorPlan.make(noise, max_positives, sensitivity).epsilon()),),
         protects=protects,
         conditions=conditions,
         status="conditional" if conditions else "proven",
@@ -149,7 +150,7 @@ def sparse_vector(
     """
     answers = check_tensor("answers", answers, shape=(None,))
     threshold = check_finite("threshold", threshold)
-    plan = _Plan.make(noise, max_positives, sensitivity)
+    plan = SparseVectorPlan.make(noise, max_positives, sensitivity)
     guarantee = sparse_vector_guarantee(
         noise=noise,
         max_positives=max_positives,
@@ -158,7 +159,7 @@ def sparse_vector(
         protects=protects,
         conditions=conditions,
     )
-    positives = _noisy_comparisons(
+    positives = noisy_comparisons(
         answers.detach().cpu().double().numpy(), threshold, plan, noise_source(unsafe_seed)
     )[0]
     return Release(
@@ -168,8 +169,12 @@ def sparse_vector(
     )
 
 
-def _noisy_comparisons(
-    answers: NDArray[np.float64], threshold: float, plan: _Plan, source: NoiseSource, draws: int = 1
+def noisy_comparisons(
+    answers: NDArray[np.float64],
+    threshold: float,
+    plan: SparseVectorPlan,
+    source: NoiseSource,
+    draws: int = 1,
 ) -> NDArray[np.bool_]:
     """``draws x m`` comparisons, each row a run of the procedure without its stop."""
     noisy_threshold = _on_lattice(np.array(threshold), plan.step) + np.clip(

@@ -11,9 +11,9 @@ import torch
 from scipy import integrate, stats
 
 from botorch_dp.privacy.above_threshold import (
-    _noisy_comparisons,
+    noisy_comparisons,
     _on_lattice,
-    _Plan,
+    SparseVectorPlan,
     _stop,
     sparse_vector,
     sparse_vector_guarantee,
@@ -48,7 +48,7 @@ def test_opendp_confirms_both_shifts_of_the_proof():
         sensitivity, ratio = 10 ** generator.uniform((-6, -2), (6, 2))
         count = int(generator.integers(1, 50))
         noise = float(sensitivity * ratio)
-        plan = _Plan.make(noise, count, float(sensitivity))
+        plan = SparseVectorPlan.make(noise, count, float(sensitivity))
         assert plan.sensitivity * plan.step >= sensitivity
         total = integer_laplace_epsilon(plan.sensitivity, plan.threshold_scale)
         total += integer_laplace_epsilon(2 * count * plan.sensitivity, plan.query_scale)
@@ -63,7 +63,7 @@ def test_neighbours_stay_neighbours_on_the_lattice():
     """Also half-way between lattice points, where rounding half to even would fail."""
     generator = np.random.default_rng(0)
     for sensitivity in (1.0, 0.3, 7.0, 1e-20):
-        plan = _Plan.make(sensitivity, 1, sensitivity)
+        plan = SparseVectorPlan.make(sensitivity, 1, sensitivity)
         start = np.concatenate(
             [
                 np.arange(-8, 8) * plan.step / 4,
@@ -129,7 +129,7 @@ def test_answers_beyond_the_lattice_saturate():
 def test_every_answer_gets_fresh_noise_and_all_share_the_threshold():
     """The probability of each output, by integrating over the threshold's noise."""
     noise, draws, answers = 2.0, 40_000, np.array([0.0, 1.0])
-    plan = _Plan.make(noise, 1, 1.0)
+    plan = SparseVectorPlan.make(noise, 1, 1.0)
     first, second = plan.threshold_scale * plan.step, plan.query_scale * plan.step
     assert first == pytest.approx(noise / (1 + 2 ** (1 / 3)))
 
@@ -145,7 +145,7 @@ def test_every_answer_gets_fresh_noise_and_all_share_the_threshold():
     patterns = [(0, 0), (0, 1), (1, 0), (1, 1)]
     expected = np.array([probability(np.array(pattern)) for pattern in patterns])
     assert expected.sum() == pytest.approx(1.0)
-    runs = _noisy_comparisons(answers, 0.5, plan, SimulatedNoise(11), draws)
+    runs = noisy_comparisons(answers, 0.5, plan, SimulatedNoise(11), draws)
     codes = runs @ np.array([2, 1])
     counts = np.bincount(codes, minlength=4)
     assert stats.chisquare(counts, draws * expected).pvalue > FALSE_ALARM
