@@ -1,1 +1,40 @@
-"""Trainers of private models: DP-SGD and DP-Adam, output perturbation."""
+"""Training with differential privacy: DP-SGD and DP-Adam, fast enough to be tuned."""
+
+from botorch_dp.training.networks import (
+    accuracy,
+    cross_entropy_loss,
+    hinge_loss,
+    linear_svm,
+    logistic_loss,
+    logistic_regression,
+    mlp1,
+    mlp2,
+    multilayer_perceptron,
+)
+from botorch_dp.training.output_perturbation import (
+    OutputPerturbedLogisticRegression,
+    PerturbedModel,
+)
+from botorch_dp.training.plan import TrainingPlan
+from botorch_dp.training.records import TrainTest
+from botorch_dp.training.trained import Trained, TrainingDiagnostics
+from botorch_dp.training.trainer import DPTrainer
+
+__all__ = [
+    "DPTrainer",
+    "OutputPerturbedLogisticRegression",
+    "PerturbedModel",
+    "TrainTest",
+    "Trained",
+    "TrainingDiagnostics",
+    "TrainingPlan",
+    "accuracy",
+    "cross_entropy_loss",
+    "hinge_loss",
+    "linear_svm",
+    "logistic_loss",
+    "logistic_regression",
+    "mlp1",
+    "mlp2",
+    "multilayer_perceptron",
+]

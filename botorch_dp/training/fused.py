@@ -1,0 +1,282 @@
+"""The fused engine: per-example clipping at the price of plain SGD, for stacks of linear layers.
+
+For a linear layer with input ``a`` and gradient ``g`` with respect to its output, the gradient of
+one record is the outer product ``g aᵀ``, whose norm is ``‖g‖ ‖a‖`` [Goodfellow2015]. So the norm
+over all layers is ``sqrt(Σ ‖g_l‖² (‖a_l‖² + 1))`` (the 1 is the bias), and the sum of the clipped
+gradients is ``Σ_i c_i g_i a_iᵀ = (c ∘ G)ᵀ A``: one backward pass to the layers' outputs, and one
+product per layer that plain SGD needs as well. No per-example gradient is ever formed. All
+replicates take part in the same batched products.
+
+References:
+    [Goodfellow2015] I. Goodfellow. Efficient per-example gradient computations. arXiv:1510.01799.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from botorch_dp.training.engine import (
+    clip_factors,
+    parameter_views,
+    stack_parameters,
+    trainable,
+)
+from botorch_dp.training.per_example import Loss
+from botorch_dp.training.records import TrainingRecords
+
+#: Activations that act on each number alone and have no parameters.
+ELEMENTWISE = (
+    nn.CELU,
+    nn.ELU,
+    nn.GELU,
+    nn.Hardsigmoid,
+    nn.Hardswish,
+    nn.Hardtanh,
+    nn.Identity,
+    nn.LeakyReLU,
+    nn.LogSigmoid,
+    nn.Mish,
+    nn.ReLU,
+    nn.ReLU6,
+    nn.SELU,
+    nn.SiLU,
+    nn.Sigmoid,
+    nn.Softplus,
+    nn.Softsign,
+    nn.Tanh,
+)
+
+
+def why_not_fused(model: nn.Module, X: Tensor) -> str | None:
+    """Why this engine cannot train the model, or None if it can.
+
+    Args:
+        model: The model.
+        X: Inputs, ``n x ...``; only shape and type are looked at.
+    """
+    layers = _flat_layers(model)
+    if layers and type(layers[0]) is nn.Flatten:
+        if (layers[0].start_dim, layers[0].end_dim) != (1, -1):
+            return "it flattens other dimensions than those of one record"
+        layers = layers[1:]
+    elif X.dim() != 2:
+        return f"inputs of shape {tuple(X.shape)} need nn.Flatten() as the first layer"
+    for layer in layers:
+        if type(layer) is not nn.Linear and type(layer) not in ELEMENTWISE:
+            return f"{type(layer).__name__} is neither a linear layer nor an elementwise activation"
+        if _has_hooks(layer):
+            return f"a hook is registered on {type(layer).__name__}"
+    linear = [layer for layer in layers if type(layer) is nn.Linear]
+    tensors = [parameter for layer in linear for parameter in layer.parameters()]
+    if len({id(tensor) for tensor in tensors}) < len(tensors):
+        return "two layers share a parameter"
+    if any(tensor.dtype != X.dtype for tensor in tensors):
+        return f"its parameters are not of the inputs' type, {X.dtype}"
+    if X.dtype not in (torch.float32, torch.float64):
+        return f"inputs of type {X.dtype} are neither float32 nor float64"
+    return None
+
+
+@dataclass(frozen=True)
+class _Linear:
+    """One linear layer of all replicates.
+
+    Args:
+        weight: ``R x out x in``.
+        bias: ``R x out`` or None.
+        weight_sum: Where the sum of clipped gradients goes, or None if the weight is frozen.
+        bias_sum: The same for the bias.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    weight_sum: Tensor | None
+    bias_sum: Tensor | None
+
+    @property
+    def trains(self) -> bool:
+        return self.weight_sum is not None or self.bias_sum is not None
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """``R x m x in -> R x m x out``."""
+        if self.bias is None:
+            return torch.bmm(inputs, self.weight.mT)
+        return torch.baddbmm(self.bias.unsqueeze(1), inputs, self.weight.mT)
+
+    def gradient_scale(self, norms: Tensor) -> Tensor:
+        """``sqrt(‖a‖² + 1)`` over what trains here: the gradient's norm is this times ``‖g‖``.
+
+        Args:
+            norms: ``‖a‖``, of any shape.
+        """
+        if self.weight_sum is None:
+            return torch.ones_like(norms)
+        return norms if self.bias_sum is None else torch.hypot(norms, norms.new_ones(()))
+
+
+class FusedEngine:
+    """Sums of clipped gradients of many replicates of a stack of linear layers.
+
+    Args:
+        models: The replicates; their trainable parameters are copied.
+        records: The training data.
+        loss: Returns one loss per record.
+        precise: Whether to clip and add up in double precision.
+    """
+
+    def __init__(
+        self, models: Sequence[nn.Module], records: TrainingRecords, loss: Loss, *, precise: bool
+    ) -> None:
+        self._models, self._records, self._loss = models, records, loss
+        self._X = records.X.flatten(1)
+        self._type = torch.float64 if precise else self._X.dtype
+        self.parameters = stack_parameters(models)
+        self.kept = torch.zeros((), dtype=torch.long, device=self._X.device)
+        self._sums = torch.empty_like(self.parameters, dtype=self._type)
+        self._gathered = self._X[:0]
+        self._layers = self._stack_layers()
+        first = next(i for i, x in enumerate(self._layers) if isinstance(x, _Linear) and x.trains)
+        self._frozen, self._active = self._layers[:first], self._layers[first:]
+        self._scales = self._record_scales()
+
+    def clipped_sums(self, lots: Tensor, filled: Tensor | None, clip_norm: float) -> Tensor:
+        """See :class:`~botorch_dp.training.engine.Engine`."""
+        replicates, size = lots.shape
+        indices = lots.flatten()
+        inputs = self._gather(indices).view(replicates, size, -1)
+        targets = self._records.Y.index_select(0, indices)
+        layers, layer_inputs, gradients = self._backward(inputs, targets)
+
+        norms = []
+        for position, (layer, a, g) in enumerate(zip(layers, layer_inputs, gradients, strict=True)):
+            norm = torch.linalg.vector_norm(g, dim=-1)
+            if position == 0:
+                norm.mul_(self._scales.index_select(0, indices).view(replicates, size))
+            if position > 0 or self._frozen:
+                norm.mul_(layer.gradient_scale(torch.linalg.vector_norm(a, dim=-1)))
+            norms.append(norm)
+        total = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms), dim=0)
+        factors = clip_factors(total, clip_norm)
+        self.kept.add_(factors.count_nonzero())
+        if filled is not None:
+            factors.mul_(filled)
+        factors = factors.unsqueeze(-1)
+
+        for layer, a, g in zip(layers, layer_inputs, gradients, strict=True):
+            # A factor of 0 stands for a gradient that is not finite: 0 times infinity is NaN.
+            clipped = (g * factors).nan_to_num_(0.0, 0.0, 0.0)
+            if layer.weight_sum is not None:
+                torch.bmm(clipped.mT, a, out=layer.weight_sum)
+            if layer.bias_sum is not None:
+                torch.sum(clipped, dim=1, out=layer.bias_sum)
+        return self._sums
+
+    def finished_models(self) -> list[nn.Module]:
+        """See :class:`~botorch_dp.training.engine.Engine`."""
+        for model, row in zip(self._models, self.parameters, strict=True):
+            views = parameter_views(row.unsqueeze(0), model)
+            for parameter, view in zip(trainable(model), views, strict=True):
+                parameter.data.copy_(view[0])
+            model.eval()
+        return list(self._models)
+
+    def _backward(
+        self, inputs: Tensor, targets: Tensor
+    ) -> tuple[list[_Linear], list[Tensor], list[Tensor]]:
+        """Layers that train, their inputs (finite) and the gradients at their outputs.
+
+        Inputs and gradients are ``R x m x width``.
+        """
+        hidden = inputs
+        with torch.no_grad():
+            for layer in self._frozen:
+                hidden = layer(hidden)
+        layers: list[_Linear] = []
+        layer_inputs: list[Tensor] = []
+        layer_outputs: list[Tensor] = []
+        with torch.enable_grad():
+            for layer in self._active:
+                if isinstance(layer, _Linear) and layer.trains:
+                    layers.append(layer)
+                    layer_inputs.append(hidden.detach())
+                    hidden = layer(hidden)
+                    if not layer_outputs:
+                        hidden.requires_grad_()
+                    layer_outputs.append(hidden)
+                else:
+                    hidden = layer(hidden)
+            losses = self._loss(hidden.flatten(0, 1), targets)
+            gradients = torch.autograd.grad(losses, layer_outputs, torch.ones_like(losses))
+        finite = [
+            a if position == 0 and not self._frozen else a.nan_to_num(0.0, 0.0, 0.0)
+            for position, a in enumerate(layer_inputs)
+        ]
+        return layers, [a.to(self._type) for a in finite], [g.to(self._type) for g in gradients]
+
+    def _gather(self, indices: Tensor) -> Tensor:
+        """Rows of the inputs, in memory that the next call uses again."""
+        if len(self._gathered) != len(indices):
+            self._gathered = self._X.new_empty(len(indices), self._X.shape[1])
+        return torch.index_select(self._X, 0, indices, out=self._gathered)
+
+    def _record_scales(self) -> Tensor:
+        """What a record's first gradient is multiplied with to give the norm's part, ``n``.
+
+        The inputs do not change, so their norms are computed once. An unusable record's is NaN,
+        which makes its clipping factor 0.
+        """
+        scales = torch.ones_like(self._records.norms)
+        if not self._frozen:
+            first = self._active[0]
+            assert isinstance(first, _Linear)
+            scales = first.gradient_scale(self._records.norms)
+        return torch.where(self._records.usable, scales, torch.nan).to(self._type)
+
+    def _stack_layers(self) -> list[_Linear | nn.Module]:
+        model = self._models[0]
+        values = dict(
+            zip(map(id, trainable(model)), parameter_views(self.parameters, model), strict=True)
+        )
+        sums = dict(zip(map(id, trainable(model)), parameter_views(self._sums, model), strict=True))
+        every_layer = zip(*(_flat_layers(replicate) for replicate in self._models), strict=True)
+        layers: list[_Linear | nn.Module] = []
+        for copies in every_layer:
+            layer = copies[0]
+            if type(layer) is nn.Linear:
+                weight = values.get(id(layer.weight))
+                if weight is None:
+                    weight = torch.stack([each.weight.detach() for each in copies])
+                bias = values.get(id(layer.bias))
+                if bias is None and layer.bias is not None:
+                    bias = torch.stack([each.bias.detach() for each in copies])
+                layers.append(
+                    _Linear(weight, bias, sums.get(id(layer.weight)), sums.get(id(layer.bias)))
+                )
+            elif type(layer) is not nn.Flatten:
+                activation = copy.deepcopy(layer)
+                if hasattr(activation, "inplace"):
+                    # The layer's output is needed again on the way back.
+                    activation.inplace = False
+                layers.append(activation)
+        return layers
+
+
+def _flat_layers(model: nn.Module) -> list[nn.Module]:
+    """The layers of nested ``nn.Sequential`` models in order; another model is one layer."""
+    if type(model) is not nn.Sequential or _has_hooks(model):
+        return [model]
+    return [layer for child in model for layer in _flat_layers(child)]
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+    )

@@ -1,0 +1,129 @@
+"""What a training run will do, and what that costs, before it does it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from botorch_dp.checks import check_delta, check_integer, check_nonnegative, check_positive
+from botorch_dp.privacy.guarantee import Guarantee
+from botorch_dp.training.sampling import SAMPLINGS, FixedLots, PoissonLots, Sampling
+
+Optimizer = Literal["sgd", "adam"]
+
+#: Below this, squares of single-precision gradients vanish and a norm could be underestimated.
+SMALLEST_CLIP_NORM = 1e-12
+
+_PUBLISHED_CONDITIONS = (
+    "the noise, made of operating-system entropy, is a double-precision approximation of Gaussian "
+    "draws rounded to a grid of 2^-24 of their standard deviation",
+    "the hyper-parameters and the number of steps were fixed without looking at the records "
+    "(tuning on them costs privacy of its own)",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingPlan:
+    """The public parameters of a run of DP-SGD or DP-Adam.
+
+    Args:
+        dataset_size: Number of training records, ``n``.
+        learning_rate: Step size.
+        clip_norm: Largest l2 norm of one record's gradient, ``L``.
+        noise_multiplier: Standard deviation of the noise on the sum of clipped gradients divided
+            by the sensitivity of that sum: ``2 L`` for lots without replacement, ``L`` for
+            Poisson sampling. 0 is plain clipped training without any promise.
+        lot_size: Number of records in a lot (expected, for Poisson sampling), ``m``.
+        epochs: The run takes ``epochs * (n // m)`` steps.
+        optimizer: ``"sgd"`` or ``"adam"``.
+        sampling: ``"without_replacement"`` or ``"poisson"``.
+        delta: Where :attr:`epsilon` is evaluated.
+
+    Example:
+        >>> plan = TrainingPlan(dataset_size=1000, learning_rate=0.1, clip_norm=1.0,
+        ...                     noise_multiplier=2.0, lot_size=10, epochs=1)
+        >>> plan.steps, plan.noise_std
+        (100, 4.0)
+    """
+
+    dataset_size: int
+    learning_rate: float
+    clip_norm: float
+    noise_multiplier: float
+    lot_size: int
+    epochs: int
+    optimizer: Optimizer = "sgd"
+    sampling: Sampling = "without_replacement"
+    delta: float = 1e-5
+
+    def __post_init__(self) -> None:
+        check_integer("dataset_size", self.dataset_size)
+        check_positive("learning_rate", self.learning_rate)
+        check_nonnegative("noise_multiplier", self.noise_multiplier)
+        check_positive("clip_norm", self.clip_norm, allow_inf=self.noise_multiplier == 0)
+        if self.clip_norm < SMALLEST_CLIP_NORM:
+            raise ValueError(
+                f"`clip_norm` must be at least {SMALLEST_CLIP_NORM}, got {self.clip_norm}: smaller "
+                "gradients cannot be measured. Scale the loss up."
+            )
+        check_integer("lot_size", self.lot_size, at_most=self.dataset_size)
+        check_integer("epochs", self.epochs)
+        check_delta("delta", self.delta)
+        _check_choice("optimizer", self.optimizer, ("sgd", "adam"))
+        _check_choice("sampling", self.sampling, tuple(SAMPLINGS))
+
+    @property
+    def lots(self) -> FixedLots | PoissonLots:
+        """How lots are drawn."""
+        return SAMPLINGS[self.sampling](int(self.dataset_size), int(self.lot_size))
+
+    @property
+    def steps(self) -> int:
+        """Number of steps of a complete run."""
+        return int(self.epochs) * (int(self.dataset_size) // int(self.lot_size))
+
+    @property
+    def sensitivity(self) -> float:
+        """How far one record moves the sum of clipped gradients under the relation."""
+        return self.lots.sensitivity * self.clip_norm
+
+    @property
+    def noise_std(self) -> float:
+        """Standard deviation of the noise on the sum of clipped gradients."""
+        return self.noise_multiplier * self.sensitivity if self.noise_multiplier else 0.0
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """What a complete run promises for its model if it is run with ``publish=True``."""
+        return self.guarantee_after(self.steps)
+
+    @property
+    def epsilon(self) -> float:
+        """``guarantee.epsilon(delta)``; infinite without noise."""
+        return self.guarantee.epsilon(self.delta)
+
+    def guarantee_after(self, steps: int) -> Guarantee:
+        """What the first steps of a run promise."""
+        lots = self.lots
+        name = {"sgd": "DP-SGD", "adam": "DP-Adam"}[self.optimizer]
+        mechanism = f"{name} on {lots.words}"
+        if self.noise_multiplier == 0:
+            return Guarantee(
+                mechanism, lots.relation, (), conditions=("no noise was added",), status="none"
+            )
+        return Guarantee(
+            mechanism,
+            lots.relation,
+            (lots.privacy_loss(float(self.noise_multiplier), steps),),
+            conditions=(*lots.conditions, *_PUBLISHED_CONDITIONS),
+            status="conditional",
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready form."""
+        return asdict(self)
+
+
+def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"`{name}` must be one of {choices}, got {value!r}.")

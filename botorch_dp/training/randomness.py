@@ -1,0 +1,176 @@
+"""Where a training run's coins come from: a seed (to tune) or the operating system (to publish).
+
+Both kinds draw from the same distributions, so that the engines and the accounting need not know
+which one is at work. The seeded kind keeps lots, noise and initial weights in separate streams:
+runs with and without noise see the same lots.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+#: The noisy sum of a published run lies on a grid of about this many noise deviations.
+GRID_EXPONENT = -24
+#: Covers rounding when at most 1e5 clipped double-precision gradients are added up (unit roundoff
+#: times the lot size squared), relative to the sensitivity.
+ROUNDING_SLACK = 1e-6
+
+_torch_seed_lock = threading.Lock()
+
+
+@contextmanager
+def seeded_torch(seed: int) -> Iterator[None]:
+    """Run a block under ``torch.manual_seed(seed)`` and leave the global generator as it was.
+
+    The global generator is shared by all threads; runs in several threads take turns here.
+    """
+    with _torch_seed_lock, torch.random.fork_rng(devices=list(range(torch.cuda.device_count()))):
+        torch.manual_seed(seed)
+        yield
+
+
+class Randomness(Protocol):
+    """The coins of one training run."""
+
+    def torch_seed(self) -> int:
+        """A seed for code that only knows torch's global generator (initial weights, dropout)."""
+
+    def choose(self, population: int, size: int) -> Tensor:
+        """A uniform subset of ``range(population)`` of the given size, in no particular order."""
+
+    def choose_each(self, population: int, probability: float) -> Tensor:
+        """Each of ``range(population)`` independently with the given probability."""
+
+    def perturb_(self, total: Tensor, *, sensitivity: float, noise_multiplier: float) -> None:
+        """Add Gaussian noise of ``noise_multiplier * sensitivity`` to a sum, in place."""
+
+    def state(self) -> dict[str, Any]:
+        """What must be stored for the run to go on as if never interrupted (JSON-ready)."""
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from a stored state."""
+
+
+class SeededRandomness:
+    """Reproducible coins, for tuning and simulation. A model trained with them is not private.
+
+    Args:
+        seed: Any non-negative integer; each bit counts.
+        device: Where the noise is drawn.
+    """
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        lots, noise, torch_seeds = np.random.SeedSequence(seed).spawn(3)
+        self._lots = np.random.Generator(np.random.PCG64(lots))
+        self._torch_seeds = np.random.Generator(np.random.PCG64(torch_seeds))
+        self._noise = torch.Generator(device)
+        self._noise.manual_seed(int(noise.generate_state(1, np.uint64)[0]))
+        self._buffer: Tensor | None = None
+
+    def torch_seed(self) -> int:
+        """A seed for code that only knows torch's global generator (initial weights, dropout)."""
+        return int(self._torch_seeds.integers(2**63))
+
+    def choose(self, population: int, size: int) -> Tensor:
+        """A uniform subset of ``range(population)`` of the given size, in no particular order."""
+        # Floyd's algorithm or a tail shuffle: far below the cost of permuting the population.
+        return torch.from_numpy(self._lots.choice(population, size, replace=False, shuffle=False))
+
+    def choose_each(self, population: int, probability: float) -> Tensor:
+        """Each of ``range(population)`` independently with the given probability."""
+        return self.choose(population, int(self._lots.binomial(population, probability)))
+
+    def perturb_(self, total: Tensor, *, sensitivity: float, noise_multiplier: float) -> None:
+        """Add Gaussian noise of ``noise_multiplier * sensitivity`` to a sum, in place."""
+        if self._buffer is None:
+            self._buffer = torch.empty_like(total)
+        self._buffer.normal_(generator=self._noise)
+        total.add_(self._buffer, alpha=noise_multiplier * sensitivity)
+
+    def state(self) -> dict[str, Any]:
+        """What must be stored for the run to go on as if never interrupted (JSON-ready)."""
+        return {
+            "lots": self._lots.bit_generator.state,
+            "torch_seeds": self._torch_seeds.bit_generator.state,
+            "noise": self._noise.get_state().numpy().tobytes().hex(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from a stored state."""
+        self._lots.bit_generator.state = state["lots"]
+        self._torch_seeds.bit_generator.state = state["torch_seeds"]
+        noise = np.frombuffer(bytes.fromhex(state["noise"]), dtype=np.uint8)
+        self._noise.set_state(torch.from_numpy(noise.copy()))
+
+
+class SystemRandomness:
+    """Coins that only the operating system knows, for a model that is to be published.
+
+    Lots and noise are made from ``os.urandom`` directly: there is no seed to guess and no state
+    to steal. Floating-point noise has a pattern in its low bits that depends on what it was added
+    to [Mironov2012]; so the sum and the noise are both rounded to a grid of about ``2^-24`` noise
+    deviations before they meet, where their addition is exact. The rounding of the sum raises its
+    sensitivity by at most ``grid * sqrt(p)``, and the noise is that much larger.
+
+    References:
+        [Mironov2012] I. Mironov. On significance of the least significant bits for differential
+            privacy. CCS 2012.
+    """
+
+    def __init__(self) -> None:
+        self._random = random.SystemRandom()
+
+    def torch_seed(self) -> int:
+        """A seed for code that only knows torch's global generator (initial weights, dropout)."""
+        return self._random.getrandbits(63)
+
+    def choose(self, population: int, size: int) -> Tensor:
+        """A uniform subset of ``range(population)`` of the given size, in no particular order."""
+        return torch.tensor(self._random.sample(range(population), size), dtype=torch.long)
+
+    def choose_each(self, population: int, probability: float) -> Tensor:
+        """Each of ``range(population)`` independently with the given probability."""
+        return torch.from_numpy(np.flatnonzero(_system_uniform(population) < probability))
+
+    def perturb_(self, total: Tensor, *, sensitivity: float, noise_multiplier: float) -> None:
+        """Add Gaussian noise of ``noise_multiplier * sensitivity`` to a sum, in place."""
+        exponent = math.floor(math.log2(noise_multiplier * sensitivity)) + GRID_EXPONENT
+        grid = math.ldexp(1.0, exponent)
+        widened = sensitivity * (1 + ROUNDING_SLACK) + grid * math.sqrt(total.numel())
+        noise = torch.from_numpy(_system_normal(total.numel())).view_as(total).to(total.device)
+        noise.mul_(noise_multiplier * widened / grid).round_()
+        total.div_(grid).round_().add_(noise).mul_(grid)
+
+    def state(self) -> dict[str, Any]:
+        """Nothing: what the operating system will draw next is unknown."""
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Nothing to restore."""
+
+
+def _system_bits(size: int) -> np.ndarray:
+    return np.frombuffer(os.urandom(8 * size), dtype=np.uint64)
+
+
+def _system_uniform(size: int) -> np.ndarray:
+    """Uniform on the multiples of ``2^-53`` in [0, 1)."""
+    return (_system_bits(size) >> np.uint64(11)) * 2.0**-53
+
+
+def _system_normal(size: int) -> np.ndarray:
+    """Standard normal draws in double precision, by Box and Muller (up to 8.6 deviations)."""
+    pairs = (size + 1) // 2
+    radius = np.sqrt(-2 * np.log(_system_uniform(pairs) + 2.0**-54))
+    angle = 2 * np.pi * _system_uniform(pairs)
+    return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:size]

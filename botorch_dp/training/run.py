@@ -1,0 +1,197 @@
+"""The training loop: DP-SGD and DP-Adam over an engine, with stops, checkpoints and progress.
+
+Each step is Algorithm 3 (SGD) or 4 (Adam) of [Avent2020]: draw a lot, add up the clipped
+gradients, add noise to the sum, divide by the lot size ``m``, hand the result to the optimizer:
+``g = (1/m) (sum_i clip(grad_i) + N(0, (z S)^2 I))``, with ``S`` the sensitivity of the sum.
+
+References:
+    [Avent2020] B. Avent, J. Gonzalez, T. Diethe, A. Paleyes, B. Balle. Automatic discovery of
+        privacy-utility Pareto fronts. Proceedings on Privacy Enhancing Technologies 2020(4).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from botorch_dp.privacy.losses import loss_to_dict
+from botorch_dp.training.checkpoint import Arrays, check_same_run, load_checkpoint, save_checkpoint
+from botorch_dp.training.engine import Engine
+from botorch_dp.training.plan import TrainingPlan
+from botorch_dp.training.randomness import Randomness
+
+
+class TrainingRun:
+    """A run of all replicates in step.
+
+    Args:
+        plan: The public parameters.
+        engine: Holds the parameters of all replicates.
+        coins: The source of randomness of each replicate.
+        identity: Whatever else makes this run this one (seeds, engine), JSON-ready.
+    """
+
+    def __init__(
+        self,
+        plan: TrainingPlan,
+        engine: Engine,
+        coins: Sequence[Randomness],
+        identity: dict[str, Any],
+    ) -> None:
+        self.step = 0
+        #: Places in all lots so far.
+        self.drawn = 0
+        self.id = uuid.uuid4().hex
+        self._plan, self._engine, self._coins = plan, engine, coins
+        self._identity = {**plan.to_dict(), **identity}
+        self._lots, self._sensitivity = plan.lots, plan.sensitivity
+        self._flat = engine.parameters.requires_grad_(False)
+        # Adam acts on each number alone: to it, the parameters of all replicates are one tensor.
+        self._adam = (
+            torch.optim.Adam([self._flat], lr=plan.learning_rate, fused=True)
+            if plan.optimizer == "adam"
+            else None
+        )
+
+    def run(
+        self,
+        *,
+        progress: bool,
+        stop_on_interrupt: bool,
+        checkpoint: str | os.PathLike[str] | None,
+        checkpoint_seconds: float,
+    ) -> bool:
+        """Take the remaining steps.
+
+        Returns:
+            Whether all steps were taken; False after Ctrl-C, which takes effect between steps.
+
+        Raises:
+            KeyboardInterrupt: After Ctrl-C unless ``stop_on_interrupt``, and after a second one.
+        """
+        steps = self._plan.steps
+        saved = time.monotonic()
+        bar = tqdm(total=steps, initial=self.step, disable=not progress, unit="step")
+        with bar, _interrupts_between_steps() as stop, torch.no_grad():
+            while self.step < steps and not stop.is_set():
+                self._advance()
+                bar.update()
+                if checkpoint is not None and time.monotonic() - saved >= checkpoint_seconds:
+                    self.save(checkpoint)
+                    saved = time.monotonic()
+        if checkpoint is not None:
+            self.save(checkpoint)
+        if stop.is_set() and not stop_on_interrupt:
+            raise KeyboardInterrupt
+        return self.step == steps
+
+    def _advance(self) -> None:
+        plan = self._plan
+        lots, filled = self._draw()
+        self.drawn += lots.numel()
+        sums = self._engine.clipped_sums(lots, filled, float(plan.clip_norm))
+        if plan.noise_multiplier > 0:
+            for row, coins in zip(sums, self._coins, strict=True):
+                coins.perturb_(
+                    row, sensitivity=self._sensitivity, noise_multiplier=plan.noise_multiplier
+                )
+        gradient = sums.to(self._flat.dtype)
+        if self._adam is None:
+            self._flat.add_(gradient, alpha=-plan.learning_rate / plan.lot_size)
+        else:
+            self._flat.grad = gradient.div_(plan.lot_size)
+            self._adam.step()
+        self.step += 1
+
+    def _draw(self) -> tuple[Tensor, Tensor | None]:
+        """Lots (``R x m``, short ones filled up with record 0), and which places are filled."""
+        lots = [self._lots.draw(coins) for coins in self._coins]
+        sizes = [len(lot) for lot in lots]
+        if min(sizes) == max(sizes):
+            together = lots[0].unsqueeze(0) if len(lots) == 1 else torch.stack(lots)
+            return together.to(self._flat.device), None
+        together = torch.nn.utils.rnn.pad_sequence(lots, batch_first=True)
+        filled = torch.arange(max(sizes)) < torch.tensor(sizes).unsqueeze(1)
+        return together.to(self._flat.device), filled.to(self._flat.device)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Store everything the remaining steps depend on."""
+        loss = None
+        if self._plan.noise_multiplier > 0 and self.step > 0:
+            spent = self._plan.lots.privacy_loss(float(self._plan.noise_multiplier), self.step)
+            loss = loss_to_dict(spent)
+        header = {
+            "run": self._identity,
+            "id": self.id,
+            "step": self.step,
+            "drawn": self.drawn,
+            "spent": loss,
+            "coins": [coins.state() for coins in self._coins],
+        }
+        arrays: Arrays = {
+            "parameters": self._flat.cpu().numpy(),
+            "kept": self._engine.kept.cpu().numpy(),
+        }
+        if self._adam is not None:
+            for name, value in self._adam.state[self._flat].items():
+                arrays[f"adam.{name}"] = value.cpu().numpy()
+        save_checkpoint(path, header, arrays)
+
+    def resume(self, path: str | os.PathLike[str]) -> bool:
+        """Continue from a checkpoint; returns False if there is none.
+
+        Raises:
+            ValueError: If the file belongs to another run.
+        """
+        found = load_checkpoint(path)
+        if found is None:
+            return False
+        header, arrays = found
+        check_same_run(path, header["run"], self._identity)
+        self.step, self.drawn, self.id = header["step"], header["drawn"], header["id"]
+        self._flat.copy_(torch.from_numpy(arrays["parameters"]))
+        self._engine.kept.copy_(torch.from_numpy(arrays["kept"]))
+        if self._adam is not None:
+            self._adam.state[self._flat] = {
+                name.removeprefix("adam."): torch.from_numpy(value).to(self._flat.device)
+                for name, value in arrays.items()
+                if name.startswith("adam.")
+            }
+        for coins, state in zip(self._coins, header["coins"], strict=True):
+            coins.restore(state)
+        return True
+
+
+@contextmanager
+def _interrupts_between_steps() -> Iterator[threading.Event]:
+    """Turn the first Ctrl-C into an event, so that no step is left half done.
+
+    The second one raises ``KeyboardInterrupt`` at once. Python delivers signals to the main
+    thread; in other threads nothing changes.
+    """
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+
+    def on_interrupt(signum: int, frame: FrameType | None) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    previous = signal.signal(signal.SIGINT, on_interrupt)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGINT, previous or signal.SIG_DFL)

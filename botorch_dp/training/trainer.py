@@ -1,0 +1,392 @@
+"""Differentially private training with DP-SGD and DP-Adam.
+
+References:
+    [Avent2020] B. Avent, J. Gonzalez, T. Diethe, A. Paleyes, B. Balle. Automatic discovery of
+        privacy-utility Pareto fronts. Proceedings on Privacy Enhancing Technologies 2020(4).
+    [Abadi2016] M. Abadi et al. Deep learning with differential privacy. CCS 2016.
+    [Yousefpour2021] A. Yousefpour et al. Opacus: user-friendly differential privacy library in
+        PyTorch. arXiv:2109.12298.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from botorch_dp.checks import check_integer, check_nonnegative, check_positive
+from botorch_dp.errors import PrivacyError
+from botorch_dp.privacy.ledger import PrivacyLedger
+from botorch_dp.training.engine import Engine, parameter_views, trainable
+from botorch_dp.training.fused import FusedEngine, why_not_fused
+from botorch_dp.training.networks import accuracy
+from botorch_dp.training.opacus import OpacusEngine, check_opacus_accepts
+from botorch_dp.training.per_example import Loss, examine
+from botorch_dp.training.plan import Optimizer, TrainingPlan
+from botorch_dp.training.randomness import (
+    Randomness,
+    SeededRandomness,
+    SystemRandomness,
+    seeded_torch,
+)
+from botorch_dp.training.records import TrainTest, check_data, training_records
+from botorch_dp.training.run import TrainingRun
+from botorch_dp.training.sampling import Sampling
+from botorch_dp.training.trained import Trained, TrainingDiagnostics
+
+EngineName = Literal["auto", "fused", "opacus"]
+
+_EVALUATION_BATCH = 4096
+_STOPPED = "the moment at which training was stopped did not depend on the records"
+
+
+class DPTrainer:
+    r"""Trains a model with DP-SGD or DP-Adam, fast enough to be tuned.
+
+    Each step draws a lot of ``m`` records, clips the gradient of each of them to norm ``L`` and
+    takes a step along
+
+    .. math:: g = \frac1m \Big( \sum_i \nabla_i \min(1, L / \|\nabla_i\|) + N(0, (z S)^2 I) \Big)
+
+    with ``z = noise_multiplier`` and the sensitivity ``S`` of the sum: ``2 L`` for lots of fixed
+    size without replacement (replace-one, Algorithms 3 and 4 of [Avent2020]), ``L`` for Poisson
+    sampling (add-or-remove-one, [Abadi2016]). The two relations differ: their epsilons cannot be
+    compared. Lots are drawn independently at each step; there are no shuffled epochs.
+
+    Guarantee: clipping bounds each record's part of the sum by ``L`` whatever the record is (a
+    gradient that is not finite counts as zero), so the sum has sensitivity ``S`` and a step is a
+    Gaussian mechanism on a random lot; steps compose adaptively, and the optimizer, the schedule
+    and every later use of the parameters are post-processing. Status ``"conditional"`` with
+    ``publish=True`` and ``"none"`` under a seed.
+
+    Two engines compute the same sums. ``"fused"`` is for stacks of linear layers with elementwise
+    activations and costs little more than plain SGD; all replicates are trained in one batched
+    computation. ``"opacus"`` takes per-example gradients from [Yousefpour2021] and accepts any
+    architecture that Opacus does.
+
+    A seed gives the same model again, bit for bit on the same machine with the same number of
+    threads; with another number of threads, or as one of several replicates, it is the same up to
+    rounding, because matrix products then add up in another order.
+
+    Args:
+        model_factory: Returns a fresh ``nn.Module``; its initial weights may be random. Use a
+            function that can be pickled to train in other processes.
+        loss: Takes outputs and targets and returns one loss for each record, or their mean.
+        data: :class:`TrainTest` on one device.
+        optimizer: ``"sgd"`` or ``"adam"`` (with torch's default moments).
+        sampling: ``"without_replacement"`` or ``"poisson"``.
+        engine: ``"fused"``, ``"opacus"``, or ``"auto"`` for the first where it applies.
+        metric: Takes the outputs and targets of the test records and returns the utility that
+            :attr:`Trained.accuracy` reports.
+
+    Example:
+        >>> from functools import partial
+        >>> from botorch_dp.training import logistic_loss, logistic_regression
+        >>> X, y = torch.randn(1000, 5), torch.randint(2, (1000,))
+        >>> data = TrainTest(X, y, X, y)
+        >>> trainer = DPTrainer(partial(logistic_regression, 5), logistic_loss, data)
+        >>> trained = trainer.fit(learning_rate=0.1, clip_norm=1.0, noise_multiplier=1.0,
+        ...                       lot_size=50, epochs=2, seed=0)
+        >>> trained.guarantee.status
+        'none'
+    """
+
+    def __init__(
+        self,
+        model_factory: Callable[[], nn.Module],
+        loss: Loss,
+        data: TrainTest,
+        *,
+        optimizer: Optimizer = "sgd",
+        sampling: Sampling = "without_replacement",
+        engine: EngineName = "auto",
+        metric: Callable[[Tensor, Tensor], float] = accuracy,
+    ) -> None:
+        if engine not in ("auto", "fused", "opacus"):
+            raise ValueError(f"`engine` must be 'auto', 'fused' or 'opacus', got {engine!r}.")
+        self.data = check_data(data)
+        self.optimizer: Optimizer = optimizer
+        self.sampling: Sampling = sampling
+        self.metric = metric
+        self._model_factory = model_factory
+        with seeded_torch(0):
+            model = model_factory()
+        self._check_model(model)
+        self.engine = self._choose_engine(engine, model)
+        self._traits = examine(model, loss, self.data)
+        self._records = training_records(self.data, self._traits.num_classes)
+        # Wrong names are refused here rather than at the first run.
+        self.plan(learning_rate=1.0, clip_norm=1.0, noise_multiplier=1.0, lot_size=1, epochs=1)
+
+    def __repr__(self) -> str:
+        return (
+            f"DPTrainer({self.data!r}, optimizer={self.optimizer!r}, sampling={self.sampling!r}, "
+            f"engine={self.engine!r})"
+        )
+
+    def plan(
+        self,
+        *,
+        learning_rate: float,
+        clip_norm: float,
+        noise_multiplier: float,
+        lot_size: int,
+        epochs: int,
+        delta: float = 1e-5,
+    ) -> TrainingPlan:
+        """What :meth:`fit` would do with these parameters, and its guarantee, at no cost."""
+        return TrainingPlan(
+            dataset_size=len(self.data.train_X),
+            learning_rate=learning_rate,
+            clip_norm=clip_norm,
+            noise_multiplier=noise_multiplier,
+            lot_size=lot_size,
+            epochs=epochs,
+            optimizer=self.optimizer,
+            sampling=self.sampling,
+            delta=delta,
+        )
+
+    def fit(
+        self,
+        *,
+        learning_rate: float,
+        clip_norm: float,
+        noise_multiplier: float,
+        lot_size: int,
+        epochs: int,
+        seed: int | None = None,
+        delta: float = 1e-5,
+        publish: bool = False,
+        ledger: PrivacyLedger | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+        checkpoint_seconds: float = 60.0,
+        progress: bool = False,
+        on_interrupt: Literal["stop", "raise"] = "stop",
+    ) -> Trained:
+        """Train one model.
+
+        Args:
+            learning_rate: Step size.
+            clip_norm: Largest norm of one record's gradient.
+            noise_multiplier: Noise in units of the sensitivity; see :class:`TrainingPlan`.
+            lot_size: Records in a lot.
+            epochs: The run takes ``epochs * (n // lot_size)`` steps.
+            seed: A non-negative integer that fixes initial weights, lots and noise. Required to
+                tune, refused to publish.
+            delta: Where :attr:`Trained.epsilon` is evaluated, and charged to the ledger.
+            publish: Draw lots and noise from the operating system and clip in double precision,
+                for a model that others will see. Slower than under a seed.
+            ledger: Charged with the complete run before training starts; stopping early gives
+                nothing back.
+            checkpoint: A file to write the state to now and then and at the end, and to resume
+                from if it exists. It is private. A resumed run gives the same model as one that
+                was never interrupted. Never resume one checkpoint twice (from copies) to publish:
+                those are two releases.
+            checkpoint_seconds: Time between two checkpoints.
+            progress: Show a progress bar.
+            on_interrupt: After Ctrl-C, ``"stop"`` returns the model as it is after the current
+                step, with the guarantee of the steps taken; ``"raise"`` raises
+                ``KeyboardInterrupt``. Both write the checkpoint first.
+
+        Raises:
+            BudgetExhausted: If the ledger cannot bear the run; nothing was trained.
+        """
+        plan = self.plan(
+            learning_rate=learning_rate,
+            clip_norm=clip_norm,
+            noise_multiplier=noise_multiplier,
+            lot_size=lot_size,
+            epochs=epochs,
+            delta=delta,
+        )
+        check_nonnegative("checkpoint_seconds", checkpoint_seconds)
+        if on_interrupt not in ("stop", "raise"):
+            raise ValueError(f"`on_interrupt` must be 'stop' or 'raise', got {on_interrupt!r}.")
+        if publish and seed is not None:
+            raise PrivacyError(
+                "`seed` was given together with publish=True: whoever knows or guesses the seed "
+                "can subtract the noise. Leave it out; a published run draws from the system."
+            )
+        if publish and plan.noise_multiplier == 0:
+            raise PrivacyError(
+                "`noise_multiplier` is 0, which promises nothing, so the model cannot be published "
+                "as private. Choose a positive one, or publish=False."
+            )
+        if not publish and seed is None:
+            raise ValueError("`seed` is required, unless publish=True: give an integer such as 0.")
+        if not publish:
+            check_integer("seed", seed, at_least=0)
+        run, engine = self._start(plan, [seed])
+        resumed = checkpoint is not None and run.resume(checkpoint)
+        if checkpoint is not None and not resumed:
+            # Known to the file before it is charged: a run that is killed in between is not
+            # charged twice.
+            run.save(checkpoint)
+        if ledger is not None:
+            ledger.charge(plan.guarantee, label=plan.guarantee.mechanism, key=run.id, delta=delta)
+        run.run(
+            progress=progress,
+            stop_on_interrupt=on_interrupt == "stop",
+            checkpoint=checkpoint,
+            checkpoint_seconds=checkpoint_seconds,
+        )
+        (trained,) = self._finish(plan, run, engine, publish=publish)
+        return trained
+
+    def fit_replicates(
+        self,
+        *,
+        learning_rate: float,
+        clip_norm: float,
+        noise_multiplier: float,
+        lot_size: int,
+        epochs: int,
+        seeds: Sequence[int],
+        delta: float = 1e-5,
+        progress: bool = False,
+    ) -> list[Trained]:
+        """Train one model for each seed, with their own initial weights, lots and noise.
+
+        To tune: the fused engine trains all of them in one batched computation. Ctrl-C raises
+        ``KeyboardInterrupt``, so that a half-trained trial is not taken for a finished one.
+        """
+        plan = self.plan(
+            learning_rate=learning_rate,
+            clip_norm=clip_norm,
+            noise_multiplier=noise_multiplier,
+            lot_size=lot_size,
+            epochs=epochs,
+            delta=delta,
+        )
+        seeds = list(seeds)
+        if not seeds:
+            raise ValueError("`seeds` is empty: give at least one integer.")
+        for seed in seeds:
+            check_integer("each of `seeds`", seed, at_least=0)
+        if len(set(seeds)) < len(seeds):
+            raise ValueError("`seeds` must differ: the same seed gives the same model again.")
+        run, engine = self._start(plan, seeds)
+        run.run(progress=progress, stop_on_interrupt=False, checkpoint=None, checkpoint_seconds=0.0)
+        return self._finish(plan, run, engine, publish=False)
+
+    def clipped_gradient_sum(
+        self, model: nn.Module, indices: Tensor, clip_norm: float
+    ) -> list[Tensor]:
+        """The sum of the clipped gradients of some training records. Not private.
+
+        Args:
+            model: A model such as the factory makes; it is left as it is.
+            indices: Places in the training data, ``m``.
+            clip_norm: Largest norm of one record's gradient.
+
+        Returns:
+            One tensor for each trainable parameter, in the order of ``model.parameters()``.
+        """
+        check_positive("clip_norm", clip_norm, allow_inf=True)
+        if indices.dim() != 1 or indices.is_floating_point() or indices.dtype == torch.bool:
+            raise ValueError(f"`indices` must be integers of shape m, got {tuple(indices.shape)}.")
+        if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < len(self._records):
+            raise ValueError(f"`indices` must lie between 0 and {len(self._records) - 1}.")
+        twin = copy.deepcopy(model)
+        self._check_model(twin)
+        engine = self._make_engine([twin], [SystemRandomness()], precise=False)
+        lots = indices.to(self._records.X.device).unsqueeze(0)
+        sums = engine.clipped_sums(lots, None, float(clip_norm))
+        return [view[0].clone() for view in parameter_views(sums, twin)]
+
+    def _check_model(self, model: object) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"`model_factory` must return a Module, got {type(model).__name__}.")
+        parameters = trainable(model)
+        if not parameters:
+            raise ValueError("The model has no trainable parameter; nothing is left to train.")
+        X = self.data.train_X
+        for parameter in parameters:
+            if parameter.dtype not in (torch.float32, torch.float64):
+                raise TypeError(f"Parameters must be float32 or float64, got {parameter.dtype}.")
+            if X.is_floating_point() and parameter.dtype != X.dtype:
+                raise TypeError(
+                    f"The model has parameters of type {parameter.dtype} but the inputs are "
+                    f"{X.dtype}; convert one of them."
+                )
+            if parameter.device != X.device:
+                raise ValueError(
+                    f"The model is on {parameter.device} but the data on {X.device}; move one."
+                )
+
+    def _choose_engine(self, engine: EngineName, model: nn.Module) -> Literal["fused", "opacus"]:
+        reason = why_not_fused(model, self.data.train_X)
+        if engine != "opacus" and reason is None:
+            return "fused"
+        check_opacus_accepts(model)
+        if engine == "fused":
+            raise ValueError(
+                f"The fused engine cannot train this model: {reason}. Use engine='opacus'."
+            )
+        return "opacus"
+
+    def _make_engine(
+        self, models: list[nn.Module], coins: Sequence[Randomness], *, precise: bool
+    ) -> Engine:
+        if self.engine == "fused":
+            return FusedEngine(models, self._records, self._traits.loss, precise=precise)
+        return OpacusEngine(
+            models,
+            self._records,
+            self._traits.loss,
+            precise=precise,
+            forward_seeds=coins if self._traits.draws else None,
+        )
+
+    def _start(self, plan: TrainingPlan, seeds: Sequence[int | None]) -> tuple[TrainingRun, Engine]:
+        """Fresh models and coins: from seeds, or from the operating system where a seed is None."""
+        device = self.data.train_X.device
+        coins = [
+            SystemRandomness() if seed is None else SeededRandomness(int(seed), device)
+            for seed in seeds
+        ]
+        models = []
+        for each in coins:
+            with seeded_torch(each.torch_seed()):
+                models.append(self._model_factory())
+        engine = self._make_engine(models, coins, precise=None in seeds)
+        identity: dict[str, Any] = {
+            "seeds": [None if seed is None else int(seed) for seed in seeds],
+            "engine": self.engine,
+            "parameters": list(engine.parameters.shape),
+            "dtype": str(engine.parameters.dtype),
+        }
+        return TrainingRun(plan, engine, coins, identity), engine
+
+    def _finish(
+        self, plan: TrainingPlan, run: TrainingRun, engine: Engine, *, publish: bool
+    ) -> list[Trained]:
+        guarantee = plan.guarantee_after(run.step)
+        if run.step < plan.steps:
+            guarantee = replace(guarantee, conditions=(*guarantee.conditions, _STOPPED))
+        unusable = int(len(self._records) - self._records.usable.sum())
+        return [
+            Trained(
+                model=model,
+                guarantee=guarantee if publish else guarantee.simulated(),
+                plan=plan,
+                steps=run.step,
+                diagnostics=TrainingDiagnostics(
+                    accuracy=self._score(model),
+                    unusable_records=unusable,
+                    dropped_gradients=run.drawn - int(engine.kept),
+                ),
+            )
+            for model in engine.finished_models()
+        ]
+
+    def _score(self, model: nn.Module) -> float:
+        with torch.no_grad():
+            parts = [model(X) for X in self.data.test_X.split(_EVALUATION_BATCH)]
+        return float(self.metric(torch.cat(parts), self.data.test_Y))
