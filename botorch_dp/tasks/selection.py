@@ -1,4 +1,4 @@
-"""Ready problems from the papers.
+"""The sparse vector technique as a problem for DPareto, with its exact front.
 
 References:
     [Avent2020] B. Avent, J. Gonzalez, T. Diethe, A. Paleyes, B. Balle. Automatic Discovery of

@@ -1,0 +1,29 @@
+"""Ready problems from the papers, each with a version that needs no download."""
+
+from botorch_dp.tasks.learning import (
+    adult_logistic_adam,
+    adult_logistic_sgd,
+    adult_svm_sgd,
+    mnist_mlp1_sgd,
+    mnist_mlp2_sgd,
+    private_logistic_regression,
+)
+from botorch_dp.tasks.selection import (
+    SparseVectorProblem,
+    SparseVectorUtility,
+    sparse_vector,
+    sparse_vector_epsilon,
+)
+
+__all__ = [
+    "SparseVectorProblem",
+    "SparseVectorUtility",
+    "adult_logistic_adam",
+    "adult_logistic_sgd",
+    "adult_svm_sgd",
+    "mnist_mlp1_sgd",
+    "mnist_mlp2_sgd",
+    "private_logistic_regression",
+    "sparse_vector",
+    "sparse_vector_epsilon",
+]

@@ -1,0 +1,277 @@
+"""Private learning as problems for DPareto: which privacy buys which accuracy.
+
+Domains, sampling distributions and the anti-ideal point are those of [Avent2020]; its noise
+variance ``z`` is called ``noise_multiplier`` here. Real parameters and counts are shown to the
+models in log scale, which the paper does not do and which helps.
+
+References:
+    [Avent2020] B. Avent, J. Gonzalez, T. Diethe, A. Paleyes, B. Balle. Automatic Discovery of
+        Privacy-Utility Pareto Fronts. Proceedings on Privacy Enhancing Technologies 2020(4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from botorch_dp import datasets
+from botorch_dp.pareto import (
+    Integer,
+    PrivacyUtilityProblem,
+    Real,
+    SearchSpace,
+    ShiftedExponential,
+    TruncatedNormal,
+)
+from botorch_dp.privacy import Guarantee, NeighboringRelation
+from botorch_dp.privacy.accounting import dp_sgd_epsilon, dp_sgd_epsilons
+from botorch_dp.training import (
+    DPTrainer,
+    OutputPerturbedLogisticRegression,
+    TrainTest,
+    cross_entropy_loss,
+    hinge_loss,
+    linear_svm,
+    logistic_loss,
+    logistic_regression,
+    mlp1,
+    mlp2,
+)
+
+Config = dict[str, Any]
+BinaryData = Literal["adult", "breast_cancer"]
+ImageData = Literal["mnist", "digits"]
+
+#: The delta of all DP-SGD and DP-Adam settings of the paper.
+DELTA = 1e-5
+#: The delta of its output-perturbed logistic regression.
+OUTPUT_DELTA = 1e-6
+
+_LOADERS: dict[str, Callable[[], TrainTest]] = {
+    "adult": datasets.adult,
+    "breast_cancer": datasets.breast_cancer,
+    "mnist": datasets.mnist,
+    "digits": datasets.digits,
+}
+_MODELS: dict[str, tuple[Callable[..., nn.Module], Callable[[Tensor, Tensor], Tensor]]] = {
+    "logistic": (logistic_regression, logistic_loss),
+    "svm": (linear_svm, hinge_loss),
+    "mlp1": (mlp1, cross_entropy_loss),
+    "mlp2": (mlp2, cross_entropy_loss),
+}
+
+
+@dataclass(frozen=True)
+class PrivateTraining:
+    """The two oracles of training one model on one data set with DP-SGD or DP-Adam.
+
+    Plain data, so that it travels to worker processes; data and trainer are loaded where they are
+    needed, once in each process.
+
+    Args:
+        model: ``"logistic"``, ``"svm"``, ``"mlp1"`` or ``"mlp2"``.
+        data: Name of the data set.
+        optimizer: ``"sgd"`` or ``"adam"``.
+    """
+
+    model: str
+    data: str
+    optimizer: Literal["sgd", "adam"]
+
+    @property
+    def num_records(self) -> int:
+        """The number of training records."""
+        return len(_data(self.data).train_X)
+
+    def epsilon(self, config: Config) -> float:
+        """Exact epsilon at ``DELTA`` of publishing the model, under replace-one."""
+        return dp_sgd_epsilon(
+            noise_multiplier=config["noise_multiplier"],
+            sample_size=config["lot_size"],
+            dataset_size=self.num_records,
+            steps=self._steps(config),
+            delta=DELTA,
+        )
+
+    def epsilons(self, configs: Sequence[Config]) -> list[float]:
+        """Upper bounds on :meth:`epsilon` for many configurations at once."""
+        bounds = dp_sgd_epsilons(
+            [config["noise_multiplier"] for config in configs],
+            [config["lot_size"] for config in configs],
+            [self._steps(config) for config in configs],
+            dataset_size=self.num_records,
+            delta=DELTA,
+        )
+        return [float(bound) for bound in bounds]
+
+    def guarantee(self, config: Config) -> Guarantee:
+        """What publishing the model would promise."""
+        return _trainer(self).plan(**config, delta=DELTA).guarantee
+
+    def utilities(self, config: Config, seeds: Sequence[int]) -> list[float]:
+        """Test accuracies of one model for each seed, trained together."""
+        trained = _trainer(self).fit_replicates(**config, seeds=list(seeds), delta=DELTA)
+        return [model.accuracy for model in trained]
+
+    def _steps(self, config: Config) -> int:
+        return int(config["epochs"] * (self.num_records // config["lot_size"]))
+
+
+@dataclass(frozen=True)
+class OutputPerturbation:
+    """The two oracles of output-perturbed logistic regression; see :class:`PrivateTraining`."""
+
+    data: str
+
+    def epsilon(self, config: Config) -> float:
+        """Exact epsilon at ``OUTPUT_DELTA`` of publishing the weights, under replace-one."""
+        return _regression(self.data).epsilon(**config)
+
+    def guarantee(self, config: Config) -> Guarantee:
+        """What publishing the weights would promise."""
+        return _regression(self.data).guarantee(**config)
+
+    def utilities(self, config: Config, seeds: Sequence[int]) -> list[float]:
+        """Test accuracies of one model for each seed, trained together."""
+        models = _regression(self.data).fit_replicates(**config, seeds=list(seeds))
+        return [model.accuracy for model in models]
+
+
+@lru_cache(maxsize=4)
+def _data(name: str) -> TrainTest:
+    return _LOADERS[name]()
+
+
+@lru_cache(maxsize=4)
+def _trainer(oracles: PrivateTraining) -> DPTrainer:
+    data = _data(oracles.data)
+    factory, loss = _MODELS[oracles.model]
+    return DPTrainer(
+        partial(factory, data.train_X.shape[1]), loss, data, optimizer=oracles.optimizer
+    )
+
+
+@lru_cache(maxsize=4)
+def _regression(name: str) -> OutputPerturbedLogisticRegression:
+    return OutputPerturbedLogisticRegression(_data(name), delta=OUTPUT_DELTA)
+
+
+def adult_logistic_sgd(*, data: BinaryData = "adult", replicates: int = 1) -> PrivacyUtilityProblem:
+    """Logistic regression with DP-SGD: the paper's "LogReg+SGD".
+
+    Args:
+        data: ``"adult"``, or ``"breast_cancer"``, which is always at hand.
+        replicates: Trainings whose accuracies one trial averages (10 in the paper).
+
+    Example:
+        >>> problem = adult_logistic_sgd(data="breast_cancer")
+        >>> front = DPareto(problem, seed=0).run(32)
+    """
+    return _binary_problem("logistic", data, "sgd", replicates)
+
+
+def adult_logistic_adam(
+    *, data: BinaryData = "adult", replicates: int = 1
+) -> PrivacyUtilityProblem:
+    """Logistic regression with DP-Adam; see :func:`adult_logistic_sgd`."""
+    return _binary_problem("logistic", data, "adam", replicates)
+
+
+def adult_svm_sgd(*, data: BinaryData = "adult", replicates: int = 1) -> PrivacyUtilityProblem:
+    """Linear support vector machine with DP-SGD; see :func:`adult_logistic_sgd`."""
+    return _binary_problem("svm", data, "sgd", replicates)
+
+
+def mnist_mlp1_sgd(*, data: ImageData = "mnist", replicates: int = 1) -> PrivacyUtilityProblem:
+    """One hidden layer of 1000 units with DP-SGD: the paper's "MLP1+SGD".
+
+    Args:
+        data: ``"mnist"``, or ``"digits"`` (8 x 8 pixels), which is always at hand.
+        replicates: Trainings whose accuracies one trial averages (10 in the paper).
+    """
+    return _image_problem("mlp1", data, replicates)
+
+
+def mnist_mlp2_sgd(*, data: ImageData = "mnist", replicates: int = 1) -> PrivacyUtilityProblem:
+    """Hidden layers of 128 and 64 units with DP-SGD; see :func:`mnist_mlp1_sgd`."""
+    return _image_problem("mlp2", data, replicates)
+
+
+def private_logistic_regression(
+    *, data: BinaryData = "adult", replicates: int = 10
+) -> PrivacyUtilityProblem:
+    """Logistic regression with noise on the trained weights; epsilon has a closed form.
+
+    Args:
+        data: ``"adult"``, or ``"breast_cancer"``, which is always at hand.
+        replicates: Trainings whose accuracies one trial averages (50 in the paper).
+    """
+    _check_data(data, ("adult", "breast_cancer"))
+    oracles = OutputPerturbation(data)
+    return PrivacyUtilityProblem(
+        SearchSpace(regularization=Real(1e-4, 1.0, log=True), noise_std=Real(0.1, 10.0, log=True)),
+        privacy=oracles.epsilon,
+        utility_replicates=oracles.utilities,
+        guarantee=oracles.guarantee,
+        replicates=replicates,
+        delta=OUTPUT_DELTA,
+        relation=NeighboringRelation.REPLACE_ONE,
+        name=f"output-perturbed logistic regression on {data}",
+    )
+
+
+def _binary_problem(
+    model: str, data: str, optimizer: Literal["sgd", "adam"], replicates: int
+) -> PrivacyUtilityProblem:
+    _check_data(data, ("adult", "breast_cancer"))
+    oracles = PrivateTraining(model, data, optimizer)
+    space = SearchSpace(
+        epochs=Integer(1, 64, log=True),
+        lot_size=Integer(
+            8, min(512, oracles.num_records), log=True, distribution=TruncatedNormal(128, 64)
+        ),
+        learning_rate=Real(5e-4, 5e-2, log=True, distribution=ShiftedExponential(10.0)),
+        clip_norm=Real(0.1, 4.0, log=True, distribution=ShiftedExponential(0.1)),
+        noise_multiplier=Real(0.1, 16.0, log=True, distribution=ShiftedExponential(0.1)),
+    )
+    return _problem(oracles, space, replicates)
+
+
+def _image_problem(model: str, data: str, replicates: int) -> PrivacyUtilityProblem:
+    _check_data(data, ("mnist", "digits"))
+    oracles = PrivateTraining(model, data, "sgd")
+    space = SearchSpace(
+        epochs=Integer(1, 400, log=True),
+        lot_size=Integer(
+            16, min(4000, oracles.num_records), log=True, distribution=TruncatedNormal(800, 800)
+        ),
+        learning_rate=Real(1e-3, 0.5, log=True, distribution=ShiftedExponential(10.0)),
+        clip_norm=Real(0.1, 12.0, log=True, distribution=ShiftedExponential(0.5)),
+        noise_multiplier=Real(0.1, 16.0, log=True, distribution=ShiftedExponential(0.5)),
+    )
+    return _problem(oracles, space, replicates)
+
+
+def _problem(
+    oracles: PrivateTraining, space: SearchSpace, replicates: int
+) -> PrivacyUtilityProblem:
+    return PrivacyUtilityProblem(
+        space,
+        privacy=oracles.epsilon,
+        privacy_batch=oracles.epsilons,
+        utility_replicates=oracles.utilities,
+        guarantee=oracles.guarantee,
+        replicates=replicates,
+        delta=DELTA,
+        relation=NeighboringRelation.REPLACE_ONE,
+        name=f"{oracles.model} with DP-{oracles.optimizer.upper()} on {oracles.data}",
+    )
+
+
+def _check_data(data: str, choices: tuple[str, ...]) -> None:
+    if data not in choices:
+        raise ValueError(f"`data` must be one of {choices}, got {data!r}.")
