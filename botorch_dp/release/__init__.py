@@ -1,1 +1,45 @@
 """Private releases of a Bayesian optimization: the maximizer and the maximum."""
+
+from botorch_dp.release.bounds import NoiseFreeMaximum, NoisyMaximum
+from botorch_dp.release.choice import (
+    ChoiceMechanism,
+    choice_guarantee,
+    choice_utility,
+    release_choice,
+)
+from botorch_dp.release.lipschitz import LipschitzMaximum
+from botorch_dp.release.maximum import (
+    release_lipschitz_maximum,
+    release_maximum,
+    release_noise_free_maximum,
+)
+from botorch_dp.release.private_ucb import (
+    BranchAndBoundUCB,
+    PrivateGPUCB,
+    PrivateOptimum,
+    ReleasePlan,
+)
+from botorch_dp.release.search import GPUCB, BranchAndBound, SearchDiagnostics
+from botorch_dp.release.utility import UtilityBound, UtilityWarning
+
+__all__ = [
+    "GPUCB",
+    "BranchAndBound",
+    "BranchAndBoundUCB",
+    "ChoiceMechanism",
+    "LipschitzMaximum",
+    "NoiseFreeMaximum",
+    "NoisyMaximum",
+    "PrivateGPUCB",
+    "PrivateOptimum",
+    "ReleasePlan",
+    "SearchDiagnostics",
+    "UtilityBound",
+    "UtilityWarning",
+    "choice_guarantee",
+    "choice_utility",
+    "release_choice",
+    "release_lipschitz_maximum",
+    "release_maximum",
+    "release_noise_free_maximum",
+]

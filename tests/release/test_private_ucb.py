@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
+
+from botorch_dp.errors import NotPublicError
+from botorch_dp.models import max_information_gain
+from botorch_dp.privacy import BudgetExhausted, PrivacyBudget, PrivacyLedger
+from botorch_dp.release import (
+    BranchAndBoundUCB,
+    ChoiceMechanism,
+    NoiseFreeMaximum,
+    NoisyMaximum,
+    PrivateGPUCB,
+    UtilityWarning,
+)
+
+CHOICES = torch.cartesian_prod(*[torch.linspace(0, 1, 15, dtype=torch.double)] * 2)
+BEST = torch.tensor([0.5, 3 / 14], dtype=torch.double)
+quiet = pytest.mark.filterwarnings("ignore::botorch_dp.release.utility.UtilityWarning")
+
+
+def kernel(lengthscale=0.4):
+    smooth = MaternKernel(nu=2.5)
+    smooth.lengthscale = lengthscale
+    return smooth
+
+
+def bump(x):
+    return 2 * torch.exp(-8 * (x - BEST).square().sum(-1)) - 1
+
+
+def gp_ucb(**overrides) -> PrivateGPUCB:
+    options = {"kernel": kernel(), "noise_std": 0.1, "epsilon": 1.0, "delta": 1e-3}
+    return PrivateGPUCB(CHOICES, **(options | {"dataset_correlation": 0.99} | overrides))
+
+
+def branch_and_bound(**overrides) -> BranchAndBoundUCB:
+    options = {"kernel": kernel(), "epsilon": 1.0, "delta": 1e-3, "amplitude": 2.0, "rate": 0.5}
+    return BranchAndBoundUCB(CHOICES, **(options | {"dataset_correlation": 0.99} | overrides))
+
+
+DRIVERS = {"gp_ucb": gp_ucb, "branch_and_bound": branch_and_bound}
+both = pytest.mark.parametrize("driver", DRIVERS.values(), ids=DRIVERS)
+
+
+@both
+@quiet
+def test_with_hardly_any_noise_both_releases_are_right(driver):
+    search = driver(epsilon=1e7)
+    result = search.run(lambda x: bump(x) + search._noise_std * torch.randn(()), 40)
+    assert result.maximum.value == pytest.approx(1.0, abs=4 * search._noise_std + 1e-4)
+    assert bump(result.choice.value) > 0.9
+    assert bump(CHOICES[result.diagnostics.mean.argmax()]) > 0.9
+
+
+@both
+@quiet
+def test_guarantee_is_twice_epsilon_and_delta_before_and_after_the_run(driver):
+    search = driver()
+    for guarantee in (search.guarantee, search.plan(9).guarantee, search.run(bump, 9).guarantee):
+        assert guarantee.status == "conditional"
+        assert guarantee.epsilon(2e-3) == pytest.approx(2.0)
+        assert guarantee.epsilon(1e-3) == math.inf
+    assert search.run(bump, 9).guarantee == search.plan(9).guarantee
+
+
+@quiet
+def test_plans_hold_the_mechanisms_of_the_single_releases():
+    common = {"num_choices": 225, "epsilon": 1.0, "delta": 1e-3, "dataset_correlation": 0.99}
+    gain = max_information_gain(kernel(), CHOICES, num_observations=9, noise_variance=0.01)
+    plan = gp_ucb().plan(9)
+    assert plan.choice == ChoiceMechanism(steps=9, **common)
+    assert plan.maximum == NoisyMaximum(steps=9, noise_std=0.1, information_gain=gain, **common)
+    plan = branch_and_bound(edition="workshop2014").plan(9)
+    assert plan.choice == ChoiceMechanism(steps=9, **common)
+    assert plan.maximum == NoiseFreeMaximum(
+        steps=9, dim=2, amplitude=2.0, rate=0.5, edition="workshop2014", **common
+    )
+    for words in ("Choice: With probability", "Maximum: With probability"):
+        assert words in str(plan)
+
+
+@both
+@quiet
+def test_both_releases_are_charged_before_the_objective_is_called(driver):
+    ledger = PrivacyLedger(budget=PrivacyBudget(2.5, 0.1))
+    search = driver(ledger=ledger)
+    charged = []
+
+    def objective(x):
+        charged.append(len(ledger.entries()))
+        return bump(x)
+
+    search.run(objective, 5)
+    assert charged == [1] * 5
+    (entry,) = ledger.entries()
+    assert (entry.epsilon, entry.delta) == pytest.approx((2.0, 2e-3))
+    with pytest.raises(BudgetExhausted):
+        search.run(objective, 5)
+    assert len(charged) == 5
+
+
+@both
+@quiet
+def test_number_of_calls_does_not_depend_on_the_values(driver):
+    for objective in (bump, lambda x: math.nan, lambda x: 1e300, lambda x: 0.0):
+        calls = []
+
+        def counted(x, calls=calls, objective=objective):
+            calls.append(x)
+            return objective(x)
+
+        result = driver().run(counted, 60)
+        assert len(calls) == 60
+        assert math.isfinite(result.maximum.value)
+
+
+@both
+@quiet
+def test_an_interrupt_passes_through_and_the_charge_stays(driver):
+    ledger = PrivacyLedger(budget=PrivacyBudget(5.0, 0.1))
+
+    def interrupted(x):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        driver(ledger=ledger).run(interrupted, 5)
+    assert len(ledger.entries()) == 1
+
+
+@both
+@quiet
+def test_simulated_runs_repeat_and_promise_nothing_but_charge_the_real_price(driver):
+    ledger = PrivacyLedger(budget=PrivacyBudget(10.0, 0.1))
+    first, second = (driver(unsafe_seed=5, ledger=ledger).run(bump, 5) for _ in range(2))
+    assert first.guarantee.status == "none"
+    assert first.maximum.value == second.maximum.value
+    assert torch.equal(first.choice.value, second.choice.value)
+    assert [entry.epsilon for entry in ledger.entries()] == pytest.approx([2.0, 2.0])
+    other = driver(unsafe_seed=6).run(bump, 5)
+    assert other.maximum.value != first.maximum.value
+
+
+@both
+def test_warns_before_anything_is_called(driver):
+    def never(x):
+        raise AssertionError("called")
+
+    with pytest.warns(UtilityWarning) as caught, pytest.raises(AssertionError, match="called"):
+        driver(num_records=1000, epsilon=0.1).run(never, 5)
+    texts = " ".join(str(warning.message) for warning in caught)
+    assert "1/1000:" in texts
+    assert "blind draw" in texts
+    assert "released maximum" in texts
+    assert {warning.filename for warning in caught} == {__file__}
+
+
+@both
+@pytest.mark.parametrize(
+    ("overrides", "match"),
+    [
+        ({"epsilon": 0.0}, "`epsilon`"),
+        ({"delta": 1.5}, "`delta`"),
+        ({"dataset_correlation": 1.5}, "`dataset_correlation`"),
+        ({"method": "best"}, "`method`"),
+        ({"edition": "first"}, "`edition`"),
+        ({"unsafe_seed": -1}, "`unsafe_seed`"),
+        ({"kernel": ScaleKernel(RBFKernel())}, r"k\(x, x\) must be 1"),
+    ],
+)
+def test_wrong_arguments_are_named_at_construction(driver, overrides, match):
+    with pytest.raises(ValueError, match=match):
+        driver(**overrides)
+
+
+def test_wrong_arguments_of_one_driver_only():
+    with pytest.raises(ValueError, match="`noise_std`"):
+        gp_ucb(noise_std=0.0)
+    with pytest.raises(ValueError, match="`amplitude`"):
+        branch_and_bound(amplitude=-1.0)
+    with pytest.raises(ValueError, match="`rate`"):
+        branch_and_bound(rate=0.0)
+    with pytest.raises(ValueError, match="`steps` must be at least 2"):
+        branch_and_bound().plan(1)
+    with pytest.raises(ValueError, match="`steps`"):
+        gp_ucb().run(bump, 0)
+    with pytest.raises(NotPublicError):
+        gp_ucb(kernel=ScaleKernel(RBFKernel()))
+
+
+@quiet
+def test_repr_shows_nothing_private(capsys):
+    result = branch_and_bound(unsafe_seed=1).run(lambda x: 33.25, 4, progress=True)
+    assert "33.25" not in repr(result)
+    assert "33.25" not in repr(result.diagnostics)
+    assert "diagnostics" not in repr(result)
+    assert "BranchAndBoundUCB" in capsys.readouterr().err
+
+
+@quiet
+def test_one_choice():
+    single = torch.zeros(1, 1, dtype=torch.double)
+    result = PrivateGPUCB(
+        single, kernel=RBFKernel(), noise_std=1.0, epsilon=1.0, delta=0.1, dataset_correlation=0.9
+    ).run(lambda x: 0.3, 3)
+    assert torch.equal(result.choice.value, single[0])
