@@ -120,9 +120,9 @@ def dp_sgd_epsilon(
     Example:
         >>> run = dict(sample_size=256, dataset_size=32561, steps=1000, delta=1e-5)
         >>> round(dp_sgd_epsilon(noise_multiplier=1.0, **run), 3)
-        1.872
+        2.75
         >>> round(dp_sgd_epsilon(noise_multiplier=1.0, sampling="poisson", **run), 3)
-        1.1
+        1.409
     """
     loss = dp_sgd_loss(
         noise_multiplier=noise_multiplier,
@@ -213,7 +213,7 @@ def dp_sgd_noise_multiplier(
         ...     epsilon=1.0, sample_size=256, dataset_size=32561, steps=1000, delta=1e-5
         ... )
         >>> round(z, 3)
-        1.435
+        2.178
     """
     epsilon = check_positive("epsilon", epsilon)
     check_delta("delta", delta)

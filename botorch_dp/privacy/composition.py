@@ -67,6 +67,7 @@ _MOST_LEVELS = 128
 _SHARES = (0.01, 0.1, 0.5, 0.9, 0.99)
 #: Where the reach of a grid is read off.
 _TAIL_DELTA = 1e-15
+_COARSEST_INTERVAL = 10.0
 
 
 def composed_epsilon(losses: Iterable[PrivacyLoss], delta: float = 0.0) -> float:
@@ -288,8 +289,12 @@ def _grid_delta(parts: _Parts, epsilon: float) -> float:
 
 
 def _has_grid(parts: _Parts) -> bool:
-    """Lots of fixed size have no known dominating pair; alone, a grid would add nothing."""
-    return bool(parts.mu or parts.pure or parts.laplace or parts.poisson)
+    """Whether a grid may help: fixed-size lots alone have no known dominating pair but Gaussians.
+
+    Nor does it for losses so large that e^interval, or anything else about them, is meaningless.
+    """
+    only_fixed_lots = not (parts.mu or parts.pure or parts.laplace or parts.poisson)
+    return not only_fixed_lots and _interval(parts) <= _COARSEST_INTERVAL
 
 
 def _grid_slack(parts: _Parts) -> float:
@@ -318,6 +323,7 @@ def _distribution(parts: _Parts) -> Any:
     return whole
 
 
+@lru_cache(maxsize=16)
 def _interval(parts: _Parts) -> float:
     """A grid fine enough for the smallest part and short enough for the largest loss."""
     reach = gaussian_epsilon(_dominating_mu(parts), _TAIL_DELTA)

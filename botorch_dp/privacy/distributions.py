@@ -30,7 +30,7 @@ _FEW = 60
 #: dp-accounting's default; a finer grid only where losses are small, a coarser one where large.
 USUAL_INTERVAL = 1e-4
 _FINEST_INTERVAL = 1e-7
-_MOST_POINTS = 2**21
+_MOST_POINTS = 2**19
 
 
 @dataclass(frozen=True)

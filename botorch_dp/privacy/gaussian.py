@@ -64,7 +64,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
     Example:
         >>> round(gaussian_epsilon(1.0, 1e-5), 4)
-        4.3768
+        4.3772
     """
     mu, delta = _check_mu(mu), check_delta("delta", delta)
     if math.isinf(mu):
@@ -139,7 +139,7 @@ def pure_dp_mu(epsilon: float) -> float:
 
     Example:
         >>> round(pure_dp_mu(0.3), 4)
-        0.3746
+        0.3754
     """
     epsilon = check_nonnegative("epsilon", epsilon)
     if epsilon < 1:
@@ -156,7 +156,7 @@ def pure_dp_epsilon(mu: float) -> float:
     budget. It is *not* a pure guarantee of a Gaussian mechanism, which has none.
 
     Example:
-        >>> round(pure_dp_epsilon(0.3746), 4)
+        >>> round(pure_dp_epsilon(0.3754), 4)
         0.3
     """
     mu = _check_mu(mu)

@@ -38,7 +38,7 @@ _MAX_TIGHT_ORDER = 256
 DENSE_ORDERS: tuple[float, ...] = (
     *(1 + tenth / 10 for tenth in range(1, 100)),
     *range(11, 257),
-    *(320, 384, 448, 512, 640, 768, 1024, 1536, 2048, 4096),
+    *(320, 384, 448, 512, 640, 768, 896, 1024, 1536, 2048, 3072, 4096),
 )
 
 # The trapezoidal rule converges like exp(-2 pi^2 / step^2) for such integrands: beyond any need.
@@ -227,18 +227,16 @@ def _log_expm1(value: np.ndarray | float) -> np.ndarray:
 
 def rdp_epsilon(orders: Sequence[float], rdp: np.ndarray, delta: float) -> float:
     """The smallest epsilon that Rényi divergences imply at ``delta`` [Canonne2020]_."""
-    return float(_epsilons(np.asarray(orders, dtype=float), rdp, delta))
+    return float(_epsilons(np.asarray(orders, dtype=float), rdp, delta).min())
 
 
 def _epsilons(orders: np.ndarray, rdp: np.ndarray, delta: float) -> np.ndarray:
-    """As :func:`rdp_epsilon` for a ``... x orders`` array of divergences."""
+    """What each order by itself implies; ``... x orders``."""
     penalty = (math.log(delta) + np.log(orders)) / (orders - 1)
-    epsilon = rdp + np.log1p(-1 / orders) - penalty
-    epsilon[..., orders <= 1.01] = np.inf  # not stable there, and never the best order
-    best = np.maximum(epsilon.min(axis=-1), 0.0)
+    epsilons = np.maximum(rdp + np.log1p(-1 / orders) - penalty, 0.0)
+    epsilons[..., orders <= 1.01] = np.inf  # not stable there, and never the best order
     # delta >= sqrt(1 - exp(-KL)) bounds the total variation: then epsilon = 0 will do.
-    indistinguishable = (delta**2 + np.expm1(-rdp) > 0).any(axis=-1)
-    return np.where(indistinguishable, 0.0, best)
+    return np.where(delta**2 + np.expm1(-rdp) > 0, 0.0, epsilons)
 
 
 def rdp_delta(orders: Sequence[float], rdp: np.ndarray, epsilon: float) -> float:
@@ -252,9 +250,11 @@ def rdp_delta(orders: Sequence[float], rdp: np.ndarray, epsilon: float) -> float
     return math.exp(min(log_delta, 0.0))
 
 
-#: Spacing of log(noise) between tabulated divergences, and the orders of the bulk path.
+#: Spacing of log(noise) between tabulated divergences, and the orders of the bulk path;
+#: the larger ones only where they may be the best (small epsilon).
 _LOG_NOISE_STEP = 0.01
-_BULK_ORDERS = np.array([*range(2, _MAX_TIGHT_ORDER + 1), 384, 512, 1024])
+_BULK_ORDERS = np.arange(2, _MAX_TIGHT_ORDER + 1)
+_BULK_ORDERS_BEYOND = np.array([order for order in DENSE_ORDERS if order > _MAX_TIGHT_ORDER])
 _BULK_ROWS = 512
 
 
@@ -288,13 +288,25 @@ def _bulk_block(
     # An order that uses a capped summand would come out too small: it is left out.
     too_large = np.logical_or.accumulate(exponents > _LARGEST_EXPONENT, axis=1)
     moments = np.where(too_large, np.inf, np.log1p(sums))
-    beyond = [
-        _simple_log_moments(noise, fractions, int(order))
-        for order in _BULK_ORDERS[_MAX_TIGHT_ORDER - 1 :]
-    ]
-    moments = np.concatenate([moments, np.stack(beyond, axis=1)], axis=1)
-    rdp = steps[:, None] * moments / (_BULK_ORDERS - 1)
-    return _epsilons(_BULK_ORDERS.astype(float), rdp, delta)
+    epsilons = _epsilons_by_order(steps, moments, _BULK_ORDERS, delta)
+    best = epsilons.min(axis=1)
+    strong = np.flatnonzero(epsilons.argmin(axis=1) > 0.75 * _MAX_TIGHT_ORDER)
+    if strong.size:
+        beyond = [
+            _simple_log_moments(noise[strong], fractions[strong], int(order))
+            for order in _BULK_ORDERS_BEYOND
+        ]
+        others = _epsilons_by_order(
+            steps[strong], np.stack(beyond, axis=1), _BULK_ORDERS_BEYOND, delta
+        )
+        best[strong] = np.minimum(best[strong], others.min(axis=1))
+    return best
+
+
+def _epsilons_by_order(
+    steps: np.ndarray, log_moments: np.ndarray, orders: np.ndarray, delta: float
+) -> np.ndarray:
+    return _epsilons(orders.astype(float), steps[:, None] * log_moments / (orders - 1), delta)
 
 
 def _interpolated_terms(noise: np.ndarray) -> np.ndarray:

@@ -1,0 +1,86 @@
+"""Privacy losses are plain numbers, checked when they are made."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import pickle
+
+import pytest
+
+from botorch_dp.privacy.losses import (
+    ApproximateLoss,
+    FixedLotSGDLoss,
+    GaussianLoss,
+    LaplaceLoss,
+    PoissonSGDLoss,
+    PrivacyLoss,
+    PureLoss,
+    loss_from_dict,
+    loss_to_dict,
+)
+
+ONE_OF_EACH: list[PrivacyLoss] = [
+    PureLoss(0.5),
+    LaplaceLoss(0.5),
+    GaussianLoss(0.5),
+    ApproximateLoss(0.5, 1e-6),
+    PoissonSGDLoss(1.1, 0.01, 100),
+    FixedLotSGDLoss(1.1, 10, 1000, 100),
+]
+
+
+@pytest.mark.parametrize("loss", ONE_OF_EACH, ids=lambda loss: type(loss).__name__)
+def test_travels_and_compares(loss: PrivacyLoss) -> None:
+    for copy in (
+        loss_from_dict(json.loads(json.dumps(loss_to_dict(loss)))),
+        pickle.loads(pickle.dumps(loss)),
+        dataclasses.replace(loss),
+    ):
+        assert copy == loss
+        assert hash(copy) == hash(loss)
+    others = [other for other in ONE_OF_EACH if other is not loss]
+    assert loss not in others
+
+
+def test_kinds_with_equal_numbers_differ() -> None:
+    assert PureLoss(0.5) != LaplaceLoss(0.5)
+
+
+@pytest.mark.parametrize("bad", [-0.1, math.nan, math.inf])
+@pytest.mark.parametrize("kind", [PureLoss, LaplaceLoss, GaussianLoss])
+def test_scalar_losses_refuse(kind: type[PureLoss], bad: float) -> None:
+    with pytest.raises(ValueError, match=r"`(epsilon|mu)`"):
+        kind(bad)
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: ApproximateLoss(-1.0, 0.1), "epsilon"),
+        (lambda: ApproximateLoss(1.0, 1.0), "delta"),
+        (lambda: ApproximateLoss(1.0, -1e-9), "delta"),
+        (lambda: PoissonSGDLoss(0.0, 0.1, 1), "noise_multiplier"),
+        (lambda: PoissonSGDLoss(math.inf, 0.1, 1), "noise_multiplier"),
+        (lambda: PoissonSGDLoss(1.0, 0.0, 1), "sampling_probability"),
+        (lambda: PoissonSGDLoss(1.0, 1.1, 1), "sampling_probability"),
+        (lambda: PoissonSGDLoss(1.0, math.nan, 1), "sampling_probability"),
+        (lambda: PoissonSGDLoss(1.0, 0.1, 0), "steps"),
+        (lambda: FixedLotSGDLoss(-1.0, 1, 2, 1), "noise_multiplier"),
+        (lambda: FixedLotSGDLoss(1.0, 3, 2, 1), "sample_size"),
+        (lambda: FixedLotSGDLoss(1.0, 0, 2, 1), "sample_size"),
+        (lambda: FixedLotSGDLoss(1.0, 1, 0, 1), "dataset_size"),
+        (lambda: FixedLotSGDLoss(1.0, 1, 2, -1), "steps"),
+    ],
+)
+def test_others_refuse(make: object, name: str) -> None:
+    with pytest.raises(ValueError, match=f"`{name}`"):
+        make()  # type: ignore[operator]
+
+
+def test_unknown_kind_and_missing_numbers() -> None:
+    with pytest.raises(ValueError, match="`kind`"):
+        loss_from_dict({"epsilon": 1.0})
+    with pytest.raises(TypeError):
+        loss_from_dict({"kind": "pure"})
