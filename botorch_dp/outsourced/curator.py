@@ -105,17 +105,19 @@ class PrivateAnswers:
 
 
 class Curator:
-    """What both curators share: one released data set, and answers by row index.
+    """One released data set, and answers by row index.
+
+    Usually made by one of its subclasses, which make the release. Made directly, it serves rows
+    that were released before: after a restart, so that no noise is drawn, and paid for, twice.
 
     Args:
-        X: ``n x d`` rows. They never leave this object.
         evaluate: Row index to measured value.
-        dataset: The released copy.
+        dataset: The released rows.
         answers: How to release answers that are sensitive themselves; by default they are sent
             as measured, and no guarantee covers them.
         max_queries: The most questions that will be answered, over all restarts.
         log: File of questions and answers; by default in memory.
-        unsafe_seed: Reproducible noise for simulations; voids every guarantee.
+        unsafe_seed: Reproducible noise of private answers, for simulations.
     """
 
     def __init__(
@@ -123,10 +125,10 @@ class Curator:
         evaluate: Callable[[int], float],
         dataset: Release[Tensor],
         *,
-        answers: PrivateAnswers | None,
-        max_queries: int | None,
-        log: str | os.PathLike[str],
-        unsafe_seed: int | None,
+        answers: PrivateAnswers | None = None,
+        max_queries: int | None = None,
+        log: str | os.PathLike[str] = ":memory:",
+        unsafe_seed: int | None = None,
     ) -> None:
         if not callable(evaluate):
             raise TypeError("`evaluate` must be a function of a row index.")

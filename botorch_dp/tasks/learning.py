@@ -177,12 +177,18 @@ def adult_logistic_sgd(*, data: BinaryData = "adult", replicates: int = 1) -> Pr
 def adult_logistic_adam(
     *, data: BinaryData = "adult", replicates: int = 1
 ) -> PrivacyUtilityProblem:
-    """Logistic regression with DP-Adam; see :func:`adult_logistic_sgd`."""
+    """Logistic regression with DP-Adam: the paper's "LogReg+ADAM".
+
+    Arguments as in :func:`adult_logistic_sgd`.
+    """
     return _binary_problem("logistic", data, "adam", replicates)
 
 
 def adult_svm_sgd(*, data: BinaryData = "adult", replicates: int = 1) -> PrivacyUtilityProblem:
-    """Linear support vector machine with DP-SGD; see :func:`adult_logistic_sgd`."""
+    """Linear support vector machine with DP-SGD: the paper's "SVM+SGD".
+
+    Arguments as in :func:`adult_logistic_sgd`.
+    """
     return _binary_problem("svm", data, "sgd", replicates)
 
 
@@ -197,7 +203,10 @@ def mnist_mlp1_sgd(*, data: ImageData = "mnist", replicates: int = 1) -> Privacy
 
 
 def mnist_mlp2_sgd(*, data: ImageData = "mnist", replicates: int = 1) -> PrivacyUtilityProblem:
-    """Hidden layers of 128 and 64 units with DP-SGD; see :func:`mnist_mlp1_sgd`."""
+    """Hidden layers of 128 and 64 units with DP-SGD: the paper's "MLP2+SGD".
+
+    Arguments as in :func:`mnist_mlp1_sgd`.
+    """
     return _image_problem("mlp2", data, replicates)
 
 

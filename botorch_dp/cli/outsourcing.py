@@ -1,0 +1,198 @@
+"""``curator`` and ``modeler``: the two programs of an outsourced search."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from botorch_dp.outsourced import Curator
+
+_TOKEN_VARIABLE = "BOTORCH_DP_TOKEN"
+
+
+def add_commands(commands: Any) -> None:
+    """Add the commands of this module to the command line."""
+    curator = commands.add_parser(
+        "curator",
+        help="hold the rows and answer a modeler over HTTP",
+        description="Release the rows once with Gaussian noise and serve them, and answers by row "
+        f"index, on the loopback interface. The shared token is read from {_TOKEN_VARIABLE}. "
+        "Started again with the same --state, it serves the same released rows and goes on "
+        "counting queries.",
+    )
+    curator.add_argument("rows", type=Path, help="private rows: .npy, .csv, or .npz with array X")
+    curator.add_argument(
+        "--evaluate",
+        required=True,
+        help="what is measured: a file of one value a row (.npy, .csv), or MODULE:FUNCTION of a "
+        "row index",
+    )
+    curator.add_argument("--state", type=Path, required=True, help="folder kept between starts")
+    curator.add_argument("--epsilon", type=float, required=True)
+    curator.add_argument("--delta", type=float, required=True)
+    curator.add_argument(
+        "--row-distance", type=float, default=1.0, help="how far a neighbour's row may move"
+    )
+    curator.add_argument("--projection-dim", type=int, help="project to so many columns first")
+    curator.add_argument("--max-queries", type=int, help="answer no more than this, ever")
+    curator.add_argument("--host", default="127.0.0.1")
+    curator.add_argument("--port", type=int, default=8765)
+    curator.set_defaults(run=_curator)
+
+    modeler = commands.add_parser(
+        "modeler",
+        help="search a curator's rows for the best one",
+        description="GP-UCB on the rows that a curator released. The shared token is read from "
+        f"{_TOKEN_VARIABLE}.",
+    )
+    modeler.add_argument("url", help="where the curator serves, such as http://127.0.0.1:8765")
+    modeler.add_argument("--steps", type=int, default=50, help="answers in all (default: 50)")
+    modeler.add_argument("--journal", type=Path, help="file that lets a search go on")
+    modeler.add_argument(
+        "--lengthscale", type=float, help="of the rows' kernel; learned from answers by default"
+    )
+    modeler.add_argument(
+        "--noise-std", type=float, default=0.1, help="of the answers, with --lengthscale"
+    )
+    modeler.add_argument(
+        "--confidence", type=float, default=0.1, help="failure probability of the bounds"
+    )
+    modeler.add_argument("--quiet", action="store_true", help="no progress bar")
+    modeler.add_argument("--json", action="store_true", help="print all answers for programs")
+    modeler.set_defaults(run=_modeler)
+
+
+def _token() -> str:
+    token = os.environ.get(_TOKEN_VARIABLE, "")
+    if not token:
+        raise ValueError(
+            f"Set {_TOKEN_VARIABLE} to the shared token (16 characters or more); it is not an "
+            "argument because others can read those."
+        )
+    return token
+
+
+def _curator(options: argparse.Namespace) -> int:
+    from botorch_dp.outsourced import serve
+
+    token = _token()
+    curator = open_curator(options)
+    print(f"{curator.num_rows} rows, {curator.num_queries} queries so far. {curator.guarantee}")
+    print(f"Serving on http://{options.host}:{options.port} (Ctrl-C ends it)", flush=True)
+    serve(curator, token=token, host=options.host, port=options.port)
+    return 0
+
+
+def open_curator(options: argparse.Namespace) -> Curator:
+    """The curator of a state folder; its rows are released once and for all.
+
+    Noise drawn a second time would be a second release, at a second cost: a restart serves the
+    file that the first start wrote.
+    """
+    from botorch_dp.outsourced import Curator, GaussianNoiseCurator, load_dataset, save_dataset
+
+    evaluate = _evaluation(options.evaluate)
+    options.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    released, log = options.state / "dataset.npz", options.state / "queries.sqlite"
+    settings: dict[str, Any] = {"max_queries": options.max_queries, "log": log}
+    if released.exists():
+        dataset = load_dataset(released)
+        if dataset.guarantee.epsilon(options.delta) > options.epsilon * (1 + 1e-9):
+            raise ValueError(
+                f"--state {options.state} holds rows that were released under a weaker guarantee: "
+                f"{dataset.guarantee} Ask for that one, or use a new folder (a second release, at "
+                "a second cost)."
+            )
+        return Curator(evaluate, dataset, **settings)
+    curator = GaussianNoiseCurator(
+        _table(options.rows),
+        evaluate,
+        epsilon=options.epsilon,
+        delta=options.delta,
+        row_distance=options.row_distance,
+        projection_dim=options.projection_dim,
+        **settings,
+    )
+    save_dataset(released, curator.dataset)
+    return curator
+
+
+def _evaluation(source: str) -> Callable[[int], float]:
+    if Path(source).suffix in {".npy", ".csv", ".npz"}:
+        values = _table(Path(source)).flatten()
+        return lambda index: float(values[index])
+    module_name, _, name = source.partition(":")
+    sys.path.insert(0, os.getcwd())
+    try:
+        function = getattr(importlib.import_module(module_name), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"--evaluate {source!r} is neither a .npy or .csv file nor MODULE:FUNCTION ({error})."
+        ) from error
+    if not callable(function):
+        raise ValueError(f"--evaluate {source!r} is not a function.")
+    return function  # type: ignore[no-any-return]
+
+
+def _table(path: Path) -> Tensor:
+    """Numbers of a file as an ``n x d`` tensor; no value appears in an error."""
+    import numpy as np
+    import torch
+
+    if not path.exists():
+        raise ValueError(f"There is no file {path}.")
+    try:
+        if path.suffix == ".csv":
+            array = np.loadtxt(path, delimiter=",", ndmin=2)
+        elif path.suffix == ".npz":
+            with np.load(path, allow_pickle=False) as archive:
+                array = archive["X"]
+        else:
+            array = np.load(path, allow_pickle=False)
+        array = np.asarray(array, dtype=np.float64)
+    except (ValueError, KeyError, OSError):
+        # The reason may quote a private value.
+        raise ValueError(
+            f"{path} does not hold a table of numbers (.csv without a header, .npy, or .npz "
+            "with an array X)."
+        ) from None
+    return torch.from_numpy(array if array.ndim > 1 else array[:, None])
+
+
+def _modeler(options: argparse.Namespace) -> int:
+    from botorch_dp.outsourced import InputNoiseRBF, Modeler, RemoteCurator
+
+    remote = RemoteCurator(options.url, token=_token())
+    release = remote.dataset()
+    settings: dict[str, Any] = {}
+    if options.lengthscale is not None:
+        settings["kernel"] = InputNoiseRBF(
+            lengthscale=options.lengthscale, noise_std=release.scale or 0.0
+        )
+        settings["noise_std"] = options.noise_std
+    modeler = Modeler(release.value, delta=options.confidence, journal=options.journal, **settings)
+    history = modeler.run(remote.query, options.steps, progress=not options.quiet)
+    best = modeler.best
+    if options.json:
+        print(
+            json.dumps(
+                {
+                    "best": {"index": best.index, "y": best.y},
+                    "history": [{"index": a.index, "y": a.y} for a in history],
+                    "guarantee": release.guarantee.to_dict(),
+                }
+            )
+        )
+        return 0
+    print(f"best row {best.index} with {best.y:g}, of {len(history)} asked")
+    print(release.guarantee)
+    return 0

@@ -1,0 +1,183 @@
+"""``ledger``, ``audit`` and ``calibrate``: budgets, proofs by attack, noise for a target."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+
+def add_commands(commands: Any) -> None:
+    """Add the commands of this module to the command line."""
+    ledger = commands.add_parser("ledger", help="look into a privacy ledger")
+    actions = ledger.add_subparsers(dest="action", metavar="ACTION", required=True)
+    show = actions.add_parser("show", help="budget, spendings and all charges")
+    show.add_argument("path", type=Path, metavar="FILE")
+    show.add_argument("--json", action="store_true", help="for programs")
+    show.set_defaults(run=_show)
+
+    audit = commands.add_parser(
+        "audit",
+        help="try to break every mechanism",
+        description="Draw from every mechanism on two neighbouring data sets and compute a lower "
+        "bound on its epsilon; the same for twins with a deliberate mistake. Fails if an honest "
+        "mechanism is refuted or a twin is not caught.",
+    )
+    audit.add_argument("mechanism", nargs="?", default="", help="only those called like this")
+    audit.add_argument(
+        "--samples", type=int, default=100_000, help="draws from each data set (default: 100000)"
+    )
+    audit.add_argument("--json", action="store_true", help="for programs")
+    audit.set_defaults(run=_audit)
+
+    calibrate = commands.add_parser(
+        "calibrate",
+        help="the noise for a target epsilon",
+        description="How much noise a mechanism needs for a target epsilon, under the neighbouring "
+        "relation that is named beside it.",
+    )
+    kinds = calibrate.add_subparsers(dest="kind", metavar="MECHANISM", required=True)
+    for kind, about in (
+        ("laplace", "l1 sensitivity, pure epsilon"),
+        ("gaussian", "l2 sensitivity, exact (epsilon, delta)"),
+    ):
+        one = kinds.add_parser(kind, help=about)
+        one.add_argument("--sensitivity", type=float, required=True)
+        one.add_argument("--epsilon", type=float, required=True)
+        if kind == "gaussian":
+            one.add_argument("--delta", type=float, required=True)
+        one.add_argument("--json", action="store_true", help="for programs")
+        one.set_defaults(run=_calibrate_additive)
+    dp_sgd = kinds.add_parser("dp-sgd", help="noise multiplier of DP-SGD and DP-Adam")
+    dp_sgd.add_argument("--epsilon", type=float, required=True)
+    dp_sgd.add_argument("--delta", type=float, required=True)
+    dp_sgd.add_argument("--records", type=int, required=True, help="training records")
+    dp_sgd.add_argument("--lot", type=int, required=True, help="records in a lot")
+    dp_sgd.add_argument("--epochs", type=int, required=True)
+    dp_sgd.add_argument("--json", action="store_true", help="for programs")
+    dp_sgd.set_defaults(run=_calibrate_dp_sgd)
+
+
+def _show(options: argparse.Namespace) -> int:
+    from botorch_dp.privacy import PrivacyLedger
+
+    if not options.path.exists():
+        raise ValueError(f"There is no ledger at {options.path}.")
+    with PrivacyLedger(options.path) as ledger:
+        budget, entries = ledger.budget, ledger.entries()
+        balance = ledger.balance()
+        report = {
+            "budget": {"epsilon": budget.epsilon, "delta": budget.delta, "summed": budget.share},
+            "relation": None if ledger.relation is None else ledger.relation.name,
+            "spent": ledger.spent(),
+            "remaining": ledger.remaining(),
+            "balance": None if balance is None else asdict(balance),
+            "entries": [
+                {**asdict(entry), "guarantee": entry.guarantee.to_dict()} for entry in entries
+            ],
+        }
+    if options.json:
+        print(json.dumps(report, indent=1))
+        return 0
+    spent, remaining = report["spent"], report["remaining"]
+    print(f"budget     epsilon {budget.epsilon:g}, delta {budget.delta:g}")
+    print(f"relation   {report['relation'] or 'fixed by the first charge'}")
+    print(f"spent      epsilon {spent[0]:.6g}, delta {spent[1]:.3g}")
+    print(f"remaining  epsilon {remaining[0]:.6g}, delta {remaining[1]:.3g}")
+    if balance is not None and balance.mu_limit > 0:
+        print(f"Gaussian   mu {balance.mu_spent:.6g} of {balance.mu_limit:.6g}")
+    print(f"\n{'no.':>4}  {'charged at (UTC)':<24}  {'cost':<28}  what")
+    for entry in entries:
+        cost = [f"epsilon {entry.epsilon:.4g}"] if entry.epsilon else []
+        cost += [f"delta {entry.delta:.2g}"] if entry.delta else []
+        cost += [f"mu {entry.mu:.4g}"] if entry.mu else []
+        what = entry.label or entry.guarantee.mechanism
+        print(f"{entry.number:>4}  {entry.charged_at[:23]:<24}  {', '.join(cost):<28}  {what}")
+    return 0
+
+
+def _audit(options: argparse.Namespace) -> int:
+    from botorch_dp.cli.audit_table import run_audits
+
+    return run_audits(samples=options.samples, only=options.mechanism, as_json=options.json)
+
+
+def _calibrate_additive(options: argparse.Namespace) -> int:
+    from botorch_dp.privacy import (
+        Guarantee,
+        gaussian_guarantee,
+        gaussian_mechanism,
+        laplace_guarantee,
+        laplace_mechanism,
+    )
+
+    guarantee: Guarantee
+    if options.kind == "laplace":
+        settings = {"sensitivity": options.sensitivity, "epsilon": options.epsilon}
+        guarantee, scale = laplace_guarantee(**settings), laplace_mechanism(0.0, **settings).scale
+        name = "scale of the Laplace noise"
+    else:
+        settings = {
+            "sensitivity": options.sensitivity,
+            "epsilon": options.epsilon,
+            "delta": options.delta,
+        }
+        guarantee, scale = gaussian_guarantee(**settings), gaussian_mechanism(0.0, **settings).scale
+        name = "standard deviation of the Gaussian noise"
+    if options.json:
+        print(json.dumps({"noise": scale, "mu": guarantee.mu, "guarantee": guarantee.to_dict()}))
+        return 0
+    print(f"{name}: {scale:.6g}")
+    print(guarantee)
+    print(
+        "The sensitivity must be the one under this relation: what one replaced record can change "
+        "is up to twice what one added record can."
+    )
+    return 0
+
+
+def _calibrate_dp_sgd(options: argparse.Namespace) -> int:
+    from botorch_dp.privacy import dp_sgd_noise_multiplier
+
+    steps = options.epochs * (options.records // max(1, options.lot))
+    if steps < 1:
+        raise ValueError(f"--lot {options.lot} is more than the {options.records} records.")
+    rows = []
+    for sampling, relation, unit in (
+        ("without_replacement", "replace one record", 2.0),
+        ("poisson", "add or remove one record", 1.0),
+    ):
+        multiplier = dp_sgd_noise_multiplier(
+            epsilon=options.epsilon,
+            delta=options.delta,
+            sample_size=options.lot,
+            dataset_size=options.records,
+            steps=steps,
+            sampling=sampling,  # type: ignore[arg-type]
+        )
+        rows.append(
+            {
+                "sampling": sampling,
+                "relation": relation,
+                "noise_multiplier": multiplier,
+                "std_over_clip": unit * multiplier,
+            }
+        )
+    if options.json:
+        print(json.dumps({"steps": steps, "calibrations": rows}, indent=1))
+        return 0
+    print(f"{steps} steps, (epsilon, delta) = ({options.epsilon:g}, {options.delta:g})\n")
+    print(f"{'lots':<22}{'protected against':<27}{'noise_multiplier':>17}{'std / clip':>12}")
+    for row in rows:
+        print(
+            f"{row['sampling'].replace('_', ' '):<22}{row['relation']:<27}"
+            f"{row['noise_multiplier']:>17.4f}{row['std_over_clip']:>12.4f}"
+        )
+    print(
+        "\nnoise_multiplier is the noise on the summed gradients over their sensitivity, which is "
+        "2 x clip\nwhen a record is replaced and 1 x clip when it is added: the two epsilons are "
+        "not comparable.\nOpacus counts in units of the clip: give it the last column."
+    )
+    return 0

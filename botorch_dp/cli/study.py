@@ -1,0 +1,268 @@
+"""``tasks``, ``pareto`` and ``recommend``: fronts of ready or own problems."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import inspect
+import json
+import multiprocessing
+import os
+import sys
+import warnings
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+if TYPE_CHECKING:
+    from botorch_dp.pareto import DPareto, ParetoFront, PrivacyUtilityProblem
+
+_TASK_HELP = """a ready task (`botorch-dp tasks` lists them), or MODULE:NAME of your own
+PrivacyUtilityProblem, or of a function that returns one; MODULE is looked up from here"""
+
+
+def add_commands(commands: Any) -> None:
+    """Add the commands of this module to the command line."""
+    tasks = commands.add_parser("tasks", help="list the ready problems")
+    tasks.add_argument("--json", action="store_true", help="for programs")
+    tasks.set_defaults(run=_tasks)
+
+    pareto = commands.add_parser(
+        "pareto",
+        help="find the privacy-utility front of a problem",
+        description="Train with well-chosen hyper-parameters and print the Pareto front of "
+        "epsilon and error. The front is computed from the records: it is not private.",
+    )
+    _add_problem_arguments(pareto)
+    pareto.add_argument(
+        "--trials", type=_positive, default=40, help="trials of the whole study (default: 40)"
+    )
+    pareto.add_argument(
+        "--initial", type=_positive, default=16, help="of them drawn at random (default: 16)"
+    )
+    pareto.add_argument(
+        "--workers", type=_positive, default=1, help="trainings at a time (default: 1)"
+    )
+    pareto.add_argument(
+        "--threads", action="store_true", help="workers are threads instead of processes"
+    )
+    pareto.add_argument(
+        "--storage", type=Path, help="file that keeps the study; an existing one is continued"
+    )
+    pareto.add_argument("--seed", type=int, help="makes the study repeatable")
+    pareto.add_argument(
+        "--acquisition",
+        default="ehvi",
+        choices=["ehvi", "hvpoi", "log_hvpoi", "qlogehvi", "random", "grid"],
+        help="how configurations are chosen (default: ehvi)",
+    )
+    pareto.add_argument(
+        "--reevaluate",
+        type=_positive,
+        metavar="K",
+        help="train the front's configurations K times again with fresh seeds: the honest front",
+    )
+    pareto.add_argument("--plot", type=Path, metavar="PNG", help="draw the front into a file")
+    pareto.add_argument("--quiet", action="store_true", help="no progress bar")
+    pareto.add_argument("--json", action="store_true", help="print the front for programs")
+    pareto.set_defaults(run=_pareto)
+
+    recommend = commands.add_parser(
+        "recommend",
+        help="the configuration to deploy within an epsilon",
+        description="The configuration of a finished study's problem that is expected to be most "
+        "accurate within EPSILON, tried or not. Epsilon is exact; the error is a prediction and "
+        "not private.",
+    )
+    _add_problem_arguments(recommend)
+    recommend.add_argument("--storage", type=Path, required=True, help="file of the study")
+    recommend.add_argument("--epsilon", type=float, required=True, help="largest epsilon allowed")
+    recommend.add_argument("--json", action="store_true", help="for programs")
+    recommend.set_defaults(run=_recommend)
+
+
+def _add_problem_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("task", metavar="TASK", help=_TASK_HELP)
+    parser.add_argument("--data", help="data set of a ready task, such as breast_cancer or digits")
+    parser.add_argument(
+        "--replicates", type=_positive, help="trainings that one trial averages, for a ready task"
+    )
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value
+
+
+def ready_tasks() -> dict[str, Any]:
+    """Functions of :mod:`botorch_dp.tasks` that make a problem, by name."""
+    from botorch_dp import tasks
+    from botorch_dp.pareto import PrivacyUtilityProblem
+
+    found = {}
+    for name in tasks.__all__:
+        maker = getattr(tasks, name)
+        if inspect.isfunction(maker):
+            returned = inspect.get_annotations(maker, eval_str=True).get("return")
+            if inspect.isclass(returned) and issubclass(returned, PrivacyUtilityProblem):
+                found[name] = maker
+    return found
+
+
+def _data_choices(maker: Any) -> list[str]:
+    annotation = inspect.get_annotations(maker, eval_str=True).get("data")
+    return list(get_args(annotation))
+
+
+def _tasks(options: argparse.Namespace) -> int:
+    rows = [
+        {
+            "name": name,
+            "data": _data_choices(maker),
+            "about": (inspect.getdoc(maker) or "").split("\n")[0],
+        }
+        for name, maker in ready_tasks().items()
+    ]
+    if options.json:
+        print(json.dumps(rows, indent=1))
+        return 0
+    for row in rows:
+        choices = f" (--data {'|'.join(row['data'])})" if row["data"] else ""
+        print(f"{row['name']}{choices}\n    {row['about']}")
+    return 0
+
+
+def load_problem(options: argparse.Namespace) -> PrivacyUtilityProblem:
+    """The ready or own problem that the arguments name."""
+    from botorch_dp.pareto import PrivacyUtilityProblem
+
+    settings = {
+        key: value
+        for key, value in (("data", options.data), ("replicates", options.replicates))
+        if value is not None
+    }
+    if ":" not in options.task:
+        ready = ready_tasks()
+        if options.task not in ready:
+            raise ValueError(
+                f"There is no task {options.task!r}. Ready are {', '.join(ready)}; "
+                "your own is named MODULE:NAME."
+            )
+        maker = ready[options.task]
+        unknown = set(settings) - set(inspect.signature(maker).parameters)
+        if unknown:
+            raise ValueError(f"Task {options.task!r} has no --{', --'.join(sorted(unknown))}.")
+        return maker(**settings)
+    module_name, _, name = options.task.partition(":")
+    sys.path.insert(0, os.getcwd())
+    try:
+        problem = getattr(importlib.import_module(module_name), name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"Cannot load {options.task!r}: {error}.") from error
+    if callable(problem) and not isinstance(problem, PrivacyUtilityProblem):
+        problem = problem(**settings)
+    if not isinstance(problem, PrivacyUtilityProblem):
+        raise ValueError(
+            f"{options.task!r} is a {type(problem).__name__}, not a PrivacyUtilityProblem."
+        )
+    return problem
+
+
+def _pareto(options: argparse.Namespace) -> int:
+    from botorch_dp.pareto import DPareto
+
+    problem = load_problem(options)
+    _check_folder("--storage", options.storage)
+    _check_folder("--plot", options.plot)
+    with (
+        warnings.catch_warnings(record=True) as caught,
+        DPareto(
+            problem, acquisition=options.acquisition, storage=options.storage, seed=options.seed
+        ) as study,
+    ):
+        warnings.simplefilter("always", UserWarning)
+        front = _run(study, options)
+        if options.reevaluate and not _interruption(caught):
+            front = front.reevaluate(options.reevaluate, progress=not options.quiet)
+        _report(front, options, len(study.trials))
+    if (words := _interruption(caught)) is not None:
+        print(f"botorch-dp: {words}", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _run(study: DPareto, options: argparse.Namespace) -> ParetoFront:
+    executor: Any = None
+    if options.workers > 1:
+
+        def executor() -> Executor:
+            if options.threads:
+                return ThreadPoolExecutor(options.workers)
+            # Started afresh rather than forked: this process has threads by now.
+            context = multiprocessing.get_context("spawn")
+            return ProcessPoolExecutor(options.workers, mp_context=context)
+
+    return study.run(
+        options.trials,
+        initial=options.initial,
+        batch_size=options.workers,
+        executor=executor,
+        progress=not options.quiet,
+    )
+
+
+def _interruption(caught: list[warnings.WarningMessage]) -> str | None:
+    for warning in caught:
+        if str(warning.message).startswith("Interrupted"):
+            return str(warning.message)
+    return None
+
+
+def _report(front: ParetoFront, options: argparse.Namespace, trials: int) -> None:
+    if options.plot is not None:
+        from botorch_dp.plots import save_figure
+
+        save_figure(front.plot(), options.plot)
+    if options.json:
+        report = {
+            "problem": front.problem.name,
+            "trials": trials,
+            "hypervolume": front.hypervolume(),
+            "front": front.table(),
+            "guarantee": front.guarantee.to_dict(),
+            "caption": front.caption,
+        }
+        print(json.dumps(report, indent=1, default=str))
+        return
+    print(front)
+    print(f"\nHypervolume {front.hypervolume():.4f} at {front.problem.ref_point}, {trials} trials.")
+    if options.plot is not None:
+        print(f"Figure: {options.plot}")
+    if options.storage is not None:
+        print(f"Study: {options.storage} (run again with more --trials to go on)")
+
+
+def _recommend(options: argparse.Namespace) -> int:
+    from dataclasses import asdict
+
+    from botorch_dp.pareto import DPareto
+
+    problem = load_problem(options)
+    if not options.storage.exists():
+        raise ValueError(f"There is no study at {options.storage}; `botorch-dp pareto` makes one.")
+    with DPareto(problem, storage=options.storage) as study:
+        point = study.recommend(options.epsilon)
+    print(json.dumps(asdict(point), indent=1) if options.json else point)
+    return 0
+
+
+def _check_folder(name: str, path: Path | None) -> None:
+    """A missing folder is noticed before hours of training, not after."""
+    if path is None:
+        return
+    if not path.absolute().parent.is_dir():
+        raise ValueError(f"{name}: there is no folder {path.absolute().parent}.")
+    if not os.access(path.absolute().parent, os.W_OK):
+        raise ValueError(f"{name}: no permission to write to {path.absolute().parent}.")
