@@ -63,7 +63,7 @@ def test_wrong_arguments(tmp_path: Path) -> None:
 
 
 def test_only_the_owner_can_read_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    modes = []
+    modes: list[int] = []
     connect = sqlite3.connect
 
     def watched(database: str, **options: object) -> sqlite3.Connection:
@@ -409,11 +409,14 @@ def test_forks_share_a_file_amid_charges(tmp_path: Path) -> None:
                 ledger.charge(pure(1 / 64))
                 by_thread += 1
 
+        def charge_once() -> None:
+            ledger.charge(pure(1 / 64))
+
         thread = threading.Thread(target=charge_on)
         thread.start()
         try:
             for _ in range(10):
-                children = [in_child(lambda: ledger.charge(pure(1 / 64)) and None) for _ in "ab"]
+                children = [in_child(charge_once) for _ in range(2)]
                 assert all([succeeded(child) for child in children])
         finally:
             stop.set()

@@ -1,0 +1,276 @@
+"""Private objectives: per-record scores in, noisy means with known variance out.
+
+Everything that reads only what a :class:`PrivateObjective` returns is post-processing: any
+surrogate, acquisition function or loop may follow, and the promise stays the same.
+
+References:
+    [Dong2022] J. Dong, A. Roth, W. Su. Gaussian differential privacy. JRSS B 84(1), 2022.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from botorch_dp.checks import check_integer, check_interval, check_positive, check_tensor
+from botorch_dp.errors import PrivacyError
+from botorch_dp.privacy import (
+    Guarantee,
+    NeighboringRelation,
+    PrivacyLedger,
+    compose,
+    gaussian_guarantee,
+    gaussian_mechanism,
+)
+
+__all__ = ["Evaluations", "ObjectiveDiagnostics", "PerRecordLosses", "PrivateObjective"]
+
+#: A double holds every integer up to this one, so sums below it are exact in any order: a score
+#: rounded to an integer moves the sum by what it moves itself, and not by a rounding error more.
+_LARGEST_EXACT = 2**53
+
+
+def _grid_levels(num_records: int) -> float:
+    """The largest power of two of which ``num_records`` add up exactly in double precision."""
+    return float(1 << ((_LARGEST_EXACT // num_records).bit_length() - 1))
+
+
+@runtime_checkable
+class PerRecordLosses(Protocol):
+    """What a user's objective looks like: one column for each record.
+
+    A record's column may depend on that record and on public things only: were it, say,
+    standardized by the mean over all records, one record would move every column.
+    """
+
+    def __call__(self, X: Tensor, /) -> Tensor:
+        """Scores of ``n`` records at ``b`` points: ``b x d -> b x n``."""
+
+
+class Evaluations(NamedTuple):
+    """Released evaluations; all of it may be published."""
+
+    X: Tensor
+    Y: Tensor
+    Yvar: Tensor
+
+
+@dataclass
+class ObjectiveDiagnostics:
+    """**Not private.** How many scores were outside the bounds, over all evaluations.
+
+    Look at them while you choose ``bounds`` on data you may look at; never publish them, and never
+    let a run depend on them.
+    """
+
+    num_below: int = field(default=0, repr=False)
+    num_above: int = field(default=0, repr=False)
+    num_nan: int = field(default=0, repr=False)
+
+    def __repr__(self) -> str:
+        return "ObjectiveDiagnostics(not private: read .num_below, .num_above, .num_nan)"
+
+
+class PrivateObjective:
+    r"""A mean of per-record scores, released with Gaussian noise at each evaluation.
+
+    .. math:: Y(x) = \frac1n \sum_{i=1}^n \mathrm{clip}(\ell_i(x), lo, hi)
+              + N\!\left(0, \Bigl(\frac{hi - lo}{n \mu}\Bigr)^2\right)
+
+    Guarantee (status proven): each row of ``X`` is mu-GDP under replace-one, whatever the scores
+    are. Replacing a record moves one clipped score by at most ``hi - lo`` and so the mean by
+    ``(hi - lo) / n``, which is mu standard deviations [Dong2022]. ``k`` evaluations are
+    ``mu sqrt(k)``-GDP, also when each point depends on the answers before it. In floating
+    point: scores are rounded to an integer grid on which sums are exact, and noise is added to
+    that sum, so the sensitivity holds to the last bit.
+
+    With a ledger, all rows of ``X`` are charged *before* the records are read; if the budget cannot
+    bear them, :class:`~botorch_dp.errors.BudgetExhausted` is raised, nothing is read, and
+    :attr:`history` still has all that was released. A charge is not refunded if ``record_losses``
+    raises. Without a ledger, decide on the number of evaluations beforehand.
+
+    Nothing that one record says raises, warns or shows: scores beyond a bound, infinite ones
+    included, count as that bound; NaN counts as the worse bound (the lower one, or the upper one
+    with ``negate=True``). Objects may be shared by threads if ``record_losses`` may.
+
+    Args:
+        record_losses: ``b x d -> b x n``, see :class:`PerRecordLosses`.
+        bounds: Public bounds ``(lo, hi)`` of a score. The noise is proportional to their distance.
+        mu: Privacy parameter of *one* evaluation: the smaller, the more noise.
+        num_records: ``n``, which is public under replace-one. Without it, the first evaluation
+            tells. Every evaluation must return that many columns.
+        ledger: What evaluations are charged to.
+        negate: Return ``-Y``: for losses, since BoTorch maximizes.
+        protects: Whom or what one record is, in words for the guarantee.
+        label: The ledger's note for each charge.
+        unsafe_seed: Simulate with reproducible noise. The results then promise nothing.
+
+    Example:
+        >>> objective = PrivateObjective(record_losses, bounds=(0.0, 1.0), mu=0.1, negate=True)
+        >>> Y, Yvar = objective(X)
+        >>> model = SingleTaskGP(X, Y, train_Yvar=Yvar)
+    """
+
+    def __init__(
+        self,
+        record_losses: PerRecordLosses,
+        *,
+        bounds: tuple[float, float],
+        mu: float,
+        num_records: int | None = None,
+        ledger: PrivacyLedger | None = None,
+        negate: bool = False,
+        protects: str = "one record of the data set",
+        label: str = "objective",
+        unsafe_seed: int | None = None,
+    ) -> None:
+        if not callable(record_losses):
+            raise TypeError(
+                f"`record_losses` must be callable, got {type(record_losses).__name__}: pass a "
+                "function from points (b x d) to scores (b x n)."
+            )
+        if ledger is not None and not isinstance(ledger, PrivacyLedger):
+            raise TypeError(f"`ledger` must be a PrivacyLedger, got {type(ledger).__name__}.")
+        if num_records is not None:
+            num_records = check_integer("num_records", num_records)
+        if unsafe_seed is not None:
+            unsafe_seed = check_integer("unsafe_seed", unsafe_seed, at_least=0)
+        self.record_losses = record_losses
+        self.bounds = check_interval("bounds", bounds)
+        self.mu = check_positive("mu", mu)
+        self.num_records = num_records
+        self.ledger = ledger
+        self.negate = bool(negate)
+        self.label = label
+        #: **Not private**; see :class:`ObjectiveDiagnostics`.
+        self.diagnostics = ObjectiveDiagnostics()
+        self._width = check_positive("bounds", self.bounds[1] - self.bounds[0])
+        self._one_evaluation = gaussian_guarantee(
+            sensitivity=1.0,
+            mu=self.mu,
+            relation=NeighboringRelation.REPLACE_ONE,
+            protects=protects,
+        )
+        self._seeds = None if unsafe_seed is None else np.random.SeedSequence(unsafe_seed)
+        self._history: list[Evaluations] = []
+        self._lock = threading.Lock()
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """What *one* evaluation promises; ``compose`` as many as you plan."""
+        one = self._one_evaluation
+        return one if self._seeds is None else one.simulated()
+
+    @property
+    def noise_std(self) -> float:
+        """Standard deviation of each ``Y``; public."""
+        if self.num_records is None:
+            raise ValueError("The noise depends on the number of records: pass `num_records`.")
+        return self._width / (self.num_records * self.mu)
+
+    @property
+    def history(self) -> Evaluations:
+        """All released evaluations so far, stacked: ``k x d``, ``k x 1`` and ``k x 1``."""
+        with self._lock:
+            parts = list(self._history)
+        if not parts:
+            nothing = torch.empty(0, 1, dtype=torch.double)
+            return Evaluations(torch.empty(0, 0, dtype=torch.double), nothing, nothing.clone())
+        return Evaluations(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+
+    def __call__(self, X: Tensor) -> tuple[Tensor, Tensor]:
+        """Spend mu at each row of ``X``.
+
+        Args:
+            X: ``b x d`` points, chosen without the records or from what was released before.
+
+        Returns:
+            ``Y`` and ``Yvar``, the known variance of its noise, each ``b x 1``, with the dtype and
+            device of ``X``.
+        """
+        X = self._checked_points(X)
+        if self.ledger is not None:
+            self.ledger.charge(compose(*[self._one_evaluation] * len(X)), label=self.label)
+        scores = self._checked_scores(self.record_losses(X), X)
+        count = scores.shape[1]
+        levels = _grid_levels(count)
+        noisy_sums = [
+            gaussian_mechanism(
+                self._grid_sum(row, levels), sensitivity=levels, mu=self.mu, unsafe_seed=seed
+            ).value
+            for row, seed in zip(scores, self._next_seeds(len(X)), strict=True)
+        ]
+        # From here on everything is post-processing of released sums.
+        mean = torch.tensor(noisy_sums, dtype=torch.double).unsqueeze(-1) / (levels * count)
+        Y = self.bounds[0] + self._width * mean
+        Yvar = torch.full_like(Y, self.noise_std**2)
+        evaluations = Evaluations(X.clone(), (-Y if self.negate else Y).to(X), Yvar.to(X))
+        with self._lock:
+            self._history.append(evaluations)
+        return evaluations.Y.clone(), evaluations.Yvar.clone()
+
+    def _checked_points(self, X: object) -> Tensor:
+        X = check_tensor("X", X, shape=(None, None)).detach()
+        with self._lock:
+            known = self._history[0].X if self._history else X
+        if X.shape[1] != known.shape[1]:
+            raise ValueError(
+                f"`X` must have {known.shape[1]} columns, as in the first call, got {X.shape[1]}."
+            )
+        return X
+
+    def _checked_scores(self, scores: object, X: Tensor) -> Tensor:
+        """The scores if their shape, which is public, is as agreed."""
+        if not isinstance(scores, Tensor) or scores.is_complex():
+            kind = str(scores.dtype) if isinstance(scores, Tensor) else type(scores).__name__
+            raise TypeError(f"`record_losses` must return a tensor of real numbers, got {kind}.")
+        expected = "n" if self.num_records is None else str(self.num_records)
+        if scores.dim() != 2 or len(scores) != len(X) or scores.shape[1] == 0:
+            raise ValueError(
+                f"`record_losses` must return {len(X)} x {expected} scores, one column for each "
+                f"record, for X of shape {tuple(X.shape)}; got {tuple(scores.shape)}."
+            )
+        with self._lock:
+            if self.num_records is None:
+                self.num_records = scores.shape[1]
+            agreed = self.num_records
+        if scores.shape[1] != agreed:
+            raise PrivacyError(
+                f"`record_losses` returned {scores.shape[1]} columns where {agreed} records were "
+                "agreed: the guarantee is for replacing one of a fixed, public number of records. "
+                "Score every record every time; a missing one may be NaN."
+            )
+        return scores.detach()
+
+    def _grid_sum(self, scores: Tensor, levels: float) -> float:
+        """The sum of clipped scores, each an integer from 0 (lower bound) to ``levels`` (upper)."""
+        low, high = self.bounds
+        scores = scores.double()
+        is_nan = scores.isnan()
+        with self._lock:
+            self.diagnostics.num_nan += int(is_nan.sum())
+            self.diagnostics.num_below += int((scores < low).sum())
+            self.diagnostics.num_above += int((scores > high).sum())
+        worse = high if self.negate else low
+        clipped = torch.where(is_nan, worse, scores).clamp(low, high)
+        return ((clipped - low) / self._width * levels).round().clamp(0, levels).sum().item()
+
+    def _next_seeds(self, count: int) -> list[int | None]:
+        """A fresh seed for each simulated noise; None where the noise is real."""
+        if self._seeds is None:
+            return [None] * count
+        with self._lock:
+            children = self._seeds.spawn(count)
+        return [int(child.generate_state(1, np.uint64)[0]) for child in children]
+
+    def __repr__(self) -> str:
+        count = "n" if self.num_records is None else self.num_records
+        return (
+            f"PrivateObjective(bounds={self.bounds}, mu={self.mu}, num_records={count}, "
+            f"evaluations={len(self.history.Y)})"
+        )
