@@ -117,39 +117,36 @@ class _LogNormalInterval(torch.autograd.Function):
     """``log(Phi(upper) - Phi(lower))`` elementwise, for ``lower <= upper``.
 
     The same quantity as BoTorch's ``log_prob_normal_in``, which refuses intervals that rounding
-    has emptied, with its derivative in closed form: a third of the time. An interval is first
-    reflected to where most of it is negative, where the distribution function loses no digits.
+    has emptied, at a fraction of the cost: values and derivatives come from one evaluation of
+    ``erfcx(-x / sqrt(2)) = 2 Phi(x) exp(x^2 / 2)`` at either end.
     """
 
     @staticmethod
     def forward(ctx: Any, lower: Tensor, upper: Tensor) -> Tensor:
+        # Reflected to where most of it is negative, an interval loses no digits. Its part beyond
+        # 8 would overflow and has no probability in double precision, nor any derivative.
         reflected = lower + upper > 0
         a = torch.where(reflected, -upper, lower)
-        b = torch.where(reflected, -lower, upper)
-        log_b = torch.special.log_ndtr(b)
-        # An empty interval counts as one whose ends differ by a rounding.
-        log_ratio = (torch.special.log_ndtr(a) - log_b).clamp_max(-torch.finfo(a.dtype).eps)
-        ctx.save_for_backward(reflected, a, b, log_ratio)
-        return log_b + (-torch.expm1(log_ratio)).log()
+        b = torch.where(reflected, -lower, upper).clamp_max(8.0)
+        scaled_a, scaled_b = (torch.special.erfcx(end * -math.sqrt(0.5)) for end in (a, b))
+        # Phi(a) / Phi(b); an empty interval counts as one whose ends differ by a rounding.
+        ratio = scaled_a / scaled_b * (0.5 * (b - a) * (b + a)).exp()
+        rest = 1 - ratio.clamp_max(1 - torch.finfo(a.dtype).eps)
+        ctx.save_for_backward(reflected, scaled_a, scaled_b.masked_fill(b == 8.0, torch.inf), rest)
+        return (0.5 * scaled_b * rest).log() - 0.5 * b.square()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        reflected, a, b, log_ratio = ctx.saved_tensors
-        # With r = Phi(a) / Phi(b): d/db = h(b) / (1 - r) and d/da = -h(a) r / (1 - r), where
-        # h(x) = phi(x) / Phi(x), which erfcx gives without dividing two vanishing numbers.
-        odds = 1 / torch.expm1(-log_ratio)  # r / (1 - r)
-        grad_a = -grad * odds * _inverse_mills_ratio(a)
-        grad_b = grad * (1 + odds) * _inverse_mills_ratio(b)
+        reflected, scaled_a, scaled_b, rest = ctx.saved_tensors
+        # phi(b) / (Phi(b) - Phi(a)) and -phi(a) / (Phi(b) - Phi(a)): no vanishing numbers divided.
+        density = grad * math.sqrt(2 / math.pi) / rest
+        grad_a = density * (rest - 1) / scaled_a
+        grad_b = density / scaled_b
         return (
             torch.where(reflected, -grad_b, grad_a),
             torch.where(reflected, -grad_a, grad_b),
         )
-
-
-def _inverse_mills_ratio(x: Tensor) -> Tensor:
-    """``phi(x) / Phi(x)`` for the standard normal distribution."""
-    return math.sqrt(2 / math.pi) / torch.special.erfcx(x * -math.sqrt(0.5))
 
 
 def _product(factors: Tensor) -> Tensor:
