@@ -17,6 +17,7 @@ from botorch_dp.pareto.problem import PrivacyUtilityProblem
 from botorch_dp.pareto.space import Config
 from botorch_dp.pareto.trials import Trial, outcome
 from botorch_dp.privacy import Guarantee
+from botorch_dp.privacy.guarantee import QUOTED_DELTA, rounded_up
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -272,6 +273,11 @@ def dominated_volume(points: Tensor, ref_point: Sequence[float]) -> float:
     return float(Hypervolume(-reference).compute(-inside[_front_indices(inside)]))
 
 
+def non_dominated(points: Tensor) -> Tensor:
+    """The non-dominated ones of ``n x m`` points, by increasing first objective."""
+    return points[_front_indices(points)]
+
+
 def guarantee_sentence(guarantee: Guarantee) -> str:
     """What publishing a front costs, in one sentence."""
     opening = "Not private: computed from the records without noise"
@@ -280,10 +286,10 @@ def guarantee_sentence(guarantee: Guarantee) -> str:
     summed = guarantee.summed
     if summed is not None and summed[1] >= 1:
         return f"{opening}; publishing it comes with no guarantee (the deltas add up to 1)."
-    delta = summed[1] if summed is not None else 1e-6
-    cost = f"ε = {guarantee.epsilon(delta):.4g}"
+    delta = summed[1] if summed is not None else QUOTED_DELTA
+    cost = f"ε = {float(rounded_up(guarantee.epsilon(delta))):,.10g}"
     if delta > 0:
-        cost = f"({cost}, δ = {delta:.2g})"
+        cost = f"({cost}, δ = {rounded_up(delta)})"
     return f"{opening}; publishing it costs {cost} for {guarantee.protects}."
 
 

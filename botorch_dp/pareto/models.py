@@ -28,6 +28,7 @@ from botorch.utils.sampling import manual_seed
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
+from botorch_dp.pareto.known import Candidates, KnownObjectives
 from botorch_dp.pareto.problem import PrivacyUtilityProblem
 from botorch_dp.pareto.space import Config
 from botorch_dp.pareto.trials import StudyError, Trial, outcome
@@ -41,6 +42,8 @@ LARGEST_EPSILON = 50.0
 SMALLEST_EPSILON_SHARE = 1e-3
 #: Errors of 0 and 1 have no logit.
 SMALLEST_ERROR = 1e-3
+#: The fit ends when a step gains less than this share of the likelihood.
+_FIT_TOLERANCE = 1e-6
 #: Points predicted at once: the joint covariance that comes along costs their square.
 _CHUNK = 256
 
@@ -118,48 +121,6 @@ def _negative_sigmoid_negative(value: Tensor) -> Tensor:
     return -torch.sigmoid(-value)
 
 
-class KnownObjectives:
-    """The objectives that are functions of the config, remembered for every config asked about.
-
-    A config for which an oracle fails or answers nonsense has NaN everywhere, and is avoided.
-    """
-
-    def __init__(self, problem: PrivacyUtilityProblem) -> None:
-        self._problem = problem
-        self._rows: dict[tuple[object, ...], tuple[float, ...]] = {}
-        self._functions = [o for o in problem.objectives if o.function is not None]
-
-    def __call__(self, configs: Sequence[Config]) -> Tensor:
-        """``n x (1 + k)``: epsilon, then the ``k`` further objectives that have a function."""
-        keys = [tuple(config.values()) for config in configs]
-        unknown = {k: c for k, c in zip(keys, configs, strict=True) if k not in self._rows}
-        if unknown:
-            epsilons = self._epsilons(list(unknown.values()))
-            for (key, config), epsilon in zip(unknown.items(), epsilons, strict=True):
-                self._rows[key] = self._row(config, epsilon)
-        return torch.tensor([self._rows[key] for key in keys], dtype=torch.double)
-
-    def _epsilons(self, configs: list[Config]) -> list[float]:
-        try:
-            return self._problem.epsilon_bounds(configs)
-        except Exception:
-            # One config can spoil a batch. Which oracle fails how is recorded when such a config
-            # is tried, not when it is considered: NaN keeps it from being tried.
-            return [self._or_nan(self._problem.epsilon, config) for config in configs]
-
-    def _row(self, config: Config, epsilon: float) -> tuple[float, ...]:
-        further = [self._or_nan(o.known, config) for o in self._functions]
-        row = (epsilon, *further)
-        return row if all(map(math.isfinite, row)) else (math.nan,) * len(row)
-
-    @staticmethod
-    def _or_nan(oracle: Callable[[Config], float], config: Config) -> float:
-        try:
-            return oracle(config)
-        except Exception:
-            return math.nan
-
-
 class ExactObjective(DeterministicModel):
     """A known objective as a BoTorch model, for acquisition functions that want one."""
 
@@ -188,10 +149,8 @@ class Beliefs:
         problem: The problem.
         complete: The complete trials; at least one.
         believed: Configs of pending and failed trials.
-        known: The objectives that are functions of the config.
+        known: The exact objectives; the others are modelled.
         scales: Of all objectives.
-        privacy_model: ``"exact"`` computes epsilon for every candidate; ``"gp"`` models it from
-            the trials, as in [Avent2020].
         seed: For restarts of the fit.
     """
 
@@ -203,61 +162,44 @@ class Beliefs:
         *,
         known: KnownObjectives,
         scales: Sequence[Scale],
-        privacy_model: PrivacyModel = "exact",
         seed: int = 0,
     ) -> None:
-        self._space = problem.space
         self._known = known
         self._scales = list(scales)
-        self._known_columns = _known_columns(problem, privacy_model)
         train_X = problem.space.encode([trial.config for trial in complete])  # n x d
         values = torch.tensor([outcome(problem, t) for t in complete], dtype=torch.double)
-        pending_X = problem.space.encode(believed) if believed else train_X[:0]
-        self._models: list[ExactObjective | SingleTaskGP] = []
+        believed_X = problem.space.encode(believed) if believed else train_X[:0]
+        self._gps: dict[int, SingleTaskGP] = {}
         for index, scale in enumerate(self._scales):
-            column = self._known_columns.get(index)
-            if column is not None:
-                self._models.append(ExactObjective(self._exactly(column, scale)))
-                continue
-            gp = fitted_gp(train_X, scale.to_model(values[:, index : index + 1]), seed=seed)
-            self._models.append(_believing(gp, pending_X))
-        seen = torch.cat([train_X, pending_X])
-        #: ``n x m`` posterior means at all complete, pending and failed trials: the incumbents.
-        self.incumbents = self.predict(seen)[0]
-        #: ``n x d`` codes of the incumbents.
-        self.incumbent_codes = seen
+            if index not in known.columns:
+                gp = fitted_gp(train_X, scale.to_model(values[:, index : index + 1]), seed=seed)
+                self._gps[index] = _believing(gp, believed_X)
+        #: All complete, pending and failed trials.
+        self.incumbents = known.candidates(torch.cat([train_X, believed_X]))
+        #: ``n x m`` posterior means there, in the scale of the models.
+        self.incumbent_means = self.predict(self.incumbents)[0]
 
     @property
     def model(self) -> Model:
         """All objectives as one BoTorch model (maximized)."""
-        return ModelList(*self._models)
+        return ModelList(*(self._gps.get(i) or self._exact(i) for i in range(len(self._scales))))
 
-    def predict(self, X: Tensor) -> tuple[Tensor, Tensor]:
-        """Means and standard deviations, ``n x m``, at ``n x d`` codes; NaN where undefined."""
+    def predict(self, candidates: Candidates) -> tuple[Tensor, Tensor]:
+        """Means and standard deviations, ``n x m``; NaN where an exact objective is undefined."""
         means, stds = [], []
-        with torch.no_grad():
-            for model in self._models:
-                if isinstance(model, ExactObjective):
-                    means.append(model(X).squeeze(-1))
-                    stds.append(torch.zeros(len(X), dtype=X.dtype))
-                else:
-                    mean, std = predicted(model, X)
-                    means.append(mean)
-                    stds.append(std)
+        for index, scale in enumerate(self._scales):
+            if index in self._gps:
+                mean, std = predicted(self._gps[index], candidates.codes)
+            else:
+                mean = scale.to_model(candidates.known[:, self._known.columns[index]])
+                std = torch.zeros_like(mean)
+            means.append(mean)
+            stds.append(std)
         return torch.stack(means, dim=-1), torch.stack(stds, dim=-1)
 
-    def _exactly(self, column: int, scale: Scale) -> Callable[[Tensor], Tensor]:
-        def values(X: Tensor) -> Tensor:
-            return scale.to_model(self._known(self._space.decode(X))[:, column])
-
-        return values
-
-
-def _known_columns(problem: PrivacyUtilityProblem, privacy_model: PrivacyModel) -> dict[int, int]:
-    """Which objectives are computed rather than modelled: index -> column of KnownObjectives."""
-    columns = {0: 0} if privacy_model == "exact" else {}
-    functions = [i for i, o in enumerate(problem.objectives, start=2) if o.function is not None]
-    return columns | {index: column for column, index in enumerate(functions, start=1)}
+    def _exact(self, index: int) -> ExactObjective:
+        column, to_model = self._known.columns[index], self._scales[index].to_model
+        return ExactObjective(lambda X: to_model(self._known.candidates(X).known[:, column]))
 
 
 def fitted_gp(train_X: Tensor, train_Y: Tensor, *, seed: int) -> SingleTaskGP:
@@ -276,7 +218,10 @@ def fitted_gp(train_X: Tensor, train_Y: Tensor, *, seed: int) -> SingleTaskGP:
     )
     # Only a failed first attempt draws random restarts.
     with manual_seed(seed):
-        fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+        fit_gpytorch_mll(
+            ExactMarginalLogLikelihood(model.likelihood, model),
+            optimizer_kwargs={"options": {"ftol": _FIT_TOLERANCE}},
+        )
     return model
 
 
@@ -293,10 +238,11 @@ def _believing(model: SingleTaskGP, X: Tensor) -> SingleTaskGP:
 def predicted(model: SingleTaskGP, X: Tensor) -> tuple[Tensor, Tensor]:
     """Posterior mean and standard deviation of the function at ``n x d`` points, each ``n``."""
     means, variances = [], []
-    for chunk in X.split(_CHUNK):
-        posterior = model.posterior(chunk)
-        means.append(posterior.mean.squeeze(-1))
-        variances.append(posterior.variance.squeeze(-1))
+    with torch.no_grad():
+        for chunk in X.split(_CHUNK):
+            posterior = model.posterior(chunk)
+            means.append(posterior.mean.squeeze(-1))
+            variances.append(posterior.variance.squeeze(-1))
     return torch.cat(means), torch.cat(variances).clamp_min(0).sqrt()
 
 

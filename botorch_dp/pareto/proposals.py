@@ -24,7 +24,7 @@ from botorch.acquisition import AcquisitionFunction
 from botorch.acquisition.multi_objective.logei import qLogExpectedHypervolumeImprovement
 from botorch.acquisition.multi_objective.objective import GenericMCMultiOutputObjective
 from botorch.models.model import Model
-from botorch.sampling import SobolQMCNormalSampler
+from botorch.sampling.get_sampler import get_sampler
 from botorch.utils.multi_objective.box_decompositions.box_decomposition import BoxDecomposition
 from botorch.utils.multi_objective.box_decompositions.non_dominated import (
     FastNondominatedPartitioning,
@@ -38,10 +38,10 @@ from botorch_dp.acquisition.hvpoi import (
     HypervolumeProbabilityOfImprovement,
     LogHypervolumeProbabilityOfImprovement,
 )
+from botorch_dp.pareto.known import Candidates, KnownObjectives
 from botorch_dp.pareto.models import (
     Beliefs,
     EpsilonScale,
-    KnownObjectives,
     PrivacyModel,
     objective_scales,
 )
@@ -49,8 +49,8 @@ from botorch_dp.pareto.problem import PrivacyUtilityProblem
 from botorch_dp.pareto.space import Config
 from botorch_dp.pareto.trials import StudyError, Trial
 
-#: Scores the rows of ``n x d`` codes; the largest is tried next.
-Score: TypeAlias = Callable[[Tensor], Tensor]
+#: Scores candidates; the one with the largest score is tried next.
+Score: TypeAlias = Callable[[Candidates], Tensor]
 
 
 class AcquisitionFactory(Protocol):
@@ -104,7 +104,7 @@ class Proposer:
     ) -> None:
         self.problem = problem
         self.options = options
-        self.known = KnownObjectives(problem)
+        self._known = KnownObjectives(problem, with_epsilon=options.privacy_model == "exact")
         self._seed = seed
         self._scales = objective_scales(problem, options.epsilon_scale)
         self._grid: list[Config] | None = None
@@ -113,7 +113,7 @@ class Proposer:
             order = np.random.default_rng(_stream(seed, "grid")).permutation(len(grid))
             self._grid = [grid[index] for index in order]
         self._sobol: dict[str, NDArray[np.float64]] = {}
-        self._pool: Tensor | None = None
+        self._pool: Candidates | None = None
 
     @property
     def largest_number(self) -> float:
@@ -147,34 +147,31 @@ class Proposer:
             best = self.search(score, beliefs, number)
             if best is None:
                 # Nothing promises an improvement: look where least is known.
-                best = self.search(lambda X: _uncertainty(beliefs, X), beliefs, number)
+                best = self.search(lambda c: _uncertainty(beliefs, c), beliefs, number)
         if best is None:
             raise StudyError(
                 "The privacy oracle fails, or answers no finite epsilon >= 0, for all candidates. "
                 "Call `problem.epsilon(config)` by hand to see what is wrong."
             )
-        return self.problem.space.decode(best.unsqueeze(0))[0]
+        return best
 
-    def epsilons(self, codes: Tensor) -> Tensor:
-        """Exact epsilons, ``n``, at ``n x d`` codes; NaN where the oracle fails."""
-        return self.known(self.problem.space.decode(codes))[:, 0]
-
-    def beliefs(
-        self, trials: Sequence[Trial], *, privacy_model: PrivacyModel | None = None
-    ) -> Beliefs:
+    def beliefs(self, trials: Sequence[Trial]) -> Beliefs:
         """The models fitted to the complete trials, believing in the others."""
         return Beliefs(
             self.problem,
             [trial for trial in trials if trial.state == "complete"],
             [trial.config for trial in trials if trial.state != "complete"],
-            known=self.known,
+            known=self._known,
             scales=self._scales,
-            privacy_model=privacy_model or self.options.privacy_model,
             seed=self._torch_seed(len(trials)),
         )
 
-    def search(self, score: Score, beliefs: Beliefs, number: int) -> Tensor | None:
-        """The code with the best score found, ``d``; None if no score is positive or finite.
+    def exact_objectives(self, configs: Sequence[Config]) -> Tensor:
+        """What is known without training, ``n x k``; epsilon first if it is computed exactly."""
+        return self._known(configs)
+
+    def search(self, score: Score, beliefs: Beliefs, number: int) -> Config | None:
+        """The config with the best score found; None if all scores are minus infinity.
 
         Args:
             score: Larger is better; not finite where nothing may be proposed.
@@ -184,23 +181,24 @@ class Proposer:
         generator = torch.Generator().manual_seed(self._torch_seed(number))
         starts = _best_incumbents(beliefs)
         around = _steps_from(starts, _LOCAL_STEPS, _LOCAL_CANDIDATES, generator)
-        codes = torch.cat([self._fixed_pool(), self.problem.space.round(around)])
-        scores = _finite_or_lowest(score(codes))
+        found = self._fixed_pool() + self._known.candidates(around)
+        scores = _scored(score, found)
         for step in _POLISH_STEPS:
             kept = scores.topk(min(_POLISHED, len(scores))).indices
-            codes, scores = codes[kept], scores[kept]
+            found, scores = found[kept], scores[kept]
             if scores[0] == -math.inf:
                 return None
-            tries = _steps_from(codes, (step,), _POLISH_TRIES * len(codes), generator)
-            tries = self.problem.space.round(tries)
-            codes = torch.cat([codes, tries])
-            scores = torch.cat([scores, _finite_or_lowest(score(tries))])
-        return codes[scores.argmax()]
+            tries = self._known.candidates(
+                _steps_from(found.codes, (step,), _POLISH_TRIES * len(found), generator)
+            )
+            found = found + tries
+            scores = torch.cat([scores, _scored(score, tries)])
+        return self.problem.space.decode(found.codes[scores.argmax()].unsqueeze(0))[0]
 
-    def _fixed_pool(self) -> Tensor:
+    def _fixed_pool(self) -> Candidates:
         if self._pool is None:
             uniforms = self._quasi_random("candidates", self.options.candidates)
-            self._pool = self.problem.space.round(torch.from_numpy(uniforms))
+            self._pool = self._known.candidates(torch.from_numpy(uniforms))
         return self._pool
 
     def _quasi_random(self, purpose: str, count: int) -> NDArray[np.float64]:
@@ -228,7 +226,7 @@ class Proposer:
             "hvpoi": HypervolumeProbabilityOfImprovement,
             "log_hvpoi": LogHypervolumeProbabilityOfImprovement,
         }.get(str(acquisition), acquisition)
-        partitioning = FastNondominatedPartitioning(ref_point, Y=_usable(beliefs.incumbents))
+        partitioning = FastNondominatedPartitioning(ref_point, Y=_defined(beliefs))
         scored = _pointwise(factory(beliefs.model, ref_point, partitioning))
         return _positive(scored) if acquisition == "hvpoi" else scored
 
@@ -236,8 +234,8 @@ class Proposer:
         cells = self._partitioned(beliefs).get_hypercell_bounds()
         maps = [scale.to_volume for scale in self._scales]
 
-        def score(X: Tensor) -> Tensor:
-            return expected_hypervolume_improvement(*beliefs.predict(X), cells, maps)
+        def score(candidates: Candidates) -> Tensor:
+            return expected_hypervolume_improvement(*beliefs.predict(candidates), cells, maps)
 
         return _positive(score)
 
@@ -247,14 +245,18 @@ class Proposer:
             beliefs.model,
             ref_point=partitioning.ref_point,
             partitioning=partitioning,  # type: ignore[arg-type]
-            sampler=SobolQMCNormalSampler(torch.Size([_MC_SAMPLES]), seed=0),
+            sampler=get_sampler(
+                beliefs.model.posterior(beliefs.incumbents.codes[:1]),  # type: ignore[arg-type]
+                sample_shape=torch.Size([_MC_SAMPLES]),
+                seed=0,
+            ),
             objective=GenericMCMultiOutputObjective(self._volumes),
         )
 
     def _partitioned(self, beliefs: Beliefs) -> FastNondominatedPartitioning:
         """The non-dominated space in the units of hypervolume, from the incumbents' means."""
         ref_point = torch.tensor([s.ref_volume for s in self._scales], dtype=torch.double)
-        return FastNondominatedPartitioning(ref_point, Y=self._volumes(_usable(beliefs.incumbents)))
+        return FastNondominatedPartitioning(ref_point, Y=self._volumes(_defined(beliefs)))
 
     def _volumes(self, Y: Tensor, X: Tensor | None = None) -> Tensor:
         """From the scale of the models to the units of hypervolume, ``... x m``."""
@@ -303,9 +305,9 @@ def expected_hypervolume_improvement(
 
 
 def _pointwise(acquisition: AcquisitionFunction) -> Score:
-    def score(X: Tensor) -> Tensor:
-        values = [acquisition(chunk.unsqueeze(-2)) for chunk in X.split(_CHUNK)]
-        return torch.cat(values)
+    def score(candidates: Candidates) -> Tensor:
+        chunks = candidates.codes.unsqueeze(-2).split(_CHUNK)
+        return torch.cat([acquisition(chunk) for chunk in chunks])
 
     return score
 
@@ -313,33 +315,37 @@ def _pointwise(acquisition: AcquisitionFunction) -> Score:
 def _positive(score: Score) -> Score:
     """A score where zero means that nothing can be gained, not that the gain is average."""
 
-    def positive(X: Tensor) -> Tensor:
-        values = score(X)
+    def positive(candidates: Candidates) -> Tensor:
+        values = score(candidates)
         return values.where(values > 0, -math.inf)
 
     return positive
 
 
-def _uncertainty(beliefs: Beliefs, X: Tensor) -> Tensor:
+def _uncertainty(beliefs: Beliefs, candidates: Candidates) -> Tensor:
     """Sum of the standard deviations of what is not known."""
-    means, stds = beliefs.predict(X)
-    return stds.sum(dim=-1).where(means.isfinite().all(dim=-1), -math.inf)
+    return beliefs.predict(candidates)[1].sum(dim=-1)
 
 
-def _finite_or_lowest(scores: Tensor) -> Tensor:
-    return scores.where(scores.isfinite(), -math.inf)
+def _scored(score: Score, candidates: Candidates) -> Tensor:
+    """Scores, ``n``; minus infinity where an oracle fails or the score is no number."""
+    scores = torch.full((len(candidates),), -math.inf, dtype=torch.double)
+    possible = candidates.possible
+    if possible.any():
+        values = score(candidates[possible])
+        scores[possible] = values.where(values.isfinite(), -math.inf)
+    return scores
 
 
-def _usable(incumbents: Tensor) -> Tensor:
-    """The incumbents all of whose objectives are defined."""
-    return incumbents[incumbents.isfinite().all(dim=-1)]
+def _defined(beliefs: Beliefs) -> Tensor:
+    """Means at the incumbents all of whose objectives are defined, ``n x m``."""
+    return beliefs.incumbent_means[beliefs.incumbents.possible]
 
 
 def _best_incumbents(beliefs: Beliefs) -> Tensor:
     """Codes of the incumbents on the believed front, ``k x d``."""
-    defined = beliefs.incumbents.isfinite().all(dim=-1)
-    codes, means = beliefs.incumbent_codes[defined], beliefs.incumbents[defined]
-    return codes[is_non_dominated(means)]
+    codes = beliefs.incumbents.codes[beliefs.incumbents.possible]
+    return codes[is_non_dominated(_defined(beliefs))]
 
 
 def _steps_from(

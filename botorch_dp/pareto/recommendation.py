@@ -12,12 +12,13 @@ from torch import Tensor
 
 from botorch_dp.checks import check_finite
 from botorch_dp.pareto.front import OperatingPoint
+from botorch_dp.pareto.known import Candidates
 from botorch_dp.pareto.models import Beliefs, require_complete
 from botorch_dp.pareto.proposals import Proposer
 from botorch_dp.pareto.trials import Trial
 
-#: Objectives as models see them: ``-log(epsilon)`` first, ``-logit(error)`` second.
-_ERROR = 1
+#: Columns of the exact objectives and of the models'.
+_EPSILON, _ERROR = 0, 1
 
 
 def recommended(
@@ -36,25 +37,25 @@ def recommended(
     if not 0 < level < 1:
         raise ValueError(f"`level` must lie in (0, 1), got {level}.")
     require_complete(trials, "config to recommend")
-    beliefs = proposer.beliefs(trials, privacy_model="exact")
+    beliefs = proposer.beliefs(trials)
 
-    def within(X: Tensor) -> Tensor:
-        errors = _expected_error(*_error_beliefs(beliefs, X))
-        return (-errors).where(proposer.epsilons(X) <= epsilon, -math.inf)
+    def within(candidates: Candidates) -> Tensor:
+        errors = _expected_error(*_error_beliefs(beliefs, candidates))
+        return (-errors).where(candidates.known[:, _EPSILON] <= epsilon, -math.inf)
 
-    code = proposer.search(within, beliefs, len(trials))
-    if code is None:
+    config = proposer.search(within, beliefs, len(trials))
+    if config is None:
         # The feasible region may be smaller than the candidates are apart: descend into it.
-        code = proposer.search(lambda X: -proposer.epsilons(X), beliefs, len(trials))
-        smallest = math.inf if code is None else float(proposer.epsilons(code.unsqueeze(0)))
+        config = proposer.search(lambda c: -c.known[:, _EPSILON], beliefs, len(trials))
+        smallest = math.inf if config is None else proposer.problem.epsilon(config)
         if not smallest <= epsilon:
             raise ValueError(
                 f"`epsilon` = {epsilon:g} is out of reach: the smallest epsilon found in the space "
                 f"is {smallest:.4g}. Widen the space (more noise, fewer steps) or ask for more."
             )
-    assert code is not None
-    mean, std = _error_beliefs(beliefs, code.unsqueeze(0))
-    config = proposer.problem.space.decode(code.unsqueeze(0))[0]
+    assert config is not None
+    code = proposer.problem.space.encode([config])
+    mean, std = _error_beliefs(beliefs, Candidates(code, proposer.exact_objectives([config])))
     z = NormalDist().inv_cdf(0.5 + level / 2)
     return OperatingPoint(
         config=config,
@@ -66,8 +67,8 @@ def recommended(
     )
 
 
-def _error_beliefs(beliefs: Beliefs, X: Tensor) -> tuple[Tensor, Tensor]:
-    means, stds = beliefs.predict(X)
+def _error_beliefs(beliefs: Beliefs, candidates: Candidates) -> tuple[Tensor, Tensor]:
+    means, stds = beliefs.predict(candidates)
     return means[:, _ERROR], stds[:, _ERROR]
 
 

@@ -254,7 +254,12 @@ class DPareto:
             epsilon: The largest acceptable epsilon; the recommended config's is exact.
             level: Probability of the predicted error's interval, under the model.
         """
-        return recommended(self._proposer, self.trials, epsilon, level)
+        proposer = self._proposer
+        if proposer.options.privacy_model != "exact":
+            # The search may go without the exact epsilon; what is deployed may not.
+            exact = replace(proposer.options, privacy_model="exact")
+            proposer = Proposer(self.problem, seed=self.seed, options=exact)
+        return recommended(proposer, self.trials, epsilon, level)
 
     def publication_guarantee(self, data: Literal["training", "test"] = "training") -> Guarantee:
         """What publishing the front (or anything else the study knows) promises.

@@ -167,12 +167,12 @@ class Guarantee:
         if summed is not None:
             epsilon, delta = summed
             if delta == 0:
-                return f"{_rounded_up(epsilon)}-differentially private"
-            return f"({_rounded_up(epsilon)}, {_rounded_up(delta)})-differentially private"
-        quoted = _rounded_up(self.epsilon(QUOTED_DELTA))
+                return f"{rounded_up(epsilon)}-differentially private"
+            return f"({rounded_up(epsilon)}, {rounded_up(delta)})-differentially private"
+        quoted = rounded_up(self.epsilon(QUOTED_DELTA))
         level = f"({quoted}, {QUOTED_DELTA:g})-differentially private"
         if self.mu is not None:
-            return f"{_rounded_up(self.mu)}-Gaussian differentially private, which is {level}"
+            return f"{rounded_up(self.mu)}-Gaussian differentially private, which is {level}"
         return level
 
 
@@ -246,7 +246,7 @@ def _joined_mechanisms(names: Iterable[str]) -> str:
     return "composition of " + ", ".join(parts)
 
 
-def _rounded_up(value: float, digits: int = 4) -> str:
+def rounded_up(value: float, digits: int = 4) -> str:
     """``value`` to some significant digits, never smaller: a quoted guarantee must be true."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"

@@ -1,0 +1,287 @@
+"""Figures: privacy-utility fronts, and the hypervolume they gain trial by trial.
+
+Every figure says below its axes what publishing it costs. Figures are made without pyplot, so that
+drawing one changes no global state and needs no display.
+"""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from botorch_dp.files import atomic_write
+from botorch_dp.pareto.front import ParetoFront, non_dominated
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_CAPTION_WIDTH = 98
+_TRIALS: dict[str, Any] = {
+    "color": "0.55",
+    "marker": ".",
+    "linestyle": "none",
+    "markersize": 5,
+    "zorder": 1,
+}
+
+
+def plot_front(
+    *fronts: ParetoFront,
+    ax: Axes | None = None,
+    trials: bool | None = None,
+    dominated: bool | None = None,
+    band: bool | None = None,
+    ref_point: Sequence[float] | None = None,
+) -> Figure:
+    """Error against epsilon (on a logarithmic axis): one front, or several to compare.
+
+    A front that was evaluated again is drawn beside the one observed first (dashed).
+
+    Args:
+        fronts: At least one; their labels go to the legend.
+        ax: Where to draw; a new figure if None.
+        trials: Whether to show all trials. By default if there is one front.
+        dominated: Whether to shade what the front dominates. By default if there is one front.
+        band: Whether to shade the span from each trial's best to its worst replicate. By default
+            if there is one front with several replicates that is not drawn beside another.
+        ref_point: The anti-ideal (epsilon, error) that bounds the shading; the problem's if None.
+
+    Returns:
+        The figure.
+
+    Example:
+        >>> save_figure(plot_front(study.front()), "front.png")
+    """
+    _check_fronts(fronts)
+    alone = len(fronts) == 1
+    trials = alone if trials is None else trials
+    dominated = alone if dominated is None else dominated
+    figure, ax = _axes(ax)
+    ref_epsilon, ref_error = fronts[0].problem.ref_point if ref_point is None else ref_point[:2]
+    smallest = _smallest_epsilon(fronts)
+    for index, front in enumerate(fronts):
+        color = f"C{index}"
+        if trials:
+            points = front.all_points.numpy()
+            label = "trials" if index == 0 else None
+            ax.plot(_log_safe(points[:, 0], smallest), points[:, 1], label=label, **_TRIALS)
+        points = _projected(front)
+        if front.observed is not None:
+            observed = _projected(front.observed)
+            label = f"{front.observed.label}, as observed"
+            _draw_steps(
+                ax, observed, smallest, ref_epsilon, color=color, linestyle="--", label=label
+            )
+        _draw_steps(ax, points, smallest, ref_epsilon, color=color, marker="o", label=front.label)
+        if dominated:
+            _shade_dominated(ax, points, smallest, ref_epsilon, ref_error, color)
+        replicates = max(len(trial.utilities) for trial in front.trials)
+        if band if band is not None else alone and front.observed is None and replicates > 1:
+            _shade_band(ax, front, smallest, ref_epsilon, color)
+    ax.set_xscale("log")
+    problem = fronts[0].problem
+    level = f" at δ = {problem.delta:g}" if problem.delta > 0 else ""
+    ax.set_xlabel(f"privacy loss ε{level} ({problem.relation.value})")
+    ax.set_ylabel("error (1 − utility)")
+    _finish(ax, fronts)
+    return figure
+
+
+def plot_hypervolume(
+    *fronts: ParetoFront, ax: Axes | None = None, ref_point: Sequence[float] | None = None
+) -> Figure:
+    """The hypervolume of the trials so far, against their number: how fast each front was found.
+
+    Args:
+        fronts: At least one; their labels go to the legend.
+        ax: Where to draw; a new figure if None.
+        ref_point: The anti-ideal point; the first front's problem's if None.
+
+    Returns:
+        The figure.
+    """
+    _check_fronts(fronts)
+    figure, ax = _axes(ax)
+    reference = fronts[0].problem.full_ref_point if ref_point is None else tuple(ref_point)
+    for index, front in enumerate(fronts):
+        volumes = front.hypervolume_by_trial(reference).numpy()
+        counts = np.arange(1, len(volumes) + 1)
+        ax.plot(counts, volumes, drawstyle="steps-post", color=f"C{index}", label=front.label)
+    names = ", ".join(fronts[0].objective_names)
+    values = ", ".join(f"{value:g}" for value in reference)
+    ax.set_xlabel("complete trials")
+    ax.set_ylabel(f"hypervolume up to ({names}) = ({values})")
+    _finish(ax, fronts)
+    return figure
+
+
+def save_figure(figure: Figure, path: str | os.PathLike[str], *, dpi: int = 150) -> Path:
+    """Write a figure; an interruption leaves the old file, or none, never half of the new one.
+
+    Args:
+        figure: What to write.
+        path: Where; the suffix names the format (.png, .pdf, .svg, ...).
+        dpi: Dots per inch, for formats that have dots.
+
+    Returns:
+        The path.
+    """
+    target = Path(path)
+    kinds = figure.canvas.get_supported_filetypes()
+    kind = target.suffix.lstrip(".").lower()
+    if kind not in kinds:
+        raise ValueError(f"`path` must end in one of {sorted(kinds)}, got {target.name!r}.")
+    if not target.parent.is_dir():
+        raise ValueError(f"`path`: the folder {target.parent} does not exist.")
+    with atomic_write(target, binary=True) as file:
+        figure.savefig(file, format=kind, dpi=dpi)
+    return target
+
+
+def _check_fronts(fronts: Sequence[ParetoFront]) -> None:
+    if not fronts:
+        raise ValueError("Pass at least one front.")
+    for front in fronts:
+        if not isinstance(front, ParetoFront):
+            raise TypeError(f"`fronts` must be ParetoFronts, got {type(front).__name__}.")
+
+
+def _axes(ax: Axes | None) -> tuple[Figure, Axes]:
+    from matplotlib.figure import Figure
+
+    if ax is None:
+        figure = Figure(figsize=(6.4, 4.8), layout="constrained")
+        return figure, figure.add_subplot()
+    parent = ax.get_figure(root=True)
+    assert isinstance(parent, Figure)
+    return parent, ax
+
+
+def _finish(ax: Axes, fronts: Sequence[ParetoFront]) -> None:
+    """Legend, grid, and the sentence that belongs below."""
+    ax.grid(True, which="major", alpha=0.3)
+    ax.legend(fontsize="small")
+    sentences = list(dict.fromkeys(front.caption for front in fronts))
+    if len(sentences) > 1:
+        sentences = [f"{front.label}: {front.caption}" for front in fronts]
+    lines = [textwrap.fill(sentence, _CAPTION_WIDTH) for sentence in sentences]
+    ax.annotate(
+        "\n".join(lines),
+        xy=(0, 0),
+        xycoords="axes fraction",
+        xytext=(0, -42),
+        textcoords="offset points",
+        va="top",
+        fontsize=7.5,
+        annotation_clip=False,
+    )
+
+
+def _projected(front: ParetoFront) -> NDArray[np.float64]:
+    """The front in (epsilon, error) alone, by increasing epsilon, ``k x 2``."""
+    points: NDArray[np.float64] = non_dominated(front.points[:, :2]).numpy()
+    return points
+
+
+def _smallest_epsilon(fronts: Sequence[ParetoFront]) -> float:
+    """Where epsilon = 0 is drawn: a logarithmic axis has no zero."""
+    epsilons = np.concatenate([front.all_points[:, 0].numpy() for front in fronts])
+    positive = epsilons[epsilons > 0]
+    return float(positive.min()) / 2 if len(positive) else 1e-3
+
+
+def _log_safe(epsilons: NDArray[np.float64], smallest: float) -> NDArray[np.float64]:
+    return np.maximum(epsilons, smallest)
+
+
+def _steps(
+    points: NDArray[np.float64], smallest: float, until: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """A front as a step function: who may spend epsilon gets the best error up to there."""
+    epsilons = _log_safe(points[:, 0], smallest)
+    return np.append(epsilons, max(until, epsilons[-1])), np.append(points[:, 1], points[-1, 1])
+
+
+def _draw_steps(
+    ax: Axes, points: NDArray[np.float64], smallest: float, until: float, **style: Any
+) -> None:
+    marker = style.pop("marker", None)
+    label = style.pop("label")
+    epsilons, errors = _steps(points, smallest, until)
+    ax.plot(
+        epsilons,
+        errors,
+        drawstyle="steps-post",
+        marker=marker,
+        markevery=slice(0, len(points)),
+        markersize=5,
+        label=label,
+        zorder=3,
+        **style,
+    )
+
+
+def _shade_dominated(
+    ax: Axes,
+    points: NDArray[np.float64],
+    smallest: float,
+    ref_epsilon: float,
+    ref_error: float,
+    color: str,
+) -> None:
+    inside = points[(points[:, 0] < ref_epsilon) & (points[:, 1] < ref_error)]
+    if len(inside) == 0:
+        return
+    epsilons, errors = _steps(inside, smallest, ref_epsilon)
+    label = f"dominated, up to ({ref_epsilon:g}, {ref_error:g})"
+    ax.fill_between(
+        epsilons,
+        errors,
+        ref_error,
+        step="post",
+        color=color,
+        alpha=0.12,
+        linewidth=0,
+        label=label,
+        zorder=0,
+    )
+
+
+def _shade_band(
+    ax: Axes, front: ParetoFront, smallest: float, ref_epsilon: float, color: str
+) -> None:
+    fronts = front.replicate_fronts()
+    best, worst = fronts["best"].numpy(), fronts["worst"].numpy()
+    until = max(ref_epsilon, best[-1, 0], worst[-1, 0])
+    start = max(best[0, 0], worst[0, 0])
+    inner = np.concatenate([best[:, 0], worst[:, 0]])
+    grid = np.unique(np.append(inner[inner >= start], until))
+    low, high = (_error_within(points, grid) for points in (best, worst))
+    ax.fill_between(
+        _log_safe(grid, smallest),
+        low,
+        high,
+        step="post",
+        color=color,
+        alpha=0.3,
+        linewidth=0,
+        label="best to worst replicate",
+        zorder=2,
+    )
+
+
+def _error_within(
+    points: NDArray[np.float64], epsilons: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """The front's error for those who may spend each epsilon."""
+    errors: NDArray[np.float64] = points[
+        np.searchsorted(points[:, 0], epsilons, side="right") - 1, 1
+    ]
+    return errors
