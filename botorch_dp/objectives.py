@@ -35,11 +35,6 @@ __all__ = ["Evaluations", "ObjectiveDiagnostics", "PerRecordLosses", "PrivateObj
 _LARGEST_EXACT = 2**53
 
 
-def _grid_levels(num_records: int) -> float:
-    """The largest power of two of which ``num_records`` add up exactly in double precision."""
-    return float(1 << ((_LARGEST_EXACT // num_records).bit_length() - 1))
-
-
 @runtime_checkable
 class PerRecordLosses(Protocol):
     """What a user's objective looks like: one column for each record.
@@ -50,6 +45,51 @@ class PerRecordLosses(Protocol):
 
     def __call__(self, X: Tensor, /) -> Tensor:
         """Scores of ``n`` records at ``b`` points: ``b x d -> b x n``."""
+
+
+def known_num_records(record_losses: object, num_records: int | None) -> int | None:
+    """``num_records``, or what ``record_losses`` says of itself in an attribute, or None."""
+    if num_records is None:
+        num_records = getattr(record_losses, "num_records", None)
+    return None if num_records is None else check_integer("num_records", num_records)
+
+
+def checked_scores(scores: object, *, num_points: int, num_records: int | None) -> Tensor:
+    """The ``b x n`` scores of all records, if their shape, which is public, is as agreed."""
+    if not isinstance(scores, Tensor) or scores.is_complex():
+        kind = str(scores.dtype) if isinstance(scores, Tensor) else type(scores).__name__
+        raise TypeError(f"`record_losses` must return a tensor of real numbers, got {kind}.")
+    if scores.dim() != 2 or len(scores) != num_points or scores.shape[1] == 0:
+        expected = "n" if num_records is None else num_records
+        raise ValueError(
+            f"`record_losses` must return {num_points} x {expected} scores, one row for each point "
+            f"and one column for each record; got {tuple(scores.shape)}."
+        )
+    if num_records is not None and scores.shape[1] != num_records:
+        raise PrivacyError(
+            f"`record_losses` returned {scores.shape[1]} columns where {num_records} records were "
+            "agreed: the guarantee is for replacing one of a fixed, public number of records. "
+            "Score every record every time; a missing one may be NaN."
+        )
+    return scores.detach()
+
+
+def grid_levels(num_records: int) -> float:
+    """The largest power of two of which ``num_records`` add up exactly in double precision."""
+    return float(1 << ((_LARGEST_EXACT // num_records).bit_length() - 1))
+
+
+def clipped_sum(scores: Tensor, bounds: tuple[float, float], *, nan_as: float) -> float:
+    """The sum over ``n`` records of clipped scores, exact in double precision.
+
+    Each score counts as an integer from 0 (at or below the lower bound) to ``grid_levels(n)`` (at
+    or above the upper one), so replacing a record moves the sum by at most that, to the last bit.
+    """
+    low, high = bounds
+    levels = grid_levels(len(scores))
+    clipped = torch.nan_to_num(scores.double(), nan=nan_as, posinf=high, neginf=low)
+    fraction = (clipped.clamp(low, high) - low) / (high - low)
+    return (fraction * levels).round().clamp(0, levels).sum().item()
 
 
 class Evaluations(NamedTuple):
@@ -71,6 +111,12 @@ class ObjectiveDiagnostics:
     num_below: int = field(default=0, repr=False)
     num_above: int = field(default=0, repr=False)
     num_nan: int = field(default=0, repr=False)
+
+    def count(self, scores: Tensor, bounds: tuple[float, float]) -> None:
+        """Add the scores of one evaluation."""
+        self.num_below += int((scores < bounds[0]).sum())
+        self.num_above += int((scores > bounds[1]).sum())
+        self.num_nan += int(scores.isnan().sum())
 
     def __repr__(self) -> str:
         return "ObjectiveDiagnostics(not private: read .num_below, .num_above, .num_nan)"
@@ -102,8 +148,9 @@ class PrivateObjective:
         record_losses: ``b x d -> b x n``, see :class:`PerRecordLosses`.
         bounds: Public bounds ``(lo, hi)`` of a score. The noise is proportional to their distance.
         mu: Privacy parameter of *one* evaluation: the smaller, the more noise.
-        num_records: ``n``, which is public under replace-one. Without it, the first evaluation
-            tells. Every evaluation must return that many columns.
+        num_records: ``n``, which is public under replace-one. By default the attribute of that name
+            of ``record_losses``, or else what the first evaluation returns. Every evaluation must
+            return that many columns.
         ledger: What evaluations are charged to.
         negate: Return ``-Y``: for losses, since BoTorch maximizes.
         protects: Whom or what one record is, in words for the guarantee.
@@ -136,14 +183,12 @@ class PrivateObjective:
             )
         if ledger is not None and not isinstance(ledger, PrivacyLedger):
             raise TypeError(f"`ledger` must be a PrivacyLedger, got {type(ledger).__name__}.")
-        if num_records is not None:
-            num_records = check_integer("num_records", num_records)
         if unsafe_seed is not None:
             unsafe_seed = check_integer("unsafe_seed", unsafe_seed, at_least=0)
         self.record_losses = record_losses
         self.bounds = check_interval("bounds", bounds)
         self.mu = check_positive("mu", mu)
-        self.num_records = num_records
+        self.num_records = known_num_records(record_losses, num_records)
         self.ledger = ledger
         self.negate = bool(negate)
         self.label = label
@@ -196,17 +241,19 @@ class PrivateObjective:
         X = self._checked_points(X)
         if self.ledger is not None:
             self.ledger.charge(compose(*[self._one_evaluation] * len(X)), label=self.label)
-        scores = self._checked_scores(self.record_losses(X), X)
-        count = scores.shape[1]
-        levels = _grid_levels(count)
+        scores = checked_scores(
+            self.record_losses(X), num_points=len(X), num_records=self.num_records
+        )
+        num_records = self._agreed_num_records(scores)
+        levels = grid_levels(num_records)
         noisy_sums = [
             gaussian_mechanism(
-                self._grid_sum(row, levels), sensitivity=levels, mu=self.mu, unsafe_seed=seed
+                self._sum(row), sensitivity=levels, mu=self.mu, unsafe_seed=seed
             ).value
             for row, seed in zip(scores, self._next_seeds(len(X)), strict=True)
         ]
         # From here on everything is post-processing of released sums.
-        mean = torch.tensor(noisy_sums, dtype=torch.double).unsqueeze(-1) / (levels * count)
+        mean = torch.tensor(noisy_sums, dtype=torch.double).unsqueeze(-1) / (levels * num_records)
         Y = self.bounds[0] + self._width * mean
         Yvar = torch.full_like(Y, self.noise_std**2)
         evaluations = Evaluations(X.clone(), (-Y if self.negate else Y).to(X), Yvar.to(X))
@@ -224,41 +271,20 @@ class PrivateObjective:
             )
         return X
 
-    def _checked_scores(self, scores: object, X: Tensor) -> Tensor:
-        """The scores if their shape, which is public, is as agreed."""
-        if not isinstance(scores, Tensor) or scores.is_complex():
-            kind = str(scores.dtype) if isinstance(scores, Tensor) else type(scores).__name__
-            raise TypeError(f"`record_losses` must return a tensor of real numbers, got {kind}.")
-        expected = "n" if self.num_records is None else str(self.num_records)
-        if scores.dim() != 2 or len(scores) != len(X) or scores.shape[1] == 0:
-            raise ValueError(
-                f"`record_losses` must return {len(X)} x {expected} scores, one column for each "
-                f"record, for X of shape {tuple(X.shape)}; got {tuple(scores.shape)}."
-            )
+    def _agreed_num_records(self, scores: Tensor) -> int:
+        """The number of records, which the first evaluation settles if nobody did."""
         with self._lock:
             if self.num_records is None:
                 self.num_records = scores.shape[1]
-            agreed = self.num_records
-        if scores.shape[1] != agreed:
-            raise PrivacyError(
-                f"`record_losses` returned {scores.shape[1]} columns where {agreed} records were "
-                "agreed: the guarantee is for replacing one of a fixed, public number of records. "
-                "Score every record every time; a missing one may be NaN."
-            )
-        return scores.detach()
+            num_records = self.num_records
+        # Another thread may have settled it while this one was reading.
+        return checked_scores(scores, num_points=len(scores), num_records=num_records).shape[1]
 
-    def _grid_sum(self, scores: Tensor, levels: float) -> float:
-        """The sum of clipped scores, each an integer from 0 (lower bound) to ``levels`` (upper)."""
-        low, high = self.bounds
-        scores = scores.double()
-        is_nan = scores.isnan()
+    def _sum(self, scores: Tensor) -> float:
+        """One evaluation's clipped sum; what was clipped is counted."""
         with self._lock:
-            self.diagnostics.num_nan += int(is_nan.sum())
-            self.diagnostics.num_below += int((scores < low).sum())
-            self.diagnostics.num_above += int((scores > high).sum())
-        worse = high if self.negate else low
-        clipped = torch.where(is_nan, worse, scores).clamp(low, high)
-        return ((clipped - low) / self._width * levels).round().clamp(0, levels).sum().item()
+            self.diagnostics.count(scores, self.bounds)
+        return clipped_sum(scores, self.bounds, nan_as=self.bounds[1 if self.negate else 0])
 
     def _next_seeds(self, count: int) -> list[int | None]:
         """A fresh seed for each simulated noise; None where the noise is real."""

@@ -19,7 +19,7 @@ from scipy.stats import kstest
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
-from botorch_dp.objectives import PerRecordLosses, PrivateObjective, _grid_levels
+from botorch_dp.objectives import PerRecordLosses, PrivateObjective, clipped_sum, grid_levels
 from botorch_dp.privacy import (
     BudgetExhausted,
     NeighboringRelation,
@@ -38,6 +38,18 @@ RECORDS = torch.linspace(-1, 1, 50, dtype=torch.double)
 def distances(X: Tensor) -> Tensor:
     """Absolute distances of 50 records to the first coordinate, b x 50."""
     return (X[:, :1] - RECORDS.to(X)).abs()
+
+
+class RecordsOf:
+    """An objective that knows its number of records."""
+
+    num_records = 50
+
+    def __init__(self, scores: PerRecordLosses) -> None:
+        self.scores = scores
+
+    def __call__(self, X: Tensor) -> Tensor:
+        return self.scores(X)
 
 
 def constant(scores: Tensor) -> PerRecordLosses:
@@ -125,8 +137,7 @@ def test_replacing_a_record_moves_the_sum_by_at_most_the_sensitivity(
     count: int, bounds: tuple[float, float]
 ) -> None:
     """Exactly, in floating point, before any noise."""
-    objective = PrivateObjective(distances, bounds=bounds, mu=1.0)
-    levels = _grid_levels(count)
+    levels = grid_levels(count)
     middle = (bounds[0] + bounds[1]) / 2
     extremes = [0.0, *bounds, middle, -0.0, 1e-300, 1e300, -1e300, math.inf, -math.inf, math.nan]
     generator = torch.Generator().manual_seed(0)
@@ -136,22 +147,22 @@ def test_replacing_a_record_moves_the_sum_by_at_most_the_sensitivity(
         sums = []
         for extreme in extremes:
             scores[count // 2] = extreme
-            sums.append(objective._grid_sum(scores, levels))
+            sums.append(clipped_sum(scores, bounds, nan_as=bounds[0]))
         assert all(total.is_integer() and 0 <= total <= levels * count for total in sums)
         assert max(sums) - min(sums) == levels  # attained, and never exceeded
 
 
 def test_sums_on_the_grid_are_exact() -> None:
     for count in (1, 2, 3, 7, 1023, 2**20 - 1, 2**30 + 1, 2**53):
-        levels = int(_grid_levels(count))
+        levels = int(grid_levels(count))
         assert levels * count <= 2**53 < 4 * levels * count
         assert levels & (levels - 1) == 0
     scores = torch.rand(100_000, dtype=torch.double)
-    objective = PrivateObjective(distances, bounds=(0.0, 1.0), mu=1.0)
-    levels = _grid_levels(len(scores))
-    forwards = objective._grid_sum(scores, levels)
-    assert forwards == objective._grid_sum(scores.flip(0), levels)
-    assert forwards / levels / len(scores) == pytest.approx(scores.mean().item(), abs=1e-10)
+    forwards = clipped_sum(scores, (0.0, 1.0), nan_as=0.0)
+    assert forwards == clipped_sum(scores.flip(0), (0.0, 1.0), nan_as=0.0)
+    assert forwards / grid_levels(len(scores)) / len(scores) == pytest.approx(
+        scores.mean().item(), abs=1e-10
+    )
 
 
 def audited(mu: float, samples: int, claimed_mu: float, delta: float = 0.1) -> bool:
@@ -349,6 +360,8 @@ def test_number_of_records_is_fixed() -> None:
     objective(point())
     with pytest.raises(PrivacyError, match="49 columns where 50"):
         objective(point())
+    distances_of_50 = RecordsOf(distances)
+    assert PrivateObjective(distances_of_50, bounds=(0.0, 1.0), mu=0.01).num_records == 50
     declared = PrivateObjective(distances, bounds=(0.0, 1.0), mu=0.01, num_records=51)
     assert declared.noise_std == 1.0 / (51 * 0.01)
     with pytest.raises(PrivacyError, match="50 columns where 51"):
