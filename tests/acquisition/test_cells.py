@@ -116,6 +116,19 @@ def test_smoothed_volume_does_not_depend_on_the_cut() -> None:
     )
 
 
+def test_cells_thinner_than_rounding() -> None:
+    """Such cells hold nothing; they must not turn the others' sum into NaN."""
+    sliver = torch.tensor([[[1.0, 0.0]], [[1.0 + 2e-16, math.inf]]], dtype=torch.double)
+    edges = finite_edges(torch.cat([BOUNDS, sliver], dim=1))
+    mean = torch.full((1, 2), -1e9, dtype=torch.double, requires_grad=True)
+    std = torch.ones(1, 2, dtype=torch.double)
+    for function in (log_volume_gain, lambda mean, edges, std: log_probability(mean, std, edges)):
+        value = function(mean, edges, std)
+        expected = function(mean, finite_edges(BOUNDS), std)
+        torch.testing.assert_close(value, expected)
+        assert torch.autograd.grad(value, mean)[0].isfinite().all()
+
+
 def test_smoothed_volume_increases_in_every_objective() -> None:
     edges = finite_edges(BOUNDS)
     grid = torch.linspace(-30, 3, 60, dtype=torch.double)

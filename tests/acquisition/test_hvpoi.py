@@ -393,8 +393,13 @@ class TestRealModels:
         model = ModelListGP(
             *(EnsembleMapSaasSingleTaskGP(X, y, num_taus=3) for y in (X[:, :1], X.sum(-1, True)))
         )
+        for member in model.models:  # three different opinions
+            kernel = member.covar_module.base_kernel
+            opinions = torch.tensor([0.1, 1.0, 9.0], **DOUBLE).view(3, 1, 1)
+            kernel.lengthscale = kernel.lengthscale.detach() * opinions
         posterior = model.posterior(test_X := torch.rand(5, 1, 2, **DOUBLE))
         assert posterior.mean.shape == (5, 3, 1, 2)
+        assert posterior.mean.std(dim=1).min() > 1e-3
         partitioning = partition(torch.tensor([[0.5, 0.7]], **DOUBLE))
         members = evaluate(
             kind,
