@@ -24,10 +24,8 @@ from botorch_dp.privacy.sampling import NoiseSource, integer_laplace_epsilon, no
 #: The lattice is this many binary digits finer than the sensitivity.
 _RESOLUTION_BITS = 30
 
-#: Answers saturate here, in lattice steps: with noise below 2^61 no sum overflows 64 bits.
-_LARGEST_ANSWER = 2**60
-
-_LARGEST_NOISE = 2**61
+#: Answers and noise saturate here, in lattice steps, so that no sum overflows 64 bits.
+_LARGEST_ANSWER, _LARGEST_NOISE = 2**60, 2**61
 
 
 @dataclass(frozen=True)
@@ -123,10 +121,10 @@ def sparse_vector(
 
     The proof needs comparisons without rounding, so answers and threshold are first rounded down to
     multiples of a power of two, at most ``2^-30`` sensitivities apart; neighbours then stay within
-    ``ceil(sensitivity / step)`` steps. Noise, sums and comparisons are exact
-    integers; epsilon is the sum of what OpenDP's map says for the two noises. Noise that would not
-    fit 64 bits, of probability below ``exp(-1000)``, saturates. All noise is drawn up front: the
-    time taken does not depend on the answers.
+    ``ceil(sensitivity / step)`` steps. Noise, sums and comparisons are exact integers; epsilon is
+    the sum of what OpenDP's map says for the two noises. Noise that would not fit 64 bits, of
+    probability below ``exp(-1000)``, saturates. All noise is drawn up front: the time taken does
+    not depend on the answers.
 
     Args:
         answers: ``m`` finite query answers. Beyond ``2^30`` sensitivities they count as that.
@@ -144,6 +142,7 @@ def sparse_vector(
         ``scale`` is b2, the scale of the answers' noise.
 
     Example:
+        >>> import torch
         >>> release = sparse_vector(torch.tensor([0.0, 40.0, 0.0]), noise=1.0, max_positives=1)
         >>> len(release.value) <= 3
         True

@@ -129,6 +129,8 @@ def audit_epsilon(
         progress: Whether to show a progress bar.
 
     Example:
+        >>> import torch
+        >>> from botorch_dp.privacy import laplace_mechanism
         >>> def noisy(value, size):
         ...     values = torch.full((size,), value).double()
         ...     return laplace_mechanism(values, sensitivity=1.0, epsilon=1.0).value
@@ -259,7 +261,9 @@ class _Feature:
             stop = start + int(np.argmin(np.append(cells[start:], False))) - 1
             low = 0 if start == 0 else int(edges[start - 1]) + 1
             high = min(int(edges[stop]), last)
-            if low >= high:
+            if low > high:  # a cell between two ranks, or beyond the last one
+                continue
+            if low == high:
                 parts.append(f"= {self._value(high)}")
             elif low == 0:
                 parts.append(f"<= {self._value(high)}")
@@ -303,12 +307,12 @@ def _features(data: NDArray[Any], neighbor: NDArray[Any]) -> Iterator[_Feature]:
 
 
 def _lowest_bit(values: NDArray[np.float64]) -> NDArray[np.int64]:
-    """The e of ``odd integer * 2^e``; 2000 for zero, 3000 for what is not finite."""
+    """The e of ``odd integer * 2^e``; 2000 for 0, 2001 for -0, 3000 for what is not finite."""
     finite = np.isfinite(values)
     mantissa, exponent = np.frexp(np.where(finite, values, 0.0))
     integer = np.ldexp(mantissa, 53).astype(np.int64)
     trailing = np.log2(np.maximum(integer & -integer, 1)).astype(np.int64)
-    lowest = np.where(integer == 0, 2000, exponent - 53 + trailing)
+    lowest = np.where(integer == 0, 2000 + np.signbit(mantissa), exponent - 53 + trailing)
     return np.where(finite, lowest, 3000)
 
 

@@ -241,8 +241,12 @@ def exponential_mechanism(
     Guarantee: pure epsilon-DP. Between neighbours each utility moves by at most ``sensitivity``, so
     the weight of an index changes by a factor within ``exp(+-epsilon / 2)`` and so does the sum of
     all weights. If all utilities move in the same direction (``monotonic``), only one of the two
-    factors can go against us, and the exponent's 2 is dropped. OpenDP draws without rounding
-    anything: in rational arithmetic, or to as many digits as a comparison needs.
+    factors can go against us, and the exponent's 2 is dropped. OpenDP's arithmetic is exact: no
+    utility and no probability is rounded.
+
+    The time taken varies with how many candidates are tried before one is accepted: up to all n
+    if one utility is far above the others. One record changes the chance of acceptance by at most
+    a factor of ``exp(epsilon)``.
 
     Args:
         utilities: ``n`` finite utilities, one for each choice.

@@ -11,10 +11,10 @@ import torch
 from scipy import integrate, stats
 
 from botorch_dp.privacy.above_threshold import (
-    noisy_comparisons,
-    _on_lattice,
     SparseVectorPlan,
+    _on_lattice,
     _stop,
+    noisy_comparisons,
     sparse_vector,
     sparse_vector_guarantee,
 )

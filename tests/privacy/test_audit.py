@@ -149,6 +149,7 @@ def test_either_direction_is_found():
         ("parity", lambda g, spread, n: 2 * g.integers(0, 500, n) + (g.random(n) < 0.2 * spread)),
         ("atom", lambda g, spread, n: np.where(g.random(n) < 0.05 * spread, 0.5, g.random(n))),
         ("not a number", lambda g, spread, n: np.where(g.random(n) < 0.05 * spread, np.nan, 0.0)),
+        ("sign of zero", lambda g, spread, n: np.where(g.random(n) < 0.05 * spread, -0.0, 0.0)),
         ("infinite", lambda g, spread, n: np.where(g.random(n) < 0.05 * spread, np.inf, 1.0)),
     ],
 )
@@ -249,7 +250,7 @@ def test_the_report_holds_no_private_value():
 
 
 def test_lowest_bits():
-    values = np.array([1.0, 3.0, 0.75, 2.0**-53, 5e-324, -6.0, 0.0, np.inf, np.nan, 1e308])
-    expected = [0, 0, -2, -53, -1074, 1, 2000, 3000, 3000]
+    values = np.array([1.0, 3.0, 0.75, 2.0**-53, 5e-324, -6.0, 0.0, -0.0, np.inf, np.nan, 1e308])
+    expected = [0, 0, -2, -53, -1074, 1, 2000, 2001, 3000, 3000]
     assert _lowest_bit(values)[:-1].tolist() == expected
     assert 0 < _lowest_bit(values)[-1] <= 1023

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import multiprocessing
 import subprocess
 import sys
+import threading
 from fractions import Fraction
 
 import numpy as np
@@ -140,6 +142,24 @@ def test_only_the_argument_turns_simulation_on(monkeypatch):
         for _ in range(2)
     }
     assert len(outputs) == 2
+
+
+def _first_noise(queue):
+    queue.put(ExactNoise().add_laplace(np.zeros(3), 1.0).tolist())
+
+
+def test_forked_processes_and_threads_share_no_noise():
+    ExactNoise().add_laplace(np.zeros(3), 1.0)  # whatever state there is exists before the fork
+    context = multiprocessing.get_context("fork")
+    queue = context.SimpleQueue()
+    workers = [context.Process(target=_first_noise, args=(queue,)) for _ in range(3)]
+    workers += [threading.Thread(target=_first_noise, args=(queue,)) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    noise = [value for _ in workers for value in queue.get()]
+    assert len(set(noise)) == len(noise) == 18
 
 
 def random_parameters(count):
