@@ -1,11 +1,9 @@
 """Training with differential privacy: DP-SGD and DP-Adam, fast enough to be tuned."""
 
+from botorch_dp.training.losses import cross_entropy_loss, hinge_loss, logistic_loss
 from botorch_dp.training.networks import (
     accuracy,
-    cross_entropy_loss,
-    hinge_loss,
     linear_svm,
-    logistic_loss,
     logistic_regression,
     mlp1,
     mlp2,

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 
@@ -60,9 +61,11 @@ def parameter_views(matrix: Tensor, model: nn.Module) -> list[Tensor]:
 
 
 def clip_factors(norms: Tensor, clip_norm: float) -> Tensor:
-    """``min(1, clip_norm / norm)``, and 0 where the norm is not finite.
+    """``min(1, clip_norm / norm)``, and 0 where the norm is not finite or out of all proportion.
 
     The same operations whatever the norms are: a record can neither raise an error nor change the
     time. What is multiplied with a factor of 0 must be made finite by the caller.
     """
-    return norms.reciprocal().mul_(clip_norm).clamp_(max=1.0).nan_to_num_(nan=0.0)
+    factors = norms.reciprocal().mul_(clip_norm).clamp_(max=1.0).nan_to_num_(nan=0.0)
+    # A subnormal factor has lost its digits and could exceed the quotient that it stands for.
+    return F.threshold_(factors, torch.finfo(factors.dtype).tiny, 0.0)

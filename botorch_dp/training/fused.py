@@ -26,7 +26,7 @@ from botorch_dp.training.engine import (
     stack_parameters,
     trainable,
 )
-from botorch_dp.training.per_example import Loss
+from botorch_dp.training.losses import Loss, output_gradient
 from botorch_dp.training.records import TrainingRecords
 
 #: Activations that act on each number alone and have no parameters.
@@ -148,7 +148,7 @@ class FusedEngine:
         """See :class:`~botorch_dp.training.engine.Engine`."""
         replicates, size = lots.shape
         indices = lots.flatten()
-        inputs = self._gather(indices).view(replicates, size, -1)
+        inputs = self._gather(indices).view(replicates, size, self._X.shape[1])
         targets = self._records.Y.index_select(0, indices)
         layers, layer_inputs, gradients = self._backward(inputs, targets)
 
@@ -210,8 +210,12 @@ class FusedEngine:
                     layer_outputs.append(hidden)
                 else:
                     hidden = layer(hidden)
-            losses = self._loss(hidden.flatten(0, 1), targets)
-            gradients = torch.autograd.grad(losses, layer_outputs, torch.ones_like(losses))
+        outputs = hidden.detach().flatten(0, 1)
+        last = output_gradient(self._loss, outputs, targets).view_as(hidden)
+        if len(layers) == 1 and layer_outputs[0] is hidden:
+            gradients: Sequence[Tensor] = [last]
+        else:
+            gradients = torch.autograd.grad(hidden, layer_outputs, last)
         finite = [
             a if position == 0 and not self._frozen else a.nan_to_num(0.0, 0.0, 0.0)
             for position, a in enumerate(layer_inputs)

@@ -1,8 +1,7 @@
-"""The networks of the DPareto experiments, with their losses and their utility.
+"""The networks of the DPareto experiments, and their utility.
 
-All are stacks of linear layers, so that the fused engine trains them. A loss takes outputs
-(``b x k``) and targets (``b``) and returns one number per record. Binary targets are positive or
-not: 0/1 and -1/+1 mean the same. Use :func:`functools.partial` to make a ``model_factory``.
+All are stacks of linear layers, so that the fused engine trains them. Use
+:func:`functools.partial` to make a ``model_factory``.
 
 References:
     [Avent2020] B. Avent, J. Gonzalez, T. Diethe, A. Paleyes, B. Balle. Automatic discovery of
@@ -21,7 +20,6 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from botorch_dp.checks import check_integer
@@ -30,7 +28,7 @@ from botorch_dp.checks import check_integer
 def logistic_regression(
     num_features: int, *, bias: bool = True, dtype: torch.dtype = torch.float32
 ) -> nn.Module:
-    """One linear score; train it with :func:`logistic_loss`."""
+    """One linear score; train it with :func:`~botorch_dp.training.logistic_loss`."""
     check_integer("num_features", num_features)
     return nn.Linear(num_features, 1, bias=bias, dtype=dtype)
 
@@ -38,7 +36,7 @@ def logistic_regression(
 def linear_svm(
     num_features: int, *, bias: bool = True, dtype: torch.dtype = torch.float32
 ) -> nn.Module:
-    """One linear score; train it with :func:`hinge_loss`."""
+    """One linear score; train it with :func:`~botorch_dp.training.hinge_loss`."""
     return logistic_regression(num_features, bias=bias, dtype=dtype)
 
 
@@ -49,7 +47,10 @@ def multilayer_perceptron(
     *,
     dtype: torch.dtype = torch.float32,
 ) -> nn.Module:
-    """Linear layers with rectifiers between them; train it with :func:`cross_entropy_loss`."""
+    """Linear layers with rectifiers between them.
+
+    Train it with :func:`~botorch_dp.training.cross_entropy_loss`.
+    """
     widths = [num_features, *hidden, num_classes]
     for width in widths:
         check_integer("each width", width)
@@ -71,25 +72,6 @@ def mlp2(
 ) -> nn.Module:
     """MLP2 of [Avent2020]: hidden layers of 128 and 64 rectifiers."""
     return multilayer_perceptron(num_features, num_classes, (128, 64), dtype=dtype)
-
-
-def logistic_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """``log(1 + exp(-s f))`` with ``s = +1`` for positive targets and -1 for others, per record."""
-    scores = outputs.squeeze(-1)
-    return F.binary_cross_entropy_with_logits(
-        scores, (targets > 0).to(scores.dtype), reduction="none"
-    )
-
-
-def hinge_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """``max(0, 1 - s f)`` with ``s = +1`` for positive targets and -1 for others, per record."""
-    scores = outputs.squeeze(-1)
-    return F.relu(1 - torch.where(targets > 0, scores, -scores))
-
-
-def cross_entropy_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Softmax cross-entropy of integer classes, per record."""
-    return F.cross_entropy(outputs, targets, reduction="none")
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> float:

@@ -23,7 +23,7 @@ from botorch_dp.training.engine import (
     stack_parameters,
     trainable,
 )
-from botorch_dp.training.per_example import Loss
+from botorch_dp.training.losses import Loss
 from botorch_dp.training.randomness import Randomness, seeded_torch
 from botorch_dp.training.records import TrainingRecords
 

@@ -8,7 +8,6 @@ break this silently, so models and losses are tried on random public data before
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from botorch_dp.errors import PrivacyError
+from botorch_dp.training.losses import Loss
 from botorch_dp.training.randomness import seeded_torch
 from botorch_dp.training.records import TrainTest, synthetic_records
-
-Loss = Callable[[Tensor, Tensor], Tensor]
 
 _BATCH = 6
 _TRIES = 3

@@ -92,7 +92,7 @@ class SeededRandomness:
 
     def perturb_(self, total: Tensor, *, sensitivity: float, noise_multiplier: float) -> None:
         """Add Gaussian noise of ``noise_multiplier * sensitivity`` to a sum, in place."""
-        if self._buffer is None:
+        if self._buffer is None or self._buffer.shape != total.shape:
             self._buffer = torch.empty_like(total)
         self._buffer.normal_(generator=self._noise)
         total.add_(self._buffer, alpha=noise_multiplier * sensitivity)

@@ -24,9 +24,10 @@ from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy.ledger import PrivacyLedger
 from botorch_dp.training.engine import Engine, parameter_views, trainable
 from botorch_dp.training.fused import FusedEngine, why_not_fused
+from botorch_dp.training.losses import Loss
 from botorch_dp.training.networks import accuracy
 from botorch_dp.training.opacus import OpacusEngine, check_opacus_accepts
-from botorch_dp.training.per_example import Loss, examine
+from botorch_dp.training.per_example import examine
 from botorch_dp.training.plan import Optimizer, TrainingPlan
 from botorch_dp.training.randomness import (
     Randomness,

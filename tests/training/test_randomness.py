@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from botorch_dp.training.randomness import SeededRandomness, SystemRandomness, seeded_torch
+from tests.training.helpers import FALSE_ALARM, variance_is
+
+CPU = torch.device("cpu")
+
+
+def both() -> list[SeededRandomness | SystemRandomness]:
+    return [SeededRandomness(7, CPU), SystemRandomness()]
+
+
+@pytest.mark.parametrize("coins", both(), ids=["seeded", "system"])
+class TestBothKinds:
+    def test_subsets_are_uniform(self, coins: SeededRandomness) -> None:
+        """All 10 pairs out of 5, without order, equally often."""
+        counts = np.zeros((5, 5))
+        for _ in range(4000):
+            first, second = sorted(coins.choose(5, 2).tolist())
+            assert first != second
+            counts[first, second] += 1
+        pairs = counts[np.triu_indices(5, 1)]
+        assert pairs.sum() == 4000
+        assert stats.chisquare(pairs).pvalue > FALSE_ALARM
+
+    def test_subsets_of_the_large_kind(self, coins: SeededRandomness) -> None:
+        for population, size in ((30_956, 256), (60_000, 600), (1000, 999), (12, 12), (1, 1)):
+            lot = coins.choose(population, size)
+            assert lot.dtype == torch.long
+            assert lot.shape == (size,)
+            assert len(lot.unique()) == size
+            assert 0 <= int(lot.min()) <= int(lot.max()) < population
+
+    def test_successive_lots_are_independent(self, coins: SeededRandomness) -> None:
+        """Unlike shuffled epochs, the next lot shares records with this one: m^2/n on average."""
+        shared = []
+        lot = set(coins.choose(100, 10).tolist())
+        for _ in range(2000):
+            following = set(coins.choose(100, 10).tolist())
+            shared.append(len(lot & following))
+            lot = following
+        law = stats.hypergeom(100, 10, 10)
+        observed = np.bincount(shared, minlength=5)[:4]
+        expected = 2000 * law.pmf(np.arange(4))
+        observed, expected = (
+            np.append(observed, 2000 - observed.sum()),
+            np.append(expected, 2000 - expected.sum()),
+        )
+        assert stats.chisquare(observed, expected).pvalue > FALSE_ALARM
+
+    def test_poisson_sampling(self, coins: SeededRandomness) -> None:
+        """Sizes are binomial, and each record is as likely as any other."""
+        lots = [coins.choose_each(20, 0.3) for _ in range(3000)]
+        sizes = np.bincount([len(lot) for lot in lots], minlength=21)
+        expected = 3000 * stats.binom(20, 0.3).pmf(np.arange(21))
+        usual = expected > 10
+        together = [np.append(c[usual], c[~usual].sum()) for c in (sizes, expected)]
+        assert stats.chisquare(*together).pvalue > FALSE_ALARM
+        members = np.bincount(torch.cat(lots).numpy(), minlength=20)
+        assert stats.chisquare(members).pvalue > FALSE_ALARM
+        assert len(coins.choose_each(5, 1.0)) == 5
+
+    @pytest.mark.parametrize("sensitivity, multiplier", [(2.0, 1.0), (1e-3, 0.05), (50.0, 40.0)])
+    def test_noise_has_the_stated_deviation(
+        self, coins: SeededRandomness, sensitivity: float, multiplier: float
+    ) -> None:
+        total = torch.zeros(20_000, dtype=torch.float64)
+        # Two calls, so that a draw used twice would show as a doubled variance.
+        for _ in range(2):
+            fresh = torch.zeros_like(total)
+            coins.perturb_(fresh, sensitivity=sensitivity, noise_multiplier=multiplier)
+            total += fresh
+        std = math.sqrt(2) * sensitivity * multiplier
+        assert variance_is(total, std)
+        assert not variance_is(total, std / 2)
+        assert not variance_is(total, std * 1.1)
+        assert stats.kstest(total.numpy() / std, "norm").pvalue > FALSE_ALARM
+
+
+def test_a_seed_repeats_and_every_bit_of_it_counts() -> None:
+    def draws(seed: int) -> tuple[list[int], list[float], int]:
+        coins = SeededRandomness(seed, CPU)
+        noise = torch.zeros(4)
+        coins.perturb_(noise, sensitivity=1.0, noise_multiplier=1.0)
+        return coins.choose(1000, 5).tolist(), noise.tolist(), coins.torch_seed()
+
+    assert draws(5) == draws(5)
+    for other in (6, 5 + 2**32, 5 + 2**64, 5 + 2**200):
+        for one, two in zip(draws(5), draws(other), strict=True):
+            assert one != two
+
+
+def test_lots_do_not_depend_on_the_noise() -> None:
+    quiet, noisy = SeededRandomness(1, CPU), SeededRandomness(1, CPU)
+    noisy.perturb_(torch.zeros(1000), sensitivity=1.0, noise_multiplier=1.0)
+    noisy.torch_seed()
+    assert torch.equal(quiet.choose(500, 20), noisy.choose(500, 20))
+
+
+def test_a_stored_state_goes_on_as_before() -> None:
+    coins = SeededRandomness(3, CPU)
+    coins.choose(50, 5)
+    state = json.loads(json.dumps(coins.state()))
+    other = SeededRandomness(4, CPU)
+    other.restore(state)
+    a, b = torch.zeros(33), torch.zeros(33)
+    coins.perturb_(a, sensitivity=1.0, noise_multiplier=1.0)
+    other.perturb_(b, sensitivity=1.0, noise_multiplier=1.0)
+    assert torch.equal(a, b)
+    assert torch.equal(coins.choose(50, 5), other.choose(50, 5))
+    assert coins.torch_seed() == other.torch_seed()
+
+
+def test_system_coins_follow_no_seed() -> None:
+    drawn = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        np.random.seed(0)
+        coins = SystemRandomness()
+        noise = torch.zeros(8, dtype=torch.float64)
+        coins.perturb_(noise, sensitivity=1.0, noise_multiplier=1.0)
+        drawn.append((noise.tolist(), coins.choose(10**6, 4).tolist(), coins.torch_seed()))
+        assert coins.state() == {}
+    assert all(one != two for one, two in zip(*drawn, strict=True))
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, math.pi * 100, -1e-9])
+def test_published_sums_lie_on_one_grid(value: float) -> None:
+    """No low bit of a sum survives: what is published is a multiple of one power of two."""
+    total = torch.full((5000,), value, dtype=torch.float64)
+    SystemRandomness().perturb_(total, sensitivity=1.0, noise_multiplier=3.0)
+    cells = total / 2.0 ** (1 - 24)
+    assert torch.equal(cells, cells.round())
+    assert variance_is(total - value, 3.0)
+
+
+def test_global_generators_are_left_alone() -> None:
+    before = torch.get_rng_state()
+    with seeded_torch(3):
+        first = torch.randn(3)
+    with seeded_torch(3):
+        assert torch.equal(first, torch.randn(3))
+    coins = SeededRandomness(0, CPU)
+    coins.choose(10, 2)
+    coins.perturb_(torch.zeros(4), sensitivity=1.0, noise_multiplier=1.0)
+    assert torch.equal(before, torch.get_rng_state())
