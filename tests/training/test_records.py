@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from botorch_dp.errors import PrivacyError
+from botorch_dp.training import TrainTest
+from botorch_dp.training.records import check_data, synthetic_records, training_records
+from tests.training.helpers import make_data
+
+
+def test_a_loader_is_refused() -> None:
+    data = make_data()
+    loader = DataLoader(TensorDataset(data.train_X, data.train_Y), batch_size=4, shuffle=True)
+    with pytest.raises(PrivacyError, match="shuffled"):
+        check_data(loader)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"train_X": [[1.0]]}, "`train_X` must be a torch.Tensor, got list"),
+        ({"train_X": torch.zeros(0, 7).double()}, "`train_X` must hold at least one record"),
+        ({"test_Y": torch.tensor(1)}, "`test_Y` must hold at least one record"),
+        ({"train_Y": torch.zeros(59).long()}, "60 records but `train_Y` has 59"),
+        ({"test_X": torch.zeros(31, 6).double()}, "must agree"),
+        ({"test_X": torch.zeros(31, 7)}, "must agree"),
+        ({"train_X": torch.zeros(60, 7, device="meta")}, "device"),
+    ],
+)
+def test_wrong_forms_are_named(change: dict[str, object], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        check_data(make_data()._replace(**change))
+
+
+def test_not_four_tensors() -> None:
+    with pytest.raises(TypeError, match="TrainTest"):
+        check_data((torch.zeros(3), torch.zeros(3)))
+    with pytest.raises(TypeError, match="TrainTest"):
+        check_data(torch.zeros(4, 2))
+
+
+def test_no_value_is_shown() -> None:
+    data = make_data(n=3)
+    assert repr(data) == (
+        "TrainTest(train_X: (3, 7) float64, train_Y: (3,) int64, "
+        "test_X: (2, 7) float64, test_Y: (2,) int64)"
+    )
+    assert "TrainingRecords object" in repr(training_records(data, 3))
+
+
+def test_unusable_records_become_zero_and_keep_their_place() -> None:
+    data = make_data(n=6)
+    X, Y = data.train_X.clone(), data.train_Y.clone()
+    X[0, 3], X[1] = math.nan, math.inf
+    Y[2], Y[3] = -1, 3
+    records = training_records(data._replace(train_X=X, train_Y=Y), num_classes=3)
+    assert records.usable.tolist() == [False] * 4 + [True] * 2
+    assert torch.equal(records.X[4:], data.train_X[4:])
+    assert torch.equal(records.Y[4:], data.train_Y[4:])
+    assert float(records.X[:4].abs().max()) == int(records.Y[:4].abs().max()) == 0
+    assert len(records) == 6
+    assert torch.equal(X[1], torch.full((7,), math.inf).double())
+    torch.testing.assert_close(records.norms[4:], data.train_X[4:].norm(dim=1))
+
+
+def test_targets_are_classes_only_if_told_so() -> None:
+    data = make_data(n=4)
+    scores = data._replace(train_Y=torch.tensor([5, -2, 0, 9]))
+    assert training_records(scores, None).usable.all()
+    real = data._replace(train_Y=torch.tensor([[0.5, math.nan]] * 4))
+    assert not training_records(real, None).usable.any()
+
+
+def test_synthetic_records_have_the_form_and_nothing_else() -> None:
+    generator = torch.Generator().manual_seed(0)
+    secret = torch.full((5, 2, 3), 12345.0, dtype=torch.float64)
+    labels = torch.full((5,), 67)
+    made = synthetic_records(TrainTest(secret, labels, secret, labels), 9, generator)
+    assert made.train_X.shape == (9, 2, 3)
+    assert made.train_X.dtype == torch.float64
+    assert float(made.train_X.abs().max()) < 10
+    assert set(made.train_Y.tolist()) <= {0, 1}
