@@ -219,9 +219,9 @@ def dp_sgd_noise_multiplier(
     check_delta("delta", delta)
     check_positive("tolerance", tolerance)
 
-    def log_excess(log_noise: float) -> float:
+    def log_excess(noise_multiplier: float) -> float:
         spent = dp_sgd_epsilon(
-            noise_multiplier=math.exp(log_noise),
+            noise_multiplier=noise_multiplier,
             sample_size=sample_size,
             dataset_size=dataset_size,
             steps=steps,
@@ -231,23 +231,30 @@ def dp_sgd_noise_multiplier(
         return math.log(max(spent, 1e-9 * epsilon) / epsilon)
 
     # Without any amplification this is what the Gaussian mechanism needs.
-    high = 0.5 * math.log(check_integer("steps", steps)) - math.log(gaussian_mu(epsilon, delta))
+    high = math.sqrt(check_integer("steps", steps)) / gaussian_mu(epsilon, delta)
     return _least_noise(log_excess, high, tolerance)
 
 
 def _least_noise(log_excess: Callable[[float], float], high: float, tolerance: float) -> float:
-    """The least noise without excess, from above; log(noise) = ``high`` has none but by rounding.
+    """The least noise without excess, from above; ``high`` has none but for rounding.
 
     What is returned was itself evaluated: the root finder only chooses where to look.
     """
     while log_excess(high) > 0:
-        high += tolerance
-    low = high - math.log(2)
+        high *= 1 + tolerance
+    low = high / 2
     while log_excess(low) <= 0:
-        low, high = low - math.log(2), low
-    root = brentq(log_excess, low, high, xtol=tolerance / 4, rtol=1e-14)
-    noise = math.exp(root)
-    while log_excess(math.log(noise)) > 0:
+        low, high = low / 2, low
+    noise = math.exp(
+        brentq(
+            lambda log_noise: log_excess(math.exp(log_noise)),
+            math.log(low),
+            math.log(high),
+            xtol=tolerance / 4,
+            rtol=1e-14,
+        )
+    )
+    while log_excess(noise) > 0:
         noise *= 1 + tolerance / 4
     return noise
 

@@ -7,7 +7,8 @@ Equal parts are counted, so composing them one by one or all at once is the same
 
 Then each bound that applies is evaluated and the smallest is taken: exact curves (only pure parts,
 only Gaussian ones, a single Laplace), the sum of pure epsilons, privacy-loss distributions, Rényi
-divergences, Gaussian domination, and a split of delta. Each holds on its own.
+divergences, Gaussian domination, and a split of delta. Each holds on its own, for mechanisms that
+were fixed in advance; where later ones depend on earlier outputs, use a ledger.
 
 .. [Kairouz2015] P. Kairouz, S. Oh, P. Viswanath. The Composition Theorem for Differential Privacy.
    ICML 2015.

@@ -12,6 +12,12 @@ from typing import Any
 from botorch_dp.checks import check_delta, check_integer, check_nonnegative, check_positive
 
 
+def _set(loss: object, **numbers: float) -> None:
+    """Store checked numbers as plain ones: NumPy's would compare but not go to JSON."""
+    for name, number in numbers.items():
+        object.__setattr__(loss, name, number)
+
+
 @dataclass(frozen=True)
 class PureLoss:
     """Any epsilon-differentially private mechanism."""
@@ -19,7 +25,7 @@ class PureLoss:
     epsilon: float
 
     def __post_init__(self) -> None:
-        check_nonnegative("epsilon", self.epsilon)
+        _set(self, epsilon=check_nonnegative("epsilon", self.epsilon))
 
 
 @dataclass(frozen=True)
@@ -32,7 +38,7 @@ class LaplaceLoss:
     epsilon: float
 
     def __post_init__(self) -> None:
-        check_nonnegative("epsilon", self.epsilon)
+        _set(self, epsilon=check_nonnegative("epsilon", self.epsilon))
 
 
 @dataclass(frozen=True)
@@ -42,7 +48,7 @@ class GaussianLoss:
     mu: float
 
     def __post_init__(self) -> None:
-        check_nonnegative("mu", self.mu)
+        _set(self, mu=check_nonnegative("mu", self.mu))
 
 
 @dataclass(frozen=True)
@@ -53,8 +59,11 @@ class ApproximateLoss:
     delta: float
 
     def __post_init__(self) -> None:
-        check_nonnegative("epsilon", self.epsilon)
-        check_delta("delta", self.delta, allow_zero=True)
+        _set(
+            self,
+            epsilon=check_nonnegative("epsilon", self.epsilon),
+            delta=check_delta("delta", self.delta, allow_zero=True),
+        )
 
 
 @dataclass(frozen=True)
@@ -70,12 +79,15 @@ class PoissonSGDLoss:
     steps: int
 
     def __post_init__(self) -> None:
-        check_positive("noise_multiplier", self.noise_multiplier)
-        if not 0 < self.sampling_probability <= 1:
-            raise ValueError(
-                f"`sampling_probability` must lie in (0, 1], got {self.sampling_probability}."
-            )
-        check_integer("steps", self.steps)
+        probability = check_positive("sampling_probability", self.sampling_probability)
+        if probability > 1:
+            raise ValueError(f"`sampling_probability` must lie in (0, 1], got {probability}.")
+        _set(
+            self,
+            noise_multiplier=check_positive("noise_multiplier", self.noise_multiplier),
+            sampling_probability=probability,
+            steps=check_integer("steps", self.steps),
+        )
 
 
 @dataclass(frozen=True)
@@ -92,10 +104,14 @@ class FixedLotSGDLoss:
     steps: int
 
     def __post_init__(self) -> None:
-        check_positive("noise_multiplier", self.noise_multiplier)
-        check_integer("dataset_size", self.dataset_size)
-        check_integer("sample_size", self.sample_size, at_most=self.dataset_size)
-        check_integer("steps", self.steps)
+        dataset_size = check_integer("dataset_size", self.dataset_size)
+        _set(
+            self,
+            noise_multiplier=check_positive("noise_multiplier", self.noise_multiplier),
+            sample_size=check_integer("sample_size", self.sample_size, at_most=dataset_size),
+            dataset_size=dataset_size,
+            steps=check_integer("steps", self.steps),
+        )
 
 
 PrivacyLoss = (

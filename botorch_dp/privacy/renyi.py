@@ -1,7 +1,7 @@
-r"""Rényi divergences of DP-SGD on lots of fixed size, drawn without replacement.
+r"""Rényi divergences: of DP-SGD on lots of fixed size, drawn without replacement, and simpler ones.
 
-For one step whose noise is z sensitivities and whose lot is a fraction q of the data, the moment of
-integer order :math:`\alpha` obeys, under replace-one [Wang2019]_,
+For one step of DP-SGD whose noise is z sensitivities and whose lot is a fraction q of the data, the
+moment of integer order :math:`\alpha` obeys, under replace-one [Wang2019]_,
 
 .. math::
     e^{(\alpha - 1) \epsilon(\alpha)} \le
@@ -9,9 +9,9 @@ integer order :math:`\alpha` obeys, under replace-one [Wang2019]_,
     T_i = \min\{4 \sqrt{\chi_{2 \lfloor i/2 \rfloor} \chi_{2 \lceil i/2 \rceil}},
                 2 e^{i(i-1)/(2 z^2)}\},
 
-with :math:`\chi_\ell = E_Q[(P/Q - 1)^\ell]`, Q = N(0, 1), P = N(1/z, 1) (and e^{1/z^2} for the last
-exponential when i = 2). The divergences depend on z alone and are integrals of positive functions
-for even :math:`\ell`: we integrate, where the alternating sums that define them would cancel.
+with :math:`\chi_\ell = E_Q[(P/Q - 1)^\ell]`, Q = N(0, 1), P = N(1/z, 1). These divergences depend
+on z alone and are integrals of positive functions for even :math:`\ell`: we integrate, where the
+alternating sums that define them would cancel.
 
 .. [Wang2019] Y.-X. Wang, B. Balle, S. P. Kasiviswanathan. Subsampled Rényi Differential Privacy and
    Analytical Moments Accountant. AISTATS 2019. (Theorem 27 of arXiv:1808.00087.)
@@ -100,7 +100,7 @@ def _poisson_log_moment(z: float, probability: float, order: int) -> float:
     powers = np.arange(2, order + 1)
     # The powers 0 and 1 are part of (1 - q + q)^n = 1: what exceeds 1 is a sum of positive terms.
     gains = powers * (powers - 1) / (2 * z**2)
-    summands = _log_binomial(order, powers) + powers * math.log(probability)
+    summands = _log_binomial_row(order) + powers * math.log(probability)
     summands += (order - powers) * math.log1p(-probability) + _log_expm1(gains)
     return float(np.logaddexp(0.0, logsumexp(summands))) if order > 1 else 0.0
 
@@ -162,18 +162,18 @@ def _simple_log_moments(
 ) -> np.ndarray:
     """Bounds on log-moments of an order above 256; ``b`` settings at once or a single one."""
     powers = np.arange(2, order + 1)
-    summands = _log_simple_terms(noise, order) + _log_binomial(order, powers)
+    summands = _log_simple_terms(noise, order) + _log_binomial_row(order)
     summands += powers * np.log(fraction)[..., None]
     return np.logaddexp(0.0, logsumexp(summands, axis=-1))
 
 
 def _log_simple_terms(noise: np.ndarray | float, order: int) -> np.ndarray:
-    """log(2 E_P[(P/Q)^(i-1)]) for i = 2..order, sharper for i = 2; ``... x order-1``."""
+    """log T_i without divergences but that of order 2, for i = 2..order; ``... x order-1``."""
     precision = np.square(1 / np.asarray(noise, dtype=float))[..., None]
     powers = np.arange(2, order + 1)
     terms = math.log(2) + 0.5 * powers * (powers - 1) * precision
-    sharper = math.log(4) + _log_expm1(precision[..., 0])
-    terms[..., 0] = np.minimum(sharper, terms[..., 0])
+    chi_squared = math.log(4) + _log_expm1(precision[..., 0])
+    terms[..., 0] = np.minimum(chi_squared, terms[..., 0])
     return terms
 
 
@@ -187,7 +187,6 @@ def _terms_from_divergences(noise: np.ndarray | float, log_chi: np.ndarray) -> n
     """log T_i for i = 2..256 from the divergences of even orders; ``... x 255``."""
     powers = np.arange(2, _MAX_TIGHT_ORDER + 1)
     averaged = 0.5 * (log_chi[..., powers // 2 - 1] + log_chi[..., (powers + 1) // 2 - 1])
-    averaged[..., 0] = np.inf
     return np.minimum(_log_simple_terms(noise, _MAX_TIGHT_ORDER), math.log(4) + averaged)
 
 
@@ -213,6 +212,12 @@ def _log_binomials() -> np.ndarray:
     """log C(n, k) for 0 <= n, k <= 256, minus infinity above the diagonal."""
     n = np.arange(_MAX_TIGHT_ORDER + 1)
     return _log_binomial(n[:, None], n[None, :])
+
+
+@lru_cache(maxsize=512)
+def _log_binomial_row(order: int) -> np.ndarray:
+    """log C(order, k) for k = 2..order."""
+    return _log_binomial(order, np.arange(2, order + 1))
 
 
 def _log_binomial(n: np.ndarray | int, k: np.ndarray) -> np.ndarray:

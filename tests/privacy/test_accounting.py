@@ -220,6 +220,20 @@ class TestNoiseMultiplier:
         z = dp_sgd_noise_multiplier(epsilon=1.0, **run)
         assert 0.995 < dp_sgd_epsilon(noise_multiplier=z, **run) <= 1.0
 
+    @pytest.mark.slow
+    def test_poisson_lots_so_rare_that_noise_hardly_matters(self) -> None:
+        # A record that is never drawn with probability 1 - delta needs no noise for epsilon = 0.
+        run = {"sample_size": 1, "dataset_size": 100, "steps": 1, "delta": 0.1}
+        z = dp_sgd_noise_multiplier(epsilon=0.1, sampling="poisson", **run)
+        assert 0 < z < 0.1
+        assert dp_sgd_epsilon(noise_multiplier=z, sampling="poisson", **run) <= 0.1
+
+    @pytest.mark.parametrize("epsilon", [1e-6, 1e6])
+    def test_extreme_targets(self, epsilon: float) -> None:
+        z = dp_sgd_noise_multiplier(epsilon=epsilon, **ADULT)
+        assert dp_sgd_epsilon(noise_multiplier=z, **ADULT) <= epsilon
+        assert dp_sgd_epsilon(noise_multiplier=0.999 * z, **ADULT) > epsilon
+
     @pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
     def test_refuses_bad_targets(self, bad: float) -> None:
         with pytest.raises(ValueError, match="`epsilon`"):

@@ -7,6 +7,7 @@ import json
 import math
 import pickle
 
+import numpy as np
 import pytest
 
 from botorch_dp.privacy.losses import (
@@ -42,6 +43,15 @@ def test_travels_and_compares(loss: PrivacyLoss) -> None:
         assert hash(copy) == hash(loss)
     others = [other for other in ONE_OF_EACH if other is not loss]
     assert loss not in others
+
+
+@pytest.mark.parametrize("loss", ONE_OF_EACH, ids=lambda loss: type(loss).__name__)
+def test_numbers_of_other_libraries_become_plain_ones(loss: PrivacyLoss) -> None:
+    numpy_numbers = {name: np.asarray(number)[()] for name, number in vars(loss).items()}
+    copy = type(loss)(**numpy_numbers)
+    assert copy == loss
+    assert {type(number) for number in vars(copy).values()} <= {int, float}
+    json.dumps(loss_to_dict(copy))
 
 
 def test_kinds_with_equal_numbers_differ() -> None:
