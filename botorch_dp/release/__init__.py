@@ -7,6 +7,17 @@ from botorch_dp.release.choice import (
     choice_utility,
     release_choice,
 )
+from botorch_dp.release.designs import (
+    MaxVarianceDesign,
+    PublicDesign,
+    SobolDesign,
+    StatedDesign,
+)
+from botorch_dp.release.linear import (
+    LinearChoiceMechanism,
+    linear_choice_guarantee,
+    release_linear_choice,
+)
 from botorch_dp.release.lipschitz import LipschitzMaximum
 from botorch_dp.release.maximum import (
     release_lipschitz_maximum,
@@ -27,18 +38,25 @@ __all__ = [
     "BranchAndBound",
     "BranchAndBoundUCB",
     "ChoiceMechanism",
+    "LinearChoiceMechanism",
     "LipschitzMaximum",
+    "MaxVarianceDesign",
     "NoiseFreeMaximum",
     "NoisyMaximum",
     "PrivateGPUCB",
     "PrivateOptimum",
+    "PublicDesign",
     "ReleasePlan",
     "SearchDiagnostics",
+    "SobolDesign",
+    "StatedDesign",
     "UtilityBound",
     "UtilityWarning",
     "choice_guarantee",
     "choice_utility",
+    "linear_choice_guarantee",
     "release_choice",
+    "release_linear_choice",
     "release_lipschitz_maximum",
     "release_maximum",
     "release_noise_free_maximum",
