@@ -140,7 +140,7 @@ def _evaluation(source: str) -> Callable[[int], float]:
         ) from error
     if not callable(function):
         raise ValueError(f"--evaluate {source!r} is not a function.")
-    return function  # type: ignore[no-any-return]
+    return function
 
 
 def _table(path: Path) -> Tensor:

@@ -67,23 +67,23 @@ def _show(options: argparse.Namespace) -> int:
         raise ValueError(f"There is no ledger at {options.path}.")
     with PrivacyLedger(options.path) as ledger:
         budget, entries = ledger.budget, ledger.entries()
-        balance = ledger.balance()
+        balance, relation = ledger.balance(), ledger.relation
+        spent, remaining = ledger.spent(), ledger.remaining()
+    if options.json:
         report = {
             "budget": {"epsilon": budget.epsilon, "delta": budget.delta, "summed": budget.share},
-            "relation": None if ledger.relation is None else ledger.relation.name,
-            "spent": ledger.spent(),
-            "remaining": ledger.remaining(),
+            "relation": None if relation is None else relation.name,
+            "spent": spent,
+            "remaining": remaining,
             "balance": None if balance is None else asdict(balance),
             "entries": [
                 {**asdict(entry), "guarantee": entry.guarantee.to_dict()} for entry in entries
             ],
         }
-    if options.json:
         print(json.dumps(report, indent=1))
         return 0
-    spent, remaining = report["spent"], report["remaining"]
     print(f"budget     epsilon {budget.epsilon:g}, delta {budget.delta:g}")
-    print(f"relation   {report['relation'] or 'fixed by the first charge'}")
+    print(f"relation   {relation.name if relation else 'fixed by the first charge'}")
     print(f"spent      epsilon {spent[0]:.6g}, delta {spent[1]:.3g}")
     print(f"remaining  epsilon {remaining[0]:.6g}, delta {remaining[1]:.3g}")
     if balance is not None and balance.mu_limit > 0:
@@ -144,7 +144,7 @@ def _calibrate_dp_sgd(options: argparse.Namespace) -> int:
     steps = options.epochs * (options.records // max(1, options.lot))
     if steps < 1:
         raise ValueError(f"--lot {options.lot} is more than the {options.records} records.")
-    rows = []
+    rows: list[dict[str, Any]] = []
     for sampling, relation, unit in (
         ("without_replacement", "replace one record", 2.0),
         ("poisson", "add or remove one record", 1.0),

@@ -74,19 +74,29 @@ def test_output_perturbation_epsilon_by_hand() -> None:
     assert problem.epsilon(config) == pytest.approx(expected, rel=1e-9)
 
 
-def test_domains_of_the_paper() -> None:
+def test_domains_of_the_bundled_sets() -> None:
     space = tasks.adult_logistic_sgd(data="breast_cancer").space.parameters
     limits = {name: (p.low, p.high) for name, p in space.items()}
     assert limits == {
         "epochs": (1, 64),
         "lot_size": (8, 398),
-        "learning_rate": (5e-4, 5e-2),
+        "learning_rate": (1e-2, 5.0),
         "clip_norm": (0.1, 4.0),
         "noise_multiplier": (0.1, 16.0),
     }
     space = tasks.mnist_mlp1_sgd(data="digits").space.parameters
     assert (space["epochs"].low, space["epochs"].high) == (1, 400)
     assert (space["clip_norm"].low, space["clip_norm"].high) == (0.1, 12.0)
+
+
+@pytest.mark.data
+def test_domains_of_the_paper() -> None:
+    space = tasks.adult_svm_sgd().space.parameters
+    assert (space["lot_size"].low, space["lot_size"].high) == (8, 512)
+    assert (space["learning_rate"].low, space["learning_rate"].high) == (5e-4, 5e-2)
+    space = tasks.mnist_mlp2_sgd().space.parameters
+    assert (space["lot_size"].low, space["lot_size"].high) == (16, 4000)
+    assert (space["learning_rate"].low, space["learning_rate"].high) == (1e-3, 0.5)
 
 
 def test_a_short_study() -> None:
