@@ -32,6 +32,8 @@ Config: TypeAlias = dict[str, Any]
 
 #: A grid with more points than this is a mistake: it would not fit into memory or a lifetime.
 _LARGEST_GRID = 1_000_000
+#: Significant digits of drawn and proposed values: beyond them a hyper-parameter means nothing.
+_DIGITS = 9
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,8 @@ class _Scale:
             values = self.low * np.exp(positions * math.log(self.high / self.low))
         else:
             values = self.low + positions * (self.high - self.low)
-        return np.clip(values, self.low, self.high)
+        # Rounding must not take the ends away.
+        return np.where(positions >= 1, self.high, np.clip(values, self.low, self.high))
 
 
 @dataclass(frozen=True)
@@ -144,7 +147,7 @@ class Real(_Scale):
 
     def decode(self, positions: NDArray[np.float64]) -> list[float]:
         """Values at positions in [0, 1]."""
-        return [float(value) for value in self._values(positions)]
+        return self._shortened(self._values(positions))
 
     def encode(self, values: Sequence[float]) -> NDArray[np.float64]:
         """Positions of values."""
@@ -154,8 +157,7 @@ class Real(_Scale):
         """Values at the quantiles ``u`` of the sampling distribution."""
         if self.distribution is None:
             return self.decode(u)
-        values = np.clip(self.distribution.quantile(u, self.low, self.high), self.low, self.high)
-        return [float(value) for value in values]
+        return self._shortened(self.distribution.quantile(u, self.low, self.high))
 
     def levels(self, count: int) -> list[float]:
         """``count`` equidistant values in the parameter's scale."""
@@ -167,6 +169,11 @@ class Real(_Scale):
         if not self.low <= number <= self.high:
             raise ValueError(f"`{name}` must lie in [{self.low}, {self.high}], got {number}.")
         return number
+
+    def _shortened(self, values: NDArray[np.float64]) -> list[float]:
+        """Values of few digits: easier on the eye, and the same again after `encode`, `decode`."""
+        short = (float(f"{value:.{_DIGITS}g}") for value in values)
+        return [min(max(value, self.low), self.high) for value in short]
 
 
 @dataclass(frozen=True)

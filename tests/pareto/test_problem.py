@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from botorch_dp.pareto import (
+    InvalidEpsilonError,
+    InvalidUtilityError,
+    Objective,
+    PrivacyUtilityProblem,
+)
+from botorch_dp.pareto.problem import Measurement
+from botorch_dp.privacy import Guarantee, NeighboringRelation
+from botorch_dp.privacy.losses import ApproximateLoss, GaussianLoss, PureLoss
+from tests.pareto import toy
+
+CONFIG = {"noise": 2.0, "epochs": 4}
+
+
+class TestArguments:
+    @pytest.mark.parametrize(
+        ("options", "error", "match"),
+        [
+            ({"privacy": 3.0}, TypeError, "`privacy` must be callable"),
+            ({"train": "fit"}, TypeError, "`utility` must be callable"),
+            ({"train": None}, ValueError, "exactly one of `utility`"),
+            ({"utility_replicates": toy.utility}, ValueError, "exactly one of `utility`"),
+            ({"ref_point": (10.0,)}, ValueError, "pair"),
+            ({"ref_point": (0.0, 1.0)}, ValueError, r"`ref_point\[0\]`"),
+            ({"ref_point": (math.inf, 1.0)}, ValueError, r"`ref_point\[0\]`"),
+            ({"ref_point": (10.0, 1.5)}, ValueError, r"`ref_point\[1\]`"),
+            ({"ref_point": (10.0, math.nan)}, ValueError, r"`ref_point\[1\]`"),
+            ({"replicates": 0}, ValueError, "`replicates`"),
+            ({"delta": 1.0}, ValueError, "`delta`"),
+            ({"relation": "replace"}, TypeError, "`relation`"),
+        ],
+    )
+    def test_wrong(self, options: dict[str, Any], error: type[Exception], match: str) -> None:
+        with pytest.raises(error, match=match):
+            toy.problem(**options)
+
+    def test_wrong_space(self) -> None:
+        with pytest.raises(TypeError, match="`space`"):
+            PrivacyUtilityProblem({"a": 1}, privacy=toy.epsilon, utility=toy.utility)  # type: ignore[arg-type]
+
+    def test_objectives_need_names_of_their_own(self) -> None:
+        with pytest.raises(ValueError, match="different names"):
+            toy.problem(objectives=[Objective("time", 1.0), Objective("time", 2.0)])
+        with pytest.raises(ValueError, match="`name`"):
+            Objective("error", 1.0)
+        with pytest.raises(ValueError, match="`ref_point`"):
+            Objective("time", 0.0)
+        assert Objective("balance", 0.0, log=False).ref_point == 0.0
+
+
+class TestEpsilon:
+    def test_value(self) -> None:
+        assert toy.problem().epsilon(CONFIG) == 1.0
+
+    @pytest.mark.parametrize("value", [-1.0, math.inf, math.nan, "1", None, 1j])
+    def test_nonsense(self, value: object) -> None:
+        with pytest.raises(InvalidEpsilonError, match="finite epsilon >= 0"):
+            toy.problem(privacy=lambda config: value).epsilon(CONFIG)
+
+    def test_the_oracle_cannot_change_the_config(self) -> None:
+        config = dict(CONFIG)
+        toy.problem(privacy=lambda c: float(c.pop("epochs"))).epsilon(config)
+        assert config == CONFIG
+
+    def test_bounds(self) -> None:
+        assert toy.problem().epsilon_bounds([CONFIG, CONFIG]) == [1.0, 1.0]
+        batch = toy.problem(privacy_batch=lambda cs: np.full(len(cs), 1.5))
+        assert batch.epsilon_bounds([CONFIG]) == [1.5]
+        assert batch.epsilon(CONFIG) == 1.0
+        for wrong in ([], [math.nan], [-1.0]):
+            broken = toy.problem(privacy_batch=lambda cs, w=wrong: w)
+            with pytest.raises(InvalidEpsilonError, match="`privacy_batch`"):
+                broken.epsilon_bounds([CONFIG])
+
+
+class TestMeasurement:
+    def test_numbers(self) -> None:
+        assert toy.problem().measurement(0.25, 3.0) == Measurement(0.25, (), 3.0)
+        assert toy.problem().measurement(np.float32(0.5)).utility == 0.5
+        assert toy.problem().measurement(1).utility == 1.0
+
+    @pytest.mark.parametrize("answer", [math.nan, -0.01, 1.01, 87.5, math.inf])
+    def test_out_of_range_is_not_quoted(self, answer: float) -> None:
+        with pytest.raises(InvalidUtilityError, match=r"\[0, 1\]") as caught:
+            toy.problem().measurement(answer)
+        assert str(answer) not in str(caught.value)
+
+    @pytest.mark.parametrize("answer", ["0.5", None, True, [0.5], (0.5, {})])
+    def test_not_a_number(self, answer: Any) -> None:
+        with pytest.raises(InvalidUtilityError, match="real number"):
+            toy.problem().measurement(answer)
+
+    def test_measured_objectives(self) -> None:
+        size = Objective("size", 100.0, function=lambda config: float(config["epochs"]))
+        problem = toy.problem(objectives=[size, Objective("time", 60.0)])
+        assert problem.objective_names == ("epsilon", "error", "size", "time")
+        assert problem.full_ref_point == (10.0, 1.0, 100.0, 60.0)
+        assert problem.measurement((0.5, {"time": 2.0})).objectives == (2.0,)
+        for wrong in (0.5, (0.5, {"tim": 2.0}), (0.5, {"time": 0.0}), (0.5, {"time": math.nan})):
+            with pytest.raises(InvalidUtilityError):
+                problem.measurement(wrong)
+
+    def test_repr_shows_no_private_value(self) -> None:
+        assert "0.123" not in repr(Measurement(0.123, (), 0.5))
+
+
+class TestGuarantee:
+    def test_pure_and_approximate(self) -> None:
+        pure = toy.problem().training_guarantee(CONFIG, 1.0)
+        assert pure.losses == (PureLoss(1.0),) and pure.status == "conditional"
+        approximate = toy.problem(
+            delta=1e-5, relation=NeighboringRelation.ADD_OR_REMOVE_ONE
+        ).training_guarantee(CONFIG, 1.0)
+        assert approximate.losses == (ApproximateLoss(1.0, 1e-5),)
+        assert approximate.relation is NeighboringRelation.ADD_OR_REMOVE_ONE
+
+    def test_the_problems_own(self) -> None:
+        own = Guarantee("noise", NeighboringRelation.REPLACE_ONE, (GaussianLoss(0.5),))
+        assert toy.problem(guarantee=lambda config: own).training_guarantee(CONFIG, 1.0) is own
+
+
+def test_name_and_description_identify_the_problem() -> None:
+    problem = PrivacyUtilityProblem(toy.SPACE, privacy=toy.epsilon, utility=toy.utility)
+    assert problem.name == "utility"
+    assert (
+        PrivacyUtilityProblem(toy.SPACE, privacy=toy.epsilon, utility=toy.Slow(0.0)).name == "Slow"
+    )
+    assert problem.description() != toy.problem(replicates=2).description()

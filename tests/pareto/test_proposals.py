@@ -1,0 +1,273 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from botorch.acquisition import AcquisitionFunction
+from botorch.acquisition.multi_objective.analytic import ExpectedHypervolumeImprovement
+from botorch.models.model import Model
+from botorch.utils.multi_objective.box_decompositions.box_decomposition import BoxDecomposition
+from botorch.utils.multi_objective.box_decompositions.non_dominated import (
+    FastNondominatedPartitioning,
+)
+from botorch.utils.testing import MockModel, MockPosterior
+from torch import Tensor
+
+from botorch_dp.acquisition.hvpoi import HypervolumeProbabilityOfImprovement
+from botorch_dp.pareto import Integer, PrivacyUtilityProblem, Real, SearchSpace, StudyError
+from botorch_dp.pareto.front import dominated_volume
+from botorch_dp.pareto.models import objective_scales
+from botorch_dp.pareto.proposals import (
+    ProposalOptions,
+    Proposer,
+    expected_hypervolume_improvement,
+)
+from tests.pareto import toy
+from tests.pareto.test_models import complete_trials
+
+SMALL = ProposalOptions(candidates=128)
+
+
+def identity(value: Tensor) -> Tensor:
+    return value
+
+
+class TestExpectedHypervolumeImprovement:
+    ref_point = torch.tensor([0.0, 0.0], dtype=torch.double)
+    front = torch.tensor([[0.2, 0.9], [0.5, 0.5], [0.9, 0.1]], dtype=torch.double)
+    means = torch.tensor([[0.6, 0.7], [0.1, 0.2], [1.2, 0.3], [-0.5, 2.0]], dtype=torch.double)
+    cells = FastNondominatedPartitioning(ref_point, Y=front).get_hypercell_bounds()
+
+    @pytest.mark.parametrize("stds", [(0.3, 0.2), (0.5, 1.0)])
+    def test_against_botorch(self, stds: tuple[float, float]) -> None:
+        std = torch.tensor([stds], dtype=torch.double).expand_as(self.means)
+        ours = expected_hypervolume_improvement(self.means, std, self.cells, [identity] * 2)
+        # BoTorch's closed form wants one batch of points at a time.
+        model = MockModel(
+            MockPosterior(mean=self.means.unsqueeze(1), variance=std.unsqueeze(1) ** 2)
+        )
+        theirs = ExpectedHypervolumeImprovement(
+            model=model,
+            ref_point=self.ref_point.tolist(),
+            partitioning=FastNondominatedPartitioning(self.ref_point, Y=self.front),  # type: ignore[arg-type]
+        )(torch.zeros(4, 1, 1, dtype=torch.double))
+        assert torch.allclose(ours, theirs, rtol=0.06, atol=2e-4)
+        fine = expected_hypervolume_improvement(
+            self.means, std, self.cells, [identity] * 2, num_nodes=150
+        )
+        assert torch.allclose(fine, theirs, rtol=0.01, atol=2e-4)
+
+    def test_without_uncertainty_it_is_the_improvement(self) -> None:
+        gains = expected_hypervolume_improvement(
+            self.means, torch.zeros_like(self.means), self.cells, [identity] * 2
+        )
+        volume = dominated_volume(-self.front, [0.0, 0.0])
+        for mean, gain in zip(self.means, gains, strict=True):
+            joined = torch.cat([self.front, mean.unsqueeze(0)])
+            assert gain == pytest.approx(dominated_volume(-joined, [0.0, 0.0]) - volume)
+
+    @pytest.mark.parametrize("epsilon_scale", ["linear", "log"])
+    def test_known_epsilon_and_logit_error_against_monte_carlo(self, epsilon_scale: str) -> None:
+        problem = toy.problem()
+        scales = objective_scales(problem, epsilon_scale)  # type: ignore[arg-type]
+        points = torch.tensor([[0.5, 0.6], [2.0, 0.35], [6.0, 0.2]], dtype=torch.double)
+        front = torch.stack(
+            [s.to_volume(s.to_model(points[:, k])) for k, s in enumerate(scales)], dim=-1
+        )
+        ref_point = torch.tensor([s.ref_volume for s in scales], dtype=torch.double)
+        cells = FastNondominatedPartitioning(ref_point, Y=front).get_hypercell_bounds()
+        epsilon = torch.tensor([1.0], dtype=torch.double)
+        mean = torch.tensor([[scales[0].to_model(epsilon).item(), 0.4]], dtype=torch.double)
+        std = torch.tensor([[0.0, 0.5]], dtype=torch.double)
+        ours = expected_hypervolume_improvement(mean, std, cells, [s.to_volume for s in scales])
+        volume = dominated_volume(-front, (-ref_point).tolist())
+        draws = np.random.default_rng(0).standard_normal(2000)
+        gains = []
+        for draw in draws:
+            error = torch.sigmoid(-(mean[0, 1] + 0.5 * draw))
+            new = torch.stack([scales[0].to_volume(mean[0, 0]), -error]).unsqueeze(0)
+            joined = torch.cat([front, new])
+            gains.append(dominated_volume(-joined, (-ref_point).tolist()) - volume)
+        standard_error = np.std(gains) / math.sqrt(len(gains))
+        assert abs(ours.item() - np.mean(gains)) < 5 * standard_error
+
+    def test_empty_front(self) -> None:
+        nothing = FastNondominatedPartitioning(self.ref_point, Y=-torch.ones(3, 2).double())
+        gains = expected_hypervolume_improvement(
+            self.means, torch.zeros_like(self.means), nothing.get_hypercell_bounds(), [identity] * 2
+        )
+        assert gains.tolist() == pytest.approx((self.means.clamp_min(0).prod(dim=-1)).tolist())
+
+
+class TestPurity:
+    @pytest.mark.parametrize(
+        "acquisition", ["ehvi", "hvpoi", "log_hvpoi", "qlogehvi", "random", "grid"]
+    )
+    @pytest.mark.parametrize("privacy_model", ["exact", "gp"])
+    def test_same_history_same_proposal(self, acquisition: str, privacy_model: Any) -> None:
+        """Whatever was asked before, and whatever torch's global seed is."""
+        problem = toy.problem()
+        options = replace(SMALL, acquisition=acquisition, privacy_model=privacy_model)
+        trials = complete_trials(problem, 6)
+        busy = Proposer(problem, seed=1, options=options)
+        busy.propose(trials[:4], 4, initial=2)
+        torch.manual_seed(123)
+        state = torch.get_rng_state()
+        first = busy.propose(trials, 6, initial=2)
+        assert torch.equal(state, torch.get_rng_state())
+        torch.manual_seed(321)
+        second = Proposer(problem, seed=1, options=options).propose(trials, 6, initial=2)
+        assert first == second
+        assert problem.space.check(first) == first
+
+    def test_another_seed_another_proposal(self) -> None:
+        problem = toy.problem()
+        one, two = (Proposer(problem, seed=s, options=SMALL).propose([], 0, 4) for s in (0, 1))
+        assert one != two
+
+
+class TestInitialDesign:
+    def test_does_not_depend_on_how_many_there_are(self) -> None:
+        proposer = Proposer(toy.problem(), seed=0, options=SMALL)
+        few = [proposer.propose([], number, initial=4) for number in range(4)]
+        many = [proposer.propose([], number, initial=100) for number in range(40)]
+        assert many[:4] == few
+
+    def test_fills_the_space(self) -> None:
+        proposer = Proposer(toy.problem(), seed=0, options=SMALL)
+        configs = [proposer.propose([], number, initial=16) for number in range(16)]
+        codes = toy.SPACE.encode(configs)
+        # A Sobol sequence puts one of 16 points into each sixteenth of the first axis.
+        assert sorted((codes[:, 0] * 16).floor().tolist()) == list(range(16))
+
+    def test_models_wait_for_two_results(self) -> None:
+        problem = toy.problem()
+        proposer = Proposer(problem, seed=0, options=SMALL)
+        trials = complete_trials(problem, 1)
+        assert proposer.propose(trials, 1, initial=1) == proposer.propose([], 1, initial=9)
+
+
+class TestSearch:
+    def test_finds_the_optimum_of_a_score(self) -> None:
+        problem = toy.problem()
+        proposer = Proposer(problem, seed=0, options=SMALL)
+        beliefs = proposer.beliefs(complete_trials(problem, 8))
+        target = problem.space.encode([{"noise": 3.21, "epochs": 13}])
+        found = proposer.search(
+            lambda c: -(c.codes - target).square().sum(dim=-1), beliefs, number=8
+        )
+        assert found is not None
+        assert found["epochs"] == 13
+        assert found["noise"] == pytest.approx(3.21, rel=0.05)
+
+    def test_nothing_scores(self) -> None:
+        problem = toy.problem()
+        proposer = Proposer(problem, seed=0, options=SMALL)
+        beliefs = proposer.beliefs(complete_trials(problem, 8))
+        for value in (-math.inf, math.nan):
+            found = proposer.search(
+                lambda c, v=value: torch.full((len(c),), v, dtype=torch.double), beliefs, 8
+            )
+            assert found is None
+
+    def test_impossible_configs_are_not_proposed(self) -> None:
+        def privacy(config: dict[str, Any]) -> float:
+            return math.inf if config["noise"] < 5 else toy.epsilon(config)
+
+        problem = toy.problem(privacy=privacy)
+        trials = [t for t in complete_trials(toy.problem(), 40) if t.config["noise"] >= 5]
+        proposer = Proposer(problem, seed=0, options=SMALL)
+        for number in range(len(trials), len(trials) + 5):
+            assert proposer.propose(trials, number, initial=1)["noise"] >= 5
+
+    def test_nothing_is_possible(self) -> None:
+        problem = toy.problem(privacy=lambda config: math.nan)
+        trials = complete_trials(toy.problem(), 6)
+        with pytest.raises(StudyError, match="for all candidates"):
+            Proposer(problem, seed=0, options=SMALL).propose(trials, 6, initial=2)
+
+    def test_one_config(self) -> None:
+        problem = PrivacyUtilityProblem(
+            SearchSpace(n=Integer(2, 2)), privacy=lambda c: 1.0, utility=lambda c, s: 0.5
+        )
+        proposer = Proposer(problem, seed=0, options=SMALL)
+        assert proposer.propose([], 0, initial=1) == {"n": 2}
+
+    def test_no_point_dominates_the_reference(self) -> None:
+        """EHVI has no incumbents then, and HVPoI is zero wherever the mean is no better."""
+        problem = toy.problem(ref_point=(0.011, 0.01))
+        trials = complete_trials(toy.problem(), 8)
+        for acquisition in ("ehvi", "hvpoi", "log_hvpoi", "qlogehvi"):
+            options = replace(SMALL, acquisition=acquisition)
+            config = Proposer(problem, seed=0, options=options).propose(trials, 8, initial=4)
+            assert problem.space.check(config) == config
+
+
+class TestPending:
+    def test_pending_and_failed_trials_are_not_proposed_again(self) -> None:
+        problem = toy.problem()
+        trials = complete_trials(problem, 10)
+        proposer = Proposer(problem, seed=0, options=SMALL)
+        first = proposer.propose(trials, 10, initial=4)
+        for state in ("pending", "failed"):
+            waiting = replace(trials[0], number=10, config=first, state=state, measurements=(None,))
+            second = proposer.propose([*trials, waiting], 11, initial=4)
+            distance = torch.dist(*problem.space.encode([first, second]))
+            assert distance > 0.05, state
+
+    def test_a_failing_region_is_left(self) -> None:
+        """The model never sees a failure, and yet does not propose the same config for ever."""
+        problem = toy.problem()
+        trials = complete_trials(problem, 10)
+        proposer = Proposer(problem, seed=0, options=SMALL)
+        proposed = []
+        for number in range(10, 16):
+            config = proposer.propose(trials, number, initial=4)
+            proposed.append(config)
+            trials.append(
+                replace(
+                    trials[0], number=number, config=config, state="failed", measurements=(None,)
+                )
+            )
+        codes = problem.space.encode(proposed)
+        assert torch.pdist(codes).min() > 0.01
+
+
+class TestFactory:
+    def test_users_acquisition_function(self) -> None:
+        seen = {}
+
+        def factory(
+            model: Model, ref_point: Tensor, partitioning: BoxDecomposition
+        ) -> AcquisitionFunction:
+            seen["ref_point"] = ref_point
+            return HypervolumeProbabilityOfImprovement(model, ref_point, partitioning)
+
+        problem = toy.problem()
+        trials = complete_trials(problem, 8)
+        own, built_in = (
+            Proposer(problem, seed=0, options=replace(SMALL, acquisition=a)).propose(trials, 8, 4)
+            for a in (factory, "hvpoi")
+        )
+        assert own == built_in
+        assert seen["ref_point"].tolist() == pytest.approx(
+            [-math.log(10), -math.log(0.999 / 0.001)]
+        )
+
+
+class TestGrid:
+    def test_every_point_once_in_an_order_of_its_own(self) -> None:
+        space = SearchSpace(a=Real(0, 1), b=Real(0, 1))
+        problem = PrivacyUtilityProblem(space, privacy=lambda c: 1.0, utility=lambda c, s: 0.5)
+        options = replace(SMALL, acquisition="grid", grid_levels=3)
+        proposer = Proposer(problem, seed=0, options=options)
+        assert proposer.largest_number == 9
+        configs = [proposer.propose([], number, initial=16) for number in range(9)]
+        assert sorted(map(str, configs)) == sorted(map(str, space.grid(3)))
+        assert configs != space.grid(3)
+        with pytest.raises(StudyError, match="9 points"):
+            proposer.propose([], 9, initial=16)

@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from botorch_dp.pareto import Integer, Real, SearchSpace, ShiftedExponential, TruncatedNormal
+
+#: Statistical tests fail by chance once in a million runs of new seeds.
+FALSE_ALARM = 1e-6
+
+
+class TestRange:
+    @pytest.mark.parametrize(
+        ("make", "match"),
+        [
+            (lambda: Real(1.0, 1.0), "low < high"),
+            (lambda: Real(2.0, 1.0), "low < high"),
+            (lambda: Real(0.0, 1.0, log=True), "low > 0"),
+            (lambda: Real(math.nan, 1.0), "`low` must be finite"),
+            (lambda: Real(0.0, math.inf), "`high` must be finite"),
+            (lambda: Integer(3, 2), "low <= high"),
+            (lambda: Integer(0, 2, log=True), "low > 0"),
+            (lambda: Real(0.0, 1.0, distribution=ShiftedExponential(1.0, shift=1.0)), "`shift`"),
+            (lambda: ShiftedExponential(0.0), "`rate`"),
+            (lambda: TruncatedNormal(0.0, -1.0), "`std`"),
+        ],
+    )
+    def test_wrong_ranges(self, make: object, match: str) -> None:
+        with pytest.raises(ValueError, match=match):
+            make()  # type: ignore[operator]
+
+    def test_wrong_types(self) -> None:
+        with pytest.raises(TypeError, match="`low` of an Integer"):
+            Integer(0.5, 2)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="`distribution`"):
+            Real(0.0, 1.0, distribution="uniform")  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="`high`"):
+            Real(0.0, True)
+
+    def test_linear_and_log_positions(self) -> None:
+        assert Real(2.0, 6.0).decode(np.array([0.0, 0.25, 1.0])) == [2.0, 3.0, 6.0]
+        values = Real(0.01, 100.0, log=True).decode(np.array([0.0, 0.25, 0.5, 1.0]))
+        assert values == pytest.approx([0.01, 0.1, 1.0, 100.0])
+        assert values[0] >= 0.01 and values[-1] <= 100.0
+        assert Integer(1, 100, log=True).decode(np.array([0.0, 0.5, 1.0])) == [1, 10, 100]
+
+    def test_one_choice(self) -> None:
+        constant = Integer(3, 3)
+        assert constant.decode(np.array([0.0, 0.7])) == [3, 3]
+        assert constant.encode([3]).tolist() == [0.0]
+        assert constant.draw(np.array([0.1, 0.9])) == [3, 3]
+        assert constant.levels(5) == [3]
+
+
+class TestDraws:
+    """Quantile draws against scipy's distributions."""
+
+    u = np.random.default_rng(0).random(20_000)
+
+    def test_uniform_in_scale(self) -> None:
+        values = np.log10(Real(1e-3, 1.0, log=True).draw(self.u))
+        assert stats.kstest(values, stats.uniform(-3, 3).cdf).pvalue > FALSE_ALARM
+
+    def test_shifted_exponential_is_truncated(self) -> None:
+        parameter = Real(0.1, 0.5, distribution=ShiftedExponential(rate=10.0))
+        values = np.array(parameter.draw(self.u))
+        expected = stats.truncexpon(b=4.0, loc=0.1, scale=0.1)
+        assert stats.kstest(values, expected.cdf).pvalue > FALSE_ALARM
+        # A twin with another rate is told apart.
+        wrong = stats.truncexpon(b=4.4, loc=0.1, scale=0.4 / 4.4)
+        assert stats.kstest(values, wrong.cdf).pvalue < FALSE_ALARM
+
+    def test_shift_moves_the_beginning(self) -> None:
+        parameter = Real(0.0, 1.0, distribution=ShiftedExponential(rate=5.0, shift=0.25))
+        assert min(parameter.draw(self.u)) == pytest.approx(0.25, abs=1e-3)
+
+    def test_huge_rate_does_not_underflow(self) -> None:
+        values = Real(0.0, 1.0, distribution=ShiftedExponential(rate=1e6)).draw(self.u)
+        assert np.mean(values) == pytest.approx(1e-6, rel=0.05)
+
+    def test_truncated_normal(self) -> None:
+        parameter = Real(0.0, 3.0, distribution=TruncatedNormal(mean=1.0, std=2.0))
+        expected = stats.truncnorm(-0.5, 1.0, loc=1.0, scale=2.0)
+        assert stats.kstest(parameter.draw(self.u), expected.cdf).pvalue > FALSE_ALARM
+
+    @pytest.mark.parametrize("log", [False, True])
+    def test_integers_own_the_interval_around_them(self, log: bool) -> None:
+        parameter = Integer(1, 6, log=log)
+        counts = np.bincount(parameter.draw(self.u), minlength=7)[1:]
+        edges = np.arange(1, 8) - 0.5
+        edges = np.log(edges) if log else edges
+        shares = np.diff(edges) / (edges[-1] - edges[0])
+        assert stats.chisquare(counts, shares * len(self.u)).pvalue > FALSE_ALARM
+
+    def test_integers_with_a_distribution(self) -> None:
+        values = Integer(8, 512, distribution=TruncatedNormal(128, 64)).draw(self.u)
+        expected = stats.truncnorm((7.5 - 128) / 64, (512.5 - 128) / 64, loc=128, scale=64)
+        assert all(isinstance(value, int) and 8 <= value <= 512 for value in values)
+        assert np.mean(values) == pytest.approx(expected.mean(), abs=5 * 64 / math.sqrt(20_000))
+
+    def test_extreme_quantiles_stay_inside(self) -> None:
+        u = np.array([0.0, 1 - 2.0**-53])
+        for distribution in (None, ShiftedExponential(3.0), TruncatedNormal(50.0, 0.1)):
+            assert all(0 <= value <= 1 for value in Real(0, 1, distribution=distribution).draw(u))
+            drawn = Integer(0, 5, distribution=distribution).draw(u)
+            assert all(0 <= value <= 5 for value in drawn)
+
+
+class TestSearchSpace:
+    space = SearchSpace(
+        epochs=Integer(1, 64, log=True), rate=Real(1e-3, 1.0, log=True), x=Real(-1, 1)
+    )
+
+    def test_empty(self) -> None:
+        with pytest.raises(ValueError, match="empty"):
+            SearchSpace()
+
+    def test_not_a_parameter(self) -> None:
+        with pytest.raises(TypeError, match="`x` must be a Real or an Integer"):
+            SearchSpace(x=(0, 1))  # type: ignore[arg-type]
+
+    def test_codes_of_configs_come_back(self) -> None:
+        configs = self.space.sample(200, seed=1)
+        again = self.space.decode(self.space.encode(configs))
+        for one, other in zip(configs, again, strict=True):
+            assert other["epochs"] == one["epochs"] and isinstance(other["epochs"], int)
+            assert other["rate"] == pytest.approx(one["rate"], rel=1e-12)
+            assert other["x"] == pytest.approx(one["x"], abs=1e-12)
+
+    def test_rounding_is_idempotent_and_shows_what_can_be_tried(self) -> None:
+        codes = self.space.round(torch.rand(100, 3, dtype=torch.double))
+        assert torch.allclose(self.space.round(codes), codes, atol=1e-12)
+        integers = torch.exp(codes[:, 0] * math.log(64))
+        assert torch.allclose(integers, integers.round(), atol=1e-9)
+
+    def test_codes_outside_the_cube_are_clamped(self) -> None:
+        low, high = self.space.decode(torch.tensor([[-1.0, -1, -1], [2, 2, 2]]))
+        assert low == {"epochs": 1, "rate": 1e-3, "x": -1.0}
+        assert high == {"epochs": 64, "rate": 1.0, "x": 1.0}
+
+    def test_sample_repeats_with_its_seed(self) -> None:
+        assert self.space.sample(5, seed=3) == self.space.sample(5, seed=3)
+        assert self.space.sample(5, seed=3) != self.space.sample(5, seed=4)
+        with pytest.raises(ValueError, match="`count`"):
+            self.space.sample(0)
+
+    def test_grid(self) -> None:
+        space = SearchSpace(a=Real(0, 1), b=Integer(1, 2))
+        grid = space.grid(3)
+        assert len(grid) == 6  # the integer has two values only
+        assert {c["a"] for c in grid} == {0.0, 0.5, 1.0} and {c["b"] for c in grid} == {1, 2}
+        assert len(space.grid({"a": 1, "b": 2})) == 2
+        assert space.grid({"a": 1, "b": 2})[0]["a"] == 0.5
+        with pytest.raises(ValueError, match="`levels` must name exactly"):
+            space.grid({"a": 2})
+        with pytest.raises(ValueError, match="too large"):
+            SearchSpace(**{f"x{i}": Real(0, 1) for i in range(10)}).grid(10)
+
+    def test_check(self) -> None:
+        assert list(self.space.check({"x": 0, "rate": 0.5, "epochs": 3})) == ["epochs", "rate", "x"]
+        with pytest.raises(ValueError, match=r"missing \['x'\], unknown \['y'\]"):
+            self.space.check({"epochs": 3, "rate": 0.5, "y": 0})
+        with pytest.raises(ValueError, match="`rate` must lie in"):
+            self.space.check({"epochs": 3, "rate": 2.0, "x": 0})
+        with pytest.raises(TypeError, match="`epochs` must be an integer"):
+            self.space.check({"epochs": 3.5, "rate": 0.5, "x": 0})
+
+    def test_equality_sees_order_and_distribution(self) -> None:
+        assert SearchSpace(a=Real(0, 1), b=Real(0, 1)) == SearchSpace(a=Real(0, 1), b=Real(0, 1))
+        assert SearchSpace(a=Real(0, 1), b=Real(0, 1)) != SearchSpace(b=Real(0, 1), a=Real(0, 1))
+        assert SearchSpace(a=Real(0, 1)) != SearchSpace(
+            a=Real(0, 1, distribution=ShiftedExponential(1.0))
+        )
