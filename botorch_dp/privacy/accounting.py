@@ -181,10 +181,13 @@ def dp_sgd_epsilons(
     if not ((lengths >= 1) & (lengths % 1 == 0)).all():
         raise ValueError("`steps` must be integers of at least 1.")
     noise, fractions, lengths = noise.astype(float), lots / float(dataset_size), lengths * 1.0
-    # Without amplification: delta < Phi(mu/2 - epsilon/mu), which is close where it matters.
+    epsilons = bulk_epsilons(noise, fractions, lengths, delta)
+    # Without amplification: delta < Phi(mu/2 - epsilon/mu), a cheap sign of where it may be better.
     mus = np.sqrt(lengths) / noise
     unamplified = mus * np.maximum(mus / 2 - ndtri(delta), 0.0)
-    return np.minimum(bulk_epsilons(noise, fractions, lengths, delta), unamplified)
+    for index in np.flatnonzero(unamplified < 2 * epsilons):
+        epsilons[index] = min(epsilons[index], gaussian_epsilon(float(mus[index]), delta))
+    return epsilons
 
 
 def dp_sgd_noise_multiplier(
