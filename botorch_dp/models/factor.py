@@ -69,6 +69,17 @@ class KernelFactor:
             root[old:, old:] = corner
         return KernelFactor(self.derivatives, torch.cat((self.points, X[kept])), root), kept
 
+    def without_oldest(self, count: int) -> KernelFactor:
+        """The factor without its first ``count`` points.
+
+        With the remaining rows ``R`` of the factor, the new one is the triangle of a QR
+        factorization of ``R^T``: nothing is recomputed from the kernel, and nothing can fail.
+        """
+        triangle = torch.linalg.qr(self.root[count:].mT, mode="r").R
+        signs = torch.where(triangle.diagonal() < 0, -1.0, 1.0).to(triangle)
+        root = (signs.unsqueeze(-1) * triangle).mT
+        return KernelFactor(self.derivatives, self.points[count:], root)
+
     def whiten(self, B: Tensor) -> Tensor:
         """``root^{-1} B`` for an ``N x m`` matrix."""
         return torch.linalg.solve_triangular(self.root, B, upper=False)

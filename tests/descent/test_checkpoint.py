@@ -1,0 +1,189 @@
+"""Checkpoints: private files, exact continuation, no second payment."""
+
+from __future__ import annotations
+
+import stat
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from botorch_dp.descent import DPGIBO, NoiseAwareAdagrad
+from botorch_dp.privacy import PrivacyBudget, PrivacyLedger
+from tests.descent.problems import descent, records, squared_distance
+
+SETTINGS: dict[str, Any] = {"steps": 6, "mu": 0.6, "unsafe_seed": 7}
+
+
+class PowerCut(BaseException):
+    """Not an exception that anybody catches."""
+
+
+class Losses:
+    """Losses that fail at one call, and count their calls."""
+
+    def __init__(self, fail_at: int = 0) -> None:
+        self.fail_at = fail_at
+        self.calls = 0
+
+    def __call__(self, X: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls == self.fail_at:
+            raise PowerCut
+        return squared_distance(records())(X)
+
+
+def run_until_power_cut(folder: Path, fail_at: int, **changes: Any) -> None:
+    run = descent(Losses(fail_at), checkpoint=folder, **{**SETTINGS, **changes})
+    with pytest.raises(PowerCut):
+        run.run()
+
+
+@pytest.mark.parametrize("fail_at", [1, 2, 4, 6])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"max_points": 9},
+        {"optimizer": lambda p: torch.optim.Adam(p, lr=0.05)},
+        {"optimizer": lambda p: NoiseAwareAdagrad(p, lr=0.1)},
+        {"tolerance": 1e-6},
+        {"design": "central"},
+    ],
+    ids=["plain", "max_points", "adam", "noise-aware", "tolerance", "central"],
+)
+def test_a_resumed_run_continues_bit_for_bit(
+    tmp_path: Path, fail_at: int, changes: dict[str, Any]
+) -> None:
+    whole = descent(**{**SETTINGS, **changes}).run()
+    run_until_power_cut(tmp_path / "run", fail_at, **changes)
+    losses = Losses()
+    resumed = descent(losses, checkpoint=tmp_path / "run", **{**SETTINGS, **changes})
+    assert resumed.steps_taken == fail_at - 1
+    result = resumed.run()
+    assert losses.calls == 6 - (fail_at - 1)
+    assert torch.equal(result.trajectory.value, whole.trajectory.value)
+    assert result.history == whole.history
+    assert result.guarantee == whole.guarantee
+
+
+@pytest.mark.parametrize("fail_at", [1, 3])
+def test_a_resumed_run_pays_for_no_step_twice(tmp_path: Path, fail_at: int) -> None:
+    with PrivacyLedger(budget=PrivacyBudget(3.0, 1e-5)) as ledger:
+        run_until_power_cut(tmp_path / "run", fail_at, ledger=ledger)
+        assert len(ledger.entries()) == fail_at  # the step that failed was paid for
+        descent(checkpoint=tmp_path / "run", ledger=ledger, **SETTINGS).run()
+        assert len(ledger.entries()) == 6
+        # A finished run is only loaded: nothing is read, nothing is spent.
+        losses = Losses()
+        again = descent(losses, checkpoint=tmp_path / "run", ledger=ledger, **SETTINGS)
+        assert again.run().guarantee.nominal.mu == 0.6
+        assert losses.calls == 0
+        assert len(ledger.entries()) == 6
+
+
+def test_two_runs_in_two_folders_both_pay(tmp_path: Path) -> None:
+    with PrivacyLedger(budget=PrivacyBudget(3.0, 1e-5)) as ledger:
+        for name in ("a", "b"):
+            descent(checkpoint=tmp_path / name, ledger=ledger, **{**SETTINGS, "mu": 0.3}).run()
+        assert len(ledger.entries()) == 12
+
+
+def test_files_are_private_and_say_so(tmp_path: Path) -> None:
+    descent(checkpoint=tmp_path / "run", **SETTINGS).run()
+    folder = tmp_path / "run"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    files = sorted(path.name for path in folder.iterdir())
+    assert "README" in files and "state.pt" in files
+    for path in folder.iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+    assert "PRIVATE" in (folder / "README").read_text()
+    # The state is public: nothing in it depends on a single record except through noise.
+    state = torch.load(folder / "state.pt", weights_only=True)
+    assert set(state) == {
+        "format", "settings", "run_id", "num_records", "blocks", "points", "root",
+        "trajectory", "history", "optimizer",
+    }  # fmt: skip
+
+
+def test_losses_out_of_use_are_deleted(tmp_path: Path) -> None:
+    descent(checkpoint=tmp_path / "run", max_points=9, **SETTINGS).run()
+    assert len(list((tmp_path / "run").glob("losses-*.pt"))) <= 2
+
+
+def test_a_crash_between_the_two_writes_repeats_the_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from botorch_dp.descent.checkpoint import Checkpoint
+
+    whole = descent(**SETTINGS).run()
+    write, writes = Checkpoint._write, []
+
+    def cut(path: Path, content: Any) -> None:
+        writes.append(path.name)
+        if path.name == "state.pt" and writes.count("state.pt") == 4:
+            raise PowerCut
+        write(path, content)
+
+    monkeypatch.setattr(Checkpoint, "_write", staticmethod(cut))
+    with pytest.raises(PowerCut):
+        descent(checkpoint=tmp_path / "run", **SETTINGS).run()
+    monkeypatch.undo()
+    resumed = descent(checkpoint=tmp_path / "run", **SETTINGS)
+    assert resumed.steps_taken == 2
+    assert torch.equal(resumed.run().trajectory.value, whole.trajectory.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("mu", 0.5),
+        ("steps", 7),
+        ("clip_norm", 2.0),
+        ("radius", 0.1),
+        ("step_size", 0.1),
+        ("unsafe_seed", None),
+        ("initial", torch.full((3,), 0.3, dtype=torch.double)),
+    ],
+)
+def test_other_settings_are_refused(tmp_path: Path, name: str, value: object) -> None:
+    run_until_power_cut(tmp_path / "run", 3)
+    setting = "optimizer" if name == "step_size" else name
+    with pytest.raises(ValueError, match=rf"other settings \(.*`{setting}`"):
+        descent(checkpoint=tmp_path / "run", **{**SETTINGS, name: value})
+
+
+def test_another_kernel_or_number_of_records_is_refused(tmp_path: Path) -> None:
+    from tests.descent.problems import kernel
+
+    run_until_power_cut(tmp_path / "run", 3)
+    with pytest.raises(ValueError, match="`kernel`"):
+        descent(checkpoint=tmp_path / "run", kernel=kernel(0.7), **SETTINGS)
+    with pytest.raises(ValueError, match="is of 200 records"):
+        descent(checkpoint=tmp_path / "run", num_records=199, **SETTINGS)
+    resumed = descent(squared_distance(records(n=199)), checkpoint=tmp_path / "run", **SETTINGS)
+    with pytest.raises(ValueError, match="199 columns, but there are 200"):
+        resumed.run()
+
+
+def test_a_file_of_another_version_is_refused(tmp_path: Path) -> None:
+    run_until_power_cut(tmp_path / "run", 2)
+    state = torch.load(tmp_path / "run" / "state.pt", weights_only=True)
+    torch.save({**state, "format": 99}, tmp_path / "run" / "state.pt")
+    with pytest.raises(ValueError, match="format 99"):
+        descent(checkpoint=tmp_path / "run", **SETTINGS)
+
+
+def test_real_noise_resumes_too(tmp_path: Path) -> None:
+    settings = {**SETTINGS, "unsafe_seed": None}
+    run = descent(checkpoint=tmp_path / "run", **settings)
+    run.step()
+    first = run.step().value
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        resumed: DPGIBO = descent(checkpoint=tmp_path / "run", **settings)
+    assert torch.equal(resumed.result.location.value, first)
+    assert resumed.run().guarantee.status == "proven"

@@ -1,0 +1,124 @@
+"""The clipped mean: exact sensitivity for any record, whatever the order, size or precision."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+from torch import Tensor
+
+from botorch_dp.descent.clipping import ClippedMean
+
+B = 1.5
+
+
+def clipped_mean(gradients: Tensor, bound: float = B, pieces: int = 1) -> ClippedMean:
+    mean = ClippedMean(gradients.shape[0], gradients.shape[1], bound)
+    for part in gradients.chunk(pieces, dim=-1):
+        mean.add(part)
+    return mean
+
+
+def test_short_gradients_are_averaged_and_long_ones_shortened() -> None:
+    gradients = torch.tensor([[0.3, 3.0, 0.0], [0.4, -4.0, 0.0]], dtype=torch.double)
+    mean = clipped_mean(gradients)
+    expected = torch.tensor([(0.3 + 0.6 * B) / 3, (0.4 - 0.8 * B) / 3], dtype=torch.double)
+    torch.testing.assert_close(mean.value(), expected, rtol=1e-11, atol=1e-11)
+    assert int(mean.clipped) == 1
+    assert int(mean.not_finite) == 0
+
+
+ADVERSARIES = {
+    "huge": [1e300, -1e300, 1e300],
+    "largest": [torch.finfo(torch.double).max] * 3,
+    "mixed": [1e308, 1e-308, -1.0],
+    "infinite": [math.inf, 0.0, 0.0],
+    "opposite infinities": [math.inf, -math.inf, 1.0],
+    "nan": [math.nan, 1.0, 1.0],
+    "subnormal": [5e-324, 0.0, -5e-324],
+    "zero": [0.0, 0.0, 0.0],
+    "at the bound": [B, 0.0, 0.0],
+    "just above the bound": [math.nextafter(B, 2.0), 1e-9, 0.0],
+    "diagonal": [B, B, B],
+}
+
+
+def norm_upwards(vector: list[float]) -> Fraction:
+    """The exact square of a float vector's norm."""
+    return sum((Fraction(x) ** 2 for x in vector), Fraction(0))
+
+
+@pytest.mark.parametrize("first", ADVERSARIES)
+@pytest.mark.parametrize("second", ADVERSARIES)
+def test_replacing_a_record_moves_the_mean_by_at_most_2b_over_n(first: str, second: str) -> None:
+    """Exactly so, in rational arithmetic on the floats that come out."""
+    n = 7
+    others = torch.randn(3, n - 1, dtype=torch.double)
+    means = []
+    for record in (ADVERSARIES[first], ADVERSARIES[second]):
+        column = torch.tensor(record, dtype=torch.double).unsqueeze(-1)
+        means.append(clipped_mean(torch.cat((others, column), dim=-1)).value())
+    assert torch.isfinite(torch.stack(means)).all()
+    moved = [Fraction(a) - Fraction(b) for a, b in zip(*(m.tolist() for m in means), strict=True)]
+    assert sum(x**2 for x in moved) <= (2 * Fraction(B) / n) ** 2
+
+
+def test_the_bound_is_reached_so_that_less_noise_would_be_too_little() -> None:
+    n = 4
+    up = torch.zeros(2, n, dtype=torch.double)
+    up[0, 0] = 1e300
+    moved = clipped_mean(up).value() - clipped_mean(-up).value()
+    assert moved.norm() == pytest.approx(2 * B / n, rel=1e-12)
+
+
+@pytest.mark.parametrize("n", [3, 1000, 100_000])
+def test_random_records_of_all_sizes(n: int) -> None:
+    gradients = torch.randn(5, n, dtype=torch.double) * 10 ** torch.empty(n).uniform_(-5, 5)
+    before = clipped_mean(gradients).value()
+    for _ in range(5):
+        gradients[:, 0] = torch.randn(5) * 10 ** float(torch.empty(()).uniform_(-300, 300))
+        after = clipped_mean(gradients).value()
+        moved = (
+            Fraction(a) - Fraction(b) for a, b in zip(after.tolist(), before.tolist(), strict=True)
+        )
+        assert sum(x**2 for x in moved) <= (2 * Fraction(B) / n) ** 2
+
+
+def test_the_sum_does_not_depend_on_order_or_pieces() -> None:
+    gradients = torch.randn(4, 501, dtype=torch.double)
+    expected = clipped_mean(gradients).value()
+    shuffled = clipped_mean(gradients[:, torch.randperm(501)], pieces=7).value()
+    assert torch.equal(expected, shuffled)
+    torch.testing.assert_close(
+        expected, (gradients * (B / gradients.norm(dim=0)).clamp_max(1)).mean(-1)
+    )
+
+
+def test_non_finite_gradients_count_as_zero_and_touch_nobody_else() -> None:
+    gradients = torch.randn(2, 5, dtype=torch.double)
+    gradients[:, 1] = 0.0
+    expected = clipped_mean(gradients).value()
+    for bad in (math.nan, math.inf, -math.inf):
+        gradients[0, 1] = bad
+        mean = clipped_mean(gradients)
+        assert torch.equal(mean.value(), expected)
+        assert int(mean.not_finite) == 1
+
+
+def test_single_precision_gradients_are_clipped_in_double() -> None:
+    gradients = torch.full((3, 10), 1e30)
+    assert clipped_mean(gradients).value().norm() <= B
+
+
+def test_one_record_and_one_parameter() -> None:
+    assert clipped_mean(torch.tensor([[9.0]])).value().item() == pytest.approx(B, rel=1e-12)
+    assert clipped_mean(torch.tensor([[-0.5]])).value().item() == pytest.approx(-0.5, rel=1e-12)
+
+
+def test_an_infinite_bound_is_a_plain_mean() -> None:
+    gradients = torch.tensor([[1.0, 2.0, math.nan], [1e10, 0.0, 0.0]], dtype=torch.double)
+    mean = clipped_mean(gradients, bound=math.inf)
+    torch.testing.assert_close(mean.value(), torch.tensor([1.0, 1e10 / 3], dtype=torch.double))
+    assert int(mean.clipped) == 0

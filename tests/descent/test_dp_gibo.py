@@ -1,0 +1,563 @@
+"""DP-GIBO: it descends, spends what it says, survives any record, is as private as it claims."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from botorch.models import SingleTaskGP
+from gpytorch.kernels import MaternKernel, PolynomialKernel, RBFKernel, RQKernel, ScaleKernel
+from scipy import stats
+from torch import Tensor
+
+from botorch_dp.descent import DPGIBO, NoiseAwareAdagrad
+from botorch_dp.descent import dp_gibo as module
+from botorch_dp.descent.clipping import ClippedMean
+from botorch_dp.errors import BudgetExhausted, NotPublicError, PrivacyError
+from botorch_dp.models.kernel_derivatives import kernel_derivatives
+from botorch_dp.privacy import (
+    NeighboringRelation,
+    PrivacyBudget,
+    PrivacyLedger,
+    audit_epsilon,
+    compose_gdp,
+    gaussian_mechanism,
+)
+from tests.descent.problems import DIM, N, descent, kernel, records, squared_distance, unit_box
+
+FALSE_ALARM = 1e-6
+
+
+# --- It descends. ---
+
+
+@pytest.mark.parametrize("design", ["simplex", "central", "optimize"])
+@pytest.mark.parametrize(
+    "kernel_", [kernel(), MaternKernel(nu=2.5), PolynomialKernel(power=2), ScaleKernel(RBFKernel())]
+)
+def test_without_noise_it_finds_the_minimum(design: str, kernel_: Any) -> None:
+    run = descent(kernel=kernel_, mu=math.inf, clip_norm=math.inf, steps=25, design=design)
+    found = run.run().location.value
+    assert (found - records().mean(0)).norm() < 5e-3
+
+
+def test_with_noise_it_comes_close_and_says_what_it_promises() -> None:
+    run = descent(mu=2.0, steps=30, unsafe_seed=3)
+    result = run.run()
+    assert (result.average.value - records().mean(0)).norm() < 0.05
+    assert result.trajectory.value.shape == (31, DIM)
+    torch.testing.assert_close(result.trajectory.value[-1], result.location.value)
+    torch.testing.assert_close(result.trajectory.value[16:].mean(0), result.average.value)
+    assert result.guarantee.status == "none"  # simulated noise
+    nominal = result.guarantee.nominal
+    assert nominal.mu == 2.0
+    assert nominal.relation is NeighboringRelation.REPLACE_ONE
+    for release in (result.location, result.average, result.trajectory):
+        assert release.guarantee is result.guarantee
+        assert release.scale == pytest.approx(2 * 1.0 * math.sqrt(30) / (N * 2.0))
+
+
+def test_real_noise_differs_from_run_to_run_and_is_proven() -> None:
+    torch.manual_seed(0)
+    first = descent(steps=2).run()
+    torch.manual_seed(0)
+    second = descent(steps=2).run()
+    assert not torch.equal(first.location.value, second.location.value)
+    assert first.guarantee.status == "proven"
+    assert first.guarantee.mu == 1.0
+
+
+def test_the_search_takes_steps_one_by_one() -> None:
+    run = descent(steps=3, mu=0.6)
+    assert run.guarantee.mu == 0.6
+    mus = [run.step().guarantee.mu for _ in range(3)]
+    assert mus == pytest.approx([0.6 / math.sqrt(3), 0.6 * math.sqrt(2 / 3), 0.6])
+    with pytest.raises(ValueError, match="All 3 steps"):
+        run.step()
+    assert torch.equal(run.run().location.value, run.result.location.value)
+
+
+def test_one_step_in_one_dimension_by_hand() -> None:
+    """Linear loss, two points at +-r: the gradient is the slope, and one step subtracts it."""
+    run = DPGIBO(
+        lambda X: 0.3 * X + 7.0,
+        torch.zeros(1, dtype=torch.double),
+        kernel=kernel(1.0),
+        mu=math.inf,
+        steps=1,
+        clip_norm=1.0,
+        step_size=0.5,
+        radius=1e-3,
+    )
+    assert run.run().location.value.item() == pytest.approx(-0.15, rel=1e-4)
+
+
+@pytest.mark.parametrize("height", [1e3, -1e3])
+def test_a_constant_loss_has_no_gradient_even_near_a_corner(height: float) -> None:
+    start = torch.tensor([0.1, 0.9, 0.9], dtype=torch.double)
+
+    def losses(X: Tensor) -> Tensor:
+        return torch.full((len(X), 5), height, dtype=torch.double)
+
+    plain = partial(descent, losses, initial=start, mu=math.inf, clip_norm=math.inf, radius=0.3)
+    assert torch.allclose(plain(steps=3).run().location.value, start, atol=1e-9)
+    # A prior mean of zero takes height for slope.
+    assert not torch.allclose(plain(steps=1, mean="zero").run().location.value, start, atol=0.05)
+
+
+def test_iterates_and_points_stay_in_the_box() -> None:
+    asked = []
+
+    def losses(X: Tensor) -> Tensor:
+        asked.append(X)
+        return (X - 5.0).square().sum(-1, keepdim=True).expand(-1, 10)
+
+    trajectory = descent(losses, mu=0.1, steps=8, step_size=2.0).run().trajectory.value
+    assert ((trajectory >= 0) & (trajectory <= 1)).all()
+    points = torch.cat(asked)
+    assert ((points >= 0) & (points <= 1)).all()
+
+
+def test_without_bounds_it_goes_where_it_wants() -> None:
+    run = descent(bounds=None, mu=math.inf, clip_norm=math.inf, steps=1, step_size=5.0)
+    assert run.run().location.value.max() > 1
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(torch.optim.Adagrad, lr=0.2),
+        partial(torch.optim.Adam, lr=0.05),
+        partial(torch.optim.SGD, lr=0.1, momentum=0.5),
+        partial(NoiseAwareAdagrad, lr=0.2),
+    ],
+)
+def test_torch_optimizers_take_the_private_gradient(make: Any) -> None:
+    run = descent(optimizer=make, mu=5.0, steps=40, unsafe_seed=1)
+    assert (run.run().average.value - records().mean(0)).norm() < 0.1
+
+
+def test_noisy_observations_are_modelled() -> None:
+    generator = torch.Generator().manual_seed(0)
+
+    def losses(X: Tensor) -> Tensor:
+        clean = squared_distance(records())(X)
+        return clean + 0.05 * torch.randn(clean.shape, generator=generator, dtype=torch.double)
+
+    run = descent(losses, mu=5.0, steps=20, noise_variance=0.05**2, unsafe_seed=2)
+    result = run.run()
+    assert (result.average.value - records().mean(0)).norm() < 0.05
+    assert result.history[0].radius > 0.05  # small differences would drown
+
+
+def test_a_tolerance_saves_evaluations() -> None:
+    full = descent(steps=12, mu=math.inf).run()
+    thrifty = descent(steps=12, mu=math.inf, tolerance=0.5, batch_size=4).run()
+    spent = [sum(r.evaluations for r in result.history) for result in (full, thrifty)]
+    assert spent[1] < spent[0]
+    assert all(r.trace <= 0.5 for r in thrifty.history)
+
+
+def test_a_spanned_polynomial_kernel_stops_asking() -> None:
+    asked = []
+
+    def losses(X: Tensor) -> Tensor:
+        asked.append(len(X))
+        return squared_distance(records())(X)
+
+    run = descent(losses, kernel=PolynomialKernel(power=2), mu=math.inf, steps=20)
+    result = run.run()
+    assert sum(asked) == (DIM + 1) * (DIM + 2) // 2
+    assert result.history[-1].evaluations == 0
+    assert result.history[-1].trace <= 1e-8
+    assert len(result.history) == 20
+
+
+def test_converged_runs_do_not_break() -> None:
+    run = descent(mu=math.inf, clip_norm=math.inf, steps=80, radius=0.02)
+    result = run.run()
+    assert torch.isfinite(result.trajectory.value).all()
+    assert (result.location.value - records().mean(0)).norm() < 5e-3
+
+
+def test_max_points_bounds_the_memory() -> None:
+    run = descent(max_points=10, steps=8, mu=5.0, unsafe_seed=1)
+    result = run.run()
+    assert max(r.points for r in result.history) <= 10
+    assert len(run._observations.factor) <= 10
+    assert (result.location.value - records().mean(0)).norm() < 0.2
+
+
+# --- It says its price and spends it. ---
+
+
+def test_the_plan_reads_no_record() -> None:
+    def losses(X: Tensor) -> Tensor:
+        raise AssertionError("a record was read")
+
+    plan = descent(losses, num_records=100, steps=9, mu=0.5).plan()
+    assert plan.noise_std == pytest.approx(2 * 3 / (100 * 0.5))
+    assert plan.noise_to_clip == pytest.approx(plan.noise_std * math.sqrt(DIM))
+    assert plan.evaluations == 9 * (DIM + 1)
+    assert plan.table_bytes == 9 * (DIM + 1) * 100 * 8
+    assert plan.guarantee.mu == 0.5
+    with pytest.raises(ValueError, match="num_records"):
+        descent(losses).plan()
+
+
+def test_the_ledger_pays_before_the_records_are_read() -> None:
+    with PrivacyLedger(budget=PrivacyBudget(3.0, 1e-5)) as ledger:
+        charged_when_read = []
+
+        def losses(X: Tensor) -> Tensor:
+            charged_when_read.append(len(ledger.entries()))
+            return squared_distance(records())(X)
+
+        descent(losses, ledger=ledger, steps=4, mu=0.5).run()
+        assert charged_when_read == [1, 2, 3, 4]
+        mus = [entry.mu for entry in ledger.entries()]
+        assert compose_gdp(mus) == pytest.approx(0.5)
+        assert compose_gdp(mus) <= 0.5 * (1 + 1e-15)
+
+
+def test_an_exhausted_budget_stops_before_the_records_are_read() -> None:
+    reads = []
+
+    def losses(X: Tensor) -> Tensor:
+        reads.append(len(X))
+        return squared_distance(records())(X)
+
+    with PrivacyLedger(budget=PrivacyBudget(3.0, 1e-5)) as ledger:
+        run = descent(losses, ledger=ledger, steps=10, mu=1.0)
+        with pytest.raises(BudgetExhausted):
+            run.run()
+        assert 0 < len(reads) == run.steps_taken == len(ledger.entries()) < 10
+        assert run.result.guarantee.mu == pytest.approx(math.sqrt(run.steps_taken / 10))
+
+
+def test_an_interrupted_step_is_repeated_and_charged_once() -> None:
+    calls = []
+
+    def losses(X: Tensor) -> Tensor:
+        calls.append(X)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return squared_distance(records())(X)
+
+    with PrivacyLedger(budget=PrivacyBudget(3.0, 1e-5)) as ledger:
+        run = descent(losses, ledger=ledger, steps=4, mu=0.6, unsafe_seed=9)
+        with pytest.raises(KeyboardInterrupt):
+            run.run()
+        assert run.steps_taken == 1
+        interrupted = run.run()
+        assert len(ledger.entries()) == 4
+    whole = descent(steps=4, mu=0.6, unsafe_seed=9).run()
+    assert torch.equal(interrupted.trajectory.value, whole.trajectory.value)
+    assert torch.equal(calls[1], calls[2])
+
+
+def test_simulations_spend_a_real_budget_and_repeat() -> None:
+    with PrivacyLedger(budget=PrivacyBudget(3.0, 1e-5)) as ledger:
+        first = descent(steps=3, mu=0.6, unsafe_seed=4, ledger=ledger).run()
+        assert len(ledger.entries()) == 3
+    second = descent(steps=3, mu=0.6, unsafe_seed=4).run()
+    other = descent(steps=3, mu=0.6, unsafe_seed=5).run()
+    assert torch.equal(first.location.value, second.location.value)
+    assert not torch.equal(first.location.value, other.location.value)
+
+
+# --- No record can break it. ---
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e308, -1e300, 1e-320])
+def test_one_record_can_say_anything(bad: float, recwarn: pytest.WarningsRecorder) -> None:
+    def losses(X: Tensor) -> Tensor:
+        values = squared_distance(records())(X)
+        values[:, 0] = bad * (1 + X[:, 0])
+        return values
+
+    clean = descent(steps=5, unsafe_seed=1).run()
+    result = descent(losses, steps=5, unsafe_seed=1).run()
+    assert torch.isfinite(result.trajectory.value).all()
+    # Each step moves by at most 2B/n times the step size, plus what the earlier moves change.
+    moved = (result.location.value - clean.location.value).norm()
+    assert moved <= 5 * 2 * 1.0 / N * 0.2 * 1.5
+    assert not recwarn.list
+
+
+def test_diagnostics_know_what_was_dropped_and_do_not_show_it() -> None:
+    def losses(X: Tensor) -> Tensor:
+        values = squared_distance(records())(X)
+        values[:, :7] = math.nan
+        return values
+
+    result = descent(losses, steps=2).run()
+    assert result.diagnostics.not_finite == [7, 7]
+    assert all(0 <= part <= 1 for part in result.diagnostics.clipped_fraction)
+    assert "7" not in repr(result.diagnostics)
+    assert "not private" in repr(result.diagnostics)
+
+
+def test_a_million_records_go_in_chunks() -> None:
+    n = 1_000_000
+    data = torch.randn(n, dtype=torch.float32)
+
+    def losses(X: Tensor) -> Tensor:
+        return (X - data).abs()
+
+    run = DPGIBO(
+        losses,
+        torch.full((1,), 2.0),
+        kernel=RBFKernel(),
+        mu=1.0,
+        steps=3,
+        clip_norm=1.0,
+        step_size=1.0,
+        max_points=4,
+        radius=0.2,
+    )
+    assert run.run().location.value.abs() < 0.7
+
+
+# --- It is as private as it claims. ---
+
+
+def adversary(sign: float) -> Tensor:
+    return torch.tensor([sign * 1e300], dtype=torch.double)
+
+
+def worst_case(sign: float, *, steps: int, mu: float) -> float:
+    """A data set of one record whose loss is as steep as a float allows, up or down."""
+    run = DPGIBO(
+        lambda X: X * adversary(sign),
+        torch.zeros(1, dtype=torch.double),
+        kernel=kernel(1.0),
+        mu=mu,
+        steps=steps,
+        clip_norm=1.0,
+        step_size=1.0,
+        radius=0.1,
+    )
+    # Of all iterates, the last one is the best witness: it has the sum of the noisy gradients.
+    return run.run().location.value.item()
+
+
+def audit(steps: int, samples: int) -> tuple[float, float]:
+    """The lower bound on epsilon at delta = .6, and the claimed epsilon there, for mu = 2."""
+    claim = DPGIBO(
+        lambda X: X,
+        torch.zeros(1, dtype=torch.double),
+        kernel=kernel(),
+        mu=2.0,
+        steps=steps,
+        clip_norm=1.0,
+    ).guarantee.epsilon(0.6)
+    report = audit_epsilon(
+        partial(worst_case, steps=steps, mu=2.0),
+        -1.0,
+        1.0,
+        samples=samples,
+        delta=0.6,
+        confidence=1 - FALSE_ALARM,
+    )
+    return report.lower_bound, claim
+
+
+@pytest.mark.parametrize(("steps", "samples"), [(1, 700), (2, 500)])
+def test_audit(steps: int, samples: int) -> None:
+    bound, claim = audit(steps, samples)
+    assert bound <= claim
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [1, 2])
+def test_audit_with_many_samples(steps: int) -> None:
+    bound, claim = audit(steps, 20_000)
+    assert 0.5 * claim < bound <= claim  # tight: the audit can see what there is
+
+
+def half_noise(value: Tensor, *, sensitivity: float, **options: Any) -> Any:
+    """The broken twin: a sensitivity of B/n instead of 2B/n."""
+    return gaussian_mechanism(value, sensitivity=sensitivity / 2, **options)
+
+
+def test_audit_catches_half_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "gaussian_mechanism", half_noise)
+    bound, claim = audit(1, 800)
+    assert bound > claim
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_noise_has_the_promised_distribution(broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kolmogorov-Smirnov on 400 coordinates of one step of a constant loss."""
+    if broken:
+        monkeypatch.setattr(module, "gaussian_mechanism", half_noise)
+    dim, n, steps, mu, bound = 400, 10, 9, 0.5, 1.5
+    run = DPGIBO(
+        lambda X: X.new_zeros(len(X), n),
+        torch.zeros(dim, dtype=torch.double),
+        kernel=kernel(1.0),
+        mu=mu,
+        steps=steps,
+        clip_norm=bound,
+        batch_size=2,
+        step_size=1.0,
+    )
+    noise = -run.step().value
+    std = 2 * bound * math.sqrt(steps) / (n * mu)
+    p = stats.kstest(noise.numpy() / std, "norm").pvalue
+    assert (p < FALSE_ALARM) == broken
+
+
+def test_a_record_moves_the_gradient_by_at_most_2b_over_n() -> None:
+    """The statistic before noise, for records changed at random and by adversaries."""
+    seen: list[Tensor] = []
+
+    class Recorded(ClippedMean):
+        def value(self) -> Tensor:
+            seen.append(super().value())
+            return seen[-1]
+
+    data, bound = records(n=20), 0.3
+    changes: list[Any] = [torch.randn(DIM).double() * s for s in (1.0, 1e3, 1e150)]
+    changes += [math.inf, math.nan, 1e300, -1e300]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "ClippedMean", Recorded)
+        descent(squared_distance(data), clip_norm=bound, steps=1, unsafe_seed=0).run()
+        for change in changes:
+            neighbor = data.clone()
+            neighbor[3] = change
+            descent(squared_distance(neighbor), clip_norm=bound, steps=1, unsafe_seed=0).run()
+    for other in seen[1:]:
+        assert (other - seen[0]).norm() <= 2 * bound / 20
+    assert max(float((other - seen[0]).norm()) for other in seen[1:]) > 0.2 * 2 * bound / 20
+
+
+def test_gradients_match_the_weights_by_hand() -> None:
+    """G = (W - a 1^T W / 1^T a)^T L with explicit inverses, clipped and averaged."""
+    asked: list[Tensor] = []
+
+    def losses(X: Tensor) -> Tensor:
+        asked.append(X)
+        return squared_distance(records())(X)
+
+    start = torch.full((DIM,), 0.2, dtype=torch.double)
+    bound, noise = 0.7, 1e-3
+    run = descent(
+        losses,
+        mu=math.inf,
+        clip_norm=bound,
+        steps=1,
+        step_size=1.0,
+        noise_variance=noise,
+        bounds=None,
+    )
+    moved = run.run().location.value - start
+    (X,) = asked
+    k = kernel_derivatives(kernel(), like=X)
+    K = k.value(X, X) + noise * torch.eye(len(X), dtype=torch.double)
+    W = torch.linalg.solve(K, k.gradient(start, X).mT)
+    a = torch.linalg.solve(K, torch.ones(len(X), 1, dtype=torch.double))
+    W = W - a * W.sum(0) / a.sum()
+    G = W.mT @ squared_distance(records())(X)
+    clipped = G * (bound / G.norm(dim=0)).clamp_max(1)
+    torch.testing.assert_close(moved, -clipped.mean(-1), rtol=1e-8, atol=1e-10)
+
+
+# --- Wrong input is named before anything is read or spent. ---
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mu": 0.0}, "`mu`"),
+        ({"mu": -1.0}, "`mu`"),
+        ({"mu": math.nan}, "`mu`"),
+        ({"steps": 0}, "`steps`"),
+        ({"clip_norm": 0.0}, "`clip_norm`"),
+        ({"clip_norm": math.inf}, "`clip_norm`"),
+        ({"batch_size": 0}, "`batch_size`"),
+        ({"tolerance": 0.0}, "`tolerance`"),
+        ({"step_size": -0.1}, "`step_size`"),
+        ({"noise_variance": -1.0}, "`noise_variance`"),
+        ({"design": "sobol"}, "`design`"),
+        ({"radius": -0.1}, "`radius`"),
+        ({"mean": "linear"}, "`mean`"),
+        ({"max_points": 2}, "`max_points`"),
+        ({"num_records": 0}, "`num_records`"),
+        ({"unsafe_seed": -1}, "`unsafe_seed`"),
+        ({"initial": torch.full((DIM,), 1.5).double()}, "within `bounds`"),
+        ({"initial": torch.full((DIM,), math.nan).double()}, "`initial`"),
+        ({"initial": torch.zeros(1, DIM).double()}, "`initial`"),
+        ({"bounds": unit_box(2)}, "`bounds`"),
+        ({"bounds": unit_box().flip(0)}, "`bounds`"),
+        ({"kernel": MaternKernel(nu=0.5)}, "nu=0.5"),
+        ({"kernel": MaternKernel(nu=1.5)}, "nu=1.5"),
+        ({"kernel": RBFKernel(batch_shape=torch.Size([2]))}, "batch"),
+    ],
+)
+def test_wrong_settings_are_named(changes: dict[str, Any], message: str) -> None:
+    def losses(X: Tensor) -> Tensor:
+        raise AssertionError("a record was read")
+
+    with pytest.raises((ValueError, TypeError), match=message):
+        descent(losses, **changes)
+
+
+def test_wrong_types_are_named() -> None:
+    with pytest.raises(TypeError, match="record_losses"):
+        DPGIBO(3, torch.zeros(1), kernel=kernel(), mu=1.0, steps=1, clip_norm=1.0)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="`initial`"):
+        descent(initial=torch.zeros(DIM, dtype=torch.long))
+    with pytest.raises(TypeError, match="`kernel`"):
+        descent(kernel="rbf")
+    with pytest.raises(TypeError, match="`steps`"):
+        descent(steps=2.5)
+
+
+def test_kernels_that_may_have_seen_the_records_are_refused() -> None:
+    X = torch.rand(5, DIM, dtype=torch.double)
+    with pytest.raises(NotPublicError, match="model"):
+        descent(kernel=SingleTaskGP(X, X[:, :1]))
+    trained = kernel()
+    trained(X).to_dense().sum().backward()
+    with pytest.raises(NotPublicError, match="trained"):
+        descent(kernel=trained)
+
+
+def test_no_privacy_takes_no_ledger() -> None:
+    ledger = PrivacyLedger(budget=PrivacyBudget(1.0, 1e-6))
+    with ledger, pytest.raises(PrivacyError, match="mu=inf"):
+        descent(mu=math.inf, ledger=ledger)
+
+
+def test_losses_of_a_changing_number_of_records_are_refused() -> None:
+    sizes = iter([5, 6])
+    run = descent(lambda X: X.new_zeros(len(X), next(sizes)))
+    run.step()
+    with pytest.raises(ValueError, match="6 columns, but there are 5"):
+        run.step()
+    with pytest.raises(ValueError, match="4 columns, but there are 5"):
+        descent(lambda X: X.new_zeros(len(X), 4), num_records=5).run()
+
+
+def test_results_before_the_first_step_are_refused() -> None:
+    with pytest.raises(ValueError, match="No step"):
+        descent().result  # noqa: B018
+
+
+def test_progress_shows_public_numbers_only(capsys: pytest.CaptureFixture[str]) -> None:
+    descent(steps=2).run(progress=True)
+    shown = capsys.readouterr()
+    assert "DP-GIBO" in shown.err
+    assert "loss" not in shown.err
+    descent(steps=2).run()
+    assert capsys.readouterr().err == ""
+
+
+def test_other_smooth_kernels_go_through_automatic_differentiation() -> None:
+    run = descent(kernel=RQKernel(), mu=math.inf, clip_norm=math.inf, steps=10)
+    assert (run.run().location.value - records().mean(0)).norm() < 0.05
