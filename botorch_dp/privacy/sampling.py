@@ -21,6 +21,7 @@ References:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from fractions import Fraction
 from functools import lru_cache
@@ -184,10 +185,11 @@ def integer_laplace_epsilon(distance: int, scale: float) -> float:
 def _confirmed(ideal: Fraction, confirms: Callable[[float], bool]) -> float:
     """The ideal scale, enlarged by as many units in the last place as the map asks for."""
     if not SMALLEST_SCALE <= ideal <= LARGEST_SCALE:
+        magnitude = math.log10(ideal.numerator) - math.log10(ideal.denominator)
         raise ValueError(
-            f"The parameters ask for a noise scale outside [{SMALLEST_SCALE:g}, "
-            f"{LARGEST_SCALE:g}], where doubles lose their precision. Rescale the values and "
-            "their `sensitivity` by the same public factor."
+            f"The parameters ask for a noise scale of about 1e{magnitude:+.0f}; outside "
+            f"[{SMALLEST_SCALE:g}, {LARGEST_SCALE:g}] doubles lose their precision. Rescale the "
+            "values and their `sensitivity` by the same public factor."
         )
     scale, step = float(ideal), 2.0**-52
     while not confirms(scale):
