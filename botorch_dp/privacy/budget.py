@@ -39,7 +39,8 @@ class PrivacyBudget:
             (Laplace, exponential, any stated (epsilon, delta)); the rest is for Gaussian releases,
             accounted as one mu-GDP. Either a fraction of both, from 0 to 1, or a pair
             ``(epsilon, delta)``. With None the first charge decides for all or nothing, which is
-            sound because nothing has been released yet.
+            sound because nothing has been released yet. A run whose first release is pure and
+            whose later ones are Gaussian needs ``summed=0`` or a share from the start.
 
     Example:
         >>> PrivacyBudget(1.0, 1e-6)                        # all for what comes first

@@ -274,6 +274,29 @@ class PrivacyLedger:
             return f"PrivacyLedger({self.path!r}, closed)"
         return f"PrivacyLedger({self.path!r}, {self._budget}, spent={self.spent()})"
 
+    def __str__(self) -> str:
+        """The entries as a table, with what they add up to."""
+        head = ("#", "charged at (UTC)", "epsilon", "delta", "mu", "label", "mechanism")
+        rows = [
+            (
+                str(entry.number),
+                entry.charged_at[:19].replace("T", " "),
+                *(f"{cost:.6g}" for cost in (entry.epsilon, entry.delta, entry.mu)),
+                entry.label,
+                entry.guarantee.mechanism,
+            )
+            for entry in self.entries()
+        ]
+        widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in (head, *rows)
+        ]
+        spent, remaining = (
+            f"({epsilon:.6g}, {delta:.3g})" for epsilon, delta in (self.spent(), self.remaining())
+        )
+        return "\n".join([*lines, f"{self._budget}: spent {spent}, remaining {remaining}"])
+
     def __reduce__(self) -> tuple[object, ...]:
         if self.path == MEMORY:
             raise PrivacyError(

@@ -264,6 +264,19 @@ def test_guarantee_states_the_budget_and_all_conditions() -> None:
         assert "the moon is full" in str(ledger.guarantee)
 
 
+def test_printed_as_a_table() -> None:
+    with PrivacyLedger(budget=PrivacyBudget(1.0, 1e-6, summed=(0.5, 0.0))) as ledger:
+        ledger.charge(pure(0.25), label="best score")
+        ledger.charge(gaussian(0.1))
+        head, first, second, last = str(ledger).splitlines()
+    assert head.split("  ")[0] == "#" and head.endswith("mechanism")
+    assert head.split()[4:] == ["epsilon", "delta", "mu", "label", "mechanism"]
+    assert first.split()[3:] == ["0.25", "0", "0", "best", "score", "test", "mechanism"]
+    assert second.split()[3:] == ["0", "0", "0.1", "test", "mechanism"]
+    assert first.index("test") == second.index("test") == head.index("mechanism")
+    assert "spent (0." in last and "remaining (" in last
+
+
 def test_interrupted_charge_is_no_charge(monkeypatch: pytest.MonkeyPatch) -> None:
     with PrivacyLedger(budget=PrivacyBudget(1.0, 1e-6)) as ledger:
         with monkeypatch.context() as patch:
