@@ -10,6 +10,7 @@ import json
 import os
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -38,7 +39,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> tuple[dict[str, Any], Array
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         header = json.loads(str(arrays.pop("header")))
-    except (ValueError, KeyError, EOFError, OSError) as error:
+    except (ValueError, KeyError, EOFError, BadZipFile) as error:
         raise ValueError(
             f"`checkpoint` {os.fspath(path)!r} is not a training checkpoint. Choose another path, "
             "or remove the file."

@@ -34,8 +34,12 @@ def seeded_torch(seed: int) -> Iterator[None]:
 
     The global generator is shared by all threads; runs in several threads take turns here.
     """
-    with _torch_seed_lock, torch.random.fork_rng(devices=list(range(torch.cuda.device_count()))):
-        torch.manual_seed(seed)
+    devices = list(range(torch.cuda.device_count()))
+    with _torch_seed_lock, torch.random.fork_rng(devices=devices):
+        # `torch.manual_seed` would leave a note to seed accelerators that are not there yet.
+        torch.default_generator.manual_seed(seed)
+        if devices:
+            torch.cuda.manual_seed_all(seed)
         yield
 
 
