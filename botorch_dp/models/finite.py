@@ -5,7 +5,14 @@ from __future__ import annotations
 import math
 
 import torch
-from gpytorch.kernels import Kernel
+from gpytorch.kernels import (
+    AdditiveKernel,
+    Kernel,
+    MaternKernel,
+    ProductKernel,
+    RBFKernel,
+    ScaleKernel,
+)
 from torch import Tensor
 
 from botorch_dp.checks import check_integer, check_nonnegative, check_tensor
@@ -15,6 +22,9 @@ _FIRST_CAPACITY = 16
 # Least noise the factor is computed with, in units of rounding at the largest prior variance. A
 # crowd of exact observations has a numerically singular covariance: with less, errors explode.
 _NOISE_FLOOR = 4096
+# Kernels known to evaluate k(x_i, z_i) without the matrix of all pairs: several times faster than a
+# row of that matrix, and from explicit differences, so that equal points have distance zero.
+_ELEMENTWISE_KERNELS = {RBFKernel, MaternKernel, ScaleKernel, AdditiveKernel, ProductKernel}
 
 
 class FiniteSetGP:
@@ -48,6 +58,8 @@ class FiniteSetGP:
         self.choices = choices.detach()
         self.noise_variance = check_nonnegative("noise_variance", noise_variance)
         self._kernel = frozen_kernel(kernel, self.choices)
+        parts = [part for part in self._kernel.modules() if isinstance(part, Kernel)]
+        self._elementwise = all(type(part) in _ELEMENTWISE_KERNELS for part in parts)
         variance = prior_variance(self._kernel, self.choices)
         precision = torch.finfo(self.choices.dtype)
         floor = _NOISE_FLOOR * precision.eps * variance.max().item()
@@ -88,7 +100,8 @@ class FiniteSetGP:
 
     def upper_confidence_bound(self, beta: float) -> Tensor:
         """``mean + sqrt(beta * variance)`` at each choice: an ``n``-vector."""
-        return self._mean + (check_nonnegative("beta", beta) * self._variance).sqrt()
+        width = math.sqrt(check_nonnegative("beta", beta))
+        return self._variance.sqrt().mul_(width).add_(self._mean)
 
     def observe(self, index: int, y: float) -> None:
         """Condition on the observation ``y`` of the choice with this index.
@@ -106,8 +119,9 @@ class FiniteSetGP:
     def _condition(self, index: int, y: float) -> None:
         variance = self._variance[index].item()
         pivot = variance + self._noise
-        row = self._covariance(index) / math.sqrt(pivot)
-        self._append(row)
+        row = self._next_row()
+        self._covariance(index, out=row)
+        row /= math.sqrt(pivot)
         self._num_observations += 1
         self._mean = self._mean.add(row, alpha=(y - self._mean[index].item()) / math.sqrt(pivot))
         self._variance = torch.addcmul(self._variance, row, row, value=-1.0).clamp_min_(0.0)
@@ -117,21 +131,27 @@ class FiniteSetGP:
             else math.inf
         )
 
-    def _covariance(self, index: int) -> Tensor:
-        """Posterior covariance of the choice with all choices: an ``n``-vector."""
-        prior = self._kernel(self.choices[index : index + 1], self.choices).to_dense().squeeze(0)
+    def _covariance(self, index: int, *, out: Tensor) -> None:
+        """Write the posterior covariance of the choice with all choices (n) to ``out``."""
         rows = self._rows[: self._num_observations]  # t x n
-        return torch.addmv(prior, rows.T, rows[:, index], alpha=-1.0)
+        torch.addmv(self._prior_covariance(index), rows.T, rows[:, index], alpha=-1.0, out=out)
 
-    def _append(self, row: Tensor) -> None:
+    def _prior_covariance(self, index: int) -> Tensor:
+        """Prior covariance of the choice with all choices: an ``n``-vector."""
+        choice = self.choices[index : index + 1]
+        if self._elementwise:
+            return self._kernel(choice.expand_as(self.choices), self.choices, diag=True)
+        return self._kernel(choice, self.choices).to_dense().squeeze(0)
+
+    def _next_row(self) -> Tensor:
+        """The memory of the next row, in a matrix that doubles when it is full."""
         if self._num_observations == len(self._rows):
-            # Doubling: memory that was not yet written to costs nothing.
-            grown = row.new_empty(
-                max(_FIRST_CAPACITY, 2 * self._num_observations), self.num_choices
-            )
+            # Memory that was not yet written to costs nothing.
+            capacity = max(_FIRST_CAPACITY, 2 * self._num_observations)
+            grown = self._rows.new_empty(capacity, self.num_choices)
             grown[: self._num_observations] = self._rows
             self._rows = grown
-        self._rows[self._num_observations] = row
+        return self._rows[self._num_observations]
 
     def __repr__(self) -> str:
         return (

@@ -9,6 +9,7 @@ from gpytorch.kernels import (
     LinearKernel,
     MaternKernel,
     PeriodicKernel,
+    ProductKernel,
     RBFKernel,
     RQKernel,
     ScaleKernel,
@@ -32,6 +33,8 @@ KERNELS = {
     "periodic": PeriodicKernel,
     "rational quadratic": RQKernel,
     "linear": LinearKernel,
+    "product": lambda: ProductKernel(RBFKernel(active_dims=[0]), MaternKernel(active_dims=[1])),
+    "sum of stationary ones": lambda: AdditiveKernel(RBFKernel(), MaternKernel(nu=1.5)),
     "sum": lambda: AdditiveKernel(RBFKernel(), LinearKernel()),
 }
 
