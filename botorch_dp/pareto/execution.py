@@ -176,7 +176,9 @@ class Workers:
             KeyboardInterrupt: Here or in a worker.
         """
         if isinstance(self._executor, InlineExecutor):
-            self._executor.run_next()
+            # The oldest calls may have been discarded since.
+            while not any(future.done() for future in self._futures):
+                self._executor.run_next()
         done, _ = wait(self._futures, return_when=FIRST_COMPLETED)
         results: list[Result] = []
         # In the order of submission, so that the outcome does not depend on a set's order.

@@ -44,9 +44,18 @@ class TrialLoop:
         self._asynchronous = asynchronous
         # A trial that brought down an executor, alone or in company, is put to the test alone.
         self._alone = False
+        self._taken: set[int] = set()
 
     def run(self, *, progress: bool) -> None:
         """Train; returns when nothing is left to do."""
+        try:
+            self._run(progress)
+        finally:
+            # However this ended, nobody trains these trials now.
+            for number in self._taken:
+                self._registry.release(number)
+
+    def _run(self, progress: bool) -> None:
         with tqdm(total=self._target, disable=not progress, unit="trial") as bar:
             self._show(bar)
             while True:
@@ -79,6 +88,7 @@ class TrialLoop:
             trial = self._next(may_be_suspect=not active)
             if trial is None:
                 return
+            self._taken.add(trial.number)
             self._alone = trial.suspect
             for task in self._tasks(trial):
                 self._workers.submit(task)

@@ -1,0 +1,14 @@
+PRAGMA application_id = 1146118514;
+PRAGMA user_version = 1;
+BEGIN TRANSACTION;
+CREATE TABLE failure (id INTEGER PRIMARY KEY, trial INTEGER NOT NULL REFERENCES trial, error_type TEXT NOT NULL, trainings INTEGER NOT NULL, blamed INTEGER NOT NULL CHECK (blamed IN (0, 1)), failed_at TEXT NOT NULL);
+INSERT INTO "failure" VALUES(1,1,'OSError',1,1,'2026-11-18T10:41:52.378+00:00');
+CREATE TABLE measurement (trial INTEGER NOT NULL REFERENCES trial, replicate INTEGER NOT NULL, utility REAL NOT NULL CHECK (utility BETWEEN 0 AND 1), objectives TEXT NOT NULL, seconds REAL, finished_at TEXT NOT NULL, PRIMARY KEY (trial, replicate));
+INSERT INTO "measurement" VALUES(0,0,0.5,'[]',1.0,'2026-11-18T10:41:52.346+00:00');
+INSERT INTO "measurement" VALUES(0,1,0.25,'[]',2.0,'2026-11-18T10:41:52.346+00:00');
+CREATE TABLE study (id INTEGER PRIMARY KEY CHECK (id = 1), notice TEXT NOT NULL, description TEXT NOT NULL, seed TEXT NOT NULL, created_at TEXT NOT NULL);
+INSERT INTO "study" VALUES(1,'This file holds utilities measured on private records. They are not differentially private: keep the file to yourself and publish only what its guarantee covers.','{"space": {"a": {"low": 0.0}}, "replicates": 2}','5','2026-11-18T10:41:52.289+00:00');
+CREATE TABLE trial (number INTEGER PRIMARY KEY, config TEXT NOT NULL, seeds TEXT NOT NULL, epsilon REAL, created_at TEXT NOT NULL, state TEXT NOT NULL CHECK (state IN ('pending', 'complete', 'failed')));
+INSERT INTO "trial" VALUES(0,'{"a": 0.125}','[7, 8]',1.5,'2026-11-18T10:41:52.324+00:00','complete');
+INSERT INTO "trial" VALUES(1,'{"a": 0.5}','[9, 10]',0.75,'2026-11-18T10:41:52.366+00:00','pending');
+COMMIT;

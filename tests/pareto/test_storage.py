@@ -1,0 +1,236 @@
+from __future__ import annotations
+
+import multiprocessing
+import sqlite3
+import stat
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from botorch_dp.pareto import StudyError
+from botorch_dp.pareto.problem import Measurement
+from botorch_dp.pareto.storage import APPLICATION_ID, MIGRATIONS, StudyStorage
+
+#: A forked child need not import torch again.
+FORK = multiprocessing.get_context("fork")
+
+DESCRIPTION: dict[str, Any] = {"space": {"a": {"low": 0.0}}, "replicates": 2}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "study.sqlite"
+
+
+def opened(
+    path: Path | None, description: dict[str, Any] = DESCRIPTION, **options: Any
+) -> StudyStorage:
+    return StudyStorage(path, description=description, **options)
+
+
+@pytest.fixture(params=["file", "memory"])
+def storage(request: pytest.FixtureRequest, path: Path) -> StudyStorage:
+    """One conformance suite for both kinds."""
+    return opened(path if request.param == "file" else None, seed=5)
+
+
+class TestContents:
+    def test_trials_come_back_as_they_were(self, storage: StudyStorage) -> None:
+        config = {"rate": 0.1 + 0.2, "epochs": 3}
+        storage.add_trial(0, config, (7, 8), 1 / 3)
+        (trial,) = storage.trials()
+        assert trial.config == config and isinstance(trial.config["epochs"], int)
+        assert trial.epsilon == 1 / 3 and trial.seeds == (7, 8)
+        assert trial.state == "pending" and trial.missing == (0, 1)
+
+    def test_measurements_and_state(self, storage: StudyStorage) -> None:
+        storage.add_trial(0, {}, (7, 8), 1.0)
+        storage.add_measurements(0, {1: Measurement(0.25, (3.0,), 1.5)})
+        assert storage.trials()[0].missing == (0,)
+        storage.add_measurements(0, {0: Measurement(0.5, (2.0,), 1.0)}, state="complete")
+        (trial,) = storage.trials()
+        assert trial.state == "complete"
+        assert trial.measurements == (Measurement(0.5, (2.0,), 1.0), Measurement(0.25, (3.0,), 1.5))
+
+    def test_failures(self, storage: StudyStorage) -> None:
+        storage.add_trial(0, {}, (7,), 1.0)
+        storage.add_failure(0, "OSError", trainings=1)
+        storage.add_failure(0, "BrokenProcessPool", trainings=2, blamed=False)
+        (trial,) = storage.trials()
+        assert trial.failures == ("OSError",) and trial.suspect
+        assert trial.failed_trainings == 3 and trial.state == "pending"
+        storage.add_failure(0, "OSError", trainings=1, state="failed")
+        assert storage.trials()[0].state == "failed"
+
+    def test_failed_from_the_start(self, storage: StudyStorage) -> None:
+        storage.add_trial(0, {}, (7,), float("nan"), error_type="InvalidEpsilonError")
+        (trial,) = storage.trials()
+        assert trial.state == "failed" and trial.failures == ("InvalidEpsilonError",)
+        assert trial.epsilon != trial.epsilon and trial.num_trainings == 0
+
+    def test_fresh_measurements_are_kept_apart(self, storage: StudyStorage) -> None:
+        storage.add_trial(0, {}, (7, 8), 1.0)
+        assert storage.next_replicate(0) == 0
+        storage.add_measurements(0, {0: Measurement(0.5), 1: Measurement(0.5)}, state="complete")
+        assert storage.next_replicate(0) == 2
+        storage.add_measurements(0, {4: Measurement(0.75)})
+        assert storage.trials()[0].fresh[0].utility == 0.75
+        assert storage.trials()[0].utilities == (0.5, 0.5)
+        assert storage.next_replicate(0) == 5
+
+    def test_a_write_happens_whole_or_not_at_all(self, storage: StudyStorage) -> None:
+        storage.add_trial(0, {}, (7, 8), 1.0)
+        storage.add_measurements(0, {0: Measurement(0.5)})
+        with pytest.raises(sqlite3.IntegrityError):
+            storage.add_measurements(
+                0, {1: Measurement(0.5), 0: Measurement(0.5)}, state="complete"
+            )
+        assert storage.trials()[0].missing == (1,)
+        assert storage.trials()[0].state == "pending"
+
+    @pytest.mark.parametrize("utility", [-0.1, 1.1, float("nan")])
+    def test_the_file_itself_refuses_nonsense(self, storage: StudyStorage, utility: float) -> None:
+        storage.add_trial(0, {}, (7,), 1.0)
+        with pytest.raises(sqlite3.IntegrityError):
+            storage.add_measurements(0, {0: Measurement(utility)})
+
+
+class TestFile:
+    def test_private_and_says_so(self, path: Path) -> None:
+        opened(path).close()
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        with sqlite3.connect(path) as connection:
+            (notice,) = connection.execute("SELECT notice FROM study").fetchone()
+        assert "not differentially private" in notice
+
+    def test_journal_is_private_too(self, path: Path) -> None:
+        storage = opened(path)
+        with storage._transaction():
+            storage._connection.execute("CREATE TABLE scratch (x)")
+            modes = {stat.S_IMODE(p.stat().st_mode) for p in path.parent.iterdir()}
+            assert len(list(path.parent.iterdir())) == 2, "no journal to look at"
+        assert modes == {0o600}
+
+    def test_a_lax_mode_is_tightened(self, path: Path) -> None:
+        opened(path).close()
+        path.chmod(0o644)
+        opened(path).close()
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+    def test_continues(self, path: Path) -> None:
+        first = opened(path, seed=5)
+        first.add_trial(0, {"a": 1}, (7,), 1.0)
+        first.close()
+        second = opened(path)
+        assert second.seed == 5 and len(second.trials()) == 1
+
+    def test_random_seed_is_remembered(self, path: Path) -> None:
+        first = opened(path)
+        first.close()
+        assert opened(path).seed == first.seed
+        assert opened(None).seed != first.seed
+
+    def test_in_use_here(self, path: Path) -> None:
+        storage = opened(path)
+        with pytest.raises(StudyError, match="in use"):
+            opened(path)
+        storage.close()
+        opened(path).close()
+
+    def test_in_use_by_another_process_until_it_is_killed(self, path: Path) -> None:
+        is_open = FORK.Event()
+
+        def hold() -> None:
+            storage = opened(path)
+            is_open.set()
+            time.sleep(60)
+            storage.close()
+
+        other = FORK.Process(target=hold)
+        other.start()
+        try:
+            assert is_open.wait(30)
+            with pytest.raises(StudyError, match="in use by another study"):
+                opened(path)
+        finally:
+            other.kill()
+            other.join()
+        opened(path).close()
+
+    def test_other_description_says_what_differs(self, path: Path) -> None:
+        opened(path).close()
+        other = {"space": {"a": {"low": 1.0}, "b": {}}, "replicates": 2}
+        with pytest.raises(StudyError, match=r"`space.a.low` was 0.0 and is 1.0; `space.b` is new"):
+            opened(path, other)
+        with pytest.raises(StudyError, match="`replicates` is missing"):
+            opened(path, {"space": DESCRIPTION["space"]})
+        opened(path).close()
+
+    def test_another_order_differs_too(self, path: Path) -> None:
+        opened(path, {"space": {"a": 1, "b": 2}}).close()
+        with pytest.raises(StudyError, match="`space` has another order"):
+            opened(path, {"space": {"b": 2, "a": 1}})
+
+    def test_other_seed(self, path: Path) -> None:
+        opened(path, seed=5).close()
+        with pytest.raises(StudyError, match="seed 5, got seed=6"):
+            opened(path, seed=6)
+
+    def test_not_a_database(self, path: Path) -> None:
+        path.write_text("precious text, long enough for a header" * 10)
+        path.chmod(0o644)
+        with pytest.raises(StudyError, match="no study file"):
+            opened(path)
+        assert path.read_text().startswith("precious")
+        assert stat.S_IMODE(path.stat().st_mode) == 0o644
+
+    def test_another_programs_database(self, path: Path) -> None:
+        with sqlite3.connect(path) as connection:
+            connection.execute("CREATE TABLE theirs (x)")
+        with pytest.raises(StudyError, match="another program"):
+            opened(path)
+        with sqlite3.connect(path) as connection:
+            names = connection.execute("SELECT name FROM sqlite_master").fetchall()
+        assert names == [("theirs",)]
+
+    def test_newer_schema(self, path: Path) -> None:
+        opened(path).close()
+        with sqlite3.connect(path) as connection:
+            connection.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
+        with pytest.raises(StudyError, match="newer version"):
+            opened(path)
+
+    def test_killed_before_the_first_write(self, path: Path) -> None:
+        """An empty file is what a kill between creating and opening leaves."""
+        path.touch(mode=0o600)
+        opened(path).close()
+        with sqlite3.connect(path) as connection:
+            assert connection.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,)
+
+    def test_missing_folder(self, tmp_path: Path) -> None:
+        with pytest.raises(StudyError, match="does not exist"):
+            opened(tmp_path / "nowhere" / "study.sqlite")
+
+    def test_asset_of_the_first_schema_opens(self, tmp_path: Path) -> None:
+        """A file written by the first release must stay readable."""
+        asset = Path(__file__).parent / "assets" / "study_v1.sql"
+        path = tmp_path / "old.sqlite"
+        with sqlite3.connect(path) as connection:
+            connection.executescript(asset.read_text())
+        storage = opened(path, {"space": {"a": {"low": 0.0}}, "replicates": 2})
+        first, second = storage.trials()
+        assert storage.seed == 5
+        assert first.state == "complete" and first.utilities == (0.5, 0.25)
+        assert second.state == "pending" and second.failures == ("OSError",)
+
+
+def test_two_studies_at_once(tmp_path: Path) -> None:
+    one, two = opened(tmp_path / "one.sqlite"), opened(tmp_path / "two.sqlite")
+    one.add_trial(0, {"a": 1}, (7,), 1.0)
+    two.add_trial(0, {"a": 2}, (7,), 1.0)
+    assert one.trials()[0].config == {"a": 1} and two.trials()[0].config == {"a": 2}
+    one.close()
+    two.close()
+    assert {p.name for p in tmp_path.iterdir()} == {"one.sqlite", "two.sqlite"}
