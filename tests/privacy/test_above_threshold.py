@@ -62,7 +62,7 @@ def test_opendp_confirms_both_shifts_of_the_proof():
 def test_neighbours_stay_neighbours_on_the_lattice():
     """Also half-way between lattice points, where rounding half to even would fail."""
     generator = np.random.default_rng(0)
-    for sensitivity in (1.0, 0.3, 7.0, 1e-20):
+    for sensitivity in (1.0, 1 + 2.0**-30, 0.3, 7.0, 1e-20):  # the second: an odd number of steps
         plan = SparseVectorPlan.make(sensitivity, 1, sensitivity)
         start = np.concatenate(
             [

@@ -103,6 +103,22 @@ def test_bounds_fail_no_more_often_than_stated():
     assert np.median(bounds) > 0.6
 
 
+def test_choosing_the_event_does_not_bias_the_bound():
+    """Outputs that ignore the data, with hundreds of events to choose a lucky one from."""
+    generator = np.random.default_rng(6)
+    bounds = [
+        audit_epsilon(
+            lambda data, size: generator.random(size),
+            *(0, 1),
+            samples=400,
+            confidence=0.8,
+            batched=True,
+        ).lower_bound
+        for _ in range(200)
+    ]
+    assert sum(bound > 0 for bound in bounds) <= stats.binom.isf(1e-6, 200, 0.2)
+
+
 def test_bounds_approach_the_truth():
     bounds = [
         audit_epsilon(
