@@ -158,7 +158,11 @@ class PrivateObjective:
         unsafe_seed: Simulate with reproducible noise. The results then promise nothing.
 
     Example:
-        >>> objective = PrivateObjective(record_losses, bounds=(0.0, 1.0), mu=0.1, negate=True)
+        >>> records = torch.rand(1000, dtype=torch.double)
+        >>> objective = PrivateObjective(
+        ...     lambda X: (X - records).abs(), bounds=(0.0, 1.0), mu=0.1, negate=True
+        ... )
+        >>> X = torch.rand(5, 1, dtype=torch.double)
         >>> Y, Yvar = objective(X)
         >>> model = SingleTaskGP(X, Y, train_Yvar=Yvar)
     """

@@ -43,9 +43,10 @@ class PrivacyBudget:
             whose later ones are Gaussian needs ``summed=0`` or a share from the start.
 
     Example:
-        >>> PrivacyBudget(1.0, 1e-6)                        # all for what comes first
-        >>> PrivacyBudget(1.0, 1e-6, summed=0.2)            # (.2, 2e-7) summed, (.8, 8e-7) Gaussian
-        >>> PrivacyBudget(1.0, 1e-6, summed=(0.2, 0.0))     # delta for the Gaussian releases only
+        >>> budget = PrivacyBudget(1.0, 1e-6)                     # all for what comes first
+        >>> budget = PrivacyBudget(1.0, 1e-6, summed=(0.2, 0.0))  # delta for Gaussian releases
+        >>> PrivacyBudget(1.0, 1e-6, summed=0.2)                  # a fifth of both is summed
+        PrivacyBudget(epsilon=1.0, delta=1e-06, summed=(0.2, 2e-07))
     """
 
     epsilon: float

@@ -92,7 +92,8 @@ class PrivacyLedger:
 
     Example:
         >>> ledger = PrivacyLedger("study.ledger", PrivacyBudget(1.0, 1e-6))
-        >>> ledger.charge(laplace_guarantee(sensitivity=1.0, epsilon=0.3), label="best score")
+        >>> price = laplace_guarantee(sensitivity=1.0, epsilon=0.3)
+        >>> entry = ledger.charge(price, label="best score")
         >>> ledger.remaining()
         (0.7, 1e-06)
     """

@@ -281,11 +281,12 @@ def release_linear_choice(
         The chosen row of ``choices``. ``scale`` is the ``s`` in ``exp(mean / s)``.
 
     Example:
-        >>> choices = torch.rand(1000, 2, dtype=torch.double)
-        >>> design = SobolDesign(torch.tensor([[0.0, 0.0], [1.0, 1.0]]).double(), num_points=32)
+        >>> records = torch.rand(5000, dtype=torch.double)
+        >>> choices = torch.linspace(0, 1, 101, dtype=torch.double).unsqueeze(-1)
+        >>> design = SobolDesign(torch.tensor([[0.0], [1.0]]).double(), num_points=16)
         >>> release = release_linear_choice(
-        ...     record_losses, choices, design=design, kernel=RBFKernel(), noise_variance=0.1,
-        ...     bounds=(0.0, 1.0), epsilon=1.0, negate=True, num_records=5000,
+        ...     lambda X: (X - records).abs(), choices, design=design, kernel=RBFKernel(),
+        ...     noise_variance=0.1, bounds=(0.0, 1.0), epsilon=1.0, negate=True, num_records=5000,
         ... )
     """
     check_tensor("choices", choices, shape=(None, None))
