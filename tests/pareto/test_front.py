@@ -1,0 +1,280 @@
+from __future__ import annotations
+
+import builtins
+import pickle
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from botorch_dp.pareto import DPareto, Objective, ParetoFront, StudyError, Trial
+from botorch_dp.pareto.front import dominated_volume, guarantee_sentence, non_dominated
+from botorch_dp.pareto.problem import Measurement
+from botorch_dp.privacy import Guarantee, NeighboringRelation
+from botorch_dp.privacy.losses import ApproximateLoss, GaussianLoss, PureLoss
+from tests.pareto import toy
+
+GUARANTEE = Guarantee("toy", NeighboringRelation.REPLACE_ONE, (PureLoss(12.0),))
+
+
+def front(points: Sequence[tuple[float, Sequence[float]]], **options: Any) -> ParetoFront:
+    """A front of trials with given epsilons and replicate errors."""
+    trials = [
+        Trial(
+            number=number,
+            config={"noise": 1.0, "epochs": number + 1},
+            seeds=tuple(range(len(errors))),
+            epsilon=epsilon,
+            state="complete",
+            measurements=tuple(Measurement(1 - error, (), 2.0) for error in errors),
+        )
+        for number, (epsilon, errors) in enumerate(points)
+    ]
+    return ParetoFront(toy.problem(), trials, guarantee=GUARANTEE, **options)
+
+
+FIVE = [(2.0, [0.5]), (1.0, [0.8]), (4.0, [0.2]), (3.0, [0.6]), (20.0, [0.1])]
+
+
+class TestPoints:
+    def test_non_dominated_by_increasing_epsilon(self) -> None:
+        found = front(FIVE)
+        expected = [[1.0, 0.8], [2.0, 0.5], [4.0, 0.2], [20.0, 0.1]]
+        assert torch.allclose(found.points, torch.tensor(expected, dtype=torch.double))
+        assert [config["epochs"] for config in found.configs] == [2, 1, 3, 5]
+        assert len(found) == 4 and found.all_points.shape == (5, 2)
+
+    def test_duplicates_count_once(self) -> None:
+        assert len(front([(1.0, [0.5]), (1.0, [0.5])])) == 1
+
+    def test_equal_epsilon(self) -> None:
+        assert front([(1.0, [0.5]), (1.0, [0.4])]).points.tolist() == [[1.0, pytest.approx(0.4)]]
+
+    def test_against_brute_force(self) -> None:
+        points = torch.rand(60, 3, dtype=torch.double).mul(8).floor()
+        kept = non_dominated(points).tolist()
+        brute = {
+            tuple(p)
+            for p in points.tolist()
+            if not any(
+                all(a <= b for a, b in zip(q, p, strict=True)) and q != p for q in points.tolist()
+            )
+        }
+        assert sorted(map(tuple, kept)) == sorted(brute)
+
+    def test_empty(self) -> None:
+        with pytest.raises(ValueError, match="`trials` is empty"):
+            front([])
+
+
+class TestHypervolume:
+    def test_by_hand(self) -> None:
+        # Up to (10, 1): 1..2 at height .2, 2..4 at .5, 4..10 at .8.
+        assert front(FIVE).hypervolume() == pytest.approx(0.2 + 2 * 0.5 + 6 * 0.8)
+        assert front(FIVE).hypervolume((30.0, 0.5)) == pytest.approx(16 * 0.3 + 10 * 0.4)
+        assert front(FIVE).hypervolume((0.5, 1.0)) == 0.0
+
+    def test_monte_carlo_in_three_dimensions(self) -> None:
+        generator = np.random.default_rng(0)
+        points = torch.from_numpy(generator.random((12, 3)))
+        draws = torch.from_numpy(generator.random((40_000, 3)))
+        hit = (draws.unsqueeze(1) >= points).all(dim=-1).any(dim=-1).double().mean().item()
+        volume = dominated_volume(points, [1.0, 1.0, 1.0])
+        assert abs(volume - hit) < 5 * 0.5 / 200
+
+    def test_by_trial(self) -> None:
+        found = front(FIVE)
+        volumes = found.hypervolume_by_trial()
+        assert volumes.diff().min() >= 0
+        assert volumes[0] == pytest.approx(8 * 0.5)
+        assert volumes[-1] == pytest.approx(found.hypervolume())
+        assert volumes[3] == volumes[2], "a dominated trial adds nothing"
+
+    def test_wrong_reference(self) -> None:
+        with pytest.raises(ValueError, match="one value for each of"):
+            front(FIVE).hypervolume((1.0,))
+        with pytest.raises(ValueError, match=r"`ref_point\[1\]`"):
+            front(FIVE).hypervolume((1.0, float("nan")))
+
+
+def test_replicate_fronts() -> None:
+    found = front([(1.0, [0.6, 0.7, 0.8]), (2.0, [0.5, 0.75, 0.76])])
+    bands = found.replicate_fronts()
+    assert bands["best"][:, 1].tolist() == pytest.approx([0.6, 0.5])
+    assert bands["worst"][:, 1].tolist() == pytest.approx([0.8, 0.76])
+    assert bands["mean"].tolist() == [pytest.approx(row) for row in found.points.tolist()]
+
+
+class TestTables:
+    def test_columns(self) -> None:
+        columns = front([(1.0, [0.6, 0.8])]).table()
+        assert columns["trial"] == [0] and columns["epsilon"] == [1.0]
+        assert columns["error"] == pytest.approx([0.7])
+        assert columns["lowest_error"] == pytest.approx([0.6])
+        assert columns["highest_error"] == pytest.approx([0.8])
+        assert (
+            columns["noise"] == [1.0] and columns["epochs"] == [1] and columns["seconds"] == [4.0]
+        )
+
+    def test_printed_with_its_price(self) -> None:
+        text = str(front(FIVE))
+        assert text.splitlines()[-1] == front(FIVE).caption
+        assert "ε = 12 for one record" in text and len(text.splitlines()) == 6
+
+    def test_frame(self) -> None:
+        pandas = pytest.importorskip("pandas")
+        frame = front(FIVE).to_frame()
+        assert isinstance(frame, pandas.DataFrame) and len(frame) == 4
+        assert frame.attrs["guarantee"] == front(FIVE).caption
+
+    def test_frame_without_pandas(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        real = builtins.__import__
+
+        def without(name: str, *args: Any, **kwargs: Any) -> Any:
+            if name == "pandas":
+                raise ImportError(name)
+            return real(name, *args, **kwargs)
+
+        monkeypatch.setattr(builtins, "__import__", without)
+        with pytest.raises(ImportError, match=r"`table\(\)`"):
+            front(FIVE).to_frame()
+
+    def test_repr_shows_no_private_value(self) -> None:
+        assert repr(front(FIVE)) == "ParetoFront(4 of 5 trials; not private)"
+
+
+class TestSentence:
+    @pytest.mark.parametrize(
+        ("losses", "expected"),
+        [
+            ((PureLoss(1.00004),), "costs ε = 1.001 for"),
+            ((PureLoss(30000.0),) * 2, "costs ε = 60,000 for"),
+            ((ApproximateLoss(1.0, 1e-5),) * 2, "costs (ε = 2, δ = 2e-05) for"),
+            ((GaussianLoss(1.0),), "δ = 1e-06) for"),
+            ((ApproximateLoss(1.0, 0.6),) * 2, "no guarantee (the deltas add up to 1)"),
+        ],
+    )
+    def test_never_less_than_the_truth(self, losses: tuple[Any, ...], expected: str) -> None:
+        guarantee = Guarantee("toy", NeighboringRelation.REPLACE_ONE, losses)
+        sentence = guarantee_sentence(guarantee)
+        assert expected in sentence
+        assert sentence.startswith("Not private") and sentence.count(". ") == 0
+
+
+class TestReevaluate:
+    def study(self, train: Any = toy.utility) -> DPareto:
+        return DPareto(toy.problem(train, replicates=2), acquisition="random", seed=0)
+
+    def test_fresh_seeds_for_the_configs_of_the_front(self) -> None:
+        seen: list[int] = []
+
+        def train(config: dict[str, Any], seed: int) -> float:
+            seen.append(seed)
+            return toy.utility(config, seed)
+
+        study = self.study(train)
+        observed = study.run(8)
+        old = set(seen)
+        seen.clear()
+        again = observed.reevaluate(5)
+        assert len(seen) == 5 * len(observed) and not set(seen) & old
+        assert again.observed is observed
+        assert {str(c) for c in again.configs} <= {str(c) for c in observed.configs}
+        assert all(len(trial.utilities) == 5 for trial in again.trials)
+        seen_once = set(seen)
+        again.reevaluate(1)
+        assert not set(seen[5 * len(observed) :]) & (seen_once | old)
+
+    def test_on_threads(self) -> None:
+        here = self.study().run(6).reevaluate(3)
+        with ThreadPoolExecutor(3) as pool:
+            there = self.study().run(6).reevaluate(3, executor=pool)
+        assert torch.allclose(here.all_points, there.all_points)
+
+    def test_undoes_the_winners_curse(self) -> None:
+        """Of pure noise, what was observed looks better than chance; again, it does not."""
+        study = DPareto(
+            toy.problem(
+                lambda config, seed: float(np.random.default_rng(seed).random()),
+                privacy=lambda config: 1.0,
+            ),
+            acquisition="random",
+            seed=0,
+        )
+        observed = study.run(40)
+        assert observed.points[0, 1] < 0.1
+        again = observed.reevaluate(200)
+        assert abs(again.points[0, 1] - 0.5) < 5 * 0.29 / 200**0.5
+
+    def test_changes_neither_the_trials_nor_the_next_proposal(self) -> None:
+        plain, again = (
+            DPareto(toy.problem(), acquisition="ehvi", seed=0, candidates=64) for _ in range(2)
+        )
+        again.run(8, initial=6).reevaluate(2)
+        assert again.run(10, initial=6).all_points.equal(plain.run(10, initial=6).all_points)
+
+    def test_failures(self) -> None:
+        fail = {"now": False}
+
+        def train(config: dict[str, Any], seed: int) -> float:
+            if fail["now"] and config["epochs"] > 5:
+                raise OSError
+            return toy.utility(config, seed)
+
+        study = self.study(train)
+        observed = study.run(8)
+        assert {c["epochs"] > 5 for c in observed.configs} == {True, False}
+        fail["now"] = True
+        with pytest.warns(UserWarning, match="re-evaluations of trials"):
+            again = observed.reevaluate(2)
+        assert all(config["epochs"] <= 5 for config in again.configs)
+        assert again.guarantee.epsilon() > observed.guarantee.epsilon()
+
+    def test_everything_fails(self) -> None:
+        fail = {"now": False}
+
+        def train(config: dict[str, Any], seed: int) -> float:
+            return 1 / 0 if fail["now"] else 0.5
+
+        observed = self.study(train).run(2)
+        fail["now"] = True
+        with pytest.raises(StudyError, match="All re-evaluations failed"):
+            observed.reevaluate(1)
+
+    def test_without_a_study(self) -> None:
+        with pytest.raises(ValueError, match="has no study"):
+            front(FIVE).reevaluate(3)
+        with pytest.raises(ValueError, match="`replicates`"):
+            self.study().run(2).reevaluate(0)
+
+    def test_a_front_travels_without_its_study(self) -> None:
+        observed = self.study().run(4)
+        travelled = pickle.loads(pickle.dumps(observed))
+        assert travelled.points.equal(observed.points)
+        with pytest.raises(ValueError, match="has no study"):
+            travelled.reevaluate(1)
+
+
+def test_labels() -> None:
+    named = front(FIVE).labelled("mine")
+    assert named.label == "mine" and named.points.equal(front(FIVE).points)
+
+
+def test_further_objectives_in_points_and_volume() -> None:
+    problem = toy.problem(objectives=[Objective("time", 10.0)])
+    trials = [
+        Trial(
+            number=0,
+            config={"noise": 1.0, "epochs": 1},
+            seeds=(1,),
+            epsilon=2.0,
+            state="complete",
+            measurements=(Measurement(0.5, (4.0,)),),
+        )
+    ]
+    found = ParetoFront(problem, trials, guarantee=GUARANTEE)
+    assert found.points.tolist() == [[2.0, 0.5, 4.0]]
+    assert found.hypervolume() == pytest.approx(8 * 0.5 * 6)
