@@ -182,15 +182,14 @@ def _pareto(options: argparse.Namespace) -> int:
             problem, acquisition=options.acquisition, storage=options.storage, seed=options.seed
         ) as study,
     ):
-        warnings.simplefilter("always", UserWarning)
+        warnings.simplefilter("once", UserWarning)
         front = _run(study, options)
-        if options.reevaluate and not _interruption(caught):
+        if options.reevaluate and not _interrupted(caught):
             front = front.reevaluate(options.reevaluate, progress=not options.quiet)
         _report(front, options, len(study.trials))
-    if (words := _interruption(caught)) is not None:
-        print(f"botorch-dp: {words}", file=sys.stderr)
-        return 130
-    return 0
+    for warning in caught:
+        print(f"botorch-dp: warning: {warning.message}", file=sys.stderr)
+    return 130 if _interrupted(caught) else 0
 
 
 def _run(study: DPareto, options: argparse.Namespace) -> ParetoFront:
@@ -213,11 +212,8 @@ def _run(study: DPareto, options: argparse.Namespace) -> ParetoFront:
     )
 
 
-def _interruption(caught: list[warnings.WarningMessage]) -> str | None:
-    for warning in caught:
-        if str(warning.message).startswith("Interrupted"):
-            return str(warning.message)
-    return None
+def _interrupted(caught: list[warnings.WarningMessage]) -> bool:
+    return any(str(warning.message).startswith("Interrupted") for warning in caught)
 
 
 def _report(front: ParetoFront, options: argparse.Namespace, trials: int) -> None:
