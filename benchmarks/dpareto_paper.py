@@ -1,0 +1,192 @@
+"""Section 4 of the DPareto paper on this machine: fronts of five private learning problems.
+
+DPareto against random sampling (from the paper's distributions) and grids of 3 and 4 values for
+each parameter. A study chooses its front from noisy trials, so the best of them are partly luck:
+fronts are *evaluated again* with fresh seeds, and what was observed first stands beside that. All
+methods share the seeds of their studies; differences are paired over them.
+
+By default sizes are reduced so that all of it takes some twenty minutes of one core (see
+``dpareto_runs.REDUCED``): fewer epochs, trials and replicates; all training records are used.
+``--full`` takes the paper's sizes, which takes weeks.
+
+Run with ``OMP_NUM_THREADS=1 python -m benchmarks.dpareto_paper``. The studies are kept in a folder
+of their own, so that an interrupted run goes on where it was.
+
+References:
+    [Avent2020] B. Avent, J. Gonzalez, T. Diethe, A. Paleyes, B. Balle. Automatic Discovery of
+        Privacy-Utility Pareto Fronts. Proceedings on Privacy Enhancing Technologies 2020(4).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from benchmarks.common import RESULTS, mean_interval, save_results
+from benchmarks.dpareto_runs import FULL, REDUCED, Setting, run_study
+
+NAME = "dpareto_paper"
+#: By how much DPareto's hypervolume is ahead in the paper's Table 2 where it is most.
+PAPER_GAP = 0.158
+
+Runs = dict[str, dict[str, dict[str, dict[str, Any]]]]
+
+
+def jobs(settings: Sequence[Setting]) -> list[tuple[Setting, str, int]]:
+    """All studies, one seed after the other, so that an interrupted run is balanced."""
+    every = [
+        (setting, method, seed)
+        for setting in settings
+        for method in setting.methods
+        for seed in range(1 if method.startswith("grid") else setting.seeds)
+    ]
+    return sorted(every, key=lambda job: (job[1].startswith("grid"), job[2]))
+
+
+def earlier_runs(settings: Sequence[Setting]) -> Runs:
+    """What the results file has already, if it is from the same settings."""
+    path = RESULTS / f"{NAME}.json"
+    record = json.loads(path.read_text()) if path.exists() else {}
+    same = record.get("settings") == json.loads(json.dumps(described(settings)))
+    return record["runs"] if same else {}
+
+
+def described(settings: Sequence[Setting]) -> dict[str, Any]:
+    return {
+        setting.label: {k: v for k, v in asdict(setting).items() if k != "task"}
+        for setting in settings
+    }
+
+
+def of_seeds(runs: dict[str, dict[str, Any]], when: str, kind: str, scale: str) -> list[float]:
+    """One hypervolume for each seed: at the ``"first"`` or the ``"last"`` stop of the study."""
+    stops = [list(run["at"].values()) for run in runs.values()]
+    return [at[0 if when == "first" else -1][kind][scale] for at in stops]
+
+
+def summarized(setting: Setting, runs: dict[str, dict[str, dict[str, Any]]]) -> dict[str, Any]:
+    summary: dict[str, Any] = {}
+    for method, by_seed in runs.items():
+        first = next(iter(by_seed.values()))
+        one: dict[str, Any] = {"trials": first["trials"], "seeds": len(by_seed)}
+        for scale in ("linear", "log"):
+            again = of_seeds(by_seed, "last", "evaluated_again", scale)
+            observed = of_seeds(by_seed, "last", "observed", scale)
+            one[scale] = {
+                "evaluated_again": mean_interval(again),
+                "observed": mean_interval(observed),
+                "luck": mean_interval([o - a for o, a in zip(observed, again, strict=True)]),
+            }
+            if len(first["at"]) > 1:
+                start = of_seeds(by_seed, "first", "evaluated_again", scale)
+                one[scale]["gain_over_initial"] = mean_interval(
+                    [a - s for s, a in zip(start, again, strict=True)]
+                )
+            if method != "DPareto" and not method.startswith("grid"):
+                ahead = of_seeds(
+                    {seed: runs["DPareto"][seed] for seed in by_seed if seed in runs["DPareto"]},
+                    "last",
+                    "evaluated_again",
+                    scale,
+                )
+                one[scale]["dpareto_ahead_by"] = mean_interval(
+                    [d - a for d, a in zip(ahead, again, strict=False)]
+                )
+        if first["trials"] > setting.trials:
+            one["observed_after_as_many_trials_as_dpareto"] = first["observed_by_trial"][
+                setting.trials - 1
+            ]
+        timed = [r for r in by_seed.values() if r["processor_seconds"]["complete"]]
+        for part in ("training", "loop"):
+            spent = [r["processor_seconds"][part] / r["trials"] for r in timed]
+            one[f"{part}_seconds_per_trial"] = sum(spent) / len(spent) if spent else None
+        summary[method] = one
+    return summary
+
+
+def report(settings: Sequence[Setting], runs: Runs, wall: float) -> dict[str, Any]:
+    """Everything that is known so far, on disk."""
+    summary = {
+        setting.label: summarized(setting, runs[setting.label])
+        for setting in settings
+        if "DPareto" in runs.get(setting.label, {})
+    }
+    everything = [
+        run["processor_seconds"]
+        for methods in runs.values()
+        for by_seed in methods.values()
+        for run in by_seed.values()
+    ]
+    totals = {
+        part: sum(seconds[part] for seconds in everything)
+        for part in ("training", "loop", "evaluating_again")
+    }
+    save_results(
+        NAME,
+        {
+            "settings": described(settings),
+            "paper": {"largest_gap_of_table_2": PAPER_GAP},
+            "summary": summary,
+            "processor_seconds": totals,
+            "wall_seconds_of_last_call": wall,
+            "runs": runs,
+        },
+    )
+    return summary
+
+
+def table(summary: dict[str, Any]) -> str:
+    """Hypervolumes as in the paper's Table 2, with intervals, evaluated again and as observed."""
+    lines = [
+        f"{'setting':12} {'method':15} {'trials':>6} {'seeds':>5} "
+        f"{'evaluated again':>26} {'observed':>26} {'DPareto ahead by':>26}"
+    ]
+    for label, methods in summary.items():
+        for method, one in methods.items():
+            values = one["linear"]
+            shown = [
+                str(values[key]) if key in values else ""
+                for key in ("evaluated_again", "observed", "dpareto_ahead_by")
+            ]
+            if one["seeds"] == 1:
+                shown = [text.split(" [")[0] for text in shown]
+            lines.append(
+                f"{label:12} {method:15} {one['trials']:6} {one['seeds']:5} "
+                + " ".join(f"{text:>26}" for text in shown)
+            )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--full", action="store_true", help="the paper's sizes: weeks")
+    parser.add_argument(
+        "--studies",
+        type=Path,
+        default=Path.home() / ".cache" / "botorch_dp" / NAME,
+        help="folder of the studies; they hold measured utilities and are not private",
+    )
+    arguments = parser.parse_args()
+    warnings.filterwarnings("ignore", module="botorch|linear_operator|gpytorch")
+    settings = FULL if arguments.full else REDUCED
+    arguments.studies.mkdir(parents=True, exist_ok=True)
+    runs = earlier_runs(settings)
+    start = time.perf_counter()
+    for setting, method, seed in tqdm(jobs(settings), unit="study"):
+        by_seed = runs.setdefault(setting.label, {}).setdefault(method, {})
+        if str(seed) not in by_seed:
+            by_seed[str(seed)] = run_study(setting, method, seed, arguments.studies)
+            report(settings, runs, time.perf_counter() - start)
+    print(table(report(settings, runs, time.perf_counter() - start)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,265 @@
+"""The studies behind ``dpareto_paper``: settings, methods, and one run of one of them.
+
+References:
+    [Avent2020] B. Avent, J. Gonzalez, T. Diethe, A. Paleyes, B. Balle. Automatic Discovery of
+        Privacy-Utility Pareto Fronts. Proceedings on Privacy Enhancing Technologies 2020(4).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from botorch_dp import tasks
+from botorch_dp.pareto import DPareto, Integer, ParetoFront, PrivacyUtilityProblem, SearchSpace
+from botorch_dp.pareto.front import dominated_volume
+from botorch_dp.pareto.space import Config
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One of the paper's five learning problems, at the size it is run in.
+
+    Args:
+        label: The paper's name for it.
+        task: Builds the problem.
+        max_epochs: Upper end of the epochs' range.
+        min_lot: Lower end of the lot size's range.
+        initial: Trials drawn before models are consulted.
+        trials: All trials of a study, the initial ones included.
+        replicates: Trainings of a trial.
+        again: Fresh trainings of each config on a front.
+        seeds: Studies of each method that are repeated.
+        methods: Which ones, and how many trials each takes; None: ``trials``.
+    """
+
+    label: str
+    task: Callable[..., PrivacyUtilityProblem]
+    max_epochs: int
+    min_lot: int
+    initial: int
+    trials: int
+    replicates: int
+    again: int
+    seeds: int
+    methods: dict[str, int | None] = field(default_factory=dict)
+
+
+#: Label -> options of the study.
+METHODS: dict[str, dict[str, Any]] = {
+    "DPareto": {"acquisition": "ehvi", "privacy_model": "exact"},
+    "DPareto, HVPoI": {"acquisition": "hvpoi", "privacy_model": "gp"},
+    "random": {"acquisition": "random"},
+    "grid of 3": {"acquisition": "grid", "grid_levels": 3},
+    "grid of 4": {"acquisition": "grid", "grid_levels": 4},
+}
+_REPEATED: dict[str, int | None] = {"DPareto": None, "random": None}
+_ALL = {"DPareto": None, "random": None, "DPareto, HVPoI": None}
+
+_ADULT = {"max_epochs": 10, "min_lot": 8, "initial": 16, "trials": 64}
+_REDUCED_ADULT: dict[str, Any] = _ADULT | {"replicates": 3, "again": 5, "seeds": 3}
+_REDUCED_MNIST: dict[str, Any] = {"min_lot": 200, "initial": 8, "trials": 16, "replicates": 1}
+
+#: What is run by default: some twenty minutes of one core.
+REDUCED = (
+    Setting(
+        "LogReg+SGD",
+        tasks.adult_logistic_sgd,
+        **_REDUCED_ADULT,
+        methods={**_ALL, "grid of 3": 243, "grid of 4": 256},
+    ),
+    Setting(
+        "LogReg+ADAM",
+        tasks.adult_logistic_adam,
+        **_REDUCED_ADULT,
+        methods={**_REPEATED, "grid of 3": 81},
+    ),
+    Setting(
+        "SVM+SGD",
+        tasks.adult_svm_sgd,
+        **_REDUCED_ADULT,
+        methods={**_REPEATED, "grid of 3": 81},
+    ),
+    Setting(
+        "MLP2+SGD",
+        tasks.mnist_mlp2_sgd,
+        max_epochs=4,
+        again=3,
+        seeds=2,
+        methods=_REPEATED,
+        **_REDUCED_MNIST,
+    ),
+    Setting(
+        "MLP1+SGD",
+        tasks.mnist_mlp1_sgd,
+        max_epochs=2,
+        again=2,
+        seeds=1,
+        methods=_REPEATED,
+        **_REDUCED_MNIST,
+    ),
+)
+
+_FULL: dict[str, Any] = {"initial": 16, "trials": 272, "replicates": 10, "again": 10, "seeds": 3}
+_FULL_METHODS = {**_ALL, "grid of 3": 243, "grid of 4": 1024}
+#: The paper's sizes: weeks.
+FULL = tuple(
+    Setting(
+        each.label,
+        each.task,
+        max_epochs=400 if "MLP" in each.label else 64,
+        min_lot=16 if "MLP" in each.label else 8,
+        methods=_FULL_METHODS,
+        **_FULL,
+    )
+    for each in REDUCED
+)
+
+
+class TimedOracle:
+    """A utility oracle that counts its processor time.
+
+    Args:
+        problem: Whose oracle it is.
+        needed_epsilon: Configs beyond it are not trained but given utility 0: they cannot enter a
+            hypervolume that ends there. Epsilon is exact, so nothing is guessed.
+    """
+
+    def __init__(self, problem: PrivacyUtilityProblem, needed_epsilon: float) -> None:
+        self.problem = problem
+        self.needed_epsilon = needed_epsilon
+        self.seconds = 0.0
+        self.trainings = 0
+
+    def __call__(self, config: Config, seeds: Sequence[int]) -> Sequence[Any]:
+        if self.problem.epsilon(config) >= self.needed_epsilon:
+            return [0.0] * len(seeds)
+        start = time.process_time()
+        utilities: Sequence[Any] = self.problem.oracle(config, seeds)
+        self.seconds += time.process_time() - start
+        self.trainings += len(seeds)
+        return utilities
+
+
+def prepared(setting: Setting, method: str) -> PrivacyUtilityProblem:
+    """The setting's problem in its range, with a timed oracle.
+
+    Random sampling draws epochs uniformly, as the paper does; the models of the others see their
+    logarithm. Grids are equidistant in the scale of the models, and their many configs are trained
+    a third as often.
+    """
+    grid = method.startswith("grid")
+    replicates = max(1, setting.replicates // 3) if grid else setting.replicates
+    problem = setting.task(replicates=replicates)
+    parameters = dict(problem.space.parameters)
+    parameters["epochs"] = Integer(1, setting.max_epochs, log=method != "random")
+    lot_size = parameters["lot_size"]
+    assert isinstance(lot_size, Integer)
+    parameters["lot_size"] = replace(lot_size, low=setting.min_lot)
+    return PrivacyUtilityProblem(
+        SearchSpace(**parameters),
+        privacy=problem.privacy,
+        privacy_batch=problem.privacy_batch,
+        utility_replicates=TimedOracle(problem, problem.ref_point[0] if grid else math.inf),
+        guarantee=problem.guarantee,
+        replicates=replicates,
+        delta=problem.delta,
+        relation=problem.relation,
+        name=f"{setting.label}, {method}",
+    )
+
+
+def open_study(setting: Setting, method: str, seed: int, folder: Path) -> DPareto:
+    """The study with its file, where it is continued if it was interrupted."""
+    name = f"{setting.label}-{method}-{seed}".replace(", ", "-").replace(" ", "-")
+    return DPareto(
+        prepared(setting, method), storage=folder / f"{name}.sqlite", seed=seed, **METHODS[method]
+    )
+
+
+def evaluated_again(study: DPareto, front: ParetoFront, replicates: int) -> ParetoFront:
+    """The front from fresh trainings; those that the study has already are not repeated."""
+    if any(len(trial.fresh) < replicates for trial in front.front_trials):
+        front.reevaluate(replicates)
+    numbers = {trial.number for trial in front.front_trials}
+    fresh = [
+        replace(trial, measurements=trial.fresh, fresh=())
+        for trial in study.trials
+        if trial.number in numbers
+    ]
+    return ParetoFront(
+        study.problem,
+        fresh,
+        guarantee=study.publication_guarantee(),
+        label=f"{front.label}, evaluated again",
+        observed=front,
+    )
+
+
+def volumes(points: Tensor, ref_point: tuple[float, float]) -> dict[str, float]:
+    """Hypervolume in epsilon, as in the paper, and in its natural logarithm."""
+    logs = torch.stack([points[:, 0].log(), points[:, 1]], dim=-1)
+    return {
+        "linear": dominated_volume(points, ref_point),
+        "log": dominated_volume(logs, (math.log(ref_point[0]), ref_point[1])),
+    }
+
+
+def run_study(setting: Setting, method: str, seed: int, folder: Path) -> dict[str, Any]:
+    """Run one study, or what is missing of it, and evaluate its fronts again.
+
+    The front is evaluated again after the initial trials and after all; no proposal sees that.
+    """
+    count = setting.methods[method]
+    total = setting.trials if count is None else count
+    stops = [total] if method.startswith("grid") else [setting.initial, total]
+    result: dict[str, Any] = {"trials": total, "at": {}}
+    with open_study(setting, method, seed, folder) as study:
+        oracle = study.problem.oracle
+        assert isinstance(oracle, TimedOracle)
+        ref_point = study.problem.ref_point
+        resumed = len(study.trials) > 0
+        loop_seconds, training_seconds = 0.0, 0.0
+        for stop in stops:
+            trained, start = oracle.seconds, time.process_time()
+            study.run(stop, initial=setting.initial)
+            spent, oracle_spent = time.process_time() - start, oracle.seconds - trained
+            training_seconds += oracle_spent
+            loop_seconds += spent - oracle_spent
+            front = _front_of(study, stop)
+            again = evaluated_again(study, front, setting.again)
+            result["at"][str(stop)] = {
+                "observed": volumes(front.points, ref_point),
+                "evaluated_again": volumes(again.points, ref_point),
+                "configs_on_front": len(front),
+            }
+        result["observed_by_trial"] = [
+            round(v, 5) for v in study.front().hypervolume_by_trial().tolist()
+        ]
+        result["trainings"] = oracle.trainings
+        result["processor_seconds"] = {
+            "training": training_seconds,
+            "loop": loop_seconds,
+            "evaluating_again": oracle.seconds - training_seconds,
+            "complete": not resumed,
+        }
+    return result
+
+
+def _front_of(study: DPareto, stop: int) -> ParetoFront:
+    """The front of the first ``stop`` trials, also if the study has gone on since."""
+    whole = study.front()
+    if len(whole.trials) <= stop:
+        return whole
+    return ParetoFront(
+        study.problem,
+        [trial for trial in whole.trials if trial.number < stop],
+        guarantee=whole.guarantee,
+    )
