@@ -24,12 +24,8 @@ from botorch_dp.release.maximum import (
     release_maximum,
     release_noise_free_maximum,
 )
-from botorch_dp.release.private_ucb import (
-    BranchAndBoundUCB,
-    PrivateGPUCB,
-    PrivateOptimum,
-    ReleasePlan,
-)
+from botorch_dp.release.plan import PrivateOptimum, ReleasePlan
+from botorch_dp.release.private_ucb import BranchAndBoundUCB, PrivateGPUCB
 from botorch_dp.release.search import GPUCB, BranchAndBound, SearchDiagnostics
 from botorch_dp.release.utility import UtilityBound, UtilityWarning
 

@@ -11,8 +11,9 @@ References:
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from typing import Any
 
 from gpytorch.kernels import Kernel
 from torch import Tensor
@@ -22,7 +23,7 @@ from botorch_dp.checks import check_integer, check_positive, check_tensor
 from botorch_dp.models.finite import FiniteSetGP
 from botorch_dp.models.information import max_information_gain
 from botorch_dp.models.public import check_unit_variance, frozen_kernel
-from botorch_dp.privacy.guarantee import Guarantee, NeighboringRelation, Release, compose
+from botorch_dp.privacy.guarantee import Guarantee, NeighboringRelation, Release
 from botorch_dp.privacy.ledger import PrivacyLedger
 from botorch_dp.privacy.sampling import SelectionMethod
 from botorch_dp.release.assumptions import VALIDATION_RECORD
@@ -34,6 +35,8 @@ from botorch_dp.release.bounds import (
     NoisyMaximum,
 )
 from botorch_dp.release.choice import ChoiceMechanism
+from botorch_dp.release.journal import RunJournal, fingerprint
+from botorch_dp.release.plan import PrivateOptimum, ReleasePlan
 from botorch_dp.release.search import (
     GPUCB,
     BranchAndBound,
@@ -42,62 +45,7 @@ from botorch_dp.release.search import (
     SearchDiagnostics,
     run_search,
 )
-from botorch_dp.release.utility import UtilityBound, warn_if_delta_is_large, warn_if_drowned
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReleasePlan:
-    """What a run of the given length will promise and be worth; known before it starts.
-
-    Args:
-        choice: The mechanism behind the choice.
-        maximum: The mechanism behind the maximum.
-        confidence: Of the utility bounds.
-    """
-
-    choice: ChoiceMechanism
-    maximum: LaplaceMaximum
-    confidence: float
-
-    @property
-    def guarantee(self) -> Guarantee:
-        """Of both releases together."""
-        return compose(self.choice.guarantee, self.maximum.guarantee)
-
-    @property
-    def choice_utility(self) -> UtilityBound:
-        """How much worse than the best the released choice may be."""
-        return self.choice.utility(self.confidence)
-
-    @property
-    def maximum_utility(self) -> UtilityBound:
-        """How far the released maximum may be from the true one."""
-        return self.maximum.utility(self.confidence)
-
-    def __str__(self) -> str:
-        return f"{self.guarantee}\nChoice: {self.choice_utility}\nMaximum: {self.maximum_utility}"
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class PrivateOptimum:
-    """The two releases of a run.
-
-    Args:
-        choice: The private choice.
-        maximum: The private maximum.
-        plan: What was known before the run.
-        diagnostics: What the search saw. **Not private.**
-    """
-
-    choice: Release[Tensor]
-    maximum: Release[float]
-    plan: ReleasePlan
-    diagnostics: SearchDiagnostics = field(repr=False)
-
-    @property
-    def guarantee(self) -> Guarantee:
-        """Of publishing both: the epsilons and deltas add up."""
-        return compose(self.choice.guarantee, self.maximum.guarantee)
+from botorch_dp.release.utility import warn_if_delta_is_large, warn_if_drowned
 
 
 class _PrivateSearch(ABC):
@@ -159,7 +107,7 @@ class _PrivateSearch(ABC):
     def plan(self, steps: int) -> ReleasePlan:
         """Price and worth of a run of this many steps; nothing is spent."""
         check_integer("steps", steps)
-        plan = ReleasePlan(
+        return ReleasePlan(
             choice=ChoiceMechanism(
                 num_choices=len(self.choices),
                 epsilon=self.epsilon,
@@ -173,13 +121,20 @@ class _PrivateSearch(ABC):
             maximum=self._maximum(steps),
             confidence=self.confidence,
         )
-        return plan
 
-    def run(self, objective: Objective, steps: int, *, progress: bool = False) -> PrivateOptimum:
+    def run(
+        self,
+        objective: Objective,
+        steps: int,
+        *,
+        progress: bool = False,
+        checkpoint: str | os.PathLike[str] | None = None,
+    ) -> PrivateOptimum:
         """Search, then release the best choice and the best value.
 
-        Both releases are charged before the objective is first called: a run that is interrupted,
-        or whose objective fails, has spent its budget. Each call of ``run`` is charged anew.
+        Both releases are charged before the objective is first called. Without a ``checkpoint``, a
+        run that is interrupted or whose objective fails has spent its budget for nothing, and each
+        call is charged anew.
 
         Args:
             objective: A choice (a ``d``-vector) in, its value out, to be maximized; in the units
@@ -187,28 +142,69 @@ class _PrivateSearch(ABC):
                 and values beyond 50 prior standard deviations count as the bound they cross.
             steps: The number of evaluations; always as many, whatever the values are.
             progress: Whether to show a progress bar.
+            checkpoint: A file to continue an interrupted run from; a finished one returns what it
+                released. It holds private values, with mode 0600; see :mod:`.journal`.
         """
         plan = self.plan(steps)
         warn_if_delta_is_large(self.delta, self.num_records)
         warn_if_drowned(plan.choice_utility)
         warn_if_drowned(plan.maximum_utility)
-        if self.ledger is not None:
-            self.ledger.charge(plan.guarantee, label=f"{type(self).__name__} of {steps} steps")
-        seen = run_search(
-            self._search(),
-            objective,
-            steps=steps,
-            noise_std=self._noise_std,
-            progress=progress,
-            description=type(self).__name__,
-        )
+        with RunJournal.open(checkpoint, self._settings(plan)) as journal:
+            if self.ledger is not None:
+                label = f"{type(self).__name__} of {steps} steps"
+                self.ledger.charge(plan.guarantee, label=label, key=journal.key)
+            seen = run_search(
+                self._search(),
+                objective,
+                steps=steps,
+                noise_std=self._noise_std,
+                journal=journal,
+                progress=progress,
+                description=type(self).__name__,
+            )
+            choice, maximum = self._release(plan, seen, journal)
+        return PrivateOptimum(choice=choice, maximum=maximum, plan=plan, diagnostics=seen)
+
+    def _release(
+        self, plan: ReleasePlan, seen: SearchDiagnostics, journal: RunJournal
+    ) -> tuple[Release[Tensor], Release[float]]:
+        """Draw both releases, or return those that the journal holds."""
+        if journal.released is not None:
+            stored = journal.released
+            value = self.choices.new_tensor(stored["choice"])
+            return (
+                Release(value, self._promised(plan.choice.guarantee), stored["choice_scale"]),
+                Release(
+                    stored["maximum"],
+                    self._promised(plan.maximum.guarantee),
+                    stored["maximum_scale"],
+                ),
+            )
         first, second = self._seeds()
-        return PrivateOptimum(
-            choice=plan.choice.draw(seen.mean, self.choices, unsafe_seed=first),
-            maximum=plan.maximum.draw(seen.values, unsafe_seed=second),
-            plan=plan,
-            diagnostics=seen,
+        choice = plan.choice.draw(seen.mean, self.choices, unsafe_seed=first)
+        maximum = plan.maximum.draw(seen.values, unsafe_seed=second)
+        journal.finish(
+            {
+                "choice": choice.value.tolist(),
+                "choice_scale": choice.scale,
+                "maximum": maximum.value,
+                "maximum_scale": maximum.scale,
+            }
         )
+        return choice, maximum
+
+    def _promised(self, guarantee: Guarantee) -> Guarantee:
+        return guarantee if self.unsafe_seed is None else guarantee.simulated()
+
+    def _settings(self, plan: ReleasePlan) -> dict[str, Any]:
+        """All that a run depends on; a run is continued with the same settings only."""
+        return {
+            "driver": type(self).__name__,
+            "choice": repr(plan.choice),
+            "maximum": repr(plan.maximum),
+            "prior": fingerprint(self.choices, self.kernel),
+            "unsafe_seed": self.unsafe_seed,
+        }
 
     def _seeds(self) -> tuple[int | None, int | None]:
         """Different simulated noise for the two releases."""

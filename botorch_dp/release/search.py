@@ -25,6 +25,7 @@ from tqdm import tqdm
 from botorch_dp.acquisition.ucb import UCBSchedule
 from botorch_dp.models.finite import FiniteSetGP
 from botorch_dp.release.assumptions import plausible
+from botorch_dp.release.journal import RunJournal
 
 #: A choice (``d``) in, its value out: a float or a tensor of one element.
 Objective = Callable[[Tensor], float | Tensor]
@@ -209,6 +210,7 @@ def run_search(
     *,
     steps: int,
     noise_std: float = 0.0,
+    journal: RunJournal | None = None,
     progress: bool = False,
     description: str = "",
 ) -> SearchDiagnostics:
@@ -219,24 +221,30 @@ def run_search(
         objective: A choice (``d``) in, its value out.
         steps: The number of evaluations.
         noise_std: Of the observations, to tell which values are implausible.
+        journal: Holds what an interrupted run has seen, and is kept up to date.
         progress: Whether to show a progress bar.
         description: Its label.
     """
-    indices, values, implausible = [], [], 0
-    for _ in tqdm(range(steps), desc=description, disable=not progress):
+    journal = RunJournal(None, {}) if journal is None else journal
+    for index, value, _ in journal.seen:
+        search.ask()  # asking is a part of the search's state
+        search.tell(index, value)
+    done = len(journal.seen)
+    for _ in tqdm(
+        range(done, steps), desc=description, total=steps, initial=done, disable=not progress
+    ):
         index = search.ask()
         raw = _scalar(objective(search.gp.choices[index].clone()))
         value = plausible(raw, noise_std).item()
-        implausible += value != raw.item()
         search.tell(index, value)
-        indices.append(index)
-        values.append(value)
+        journal.record(index, value, value != raw.item())
+    indices, values, implausible = zip(*journal.seen, strict=True)
     return SearchDiagnostics(
-        indices=tuple(indices),
+        indices=indices,
         values=torch.tensor(values, dtype=torch.double),
         mean=search.gp.mean,
         variance=search.gp.variance,
-        implausible=implausible,
+        implausible=sum(implausible),
     )
 
 
