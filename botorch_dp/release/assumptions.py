@@ -4,6 +4,10 @@ Assumption 1 puts one prior over the objectives ``f_V`` of all data sets ``V``:
 ``cov(f_V(x), f_V'(x')) = k(V, V') k(x, x')`` with zero mean and ``k(x, x) = k(V, V) = 1``. For
 neighbours, ``f_V(x) - f_V'(x)`` then is Gaussian with variance ``2 (1 - k(V, V'))``.
 
+Which correlation? If ``f`` is the mean of ``m`` scores within a range ``r``, in units of a prior
+standard deviation ``s``, neighbours differ by at most ``r / (m s)``; with ``k(V, V') =
+1 - (r / (m s))^2 / 2`` that is one standard deviation of the difference.
+
 References:
 .. [Kusner2015]
     M. J. Kusner, J. R. Gardner, R. Garnett and K. Q. Weinberger. Differentially Private Bayesian

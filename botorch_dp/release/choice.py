@@ -226,7 +226,8 @@ def release_choice(
         epsilon: The privacy parameter.
         delta: Probability, over the prior, that the sensitivity bound fails.
         steps: The number of observations behind ``mean``.
-        dataset_correlation: The prior correlation ``k(V, V')`` of neighbouring data sets.
+        dataset_correlation: The prior correlation ``k(V, V')`` of neighbouring data sets; see
+            :mod:`.assumptions` for how to choose it.
         method: ``"exponential"``, or ``"permute_and_flip"``: never worse, same guarantee.
         num_records: Size of the validation set, to warn when ``delta`` is too large for it.
         confidence: Of the utility bound that decides about the warning.
