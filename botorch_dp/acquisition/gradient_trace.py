@@ -5,7 +5,8 @@ References:
     S. Müller, A. von Rohr and S. Trimpe. Local policy search with Bayesian optimization.
     NeurIPS 2021.
 .. [Sopa2025]
-    J. Sopa et al. Differentially private gradient-informed Bayesian optimization. 2025.
+    G. Sopa, J. Marusic, M. Avella-Medina and J. P. Cunningham. Scalable differentially private
+    Bayesian optimization. arXiv:2502.06044, 2025.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _STENCILS: tuple[Stencil, ...] = ("simplex", "central")
 
 
 class GradientTrace(AcquisitionFunction):
-    r"""Negative trace of the gradient's covariance after observing a batch [Mueller2021]_.
+    r"""Negative trace of the gradient's covariance after a batch [Mueller2021]_, [Sopa2025]_.
 
     With data ``D``, location ``x`` and a batch ``X`` of ``q`` points,
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -21,8 +22,8 @@ from botorch_dp.models.gradient import GradientBelief
 DesignName = Literal["simplex", "central", "optimize"]
 
 _RADII = 24
-# Once a radius is known, only its neighbours are tried: the best one moves slowly.
-_NEIGHBOURS = (1 / 1.5, 1.0, 1.5)
+# Once a radius is known, only its neighbours are tried.
+_NEIGHBOURS = (1 / 2.25, 1 / 1.5, 1.0, 1.5, 2.25)
 _POLISHING_STEPS = 15
 # A trace below this power of the rounding error, relative to the prior's, is rounding itself.
 _KNOWN_EXPONENT = 0.65
@@ -77,7 +78,8 @@ class Design:
         belief: GradientBelief,
         count: int,
         *,
-        progress: float = 0.0,
+        step: int = 0,
+        steps: int = 1,
         previous: float | None = None,
     ) -> Proposal:
         """Points around the belief's location.
@@ -85,7 +87,8 @@ class Design:
         Args:
             belief: What is known of the gradient at the location.
             count: How many points; with a tolerance, at most so many.
-            progress: How much of the run is over, from 0 to 1.
+            step: Which step of the run, counted from 0.
+            steps: Of how many.
             previous: The radius of the step before, from which a search starts.
 
         Returns:
@@ -97,7 +100,7 @@ class Design:
             limit = known * belief.prior.trace()
             if bool(belief.trace <= limit.clamp_min(self.tolerance or 0.0)):
                 return Proposal(belief.location.new_zeros(0, len(belief.location)), 0.0)
-        radii = self._radii(belief, progress, previous)
+        radii = self._radii(belief, step, steps, previous)
         if self.tolerance is None:
             return self._stencil(belief, count, radii)[0]
         for fewer in range(1, count + 1):
@@ -107,11 +110,13 @@ class Design:
         return proposal
 
     def _stencil(self, belief: GradientBelief, count: int, radii: Tensor) -> tuple[Proposal, float]:
-        """``count`` points at the best of some radii, and the trace they would leave."""
+        """``count`` points at the best of some radii, and the trace they would leave if needed."""
         stencil: Stencil = "central" if self.name == "central" else "simplex"
         basis = leading_basis(belief.covariance, belief.units)
         directions = stencil_directions(stencil, count, basis)
         candidates = place_stencil(belief.location, directions, radii, belief.units, self.bounds)
+        if len(radii) == 1 and self.tolerance is None and self.name != "optimize":
+            return Proposal(candidates[0], float(radii[0])), math.nan  # nobody asks for the trace
         traces = self._traces(belief, candidates)
         best = int(traces.argmin())
         points, trace = candidates[best], float(traces[best])
@@ -119,17 +124,22 @@ class Design:
             points, trace = self._polished(belief, points, trace)
         return Proposal(points, float(radii[best])), trace
 
-    def _radii(self, belief: GradientBelief, progress: float, previous: float | None) -> Tensor:
+    def _radii(
+        self, belief: GradientBelief, step: int, steps: int, previous: float | None
+    ) -> Tensor:
+        """The radii to choose from, one or several."""
         location = belief.location
         if isinstance(self.radius, tuple):
             first, last = self.radius
-            return location.new_tensor([first * (last / first) ** progress])
+            return location.new_tensor([first * (last / first) ** (step / max(steps - 1, 1))])
         if self.radius is not None:
             return location.new_tensor([self.radius])
         grid = radius_grid(_RADII, like=location)
         if previous is None:
             return grid
-        return (previous * location.new_tensor(_NEIGHBOURS)).clamp(grid[0], grid[-1])
+        # The best radius settles soon: look again after 1, 2, 4, 8, ... steps only.
+        factors = _NEIGHBOURS if step & (step - 1) == 0 else (1.0,)
+        return (previous * location.new_tensor(factors)).clamp(grid[0], grid[-1])
 
     def _traces(self, belief: GradientBelief, X: Tensor) -> Tensor:
         """Traces after observing ``X``, with losses trusted to a limited number of digits only.

@@ -5,8 +5,9 @@ around it, infers each record's gradient by a Gaussian process given all losses 
 [Mueller2021], clips it to norm ``B``, and takes a descent step along the noisy mean.
 
 References:
-    [Sopa2025] J. Sopa et al. Differentially private gradient-informed Bayesian optimization. 2025.
-    [Mueller2021] S. Müller, A. von Rohr and S. Trimpe. Local policy search with Bayesian
+    [Sopa2025] G. Sopa, J. Marusic, M. Avella-Medina, J. P. Cunningham. Scalable differentially
+        private Bayesian optimization. arXiv:2502.06044, 2025.
+    [Mueller2021] S. Müller, A. von Rohr, S. Trimpe. Local policy search with Bayesian
         optimization. NeurIPS 2021.
 """
 
@@ -283,7 +284,7 @@ class DPGIBO:
         losses = self._ask(X)
         observations = observations.with_batch(factor, losses, step)
         if len(X):
-            belief = self._belief(factor)
+            belief = belief.extended(factor)
         gradient = self._private_gradient(observations, belief.weights)
         # An interruption so far leaves nothing but a charge, which a retry does not repeat.
         self._observations = observations
@@ -323,7 +324,8 @@ class DPGIBO:
         return self._design.propose(
             belief,
             self._settings.batch_size,
-            progress=self.steps_taken / max(self._settings.steps - 1, 1),
+            step=self.steps_taken,
+            steps=self._settings.steps,
             previous=sampled[-1] if sampled else None,
         )
 

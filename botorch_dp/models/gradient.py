@@ -18,6 +18,7 @@ References:
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from typing import Any
 
@@ -78,17 +79,37 @@ class GradientBelief(nn.Module):
         self.register_buffer("location", location)
         self.register_buffer("jacobian", jacobian)
         self.register_buffer("scale", scale)
-        self.register_buffer("points", factor.points)
-        self.register_buffer("root", factor.root)
         with torch.no_grad():
             prior = self.derivatives.gradient_covariance(location)
             if jacobian is not None:
                 prior = jacobian.mT @ prior @ jacobian
             if scale is not None:
                 prior = scale.square() * prior
-            crossed = factor.whiten(self._gradient(factor.points).mT)
-            ones = factor.whiten(factor.points.new_ones(len(factor), 1))
         self.register_buffer("prior", prior)  # p x p
+        start = factor.points.new_zeros(0, prior.shape[-1] + 1)
+        self._condition(factor, whitened=start)
+
+    def extended(self, factor: KernelFactor) -> GradientBelief:
+        """This belief with all points of ``factor``, which must begin with its own."""
+        belief = copy.copy(self)
+        belief._buffers = dict(self._buffers)
+        belief._condition(factor, whitened=torch.cat((self.crossed, self.ones), dim=-1))
+        return belief
+
+    def _condition(self, factor: KernelFactor, whitened: Tensor) -> None:
+        """Set what depends on the points, given ``root^{-1} [C^T, 1]`` for the first of them."""
+        old = len(whitened)
+        with torch.no_grad():
+            new_points = factor.points[old:]
+            ones = new_points.new_ones(len(new_points), 1)
+            columns = torch.cat((self._gradient(new_points).mT, ones), dim=-1)  # b x p + 1
+            remaining = columns - factor.root[old:, :old] @ whitened
+            corner = factor.root[old:, old:]
+            new = torch.linalg.solve_triangular(corner, remaining, upper=False)
+            whitened = torch.cat((whitened, new))
+        crossed, ones = whitened[:, :-1], whitened[:, -1:]
+        self.register_buffer("points", factor.points)
+        self.register_buffer("root", factor.root)
         self.register_buffer("crossed", crossed)  # N x p, root^{-1} C^T
         self.register_buffer("ones", ones)  # N x 1, root^{-1} 1
         # What the constant does to the gradient given the values, and how well they pin it down.

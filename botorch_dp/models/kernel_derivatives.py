@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from functools import singledispatch
+from typing import Any
 
 import torch
 from gpytorch.kernels import (
@@ -28,6 +29,8 @@ from gpytorch.kernels import (
     ScaleKernel,
 )
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+from typing_extensions import override
 
 from botorch_dp.models.derivative_rules import (
     KernelDerivatives,
@@ -53,55 +56,77 @@ class _RadialDerivatives(KernelDerivatives):
     gradient is ``-slope(0) / length_scales^2`` on the diagonal.
     """
 
+    @staticmethod
     @abstractmethod
-    def profile(self, r: Tensor) -> Tensor:
-        """The kernel as a function of the scaled distance, 1 at zero."""
+    def profile_and_slope(r: Tensor) -> tuple[Tensor, Tensor]:
+        """The kernel as a function of the scaled distance, 1 at zero, and ``profile'(r) / r``."""
 
-    @abstractmethod
-    def slope(self, r: Tensor) -> Tensor:
-        """``profile'(r) / r``."""
-
+    @override
     def value(self, X1: Tensor, X2: Tensor) -> Tensor:
-        distance = torch.cdist(
-            X1 / self.length_scales,
-            X2 / self.length_scales,
-            compute_mode="donot_use_mm_for_euclid_dist",
-        )
-        return self.profile(distance)
+        scaled = X1 / self.length_scales, X2 / self.length_scales
+        return _RadialValue.apply(*scaled, self.profile_and_slope)
 
+    @override
     def diagonal(self, X: Tensor) -> Tensor:
         return X.new_ones(X.shape[:-1])
 
+    @override
     def gradient(self, location: Tensor, X: Tensor) -> Tensor:
         offsets = (location - X) / self.length_scales  # ... x N x d
-        slope = self.slope(torch.linalg.vector_norm(offsets, dim=-1, keepdim=True))
-        return (slope * (offsets / self.length_scales)).mT
+        r = torch.linalg.vector_norm(offsets, dim=-1, keepdim=True)
+        return (self.profile_and_slope(r)[1] * (offsets / self.length_scales)).mT
 
+    @override
     def gradient_covariance(self, location: Tensor) -> Tensor:
-        at_zero = self.slope(location.new_zeros(()))
+        _, at_zero = self.profile_and_slope(location.new_zeros(()))
         return torch.diag_embed((-at_zero / self.length_scales.square()).expand_as(location))
+
+
+class _RadialValue(torch.autograd.Function):
+    """``profile`` of all distances, whose derivative needs the slope but no square root.
+
+    Through a distance, automatic differentiation has zero over zero where points coincide, and
+    takes twice as long.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, X1: Tensor, X2: Tensor, profile_and_slope: Any) -> Tensor:
+        r = torch.cdist(X1, X2, compute_mode="donot_use_mm_for_euclid_dist")
+        value, slope = profile_and_slope(r)
+        ctx.save_for_backward(X1, X2, slope)
+        return value
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        X1, X2, slope = ctx.saved_tensors
+        weights = gradients[0] * slope  # ... x N x M, times (x - z) is the derivative in x
+        needs_first, needs_second, _ = ctx.needs_input_grad
+        first = weights.sum(-1, keepdim=True) * X1 - weights @ X2 if needs_first else None
+        second = weights.sum(-2).unsqueeze(-1) * X2 - weights.mT @ X1 if needs_second else None
+        return first, second, None
 
 
 class _RBFDerivatives(_RadialDerivatives):
     """``exp(-r^2 / 2)``."""
 
-    def profile(self, r: Tensor) -> Tensor:
-        return torch.exp(-0.5 * r.square())
-
-    def slope(self, r: Tensor) -> Tensor:
-        return -self.profile(r)
+    @staticmethod
+    @override
+    def profile_and_slope(r: Tensor) -> tuple[Tensor, Tensor]:
+        profile = torch.exp(-0.5 * r.square())
+        return profile, -profile
 
 
 class _Matern52Derivatives(_RadialDerivatives):
     """``(1 + sqrt(5) r + 5 r^2 / 3) exp(-sqrt(5) r)``."""
 
-    def profile(self, r: Tensor) -> Tensor:
+    @staticmethod
+    @override
+    def profile_and_slope(r: Tensor) -> tuple[Tensor, Tensor]:
         s = _SQRT5 * r
-        return (1 + s + s.square() / 3) * torch.exp(-s)
-
-    def slope(self, r: Tensor) -> Tensor:
-        s = _SQRT5 * r
-        return -(5.0 / 3.0) * (1 + s) * torch.exp(-s)
+        decay = torch.exp(-s)
+        linear = (1 + s) * decay
+        return linear + s.square() / 3 * decay, (-5.0 / 3.0) * linear
 
 
 class _PolynomialDerivatives(KernelDerivatives):

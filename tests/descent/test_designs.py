@@ -71,7 +71,7 @@ def test_a_given_radius_is_kept_and_a_pair_shrinks() -> None:
     belief = belief_at()
     assert Design("simplex", radius=0.2).propose(belief, D + 1).radius == pytest.approx(0.2)
     shrinking = Design("simplex", radius=(0.3, 0.03))
-    radii = [shrinking.propose(belief, D + 1, progress=p).radius for p in (0.0, 0.5, 1.0)]
+    radii = [shrinking.propose(belief, D + 1, step=i, steps=3).radius for i in range(3)]
     assert radii == pytest.approx([0.3, (0.3 * 0.03) ** 0.5, 0.03])
     points = Design("simplex", radius=0.2).propose(belief, D + 1).points
     unit = float(RBFKernel().lengthscale)
@@ -80,9 +80,15 @@ def test_a_given_radius_is_kept_and_a_pair_shrinks() -> None:
     )
 
 
-def test_a_later_search_starts_from_the_last_radius() -> None:
-    proposal = Design("simplex").propose(belief_at(), D + 1, previous=0.1)
-    assert any(proposal.radius == pytest.approx(0.1 * f) for f in (1 / 1.5, 1.0, 1.5))
+def test_later_searches_start_from_the_last_radius_and_become_rare() -> None:
+    belief = belief_at()
+    after = [
+        Design("simplex").propose(belief, D + 1, step=step, steps=100, previous=0.1).radius
+        for step in range(1, 20)
+    ]
+    searched = [step for step, radius in enumerate(after, start=1) if abs(radius - 0.1) > 1e-9]
+    assert searched == [1, 2, 4, 8, 16]
+    assert all(0.1 / 2.3 < radius < 0.1 * 2.3 for radius in after)
 
 
 def test_few_points_go_where_least_is_known() -> None:

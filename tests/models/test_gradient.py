@@ -176,6 +176,21 @@ def test_trace_after_is_the_trace_of_the_extended_belief(name: str, unknown_mean
             torch.testing.assert_close(extended.weights, W, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("unknown_mean", [False, True])
+def test_an_extended_belief_is_that_of_all_points(unknown_mean: bool) -> None:
+    X = torch.rand(9, D, dtype=torch.double)
+    location = torch.full((D,), 0.5, dtype=torch.double)
+    factor = factor_of(kernels()["matern"], X[:4], 1e-3)
+    belief = GradientBelief(factor, location, unknown_mean=unknown_mean)
+    before = belief.trace
+    both, _ = factor.extended(X[4:], 1e-3)
+    extended = belief.extended(both)
+    afresh = GradientBelief(both, location, unknown_mean=unknown_mean)
+    torch.testing.assert_close(extended.covariance, afresh.covariance)
+    torch.testing.assert_close(extended.weights, afresh.weights)
+    assert belief.trace == before and len(belief.points) == 4
+
+
 @pytest.mark.parametrize("name", kernels())
 @pytest.mark.parametrize("unknown_mean", [False, True])
 def test_trace_after_has_the_right_derivative(name: str, unknown_mean: bool) -> None:

@@ -1,0 +1,190 @@
+"""Speed of the gradient acquisition and of one DP-GIBO step.
+
+    OMP_NUM_THREADS=1 python -m benchmarks.dp_gibo_speed [--repeats 9]
+
+1. ``GradientTrace``, value and derivative, against the same quantity from a BoTorch model that is
+   conditioned on the candidates and solved afresh for each of them.
+2. One whole DP-GIBO step (design, factor, gradients, clipping, noise; the objective aside) against
+   the matrix products that no implementation can avoid, at d = 33, n = 5000, N = 850.
+3. How a step grows with the number of points, parameters and records.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from gpytorch.kernels import Kernel, RBFKernel
+from torch import Tensor
+
+from benchmarks.common import Ratio, interleaved_ratio, save_results
+from botorch_dp.acquisition import GradientTrace
+from botorch_dp.descent import DPGIBO
+from botorch_dp.descent.losses import Observations
+from botorch_dp.models import public_gp
+from botorch_dp.models.factor import KernelFactor
+from botorch_dp.models.kernel_derivatives import kernel_derivatives
+
+NOISE = 1e-4
+
+
+def ard_rbf(d: int, lengthscale: float = 0.5) -> Kernel:
+    kernel = RBFKernel(ard_num_dims=d).double()
+    kernel.lengthscale = lengthscale
+    return kernel
+
+
+def trace_pair(
+    num_points: int, d: int, candidates: int
+) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
+    """Value and derivative for some candidate sets of ``d + 1`` points: ours and the baseline's."""
+    torch.manual_seed(0)
+    X = torch.rand(num_points, d, dtype=torch.double)
+    model = public_gp(X, X[:, :1], kernel=ard_rbf(d), noise_variance=NOISE)
+    model.posterior(X[:1])  # fills the caches that conditioning starts from
+    location = torch.full((d,), 0.5, dtype=torch.double)
+    acqf = GradientTrace(model, location)
+    lengthscale = model.covar_module.lengthscale.detach()
+    sets = torch.rand(candidates, d + 1, d, dtype=torch.double)
+    prior = lengthscale.pow(-2).sum()
+
+    def ours() -> Tensor:
+        Z = sets.clone().requires_grad_()
+        values = acqf(Z)
+        (slopes,) = torch.autograd.grad(values.sum(), Z)
+        return torch.cat((values.detach().reshape(-1), slopes.reshape(-1)))
+
+    def one(Z: Tensor) -> Tensor:
+        conditioned = model.condition_on_observations(Z, torch.zeros(d + 1, 1).double())
+        D = conditioned.train_inputs[0]
+        K = conditioned.covar_module(D).to_dense() + NOISE * torch.eye(len(D)).double()
+        k = conditioned.covar_module(location.unsqueeze(0), D).to_dense()  # 1 x N
+        C = ((D - location) / lengthscale.square()).mT * k  # d x N
+        explained = torch.cholesky_solve(C.mT, torch.linalg.cholesky(K))
+        return (C.mT * explained).sum() - prior
+
+    def baseline() -> Tensor:
+        values, slopes = [], []
+        for Z in sets.clone():
+            Z.requires_grad_()
+            value = one(Z)
+            values.append(value.detach().reshape(1))
+            slopes.append(torch.autograd.grad(value, Z)[0].reshape(-1))
+        return torch.cat((*values, *slopes))
+
+    torch.testing.assert_close(ours(), baseline(), rtol=1e-6, atol=1e-7)
+    return ours, baseline
+
+
+def prepared_run(num_points: int, d: int, n: int, **settings: Any) -> Callable[[], Any]:
+    """A step of a run that has seen ``num_points - d - 1`` points; repeated from the same state."""
+    torch.manual_seed(0)
+    batch = d + 1
+    losses = torch.randn(batch, n, dtype=torch.double)
+    run = DPGIBO(
+        lambda X: losses[: len(X)],
+        torch.full((d,), 0.5, dtype=torch.double),
+        kernel=ard_rbf(d, 0.3),
+        mu=1.0,
+        steps=1000,
+        clip_norm=1.0,
+        max_points=10_000,
+        num_records=n,
+        **settings,
+    )
+    observations = run._observations
+    while len(observations.factor) < num_points - batch:
+        wanted = min(batch, num_points - batch - len(observations.factor))
+        factor, _ = observations.factor.extended(torch.rand(wanted, d, dtype=torch.double))
+        block = torch.randn(wanted, n, dtype=torch.double)
+        observations = observations.with_batch(factor, block, len(observations.blocks))
+    run._observations = observations
+    run.step()  # the first search for a radius looks farther than later ones
+
+    def step() -> None:
+        run._observations = observations
+        run.step()
+
+    return step
+
+
+def unavoidable_products(num_points: int, d: int, n: int) -> Callable[[], Any]:
+    """The factor applied to the new points and (forth and back) to the gradient; weights x losses."""
+    torch.manual_seed(0)
+    X = torch.rand(num_points, d, dtype=torch.double)
+    derivatives = kernel_derivatives(ard_rbf(d, 0.3), like=X)
+    root = KernelFactor.empty(derivatives, d).extended(X, 1e-8)[0].root
+    crossed = torch.randn(num_points, d, dtype=torch.double)
+    new = torch.randn(num_points - d - 1, d + 1, dtype=torch.double)
+    old_root = root[: len(new), : len(new)].contiguous()
+    table = torch.randn(num_points, n, dtype=torch.double)
+
+    def products() -> Tensor:
+        torch.linalg.solve_triangular(old_root, new, upper=False)
+        whitened = torch.linalg.solve_triangular(root, crossed, upper=False)
+        weights = torch.linalg.solve_triangular(root.mT, whitened, upper=True)
+        return weights.mT @ table
+
+    return products
+
+
+def milliseconds(step: Callable[[], Any], repeats: int) -> float:
+    times = []
+    for _ in range(repeats):
+        start = time.process_time()
+        step()
+        times.append(time.process_time() - start)
+    return 1e3 * sorted(times)[repeats // 2]
+
+
+def growth(repeats: int) -> dict[str, dict[int, float]]:
+    """Median CPU milliseconds of a step, one size changed at a time."""
+    usual = {"num_points": 300, "d": 20, "n": 5000}
+    tables: dict[str, dict[int, float]] = {}
+    for name, sizes in {
+        "num_points": (100, 300, 900, 1800),
+        "d": (5, 10, 20, 40, 80),
+        "n": (1000, 10_000, 100_000),
+    }.items():
+        tables[name] = {}
+        for size in sizes:
+            step = prepared_run(**{**usual, name: size})
+            tables[name][size] = milliseconds(step, repeats)
+            print(f"  step with {name} = {size}: {tables[name][size]:.2f} ms")
+    return tables
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=15)
+    repeats = parser.parse_args().repeats
+    torch.set_num_threads(1)
+    ratios: dict[str, Ratio] = {}
+    for num_points in (20, 100, 300):
+        for candidates in (1, 16):
+            ours, baseline = trace_pair(num_points, 10, candidates)
+            name = f"gradient trace, N = {num_points}, d = 10, {candidates} candidate sets"
+            ratios[name] = interleaved_ratio(
+                ours, baseline, repeats=repeats, warmup=3, clock=time.process_time
+            )
+            print(f"{name}: {ratios[name]}")
+    for design in ("simplex", "central"):
+        step = prepared_run(850, 33, 5000, design=design, batch_size=34)
+        name = f"one step, d = 33, n = 5000, N = 850, {design}: products over step"
+        ratios[name] = interleaved_ratio(
+            unavoidable_products(850, 33, 5000),
+            step,
+            repeats=repeats,
+            warmup=3,
+            clock=time.process_time,
+        )
+        print(f"{name}: {ratios[name]}")
+    tables = growth(repeats)
+    save_results("dp_gibo_speed", {"ratios": ratios, "step_milliseconds": tables})
+
+
+if __name__ == "__main__":
+    main()
