@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Sequence
-from itertools import chain
 from typing import Any, Literal, get_args
 
 import torch
@@ -49,15 +48,6 @@ from botorch_dp.checks import check_positive
 Region = Literal["unbounded", "box"]
 
 
-def _check_dtype(model: Model, dtype: torch.dtype) -> None:
-    for tensor in chain(model.parameters(), model.buffers()):
-        if tensor.is_floating_point() and tensor.dtype != dtype:
-            raise TypeError(
-                f"`partitioning` has dtype {dtype}, but the model has {tensor.dtype}; "
-                f"build the partitioning from {tensor.dtype} tensors."
-            )
-
-
 class _HypervolumeAcquisition(MultiObjectiveAnalyticAcquisitionFunction, ABC):
     """What HVPoI and its logarithm share: the objectives, the cells and the pending points."""
 
@@ -83,17 +73,25 @@ class _HypervolumeAcquisition(MultiObjectiveAnalyticAcquisitionFunction, ABC):
             raise ValueError(f"`region` must be one of {get_args(Region)}, got {region!r}.")
         own_ref_point: Tensor = partitioning.ref_point
         num_objectives = len(own_ref_point)
-        ref_point = torch.as_tensor(ref_point).to(own_ref_point)
+        like_front: dict[str, Any] = {"dtype": own_ref_point.dtype, "device": own_ref_point.device}
+        ref_point = torch.as_tensor(ref_point, **like_front)
         if not ref_point.isfinite().all():
             raise ValueError(f"`ref_point` must be finite, got {ref_point.tolist()}.")
-        if ref_point.shape != own_ref_point.shape or not torch.allclose(ref_point, own_ref_point):
+        if ref_point.shape != own_ref_point.shape or not torch.allclose(
+            ref_point, own_ref_point, rtol=1e-6, atol=0.0
+        ):
             raise ValueError(
                 "`ref_point` must be the reference point that `partitioning` was built with, "
                 f"{own_ref_point.tolist()}, got {ref_point.tolist()}."
             )
-        if weights is None:
-            weights = torch.ones_like(own_ref_point)
-        weights = torch.as_tensor(weights).to(own_ref_point)
+        if partitioning.get_hypercell_bounds() is None:
+            raise ValueError(
+                "`partitioning` holds no outcomes yet; if there are none, build it with "
+                f"`Y=torch.empty(0, {num_objectives})`."
+            )
+        weights = torch.as_tensor(
+            [1.0] * num_objectives if weights is None else weights, **like_front
+        )
         if weights.shape != own_ref_point.shape:
             raise ValueError(
                 f"`weights` must hold one number for each of the {num_objectives} objectives, "
@@ -114,7 +112,6 @@ class _HypervolumeAcquisition(MultiObjectiveAnalyticAcquisitionFunction, ABC):
                 f"The model has {model.num_outputs} outputs, but `partitioning` has "
                 f"{num_objectives} objectives; name the outputs to use in `outcomes`."
             )
-        _check_dtype(model, own_ref_point.dtype)
         super().__init__(model=model, posterior_transform=posterior_transform)
         self.region = region
         self.outcomes = None if outcomes is None else list(outcomes)
@@ -183,13 +180,16 @@ class _HypervolumeAcquisition(MultiObjectiveAnalyticAcquisitionFunction, ABC):
         Returns:
             Two ``batch_shape x q x m``-dim tensors.
         """
-        if X.dtype != self.ref_point.dtype:
-            raise TypeError(
-                f"`X` has dtype {X.dtype}, but model and front have {self.ref_point.dtype}; "
-                f"use `X.to({self.ref_point.dtype})`."
-            )
+        dtype = self.ref_point.dtype
+        if X.dtype != dtype:
+            raise ValueError(f"`X` has dtype {X.dtype}, but the front has {dtype}.")
         posterior: Any = self.model.posterior(X, posterior_transform=self.posterior_transform)
         mean, variance = posterior.mean, posterior.variance
+        if mean.dtype != dtype:
+            raise ValueError(
+                f"The model predicts in {mean.dtype}, but `partitioning` has {dtype}; build it "
+                f"from {mean.dtype} tensors."
+            )
         if self.outcomes is not None:
             mean, variance = mean[..., self.outcomes], variance[..., self.outcomes]
         return (
@@ -211,7 +211,8 @@ class HypervolumeProbabilityOfImprovement(_HypervolumeAcquisition):
     [Avent2020]_ used for the trade-off between privacy and utility.
 
     It is exactly zero, with zero gradient, wherever the posterior mean is dominated: most of the
-    space. Prefer ``LogHypervolumeProbabilityOfImprovement`` for gradient-based optimization.
+    space. Prefer ``LogHypervolumeProbabilityOfImprovement`` for gradient-based optimization. It is
+    for one candidate at a time; batches come from ``optimize_acqf(..., sequential=True)``.
 
     Args:
         model: A fitted model. Its outputs are taken as independent, as in [Avent2020]_.

@@ -137,8 +137,10 @@ def construct_inputs_hvpoi(
     if outcomes is not None:
         mean = mean[..., list(outcomes)]
     if weights is not None:
-        mean = mean * torch.as_tensor(weights).to(mean)
-    partitioning = FastNondominatedPartitioning(torch.as_tensor(ref_point).to(mean), Y=mean)
+        mean = mean * torch.as_tensor(weights, dtype=mean.dtype, device=mean.device)
+    partitioning = FastNondominatedPartitioning(
+        torch.as_tensor(ref_point, dtype=mean.dtype, device=mean.device), Y=mean
+    )
     inputs = {
         "model": model,
         "ref_point": partitioning.ref_point,

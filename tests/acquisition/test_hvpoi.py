@@ -349,7 +349,7 @@ class TestRealModels:
         state = {name: part.clone() for name, part in model.state_dict().items()}
         function = on_toy_model(kind, model, X_pending=X[0])
         function(X)
-        with pytest.raises(TypeError, match="float32"):
+        with pytest.raises(ValueError, match=r"`X` has dtype torch.float32.*float64"):
             function(X.float())
         assert all(torch.equal(part, state[name]) for name, part in model.state_dict().items())
         assert model.train_targets.shape[-1] == 10
@@ -547,6 +547,21 @@ class TestArguments:
         with pytest.raises(ValueError, match="`tau_relu` must be positive"):
             evaluate(LogHypervolumeProbabilityOfImprovement, mean, std, front, tau_relu=0.0)
 
+    def test_lists_keep_double_precision(self) -> None:
+        mean, std, front = random_problem(2, seed=0)
+        ref_point = torch.tensor([-0.1, 0.3], **DOUBLE)
+        options = {"partitioning": partition(front, ref_point), "weights": [0.1, -0.7]}
+        function = acquisition(HypervolumeProbabilityOfImprovement, mean, std, front, **options)[0]
+        assert function.weights.tolist() == [0.1, -0.7]
+        function = HypervolumeProbabilityOfImprovement(function.model, [-0.1, 0.3], **options)
+        assert function.ref_point.tolist() == [-0.1, 0.3]
+
+    def test_partitioning_that_was_never_filled(self) -> None:
+        mean, std, front = random_problem(2, seed=0)
+        unfilled = FastNondominatedPartitioning(torch.zeros(2, **DOUBLE))
+        with pytest.raises(ValueError, match=r"no outcomes yet.*torch.empty\(0, 2\)"):
+            evaluate(HypervolumeProbabilityOfImprovement, mean, std, front, partitioning=unfilled)
+
     def test_infinite_reference(self) -> None:
         mean, std, front = random_problem(2, seed=0)
         ref_point = torch.tensor([0.0, -math.inf], **DOUBLE)
@@ -556,5 +571,7 @@ class TestArguments:
     def test_precision_of_the_front(self) -> None:
         model = toy_model("plain")
         partitioning = FastNondominatedPartitioning(REF_POINT.float(), Y=torch.zeros(1, 2))
-        with pytest.raises(TypeError, match=r"`partitioning` has dtype torch.float32.*float64"):
-            HypervolumeProbabilityOfImprovement(model, REF_POINT, partitioning)
+        function = HypervolumeProbabilityOfImprovement(model, REF_POINT, partitioning)
+        with pytest.raises(ValueError, match=r"predicts in torch.float64.*has torch.float32"):
+            function(torch.rand(1, 1, 3))
+        assert all(parameter.dtype == torch.double for parameter in model.parameters())
