@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from botorch.utils.multi_objective.pareto import is_non_dominated
 from numpy.typing import NDArray
+from scipy.interpolate import PchipInterpolator
 from scipy.stats import binom, hypergeom
 from torch import Tensor
 
@@ -24,6 +24,8 @@ from botorch_dp.pareto.space import Config, Integer, Real, SearchSpace
 from botorch_dp.privacy import Guarantee, sparse_vector_guarantee
 
 _THRESHOLD = 0.5
+#: Noises at which the exact front computes errors.
+_KNOTS = 96
 
 
 @dataclass(frozen=True)
@@ -108,17 +110,26 @@ class SparseVectorProblem(PrivacyUtilityProblem):
         f1 = np.einsum("kna,ab,knb->kn", true_counts, score, false_counts, optimize=True)
         return 1 - (f1 * weights).sum(axis=-1)
 
-    def exact_front(self, num_noises: int = 120) -> Tensor:
-        """The front over all ``max_positives`` and a grid of noises, ``k x 2`` (epsilon, error)."""
+    def exact_front(self, num_noises: int = 2000) -> Tensor:
+        """The front over all ``max_positives`` and a grid of noises, ``k x 2`` (epsilon, error).
+
+        Errors are computed at some noises and interpolated monotonically between them; epsilons
+        are exact.
+        """
+        check_integer("num_noises", num_noises, at_least=2)
         noise_range, positives = self.space.parameters.values()
         noises = np.geomspace(noise_range.low, noise_range.high, num_noises)
+        knots = np.geomspace(noise_range.low, noise_range.high, _KNOTS)
         columns = []
         for count in range(int(positives.low), int(positives.high) + 1):
+            errors = PchipInterpolator(np.log(knots), self.expected_error(count, knots))
             epsilons = [sparse_vector_epsilon({"noise": b, "max_positives": count}) for b in noises]
-            columns.append(np.stack([epsilons, self.expected_error(count, noises)], axis=-1))
-        points = torch.from_numpy(np.concatenate(columns))
-        points = points[is_non_dominated(-points, deduplicate=True)]
-        return points[points[:, 0].argsort()]
+            columns.append(np.stack([epsilons, errors(np.log(noises))], axis=-1))
+        points = np.concatenate(columns)
+        points = points[np.lexsort((points[:, 1], points[:, 0]))]
+        # By increasing epsilon, only what is better than everything before it.
+        best_before = np.minimum.accumulate(np.append(np.inf, points[:-1, 1]))
+        return torch.from_numpy(points[points[:, 1] < best_before])
 
 
 def sparse_vector(

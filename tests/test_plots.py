@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import os
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from botorch_dp.pareto import ParetoFront, Trial
+from botorch_dp.pareto.problem import Measurement
+from botorch_dp.plots import plot_front, plot_hypervolume, save_figure
+from botorch_dp.privacy import Guarantee, NeighboringRelation
+from botorch_dp.privacy.losses import PureLoss
+from tests.pareto import toy
+
+POINTS = [(2.0, [0.5, 0.6]), (1.0, [0.8, 0.9]), (4.0, [0.2, 0.4]), (3.0, [0.6, 0.9])]
+
+
+def front(points: Sequence[tuple[float, Sequence[float]]] = POINTS, **options: Any) -> ParetoFront:
+    cost = options.pop("cost", 12.0)
+    trials = [
+        Trial(
+            number=number,
+            config={"noise": 1.0, "epochs": 1},
+            seeds=tuple(range(len(errors))),
+            epsilon=epsilon,
+            state="complete",
+            measurements=tuple(Measurement(1 - error) for error in errors),
+        )
+        for number, (epsilon, errors) in enumerate(points)
+    ]
+    guarantee = Guarantee("toy", NeighboringRelation.REPLACE_ONE, (PureLoss(cost),))
+    problem = toy.problem(delta=options.pop("delta", 0.0))
+    return ParetoFront(problem, trials, guarantee=guarantee, **options)
+
+
+def axes(figure: Figure) -> Axes:
+    (only,) = figure.axes
+    figure.draw_without_rendering()
+    return only
+
+
+def texts(ax: Axes) -> str:
+    return " ".join(" ".join(text.get_text() for text in ax.texts).split())
+
+
+def legend(ax: Axes) -> list[str]:
+    found = ax.get_legend()
+    assert found is not None
+    return [text.get_text() for text in found.get_texts()]
+
+
+class TestFront:
+    def test_draws_the_steps_of_the_front(self) -> None:
+        ax = axes(plot_front(front(label="mine")))
+        line = next(line for line in ax.lines if line.get_label() == "mine")
+        assert line.get_drawstyle() == "steps-post"
+        x, y = (np.asarray(data, dtype=float) for data in line.get_data())
+        assert x.tolist() == [1.0, 2.0, 4.0, 10.0]
+        assert y.tolist() == pytest.approx([0.85, 0.55, 0.3, 0.3])
+
+    def test_axes_say_what_they_are(self) -> None:
+        ax = axes(plot_front(front(delta=1e-5)))
+        assert ax.get_xscale() == "log"
+        assert "ε" in ax.get_xlabel() and "δ = 1e-05" in ax.get_xlabel()
+        assert "one record is replaced" in ax.get_xlabel()
+        assert "error" in ax.get_ylabel()
+        assert "trials" in legend(ax) and "best to worst replicate" in legend(ax)
+        assert "dominated, up to (10, 1)" in legend(ax)
+
+    def test_the_price_is_below(self) -> None:
+        one, other = front(label="one"), front(label="other", cost=99.0)
+        assert texts(axes(plot_front(one))) == one.caption
+        both = texts(axes(plot_front(one, other)))
+        assert f"one: {one.caption} other: {other.caption}" == both
+        assert texts(axes(plot_hypervolume(one))) == one.caption
+
+    def test_all_trials_are_shown(self) -> None:
+        ax = axes(plot_front(front()))
+        trials = next(line for line in ax.lines if line.get_label() == "trials")
+        assert len(trials.get_xdata()) == 4  # type: ignore[arg-type]
+
+    def test_several_fronts(self) -> None:
+        ax = axes(plot_front(front(label="one"), front(label="other")))
+        assert legend(ax) == ["one", "other"]
+
+    def test_observed_beside_evaluated_again(self) -> None:
+        observed = front(label="mine")
+        again = front([(1.0, [0.9]), (2.0, [0.7])], label="mine, again", observed=observed)
+        ax = axes(plot_front(again))
+        assert {"mine, as observed", "mine, again"} <= set(legend(ax))
+        dashed = next(line for line in ax.lines if line.get_label() == "mine, as observed")
+        assert dashed.get_linestyle() == "--"
+
+    def test_band_spans_the_replicates(self) -> None:
+        ax = axes(plot_front(front(), dominated=False))
+        (band,) = ax.collections
+        y = band.get_paths()[0].vertices[:, 1]
+        assert y.min() == pytest.approx(0.2) and y.max() == pytest.approx(0.9)
+
+    def test_epsilon_zero_is_drawn(self) -> None:
+        ax = axes(plot_front(front([(0.0, [0.9]), (1.0, [0.5])])))
+        assert np.isfinite(ax.get_xlim()).all() and ax.get_xlim()[0] > 0
+
+    @pytest.mark.parametrize("points", [[(1.0, [0.5])], [(0.0, [0.5])], [(50.0, [1.0])]])
+    def test_one_point_or_none_within_the_reference(self, points: Any) -> None:
+        assert axes(plot_front(front(points))).lines
+
+    def test_on_the_users_axes(self) -> None:
+        figure = Figure()
+        left, right = figure.subplots(1, 2)
+        assert plot_front(front(), ax=left) is figure
+        assert front().plot(ax=right, band=False) is figure
+        assert left.lines and right.lines
+
+    def test_wrong(self) -> None:
+        with pytest.raises(ValueError, match="at least one front"):
+            plot_front()
+        with pytest.raises(TypeError, match="ParetoFronts"):
+            plot_hypervolume([1, 2])  # type: ignore[arg-type]
+
+
+class TestHypervolume:
+    def test_volumes_by_trial(self) -> None:
+        mine = front(label="mine")
+        ax = axes(plot_hypervolume(mine))
+        (line,) = ax.lines
+        assert list(line.get_xdata()) == [1, 2, 3, 4]  # type: ignore[arg-type]
+        assert list(line.get_ydata()) == pytest.approx(mine.hypervolume_by_trial().tolist())  # type: ignore[arg-type]
+        assert ax.get_xlabel() == "complete trials"
+        assert "(epsilon, error) = (10, 1)" in ax.get_ylabel()
+
+    def test_another_reference(self) -> None:
+        ax = axes(plot_hypervolume(front(), ref_point=(3.0, 0.9)))
+        assert "(3, 0.9)" in ax.get_ylabel()
+
+
+class TestSave:
+    @pytest.mark.parametrize("name", ["front.png", "front.PDF", "front.svg"])
+    def test_formats(self, tmp_path: Path, name: str) -> None:
+        path = save_figure(plot_front(front()), tmp_path / name)
+        assert path.stat().st_size > 1000
+        assert [p.name for p in tmp_path.iterdir()] == [name]
+
+    def test_an_interruption_leaves_the_old_file(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        figure = plot_front(front())
+        path = save_figure(figure, tmp_path / "front.png")
+        before = path.read_bytes()
+
+        def interrupted(file: Any, **_: Any) -> None:
+            file.write(b"half")
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(figure, "savefig", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            save_figure(figure, path)
+        assert path.read_bytes() == before and os.listdir(tmp_path) == ["front.png"]
+
+    def test_wrong_path(self, tmp_path: Path) -> None:
+        figure = plot_front(front())
+        with pytest.raises(ValueError, match="must end in one of"):
+            save_figure(figure, tmp_path / "front.xyz")
+        with pytest.raises(ValueError, match="must end in one of"):
+            save_figure(figure, tmp_path / "front")
+        with pytest.raises(ValueError, match="does not exist"):
+            save_figure(figure, tmp_path / "nowhere" / "front.png")
+
+
+def test_drawing_changes_no_global_state() -> None:
+    from matplotlib import _pylab_helpers
+
+    before = dict(matplotlib.rcParams), matplotlib.get_backend()
+    plot_front(front())
+    assert (dict(matplotlib.rcParams), matplotlib.get_backend()) == before
+    assert not _pylab_helpers.Gcf.figs
+
+
+def test_captions_are_wrapped_to_the_figure() -> None:
+    ax = axes(plot_front(front(label="a label that is long enough to matter" * 2)))
+    widest = max(len(line) for text in ax.texts for line in text.get_text().splitlines())
+    assert widest <= 98 and textwrap.dedent("") == ""
