@@ -68,4 +68,4 @@ def clip_factors(norms: Tensor, clip_norm: float) -> Tensor:
     """
     factors = norms.reciprocal().mul_(clip_norm).clamp_(max=1.0).nan_to_num_(nan=0.0)
     # A subnormal factor has lost its digits and could exceed the quotient that it stands for.
-    return F.threshold_(factors, torch.finfo(factors.dtype).tiny, 0.0)
+    return F.threshold(factors, torch.finfo(factors.dtype).tiny, 0.0, inplace=True)

@@ -8,6 +8,7 @@ References:
         privacy-utility Pareto fronts. Proceedings on Privacy Enhancing Technologies 2020(4).
 
 Example:
+    >>> import torch
     >>> from functools import partial
     >>> from botorch_dp.training import DPTrainer, TrainTest, logistic_loss, logistic_regression
     >>> X, y = torch.randn(200, 5), torch.randint(2, (200,))

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from botorch_dp.checks import check_delta, check_integer, check_nonnegative, check_positive
+from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy.guarantee import Guarantee
 from botorch_dp.training.sampling import SAMPLINGS, FixedLots, PoissonLots, Sampling
 
@@ -13,6 +14,10 @@ Optimizer = Literal["sgd", "adam"]
 
 #: Below this, squares of single-precision gradients vanish and a norm could be underestimated.
 SMALLEST_CLIP_NORM = 1e-12
+#: Limits within which :class:`.randomness.SystemRandomness` adds noise without rounding, and
+#: within which its slack covers the rounding of the sum.
+SMALLEST_PUBLISHED_NOISE = 1e-3
+LARGEST_PUBLISHED_LOT = 80_000
 
 _PUBLISHED_CONDITIONS = (
     "the noise, made of operating-system entropy, is a double-precision approximation of Gaussian "
@@ -57,30 +62,39 @@ class TrainingPlan:
     delta: float = 1e-5
 
     def __post_init__(self) -> None:
-        check_integer("dataset_size", self.dataset_size)
-        check_positive("learning_rate", self.learning_rate)
-        check_nonnegative("noise_multiplier", self.noise_multiplier)
-        check_positive("clip_norm", self.clip_norm, allow_inf=self.noise_multiplier == 0)
-        if self.clip_norm < SMALLEST_CLIP_NORM:
+        noise_multiplier = check_nonnegative("noise_multiplier", self.noise_multiplier)
+        dataset_size = check_integer("dataset_size", self.dataset_size)
+        checked = {
+            "dataset_size": dataset_size,
+            "learning_rate": check_positive("learning_rate", self.learning_rate),
+            "noise_multiplier": noise_multiplier,
+            "clip_norm": check_positive(
+                "clip_norm", self.clip_norm, allow_inf=noise_multiplier == 0
+            ),
+            "lot_size": check_integer("lot_size", self.lot_size, at_most=dataset_size),
+            "epochs": check_integer("epochs", self.epochs),
+            "delta": check_delta("delta", self.delta),
+        }
+        if checked["clip_norm"] < SMALLEST_CLIP_NORM:
             raise ValueError(
                 f"`clip_norm` must be at least {SMALLEST_CLIP_NORM}, got {self.clip_norm}: smaller "
                 "gradients cannot be measured. Scale the loss up."
             )
-        check_integer("lot_size", self.lot_size, at_most=self.dataset_size)
-        check_integer("epochs", self.epochs)
-        check_delta("delta", self.delta)
         _check_choice("optimizer", self.optimizer, ("sgd", "adam"))
         _check_choice("sampling", self.sampling, tuple(SAMPLINGS))
+        # Numbers of any library come out as Python's, which JSON knows.
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
 
     @property
     def lots(self) -> FixedLots | PoissonLots:
         """How lots are drawn."""
-        return SAMPLINGS[self.sampling](int(self.dataset_size), int(self.lot_size))
+        return SAMPLINGS[self.sampling](self.dataset_size, self.lot_size)
 
     @property
     def steps(self) -> int:
         """Number of steps of a complete run."""
-        return int(self.epochs) * (int(self.dataset_size) // int(self.lot_size))
+        return self.epochs * (self.dataset_size // self.lot_size)
 
     @property
     def sensitivity(self) -> float:
@@ -114,10 +128,33 @@ class TrainingPlan:
         return Guarantee(
             mechanism,
             lots.relation,
-            (lots.privacy_loss(float(self.noise_multiplier), steps),),
+            (lots.privacy_loss(self.noise_multiplier, steps),),
             conditions=(*lots.conditions, *_PUBLISHED_CONDITIONS),
             status="conditional",
         )
+
+    def check_publishable(self) -> None:
+        """Raise if a model trained this way must not be called private.
+
+        The noise is added exactly on its grid, and the slack for rounding covers the sum, within
+        the limits checked here.
+        """
+        if self.noise_multiplier == 0:
+            raise PrivacyError(
+                "`noise_multiplier` is 0, which promises nothing, so the model cannot be published "
+                "as private. Choose a positive one, or publish=False."
+            )
+        if self.noise_multiplier < SMALLEST_PUBLISHED_NOISE:
+            raise PrivacyError(
+                f"`noise_multiplier` must be at least {SMALLEST_PUBLISHED_NOISE} to publish, got "
+                f"{self.noise_multiplier}: less noise drowns in rounding, and promises nothing "
+                "worth having."
+            )
+        if self.lot_size > LARGEST_PUBLISHED_LOT:
+            raise PrivacyError(
+                f"`lot_size` must be at most {LARGEST_PUBLISHED_LOT} to publish, got "
+                f"{self.lot_size}: the rounding of larger sums is not covered."
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form."""

@@ -21,11 +21,11 @@ from torch import Tensor
 
 #: The noisy sum of a published run lies on a grid of about this many noise deviations.
 GRID_EXPONENT = -24
-#: Covers rounding when at most 1e5 clipped double-precision gradients are added up (unit roundoff
-#: times the lot size squared), relative to the sensitivity.
+#: Covers rounding when at most 80,000 clipped double-precision gradients are added up (unit
+#: roundoff times the lot size squared), relative to the sensitivity.
 ROUNDING_SLACK = 1e-6
 
-_torch_seed_lock = threading.Lock()
+_torch_seed_lock = threading.RLock()
 
 
 @contextmanager

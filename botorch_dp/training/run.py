@@ -110,7 +110,7 @@ class TrainingRun:
             self._ahead = self._draw_ahead()
         lots, filled = self._ahead.pop(0)
         self.drawn += lots.numel()
-        sums = self._engine.clipped_sums(lots, filled, float(plan.clip_norm))
+        sums = self._engine.clipped_sums(lots, filled, plan.clip_norm)
         if plan.noise_multiplier > 0:
             for row, coins in zip(sums, self._coins, strict=True):
                 coins.perturb_(
@@ -147,7 +147,7 @@ class TrainingRun:
         """Store everything the remaining steps depend on."""
         loss = None
         if self._plan.noise_multiplier > 0 and self.step > 0:
-            spent = self._plan.lots.privacy_loss(float(self._plan.noise_multiplier), self.step)
+            spent = self._plan.lots.privacy_loss(self._plan.noise_multiplier, self.step)
             loss = loss_to_dict(spent)
         header = {
             "run": self._identity,

@@ -77,7 +77,8 @@ class DPTrainer:
     Args:
         model_factory: Returns a fresh ``nn.Module``; its initial weights may be random. Use a
             function that can be pickled to train in other processes.
-        loss: Takes outputs and targets and returns one loss for each record, or their mean.
+        loss: Takes outputs and targets and returns one loss for each record, or their mean. It
+            must not raise for any value of a record: an exception would tell about it.
         data: :class:`TrainTest` on one device.
         optimizer: ``"sgd"`` or ``"adam"`` (with torch's default moments).
         sampling: ``"without_replacement"`` or ``"poisson"``.
@@ -86,6 +87,7 @@ class DPTrainer:
             :attr:`Trained.accuracy` reports.
 
     Example:
+        >>> import torch
         >>> from functools import partial
         >>> from botorch_dp.training import logistic_loss, logistic_regression
         >>> X, y = torch.randn(1000, 5), torch.randint(2, (1000,))
@@ -214,11 +216,8 @@ class DPTrainer:
                 "`seed` was given together with publish=True: whoever knows or guesses the seed "
                 "can subtract the noise. Leave it out; a published run draws from the system."
             )
-        if publish and plan.noise_multiplier == 0:
-            raise PrivacyError(
-                "`noise_multiplier` is 0, which promises nothing, so the model cannot be published "
-                "as private. Choose a positive one, or publish=False."
-            )
+        if publish:
+            plan.check_publishable()
         if not publish and seed is None:
             raise ValueError("`seed` is required, unless publish=True: give an integer such as 0.")
         if not publish:

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import FrozenInstanceError
 
 import dp_accounting
+import numpy as np
 import pytest
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
+from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import NeighboringRelation
 from botorch_dp.training import TrainingPlan
 
@@ -105,3 +108,21 @@ def test_wrong_arguments_are_named(change: dict[str, object], message: str) -> N
 def test_a_plan_is_frozen() -> None:
     with pytest.raises(FrozenInstanceError):
         TrainingPlan(**GOOD).epochs = 5
+
+
+def test_limits_of_what_may_be_published() -> None:
+    TrainingPlan(**GOOD).check_publishable()
+    large = {"dataset_size": 100_000, "lot_size": 80_001}
+    for change, message in (
+        ({"noise_multiplier": 0.0}, "promises nothing"),
+        ({"noise_multiplier": 1e-4}, "at least 0.001"),
+        (large, "at most 80000"),
+    ):
+        with pytest.raises(PrivacyError, match=message):
+            TrainingPlan(**{**GOOD, **change}).check_publishable()
+
+
+def test_numbers_of_other_libraries_become_plain() -> None:
+    plan = TrainingPlan(**{**GOOD, "lot_size": np.int64(30), "clip_norm": np.float32(0.5)})
+    assert plan == TrainingPlan(**GOOD)
+    assert json.loads(json.dumps(plan.to_dict())) == plan.to_dict()
