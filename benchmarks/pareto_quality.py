@@ -6,13 +6,15 @@ classified correctly has a closed form). Methods choose their fronts from noisy 
 then *evaluated again*, here by the exact errors of the chosen configs, so that luck earns nothing.
 All methods see the same seeds, and differences are paired over them.
 
-Run with ``OMP_NUM_THREADS=1 python -m benchmarks.pareto_quality``; ``--full`` adds methods. With
+Run with ``OMP_NUM_THREADS=1 python -m benchmarks.pareto_quality``; ``--full`` adds methods. It
+keeps finished studies, so it can be interrupted and run again to go on. With
 ``BOTORCH_DP_DATA`` set, the logistic regression is on Adult, otherwise on the bundled data set.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import time
@@ -30,6 +32,7 @@ from tqdm import tqdm
 
 from benchmarks.common import RESULTS, mean_interval, save_results
 from botorch_dp import datasets
+from botorch_dp.files import atomic_write
 from botorch_dp.pareto import DPareto, Integer, PrivacyUtilityProblem, Real, SearchSpace
 from botorch_dp.pareto.front import dominated_volume
 from botorch_dp.pareto.space import Config
@@ -39,6 +42,8 @@ from botorch_dp.tasks.learning import OUTPUT_DELTA
 from botorch_dp.training import OutputPerturbedLogisticRegression
 
 INITIAL, TRIALS = 16, 80
+#: Finished studies of a benchmark that was interrupted.
+PARTIAL = RESULTS / "pareto_quality.partial.json"
 #: Label -> options of the study and how many times ``TRIALS`` it may train.
 METHODS: dict[str, tuple[dict[str, Any], int]] = {
     "ehvi, exact epsilon": ({"acquisition": "ehvi", "privacy_model": "exact"}, 1),
@@ -183,7 +188,7 @@ def run_method(known: KnownProblem, method: str, seed: int) -> dict[str, Any]:
         "observed": observed,
         "gap": {scale: exact[scale] - evaluated[scale] for scale in exact},
         "luck": {scale: observed[scale] - evaluated[scale] for scale in exact},
-        "points": again,
+        "points": again.tolist(),
     }
 
 
@@ -220,7 +225,7 @@ def draw(results: dict[str, Any], path: Path, seeds: int) -> None:
         exact = torch.as_tensor(result["exact_front"])
         row[0].step(exact[:, 0], exact[:, 1], where="post", color="black", label="exact front")
         for method in list(result["summary"])[:3]:
-            points = torch.cat([one["points"] for one in result["runs"][method]])
+            points = torch.tensor([p for one in result["runs"][method] for p in one["points"]])
             row[0].scatter(points[:, 0], points[:, 1], s=7, alpha=0.5, label=method)
         row[0].set(xscale="log", xlabel="ε of one training", ylabel="expected error", title=name)
         row[0].set_xlim(1e-3 * result["ref_point"][0], result["ref_point"][0])
@@ -248,17 +253,30 @@ def draw(results: dict[str, Any], path: Path, seeds: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--minutes", type=float, default=math.inf, help="stop, to go on later")
     parser.add_argument("--full", action="store_true", help="also the slower methods")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore", module="botorch|linear_operator|gpytorch")
     methods = {**METHODS, **MORE_METHODS} if arguments.full else METHODS
+    started = time.monotonic()
+    done: dict[str, Any] = json.loads(PARTIAL.read_text()) if PARTIAL.exists() else {}
     results: dict[str, Any] = {}
-    for known in (sparse_vector_problem(), regression_problem()):
+    for make in (sparse_vector_problem, regression_problem):
+        known = make()
+        name = known.problem.name
         runs: dict[str, list[dict[str, Any]]] = {method: [] for method in methods}
-        for seed in tqdm(range(arguments.seeds), desc=known.problem.name):
+        for seed in tqdm(range(arguments.seeds), desc=name):
             for method in methods:
-                runs[method].append(run_method(known, method, seed))
-        results[known.problem.name] = {
+                key = f"{name}, {method}, {seed}"
+                if key not in done:
+                    done[key] = run_method(known, method, seed)
+                    with atomic_write(PARTIAL) as file:
+                        json.dump(done, file)
+                runs[method].append(done[key])
+            if time.monotonic() - started > 60 * arguments.minutes:
+                print(f"{len(done)} studies are done; run again to go on.")
+                raise SystemExit(3)
+        results[name] = {
             "ref_point": known.problem.ref_point,
             "exact_front": known.front,
             "exact_volume": volumes(known.front, known.problem.ref_point),
@@ -276,17 +294,17 @@ def main() -> None:
                     f"reference ahead by {one['reference_ahead_by']} "
                     f"({one['reference_wins']} of {arguments.seeds})"
                 )
-    RESULTS.mkdir(exist_ok=True)
     draw(results, RESULTS / "pareto_quality.png", arguments.seeds)
     for result in results.values():
         for of_method in result["runs"].values():
             for run in of_method:
-                del run["points"]
+                del run["points"]  # the figure has them
         del result["exact_front"]
     save_results(
         "pareto_quality",
         {"seeds": arguments.seeds, "initial": INITIAL, "trials": TRIALS, "problems": results},
     )
+    PARTIAL.unlink()
 
 
 if __name__ == "__main__":
