@@ -23,7 +23,6 @@ from torch import Tensor
 from benchmarks.common import Ratio, interleaved_ratio, save_results
 from botorch_dp.acquisition import GradientTrace
 from botorch_dp.descent import DPGIBO
-from botorch_dp.descent.losses import Observations
 from botorch_dp.models import public_gp
 from botorch_dp.models.factor import KernelFactor
 from botorch_dp.models.kernel_derivatives import kernel_derivatives
@@ -112,7 +111,7 @@ def prepared_run(num_points: int, d: int, n: int, **settings: Any) -> Callable[[
 
 
 def unavoidable_products(num_points: int, d: int, n: int) -> Callable[[], Any]:
-    """The factor applied to the new points and (forth and back) to the gradient; weights x losses."""
+    """The factor applied to the new points and to the gradient (and back); weights x losses."""
     torch.manual_seed(0)
     X = torch.rand(num_points, d, dtype=torch.double)
     derivatives = kernel_derivatives(ard_rbf(d, 0.3), like=X)

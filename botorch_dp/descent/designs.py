@@ -17,6 +17,7 @@ from botorch_dp.acquisition.stencils import (
     stencil_directions,
 )
 from botorch_dp.checks import check_positive
+from botorch_dp.models.derivative_rules import KernelDerivatives
 from botorch_dp.models.gradient import GradientBelief
 
 DesignName = Literal["simplex", "central", "optimize"]
@@ -25,6 +26,9 @@ _RADII = 24
 # Once a radius is known, only its neighbours are tried.
 _NEIGHBOURS = (1 / 2.25, 1 / 1.5, 1.0, 1.5, 2.25)
 _POLISHING_STEPS = 15
+# The numerical noise as a power of the rounding error, relative to the kernel's variance: 4e-10 in
+# double, 7e-5 in single precision.
+_RESOLUTION_EXPONENT = 0.6
 # A trace below this power of the rounding error, relative to the prior's, is rounding itself.
 _KNOWN_EXPONENT = 0.65
 
@@ -32,6 +36,30 @@ _KNOWN_EXPONENT = 0.65
 def default_batch_size(design: DesignName, dim: int) -> int:
     """The points of one full stencil: ``d + 1``, or ``2 d`` for mirrored pairs."""
     return 2 * dim if design == "central" else dim + 1
+
+
+def numerical_noise(derivatives: KernelDerivatives, location: Tensor) -> float:
+    """The variance below which differences of losses have no digits left.
+
+    Without noise the trace falls with the radius until rounding takes over. A model that trusts
+    every digit turns rounding, and the part of a loss that is no function of the kernel's kind,
+    into slopes: with a smooth kernel and some dozens of points they bury the gradient.
+    """
+    variance = float(derivatives.diagonal(location.unsqueeze(0)))
+    return variance * torch.finfo(location.dtype).eps ** _RESOLUTION_EXPONENT
+
+
+def observation_noise(
+    derivatives: KernelDerivatives, location: Tensor, noise_variance: float
+) -> float:
+    """The noise variance to model observations with.
+
+    A kernel of finite rank is spared the numerical noise: its own rank keeps it well conditioned,
+    and once it is spanned the gradient is known.
+    """
+    if derivatives.has_finite_rank:
+        return noise_variance
+    return max(noise_variance, numerical_noise(derivatives, location))
 
 
 @dataclass(frozen=True)
@@ -142,14 +170,8 @@ class Design:
         return (previous * location.new_tensor(factors)).clamp(grid[0], grid[-1])
 
     def _traces(self, belief: GradientBelief, X: Tensor) -> Tensor:
-        """Traces after observing ``X``, with losses trusted to a limited number of digits only.
-
-        Without noise the trace falls with the radius until rounding takes over; a tiny noise in
-        its place finds a radius at which differences of losses still have digits.
-        """
-        resolution = torch.finfo(X.dtype).eps ** (2 / 3)
-        variance = belief.derivatives.diagonal(belief.location.unsqueeze(0))
-        noise = torch.clamp(resolution * variance, min=self.noise_variance)
+        """Traces after observing ``X``, with losses trusted to a limited number of digits only."""
+        noise = max(self.noise_variance, numerical_noise(belief.derivatives, belief.location))
         with torch.no_grad() if not X.requires_grad else torch.enable_grad():
             return belief.trace_after(X, noise)
 

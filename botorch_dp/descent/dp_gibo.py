@@ -30,7 +30,7 @@ from botorch_dp.checks import (
 )
 from botorch_dp.descent.checkpoint import Checkpoint, check_same_settings
 from botorch_dp.descent.clipping import ClippedMean
-from botorch_dp.descent.designs import DesignName, Proposal
+from botorch_dp.descent.designs import DesignName, Proposal, observation_noise
 from botorch_dp.descent.losses import (
     Observations,
     known_num_records,
@@ -88,7 +88,9 @@ class DPGIBO:
             an infinite loss is no error: that record's gradient counts as zero.
         initial: Where to start, a ``d``-vector chosen without the records (see
             :func:`private_start`). Its dtype and device are used throughout.
-        kernel: A GPyTorch kernel whose hyper-parameters were chosen without the records.
+        kernel: A GPyTorch kernel whose hyper-parameters were chosen without the records. A
+            polynomial kernel asks for nothing more once its few functions are pinned down, so it
+            suits losses that are polynomials.
         mu: The privacy parameter of the whole run; infinite for plain GIBO without noise.
         steps: ``T``. Fixed in advance, since the noise of each step depends on it.
         clip_norm: ``B``. Near the median length of the records' gradients for bounded or convex
@@ -101,7 +103,8 @@ class DPGIBO:
         optimizer: Makes a ``torch.optim`` optimizer of the parameter; plain descent if None.
         step_size: Of plain descent.
         bounds: A ``2 x d`` box; iterates are projected onto it and points stay inside.
-        noise_variance: Variance of the noise in a single record's loss, for the model.
+        noise_variance: Variance of the noise in a single record's loss, for the model. A numerical
+            noise of a few parts in 1e10 is the least, except with polynomial kernels.
         design: Where to sample, ``"simplex"``, ``"central"`` or ``"optimize"``.
         radius: Of the design in length-scales: a number, ``(first, last)`` to shrink over the run,
             or None for the smallest trace. Small radii sit in every ripple of a rough loss.
@@ -189,6 +192,7 @@ class DPGIBO:
         self._record_losses = record_losses
         self._ledger = ledger
         self._design = self._settings.make_design()
+        self._noise = observation_noise(derivatives, location, noise_variance)
         self._location = torch.nn.Parameter(location.clone())
         self._optimizer = (
             torch.optim.SGD([self._location], lr=step_size)
@@ -275,7 +279,7 @@ class DPGIBO:
         observations = self._observations.within(settings.max_points - settings.batch_size)
         belief = self._belief(observations.factor)
         proposal = self._propose(belief)
-        factor, kept = observations.factor.extended(proposal.points, settings.noise_variance)
+        factor, kept = observations.factor.extended(proposal.points, self._noise)
         X = proposal.points[kept]  # a dependent point would be asked for in vain
         if self._checkpoint is not None and step == 0:
             # The key of the first charge must outlive a crash, or a retry would be charged again.

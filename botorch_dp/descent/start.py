@@ -13,7 +13,12 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from botorch_dp.checks import check_integer, check_interval, check_positive, check_tensor
-from botorch_dp.descent.designs import Design, DesignName, default_batch_size
+from botorch_dp.descent.designs import (
+    Design,
+    DesignName,
+    default_batch_size,
+    observation_noise,
+)
 from botorch_dp.descent.losses import Observations, known_num_records, read_losses
 from botorch_dp.models.factor import KernelFactor
 from botorch_dp.models.gradient import GradientBelief
@@ -136,9 +141,11 @@ def public_clip_norm(
     check_tensor("location", location, shape=(None,))
     plan = Design(design, radius, bounds, noise_variance)
     count = check_integer("batch_size", batch_size or default_batch_size(design, len(location)))
-    empty = KernelFactor.empty(kernel_derivatives(kernel, like=location), len(location))
+    derivatives = kernel_derivatives(kernel, like=location)
+    empty = KernelFactor.empty(derivatives, len(location))
     X = plan.propose(GradientBelief(empty, location, unknown_mean=True), count).points
-    factor, kept = empty.extended(X, noise_variance)
+    noise = observation_noise(derivatives, location, noise_variance)
+    factor, kept = empty.extended(X, noise)
     losses = read_losses(record_losses, X[kept], None)
     observations = Observations(empty).with_batch(factor, losses, step=0)
     weights = GradientBelief(factor, location, unknown_mean=True).weights

@@ -28,6 +28,8 @@ class KernelDerivatives(nn.Module, ABC):
     """
 
     length_scales: Tensor
+    #: Whether finitely many functions span the kernel's, as polynomials do.
+    has_finite_rank: bool = False
 
     def __init__(self, length_scales: Tensor) -> None:
         super().__init__()
@@ -58,6 +60,7 @@ class ScaledDerivatives(KernelDerivatives):
     def __init__(self, base: KernelDerivatives, scale: Tensor) -> None:
         super().__init__(base.length_scales)
         self.base = base
+        self.has_finite_rank = base.has_finite_rank
         self.register_buffer("scale", scale)
 
     @override
@@ -83,6 +86,7 @@ class SummedDerivatives(KernelDerivatives):
     def __init__(self, parts: Sequence[KernelDerivatives]) -> None:
         super().__init__(shortest_length_scale(parts))
         self.parts: Any = nn.ModuleList(parts)
+        self.has_finite_rank = all(part.has_finite_rank for part in parts)
 
     @override
     def value(self, X1: Tensor, X2: Tensor) -> Tensor:
@@ -108,6 +112,7 @@ class ProductDerivatives(KernelDerivatives):
         super().__init__(shortest_length_scale((left, right)))
         self.left = left
         self.right = right
+        self.has_finite_rank = left.has_finite_rank and right.has_finite_rank
 
     @override
     def value(self, X1: Tensor, X2: Tensor) -> Tensor:
@@ -150,6 +155,7 @@ class RestrictedDerivatives(KernelDerivatives):
         # The other inputs have no length-scale; the shortest of these keeps designs local.
         super().__init__(shortest_length_scale((base,)))
         self.base = base
+        self.has_finite_rank = base.has_finite_rank
         self.register_buffer("dims", dims)
 
     @override

@@ -133,6 +133,7 @@ class _PolynomialDerivatives(KernelDerivatives):
     """``(x^T z + offset)^power``; it has no length-scale, so designs use the inputs' own unit."""
 
     offset: Tensor
+    has_finite_rank = True
 
     def __init__(self, offset: Tensor, power: int) -> None:
         super().__init__(torch.ones_like(offset).reshape(1))
