@@ -6,6 +6,7 @@ drawing one changes no global state and needs no display.
 
 from __future__ import annotations
 
+import io
 import os
 import textwrap
 from collections.abc import Sequence
@@ -156,8 +157,16 @@ def _check_fronts(fronts: Sequence[ParetoFront]) -> None:
 def _axes(ax: Axes | None) -> tuple[Figure, Axes]:
     from matplotlib.figure import Figure
 
+    class ShownFigure(Figure):
+        """A figure that notebooks show by itself, whether pyplot is in use or not."""
+
+        def _repr_png_(self) -> bytes:
+            picture = io.BytesIO()
+            self.savefig(picture, format="png")
+            return picture.getvalue()
+
     if ax is None:
-        figure = Figure(figsize=(6.4, 4.8), layout="constrained")
+        figure = ShownFigure(figsize=(6.4, 4.8), layout="constrained")
         return figure, figure.add_subplot()
     parent = ax.get_figure(root=True)
     assert isinstance(parent, Figure)
