@@ -7,7 +7,7 @@ methods share the seeds of their studies; differences are paired over them.
 
 By default sizes are reduced so that all of it takes some twenty minutes of one core (see
 ``dpareto_runs.REDUCED``): fewer epochs, trials and replicates; all training records are used.
-``--full`` takes the paper's sizes, which takes weeks.
+``--full`` takes the paper's sizes: days of one core for Adult, months for MNIST.
 
 Run with ``OMP_NUM_THREADS=1 python -m benchmarks.dpareto_paper``. The studies are kept in a folder
 of their own, so that an interrupted run goes on where it was.
@@ -31,6 +31,7 @@ from typing import Any
 from tqdm import tqdm
 
 from benchmarks.common import RESULTS, mean_interval, save_results
+from benchmarks.dpareto_figures import draw
 from benchmarks.dpareto_runs import FULL, REDUCED, Setting, run_study
 
 NAME = "dpareto_paper"
@@ -167,7 +168,7 @@ def table(summary: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--full", action="store_true", help="the paper's sizes: weeks")
+    parser.add_argument("--full", action="store_true", help="the paper's sizes")
     parser.add_argument(
         "--studies",
         type=Path,
@@ -186,6 +187,7 @@ def main() -> None:
             by_seed[str(seed)] = run_study(setting, method, seed, arguments.studies)
             report(settings, runs, time.perf_counter() - start)
     print(table(report(settings, runs, time.perf_counter() - start)))
+    draw(settings, runs, arguments.studies, RESULTS)
 
 
 if __name__ == "__main__":
