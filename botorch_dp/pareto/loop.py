@@ -178,36 +178,62 @@ def evaluate_again(
         replicates: How often.
         progress: Whether to show a progress bar.
     """
-    fresh: dict[int, list[Measurement]] = {trial.number: [] for trial in trials}
+    fresh: dict[int, dict[int, Measurement]] = {trial.number: {} for trial in trials}
+    errors: set[str] = set()
+    try:
+        _train_fresh(registry, workers, fresh, errors, replicates, progress)
+    except ExecutorDiedError as death:
+        raise ExecutorDiedError(
+            f"The executor died ({death}) while the front was measured again. The study's trials "
+            "are as before; call `reevaluate` again with a new executor."
+        ) from None
+    failed = [number for number, measurements in fresh.items() if not measurements]
+    if len(failed) == len(trials):
+        raise StudyError(f"All re-evaluations failed, with {sorted(errors)}.")
+    if failed:
+        warnings.warn(
+            f"All re-evaluations of trials {failed} failed, with {sorted(errors)}; the new front "
+            "is without them.",
+            stacklevel=2,
+        )
+    return [
+        replace(
+            trial,
+            # By replicate, whatever ended first.
+            measurements=tuple(m for _, m in sorted(fresh[trial.number].items())),
+            fresh=(),
+        )
+        for trial in trials
+        if fresh[trial.number]
+    ]
+
+
+def _train_fresh(
+    registry: Registry,
+    workers: Workers,
+    fresh: dict[int, dict[int, Measurement]],
+    errors: set[str],
+    replicates: int,
+    progress: bool,
+) -> None:
+    """Train the trials that ``fresh`` names; add measurements to it, and types to ``errors``."""
     together = registry.problem.replicates_together
-    with tqdm(total=len(trials) * replicates, disable=not progress, unit="training") as bar:
-        for trial in trials:
-            seeds = registry.fresh_seeds(trial.number, replicates)
-            groups = [tuple(seeds)] if together else [(replicate,) for replicate in seeds]
-            for group in groups:
-                group_seeds = tuple(seeds[replicate] for replicate in group)
-                workers.submit(Task(trial.number, trial.config, group, group_seeds))
+    for number in fresh:
+        seeds = registry.fresh_seeds(number, replicates)
+        groups = [tuple(seeds)] if together else [(replicate,) for replicate in seeds]
+        for group in groups:
+            group_seeds = tuple(seeds[replicate] for replicate in group)
+            workers.submit(Task(number, registry.trial(number).config, group, group_seeds))
+    with tqdm(total=len(fresh) * replicates, disable=not progress, unit="training") as bar:
         while workers.in_flight:
             for result in workers.next_results():
                 number, group = result.task.trial, result.task.replicates
                 bar.update(len(group))
-                if result.measurements is None:
-                    assert result.error_type is not None
-                    registry.record_fresh_failure(number, result.error_type, trainings=len(group))
+                if result.measurements is not None:
+                    measured = dict(zip(group, result.measurements, strict=True))
+                    registry.record_fresh(number, measured)
+                    fresh[number] |= measured
                     continue
-                measured = dict(zip(group, result.measurements, strict=True))
-                registry.record_fresh(number, measured)
-                fresh[number] += result.measurements
-    failed = [number for number, measurements in fresh.items() if not measurements]
-    if len(failed) == len(trials):
-        raise StudyError("All re-evaluations failed; the study's `trials` name the errors' types.")
-    if failed:
-        warnings.warn(
-            f"All re-evaluations of trials {failed} failed; the new front is without them.",
-            stacklevel=2,
-        )
-    return [
-        replace(trial, measurements=tuple(fresh[trial.number]), fresh=())
-        for trial in trials
-        if fresh[trial.number]
-    ]
+                assert result.error_type is not None
+                errors.add(result.error_type)
+                registry.record_fresh_failure(number, result.error_type, trainings=len(group))

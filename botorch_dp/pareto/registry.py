@@ -77,10 +77,7 @@ class Registry:
 
     def trial(self, number: int) -> Trial:
         """The trial as it is now."""
-        trials = self.trials
-        if not 0 <= number < len(trials):
-            raise ValueError(f"`trial` {number} is unknown; the study has {len(trials)} trials.")
-        return trials[number]
+        return self._storage.trial(number)
 
     def record(self, number: int, measurements: Mapping[int, Measurement]) -> Trial:
         """Store finished replicates; the trial is complete when none is missing."""

@@ -33,6 +33,8 @@ from botorch_dp.pareto.trials import State, StudyError, Trial
 #: Marks an SQLite file as a study ("DPar").
 APPLICATION_ID = 0x44506172
 
+MEMORY = ":memory:"
+
 _NOTICE = (
     "This file holds utilities measured on private records. They are not differentially private: "
     "keep the file to yourself and publish only what its guarantee covers."
@@ -61,7 +63,8 @@ class StudyStorage:
     """The trials of one study, in a file or in memory.
 
     Args:
-        path: Where the study lives; None keeps it in memory. An existing study is continued.
+        path: Where the study lives; an existing study is continued. None or ":memory:" keeps it in
+            memory.
         description: What the study optimizes; must agree with an existing file.
         seed: The study's seed. None takes an existing study's own, or a random one.
 
@@ -76,14 +79,16 @@ class StudyStorage:
         description: Mapping[str, Any],
         seed: int | None = None,
     ) -> None:
-        self._path = None if path is None else Path(path)
+        self._path = None if path in (None, MEMORY) else Path(path)
         self._lock = threading.RLock()
+        self._closed = False
+        self._trials: list[Trial] = []
         if self._path is not None:
             if not self._path.parent.is_dir():
                 raise StudyError(f"`storage`: the folder {self._path.parent} does not exist.")
             create_private(self._path)
         self._connection = sqlite3.connect(
-            ":memory:" if self._path is None else self._path,
+            MEMORY if self._path is None else self._path,
             timeout=0.0,
             isolation_level=None,
             check_same_thread=False,
@@ -107,38 +112,29 @@ class StudyStorage:
 
     def close(self) -> None:
         """Release the file. Everything is on disk already."""
-        self._connection.close()
+        with self._lock:
+            self._closed = True
+            self._connection.close()
 
     def trials(self) -> list[Trial]:
         """All trials in the order of their numbers."""
         with self._lock:
-            rows = self._connection.execute(
-                "SELECT number, config, seeds, epsilon, state FROM trial ORDER BY number"
-            ).fetchall()
-            measurements = self._connection.execute(
-                "SELECT trial, replicate, utility, objectives, seconds FROM measurement "
-                "ORDER BY trial, replicate"
-            ).fetchall()
-            failures = self._connection.execute(
-                "SELECT trial, error_type, trainings, blamed FROM failure ORDER BY id"
-            ).fetchall()
-        measured: dict[int, dict[int, Measurement]] = {}
-        for number, replicate, utility, objectives, seconds in measurements:
-            measured.setdefault(number, {})[replicate] = Measurement(
-                utility, tuple(json.loads(objectives)), math.nan if seconds is None else seconds
-            )
-        failed: dict[int, list[tuple[str, int, int]]] = {}
-        for number, *failure in failures:
-            failed.setdefault(number, []).append(tuple(failure))
-        return [_trial(row, measured.get(row[0], {}), failed.get(row[0], [])) for row in rows]
+            return list(self._trials)
+
+    def trial(self, number: int) -> Trial:
+        """One trial, or an error if there is none with this number."""
+        trials = self.trials()
+        if not 0 <= number < len(trials):
+            raise ValueError(f"`trial` {number} is unknown; the study has {len(trials)} trials.")
+        return trials[number]
 
     def next_replicate(self, number: int) -> int:
         """The first replicate of a trial that was never measured, after all that were."""
         with self._lock:
-            row = self._connection.execute(
+            (last,) = self._connection.execute(
                 "SELECT MAX(replicate) FROM measurement WHERE trial = ?", (number,)
             ).fetchone()
-        return 0 if row[0] is None else int(row[0]) + 1
+        return 0 if last is None else int(last) + 1
 
     def add_trial(
         self,
@@ -151,7 +147,7 @@ class StudyStorage:
     ) -> None:
         """Fix a proposed trial before it trains; with an error, one that never will."""
         state = "pending" if error_type is None else "failed"
-        with self._transaction():
+        with self._transaction(number):
             self._connection.execute(
                 "INSERT INTO trial VALUES (?, ?, ?, ?, ?, ?)",
                 (
@@ -170,7 +166,7 @@ class StudyStorage:
         self, number: int, measurements: Mapping[int, Measurement], *, state: State | None = None
     ) -> None:
         """Store finished trainings by replicate, and perhaps the trial's new state, as one."""
-        with self._transaction():
+        with self._transaction(number):
             self._connection.executemany(
                 "INSERT INTO measurement VALUES (?, ?, ?, ?, ?, ?)",
                 [
@@ -199,7 +195,7 @@ class StudyStorage:
             blamed: False if the trial was only near when something else broke.
             state: The trial's new state, if it changes.
         """
-        with self._transaction():
+        with self._transaction(number):
             self._insert_failure(number, error_type, trainings, blamed=blamed)
             if state is not None:
                 self._set_state(number, state)
@@ -217,9 +213,11 @@ class StudyStorage:
         self._connection.execute("UPDATE trial SET state = ? WHERE number = ?", (state, number))
 
     @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        """All or nothing, whatever interrupts it (Ctrl-C included)."""
+    def _transaction(self, number: int) -> Iterator[None]:
+        """All or nothing, whatever interrupts it (Ctrl-C included); concerns one trial."""
         with self._lock:
+            if self._closed:
+                raise StudyError("The study is closed; make a new DPareto on its storage.")
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield
@@ -228,6 +226,33 @@ class StudyStorage:
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
                 raise
+            finally:
+                self._reload(number)
+
+    def _reload(self, number: int) -> None:
+        """Bring the copy of a trial in memory up to date; nobody else writes to the file."""
+        execute = self._connection.execute
+        row = execute(
+            "SELECT number, config, seeds, epsilon, state FROM trial WHERE number = ?", (number,)
+        ).fetchone()
+        if row is None:
+            return
+        measurements = execute(
+            "SELECT replicate, utility, objectives, seconds FROM measurement WHERE trial = ? "
+            "ORDER BY replicate",
+            (number,),
+        )
+        measured = {
+            replicate: Measurement(
+                utility, tuple(json.loads(objectives)), math.nan if seconds is None else seconds
+            )
+            for replicate, utility, objectives, seconds in measurements
+        }
+        failures = execute(
+            "SELECT error_type, trainings, blamed FROM failure WHERE trial = ? ORDER BY id",
+            (number,),
+        ).fetchall()
+        self._trials[number : number + 1] = [_trial(row, measured, failures)]
 
     def _open(self, description: Mapping[str, Any], seed: int | None) -> None:
         execute = self._connection.execute
@@ -256,6 +281,8 @@ class StudyStorage:
                 execute("ROLLBACK")
             raise
         execute("PRAGMA synchronous = EXTRA")
+        for (number,) in execute("SELECT number FROM trial ORDER BY number").fetchall():
+            self._reload(number)
 
     def _matched(self, description: Mapping[str, Any], seed: int | None) -> int:
         """The study's seed, once its description is known to be ours."""

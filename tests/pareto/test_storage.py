@@ -97,6 +97,15 @@ class TestContents:
             storage.add_measurements(0, {0: Measurement(utility)})
 
 
+def test_closed() -> None:
+    storage = opened(":memory:")  # type: ignore[arg-type]
+    storage.add_trial(0, {}, (7,), 1.0)
+    storage.close()
+    assert len(storage.trials()) == 1, "what is known stays readable"
+    with pytest.raises(StudyError, match="closed"):
+        storage.add_trial(1, {}, (7,), 1.0)
+
+
 class TestFile:
     def test_private_and_says_so(self, path: Path) -> None:
         opened(path).close()
@@ -107,7 +116,7 @@ class TestFile:
 
     def test_journal_is_private_too(self, path: Path) -> None:
         storage = opened(path)
-        with storage._transaction():
+        with storage._transaction(0):
             storage._connection.execute("CREATE TABLE scratch (x)")
             modes = {stat.S_IMODE(p.stat().st_mode) for p in path.parent.iterdir()}
             assert len(list(path.parent.iterdir())) == 2, "no journal to look at"
