@@ -1,0 +1,316 @@
+"""Where does DP-GIBO win? Against PrivateObjective + TuRBO at equal mu and equal evaluations.
+
+    OMP_NUM_THREADS=1 python -m benchmarks.dp_gibo_where [--full] [--seeds 3]
+
+Both methods get the same losses, the same total mu, and 15 batches of d + 1 evaluations (25 with
+``--full``). DP-GIBO spends mu / sqrt(T) on each gradient, PrivateObjective mu / sqrt(evaluations)
+on each mean; TuRBO [Eriksson2019] then searches with a GP that knows the noise. Only n mu matters.
+
+Records have their own optima, spread around a common one; losses lie in [0, 1]:
+
+- smooth: ``1 - exp(-s)`` with ``s = |x - c_i|^2 / (2 w^2 d)``, w = .25;
+- rippled: the same plus a cosine in every coordinate of period .06;
+- plateau: ``min(s, 1)`` with w = .12: exactly flat except near the optimum.
+
+Reported is the gap of the true mean loss to its minimum, at the average of the last half of the
+iterates (DP-GIBO) or the evaluated point with the best posterior mean (TuRBO). A second table
+compares choices within DP-GIBO: the radius, a private start, AdaGrad that knows the noise, the
+average against the last iterate.
+
+References:
+    [Eriksson2019] D. Eriksson, M. Pearce, J. Gardner, R. Turner, M. Poloczek. Scalable global
+        optimization via local Bayesian optimization. NeurIPS 2019.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from botorch.exceptions import ModelFittingError
+from botorch.fit import fit_gpytorch_mll
+from botorch.models import SingleTaskGP
+from gpytorch.kernels import MaternKernel
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from torch import Tensor
+from torch.quasirandom import SobolEngine
+from tqdm import tqdm
+
+from benchmarks.common import RESULTS, save_results
+from botorch_dp.descent import DPGIBO, NoiseAwareAdagrad, private_start, public_clip_norm
+from botorch_dp.objectives import PrivateObjective
+
+Shape = Literal["smooth", "rippled", "plateau"]
+SHAPES: tuple[Shape, ...] = ("smooth", "rippled", "plateau")
+NUM_RECORDS = 500
+Losses = Callable[[Tensor], Tensor]
+
+
+def problem(shape: Shape, d: int, seed: int) -> tuple[Losses, Losses, Tensor]:
+    """Losses of the private records and of public ones of the same kind, and the optimum."""
+    generator = torch.Generator().manual_seed(1000 * d + seed)
+    centre = 0.1 + 0.8 * torch.rand(d, dtype=torch.double, generator=generator)
+
+    def draw(count: int) -> Losses:
+        optima = centre + 0.05 * torch.randn(count, d, dtype=torch.double, generator=generator)
+        width = 0.12 if shape == "plateau" else 0.25
+
+        def losses(X: Tensor) -> Tensor:
+            distances = torch.cdist(X, optima).square() / (2 * width**2 * d)
+            if shape == "plateau":
+                return distances.clamp_max(1.0)
+            values = 1 - torch.exp(-distances)
+            if shape == "rippled":
+                ripples = torch.cos(2 * math.pi * (X - centre) / 0.06).mean(-1, keepdim=True)
+                values = 0.95 * values + 0.025 * (1 - ripples)
+            return values
+
+        return losses
+
+    return draw(NUM_RECORDS), draw(100), centre
+
+
+def unit_box(d: int) -> Tensor:
+    return torch.stack((torch.zeros(d), torch.ones(d))).double()
+
+
+def descend(
+    losses: Losses,
+    public: Losses,
+    d: int,
+    *,
+    mu: float,
+    steps: int,
+    seed: int,
+    radius: float | tuple[float, float] | None = (0.6, 0.15),
+    start_share: float = 0.0,
+    optimizer: Any = torch.optim.Adagrad,
+) -> tuple[Tensor, Tensor]:
+    """The average of the last half and the last iterate."""
+    kernel = MaternKernel(nu=2.5).double()
+    kernel.lengthscale = 0.4
+    start = torch.full((d,), 0.5, dtype=torch.double)
+    if start_share:
+        # A share of mu is spent on the best of 4 (d + 1) random points; that many fewer follow.
+        start = private_start(
+            losses,
+            bounds=unit_box(d),
+            mu=start_share * mu,
+            num_points=4 * (d + 1),
+            loss_bounds=(0.0, 1.0),
+            seed=seed,
+            unsafe_seed=seed,
+        ).value
+        steps -= 4
+    clip_norm = public_clip_norm(public, start, kernel=kernel, radius=0.3, bounds=unit_box(d))
+    result = DPGIBO(
+        losses,
+        start,
+        kernel=kernel,
+        mu=mu * math.sqrt(1 - start_share**2),
+        steps=steps,
+        clip_norm=max(clip_norm, 1e-3),
+        bounds=unit_box(d),
+        optimizer=lambda parameters: optimizer(parameters, lr=0.1),
+        radius=radius,
+        unsafe_seed=seed,
+    ).run()
+    return result.average.value, result.location.value
+
+
+def turbo(losses: Losses, d: int, *, mu: float, batches: int, batch: int, seed: int) -> Tensor:
+    """TuRBO-1 with Thompson sampling on noisy private means; the best posterior mean."""
+    torch.manual_seed(seed)
+    evaluations = batches * batch
+    objective = PrivateObjective(
+        losses,
+        bounds=(0.0, 1.0),
+        mu=mu / math.sqrt(evaluations),
+        num_records=NUM_RECORDS,
+        negate=True,
+        unsafe_seed=seed,
+    )
+    X = SobolEngine(d, scramble=True, seed=seed).draw(batch, dtype=torch.double)
+    X[0] = 0.5  # where the descent starts
+    Y, Yvar = objective(X)
+    length, successes, failures = 0.8, 0, 0
+    for _ in range(batches - 1):
+        model = _fitted(X, Y, Yvar)
+        with torch.no_grad():
+            means = model.posterior(X).mean.squeeze(-1)
+        centre = X[means.argmax()]
+        candidates = _trust_region(centre, length, model, d, seed + len(X))
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            samples = model.posterior(candidates).sample(torch.Size([batch])).squeeze(-1)
+        chosen = candidates[samples.argmax(-1)]
+        new_Y, new_Yvar = objective(chosen)
+        best = float(means.max())
+        improved = float(new_Y.max()) > best + 1e-3 * abs(best)
+        successes, failures = (successes + 1, 0) if improved else (0, failures + 1)
+        if successes == 3:
+            length, successes = min(2 * length, 1.6), 0
+        elif failures == 2:
+            length, failures = max(length / 2, 0.01), 0
+        X, Y, Yvar = torch.cat((X, chosen)), torch.cat((Y, new_Y)), torch.cat((Yvar, new_Yvar))
+    model = _fitted(X, Y, Yvar)
+    with torch.no_grad():
+        return X[model.posterior(X).mean.argmax()]
+
+
+def _fitted(X: Tensor, Y: Tensor, Yvar: Tensor) -> SingleTaskGP:
+    """A GP of the newest points that knows the noise, with fitted length-scales."""
+    newest = slice(-400, None)
+    model = SingleTaskGP(X[newest], Y[newest], Yvar[newest])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            fit_gpytorch_mll(
+                ExactMarginalLogLikelihood(model.likelihood, model),
+                optimizer_kwargs={"options": {"maxiter": 30}},
+            )
+        except ModelFittingError:
+            model = SingleTaskGP(X[newest], Y[newest], Yvar[newest])  # keep the prior's values
+    return model.eval()
+
+
+def _trust_region(centre: Tensor, length: float, model: SingleTaskGP, d: int, seed: int) -> Tensor:
+    lengthscale = model.covar_module.lengthscale.detach().squeeze(0)
+    weights = lengthscale / lengthscale.log().mean().exp()
+    lower = (centre - weights * length / 2).clamp(0, 1)
+    upper = (centre + weights * length / 2).clamp(0, 1)
+    draws = SobolEngine(d, scramble=True, seed=seed).draw(500, dtype=torch.double)
+    moved = torch.rand(500, d) <= min(20 / d, 1.0)
+    moved[torch.arange(500), torch.randint(d, (500,))] = True
+    return torch.where(moved, lower + (upper - lower) * draws, centre)
+
+
+def gap(losses: Losses, point: Tensor, centre: Tensor) -> float:
+    """Mean loss above (nearly) its minimum; the ripples' minimum is at the centre too."""
+    both = losses(torch.stack((point, centre))).mean(-1)
+    return float(both[0] - both[1])
+
+
+def comparison(
+    dims: Sequence[int], levels: Sequence[float], seeds: int, batches: int
+) -> list[dict[str, Any]]:
+    rows = []
+    cases = [(s, d, level) for s in SHAPES for d in dims for level in levels]
+    for shape, d, level in tqdm(cases, desc="comparison"):
+        gaps: dict[str, list[float]] = {"DP-GIBO": [], "DP-GIBO, private start": [], "TuRBO": []}
+        mu = level / NUM_RECORDS
+        for seed in range(seeds):
+            losses, public, centre = problem(shape, d, seed)
+            run = partial(descend, losses, public, d, mu=mu, steps=batches, seed=seed)
+            gaps["DP-GIBO"].append(gap(losses, run()[0], centre))
+            started = run(start_share=0.3)[0]
+            gaps["DP-GIBO, private start"].append(gap(losses, started, centre))
+            found = turbo(losses, d, mu=mu, batches=batches, batch=d + 1, seed=seed)
+            gaps["TuRBO"].append(gap(losses, found, centre))
+        start = [
+            gap(p[0], torch.full((d,), 0.5).double(), p[2])
+            for p in (problem(shape, d, seed) for seed in range(seeds))
+        ]
+        row = {"shape": shape, "d": d, "n mu": level, "start": statistics.median(start)}
+        row |= {name: statistics.median(values) for name, values in gaps.items()}
+        row |= {f"all {name}": values for name, values in gaps.items()}
+        rows.append(row)
+        shown = ", ".join(f"{name} {row[name]:.3f}" for name in ("start", *gaps))
+        tqdm.write(f"{shape}, d = {d}, n mu = {level:g}: median gap {shown}")
+    return rows
+
+
+CHOICES: dict[str, dict[str, Any]] = {
+    "radius .6 to .15 length-scales": {},
+    "radius .15": {"radius": 0.15},
+    "radius .6": {"radius": 0.6},
+    "radius of the smallest trace": {"radius": None},
+    "private start (30% of mu)": {"start_share": 0.3},
+    "noise-aware AdaGrad": {"optimizer": NoiseAwareAdagrad},
+}
+
+
+def choices(seeds: int, steps: int, d: int = 20, level: float = 1000.0) -> dict[str, Any]:
+    """Median gaps of variants of DP-GIBO at one size, for the average and the last iterate."""
+    table: dict[str, Any] = {}
+    for shape in SHAPES:
+        for name, options in CHOICES.items():
+            gaps: list[tuple[float, float]] = []
+            for seed in range(seeds):
+                losses, public, centre = problem(shape, d, seed)
+                average, last = descend(
+                    losses,
+                    public,
+                    d,
+                    mu=level / NUM_RECORDS,
+                    steps=steps,
+                    seed=seed,
+                    **options,
+                )
+                gaps.append((gap(losses, average, centre), gap(losses, last, centre)))
+            averages, lasts = zip(*gaps, strict=True)
+            table.setdefault(shape, {})[name] = {
+                "average": statistics.median(averages),
+                "last": statistics.median(lasts),
+            }
+            entry = table[shape][name]
+            print(f"  {shape}, {name}: average {entry['average']:.4f}, last {entry['last']:.4f}")
+    return table
+
+
+def _figure(rows: list[dict[str, Any]], levels: Sequence[float], batches: int) -> None:
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, len(SHAPES), figsize=(13, 4.2), sharey=True)
+    dims = sorted({row["d"] for row in rows})
+    for ax, shape in zip(axes, SHAPES, strict=True):
+        for d, shade in zip(dims, plt.cm.viridis(torch.linspace(0, 0.85, len(dims))), strict=True):
+            mine = [row for row in rows if row["shape"] == shape and row["d"] == d]
+            for method, style in (("DP-GIBO", "o-"), ("TuRBO", "s--")):
+                values = [max(row[method], 1e-4) for row in mine]
+                ax.plot(levels, values, style, color=shade, ms=4, label=f"{method}, d = {d}")
+        ax.set_xscale("log")
+        ax.set_yscale("log")
+        ax.set_title(shape)
+        ax.set_xlabel("records x mu of the whole run (n mu)")
+    axes[0].set_ylabel("gap of the true mean loss (median)")
+    axes[-1].legend(frameon=False, fontsize=7, ncol=2)
+    figure.suptitle(
+        f"Equal mu-GDP (replace-one) and equal evaluations ({batches} batches of d + 1): DP-GIBO "
+        "against PrivateObjective + TuRBO",
+        fontsize=10,
+    )
+    figure.tight_layout()
+    figure.savefig(RESULTS / "dp_gibo_where.png", dpi=110)
+    plt.close(figure)
+
+
+def main() -> None:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--full", action="store_true", help="also d = 10, 25 batches, 5 levels")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    dims = (2, 5, 10, 20, 50) if arguments.full else (2, 5, 20, 50)
+    levels = (10.0, 100.0, 1000.0, 3000.0, 10_000.0)
+    levels = levels if arguments.full else (10.0, 100.0, 1000.0, 10_000.0)
+    batches = 25 if arguments.full else 15
+    print(f"choices within DP-GIBO (d = 20, n mu = 1000, {2 * batches} steps)")
+    table = choices(2 * arguments.seeds, 2 * batches)
+    rows = comparison(dims, levels, arguments.seeds, batches)
+    _figure(rows, levels, batches)
+    sizes = {"seeds": arguments.seeds, "batches": batches, "reduced": not arguments.full}
+    save_results("dp_gibo_where", {"sizes": sizes, "comparison": rows, "choices": table})
+
+
+if __name__ == "__main__":
+    main()
