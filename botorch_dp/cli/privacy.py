@@ -101,7 +101,8 @@ def _show(options: argparse.Namespace) -> int:
 def _audit(options: argparse.Namespace) -> int:
     from botorch_dp.cli.audit_table import run_audits
 
-    return run_audits(samples=options.samples, only=options.mechanism, as_json=options.json)
+    rows = run_audits(samples=options.samples, only=options.mechanism, as_json=options.json)
+    return 0 if all(row.good for row in rows) else 1
 
 
 def _calibrate_additive(options: argparse.Namespace) -> int:

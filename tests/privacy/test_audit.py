@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy import stats
 
-from benchmarks.audit import CASES, CONFIDENCE
+from botorch_dp.cli.audit_table import CASES, CONFIDENCE
 from botorch_dp.privacy.audit import _lowest_bit, audit_epsilon
 from botorch_dp.privacy.guarantee import Guarantee, NeighboringRelation
 from botorch_dp.privacy.losses import GaussianLoss, PureLoss

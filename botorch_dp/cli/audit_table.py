@@ -1,0 +1,312 @@
+"""The audit of every mechanism and of its deliberately broken twins, as one table.
+
+An honest mechanism must not be refuted (the chance of that is at most 1e-6), and every twin must
+be. A broken twin is the mechanism with one realistic mistake. Twins whose mistake is the amount of
+noise round their outputs to multiples of 2^-20, so that nothing but the amount can betray them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from botorch_dp.privacy import (
+    Guarantee,
+    audit_epsilon,
+    exponential_guarantee,
+    exponential_mechanism,
+    gaussian_guarantee,
+    gaussian_mechanism,
+    laplace_guarantee,
+    laplace_mechanism,
+    sparse_vector_guarantee,
+)
+from botorch_dp.privacy.above_threshold import SparseVectorPlan, noisy_comparisons
+from botorch_dp.privacy.audit import AuditReport
+from botorch_dp.privacy.sampling import SelectionMethod, noise_source
+
+CONFIDENCE = 1 - 1e-6
+
+#: ``mechanism(data, size)``: that many independent outputs.
+Batched = Callable[[Any, int], Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A mechanism, its broken twins, and a neighbouring pair that is bad for all of them.
+
+    Args:
+        name: The mechanism.
+        honest: Its batched form.
+        twins: Broken forms, each under the mistake it makes.
+        data: One data set, or rather the statistic the mechanism sees.
+        neighbor: The other.
+        claim: What all of them claim.
+        delta: Where epsilon is compared.
+        projection: See :func:`audit_epsilon`.
+    """
+
+    name: str
+    honest: Batched
+    twins: dict[str, Batched]
+    data: Any
+    neighbor: Any
+    claim: Guarantee
+    delta: float = 0.0
+    projection: Callable[[Any], Any] | None = None
+
+    def audit(self, mechanism: Batched, samples: int) -> AuditReport:
+        """Audit the mechanism, or one of its twins, against the claim."""
+        return audit_epsilon(
+            mechanism,
+            self.data,
+            self.neighbor,
+            samples=samples,
+            delta=self.delta,
+            confidence=CONFIDENCE,
+            claim=self.claim,
+            projection=self.projection,
+            batched=True,
+        )
+
+
+_seeds = itertools.count(1)
+
+
+def _repeat(vector: list[float], size: int) -> torch.Tensor:
+    return torch.tensor(vector, dtype=torch.float64).expand(size, -1)
+
+
+def _laplace(sensitivity: float = 1.0, *, exact: bool = True) -> Batched:
+    """Independent noise in each coordinate makes one call a batch of independent releases."""
+
+    def mechanism(data: list[float], size: int) -> torch.Tensor:
+        seed = None if exact else next(_seeds)
+        noisy = laplace_mechanism(
+            _repeat(data, size), sensitivity=sensitivity, epsilon=1.0, unsafe_seed=seed
+        ).value
+        return noisy if exact else _coarse(noisy)
+
+    return mechanism
+
+
+def _gaussian(sensitivity: float = 1.0, *, exact: bool = True) -> Batched:
+    def mechanism(data: list[float], size: int) -> torch.Tensor:
+        seed = None if exact else next(_seeds)
+        noisy = gaussian_mechanism(
+            _repeat(data, size), sensitivity=sensitivity, mu=1.0, unsafe_seed=seed
+        ).value
+        return noisy if exact else _coarse(noisy)
+
+    return mechanism
+
+
+def _coarse(values: torch.Tensor) -> torch.Tensor:
+    return torch.round(values * 2.0**20) / 2.0**20
+
+
+def _select(method: SelectionMethod, sensitivity: float = 1.0, *, exact: bool = True) -> Batched:
+    def mechanism(data: list[float], size: int) -> np.ndarray:
+        # The scale of one public call; its sampler, many times over.
+        scale = exponential_mechanism(
+            torch.tensor(data), sensitivity=sensitivity, epsilon=1.0, method=method
+        ).scale
+        assert scale is not None  # selection always states it
+        source = noise_source(None if exact else next(_seeds))
+        return source.select(np.array(data), scale, method, size)
+
+    return mechanism
+
+
+SVT_NOISE = 6.0
+
+
+def _sparse_vector(*, exact: bool = True, query_noise: bool = True, stops: bool = True) -> Batched:
+    """Runs as rows: 0 and 1 are answers, 2 what comes after the stop."""
+
+    def mechanism(data: list[float], size: int) -> np.ndarray:
+        source = noise_source(None if exact else next(_seeds))
+        plan = SparseVectorPlan.make(SVT_NOISE, 1, 1.0)
+        if query_noise:
+            runs = noisy_comparisons(np.array(data), 0.5, plan, source, size)
+        else:
+            noise = source.integer_laplace((size, 1), plan.threshold_scale) * plan.step
+            runs = np.array(data) >= 0.5 + noise
+        earlier: np.ndarray = np.cumsum(runs, axis=1) - runs
+        return np.where(earlier >= plan.max_positives, 2, runs) if stops else runs
+
+    return mechanism
+
+
+def _torch_gaussian(data: list[float], size: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(next(_seeds))
+    return _repeat(data, size) + torch.randn(size, 1, dtype=torch.float64, generator=generator)
+
+
+def _numpy_laplace(data: list[float], size: int) -> np.ndarray:
+    generator = np.random.default_rng(next(_seeds))
+    return data[0] + generator.laplace(size=size)
+
+
+def _pattern(runs: np.ndarray) -> np.ndarray:
+    """One integer for each run."""
+    return runs @ 3 ** np.arange(runs.shape[1])
+
+
+#: The delta at which Gaussian mechanisms are compared: large enough for events with many hits.
+DELTA = 0.05
+
+CASES = [
+    Case(
+        "Laplace",
+        _laplace(),
+        {"half the noise": _laplace(0.5, exact=False), "numpy's noise": _numpy_laplace},
+        data=[0.0],
+        neighbor=[1.0],
+        claim=laplace_guarantee(sensitivity=1.0, epsilon=1.0),
+    ),
+    Case(
+        "Laplace, 3 values",
+        _laplace(),
+        {"sensitivity of one value": _laplace(0.5, exact=False)},
+        data=[0.0, 0.0, 0.0],
+        neighbor=[0.5, 0.25, -0.25],
+        claim=laplace_guarantee(sensitivity=1.0, epsilon=1.0, num_values=3),
+        projection=lambda values: (
+            (values - torch.tensor([0.5, 0.25, -0.25])).abs() - values.abs()
+        ).sum(-1),
+    ),
+    Case(
+        "Gaussian",
+        _gaussian(),
+        {"half the noise": _gaussian(0.5, exact=False), "torch.randn": _torch_gaussian},
+        data=[0.0],
+        neighbor=[1.0],
+        claim=gaussian_guarantee(sensitivity=1.0, mu=1.0),
+        delta=DELTA,
+    ),
+    Case(
+        "Gaussian, 2 values",
+        _gaussian(),
+        {"sensitivity of one value": _gaussian(math.sqrt(0.5), exact=False)},
+        data=[0.0, 0.0],
+        neighbor=[math.sqrt(0.5), math.sqrt(0.5)],
+        claim=gaussian_guarantee(sensitivity=1.0, mu=1.0),
+        delta=DELTA,
+        projection=lambda values: values.sum(-1),
+    ),
+    Case(
+        "Exponential",
+        _select("exponential"),
+        {"missing factor 2": _select("exponential", 0.5, exact=False)},
+        data=[0.0, 5.0],
+        neighbor=[1.0, 4.0],
+        claim=exponential_guarantee(sensitivity=1.0, epsilon=1.0),
+    ),
+    Case(
+        "Permute-and-flip",
+        _select("permute_and_flip"),
+        {"missing factor 2": _select("permute_and_flip", 0.5, exact=False)},
+        data=[0.0, 4.0],
+        neighbor=[1.0, 3.0],
+        claim=exponential_guarantee(sensitivity=1.0, epsilon=1.0, method="permute_and_flip"),
+    ),
+    Case(
+        "Sparse vector",
+        _sparse_vector(),
+        {
+            "no query noise": _sparse_vector(exact=False, query_noise=False),
+            "no stop at C positives": _sparse_vector(exact=False, stops=False),
+        },
+        data=[0.0] * 4 + [1.0] * 4,
+        neighbor=[1.0] * 4 + [0.0] * 4,
+        claim=sparse_vector_guarantee(noise=SVT_NOISE, max_positives=1),
+        projection=_pattern,
+    ),
+]
+
+
+@dataclass(frozen=True)
+class AuditRow:
+    """One line of the table: a mechanism, or a twin with its mistake."""
+
+    mechanism: str
+    mistake: str
+    report: AuditReport
+
+    @property
+    def good(self) -> bool:
+        """Whether the honest passed, or the broken was caught."""
+        return self.report.passes is (self.mistake == "")
+
+
+_HEADER = (
+    f"{'mechanism':<19}{'twin with a mistake':<27}{'delta':>6}{'claimed':>9}{'proven':>9}"
+    f"  {'verdict':<12}{'time':>6}"
+)
+
+
+def run_audits(*, samples: int, only: str = "", as_json: bool = False) -> list[AuditRow]:
+    """Audit all mechanisms whose name contains ``only``, printing a table on the way.
+
+    Args:
+        samples: Draws from each of the two neighbours.
+        only: Part of the mechanisms' names, in any case.
+        as_json: Print JSON at the end instead of the table.
+    """
+    wanted = only.lower().replace("_", " ").replace("-", " ")
+    cases = [case for case in CASES if wanted in case.name.lower().replace("-", " ")]
+    if not cases:
+        names = ", ".join(case.name for case in CASES)
+        raise ValueError(f"There is no mechanism called {only!r}; there are {names}.")
+    if not as_json:
+        print(
+            f"{samples:,} draws from each of two neighbours, confidence "
+            f'{100 * CONFIDENCE:.10g}%.\n"proven" is what the audit shows: epsilon is at least '
+            f"that.\n\n{_HEADER}\n{'-' * len(_HEADER)}"
+        )
+    rows = []
+    for case in cases:
+        for mistake, mechanism in {"": case.honest, **case.twins}.items():
+            start = time.perf_counter()
+            row = AuditRow(case.name, mistake, case.audit(mechanism, samples))
+            rows.append(row)
+            if not as_json:
+                print(_line(row, time.perf_counter() - start), flush=True)
+    failures = sum(not row.good for row in rows)
+    if as_json:
+        print(json.dumps([_as_dict(row) for row in rows], indent=1))
+    elif failures:
+        print(f"\n{failures} of {len(rows)} audits FAILED.")
+    else:
+        print("\nNo honest mechanism was refuted; every broken twin was caught.")
+    return rows
+
+
+def _line(row: AuditRow, seconds: float) -> str:
+    report = row.report
+    verdict = ("caught" if row.mistake else "not refuted") if row.good else "FAILED"
+    return (
+        f"{row.mechanism:<19}{row.mistake:<27}{report.delta:>6g}{report.claim:>9.4g}"
+        f"{report.lower_bound:>9.4g}  {verdict:<12}{seconds:>5.0f}s"
+    )
+
+
+def _as_dict(row: AuditRow) -> dict[str, Any]:
+    return {
+        "mechanism": row.mechanism,
+        "mistake": row.mistake,
+        "good": row.good,
+        "delta": row.report.delta,
+        "claim": row.report.claim,
+        "lower_bound": row.report.lower_bound,
+        "samples": row.report.samples,
+    }
