@@ -23,7 +23,7 @@ from torch.autograd.function import once_differentiable
 
 
 def finite_edges(bounds: Tensor) -> Tensor:
-    """Join lower and upper bounds into ``edges`` and bring infinite ones to finite places.
+    """Join lower and upper bounds into ``edges``, in double precision and without infinities.
 
     An infinite edge would give NaN gradients (infinity times zero). The substitute lies so far
     out that no probability is beyond it, and yet survives a division by the square of the
@@ -33,15 +33,15 @@ def finite_edges(bounds: Tensor) -> Tensor:
         bounds: A ``2 x (batch_shape) x num_cells x m``-dim tensor, as from
             ``BoxDecomposition.get_hypercell_bounds``.
     """
-    far = torch.finfo(bounds.dtype).max ** 0.375
-    return torch.cat([*bounds.clamp(-far, far)], dim=-2)
+    far = torch.finfo(torch.double).max ** 0.375
+    return torch.cat([*bounds.double().clamp(-far, far)], dim=-2)
 
 
 def least_variance(bounds: Tensor) -> Tensor:
-    """The ``m`` variances below which rounding of the bounds themselves hides the uncertainty."""
+    """The ``m`` variances, in double precision, below which rounding of the bounds hides them."""
     magnitude = bounds.masked_fill(bounds.isinf(), 0.0).flatten(end_dim=-2).abs().amax(dim=0)
-    info = torch.finfo(bounds.dtype)
-    return (info.eps * magnitude).square().clamp_min(info.tiny**0.5)
+    rounding = torch.finfo(bounds.dtype).eps * magnitude.double()
+    return rounding.square().clamp_min(torch.finfo(torch.double).tiny ** 0.5)
 
 
 def volume_gain(mean: Tensor, edges: Tensor) -> Tensor:

@@ -145,6 +145,7 @@ class _HypervolumeAcquisition(MultiObjectiveAnalyticAcquisitionFunction, ABC):
                 AcquisitionFunction.set_X_pending(self, None)
                 raise
         front = self.partitioning.Y
+        means = means.to(front)
         if is_ensemble(self.model) and means.dim() > front.dim():
             means = means.mean(dim=-3)
         front = torch.cat([front.expand(*means.shape[:-2], *front.shape[-2:]), means], dim=-2)
@@ -178,7 +179,7 @@ class _HypervolumeAcquisition(MultiObjectiveAnalyticAcquisitionFunction, ABC):
             X: A ``batch_shape x q x d``-dim tensor.
 
         Returns:
-            Two ``batch_shape x q x m``-dim tensors.
+            Two ``batch_shape x q x m``-dim tensors, in double precision.
         """
         dtype = self.ref_point.dtype
         if X.dtype != dtype:
@@ -192,10 +193,9 @@ class _HypervolumeAcquisition(MultiObjectiveAnalyticAcquisitionFunction, ABC):
             )
         if self.outcomes is not None:
             mean, variance = mean[..., self.outcomes], variance[..., self.outcomes]
-        return (
-            mean * self.weights,
-            (variance * self.weights.square()).clamp_min(self.least_variance).sqrt(),
-        )
+        # What follows squares distances and reciprocals of temperatures: too much for floats.
+        mean, variance = mean.double() * self.weights, variance.double() * self.weights.square()
+        return mean, variance.clamp_min(self.least_variance).sqrt()
 
 
 class HypervolumeProbabilityOfImprovement(_HypervolumeAcquisition):
@@ -263,7 +263,8 @@ class HypervolumeProbabilityOfImprovement(_HypervolumeAcquisition):
         mean, std = self._objectives(X)
         # Where the gain is positive, the mean and with it the orthant above it lie in the region:
         # the probability is then at least 2^-m, and no logarithms are needed for precision.
-        return volume_gain(mean, self.volume_edges) * probability(mean, std, self.probability_edges)
+        value = volume_gain(mean, self.volume_edges)
+        return (value * probability(mean, std, self.probability_edges)).to(X)
 
 
 class LogHypervolumeProbabilityOfImprovement(_HypervolumeAcquisition):
@@ -355,4 +356,4 @@ class LogHypervolumeProbabilityOfImprovement(_HypervolumeAcquisition):
         """
         mean, std = self._objectives(X)
         gain = log_volume_gain(mean, self.volume_edges, temperature=self.tau_relu * std)
-        return gain + log_probability(mean, std, self.probability_edges)
+        return (gain + log_probability(mean, std, self.probability_edges)).to(X)

@@ -237,13 +237,14 @@ class TestGradients:
     @pytest.mark.parametrize("distance", [0.0, 1.0, 40.0, 1e4])
     @pytest.mark.parametrize("num_points", [0, 1, 12])
     @pytest.mark.parametrize("region", ["unbounded", "box"])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.double])
     def test_log_is_informative(
-        self, scale: float, distance: float, num_points: int, region: str
+        self, scale: float, distance: float, num_points: int, region: str, dtype: torch.dtype
     ) -> None:
         """Dominated by many standard deviations: an ascent step leads towards the front."""
-        front = scale * random_problem(2, seed=6)[2][:num_points]
-        mean = torch.full((1, 2), -distance * 0.1 * scale, **DOUBLE, requires_grad=True)
-        std = torch.full((1, 2), 0.1 * scale, **DOUBLE, requires_grad=True)
+        front = (scale * random_problem(2, seed=6)[2][:num_points]).to(dtype)
+        mean, std = (torch.full((1, 2), scale, dtype=dtype) for _ in range(2))
+        mean, std = (-distance * 0.1 * mean).requires_grad_(), (0.1 * std).requires_grad_()
         value = evaluate(LogHypervolumeProbabilityOfImprovement, mean, std, front, region=region)
         gradients = torch.autograd.grad(value, (mean, std))
         assert value.isfinite().all() and all(part.isfinite().all() for part in gradients)
