@@ -33,7 +33,6 @@ from botorch_dp.descent.clipping import ClippedMean
 from botorch_dp.descent.designs import DesignName, Proposal, observation_noise
 from botorch_dp.descent.losses import (
     Observations,
-    known_num_records,
     read_losses,
 )
 from botorch_dp.descent.plan import (
@@ -51,7 +50,7 @@ from botorch_dp.errors import PrivacyError
 from botorch_dp.models.factor import KernelFactor
 from botorch_dp.models.gradient import GradientBelief
 from botorch_dp.models.kernel_derivatives import kernel_derivatives
-from botorch_dp.objectives import PerRecordLosses
+from botorch_dp.objectives import PerRecordLosses, known_num_records
 from botorch_dp.privacy.guarantee import Guarantee, Release
 from botorch_dp.privacy.ledger import PrivacyLedger
 from botorch_dp.privacy.mechanisms import gaussian_mechanism

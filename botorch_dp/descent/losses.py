@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from botorch_dp.checks import check_integer
 from botorch_dp.models.factor import KernelFactor
-from botorch_dp.objectives import PerRecordLosses
+from botorch_dp.objectives import PerRecordLosses, checked_scores
 
 # Records turned into gradients at a time: bounds the working memory to d times this many numbers.
 _CHUNK = 16_384
@@ -82,30 +81,6 @@ def read_losses(record_losses: PerRecordLosses, X: Tensor, num_records: int | No
         num_records: The number of records, or None if this is the first time.
     """
     with torch.no_grad():
-        losses = record_losses(X)
-        if not isinstance(losses, Tensor) or not losses.is_floating_point():
-            raise TypeError(
-                "`record_losses` must return a floating-point tensor of shape b x n, got "
-                f"{losses.dtype if isinstance(losses, Tensor) else type(losses).__name__}."
-            )
-        wanted = f"({len(X)}, {'n' if num_records is None else num_records})"
-        if losses.dim() != 2 or len(losses) != len(X) or losses.shape[-1] < 1:
-            raise ValueError(
-                f"`record_losses` must return shape {wanted} for {len(X)} points, one column for "
-                f"each record; got {tuple(losses.shape)}."
-            )
-        if num_records is not None and losses.shape[-1] != num_records:
-            raise ValueError(
-                f"`record_losses` returned {losses.shape[-1]} columns, but there are {num_records} "
-                "records: their number is fixed from the first step on (or by `num_records`)."
-            )
-        losses = losses.to(X)
+        losses = checked_scores(record_losses(X), num_points=len(X), num_records=num_records).to(X)
         negligible = torch.finfo(losses.dtype).tiny ** 0.5
         return torch.where(losses.abs() < negligible, 0.0, losses)
-
-
-def known_num_records(record_losses: object, num_records: int | None) -> int | None:
-    """``num_records``, or what ``record_losses`` says of itself, or None."""
-    if num_records is None:
-        num_records = getattr(record_losses, "num_records", None)
-    return None if num_records is None else check_integer("num_records", num_records)

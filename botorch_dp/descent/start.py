@@ -19,19 +19,23 @@ from botorch_dp.descent.designs import (
     default_batch_size,
     observation_noise,
 )
-from botorch_dp.descent.losses import Observations, known_num_records, read_losses
+from botorch_dp.descent.losses import Observations, read_losses
 from botorch_dp.models.factor import KernelFactor
 from botorch_dp.models.gradient import GradientBelief
 from botorch_dp.models.kernel_derivatives import kernel_derivatives
-from botorch_dp.objectives import PerRecordLosses
+from botorch_dp.objectives import (
+    PerRecordLosses,
+    checked_scores,
+    clipped_sum,
+    grid_levels,
+    known_num_records,
+)
 from botorch_dp.privacy.accounting import pure_dp_epsilon
 from botorch_dp.privacy.guarantee import Release
 from botorch_dp.privacy.ledger import PrivacyLedger
 from botorch_dp.privacy.mechanisms import exponential_guarantee, exponential_mechanism
 
 _ONE_RECORD = "one record (one column of the losses)"
-# Integers up to here are exact in double precision, and so are sums that stay below.
-_LARGEST_EXACT = 2**53
 
 
 def private_start(
@@ -94,13 +98,17 @@ def private_start(
             ),
             label="start of a private descent",
         )
-    losses = read_losses(record_losses, X, known_num_records(record_losses, num_records)).double()
-    clipped = torch.where(losses.isnan(), high, losses).clamp(low, high)
-    levels = 2.0 ** ((_LARGEST_EXACT // losses.shape[-1]).bit_length() - 1)
-    sums = ((clipped - low) / (high - low) * levels).round().clamp(0, levels).sum(dim=-1)
+    losses = checked_scores(
+        record_losses(X),
+        num_points=num_points,
+        num_records=known_num_records(record_losses, num_records),
+    )
+    sums = torch.tensor(
+        [clipped_sum(row, (low, high), nan_as=high) for row in losses], dtype=torch.double
+    )
     choice = exponential_mechanism(
         -sums,
-        sensitivity=levels,
+        sensitivity=grid_levels(losses.shape[-1]),
         epsilon=epsilon,
         method="permute_and_flip",
         protects=protects,

@@ -165,7 +165,7 @@ def test_another_kernel_or_number_of_records_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is of 200 records"):
         descent(checkpoint=tmp_path / "run", num_records=199, **SETTINGS)
     resumed = descent(squared_distance(records(n=199)), checkpoint=tmp_path / "run", **SETTINGS)
-    with pytest.raises(ValueError, match="199 columns, but there are 200"):
+    with pytest.raises(ValueError, match="199 columns where 200 records"):
         resumed.run()
 
 

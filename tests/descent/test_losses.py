@@ -10,7 +10,7 @@ from gpytorch.kernels import RBFKernel
 from torch import Tensor
 
 from botorch_dp.descent import losses as module
-from botorch_dp.descent.losses import Observations, known_num_records, read_losses
+from botorch_dp.descent.losses import Observations, read_losses
 from botorch_dp.models.factor import KernelFactor
 from botorch_dp.models.kernel_derivatives import kernel_derivatives
 
@@ -79,36 +79,13 @@ def test_losses_get_the_dtype_of_the_points_and_no_graph() -> None:
     assert not losses.requires_grad
 
 
-@pytest.mark.parametrize(
-    ("answer", "error"),
-    [
-        (torch.zeros(4, dtype=torch.double), "shape"),
-        (torch.zeros(3, 5, dtype=torch.double), "shape"),
-        (torch.zeros(4, 0, dtype=torch.double), "shape"),
-        (torch.zeros(4, 5, 1, dtype=torch.double), "shape"),
-        (torch.zeros(4, 6, dtype=torch.double), "6 columns, but there are 5"),
-    ],
-)
-def test_wrong_shapes_are_named(answer: Tensor, error: str) -> None:
-    with pytest.raises(ValueError, match=error):
-        read_losses(lambda _: answer, X, 5)
+@pytest.mark.parametrize("shape", [(4,), (3, 5), (4, 0), (4, 5, 1), (4, 6)])
+def test_wrong_shapes_are_named(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="`record_losses`"):
+        read_losses(lambda _: torch.zeros(shape, dtype=torch.double), X, 5)
 
 
-@pytest.mark.parametrize("answer", [torch.zeros(4, 5, dtype=torch.long), [[0.0]], None])
+@pytest.mark.parametrize("answer", [[[0.0]], None])
 def test_wrong_types_are_named(answer: object) -> None:
-    with pytest.raises(TypeError, match="record_losses"):
+    with pytest.raises(TypeError, match="`record_losses`"):
         read_losses(lambda _: answer, X, 5)  # type: ignore[arg-type, return-value]
-
-
-def test_the_number_of_records_may_be_an_attribute() -> None:
-    class Losses:
-        num_records = 12
-
-        def __call__(self, X: Tensor) -> Tensor:
-            return X.new_zeros(len(X), 12)
-
-    assert known_num_records(Losses(), None) == 12
-    assert known_num_records(Losses(), 13) == 13
-    assert known_num_records(print, None) is None
-    with pytest.raises(ValueError, match="num_records"):
-        known_num_records(print, 0)

@@ -92,7 +92,7 @@ def flipping(high_first: bool) -> int:
 
 def test_audit() -> None:
     claim = start().guarantee.epsilon()
-    report = audit_epsilon(flipping, True, False, samples=1500, confidence=1 - 1e-6)
+    report = audit_epsilon(flipping, True, False, samples=1000, confidence=1 - 1e-6)
     assert 0.2 * claim < report.lower_bound <= claim
 
 
@@ -105,7 +105,7 @@ def test_audit_catches_half_the_sensitivity(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(module, "exponential_mechanism", broken)
     claim = start().guarantee.epsilon()
-    report = audit_epsilon(flipping, True, False, samples=1500, confidence=1 - 1e-6)
+    report = audit_epsilon(flipping, True, False, samples=1000, confidence=1 - 1e-6)
     assert report.lower_bound > claim
 
 
@@ -124,7 +124,7 @@ def test_simulated_noise_repeats() -> None:
         ({"loss_bounds": (1.0, 1.0)}, "`loss_bounds`"),
         ({"bounds": unit_box().flip(0)}, "`bounds`"),
         ({"bounds": torch.zeros(3, dtype=torch.double)}, "`bounds`"),
-        ({"num_records": 3}, "200 columns, but there are 3"),
+        ({"num_records": 3}, "200 columns where 3 records"),
     ],
 )
 def test_wrong_settings_are_named(changes, message: str) -> None:  # type: ignore[no-untyped-def]
