@@ -65,7 +65,7 @@ class FiniteSetGP:
         floor = _NOISE_FLOOR * precision.eps * variance.max().item()
         self._noise = max(self.noise_variance, floor, precision.tiny)
         self._mean = torch.zeros_like(variance)
-        self._variance = variance
+        self._variance = variance.clone()  # kernels may answer with an expanded tensor
         self._rows = self._mean.new_empty(0, self.num_choices)  # capacity x n
         self._num_observations = 0
         self._information_gain = 0.0
@@ -82,13 +82,13 @@ class FiniteSetGP:
 
     @property
     def mean(self) -> Tensor:
-        """Posterior mean of the function at each choice: an ``n``-vector, not to be written to."""
-        return self._mean
+        """Posterior mean of the function at each choice: a new ``n``-vector."""
+        return self._mean.clone()
 
     @property
     def variance(self) -> Tensor:
-        """Posterior variance of the function (without noise) at each choice: an ``n``-vector."""
-        return self._variance
+        """Posterior variance of the function (without noise) at each choice: a new ``n``-vector."""
+        return self._variance.clone()
 
     @property
     def information_gain(self) -> float:
@@ -123,8 +123,8 @@ class FiniteSetGP:
         self._covariance(index, out=row)
         row /= math.sqrt(pivot)
         self._num_observations += 1
-        self._mean = self._mean.add(row, alpha=(y - self._mean[index].item()) / math.sqrt(pivot))
-        self._variance = torch.addcmul(self._variance, row, row, value=-1.0).clamp_min_(0.0)
+        self._mean.add_(row, alpha=(y - self._mean[index].item()) / math.sqrt(pivot))
+        self._variance.addcmul_(row, row, value=-1.0).clamp_min_(0.0)
         self._information_gain += (
             0.5 * math.log1p(variance / self.noise_variance)
             if self.noise_variance > 0
