@@ -42,7 +42,7 @@ from botorch_dp.acquisition._cells import (
     probability,
     volume_gain,
 )
-from botorch_dp.acquisition._pending import believe
+from botorch_dp.acquisition.pending import believe
 from botorch_dp.checks import check_positive
 
 Region = Literal["unbounded", "box"]

@@ -37,7 +37,7 @@ def believe(model: Model, X: Tensor) -> Model:
         return model.condition_on_observations(
             X.expand(*mean.shape[:-1], X.shape[-1]), mean, **known_noise
         )
-    except (AttributeError, NotImplementedError) as error:
+    except (AttributeError, RuntimeError) as error:  # also NotImplementedError
         raise UnsupportedError(
             f"`X_pending`: a {type(model).__name__} cannot be conditioned on pending points; wait "
             "for them to finish and pass None."
