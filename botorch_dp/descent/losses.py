@@ -80,7 +80,6 @@ def read_losses(record_losses: PerRecordLosses, X: Tensor, num_records: int | No
         X: Where to evaluate it.
         num_records: The number of records, or None if this is the first time.
     """
-    with torch.no_grad():
-        losses = checked_scores(record_losses(X), num_points=len(X), num_records=num_records).to(X)
-        negligible = torch.finfo(losses.dtype).tiny ** 0.5
-        return torch.where(losses.abs() < negligible, 0.0, losses)
+    losses = checked_scores(record_losses(X), num_points=len(X), num_records=num_records).to(X)
+    negligible = torch.finfo(losses.dtype).tiny ** 0.5
+    return torch.where(losses.abs() < negligible, 0.0, losses)

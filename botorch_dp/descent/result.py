@@ -51,7 +51,7 @@ class DescentDiagnostics:
         return f"DescentDiagnostics({len(self.not_finite)} steps; not private, not shown)"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class DescentResult:
     """The outcome of a private descent.
 
@@ -77,3 +77,9 @@ class DescentResult:
     def guarantee(self) -> Guarantee:
         """The one guarantee under which all of this may be published, diagnostics aside."""
         return self.location.guarantee
+
+    def __repr__(self) -> str:
+        return (
+            f"DescentResult({len(self.history)} steps in {len(self.location.value)} parameters; "
+            f"{self.guarantee})"
+        )

@@ -124,7 +124,8 @@ class GradientBelief(nn.Module):
         stretch = torch.linalg.vector_norm(
             self.jacobian / self.derivatives.length_scales.unsqueeze(-1), dim=0
         )
-        return 1 / stretch
+        # An input that the kernel does not see has no length-scale: it gets the shortest one.
+        return torch.where(stretch > 0, 1 / stretch, 1 / stretch.max())
 
     @property
     def covariance(self) -> Tensor:

@@ -581,3 +581,9 @@ def test_progress_shows_public_numbers_only(capsys: pytest.CaptureFixture[str]) 
 def test_other_smooth_kernels_go_through_automatic_differentiation() -> None:
     run = descent(kernel=RQKernel(), mu=math.inf, clip_norm=math.inf, steps=10)
     assert (run.run().location.value - records().mean(0)).norm() < 0.05
+
+
+def test_a_result_can_be_read_at_a_glance() -> None:
+    shown = repr(descent(steps=2, mu=0.5).run())
+    assert "2 steps in 3 parameters" in shown
+    assert "0.5-Gaussian differentially private" in shown

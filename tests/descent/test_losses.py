@@ -89,3 +89,13 @@ def test_wrong_shapes_are_named(shape: tuple[int, ...]) -> None:
 def test_wrong_types_are_named(answer: object) -> None:
     with pytest.raises(TypeError, match="`record_losses`"):
         read_losses(lambda _: answer, X, 5)  # type: ignore[arg-type, return-value]
+
+
+def test_losses_may_come_from_training_with_gradients() -> None:
+    def train_and_score(X: Tensor) -> Tensor:
+        weight = torch.zeros(2, dtype=torch.double, requires_grad=True)
+        (X @ weight - 1).square().sum().backward()
+        assert weight.grad is not None
+        return X @ (weight - weight.grad).unsqueeze(-1)
+
+    assert not read_losses(train_and_score, X, 1).requires_grad
