@@ -154,6 +154,8 @@ class Guarantee:
     def __str__(self) -> str:
         if self.status == "none":
             reasons = "; ".join(self.conditions) or "no reason was given"
+            if SIMULATED in self.conditions:
+                reasons = SIMULATED
             return f"{self.mechanism}: no privacy guarantee ({reasons})."
         subject = f"{self.mechanism}: {self._quoted_level()} for {self.protects}"
         sentence = f"{subject}, when {self.relation.value}"

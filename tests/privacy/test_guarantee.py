@@ -84,6 +84,13 @@ def test_nominal_keeps_other_conditions() -> None:
     assert g.nominal is g
 
 
+def test_a_simulation_gives_one_reason() -> None:
+    g = promise(PureLoss(1.0), conditions=("Assumption 1",), status="conditional")
+    assert (
+        str(g.simulated()) == "Test mechanism: no privacy guarantee (not private: simulated noise)."
+    )
+
+
 def test_mu_only_for_gaussian_losses() -> None:
     assert promise(GaussianLoss(3.0), GaussianLoss(4.0)).mu == pytest.approx(5.0)
     assert promise(GaussianLoss(3.0), PureLoss(1.0)).mu is None
