@@ -9,7 +9,7 @@ from __future__ import annotations
 import pickle
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import (
     FIRST_COMPLETED,
     BrokenExecutor,
@@ -17,11 +17,15 @@ from concurrent.futures import (
     Executor,
     Future,
     ProcessPoolExecutor,
+    ThreadPoolExecutor,
     wait,
 )
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, TypeAlias
+
+import torch
 
 from botorch_dp.pareto.problem import InvalidUtilityError, Measurement, PrivacyUtilityProblem
 from botorch_dp.pareto.space import Config
@@ -141,6 +145,24 @@ class Workers:
     def replaceable(self) -> bool:
         """Whether an executor that dies can be made again."""
         return self._make is not None
+
+    @contextmanager
+    def leaving_cores_to_trainings(self) -> Iterator[None]:
+        """Compute with one thread here, while trainings elsewhere keep all cores busy.
+
+        Models of some hundred trials gain nothing from more threads, and lose twentyfold when
+        threads wait for each other on busy cores. Not if trainings are threads of this process:
+        the setting would be theirs too.
+        """
+        if isinstance(self._executor, ThreadPoolExecutor):
+            yield
+            return
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
 
     def submit(self, task: Task) -> None:
         """Start a task as soon as there is a worker for it."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -11,6 +13,9 @@ from torch import Tensor
 
 from botorch_dp.pareto.problem import PrivacyUtilityProblem
 from botorch_dp.pareto.space import Config
+
+#: Seconds after which somebody waiting for a proposal should be told what takes so long.
+_SLOW = 10.0
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,7 @@ class KnownObjectives:
         known = [0, *functions] if with_epsilon else list(functions)
         #: Which column of :attr:`Candidates.known` holds which objective.
         self.columns = {objective: column for column, objective in enumerate(known)}
+        self._warned = False
         self._rows: dict[tuple[object, ...], tuple[float, ...]] = {}
 
     def candidates(self, codes: Tensor) -> Candidates:
@@ -83,12 +89,23 @@ class KnownObjectives:
     def _epsilons(self, configs: list[Config]) -> list[list[float]]:
         if not self._with_epsilon:
             return [[] for _ in configs]
+        start = time.monotonic()
         try:
-            return [[bound] for bound in self._problem.epsilon_bounds(configs)]
+            epsilons = self._problem.epsilon_bounds(configs)
         except Exception:
             # One config can spoil a batch. Which oracle fails how is recorded when such a config
             # is tried, not when it is considered: NaN keeps it from being tried.
-            return [[_or_nan(self._problem.epsilon, config)] for config in configs]
+            epsilons = [_or_nan(self._problem.epsilon, config) for config in configs]
+        seconds = time.monotonic() - start
+        if seconds > _SLOW and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"The privacy oracle took {seconds:.0f} s for {len(configs)} candidates. Give the "
+                "problem a `privacy_batch`, or the study fewer `candidates` or "
+                "`privacy_model='gp'`.",
+                stacklevel=2,
+            )
+        return [[epsilon] for epsilon in epsilons]
 
     def _row(self, config: Config, epsilon: list[float]) -> tuple[float, ...]:
         row = (*epsilon, *(_or_nan(function, config) for function in self._functions))

@@ -102,7 +102,8 @@ class TrialLoop:
                 return None
             return waiting
         while len(self._registry.trials) < self._target:
-            trial = self._registry.propose(self._initial)
+            with self._workers.leaving_cores_to_trainings():
+                trial = self._registry.propose(self._initial)
             if trial.state == "pending":
                 return trial
         return None

@@ -5,6 +5,7 @@ from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPool
 from typing import Any
 
 import pytest
+import torch
 
 from botorch_dp.pareto import ExecutorDiedError, PrivacyUtilityProblem
 from botorch_dp.pareto.execution import InlineExecutor, Task, Workers, train
@@ -175,6 +176,20 @@ class TestDeath:
             assert result.error_type is None
         with pytest.raises(RuntimeError, match="shutdown"):
             made[1].submit(print)
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("inline", 1), ("processes", 1), ("threads", 3)])
+def test_threads_while_proposing(kind: str, expected: int) -> None:
+    before = torch.get_num_threads()
+    make = {"processes": ProcessPoolExecutor, "threads": ThreadPoolExecutor}.get(kind)
+    torch.set_num_threads(3)
+    try:
+        with Workers(toy.problem(), make) as workers:
+            with workers.leaving_cores_to_trainings():
+                assert torch.get_num_threads() == expected
+            assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
 
 
 class TestArguments:

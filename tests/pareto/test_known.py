@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import pytest
@@ -70,6 +71,18 @@ def test_configs_with_impossible_epsilons_are_marked(answer: float, batch: bool)
     candidates = known.candidates(torch.rand(200, 2, dtype=torch.double))
     epochs = torch.tensor([config["epochs"] for config in toy.SPACE.decode(candidates.codes)])
     assert torch.equal(candidates.possible, (epochs <= 10) & (epochs != 7))
+
+
+def test_a_slow_oracle_is_pointed_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from botorch_dp.pareto import known as module
+
+    known = KnownObjectives(toy.problem(), with_epsilon=True)
+    monkeypatch.setattr(module, "_SLOW", -1.0)
+    with pytest.warns(UserWarning, match="privacy_batch"):
+        known.candidates(torch.rand(3, 2, dtype=torch.double))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        known.candidates(torch.rand(3, 2, dtype=torch.double))
 
 
 def test_select_and_join() -> None:
