@@ -139,14 +139,14 @@ def _figure_41(data: Tensor, mle: Tensor, limit: Tensor, trajectories: dict[str,
     plane.plot(*limit, "rX", ms=8, label="limit of clipped descent")
     plane.set_xlabel("parameter 1")
     plane.set_ylabel("parameter 2")
-    plane.legend(frameon=False, fontsize=8)
+    plane.legend(framealpha=0.9, fontsize=8)
     distances = {
         name: quantiles((paths - limit).norm(dim=-1)) for name, paths in trajectories.items()
     }
     draw(curve, distances, "distance from the limit of clipped descent")
     figure.suptitle(
         "Example 4.1: n = 50, B = 1, b = 3, T = 150. mu-GDP over all steps, replace-one "
-        "(median and quartiles)"
+        "(simulated noise; median and quartiles)"
     )
     _save(figure, "dp_gibo_41")
 
@@ -222,7 +222,7 @@ def example_42(seeds: int) -> dict[str, Any]:
     draw(ax, {name: quantiles(gap) for name, gap in gaps.items()}, "mean loss above its minimum")
     ax.set_title(
         "Example 4.2: n = 100, B = $\\sqrt{2}$, b = 2, T = 100\n1-GDP over all steps, replace-one "
-        "(median and quartiles)",
+        "(simulated noise; median and quartiles)",
         fontsize=10,
     )
     _save(figure, "dp_gibo_42")
@@ -286,7 +286,7 @@ def example_c5(seeds: int) -> dict[str, Any]:
     draw(ax, {f"noise: {kind}": quantiles(path) for kind, path in paths.items()}, ylabel)
     ax.set_title(
         "Example C.5: evaluations with noise of s.d. .1, n = 50, T = 150\n2-GDP over all steps, "
-        "replace-one (median and quartiles)",
+        "replace-one (simulated noise; median and quartiles)",
         fontsize=10,
     )
     _save(figure, "dp_gibo_c5")

@@ -9,7 +9,7 @@ on each mean; TuRBO [Eriksson2019] then searches with a GP that knows the noise.
 Records have their own optima, spread around a common one; losses lie in [0, 1]:
 
 - smooth: ``1 - exp(-s)`` with ``s = |x - c_i|^2 / (2 w^2 d)``, w = .25;
-- rippled: the same plus a cosine in every coordinate of period .06;
+- rippled: the same plus a cosine in every coordinate, period .1, height .1;
 - plateau: ``min(s, 1)`` with w = .12: exactly flat except near the optimum.
 
 Reported is the gap of the true mean loss to its minimum, at the average of the last half of the
@@ -67,8 +67,8 @@ def problem(shape: Shape, d: int, seed: int) -> tuple[Losses, Losses, Tensor]:
                 return distances.clamp_max(1.0)
             values = 1 - torch.exp(-distances)
             if shape == "rippled":
-                ripples = torch.cos(2 * math.pi * (X - centre) / 0.06).mean(-1, keepdim=True)
-                values = 0.95 * values + 0.025 * (1 - ripples)
+                ripples = torch.cos(2 * math.pi * (X - centre) / 0.1).mean(-1, keepdim=True)
+                values = 0.9 * values + 0.05 * (1 - ripples)
             return values
 
         return losses
@@ -88,7 +88,7 @@ def descend(
     mu: float,
     steps: int,
     seed: int,
-    radius: float | tuple[float, float] | None = (0.6, 0.15),
+    radius: float | tuple[float, float] | None = (1.5, 0.15),
     start_share: float = 0.0,
     optimizer: Any = torch.optim.Adagrad,
 ) -> tuple[Tensor, Tensor]:
@@ -132,7 +132,6 @@ def turbo(losses: Losses, d: int, *, mu: float, batches: int, batch: int, seed: 
         losses,
         bounds=(0.0, 1.0),
         mu=mu / math.sqrt(evaluations),
-        num_records=NUM_RECORDS,
         negate=True,
         unsafe_seed=seed,
     )
@@ -141,7 +140,7 @@ def turbo(losses: Losses, d: int, *, mu: float, batches: int, batch: int, seed: 
     Y, Yvar = objective(X)
     length, successes, failures = 0.8, 0, 0
     for _ in range(batches - 1):
-        model = _fitted(X, Y, Yvar)
+        model = fitted_gp(X, Y, Yvar)
         with torch.no_grad():
             means = model.posterior(X).mean.squeeze(-1)
         centre = X[means.argmax()]
@@ -159,12 +158,12 @@ def turbo(losses: Losses, d: int, *, mu: float, batches: int, batch: int, seed: 
         elif failures == 2:
             length, failures = max(length / 2, 0.01), 0
         X, Y, Yvar = torch.cat((X, chosen)), torch.cat((Y, new_Y)), torch.cat((Yvar, new_Yvar))
-    model = _fitted(X, Y, Yvar)
+    model = fitted_gp(X, Y, Yvar)
     with torch.no_grad():
         return X[model.posterior(X).mean.argmax()]
 
 
-def _fitted(X: Tensor, Y: Tensor, Yvar: Tensor) -> SingleTaskGP:
+def fitted_gp(X: Tensor, Y: Tensor, Yvar: Tensor) -> SingleTaskGP:
     """A GP of the newest points that knows the noise, with fitted length-scales."""
     newest = slice(-400, None)
     model = SingleTaskGP(X[newest], Y[newest], Yvar[newest])
@@ -227,16 +226,18 @@ def comparison(
 
 
 CHOICES: dict[str, dict[str, Any]] = {
-    "radius .6 to .15 length-scales": {},
+    "radius 1.5 to .15 length-scales": {},
+    "radius .6 to .15": {"radius": (0.6, 0.15)},
     "radius .15": {"radius": 0.15},
     "radius .6": {"radius": 0.6},
+    "radius 1.5": {"radius": 1.5},
     "radius of the smallest trace": {"radius": None},
     "private start (30% of mu)": {"start_share": 0.3},
     "noise-aware AdaGrad": {"optimizer": NoiseAwareAdagrad},
 }
 
 
-def choices(seeds: int, steps: int, d: int = 20, level: float = 1000.0) -> dict[str, Any]:
+def choices(seeds: int, steps: int, d: int = 10, level: float = 300.0) -> dict[str, Any]:
     """Median gaps of variants of DP-GIBO at one size, for the average and the last iterate."""
     table: dict[str, Any] = {}
     for shape in SHAPES:
@@ -304,7 +305,7 @@ def main() -> None:
     levels = (10.0, 100.0, 1000.0, 3000.0, 10_000.0)
     levels = levels if arguments.full else (10.0, 100.0, 1000.0, 10_000.0)
     batches = 25 if arguments.full else 15
-    print(f"choices within DP-GIBO (d = 20, n mu = 1000, {2 * batches} steps)")
+    print(f"choices within DP-GIBO (d = 10, n mu = 300, {2 * batches} steps)")
     table = choices(2 * arguments.seeds, 2 * batches)
     rows = comparison(dims, levels, arguments.seeds, batches)
     _figure(rows, levels, batches)

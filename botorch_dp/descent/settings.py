@@ -60,8 +60,10 @@ class DescentSettings:
             check_integer("unsafe_seed", settings["unsafe_seed"], at_least=0)
         if batch_size is None:
             batch_size = default_batch_size(settings["design"], len(initial))
+        radius = settings["radius"]
         checked = {
             "initial": initial,
+            "radius": tuple(radius) if isinstance(radius, list) else radius,
             "mu": mu,
             "clip_norm": clip_norm,
             "steps": check_integer("steps", settings["steps"]),

@@ -78,6 +78,11 @@ class _RadialDerivatives(KernelDerivatives):
 
     @override
     def gradient_covariance(self, location: Tensor) -> Tensor:
+        if self.length_scales.numel() not in (1, len(location)):
+            raise ValueError(
+                f"`kernel` has {self.length_scales.numel()} length-scales (ard_num_dims) for "
+                f"{len(location)} inputs."
+            )
         _, at_zero = self.profile_and_slope(location.new_zeros(()))
         return torch.diag_embed((-at_zero / self.length_scales.square()).expand_as(location))
 

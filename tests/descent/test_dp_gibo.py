@@ -517,6 +517,8 @@ def test_gradients_match_the_weights_by_hand() -> None:
         ({"kernel": MaternKernel(nu=0.5)}, "nu=0.5"),
         ({"kernel": MaternKernel(nu=1.5)}, "nu=1.5"),
         ({"kernel": RBFKernel(batch_shape=torch.Size([2]))}, "batch"),
+        ({"kernel": RBFKernel(ard_num_dims=5)}, "5 length-scales"),
+        ({"radius": [0.1, -0.2]}, "`radius`"),
     ],
 )
 def test_wrong_settings_are_named(changes: dict[str, Any], message: str) -> None:
