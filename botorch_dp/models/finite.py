@@ -22,8 +22,8 @@ _FIRST_CAPACITY = 16
 # Least noise the factor is computed with, in units of rounding at the largest prior variance. A
 # crowd of exact observations has a numerically singular covariance: with less, errors explode.
 _NOISE_FLOOR = 4096
-# Kernels known to evaluate k(x_i, z_i) without the matrix of all pairs: several times faster than a
-# row of that matrix, and from explicit differences, so that equal points have distance zero.
+# Kernels known to evaluate k(x, z_i) for one x with ``diag=True``, without a matrix of pairs: several
+# times faster than a row of that matrix, and from explicit differences: equal points are 0 apart.
 _ELEMENTWISE_KERNELS = {RBFKernel, MaternKernel, ScaleKernel, AdditiveKernel, ProductKernel}
 
 
@@ -140,7 +140,7 @@ class FiniteSetGP:
         """Prior covariance of the choice with all choices: an ``n``-vector."""
         choice = self.choices[index : index + 1]
         if self._elementwise:
-            return self._kernel(choice.expand_as(self.choices), self.choices, diag=True)
+            return self._kernel(choice, self.choices, diag=True)
         return self._kernel(choice, self.choices).to_dense().squeeze(0)
 
     def _next_row(self) -> Tensor:
