@@ -22,7 +22,7 @@ _FIRST_CAPACITY = 16
 # Least noise the factor is computed with, in units of rounding at the largest prior variance. A
 # crowd of exact observations has a numerically singular covariance: with less, errors explode.
 _NOISE_FLOOR = 4096
-# Kernels known to evaluate k(x, z_i) for one x with ``diag=True``, without a matrix of pairs: several
+# Kernels known to evaluate k(x, z_i) for one x with ``diag=True``, without a matrix of pairs: some
 # times faster than a row of that matrix, and from explicit differences: equal points are 0 apart.
 _ELEMENTWISE_KERNELS = {RBFKernel, MaternKernel, ScaleKernel, AdditiveKernel, ProductKernel}
 
