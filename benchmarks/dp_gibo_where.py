@@ -299,9 +299,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--full", action="store_true", help="also d = 10, 25 batches, 5 levels")
+    parser.add_argument("--dims", type=int, nargs="+", help="numbers of parameters to compare")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    dims = (2, 5, 10, 20, 50) if arguments.full else (2, 5, 20, 50)
+    dims = tuple(arguments.dims or ((2, 5, 10, 20, 50) if arguments.full else (2, 5, 20)))
     levels = (10.0, 100.0, 1000.0, 3000.0, 10_000.0)
     levels = levels if arguments.full else (10.0, 100.0, 1000.0, 10_000.0)
     batches = 25 if arguments.full else 15
