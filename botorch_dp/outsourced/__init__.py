@@ -1,11 +1,11 @@
 """Outsourced optimization: a curator who holds the rows, a modeler who searches them."""
 
+from botorch_dp.outsourced.answers import PrivateAnswers
 from botorch_dp.outsourced.client import CuratorRefusal, RemoteCurator
 from botorch_dp.outsourced.curator import (
     Curator,
     GaussianNoiseCurator,
     InvalidIndex,
-    PrivateAnswers,
     RandomProjectionCurator,
 )
 from botorch_dp.outsourced.exchange import (

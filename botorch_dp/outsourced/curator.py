@@ -14,13 +14,13 @@ import threading
 import uuid
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from botorch_dp.checks import check_integer, check_positive
 from botorch_dp.errors import PrivacyError
+from botorch_dp.outsourced.answers import PrivateAnswers
 from botorch_dp.outsourced.query_log import Query, QueryLog
 from botorch_dp.outsourced.transforms import centred, check_rows, lifted, singular_floor
 from botorch_dp.privacy import (
@@ -30,78 +30,11 @@ from botorch_dp.privacy import (
     Release,
     gaussian_guarantee,
     gaussian_mechanism,
-    laplace_guarantee,
-    laplace_mechanism,
 )
 
 
 class InvalidIndex(IndexError):
     """A question about a row that does not exist."""
-
-
-@dataclass(frozen=True)
-class PrivateAnswers:
-    """How answers are released when they are sensitive too.
-
-    Guarantee: an answer that moves by at most ``sensitivity`` when one record behind it is
-    replaced, plus Laplace noise of scale ``sensitivity / epsilon``, is epsilon-differentially
-    private; every question is charged to the ledger before the objective is evaluated.
-    Conditional, because the code cannot check the sensitivity of a black box; use
-    ``bounds`` to clip answers and make it true by construction.
-
-    Args:
-        epsilon: The cost of one answer.
-        sensitivity: The most an answer can move. Give this or ``bounds``.
-        bounds: Public bounds to which answers are clipped; the sensitivity is their distance.
-        ledger: Where each answer is charged.
-    """
-
-    epsilon: float
-    sensitivity: float | None = None
-    bounds: tuple[float, float] | None = None
-    ledger: PrivacyLedger | None = None
-
-    def __post_init__(self) -> None:
-        check_positive("epsilon", self.epsilon)
-        if (self.sensitivity is None) == (self.bounds is None):
-            raise ValueError("Give exactly one of `sensitivity` and `bounds`.")
-        if self.sensitivity is not None:
-            check_positive("sensitivity", self.sensitivity)
-        elif self.bounds is not None and not (
-            math.isfinite(self.bounds[0])
-            and math.isfinite(self.bounds[1])
-            and self.bounds[0] < self.bounds[1]
-        ):
-            raise ValueError(f"`bounds` needs finite low < high, got {self.bounds}.")
-
-    @property
-    def width(self) -> float:
-        """The sensitivity of one answer."""
-        if self.bounds is not None:
-            return self.bounds[1] - self.bounds[0]
-        assert self.sensitivity is not None
-        return self.sensitivity
-
-    @property
-    def guarantee(self) -> Guarantee:
-        """What one answer costs."""
-        conditions: tuple[str, ...] = ()
-        if self.bounds is None:
-            conditions = (f"an answer moves by at most {self.width:g} when one record is replaced",)
-        return laplace_guarantee(
-            sensitivity=self.width,
-            epsilon=self.epsilon,
-            relation=NeighboringRelation.REPLACE_ONE,
-            protects="one record behind an answer",
-            conditions=conditions,
-        )
-
-    def bounded(self, answer: float) -> float:
-        """Clip to the bounds, NaN to the lower one: no answer may raise."""
-        if self.bounds is None:
-            return answer if math.isfinite(answer) else 0.0
-        low, high = self.bounds
-        return low if math.isnan(answer) else min(max(answer, low), high)
 
 
 class Curator:
@@ -197,19 +130,14 @@ class Curator:
             return float(self._evaluate(index))
         if private.ledger is not None:
             # The key makes a question that was interrupted free to repeat: its first draw of
-            # noise was never sent.
-            private.ledger.charge(private.guarantee, label=f"answer to {request}", key=request)
+            # noise was never sent. Only this log knows that, so its name is part of the key: to
+            # another log (of an earlier start, in memory) the same question is a new release.
+            key = f"{self._log.name}/{request}"
+            private.ledger.charge(private.guarantee, label=f"answer for row {index}", key=key)
         seed = None
         if self._unsafe_seed is not None:
             seed = self._unsafe_seed + len(self._log)
-        release = laplace_mechanism(
-            private.bounded(float(self._evaluate(index))),
-            sensitivity=private.width,
-            epsilon=private.epsilon,
-            relation=NeighboringRelation.REPLACE_ONE,
-            unsafe_seed=seed,
-        )
-        return float(release.value)
+        return private.released(float(self._evaluate(index)), unsafe_seed=seed)
 
     def __repr__(self) -> str:
         return (

@@ -7,6 +7,7 @@ import sqlite3
 import threading
 import time
 from dataclasses import dataclass
+from uuid import uuid4
 
 from botorch_dp.files import create_private
 
@@ -17,7 +18,8 @@ CREATE TABLE IF NOT EXISTS queries (
     row_index INTEGER NOT NULL,
     asked_at REAL NOT NULL,
     answer REAL
-)
+);
+CREATE TABLE IF NOT EXISTS identity (only_row INTEGER PRIMARY KEY CHECK (only_row = 1), name TEXT);
 """
 
 
@@ -57,7 +59,14 @@ class QueryLog:
         self._lock = threading.RLock()
         self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         self._connection.execute("PRAGMA synchronous = FULL")
-        self._connection.execute(_SCHEMA)
+        self._connection.executescript(_SCHEMA)
+        self._connection.execute("INSERT OR IGNORE INTO identity VALUES (1, ?)", (uuid4().hex,))
+
+    @property
+    def name(self) -> str:
+        """Unlike that of any other log: what one log knows, another does not."""
+        with self._lock:
+            return str(self._connection.execute("SELECT name FROM identity").fetchone()[0])
 
     def open_request(self, request: str, index: int, *, limit: int | None) -> float | None:
         """Record a question, or find it again.
