@@ -396,7 +396,7 @@ def test_audit(steps: int, samples: int) -> None:
 @pytest.mark.parametrize("steps", [1, 2])
 def test_audit_with_many_samples(steps: int) -> None:
     bound, claim = audit(steps, 20_000)
-    assert 0.5 * claim < bound <= claim  # tight: the audit can see what there is
+    assert 0.2 * claim < bound <= claim  # the audit sees what there is
 
 
 def half_noise(value: Tensor, *, sensitivity: float, **options: Any) -> Any:
