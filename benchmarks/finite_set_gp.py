@@ -1,0 +1,169 @@
+"""FiniteSetGP against a fresh SingleTaskGP at each step, and how its time grows with n and t.
+
+Both run GP-UCB on the same choices, with the same kernel, noise and schedule, and must visit the
+same points. The baseline conditions a new BoTorch model on all data so far and maximizes its upper
+confidence bound with ``optimize_acqf_discrete`` in its default batches (the fastest of the sizes
+tried); no hyper-parameter is fitted on either side.
+
+Run with ``OMP_NUM_THREADS=1 python -m benchmarks.finite_set_gp``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from functools import partial
+
+import torch
+from botorch.optim import optimize_acqf_discrete
+from gpytorch.kernels import MaternKernel
+from torch import Tensor
+
+from benchmarks.common import RESULTS, interleaved_ratio, save_results, seconds
+from botorch_dp.acquisition import PrivateUpperConfidenceBound, UCBSchedule
+from botorch_dp.models import FiniteSetGP, public_gp
+
+NOISE_VARIANCE = 1e-2
+DELTA = 0.1
+
+
+def kernel() -> MaternKernel:
+    matern = MaternKernel(nu=2.5)
+    matern.lengthscale = 0.2
+    return matern
+
+
+def choice_set(count: int, dim: int = 2) -> Tensor:
+    return torch.quasirandom.SobolEngine(dim).draw(count, dtype=torch.double)
+
+
+def objective(x: Tensor) -> float:
+    return torch.sin(7 * x).sum().item()
+
+
+def finite_set_ucb(choices: Tensor, steps: int) -> list[int]:
+    gp = FiniteSetGP(choices, kernel=kernel(), noise_variance=NOISE_VARIANCE)
+    schedule = UCBSchedule(len(choices), delta=DELTA)
+    visited = [0]
+    gp.observe(0, objective(choices[0]))
+    for step in range(2, steps + 1):
+        index = int(gp.upper_confidence_bound(schedule(step)).argmax())
+        gp.observe(index, objective(choices[index]))
+        visited.append(index)
+    return visited
+
+
+def fresh_model_ucb(choices: Tensor, steps: int) -> list[int]:
+    schedule = UCBSchedule(len(choices), delta=DELTA)
+    X = choices[:1]
+    Y = torch.tensor([[objective(choices[0])]], dtype=torch.double)
+    visited = [0]
+    for step in range(2, steps + 1):
+        model = public_gp(X, Y, kernel=kernel(), noise_variance=NOISE_VARIANCE)
+        acqf = PrivateUpperConfidenceBound(model, schedule=schedule, step=step)
+        x, _ = optimize_acqf_discrete(acqf, q=1, choices=choices)
+        visited.append(int((choices == x).all(-1).nonzero()[0]))
+        X = torch.cat([X, x])
+        Y = torch.cat([Y, torch.tensor([[objective(x)]], dtype=torch.double)])
+    return visited
+
+
+def same_visits(choices: Tensor, steps: int) -> bool:
+    return finite_set_ucb(choices, steps) == fresh_model_ucb(choices, steps)
+
+
+def memory_run(count: int, steps: int) -> dict[str, float]:
+    """Time and peak memory in a process of its own; the interpreter's share is measured too."""
+    program = (
+        "import json, resource, time, torch; torch.set_num_threads(1)\n"
+        "from benchmarks.finite_set_gp import choice_set, finite_set_ucb\n"
+        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20\n"
+        f"before = peak(); choices = choice_set({count}); start = time.perf_counter()\n"
+        f"finite_set_ucb(choices, {steps})\n"
+        "print(json.dumps({'seconds': time.perf_counter() - start,"
+        " 'peak_gib': peak(), 'gib_before': before}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=True
+    )
+    return json.loads(done.stdout)
+
+
+def scaling(counts: list[int], steps: list[int], repeats: int) -> list[dict[str, float]]:
+    rows = []
+    for count in counts:
+        choices = choice_set(count)
+        finite_set_ucb(choices, 3)
+        for length in steps:
+            run = partial(finite_set_ucb, choices, length)
+            best = min(seconds(run) for _ in range(repeats))
+            rows.append({"choices": count, "steps": length, "seconds": best})
+            print(f"{count:>9,} choices x {length:>4} steps: {best:8.3f} s", flush=True)
+    return rows
+
+
+def draw_figure(rows: list[dict[str, float]]) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, (by_count, by_steps) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
+    for axis, key, other in ((by_count, "choices", "steps"), (by_steps, "steps", "choices")):
+        for value in sorted({row[other] for row in rows}):
+            part = [row for row in rows if row[other] == value]
+            if len(part) < 2:
+                continue
+            axis.loglog(
+                [row[key] for row in part],
+                [row["seconds"] for row in part],
+                marker="o",
+                label=f"{value:,} {other}",
+            )
+        axis.set_xlabel(f"{'choices n' if key == 'choices' else 'steps t'}")
+        axis.set_ylabel("seconds of the whole run, one thread")
+        axis.grid(True, which="major", alpha=0.3)
+        axis.legend(fontsize=8, loc="lower right")
+    figure.suptitle("GP-UCB on a FiniteSetGP: no privacy guarantee, search only", fontsize=10)
+    figure.savefig(RESULTS / "finite_set_gp.png", dpi=120)
+    plt.close(figure)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--full", action="store_true", help="15 repeats instead of 5")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    repeats = 15 if options.full else 5
+    choices, steps = choice_set(36_000), 50
+
+    print(f"same visits at 36,000 x 12: {same_visits(choices, 12)}", flush=True)
+    ratio = interleaved_ratio(
+        lambda: finite_set_ucb(choices, steps),
+        lambda: fresh_model_ucb(choices, steps),
+        repeats=repeats,
+        warmup=1,
+    )
+    print(f"36,000 choices x 50 steps: {ratio}", flush=True)
+    million = memory_run(1_000_000, 50)
+    print(f"1,000,000 choices x 50 steps: {million}", flush=True)
+    rows = scaling([1_000, 10_000, 100_000, 1_000_000], [10, 20, 50, 100], repeats=2)
+    rows += scaling([10_000], [200, 500], repeats=2)
+    save_results(
+        "finite_set_gp",
+        {
+            "ratio_36000x50": ratio,
+            "targets": {"ratio": 50, "million_gib": 2, "million_seconds": 60},
+            "million_x_50": million,
+            "scaling": rows,
+            "repeats": repeats,
+            "full": options.full,
+        },
+    )
+    draw_figure(rows)
+
+
+if __name__ == "__main__":
+    main()
