@@ -58,17 +58,21 @@ class TrialLoop:
     def _run(self, progress: bool) -> None:
         with tqdm(total=self._target, disable=not progress, unit="trial") as bar:
             self._show(bar)
+            retries: list[Task] = []
             while True:
                 try:
+                    for task in retries:
+                        self._workers.submit(task)
                     self._fill()
                     if not self._workers.in_flight:
                         return
                     results = self._workers.next_results()
                 except ExecutorDiedError as death:
                     self._bury(str(death))
-                    continue
-                for result in results:
-                    self._store(result)
+                    results = []
+                # Everything is stored before anything else is risked.
+                failed = [result.task for result in results if not self._stored(result)]
+                retries = [task for task in failed if self._is_pending(task)]
                 self._show(bar)
 
     def _show(self, bar: tqdm) -> None:
@@ -122,12 +126,16 @@ class TrialLoop:
             for group in groups
         ]
 
-    def _store(self, result: Result) -> None:
+    def _is_pending(self, task: Task) -> bool:
+        return self._registry.trial(task.trial).state == "pending"
+
+    def _stored(self, result: Result) -> bool:
+        """Store a result; returns whether it is one, and not an error."""
         task = result.task
         if result.measurements is not None:
             measured = dict(zip(task.replicates, result.measurements, strict=True))
             self._registry.record(task.trial, measured)
-            return
+            return True
         assert result.error_type is not None
         trial = self._registry.record_failure(
             task.trial,
@@ -137,8 +145,7 @@ class TrialLoop:
         )
         if trial.state == "failed":
             self._workers.discard(task.trial)
-        else:
-            self._workers.submit(task)
+        return False
 
     def _bury(self, error_type: str) -> None:
         """An executor died. Blame the trial in flight if it was alone; go on if possible."""
@@ -150,7 +157,10 @@ class TrialLoop:
                 self._registry.record_failure(number, error_type, trainings=trainings)
             else:
                 self._registry.record_suspicion(number, error_type, trainings=trainings)
+        # Also those that waited for another attempt: all are taken up again from the books.
+        for number in self._taken:
             self._registry.release(number)
+        self._taken.clear()
         self._alone = False
         if self._workers.replaceable:
             self._workers.replace()

@@ -6,7 +6,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import (
+    BrokenExecutor,
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+    ThreadPoolExecutor,
+)
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -160,6 +166,17 @@ class TestFailures:
         study(toy.problem(train, replicates=3)).run(1)
         assert sorted(calls.values()) == [1, 1, 2]
 
+    def test_replicates_that_fail_together_share_the_attempts(self) -> None:
+        def train(config: dict[str, Any], seed: int) -> float:
+            time.sleep(0.02)
+            raise OSError
+
+        tried = study(toy.problem(train, replicates=3), retries=1)
+        with ThreadPoolExecutor(3) as pool, pytest.raises(StudyError, match="OSError"):
+            tried.run(1, executor=pool)
+        (trial,) = tried.trials
+        assert trial.state == "failed" and 2 <= len(trial.failures) <= 3
+
     def test_without_retries(self) -> None:
         tried = study(toy.problem(lambda config, seed: 1 / 0), retries=0)
         with pytest.raises(StudyError, match="ZeroDivisionError"):
@@ -220,6 +237,41 @@ class TestDeath:
             assert trial.state == ("failed" if guilty else "complete")
             assert trial.failures == (("BrokenProcessPool",) if guilty else ())
         assert len(states) == 2, "the seed gives both kinds"
+
+    @pytest.mark.parametrize("replaceable", [False, True])
+    def test_death_between_a_failure_and_its_retry(self, replaceable: bool) -> None:
+        class DiesAfterOneFailure(Executor):
+            calls = 0
+
+            def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+                self.calls += 1
+                if self.calls > 3:
+                    raise BrokenExecutor
+                future: Future[Any] = Future()
+                if self.calls == 1:
+                    future.set_exception(OSError())
+                else:
+                    future.set_result(fn(*args))
+                return future
+
+        made: list[Executor] = []
+
+        def make() -> Executor:
+            made.append(ThreadPoolExecutor(1) if made else DiesAfterOneFailure())
+            return made[-1]
+
+        tried = study(toy.problem(replicates=3), retries=1)
+        if replaceable:
+            tried.run(2, executor=make)
+        else:
+            with pytest.raises(ExecutorDiedError, match="call `run` again"):
+                tried.run(2, executor=DiesAfterOneFailure())
+            (trial,) = tried.trials
+            # One attempt failed, and the executor died while the trial was alone.
+            assert trial.failures == ("OSError", "BrokenExecutor") and trial.state == "failed"
+            assert len(trial.finished) == 2, "what finished is stored before anything is risked"
+            return
+        assert [len(trial.finished) for trial in tried.trials] == [2, 3]
 
     def test_executors_that_never_live(self) -> None:
         def dead() -> Executor:
