@@ -29,7 +29,7 @@ class Logged:
     log: str
 
     def __call__(self, config: dict[str, Any], seed: int) -> float:
-        time.sleep(0.01)
+        time.sleep(0.03)
         descriptor = os.open(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.write(descriptor, f"{seed}\n".encode())
         os.close(descriptor)
@@ -68,7 +68,7 @@ def kill_and_resume(folder: Path, kills: int, seed: int, threads: int = 0) -> in
     while True:
         child = FORK.Process(target=run, args=(folder, threads))
         child.start()
-        child.join(generator.uniform(0.0, 0.6) if happened < kills else 120)
+        child.join(generator.uniform(0.0, 0.3) if happened < kills else 120)
         if child.exitcode is not None:
             assert child.exitcode == 0
             return happened
