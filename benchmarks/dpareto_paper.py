@@ -49,7 +49,7 @@ def jobs(settings: Sequence[Setting]) -> list[tuple[Setting, str, int]]:
         for method in setting.methods
         for seed in range(1 if method.startswith("grid") else setting.seeds)
     ]
-    return sorted(every, key=lambda job: (job[1].startswith("grid"), job[2]))
+    return sorted(every, key=lambda job: (job[2], job[1].startswith("grid")))
 
 
 def earlier_runs(settings: Sequence[Setting]) -> Runs:
@@ -92,14 +92,13 @@ def summarized(setting: Setting, runs: dict[str, dict[str, dict[str, Any]]]) -> 
                     [a - s for s, a in zip(start, again, strict=True)]
                 )
             if method != "DPareto" and not method.startswith("grid"):
-                ahead = of_seeds(
-                    {seed: runs["DPareto"][seed] for seed in by_seed if seed in runs["DPareto"]},
-                    "last",
-                    "evaluated_again",
-                    scale,
-                )
+                common = [seed for seed in by_seed if seed in runs["DPareto"]]
+                pair = [
+                    of_seeds({s: runs[name][s] for s in common}, "last", "evaluated_again", scale)
+                    for name in ("DPareto", method)
+                ]
                 one[scale]["dpareto_ahead_by"] = mean_interval(
-                    [d - a for d, a in zip(ahead, again, strict=False)]
+                    [ours - theirs for ours, theirs in zip(*pair, strict=True)]
                 )
         if first["trials"] > setting.trials:
             one["observed_after_as_many_trials_as_dpareto"] = first["observed_by_trial"][
