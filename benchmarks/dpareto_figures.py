@@ -117,7 +117,7 @@ def _hypervolumes(settings: Sequence[Setting], runs: dict[str, Any], path: Path)
 
     columns = min(3, len(settings))
     rows = -(-len(settings) // columns)
-    figure = Figure(figsize=(4.6 * columns, 3.9 * rows), layout="constrained")
+    figure = Figure(figsize=(4.6 * columns, 4.2 * rows), layout="constrained")
     for index, setting in enumerate(settings):
         ax = figure.add_subplot(rows, columns, index + 1)
         heights: list[float] = []
@@ -129,7 +129,7 @@ def _hypervolumes(settings: Sequence[Setting], runs: dict[str, Any], path: Path)
         ax.set_xlabel("trials")
         ax.set_ylabel("hypervolume up to (ε, error) = (10, 1)")
         ax.grid(True, alpha=0.3)
-        ax.legend(fontsize=7)
+        ax.legend(fontsize=7, ncol=2, loc="upper center", bbox_to_anchor=(0.5, -0.16))
     caption = (
         "Lines: hypervolume as observed, mean over seeds, range shaded. Marks: the front of each "
         "seed evaluated again with fresh seeds. Dashes: grids, evaluated again. Not private: "

@@ -131,7 +131,8 @@ class TimedOracle:
     Args:
         problem: Whose oracle it is.
         needed_epsilon: Configs beyond it are not trained but given utility 0: they cannot enter a
-            hypervolume that ends there. Epsilon is exact, so nothing is guessed.
+            hypervolume that ends there. Epsilon is exact, so nothing is guessed. (The study does
+            not know, and counts them in what publishing its front costs.)
     """
 
     def __init__(self, problem: PrivacyUtilityProblem, needed_epsilon: float) -> None:
