@@ -30,7 +30,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from benchmarks.common import RESULTS, mean_interval, save_results
+from benchmarks.common import RESULTS, Interval, mean_interval, save_results
 from benchmarks.dpareto_figures import draw
 from benchmarks.dpareto_runs import FULL, REDUCED, Setting, run_study
 
@@ -73,6 +73,11 @@ def of_seeds(runs: dict[str, dict[str, Any]], when: str, kind: str, scale: str) 
     return [at[0 if when == "first" else -1][kind][scale] for at in stops]
 
 
+def over_seeds(values: Sequence[float]) -> Interval | float:
+    """Mean and interval; a single seed has no interval."""
+    return mean_interval(values) if len(values) > 1 else values[0]
+
+
 def summarized(setting: Setting, runs: dict[str, dict[str, dict[str, Any]]]) -> dict[str, Any]:
     summary: dict[str, Any] = {}
     for method, by_seed in runs.items():
@@ -82,13 +87,13 @@ def summarized(setting: Setting, runs: dict[str, dict[str, dict[str, Any]]]) -> 
             again = of_seeds(by_seed, "last", "evaluated_again", scale)
             observed = of_seeds(by_seed, "last", "observed", scale)
             one[scale] = {
-                "evaluated_again": mean_interval(again),
-                "observed": mean_interval(observed),
-                "luck": mean_interval([o - a for o, a in zip(observed, again, strict=True)]),
+                "evaluated_again": over_seeds(again),
+                "observed": over_seeds(observed),
+                "luck": over_seeds([o - a for o, a in zip(observed, again, strict=True)]),
             }
             if len(first["at"]) > 1:
                 start = of_seeds(by_seed, "first", "evaluated_again", scale)
-                one[scale]["gain_over_initial"] = mean_interval(
+                one[scale]["gain_over_initial"] = over_seeds(
                     [a - s for s, a in zip(start, again, strict=True)]
                 )
             if method != "DPareto" and not method.startswith("grid"):
@@ -97,7 +102,7 @@ def summarized(setting: Setting, runs: dict[str, dict[str, dict[str, Any]]]) -> 
                     of_seeds({s: runs[name][s] for s in common}, "last", "evaluated_again", scale)
                     for name in ("DPareto", method)
                 ]
-                one[scale]["dpareto_ahead_by"] = mean_interval(
+                one[scale]["dpareto_ahead_by"] = over_seeds(
                     [ours - theirs for ours, theirs in zip(*pair, strict=True)]
                 )
         if first["trials"] > setting.trials:
@@ -152,12 +157,10 @@ def table(summary: dict[str, Any]) -> str:
     for label, methods in summary.items():
         for method, one in methods.items():
             values = one["linear"]
-            shown = [
-                str(values[key]) if key in values else ""
-                for key in ("evaluated_again", "observed", "dpareto_ahead_by")
-            ]
-            if one["seeds"] == 1:
-                shown = [text.split(" [")[0] for text in shown]
+            shown = []
+            for key in ("evaluated_again", "observed", "dpareto_ahead_by"):
+                value = values.get(key, "")
+                shown.append(f"{value:.4g}" if isinstance(value, float) else str(value))
             lines.append(
                 f"{label:12} {method:15} {one['trials']:6} {one['seeds']:5} "
                 + " ".join(f"{text:>26}" for text in shown)
