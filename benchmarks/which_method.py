@@ -15,7 +15,8 @@ other records and other noise; intervals are Student's t at 95% over seeds. Nois
 nothing here is private. Who loses to whom is judged by paired differences at 95%, not corrected
 for the number of comparisons: of 60, three or so come out by chance. The numbers of records and the
 range of gamma were settled after a pilot run of one seed at epsilon = 1, so that the tasks are
-neither trivial nor hopeless; n grows with d here, so the two cannot be told apart. Tasks are in ``which_tasks``, methods in ``which_searches``.
+neither trivial nor hopeless; n grows with d here, so the two cannot be told apart. Tasks are in
+``which_tasks``, methods in ``which_searches``.
 
 Results are saved after each task of each seed, and ``--resume`` goes on from there. By default few
 seeds and three epsilons are run; ``--full`` takes 20 seeds and five epsilons (hours).
