@@ -1,4 +1,4 @@
-"""``import botorch_dp`` and its rooms against ``import botorch`` plus OpenDP, process by process."""
+"""``import botorch_dp`` and its rooms against ``import botorch`` plus OpenDP, in new processes."""
 
 from __future__ import annotations
 

@@ -229,8 +229,9 @@ def main() -> None:
 
 def draw(results: dict[str, Any]) -> None:
     """Regret by query for each problem; only one of the private curves has a guarantee."""
-    from botorch_dp.plots import save_figure
     from matplotlib.figure import Figure
+
+    from botorch_dp.plots import save_figure
 
     tables = results["problems"]
     figure = Figure(figsize=(4.2 * len(tables), 4.4), layout="constrained")

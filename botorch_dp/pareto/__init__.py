@@ -13,6 +13,7 @@ from botorch_dp.pareto.space import (
     SearchSpace,
     ShiftedExponential,
     TruncatedNormal,
+    Uniform,
 )
 from botorch_dp.pareto.study import DPareto
 from botorch_dp.pareto.trials import ExecutorDiedError, StudyError, Trial
@@ -33,4 +34,5 @@ __all__ = [
     "StudyError",
     "Trial",
     "TruncatedNormal",
+    "Uniform",
 ]

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from botorch.fit import fit_gpytorch_mll
@@ -28,6 +28,7 @@ from botorch.utils.sampling import manual_seed
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
+from botorch_dp.acquisition.pending import believe
 from botorch_dp.pareto.known import Candidates, KnownObjectives
 from botorch_dp.pareto.problem import PrivacyUtilityProblem
 from botorch_dp.pareto.space import Config
@@ -169,11 +170,12 @@ class Beliefs:
         train_X = problem.space.encode([trial.config for trial in complete])  # n x d
         values = torch.tensor([outcome(problem, t) for t in complete], dtype=torch.double)
         believed_X = problem.space.encode(believed) if believed else train_X[:0]
-        self._gps: dict[int, SingleTaskGP] = {}
+        self._gps: dict[int, Model] = {}
         for index, scale in enumerate(self._scales):
             if index not in known.columns:
                 gp = fitted_gp(train_X, scale.to_model(values[:, index : index + 1]), seed=seed)
-                self._gps[index] = _believing(gp, believed_X)
+                with torch.no_grad():
+                    self._gps[index] = believe(gp, believed_X) if believed else gp
         #: All complete, pending and failed trials.
         self.incumbents = known.candidates(torch.cat([train_X, believed_X]))
         #: ``n x m`` posterior means there, in the scale of the models.
@@ -225,22 +227,12 @@ def fitted_gp(train_X: Tensor, train_Y: Tensor, *, seed: int) -> SingleTaskGP:
     return model
 
 
-def _believing(model: SingleTaskGP, X: Tensor) -> SingleTaskGP:
-    """The model, conditioned on its own mean at ``X``."""
-    if len(X) == 0:
-        return model
-    with torch.no_grad():
-        believing = model.condition_on_observations(X, model.posterior(X).mean)
-    assert isinstance(believing, SingleTaskGP)
-    return believing
-
-
-def predicted(model: SingleTaskGP, X: Tensor) -> tuple[Tensor, Tensor]:
+def predicted(model: Model, X: Tensor) -> tuple[Tensor, Tensor]:
     """Posterior mean and standard deviation of the function at ``n x d`` points, each ``n``."""
     means, variances = [], []
     with torch.no_grad():
         for chunk in X.split(_CHUNK):
-            posterior = model.posterior(chunk)
+            posterior: Any = model.posterior(chunk)
             means.append(posterior.mean.squeeze(-1))
             variances.append(posterior.variance.squeeze(-1))
     return torch.cat(means), torch.cat(variances).clamp_min(0).sqrt()

@@ -79,16 +79,25 @@ class TruncatedNormal:
         return values
 
 
-Distribution: TypeAlias = ShiftedExponential | TruncatedNormal
+@dataclass(frozen=True)
+class Uniform:
+    """Uniform in the parameter itself, also where the models see its logarithm."""
+
+    def quantile(self, u: NDArray[np.float64], low: float, high: float) -> NDArray[np.float64]:
+        """The value below which a share ``u`` of the mass in ``[low, high]`` lies."""
+        return low + u * (high - low)
+
+
+Distribution: TypeAlias = ShiftedExponential | TruncatedNormal | Uniform
 
 
 def _check_distribution(distribution: Distribution | None, high: float) -> None:
     if distribution is None:
         return
-    if not isinstance(distribution, (ShiftedExponential, TruncatedNormal)):
+    if not isinstance(distribution, Distribution):
         raise TypeError(
-            "`distribution` must be a ShiftedExponential, a TruncatedNormal or None (uniform in "
-            f"the parameter's scale), got {type(distribution).__name__}."
+            "`distribution` must be a ShiftedExponential, a TruncatedNormal, Uniform() or None "
+            f"(uniform in the parameter's scale), got {type(distribution).__name__}."
         )
     shift = getattr(distribution, "shift", None)
     if shift is not None and shift >= high:

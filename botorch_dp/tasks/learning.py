@@ -27,6 +27,7 @@ from botorch_dp.pareto import (
     SearchSpace,
     ShiftedExponential,
     TruncatedNormal,
+    Uniform,
 )
 from botorch_dp.privacy import Guarantee, NeighboringRelation
 from botorch_dp.privacy.accounting import dp_sgd_epsilon, dp_sgd_epsilons
@@ -243,7 +244,7 @@ def _binary_problem(
     _check_data(data, ("adult", "breast_cancer"))
     oracles = PrivateTraining(model, data, optimizer)
     space = SearchSpace(
-        epochs=Integer(1, 64, log=True),
+        epochs=Integer(1, 64, log=True, distribution=Uniform()),
         lot_size=Integer(
             8, min(512, oracles.num_records), log=True, distribution=TruncatedNormal(128, 64)
         ),
@@ -260,7 +261,7 @@ def _image_problem(model: str, data: str, replicates: int) -> PrivacyUtilityProb
     _check_data(data, ("mnist", "digits"))
     oracles = PrivateTraining(model, data, "sgd")
     space = SearchSpace(
-        epochs=Integer(1, 400, log=True),
+        epochs=Integer(1, 400, log=True, distribution=Uniform()),
         lot_size=Integer(
             16, min(4000, oracles.num_records), log=True, distribution=TruncatedNormal(800, 800)
         ),

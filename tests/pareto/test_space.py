@@ -7,7 +7,14 @@ import pytest
 import torch
 from scipy import stats
 
-from botorch_dp.pareto import Integer, Real, SearchSpace, ShiftedExponential, TruncatedNormal
+from botorch_dp.pareto import (
+    Integer,
+    Real,
+    SearchSpace,
+    ShiftedExponential,
+    TruncatedNormal,
+    Uniform,
+)
 
 #: Statistical tests fail by chance once in a million runs of new seeds.
 FALSE_ALARM = 1e-6
@@ -104,7 +111,7 @@ class TestDraws:
 
     def test_extreme_quantiles_stay_inside(self) -> None:
         u = np.array([0.0, 1 - 2.0**-53])
-        for distribution in (None, ShiftedExponential(3.0), TruncatedNormal(50.0, 0.1)):
+        for distribution in (None, ShiftedExponential(3.0), TruncatedNormal(50.0, 0.1), Uniform()):
             assert all(0 <= value <= 1 for value in Real(0, 1, distribution=distribution).draw(u))
             drawn = Integer(0, 5, distribution=distribution).draw(u)
             assert all(0 <= value <= 5 for value in drawn)
@@ -175,3 +182,11 @@ class TestSearchSpace:
         assert SearchSpace(a=Real(0, 1)) != SearchSpace(
             a=Real(0, 1, distribution=ShiftedExponential(1.0))
         )
+
+
+def test_uniform_draws_do_not_follow_the_scale_of_the_models() -> None:
+    u = np.linspace(0.0, 1.0, 1001)
+    assert Real(1.0, 100.0, log=True, distribution=Uniform()).draw(u)[500] == pytest.approx(50.5)
+    assert Real(1.0, 100.0, log=True).draw(u)[500] == pytest.approx(10.0)
+    epochs = np.array(Integer(1, 64, log=True, distribution=Uniform()).draw(u))
+    assert np.bincount(epochs, minlength=65)[1:].min() >= 15

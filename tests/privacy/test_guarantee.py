@@ -10,10 +10,10 @@ import re
 
 import pytest
 import torch
-from botorch_dp.privacy.accounting import gaussian_epsilon
 
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import Guarantee, NeighboringRelation, Release, compose
+from botorch_dp.privacy.accounting import gaussian_epsilon
 from botorch_dp.privacy.guarantee import SIMULATED
 from botorch_dp.privacy.losses import (
     ApproximateLoss,
