@@ -34,7 +34,7 @@ from botorch.utils.transforms import (
 )
 from torch import Tensor
 
-from botorch_dp.acquisition._cells import (
+from botorch_dp.acquisition.cells import (
     finite_edges,
     least_variance,
     log_probability,
