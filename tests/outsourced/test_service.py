@@ -1,15 +1,10 @@
-"""The curator's HTTP service and its client, over a real socket on the loopback interface."""
+"""The curator's HTTP service, over a real socket on the loopback interface."""
 
 from __future__ import annotations
 
-import http.client
 import json
 import logging
-import socket
-import threading
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,60 +13,21 @@ from gpytorch.kernels import RBFKernel
 
 from botorch_dp.outsourced import (
     CuratorRefusal,
-    GaussianNoiseCurator,
     Modeler,
     PrivateAnswers,
     RemoteCurator,
     curator_app,
 )
 from botorch_dp.privacy import PrivacyBudget, PrivacyLedger
-
-uvicorn = pytest.importorskip("uvicorn")
-
-TOKEN = "a-long-enough-shared-secret"
-X = torch.randn(30, 3, dtype=torch.double, generator=torch.Generator().manual_seed(2))
-
-
-def measure(index: int) -> float:
-    return float(X[index, 0])
-
-
-def make_curator(evaluate=measure, **kwargs) -> GaussianNoiseCurator:
-    return GaussianNoiseCurator(X, evaluate, epsilon=2.0, delta=1e-6, **kwargs)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-@contextmanager
-def serving(curator, *, port: int | None = None, **limits) -> Iterator[str]:
-    port = port or free_port()
-    app = curator_app(curator, token=TOKEN, **{"rate": 1e6, "burst": 10**6, **limits})
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_level="error"))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    deadline = time.monotonic() + 20
-    while not server.started and time.monotonic() < deadline:
-        time.sleep(0.01)
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.should_exit = True
-        thread.join(timeout=20)
-
-
-def raw(url: str, method: str, path: str, body: bytes | None = None, token: str = TOKEN):
-    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=20)
-    connection.request(method, path, body, {"Authorization": f"Bearer {token}"})
-    response = connection.getresponse()
-    return response.status, response.read(), response.headers
-
-
-def question(index, request_id="q") -> bytes:
-    return json.dumps({"index": index, "request_id": request_id}).encode()
+from tests.outsourced.serving import (
+    TOKEN,
+    free_port,
+    make_curator,
+    measure,
+    question,
+    raw,
+    serving,
+)
 
 
 def test_a_search_over_http() -> None:
@@ -159,12 +115,6 @@ def test_floods_are_slowed_and_guesses_too() -> None:
         assert float(headers["Retry-After"]) > 0
 
 
-def test_client_waits_out_the_rate_limit() -> None:
-    with serving(make_curator(), rate=20.0, burst=1) as url:
-        remote = RemoteCurator(url, token=TOKEN)
-        assert [remote.query(i) for i in range(4)] == [measure(i) for i in range(4)]
-
-
 def test_a_restart_loses_neither_count_nor_search(tmp_path: Path) -> None:
     port = free_port()
     journal, log = tmp_path / "search.jsonl", tmp_path / "log.sqlite"
@@ -184,18 +134,6 @@ def test_a_restart_loses_neither_count_nor_search(tmp_path: Path) -> None:
         history = search().run(RemoteCurator(url, token=TOKEN).query, steps=8)
         assert RemoteCurator(url, token=TOKEN).status()["queries"] == 8
     assert len(history) == 8
-
-
-def test_client_survives_a_curator_that_comes_back() -> None:
-    port = free_port()
-    remote = RemoteCurator(f"http://127.0.0.1:{port}", token=TOKEN, patience=30)
-    answers: list[float] = []
-    thread = threading.Thread(target=lambda: answers.append(remote.query(2)))
-    thread.start()
-    time.sleep(0.5)
-    with serving(make_curator(), port=port):
-        thread.join(timeout=30)
-    assert answers == [measure(2)]
 
 
 def test_private_values_stay_out_of_answers_and_logs(caplog: pytest.LogCaptureFixture) -> None:
@@ -223,14 +161,6 @@ def test_an_exhausted_budget_is_a_refusal() -> None:
         remote.query(1)
         with pytest.raises(CuratorRefusal, match="budget is exhausted"):
             remote.query(2)
-
-
-def test_unknown_host_and_bad_url() -> None:
-    with pytest.raises(ConnectionError):
-        RemoteCurator(f"http://127.0.0.1:{free_port()}", token=TOKEN, patience=0.2).status()
-    with pytest.raises(ValueError, match="`url`"):
-        RemoteCurator("ftp://curator", token=TOKEN)
-    assert TOKEN not in repr(RemoteCurator("http://127.0.0.1:1", token=TOKEN))
 
 
 @pytest.mark.parametrize("token", ["short", "", None])

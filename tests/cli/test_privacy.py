@@ -1,0 +1,89 @@
+"""`ledger` and `calibrate`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from botorch_dp.privacy import (
+    PrivacyBudget,
+    PrivacyLedger,
+    gaussian_epsilon,
+    gaussian_guarantee,
+    laplace_guarantee,
+)
+from tests.cli.calling import call
+
+
+class TestLedger:
+    def test_show(self, capsys, tmp_path: Path) -> None:
+        path = tmp_path / "ledger.sqlite"
+        with PrivacyLedger(path, PrivacyBudget(2.0, 1e-6, summed=0.5)) as ledger:
+            ledger.charge(laplace_guarantee(sensitivity=1.0, epsilon=0.3), label="best score")
+            ledger.charge(gaussian_guarantee(sensitivity=1.0, mu=0.05))
+            spent = ledger.spent()
+        code, out, _ = call(capsys, "ledger", "show", str(path))
+        assert code == 0
+        assert "best score" in out
+        assert "Gaussian mechanism" in out
+        assert "REPLACE_ONE" in out
+        code, out, _ = call(capsys, "ledger", "show", str(path), "--json")
+        report = json.loads(out)
+        assert tuple(report["spent"]) == spent
+        assert [entry["label"] for entry in report["entries"]] == ["best score", ""]
+
+    def test_errors(self, capsys, tmp_path: Path) -> None:
+        code, _, err = call(capsys, "ledger", "show", str(tmp_path / "none"))
+        assert code == 1
+        assert "no ledger" in err
+        assert not (tmp_path / "none").exists()
+        (tmp_path / "text").write_text("not a ledger at all")
+        code, _, err = call(capsys, "ledger", "show", str(tmp_path / "text"))
+        assert code == 1
+        assert "damaged" in err
+
+
+class TestCalibrate:
+    def test_gaussian(self, capsys) -> None:
+        arguments = ("--sensitivity", "2", "--epsilon", "1", "--delta", "1e-5", "--json")
+        code, out, _ = call(capsys, "calibrate", "gaussian", *arguments)
+        report = json.loads(out)
+        assert code == 0
+        assert gaussian_epsilon(2 / report["noise"], 1e-5) == pytest.approx(1.0, rel=1e-6)
+
+    def test_laplace(self, capsys) -> None:
+        code, out, _ = call(capsys, "calibrate", "laplace", "--sensitivity", "2", "--epsilon", "4")
+        assert code == 0
+        assert "0.5" in out
+        assert "replaced" in out
+
+    def test_dp_sgd_names_both_relations(self, capsys) -> None:
+        arguments = ("--epsilon", "2", "--delta", "1e-5", "--records", "5000", "--lot", "100")
+        code, out, _ = call(capsys, "calibrate", "dp-sgd", *arguments, "--epochs", "2")
+        assert code == 0
+        assert "replace one record" in out
+        assert "add or remove one record" in out
+        code, out, _ = call(capsys, "calibrate", "dp-sgd", *arguments, "--epochs", "2", "--json")
+        rows = {row["sampling"]: row for row in json.loads(out)["calibrations"]}
+        fixed, poisson = rows["without_replacement"], rows["poisson"]
+        assert fixed["std_over_clip"] == 2 * fixed["noise_multiplier"]
+        assert poisson["std_over_clip"] == poisson["noise_multiplier"]
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            ("gaussian", "--sensitivity", "nan", "--epsilon", "1", "--delta", "1e-5"),
+            ("gaussian", "--sensitivity", "1", "--epsilon", "1", "--delta", "2"),
+            ("laplace", "--sensitivity", "1", "--epsilon", "-1"),
+            (
+                *("dp-sgd", "--epsilon", "1", "--delta", "1e-5"),
+                *("--records", "10", "--lot", "11", "--epochs", "1"),
+            ),
+        ],
+    )
+    def test_wrong_numbers(self, capsys, arguments: tuple[str, ...]) -> None:
+        code, out, err = call(capsys, "calibrate", *arguments)
+        assert (code, out) == (1, "")
+        assert err.startswith("botorch-dp: error: ")

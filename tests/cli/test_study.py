@@ -1,0 +1,116 @@
+"""`tasks`, `pareto` and `recommend`."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from botorch_dp.cli import main
+from botorch_dp.cli.study import load_problem, ready_tasks
+from botorch_dp.pareto import DPareto
+from tests.cli.calling import call
+
+
+class TestPareto:
+    def test_own_problem_from_start_to_recommendation(self, own: str, capsys) -> None:
+        arguments = ("pareto", own, "--storage", "s.sqlite", "--seed", "1", "--quiet")
+        code, out, _ = call(
+            capsys, *arguments, "--trials", "8", "--initial", "6", "--plot", "f.png"
+        )
+        assert code == 0
+        assert "publishing it costs" in out
+        assert Path("f.png").read_bytes().startswith(b"\x89PNG")
+        code, out, _ = call(capsys, *arguments, "--trials", "10", "--initial", "6", "--json")
+        report = json.loads(out)
+        assert (code, report["trials"]) == (0, 10)
+        assert len(report["front"]["epsilon"]) == len(report["front"]["error"]) > 0
+        assert "Not private" in report["caption"]
+        code, out, _ = call(capsys, "recommend", own, "--storage", "s.sqlite", "--epsilon", "1")
+        assert code == 0
+        assert "(exact)" in out
+        code, out, _ = call(
+            capsys, "recommend", own, "--storage", "s.sqlite", "--epsilon", "1", "--json"
+        )
+        assert json.loads(out)["epsilon"] <= 1
+
+    def test_workers(self, own: str, capsys) -> None:
+        for flag in ("--threads", "--quiet"):
+            arguments = ("pareto", own, "--trials", "4", "--initial", "4", "--workers", "2")
+            code, out, err = call(capsys, *arguments, "--json", "--quiet", flag)
+            assert code == 0, err
+            assert json.loads(out)["trials"] == 4
+
+    def test_reevaluated_front(self, own: str, capsys) -> None:
+        arguments = ("pareto", own, "--trials", "5", "--initial", "5", "--quiet")
+        code, out, _ = call(capsys, *arguments, "--reevaluate", "2", "--json")
+        assert code == 0
+        assert json.loads(out)["front"]["error"]
+
+    @pytest.mark.parametrize(
+        ("task", "message"),
+        [
+            ("nonsense", "There is no task"),
+            ("no_such_module:problem", "Cannot load"),
+            ("OWN:missing", "Cannot load"),
+            ("OWN:not_a_problem", "not a PrivacyUtilityProblem"),
+        ],
+    )
+    def test_wrong_task(self, own: str, capsys, task: str, message: str) -> None:
+        code, out, err = call(capsys, "pareto", task.replace("OWN", own.split(":")[0]))
+        assert (code, out) == (1, "")
+        assert message in err
+        assert err.count("\n") == 1
+
+    def test_unknown_data(self, capsys) -> None:
+        code, _, err = call(capsys, "pareto", "adult_logistic_sgd", "--data", "nothing")
+        assert code == 1
+        assert "breast_cancer" in err
+        code, _, err = call(capsys, "pareto", "sparse_vector", "--data", "digits")
+        assert code == 1
+        assert "no --data" in err
+
+    def test_missing_folders_are_noticed_before_training(self, own: str, capsys) -> None:
+        for flag in ("--storage", "--plot"):
+            code, _, err = call(capsys, "pareto", own, flag, "nowhere/file", "--quiet")
+            assert code == 1
+            assert f"{flag}: there is no folder" in err
+
+    @pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write anywhere")
+    def test_no_permission(self, own: str, capsys, tmp_path: Path) -> None:
+        locked = tmp_path / "locked"
+        locked.mkdir(mode=0o500)
+        code, _, err = call(capsys, "pareto", own, "--storage", str(locked / "s.sqlite"))
+        assert code == 1
+        assert "no permission" in err
+
+    def test_storage_in_use(self, own: str, capsys) -> None:
+
+        options = type("Options", (), {"task": own, "data": None, "replicates": None})
+        with DPareto(load_problem(options), storage="s.sqlite", seed=0):
+            code, _, err = call(capsys, "pareto", own, "--storage", "s.sqlite", "--quiet")
+        assert code == 1
+        assert "in use" in err
+
+    def test_recommend_without_a_study(self, own: str, capsys) -> None:
+        code, _, err = call(capsys, "recommend", own, "--storage", "none", "--epsilon", "1")
+        assert code == 1
+        assert "no study" in err
+        assert not Path("none").exists()
+
+    def test_debug_shows_the_traceback(self) -> None:
+        with pytest.raises(ValueError, match="There is no task"):
+            main(["--debug", "pareto", "nonsense"])
+
+
+def test_tasks(capsys) -> None:
+    code, out, _ = call(capsys, "tasks", "--json")
+    assert code == 0
+    rows = {row["name"]: row for row in json.loads(out)}
+    assert set(rows) == set(ready_tasks())
+    assert rows["adult_logistic_sgd"]["data"] == ["adult", "breast_cancer"]
+    assert all(len(row["about"]) > 20 for row in rows.values())
+    code, out, _ = call(capsys, "tasks")
+    assert "sparse_vector" in out

@@ -1,0 +1,63 @@
+"""A curator's service on a real socket of the loopback interface."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from botorch_dp.outsourced import GaussianNoiseCurator, curator_app
+
+uvicorn = pytest.importorskip("uvicorn")
+
+TOKEN = "a-long-enough-shared-secret"
+X = torch.randn(30, 3, dtype=torch.double, generator=torch.Generator().manual_seed(2))
+
+
+def measure(index: int) -> float:
+    return float(X[index, 0])
+
+
+def make_curator(evaluate=measure, **kwargs) -> GaussianNoiseCurator:
+    return GaussianNoiseCurator(X, evaluate, epsilon=2.0, delta=1e-6, **kwargs)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def serving(curator, *, port: int | None = None, **limits) -> Iterator[str]:
+    port = port or free_port()
+    app = curator_app(curator, token=TOKEN, **{"rate": 1e6, "burst": 10**6, **limits})
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_level="error"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    deadline = time.monotonic() + 20
+    while not server.started and time.monotonic() < deadline:
+        time.sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join(timeout=20)
+
+
+def raw(url: str, method: str, path: str, body: bytes | None = None, token: str = TOKEN):
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=20)
+    connection.request(method, path, body, {"Authorization": f"Bearer {token}"})
+    response = connection.getresponse()
+    return response.status, response.read(), response.headers
+
+
+def question(index, request_id="q") -> bytes:
+    return json.dumps({"index": index, "request_id": request_id}).encode()
