@@ -14,7 +14,6 @@ from scipy.stats import binom, laplace
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy.accounting import dp_sgd_epsilon
 from botorch_dp.privacy.composition import composed_delta, composed_epsilon
-from botorch_dp.privacy.distributions import RandomizedResponses, SingleLaplace
 from botorch_dp.privacy.gaussian import gaussian_delta, gaussian_epsilon
 from botorch_dp.privacy.losses import (
     ApproximateLoss,
@@ -362,24 +361,3 @@ class TestEdges:
     def test_refuses_what_is_no_loss(self) -> None:
         with pytest.raises(TypeError, match="`losses`"):
             composed_epsilon([0.5], 1e-6)  # type: ignore[list-item]
-
-
-class TestCurves:
-    @pytest.mark.parametrize(("epsilon", "count"), [(0.1, 1), (0.1, 500), (2.0, 3), (0.001, 10**6)])
-    def test_grid_of_randomized_responses_is_just_above_the_exact_curve(
-        self, epsilon: float, count: int
-    ) -> None:
-        responses = RandomizedResponses(epsilon, count)
-        grid = responses.distribution(epsilon * math.sqrt(count) / 300)
-        for at in (0.0, 0.5 * epsilon, epsilon * math.sqrt(count), 3 * epsilon * math.sqrt(count)):
-            exact = responses.delta_at(at)
-            rounded = grid.get_delta_for_epsilon(at)
-            assert exact * (1 - 1e-9) - 1e-16 <= rounded <= exact * 1.01 + 1e-4 * epsilon
-
-    def test_epsilon_inverts_delta(self) -> None:
-        for curve in (RandomizedResponses(0.2, 40), SingleLaplace(0.9)):
-            for delta in (1e-12, 1e-6, 0.05):
-                epsilon = curve.epsilon_at(delta)
-                assert curve.delta_at(epsilon) <= delta * (1 + 1e-9)
-                assert curve.delta_at(0.999 * epsilon) > delta
-            assert curve.epsilon_at(0.9999) == 0.0

@@ -275,17 +275,3 @@ def test_printed_as_a_table() -> None:
     assert second.split()[3:] == ["0", "0", "0.1", "test", "mechanism"]
     assert first.index("test") == second.index("test") == head.index("mechanism")
     assert "spent (0." in last and "remaining (" in last
-
-
-def test_interrupted_charge_is_no_charge(monkeypatch: pytest.MonkeyPatch) -> None:
-    with PrivacyLedger(budget=PrivacyBudget(1.0, 1e-6)) as ledger:
-        with monkeypatch.context() as patch:
-
-            def interrupt(*_: object, **__: object) -> None:
-                raise KeyboardInterrupt
-
-            patch.setattr(ledger._storage, "append", interrupt)
-            with pytest.raises(KeyboardInterrupt):
-                ledger.charge(gaussian(0.1))
-        assert ledger.entries() == [] and ledger.balance() is None
-        assert accepts(ledger, pure(1.0))
