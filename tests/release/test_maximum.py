@@ -5,74 +5,23 @@ import warnings
 
 import pytest
 import torch
-from gpytorch.kernels import RBFKernel
-from scipy.stats import kstest, laplace
 
-from botorch_dp.acquisition import UCBSchedule
-from botorch_dp.models import FiniteSetGP, max_information_gain
 from botorch_dp.privacy import BudgetExhausted, PrivacyBudget, PrivacyLedger
 from botorch_dp.release import (
-    LipschitzMaximum,
-    NoiseFreeMaximum,
-    NoisyMaximum,
     UtilityWarning,
     release_lipschitz_maximum,
     release_maximum,
     release_noise_free_maximum,
 )
+from tests.release.maxima import EXACT, LIPSCHITZ, MECHANISMS, NOISY, VALUES, noisy
 
-FALSE_ALARM = 1e-6
 quiet = pytest.mark.filterwarnings("ignore::botorch_dp.release.utility.UtilityWarning")
 
-NOISY = {
-    "epsilon": 1.0,
-    "delta": 1e-4,
-    "steps": 50,
-    "num_choices": 1000,
-    "dataset_correlation": 0.99,
-    "noise_std": 0.1,
-    "information_gain": 30.0,
-}
-EXACT = {
-    "epsilon": 1.0,
-    "delta": 1e-4,
-    "num_choices": 1000,
-    "dim": 2,
-    "dataset_correlation": 0.99,
-    "amplitude": 1.0,
-    "rate": 0.1,
-}
-LIPSCHITZ = {
-    "epsilon": 1.0,
-    "num_validation": 100,
-    "lipschitz": 1.0,
-    "lambda_min": 0.5,
-    "lambda_max": 0.6,
-}
 RELEASES = {
     "noisy": (release_maximum, NOISY),
     "noise-free": (release_noise_free_maximum, EXACT),
     "Lipschitz": (release_lipschitz_maximum, LIPSCHITZ),
 }
-MECHANISMS = {
-    "noisy": NoisyMaximum(**NOISY),
-    "noise-free": NoiseFreeMaximum(steps=50, **EXACT),
-    "Lipschitz": LipschitzMaximum(**LIPSCHITZ),
-}
-VALUES = torch.linspace(-1, 1, 50, dtype=torch.double)
-
-
-def noisy(n, epsilon, delta, steps, correlation, std, gain) -> dict[str, float]:
-    return {
-        "num_choices": n,
-        "epsilon": epsilon,
-        "delta": delta,
-        "steps": steps,
-        "dataset_correlation": correlation,
-        "noise_std": std,
-        "information_gain": gain,
-    }
-
 
 # (sqrt(C1 beta_T gamma_T / T) + c + q) / epsilon
 NOISY_SCALES = [
@@ -107,15 +56,6 @@ def test_scale_of_the_noisy_maximum_is_the_papers(case, edition):
     assert release.scale == pytest.approx(case[edition], rel=1e-12)
 
 
-def test_parts_of_the_noisy_sensitivity_by_hand():
-    mechanism = NoisyMaximum(**noisy(2, 10.0, 0.5, 1, 0.0, 2.0, 0.2))
-    beta = 2 * math.log(2 * math.pi**2 / 1.5)
-    assert mechanism.regret == pytest.approx(math.sqrt(8 / math.log(1.25) * beta * 0.2))
-    assert mechanism.noise_gap == pytest.approx(2 * math.sqrt(8 * math.log(6)))
-    gap = mechanism.sensitivity - mechanism.regret - mechanism.noise_gap
-    assert gap == pytest.approx(2 * math.sqrt(math.log(12)))
-
-
 @pytest.mark.parametrize(
     ("setting", "icml", "workshop"),
     [
@@ -133,11 +73,6 @@ def test_scale_of_the_noise_free_maximum_is_the_papers(setting, icml, workshop):
     for edition, scale in {"icml2015": icml, "workshop2014": workshop}.items():
         release = release_noise_free_maximum(values, edition=edition, **arguments)
         assert release.scale == pytest.approx(scale, rel=1e-12)
-
-
-def test_noise_free_sensitivity_survives_extreme_dimensions_and_lengths():
-    for dim, steps in ((10_000, 2), (10_000, 50), (1, 10**9)):
-        assert math.isfinite(NoiseFreeMaximum(steps=steps, **(EXACT | {"dim": dim})).sensitivity)
 
 
 @pytest.mark.parametrize(
@@ -163,24 +98,6 @@ def test_scale_of_the_lipschitz_maximum_is_the_papers(
     )
     assert release.scale == pytest.approx(scale, rel=1e-12)
     assert release.guarantee.epsilon() == epsilon
-
-
-@pytest.mark.parametrize("name", MECHANISMS)
-def test_drawn_noise_is_laplace_of_the_stated_scale(name):
-    mechanism = MECHANISMS[name]
-    noise = [mechanism.draw(VALUES).value - 1.0 for _ in range(3000)]
-    assert kstest(noise, laplace(scale=mechanism.scale).cdf).pvalue > FALSE_ALARM
-    for wrong in (mechanism.scale / 2, 2 * mechanism.scale):
-        assert kstest(noise, laplace(scale=wrong).cdf).pvalue < FALSE_ALARM
-
-
-def test_what_is_released_before_noise():
-    values = torch.tensor([9.0, 1.0, 5.0, 2.0])
-    options = EXACT | {"steps": 4}
-    assert NoiseFreeMaximum(edition="icml2015", **options).statistic(values) == 2.0
-    assert NoiseFreeMaximum(edition="workshop2014", **options).statistic(values) == 5.0
-    assert NoisyMaximum(**(NOISY | {"steps": 4})).statistic(values) == 9.0
-    assert LipschitzMaximum(**LIPSCHITZ).statistic(values) == 9.0
 
 
 @pytest.mark.parametrize("name", RELEASES)
@@ -219,10 +136,6 @@ def test_guarantees_name_their_conditions(name):
     else:
         assert guarantee.epsilon(1e-4) == pytest.approx(1.0)
         assert guarantee.epsilon(1e-5) == math.inf
-
-
-def test_union_bound_edition_needs_no_word_about_one_step():
-    assert "one step" not in str(NoisyMaximum(edition="union_bound", **NOISY).guarantee)
 
 
 @pytest.mark.parametrize(
@@ -282,31 +195,6 @@ def test_ledger_is_charged_before_the_values_are_looked_at(name, monkeypatch):
     assert charged == [1]
 
 
-def test_utility_bounds_by_hand():
-    tail = math.log(20)  # 95%
-    bound = MECHANISMS["noisy"].utility()
-    assert bound.noise == pytest.approx(8.968463243575544 * tail)
-    beta = 2 * math.log(1000 * 2500 * math.pi**2 / 3e-4)
-    regret = math.sqrt(8 / math.log(101) * beta * 30 / 50)
-    assert bound.model == pytest.approx(regret + 0.1 * math.sqrt(2 * math.log(150 / 1e-4)))
-    assert bound.probability == pytest.approx(0.95 - 1e-4)
-    bound = MECHANISMS["noise-free"].utility()
-    assert bound.noise == pytest.approx(0.8998524181103064 * tail)
-    assert bound.model == pytest.approx(math.exp(-5 / math.log(50) ** 0.5))
-    bound = MECHANISMS["Lipschitz"].utility()
-    assert bound.noise == pytest.approx((2 / 100 + 1 / 3) * tail)
-    assert bound.model == pytest.approx(1 / 3)
-    assert bound.probability == 0.95
-
-
-@pytest.mark.parametrize("name", MECHANISMS)
-def test_noise_exceeds_its_bound_as_often_as_stated(name):
-    mechanism = MECHANISMS[name]
-    noise = torch.tensor([mechanism.draw(VALUES).value - 1.0 for _ in range(2000)]).abs()
-    exceeded = (noise > mechanism.utility(confidence=0.7).noise).double().mean().item()
-    assert abs(exceeded - 0.3) < 5 * math.sqrt(0.3 * 0.7 / 2000)
-
-
 @pytest.mark.parametrize("name", RELEASES)
 def test_warns_when_the_noise_drowns_the_answer(name):
     release, arguments = RELEASES[name]
@@ -324,60 +212,3 @@ def test_warns_when_delta_is_not_below_one_over_n(name):
     with pytest.warns(UtilityWarning, match="1/10000:") as caught:
         release(VALUES, num_records=10_000, **(arguments | {"epsilon": 100.0}))
     assert caught[0].filename == __file__
-
-
-@pytest.mark.parametrize("edition", ["icml2015", "workshop2014", "union_bound"])
-def test_sensitivity_of_the_noisy_maximum_holds_for_pairs_from_the_multi_task_prior(edition):
-    torch.manual_seed(0)
-    n, steps, delta, correlation, noise = 40, 15, 0.2, 0.5, 0.5
-    choices = torch.linspace(0, 1, n, dtype=torch.double).unsqueeze(-1)
-    kernel = RBFKernel().double()
-    kernel.lengthscale = 0.1
-    gram = kernel(choices).to_dense().detach() + 1e-9 * torch.eye(n, dtype=torch.double)
-    root = torch.linalg.cholesky(gram)
-    gain = max_information_gain(kernel, choices, num_observations=steps, noise_variance=noise**2)
-    mechanism = NoisyMaximum(
-        **noisy(n, 1.0, delta, steps, correlation, noise, gain), edition=edition
-    )
-    schedule = UCBSchedule(n, delta=delta)
-    exceeded, moved_far = 0, 0
-    for _ in range(60):
-        shared, *parts = root @ torch.randn(3, n, 1, dtype=torch.double)
-        best = []
-        for part in parts:
-            f = (math.sqrt(correlation) * shared + math.sqrt(1 - correlation) * part).squeeze(-1)
-            gp = FiniteSetGP(choices, kernel=kernel, noise_variance=noise**2)
-            seen = []
-            for t in range(1, steps + 1):
-                index = int(gp.upper_confidence_bound(schedule(t)).argmax())
-                seen.append(f[index].item() + noise * torch.randn(()).item())
-                gp.observe(index, seen[-1])
-            best.append(max(seen))
-        exceeded += abs(best[0] - best[1]) > mechanism.sensitivity
-        moved_far += abs(best[0] - best[1]) > mechanism.sensitivity / 50
-    assert exceeded <= delta * 60
-    assert moved_far > delta * 60  # the experiment can fail
-
-
-def test_lipschitz_sensitivity_holds_for_ridge_regression_under_any_replacement():
-    """One-dimensional, by hand: w = argmin lambda/2 w^2 + |slope| w with slope -1, so w = 1/lambda.
-
-    The score min(|w - z|, g*) of a record z is 1-Lipschitz in w.
-    """
-    torch.manual_seed(0)
-    m, low, high, top = 7, 0.5, 0.8, 1.5
-    bound = LipschitzMaximum(
-        epsilon=1.0, num_validation=m, lipschitz=1.0, lambda_min=low, lambda_max=high, max_loss=top
-    )
-    worst = 0.0
-    for _ in range(300):
-        records = 3 * torch.rand(m, dtype=torch.double)
-        neighbor = records.clone()
-        neighbor[0] = torch.tensor([1e300, -1e300, 0.0, 2.0])[torch.randint(4, ())]
-        maxima = []
-        for data in (records, neighbor):
-            lambdas = low + (high - low) * torch.rand(3, 1, dtype=torch.double)
-            maxima.append((1 / lambdas - data).abs().clamp(max=top).mean(-1).max().item())
-        worst = max(worst, abs(maxima[0] - maxima[1]))
-    assert worst <= bound.sensitivity
-    assert worst > bound.sensitivity / 3

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from scipy.stats import norm
+
+from botorch_dp.release.assumptions import (
+    check_correlation,
+    neighbor_gap,
+    plausible,
+    prior_conditions,
+)
+
+
+def test_correlations_from_zero_to_one_are_returned_as_floats() -> None:
+    assert [check_correlation(value) for value in (0, 0.25, 1)] == [0.0, 0.25, 1.0]
+    assert isinstance(check_correlation(1), float)
+
+
+@pytest.mark.parametrize("value", [-1e-9, 1 + 1e-9, math.inf, math.nan, "0.5", None, True])
+def test_what_is_no_correlation_is_named(value: object) -> None:
+    with pytest.raises((TypeError, ValueError), match="`dataset_correlation`"):
+        check_correlation(value)  # type: ignore[arg-type]
+
+
+def test_gap_by_hand() -> None:
+    assert neighbor_gap(0.75, 3 * math.e**4, 3.0) == pytest.approx(2.0)  # 2 sqrt(1/4 * 4)
+    assert neighbor_gap(1.0, 3000, 1e-4) == 0.0  # neighbours with the same objective
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.9, 0.999])
+@pytest.mark.parametrize(("count", "delta"), [(3, 0.5), (300, 1e-2), (3e6, 1e-6)])
+def test_one_difference_exceeds_the_gap_as_seldom_as_stated(
+    correlation: float, count: float, delta: float
+) -> None:
+    """``f_V(x) - f_V'(x)`` is Gaussian with variance ``2 (1 - k)``: its exact tail."""
+    std = math.sqrt(2 * (1 - correlation))
+    gap = neighbor_gap(correlation, count, delta)
+    assert 2 * norm.sf(gap / std) <= delta / count
+    # Broken twins: without the factor 2, and with the variance of a single objective.
+    assert 2 * norm.sf(gap / 2 / std) > delta / count
+    assert 2 * norm.sf(gap / math.sqrt(2) / std) > delta / count
+
+
+def test_conditions_state_the_prior_the_correlation_and_whose_probability_delta_is() -> None:
+    assumption, correlation, failure = prior_conditions(0.975, 1e-4)
+    assert "Assumption 1" in assumption and "k(x, x) = 1" in assumption
+    assert correlation.endswith("k(V, V') >= 0.975")
+    assert "probability 0.0001 over that prior" in failure
+
+
+def test_values_that_the_prior_can_draw_are_unchanged() -> None:
+    values = torch.tensor([-50.0, -1.0, 0.0, 49.9, 50.0], dtype=torch.double)
+    assert torch.equal(plausible(values), values)
+
+
+def test_other_values_become_the_limit_and_nan_the_lower_one() -> None:
+    values = torch.tensor([math.nan, -math.inf, -51.0, 51.0, math.inf], dtype=torch.double)
+    limited = plausible(values)
+    assert limited.tolist() == [-50.0, -50.0, -50.0, 50.0, 50.0]
+    noisy = plausible(values, noise_std=0.75)  # sqrt(1 + 9/16) = 1.25 standard deviations
+    assert noisy.tolist() == [-62.5, -62.5, -51.0, 51.0, 62.5]
+    assert values[0].isnan() and values[4] == math.inf  # the caller's tensor stays
+
+
+def test_plausible_values_are_double_and_without_history() -> None:
+    values = torch.tensor([1.0, 2.0], requires_grad=True)
+    limited = plausible(values)
+    assert limited.dtype == torch.double
+    assert not limited.requires_grad
+
+
+def test_neighbouring_values_do_not_move_apart() -> None:
+    values, neighbor = 100 * torch.randn(2, 1000, dtype=torch.double)
+    before, after = (values - neighbor).abs(), (plausible(values) - plausible(neighbor)).abs()
+    assert bool((after <= before).all())
+    assert bool((after < before).any())

@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import itertools
+import math
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+from scipy.stats import laplace
+
+from botorch_dp.release import UtilityBound, UtilityWarning
+from botorch_dp.release.utility import (
+    best_choice_probability,
+    laplace_tail,
+    prior_spread,
+    selection_tail,
+    warn_if_delta_is_large,
+    warn_if_drowned,
+)
+
+BOUND = UtilityBound(
+    subject="the drawn choice is worse than the best one",
+    noise=1.5,
+    model=0.25,
+    probability=0.95,
+    spread=2.0,
+)
+
+
+def test_loss_is_noise_and_model() -> None:
+    assert BOUND.loss == 1.75
+
+
+def test_an_answer_is_drowned_from_its_spread_on() -> None:
+    """By the noise alone, whatever the model adds."""
+    assert not replace(BOUND, model=100.0).drowned
+    assert not replace(BOUND, noise=math.nextafter(2.0, 0.0)).drowned
+    assert replace(BOUND, noise=2.0).drowned
+
+
+def test_a_bound_is_a_sentence() -> None:
+    sentence = (
+        "With probability 0.95, the drawn choice is worse than the best one by at most 1.75 "
+        "(1.5 from the privacy noise, 0.25 from the search); values differ by about 2 before "
+        "anything is known of them."
+    )
+    assert str(BOUND) == sentence
+    remark = "A blind draw has 0.1."
+    assert str(replace(BOUND, remark=remark)) == f"{sentence} {remark}"
+
+
+@pytest.mark.parametrize("confidence", [0.01, 0.5, 0.95, 1 - 1e-9])
+def test_laplace_tail_is_the_quantile_of_the_absolute_value(confidence: float) -> None:
+    within = laplace(scale=2.5).interval(confidence)[1]
+    assert laplace_tail(2.5, confidence) == pytest.approx(within, rel=1e-6)
+
+
+def test_selection_tail_by_hand() -> None:
+    assert selection_tail(2.0, 5, 0.75) == pytest.approx(2 * math.log(20))
+    assert selection_tail(2.0, 1, 0.75) == laplace_tail(2.0, 0.75)
+
+
+@pytest.mark.parametrize("confidence", [0.3, 0.95])
+@pytest.mark.parametrize("num_choices", [2, 1000])
+def test_selection_tail_holds_for_the_softmax(num_choices: int, confidence: float) -> None:
+    """All choices but the best lie as far away: together they are drawn as seldom as stated."""
+
+    def failure(gap: float) -> float:
+        logits = torch.full((num_choices,), -gap, dtype=torch.double)
+        logits[0] = 0.0
+        return 1 - torch.softmax(logits, 0)[0].item()
+
+    tail = selection_tail(1.0, num_choices, confidence)
+    assert failure(tail) <= 1 - confidence
+    # Broken twin: without log n, the many are drawn too often.
+    if num_choices == 1000:
+        assert failure(laplace_tail(1.0, confidence)) > 1 - confidence
+
+
+@pytest.mark.parametrize("confidence", [0.0, 1.0, -0.5, math.nan, 95])
+def test_what_is_no_confidence_is_named(confidence: float) -> None:
+    with pytest.raises(ValueError, match="`confidence`"):
+        laplace_tail(1.0, confidence)
+    with pytest.raises(ValueError, match="`confidence`"):
+        selection_tail(1.0, 3, confidence)
+
+
+def permute_and_flip_by_enumeration(num_choices: int, q: float) -> float:
+    """Every order of the choices and every result of the coins before the best (choice 0)."""
+    total = 0.0
+    orders = list(itertools.permutations(range(num_choices)))
+    for order in orders:
+        passed_over = 1.0
+        for choice in order:
+            if choice == 0:  # its coin always says yes
+                total += passed_over
+                break
+            passed_over *= 1 - q
+    return total / len(orders)
+
+
+def test_probability_of_the_best_choice_by_hand() -> None:
+    """Three choices and ``q = 1/2``: 1 / (1 + 2 q), and (1 + 1/2 + 1/4) / 3."""
+    spread = 4 * math.log(2)
+    assert best_choice_probability(4.0, 3, spread, "exponential") == pytest.approx(1 / 2)
+    assert best_choice_probability(4.0, 3, spread, "permute_and_flip") == pytest.approx(7 / 12)
+
+
+@pytest.mark.parametrize("spread", [0.01, 1.0, 5.0])
+@pytest.mark.parametrize("num_choices", [1, 2, 6])
+def test_probability_of_the_best_choice_by_enumeration(num_choices: int, spread: float) -> None:
+    utilities = torch.full((num_choices,), -spread / 1.5, dtype=torch.double)
+    utilities[0] = 0.0
+    softmax = best_choice_probability(1.5, num_choices, spread, "exponential")
+    assert softmax == pytest.approx(torch.softmax(utilities, 0)[0].item(), rel=1e-12)
+    flipped = best_choice_probability(1.5, num_choices, spread, "permute_and_flip")
+    expected = permute_and_flip_by_enumeration(num_choices, math.exp(-spread / 1.5))
+    assert flipped == pytest.approx(expected, rel=1e-12)
+    assert flipped >= softmax * (1 - 1e-12)
+
+
+@pytest.mark.parametrize("method", ["exponential", "permute_and_flip"])
+def test_probability_of_the_best_choice_in_the_limits(method: str) -> None:
+    def best(spread: float) -> float:
+        return best_choice_probability(1.0, 1000, spread, method)  # type: ignore[arg-type]
+
+    assert best(0.0) == pytest.approx(1 / 1000)
+    assert best(1e-15) == pytest.approx(1 / 1000)
+    assert best(100.0) == pytest.approx(1.0)
+    assert best(1e6) == 1.0  # exp(-spread) is 0
+
+
+def test_spread_of_the_prior() -> None:
+    assert prior_spread(1) == 1.0
+    assert prior_spread(1000) == pytest.approx(math.sqrt(2 * math.log(1000)))
+    for num_choices in (2, 10, 1000):
+        largest = torch.randn(4000, num_choices).max(dim=1).values
+        error = 5 / math.sqrt(4000)  # five standard errors of a maximum, whose variance is < 1
+        assert largest.mean().item() <= prior_spread(num_choices) + error
+
+
+def test_a_drowned_answer_is_warned_of_where_the_caller_is() -> None:
+    with pytest.warns(UtilityWarning, match=r"may drown .* by at most 2\.25 .*`epsilon`") as caught:
+        warn_if_drowned(replace(BOUND, noise=2.0), stacklevel=2)
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_if_drowned(BOUND)
+
+
+def test_a_delta_that_protects_few_is_warned_of() -> None:
+    with pytest.warns(UtilityWarning, match=r"`delta` = 0\.125 is not below 1/8") as caught:
+        warn_if_delta_is_large(0.125, 8, stacklevel=2)
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_if_delta_is_large(0.125, 7)
+        warn_if_delta_is_large(0.5, None)
+
+
+@pytest.mark.parametrize("num_records", [0, -3, 2.5, "8"])
+def test_what_is_no_number_of_records_is_named(num_records: object) -> None:
+    with pytest.raises((TypeError, ValueError), match="`num_records`"):
+        warn_if_delta_is_large(0.1, num_records)  # type: ignore[arg-type]
