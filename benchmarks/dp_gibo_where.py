@@ -283,14 +283,17 @@ def _figure(rows: list[dict[str, Any]], levels: Sequence[float], batches: int) -
         ax.set_title(shape)
         ax.set_xlabel("records x mu of the whole run (n mu)")
     axes[0].set_ylabel("gap of the true mean loss (median, at least 1e-4)")
-    axes[-1].legend(frameon=False, fontsize=7, ncol=2)
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(
+        handles, labels, frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5)
+    )
     figure.suptitle(
         f"Equal mu-GDP (replace-one) and equal evaluations ({batches} batches of d + 1): DP-GIBO "
         "against PrivateObjective + TuRBO (simulated noise)",
         fontsize=10,
     )
     figure.tight_layout()
-    figure.savefig(RESULTS / "dp_gibo_where.png", dpi=110)
+    figure.savefig(RESULTS / "dp_gibo_where.png", dpi=110, bbox_inches="tight")
     plt.close(figure)
 
 
@@ -304,7 +307,7 @@ def main() -> None:
     parser.add_argument("--dims", type=int, nargs="+", help="numbers of parameters to compare")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    dims = tuple(arguments.dims or ((2, 5, 10, 20, 50) if arguments.full else (2, 5, 20)))
+    dims = tuple(arguments.dims or ((2, 5, 10, 20, 50) if arguments.full else (2, 5, 20, 50)))
     levels = (10.0, 100.0, 1000.0, 3000.0, 10_000.0)
     levels = levels if arguments.full else (10.0, 100.0, 1000.0, 10_000.0)
     batches = 25 if arguments.full else 15
