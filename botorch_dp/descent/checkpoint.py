@@ -86,16 +86,27 @@ class Checkpoint:
             torch.save(content, file)
 
 
-def check_same_settings(saved: dict[str, Any], present: dict[str, Any], folder: Path) -> None:
-    """Raise unless the run that was saved had the present settings."""
+def check_same_run(
+    state: dict[str, Any], settings: dict[str, Any], num_records: int | None, folder: Path
+) -> None:
+    """Raise unless the run that was saved has the present settings and number of records.
+
+    Either number of records may be None, when nobody has asked the records yet.
+    """
+    saved = state["settings"]
     differing = sorted(
-        name for name in saved.keys() | present.keys() if saved.get(name) != present.get(name)
+        name for name in saved.keys() | settings.keys() if saved.get(name) != settings.get(name)
     )
     if differing:
         details = "; ".join(
-            f"`{name}` was {saved.get(name)!r}, is {present.get(name)!r}" for name in differing
+            f"`{name}` was {saved.get(name)!r}, is {settings.get(name)!r}" for name in differing
         )
         raise ValueError(
             f"`checkpoint` {folder} belongs to a run with other settings ({details}). Use the same "
             "settings to continue it, or another folder for a new run."
+        )
+    saved_records = state["num_records"]
+    if None not in (saved_records, num_records) and saved_records != num_records:
+        raise ValueError(
+            f"`checkpoint` {folder} is of {saved_records} records, `num_records` is {num_records}."
         )

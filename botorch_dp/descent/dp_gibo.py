@@ -25,20 +25,12 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from botorch_dp.checks import (
-    check_positive,
-)
-from botorch_dp.descent.checkpoint import Checkpoint, check_same_settings
+from botorch_dp.checks import check_positive
+from botorch_dp.descent.checkpoint import Checkpoint, check_same_run
 from botorch_dp.descent.clipping import ClippedMean
 from botorch_dp.descent.designs import DesignName, Proposal, observation_noise
-from botorch_dp.descent.losses import (
-    Observations,
-    read_losses,
-)
-from botorch_dp.descent.plan import (
-    DescentPlan,
-    step_privacy,
-)
+from botorch_dp.descent.losses import Observations, read_losses
+from botorch_dp.descent.plan import DescentPlan, step_privacy
 from botorch_dp.descent.result import DescentDiagnostics, DescentResult, StepRecord
 from botorch_dp.descent.settings import (
     DescentSettings,
@@ -392,12 +384,7 @@ class DPGIBO:
 
     def _resume(self, checkpoint: Checkpoint) -> None:
         state, blocks = checkpoint.load(self._location.device)
-        check_same_settings(state["settings"], self._identity, checkpoint.folder)
-        if self._num_records is not None and state["num_records"] not in (None, self._num_records):
-            raise ValueError(
-                f"`checkpoint` {checkpoint.folder} is of {state['num_records']} records, "
-                f"`num_records` is {self._num_records}."
-            )
+        check_same_run(state, self._identity, self._num_records, checkpoint.folder)
         self._run_id = state["run_id"]
         self._num_records = state["num_records"] or self._num_records
         derivatives = self._observations.factor.derivatives
