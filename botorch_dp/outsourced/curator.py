@@ -53,6 +53,9 @@ class Curator:
         unsafe_seed: Reproducible noise of private answers, for simulations.
     """
 
+    #: The least singular value that a transform asks for; 0 where nothing is ever lifted.
+    singular_floor: float = 0.0
+
     def __init__(
         self,
         evaluate: Callable[[int], float],

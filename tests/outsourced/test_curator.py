@@ -18,6 +18,7 @@ from botorch_dp.outsourced import (
     QueryLimitReached,
     RandomProjectionCurator,
     RequestConflict,
+    singular_floor,
 )
 from botorch_dp.outsourced.curator import public_projection
 from botorch_dp.privacy import (
@@ -74,6 +75,11 @@ class TestRandomProjection:
         gram = sum(Z @ Z.mT for Z in draws) / 2
         expected = (U * S**2) @ U.mT
         assert (gram - expected).norm() / expected.norm() < 0.2
+
+    def test_floor_is_the_theorems(self) -> None:
+        expected = singular_floor(projection_dim=4, epsilon=3.0, delta=1e-5)
+        assert self.make(X).singular_floor == expected
+        assert noisy().singular_floor == 0.0
 
     def test_fresh_projection_each_time(self) -> None:
         assert not torch.equal(self.make(X).dataset.value, self.make(X).dataset.value)
