@@ -1,10 +1,12 @@
-"""Oracles for the trainers: per-example gradients by plain autograd, and stock Opacus."""
+"""What tests of training share: small problems, and oracles by plain autograd and stock Opacus."""
 
 from __future__ import annotations
 
 import copy
+import signal
 import warnings
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from opacus import GradSampleModule
@@ -12,10 +14,19 @@ from opacus.optimizers import DPOptimizer
 from scipy.stats import chi2
 from torch import Tensor, nn
 
-from botorch_dp.training import TrainTest
+from botorch_dp.training import (
+    DPTrainer,
+    TrainTest,
+    cross_entropy_loss,
+    multilayer_perceptron,
+)
 
 #: Probability that a correct implementation fails a statistical test.
 FALSE_ALARM = 1e-6
+ENGINES = ["fused", "opacus"]
+#: (relative to the sum's norm) rounding of the type; Opacus itself clips at norm + 1e-6.
+TOLERANCE = {torch.float32: 2e-6, torch.float64: 1e-13}
+INDICES = torch.tensor([5, 0, 17, 30, 8, 59, 22])
 
 
 def make_data(
@@ -29,6 +40,44 @@ def make_data(
     X = torch.randn((n, *shape), generator=generator, dtype=dtype)
     Y = torch.randint(classes, (n,), generator=generator)
     return TrainTest(X, Y, X[: n // 2 + 1], Y[: n // 2 + 1])
+
+
+FLOAT_DATA = make_data(dtype=torch.float32)
+NETWORK = partial(multilayer_perceptron, 7, 3, (6,))
+SETTINGS = {
+    "learning_rate": 0.1,
+    "clip_norm": 0.5,
+    "noise_multiplier": 0.8,
+    "lot_size": 6,
+    "epochs": 3,
+}
+
+
+def trainer(**options: object) -> DPTrainer:
+    return DPTrainer(NETWORK, cross_entropy_loss, FLOAT_DATA, **options)
+
+
+def stack(activation: nn.Module, dtype: torch.dtype, *, bias: bool = True) -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(
+        nn.Linear(7, 6, bias=bias, dtype=dtype),
+        activation,
+        nn.Linear(6, 3, bias=bias, dtype=dtype),
+    )
+
+
+def linear_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Its gradient with respect to the weights is ``target * x``, whatever the weights are."""
+    return outputs.squeeze(-1) * targets
+
+
+def zero_model(width: int) -> Callable[[], nn.Module]:
+    def factory() -> nn.Module:
+        model = nn.Linear(width, 1, bias=False, dtype=torch.float64)
+        nn.init.zeros_(model.weight)
+        return model
+
+    return factory
 
 
 def per_example_gradients(
@@ -106,3 +155,32 @@ class Embedded(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         hidden = self.norm(self.embedding(tokens).mean(dim=1))
         return self.head(hidden + torch.tanh(self.inner(hidden)))
+
+
+def assert_sums_agree(
+    model: nn.Module, loss: object, data: TrainTest, engine: str, clip_norm: float
+) -> None:
+    dtype = next(model.parameters()).dtype
+    trainer = DPTrainer(lambda: model, loss, data, engine=engine)
+    found = flat(trainer.clipped_gradient_sum(model, INDICES, clip_norm))
+    X, Y = data.train_X[INDICES], data.train_Y[INDICES]
+    expected = clipped_sum(per_example_gradients(model, loss, X, Y), clip_norm)
+    stock = opacus_clipped_sum(model, loss, X, Y, clip_norm)
+    scale = float(expected.norm())
+    assert scale > 0
+    assert float((found - expected).norm()) <= TOLERANCE[dtype] * scale
+    assert float((found - stock).norm()) <= 4e-6 * max(scale, 1.0)
+
+
+class Interrupting:
+    """A loss that sends Ctrl-C while some steps are being taken."""
+
+    def __init__(self, *steps: int) -> None:
+        self.steps, self.calls, self.armed = steps, 0, False
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        if self.armed:
+            self.calls += 1
+            if self.calls in self.steps:
+                signal.raise_signal(signal.SIGINT)
+        return cross_entropy_loss(outputs, targets)

@@ -6,7 +6,6 @@ import stat
 import subprocess
 import sys
 import time
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +14,10 @@ import torch
 
 from botorch_dp.privacy import PrivacyBudget, PrivacyLedger
 from botorch_dp.privacy.losses import FixedLotSGDLoss, loss_from_dict
-from botorch_dp.training import DPTrainer, cross_entropy_loss, multilayer_perceptron
+from botorch_dp.training import DPTrainer, cross_entropy_loss
 from botorch_dp.training.checkpoint import load_checkpoint, save_checkpoint
-from tests.training.helpers import make_data, weights
-from tests.training.test_trainer import Interrupting
+from tests.training.helpers import NETWORK, Interrupting, make_data, weights
 
-NETWORK = partial(multilayer_perceptron, 7, 3, (6,))
 SETTINGS = {
     "learning_rate": 0.1,
     "clip_norm": 0.5,

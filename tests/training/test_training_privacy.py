@@ -8,39 +8,30 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
-from torch import Tensor, nn
+from torch import Tensor
 
 from botorch_dp.privacy import Guarantee, audit_epsilon
 from botorch_dp.training import DPTrainer, TrainTest
 from botorch_dp.training.randomness import SystemRandomness
 from botorch_dp.training.sampling import FixedLots, PoissonLots
-from tests.training.helpers import FALSE_ALARM, opacus_clipped_sum, variance_is
+from tests.training.helpers import (
+    FALSE_ALARM,
+    linear_loss,
+    opacus_clipped_sum,
+    variance_is,
+    zero_model,
+)
 
 BOTH = pytest.mark.parametrize("sampling", ["without_replacement", "poisson"])
 #: Noise on the sum in clipping norms at multiplier 1: the sensitivity under each relation.
 SENSITIVITY = {"without_replacement": 2.0, "poisson": 1.0}
 WIDTH = 10_000
 _fresh = itertools.count()
-
-
-def linear_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Its gradient with respect to the weights is ``target * x``, whatever the weights are."""
-    return outputs.squeeze(-1) * targets
-
-
-def zero_model(width: int) -> Callable[[], nn.Module]:
-    def factory() -> nn.Module:
-        model = nn.Linear(width, 1, bias=False, dtype=torch.float64)
-        nn.init.zeros_(model.weight)
-        return model
-
-    return factory
 
 
 def records(X: list[list[float]] | Tensor, Y: list[float]) -> TrainTest:

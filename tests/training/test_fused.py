@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from botorch_dp.training import DPTrainer, cross_entropy_loss, multilayer_perceptron
+from botorch_dp.training.fused import FusedEngine, why_not_fused
+from botorch_dp.training.records import training_records
+from tests.training.helpers import INDICES, flat, make_data, stack
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.LeakyReLU, nn.ELU])
+def test_activations_in_place(activation: type[nn.Module]) -> None:
+    model = stack(activation(inplace=True), torch.float64)
+    twin = stack(activation(), torch.float64)
+    data = make_data()
+    sums = [
+        flat(
+            DPTrainer(lambda m=m: m, cross_entropy_loss, data, engine="fused").clipped_gradient_sum(
+                m, INDICES, 0.3
+            )
+        )
+        for m in (model, twin)
+    ]
+    assert torch.equal(*sums)
+    assert model[1].inplace
+
+
+@pytest.mark.parametrize("precise", [False, True])
+def test_replicates_are_independent_rows(precise: bool) -> None:
+    """One batched call equals one call for each replicate, padding included."""
+    data = make_data(dtype=torch.float32)
+    records = training_records(data, 3)
+    models = [multilayer_perceptron(7, 3, (5,)) for _ in range(3)]
+    lots = torch.randint(60, (3, 8))
+    filled = torch.ones(3, 8)
+    filled[1, 4:] = 0
+    filled[2] = 0
+    engine = FusedEngine(models, records, cross_entropy_loss, precise=precise)
+    together = engine.clipped_sums(lots, filled, 0.3)
+    assert together.dtype == (torch.float64 if precise else torch.float32)
+    assert int(engine.kept) == 24
+    for row, model, lot, size in zip(together, models, lots, (8, 4, 0), strict=True):
+        alone = FusedEngine([model], records, cross_entropy_loss, precise=precise)
+        expected = alone.clipped_sums(lot[:size].unsqueeze(0), None, 0.3)[0] if size else 0 * row
+        torch.testing.assert_close(row, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "model, shape, reason",
+    [
+        (nn.Sequential(nn.Linear(7, 3), nn.Dropout(0.5)), (7,), "Dropout"),
+        (nn.Sequential(nn.Linear(7, 3), nn.LayerNorm(3)), (7,), "LayerNorm"),
+        (nn.Linear(7, 3), (4, 7), "nn.Flatten"),
+        (nn.Sequential(nn.Flatten(0), nn.Linear(7, 3)), (7,), "flattens"),
+        (nn.Sequential(nn.Linear(7, 3), nn.Softmax(dim=1)), (7,), "Softmax"),
+    ],
+)
+def test_what_the_fused_engine_leaves_to_opacus(
+    model: nn.Module, shape: tuple[int, ...], reason: str
+) -> None:
+    assert reason in str(why_not_fused(model, torch.zeros(2, *shape)))
+
+
+def test_shared_parameters_hooks_and_other_types_are_not_fused() -> None:
+    X = torch.zeros(2, 7)
+    layer = nn.Linear(7, 7)
+    assert "share" in str(why_not_fused(nn.Sequential(layer, nn.ReLU(), layer), X))
+    assert "type" in str(why_not_fused(nn.Linear(7, 3).double(), X))
+    assert "float16" in str(why_not_fused(nn.Linear(7, 3).half(), X.half()))
+    layer.register_forward_hook(lambda module, inputs, outputs: 2 * outputs)
+    assert "hook" in str(why_not_fused(nn.Sequential(layer), X))
+    assert why_not_fused(nn.Sequential(nn.Flatten(), nn.Linear(7, 3)), X.view(2, 7, 1)) is None
+    with pytest.raises(ValueError, match="Dropout"):
+        DPTrainer(
+            lambda: nn.Sequential(nn.Linear(7, 3), nn.Dropout(0.5)),
+            cross_entropy_loss,
+            make_data(dtype=torch.float32),
+            engine="fused",
+        )
