@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -50,6 +51,10 @@ class Candidates:
 class KnownObjectives:
     """Evaluates exact objectives, and remembers them for every config asked about.
 
+    An oracle may fail on a config, which is then not proposed; :attr:`failures` counts it and one
+    warning tells of it. Both name the type of the error only: the error's message is the caller's
+    and may quote a record.
+
     Args:
         problem: The problem.
         with_epsilon: Whether epsilon is among them; otherwise it is modelled like the error.
@@ -58,16 +63,19 @@ class KnownObjectives:
     def __init__(self, problem: PrivacyUtilityProblem, *, with_epsilon: bool) -> None:
         self._problem = problem
         self._with_epsilon = with_epsilon
-        functions = {
-            index: objective.known
+        exact = {
+            index: objective
             for index, objective in enumerate(problem.objectives, start=2)
             if objective.function is not None
         }
-        self._functions = list(functions.values())
-        known = [0, *functions] if with_epsilon else list(functions)
+        self._functions = {objective.name: objective.known for objective in exact.values()}
+        known = [0, *exact] if with_epsilon else list(exact)
         #: Which column of :attr:`Candidates.known` holds which objective.
         self.columns = {objective: column for column, objective in enumerate(known)}
-        self._warned = False
+        #: How many calls failed, by oracle and type of the error.
+        self.failures: Counter[str] = Counter()
+        self._warned_of_failures = False
+        self._warned_of_time = False
         self._rows: dict[tuple[object, ...], tuple[float, ...]] = {}
 
     def candidates(self, codes: Tensor) -> Candidates:
@@ -83,6 +91,7 @@ class KnownObjectives:
             epsilons = self._epsilons(list(unknown.values()))
             for (key, config), epsilon in zip(unknown.items(), epsilons, strict=True):
                 self._rows[key] = self._row(config, epsilon)
+            self._warn_of_failures()
         rows = [self._rows[key] for key in keys]
         return torch.tensor(rows, dtype=torch.double).reshape(len(rows), len(self.columns))
 
@@ -90,15 +99,10 @@ class KnownObjectives:
         if not self._with_epsilon:
             return [[] for _ in configs]
         start = time.monotonic()
-        try:
-            epsilons = self._problem.epsilon_bounds(configs)
-        except Exception:
-            # One config can spoil a batch. Which oracle fails how is recorded when such a config
-            # is tried, not when it is considered: NaN keeps it from being tried.
-            epsilons = [_or_nan(self._problem.epsilon, config) for config in configs]
+        epsilons = self._epsilon_bounds(configs)
         seconds = time.monotonic() - start
-        if seconds > _SLOW and not self._warned:
-            self._warned = True
+        if seconds > _SLOW and not self._warned_of_time:
+            self._warned_of_time = True
             warnings.warn(
                 f"The privacy oracle took {seconds:.0f} s for {len(configs)} candidates. Give the "
                 "problem a `privacy_batch`, or the study fewer `candidates` or "
@@ -107,13 +111,43 @@ class KnownObjectives:
             )
         return [[epsilon] for epsilon in epsilons]
 
+    def _epsilon_bounds(self, configs: list[Config]) -> list[float]:
+        if self._problem.privacy_batch is not None:
+            try:
+                return self._problem.epsilon_bounds(configs)
+            except Exception as error:
+                # One config can spoil a batch, and only its own epsilon shall be missing.
+                self._count("privacy_batch", error)
+        return [self._or_nan("privacy", self._problem.epsilon, config) for config in configs]
+
     def _row(self, config: Config, epsilon: list[float]) -> tuple[float, ...]:
-        row = (*epsilon, *(_or_nan(function, config) for function in self._functions))
+        others = (self._or_nan(name, oracle, config) for name, oracle in self._functions.items())
+        row = (*epsilon, *others)
         return row if all(map(math.isfinite, row)) else (math.nan,) * len(row)
 
+    def _or_nan(self, name: str, oracle: Callable[[Config], float], config: Config) -> float:
+        try:
+            return oracle(config)
+        except Exception as error:
+            # The caller's code may raise anything, and to consider a config is not to try it: this
+            # must not end the study. NaN keeps the config from being tried.
+            self._count(name, error)
+            return math.nan
 
-def _or_nan(oracle: Callable[[Config], float], config: Config) -> float:
-    try:
-        return oracle(config)
-    except Exception:
-        return math.nan
+    def _count(self, name: str, error: Exception) -> None:
+        self.failures[f"{name}: {type(error).__name__}"] += 1
+
+    def failures_in_words(self) -> str:
+        """Which oracle failed how, and how often."""
+        words = [f"{failure} ({count} times)" for failure, count in sorted(self.failures.items())]
+        return ", ".join(words) or "no call failed"
+
+    def _warn_of_failures(self) -> None:
+        if self.failures and not self._warned_of_failures:
+            self._warned_of_failures = True
+            warnings.warn(
+                f"Exact oracles fail on configs under consideration: {self.failures_in_words()}. "
+                "Where a batch fails, its configs are asked about one by one; those without exact "
+                "objectives are not proposed. Call the oracles by hand to see what is wrong.",
+                stacklevel=3,
+            )

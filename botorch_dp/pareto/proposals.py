@@ -148,8 +148,9 @@ class Proposer:
                 best = self.search(lambda c: _uncertainty(beliefs, c), beliefs, number)
         if best is None:
             raise StudyError(
-                "The privacy oracle fails, or answers no finite epsilon >= 0, for all candidates. "
-                "Call `problem.epsilon(config)` by hand to see what is wrong."
+                "The privacy oracle fails, or answers no finite epsilon >= 0, for all candidates "
+                f"({self._known.failures_in_words()}). Call `problem.epsilon(config)` by hand to "
+                "see what is wrong."
             )
         return best
 

@@ -68,9 +68,73 @@ def test_configs_with_impossible_epsilons_are_marked(answer: float, batch: bool)
         privacy=privacy, privacy_batch=(lambda cs: [privacy(c) for c in cs]) if batch else None
     )
     known = KnownObjectives(problem, with_epsilon=True)
-    candidates = known.candidates(torch.rand(200, 2, dtype=torch.double))
+    with pytest.warns(UserWarning, match="ZeroDivisionError"):
+        candidates = known.candidates(torch.rand(200, 2, dtype=torch.double))
     epochs = torch.tensor([config["epochs"] for config in toy.SPACE.decode(candidates.codes)])
     assert torch.equal(candidates.possible, (epochs <= 10) & (epochs != 7))
+
+
+def test_failures_are_counted_and_told_once_by_type() -> None:
+    def privacy(config: dict[str, Any]) -> float:
+        if config["epochs"] == 7:
+            raise KeyError("the record of Ada Lovelace")
+        return math.inf if config["epochs"] == 8 else toy.epsilon(config)
+
+    def size(config: dict[str, Any]) -> float:
+        if config["epochs"] == 9:
+            raise OSError("the record of Ada Lovelace")
+        return 3.0
+
+    objectives = [Objective("size", 100.0, function=size)]
+    problem = toy.problem(privacy=privacy, objectives=objectives)
+    known = KnownObjectives(problem, with_epsilon=True)
+    with pytest.warns(UserWarning) as warned:
+        values = known([{"noise": 1.0, "epochs": epochs} for epochs in (6, 7, 8, 9)])
+    assert values.isfinite().all(dim=-1).tolist() == [True, False, False, False]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        known([{"noise": 2.0, "epochs": 7}])
+        known([{"noise": 1.0, "epochs": 7}])  # remembered, not asked again
+    assert known.failures == {
+        "privacy: KeyError": 2,
+        "privacy: InvalidEpsilonError": 1,
+        "size: OSError": 1,
+    }
+    (message,) = (str(warning.message) for warning in warned)
+    assert "privacy: InvalidEpsilonError (1 times), privacy: KeyError (1 times)" in message
+    assert "Ada" not in message
+
+
+def test_a_broken_batch_oracle_does_not_go_unnoticed() -> None:
+    """The oracle for single configs makes up for it, but slowly."""
+    problem = toy.problem(privacy_batch=lambda configs: [1.0])
+    known = KnownObjectives(problem, with_epsilon=True)
+    configs = [{"noise": 2.0, "epochs": 4}, {"noise": 1.0, "epochs": 4}]
+    with pytest.warns(UserWarning, match=r"privacy_batch: InvalidEpsilonError \(1 times\)"):
+        assert known(configs).tolist() == [[1.0], [2.0]]
+
+
+def test_each_config_is_asked_about_once_though_another_fails() -> None:
+    asked = []
+
+    def privacy(config: dict[str, Any]) -> float:
+        asked.append(config["epochs"])
+        return 1 / (config["epochs"] - 2)
+
+    known = KnownObjectives(toy.problem(privacy=privacy), with_epsilon=True)
+    with pytest.warns(UserWarning, match="privacy: ZeroDivisionError"):
+        known([{"noise": 1.0, "epochs": epochs} for epochs in (4, 3, 2)])
+    assert asked == [4, 3, 2]
+
+
+def test_an_interruption_is_no_failure() -> None:
+    def privacy(config: dict[str, Any]) -> float:
+        raise KeyboardInterrupt
+
+    known = KnownObjectives(toy.problem(privacy=privacy), with_epsilon=True)
+    with pytest.raises(KeyboardInterrupt):
+        known([{"noise": 1.0, "epochs": 4}])
+    assert not known.failures
 
 
 def test_a_slow_oracle_is_pointed_out_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -181,13 +181,18 @@ class TestSearch:
         problem = toy.problem(privacy=privacy)
         trials = [t for t in complete_trials(toy.problem(), 40) if t.config["noise"] >= 5]
         proposer = Proposer(problem, seed=0, options=SMALL)
-        for number in range(len(trials), len(trials) + 5):
-            assert proposer.propose(trials, number, initial=1)["noise"] >= 5
+        with pytest.warns(UserWarning, match="privacy: InvalidEpsilonError"):
+            proposed = [proposer.propose(trials, len(trials) + i, initial=1) for i in range(5)]
+        assert all(config["noise"] >= 5 for config in proposed)
 
     def test_nothing_is_possible(self) -> None:
         problem = toy.problem(privacy=lambda config: math.nan)
         trials = complete_trials(toy.problem(), 6)
-        with pytest.raises(StudyError, match="for all candidates"):
+        failures = r"privacy: InvalidEpsilonError \(\d+ times\)"
+        with (
+            pytest.warns(UserWarning, match=failures),
+            pytest.raises(StudyError, match=rf"for all candidates \({failures}\)"),
+        ):
             Proposer(problem, seed=0, options=SMALL).propose(trials, 6, initial=2)
 
     def test_one_config(self) -> None:
