@@ -2,7 +2,8 @@
 
 Clipping bounds what one record does to the sum of gradients only if a record's loss depends on
 that record alone. Batch normalization and losses that rank, contrast or normalize within the batch
-break this silently, so models and losses are tried on random public data before they are used.
+break this silently; and what a model remembers of its inputs in buffers, such as running means, is
+released without any noise. So models and losses are tried on random public data before use.
 """
 
 from __future__ import annotations
@@ -65,11 +66,13 @@ def examine(model: nn.Module, loss: Loss, data: TrainTest) -> Traits:
     Only the shapes, types and device of ``data`` are used.
 
     Raises:
-        PrivacyError: If a change of one synthetic record changes the loss of another one.
+        PrivacyError: If a change of one synthetic record changes the loss of another one, or what
+            the model stores in a buffer.
         ValueError: If the loss returns neither one number per record nor their mean.
     """
     model.train()
     generator = torch.Generator().manual_seed(0)
+    _check_no_memory(model, data, generator)
     per_example, draws = None, False
     for seed in range(_TRIES):
         batch = synthetic_records(data, _BATCH, generator)
@@ -152,6 +155,26 @@ def _check_no_mixing(
             after = per_example(model(X), Y)
     if not _same(before[rest], after[rest]):
         raise PrivacyError(_MIXES.format(what="The model, or its loss,"))
+
+
+def _check_no_memory(model: nn.Module, data: TrainTest, generator: torch.Generator) -> None:
+    """A forward pass must leave the same buffers behind whatever the records are."""
+    if next(model.buffers(), None) is None:
+        return
+    left: list[dict[str, Tensor]] = []
+    for _ in range(2):
+        twin = copy.deepcopy(model)
+        with seeded_torch(0), torch.no_grad():
+            twin(synthetic_records(data, _BATCH, generator).train_X)
+        left.append(dict(twin.named_buffers()))
+    first, second = left
+    depend = [name for name, value in first.items() if not torch.equal(value, second[name])]
+    if depend:
+        raise PrivacyError(
+            f"The model stores something of the records in its buffers ({', '.join(depend)}), "
+            "which are released with it and get no noise. Turn that off, for instance with "
+            "track_running_stats=False."
+        )
 
 
 _MIXES = (

@@ -60,6 +60,49 @@ def test_batch_normalization_is_refused(engine: str) -> None:
         DPTrainer(factory, cross_entropy_loss, DATA, engine=engine)
 
 
+class Remembering(nn.Module):
+    """Keeps what it saw last in a buffer; clipping and noise never touch that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(7), persistent=False)
+
+    def forward(self, X: Tensor) -> Tensor:
+        self.seen = X.detach()[0].clone()
+        return X
+
+
+class Counting(nn.Module):
+    """Counts its calls, which is public."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+
+    def forward(self, X: Tensor) -> Tensor:
+        self.calls += 1
+        return X
+
+
+def test_models_that_store_the_records_are_refused() -> None:
+    """Opacus looks at the buffers of layers with parameters only."""
+    with pytest.raises(PrivacyError, match=r"buffers \(0\.seen\)"):
+        DPTrainer(lambda: nn.Sequential(Remembering(), linear()), cross_entropy_loss, DATA)
+    data = make_data(shape=(2, 4), dtype=torch.float32)
+
+    def normalized(tracked: bool) -> nn.Module:
+        norm = nn.InstanceNorm1d(2, track_running_stats=tracked)
+        return nn.Sequential(norm, nn.Flatten(), nn.Linear(8, 3))
+
+    with pytest.raises(PrivacyError, match=r"0\.running_mean.*track_running_stats=False"):
+        DPTrainer(lambda: normalized(True), cross_entropy_loss, data)
+    DPTrainer(lambda: normalized(False), cross_entropy_loss, data)
+
+
+def test_buffers_that_know_no_record_are_allowed() -> None:
+    DPTrainer(lambda: nn.Sequential(Counting(), linear()), cross_entropy_loss, DATA)
+
+
 @pytest.mark.parametrize(
     "loss, message",
     [
