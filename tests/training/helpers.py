@@ -20,6 +20,9 @@ from botorch_dp.training import (
     cross_entropy_loss,
     multilayer_perceptron,
 )
+from botorch_dp.training.fused import FusedEngine
+from botorch_dp.training.opacus import OpacusEngine
+from botorch_dp.training.records import training_records
 
 #: Probability that a correct implementation fails a statistical test.
 FALSE_ALARM = 1e-6
@@ -184,3 +187,44 @@ class Interrupting:
             if self.calls in self.steps:
                 signal.raise_signal(signal.SIGINT)
         return cross_entropy_loss(outputs, targets)
+
+
+def assert_sums_by_hand(engine: type[FusedEngine] | type[OpacusEngine]) -> None:
+    """Gradients ``y (x, 1)`` of a linear model: two of length 3 and one of length 1.5 at clip 1.5.
+
+    The bias counts in the norm: without it the first two would be clipped less.
+    """
+    X = torch.tensor([[2.0, 2.0], [-2.0, 2.0], [1.0, 0.5]], dtype=torch.float64)
+    Y = torch.tensor([1.0, -1.0, 1.0], dtype=torch.float64)
+    records = training_records(TrainTest(X, Y, X, Y), None)
+    models = [nn.Linear(2, 1, dtype=torch.float64) for _ in range(2)]
+    made = engine(models, records, linear_loss, precise=True)
+    lots = torch.tensor([[0, 1, 2], [2, 2, 0]])
+    expected = torch.tensor([[3.0, 0.5, 1.0], [3.0, 2.0, 2.5]], dtype=torch.float64)
+    torch.testing.assert_close(made.clipped_sums(lots, None, 1.5), expected)
+    filled = torch.tensor([[True, False, False], [False, True, True]])
+    expected = torch.tensor([[1.0, 1.0, 0.5], [2.0, 1.5, 1.5]], dtype=torch.float64)
+    torch.testing.assert_close(made.clipped_sums(lots, filled, 1.5), expected)
+    assert int(made.kept) == 12
+
+
+def assert_models_follow_the_matrix(engine: type[FusedEngine] | type[OpacusEngine]) -> None:
+    """What is written into the rows is what the finished models hold, and theirs alone."""
+    models = [nn.Sequential(nn.Linear(7, 4), nn.ReLU(), nn.Linear(4, 3)) for _ in range(2)]
+    for model in models:
+        model[0].bias.requires_grad_(False)
+    before = [model[0].bias.clone() for model in models]
+    made = engine(models, training_records(FLOAT_DATA, 3), cross_entropy_loss, precise=False)
+    assert made.parameters.shape == (2, 7 * 4 + 4 * 3 + 3)
+    made.clipped_sums(torch.tensor([[0, 1], [2, 3]]), None, 1.0)
+    rows = torch.randn_like(made.parameters)
+    made.parameters.copy_(rows)
+    finished = made.finished_models()
+    made.parameters.zero_()
+    for model, row, bias in zip(finished, rows, before, strict=True):
+        assert type(model) is nn.Sequential
+        assert not model.training
+        assert torch.equal(flat([p for p in model.parameters() if p.requires_grad]), row)
+        assert torch.equal(model[0].bias, bias)
+        assert not any(layer._forward_hooks or layer._backward_hooks for layer in model.modules())
+        assert all(p.grad is None and not hasattr(p, "grad_sample") for p in model.parameters())

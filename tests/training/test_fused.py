@@ -7,7 +7,38 @@ from torch import nn
 from botorch_dp.training import DPTrainer, cross_entropy_loss, multilayer_perceptron
 from botorch_dp.training.fused import FusedEngine, why_not_fused
 from botorch_dp.training.records import training_records
-from tests.training.helpers import INDICES, flat, make_data, stack
+from tests.training.helpers import (
+    INDICES,
+    assert_models_follow_the_matrix,
+    assert_sums_by_hand,
+    flat,
+    make_data,
+    stack,
+)
+
+
+def test_sums_by_hand() -> None:
+    assert_sums_by_hand(FusedEngine)
+
+
+def test_finished_models_hold_the_rows() -> None:
+    assert_models_follow_the_matrix(FusedEngine)
+
+
+def test_unusable_records_are_not_kept() -> None:
+    """They count as places, contribute nothing, and leave the others' gradients as they are."""
+    data = make_data()
+    X = data.train_X.clone()
+    X[INDICES[:2], 0] = torch.tensor([float("nan"), float("inf")], dtype=torch.float64)
+    model = stack(nn.Tanh(), torch.float64)
+    sums = []
+    for records, lot in ((data, INDICES[2:]), (data._replace(train_X=X), INDICES)):
+        engine = FusedEngine(
+            [model], training_records(records, 3), cross_entropy_loss, precise=True
+        )
+        sums.append(engine.clipped_sums(lot.unsqueeze(0), None, 0.3))
+        assert int(engine.kept) == len(INDICES) - 2
+    torch.testing.assert_close(*sums, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("activation", [nn.ReLU, nn.LeakyReLU, nn.ELU])
