@@ -82,7 +82,10 @@ class TestGrids:
         for epsilon in (0.0, 0.3, 0.79):
             exact, rounded = curve.delta_at(epsilon), grid.get_delta_for_epsilon(epsilon)
             assert exact * (1 - 1e-9) <= rounded <= exact * 1.01
-        assert laplace_distribution(0.8, 3, 1e-4).get_delta_for_epsilon(2.41) < 1e-12
+        three = laplace_distribution(0.8, 3, 1e-4)
+        # Each has the loss 0.8 with probability 1/2, and none has more.
+        assert three.get_delta_for_epsilon(1.6) > 1 / 8 * -math.expm1(1.6 - 2.4)
+        assert three.get_delta_for_epsilon(2.41) < 1e-12
 
     def test_poisson_steps_on_whole_data_sets_are_gaussian(self) -> None:
         # 16 steps with noise 5 are one Gaussian mechanism with mu = 4/5.
