@@ -91,6 +91,16 @@ def test_modules_stay_small(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= 420, "split by idea"
 
 
+@pytest.mark.parametrize(
+    "path",
+    [path for path in MODULES if not path.name.startswith("__")],
+    ids=lambda p: str(p.relative_to(PACKAGE)),
+)
+def test_every_module_has_its_tests(path: Path) -> None:
+    twin = ROOT / "tests" / path.relative_to(PACKAGE).with_name(f"test_{path.name}")
+    assert "def test_" in twin.read_text(), f"{twin.relative_to(ROOT)} tests nothing"
+
+
 def test_every_room_is_listed() -> None:
     rooms = {room_of(path) for path in MODULES} - LEAVES - {"__init__", "__main__"}
     assert rooms <= set(ROOMS)
