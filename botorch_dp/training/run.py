@@ -86,7 +86,8 @@ class TrainingRun:
             Whether all steps were taken; False after Ctrl-C, which takes effect between steps.
 
         Raises:
-            KeyboardInterrupt: After Ctrl-C unless ``stop_on_interrupt``, and after a second one.
+            KeyboardInterrupt: After Ctrl-C unless ``stop_on_interrupt``, after a second one, and
+                before the first step, when there is nothing to return yet.
         """
         steps = self._plan.steps
         saved = time.monotonic()
@@ -100,7 +101,7 @@ class TrainingRun:
                     saved = time.monotonic()
         if checkpoint is not None:
             self.save(checkpoint)
-        if stop.is_set() and not stop_on_interrupt:
+        if stop.is_set() and (self.step == 0 or not stop_on_interrupt):
             raise KeyboardInterrupt
         return self.step == steps
 

@@ -3,13 +3,23 @@ from __future__ import annotations
 import math
 import pickle
 import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from botorch_dp.training import DPTrainer, cross_entropy_loss, multilayer_perceptron
+from botorch_dp.training import (
+    DPTrainer,
+    TrainingPlan,
+    cross_entropy_loss,
+    multilayer_perceptron,
+)
+from botorch_dp.training.run import TrainingRun
 from tests.training.helpers import (
     FLOAT_DATA,
     NETWORK,
@@ -21,6 +31,167 @@ from tests.training.helpers import (
     trainer,
     weights,
 )
+
+
+class WrittenEngine:
+    """Two replicates of two parameters, whose sums are always the same; it notes its lots."""
+
+    def __init__(self) -> None:
+        self.parameters = torch.zeros(2, 2, dtype=torch.float64)
+        self.kept = torch.zeros((), dtype=torch.long)
+        self.seen: list[tuple[list[list[int]], list[list[bool]] | None, float]] = []
+
+    def clipped_sums(self, lots: Tensor, filled: Tensor | None, clip_norm: float) -> Tensor:
+        self.seen.append((lots.tolist(), None if filled is None else filled.tolist(), clip_norm))
+        return torch.tensor([[2.0, -4.0], [6.0, 0.0]], dtype=torch.float64)
+
+
+class WrittenCoins:
+    """Draws the given lots, and noise that is always 10; it notes what it was asked for."""
+
+    def __init__(self, lots: Sequence[Sequence[int]]) -> None:
+        self.lots, self.drawn = lots, 0
+        self.asked: list[tuple[float, ...]] = []
+        self.noise: list[tuple[float, float]] = []
+
+    def choose(self, population: int, size: int) -> Tensor:
+        return self._draw(population, size)
+
+    def choose_each(self, population: int, probability: float) -> Tensor:
+        return self._draw(population, probability)
+
+    def _draw(self, *asked: float) -> Tensor:
+        self.asked.append(asked)
+        lot = self.lots[self.drawn % len(self.lots)]
+        self.drawn += 1
+        return torch.tensor(lot, dtype=torch.long)
+
+    def perturb_(self, total: Tensor, *, sensitivity: float, noise_multiplier: float) -> None:
+        self.noise.append((sensitivity, noise_multiplier))
+        total += 10
+
+    def state(self) -> dict[str, Any]:
+        return {"drawn": self.drawn}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.drawn = state["drawn"]
+
+
+def written(
+    *lots: Sequence[Sequence[int]], **plan: Any
+) -> tuple[TrainingRun, WrittenEngine, list[WrittenCoins]]:
+    """A run of 3 steps (unless told otherwise) over 12 records."""
+    settings = {
+        "dataset_size": 12,
+        "learning_rate": 0.5,
+        "clip_norm": 0.25,
+        "noise_multiplier": 3.0,
+        "lot_size": 4,
+        "epochs": 1,
+        **plan,
+    }
+    engine, coins = WrittenEngine(), [WrittenCoins(each) for each in lots]
+    return TrainingRun(TrainingPlan(**settings), engine, coins, {"seeds": [0, 1]}), engine, coins
+
+
+def take_steps(run: TrainingRun, path: Path | None = None, seconds: float = 60.0) -> bool:
+    return run.run(
+        progress=False, stop_on_interrupt=True, checkpoint=path, checkpoint_seconds=seconds
+    )
+
+
+SAME_LOT = [[1, 2, 3, 4]]
+#: After one step of ``0.5 / 4`` along the sums plus noise.
+ONE_STEP = torch.tensor([[-1.5, -0.75], [-2.0, -1.25]], dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    "sampling, sensitivity, asked", [("without_replacement", 0.5, 4), ("poisson", 0.25, 4 / 12)]
+)
+def test_steps_by_hand(sampling: str, sensitivity: float, asked: float) -> None:
+    """``- 0.5 (sum + 10) / 4`` three times, with noise of multiplier 3 at S = 2C or C."""
+    run, engine, coins = written(SAME_LOT, SAME_LOT, sampling=sampling)
+    assert take_steps(run)
+    assert torch.equal(engine.parameters, 3 * ONE_STEP)
+    assert engine.seen == [([[1, 2, 3, 4]] * 2, None, 0.25)] * 3
+    for each in coins:
+        assert each.noise == [(sensitivity, 3.0)] * 3
+        assert each.asked == [(12, asked)] * 3
+    assert (run.step, run.drawn) == (3, 24)
+
+
+def test_no_noise_is_drawn_at_multiplier_zero() -> None:
+    run, engine, coins = written(SAME_LOT, SAME_LOT, noise_multiplier=0.0)
+    take_steps(run)
+    assert all(each.noise == [] for each in coins)
+    assert engine.parameters.tolist() == [[-0.75, 1.5], [-2.25, 0.0]]
+
+
+def test_short_lots_are_filled_up_and_marked_and_all_are_divided_by_m() -> None:
+    run, engine, _ = written([[5, 7], [3, 1], []], [[9], [2, 8], []], sampling="poisson")
+    take_steps(run)
+    lots, filled = [[5, 7], [9, 0]], [[True, True], [True, False]]
+    assert engine.seen == [
+        (lots, filled, 0.25),
+        ([[3, 1], [2, 8]], None, 0.25),
+        ([[], []], None, 0.25),
+    ]
+    assert torch.equal(engine.parameters, 3 * ONE_STEP)  # an empty lot gets its noise like others
+    assert run.drawn == 8
+
+
+def test_lots_drawn_ahead_are_those_of_the_steps_and_no_more() -> None:
+    first = [[i % 12] for i in range(48)]
+    second = [[(5 * i + 1) % 12] for i in range(48)]
+    run, engine, coins = written(first, second, lot_size=1, epochs=4)
+    take_steps(run)
+    assert [lots for lots, _, _ in engine.seen] == [
+        [a, b] for a, b in zip(first, second, strict=True)
+    ]
+    assert [each.drawn for each in coins] == [48, 48]
+
+
+def test_a_stored_run_is_taken_up_where_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "run.npz"
+    run, _, _ = written(SAME_LOT, SAME_LOT)
+    assert not run.resume(path)
+    take_steps(run, path)
+    twin, engine, coins = written(SAME_LOT, SAME_LOT)
+    assert twin.id != run.id
+    assert twin.resume(path)
+    assert (twin.step, twin.drawn, twin.id) == (3, 24, run.id)
+    assert torch.equal(engine.parameters, 3 * ONE_STEP)
+    assert [each.drawn for each in coins] == [3, 3]
+    assert take_steps(twin)
+    assert engine.seen == []  # nothing was left to do
+    other, _, _ = written(SAME_LOT, SAME_LOT, learning_rate=0.25)
+    with pytest.raises(ValueError, match=r"learning_rate 0\.5 .now 0\.25"):
+        other.resume(path)
+
+
+@pytest.mark.parametrize("seconds, saved", [(0.0, [1, 2, 3, 3]), (60.0, [3])])
+def test_checkpoints_are_as_frequent_as_asked_and_the_last_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, saved: list[int]
+) -> None:
+    run, _, _ = written(SAME_LOT, SAME_LOT)
+    steps: list[int] = []
+    monkeypatch.setattr(run, "save", lambda path: steps.append(run.step))
+    take_steps(run, tmp_path / "run.npz", seconds)
+    assert steps == saved
+
+
+def test_ctrl_c_before_the_first_step_leaves_nothing_to_return(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @contextmanager
+    def interrupted_already() -> Iterator[threading.Event]:
+        stop = threading.Event()
+        stop.set()
+        yield stop
+
+    monkeypatch.setattr("botorch_dp.training.run._interrupts_between_steps", interrupted_already)
+    with pytest.raises(KeyboardInterrupt):
+        trainer().fit(**SETTINGS, seed=0, on_interrupt="stop")
 
 
 class TestOneStep:
