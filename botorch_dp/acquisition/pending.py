@@ -37,7 +37,9 @@ def believe(model: Model, X: Tensor) -> Model:
         return model.condition_on_observations(
             X.expand(*mean.shape[:-1], X.shape[-1]), mean, **known_noise
         )
-    except (AttributeError, RuntimeError) as error:  # also NotImplementedError
+    except (AttributeError, RuntimeError) as error:
+        # A model without the method, with one that is not implemented, or (Kronecker multi-task
+        # models) with one that raises a plain RuntimeError. The cause is chained, not hidden.
         raise UnsupportedError(
             f"`X_pending`: a {type(model).__name__} cannot be conditioned on pending points; wait "
             "for them to finish and pass None."

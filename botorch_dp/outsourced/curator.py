@@ -241,7 +241,9 @@ class GaussianNoiseCurator(Curator):
     of standard deviation that over ``mu`` gives mu-GDP, with ``mu`` the largest that is
     (epsilon, delta)-DP (exact Gaussian calibration). Everything the modeler computes from the
     rows is post-processing. Proven, under ``BOUNDED_ROW``; answers are not covered unless they
-    are released through :class:`PrivateAnswers`.
+    are released through :class:`PrivateAnswers`. With a projection the bound is that of exact
+    arithmetic: the product rounds by parts in 1e15 of the coordinates, so keep them within some
+    thousand row distances (subtract a public centre); without one it holds to the last bit.
 
     The projection has orthogonal columns scaled by ``sqrt(d / r)``: it keeps squared distances
     in expectation, as in [Kenthapadi2013]_, with a norm of ``sqrt(d / r)``, below that of a

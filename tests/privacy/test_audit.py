@@ -32,10 +32,11 @@ LONG = {"Laplace, 3 values", "Gaussian, 2 values"}
 )
 def test_honest_mechanisms_pass(case):
     """The exact samplers; a false alarm has probability 1e-6."""
-    report = case.audit(case.honest, DRAWS)
+    # Of the sparse vector's 256 outcomes the best event takes more draws to find.
+    report = case.audit(case.honest, DRAWS * (2 if case.name == "Sparse vector" else 1))
     assert report.passes, str(report)
     # A bound far below the truth would let broken mechanisms through as well.
-    assert report.lower_bound > report.claim / 4
+    assert report.lower_bound > report.claim / 2
 
 
 @pytest.mark.parametrize(
