@@ -30,7 +30,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(STAMP)
-	@$(BIN)/python -m botorch_dp.demo
+	@$(BIN)/python -m examples.demo
 
 test: $(STAMP)
 	@$(BIN)/python -m pytest -q -n 2

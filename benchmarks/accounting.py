@@ -36,8 +36,8 @@ def dp_accounting_epsilon(z: float, lot: int, steps: int) -> float:
 def our_epsilon(z: float, lot: int, steps: int, *, same_orders: bool) -> float:
     return dp_sgd_epsilon(
         noise_multiplier=z,
-        sample_size=lot,
-        dataset_size=RECORDS,
+        lot_size=lot,
+        num_records=RECORDS,
         steps=steps,
         delta=DELTA,
         orders=THEIR_ORDERS if same_orders else None,
@@ -70,7 +70,7 @@ def measure_speed() -> dict[str, Ratio]:
     lots, steps = rng.integers(8, 512, 2048), rng.integers(1, 20_000, 2048)
     few = list(zip(noise[:8].tolist(), lots[:8].tolist(), steps[:8].tolist(), strict=True))
     candidates = interleaved_ratio(
-        lambda: dp_sgd_epsilons(noise, lots, steps, dataset_size=RECORDS, delta=DELTA),
+        lambda: dp_sgd_epsilons(noise, lots, steps, num_records=RECORDS, delta=DELTA),
         lambda: [dp_accounting_epsilon(*setting) for setting in few],
         repeats=5,
     )

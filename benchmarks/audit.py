@@ -10,7 +10,7 @@ import argparse
 import sys
 
 from benchmarks.common import save_results
-from botorch_dp.cli.audit_table import run_audits
+from botorch_dp.privacy.audit_cases import run_audits
 
 
 def main() -> int:

@@ -132,7 +132,7 @@ def _hypervolumes(settings: Sequence[Setting], runs: dict[str, Any], path: Path)
         ax.legend(fontsize=7, ncol=2, loc="upper center", bbox_to_anchor=(0.5, -0.16))
     caption = (
         "Lines: hypervolume as observed, mean over seeds, range shaded. Marks: the front of each "
-        "seed evaluated again with fresh seeds. Dashes: grids, evaluated again. Not private: "
+        "seed evaluated again with fresh seeds. Dashes: grids, evaluated again. Sensitive: "
         "computed from the records without noise."
     )
     figure.supxlabel(textwrap.fill(caption, 52 * columns), fontsize=8)

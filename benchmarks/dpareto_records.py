@@ -33,8 +33,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import save_results
-from botorch_dp.privacy.accounting import dp_sgd_epsilon
-from botorch_dp.privacy.renyi import fixed_lot_rdp
+from botorch_dp.privacy import dp_sgd_epsilon
+from botorch_dp.privacy._renyi import fixed_lot_rdp
 
 DATASET_SIZE = 30_956
 DELTA = 1e-5
@@ -63,8 +63,8 @@ def compared(record: dict[str, Any]) -> dict[str, Any]:
     def epsilon(steps: int) -> float:
         return dp_sgd_epsilon(
             noise_multiplier=noise,
-            sample_size=lot_size,
-            dataset_size=DATASET_SIZE,
+            lot_size=lot_size,
+            num_records=DATASET_SIZE,
             steps=steps,
             delta=DELTA,
         )
@@ -108,7 +108,7 @@ def main() -> None:
     save_results(
         "dpareto_records",
         {
-            "dataset_size": DATASET_SIZE,
+            "num_records": DATASET_SIZE,
             "delta": DELTA,
             "agree_with_classical": len(agree),
             "records": rows,

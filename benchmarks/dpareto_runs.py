@@ -20,7 +20,7 @@ from torch import Tensor
 from botorch_dp import tasks
 from botorch_dp.pareto import DPareto, Integer, ParetoFront, PrivacyUtilityProblem, SearchSpace
 from botorch_dp.pareto.front import dominated_volume
-from botorch_dp.pareto.space import Config
+from botorch_dp.space import Config
 
 
 @dataclass(frozen=True)

@@ -33,9 +33,8 @@ from torch import Tensor
 from benchmarks.common import save_results
 from botorch_dp.pareto import DPareto, Integer, PrivacyUtilityProblem, Real, SearchSpace
 from botorch_dp.pareto.models import fitted_gp, objective_scales
-from botorch_dp.pareto.space import Config
-from botorch_dp.privacy import dp_sgd_epsilon
-from botorch_dp.privacy.accounting import dp_sgd_epsilons
+from botorch_dp.privacy import dp_sgd_epsilon, dp_sgd_epsilons
+from botorch_dp.space import Config
 
 RECORDS, DELTA = 30_956, 1e-5
 SIZES = (16, 32, 64, 128, 272)
@@ -52,8 +51,8 @@ BASELINES = {
 def epsilon(config: Config) -> float:
     return dp_sgd_epsilon(
         noise_multiplier=config["noise_multiplier"],
-        sample_size=config["lot_size"],
-        dataset_size=RECORDS,
+        lot_size=config["lot_size"],
+        num_records=RECORDS,
         steps=_steps(config),
         delta=DELTA,
     )
@@ -64,7 +63,7 @@ def epsilons(configs: list[Config]) -> list[float]:
         [config["noise_multiplier"] for config in configs],
         [config["lot_size"] for config in configs],
         [_steps(config) for config in configs],
-        dataset_size=RECORDS,
+        num_records=RECORDS,
         delta=DELTA,
     )
     return [float(bound) for bound in bounds]

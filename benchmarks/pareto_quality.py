@@ -32,11 +32,11 @@ from tqdm import tqdm
 
 from benchmarks.common import RESULTS, mean_interval, save_results
 from botorch_dp import datasets
-from botorch_dp.files import atomic_write
+from botorch_dp._files import atomic_write
 from botorch_dp.pareto import DPareto, Integer, PrivacyUtilityProblem, Real, SearchSpace
 from botorch_dp.pareto.front import dominated_volume
-from botorch_dp.pareto.space import Config
 from botorch_dp.privacy import NeighboringRelation, gaussian_epsilon
+from botorch_dp.space import Config
 from botorch_dp.tasks import sparse_vector
 from botorch_dp.tasks.learning import OUTPUT_DELTA
 from botorch_dp.training import OutputPerturbedLogisticRegression
@@ -266,7 +266,7 @@ def draw(results: dict[str, Any], path: Path, seeds: int) -> None:
         0.5,
         0.008,
         f"Fronts of {TRIALS} noisy trials (4x: {4 * TRIALS}), evaluated again exactly; mean and "
-        f"95% interval over {seeds} seeds. Not private: computed from the records without noise; "
+        f"95% interval over {seeds} seeds. Sensitive: computed from the records without noise; "
         "ε is that of one training, not of publishing a front.",
         ha="center",
         fontsize=8,

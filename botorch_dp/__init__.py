@@ -1,3 +1,66 @@
-"""Differentially private Bayesian optimization on BoTorch, GPyTorch and Opacus."""
+"""Differentially private Bayesian optimization on BoTorch, GPyTorch and Opacus.
 
-__version__ = "0.1.0"
+The names below open everything; each is loaded when it is first used, so that ``import
+botorch_dp`` alone takes no time.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+__version__ = "0.2.0.dev0"
+
+if TYPE_CHECKING:
+    from botorch_dp.descent import DPGIBO
+    from botorch_dp.objectives import PrivateObjective
+    from botorch_dp.outsourced import GaussianNoiseCurator, Modeler
+    from botorch_dp.pareto import DPareto, PrivacyUtilityProblem
+    from botorch_dp.privacy import Guarantee, PrivacyBudget, PrivacyLedger, Release
+    from botorch_dp.release import PrivateGPUCB
+    from botorch_dp.space import SearchSpace
+    from botorch_dp.training import DPTrainer
+
+_ROOMS = {
+    "DPGIBO": "descent",
+    "DPTrainer": "training",
+    "DPareto": "pareto",
+    "GaussianNoiseCurator": "outsourced",
+    "Guarantee": "privacy",
+    "Modeler": "outsourced",
+    "PrivacyBudget": "privacy",
+    "PrivacyLedger": "privacy",
+    "PrivacyUtilityProblem": "pareto",
+    "PrivateGPUCB": "release",
+    "PrivateObjective": "objectives",
+    "Release": "privacy",
+    "SearchSpace": "space",
+}
+
+__all__ = [
+    "DPGIBO",
+    "DPTrainer",
+    "DPareto",
+    "GaussianNoiseCurator",
+    "Guarantee",
+    "Modeler",
+    "PrivacyBudget",
+    "PrivacyLedger",
+    "PrivacyUtilityProblem",
+    "PrivateGPUCB",
+    "PrivateObjective",
+    "Release",
+    "SearchSpace",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _ROOMS:
+        raise AttributeError(f"module 'botorch_dp' has no attribute {name!r}")
+    value = getattr(import_module(f"botorch_dp.{_ROOMS[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -26,8 +26,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from botorch_dp.checks import check_integer
-from botorch_dp.files import atomic_write
+from botorch_dp._checks import check_integer
+from botorch_dp._files import atomic_write
 from botorch_dp.training import TrainTest
 
 Arrays = dict[str, NDArray[Any]]

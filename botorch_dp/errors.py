@@ -1,7 +1,7 @@
 """Errors that every room may raise.
 
 A message says what was given, why it voids the promise and what to do instead. It never
-contains a private value.
+contains a sensitive value.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ class PrivacyError(ValueError):
 
 
 class NotPublicError(PrivacyError):
-    """A model, kernel or design that may depend on private values where it must not."""
+    """A model, kernel or design that may depend on sensitive values where it must not."""
 
 
 class BudgetExhausted(PrivacyError):

@@ -17,12 +17,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from botorch_dp.checks import check_integer, check_interval, check_positive, check_tensor
+from botorch_dp._checks import check_integer, check_interval, check_positive, check_tensor
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import (
+    ONE_RECORD,
     Guarantee,
     NeighboringRelation,
     PrivacyLedger,
+    PrivacyUnit,
+    check_unit,
     compose,
     gaussian_guarantee,
     gaussian_mechanism,
@@ -102,7 +105,7 @@ class Evaluations(NamedTuple):
 
 @dataclass
 class ObjectiveDiagnostics:
-    """**Not private.** How many scores were outside the bounds, over all evaluations.
+    """**Sensitive.** How many scores were outside the bounds, over all evaluations.
 
     Look at them while you choose ``bounds`` on data you may look at; never publish them, and never
     let a run depend on them.
@@ -119,7 +122,7 @@ class ObjectiveDiagnostics:
         self.num_nan += int(scores.isnan().sum())
 
     def __repr__(self) -> str:
-        return "ObjectiveDiagnostics(not private: read .num_below, .num_above, .num_nan)"
+        return "ObjectiveDiagnostics(sensitive: read .num_below, .num_above, .num_nan)"
 
 
 class PrivateObjective:
@@ -153,7 +156,7 @@ class PrivateObjective:
             return that many columns.
         ledger: What evaluations are charged to.
         negate: Return ``-Y``: for losses, since BoTorch maximizes.
-        protects: Whom or what one record is, in words for the guarantee.
+        unit: Whom or what one record is; replace-one is the only relation.
         label: The ledger's note for each charge.
         unsafe_seed: Simulate with reproducible noise. The results then promise nothing.
 
@@ -176,7 +179,7 @@ class PrivateObjective:
         num_records: int | None = None,
         ledger: PrivacyLedger | None = None,
         negate: bool = False,
-        protects: str = "one record of the data set",
+        unit: PrivacyUnit = ONE_RECORD,
         label: str = "objective",
         unsafe_seed: int | None = None,
     ) -> None:
@@ -196,14 +199,13 @@ class PrivateObjective:
         self.ledger = ledger
         self.negate = bool(negate)
         self.label = label
-        #: **Not private**; see :class:`ObjectiveDiagnostics`.
+        #: **Sensitive**; see :class:`ObjectiveDiagnostics`.
         self.diagnostics = ObjectiveDiagnostics()
         self._width = check_positive("bounds", self.bounds[1] - self.bounds[0])
         self._one_evaluation = gaussian_guarantee(
             sensitivity=1.0,
             mu=self.mu,
-            relation=NeighboringRelation.REPLACE_ONE,
-            protects=protects,
+            unit=check_unit(unit, NeighboringRelation.REPLACE_ONE),
         )
         self._seeds = None if unsafe_seed is None else np.random.SeedSequence(unsafe_seed)
         self._history: list[Evaluations] = []

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from botorch_dp.files import atomic_write
+from botorch_dp._files import atomic_write
 from botorch_dp.pareto.front import ParetoFront, non_dominated
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from botorch_dp.demo import main
+from examples.demo import main
 
 
 def test_demo_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from botorch_dp.files import atomic_write, create_private
+from botorch_dp._files import atomic_write, create_private
 
 
 def mode(path: Path) -> int:

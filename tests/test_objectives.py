@@ -26,6 +26,7 @@ from botorch_dp.privacy import (
     PrivacyBudget,
     PrivacyError,
     PrivacyLedger,
+    PrivacyUnit,
     audit_epsilon,
     compose,
     gaussian_mu,
@@ -113,9 +114,7 @@ def test_diagnostics_count_and_hide() -> None:
     objective(point(3))
     found = objective.diagnostics
     assert (found.num_nan, found.num_below, found.num_above) == (3, 6, 3)
-    assert repr(found) == (
-        "ObjectiveDiagnostics(not private: read .num_below, .num_above, .num_nan)"
-    )
+    assert repr(found) == ("ObjectiveDiagnostics(sensitive: read .num_below, .num_above, .num_nan)")
     assert repr(objective) == (
         "PrivateObjective(bounds=(0.0, 1.0), mu=1.0, num_records=5, evaluations=3)"
     )
@@ -201,7 +200,9 @@ def test_large_audit_and_its_broken_twin() -> None:
 
 
 def test_guarantee_before_it_runs() -> None:
-    objective = PrivateObjective(distances, bounds=(0.0, 1.0), mu=0.1, protects="one patient")
+    objective = PrivateObjective(
+        distances, bounds=(0.0, 1.0), mu=0.1, unit=PrivacyUnit("one patient")
+    )
     guarantee = objective.guarantee
     assert guarantee.mu == 0.1 and guarantee.status == "proven"
     assert guarantee.relation is NeighboringRelation.REPLACE_ONE
@@ -209,7 +210,7 @@ def test_guarantee_before_it_runs() -> None:
     assert compose(*[guarantee] * 25).mu == pytest.approx(0.5)
     simulated = PrivateObjective(distances, bounds=(0.0, 1.0), mu=0.1, unsafe_seed=0)
     assert simulated.guarantee.status == "none"
-    assert "not private: simulated noise" in str(simulated.guarantee)
+    assert "simulated noise: nothing is promised" in str(simulated.guarantee)
 
 
 def test_rows_are_charged_before_the_records_are_read() -> None:

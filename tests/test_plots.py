@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from botorch_dp.pareto import ParetoFront, Trial
 from botorch_dp.pareto.problem import Measurement
 from botorch_dp.plots import plot_front, plot_hypervolume, save_figure
-from botorch_dp.privacy import Guarantee, NeighboringRelation
+from botorch_dp.privacy import Guarantee, PrivacyUnit
 from botorch_dp.privacy.losses import PureLoss
 from tests.pareto import toy
 
@@ -34,7 +34,7 @@ def front(points: Sequence[tuple[float, Sequence[float]]] = POINTS, **options: A
         )
         for number, (epsilon, errors) in enumerate(points)
     ]
-    guarantee = Guarantee("toy", NeighboringRelation.REPLACE_ONE, (PureLoss(cost),))
+    guarantee = Guarantee("toy", PrivacyUnit(), (PureLoss(cost),))
     problem = toy.problem(delta=options.pop("delta", 0.0))
     return ParetoFront(problem, trials, guarantee=guarantee, **options)
 

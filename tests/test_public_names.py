@@ -40,3 +40,14 @@ def test_all_lists_what_is_exported(room: str) -> None:
     assert set(NAMES[room].split()) <= set(module.__all__)
     assert all(hasattr(module, name) for name in module.__all__)
     assert all(getattr(module, name).__doc__ for name in NAMES[room].split())
+
+
+def test_top_level_names_are_those_of_their_rooms() -> None:
+    import botorch_dp
+
+    assert set(botorch_dp.__all__) == set(botorch_dp._ROOMS) <= set(dir(botorch_dp))
+    for name, room in botorch_dp._ROOMS.items():
+        module = importlib.import_module(f"botorch_dp.{room}")
+        assert getattr(botorch_dp, name) is getattr(module, name)
+    with pytest.raises(AttributeError, match="no attribute 'PrivateSerach'"):
+        _ = botorch_dp.PrivateSerach

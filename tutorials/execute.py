@@ -17,7 +17,7 @@ import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
-from botorch_dp.files import atomic_write
+from botorch_dp._files import atomic_write
 
 FOLDER = Path(__file__).parent
 

@@ -34,6 +34,7 @@ from botorch.utils.transforms import (
 )
 from torch import Tensor
 
+from botorch_dp._checks import check_positive
 from botorch_dp.acquisition.cells import (
     finite_edges,
     least_variance,
@@ -43,7 +44,6 @@ from botorch_dp.acquisition.cells import (
     volume_gain,
 )
 from botorch_dp.acquisition.pending import believe
-from botorch_dp.checks import check_positive
 
 Region = Literal["unbounded", "box"]
 

@@ -24,7 +24,7 @@ from botorch.models.model import Model
 from botorch.utils.transforms import average_over_ensemble_models, t_batch_mode_transform
 from torch import Tensor
 
-from botorch_dp.checks import check_delta, check_integer, check_positive
+from botorch_dp._checks import check_delta, check_integer, check_positive
 
 
 @dataclass(frozen=True)

@@ -160,7 +160,7 @@ def _table(path: Path) -> Tensor:
             array = np.load(path, allow_pickle=False)
         array = np.asarray(array, dtype=np.float64)
     except (ValueError, KeyError, OSError):
-        # The reason may quote a private value.
+        # The reason may quote a sensitive value.
         raise ValueError(
             f"{path} does not hold a table of numbers (.csv without a header, .npy, or .npz "
             "with an array X)."

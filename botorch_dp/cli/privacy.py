@@ -99,7 +99,7 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _audit(options: argparse.Namespace) -> int:
-    from botorch_dp.cli.audit_table import run_audits
+    from botorch_dp.privacy.audit_cases import run_audits
 
     rows = run_audits(samples=options.samples, only=options.mechanism, as_json=options.json)
     return 0 if all(row.good for row in rows) else 1
@@ -153,8 +153,8 @@ def _calibrate_dp_sgd(options: argparse.Namespace) -> int:
         multiplier = dp_sgd_noise_multiplier(
             epsilon=options.epsilon,
             delta=options.delta,
-            sample_size=options.lot,
-            dataset_size=options.records,
+            lot_size=options.lot,
+            num_records=options.records,
             steps=steps,
             sampling=sampling,  # type: ignore[arg-type]
         )

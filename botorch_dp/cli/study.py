@@ -31,7 +31,7 @@ def add_commands(commands: Any) -> None:
         "pareto",
         help="find the privacy-utility front of a problem",
         description="Train with well-chosen hyper-parameters and print the Pareto front of "
-        "epsilon and error. The front is computed from the records: it is not private.",
+        "epsilon and error. The front is computed from the records: it is sensitive.",
     )
     _add_problem_arguments(pareto)
     pareto.add_argument(
@@ -72,7 +72,7 @@ def add_commands(commands: Any) -> None:
         help="the configuration to deploy within an epsilon",
         description="The configuration of a finished study's problem that is expected to be most "
         "accurate within EPSILON, tried or not. Epsilon is exact; the error is a prediction and "
-        "not private.",
+        "sensitive.",
     )
     _add_problem_arguments(recommend)
     recommend.add_argument("--storage", type=Path, required=True, help="file of the study")

@@ -1,7 +1,7 @@
 """Checkpoints of a private descent: a folder that only its owner can read.
 
-The folder holds private values: the losses of all records at all points that are still in use, one
-file for each step, because later gradients are conditioned on them. Everything else (the released
+The folder holds sensitive values: the losses of all records at all points still in use, one file
+ for each step, because later gradients are conditioned on them. Everything else (the released
 iterates, the optimizer's state, the points and their factor) is public and lies in one small file
 that is replaced as a whole after each step. A crash therefore leaves the state of the last
 complete step; a losses file without a place in that state is ignored and overwritten.
@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from botorch_dp.files import atomic_write
+from botorch_dp._files import atomic_write
 
 _FORMAT = 1
 _STATE = "state.pt"
 _HEADER = """\
 This folder is a checkpoint of a differentially private optimization (botorch_dp, DP-GIBO).
-The files losses-*.pt hold PRIVATE values: the losses of single records. They are not protected by
+The files losses-*.pt hold SENSITIVE values: the losses of single records. They are not protected by
 noise. Keep them readable by their owner only (mode 0600) and delete the folder when the run is
 over. The other files are functions of released values.
 Continue from the newest checkpoint only: a second run from an older copy would release a step

@@ -38,7 +38,7 @@ class ClippedMean:
         bits = min(52, 62 - math.ceil(math.log2(num_records)))
         self.unit = clip_norm * 2.0**-bits
         self.total = torch.zeros(dim, dtype=torch.double if self.is_plain else torch.int64)
-        #: How many gradients were shortened, and how many were not finite. Not private.
+        #: How many gradients were shortened, and how many were not finite. Sensitive.
         self.clipped = torch.zeros((), dtype=torch.int64)
         self.not_finite = torch.zeros((), dtype=torch.int64)
 

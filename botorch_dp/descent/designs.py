@@ -9,6 +9,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from botorch_dp._checks import check_positive
 from botorch_dp.acquisition.stencils import (
     Stencil,
     leading_basis,
@@ -16,7 +17,6 @@ from botorch_dp.acquisition.stencils import (
     radius_grid,
     stencil_directions,
 )
-from botorch_dp.checks import check_positive
 from botorch_dp.models.derivative_rules import KernelDerivatives
 from botorch_dp.models.gradient import GradientBelief
 

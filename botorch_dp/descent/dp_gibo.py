@@ -25,7 +25,7 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from botorch_dp.checks import check_positive
+from botorch_dp._checks import check_positive
 from botorch_dp.descent.checkpoint import Checkpoint, check_same_run
 from botorch_dp.descent.clipping import ClippedMean
 from botorch_dp.descent.designs import DesignName, Proposal, observation_noise
@@ -43,14 +43,18 @@ from botorch_dp.models.factor import KernelFactor
 from botorch_dp.models.gradient import GradientBelief
 from botorch_dp.models.kernel_derivatives import kernel_derivatives
 from botorch_dp.objectives import PerRecordLosses, known_num_records
-from botorch_dp.privacy.guarantee import Guarantee, Release
-from botorch_dp.privacy.ledger import PrivacyLedger
-from botorch_dp.privacy.mechanisms import gaussian_mechanism
+from botorch_dp.privacy import (
+    ONE_RECORD,
+    Guarantee,
+    PrivacyLedger,
+    PrivacyUnit,
+    Release,
+    gaussian_mechanism,
+)
 
 MakeOptimizer = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
 
 _DEFAULT_MAX_POINTS = 2000
-_ONE_RECORD = "one record (one column of the losses)"
 
 
 class DPGIBO:
@@ -103,7 +107,7 @@ class DPGIBO:
         mean: Prior mean of the losses, ``"constant"`` (unknown) or ``"zero"``.
         max_points: How many points are kept; the oldest batches are dropped.
         num_records: ``n``, needed by :meth:`plan`; else taken from the first losses.
-        protects: Whom or what one column is, in words for the guarantee.
+        unit: Whom or what one column is; replace-one is the only relation.
         checkpoint: A folder to save each step in and to continue from; see
             :mod:`~botorch_dp.descent.checkpoint`. It holds private losses.
         unsafe_seed: Simulate with reproducible noise. The result then promises nothing.
@@ -145,7 +149,7 @@ class DPGIBO:
         mean: PriorMean = "constant",
         max_points: int = _DEFAULT_MAX_POINTS,
         num_records: int | None = None,
-        protects: str = _ONE_RECORD,
+        unit: PrivacyUnit = ONE_RECORD,
         checkpoint: str | os.PathLike[str] | None = None,
         unsafe_seed: int | None = None,
     ) -> None:
@@ -168,7 +172,7 @@ class DPGIBO:
             mean=mean,
             max_points=max_points,
             unsafe_seed=unsafe_seed,
-            protects=protects,
+            unit=unit,
         )
         if ledger is not None and math.isinf(mu):
             raise PrivacyError(

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from botorch_dp.checks import check_nonnegative, check_positive
+from botorch_dp._checks import check_nonnegative, check_positive
 
 
 class NoiseAwareAdagrad(torch.optim.Optimizer):

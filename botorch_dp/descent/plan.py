@@ -6,8 +6,7 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 
-from botorch_dp.privacy.guarantee import Guarantee, NeighboringRelation
-from botorch_dp.privacy.losses import GaussianLoss
+from botorch_dp.privacy import GaussianLoss, Guarantee, PrivacyUnit
 
 _MECHANISM = "Gaussian mechanism on clipped gradients (DP-GIBO)"
 
@@ -30,16 +29,14 @@ def gradient_noise_std(*, clip_norm: float, mu: float, steps: int, num_records: 
     return 2 * clip_norm / (num_records * step_privacy(mu, steps))
 
 
-def descent_guarantee(mu: float, *, steps: int, taken: int, protects: str) -> Guarantee:
+def descent_guarantee(mu: float, *, steps: int, taken: int, unit: PrivacyUnit) -> Guarantee:
     """The guarantee of the first ``taken`` of ``steps`` noisy gradients that share ``mu``."""
     if math.isinf(mu):
         return Guarantee(
             mechanism="gradient-informed Bayesian optimization without noise",
-            relation=NeighboringRelation.REPLACE_ONE,
+            unit=unit,
             losses=(),
-            protects=protects,
-            conditions=("not private: mu is infinite",),
-            status="none",
+            void="mu is infinite, so no noise is added",
         )
     if taken == 1:
         spent = step_privacy(mu, steps)
@@ -48,9 +45,8 @@ def descent_guarantee(mu: float, *, steps: int, taken: int, protects: str) -> Gu
         spent = min(mu, math.nextafter(mu * math.sqrt(taken / steps), math.inf))
     return Guarantee(
         mechanism=_MECHANISM,
-        relation=NeighboringRelation.REPLACE_ONE,
+        unit=unit,
         losses=(GaussianLoss(spent),),
-        protects=protects,
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from botorch_dp.descent.clipping import ClippedMean
-from botorch_dp.privacy.guarantee import Guarantee, Release
+from botorch_dp.privacy import Guarantee, Release
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class StepRecord:
 
 @dataclass
 class DescentDiagnostics:
-    """**Not private**: exact counts over the records, for the owner of the records only.
+    """**Sensitive**: exact counts over the records, for the owner of the records only.
 
     Counts begin with the process: a resumed run has those of the steps it took itself.
 
@@ -48,7 +48,7 @@ class DescentDiagnostics:
         self.not_finite.append(int(mean.not_finite))
 
     def __repr__(self) -> str:
-        return f"DescentDiagnostics({len(self.not_finite)} steps; not private, not shown)"
+        return f"DescentDiagnostics({len(self.not_finite)} steps; sensitive, not shown)"
 
 
 @dataclass(frozen=True, repr=False)
@@ -64,7 +64,7 @@ class DescentResult:
             the run has reached the minimum and noise drives it around, worse when it has not.
         trajectory: All iterates, the initial point first, ``T + 1 x d``.
         history: Public facts about each step.
-        diagnostics: Not private.
+        diagnostics: Sensitive.
     """
 
     location: Release[Tensor]

@@ -11,11 +11,11 @@ from botorch.models.model import Model
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from botorch_dp.checks import check_integer, check_nonnegative, check_positive, check_tensor
+from botorch_dp._checks import check_integer, check_nonnegative, check_positive, check_tensor
 from botorch_dp.descent.designs import Design, DesignName, default_batch_size
 from botorch_dp.descent.plan import descent_guarantee, gradient_noise_std
 from botorch_dp.errors import NotPublicError
-from botorch_dp.privacy.guarantee import Guarantee
+from botorch_dp.privacy import Guarantee, NeighboringRelation, PrivacyUnit, check_unit
 
 PriorMean = Literal["constant", "zero"]
 
@@ -37,7 +37,7 @@ class DescentSettings:
     mean: PriorMean
     max_points: int
     unsafe_seed: int | None
-    protects: str
+    unit: PrivacyUnit
 
     @classmethod
     def checked(cls, *, batch_size: int | None, **settings: Any) -> DescentSettings:
@@ -63,6 +63,7 @@ class DescentSettings:
         radius = settings["radius"]
         checked = {
             "initial": initial,
+            "unit": check_unit(settings["unit"], NeighboringRelation.REPLACE_ONE),
             "radius": tuple(radius) if isinstance(radius, list) else radius,
             "mu": mu,
             "clip_norm": clip_norm,
@@ -85,7 +86,7 @@ class DescentSettings:
 
     def nominal_guarantee(self, taken: int) -> Guarantee:
         """What the first ``taken`` steps would promise with real noise."""
-        return descent_guarantee(self.mu, steps=self.steps, taken=taken, protects=self.protects)
+        return descent_guarantee(self.mu, steps=self.steps, taken=taken, unit=self.unit)
 
     def noise_std(self, num_records: int) -> float:
         """Standard deviation of the noise on each coordinate of each gradient."""
@@ -98,9 +99,11 @@ class DescentSettings:
     def described(self) -> dict[str, Any]:
         """The settings as plain numbers and words, to compare runs."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {
+        words = [self.unit.protects, *self.unit.conditions]
+        return {"unit": words} | {
             name: value.tolist() if isinstance(value, Tensor) else value
             for name, value in values.items()
+            if name != "unit"
         }
 
 

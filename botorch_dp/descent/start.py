@@ -12,7 +12,7 @@ from botorch.utils.sampling import draw_sobol_samples
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from botorch_dp.checks import check_integer, check_interval, check_positive, check_tensor
+from botorch_dp._checks import check_integer, check_interval, check_positive, check_tensor
 from botorch_dp.descent.designs import (
     Design,
     DesignName,
@@ -30,10 +30,15 @@ from botorch_dp.objectives import (
     grid_levels,
     known_num_records,
 )
-from botorch_dp.privacy.accounting import pure_dp_epsilon
-from botorch_dp.privacy.guarantee import Release
-from botorch_dp.privacy.ledger import PrivacyLedger
-from botorch_dp.privacy.mechanisms import exponential_guarantee, exponential_mechanism
+from botorch_dp.privacy import (
+    ONE_RECORD,
+    PrivacyLedger,
+    PrivacyUnit,
+    Release,
+    exponential_guarantee,
+    exponential_mechanism,
+    pure_dp_epsilon,
+)
 
 _ONE_RECORD = "one record (one column of the losses)"
 
@@ -48,7 +53,7 @@ def private_start(
     ledger: PrivacyLedger | None = None,
     num_records: int | None = None,
     seed: int | None = None,
-    protects: str = _ONE_RECORD,
+    unit: PrivacyUnit = ONE_RECORD,
     unsafe_seed: int | None = None,
 ) -> Release[Tensor]:
     r"""The best of some random points, by permute-and-flip [McKenna2020].
@@ -71,7 +76,7 @@ def private_start(
         ledger: Charged before the records are asked.
         num_records: ``n``; else taken from the losses.
         seed: Of the Sobol sequence (public); from torch's generator if None.
-        protects: Whom or what one column is, in words for the guarantee.
+        unit: Whom or what one column is; replace-one is the only relation.
         unsafe_seed: Simulate with reproducible noise. The result then promises nothing.
 
     Returns:
@@ -94,7 +99,7 @@ def private_start(
         # The privacy does not depend on the scale of the utilities: the unit's is charged.
         ledger.charge(
             exponential_guarantee(
-                sensitivity=1.0, epsilon=epsilon, method="permute_and_flip", protects=protects
+                sensitivity=1.0, epsilon=epsilon, method="permute_and_flip", unit=unit
             ),
             label="start of a private descent",
         )
@@ -111,7 +116,7 @@ def private_start(
         sensitivity=grid_levels(losses.shape[-1]),
         epsilon=epsilon,
         method="permute_and_flip",
-        protects=protects,
+        unit=unit,
         unsafe_seed=unsafe_seed,
     )
     return Release(X[choice.value], choice.guarantee)
@@ -129,7 +134,7 @@ def public_clip_norm(
     bounds: Tensor | None = None,
     noise_variance: float = 0.0,
 ) -> float:
-    """A quantile of the lengths of the records' gradients at a location. **Not private.**
+    """A quantile of the lengths of the records' gradients at a location. **Sensitive.**
 
     For public or stand-in data only: the result depends on single records. A clip norm near the
     median suits bounded and convex losses; with heavy-tailed gradients clipping moves the minimum,

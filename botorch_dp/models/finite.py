@@ -15,7 +15,7 @@ from gpytorch.kernels import (
 )
 from torch import Tensor
 
-from botorch_dp.checks import check_integer, check_nonnegative, check_tensor
+from botorch_dp._checks import check_integer, check_nonnegative, check_tensor
 from botorch_dp.models.public import frozen_kernel, prior_variance
 
 _FIRST_CAPACITY = 16

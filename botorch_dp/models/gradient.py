@@ -30,7 +30,7 @@ from gpytorch.models import ExactGP
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from botorch_dp.checks import check_tensor
+from botorch_dp._checks import check_tensor
 from botorch_dp.models.derivative_rules import KernelDerivatives
 from botorch_dp.models.factor import KernelFactor
 from botorch_dp.models.kernel_derivatives import kernel_derivatives

@@ -16,7 +16,7 @@ import math
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from botorch_dp.checks import check_integer, check_positive
+from botorch_dp._checks import check_integer, check_positive
 from botorch_dp.models.finite import FiniteSetGP
 
 

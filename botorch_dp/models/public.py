@@ -24,7 +24,7 @@ from gpytorch.means import ConstantMean, ZeroMean
 from torch import Tensor
 from torch.nn import Module
 
-from botorch_dp.checks import check_nonnegative, check_tensor
+from botorch_dp._checks import check_nonnegative, check_tensor
 from botorch_dp.errors import NotPublicError
 
 _UNIT_VARIANCE_TOLERANCE = 1e-6
@@ -64,7 +64,7 @@ def public_gp(
     Args:
         train_X: An ``n x d`` tensor of inputs.
         train_Y: An ``n x 1`` tensor of outcomes, in units in which zero prior mean is sensible.
-        kernel: The prior covariance, chosen without looking at private values. It is copied.
+        kernel: The prior covariance, chosen without looking at sensitive values. It is copied.
         noise_variance: The known variance of the observation noise, in the units of ``train_Y``;
             zero for exact observations.
 
@@ -96,7 +96,7 @@ def check_public(model: Module, *, unit_variance: bool = False) -> None:
 
     Accepted is a plain ``SingleTaskGP`` with zero mean, no trainable parameter, no outcome
     transform and no input transform that learns. A check can only refuse what it sees: a frozen
-    length-scale that was once fitted to private values looks like any other number.
+    length-scale that was once fitted to sensitive values looks like any other number.
 
     Args:
         model: The model to inspect.
@@ -122,7 +122,7 @@ def check_public(model: Module, *, unit_variance: bool = False) -> None:
         reasons.extend(_variance_objections(model))
     if reasons:
         raise NotPublicError(
-            "The model may carry private values beside its observations: "
+            "The model may carry sensitive values beside its observations: "
             + "; ".join(reasons)
             + ". Build it with `public_gp`, from parameters fixed in advance."
         )

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from botorch_dp.checks import check_interval, check_positive
+from botorch_dp._checks import check_interval, check_positive
 from botorch_dp.privacy import (
     Guarantee,
-    NeighboringRelation,
     PrivacyLedger,
+    PrivacyUnit,
     laplace_guarantee,
     laplace_mechanism,
 )
@@ -59,13 +59,11 @@ class PrivateAnswers:
         """What one answer costs."""
         conditions: tuple[str, ...] = ()
         if self.bounds is None:
-            conditions = (f"an answer moves by at most {self.width:g} when one record is replaced",)
+            conditions = (f"an answer moves by at most {self.width!r} when one record is replaced",)
         return laplace_guarantee(
             sensitivity=self.width,
             epsilon=self.epsilon,
-            relation=NeighboringRelation.REPLACE_ONE,
-            protects="one record behind an answer",
-            conditions=conditions,
+            unit=PrivacyUnit("one record behind an answer", conditions=conditions),
         )
 
     def bounded(self, answer: float) -> float:
@@ -81,7 +79,6 @@ class PrivateAnswers:
             self.bounded(answer),
             sensitivity=self.width,
             epsilon=self.epsilon,
-            relation=NeighboringRelation.REPLACE_ONE,
             unsafe_seed=unsafe_seed,
         )
         return float(release.value)

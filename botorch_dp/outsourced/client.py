@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from botorch_dp.checks import check_integer, check_positive
+from botorch_dp._checks import check_integer, check_positive
 from botorch_dp.outsourced.exchange import dataset_from_bytes
 from botorch_dp.privacy import Release
 

@@ -18,7 +18,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from botorch_dp.checks import check_integer, check_positive
+from botorch_dp._checks import check_integer, check_positive
 from botorch_dp.errors import PrivacyError
 from botorch_dp.outsourced.answers import PrivateAnswers
 from botorch_dp.outsourced.query_log import Query, QueryLog
@@ -27,6 +27,7 @@ from botorch_dp.privacy import (
     Guarantee,
     NeighboringRelation,
     PrivacyLedger,
+    PrivacyUnit,
     Release,
     gaussian_guarantee,
     gaussian_mechanism,
@@ -215,13 +216,9 @@ class RandomProjectionCurator(Curator):
         ).value
         guarantee = Guarantee(
             mechanism="Random projection with lifted singular values",
-            relation=NeighboringRelation.BOUNDED_ROW,
+            unit=PrivacyUnit("one row", NeighboringRelation.BOUNDED_ROW),
             losses=(),
-            protects="one row",
-            conditions=(
-                "the released columns lie in the column space of the rows, which identifies them",
-            ),
-            status="none",
+            void="the released columns lie in the column space of the rows, which identifies them",
         )
         super().__init__(
             evaluate,
@@ -317,8 +314,10 @@ class GaussianNoiseCurator(Curator):
             "sensitivity": row_distance * stretch,
             "epsilon": epsilon,
             "delta": delta,
-            "relation": NeighboringRelation.BOUNDED_ROW,
-            "protects": f"one row, up to a distance of {row_distance:g} (answers are not covered)",
+            "unit": PrivacyUnit(
+                f"one row, up to a distance of {row_distance!r} (answers are not covered)",
+                NeighboringRelation.BOUNDED_ROW,
+            ),
         }
         if ledger is not None:
             ledger.charge(gaussian_guarantee(**settings), label="outsourced data set")  # type: ignore[arg-type]

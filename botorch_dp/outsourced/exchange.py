@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from botorch_dp.checks import check_positive
+from botorch_dp._checks import check_positive
+from botorch_dp._files import atomic_write
 from botorch_dp.errors import BudgetExhausted
-from botorch_dp.files import atomic_write
 from botorch_dp.outsourced.curator import Curator, InvalidIndex
 from botorch_dp.outsourced.query_log import QueryLimitReached, RequestConflict
 from botorch_dp.privacy import Guarantee, Release
@@ -75,7 +75,7 @@ def answer_questions(
 
     Reads JSON lines ``{"request_id": ..., "index": ...}``, and appends one line for each question
     that has no answer yet: ``{"request_id": ..., "y": ...}``, or ``"error"`` with a reason that
-    quotes no private value. Called again, it goes on with what is new.
+    quotes no sensitive value. Called again, it goes on with what is new.
 
     Returns:
         How many lines were appended.

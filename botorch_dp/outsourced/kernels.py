@@ -9,7 +9,7 @@ import torch
 from gpytorch.kernels import Kernel, RBFKernel
 from torch import Tensor
 
-from botorch_dp.checks import check_nonnegative, check_positive
+from botorch_dp._checks import check_nonnegative, check_positive
 
 
 class InputNoiseRBF(Kernel):

@@ -28,9 +28,9 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from botorch_dp._checks import check_finite, check_integer, check_positive, check_tensor
+from botorch_dp._files import OWNER_ONLY, atomic_write
 from botorch_dp.acquisition import UCBSchedule
-from botorch_dp.checks import check_finite, check_integer, check_positive, check_tensor
-from botorch_dp.files import PRIVATE_MODE, atomic_write
 from botorch_dp.models import FiniteSetGP
 
 #: Fewer answers than this say too little about a length-scale.
@@ -267,7 +267,7 @@ class _Journal:
         return self._entries
 
     def append(self, entry: dict[str, Any]) -> None:
-        descriptor = os.open(self._path, os.O_APPEND | os.O_CREAT | os.O_WRONLY, PRIVATE_MODE)
+        descriptor = os.open(self._path, os.O_APPEND | os.O_CREAT | os.O_WRONLY, OWNER_ONLY)
         try:
             os.write(descriptor, (json.dumps(entry) + "\n").encode())
             os.fsync(descriptor)

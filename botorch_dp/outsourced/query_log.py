@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from uuid import uuid4
 
-from botorch_dp.files import create_private
+from botorch_dp._files import create_private
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS queries (

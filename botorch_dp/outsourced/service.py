@@ -22,7 +22,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from botorch_dp.checks import check_integer, check_positive
+from botorch_dp._checks import check_integer, check_positive
 from botorch_dp.errors import BudgetExhausted
 from botorch_dp.outsourced.curator import Curator, InvalidIndex
 from botorch_dp.outsourced.exchange import dataset_to_bytes
@@ -137,7 +137,7 @@ def curator_app(curator: Curator, *, token: str, rate: float = 20.0, burst: int 
         except BudgetExhausted:
             return refusal(403, "The privacy budget is exhausted.")
         except Exception as error:
-            # The type only: a message may quote private values.
+            # The type only: a message may quote sensitive values.
             logger.error("row %d: measurement failed (%s)", question["index"], type(error).__name__)
             return refusal(500, "The row could not be measured.")
         logger.info("row %d: answered, %d queries so far", question["index"], curator.num_queries)

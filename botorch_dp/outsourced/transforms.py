@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-from botorch_dp.checks import check_delta, check_integer, check_positive, check_tensor
+from botorch_dp._checks import check_delta, check_integer, check_positive, check_tensor
 
 
 def singular_floor(*, projection_dim: int, epsilon: float, delta: float) -> float:

@@ -7,7 +7,9 @@ from botorch_dp.pareto.problem import (
     Objective,
     PrivacyUtilityProblem,
 )
-from botorch_dp.pareto.space import (
+from botorch_dp.pareto.study import DPareto
+from botorch_dp.pareto.trials import ExecutorDiedError, StudyError, Trial
+from botorch_dp.space import (
     Integer,
     Real,
     SearchSpace,
@@ -15,8 +17,6 @@ from botorch_dp.pareto.space import (
     TruncatedNormal,
     Uniform,
 )
-from botorch_dp.pareto.study import DPareto
-from botorch_dp.pareto.trials import ExecutorDiedError, StudyError, Trial
 
 __all__ = [
     "DPareto",

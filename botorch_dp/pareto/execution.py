@@ -28,8 +28,8 @@ from typing import Any, TypeAlias
 import torch
 
 from botorch_dp.pareto.problem import InvalidUtilityError, Measurement, PrivacyUtilityProblem
-from botorch_dp.pareto.space import Config
 from botorch_dp.pareto.trials import ExecutorDiedError
+from botorch_dp.space import Config
 
 #: An executor, or something that makes one (again, after one died).
 ExecutorLike: TypeAlias = Executor | Callable[[], Executor]

@@ -12,12 +12,11 @@ from botorch.utils.multi_objective.hypervolume import Hypervolume
 from botorch.utils.multi_objective.pareto import is_non_dominated
 from torch import Tensor
 
-from botorch_dp.checks import check_finite
+from botorch_dp._checks import check_finite
 from botorch_dp.pareto.problem import PrivacyUtilityProblem
-from botorch_dp.pareto.space import Config
 from botorch_dp.pareto.trials import Trial, outcome
-from botorch_dp.privacy import Guarantee
-from botorch_dp.privacy.guarantee import QUOTED_DELTA, rounded_up
+from botorch_dp.privacy import DEFAULT_DELTA, Guarantee, rounded_up
+from botorch_dp.space import Config
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,8 +34,8 @@ class OperatingPoint:
     Args:
         config: The hyper-parameters; perhaps never tried.
         epsilon: Exact, and within what was asked for.
-        error: Expected error of one training, as the study's model predicts it. Not private.
-        interval: Central interval for the error of the average training. Not private.
+        error: Expected error of one training, as the study's model predicts it. Sensitive.
+        interval: Central interval for the error of the average training. Sensitive.
         level: The interval's probability, under the model.
         tried: Whether a trial of the study has this config.
     """
@@ -53,7 +52,7 @@ class OperatingPoint:
         origin = "tried" if self.tried else "never tried"
         return (
             f"epsilon {self.epsilon:.4g} (exact), error {self.error:.4f} "
-            f"({self.level:.0%} interval {low:.4f} to {high:.4f}; not private) "
+            f"({self.level:.0%} interval {low:.4f} to {high:.4f}; sensitive) "
             f"with {self.config} ({origin})"
         )
 
@@ -61,7 +60,7 @@ class OperatingPoint:
 class ParetoFront:
     """The non-dominated trials of a study, beside all others.
 
-    The front is computed from the records without noise: it is *not private*, and
+    The front is computed from the records without noise: it is *sensitive*, and
     :attr:`caption` says what publishing it costs.
 
     Args:
@@ -237,7 +236,7 @@ class ParetoFront:
         return len(self._on_front)
 
     def __repr__(self) -> str:
-        return f"ParetoFront({len(self)} of {len(self.trials)} trials; not private)"
+        return f"ParetoFront({len(self)} of {len(self.trials)} trials; sensitive)"
 
     def __str__(self) -> str:
         columns = self.table()
@@ -280,13 +279,14 @@ def non_dominated(points: Tensor) -> Tensor:
 
 def guarantee_sentence(guarantee: Guarantee) -> str:
     """What publishing a front costs, in one sentence."""
-    opening = "Not private: computed from the records without noise"
+    opening = "Sensitive: computed from the records without noise"
     if guarantee.status == "none":
         return f"{opening}; publishing it comes with no guarantee."
     summed = guarantee.summed
     if summed is not None and summed[1] >= 1:
         return f"{opening}; publishing it comes with no guarantee (the deltas add up to 1)."
-    delta = summed[1] if summed is not None else QUOTED_DELTA
+    delta = guarantee.quoted_delta or DEFAULT_DELTA
+    delta = summed[1] if summed is not None else delta
     cost = f"ε = {float(rounded_up(guarantee.epsilon(delta))):,.10g}"
     if delta > 0:
         cost = f"({cost}, δ = {rounded_up(delta)})"

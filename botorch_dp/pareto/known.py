@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from botorch_dp.pareto.problem import PrivacyUtilityProblem
-from botorch_dp.pareto.space import Config
+from botorch_dp.space import Config
 
 #: Seconds after which somebody waiting for a proposal should be told what takes so long.
 _SLOW = 10.0

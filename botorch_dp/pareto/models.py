@@ -31,8 +31,8 @@ from torch import Tensor
 from botorch_dp.acquisition.pending import believe
 from botorch_dp.pareto.known import Candidates, KnownObjectives
 from botorch_dp.pareto.problem import PrivacyUtilityProblem
-from botorch_dp.pareto.space import Config
 from botorch_dp.pareto.trials import StudyError, Trial, outcome
+from botorch_dp.space import Config
 
 PrivacyModel = Literal["exact", "gp"]
 EpsilonScale = Literal["linear", "log"]

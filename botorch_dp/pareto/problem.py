@@ -8,10 +8,15 @@ from dataclasses import dataclass
 from numbers import Real as RealNumber
 from typing import Any, TypeAlias
 
-from botorch_dp.checks import check_delta, check_finite, check_integer, check_positive
-from botorch_dp.pareto.space import Config, SearchSpace
-from botorch_dp.privacy import Guarantee, NeighboringRelation
-from botorch_dp.privacy.losses import ApproximateLoss, PureLoss
+from botorch_dp._checks import check_delta, check_finite, check_integer, check_positive
+from botorch_dp.privacy import (
+    ApproximateLoss,
+    Guarantee,
+    NeighboringRelation,
+    PrivacyUnit,
+    PureLoss,
+)
+from botorch_dp.space import Config, SearchSpace
 
 #: What one training gives: a utility, or a utility and further measured objectives by name.
 UtilityAnswer: TypeAlias = float | tuple[float, Mapping[str, float]]
@@ -73,7 +78,7 @@ class Measurement:
     seconds: float = math.nan
 
     def __repr__(self) -> str:
-        return "Measurement(not private)"
+        return "Measurement(sensitive)"
 
 
 class PrivacyUtilityProblem:
@@ -206,11 +211,9 @@ class PrivacyUtilityProblem:
         loss = ApproximateLoss(epsilon, self.delta) if self.delta > 0 else PureLoss(epsilon)
         return Guarantee(
             mechanism=f"training for {self.name!r}",
-            relation=self.relation,
+            unit=PrivacyUnit("one record of the training data", self.relation),
             losses=(loss,),
-            protects="one record of the training data",
-            conditions=(_ORACLE_CONDITION,),
-            status="conditional",
+            assumptions=(_ORACLE_CONDITION,),
         )
 
     def measurement(self, answer: UtilityAnswer, seconds: float = math.nan) -> Measurement:

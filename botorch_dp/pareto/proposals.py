@@ -46,8 +46,8 @@ from botorch_dp.pareto.models import (
     objective_scales,
 )
 from botorch_dp.pareto.problem import PrivacyUtilityProblem
-from botorch_dp.pareto.space import Config
 from botorch_dp.pareto.trials import StudyError, Trial
+from botorch_dp.space import Config
 
 #: Scores candidates; the one with the largest score is tried next.
 Score: TypeAlias = Callable[[Candidates], Tensor]

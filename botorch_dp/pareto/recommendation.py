@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from botorch_dp.checks import check_finite
+from botorch_dp._checks import check_finite
 from botorch_dp.pareto.front import OperatingPoint
 from botorch_dp.pareto.known import Candidates
 from botorch_dp.pareto.models import Beliefs, require_complete

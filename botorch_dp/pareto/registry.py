@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from botorch_dp.pareto.models import require_complete
 from botorch_dp.pareto.problem import Measurement, PrivacyUtilityProblem
 from botorch_dp.pareto.proposals import Proposer
-from botorch_dp.pareto.space import Config
 from botorch_dp.pareto.storage import StudyStorage
 from botorch_dp.pareto.trials import Trial, derived_seeds
+from botorch_dp.space import Config
 
 
 class Registry:

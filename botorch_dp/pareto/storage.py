@@ -8,7 +8,7 @@ What must hold, and what makes it hold:
   after a crash the same trial is trained again, not another one.
 * *One study, one process.* The file stays locked while it is open. The operating system releases
   the lock when the process ends, however it ends.
-* *Measured utilities are not private*: the file has mode 0600 from before the first byte and says
+* *Measured utilities are sensitive*: the file has mode 0600 from before the first byte and says
   what it holds in its own table.
 """
 
@@ -25,10 +25,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from botorch_dp.files import PRIVATE_MODE, create_private
+from botorch_dp._files import OWNER_ONLY, create_private
 from botorch_dp.pareto.problem import Measurement
-from botorch_dp.pareto.space import Config
 from botorch_dp.pareto.trials import State, StudyError, Trial
+from botorch_dp.space import Config
 
 #: Marks an SQLite file as a study ("DPar").
 APPLICATION_ID = 0x44506172
@@ -96,7 +96,7 @@ class StudyStorage:
         try:
             self._open(description, seed)
             if self._path is not None:
-                os.chmod(self._path, PRIVATE_MODE)
+                os.chmod(self._path, OWNER_ONLY)
         except sqlite3.DatabaseError as error:
             self._connection.close()
             # Only the class that names this cause: "locked" is an OperationalError.

@@ -20,7 +20,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Literal, get_args
 
-from botorch_dp.checks import check_integer
+from botorch_dp._checks import check_integer
 from botorch_dp.pareto.execution import ExecutorLike, Workers
 from botorch_dp.pareto.front import OperatingPoint, ParetoFront
 from botorch_dp.pareto.loop import TrialLoop, evaluate_again
@@ -31,7 +31,7 @@ from botorch_dp.pareto.recommendation import recommended
 from botorch_dp.pareto.registry import Registry
 from botorch_dp.pareto.storage import StudyStorage
 from botorch_dp.pareto.trials import StudyError, Trial
-from botorch_dp.privacy import Guarantee, compose
+from botorch_dp.privacy import Guarantee, PrivacyUnit, compose
 
 AcquisitionName = Literal["ehvi", "hvpoi", "log_hvpoi", "qlogehvi", "random", "grid"]
 
@@ -239,7 +239,7 @@ class DPareto:
         return self.front()
 
     def front(self) -> ParetoFront:
-        """The Pareto front of the trials so far. Not private; see its ``caption``."""
+        """The Pareto front of the trials so far. Sensitive; see its ``caption``."""
         return ParetoFront(
             self.problem,
             require_complete(self.trials, "front"),
@@ -281,11 +281,9 @@ class DPareto:
             if problem.utility_guarantee is None:
                 return Guarantee(
                     mechanism="front of measured utilities",
-                    relation=problem.relation,
+                    unit=PrivacyUnit("one record of the test data", problem.relation),
                     losses=(),
-                    protects="one record of the test data",
-                    conditions=("utilities are computed from the test records without noise",),
-                    status="none",
+                    void="utilities are computed from the test records without noise",
                 )
             parts = [problem.utility_guarantee] * sum(t.num_trainings for t in trained)
         else:
@@ -296,8 +294,7 @@ class DPareto:
         whole = compose(*parts)
         return replace(
             whole,
-            conditions=(*whole.conditions, _SECRET_NOISE, _FIXED_TOTAL),
-            status="conditional" if whole.status == "proven" else whole.status,
+            assumptions=(*whole.assumptions, _SECRET_NOISE, _FIXED_TOTAL),
         )
 
     def _evaluate_again(

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from botorch_dp.pareto.problem import Measurement, PrivacyUtilityProblem
-from botorch_dp.pareto.space import Config
+from botorch_dp.space import Config
 
 State = Literal["pending", "complete", "failed"]
 
@@ -33,8 +33,8 @@ class Trial:
         seeds: One for each replicate.
         epsilon: Exact; NaN if the privacy oracle failed.
         state: ``"pending"`` (proposed, perhaps training), ``"complete"`` or ``"failed"``.
-        measurements: One for each replicate, None where it is missing. Not private.
-        fresh: Measurements of later re-evaluations, which no proposal has seen. Not private.
+        measurements: One for each replicate, None where it is missing. Sensitive.
+        fresh: Measurements of later re-evaluations, which no proposal has seen. Sensitive.
         failures: Type names of the errors of failed attempts; never their messages, which may
             quote records.
         failed_trainings: How many trainings those attempts may have begun.
@@ -70,12 +70,12 @@ class Trial:
 
     @property
     def utilities(self) -> tuple[float, ...]:
-        """The measured utilities. Not private."""
+        """The measured utilities. Sensitive."""
         return tuple(m.utility for m in self.finished)
 
     @property
     def error(self) -> float:
-        """One minus the mean utility; NaN before any was measured. Not private."""
+        """One minus the mean utility; NaN before any was measured. Sensitive."""
         return 1.0 - fmean(self.utilities) if self.utilities else math.nan
 
     @property

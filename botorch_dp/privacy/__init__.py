@@ -17,8 +17,30 @@ from botorch_dp.privacy.accounting import (
 )
 from botorch_dp.privacy.audit import AuditReport, audit_epsilon
 from botorch_dp.privacy.budget import PrivacyBudget
-from botorch_dp.privacy.guarantee import Guarantee, NeighboringRelation, Release, compose
+from botorch_dp.privacy.guarantee import (
+    DEFAULT_DELTA,
+    ONE_RECORD,
+    SIMULATED,
+    Guarantee,
+    NeighboringRelation,
+    PrivacyUnit,
+    Release,
+    check_unit,
+    compose,
+    rounded_up,
+)
 from botorch_dp.privacy.ledger import LedgerBalance, LedgerEntry, PrivacyLedger
+from botorch_dp.privacy.losses import (
+    ApproximateLoss,
+    FixedLotSGDLoss,
+    GaussianLoss,
+    LaplaceLoss,
+    PoissonSGDLoss,
+    PrivacyLoss,
+    PureLoss,
+    loss_from_dict,
+    loss_to_dict,
+)
 from botorch_dp.privacy.mechanisms import (
     exponential_guarantee,
     exponential_mechanism,
@@ -29,18 +51,30 @@ from botorch_dp.privacy.mechanisms import (
 )
 
 __all__ = [
+    "DEFAULT_DELTA",
+    "ONE_RECORD",
+    "SIMULATED",
+    "ApproximateLoss",
     "AuditReport",
     "BudgetExhausted",
+    "FixedLotSGDLoss",
+    "GaussianLoss",
     "Guarantee",
+    "LaplaceLoss",
     "LedgerBalance",
     "LedgerEntry",
     "NeighboringRelation",
     "NotPublicError",
+    "PoissonSGDLoss",
     "PrivacyBudget",
     "PrivacyError",
     "PrivacyLedger",
+    "PrivacyLoss",
+    "PrivacyUnit",
+    "PureLoss",
     "Release",
     "audit_epsilon",
+    "check_unit",
     "compose",
     "compose_gdp",
     "dp_sgd_epsilon",
@@ -57,8 +91,11 @@ __all__ = [
     "gaussian_mu",
     "laplace_guarantee",
     "laplace_mechanism",
+    "loss_from_dict",
+    "loss_to_dict",
     "pure_dp_epsilon",
     "pure_dp_mu",
+    "rounded_up",
     "sparse_vector",
     "sparse_vector_guarantee",
 ]

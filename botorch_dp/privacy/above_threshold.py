@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from botorch_dp.checks import check_finite, check_integer, check_positive, check_tensor
-from botorch_dp.privacy.guarantee import Guarantee, NeighboringRelation, Release
+from botorch_dp._checks import check_finite, check_integer, check_positive, check_tensor
+from botorch_dp.privacy._noise import NoiseSource, integer_laplace_epsilon, noise_source
+from botorch_dp.privacy.guarantee import ONE_RECORD, Guarantee, PrivacyUnit, Release
 from botorch_dp.privacy.losses import PureLoss
-from botorch_dp.privacy.sampling import NoiseSource, integer_laplace_epsilon, noise_source
 
 #: The lattice is this many binary digits finer than the sensitivity.
 _RESOLUTION_BITS = 30
@@ -78,18 +78,13 @@ def sparse_vector_guarantee(
     noise: float,
     max_positives: int,
     sensitivity: float = 1.0,
-    relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
-    protects: str = "one record of the data set",
-    conditions: tuple[str, ...] = (),
+    unit: PrivacyUnit = ONE_RECORD,
 ) -> Guarantee:
     """What :func:`sparse_vector` promises; see there."""
     return Guarantee(
         mechanism="Sparse vector technique",
-        relation=relation,
+        unit=unit,
         losses=(PureLoss(SparseVectorPlan.make(noise, max_positives, sensitivity).epsilon()),),
-        protects=protects,
-        conditions=conditions,
-        status="conditional" if conditions else "proven",
     )
 
 
@@ -100,9 +95,7 @@ def sparse_vector(
     max_positives: int,
     threshold: float = 0.5,
     sensitivity: float = 1.0,
-    relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
-    protects: str = "one record of the data set",
-    conditions: tuple[str, ...] = (),
+    unit: PrivacyUnit = ONE_RECORD,
     unsafe_seed: int | None = None,
 ) -> Release[list[bool]]:
     r"""Release, one after the other, whether answers exceed a noisy threshold.
@@ -132,9 +125,8 @@ def sparse_vector(
         max_positives: The number C of positive outputs after which the procedure stops.
         threshold: The public threshold.
         sensitivity: How far any single answer can move between neighbouring data sets.
-        relation: The neighbouring relation that ``sensitivity`` refers to.
-        protects: Whom or what one record is, in words for the guarantee.
-        conditions: What else the sensitivity rests on. Makes the guarantee conditional.
+        unit: Whom it protects, the relation that ``sensitivity`` refers to, and what that bound
+            rests on.
         unsafe_seed: Simulate with reproducible noise. The release then promises nothing.
 
     Returns:
@@ -154,9 +146,7 @@ def sparse_vector(
         noise=noise,
         max_positives=max_positives,
         sensitivity=sensitivity,
-        relation=relation,
-        protects=protects,
-        conditions=conditions,
+        unit=unit,
     )
     positives = noisy_comparisons(
         answers.detach().cpu().double().numpy(), threshold, plan, noise_source(unsafe_seed)

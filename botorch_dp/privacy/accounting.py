@@ -28,8 +28,9 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import ndtri
 
-from botorch_dp.checks import check_delta, check_integer, check_positive
-from botorch_dp.privacy.composition import composed_epsilon
+from botorch_dp._checks import check_delta, check_integer, check_positive
+from botorch_dp.privacy._composition import composed_epsilon
+from botorch_dp.privacy._renyi import bulk_epsilons, fixed_lot_rdp, rdp_epsilon
 from botorch_dp.privacy.gaussian import (
     compose_gdp,
     gaussian_delta,
@@ -39,7 +40,6 @@ from botorch_dp.privacy.gaussian import (
     pure_dp_mu,
 )
 from botorch_dp.privacy.losses import FixedLotSGDLoss, PoissonSGDLoss
-from botorch_dp.privacy.renyi import bulk_epsilons, fixed_lot_rdp, rdp_epsilon
 
 if TYPE_CHECKING:
     from botorch_dp.privacy.guarantee import NeighboringRelation
@@ -75,25 +75,25 @@ def dp_sgd_relation(sampling: Sampling) -> NeighboringRelation:
 def dp_sgd_loss(
     *,
     noise_multiplier: float,
-    sample_size: int,
-    dataset_size: int,
+    lot_size: int,
+    num_records: int,
     steps: int,
     sampling: Sampling = "without_replacement",
 ) -> FixedLotSGDLoss | PoissonSGDLoss:
     """The privacy loss of a DP-SGD run, as a record for a ``Guarantee``; arguments as below."""
     _check_sampling(sampling)
-    check_integer("dataset_size", dataset_size)
-    check_integer("sample_size", sample_size, at_most=dataset_size)
+    check_integer("num_records", num_records)
+    check_integer("lot_size", lot_size, at_most=num_records)
     if sampling == "poisson":
-        return PoissonSGDLoss(noise_multiplier, sample_size / dataset_size, steps)
-    return FixedLotSGDLoss(noise_multiplier, sample_size, dataset_size, steps)
+        return PoissonSGDLoss(noise_multiplier, lot_size / num_records, steps)
+    return FixedLotSGDLoss(noise_multiplier, lot_size, num_records, steps)
 
 
 def dp_sgd_epsilon(
     *,
     noise_multiplier: float,
-    sample_size: int,
-    dataset_size: int,
+    lot_size: int,
+    num_records: int,
     steps: int,
     delta: float,
     sampling: Sampling = "without_replacement",
@@ -104,8 +104,8 @@ def dp_sgd_epsilon(
     Args:
         noise_multiplier: Noise std over the l2 sensitivity of the summed gradient: 2C when a record
             is replaced, C when one is added.
-        sample_size: Records in a lot; for Poisson sampling the expected number.
-        dataset_size: Number of records.
+        lot_size: Records in a lot; for Poisson sampling the expected number.
+        num_records: Number of records.
         steps: Number of noisy gradients.
         delta: In (0, 1).
         sampling: How lots are drawn. A shuffled pass over the data is neither.
@@ -118,7 +118,7 @@ def dp_sgd_epsilon(
         it never grows with the noise.
 
     Example:
-        >>> run = dict(sample_size=256, dataset_size=32561, steps=1000, delta=1e-5)
+        >>> run = dict(lot_size=256, num_records=32561, steps=1000, delta=1e-5)
         >>> round(dp_sgd_epsilon(noise_multiplier=1.0, **run), 3)
         2.75
         >>> round(dp_sgd_epsilon(noise_multiplier=1.0, sampling="poisson", **run), 3)
@@ -126,8 +126,8 @@ def dp_sgd_epsilon(
     """
     loss = dp_sgd_loss(
         noise_multiplier=noise_multiplier,
-        sample_size=sample_size,
-        dataset_size=dataset_size,
+        lot_size=lot_size,
+        num_records=num_records,
         steps=steps,
         sampling=sampling,
     )
@@ -140,16 +140,16 @@ def dp_sgd_epsilon(
             "by privacy-loss distributions. Leave it out."
         )
     _check_orders(orders)
-    rdp = fixed_lot_rdp(loss.noise_multiplier, sample_size / dataset_size, orders)
+    rdp = fixed_lot_rdp(loss.noise_multiplier, lot_size / num_records, orders)
     return rdp_epsilon(orders, steps * rdp, delta)
 
 
 def dp_sgd_epsilons(
     noise_multipliers: Sequence[float] | np.ndarray,
-    sample_sizes: Sequence[int] | np.ndarray,
+    lot_sizes: Sequence[int] | np.ndarray,
     steps: Sequence[int] | np.ndarray,
     *,
-    dataset_size: int,
+    num_records: int,
     delta: float,
 ) -> np.ndarray:
     """:func:`dp_sgd_epsilon` without replacement for thousands of settings at once.
@@ -161,26 +161,26 @@ def dp_sgd_epsilons(
 
     Args:
         noise_multipliers: Candidates' noise multipliers, ``b``.
-        sample_sizes: Their lot sizes, ``b``.
+        lot_sizes: Their lot sizes, ``b``.
         steps: Their numbers of steps, ``b``.
-        dataset_size: Number of records.
+        num_records: Number of records.
         delta: In (0, 1).
 
     Returns:
         ``b`` epsilons.
     """
-    check_integer("dataset_size", dataset_size)
+    check_integer("num_records", num_records)
     check_delta("delta", delta)
-    noise, lots, lengths = np.broadcast_arrays(noise_multipliers, sample_sizes, steps)
+    noise, lots, lengths = np.broadcast_arrays(noise_multipliers, lot_sizes, steps)
     if noise.ndim != 1:
         raise ValueError(f"Settings must be one-dimensional, got shape {noise.shape}.")
     if not (np.isfinite(noise) & (noise > 0)).all():
         raise ValueError("`noise_multipliers` must be positive and finite.")
-    if not ((lots >= 1) & (lots <= dataset_size) & (lots % 1 == 0)).all():
-        raise ValueError(f"`sample_sizes` must be integers from 1 to {dataset_size}.")
+    if not ((lots >= 1) & (lots <= num_records) & (lots % 1 == 0)).all():
+        raise ValueError(f"`lot_sizes` must be integers from 1 to {num_records}.")
     if not ((lengths >= 1) & (lengths % 1 == 0)).all():
         raise ValueError("`steps` must be integers of at least 1.")
-    noise, fractions, lengths = noise.astype(float), lots / float(dataset_size), lengths * 1.0
+    noise, fractions, lengths = noise.astype(float), lots / float(num_records), lengths * 1.0
     epsilons = bulk_epsilons(noise, fractions, lengths, delta)
     # Without amplification: delta < Phi(mu/2 - epsilon/mu), a cheap sign of where it may be better.
     mus = np.sqrt(lengths) / noise
@@ -193,8 +193,8 @@ def dp_sgd_epsilons(
 def dp_sgd_noise_multiplier(
     *,
     epsilon: float,
-    sample_size: int,
-    dataset_size: int,
+    lot_size: int,
+    num_records: int,
     steps: int,
     delta: float,
     sampling: Sampling = "without_replacement",
@@ -204,8 +204,8 @@ def dp_sgd_noise_multiplier(
 
     Args:
         epsilon: The target, positive; it is never exceeded.
-        sample_size: Records in a lot; for Poisson sampling the expected number.
-        dataset_size: Number of records.
+        lot_size: Records in a lot; for Poisson sampling the expected number.
+        num_records: Number of records.
         steps: Number of noisy gradients.
         delta: In (0, 1).
         sampling: How lots are drawn.
@@ -213,7 +213,7 @@ def dp_sgd_noise_multiplier(
 
     Example:
         >>> z = dp_sgd_noise_multiplier(
-        ...     epsilon=1.0, sample_size=256, dataset_size=32561, steps=1000, delta=1e-5
+        ...     epsilon=1.0, lot_size=256, num_records=32561, steps=1000, delta=1e-5
         ... )
         >>> round(z, 3)
         2.178
@@ -225,8 +225,8 @@ def dp_sgd_noise_multiplier(
     def log_excess(noise_multiplier: float) -> float:
         spent = dp_sgd_epsilon(
             noise_multiplier=noise_multiplier,
-            sample_size=sample_size,
-            dataset_size=dataset_size,
+            lot_size=lot_size,
+            num_records=num_records,
             steps=steps,
             delta=delta,
             sampling=sampling,

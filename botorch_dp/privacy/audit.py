@@ -27,7 +27,7 @@ from scipy.stats import beta
 from torch import Tensor
 from tqdm import trange
 
-from botorch_dp.checks import check_delta, check_integer, check_nonnegative
+from botorch_dp._checks import check_delta, check_integer, check_nonnegative
 from botorch_dp.privacy.guarantee import Guarantee, Release
 
 #: Events are unions of at most about this many cells of the outputs' range.

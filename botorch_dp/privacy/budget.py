@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache, singledispatch
 
-from botorch_dp.checks import check_delta, check_finite, check_positive
+from botorch_dp._checks import check_delta, check_finite, check_positive
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy.gaussian import gaussian_epsilon, gaussian_mu, pure_dp_mu
 from botorch_dp.privacy.guarantee import Guarantee

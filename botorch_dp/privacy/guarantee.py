@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Generic, Literal, TypeVar
 
-from botorch_dp.checks import check_delta, check_nonnegative
+from botorch_dp._checks import check_delta, check_nonnegative
 from botorch_dp.errors import PrivacyError
-from botorch_dp.privacy.composition import composed_delta, composed_epsilon
+from botorch_dp.privacy._composition import composed_delta, composed_epsilon
 from botorch_dp.privacy.losses import (
     ApproximateLoss,
     GaussianLoss,
@@ -29,13 +29,10 @@ from botorch_dp.privacy.losses import (
 Status = Literal["proven", "conditional", "none"]
 T_co = TypeVar("T_co", covariant=True)
 
-#: From the strongest to the weakest: a composition is as strong as its weakest part.
-_STATUSES: tuple[Status, ...] = ("proven", "conditional", "none")
+#: The delta at which ``str`` quotes a guarantee when its owner has not chosen one.
+DEFAULT_DELTA = 1e-6
 
-#: The delta at which ``str`` quotes a guarantee that has no (epsilon, delta) of its own.
-QUOTED_DELTA = 1e-6
-
-SIMULATED = "not private: simulated noise"
+SIMULATED = "simulated noise: nothing is promised"
 
 
 class NeighboringRelation(Enum):
@@ -46,45 +43,125 @@ class NeighboringRelation(Enum):
     BOUNDED_ROW = "one row moves by at most the stated distance"
 
 
+def _sentences(name: str, value: object) -> tuple[str, ...]:
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise TypeError(f"`{name}` must be a tuple of sentences, got {type(value).__name__}.")
+    sentences = tuple(value)
+    if not all(isinstance(sentence, str) for sentence in sentences):
+        raise TypeError(f"`{name}` must be a tuple of sentences.")
+    return sentences
+
+
+@dataclass(frozen=True)
+class PrivacyUnit:
+    """Whom a guarantee protects, against which change of the data, and what rests on the caller.
+
+    Args:
+        protects: Whom or what one unit of the relation is, in words.
+        relation: The neighbouring relation.
+        conditions: What the caller must see to, one sentence each, such as "a record's score
+            depends on that record only". Nothing in the code can check them, so they are printed.
+
+    Example:
+        >>> PrivacyUnit("one patient", conditions=("a patient has one record",))
+    """
+
+    protects: str = "one record of the data set"
+    relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE
+    conditions: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.protects, str) or not self.protects:
+            raise TypeError(f"`protects` must say whom or what in words, got {self.protects!r}.")
+        if not isinstance(self.relation, NeighboringRelation):
+            raise TypeError(f"`relation` must be a NeighboringRelation, got {self.relation!r}.")
+        object.__setattr__(self, "conditions", _sentences("conditions", self.conditions))
+
+    def given(self, *conditions: str) -> PrivacyUnit:
+        """The same unit with further conditions on the caller."""
+        together = dict.fromkeys((*self.conditions, *conditions))
+        return replace(self, conditions=tuple(together))
+
+
+#: The unit of most statements.
+ONE_RECORD = PrivacyUnit()
+
+
+def check_unit(unit: object, *allowed: NeighboringRelation) -> PrivacyUnit:
+    """Return ``unit``, or raise unless it is a PrivacyUnit under one of the allowed relations."""
+    if not isinstance(unit, PrivacyUnit):
+        raise TypeError(f"`unit` must be a PrivacyUnit, got {type(unit).__name__}.")
+    if allowed and unit.relation not in allowed:
+        raise PrivacyError(
+            f"`unit` is under {unit.relation.name}, but this is proven under "
+            f"{' or '.join(relation.name for relation in allowed)} only: pass a PrivacyUnit with "
+            "that relation."
+        )
+    return unit
+
+
 @dataclass(frozen=True)
 class Guarantee:
     """A differential-privacy statement about one output.
 
     Args:
         mechanism: What made the output, in words.
-        relation: The neighbouring relation.
+        unit: Whom it protects, under which relation, and what rests on the caller.
         losses: The privacy losses the output is composed of; see :mod:`.losses`.
-        protects: Whom or what one unit of the relation is.
-        conditions: What must be true for the statement to hold, one sentence each.
-        status: ``"proven"`` (by construction), ``"conditional"`` (true when the conditions are,
-            which the code cannot check) or ``"none"`` (nothing is promised).
+        assumptions: What must be true of the world or of the mechanism for the statement to hold
+            and can be proven by nobody here (a prior, a constant of somebody else's learner).
+        void: Why nothing is promised, or None.
+        quoted_delta: The delta its owner asked for, at which ``str`` quotes it.
 
     Example:
-        >>> g = Guarantee("Laplace mechanism", NeighboringRelation.REPLACE_ONE, (LaplaceLoss(0.5),))
-        >>> g.epsilon()
-        0.5
+        >>> g = Guarantee("Laplace mechanism", PrivacyUnit(), (LaplaceLoss(0.5),))
+        >>> g.epsilon(), g.status
+        (0.5, 'proven')
     """
 
     mechanism: str
-    relation: NeighboringRelation
+    unit: PrivacyUnit
     losses: tuple[PrivacyLoss, ...]
-    protects: str = "one record of the data set"
-    conditions: tuple[str, ...] = ()
-    status: Status = "proven"
+    assumptions: tuple[str, ...] = ()
+    void: str | None = None
+    quoted_delta: float | None = None
 
     def __post_init__(self) -> None:
-        if self.status not in _STATUSES:
-            raise ValueError(f"`status` must be one of {_STATUSES}, got {self.status!r}.")
-        if not isinstance(self.relation, NeighboringRelation):
-            raise TypeError(f"`relation` must be a NeighboringRelation, got {self.relation!r}.")
-        if isinstance(self.conditions, str) or isinstance(self.losses, PrivacyLoss):
-            raise TypeError("`losses` and `conditions` must be tuples.")
+        check_unit(self.unit)
+        if isinstance(self.losses, PrivacyLoss):
+            raise TypeError("`losses` must be a tuple of privacy losses, got a single one.")
         object.__setattr__(self, "losses", tuple(self.losses))
-        object.__setattr__(self, "conditions", tuple(self.conditions))
-        if self.status == "conditional" and not self.conditions:
-            raise ValueError("A conditional guarantee must name its `conditions`.")
-        if self.status != "none" and not self.losses:
+        object.__setattr__(self, "assumptions", _sentences("assumptions", self.assumptions))
+        if self.void is None and not self.losses:
             raise ValueError("`losses` is empty: a guarantee needs at least one privacy loss.")
+        if self.quoted_delta is not None:
+            check_delta("quoted_delta", self.quoted_delta)
+
+    @property
+    def status(self) -> Status:
+        """How firm the statement is.
+
+        ``"proven"`` by construction, the caller keeping the unit's conditions; ``"conditional"`` on
+        assumptions that nobody can check; ``"none"`` where nothing is promised.
+        """
+        if self.void is not None:
+            return "none"
+        return "conditional" if self.assumptions else "proven"
+
+    @property
+    def relation(self) -> NeighboringRelation:
+        """The neighbouring relation."""
+        return self.unit.relation
+
+    @property
+    def protects(self) -> str:
+        """Whom or what one unit is."""
+        return self.unit.protects
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        """All that must be true: what rests on the caller, then the assumptions."""
+        return (*self.unit.conditions, *self.assumptions)
 
     def epsilon(self, delta: float = 0.0) -> float:
         """The smallest epsilon known to hold at ``delta``; infinite if nothing is promised."""
@@ -115,53 +192,58 @@ class Guarantee:
     @property
     def nominal(self) -> Guarantee:
         """What the same parameters would promise with real noise (itself unless simulated)."""
-        if SIMULATED not in self.conditions:
-            return self
-        conditions = tuple(c for c in self.conditions if c != SIMULATED)
-        return replace(
-            self, conditions=conditions, status="conditional" if conditions else "proven"
-        )
+        return replace(self, void=None) if self.void == SIMULATED else self
 
     def simulated(self) -> Guarantee:
         """The same mechanism run with reproducible noise: it promises nothing."""
-        if SIMULATED in self.conditions:
-            return self
-        return replace(self, conditions=(*self.conditions, SIMULATED), status="none")
+        return replace(self, void=SIMULATED) if self.void is None else self
+
+    def quoted_at(self, delta: float) -> Guarantee:
+        """The same statement, quoted at the delta that somebody asked for."""
+        return replace(self, quoted_delta=check_delta("delta", delta))
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form."""
         return {
             "mechanism": self.mechanism,
             "relation": self.relation.name,
-            "losses": [loss_to_dict(loss) for loss in self.losses],
             "protects": self.protects,
-            "conditions": list(self.conditions),
-            "status": self.status,
+            "conditions": list(self.unit.conditions),
+            "losses": [loss_to_dict(loss) for loss in self.losses],
+            "assumptions": list(self.assumptions),
+            "void": self.void,
+            "quoted_delta": self.quoted_delta,
         }
 
     @classmethod
     def from_dict(cls, state: dict[str, Any]) -> Guarantee:
-        """Inverse of :meth:`to_dict`."""
+        """Inverse of :meth:`to_dict`; also reads the form that stored a status."""
+        conditions, assumptions, void = state["conditions"], state.get("assumptions", ()), None
+        if "status" not in state:
+            void = state["void"]
+        elif state["status"] == "conditional":
+            conditions, assumptions = (), conditions
+        elif state["status"] == "none":
+            conditions, void = (), "; ".join(conditions) or "no reason was given"
         return cls(
             mechanism=state["mechanism"],
-            relation=NeighboringRelation[state["relation"]],
+            unit=PrivacyUnit(
+                state["protects"], NeighboringRelation[state["relation"]], tuple(conditions)
+            ),
             losses=tuple(loss_from_dict(loss) for loss in state["losses"]),
-            protects=state["protects"],
-            conditions=tuple(state["conditions"]),
-            status=state["status"],
+            assumptions=tuple(assumptions),
+            void=void,
+            quoted_delta=state.get("quoted_delta"),
         )
 
     def __str__(self) -> str:
-        if self.status == "none":
-            reasons = "; ".join(self.conditions) or "no reason was given"
-            if SIMULATED in self.conditions:
-                reasons = SIMULATED
-            return f"{self.mechanism}: no privacy guarantee ({reasons})."
+        if self.void is not None:
+            return f"{self.mechanism}: no privacy guarantee ({self.void})."
         subject = f"{self.mechanism}: {self._quoted_level()} for {self.protects}"
         sentence = f"{subject}, when {self.relation.value}"
+        given = "; ".join(self.unit.conditions)
         if self.status == "proven":
-            given = f", given that {'; '.join(self.conditions)}" if self.conditions else ""
-            return f"{sentence} (proven{given})."
+            return f"{sentence} (proven{f', given that {given}' if given else ''})."
         return f"{sentence}. This holds on condition that {'; '.join(self.conditions)}."
 
     def _quoted_level(self) -> str:
@@ -171,8 +253,8 @@ class Guarantee:
             if delta == 0:
                 return f"{rounded_up(epsilon)}-differentially private"
             return f"({rounded_up(epsilon)}, {rounded_up(delta)})-differentially private"
-        quoted = rounded_up(self.epsilon(QUOTED_DELTA))
-        level = f"({quoted}, {QUOTED_DELTA:g})-differentially private"
+        delta = DEFAULT_DELTA if self.quoted_delta is None else self.quoted_delta
+        level = f"({rounded_up(self.epsilon(delta))}, {delta:g})-differentially private"
         if self.mu is not None:
             return f"{rounded_up(self.mu)}-Gaussian differentially private, which is {level}"
         return level
@@ -191,7 +273,7 @@ def compose(*guarantees: Guarantee) -> Guarantee:
         guarantees: At least one; all under one neighbouring relation.
 
     Returns:
-        A guarantee with all losses, all conditions and the weakest status.
+        A guarantee with all losses, conditions and assumptions; void if one of them is.
     """
     if not guarantees:
         raise ValueError("`compose` needs at least one guarantee.")
@@ -202,13 +284,19 @@ def compose(*guarantees: Guarantee) -> Guarantee:
             f"Cannot compose guarantees under different neighbouring relations ({names}): an "
             "epsilon under one is no epsilon under another. Account for all parts under one."
         )
+    voids = [g.void for g in guarantees if g.void is not None]
+    deltas = {g.quoted_delta for g in guarantees}
     return Guarantee(
         mechanism=_joined_mechanisms(g.mechanism for g in guarantees),
-        relation=guarantees[0].relation,
+        unit=PrivacyUnit(
+            protects=" and ".join(dict.fromkeys(g.protects for g in guarantees)),
+            relation=guarantees[0].relation,
+            conditions=tuple(dict.fromkeys(c for g in guarantees for c in g.unit.conditions)),
+        ),
         losses=tuple(loss for g in guarantees for loss in g.losses),
-        protects=" and ".join(dict.fromkeys(g.protects for g in guarantees)),
-        conditions=tuple(dict.fromkeys(c for g in guarantees for c in g.conditions)),
-        status=max((g.status for g in guarantees), key=_STATUSES.index),
+        assumptions=tuple(dict.fromkeys(a for g in guarantees for a in g.assumptions)),
+        void="; ".join(dict.fromkeys(voids)) if voids else None,
+        quoted_delta=deltas.pop() if len(deltas) == 1 else None,
     )
 
 

@@ -41,7 +41,7 @@ from botorch_dp.privacy.budget import (
     sqrt_below,
     stated_cost,
 )
-from botorch_dp.privacy.guarantee import Guarantee, NeighboringRelation
+from botorch_dp.privacy.guarantee import Guarantee, NeighboringRelation, PrivacyUnit
 from botorch_dp.privacy.ledger_file import MEMORY
 from botorch_dp.privacy.ledger_storage import ChargeRow, LedgerStorage
 from botorch_dp.privacy.losses import ApproximateLoss, GaussianLoss, PureLoss
@@ -148,27 +148,28 @@ class PrivacyLedger:
         """What all releases charged so far, and all still to come, promise together.
 
         It states the budget and not what was spent: how much an adaptive run spends is itself
-        a result of the private values, and no guarantee.
+        a result of the sensitive values, and no guarantee.
         """
         entries, relation = self.entries(), self.relation
         if relation is None:
             raise PrivacyError("Nothing was charged yet: pass `relation=` to the ledger.")
         parts = [entry.guarantee for entry in entries]
-        conditions = tuple(dict.fromkeys(c for part in parts for c in part.conditions))
-        conditional = any(part.status == "conditional" for part in parts)
         budget = self._budget
         return Guarantee(
             mechanism="all releases charged to one privacy ledger",
-            relation=relation,
+            unit=PrivacyUnit(
+                protects=" and ".join(dict.fromkeys(part.protects for part in parts))
+                or "one record of the data set",
+                relation=relation,
+                conditions=tuple(dict.fromkeys(c for p in parts for c in p.unit.conditions)),
+            ),
             losses=(
                 ApproximateLoss(budget.epsilon, budget.delta)
                 if budget.delta
                 else PureLoss(budget.epsilon),
             ),
-            protects=" and ".join(dict.fromkeys(part.protects for part in parts))
-            or "one record of the data set",
-            conditions=conditions,
-            status="conditional" if conditional else "proven",
+            assumptions=tuple(dict.fromkeys(a for p in parts for a in p.assumptions)),
+            quoted_delta=budget.delta or None,
         )
 
     def charge(
@@ -179,11 +180,11 @@ class PrivacyLedger:
         key: str | None = None,
         delta: float | None = None,
     ) -> LedgerEntry:
-        """Pay for one release, durably. Call it *before* the private values are touched.
+        """Pay for one release, durably. Call it *before* the sensitive values are touched.
 
         Args:
             guarantee: The release's guarantee; its parameters may depend on earlier releases.
-            label: A note for :meth:`entries`. Never put a private value in it.
+            label: A note for :meth:`entries`. Never put a sensitive value in it.
             key: Makes a retry idempotent: a charge under a known key with the same guarantee costs
                 nothing and returns the old entry. Use it only where a retry repeats a release that
                 nobody has seen, for a second noisy answer needs a second charge.
@@ -349,7 +350,7 @@ def _check_charge(guarantee: object, label: object, key: object) -> None:
         raise TypeError(f"`guarantee` must be a Guarantee, got {type(guarantee).__name__}.")
     if guarantee.status == "none":
         raise PrivacyError(
-            f"`guarantee` promises nothing ({'; '.join(guarantee.conditions) or 'no reason given'})"
+            f"`guarantee` promises nothing ({guarantee.void})"
             ", so no budget can bear it. Charge the guarantee of a mechanism with real noise."
         )
     if not isinstance(label, str):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from botorch_dp.checks import check_delta, check_integer, check_nonnegative, check_positive
+from botorch_dp._checks import check_delta, check_integer, check_nonnegative, check_positive
 
 
 def _set(loss: object, **numbers: float) -> None:
@@ -99,17 +99,17 @@ class FixedLotSGDLoss:
     """
 
     noise_multiplier: float
-    sample_size: int
-    dataset_size: int
+    lot_size: int
+    num_records: int
     steps: int
 
     def __post_init__(self) -> None:
-        dataset_size = check_integer("dataset_size", self.dataset_size)
+        num_records = check_integer("num_records", self.num_records)
         _set(
             self,
             noise_multiplier=check_positive("noise_multiplier", self.noise_multiplier),
-            sample_size=check_integer("sample_size", self.sample_size, at_most=dataset_size),
-            dataset_size=dataset_size,
+            lot_size=check_integer("lot_size", self.lot_size, at_most=num_records),
+            num_records=num_records,
             steps=check_integer("steps", self.steps),
         )
 

@@ -1,4 +1,4 @@
-r"""The basic mechanisms: a private value goes in, a :class:`Release` comes out.
+r"""The basic mechanisms: a sensitive value goes in, a :class:`Release` comes out.
 
 Every mechanism has a twin ``..._guarantee`` that takes the same public parameters, checks them as
 strictly and returns what would be promised, without touching a value: ask it for the price first.
@@ -27,27 +27,31 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from botorch_dp.checks import (
+from botorch_dp._checks import (
     check_delta,
     check_integer,
     check_positive,
     check_tensor,
 )
 from botorch_dp.errors import PrivacyError
-from botorch_dp.privacy.gaussian import gaussian_mu
-from botorch_dp.privacy.guarantee import Guarantee, NeighboringRelation, Release
-from botorch_dp.privacy.losses import GaussianLoss, LaplaceLoss, PrivacyLoss, PureLoss
-from botorch_dp.privacy.sampling import (
+from botorch_dp.privacy._noise import (
     SelectionMethod,
     gaussian_scale,
     laplace_scale,
     noise_source,
     selection_scale,
 )
+from botorch_dp.privacy.gaussian import gaussian_mu
+from botorch_dp.privacy.guarantee import (
+    ONE_RECORD,
+    Guarantee,
+    NeighboringRelation,
+    PrivacyUnit,
+    Release,
+)
+from botorch_dp.privacy.losses import GaussianLoss, LaplaceLoss, PrivacyLoss, PureLoss
 
 ValueT = TypeVar("ValueT", float, Tensor)
-
-_ONE_RECORD = "one record of the data set"
 
 
 def laplace_guarantee(
@@ -55,9 +59,7 @@ def laplace_guarantee(
     sensitivity: float,
     epsilon: float,
     num_values: int = 1,
-    relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
-    protects: str = _ONE_RECORD,
-    conditions: tuple[str, ...] = (),
+    unit: PrivacyUnit = ONE_RECORD,
 ) -> Guarantee:
     """What :func:`laplace_mechanism` promises for ``num_values`` values; see there."""
     sensitivity = check_positive("sensitivity", sensitivity)
@@ -66,7 +68,7 @@ def laplace_guarantee(
     laplace_scale(sensitivity, epsilon)
     # Only one coordinate's privacy-loss distribution is the Laplace mechanism's own.
     loss = LaplaceLoss(epsilon) if num_values == 1 else PureLoss(epsilon)
-    return _guarantee("Laplace mechanism", loss, relation, protects, conditions)
+    return _guarantee("Laplace mechanism", loss, unit)
 
 
 def laplace_mechanism(
@@ -74,9 +76,7 @@ def laplace_mechanism(
     *,
     sensitivity: float,
     epsilon: float,
-    relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
-    protects: str = _ONE_RECORD,
-    conditions: tuple[str, ...] = (),
+    unit: PrivacyUnit = ONE_RECORD,
     unsafe_seed: int | None = None,
 ) -> Release[ValueT]:
     r"""Release ``value + Lap(sensitivity / epsilon)`` with independent noise in each coordinate.
@@ -90,9 +90,8 @@ def laplace_mechanism(
         value: A finite float, or a floating-point tensor of any shape.
         sensitivity: How far the value can move in l1 norm between neighbouring data sets.
         epsilon: The privacy parameter.
-        relation: The neighbouring relation that ``sensitivity`` refers to.
-        protects: Whom or what one record is, in words for the guarantee.
-        conditions: What else the sensitivity rests on. Makes the guarantee conditional.
+        unit: Whom it protects, the relation that ``sensitivity`` refers to, and what that bound
+            rests on.
         unsafe_seed: Simulate with reproducible noise. The release then promises nothing.
 
     Returns:
@@ -108,9 +107,7 @@ def laplace_mechanism(
         sensitivity=sensitivity,
         epsilon=epsilon,
         num_values=len(values),
-        relation=relation,
-        protects=protects,
-        conditions=conditions,
+        unit=unit,
     )
     scale = laplace_scale(float(sensitivity), float(epsilon))
     noisy = noise_source(unsafe_seed).add_laplace(values, scale)
@@ -123,15 +120,14 @@ def gaussian_guarantee(
     mu: float | None = None,
     epsilon: float | None = None,
     delta: float | None = None,
-    relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
-    protects: str = _ONE_RECORD,
-    conditions: tuple[str, ...] = (),
+    unit: PrivacyUnit = ONE_RECORD,
 ) -> Guarantee:
     """What :func:`gaussian_mechanism` promises; see there."""
     sensitivity = check_positive("sensitivity", sensitivity)
     mu = _check_gaussian_level(mu, epsilon, delta)
     gaussian_scale(sensitivity, mu)
-    return _guarantee("Gaussian mechanism", GaussianLoss(mu), relation, protects, conditions)
+    guarantee = _guarantee("Gaussian mechanism", GaussianLoss(mu), unit)
+    return guarantee if delta is None else guarantee.quoted_at(delta)
 
 
 def gaussian_mechanism(
@@ -141,9 +137,7 @@ def gaussian_mechanism(
     mu: float | None = None,
     epsilon: float | None = None,
     delta: float | None = None,
-    relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
-    protects: str = _ONE_RECORD,
-    conditions: tuple[str, ...] = (),
+    unit: PrivacyUnit = ONE_RECORD,
     unsafe_seed: int | None = None,
 ) -> Release[ValueT]:
     r"""Release ``value + N(0, (sensitivity / mu)^2 I)``.
@@ -163,9 +157,8 @@ def gaussian_mechanism(
         mu: The privacy parameter; give this, or ``epsilon`` and ``delta``.
         epsilon: Target epsilon, with ``delta``.
         delta: Target delta, with ``epsilon``.
-        relation: The neighbouring relation that ``sensitivity`` refers to.
-        protects: Whom or what one record is, in words for the guarantee.
-        conditions: What else the sensitivity rests on. Makes the guarantee conditional.
+        unit: Whom it protects, the relation that ``sensitivity`` refers to, and what that bound
+            rests on.
         unsafe_seed: Simulate with reproducible noise. The release then promises nothing.
 
     Returns:
@@ -182,9 +175,7 @@ def gaussian_mechanism(
         mu=mu,
         epsilon=epsilon,
         delta=delta,
-        relation=relation,
-        protects=protects,
-        conditions=conditions,
+        unit=unit,
     )
     assert guarantee.mu is not None  # of a single Gaussian loss
     scale = gaussian_scale(float(sensitivity), guarantee.mu)
@@ -198,24 +189,23 @@ def exponential_guarantee(
     epsilon: float,
     method: SelectionMethod = "exponential",
     monotonic: bool = False,
-    relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
-    protects: str = _ONE_RECORD,
-    conditions: tuple[str, ...] = (),
+    unit: PrivacyUnit = ONE_RECORD,
 ) -> Guarantee:
     """What :func:`exponential_mechanism` promises; see there."""
     sensitivity = check_positive("sensitivity", sensitivity)
     epsilon = check_positive("epsilon", epsilon)
     if method not in get_args(SelectionMethod):
         raise ValueError(f"`method` must be one of {get_args(SelectionMethod)}, got {method!r}.")
-    if monotonic and relation is not NeighboringRelation.ADD_OR_REMOVE_ONE:
+    if monotonic and unit.relation is not NeighboringRelation.ADD_OR_REMOVE_ONE:
         raise PrivacyError(
-            f"`monotonic=True` halves the noise, which under {relation} is not private: replacing "
-            "a record can raise one utility and lower another. Use ADD_OR_REMOVE_ONE, where one "
-            "record moves all utilities in the same direction, or `monotonic=False`."
+            f"`monotonic=True` halves the noise, which under {unit.relation.name} breaks the "
+            "promise: replacing a record can raise one utility and lower another. Use "
+            "ADD_OR_REMOVE_ONE, where one record moves all utilities in the same direction, or "
+            "`monotonic=False`."
         )
     selection_scale(sensitivity, epsilon, method, monotonic)
     name = {"exponential": "Exponential mechanism", "permute_and_flip": "Permute-and-flip"}[method]
-    return _guarantee(name, PureLoss(epsilon), relation, protects, conditions)
+    return _guarantee(name, PureLoss(epsilon), unit)
 
 
 def exponential_mechanism(
@@ -225,9 +215,7 @@ def exponential_mechanism(
     epsilon: float,
     method: SelectionMethod = "exponential",
     monotonic: bool = False,
-    relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
-    protects: str = _ONE_RECORD,
-    conditions: tuple[str, ...] = (),
+    unit: PrivacyUnit = ONE_RECORD,
     unsafe_seed: int | None = None,
 ) -> Release[int]:
     r"""Release the index of a large utility.
@@ -255,9 +243,8 @@ def exponential_mechanism(
         method: ``"exponential"`` or ``"permute_and_flip"``.
         monotonic: Whether adding a record moves all utilities in the same direction. Needs
             ``NeighboringRelation.ADD_OR_REMOVE_ONE``.
-        relation: The neighbouring relation that ``sensitivity`` refers to.
-        protects: Whom or what one record is, in words for the guarantee.
-        conditions: What else the sensitivity rests on. Makes the guarantee conditional.
+        unit: Whom it protects, the relation that ``sensitivity`` refers to, and what that bound
+            rests on.
         unsafe_seed: Simulate with reproducible noise. The release then promises nothing.
 
     Returns:
@@ -275,9 +262,7 @@ def exponential_mechanism(
         epsilon=epsilon,
         method=method,
         monotonic=monotonic,
-        relation=relation,
-        protects=protects,
-        conditions=conditions,
+        unit=unit,
     )
     scale = selection_scale(float(sensitivity), float(epsilon), method, monotonic)
     scores = utilities.detach().cpu().double().numpy()
@@ -301,17 +286,12 @@ def _release(
 def _guarantee(
     mechanism: str,
     loss: PrivacyLoss,
-    relation: NeighboringRelation,
-    protects: str,
-    conditions: tuple[str, ...],
+    unit: PrivacyUnit,
 ) -> Guarantee:
     return Guarantee(
         mechanism=mechanism,
-        relation=relation,
+        unit=unit,
         losses=(loss,),
-        protects=protects,
-        conditions=conditions,
-        status="conditional" if conditions else "proven",
     )
 
 

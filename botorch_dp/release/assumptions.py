@@ -23,9 +23,10 @@ import math
 import torch
 from torch import Tensor
 
-from botorch_dp.checks import check_finite
+from botorch_dp._checks import check_finite
+from botorch_dp.privacy import PrivacyUnit
 
-VALIDATION_RECORD = "one record of the validation set"
+VALIDATION_RECORD = PrivacyUnit("one record of the validation set")
 
 #: Beyond this many prior standard deviations no draw of the prior lies (probability < 1e-500).
 _PLAUSIBLE = 50.0

@@ -27,11 +27,17 @@ from typing import Literal, get_args
 
 from torch import Tensor
 
+from botorch_dp._checks import check_delta, check_integer, check_positive, check_tensor
 from botorch_dp.acquisition.ucb import UCBSchedule
-from botorch_dp.checks import check_delta, check_integer, check_positive, check_tensor
-from botorch_dp.privacy.guarantee import Guarantee, NeighboringRelation, Release
-from botorch_dp.privacy.losses import ApproximateLoss, PrivacyLoss
-from botorch_dp.privacy.mechanisms import laplace_guarantee, laplace_mechanism
+from botorch_dp.privacy import (
+    ApproximateLoss,
+    Guarantee,
+    PrivacyLoss,
+    PrivacyUnit,
+    Release,
+    laplace_guarantee,
+    laplace_mechanism,
+)
 from botorch_dp.release.assumptions import (
     VALIDATION_RECORD,
     check_correlation,
@@ -55,13 +61,11 @@ class LaplaceMaximum(ABC):
 
     Args:
         epsilon: The privacy parameter.
-        relation: The neighbouring relation the sensitivity refers to.
-        protects: Whom or what one record is.
+        unit: Whom or what one record is, and the relation the sensitivity refers to.
     """
 
     epsilon: float
-    relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE
-    protects: str = VALIDATION_RECORD
+    unit: PrivacyUnit = VALIDATION_RECORD
 
     def __post_init__(self) -> None:
         check_positive("epsilon", self.epsilon)
@@ -101,7 +105,6 @@ class LaplaceMaximum(ABC):
             self.statistic(values),
             sensitivity=self.sensitivity,
             epsilon=self.epsilon,
-            relation=self.relation,
             unsafe_seed=unsafe_seed,
         )
         return Release(
@@ -110,15 +113,13 @@ class LaplaceMaximum(ABC):
             scale=noisy.scale,
         )
 
-    def conditional(self, name: str, loss: PrivacyLoss, conditions: tuple[str, ...]) -> Guarantee:
+    def conditional(self, name: str, loss: PrivacyLoss, assumptions: tuple[str, ...]) -> Guarantee:
         """The guarantee of this release with the given loss, under the given conditions."""
         return Guarantee(
             mechanism=f"{name} of Kusner et al. (Laplace mechanism)",
-            relation=self.relation,
             losses=(loss,),
-            protects=self.protects,
-            conditions=conditions,
-            status="conditional",
+            unit=self.unit,
+            assumptions=assumptions,
         )
 
 

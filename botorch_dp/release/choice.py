@@ -13,13 +13,18 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from botorch_dp._checks import check_delta, check_integer, check_positive, check_tensor
 from botorch_dp.acquisition.ucb import UCBSchedule
-from botorch_dp.checks import check_delta, check_integer, check_positive, check_tensor
-from botorch_dp.privacy.guarantee import Guarantee, NeighboringRelation, Release
-from botorch_dp.privacy.ledger import PrivacyLedger
-from botorch_dp.privacy.losses import ApproximateLoss
-from botorch_dp.privacy.mechanisms import exponential_guarantee, exponential_mechanism
-from botorch_dp.privacy.sampling import SelectionMethod
+from botorch_dp.privacy import (
+    ApproximateLoss,
+    Guarantee,
+    PrivacyLedger,
+    PrivacyUnit,
+    Release,
+    exponential_guarantee,
+    exponential_mechanism,
+)
+from botorch_dp.privacy._noise import SelectionMethod
 from botorch_dp.release.assumptions import (
     VALIDATION_RECORD,
     check_correlation,
@@ -57,8 +62,7 @@ class ChoiceMechanism:
         steps: The number ``T`` of observations behind the posterior mean.
         dataset_correlation: The prior correlation ``k(V, V')`` of neighbouring data sets.
         method: ``"exponential"``, or ``"permute_and_flip"``: never worse, same guarantee.
-        relation: The neighbouring relation ``dataset_correlation`` refers to.
-        protects: Whom or what one record is.
+        unit: Whom or what one record is, and the relation the sensitivity refers to.
     """
 
     num_choices: int
@@ -67,8 +71,7 @@ class ChoiceMechanism:
     steps: int
     dataset_correlation: float
     method: SelectionMethod = "exponential"
-    relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE
-    protects: str = VALIDATION_RECORD
+    unit: PrivacyUnit = VALIDATION_RECORD
 
     def __post_init__(self) -> None:
         check_integer("num_choices", self.num_choices)
@@ -102,14 +105,12 @@ class ChoiceMechanism:
         """What the release promises."""
         return Guarantee(
             mechanism="Private choice of Kusner et al. (exponential mechanism)",
-            relation=self.relation,
             losses=(ApproximateLoss(self.epsilon, self.delta),),
-            protects=self.protects,
-            conditions=(
+            unit=self.unit,
+            assumptions=(
                 *prior_conditions(self.dataset_correlation, self.delta),
                 f"the mean is the posterior mean after {self.steps} observations under that prior",
             ),
-            status="conditional",
         )
 
     def utility(self, confidence: float = 0.95) -> UtilityBound:
@@ -142,7 +143,6 @@ class ChoiceMechanism:
             sensitivity=self.sensitivity,
             epsilon=self.epsilon,
             method=self.method,
-            relation=self.relation,
             unsafe_seed=unsafe_seed,
         )
         return Release(
@@ -160,8 +160,7 @@ def choice_guarantee(
     num_choices: int,
     dataset_correlation: float,
     method: SelectionMethod = "exponential",
-    relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
-    protects: str = VALIDATION_RECORD,
+    unit: PrivacyUnit = VALIDATION_RECORD,
 ) -> Guarantee:
     """What :func:`release_choice` promises; see there."""
     return ChoiceMechanism(
@@ -171,8 +170,7 @@ def choice_guarantee(
         steps=steps,
         dataset_correlation=dataset_correlation,
         method=method,
-        relation=relation,
-        protects=protects,
+        unit=unit,
     ).guarantee
 
 
@@ -208,8 +206,7 @@ def release_choice(
     method: SelectionMethod = "exponential",
     num_records: int | None = None,
     confidence: float = 0.95,
-    relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
-    protects: str = VALIDATION_RECORD,
+    unit: PrivacyUnit = VALIDATION_RECORD,
     ledger: PrivacyLedger | None = None,
     unsafe_seed: int | None = None,
 ) -> Release[Tensor]:
@@ -231,8 +228,7 @@ def release_choice(
         method: ``"exponential"``, or ``"permute_and_flip"``: never worse, same guarantee.
         num_records: Size of the validation set, to warn when ``delta`` is too large for it.
         confidence: Of the utility bound that decides about the warning.
-        relation: The neighbouring relation ``dataset_correlation`` refers to.
-        protects: Whom or what one record is.
+        unit: Whom or what one record is, and the relation the sensitivity refers to.
         ledger: Charged before ``mean`` is looked at.
         unsafe_seed: Simulate with reproducible noise. The release then promises nothing.
 
@@ -258,8 +254,7 @@ def release_choice(
         steps=steps,
         dataset_correlation=dataset_correlation,
         method=method,
-        relation=relation,
-        protects=protects,
+        unit=unit,
     )
     warn_if_delta_is_large(delta, num_records)
     warn_if_drowned(mechanism.utility(confidence))

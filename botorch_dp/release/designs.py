@@ -1,4 +1,4 @@
-"""Designs: points to evaluate that were chosen without looking at a private value.
+"""Designs: points to evaluate that were chosen without looking at a sensitive value.
 
 A design is a recipe rather than a tensor. Its points follow from public parameters alone, so points
 that a search visited cannot pass for one by accident.
@@ -15,14 +15,14 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
-from botorch_dp.checks import check_integer, check_positive, check_tensor
+from botorch_dp._checks import check_integer, check_positive, check_tensor
 from botorch_dp.errors import NotPublicError
 from botorch_dp.models.finite import FiniteSetGP
 from botorch_dp.models.public import frozen_kernel
 
 
 class PublicDesign(ABC):
-    """Points that do not depend on private values."""
+    """Points that do not depend on sensitive values."""
 
     @property
     @abstractmethod
@@ -80,7 +80,7 @@ class MaxVarianceDesign(PublicDesign):
     Args:
         choices: Where points may be, ``N x d``.
         num_points: The number ``m`` of points.
-        kernel: Prior covariance, fixed without looking at private values.
+        kernel: Prior covariance, fixed without looking at sensitive values.
         noise_variance: Of one observation, in units of the kernel.
 
     Example:
@@ -124,7 +124,7 @@ class StatedDesign(PublicDesign):
 
     Args:
         chosen: The points, ``m x d``.
-        origin: How they were chosen without looking at private values, in words that can follow
+        origin: How they were chosen without looking at sensitive values, in words that can follow
             "the points are ".
 
     Example:
@@ -138,7 +138,7 @@ class StatedDesign(PublicDesign):
         chosen = check_tensor("chosen", self.chosen, shape=(None, None)).detach().clone()
         if not isinstance(self.origin, str) or not self.origin.strip():
             raise ValueError(
-                "`origin` must say how the points were chosen without looking at private values."
+                "`origin` must say how the points were chosen without looking at sensitive values."
             )
         object.__setattr__(self, "chosen", chosen)
 
@@ -151,7 +151,7 @@ class StatedDesign(PublicDesign):
     def conditions(self) -> tuple[str, ...]:
         """The statement that was made."""
         return (
-            "the evaluated points were chosen without looking at private values: the points are "
+            "the evaluated points were chosen without looking at sensitive values: the points are "
             f"{self.origin.strip()}",
         )
 
@@ -163,7 +163,7 @@ def check_public_design(design: object) -> PublicDesign:
         return design
     raise NotPublicError(
         f"`design` must be a SobolDesign or a MaxVarianceDesign, got {type(design).__name__}. "
-        "Where a search looks next depends on the private values it has seen, and then the weights "
+        "Where a search looks next depends on sensitive values it has seen, and then the weights "
         "of the posterior mean do, too, so that this release would not be private. Evaluate a "
         "design, or make the search private with PrivateObjective. Points that you know to be "
         "public may be passed as StatedDesign(points, origin=...): a promise on your word."

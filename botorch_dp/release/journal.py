@@ -20,15 +20,15 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
+from botorch_dp._files import atomic_write, create_private
 from botorch_dp.errors import PrivacyError
-from botorch_dp.files import atomic_write, create_private
 
 _FORMAT = 1
 _HASHED_CHOICES = 50
 _HEADER = (
-    "PRIVATE: `seen` holds values computed from the records, without noise. Keep this file to its "
-    "owner (mode 0600) and delete it when the run is over. Continue from the newest copy only: an "
-    "older one would release a run twice that was charged once."
+    "SENSITIVE: `seen` holds values computed from the records, without noise. Keep this file to "
+    "its owner (mode 0600) and delete it when the run is over. Continue from the newest copy only: "
+    "an older one would release a run twice that was charged once."
 )
 
 

@@ -1,6 +1,6 @@
 r"""The private choice without assumptions: a design known in advance and a linear posterior mean.
 
-If the points :math:`D` were chosen without looking at private values, the posterior mean at a
+If the points :math:`D` were chosen without looking at sensitive values, the posterior mean at a
 choice is :math:`w(\lambda)^\top v`, linear in the observed values :math:`v` with weights that are
 public. Where each value is a mean of :math:`n` per-record scores in :math:`[a, b]`, replacing a
 record moves every :math:`v_j` by at most :math:`(b-a)/n`, and the posterior mean by at most
@@ -17,7 +17,7 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from botorch_dp.checks import (
+from botorch_dp._checks import (
     check_integer,
     check_interval,
     check_positive,
@@ -35,11 +35,13 @@ from botorch_dp.privacy import (
     Guarantee,
     NeighboringRelation,
     PrivacyLedger,
+    PrivacyUnit,
     Release,
+    check_unit,
     exponential_guarantee,
     exponential_mechanism,
 )
-from botorch_dp.privacy.sampling import SelectionMethod
+from botorch_dp.privacy._noise import SelectionMethod
 from botorch_dp.release.assumptions import VALIDATION_RECORD
 from botorch_dp.release.designs import PublicDesign, check_public_design
 from botorch_dp.release.utility import (
@@ -65,7 +67,7 @@ class LinearChoiceMechanism:
     Args:
         choices: What is chosen from, ``N x d``.
         design: Where the scores are evaluated.
-        kernel: Prior covariance, fixed without looking at private values. Copied.
+        kernel: Prior covariance, fixed without looking at sensitive values. Copied.
         noise_variance: The variance that evaluations are modelled with, in units of the kernel. It
             shrinks the weights and with them the noise: more is better for small ``n epsilon``.
         bounds: Public bounds ``(a, b)`` of a record's score.
@@ -75,7 +77,7 @@ class LinearChoiceMechanism:
         negate: Whether scores are losses, so that small ones are wanted.
         prior_mean: What the posterior mean falls back to far from the design; by default the
             middle of ``bounds``.
-        protects: Whom or what one record is.
+        unit: Whom or what one record is, and the relation the sensitivity refers to.
     """
 
     choices: Tensor
@@ -88,7 +90,7 @@ class LinearChoiceMechanism:
     method: SelectionMethod = "exponential"
     negate: bool = False
     prior_mean: float | None = None
-    protects: str = VALIDATION_RECORD
+    unit: PrivacyUnit = VALIDATION_RECORD
 
     def __post_init__(self) -> None:
         choices = check_tensor("choices", self.choices, shape=(None, None)).detach().double()
@@ -158,7 +160,7 @@ class LinearChoiceMechanism:
     def guarantee(self) -> Guarantee:
         """What the release promises."""
         return linear_choice_guarantee(
-            design=self.design, epsilon=self.epsilon, method=self.method, protects=self.protects
+            design=self.design, epsilon=self.epsilon, method=self.method, unit=self.unit
         )
 
     def utility(self, confidence: float = 0.95) -> UtilityBound:
@@ -218,16 +220,16 @@ def linear_choice_guarantee(
     design: PublicDesign,
     epsilon: float,
     method: SelectionMethod = "exponential",
-    protects: str = VALIDATION_RECORD,
+    unit: PrivacyUnit = VALIDATION_RECORD,
 ) -> Guarantee:
     """What :func:`release_linear_choice` promises; see there."""
     guarantee = exponential_guarantee(
         sensitivity=1.0,  # of which the promise is independent
         epsilon=epsilon,
         method=method,
-        relation=NeighboringRelation.REPLACE_ONE,
-        protects=protects,
-        conditions=check_public_design(design).conditions,
+        unit=check_unit(unit, NeighboringRelation.REPLACE_ONE).given(
+            *check_public_design(design).conditions
+        ),
     )
     name = {"exponential": "the exponential mechanism", "permute_and_flip": "permute-and-flip"}
     return replace(guarantee, mechanism=f"Choice by {name[method]} on a linear posterior mean")
@@ -247,7 +249,7 @@ def release_linear_choice(
     prior_mean: float | None = None,
     num_records: int | None = None,
     confidence: float = 0.95,
-    protects: str = VALIDATION_RECORD,
+    unit: PrivacyUnit = VALIDATION_RECORD,
     ledger: PrivacyLedger | None = None,
     unsafe_seed: int | None = None,
 ) -> Release[Tensor]:
@@ -255,7 +257,7 @@ def release_linear_choice(
 
     Guarantee: pure epsilon-DP under replace-one, status **proven** (conditional on your word with a
     :class:`.StatedDesign`); see :class:`LinearChoiceMechanism` for the argument. Only a design that
-    was chosen without looking at private values is accepted. Warns, before anything is spent,
+    was chosen without looking at sensitive values is accepted. Warns, before anything is spent,
     when the noise would drown the answer.
 
     Args:
@@ -263,7 +265,7 @@ def release_linear_choice(
             ``design.points``, in their order.
         choices: What is chosen from, ``N x d``. Public.
         design: A :class:`.SobolDesign` or :class:`.MaxVarianceDesign`.
-        kernel: Prior covariance, fixed without looking at private values.
+        kernel: Prior covariance, fixed without looking at sensitive values.
         noise_variance: The variance that evaluations are modelled with, in units of the kernel.
         bounds: Public bounds ``(a, b)`` of a record's score.
         epsilon: The privacy parameter.
@@ -273,7 +275,7 @@ def release_linear_choice(
         num_records: The number ``n`` of records; needed beforehand with a function, unless that
             has an attribute of this name.
         confidence: Of the utility bound that decides about the warning.
-        protects: Whom or what one record is.
+        unit: Whom or what one record is, and the relation the sensitivity refers to.
         ledger: Charged before a score is looked at.
         unsafe_seed: Simulate with reproducible noise. The release then promises nothing.
 
@@ -314,7 +316,7 @@ def release_linear_choice(
         method=method,
         negate=negate,
         prior_mean=prior_mean,
-        protects=protects,
+        unit=unit,
     )
     warn_if_drowned(mechanism.utility(confidence))
     if ledger is not None:

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from botorch_dp.checks import check_integer, check_positive, check_tensor
-from botorch_dp.privacy.guarantee import Guarantee
-from botorch_dp.privacy.losses import LaplaceLoss
+from botorch_dp._checks import check_integer, check_positive, check_tensor
+from botorch_dp.privacy import Guarantee, LaplaceLoss
 from botorch_dp.release.bounds import LaplaceMaximum
 from botorch_dp.release.utility import UtilityBound, laplace_tail
 

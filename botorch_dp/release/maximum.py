@@ -17,9 +17,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from botorch_dp.checks import check_tensor
-from botorch_dp.privacy.guarantee import NeighboringRelation, Release
-from botorch_dp.privacy.ledger import PrivacyLedger
+from botorch_dp._checks import check_tensor
+from botorch_dp.privacy import PrivacyLedger, PrivacyUnit, Release
 from botorch_dp.release.assumptions import VALIDATION_RECORD
 from botorch_dp.release.bounds import (
     Edition,
@@ -45,8 +44,7 @@ def release_maximum(
     edition: Edition = "icml2015",
     num_records: int | None = None,
     confidence: float = 0.95,
-    relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
-    protects: str = VALIDATION_RECORD,
+    unit: PrivacyUnit = VALIDATION_RECORD,
     ledger: PrivacyLedger | None = None,
     unsafe_seed: int | None = None,
 ) -> Release[float]:
@@ -68,8 +66,7 @@ def release_maximum(
             noise of all steps.
         num_records: Size of the validation set, to warn when ``delta`` is too large for it.
         confidence: Of the utility bound that decides about a warning.
-        relation: The neighbouring relation ``dataset_correlation`` refers to.
-        protects: Whom or what one record is.
+        unit: Whom or what one record is, and the relation the sensitivity refers to.
         ledger: Charged before ``values`` are looked at.
         unsafe_seed: Simulate with reproducible noise. The release then promises nothing.
 
@@ -89,8 +86,7 @@ def release_maximum(
         noise_std=noise_std,
         information_gain=information_gain,
         edition=edition,
-        relation=relation,
-        protects=protects,
+        unit=unit,
     )
     check_tensor("values", values, shape=(steps,), finite=False)
     warn_if_delta_is_large(delta, num_records)
@@ -110,8 +106,7 @@ def release_noise_free_maximum(
     edition: NoiseFreeEdition = "icml2015",
     num_records: int | None = None,
     confidence: float = 0.95,
-    relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
-    protects: str = VALIDATION_RECORD,
+    unit: PrivacyUnit = VALIDATION_RECORD,
     ledger: PrivacyLedger | None = None,
     unsafe_seed: int | None = None,
 ) -> Release[float]:
@@ -134,8 +129,7 @@ def release_noise_free_maximum(
             second on.
         num_records: Size of the validation set, to warn when ``delta`` is too large for it.
         confidence: Of the utility bound that decides about a warning.
-        relation: The neighbouring relation ``dataset_correlation`` refers to.
-        protects: Whom or what one record is.
+        unit: Whom or what one record is, and the relation the sensitivity refers to.
         ledger: Charged before ``values`` are looked at.
         unsafe_seed: Simulate with reproducible noise. The release then promises nothing.
 
@@ -156,8 +150,7 @@ def release_noise_free_maximum(
         amplitude=amplitude,
         rate=rate,
         edition=edition,
-        relation=relation,
-        protects=protects,
+        unit=unit,
     )
     warn_if_delta_is_large(delta, num_records)
     return _release(mechanism, values, confidence, ledger, unsafe_seed)
@@ -173,8 +166,7 @@ def release_lipschitz_maximum(
     lambda_max: float,
     max_loss: float | None = None,
     confidence: float = 0.95,
-    relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
-    protects: str = VALIDATION_RECORD,
+    unit: PrivacyUnit = VALIDATION_RECORD,
     ledger: PrivacyLedger | None = None,
     unsafe_seed: int | None = None,
 ) -> Release[float]:
@@ -192,8 +184,7 @@ def release_lipschitz_maximum(
         lambda_max: The largest one.
         max_loss: By how much one record's score can change at most; None if unknown.
         confidence: Of the utility bound that decides about a warning.
-        relation: The neighbouring relation; the bound is for one replaced record.
-        protects: Whom or what one record is.
+        unit: Whom or what one record is, and the relation the sensitivity refers to.
         ledger: Charged before ``values`` are looked at.
         unsafe_seed: Simulate with reproducible noise. The release then promises nothing.
 
@@ -210,8 +201,7 @@ def release_lipschitz_maximum(
         lambda_min=lambda_min,
         lambda_max=lambda_max,
         max_loss=max_loss,
-        relation=relation,
-        protects=protects,
+        unit=unit,
     )
     check_tensor("values", values, shape=(None,), finite=False)
     return _release(mechanism, values, confidence, ledger, unsafe_seed)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from botorch_dp.privacy.guarantee import Guarantee, Release, compose
+from botorch_dp.privacy import Guarantee, Release, compose
 from botorch_dp.release.bounds import LaplaceMaximum
 from botorch_dp.release.choice import ChoiceMechanism
 from botorch_dp.release.search import SearchDiagnostics
@@ -54,7 +54,7 @@ class PrivateOptimum:
         choice: The private choice.
         maximum: The private maximum.
         plan: What was known before the run.
-        diagnostics: What the search saw. **Not private.**
+        diagnostics: What the search saw. **Sensitive.**
     """
 
     choice: Release[Tensor]

@@ -18,14 +18,19 @@ from typing import Any
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
+from botorch_dp._checks import check_integer, check_positive, check_tensor
 from botorch_dp.acquisition.ucb import UCBSchedule
-from botorch_dp.checks import check_integer, check_positive, check_tensor
 from botorch_dp.models.finite import FiniteSetGP
 from botorch_dp.models.information import max_information_gain
 from botorch_dp.models.public import check_unit_variance, frozen_kernel
-from botorch_dp.privacy.guarantee import Guarantee, NeighboringRelation, Release
-from botorch_dp.privacy.ledger import PrivacyLedger
-from botorch_dp.privacy.sampling import SelectionMethod
+from botorch_dp.privacy import (
+    Guarantee,
+    PrivacyLedger,
+    PrivacyUnit,
+    Release,
+    check_unit,
+)
+from botorch_dp.privacy._noise import SelectionMethod
 from botorch_dp.release.assumptions import VALIDATION_RECORD
 from botorch_dp.release.bounds import (
     Edition,
@@ -62,8 +67,7 @@ class _PrivateSearch(ABC):
         method: SelectionMethod,
         num_records: int | None,
         confidence: float,
-        relation: NeighboringRelation,
-        protects: str,
+        unit: PrivacyUnit,
         ledger: PrivacyLedger | None,
         unsafe_seed: int | None,
     ) -> None:
@@ -77,8 +81,7 @@ class _PrivateSearch(ABC):
         self.method = method
         self.num_records = num_records
         self.confidence = confidence
-        self.relation = relation
-        self.protects = protects
+        self.unit = check_unit(unit)
         self.ledger = ledger
         self.unsafe_seed = unsafe_seed
         if unsafe_seed is not None:
@@ -115,8 +118,7 @@ class _PrivateSearch(ABC):
                 steps=steps,
                 dataset_correlation=self.dataset_correlation,
                 method=self.method,
-                relation=self.relation,
-                protects=self.protects,
+                unit=self.unit,
             ),
             maximum=self._maximum(steps),
             confidence=self.confidence,
@@ -143,7 +145,7 @@ class _PrivateSearch(ABC):
             steps: The number of evaluations; always as many, whatever the values are.
             progress: Whether to show a progress bar.
             checkpoint: A file to continue an interrupted run from; a finished one returns what it
-                released. It holds private values, with mode 0600; see :mod:`.journal`.
+                released. It holds sensitive values, with mode 0600; see :mod:`.journal`.
         """
         plan = self.plan(steps)
         warn_if_delta_is_large(self.delta, self.num_records)
@@ -218,7 +220,7 @@ class PrivateGPUCB(_PrivateSearch):
 
     Guarantee: (2 epsilon, 2 delta) for the choice and the maximum together, **conditional** on the
     Gaussian-process assumption; see :class:`.ChoiceMechanism` and :class:`.NoisyMaximum`. What the
-    search visits and sees is not private and stays in ``diagnostics``.
+    search visits and sees is sensitive and stays in ``diagnostics``.
 
     Args:
         choices: An ``n x d`` tensor. Public.
@@ -231,8 +233,7 @@ class PrivateGPUCB(_PrivateSearch):
         edition: Of the maximum; see :func:`.release_maximum`.
         num_records: Size of the validation set, to warn when ``delta`` is too large for it.
         confidence: Of the utility bounds.
-        relation: The neighbouring relation ``dataset_correlation`` refers to.
-        protects: Whom or what one record is.
+        unit: Whom or what one record is, and the relation the sensitivity refers to.
         ledger: Charged for both releases before the objective is first called.
         unsafe_seed: Simulate with reproducible noise. The releases then promise nothing.
 
@@ -259,8 +260,7 @@ class PrivateGPUCB(_PrivateSearch):
         edition: Edition = "icml2015",
         num_records: int | None = None,
         confidence: float = 0.95,
-        relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
-        protects: str = VALIDATION_RECORD,
+        unit: PrivacyUnit = VALIDATION_RECORD,
         ledger: PrivacyLedger | None = None,
         unsafe_seed: int | None = None,
     ) -> None:
@@ -273,8 +273,7 @@ class PrivateGPUCB(_PrivateSearch):
             method=method,
             num_records=num_records,
             confidence=confidence,
-            relation=relation,
-            protects=protects,
+            unit=unit,
             ledger=ledger,
             unsafe_seed=unsafe_seed,
         )
@@ -299,8 +298,7 @@ class PrivateGPUCB(_PrivateSearch):
             noise_std=self.noise_std,
             information_gain=gain,
             edition=self.edition,
-            relation=self.relation,
-            protects=self.protects,
+            unit=self.unit,
         )
 
 
@@ -324,8 +322,7 @@ class BranchAndBoundUCB(_PrivateSearch):
         edition: Of the maximum; see :func:`.release_noise_free_maximum`.
         num_records: Size of the validation set, to warn when ``delta`` is too large for it.
         confidence: Of the utility bounds.
-        relation: The neighbouring relation ``dataset_correlation`` refers to.
-        protects: Whom or what one record is.
+        unit: Whom or what one record is, and the relation the sensitivity refers to.
         ledger: Charged for both releases before the objective is first called.
         unsafe_seed: Simulate with reproducible noise. The releases then promise nothing.
 
@@ -351,8 +348,7 @@ class BranchAndBoundUCB(_PrivateSearch):
         edition: NoiseFreeEdition = "icml2015",
         num_records: int | None = None,
         confidence: float = 0.95,
-        relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
-        protects: str = VALIDATION_RECORD,
+        unit: PrivacyUnit = VALIDATION_RECORD,
         ledger: PrivacyLedger | None = None,
         unsafe_seed: int | None = None,
     ) -> None:
@@ -365,8 +361,7 @@ class BranchAndBoundUCB(_PrivateSearch):
             method=method,
             num_records=num_records,
             confidence=confidence,
-            relation=relation,
-            protects=protects,
+            unit=unit,
             ledger=ledger,
             unsafe_seed=unsafe_seed,
         )
@@ -390,6 +385,5 @@ class BranchAndBoundUCB(_PrivateSearch):
             amplitude=self.amplitude,
             rate=self.rate,
             edition=self.edition,
-            relation=self.relation,
-            protects=self.protects,
+            unit=self.unit,
         )

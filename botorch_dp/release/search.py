@@ -50,7 +50,7 @@ class Search(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class SearchDiagnostics:
-    """What a search saw. **Not private**: for the eyes of whoever holds the records.
+    """What a search saw. **Sensitive**: for the eyes of whoever holds the records.
 
     Args:
         indices: The visited choices, in order.
@@ -68,7 +68,7 @@ class SearchDiagnostics:
     implausible: int
 
     def __repr__(self) -> str:
-        return f"SearchDiagnostics(not private: {len(self.indices)} steps)"
+        return f"SearchDiagnostics(sensitive: {len(self.indices)} steps)"
 
 
 class GPUCB:

@@ -14,8 +14,8 @@ import math
 import warnings
 from dataclasses import dataclass
 
-from botorch_dp.checks import check_delta, check_integer
-from botorch_dp.privacy.sampling import SelectionMethod
+from botorch_dp._checks import check_delta, check_integer
+from botorch_dp.privacy._noise import SelectionMethod
 
 
 class UtilityWarning(UserWarning):

@@ -29,8 +29,7 @@ from botorch_dp.pareto import (
     TruncatedNormal,
     Uniform,
 )
-from botorch_dp.privacy import Guarantee, NeighboringRelation
-from botorch_dp.privacy.accounting import dp_sgd_epsilon, dp_sgd_epsilons
+from botorch_dp.privacy import Guarantee, NeighboringRelation, dp_sgd_epsilon, dp_sgd_epsilons
 from botorch_dp.training import (
     DPTrainer,
     OutputPerturbedLogisticRegression,
@@ -96,8 +95,8 @@ class PrivateTraining:
         """Exact epsilon at ``DELTA`` of publishing the model, under replace-one."""
         return dp_sgd_epsilon(
             noise_multiplier=config["noise_multiplier"],
-            sample_size=config["lot_size"],
-            dataset_size=self.num_records,
+            lot_size=config["lot_size"],
+            num_records=self.num_records,
             steps=self._steps(config),
             delta=DELTA,
         )
@@ -108,7 +107,7 @@ class PrivateTraining:
             [config["noise_multiplier"] for config in configs],
             [config["lot_size"] for config in configs],
             [self._steps(config) for config in configs],
-            dataset_size=self.num_records,
+            num_records=self.num_records,
             delta=DELTA,
         )
         return [float(bound) for bound in bounds]

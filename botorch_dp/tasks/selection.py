@@ -18,10 +18,10 @@ from scipy.interpolate import PchipInterpolator
 from scipy.stats import binom, hypergeom
 from torch import Tensor
 
-from botorch_dp.checks import check_integer
+from botorch_dp._checks import check_integer
 from botorch_dp.pareto.problem import PrivacyUtilityProblem
-from botorch_dp.pareto.space import Config, Integer, Real, SearchSpace
 from botorch_dp.privacy import Guarantee, sparse_vector_guarantee
+from botorch_dp.space import Config, Integer, Real, SearchSpace
 
 _THRESHOLD = 0.5
 #: Noises at which the exact front computes errors.

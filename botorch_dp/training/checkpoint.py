@@ -14,12 +14,10 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from botorch_dp.files import atomic_write
+from botorch_dp._files import atomic_write
 
 FORMAT = 1
-NOTICE = (
-    "PRIVATE: this training checkpoint can reveal the training records. Do not publish or share it."
-)
+NOTICE = "SENSITIVE: this checkpoint can reveal the training records. Do not publish or share it."
 
 Arrays = dict[str, np.ndarray]
 

@@ -21,7 +21,7 @@ class Engine(Protocol):
     parameters: Tensor
     """Trainable parameters, ``R x p``; whoever changes them in place changes the models."""
     kept: Tensor
-    """How many gradients were finite so far, of all places in all lots. Not private."""
+    """How many gradients were finite so far, of all places in all lots. Sensitive."""
 
     def clipped_sums(self, lots: Tensor, filled: Tensor | None, clip_norm: float) -> Tensor:
         """The sums of clipped gradients over one lot for each replicate.

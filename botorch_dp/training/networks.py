@@ -23,7 +23,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from botorch_dp.checks import check_integer
+from botorch_dp._checks import check_integer
 
 
 def logistic_regression(

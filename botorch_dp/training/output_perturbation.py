@@ -17,9 +17,13 @@ import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from botorch_dp.checks import check_delta, check_integer, check_positive
-from botorch_dp.privacy import Guarantee, NeighboringRelation, gaussian_guarantee
-from botorch_dp.privacy.mechanisms import gaussian_mechanism
+from botorch_dp._checks import check_delta, check_integer, check_positive
+from botorch_dp.privacy import (
+    Guarantee,
+    PrivacyUnit,
+    gaussian_guarantee,
+    gaussian_mechanism,
+)
 from botorch_dp.training.networks import accuracy
 from botorch_dp.training.records import TrainTest, check_data
 
@@ -36,7 +40,7 @@ class PerturbedModel:
             :meth:`OutputPerturbedLogisticRegression.scaled`.
         guarantee: What holds for ``model``; status ``"none"`` unless trained to be published.
         delta: Where :attr:`epsilon` is quoted.
-        test_accuracy: Share of test records classified correctly. Not private.
+        test_accuracy: Share of test records classified correctly. Sensitive.
     """
 
     model: nn.Module
@@ -46,7 +50,7 @@ class PerturbedModel:
 
     @property
     def accuracy(self) -> float:
-        """The utility on the test records. Not private."""
+        """The utility on the test records. Sensitive."""
         return self.test_accuracy
 
     @property
@@ -128,8 +132,7 @@ class OutputPerturbedLogisticRegression:
         return gaussian_guarantee(
             sensitivity=sensitivity,
             mu=sensitivity / noise_std,
-            relation=NeighboringRelation.REPLACE_ONE,
-            protects="one training record",
+            unit=PrivacyUnit("one training record"),
         )
 
     def epsilon(self, *, regularization: float, noise_std: float) -> float:
@@ -159,8 +162,7 @@ class OutputPerturbedLogisticRegression:
             weights,
             sensitivity=self.sensitivity(regularization=regularization),
             mu=guarantee.mu,
-            relation=guarantee.relation,
-            protects=guarantee.protects,
+            unit=guarantee.unit,
         )
         return self._perturbed(release.value, release.guarantee)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from botorch_dp.checks import check_delta, check_integer, check_nonnegative, check_positive
+from botorch_dp._checks import check_delta, check_integer, check_nonnegative, check_positive
 from botorch_dp.errors import PrivacyError
-from botorch_dp.privacy.guarantee import Guarantee
+from botorch_dp.privacy import Guarantee, PrivacyUnit
 from botorch_dp.training.sampling import SAMPLINGS, FixedLots, PoissonLots, Sampling
 
 Optimizer = Literal["sgd", "adam"]
@@ -19,9 +19,11 @@ SMALLEST_CLIP_NORM = 1e-12
 SMALLEST_PUBLISHED_NOISE = 1e-3
 LARGEST_PUBLISHED_LOT = 80_000
 
-_PUBLISHED_CONDITIONS = (
+_PUBLISHED_ASSUMPTIONS = (
     "the noise, made of operating-system entropy, is a double-precision approximation of Gaussian "
     "draws rounded to a grid of 2^-24 of their standard deviation",
+)
+_HYPERPARAMETERS = (
     "the hyper-parameters and the number of steps were fixed without looking at the records "
     "(tuning on them costs privacy of its own)",
 )
@@ -32,7 +34,7 @@ class TrainingPlan:
     """The public parameters of a run of DP-SGD or DP-Adam.
 
     Args:
-        dataset_size: Number of training records, ``n``.
+        num_records: Number of training records, ``n``.
         learning_rate: Step size.
         clip_norm: Largest l2 norm of one record's gradient, ``L``.
         noise_multiplier: Standard deviation of the noise on the sum of clipped gradients divided
@@ -45,13 +47,13 @@ class TrainingPlan:
         delta: Where :attr:`epsilon` is evaluated.
 
     Example:
-        >>> plan = TrainingPlan(dataset_size=1000, learning_rate=0.1, clip_norm=1.0,
+        >>> plan = TrainingPlan(num_records=1000, learning_rate=0.1, clip_norm=1.0,
         ...                     noise_multiplier=2.0, lot_size=10, epochs=1)
         >>> plan.steps, plan.noise_std
         (100, 4.0)
     """
 
-    dataset_size: int
+    num_records: int
     learning_rate: float
     clip_norm: float
     noise_multiplier: float
@@ -63,15 +65,15 @@ class TrainingPlan:
 
     def __post_init__(self) -> None:
         noise_multiplier = check_nonnegative("noise_multiplier", self.noise_multiplier)
-        dataset_size = check_integer("dataset_size", self.dataset_size)
+        num_records = check_integer("num_records", self.num_records)
         checked = {
-            "dataset_size": dataset_size,
+            "num_records": num_records,
             "learning_rate": check_positive("learning_rate", self.learning_rate),
             "noise_multiplier": noise_multiplier,
             "clip_norm": check_positive(
                 "clip_norm", self.clip_norm, allow_inf=noise_multiplier == 0
             ),
-            "lot_size": check_integer("lot_size", self.lot_size, at_most=dataset_size),
+            "lot_size": check_integer("lot_size", self.lot_size, at_most=num_records),
             "epochs": check_integer("epochs", self.epochs),
             "delta": check_delta("delta", self.delta),
         }
@@ -89,12 +91,12 @@ class TrainingPlan:
     @property
     def lots(self) -> FixedLots | PoissonLots:
         """How lots are drawn."""
-        return SAMPLINGS[self.sampling](self.dataset_size, self.lot_size)
+        return SAMPLINGS[self.sampling](self.num_records, self.lot_size)
 
     @property
     def steps(self) -> int:
         """Number of steps of a complete run."""
-        return self.epochs * (self.dataset_size // self.lot_size)
+        return self.epochs * (self.num_records // self.lot_size)
 
     @property
     def sensitivity(self) -> float:
@@ -121,16 +123,14 @@ class TrainingPlan:
         lots = self.lots
         name = {"sgd": "DP-SGD", "adam": "DP-Adam"}[self.optimizer]
         mechanism = f"{name} on {lots.words}"
+        unit = PrivacyUnit("one training record", lots.relation, lots.conditions)
         if self.noise_multiplier == 0:
-            return Guarantee(
-                mechanism, lots.relation, (), conditions=("no noise was added",), status="none"
-            )
+            return Guarantee(mechanism, unit, (), void="no noise was added")
         return Guarantee(
             mechanism,
-            lots.relation,
+            unit.given(*_HYPERPARAMETERS),
             (lots.privacy_loss(self.noise_multiplier, steps),),
-            conditions=(*lots.conditions, *_PUBLISHED_CONDITIONS),
-            status="conditional",
+            assumptions=_PUBLISHED_ASSUMPTIONS,
         )
 
     def check_publishable(self) -> None:

@@ -66,7 +66,7 @@ class Randomness(Protocol):
 
 
 class SeededRandomness:
-    """Reproducible coins, for tuning and simulation. A model trained with them is not private.
+    """Reproducible coins, for tuning and simulation. A model trained with them promises nothing.
 
     Args:
         seed: Any non-negative integer; each bit counts.

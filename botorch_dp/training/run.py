@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from botorch_dp.privacy.losses import loss_to_dict
+from botorch_dp.privacy import loss_to_dict
 from botorch_dp.training.checkpoint import Arrays, check_same_run, load_checkpoint, save_checkpoint
 from botorch_dp.training.engine import Engine
 from botorch_dp.training.plan import TrainingPlan

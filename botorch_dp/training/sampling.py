@@ -18,8 +18,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from botorch_dp.privacy.guarantee import NeighboringRelation
-from botorch_dp.privacy.losses import FixedLotSGDLoss, PoissonSGDLoss, PrivacyLoss
+from botorch_dp.privacy import FixedLotSGDLoss, NeighboringRelation, PoissonSGDLoss, PrivacyLoss
 from botorch_dp.training.randomness import Randomness
 
 Sampling = Literal["without_replacement", "poisson"]
@@ -35,7 +34,7 @@ class FixedLots:
     for sampling without replacement; steps draw their lots independently, and add up.
     """
 
-    dataset_size: int
+    num_records: int
     lot_size: int
 
     relation: ClassVar[NeighboringRelation] = NeighboringRelation.REPLACE_ONE
@@ -46,11 +45,11 @@ class FixedLots:
 
     def draw(self, randomness: Randomness) -> Tensor:
         """The indices of one lot."""
-        return randomness.choose(self.dataset_size, self.lot_size)
+        return randomness.choose(self.num_records, self.lot_size)
 
     def privacy_loss(self, noise_multiplier: float, steps: int) -> PrivacyLoss:
         """What so many steps may reveal."""
-        return FixedLotSGDLoss(noise_multiplier, self.lot_size, self.dataset_size, steps)
+        return FixedLotSGDLoss(noise_multiplier, self.lot_size, self.num_records, steps)
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class PoissonLots:
     real size depends on the record.
     """
 
-    dataset_size: int
+    num_records: int
     lot_size: int
 
     relation: ClassVar[NeighboringRelation] = NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -76,11 +75,11 @@ class PoissonLots:
 
     def draw(self, randomness: Randomness) -> Tensor:
         """The indices of one lot, of random size and possibly none."""
-        return randomness.choose_each(self.dataset_size, self.lot_size / self.dataset_size)
+        return randomness.choose_each(self.num_records, self.lot_size / self.num_records)
 
     def privacy_loss(self, noise_multiplier: float, steps: int) -> PrivacyLoss:
         """What so many steps may reveal."""
-        return PoissonSGDLoss(noise_multiplier, self.lot_size / self.dataset_size, steps)
+        return PoissonSGDLoss(noise_multiplier, self.lot_size / self.num_records, steps)
 
 
 SAMPLINGS: dict[Sampling, type[FixedLots] | type[PoissonLots]] = {

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from botorch_dp.privacy.guarantee import Guarantee
+from botorch_dp.privacy import Guarantee
 from botorch_dp.training.plan import TrainingPlan
 
 
 @dataclass(frozen=True, repr=False)
 class TrainingDiagnostics:
-    """What was seen of the records in training. NOT PRIVATE: never publish it.
+    """What was seen of the records in training. SENSITIVE: never publish it.
 
     Args:
         accuracy: The model's utility on the test records.
@@ -26,7 +26,7 @@ class TrainingDiagnostics:
     dropped_gradients: int
 
     def __repr__(self) -> str:
-        return "TrainingDiagnostics(not private)"
+        return "TrainingDiagnostics(sensitive)"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -34,7 +34,7 @@ class Trained:
     """A trained model and what is promised for it.
 
     The guarantee covers ``model`` (and every state it went through), nothing else: the accuracy is
-    computed from the test records and is not private.
+    computed from the test records and is sensitive.
 
     Args:
         model: The model, in evaluation mode.
@@ -42,7 +42,7 @@ class Trained:
             ``publish=True``.
         plan: The public parameters of the run.
         steps: How many steps were taken.
-        diagnostics: Not private.
+        diagnostics: Sensitive.
     """
 
     model: nn.Module
@@ -53,7 +53,7 @@ class Trained:
 
     @property
     def accuracy(self) -> float:
-        """The utility on the test records. Not private."""
+        """The utility on the test records. Sensitive."""
         return self.diagnostics.accuracy
 
     @property

@@ -19,9 +19,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from botorch_dp.checks import check_integer, check_nonnegative, check_positive
+from botorch_dp._checks import check_integer, check_nonnegative, check_positive
 from botorch_dp.errors import PrivacyError
-from botorch_dp.privacy.ledger import PrivacyLedger
+from botorch_dp.privacy import PrivacyLedger
 from botorch_dp.training.engine import Engine, parameter_views, trainable
 from botorch_dp.training.fused import FusedEngine, why_not_fused
 from botorch_dp.training.losses import Loss
@@ -144,7 +144,7 @@ class DPTrainer:
     ) -> TrainingPlan:
         """What :meth:`fit` would do with these parameters, and its guarantee, at no cost."""
         return TrainingPlan(
-            dataset_size=len(self.data.train_X),
+            num_records=len(self.data.train_X),
             learning_rate=learning_rate,
             clip_norm=clip_norm,
             noise_multiplier=noise_multiplier,
@@ -278,7 +278,7 @@ class DPTrainer:
     def clipped_gradient_sum(
         self, model: nn.Module, indices: Tensor, clip_norm: float
     ) -> list[Tensor]:
-        """The sum of the clipped gradients of some training records. Not private.
+        """The sum of the clipped gradients of some training records. Sensitive.
 
         Args:
             model: A model such as the factory makes; it is left as it is.
@@ -369,7 +369,7 @@ class DPTrainer:
     ) -> list[Trained]:
         guarantee = plan.guarantee_after(run.step)
         if run.step < plan.steps:
-            guarantee = replace(guarantee, conditions=(*guarantee.conditions, _STOPPED))
+            guarantee = replace(guarantee, assumptions=(*guarantee.assumptions, _STOPPED))
         unusable = int(len(self._records) - self._records.usable.sum())
         return [
             Trained(

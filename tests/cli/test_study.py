@@ -27,7 +27,7 @@ class TestPareto:
         report = json.loads(out)
         assert (code, report["trials"]) == (0, 10)
         assert len(report["front"]["epsilon"]) == len(report["front"]["error"]) > 0
-        assert "Not private" in report["caption"]
+        assert "Sensitive" in report["caption"]
         code, out, _ = call(capsys, "recommend", own, "--storage", "s.sqlite", "--epsilon", "1")
         assert code == 0
         assert "(exact)" in out

@@ -100,7 +100,7 @@ def test_files_are_private_and_say_so(tmp_path: Path) -> None:
     assert "README" in files and "state.pt" in files
     for path in folder.iterdir():
         assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
-    assert "PRIVATE" in (folder / "README").read_text()
+    assert "SENSITIVE" in (folder / "README").read_text()
     # The state is public: nothing in it depends on a single record except through noise.
     state = torch.load(folder / "state.pt", weights_only=True)
     assert set(state) == {

@@ -9,7 +9,7 @@ import pytest
 
 from botorch_dp.descent import DescentPlan, gradient_noise_std
 from botorch_dp.descent.plan import descent_guarantee, step_privacy
-from botorch_dp.privacy import PrivacyBudget, PrivacyLedger, gaussian_mu
+from botorch_dp.privacy import PrivacyBudget, PrivacyLedger, PrivacyUnit, gaussian_mu
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 7, 25, 150, 997])
@@ -25,7 +25,7 @@ def test_a_whole_run_fits_its_budget_exactly(steps: int) -> None:
     mu = gaussian_mu(1.0, 1e-6)
     with PrivacyLedger(budget=PrivacyBudget(1.0, 1e-6)) as ledger:
         for _ in range(steps):
-            ledger.charge(descent_guarantee(mu, steps=steps, taken=1, protects="a record"))
+            ledger.charge(descent_guarantee(mu, steps=steps, taken=1, unit=PrivacyUnit("a record")))
         assert len(ledger.entries()) == steps
 
 
@@ -36,17 +36,19 @@ def test_noise_by_hand() -> None:
 
 
 def test_guarantees_grow_with_the_steps_taken() -> None:
-    mus = [descent_guarantee(2.0, steps=16, taken=t, protects="x").mu for t in (1, 4, 15, 16)]
+    mus = [
+        descent_guarantee(2.0, steps=16, taken=t, unit=PrivacyUnit("x")).mu for t in (1, 4, 15, 16)
+    ]
     assert mus == pytest.approx([0.5, 1.0, 2.0 * math.sqrt(15 / 16), 2.0])
     assert mus[-1] == 2.0
-    assert descent_guarantee(2.0, steps=16, taken=16, protects="x").status == "proven"
+    assert descent_guarantee(2.0, steps=16, taken=16, unit=PrivacyUnit("x")).status == "proven"
 
 
 def test_no_noise_no_promise() -> None:
-    guarantee = descent_guarantee(math.inf, steps=3, taken=1, protects="x")
+    guarantee = descent_guarantee(math.inf, steps=3, taken=1, unit=PrivacyUnit("x"))
     assert guarantee.status == "none"
     assert guarantee.epsilon(1e-5) == math.inf
-    assert "not private" in str(guarantee)
+    assert "no noise" in str(guarantee)
 
 
 def plan(noise_std: float) -> DescentPlan:
@@ -58,7 +60,7 @@ def plan(noise_std: float) -> DescentPlan:
         clip_norm=1.0,
         noise_std=noise_std,
         table_bytes=100_000,
-        guarantee=descent_guarantee(0.5, steps=25, taken=25, protects="one patient"),
+        guarantee=descent_guarantee(0.5, steps=25, taken=25, unit=PrivacyUnit("one patient")),
     )
 
 

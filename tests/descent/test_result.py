@@ -12,7 +12,7 @@ from torch import Tensor
 from botorch_dp.descent import DescentDiagnostics, DescentResult, StepRecord
 from botorch_dp.descent.clipping import ClippedMean
 from botorch_dp.descent.plan import descent_guarantee
-from botorch_dp.privacy import Release
+from botorch_dp.privacy import PrivacyUnit, Release
 from tests.descent.problems import descent, records, squared_distance
 
 
@@ -26,7 +26,7 @@ def test_diagnostics_know_what_was_dropped_and_do_not_show_it() -> None:
     assert result.diagnostics.not_finite == [7, 7]
     assert all(0 <= part <= 1 for part in result.diagnostics.clipped_fraction)
     assert "7" not in repr(result.diagnostics)
-    assert "not private" in repr(result.diagnostics)
+    assert "sensitive" in repr(result.diagnostics)
 
 
 def test_a_result_can_be_read_at_a_glance() -> None:
@@ -45,12 +45,12 @@ def test_diagnostics_by_hand() -> None:
         diagnostics.add(mean)
     assert diagnostics.clipped_fraction == [1 / 4, 0.0]
     assert diagnostics.not_finite == [1, 0]
-    assert repr(diagnostics) == "DescentDiagnostics(2 steps; not private, not shown)"
+    assert repr(diagnostics) == "DescentDiagnostics(2 steps; sensitive, not shown)"
     assert DescentDiagnostics().not_finite == []  # no list is shared between runs
 
 
 def finished(steps: int, location: float) -> DescentResult:
-    guarantee = descent_guarantee(0.5, steps=steps, taken=steps, protects="one patient")
+    guarantee = descent_guarantee(0.5, steps=steps, taken=steps, unit=PrivacyUnit("one patient"))
     trajectory = torch.full((steps + 1, 2), location)
     return DescentResult(
         location=Release(trajectory[-1], guarantee),

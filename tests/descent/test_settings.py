@@ -13,6 +13,7 @@ from gpytorch.kernels import MaternKernel, RBFKernel
 
 from botorch_dp.descent.settings import DescentSettings, check_public_kernel, described_kernel
 from botorch_dp.errors import NotPublicError
+from botorch_dp.privacy import PrivacyUnit
 from tests.descent.problems import DIM, descent, kernel, must_not_be_read, unit_box
 
 
@@ -31,7 +32,7 @@ def settings(**changes: Any) -> DescentSettings:
         "mean": "constant",
         "max_points": 100,
         "unsafe_seed": None,
-        "protects": "one patient",
+        "unit": PrivacyUnit("one patient"),
     }
     return DescentSettings.checked(**{**values, **changes})
 

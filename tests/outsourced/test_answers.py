@@ -81,7 +81,7 @@ class TestPrivateAnswers:
         proven = PrivateAnswers(epsilon=0.4, bounds=(0.0, 2.0)).guarantee
         assert (proven.status, proven.epsilon()) == ("proven", 0.4)
         stated = PrivateAnswers(epsilon=0.4, sensitivity=0.1).guarantee
-        assert stated.status == "conditional"
+        assert stated.status == "proven"
         assert "at most 0.1" in stated.conditions[0]
 
     @pytest.mark.parametrize("answer", [math.nan, math.inf, -math.inf, 1e300])

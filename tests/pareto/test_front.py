@@ -13,11 +13,11 @@ import torch
 from botorch_dp.pareto import DPareto, ExecutorDiedError, Objective, ParetoFront, StudyError, Trial
 from botorch_dp.pareto.front import dominated_volume, guarantee_sentence, non_dominated
 from botorch_dp.pareto.problem import Measurement
-from botorch_dp.privacy import Guarantee, NeighboringRelation
+from botorch_dp.privacy import Guarantee, PrivacyUnit
 from botorch_dp.privacy.losses import ApproximateLoss, GaussianLoss, PureLoss
 from tests.pareto import toy
 
-GUARANTEE = Guarantee("toy", NeighboringRelation.REPLACE_ONE, (PureLoss(12.0),))
+GUARANTEE = Guarantee("toy", PrivacyUnit(), (PureLoss(12.0),))
 
 
 def front(points: Sequence[tuple[float, Sequence[float]]], **options: Any) -> ParetoFront:
@@ -143,7 +143,7 @@ class TestTables:
             front(FIVE).to_frame()
 
     def test_repr_shows_no_private_value(self) -> None:
-        assert repr(front(FIVE)) == "ParetoFront(4 of 5 trials; not private)"
+        assert repr(front(FIVE)) == "ParetoFront(4 of 5 trials; sensitive)"
 
 
 class TestSentence:
@@ -158,10 +158,10 @@ class TestSentence:
         ],
     )
     def test_never_less_than_the_truth(self, losses: tuple[Any, ...], expected: str) -> None:
-        guarantee = Guarantee("toy", NeighboringRelation.REPLACE_ONE, losses)
+        guarantee = Guarantee("toy", PrivacyUnit(), losses)
         sentence = guarantee_sentence(guarantee)
         assert expected in sentence
-        assert sentence.startswith("Not private") and sentence.count(". ") == 0
+        assert sentence.startswith("Sensitive") and sentence.count(". ") == 0
 
 
 class TestReevaluate:

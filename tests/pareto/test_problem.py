@@ -13,7 +13,7 @@ from botorch_dp.pareto import (
     PrivacyUtilityProblem,
 )
 from botorch_dp.pareto.problem import Measurement
-from botorch_dp.privacy import Guarantee, NeighboringRelation
+from botorch_dp.privacy import Guarantee, NeighboringRelation, PrivacyUnit
 from botorch_dp.privacy.losses import ApproximateLoss, GaussianLoss, PureLoss
 from tests.pareto import toy
 
@@ -123,7 +123,7 @@ class TestGuarantee:
         assert approximate.relation is NeighboringRelation.ADD_OR_REMOVE_ONE
 
     def test_the_problems_own(self) -> None:
-        own = Guarantee("noise", NeighboringRelation.REPLACE_ONE, (GaussianLoss(0.5),))
+        own = Guarantee("noise", PrivacyUnit(), (GaussianLoss(0.5),))
         assert toy.problem(guarantee=lambda config: own).training_guarantee(CONFIG, 1.0) is own
 
 

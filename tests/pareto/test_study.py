@@ -17,7 +17,7 @@ from botorch_dp.pareto import (
     SearchSpace,
     StudyError,
 )
-from botorch_dp.privacy import Guarantee, NeighboringRelation, gaussian_guarantee
+from botorch_dp.privacy import Guarantee, PrivacyUnit, gaussian_guarantee
 from botorch_dp.privacy.accounting import gaussian_epsilon
 from botorch_dp.privacy.losses import ApproximateLoss, GaussianLoss
 from tests.pareto import toy
@@ -269,7 +269,7 @@ class TestPublicationGuarantee:
         assert guarantee.status == "conditional"
 
     def test_no_guarantee_stays_none(self) -> None:
-        nothing = Guarantee("none", NeighboringRelation.REPLACE_ONE, (), status="none")
+        nothing = Guarantee("none", PrivacyUnit(), (), void="a guess")
         tried = study(toy.problem(guarantee=lambda config: nothing))
         assert tried.run(2).guarantee.status == "none"
         assert "no guarantee" in tried.front().caption
@@ -280,9 +280,8 @@ class TestPublicationGuarantee:
         assert tried.publication_guarantee("test").epsilon() == math.inf
         one = Guarantee(
             "noisy accuracy",
-            NeighboringRelation.REPLACE_ONE,
+            PrivacyUnit("one record of the test data"),
             (GaussianLoss(0.5),),
-            protects="one record of the test data",
         )
         released = study(toy.problem(utility_guarantee=one, replicates=2))
         released.run(2)

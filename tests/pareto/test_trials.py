@@ -26,7 +26,7 @@ def test_properties() -> None:
     assert trial.error == pytest.approx(0.4)
     assert trial.seconds == 3.0
     assert trial.num_trainings == 5
-    assert "0.5" not in repr(trial), "a private value in a repr"
+    assert "0.5" not in repr(trial), "a sensitive value in a repr"
 
 
 def test_nothing_measured() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from botorch_dp.pareto import Integer, PrivacyUtilityProblem, Real, SearchSpace
-from botorch_dp.pareto.space import Config
+from botorch_dp.space import Config
 
 SPACE = SearchSpace(noise=Real(0.1, 10.0, log=True), epochs=Integer(1, 20))
 

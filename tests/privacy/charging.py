@@ -10,6 +10,7 @@ from botorch_dp.privacy import (
     Guarantee,
     NeighboringRelation,
     PrivacyLedger,
+    PrivacyUnit,
 )
 from botorch_dp.privacy.losses import (
     GaussianLoss,
@@ -21,7 +22,7 @@ REPLACE = NeighboringRelation.REPLACE_ONE
 
 
 def guarantee(*losses: PrivacyLoss, relation: NeighboringRelation = REPLACE) -> Guarantee:
-    return Guarantee("test mechanism", relation, losses)
+    return Guarantee("test mechanism", PrivacyUnit(relation=relation), losses)
 
 
 def pure(epsilon: float) -> Guarantee:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from scipy import integrate, stats
 
+from botorch_dp.privacy._noise import SimulatedNoise, integer_laplace_epsilon
 from botorch_dp.privacy.above_threshold import (
     SparseVectorPlan,
     _on_lattice,
@@ -18,7 +19,6 @@ from botorch_dp.privacy.above_threshold import (
     sparse_vector,
     sparse_vector_guarantee,
 )
-from botorch_dp.privacy.sampling import SimulatedNoise, integer_laplace_epsilon
 
 FALSE_ALARM = 1e-6
 

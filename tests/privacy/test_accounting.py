@@ -24,7 +24,7 @@ from botorch_dp.privacy.losses import FixedLotSGDLoss, PoissonSGDLoss
 
 REPLACE = dpa.NeighboringRelation.REPLACE_ONE
 THEIR_ORDERS = rdp_privacy_accountant.DEFAULT_RDP_ORDERS
-ADULT = {"sample_size": 256, "dataset_size": 32561, "steps": 1000, "delta": 1e-5}
+ADULT = {"lot_size": 256, "num_records": 32561, "steps": 1000, "delta": 1e-5}
 
 
 def their_fixed_lot_epsilon(z: float, lot: int, records: int, steps: int, delta: float) -> float:
@@ -60,8 +60,8 @@ class TestFixedLots:
     ) -> None:
         run = {
             "noise_multiplier": z,
-            "sample_size": lot,
-            "dataset_size": records,
+            "lot_size": lot,
+            "num_records": records,
             "steps": steps,
             "delta": delta,
         }
@@ -71,7 +71,7 @@ class TestFixedLots:
 
     def test_orders_that_their_list_jumps_over_matter(self) -> None:
         # The best order lies between 128 and 256, where dp-accounting's list has nothing.
-        run = {"noise_multiplier": 3.0, "sample_size": 64, "dataset_size": 60000, "steps": 100}
+        run = {"noise_multiplier": 3.0, "lot_size": 64, "num_records": 60000, "steps": 100}
         theirs = their_fixed_lot_epsilon(3.0, 64, 60000, 100, 1e-5)
         assert dp_sgd_epsilon(**run, delta=1e-5) < 0.5 * theirs
 
@@ -85,14 +85,12 @@ class TestFixedLots:
         renyi = RdpAccountant(THEIR_ORDERS, REPLACE).compose(event).get_epsilon(delta)
         assert one_sensitivity < renyi < 1.2 * one_sensitivity
         # Ours: z is in units of the sensitivity.
-        ours = dp_sgd_epsilon(
-            noise_multiplier=2.0, sample_size=9, dataset_size=9, steps=1, delta=delta
-        )
+        ours = dp_sgd_epsilon(noise_multiplier=2.0, lot_size=9, num_records=9, steps=1, delta=delta)
         assert ours == one_sensitivity
 
     def test_full_lots_are_the_gaussian_mechanism_exactly(self) -> None:
         epsilon = dp_sgd_epsilon(
-            noise_multiplier=5.0, sample_size=100, dataset_size=100, steps=16, delta=1e-6
+            noise_multiplier=5.0, lot_size=100, num_records=100, steps=16, delta=1e-6
         )
         assert epsilon == pytest.approx(gaussian_epsilon(4 / 5, 1e-6), rel=1e-12)
 
@@ -100,7 +98,7 @@ class TestFixedLots:
         # The bound on sampling is poor for large lots and for little noise.
         for lot, z in ((99, 5.0), (90, 1.0), (2, 0.05)):
             epsilon = dp_sgd_epsilon(
-                noise_multiplier=z, sample_size=lot, dataset_size=100, steps=16, delta=1e-6
+                noise_multiplier=z, lot_size=lot, num_records=100, steps=16, delta=1e-6
             )
             assert epsilon <= gaussian_epsilon(4 / z, 1e-6)
 
@@ -115,7 +113,7 @@ class TestFixedLots:
         noise = epsilons("noise_multiplier", np.geomspace(0.05, 200, 120).tolist())
         assert np.all(np.diff(noise) <= 0)
         assert np.all(np.diff(noise[noise > 0]) < 0)
-        lots = epsilons("sample_size", [1, 2, 8, 64, 256, 4096, 20000, 32560, 32561])
+        lots = epsilons("lot_size", [1, 2, 8, 64, 256, 4096, 20000, 32560, 32561])
         assert np.all(np.diff(lots) >= 0)
         deltas = epsilons("delta", [1e-12, 1e-9, 1e-6, 1e-3, 0.1, 0.9])
         assert np.all(np.diff(deltas) <= 0)
@@ -125,7 +123,7 @@ class TestFixedLots:
     @pytest.mark.parametrize("z", [1e-3, 1.0, 1e4])
     def test_extremes_are_finite_and_in_order(self, steps: int, lot: int, z: float) -> None:
         epsilon = dp_sgd_epsilon(
-            noise_multiplier=z, sample_size=lot, dataset_size=1000, steps=steps, delta=1e-5
+            noise_multiplier=z, lot_size=lot, num_records=1000, steps=steps, delta=1e-5
         )
         assert 0 <= epsilon <= gaussian_epsilon(math.sqrt(steps) / z, 1e-5)
 
@@ -142,8 +140,8 @@ class TestPoisson:
         theirs = PLDAccountant().compose(event, steps).get_epsilon(1e-5)
         ours = dp_sgd_epsilon(
             noise_multiplier=z,
-            sample_size=lot,
-            dataset_size=32561,
+            lot_size=lot,
+            num_records=32561,
             steps=steps,
             delta=1e-5,
             sampling="poisson",
@@ -155,8 +153,8 @@ class TestPoisson:
     def test_one_step_is_tight_and_never_optimistic(self, z: float, lot: int) -> None:
         epsilon = dp_sgd_epsilon(
             noise_multiplier=z,
-            sample_size=lot,
-            dataset_size=1000,
+            lot_size=lot,
+            num_records=1000,
             steps=1,
             delta=1e-6,
             sampling="poisson",
@@ -168,8 +166,8 @@ class TestPoisson:
     def test_full_lots_are_the_gaussian_mechanism(self) -> None:
         epsilon = dp_sgd_epsilon(
             noise_multiplier=5.0,
-            sample_size=7,
-            dataset_size=7,
+            lot_size=7,
+            num_records=7,
             steps=16,
             delta=1e-6,
             sampling="poisson",
@@ -180,8 +178,8 @@ class TestPoisson:
         def epsilon(z: float, steps: int) -> float:
             return dp_sgd_epsilon(
                 noise_multiplier=z,
-                sample_size=100,
-                dataset_size=10000,
+                lot_size=100,
+                num_records=10000,
                 steps=steps,
                 delta=1e-6,
                 sampling="poisson",
@@ -193,8 +191,8 @@ class TestPoisson:
     def test_a_million_steps_of_one_record(self) -> None:
         epsilon = dp_sgd_epsilon(
             noise_multiplier=1.0,
-            sample_size=1,
-            dataset_size=10**5,
+            lot_size=1,
+            num_records=10**5,
             steps=10**6,
             delta=1e-6,
             sampling="poisson",
@@ -210,7 +208,7 @@ class TestNoiseMultiplier:
     @pytest.mark.parametrize("epsilon", [0.01, 0.3, 1.0, 8.0, 500.0])
     @pytest.mark.parametrize("lot", [1, 256, 32561])
     def test_never_overshoots_and_is_the_least(self, epsilon: float, lot: int) -> None:
-        run = {**ADULT, "sample_size": lot}
+        run = {**ADULT, "lot_size": lot}
         z = dp_sgd_noise_multiplier(epsilon=epsilon, **run)
         assert dp_sgd_epsilon(noise_multiplier=z, **run) <= epsilon
         assert dp_sgd_epsilon(noise_multiplier=z * (1 - 3e-5), **run) > epsilon
@@ -223,7 +221,7 @@ class TestNoiseMultiplier:
     @pytest.mark.slow
     def test_poisson_lots_so_rare_that_noise_hardly_matters(self) -> None:
         # A record that is never drawn with probability 1 - delta needs no noise for epsilon = 0.
-        run = {"sample_size": 1, "dataset_size": 100, "steps": 1, "delta": 0.1}
+        run = {"lot_size": 1, "num_records": 100, "steps": 1, "delta": 0.1}
         z = dp_sgd_noise_multiplier(epsilon=0.1, sampling="poisson", **run)
         assert 0 < z < 0.1
         assert dp_sgd_epsilon(noise_multiplier=z, sampling="poisson", **run) <= 0.1
@@ -245,12 +243,12 @@ class TestManyAtOnce:
         rng = np.random.default_rng(1)
         z = np.exp(rng.uniform(math.log(0.1), math.log(16), 40))
         lots, steps = rng.integers(8, 512, 40), rng.integers(1, 20000, 40)
-        many = dp_sgd_epsilons(z, lots, steps, dataset_size=32561, delta=1e-5)
+        many = dp_sgd_epsilons(z, lots, steps, num_records=32561, delta=1e-5)
         each = [
             dp_sgd_epsilon(
                 noise_multiplier=float(a),
-                sample_size=int(b),
-                dataset_size=32561,
+                lot_size=int(b),
+                num_records=32561,
                 steps=int(c),
                 delta=1e-5,
             )
@@ -260,7 +258,7 @@ class TestManyAtOnce:
         np.testing.assert_allclose(many, each, rtol=0.01)
 
     def test_settings_broadcast(self) -> None:
-        many = dp_sgd_epsilons([1.0, 2.0], [10], [100], dataset_size=100, delta=1e-5)
+        many = dp_sgd_epsilons([1.0, 2.0], [10], [100], num_records=100, delta=1e-5)
         assert many.shape == (2,)
         assert many[0] > many[1]
 
@@ -269,9 +267,9 @@ class TestManyAtOnce:
         [
             ([0.0], [1], [1], "noise_multipliers"),
             ([math.nan], [1], [1], "noise_multipliers"),
-            ([1.0], [0], [1], "sample_sizes"),
-            ([1.0], [101], [1], "sample_sizes"),
-            ([1.0], [1.5], [1], "sample_sizes"),
+            ([1.0], [0], [1], "lot_sizes"),
+            ([1.0], [101], [1], "lot_sizes"),
+            ([1.0], [1.5], [1], "lot_sizes"),
             ([1.0], [1], [0], "steps"),
             ([[1.0]], [1], [1], "one-dimensional"),
         ],
@@ -280,13 +278,13 @@ class TestManyAtOnce:
         self, noise: list[float], lots: list[int], steps: list[int], name: str
     ) -> None:
         with pytest.raises(ValueError, match=name):
-            dp_sgd_epsilons(noise, lots, steps, dataset_size=100, delta=1e-5)
+            dp_sgd_epsilons(noise, lots, steps, num_records=100, delta=1e-5)
 
 
 def test_relation_and_loss_of_each_sampling() -> None:
     assert dp_sgd_relation("without_replacement") is NeighboringRelation.REPLACE_ONE
     assert dp_sgd_relation("poisson") is NeighboringRelation.ADD_OR_REMOVE_ONE
-    run = {"noise_multiplier": 1.5, "sample_size": 5, "dataset_size": 50, "steps": 7}
+    run = {"noise_multiplier": 1.5, "lot_size": 5, "num_records": 50, "steps": 7}
     assert dp_sgd_loss(**run) == FixedLotSGDLoss(1.5, 5, 50, 7)
     assert dp_sgd_loss(**run, sampling="poisson") == PoissonSGDLoss(1.5, 0.1, 7)
 
@@ -297,10 +295,10 @@ def test_relation_and_loss_of_each_sampling() -> None:
         ("noise_multiplier", 0.0, ValueError),
         ("noise_multiplier", math.inf, ValueError),
         ("noise_multiplier", math.nan, ValueError),
-        ("sample_size", 0, ValueError),
-        ("sample_size", 32562, ValueError),
-        ("sample_size", 2.5, TypeError),
-        ("dataset_size", 0, ValueError),
+        ("lot_size", 0, ValueError),
+        ("lot_size", 32562, ValueError),
+        ("lot_size", 2.5, TypeError),
+        ("num_records", 0, ValueError),
         ("steps", 0, ValueError),
         ("steps", 1.0, TypeError),
         ("delta", 0.0, ValueError),

@@ -10,9 +10,10 @@ import pytest
 import torch
 from scipy import stats
 
-from botorch_dp.cli.audit_table import CASES, CONFIDENCE
+from botorch_dp.privacy import PrivacyUnit
 from botorch_dp.privacy.audit import _lowest_bit, audit_epsilon
-from botorch_dp.privacy.guarantee import Guarantee, NeighboringRelation
+from botorch_dp.privacy.audit_cases import CASES, CONFIDENCE
+from botorch_dp.privacy.guarantee import Guarantee
 from botorch_dp.privacy.losses import GaussianLoss, PureLoss
 from botorch_dp.privacy.mechanisms import gaussian_mechanism, laplace_mechanism
 
@@ -138,7 +139,7 @@ def test_delta_is_subtracted(delta):
     def mechanism(value, size):
         return np.round(generator.normal(value, size=size) * 2**20)
 
-    truth = Guarantee("x", NeighboringRelation.REPLACE_ONE, (GaussianLoss(1.0),))
+    truth = Guarantee("x", PrivacyUnit(), (GaussianLoss(1.0),))
     report = audit_epsilon(
         mechanism, 0.0, 1.0, samples=200_000, delta=delta, claim=truth, batched=True
     )
@@ -180,7 +181,7 @@ def test_events_of_every_shape_are_found(event, law):
 
 def test_labels_lists_and_releases_can_be_audited_one_by_one():
     generator = np.random.default_rng(2)
-    guarantee = Guarantee("coin", NeighboringRelation.REPLACE_ONE, (PureLoss(1.0),))
+    guarantee = Guarantee("coin", PrivacyUnit(), (PureLoss(1.0),))
 
     def flip(bias):
         return bool(generator.random() < bias)

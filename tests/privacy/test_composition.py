@@ -12,8 +12,8 @@ from scipy.integrate import quad
 from scipy.stats import binom, laplace
 
 from botorch_dp.errors import PrivacyError
+from botorch_dp.privacy._composition import composed_delta, composed_epsilon
 from botorch_dp.privacy.accounting import dp_sgd_epsilon
-from botorch_dp.privacy.composition import composed_delta, composed_epsilon
 from botorch_dp.privacy.gaussian import gaussian_delta, gaussian_epsilon
 from botorch_dp.privacy.losses import (
     ApproximateLoss,
@@ -279,7 +279,7 @@ class TestLaws:
         )
 
     def test_dp_sgd_epsilon_says_the_same(self) -> None:
-        run = {"sample_size": 10, "dataset_size": 1000, "steps": 100, "delta": 1e-6}
+        run = {"lot_size": 10, "num_records": 1000, "steps": 100, "delta": 1e-6}
         assert composed_epsilon([ONE_OF_EACH[5]], 1e-6) == dp_sgd_epsilon(
             noise_multiplier=1.1, **run
         )

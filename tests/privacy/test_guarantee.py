@@ -12,7 +12,15 @@ import pytest
 import torch
 
 from botorch_dp.errors import PrivacyError
-from botorch_dp.privacy import Guarantee, NeighboringRelation, Release, compose
+from botorch_dp.privacy import (
+    Guarantee,
+    NeighboringRelation,
+    PrivacyUnit,
+    Release,
+    check_unit,
+    compose,
+    gaussian_guarantee,
+)
 from botorch_dp.privacy.accounting import gaussian_epsilon
 from botorch_dp.privacy.guarantee import SIMULATED
 from botorch_dp.privacy.losses import (
@@ -40,14 +48,15 @@ ONE_OF_EACH: list[PrivacyLoss] = [
 
 
 def promise(*losses: PrivacyLoss, **kwargs: object) -> Guarantee:
-    settings = {"mechanism": "Test mechanism", "relation": REPLACE, **kwargs}
+    settings = {"mechanism": "Test mechanism", "unit": PrivacyUnit(), **kwargs}
     return Guarantee(losses=losses, **settings)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("loss", ONE_OF_EACH, ids=lambda loss: type(loss).__name__)
 class TestEveryLoss:
     def test_travels_through_json_and_pickle(self, loss: PrivacyLoss) -> None:
-        g = promise(loss, conditions=("the sun rises",), status="conditional", protects="one row")
+        unit = PrivacyUnit("one row", ADD, ("rows are independent",))
+        g = promise(loss, unit=unit, assumptions=("the sun rises",), quoted_delta=1e-7)
         assert Guarantee.from_dict(json.loads(json.dumps(g.to_dict()))) == g
         assert pickle.loads(pickle.dumps(g)) == g
         assert hash(g) == hash(pickle.loads(pickle.dumps(g)))
@@ -63,7 +72,7 @@ class TestEveryLoss:
 
     def test_is_frozen(self, loss: PrivacyLoss) -> None:
         with pytest.raises(dataclasses.FrozenInstanceError):
-            promise(loss).status = "proven"  # type: ignore[misc]
+            promise(loss).void = "nothing"  # type: ignore[misc]
 
     def test_nothing_is_promised_once_simulated(self, loss: PrivacyLoss) -> None:
         g = promise(loss)
@@ -73,21 +82,22 @@ class TestEveryLoss:
         assert simulated.delta(3.0) == 1.0
         assert simulated.mu is None
         assert simulated.summed is None
-        assert "not private: simulated noise" in str(simulated)
+        assert "simulated noise: nothing is promised" in str(simulated)
         assert simulated.simulated() == simulated
         assert simulated.nominal == g
 
 
 def test_nominal_keeps_other_conditions() -> None:
-    g = promise(PureLoss(1.0), conditions=("Assumption 1",), status="conditional")
+    g = promise(PureLoss(1.0), assumptions=("Assumption 1",))
     assert g.simulated().nominal == g
     assert g.nominal is g
 
 
 def test_a_simulation_gives_one_reason() -> None:
-    g = promise(PureLoss(1.0), conditions=("Assumption 1",), status="conditional")
+    g = promise(PureLoss(1.0), assumptions=("Assumption 1",))
     assert (
-        str(g.simulated()) == "Test mechanism: no privacy guarantee (not private: simulated noise)."
+        str(g.simulated())
+        == "Test mechanism: no privacy guarantee (simulated noise: nothing is promised)."
     )
 
 
@@ -101,6 +111,42 @@ def test_summed() -> None:
     assert g.summed == (1.75, 1e-6)
     assert promise(GaussianLoss(1.0)).summed is None
     assert promise(ApproximateLoss(1.0, 0.7), ApproximateLoss(1.0, 0.7)).summed == (2.0, 1.0)
+
+
+def test_status_follows_from_what_is_stated() -> None:
+    caller = PrivacyUnit(conditions=("a record's score depends on that record only",))
+    assert promise(PureLoss(1.0), unit=caller).status == "proven"
+    assert promise(PureLoss(1.0), unit=caller, assumptions=("A",)).status == "conditional"
+    assert promise(void="the rows can be read off").status == "none"
+
+
+def test_the_callers_part_is_printed() -> None:
+    unit = PrivacyUnit(conditions=("a patient has one record",))
+    assert "given that a patient has one record" in str(promise(PureLoss(1.0), unit=unit))
+    both = str(promise(PureLoss(1.0), unit=unit, assumptions=("A",)))
+    assert "on condition that a patient has one record; A." in both
+    assert unit.given("a patient has one record", "B").conditions == (*unit.conditions, "B")
+
+
+def test_the_delta_asked_for_is_the_delta_quoted() -> None:
+    asked = gaussian_guarantee(sensitivity=1.0, epsilon=1.0, delta=1e-5)
+    assert "(1, 1e-05)-differentially private" in str(asked)
+    assert "(1, 1e-05)" in str(compose(asked))
+    assert compose(asked, asked).quoted_delta == 1e-5
+    assert compose(asked, promise(GaussianLoss(1.0))).quoted_delta is None
+
+
+def test_reads_what_was_stored_with_a_status() -> None:
+    old = {"mechanism": "m", "relation": "REPLACE_ONE", "protects": "one row", "losses": []}
+    loss = {"losses": [{"kind": "pure", "epsilon": 1.0}]}
+    for status, kept in (
+        ("proven", {"unit": PrivacyUnit("one row", conditions=("A",))}),
+        ("conditional", {"unit": PrivacyUnit("one row"), "assumptions": ("A",)}),
+    ):
+        read = Guarantee.from_dict({**old, **loss, "conditions": ["A"], "status": status})
+        assert read == Guarantee("m", losses=(PureLoss(1.0),), **kept)  # type: ignore[arg-type]
+        assert read.status == status
+    assert Guarantee.from_dict({**old, "conditions": ["A"], "status": "none"}).void == "A"
 
 
 class TestCompose:
@@ -122,7 +168,7 @@ class TestCompose:
 
     def test_refuses_mixed_relations(self) -> None:
         with pytest.raises(PrivacyError, match=r"ADD_OR_REMOVE_ONE.*REPLACE_ONE"):
-            compose(promise(PureLoss(1.0)), promise(PureLoss(1.0), relation=ADD))
+            compose(promise(PureLoss(1.0)), promise(PureLoss(1.0), unit=PrivacyUnit(relation=ADD)))
 
     def test_needs_a_part(self) -> None:
         with pytest.raises(ValueError, match="at least one"):
@@ -130,18 +176,18 @@ class TestCompose:
 
     def test_carries_all_conditions_and_the_weakest_status(self) -> None:
         proven = promise(PureLoss(1.0))
-        first = promise(PureLoss(1.0), conditions=("A", "B"), status="conditional")
-        second = promise(PureLoss(1.0), conditions=("B", "C"), status="conditional")
+        first = promise(PureLoss(1.0), assumptions=("A", "B"))
+        second = promise(PureLoss(1.0), unit=PrivacyUnit(conditions=("D",)), assumptions=("B", "C"))
         assert compose(proven, proven).status == "proven"
-        assert compose(first, proven, second).conditions == ("A", "B", "C")
+        assert compose(first, proven, second).conditions == ("D", "A", "B", "C")
         assert compose(proven, first).status == "conditional"
         broken = compose(first, proven.simulated())
         assert broken.status == "none"
         assert broken.epsilon(0.1) == math.inf
 
     def test_names_whom_it_protects_and_what_was_composed(self) -> None:
-        a = promise(PureLoss(1.0), protects="one patient")
-        b = promise(PureLoss(1.0), protects="one visit")
+        a = promise(PureLoss(1.0), unit=PrivacyUnit("one patient"))
+        b = promise(PureLoss(1.0), unit=PrivacyUnit("one visit"))
         assert compose(a, b).protects == "one patient and one visit"
         assert compose(a, a).mechanism == "composition of 2 x Test mechanism"
         assert compose(a) == a
@@ -149,14 +195,14 @@ class TestCompose:
 
 class TestWords:
     def test_says_what_holds_for_whom_and_when(self) -> None:
-        text = str(promise(PureLoss(0.5), protects="one patient"))
+        text = str(promise(PureLoss(0.5), unit=PrivacyUnit("one patient")))
         assert "0.5-differentially private" in text
         assert "one patient" in text
         assert "replaced" in text
         assert "proven" in text
 
     def test_names_its_conditions(self) -> None:
-        text = str(promise(PureLoss(0.5), conditions=("Assumption 1",), status="conditional"))
+        text = str(promise(PureLoss(0.5), assumptions=("Assumption 1",)))
         assert "on condition that Assumption 1" in text
 
     @pytest.mark.parametrize("epsilon", [1.00001, 0.123412, 7.77777, 1e-7 / 3, 123456.7])
@@ -174,26 +220,33 @@ class TestWords:
 
 
 class TestWrongArguments:
-    def test_status(self) -> None:
-        with pytest.raises(ValueError, match="`status`"):
-            promise(PureLoss(1.0), status="certain")
-
-    def test_conditional_without_conditions(self) -> None:
-        with pytest.raises(ValueError, match="must name its `conditions`"):
-            promise(PureLoss(1.0), status="conditional")
-
-    def test_relation(self) -> None:
+    def test_unit(self) -> None:
+        with pytest.raises(TypeError, match="`unit`"):
+            promise(PureLoss(1.0), unit=REPLACE)
         with pytest.raises(TypeError, match="`relation`"):
-            promise(PureLoss(1.0), relation="replace")
+            PrivacyUnit(relation="replace")  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="`protects`"):
+            PrivacyUnit("")
+        with pytest.raises(TypeError, match="`conditions`"):
+            PrivacyUnit(conditions="one sentence")  # type: ignore[arg-type]
+
+    def test_a_proof_under_one_relation_is_none_under_another(self) -> None:
+        with pytest.raises(PrivacyError, match=r"ADD_OR_REMOVE_ONE.*REPLACE_ONE only"):
+            check_unit(PrivacyUnit(relation=ADD), REPLACE)
+        assert check_unit(PrivacyUnit(), REPLACE) == PrivacyUnit()
+
+    def test_quoted_delta(self) -> None:
+        with pytest.raises(ValueError, match="`quoted_delta`"):
+            promise(PureLoss(1.0), quoted_delta=0.0)
 
     def test_no_losses(self) -> None:
         with pytest.raises(ValueError, match="`losses`"):
             promise()
-        assert promise(status="none").epsilon(0.5) == math.inf
+        assert promise(void="no reason").epsilon(0.5) == math.inf
 
     def test_a_string_is_no_tuple_of_conditions(self) -> None:
-        with pytest.raises(TypeError, match="tuples"):
-            promise(PureLoss(1.0), conditions="Assumption 1", status="conditional")
+        with pytest.raises(TypeError, match="`assumptions`"):
+            promise(PureLoss(1.0), assumptions="Assumption 1")
 
     @pytest.mark.parametrize("delta", [-0.1, 1.0, math.nan])
     def test_delta(self, delta: float) -> None:
@@ -221,4 +274,4 @@ def test_release_is_frozen_and_holds_tensors() -> None:
 
 
 def test_simulated_is_the_documented_sentence() -> None:
-    assert SIMULATED == "not private: simulated noise"
+    assert SIMULATED == "simulated noise: nothing is promised"

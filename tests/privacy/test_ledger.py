@@ -17,6 +17,7 @@ from botorch_dp.privacy import (
     PrivacyBudget,
     PrivacyError,
     PrivacyLedger,
+    PrivacyUnit,
 )
 from botorch_dp.privacy.gaussian import gaussian_epsilon, gaussian_mu
 from botorch_dp.privacy.losses import (
@@ -252,7 +253,7 @@ def test_key_makes_a_retry_free(tmp_path: Path) -> None:
 
 def test_guarantee_states_the_budget_and_all_conditions() -> None:
     conditional = Guarantee(
-        "guess", REPLACE, (PureLoss(0.1),), conditions=("the moon is full",), status="conditional"
+        "guess", PrivacyUnit(), (PureLoss(0.1),), assumptions=("the moon is full",)
     )
     with PrivacyLedger(budget=PrivacyBudget(1.0, 1e-6)) as ledger:
         with pytest.raises(PrivacyError, match="Nothing was charged yet"):

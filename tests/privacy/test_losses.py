@@ -78,9 +78,9 @@ def test_scalar_losses_refuse(kind: type[PureLoss], bad: float) -> None:
         (lambda: PoissonSGDLoss(1.0, math.nan, 1), "sampling_probability"),
         (lambda: PoissonSGDLoss(1.0, 0.1, 0), "steps"),
         (lambda: FixedLotSGDLoss(-1.0, 1, 2, 1), "noise_multiplier"),
-        (lambda: FixedLotSGDLoss(1.0, 3, 2, 1), "sample_size"),
-        (lambda: FixedLotSGDLoss(1.0, 0, 2, 1), "sample_size"),
-        (lambda: FixedLotSGDLoss(1.0, 1, 0, 1), "dataset_size"),
+        (lambda: FixedLotSGDLoss(1.0, 3, 2, 1), "lot_size"),
+        (lambda: FixedLotSGDLoss(1.0, 0, 2, 1), "lot_size"),
+        (lambda: FixedLotSGDLoss(1.0, 1, 0, 1), "num_records"),
         (lambda: FixedLotSGDLoss(1.0, 1, 2, -1), "steps"),
     ],
 )

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from botorch_dp.errors import PrivacyError
-from botorch_dp.privacy import above_threshold, mechanisms
+from botorch_dp.privacy import PrivacyUnit, above_threshold, mechanisms
 from botorch_dp.privacy.guarantee import NeighboringRelation
 from botorch_dp.privacy.losses import GaussianLoss, LaplaceLoss, PureLoss
 from botorch_dp.privacy.mechanisms import (
@@ -113,7 +113,7 @@ def test_exponential_guarantee():
 
 
 def test_monotonic_utilities_halve_the_scale_only_where_that_is_right():
-    release = exponential(torch.zeros(3), monotonic=True, relation=ADD_OR_REMOVE)
+    release = exponential(torch.zeros(3), monotonic=True, unit=PrivacyUnit(relation=ADD_OR_REMOVE))
     assert release.scale == pytest.approx(0.5 / 2.0)
     with pytest.raises(PrivacyError, match="ADD_OR_REMOVE_ONE"):
         exponential(torch.zeros(3), monotonic=True)
@@ -128,7 +128,7 @@ def test_exact_probabilities_respect_epsilon_on_all_small_neighbours(monotonic):
         sensitivity=sensitivity,
         epsilon=epsilon,
         monotonic=monotonic,
-        relation=ADD_OR_REMOVE,
+        unit=PrivacyUnit(relation=ADD_OR_REMOVE),
     ).scale
     base = torch.tensor([0.0, 0.7, 1.0]).double()
     moves = torch.cartesian_prod(*[torch.linspace(-1, 1, 5).double() * sensitivity] * 3)
@@ -271,20 +271,18 @@ def test_unknown_method_and_relation_are_refused():
     with pytest.raises(ValueError, match="method"):
         exponential(torch.zeros(2), method="softmax")
     for mechanism in ALL:
-        with pytest.raises(TypeError, match="relation"):
-            mechanism(torch.zeros(2), relation="replace")
+        with pytest.raises(TypeError, match="unit"):
+            mechanism(torch.zeros(2), unit="one patient")
 
 
 @pytest.mark.parametrize("mechanism", ALL)
 def test_words_reach_the_guarantee(mechanism):
     release = mechanism(
         torch.zeros(2),
-        relation=ADD_OR_REMOVE,
-        protects="one patient",
-        conditions=("scores lie in [0, 1]",),
+        unit=PrivacyUnit("one patient", ADD_OR_REMOVE, ("scores lie in [0, 1]",)),
     )
     guarantee = release.guarantee
-    assert guarantee.relation is ADD_OR_REMOVE and guarantee.status == "conditional"
+    assert guarantee.relation is ADD_OR_REMOVE and guarantee.status == "proven"
     assert "one patient" in str(guarantee) and "scores lie in [0, 1]" in str(guarantee)
     assert mechanism(torch.zeros(2)).guarantee.status == "proven"
 
@@ -295,7 +293,7 @@ def test_a_seed_repeats_and_promises_nothing(mechanism):
     first, again = mechanism(value, unsafe_seed=9), mechanism(value, unsafe_seed=9)
     assert torch.equal(torch.as_tensor(first.value), torch.as_tensor(again.value))
     assert first.guarantee.status == "none" and math.isinf(first.guarantee.epsilon(0.1))
-    assert "not private: simulated noise" in str(first.guarantee)
+    assert "simulated noise: nothing is promised" in str(first.guarantee)
     assert first.guarantee.nominal == mechanism(value).guarantee
     torch.manual_seed(0)
     real = torch.as_tensor(laplace(value).value)
@@ -329,7 +327,7 @@ def test_each_twin_takes_the_public_parameters_of_its_mechanism(mechanism, twin)
 
 @pytest.mark.parametrize("mechanism", ALL)
 def test_releases_carry_nothing_but_the_release(mechanism):
-    """Neither repr, str, pickle nor attributes hold the private value."""
+    """Neither repr, str, pickle nor attributes hold the sensitive value."""
     value = torch.tensor([SECRET, SECRET + 1, SECRET - 1]).double()
     release = mechanism(value)
     texts = [repr(release), str(release), repr(release.guarantee), str(vars(release))]

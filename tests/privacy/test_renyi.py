@@ -13,8 +13,8 @@ from dp_accounting.rdp import RdpAccountant, rdp_privacy_accountant
 from scipy.integrate import quad
 from scipy.stats import laplace, norm
 
-from botorch_dp.privacy import renyi
-from botorch_dp.privacy.renyi import (
+from botorch_dp.privacy import _renyi as renyi
+from botorch_dp.privacy._renyi import (
     DENSE_ORDERS,
     bulk_epsilons,
     fixed_lot_rdp,

@@ -10,7 +10,7 @@ from scipy.stats import kstest, laplace
 
 from botorch_dp.acquisition import UCBSchedule
 from botorch_dp.models import FiniteSetGP, max_information_gain
-from botorch_dp.privacy import NeighboringRelation
+from botorch_dp.privacy import NeighboringRelation, PrivacyUnit
 from botorch_dp.release import NoiseFreeMaximum, NoisyMaximum
 from tests.release.maxima import EXACT, FALSE_ALARM, MECHANISMS, NOISY, VALUES, noisy
 
@@ -116,7 +116,7 @@ def test_workshop_edition_counts_two_steps_of_an_exact_search():
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_guarantee_speaks_of_the_stated_relation_and_record(name):
     weekly = replace(
-        MECHANISMS[name], relation=NeighboringRelation.ADD_OR_REMOVE_ONE, protects="one week"
+        MECHANISMS[name], unit=PrivacyUnit("one week", NeighboringRelation.ADD_OR_REMOVE_ONE)
     )
     assert weekly.guarantee.relation is NeighboringRelation.ADD_OR_REMOVE_ONE
     assert weekly.draw(VALUES).guarantee == weekly.guarantee

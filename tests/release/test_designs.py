@@ -1,4 +1,4 @@
-"""Designs: reproducible recipes that private values cannot reach."""
+"""Designs: reproducible recipes that sensitive values cannot reach."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def test_file_is_for_its_owner_and_says_why(tmp_path):
     path = tmp_path / "run.json"
     gp_ucb().run(objective, STEPS, checkpoint=path)
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
-    assert "PRIVATE" in path.read_text()
+    assert "SENSITIVE" in path.read_text()
     assert sorted(os.listdir(tmp_path)) == ["run.json", "run.json.lock"]
 
 

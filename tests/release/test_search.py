@@ -184,7 +184,7 @@ def test_poisoned_values_count_as_the_bound_they_cross():
     assert seen.values.tolist() == [-50.0, 50.0, -50.0, 0.5]
     assert seen.implausible == 3
     assert "50" not in repr(seen)
-    assert "not private" in repr(seen)
+    assert "sensitive" in repr(seen)
 
 
 def test_objective_cannot_change_the_choices():

@@ -62,7 +62,7 @@ def test_epsilon_is_the_accountants() -> None:
     n = 398
     config = {**CHEAP, "noise_multiplier": 1.5}
     expected = dp_sgd_epsilon(
-        noise_multiplier=1.5, sample_size=64, dataset_size=n, steps=2 * (n // 64), delta=1e-5
+        noise_multiplier=1.5, lot_size=64, num_records=n, steps=2 * (n // 64), delta=1e-5
     )
     assert problem.epsilon(config) == expected
 

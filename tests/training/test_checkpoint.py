@@ -78,7 +78,7 @@ def test_the_file_is_private_and_says_so(tmp_path: Path) -> None:
     with np.load(path, allow_pickle=False) as file:
         header = json.loads(str(file["header"]))
     assert next(iter(header)) == "notice"
-    assert header["notice"].startswith("PRIVATE")
+    assert header["notice"].startswith("SENSITIVE")
     assert loss_from_dict(header["spent"]) == FixedLotSGDLoss(0.8, 6, 60, 12)
     assert [p.name for p in tmp_path.iterdir()] == ["run.npz"]
 

@@ -15,7 +15,7 @@ from botorch_dp.privacy import NeighboringRelation
 from botorch_dp.training import TrainingPlan
 
 GOOD = {
-    "dataset_size": 1000,
+    "num_records": 1000,
     "learning_rate": 0.1,
     "clip_norm": 0.5,
     "noise_multiplier": 1.5,
@@ -112,7 +112,7 @@ def test_a_plan_is_frozen() -> None:
 
 def test_limits_of_what_may_be_published() -> None:
     TrainingPlan(**GOOD).check_publishable()
-    large = {"dataset_size": 100_000, "lot_size": 80_001}
+    large = {"num_records": 100_000, "lot_size": 80_001}
     for change, message in (
         ({"noise_multiplier": 0.0}, "promises nothing"),
         ({"noise_multiplier": 1e-4}, "at least 0.001"),

@@ -82,7 +82,7 @@ def written(
 ) -> tuple[TrainingRun, WrittenEngine, list[WrittenCoins]]:
     """A run of 3 steps (unless told otherwise) over 12 records."""
     settings = {
-        "dataset_size": 12,
+        "num_records": 12,
         "learning_rate": 0.5,
         "clip_norm": 0.25,
         "noise_multiplier": 3.0,

@@ -38,7 +38,7 @@ def test_only_poisson_sampling_depends_on_a_secret_number_of_records() -> None:
 
 def test_losses_by_hand() -> None:
     assert FixedLots(120, 30).privacy_loss(1.5, 7) == FixedLotSGDLoss(
-        noise_multiplier=1.5, sample_size=30, dataset_size=120, steps=7
+        noise_multiplier=1.5, lot_size=30, num_records=120, steps=7
     )
     assert PoissonLots(120, 30).privacy_loss(1.5, 7) == PoissonSGDLoss(
         noise_multiplier=1.5, sampling_probability=0.25, steps=7

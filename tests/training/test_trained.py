@@ -16,7 +16,7 @@ from botorch_dp.training import (
 from tests.training.helpers import FLOAT_DATA, NETWORK, SETTINGS, trainer, weights
 
 PLAN = TrainingPlan(
-    dataset_size=100,
+    num_records=100,
     learning_rate=0.1,
     clip_norm=1.0,
     noise_multiplier=2.0,
@@ -33,7 +33,7 @@ def test_unusable_records_are_counted_for_the_owner_only() -> None:
     fitted = each.fit(**{**SETTINGS, "lot_size": 60}, seed=0)
     assert fitted.diagnostics.unusable_records == 2
     assert fitted.diagnostics.dropped_gradients == 6
-    assert repr(fitted.diagnostics) == "TrainingDiagnostics(not private)"
+    assert repr(fitted.diagnostics) == "TrainingDiagnostics(sensitive)"
     assert weights(fitted.model).isfinite().all()
 
 

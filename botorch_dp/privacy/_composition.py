@@ -25,8 +25,18 @@ from typing import Any
 
 import numpy as np
 
-from botorch_dp.checks import check_delta, check_nonnegative
+from botorch_dp._checks import check_delta, check_nonnegative
 from botorch_dp.errors import PrivacyError
+from botorch_dp.privacy._renyi import (
+    DENSE_ORDERS,
+    fixed_lot_rdp,
+    gaussian_rdp,
+    laplace_rdp,
+    poisson_sgd_rdp,
+    pure_rdp,
+    rdp_delta,
+    rdp_epsilon,
+)
 from botorch_dp.privacy.distributions import (
     USUAL_INTERVAL,
     RandomizedResponses,
@@ -50,16 +60,6 @@ from botorch_dp.privacy.losses import (
     PoissonSGDLoss,
     PrivacyLoss,
     PureLoss,
-)
-from botorch_dp.privacy.renyi import (
-    DENSE_ORDERS,
-    fixed_lot_rdp,
-    gaussian_rdp,
-    laplace_rdp,
-    poisson_sgd_rdp,
-    pure_rdp,
-    rdp_delta,
-    rdp_epsilon,
 )
 
 #: More different epsilons than this are rounded up to so many levels before they are composed.
@@ -210,8 +210,8 @@ def _normal_form(losses: tuple[PrivacyLoss, ...]) -> _Parts:
                 deltas.append(delta)
             case PoissonSGDLoss(noise, probability, steps):
                 poisson[noise, probability] += steps
-            case FixedLotSGDLoss(noise, sample_size, dataset_size, steps):
-                fixed[noise, sample_size, dataset_size] += steps
+            case FixedLotSGDLoss(noise, lot_size, num_records, steps):
+                fixed[noise, lot_size, num_records] += steps
             case _:
                 raise TypeError(f"`losses` must hold privacy losses, got {type(loss).__name__}.")
     if poisson and fixed:
@@ -272,7 +272,7 @@ def _rdp(parts: _Parts) -> np.ndarray:
         rdp = poisson_sgd_rdp(run.noise_multiplier, run.sampling_probability, DENSE_ORDERS)
         total = total + run.steps * rdp
     for lots in parts.fixed:
-        fraction = lots.sample_size / lots.dataset_size
+        fraction = lots.lot_size / lots.num_records
         total = total + lots.steps * fixed_lot_rdp(lots.noise_multiplier, fraction, DENSE_ORDERS)
     return total
 

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from scipy.stats import truncnorm
 from torch import Tensor
 
-from botorch_dp.checks import check_finite, check_integer, check_positive
+from botorch_dp._checks import check_finite, check_integer, check_positive
 
 #: Values of all parameters by name, as the oracles get them.
 Config: TypeAlias = dict[str, Any]

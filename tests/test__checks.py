@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from botorch_dp import checks
+from botorch_dp import _checks as checks
 
 NAN, INF = math.nan, math.inf
 

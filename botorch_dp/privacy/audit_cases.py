@@ -29,9 +29,9 @@ from botorch_dp.privacy import (
     laplace_mechanism,
     sparse_vector_guarantee,
 )
+from botorch_dp.privacy._noise import SelectionMethod, noise_source
 from botorch_dp.privacy.above_threshold import SparseVectorPlan, noisy_comparisons
 from botorch_dp.privacy.audit import AuditReport
-from botorch_dp.privacy.sampling import SelectionMethod, noise_source
 
 CONFIDENCE = 1 - 1e-6
 

@@ -45,7 +45,7 @@ _EVALUATIONS, _SOBOL = 16, 6
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the demonstration; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, prog="python -m botorch_dp.demo")
+    parser = argparse.ArgumentParser(description=__doc__, prog="python -m examples.demo")
     parser.add_argument("--folder", type=Path, default=Path("demo"), help="where files go")
     parser.add_argument("--trials", type=int, default=60, help="trials of the Pareto study")
     parser.add_argument("--draws", type=int, default=40_000, help="draws of the audit")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 #: Only the owner reads and writes.
-PRIVATE_MODE = 0o600
+OWNER_ONLY = 0o600
 
 
 def create_private(path: str | os.PathLike[str]) -> bool:
@@ -20,7 +20,7 @@ def create_private(path: str | os.PathLike[str]) -> bool:
         Whether the file was created; False if it was there already (its mode is left alone).
     """
     try:
-        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, PRIVATE_MODE)
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, OWNER_ONLY)
     except FileExistsError:
         return False
     os.close(descriptor)

@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from botorch_dp.checks import check_integer
+from botorch_dp._checks import check_integer
 
 SelectionMethod = Literal["exponential", "permute_and_flip"]
 
@@ -93,7 +93,7 @@ class ExactNoise(NoiseSource):
 
 
 class SimulatedNoise(NoiseSource):
-    """The same distributions from a seeded generator, to double precision: **not private**."""
+    """The same distributions from a seeded generator: they **protect nothing**."""
 
     def __init__(self, seed: int) -> None:
         self._generator = np.random.Generator(np.random.Philox(seed))

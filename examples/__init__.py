@@ -1,0 +1,1 @@
+"""What ``make demo`` runs, and other complete programs to start from."""
