@@ -1,16 +1,50 @@
-"""Files that are whole or absent, and files that only their owner may read."""
+"""Files of ours: whole or absent, readable by their owner only, locked, versioned, checked.
+
+Whatever must survive a kill is one SQLite file (:class:`StateFile`): a ledger, a study, a run that
+resumes, a query log. What holds for all of them:
+
+* *What was committed is on the disk.* ``synchronous = EXTRA`` with a rollback journal syncs the
+  file, the journal and the folder before a commit returns. Nothing lies beside the file while no
+  transaction runs, so a copy made then is complete.
+* *Nobody meets half a file.* A new one is built aside with mode 0600 and linked into place.
+* *One name for one file.* SQLite finds its journal by name; under a second hard link it would not
+  find it, and lose what was acknowledged. More than one link is refused, symbolic links are
+  resolved.
+* *An exclusive file has one holder*, by a lock on the file itself, which the system drops when the
+  process ends, however it ends. A forked child is another process.
+"""
 
 from __future__ import annotations
 
+import errno
+import hashlib
+import json
 import os
+import sqlite3
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
+
+from botorch_dp.errors import PrivacyError
+
 #: Only the owner reads and writes.
 OWNER_ONLY = 0o600
+MEMORY = ":memory:"
+#: How long a transaction waits for other processes, and how often it asks. SQLite's own waiting
+#: asks ten times a second in the end, and starves beside a process that writes without a pause.
+BUSY_SECONDS = 60.0
+POLL_SECONDS = 5e-4
+#: A file that is just being linked into place has two names for a moment.
+_LINKING_SECONDS = 1.0
 
 
 def create_private(path: str | os.PathLike[str]) -> bool:
@@ -50,11 +84,533 @@ def atomic_write(
             file.flush()
             os.fsync(file.fileno())
         if not private:
-            # mkstemp is private by default: give a public file the mode that `open` would.
+            # mkstemp is for the owner by default: give a public file the mode `open` would.
             umask = os.umask(0)
             os.umask(umask)
             os.chmod(temporary, 0o666 & ~umask)
         os.replace(temporary, target)
+        sync_folder(target.parent)
     except BaseException:
-        os.unlink(temporary)
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)
         raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring the names in a folder to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def now() -> str:
+    """The time in UTC, for the record only."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def differences(stored: Any, given: Any, path: str = "") -> list[str]:
+    """What differs between two JSON values, in words; empty if they describe the same thing.
+
+    Both go through JSON first, so that tuples and lists compare equal.
+    """
+    if not path:
+        stored, given = (json.loads(json.dumps(value)) for value in (stored, given))
+    if isinstance(stored, dict) and isinstance(given, dict):
+        found = []
+        for key in dict.fromkeys((*stored, *given)):
+            where = f"{path}.{key}" if path else str(key)
+            if key not in stored:
+                found.append(f"`{where}` is new")
+            elif key not in given:
+                found.append(f"`{where}` is missing")
+            else:
+                found += differences(stored[key], given[key], where)
+        return found
+    return [] if stored == given else [f"`{path}` was {stored!r} and is {given!r}"]
+
+
+def pack(value: Any) -> bytes:
+    """A value as bytes: numbers, words, lists, dictionaries, NumPy arrays and tensors.
+
+    Nothing in it is code: reading it back cannot run anything. Arrays keep every bit.
+    """
+    arrays: list[bytes] = []
+    header = json.dumps(_packed(value, arrays)).encode()
+    parts = [len(header).to_bytes(8, "big"), header, *arrays]
+    body = b"".join(parts)
+    return hashlib.sha256(body).digest() + body
+
+
+def unpack(content: bytes) -> Any:
+    """Inverse of :func:`pack`; damaged content raises ``ValueError``."""
+    digest, body = content[:32], memoryview(content)[32:]
+    if len(content) < 40 or hashlib.sha256(body).digest() != digest:
+        raise ValueError("the stored value is damaged: its checksum does not fit")
+    size = int.from_bytes(body[:8], "big")
+    return _unpacked(json.loads(bytes(body[8 : 8 + size])), body[8 + size :])
+
+
+def _packed(value: Any, arrays: list[bytes]) -> Any:
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, int):
+        return {"int": str(value)}
+    if isinstance(value, float):
+        return {"float": value.hex()}
+    if isinstance(value, list | tuple):
+        kind = "list" if isinstance(value, list) else "tuple"
+        return {kind: [_packed(part, arrays) for part in value]}
+    if isinstance(value, Mapping):
+        return {"dict": [[_packed(k, arrays), _packed(v, arrays)] for k, v in value.items()]}
+    tensor = _is_tensor(value)
+    array = value.detach().cpu().contiguous().numpy() if tensor else value
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
+        raise TypeError(
+            f"A {type(value).__name__} cannot be stored: release numbers, words, lists, "
+            "dictionaries, arrays or tensors."
+        )
+    content = np.ascontiguousarray(array).tobytes()
+    place = sum(map(len, arrays))
+    arrays.append(content)
+    kind = "tensor" if tensor else "array"
+    return {kind: [array.dtype.str, list(array.shape), place, len(content)]}
+
+
+def _unpacked(value: Any, content: memoryview) -> Any:
+    if not isinstance(value, dict):
+        return value
+    ((kind, stored),) = value.items()
+    if kind == "int":
+        return int(stored)
+    if kind == "float":
+        return float.fromhex(stored)
+    if kind == "dict":
+        return {_unpacked(k, content): _unpacked(v, content) for k, v in stored}
+    if kind in ("list", "tuple"):
+        parts = [_unpacked(part, content) for part in stored]
+        return parts if kind == "list" else tuple(parts)
+    dtype, shape, place, size = stored
+    array = np.frombuffer(content[place : place + size], dtype=dtype).reshape(shape).copy()
+    if kind == "array":
+        return array
+    import torch  # late: the ledger and the accountant do without it
+
+    return torch.from_numpy(array)
+
+
+def _is_tensor(value: object) -> bool:
+    import sys
+
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+@dataclass(frozen=True)
+class FileKind:
+    """What tells one kind of file from another.
+
+    Args:
+        name: What messages call it.
+        application_id: Marks the SQLite file: another database is not a damaged one of ours.
+        migrations: Statements that lead from each schema version to the next; their count is the
+            newest version.
+        error: What is raised; takes one message.
+        if_lost: What a damaged file means and what to do about it.
+    """
+
+    name: str
+    application_id: int
+    migrations: tuple[tuple[str, ...], ...]
+    error: Callable[[str], Exception] = PrivacyError
+    if_lost: str = "Put back a copy, or begin anew at another path."
+
+
+class StateFile:
+    """One SQLite file of a kind, or a database in memory. Threads may share it.
+
+    Args:
+        path: The file, or ``":memory:"``.
+        kind: What it must be.
+        create: Fills a new file, inside its first transaction; None to open an existing one only.
+        exclusive: Whether nobody else may have the file open meanwhile. Otherwise other processes
+            and forks may share it.
+
+    Raises:
+        Exception: ``kind.error`` with a reason, if the file is damaged, of another kind, in use,
+            not writable, or has a second hard link.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        kind: FileKind,
+        create: Callable[[sqlite3.Connection], None] | None,
+        *,
+        exclusive: bool,
+    ) -> None:
+        self.kind = kind
+        self.path = MEMORY if str(path) == MEMORY else os.path.realpath(path)
+        self.lock = threading.RLock()
+        self._exclusive = exclusive
+        self._connection: sqlite3.Connection | None = None
+        self._holder: int | None = None
+        self._identity: tuple[int, int] | None = None
+        self._closed = False
+        self._pid = os.getpid()
+        self.created = self.path == MEMORY or not os.path.lexists(self.path)
+        if self.created and create is None:
+            raise self.error(f"There is no {kind.name} at {self.path}.")
+        try:
+            with self.explained():
+                if self.path == MEMORY:
+                    assert create is not None
+                    self._connection = _connect(MEMORY)
+                    self._build(self._connection, create)
+                else:
+                    if self.created:
+                        assert create is not None
+                        self._create_file(create)
+                    self._connected()
+        except BaseException:
+            self.close()
+            raise
+        _survive_forks(self)
+
+    def error(self, message: str) -> Exception:
+        """An error of this kind of file."""
+        return self.kind.error(message)
+
+    def damaged(self, how: str) -> Exception:
+        """The error for a file that cannot be trusted."""
+        name, lost = self.kind.name, self.kind.if_lost
+        return self.error(f"The {name} {self.path} is damaged ({how}). {lost}")
+
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return self._closed
+
+    def close(self) -> None:
+        """Release the file. What was committed stays."""
+        with self.lock:
+            self._closed = True
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+            # Last: closing any descriptor of a file drops SQLite's own locks on it.
+            self._drop_lock()
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """All or nothing, whatever interrupts it; what was written is durable when it is left.
+
+        Inside another transaction of the same thread it is a part of that one.
+        """
+        with self.lock, self.explained():
+            connection = self._connected()
+            if connection.in_transaction:
+                yield connection
+                return
+            try:
+                self.execute("BEGIN IMMEDIATE")
+                yield connection
+                self.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:
+                    with suppress(sqlite3.Error):
+                        connection.execute("ROLLBACK")
+                raise
+
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """Let several reads see one state: that of the running transaction, or of their own."""
+        with self.lock, self.explained():
+            connection = self._connected()
+            if connection.in_transaction:
+                yield
+                return
+            try:
+                connection.execute("BEGIN")
+                yield
+            finally:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+
+    def query(self, statement: str, values: Sequence[object] = ()) -> list[tuple]:
+        """All rows of a statement."""
+        with self.lock, self.explained():
+            return self.execute(statement, values).fetchall()
+
+    def execute(self, statement: str, values: Sequence[object] = ()) -> sqlite3.Cursor:
+        """Run a statement as soon as other processes let it run."""
+        return _execute(self._connected(), statement, values)
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Turn errors of SQLite and the file system into sentences that say what to do."""
+        what = f"The {self.kind.name} {self.path}"
+        try:
+            yield
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
+                raise self._read_only() from error
+            raise self.error(
+                f"{what} cannot be created here ({error.strerror}); nothing was written. Put it on "
+                "a local disk with free space."
+            ) from error
+        except UnicodeDecodeError as error:
+            raise self.damaged("it holds unreadable text") from error
+        except sqlite3.Error as error:
+            code = _code(error)
+            if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+                raise self.damaged(str(error)) from error
+            if code == 0:  # raised by Python, which could not decode a text
+                raise self.damaged("it holds unreadable text") from error
+            if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
+                raise self._read_only() from error
+            if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+                raise self.error(
+                    f"Another process has held {what[0].lower() + what[1:]} for {BUSY_SECONDS:g} "
+                    "seconds; nothing was written. Try again, or end the process that holds it."
+                ) from error
+            raise self.error(
+                f"{what} could not be read or written ({error}), so nothing may be released. "
+                "Check the disk for space and errors, then try again."
+            ) from error
+
+    def _read_only(self) -> Exception:
+        return self.error(
+            f"The {self.kind.name} {self.path} cannot be written; nothing was changed. Give this "
+            "process write permission on the file and on its folder (SQLite keeps its journal "
+            "there)."
+        )
+
+    def _create_file(self, create: Callable[[sqlite3.Connection], None]) -> None:
+        """Build the file aside, for its owner only, and link it into place when complete."""
+        path = Path(self.path)
+        if not path.parent.is_dir():
+            raise self.error(f"The folder {path.parent} does not exist: create it first.")
+        # mkstemp creates the file exclusively and with mode 0600 before SQLite sees it.
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        os.close(descriptor)
+        try:
+            with closing(_connect(Path(temporary).as_uri() + "?mode=rw")) as connection:
+                self._build(connection, create)
+            # Unlike a rename, a link fails if another process was first: that file is the one.
+            try:
+                os.link(temporary, path)
+            except FileExistsError:
+                self.created = False
+        finally:
+            os.unlink(temporary)
+        sync_folder(path.parent)
+
+    def _build(
+        self, connection: sqlite3.Connection, create: Callable[[sqlite3.Connection], None]
+    ) -> None:
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute(f"PRAGMA application_id = {self.kind.application_id}")
+        self._migrate(connection, 0)
+        create(connection)
+        connection.execute("COMMIT")
+
+    def _migrate(self, connection: sqlite3.Connection, version: int) -> None:
+        """Bring the schema from ``version`` to the newest. Inside a transaction."""
+        for statements in self.kind.migrations[version:]:
+            for statement in statements:
+                connection.execute(statement)
+        connection.execute(f"PRAGMA user_version = {len(self.kind.migrations)}")
+
+    def _connected(self) -> sqlite3.Connection:
+        """The connection of this process, to the file that was opened first."""
+        name = self.kind.name
+        if self._closed:
+            raise self.error(f"The {name} {self.path} is closed: open it again to go on.")
+        if self.path == MEMORY:
+            if self._connection is None:
+                raise self.error(
+                    f"A {name} in memory cannot be shared with a forked process, which would spend "
+                    f"a second time. Give the {name} a path."
+                )
+            return self._connection
+        if self._exclusive and self._pid != os.getpid():
+            raise self.error(
+                f"The {name} {self.path} belongs to the process that opened it, of which this one "
+                "is a fork. Open it here once that process has let it go."
+            )
+        if self._connection is None:
+            self._connection = self._open()
+        if self._identity is None:
+            self._identity = self._checked_identity()
+        elif self._checked_identity() != self._identity:
+            raise self.error(
+                f"The {name} {self.path} was removed or replaced while it was open, so what was "
+                "written may be lost. Put the file back, or begin anew."
+            )
+        return self._connection
+
+    def _checked_identity(self) -> tuple[int, int] | None:
+        """Device and inode, once the file has no second name."""
+        deadline = time.monotonic() + _LINKING_SECONDS
+        while True:
+            try:
+                status = os.stat(self.path)
+            except FileNotFoundError:
+                return None
+            if status.st_nlink == 1:
+                return status.st_dev, status.st_ino
+            if status.st_nlink > 1 and time.monotonic() > deadline:
+                raise self.error(
+                    f"The {self.kind.name} {self.path} has {status.st_nlink} hard links. Under "
+                    "another name its journal is not found, and what was written can be lost: "
+                    "keep one name (a symbolic link to it is fine)."
+                )
+            time.sleep(POLL_SECONDS)
+
+    def _open(self) -> sqlite3.Connection:
+        """Connect, after checking that the file is what it should be; bring it up to date."""
+        path, kind = self.path, self.kind
+        if not os.path.isfile(path):
+            raise self.error(f"{path} is not a file: give the {kind.name} the path of a file.")
+        if os.path.getsize(path) == 0:
+            raise self.damaged("it is empty")
+        if not os.access(path, os.R_OK | os.W_OK) or not os.access(os.path.dirname(path), os.W_OK):
+            raise self._read_only()
+        self._checked_identity()
+        if os.stat(path).st_mode & 0o077:
+            os.chmod(path, OWNER_ONLY)
+        if self._exclusive:
+            self._take_lock()
+        connection = _connect(Path(path).as_uri() + "?mode=rw")
+        try:
+            if _pragma(connection, "application_id") != kind.application_id:
+                raise self.error(f"{path} is an SQLite file but no {kind.name}: check the path.")
+            if _pragma(connection, "user_version") > len(kind.migrations):
+                raise self.error(
+                    f"The {kind.name} {path} was written by a newer version of botorch_dp: upgrade "
+                    "botorch_dp to use it."
+                )
+            if _pragma(connection, "quick_check") != "ok":
+                raise self.damaged("SQLite's integrity check fails")
+            if _pragma(connection, "user_version") < len(kind.migrations):
+                _execute(connection, "BEGIN IMMEDIATE")
+                # Another process may have been first while this one waited for the lock.
+                self._migrate(connection, _pragma(connection, "user_version"))
+                _execute(connection, "COMMIT")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _take_lock(self) -> None:
+        """Hold the file alone. The lock belongs to the inode, whatever name it was opened by."""
+        import fcntl  # here, because not every system has it
+
+        holder = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(holder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(holder)
+            raise self.error(
+                f"The {self.kind.name} {self.path} is in use: only one process, and one object in "
+                "it, may hold it. Wait for it to end, close it, or choose another path."
+            ) from None
+        self._holder = holder
+
+    def _drop_lock(self) -> None:
+        if self._holder is not None:
+            # In a fork this closes the child's copy only: the parent's lock stays.
+            with suppress(OSError):
+                os.close(self._holder)
+            self._holder = None
+
+    def _leave_to_parent(self) -> None:
+        """In a fork: SQLite connections do not survive one, so keep it unused and unclosed."""
+        if self._connection is not None:
+            _INHERITED.append(self._connection)
+            self._connection = None
+        self._drop_lock()
+
+
+def _connect(database: str) -> sqlite3.Connection:
+    """A connection whose commits are on the disk when they return."""
+    connection = sqlite3.connect(
+        database,
+        uri=database != MEMORY,
+        timeout=0.0,
+        isolation_level=None,
+        check_same_thread=False,
+    )
+    try:
+        if database != MEMORY:
+            _execute(connection, "PRAGMA journal_mode = DELETE")
+        connection.execute("PRAGMA synchronous = EXTRA")
+        connection.execute("PRAGMA fullfsync = ON")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _execute(
+    connection: sqlite3.Connection, statement: str, values: Sequence[object] = ()
+) -> sqlite3.Cursor:
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            return connection.execute(statement, values)
+        except sqlite3.OperationalError as error:
+            if _code(error) != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+        time.sleep(POLL_SECONDS)
+
+
+def _code(error: sqlite3.Error) -> int:
+    """SQLite's primary result code; 0 if Python raised the error."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
+
+
+def _pragma(connection: sqlite3.Connection, name: str) -> Any:
+    return _execute(connection, f"PRAGMA {name}").fetchone()[0]
+
+
+_REGISTRY = threading.RLock()
+_FILES: weakref.WeakSet[StateFile] = weakref.WeakSet()
+_INHERITED: list[sqlite3.Connection] = []
+_HELD_FOR_FORK: list[StateFile] = []
+_hooked = False
+
+
+def _survive_forks(file: StateFile) -> None:
+    """Let ``file`` survive ``os.fork``: never amid a transaction, never on a shared connection."""
+    global _hooked
+    with _REGISTRY:
+        _FILES.add(file)
+        if not _hooked and hasattr(os, "register_at_fork"):
+            os.register_at_fork(
+                before=_before_fork,
+                after_in_parent=_after_fork_in_parent,
+                after_in_child=_after_fork_in_child,
+            )
+            _hooked = True
+
+
+def _before_fork() -> None:
+    _REGISTRY.acquire()
+    for file in list(_FILES):
+        file.lock.acquire()
+        _HELD_FOR_FORK.append(file)
+
+
+def _after_fork_in_parent() -> None:
+    while _HELD_FOR_FORK:
+        _HELD_FOR_FORK.pop().lock.release()
+    _REGISTRY.release()
+
+
+def _after_fork_in_child() -> None:
+    for file in _HELD_FOR_FORK:
+        file._leave_to_parent()
+    _after_fork_in_parent()

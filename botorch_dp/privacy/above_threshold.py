@@ -19,7 +19,9 @@ from torch import Tensor
 from botorch_dp._checks import check_finite, check_integer, check_positive, check_tensor
 from botorch_dp.privacy._noise import NoiseSource, integer_laplace_epsilon, noise_source
 from botorch_dp.privacy.guarantee import ONE_RECORD, Guarantee, PrivacyUnit, Release
+from botorch_dp.privacy.ledger import PrivacyLedger
 from botorch_dp.privacy.losses import PureLoss
+from botorch_dp.privacy.mechanisms import released
 
 #: The lattice is this many binary digits finer than the sensitivity.
 _RESOLUTION_BITS = 30
@@ -96,6 +98,8 @@ def sparse_vector(
     threshold: float = 0.5,
     sensitivity: float = 1.0,
     unit: PrivacyUnit = ONE_RECORD,
+    ledger: PrivacyLedger | None = None,
+    key: str | None = None,
     unsafe_seed: int | None = None,
 ) -> Release[list[bool]]:
     r"""Release, one after the other, whether answers exceed a noisy threshold.
@@ -120,13 +124,16 @@ def sparse_vector(
     not depend on the answers.
 
     Args:
-        answers: ``m`` finite query answers. Beyond ``2^30`` sensitivities they count as that.
+        answers: ``m`` query answers. Beyond ``2^30`` sensitivities they count as that, NaN as the
+            lowest.
         noise: The total scale b.
         max_positives: The number C of positive outputs after which the procedure stops.
         threshold: The public threshold.
         sensitivity: How far any single answer can move between neighbouring data sets.
         unit: Whom it protects, the relation that ``sensitivity`` refers to, and what that bound
             rests on.
+        ledger: What the release is charged to, before noise is drawn.
+        key: Names the released value in the ledger: asked again, it is replayed for nothing.
         unsafe_seed: Simulate with reproducible noise. The release then promises nothing.
 
     Returns:
@@ -139,7 +146,7 @@ def sparse_vector(
         >>> len(release.value) <= 3
         True
     """
-    answers = check_tensor("answers", answers, shape=(None,))
+    answers = check_tensor("answers", answers, shape=(None,), finite=False)
     threshold = check_finite("threshold", threshold)
     plan = SparseVectorPlan.make(noise, max_positives, sensitivity)
     guarantee = sparse_vector_guarantee(
@@ -148,13 +155,21 @@ def sparse_vector(
         sensitivity=sensitivity,
         unit=unit,
     )
-    positives = noisy_comparisons(
-        answers.detach().cpu().double().numpy(), threshold, plan, noise_source(unsafe_seed)
-    )[0]
-    return Release(
-        value=positives[: _stop(positives, plan.max_positives)].tolist(),
-        guarantee=guarantee if unsafe_seed is None else guarantee.simulated(),
+    # Whether an answer is finite may depend on one record: NaN counts as the lowest answer.
+    finite = answers.detach().cpu().double().nan_to_num(nan=-math.inf).numpy()
+    source = noise_source(unsafe_seed)
+
+    def draw() -> list[bool]:
+        positives = noisy_comparisons(finite, threshold, plan, source)[0]
+        return positives[: _stop(positives, plan.max_positives)].tolist()
+
+    return released(
+        draw,
+        guarantee,
         scale=plan.query_scale * plan.step,
+        ledger=ledger,
+        key=key,
+        unsafe_seed=unsafe_seed,
     )
 
 

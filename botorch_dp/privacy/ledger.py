@@ -25,10 +25,15 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, TypeVar, overload
 
+from botorch_dp._files import MEMORY
 from botorch_dp.errors import BudgetExhausted, PrivacyError
+from botorch_dp.privacy._door import Door
+from botorch_dp.privacy._ledger_file import ChargeRow, LedgerFile
 from botorch_dp.privacy.budget import (
     Compartments,
     Cost,
@@ -42,9 +47,10 @@ from botorch_dp.privacy.budget import (
     stated_cost,
 )
 from botorch_dp.privacy.guarantee import Guarantee, NeighboringRelation, PrivacyUnit
-from botorch_dp.privacy.ledger_file import MEMORY
-from botorch_dp.privacy.ledger_storage import ChargeRow, LedgerStorage
 from botorch_dp.privacy.losses import ApproximateLoss, GaussianLoss, PureLoss
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -111,9 +117,10 @@ class PrivacyLedger:
             raise TypeError(f"`budget` must be a PrivacyBudget, got {type(budget).__name__}.")
         if relation is not None and not isinstance(relation, NeighboringRelation):
             raise TypeError(f"`relation` must be a NeighboringRelation, got {relation!r}.")
-        self._storage = LedgerStorage(os.fspath(path), budget)
+        self._file = LedgerFile(os.fspath(path), budget)
         try:
-            self._budget = self._storage.budget
+            self._budget = self._file.budget
+            self._door = Door(self._file)
             if budget is not None and budget != self._budget:
                 raise PrivacyError(
                     f"The ledger {self.path} holds {self._budget}, but was opened with {budget}: "
@@ -121,16 +128,20 @@ class PrivacyLedger:
                     "none, or start another ledger at another path."
                 )
             if relation is not None:
-                with self._storage.transaction():
-                    self._agree_on_relation(relation)
+                with self._file.transaction():
+                    settled = self._file.settled().get("relation")
+                    if settled is None:
+                        self._file.settle("relation", relation.name)
+                    else:
+                        self._check_relation(settled, relation)
         except BaseException:
-            self._storage.close()
+            self._file.close()
             raise
 
     @property
     def path(self) -> str:
         """The file, or ``":memory:"``."""
-        return self._storage.path
+        return self._file.path
 
     @property
     def budget(self) -> PrivacyBudget:
@@ -140,7 +151,7 @@ class PrivacyLedger:
     @property
     def relation(self) -> NeighboringRelation | None:
         """The neighbouring relation of all charges; None until the first one has decided."""
-        name = self._storage.settled().get("relation")
+        name = self._file.settled().get("relation")
         return None if name is None else NeighboringRelation[name]
 
     @property
@@ -180,14 +191,14 @@ class PrivacyLedger:
         key: str | None = None,
         delta: float | None = None,
     ) -> LedgerEntry:
-        """Pay for one release, durably. Call it *before* the sensitive values are touched.
+        """Pay for a draw that is made elsewhere, durably. Call it *before* records are touched.
+
+        Every call is a new charge. Prefer :meth:`release`, which also sees to it that what was
+        paid for is drawn once.
 
         Args:
             guarantee: The release's guarantee; its parameters may depend on earlier releases.
             label: A note for :meth:`entries`. Never put a sensitive value in it.
-            key: Makes a retry idempotent: a charge under a known key with the same guarantee costs
-                nothing and returns the old entry. Use it only where a retry repeats a release that
-                nobody has seen, for a second noisy answer needs a second charge.
             delta: Charge ``(guarantee.epsilon(delta), delta)`` to the summed compartment. Needed
                 for guarantees that are neither Gaussian nor sums of (epsilon, delta), as DP-SGD's.
 
@@ -196,33 +207,131 @@ class PrivacyLedger:
 
         Raises:
             BudgetExhausted: The budget cannot bear it. Nothing was charged.
-            PrivacyError: The guarantee promises nothing, belongs to another relation, needs
-                ``delta``, or ``key`` was used for another guarantee. Nothing was charged.
+            PrivacyError: The guarantee promises nothing, belongs to another relation, or needs
+                ``delta``. Nothing was charged.
         """
-        _check_charge(guarantee, label, key)
-        stated = None if delta is None else stated_cost(guarantee, delta)
-        document = json.dumps({"guarantee": guarantee.to_dict(), "delta": delta}, sort_keys=True)
-        with self._storage.transaction():
-            known = None if key is None else self._storage.find(key)
+        stated = _checked_price(guarantee, label, delta)
+        with self._file.transaction():
+            known = None if key is None else self._file.find(key)
             if known is not None:
-                if known.guarantee == document:
+                if known.guarantee == json.dumps(_document(guarantee, delta), sort_keys=True):
                     return _entry(known)
                 raise PrivacyError(
                     f"`key` {key!r} was charged before, for another guarantee (entry "
                     f"{known.number}). Use a new key for a new release."
                 )
-            self._agree_on_relation(guarantee.relation)
-            is_gaussian = stated is None and any(
-                isinstance(loss, GaussianLoss) for loss in guarantee.losses
-            )
-            compartments = self._compartments() or first_choice(self._budget, is_gaussian)
-            cost = stated or cost_of(guarantee, purely_gaussian=compartments.purely_gaussian)
-            totals = self._storage.totals()
-            if not compartments.can_bear(totals, cost):
-                raise self._exhausted(guarantee, compartments, totals, cost)
-            if self._compartments() is None:
-                self._storage.settle("summed", "nothing" if is_gaussian else "all")
-            return _entry(self._storage.append(label=label, guarantee=document, key=key, cost=cost))
+            return _entry(self._append(guarantee, stated, label, delta, key))
+
+    @overload
+    def release(
+        self,
+        price: Guarantee,
+        draw: Callable[[], T],
+        *,
+        key: str | None = None,
+        label: str = "",
+        delta: float | None = None,
+        about: Mapping[str, Any] | None = None,
+        read: None = None,
+    ) -> T: ...
+
+    @overload
+    def release(
+        self,
+        price: Guarantee,
+        draw: Callable[[R], T],
+        *,
+        key: str | None = None,
+        label: str = "",
+        delta: float | None = None,
+        about: Mapping[str, Any] | None = None,
+        read: Callable[[], R],
+    ) -> T: ...
+
+    def release(
+        self,
+        price: Guarantee,
+        draw: Callable[..., T],
+        *,
+        key: str | None = None,
+        label: str = "",
+        delta: float | None = None,
+        about: Mapping[str, Any] | None = None,
+        read: Callable[[], Any] | None = None,
+    ) -> T:
+        """The door through which noise goes, once: claim, charge, read, draw, store, show.
+
+        With a ``key``, what is drawn is stored under it before it is returned, and whoever asks
+        for the key later, after a crash, from a copy or from another process, gets the stored
+        value for nothing. A failure before noise is drawn (in ``read``) costs no second charge; a
+        failure later does, for what was drawn may have been seen. Without a key every call is a
+        new charge and nothing is stored.
+
+        Args:
+            price: What one draw promises.
+            draw: Draws the noise and returns what may be shown: numbers, words, lists,
+                dictionaries, arrays or tensors. Takes what ``read`` returned, if that is given.
+            key: Names the released value. Put the identity of the run into it: two runs that
+                share a key share a value.
+            label: A note for :meth:`entries`. Never put a sensitive value in it.
+            delta: As for :meth:`charge`.
+            about: What the value is, in public plain data. A key that names a value released as
+                something else is refused.
+            read: Touches the records; nothing in it may draw.
+
+        Raises:
+            BudgetExhausted: The budget cannot bear it. Nothing was charged or read.
+            AlreadyReleased: Somebody alive is drawing the value. Nothing was charged or read.
+            PrivacyError: As for :meth:`charge`, or the key names something else.
+
+        Example:
+            >>> ledger = PrivacyLedger(budget=PrivacyBudget(1.0))
+            >>> price = laplace_guarantee(sensitivity=0.01, epsilon=0.5)
+            >>> noisy = lambda: laplace_mechanism(0.25, sensitivity=0.01, epsilon=0.5).value
+            >>> first = ledger.release(price, noisy, key="best score")
+            >>> ledger.release(price, noisy, key="best score") == first
+            True
+        """
+        stated = _checked_price(price, label, delta)
+        if key is None:
+            with self._file.transaction():
+                self._append(price, stated, label, delta, None)
+            return draw() if read is None else draw(read())
+
+        def pay() -> int:
+            return self._append(price, stated, label, delta, key).number
+
+        what = {**_document(price, delta), "about": dict(about or {})}
+        ours = (lambda _: draw()) if read is None else draw
+        return self._door.release(key, ours, pay=pay, read=read, about=what)
+
+    def _append(
+        self,
+        guarantee: Guarantee,
+        stated: Cost | None,
+        label: str,
+        delta: float | None,
+        key: str | None,
+    ) -> ChargeRow:
+        """Decide on a charge and write it down. Inside a transaction."""
+        settled = self._file.settled()
+        if settled.get("relation") is None:
+            self._file.settle("relation", guarantee.relation.name)
+        else:
+            self._check_relation(settled["relation"], guarantee.relation)
+        is_gaussian = stated is None and any(
+            isinstance(loss, GaussianLoss) for loss in guarantee.losses
+        )
+        chosen = self._compartments(settled)
+        compartments = chosen or first_choice(self._budget, is_gaussian)
+        cost = stated or cost_of(guarantee, purely_gaussian=compartments.purely_gaussian)
+        totals = self._file.totals()
+        if not compartments.can_bear(totals, cost):
+            raise self._exhausted(guarantee, compartments, totals, cost)
+        if chosen is None:
+            self._file.settle("summed", "nothing" if is_gaussian else "all")
+        document = json.dumps(_document(guarantee, delta), sort_keys=True)
+        return self._file.append(label=label, guarantee=document, key=key, cost=cost)
 
     def spent(self) -> tuple[float, float]:
         """The part of the budget that charges have used, as (epsilon, delta), rounded up.
@@ -231,7 +340,7 @@ class PrivacyLedger:
         that the mu spent amounts to at that delta.
         """
         compartments = self._compartments()
-        return (0.0, 0.0) if compartments is None else compartments.spent(self._storage.totals())
+        return (0.0, 0.0) if compartments is None else compartments.spent(self._file.totals())
 
     def remaining(self) -> tuple[float, float]:
         """What the ledger could still grant, as (epsilon, delta), rounded down.
@@ -242,14 +351,14 @@ class PrivacyLedger:
         compartments = self._compartments()
         if compartments is None:
             return self._budget.epsilon, self._budget.delta
-        return compartments.remaining(self._storage.totals())
+        return compartments.remaining(self._file.totals())
 
     def balance(self) -> LedgerBalance | None:
         """Limits and spendings of both compartments; None until the first charge has decided."""
         compartments = self._compartments()
         if compartments is None:
             return None
-        totals = self._storage.totals()
+        totals = self._file.totals()
         return LedgerBalance(
             summed_limit=(compartments.epsilon, compartments.delta),
             summed_spent=(float_above(totals.epsilon), float_above(totals.delta)),
@@ -259,11 +368,11 @@ class PrivacyLedger:
 
     def entries(self) -> list[LedgerEntry]:
         """All charges, oldest first."""
-        return [_entry(row) for row in self._storage.rows()]
+        return [_entry(row) for row in self._file.rows()]
 
     def close(self) -> None:
         """Release the file. What was charged stays charged."""
-        self._storage.close()
+        self._file.close()
 
     def __enter__(self) -> PrivacyLedger:
         return self
@@ -272,7 +381,7 @@ class PrivacyLedger:
         self.close()
 
     def __repr__(self) -> str:
-        if self._storage.closed:
+        if self._file.closed:
             return f"PrivacyLedger({self.path!r}, closed)"
         return f"PrivacyLedger({self.path!r}, {self._budget}, spent={self.spent()})"
 
@@ -299,6 +408,10 @@ class PrivacyLedger:
         )
         return "\n".join([*lines, f"{self._budget}: spent {spent}, remaining {remaining}"])
 
+    def __deepcopy__(self, memo: object) -> PrivacyLedger:
+        """A budget is shared, never copied."""
+        return self
+
     def __reduce__(self) -> tuple[object, ...]:
         if self.path == MEMORY:
             raise PrivacyError(
@@ -307,23 +420,20 @@ class PrivacyLedger:
             )
         return partial(PrivacyLedger, self.path, self._budget), ()
 
-    def _agree_on_relation(self, relation: NeighboringRelation) -> None:
-        settled = self._storage.settled().get("relation")
-        if settled is None:
-            self._storage.settle("relation", relation.name)
-        elif settled != relation.name:
+    def _check_relation(self, settled: str, relation: NeighboringRelation) -> None:
+        if settled != relation.name:
             raise PrivacyError(
                 f"The ledger {self.path} counts under {settled}, not under {relation.name}: "
                 "an epsilon under one relation is no epsilon under another. Use another ledger, "
                 "or a guarantee under this relation."
             )
 
-    def _compartments(self) -> Compartments | None:
+    def _compartments(self, settled: Mapping[str, str] | None = None) -> Compartments | None:
         """The two compartments; None until the first charge has decided."""
         budget = self._budget
         if budget.share is not None:
             return Compartments.of(budget, budget.share, "`summed` of the budget")
-        choice = self._storage.settled().get("summed")
+        choice = (self._file.settled() if settled is None else settled).get("summed")
         return None if choice is None else first_choice(budget, choice == "nothing")
 
     def _exhausted(
@@ -345,18 +455,22 @@ class PrivacyLedger:
         )
 
 
-def _check_charge(guarantee: object, label: object, key: object) -> None:
+def _checked_price(guarantee: object, label: object, delta: float | None) -> Cost | None:
+    """The cost that the caller states by ``delta``, if any, once everything else is in order."""
     if not isinstance(guarantee, Guarantee):
         raise TypeError(f"`guarantee` must be a Guarantee, got {type(guarantee).__name__}.")
-    if guarantee.status == "none":
+    if guarantee.void is not None:
         raise PrivacyError(
-            f"`guarantee` promises nothing ({guarantee.void})"
-            ", so no budget can bear it. Charge the guarantee of a mechanism with real noise."
+            f"`guarantee` promises nothing ({guarantee.void}), so no budget can bear it. Charge "
+            "the guarantee of a mechanism with real noise."
         )
     if not isinstance(label, str):
         raise TypeError(f"`label` must be a string, got {type(label).__name__}.")
-    if key is not None and (not isinstance(key, str) or not key):
-        raise TypeError("`key` must be a non-empty string or None.")
+    return None if delta is None else stated_cost(guarantee, delta)
+
+
+def _document(guarantee: Guarantee, delta: float | None) -> dict[str, Any]:
+    return {"guarantee": guarantee.to_dict(), "delta": delta}
 
 
 def _entry(row: ChargeRow) -> LedgerEntry:

@@ -19,6 +19,7 @@ References:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TypeVar, get_args
 
@@ -49,6 +50,7 @@ from botorch_dp.privacy.guarantee import (
     PrivacyUnit,
     Release,
 )
+from botorch_dp.privacy.ledger import PrivacyLedger
 from botorch_dp.privacy.losses import GaussianLoss, LaplaceLoss, PrivacyLoss, PureLoss
 
 ValueT = TypeVar("ValueT", float, Tensor)
@@ -77,6 +79,8 @@ def laplace_mechanism(
     sensitivity: float,
     epsilon: float,
     unit: PrivacyUnit = ONE_RECORD,
+    ledger: PrivacyLedger | None = None,
+    key: str | None = None,
     unsafe_seed: int | None = None,
 ) -> Release[ValueT]:
     r"""Release ``value + Lap(sensitivity / epsilon)`` with independent noise in each coordinate.
@@ -87,11 +91,14 @@ def laplace_mechanism(
     to a double, and then to the value's dtype, is post-processing.
 
     Args:
-        value: A finite float, or a floating-point tensor of any shape.
+        value: A float, or a floating-point tensor of any shape. An infinity counts as the largest
+            double and NaN as 0, without an error: that could tell about a single record.
         sensitivity: How far the value can move in l1 norm between neighbouring data sets.
         epsilon: The privacy parameter.
         unit: Whom it protects, the relation that ``sensitivity`` refers to, and what that bound
             rests on.
+        ledger: What the release is charged to, before noise is drawn.
+        key: Names the released value in the ledger: asked again, it is replayed for nothing.
         unsafe_seed: Simulate with reproducible noise. The release then promises nothing.
 
     Returns:
@@ -110,8 +117,16 @@ def laplace_mechanism(
         unit=unit,
     )
     scale = laplace_scale(float(sensitivity), float(epsilon))
-    noisy = noise_source(unsafe_seed).add_laplace(values, scale)
-    return _release(rebuild(noisy), guarantee, scale, unsafe_seed)
+    source = noise_source(unsafe_seed)
+    noisy = released(
+        lambda: source.add_laplace(values, scale),
+        guarantee,
+        scale=scale,
+        ledger=ledger,
+        key=key,
+        unsafe_seed=unsafe_seed,
+    )
+    return Release(rebuild(noisy.value), noisy.guarantee, noisy.scale)
 
 
 def gaussian_guarantee(
@@ -138,6 +153,8 @@ def gaussian_mechanism(
     epsilon: float | None = None,
     delta: float | None = None,
     unit: PrivacyUnit = ONE_RECORD,
+    ledger: PrivacyLedger | None = None,
+    key: str | None = None,
     unsafe_seed: int | None = None,
 ) -> Release[ValueT]:
     r"""Release ``value + N(0, (sensitivity / mu)^2 I)``.
@@ -152,13 +169,16 @@ def gaussian_mechanism(
     variation, which is all that any delta can be off by.
 
     Args:
-        value: A finite float, or a floating-point tensor of any shape.
+        value: A float, or a floating-point tensor of any shape. An infinity counts as the largest
+            double and NaN as 0, without an error: that could tell about a single record.
         sensitivity: How far the value can move in l2 norm between neighbouring data sets.
         mu: The privacy parameter; give this, or ``epsilon`` and ``delta``.
         epsilon: Target epsilon, with ``delta``.
         delta: Target delta, with ``epsilon``.
         unit: Whom it protects, the relation that ``sensitivity`` refers to, and what that bound
             rests on.
+        ledger: What the release is charged to, before noise is drawn.
+        key: Names the released value in the ledger: asked again, it is replayed for nothing.
         unsafe_seed: Simulate with reproducible noise. The release then promises nothing.
 
     Returns:
@@ -179,8 +199,16 @@ def gaussian_mechanism(
     )
     assert guarantee.mu is not None  # of a single Gaussian loss
     scale = gaussian_scale(float(sensitivity), guarantee.mu)
-    noisy = noise_source(unsafe_seed).add_gaussian(values, scale)
-    return _release(rebuild(noisy), guarantee, scale, unsafe_seed)
+    source = noise_source(unsafe_seed)
+    noisy = released(
+        lambda: source.add_gaussian(values, scale),
+        guarantee,
+        scale=scale,
+        ledger=ledger,
+        key=key,
+        unsafe_seed=unsafe_seed,
+    )
+    return Release(rebuild(noisy.value), noisy.guarantee, noisy.scale)
 
 
 def exponential_guarantee(
@@ -216,6 +244,8 @@ def exponential_mechanism(
     method: SelectionMethod = "exponential",
     monotonic: bool = False,
     unit: PrivacyUnit = ONE_RECORD,
+    ledger: PrivacyLedger | None = None,
+    key: str | None = None,
     unsafe_seed: int | None = None,
 ) -> Release[int]:
     r"""Release the index of a large utility.
@@ -237,7 +267,8 @@ def exponential_mechanism(
     a factor of ``exp(epsilon)``.
 
     Args:
-        utilities: ``n`` finite utilities, one for each choice.
+        utilities: ``n`` utilities, one for each choice. NaN counts as the lowest, infinities as the
+            largest doubles.
         sensitivity: How far any single utility can move between neighbouring data sets.
         epsilon: The privacy parameter.
         method: ``"exponential"`` or ``"permute_and_flip"``.
@@ -245,6 +276,8 @@ def exponential_mechanism(
             ``NeighboringRelation.ADD_OR_REMOVE_ONE``.
         unit: Whom it protects, the relation that ``sensitivity`` refers to, and what that bound
             rests on.
+        ledger: What the release is charged to, before noise is drawn.
+        key: Names the released value in the ledger: asked again, it is replayed for nothing.
         unsafe_seed: Simulate with reproducible noise. The release then promises nothing.
 
     Returns:
@@ -256,7 +289,7 @@ def exponential_mechanism(
         >>> release.value in (0, 1)
         True
     """
-    utilities = check_tensor("utilities", utilities, shape=(None,))
+    utilities = check_tensor("utilities", utilities, shape=(None,), finite=False)
     guarantee = exponential_guarantee(
         sensitivity=sensitivity,
         epsilon=epsilon,
@@ -265,17 +298,45 @@ def exponential_mechanism(
         unit=unit,
     )
     scale = selection_scale(float(sensitivity), float(epsilon), method, monotonic)
-    scores = utilities.detach().cpu().double().numpy()
-    index = int(noise_source(unsafe_seed).select(scores, scale, method)[0])
-    return _release(index, guarantee, scale, unsafe_seed)
+    scores = _without_holes(utilities, nan=-math.inf).numpy()
+    source = noise_source(unsafe_seed)
+    return released(
+        lambda: int(source.select(scores, scale, method)[0]),
+        guarantee,
+        scale=scale,
+        ledger=ledger,
+        key=key,
+        unsafe_seed=unsafe_seed,
+    )
 
 
 ReleasedT = TypeVar("ReleasedT")
 
 
-def _release(
-    value: ReleasedT, guarantee: Guarantee, scale: float, unsafe_seed: int | None
+def released(
+    draw: Callable[[], ReleasedT],
+    guarantee: Guarantee,
+    *,
+    scale: float,
+    ledger: PrivacyLedger | None,
+    key: str | None,
+    unsafe_seed: int | None,
 ) -> Release[ReleasedT]:
+    """What ``draw`` returns, through the ledger's door if there is a ledger."""
+    if ledger is None:
+        if key is not None:
+            raise ValueError(
+                "`key` names a value in a ledger: pass `ledger=` too, or leave it out."
+            )
+        value = draw()
+    elif unsafe_seed is not None:
+        raise PrivacyError(
+            "`ledger` was given together with `unsafe_seed`: simulated noise promises nothing, so "
+            "there is nothing to charge. Leave one of them out."
+        )
+    else:
+        about = {"scale": scale}
+        value = ledger.release(guarantee, draw, key=key, label=guarantee.mechanism, about=about)
     return Release(
         value=value,
         guarantee=guarantee if unsafe_seed is None else guarantee.simulated(),
@@ -312,7 +373,7 @@ def _as_doubles(
 ) -> tuple[NDArray[np.float64], Callable[[NDArray[np.float64]], ValueT]]:
     """The value as a flat array of doubles, and how to give an array the value's form again."""
     if isinstance(value, Tensor):
-        tensor = check_tensor("value", value)
+        tensor = check_tensor("value", value, finite=False)
         if tensor.numel() == 0:
             raise ValueError(f"`value` must not be empty, got shape {tuple(tensor.shape)}.")
 
@@ -321,12 +382,21 @@ def _as_doubles(
             finite = torch.from_numpy(noisy).clamp(-limit, limit)
             return finite.to(tensor.dtype).reshape(tensor.shape).to(tensor.device)
 
-        return tensor.detach().cpu().double().flatten().numpy(), rebuild
+        return _without_holes(tensor).flatten().numpy(), rebuild
     if not isinstance(value, float):
         raise TypeError(
             f"`value` must be a float or a floating-point tensor, got {type(value).__name__}; "
             "convert it with `float(value)` or `torch.as_tensor(value, dtype=torch.double)`."
         )
-    if not np.isfinite(value):
-        raise ValueError("`value` must be finite, but is NaN or infinite.")
-    return np.array([value]), lambda noisy: float(noisy[0])
+    values = _without_holes(torch.tensor([value], dtype=torch.double)).numpy()
+    return values, lambda noisy: float(noisy[0])
+
+
+def _without_holes(value: Tensor, nan: float = 0.0) -> Tensor:
+    """Finite doubles: an infinity counts as the largest one, and NaN as ``nan``.
+
+    Whether a value is finite may depend on one record, and an error would tell.
+    """
+    limit = torch.finfo(torch.double).max
+    doubles = value.detach().cpu().double()
+    return doubles.nan_to_num(nan=nan, posinf=limit, neginf=-limit).clamp(-limit, limit)

@@ -212,7 +212,7 @@ def test_worthless_guarantees_are_refused() -> None:
         with pytest.raises(TypeError, match="`label`"):
             ledger.charge(pure(0.1), label=1)  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="`key`"):
-            ledger.charge(pure(0.1), key="")
+            ledger.release(pure(0.1), lambda: 0.0, key="")
         with pytest.raises(ValueError, match="`delta`"):
             ledger.charge(pure(0.1), delta=math.nan)
         assert ledger.entries() == [] and ledger.spent() == (0.0, 0.0)

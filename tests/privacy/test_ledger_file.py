@@ -13,12 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from botorch_dp import _files
 from botorch_dp.privacy import (
     PrivacyBudget,
     PrivacyError,
     PrivacyLedger,
-    ledger_file,
 )
+from botorch_dp.privacy._ledger_file import LEDGER
 from tests.privacy.charging import accepts, in_child, pure, succeeded
 
 ASSETS = Path(__file__).parent / "assets"
@@ -84,7 +85,7 @@ def test_interrupted_creation_leaves_nothing(
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(ledger_file, "_migrate", interrupt)
+    monkeypatch.setattr(_files.StateFile, "_migrate", interrupt)
     with pytest.raises(KeyboardInterrupt):
         PrivacyLedger(tmp_path / "a.ledger", PrivacyBudget(1.0))
     assert list(tmp_path.iterdir()) == []
@@ -103,7 +104,6 @@ def test_rows_cannot_be_changed_or_removed(tmp_path: Path) -> None:
             "DELETE FROM charge",
             "DELETE FROM charge WHERE number = 2",
             f"INSERT OR REPLACE INTO charge ({columns}) {copied}",
-            f"INSERT OR REPLACE INTO charge ({columns}) {copied.replace('number,', '3,', 1)}",
             "UPDATE budget SET epsilon = 9.0",
             "DELETE FROM budget",
             "INSERT OR REPLACE INTO budget SELECT 1, 9.0, delta, NULL, NULL, '' FROM budget",
@@ -147,7 +147,7 @@ def test_file_from_a_newer_version(tmp_path: Path) -> None:
     path = tmp_path / "a.ledger"
     PrivacyLedger(path, PrivacyBudget(1.0)).close()
     connection = sqlite3.connect(path)
-    connection.execute(f"PRAGMA user_version = {ledger_file.SCHEMA_VERSION + 1}")
+    connection.execute(f"PRAGMA user_version = {len(LEDGER.migrations) + 1}")
     connection.close()
     with pytest.raises(PrivacyError, match="newer version of botorch_dp: upgrade"):
         PrivacyLedger(path, PrivacyBudget(1.0))
@@ -172,7 +172,7 @@ def test_file_of_the_first_version_is_migrated(tmp_path: Path) -> None:
     with PrivacyLedger(path) as ledger:
         assert len(ledger.entries()) == 4
     with sqlite3.connect(path) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone() == (2,)
+        assert connection.execute("PRAGMA user_version").fetchone() == (3,)
     connection.close()
 
 
@@ -198,12 +198,12 @@ def test_read_only_folder() -> None:
 
 
 def test_file_held_by_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger_file, "BUSY_SECONDS", 0.05)
+    monkeypatch.setattr(_files, "BUSY_SECONDS", 0.05)
     path = tmp_path / "a.ledger"
     with PrivacyLedger(path, PrivacyBudget(1.0)) as ledger:
         holder = sqlite3.connect(path, isolation_level=None)
         holder.execute("BEGIN EXCLUSIVE")
-        with pytest.raises(PrivacyError, match="Another process has held the ledger"):
+        with pytest.raises(PrivacyError, match="Another process has held the privacy ledger"):
             ledger.charge(pure(0.1))
         holder.execute("ROLLBACK")
         holder.close()

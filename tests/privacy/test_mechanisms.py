@@ -11,8 +11,15 @@ import numpy as np
 import pytest
 import torch
 
-from botorch_dp.errors import PrivacyError
-from botorch_dp.privacy import PrivacyUnit, above_threshold, mechanisms
+from botorch_dp.privacy import (
+    BudgetExhausted,
+    PrivacyBudget,
+    PrivacyError,
+    PrivacyLedger,
+    PrivacyUnit,
+    above_threshold,
+    mechanisms,
+)
 from botorch_dp.privacy.guarantee import NeighboringRelation
 from botorch_dp.privacy.losses import GaussianLoss, LaplaceLoss, PureLoss
 from botorch_dp.privacy.mechanisms import (
@@ -192,10 +199,11 @@ SECRET = 123454321.25
 
 @pytest.mark.parametrize("mechanism", ALL)
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_values_that_are_not_finite_are_refused_without_being_shown(mechanism, bad):
-    with pytest.raises(ValueError, match="finite") as caught:
-        mechanism(torch.tensor([SECRET, bad, SECRET]).double())
-    assert str(int(SECRET))[:6] not in str(caught.value)
+def test_values_that_are_not_finite_do_not_show(mechanism, bad):
+    """Whether a value is finite may depend on one record; an exception would tell."""
+    release = mechanism(torch.tensor([0.0, bad, 0.0]).double())
+    assert torch.isfinite(torch.as_tensor(release.value)).all()
+    assert release.guarantee == mechanism(torch.zeros(3).double()).guarantee
 
 
 @pytest.mark.parametrize("mechanism", ALL)
@@ -222,9 +230,44 @@ def test_wrong_types_and_shapes_are_refused_without_being_shown(mechanism):
 
 @pytest.mark.parametrize("mechanism", ADDITIVE)
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_floats_that_are_not_finite_are_refused(mechanism, bad):
-    with pytest.raises(ValueError, match="finite"):
-        mechanism(bad)
+def test_floats_that_are_not_finite_do_not_show(mechanism, bad):
+    value = mechanism(bad).value
+    assert abs(value) < 50 if math.isnan(bad) else value > 1e300
+
+
+def test_a_utility_that_is_no_number_is_the_worst():
+    for method in ("exponential", "permute_and_flip"):
+        utilities = torch.tensor([math.nan, 0.0, -math.inf])
+        assert exponential(utilities, epsilon=1.0, method=method).value == 1
+
+
+@pytest.mark.parametrize("mechanism", ALL)
+def test_charged_once_and_replayed_under_a_key(mechanism, tmp_path):
+    value = torch.linspace(0, 1, 20).double()
+    budget = PrivacyBudget(100.0, 1e-6)
+    with PrivacyLedger(tmp_path / "a.ledger", budget) as ledger:
+        first = mechanism(value, ledger=ledger, key="k")
+        again = mechanism(value, ledger=ledger, key="k")
+        assert torch.equal(torch.as_tensor(first.value), torch.as_tensor(again.value))
+        assert type(first.value) is type(again.value) and first.guarantee == again.guarantee
+        assert len(ledger.entries()) == 1
+        mechanism(value, ledger=ledger)
+        mechanism(value, ledger=ledger)
+        assert len(ledger.entries()) == 3
+        with pytest.raises(PrivacyError, match="unsafe_seed"):
+            mechanism(value, ledger=ledger, unsafe_seed=0)
+        assert len(ledger.entries()) == 3
+    with pytest.raises(ValueError, match="`key`"):
+        mechanism(value, key="k")
+
+
+@pytest.mark.parametrize("mechanism", ALL)
+def test_nothing_is_drawn_beyond_the_budget(mechanism):
+    value = torch.zeros(3).double()
+    ledger = PrivacyLedger(budget=PrivacyBudget(1e-3, 1e-9))
+    with pytest.raises(BudgetExhausted):
+        mechanism(value, ledger=ledger, key="k")
+    assert ledger.entries() == []
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf, "1", None, True])
@@ -315,7 +358,8 @@ def test_each_twin_takes_the_public_parameters_of_its_mechanism(mechanism, twin)
         name: (parameter.default, parameter.annotation)
         for name, parameter in inspect.signature(mechanism).parameters.items()
         if parameter.kind is parameter.KEYWORD_ONLY
-        and name not in ("unsafe_seed", "threshold")  # neither changes what is promised
+        and name
+        not in ("unsafe_seed", "threshold", "ledger", "key")  # none changes what is promised
     }
     theirs = {
         name: (parameter.default, parameter.annotation)

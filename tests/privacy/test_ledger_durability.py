@@ -17,13 +17,13 @@ from pathlib import Path
 import pytest
 
 from botorch_dp.privacy import PrivacyBudget, PrivacyError, PrivacyLedger
-from botorch_dp.privacy.ledger_storage import ChargeRow, LedgerStorage
+from botorch_dp.privacy._ledger_file import ChargeRow, LedgerFile
 from tests.privacy.charging import accepts, gaussian, in_child, pure, succeeded
 
 BUDGET = PrivacyBudget(1.0, 1e-6)
 
 
-def append(storage: LedgerStorage, *cost: float, key: str | None = None) -> ChargeRow:
+def append(storage: LedgerFile, *cost: float, key: str | None = None) -> ChargeRow:
     with storage.transaction():
         return storage.append(label="a label", guarantee="{}", key=key, cost=cost)  # type: ignore[arg-type]
 
@@ -32,7 +32,7 @@ def append(storage: LedgerStorage, *cost: float, key: str | None = None) -> Char
 
 
 def test_rows_are_numbered_and_summed_exactly() -> None:
-    storage = LedgerStorage(":memory:", BUDGET)
+    storage = LedgerFile(":memory:", BUDGET)
     assert storage.totals().count == 0 and storage.rows() == []
     rows = [append(storage, 0.1, 1e-9, 0.5), append(storage, 1e-20, 0.0, 0.25, key="k")]
     assert [row.number for row in rows] == [1, 2]
@@ -62,7 +62,7 @@ def test_digest_by_hand() -> None:
 
 def test_each_handle_sees_what_others_append(tmp_path: Path) -> None:
     path = str(tmp_path / "a.ledger")
-    first, second = LedgerStorage(path, BUDGET), LedgerStorage(path, None)
+    first, second = LedgerFile(path, BUDGET), LedgerFile(path, None)
     assert second.budget == BUDGET
     append(first, 0.25, 0.0, 0.0)
     assert second.totals().epsilon == Fraction(1, 4)
@@ -76,7 +76,7 @@ def test_each_handle_sees_what_others_append(tmp_path: Path) -> None:
 
 
 def test_a_failed_decision_leaves_nothing() -> None:
-    storage = LedgerStorage(":memory:", BUDGET)
+    storage = LedgerFile(":memory:", BUDGET)
     before = storage.totals()
     with pytest.raises(ZeroDivisionError), storage.transaction():
         storage.settle("summed", "all")
@@ -88,7 +88,7 @@ def test_a_failed_decision_leaves_nothing() -> None:
 
 
 def test_a_choice_is_made_once() -> None:
-    storage = LedgerStorage(":memory:", BUDGET)
+    storage = LedgerFile(":memory:", BUDGET)
     with storage.transaction():
         storage.settle("summed", "all")
     with pytest.raises(PrivacyError, match="only grows"), storage.transaction():
@@ -98,10 +98,10 @@ def test_a_choice_is_made_once() -> None:
 
 def test_a_storage_that_cannot_be_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PrivacyError, match=r"no ledger at .*`budget="):
-        LedgerStorage(str(tmp_path / "a.ledger"), None)
+        LedgerFile(str(tmp_path / "a.ledger"), None)
     with pytest.raises(PrivacyError, match="pass `budget=`"):
-        LedgerStorage(":memory:", None)
-    storage = LedgerStorage(":memory:", BUDGET)
+        LedgerFile(":memory:", None)
+    storage = LedgerFile(":memory:", BUDGET)
     storage.close()
     storage.close()
     for use in (storage.totals, storage.rows, lambda: append(storage, 0.1, 0.0, 0.0)):
@@ -116,7 +116,7 @@ def test_interrupted_charge_is_no_charge(monkeypatch: pytest.MonkeyPatch) -> Non
             def interrupt(*_: object, **__: object) -> None:
                 raise KeyboardInterrupt
 
-            patch.setattr(ledger._storage, "append", interrupt)
+            patch.setattr(ledger._file, "append", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 ledger.charge(gaussian(0.1))
         assert ledger.entries() == [] and ledger.balance() is None

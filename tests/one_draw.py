@@ -1,0 +1,256 @@
+"""One draw: what all that draws under a key must hold; a test class for each release inherits it.
+
+Released values under one key are one value, and charges count draws: whatever is copied, pickled,
+forked, opened twice, interrupted, refused by the disk or killed between any two writes.
+"""
+
+from __future__ import annotations
+
+import copy
+import multiprocessing
+import os
+import pickle
+import signal
+import sqlite3
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from botorch_dp import _files
+from botorch_dp.errors import PrivacyError
+from botorch_dp.privacy import PrivacyBudget, PrivacyLedger
+
+#: Large enough for every draw a test makes.
+PLENTY = PrivacyBudget(1e4, 1e-2, summed=0.5)
+
+
+class Disk:
+    """Counts commits of SQLite in this process; fails or kills at one of them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.commits = 0
+        self.at: int | None = None
+        self.action: Callable[[], None] = lambda: None
+        execute = _files._execute
+
+        def watched(connection: sqlite3.Connection, statement: str, values: Any = ()) -> Any:
+            if statement == "COMMIT":
+                self.commits += 1
+                if self.commits == self.at:
+                    self.action()
+            return execute(connection, statement, values)
+
+        monkeypatch.setattr(_files, "_execute", watched)
+
+    def fail(self) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    def kill(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def in_fork(work: Callable[[], Any]) -> Any:
+    """What ``work`` returns or raises in a forked child; None if it was killed."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.close(reading)
+            try:
+                answer = work()
+            except Exception as error:
+                answer = error
+            with os.fdopen(writing, "wb") as pipe:
+                pipe.write(pickle.dumps(answer))
+            code = 0
+        finally:
+            os._exit(code)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        content = pipe.read()
+    os.waitpid(child, 0)
+    return pickle.loads(content) if content else None
+
+
+class OneDraw(ABC):
+    """Inherit, and say how to make the thing, draw with it, and read what it released.
+
+    Values are compared as bytes of their pickles, so return plain numbers, lists or tuples.
+    """
+
+    #: Draws that one run of :meth:`draw` makes under keys of its own.
+    draws = 1
+    #: Whether runs are continued through a file.
+    has_checkpoint = True
+
+    @abstractmethod
+    def make(self, ledger: PrivacyLedger | None) -> Any:
+        """A fresh object; every call describes the same run."""
+
+    @abstractmethod
+    def draw(self, thing: Any, checkpoint: Path | None) -> Any:
+        """Release everything the run releases, from or to the checkpoint, and return it."""
+
+    def charges(self, path: Path) -> int:
+        with PrivacyLedger(path) as ledger:
+            return len(ledger.entries())
+
+    # Copies are new runs.
+
+    @pytest.mark.parametrize("way", ["deepcopy", "pickle", "fork"])
+    def test_a_copy_is_a_new_run(self, way: str, tmp_path: Path) -> None:
+        path = tmp_path / "a.ledger"
+        with PrivacyLedger(path, PLENTY) as ledger:
+            thing = self.make(ledger)
+            if way == "deepcopy":
+                values = [self.draw(copy.deepcopy(thing), None) for _ in range(3)]
+            elif way == "pickle":
+                try:
+                    content = pickle.dumps(thing)
+                except (pickle.PicklingError, AttributeError, TypeError) as error:
+                    pytest.skip(f"does not pickle: {error}")
+                values = [self.draw(pickle.loads(content), None) for _ in range(3)]
+            else:
+                values = [in_fork(lambda: self.draw(thing, None)) for _ in range(3)]
+            values.append(self.draw(thing, None))
+        assert not [value for value in values if isinstance(value, Exception)], values
+        assert len({pickle.dumps(value) for value in values}) == 4
+        assert self.charges(path) == 4 * self.draws
+
+    def test_a_process_pool_of_one_object(self, tmp_path: Path) -> None:
+        path = tmp_path / "a.ledger"
+        with PrivacyLedger(path, PLENTY) as ledger:
+            thing = self.make(ledger)
+            try:
+                pickle.dumps(thing)
+            except (pickle.PicklingError, AttributeError, TypeError) as error:
+                pytest.skip(f"does not pickle: {error}")
+            context = multiprocessing.get_context("fork")
+            with context.Pool(2) as pool:
+                values = pool.starmap(self.draw, [(thing, None)] * 3, chunksize=1)
+        assert len({pickle.dumps(value) for value in values}) == 3
+        assert self.charges(path) == 3 * self.draws
+
+    # One file, one run.
+
+    def test_a_finished_run_is_replayed(self, tmp_path: Path) -> None:
+        self._needs_checkpoint()
+        path, checkpoint = tmp_path / "a.ledger", tmp_path / "run"
+        values = []
+        for _ in range(3):
+            with PrivacyLedger(path, PLENTY) as ledger:
+                values.append(pickle.dumps(self.draw(self.make(ledger), checkpoint)))
+        assert len(set(values)) == 1
+        assert self.charges(path) == self.draws
+
+    def test_without_a_ledger_too(self, tmp_path: Path) -> None:
+        self._needs_checkpoint()
+        checkpoint = tmp_path / "run"
+        values = [pickle.dumps(self.draw(self.make(None), checkpoint)) for _ in range(3)]
+        assert len(set(values)) == 1
+
+    def test_many_processes_on_one_file(self, tmp_path: Path) -> None:
+        self._needs_checkpoint()
+        path, checkpoint = tmp_path / "a.ledger", tmp_path / "run"
+
+        def work(_: int) -> Any:
+            with PrivacyLedger(path, PLENTY) as ledger:
+                return self.draw(self.make(ledger), checkpoint)
+
+        PrivacyLedger(path, PLENTY).close()
+        children = []
+        for number in range(4):
+            reading, writing = os.pipe()
+            child = os.fork()
+            if child == 0:
+                try:
+                    try:
+                        answer: Any = work(number)
+                    except PrivacyError as error:
+                        answer = error
+                    with os.fdopen(writing, "wb") as pipe:
+                        pipe.write(pickle.dumps(answer))
+                finally:
+                    os._exit(0)
+            os.close(writing)
+            children.append((child, reading))
+        answers = []
+        for child, reading in children:
+            with os.fdopen(reading, "rb") as pipe:
+                answers.append(pickle.loads(pipe.read()))
+            os.waitpid(child, 0)
+        values = [answer for answer in answers if not isinstance(answer, Exception)]
+        refused = [answer for answer in answers if isinstance(answer, Exception)]
+        assert values and all("in use" in str(error) for error in refused), refused
+        assert len({pickle.dumps(value) for value in values}) == 1
+        assert self.charges(path) == self.draws
+
+    # Whatever happens at a write: what is shown under a key is one value.
+
+    def test_a_save_that_fails(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A full disk at each commit in turn; then the run goes on, with the same object or not."""
+        self._needs_checkpoint()
+        disk = Disk(monkeypatch)
+        for fresh in (False, True):
+            commits = self._commits(tmp_path / f"dry{fresh}", disk)
+            for at in range(1, commits + 1):
+                folder = tmp_path / f"{fresh}{at}"
+                folder.mkdir()
+                with PrivacyLedger(folder / "a.ledger", PLENTY) as ledger:
+                    thing = self.make(ledger)
+                    disk.commits, disk.at, disk.action = 0, at, disk.fail
+                    with pytest.raises((PrivacyError, sqlite3.OperationalError)):
+                        self.draw(thing, folder / "run")
+                    disk.at = None
+                    thing = self.make(ledger) if fresh else thing
+                    value = pickle.dumps(self.draw(thing, folder / "run"))
+                    again = pickle.dumps(self.draw(self.make(ledger), folder / "run"))
+                    assert value == again
+                    # At most the draw that was cut off is paid for twice.
+                    assert self.draws <= len(ledger.entries()) <= self.draws + 1
+
+    def test_killed_between_any_two_writes(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self._needs_checkpoint()
+        disk = Disk(monkeypatch)
+        commits = self._commits(tmp_path / "dry", disk)
+        for at in range(1, commits + 1):
+            folder = tmp_path / str(at)
+            folder.mkdir()
+
+            def work(folder: Path = folder) -> Any:
+                with PrivacyLedger(folder / "a.ledger", PLENTY) as ledger:
+                    return self.draw(self.make(ledger), folder / "run")
+
+            PrivacyLedger(folder / "a.ledger", PLENTY).close()
+            disk.commits, disk.at, disk.action = 0, at, disk.kill
+            assert in_fork(work) is None
+            disk.at = None
+            with PrivacyLedger(folder / "a.ledger", PLENTY) as ledger:
+                shown = self._stored(ledger)
+                value = pickle.dumps(self.draw(self.make(ledger), folder / "run"))
+                assert value == pickle.dumps(self.draw(self.make(ledger), folder / "run"))
+                assert self.draws <= len(ledger.entries()) <= self.draws + 1
+                after = self._stored(ledger)
+                # What was stored before the kill is what is shown now.
+                assert shown.items() <= after.items()
+
+    def _stored(self, ledger: PrivacyLedger) -> dict[str, bytes]:
+        return dict(ledger._file.query("SELECT key, value FROM released"))
+
+    def _commits(self, folder: Path, disk: Disk) -> int:
+        folder.mkdir()
+        with PrivacyLedger(folder / "a.ledger", PLENTY) as ledger:
+            thing = self.make(ledger)
+            disk.commits, disk.at = 0, None
+            self.draw(thing, folder / "run")
+        return disk.commits
+
+    def _needs_checkpoint(self) -> None:
+        if not self.has_checkpoint:
+            pytest.skip("keeps nothing in a file")
