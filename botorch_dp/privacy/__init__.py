@@ -1,7 +1,6 @@
 """What is promised, spent and proven: guarantees, mechanisms, accounting, the ledger, audits."""
 
 from botorch_dp.errors import BudgetExhausted, NotPublicError, PrivacyError
-from botorch_dp.privacy.above_threshold import sparse_vector, sparse_vector_guarantee
 from botorch_dp.privacy.accounting import (
     compose_gdp,
     dp_sgd_epsilon,
@@ -48,6 +47,8 @@ from botorch_dp.privacy.mechanisms import (
     gaussian_mechanism,
     laplace_guarantee,
     laplace_mechanism,
+    sparse_vector,
+    sparse_vector_guarantee,
 )
 
 __all__ = [

@@ -8,15 +8,6 @@ system's.
 
 A scale is *calibrated* by asking OpenDP's own privacy map, which rounds upwards, and enlarging the
 scale by some units in the last place until the map confirms the promised parameter.
-
-References:
-    [Mironov2012] I. Mironov. On significance of the least significant bits for differential
-        privacy. CCS 2012.
-    [Haney2022] S. Haney, D. Desfontaines, L. Hartman, R. Shrestha, M. Hay. Precision-based
-        attacks and interval refining: how to break, then fix, differential privacy on finite
-        computers. arXiv:2207.13793.
-    [Canonne2020] C. Canonne, G. Kamath, T. Steinke. The discrete Gaussian for differential
-        privacy. NeurIPS 2020.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ from botorch_dp.privacy import (
     sparse_vector_guarantee,
 )
 from botorch_dp.privacy._noise import SelectionMethod, noise_source
-from botorch_dp.privacy.above_threshold import SparseVectorPlan, noisy_comparisons
 from botorch_dp.privacy.audit import AuditReport
+from botorch_dp.privacy.mechanisms import SparseVectorPlan, noisy_comparisons
 
 CONFIDENCE = 1 - 1e-6
 

@@ -5,20 +5,13 @@ composition; a budget that stops it in time is a *filter*. The ledger keeps two,
 anything is released:
 
 * the summed compartment, where epsilons and deltas are added up: basic composition is a filter
-  [Rogers2016]_;
+  [Rogers2016];
 * the Gaussian compartment, where squares of mu are added up: :math:`\sum \mu_i^2 \le \mu^2` is a
-  filter for :math:`\mu`-Gaussian differential privacy [Smith2022]_, and the compartment's
+  filter for :math:`\mu`-Gaussian differential privacy [Smith2022], and the compartment's
   (epsilon, delta) is converted to mu exactly.
 
-Interleaving two such mechanisms costs the sum of their two budgets [Vadhan2023]_. What is *not*
+Interleaving two such mechanisms costs the sum of their two budgets [Vadhan2023]. What is *not*
 sound is trading one compartment against the other during the run.
-
-.. [Rogers2016] R. Rogers, A. Roth, J. Ullman and S. Vadhan. Privacy Odometers and Filters:
-   Pay-as-you-Go Composition. NeurIPS 2016.
-.. [Smith2022] A. Smith and A. Thakurta. Fully Adaptive Composition for Gaussian Differential
-   Privacy. 2022.
-.. [Vadhan2023] S. Vadhan and W. Zhang. Concurrent Composition Theorems for Differential Privacy.
-   STOC 2023.
 """
 
 from __future__ import annotations

@@ -17,7 +17,6 @@ from botorch_dp.privacy import (
     PrivacyError,
     PrivacyLedger,
     PrivacyUnit,
-    above_threshold,
     mechanisms,
 )
 from botorch_dp.privacy.guarantee import NeighboringRelation
@@ -47,7 +46,7 @@ def exponential(value, **kwargs):
 
 
 def sparse(value, **kwargs):
-    return above_threshold.sparse_vector(value, **{"noise": 1.0, "max_positives": 1, **kwargs})
+    return mechanisms.sparse_vector(value, **{"noise": 1.0, "max_positives": 1, **kwargs})
 
 
 ADDITIVE = [laplace, gaussian]
@@ -289,8 +288,7 @@ def test_bad_parameters_are_refused_by_name(mechanism, parameter, bad, monkeypat
     def no_noise(*args, **kwargs):
         raise AssertionError("noise was drawn before the parameters were checked")
 
-    for module in (mechanisms, above_threshold):
-        monkeypatch.setattr(module, "noise_source", no_noise)
+    monkeypatch.setattr(mechanisms, "noise_source", no_noise)
     with pytest.raises((TypeError, ValueError), match=parameter):
         mechanism(torch.zeros(3), **{parameter: bad})
 
@@ -350,7 +348,7 @@ def test_a_seed_repeats_and_promises_nothing(mechanism):
         (laplace_mechanism, laplace_guarantee),
         (gaussian_mechanism, gaussian_guarantee),
         (exponential_mechanism, exponential_guarantee),
-        (above_threshold.sparse_vector, above_threshold.sparse_vector_guarantee),
+        (mechanisms.sparse_vector, mechanisms.sparse_vector_guarantee),
     ],
 )
 def test_each_twin_takes_the_public_parameters_of_its_mechanism(mechanism, twin):

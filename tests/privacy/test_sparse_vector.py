@@ -11,7 +11,7 @@ import torch
 from scipy import integrate, stats
 
 from botorch_dp.privacy._noise import SimulatedNoise, integer_laplace_epsilon
-from botorch_dp.privacy.above_threshold import (
+from botorch_dp.privacy.mechanisms import (
     SparseVectorPlan,
     _on_lattice,
     _stop,
