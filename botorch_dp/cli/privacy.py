@@ -140,15 +140,15 @@ def _calibrate_additive(options: argparse.Namespace) -> int:
 
 
 def _calibrate_dp_sgd(options: argparse.Namespace) -> int:
-    from botorch_dp.privacy import dp_sgd_noise_multiplier
+    from botorch_dp.privacy import NeighboringRelation, dp_sgd_noise_multiplier
 
     steps = options.epochs * (options.records // max(1, options.lot))
     if steps < 1:
         raise ValueError(f"--lot {options.lot} is more than the {options.records} records.")
     rows: list[dict[str, Any]] = []
-    for sampling, relation, unit in (
-        ("without_replacement", "replace one record", 2.0),
-        ("poisson", "add or remove one record", 1.0),
+    for sampling, words, relation in (
+        ("without_replacement", "replace one record", NeighboringRelation.REPLACE_ONE),
+        ("poisson", "add or remove one record", NeighboringRelation.ADD_OR_REMOVE_ONE),
     ):
         multiplier = dp_sgd_noise_multiplier(
             epsilon=options.epsilon,
@@ -161,9 +161,9 @@ def _calibrate_dp_sgd(options: argparse.Namespace) -> int:
         rows.append(
             {
                 "sampling": sampling,
-                "relation": relation,
+                "relation": words,
                 "noise_multiplier": multiplier,
-                "std_over_clip": unit * multiplier,
+                "std_over_clip": relation.sum_sensitivity * multiplier,
             }
         )
     if options.json:

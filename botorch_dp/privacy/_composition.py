@@ -2,16 +2,13 @@
 
 Losses are first brought into a normal form. Gaussian parts are one Gaussian part, exactly. An
 (epsilon, delta)-DP part is, at worst, one that reveals everything with probability delta and is a
-randomized response otherwise [Kairouz2015]_; so the deltas are set apart and pure parts remain.
+randomized response otherwise [Kairouz2015]; so the deltas are set apart and pure parts remain.
 Equal parts are counted, so composing them one by one or all at once is the same thing.
 
 Then each bound that applies is evaluated and the smallest is taken: exact curves (only pure parts,
 only Gaussian ones, a single Laplace), the sum of pure epsilons, privacy-loss distributions, Rényi
 divergences, Gaussian domination, and a split of delta. Each holds on its own, for mechanisms that
 were fixed in advance; where later ones depend on earlier outputs, use a ledger.
-
-.. [Kairouz2015] P. Kairouz, S. Oh, P. Viswanath. The Composition Theorem for Differential Privacy.
-   ICML 2015.
 """
 
 from __future__ import annotations
@@ -27,6 +24,21 @@ import numpy as np
 
 from botorch_dp._checks import check_delta, check_nonnegative
 from botorch_dp.errors import PrivacyError
+from botorch_dp.privacy._distributions import (
+    USUAL_INTERVAL,
+    RandomizedResponses,
+    SingleLaplace,
+    gaussian_distribution,
+    grid_interval,
+    laplace_distribution,
+    poisson_sgd_distribution,
+)
+from botorch_dp.privacy._gaussian import (
+    compose_gdp,
+    gaussian_delta,
+    gaussian_epsilon,
+    pure_dp_mu,
+)
 from botorch_dp.privacy._renyi import (
     DENSE_ORDERS,
     fixed_lot_rdp,
@@ -36,21 +48,6 @@ from botorch_dp.privacy._renyi import (
     pure_rdp,
     rdp_delta,
     rdp_epsilon,
-)
-from botorch_dp.privacy.distributions import (
-    USUAL_INTERVAL,
-    RandomizedResponses,
-    SingleLaplace,
-    gaussian_distribution,
-    grid_interval,
-    laplace_distribution,
-    poisson_sgd_distribution,
-)
-from botorch_dp.privacy.gaussian import (
-    compose_gdp,
-    gaussian_delta,
-    gaussian_epsilon,
-    pure_dp_mu,
 )
 from botorch_dp.privacy.losses import (
     ApproximateLoss,

@@ -1,7 +1,7 @@
 r"""Rényi divergences: of DP-SGD on lots of fixed size, drawn without replacement, and simpler ones.
 
 For one step of DP-SGD whose noise is z sensitivities and whose lot is a fraction q of the data, the
-moment of integer order :math:`\alpha` obeys, under replace-one [Wang2019]_,
+moment of integer order :math:`\alpha` obeys, under replace-one [Wang2019],
 
 .. math::
     e^{(\alpha - 1) \epsilon(\alpha)} \le
@@ -12,12 +12,6 @@ moment of integer order :math:`\alpha` obeys, under replace-one [Wang2019]_,
 with :math:`\chi_\ell = E_Q[(P/Q - 1)^\ell]`, Q = N(0, 1), P = N(1/z, 1). These divergences depend
 on z alone and are integrals of positive functions for even :math:`\ell`: we integrate, where the
 alternating sums that define them would cancel.
-
-.. [Wang2019] Y.-X. Wang, B. Balle, S. P. Kasiviswanathan. Subsampled Rényi Differential Privacy and
-   Analytical Moments Accountant. AISTATS 2019. (Theorem 27 of arXiv:1808.00087.)
-.. [Canonne2020] C. L. Canonne, G. Kamath, T. Steinke. The Discrete Gaussian for Differential
-   Privacy. NeurIPS 2020. (Proposition 12: from Rényi divergence to epsilon.)
-.. [Mironov2017] I. Mironov. Rényi Differential Privacy. CSF 2017.
 .. [Mironov2019] I. Mironov, K. Talwar, L. Zhang. Rényi Differential Privacy of the Sampled Gaussian
    Mechanism. arXiv:1908.10530, 2019.
 """
@@ -77,7 +71,7 @@ def _fixed_lot_rdp(z: float, fraction: float, orders: tuple[float, ...]) -> np.n
 def poisson_sgd_rdp(
     noise_multiplier: float, sampling_probability: float, orders: Sequence[float]
 ) -> np.ndarray:
-    """Rényi divergences of one step of DP-SGD on Poisson-sampled lots [Mironov2019]_.
+    """Rényi divergences of one step of DP-SGD on Poisson-sampled lots [Mironov2019].
 
     Exact under add-or-remove-one at integer orders, where the moment is a binomial sum.
     """
@@ -120,7 +114,7 @@ def pure_rdp(epsilon: float, orders: Sequence[float]) -> np.ndarray:
 
 
 def laplace_rdp(epsilon: float, orders: Sequence[float]) -> np.ndarray:
-    """Rényi divergences of the scalar Laplace mechanism [Mironov2017]_."""
+    """Rényi divergences of the scalar Laplace mechanism [Mironov2017]."""
     alphas = np.asarray(orders, dtype=float)
     with np.errstate(over="ignore"):
         excess = alphas * np.expm1((alphas - 1) * epsilon) + (alphas - 1) * np.expm1(
@@ -231,7 +225,7 @@ def _log_expm1(value: np.ndarray | float) -> np.ndarray:
 
 
 def rdp_epsilon(orders: Sequence[float], rdp: np.ndarray, delta: float) -> float:
-    """The smallest epsilon that Rényi divergences imply at ``delta`` [Canonne2020]_."""
+    """The smallest epsilon that Rényi divergences imply at ``delta`` [Canonne2020]."""
     return float(_epsilons(np.asarray(orders, dtype=float), rdp, delta).min())
 
 

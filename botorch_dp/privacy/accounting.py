@@ -3,17 +3,14 @@
 Two ways to draw a lot, under two neighbouring relations that must not be compared:
 
 * ``"without_replacement"``: lots of fixed size; one record is *replaced*. Rényi divergences of
-  [Wang2019]_ (see :mod:`.renyi`), or the plain Gaussian mechanism where that is better.
+  [Wang2019] (see :mod:`.renyi`), or the plain Gaussian mechanism where that is better.
 * ``"poisson"``: every record joins a lot by its own coin; one record is *added or removed*.
-  Privacy-loss distributions [Doroshenko2022]_ with pessimistic rounding.
+  Privacy-loss distributions [Doroshenko2022] with pessimistic rounding.
 
 ``noise_multiplier`` always means noise std over the l2 sensitivity of the summed gradient under the
 relation: with clipping norm C that sensitivity is 2C for a replaced record and C for an added one.
 (dp-accounting reads ``GaussianDpEvent`` under REPLACE_ONE as std/2C in its Rényi accountant, but as
 std/C in its privacy-loss accountant; Opacus measures noise in units of C.)
-
-.. [Wang2019] Y.-X. Wang, B. Balle, S. P. Kasiviswanathan. Subsampled Rényi Differential Privacy and
-   Analytical Moments Accountant. AISTATS 2019.
 .. [Doroshenko2022] V. Doroshenko, B. Ghazi, P. Kamath, R. Kumar, P. Manurangsi. Connect the Dots:
    Tighter Discrete Approximations of Privacy Loss Distributions. PoPETs 2022.
 """
@@ -22,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 from scipy.optimize import brentq
@@ -30,8 +27,7 @@ from scipy.special import ndtri
 
 from botorch_dp._checks import check_delta, check_integer, check_positive
 from botorch_dp.privacy._composition import composed_epsilon
-from botorch_dp.privacy._renyi import bulk_epsilons, fixed_lot_rdp, rdp_epsilon
-from botorch_dp.privacy.gaussian import (
+from botorch_dp.privacy._gaussian import (
     compose_gdp,
     gaussian_delta,
     gaussian_epsilon,
@@ -39,10 +35,8 @@ from botorch_dp.privacy.gaussian import (
     pure_dp_epsilon,
     pure_dp_mu,
 )
-from botorch_dp.privacy.losses import FixedLotSGDLoss, PoissonSGDLoss
-
-if TYPE_CHECKING:
-    from botorch_dp.privacy.guarantee import NeighboringRelation
+from botorch_dp.privacy._renyi import bulk_epsilons, fixed_lot_rdp, rdp_epsilon
+from botorch_dp.privacy.losses import FixedLotSGDLoss, NeighboringRelation, PoissonSGDLoss
 
 __all__ = [
     "compose_gdp",
@@ -59,17 +53,18 @@ __all__ = [
 ]
 
 Sampling = Literal["without_replacement", "poisson"]
-_SAMPLINGS = ("without_replacement", "poisson")
+
+
+_LOSSES: dict[str, type[FixedLotSGDLoss] | type[PoissonSGDLoss]] = {
+    "without_replacement": FixedLotSGDLoss,
+    "poisson": PoissonSGDLoss,
+}
 
 
 def dp_sgd_relation(sampling: Sampling) -> NeighboringRelation:
     """The neighbouring relation under which lots drawn this way are accounted for."""
-    from botorch_dp.privacy.guarantee import NeighboringRelation  # it builds on this module
-
     _check_sampling(sampling)
-    if sampling == "poisson":
-        return NeighboringRelation.ADD_OR_REMOVE_ONE
-    return NeighboringRelation.REPLACE_ONE
+    return _LOSSES[sampling].relation
 
 
 def dp_sgd_loss(
@@ -268,8 +263,8 @@ def _check_orders(orders: Sequence[float]) -> None:
 
 
 def _check_sampling(sampling: str) -> None:
-    if sampling not in _SAMPLINGS:
+    if sampling not in tuple(_LOSSES):
         raise ValueError(
-            f"`sampling` must be one of {_SAMPLINGS}, got {sampling!r}. A shuffled pass over the "
-            "data is neither: draw each lot afresh."
+            f"`sampling` must be one of {tuple(_LOSSES)}, got {sampling!r}. A shuffled pass over "
+            "the data is neither: draw each lot afresh."
         )

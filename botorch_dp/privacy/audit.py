@@ -1,17 +1,10 @@
 r"""Statistical lower bounds on epsilon: what a mechanism leaks, whatever it claims.
 
 If a mechanism is (epsilon, delta)-DP then ``P[S | data] <= exp(epsilon) P[S | neighbor] + delta``
-for every event S. Draw from both, choose S on one half of the draws and count it in the other:
-Clopper-Pearson limits on the two probabilities bound epsilon from below. A bound above the claim
-refutes the claim; a bound under it proves nothing, but a deliberately broken twin shows what the
-audit would have seen.
-
-References:
-    [Ding2018] Z. Ding, Y. Wang, G. Wang, D. Zhang, D. Kifer. Detecting violations of differential
-        privacy. CCS 2018.
-    [Haney2022] S. Haney, D. Desfontaines, L. Hartman, R. Shrestha, M. Hay. Precision-based
-        attacks and interval refining: how to break, then fix, differential privacy on finite
-        computers. arXiv:2207.13793 (the events on low bits).
+for every event S. Draw from both, choose S on one half of the draws and count it in the other
+[Ding2018]: Clopper-Pearson limits on the two probabilities bound epsilon from below. A bound above
+the claim refutes the claim; a bound under it proves nothing, but a deliberately broken twin shows
+what the audit would have seen.
 """
 
 from __future__ import annotations

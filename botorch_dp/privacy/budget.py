@@ -9,19 +9,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache, singledispatch
+from functools import lru_cache
 
 from botorch_dp._checks import check_delta, check_finite, check_positive
 from botorch_dp.errors import PrivacyError
-from botorch_dp.privacy.gaussian import gaussian_epsilon, gaussian_mu, pure_dp_mu
+from botorch_dp.privacy._gaussian import gaussian_epsilon, gaussian_mu
 from botorch_dp.privacy.guarantee import Guarantee
-from botorch_dp.privacy.losses import (
-    ApproximateLoss,
-    GaussianLoss,
-    LaplaceLoss,
-    PrivacyLoss,
-    PureLoss,
-)
+from botorch_dp.privacy.losses import Cost
 
 #: Sums are exact, but decimals are not: ten charges of 0.1 add up to 1 + 5.6e-17. A limit counts as
 #: kept within this fraction of itself; the allowance is granted once, however many charges.
@@ -103,10 +97,6 @@ class Totals:
     delta: Fraction = Fraction(0)
     mu_squared: Fraction = Fraction(0)
     digest: str = ""
-
-
-#: What a charge costs: epsilon and delta of the summed compartment, mu of the Gaussian one.
-Cost = tuple[float, float, float]
 
 
 @dataclass(frozen=True)
@@ -216,38 +206,12 @@ def stated_cost(guarantee: Guarantee, delta: float) -> Cost:
 
 def cost_of(guarantee: Guarantee, *, purely_gaussian: bool) -> Cost:
     """What a guarantee costs, each part in its own compartment, rounded up."""
-    parts = [_loss_cost(loss, purely_gaussian) for loss in guarantee.losses]
+    parts = [loss.cost(purely_gaussian) for loss in guarantee.losses]
     return (
         float_above(sum((Fraction(epsilon) for epsilon, _, _ in parts), Fraction(0))),
         float_above(sum((Fraction(delta) for _, delta, _ in parts), Fraction(0))),
         sqrt_above(sum((Fraction(mu) ** 2 for _, _, mu in parts), Fraction(0))),
     )
-
-
-@singledispatch
-def _loss_cost(loss: PrivacyLoss, purely_gaussian: bool) -> Cost:
-    raise PrivacyError(
-        f"A {type(loss).__name__} is neither Gaussian nor a sum of (epsilon, delta). Name the "
-        "delta at which it is charged to the summed compartment: charge(guarantee, delta=...)."
-    )
-
-
-@_loss_cost.register(PureLoss)
-@_loss_cost.register(LaplaceLoss)
-def _(loss: PureLoss | LaplaceLoss, purely_gaussian: bool) -> Cost:
-    return (0.0, 0.0, pure_dp_mu(loss.epsilon)) if purely_gaussian else (loss.epsilon, 0.0, 0.0)
-
-
-@_loss_cost.register
-def _(loss: ApproximateLoss, purely_gaussian: bool) -> Cost:
-    if loss.delta == 0:
-        return _loss_cost(PureLoss(loss.epsilon), purely_gaussian)
-    return loss.epsilon, loss.delta, 0.0
-
-
-@_loss_cost.register
-def _(loss: GaussianLoss, purely_gaussian: bool) -> Cost:
-    return 0.0, 0.0, loss.mu
 
 
 def _rest(budget: PrivacyBudget, summed: tuple[float, float]) -> tuple[float, float]:

@@ -10,20 +10,16 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from enum import Enum
 from typing import Any, Generic, Literal, TypeVar
 
 from botorch_dp._checks import check_delta, check_nonnegative
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy._composition import composed_delta, composed_epsilon
 from botorch_dp.privacy.losses import (
-    ApproximateLoss,
     GaussianLoss,
-    LaplaceLoss,
+    NeighboringRelation,
     PrivacyLoss,
-    PureLoss,
     loss_from_dict,
-    loss_to_dict,
 )
 
 Status = Literal["proven", "conditional", "none"]
@@ -33,14 +29,6 @@ T_co = TypeVar("T_co", covariant=True)
 DEFAULT_DELTA = 1e-6
 
 SIMULATED = "simulated noise: nothing is promised"
-
-
-class NeighboringRelation(Enum):
-    """Which two data sets must be hard to tell apart. The value says it in words."""
-
-    REPLACE_ONE = "one record is replaced by any other"
-    ADD_OR_REMOVE_ONE = "one record is added or removed"
-    BOUNDED_ROW = "one row moves by at most the stated distance"
 
 
 def _sentences(name: str, value: object) -> tuple[str, ...]:
@@ -187,7 +175,14 @@ class Guarantee:
     @property
     def summed(self) -> tuple[float, float] | None:
         """The (epsilon, delta) that basic composition adds up, or None if a part has none."""
-        return None if self.status == "none" else _summed(self.losses)
+        parts = [loss.summed for loss in self.losses]
+        known = [part for part in parts if part is not None]
+        if self.status == "none" or len(known) < len(parts):
+            return None
+        return (
+            math.fsum(epsilon for epsilon, _ in known),
+            min(1.0, math.fsum(delta for _, delta in known)),
+        )
 
     @property
     def nominal(self) -> Guarantee:
@@ -209,7 +204,7 @@ class Guarantee:
             "relation": self.relation.name,
             "protects": self.protects,
             "conditions": list(self.unit.conditions),
-            "losses": [loss_to_dict(loss) for loss in self.losses],
+            "losses": [loss.to_dict() for loss in self.losses],
             "assumptions": list(self.assumptions),
             "void": self.void,
             "quoted_delta": self.quoted_delta,
@@ -313,19 +308,6 @@ class Release(Generic[T_co]):
     value: T_co
     guarantee: Guarantee
     scale: float | None = None
-
-
-def _summed(losses: Iterable[PrivacyLoss]) -> tuple[float, float] | None:
-    epsilons, deltas = [], []
-    for loss in losses:
-        if isinstance(loss, PureLoss | LaplaceLoss):
-            epsilons.append(loss.epsilon)
-        elif isinstance(loss, ApproximateLoss):
-            epsilons.append(loss.epsilon)
-            deltas.append(loss.delta)
-        else:
-            return None
-    return math.fsum(epsilons), min(1.0, math.fsum(deltas))
 
 
 def _joined_mechanisms(names: Iterable[str]) -> str:

@@ -1,79 +1,207 @@
-"""Privacy losses: the numbers a guarantee is made of.
+"""Privacy losses: the numbers a guarantee is made of, and all that is known of each.
 
-Each record states what one mechanism may reveal, as plain numbers: it compares, pickles and goes
-to JSON. ``composition.py`` turns a collection of them into (epsilon, delta).
+A loss states what one mechanism may reveal, as plain numbers: it compares, pickles and goes to
+JSON. Its class holds everything that differs between losses, so that a new one is added here and
+nowhere else: its name in JSON, the relation it is proven under, its Rényi divergences, what a
+ledger charges for it, and the normal form in which :mod:`._composition` puts losses together.
 """
 
 from __future__ import annotations
 
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from enum import Enum
+from typing import Any, ClassVar
+
+import numpy as np
 
 from botorch_dp._checks import check_delta, check_integer, check_nonnegative, check_positive
+from botorch_dp.errors import PrivacyError
+from botorch_dp.privacy._gaussian import pure_dp_mu
+from botorch_dp.privacy._renyi import (
+    fixed_lot_rdp,
+    gaussian_rdp,
+    laplace_rdp,
+    poisson_sgd_rdp,
+    pure_rdp,
+)
+
+#: What a charge costs: epsilon and delta of what is summed, mu of what is Gaussian.
+Cost = tuple[float, float, float]
 
 
-def _set(loss: object, **numbers: float) -> None:
-    """Store checked numbers as plain ones: NumPy's would compare but not go to JSON."""
-    for name, number in numbers.items():
-        object.__setattr__(loss, name, number)
+class NeighboringRelation(Enum):
+    """Which two data sets must be hard to tell apart. The value says it in words."""
+
+    REPLACE_ONE = "one record is replaced by any other"
+    ADD_OR_REMOVE_ONE = "one record is added or removed"
+    BOUNDED_ROW = "one row moves by at most the stated distance"
+
+    @property
+    def sum_sensitivity(self) -> float:
+        """How far a sum of vectors of norm at most 1, one for each record, moves.
+
+        A replaced record takes one such vector away and puts another one in its place: 2. An added
+        or removed one does half of that. This is the factor of two between the two relations, and
+        all noise of DP-SGD is measured in it.
+        """
+        if self is NeighboringRelation.BOUNDED_ROW:
+            raise PrivacyError(
+                "How far a bounded change of a row moves a sum depends on what is summed: account "
+                "under REPLACE_ONE or ADD_OR_REMOVE_ONE."
+            )
+        return 2.0 if self is NeighboringRelation.REPLACE_ONE else 1.0
+
+
+class PrivacyLoss(ABC):
+    """What one mechanism may reveal; a frozen dataclass of checked numbers."""
+
+    #: Its name in JSON.
+    kind: ClassVar[str]
+    #: The relation it is proven under; None if it is proven under whatever its owner states.
+    relation: NeighboringRelation | None = None
+    #: Names that fields had in files written before they were renamed.
+    _old_names: ClassVar[dict[str, str]] = {}
+
+    @abstractmethod
+    def rdp(self, orders: Sequence[float]) -> np.ndarray:
+        """Upper bounds on the Rényi divergences of these orders, each above 1."""
+
+    @property
+    def summed(self) -> tuple[float, float] | None:
+        """The (epsilon, delta) that basic composition adds up, or None if there is no single one.
+
+        With delta = 0 the mechanism is purely epsilon-DP.
+        """
+        return None
+
+    def cost(self, purely_gaussian: bool) -> Cost:
+        """What a ledger charges: ``(epsilon, delta, mu)``.
+
+        Args:
+            purely_gaussian: Whether the ledger has set nothing aside for sums of (epsilon, delta).
+        """
+        if self.summed is None:
+            raise PrivacyError(
+                f"A {type(self).__name__} is neither Gaussian nor a sum of (epsilon, delta). Name "
+                "the delta at which it is charged to the summed compartment: "
+                "charge(guarantee, delta=...)."
+            )
+        epsilon, delta = self.summed
+        if purely_gaussian and delta == 0:
+            return 0.0, 0.0, pure_dp_mu(epsilon)
+        return epsilon, delta, 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready numbers with the ``kind``."""
+        return {"kind": self.kind, **asdict(self)}  # type: ignore[call-overload]
+
+    def _store(self, **checked: object) -> None:
+        """Store checked numbers as plain ones: NumPy's would compare but not go to JSON."""
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
 
 
 @dataclass(frozen=True)
-class PureLoss:
+class PureLoss(PrivacyLoss):
     """Any epsilon-differentially private mechanism."""
 
+    kind = "pure"
     epsilon: float
 
     def __post_init__(self) -> None:
-        _set(self, epsilon=check_nonnegative("epsilon", self.epsilon))
+        self._store(epsilon=check_nonnegative("epsilon", self.epsilon))
+
+    @property
+    def summed(self) -> tuple[float, float]:
+        """Epsilon."""
+        return self.epsilon, 0.0
+
+    def rdp(self, orders: Sequence[float]) -> np.ndarray:
+        """Those of randomized response, which dominates."""
+        return pure_rdp(self.epsilon, orders)
 
 
 @dataclass(frozen=True)
-class LaplaceLoss:
+class LaplaceLoss(PrivacyLoss):
     """A scalar Laplace mechanism whose sensitivity is ``epsilon`` times its scale.
 
     Also epsilon-DP, but its privacy-loss distribution composes better than the worst pure one.
     """
 
+    kind = "laplace"
     epsilon: float
 
     def __post_init__(self) -> None:
-        _set(self, epsilon=check_nonnegative("epsilon", self.epsilon))
+        self._store(epsilon=check_nonnegative("epsilon", self.epsilon))
+
+    @property
+    def summed(self) -> tuple[float, float]:
+        """Epsilon."""
+        return self.epsilon, 0.0
+
+    def rdp(self, orders: Sequence[float]) -> np.ndarray:
+        """Exact."""
+        return laplace_rdp(self.epsilon, orders)
 
 
 @dataclass(frozen=True)
-class GaussianLoss:
+class GaussianLoss(PrivacyLoss):
     """A Gaussian mechanism whose l2 sensitivity is ``mu`` standard deviations (mu-GDP)."""
 
+    kind = "gaussian"
     mu: float
 
     def __post_init__(self) -> None:
-        _set(self, mu=check_nonnegative("mu", self.mu))
+        self._store(mu=check_nonnegative("mu", self.mu))
+
+    def cost(self, purely_gaussian: bool) -> Cost:
+        """Its mu, in either kind of ledger."""
+        return 0.0, 0.0, self.mu
+
+    def rdp(self, orders: Sequence[float]) -> np.ndarray:
+        """Exact."""
+        return gaussian_rdp(self.mu, orders)
 
 
 @dataclass(frozen=True)
-class ApproximateLoss:
+class ApproximateLoss(PrivacyLoss):
     """Any (epsilon, delta)-differentially private mechanism."""
 
+    kind = "approximate"
     epsilon: float
     delta: float
 
     def __post_init__(self) -> None:
-        _set(
-            self,
+        self._store(
             epsilon=check_nonnegative("epsilon", self.epsilon),
             delta=check_delta("delta", self.delta, allow_zero=True),
         )
 
+    @property
+    def summed(self) -> tuple[float, float]:
+        """Both numbers as they are."""
+        return self.epsilon, self.delta
+
+    def rdp(self, orders: Sequence[float]) -> np.ndarray:
+        """Infinite: with probability delta everything may be revealed."""
+        if self.delta > 0:
+            return np.full(len(orders), math.inf)
+        return pure_rdp(self.epsilon, orders)
+
 
 @dataclass(frozen=True)
-class PoissonSGDLoss:
+class PoissonSGDLoss(PrivacyLoss):
     """DP-SGD on Poisson-sampled lots, under add-or-remove-one.
 
     ``noise_multiplier`` is the noise's standard deviation in units of the clipping norm, which is
     the sensitivity of the summed gradient under this relation.
     """
 
+    kind = "poisson_sgd"
+    relation = NeighboringRelation.ADD_OR_REMOVE_ONE
     noise_multiplier: float
     sampling_probability: float
     steps: int
@@ -82,22 +210,33 @@ class PoissonSGDLoss:
         probability = check_positive("sampling_probability", self.sampling_probability)
         if probability > 1:
             raise ValueError(f"`sampling_probability` must lie in (0, 1], got {probability}.")
-        _set(
-            self,
+        self._store(
             noise_multiplier=check_positive("noise_multiplier", self.noise_multiplier),
             sampling_probability=probability,
             steps=check_integer("steps", self.steps),
         )
 
+    def rdp(self, orders: Sequence[float]) -> np.ndarray:
+        """Exact at integers."""
+        return self.steps * poisson_sgd_rdp(
+            self.noise_multiplier, self.sampling_probability, orders
+        )
+
 
 @dataclass(frozen=True)
-class FixedLotSGDLoss:
+class FixedLotSGDLoss(PrivacyLoss):
     """DP-SGD on lots of fixed size drawn without replacement, under replace-one.
 
     ``noise_multiplier`` is the noise's standard deviation in units of the sensitivity of the
     summed gradient, which under this relation is *twice* the clipping norm.
     """
 
+    kind = "fixed_lot_sgd"
+    relation = NeighboringRelation.REPLACE_ONE
+    _old_names: ClassVar[dict[str, str]] = {
+        "sample_size": "lot_size",
+        "dataset_size": "num_records",
+    }
     noise_multiplier: float
     lot_size: int
     num_records: int
@@ -105,39 +244,43 @@ class FixedLotSGDLoss:
 
     def __post_init__(self) -> None:
         num_records = check_integer("num_records", self.num_records)
-        _set(
-            self,
+        self._store(
             noise_multiplier=check_positive("noise_multiplier", self.noise_multiplier),
             lot_size=check_integer("lot_size", self.lot_size, at_most=num_records),
             num_records=num_records,
             steps=check_integer("steps", self.steps),
         )
 
+    def rdp(self, orders: Sequence[float]) -> np.ndarray:
+        """The bound of [Wang2019]."""
+        fraction = self.lot_size / self.num_records
+        return self.steps * fixed_lot_rdp(self.noise_multiplier, fraction, orders)
 
-PrivacyLoss = (
-    PureLoss | LaplaceLoss | GaussianLoss | ApproximateLoss | PoissonSGDLoss | FixedLotSGDLoss
-)
 
 _KINDS: dict[str, type[PrivacyLoss]] = {
-    "pure": PureLoss,
-    "laplace": LaplaceLoss,
-    "gaussian": GaussianLoss,
-    "approximate": ApproximateLoss,
-    "poisson_sgd": PoissonSGDLoss,
-    "fixed_lot_sgd": FixedLotSGDLoss,
+    loss.kind: loss
+    for loss in (
+        PureLoss,
+        LaplaceLoss,
+        GaussianLoss,
+        ApproximateLoss,
+        PoissonSGDLoss,
+        FixedLotSGDLoss,
+    )
 }
-_NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
 def loss_to_dict(loss: PrivacyLoss) -> dict[str, Any]:
     """The loss as JSON-ready numbers with its ``kind``."""
-    return {"kind": _NAMES[type(loss)], **asdict(loss)}
+    return loss.to_dict()
 
 
 def loss_from_dict(state: dict[str, Any]) -> PrivacyLoss:
-    """Inverse of :func:`loss_to_dict`; unknown kinds are refused."""
-    numbers = dict(state)
-    kind = numbers.pop("kind", None)
+    """Inverse of :func:`loss_to_dict`, also for names of older files; unknown kinds are refused."""
+    kind = state.get("kind")
     if kind not in _KINDS:
         raise ValueError(f"`kind` must be one of {sorted(_KINDS)}, got {kind!r}.")
-    return _KINDS[kind](**numbers)
+    loss = _KINDS[kind]
+    numbers = {loss._old_names.get(name, name): number for name, number in state.items()}
+    del numbers["kind"]
+    return loss(**numbers)

@@ -27,6 +27,7 @@ from botorch_dp._checks import (
     check_tensor,
 )
 from botorch_dp.errors import PrivacyError
+from botorch_dp.privacy._gaussian import gaussian_mu
 from botorch_dp.privacy._noise import (
     NoiseSource,
     SelectionMethod,
@@ -36,7 +37,6 @@ from botorch_dp.privacy._noise import (
     noise_source,
     selection_scale,
 )
-from botorch_dp.privacy.gaussian import gaussian_mu
 from botorch_dp.privacy.guarantee import (
     ONE_RECORD,
     Guarantee,

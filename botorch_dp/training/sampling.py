@@ -1,7 +1,8 @@
 """How lots are drawn, and what that means for privacy: relation, sensitivity, accounting.
 
 The *lot* of a step is the set of records whose clipped gradients are added up. Everything that
-differs between the two conventions is here, so that a factor of two has one place to be right.
+differs between the two conventions is here; the factor of two between the relations is
+``NeighboringRelation.sum_sensitivity``.
 
 References:
     [Avent2020] B. Avent, J. Gonzalez, T. Diethe, A. Paleyes, B. Balle. Automatic discovery of
@@ -39,7 +40,7 @@ class FixedLots:
 
     relation: ClassVar[NeighboringRelation] = NeighboringRelation.REPLACE_ONE
     #: How far one record moves the sum of clipped gradients, in clipping norms.
-    sensitivity: ClassVar[float] = 2.0
+    sensitivity: ClassVar[float] = relation.sum_sensitivity
     words: ClassVar[str] = "lots of fixed size without replacement"
     conditions: ClassVar[tuple[str, ...]] = ()
 
@@ -66,7 +67,7 @@ class PoissonLots:
 
     relation: ClassVar[NeighboringRelation] = NeighboringRelation.ADD_OR_REMOVE_ONE
     #: How far one record moves the sum of clipped gradients, in clipping norms.
-    sensitivity: ClassVar[float] = 1.0
+    sensitivity: ClassVar[float] = relation.sum_sensitivity
     words: ClassVar[str] = "Poisson-sampled lots"
     conditions: ClassVar[tuple[str, ...]] = (
         "the sampling probability and the number of steps count as public, although they were "

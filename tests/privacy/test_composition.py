@@ -13,8 +13,8 @@ from scipy.stats import binom, laplace
 
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy._composition import composed_delta, composed_epsilon
+from botorch_dp.privacy._gaussian import gaussian_delta, gaussian_epsilon
 from botorch_dp.privacy.accounting import dp_sgd_epsilon
-from botorch_dp.privacy.gaussian import gaussian_delta, gaussian_epsilon
 from botorch_dp.privacy.losses import (
     ApproximateLoss,
     FixedLotSGDLoss,

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from botorch_dp.privacy.distributions import (
+from botorch_dp.privacy._distributions import (
     RandomizedResponses,
     SingleLaplace,
     gaussian_distribution,
@@ -15,7 +15,7 @@ from botorch_dp.privacy.distributions import (
     laplace_distribution,
     poisson_sgd_distribution,
 )
-from botorch_dp.privacy.gaussian import gaussian_delta
+from botorch_dp.privacy._gaussian import gaussian_delta
 
 
 class TestCurves:

@@ -19,7 +19,7 @@ from botorch_dp.privacy import (
     PrivacyLedger,
     PrivacyUnit,
 )
-from botorch_dp.privacy.gaussian import gaussian_epsilon, gaussian_mu
+from botorch_dp.privacy._gaussian import gaussian_epsilon, gaussian_mu
 from botorch_dp.privacy.losses import (
     ApproximateLoss,
     FixedLotSGDLoss,

@@ -10,11 +10,16 @@ import pickle
 import numpy as np
 import pytest
 
+from botorch_dp.errors import PrivacyError
+from botorch_dp.privacy._composition import composed_epsilon
+from botorch_dp.privacy._gaussian import pure_dp_mu
+from botorch_dp.privacy._renyi import rdp_epsilon
 from botorch_dp.privacy.losses import (
     ApproximateLoss,
     FixedLotSGDLoss,
     GaussianLoss,
     LaplaceLoss,
+    NeighboringRelation,
     PoissonSGDLoss,
     PrivacyLoss,
     PureLoss,
@@ -94,3 +99,52 @@ def test_unknown_kind_and_missing_numbers() -> None:
         loss_from_dict({"epsilon": 1.0})
     with pytest.raises(TypeError):
         loss_from_dict({"kind": "pure"})
+
+
+def test_reads_the_field_names_of_older_files() -> None:
+    old = {
+        "kind": "fixed_lot_sgd",
+        "noise_multiplier": 1.1,
+        "sample_size": 10,
+        "dataset_size": 1000,
+        "steps": 100,
+    }
+    assert loss_from_dict(old) == FixedLotSGDLoss(1.1, 10, 1000, 100)
+
+
+@pytest.mark.parametrize("loss", ONE_OF_EACH, ids=lambda loss: type(loss).__name__)
+def test_costs_in_both_kinds_of_ledger(loss: PrivacyLoss) -> None:
+    expected = {
+        "pure": ((0.5, 0.0, 0.0), (0.0, 0.0, pure_dp_mu(0.5))),
+        "laplace": ((0.5, 0.0, 0.0), (0.0, 0.0, pure_dp_mu(0.5))),
+        "gaussian": ((0.0, 0.0, 0.5), (0.0, 0.0, 0.5)),
+        "approximate": ((0.5, 1e-6, 0.0), (0.5, 1e-6, 0.0)),
+    }
+    if loss.kind in expected:
+        assert (loss.cost(False), loss.cost(True)) == expected[loss.kind]
+        return
+    for purely_gaussian in (False, True):
+        with pytest.raises(PrivacyError, match=f"{type(loss).__name__}.*charge.guarantee, delta"):
+            loss.cost(purely_gaussian)
+
+
+def test_an_approximate_loss_without_delta_is_a_pure_one() -> None:
+    assert ApproximateLoss(0.5, 0.0).cost(True) == PureLoss(0.5).cost(True)
+
+
+@pytest.mark.parametrize("loss", ONE_OF_EACH, ids=lambda loss: type(loss).__name__)
+def test_renyi_divergences_bound_what_composition_says(loss: PrivacyLoss) -> None:
+    orders = [1.5, 2.0, 7.0, 40.0]
+    rdp = loss.rdp(orders)
+    assert len(rdp) == 4 and np.all(np.diff(rdp[np.isfinite(rdp)]) >= 0)
+    if isinstance(loss, ApproximateLoss):
+        assert np.all(np.isinf(rdp))
+    else:
+        assert composed_epsilon([loss], 1e-6) <= rdp_epsilon(orders, rdp, 1e-6) * (1 + 1e-9)
+
+
+def test_how_far_a_sum_moves() -> None:
+    assert NeighboringRelation.REPLACE_ONE.sum_sensitivity == 2.0
+    assert NeighboringRelation.ADD_OR_REMOVE_ONE.sum_sensitivity == 1.0
+    with pytest.raises(PrivacyError, match="bounded change"):
+        _ = NeighboringRelation.BOUNDED_ROW.sum_sensitivity

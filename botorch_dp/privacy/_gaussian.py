@@ -1,16 +1,13 @@
 r"""Exact Gaussian differential privacy.
 
 A mechanism is mu-GDP if telling two neighbouring data sets apart is at least as hard as telling
-N(0, 1) from N(mu, 1) [Dong2022]_. With :math:`a = \epsilon/\mu - \mu/2` and
+N(0, 1) from N(mu, 1) [Dong2022]. With :math:`a = \epsilon/\mu - \mu/2` and
 :math:`b = \epsilon/\mu + \mu/2` it is then :math:`(\epsilon, \delta)`-private for
 
 .. math:: \delta = \Phi(-a) - e^{\epsilon} \Phi(-b) = \varphi(a) \, (M(a) - M(b)),
 
-and for no smaller one [Balle2018]_; :math:`M(x) = \Phi(-x)/\varphi(x)` is Mills' ratio, finite
+and for no smaller one [Balle2018]; :math:`M(x) = \Phi(-x)/\varphi(x)` is Mills' ratio, finite
 where both terms of the first form underflow or cancel. All functions round to the safe side.
-
-.. [Balle2018] B. Balle, Y.-X. Wang. Improving the Gaussian Mechanism for Differential Privacy:
-   Analytical Calibration and Optimal Denoising. ICML 2018.
 .. [Dong2022] J. Dong, A. Roth, W. J. Su. Gaussian Differential Privacy. Journal of the Royal
    Statistical Society B 84, 2022.
 """

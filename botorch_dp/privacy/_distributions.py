@@ -1,14 +1,9 @@
 """Privacy-loss distributions on a grid, built with dp-accounting and always rounded upwards.
 
 The composition of mechanisms is the convolution of their privacy-loss distributions
-[Koskela2020]_. Splitting a loss between two grid points so that its probability under either data
-set is kept [Doroshenko2022]_ gives a mechanism that is less private: what is read off is an upper
+[Koskela2020]. Splitting a loss between two grid points so that its probability under either data
+set is kept [Doroshenko2022] gives a mechanism that is less private: what is read off is an upper
 bound.
-
-.. [Doroshenko2022] V. Doroshenko, B. Ghazi, P. Kamath, R. Kumar, P. Manurangsi. Connect the Dots:
-   Tighter Discrete Approximations of Privacy Loss Distributions. PoPETs 2022.
-.. [Kairouz2015] P. Kairouz, S. Oh, P. Viswanath. The Composition Theorem for Differential Privacy.
-   ICML 2015.
 .. [Koskela2020] A. Koskela, J. Jälkö, A. Honkela. Computing Tight Differential Privacy Guarantees
    Using FFT. AISTATS 2020.
 """
@@ -35,7 +30,7 @@ _MOST_POINTS = 2**19
 
 @dataclass(frozen=True)
 class RandomizedResponses:
-    """``count`` randomized responses, which dominate as many epsilon-DP mechanisms [Kairouz2015]_.
+    """``count`` randomized responses, which dominate as many epsilon-DP mechanisms [Kairouz2015].
 
     Each has loss +epsilon with probability 1/(1 + e^-epsilon), else -epsilon: their number is
     binomial and the (epsilon, delta) curve of the sum exact.
