@@ -27,7 +27,7 @@ from gpytorch.kernels import RBFKernel
 from torch import Tensor
 
 from benchmarks.common import RESULTS, mean_interval, save_results
-from botorch_dp.descent import DPGIBO, gradient_noise_std
+from botorch_dp.descent import DPGIBO, Design, gradient_noise_std
 
 Losses = Callable[[Tensor], Tensor]
 
@@ -95,9 +95,8 @@ def example_41(seeds: int) -> dict[str, Any]:
                 mu=mu,
                 steps=steps,
                 clip_norm=bound,
-                batch_size=3,
+                design=Design(batch_size=3, max_points=150),
                 step_size=0.1,
-                max_points=150,
                 unsafe_seed=seed,
             )
             .run()
@@ -189,7 +188,7 @@ def example_42(seeds: int) -> dict[str, Any]:
                 mu=mu,
                 steps=steps,
                 clip_norm=bound,
-                batch_size=2,
+                design=Design(batch_size=2),
                 step_size=step_size,
                 unsafe_seed=seed,
             )
@@ -271,10 +270,12 @@ def example_c5(seeds: int) -> dict[str, Any]:
                 mu=mu,
                 steps=steps,
                 clip_norm=bound,
-                batch_size=3,
+                design=Design(
+                    batch_size=3,
+                    noise_variance=0.0 if kind == "none" else std**2,
+                    max_points=150,
+                ),
                 step_size=0.1,
-                noise_variance=0.0 if kind == "none" else std**2,
-                max_points=150,
                 unsafe_seed=seed,
             )
             runs.append((run.run().trajectory.value - limit).norm(dim=-1))

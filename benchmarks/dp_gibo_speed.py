@@ -22,7 +22,7 @@ from torch import Tensor
 
 from benchmarks.common import Ratio, interleaved_ratio, save_results
 from botorch_dp.acquisition import GradientTrace
-from botorch_dp.descent import DPGIBO
+from botorch_dp.descent import DPGIBO, Design
 from botorch_dp.models import public_gp
 from botorch_dp.models.factor import KernelFactor
 from botorch_dp.models.kernel_derivatives import kernel_derivatives
@@ -78,7 +78,7 @@ def trace_pair(
     return ours, baseline
 
 
-def prepared_run(num_points: int, d: int, n: int, **settings: Any) -> Callable[[], Any]:
+def prepared_run(num_points: int, d: int, n: int, **design: Any) -> Callable[[], Any]:
     """A step of a run that has seen ``num_points - d - 1`` points; repeated from the same state."""
     torch.manual_seed(0)
     batch = d + 1
@@ -90,9 +90,8 @@ def prepared_run(num_points: int, d: int, n: int, **settings: Any) -> Callable[[
         mu=1.0,
         steps=1000,
         clip_norm=1.0,
-        max_points=10_000,
+        design=Design(max_points=10_000, **design),
         num_records=n,
-        **settings,
     )
     observations = run._observations
     while len(observations.factor) < num_points - batch:
@@ -171,7 +170,7 @@ def main() -> None:
             )
             print(f"{name}: {ratios[name]}")
     for design in ("simplex", "central"):
-        step = prepared_run(850, 33, 5000, design=design, batch_size=34)
+        step = prepared_run(850, 33, 5000, name=design, batch_size=34)
         name = f"one step, d = 33, n = 5000, N = 850, {design}: products over step"
         ratios[name] = interleaved_ratio(
             unavoidable_products(850, 33, 5000),

@@ -36,7 +36,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from benchmarks.common import RESULTS, mean_interval, save_results
-from botorch_dp.descent import DPGIBO, NoiseAwareAdagrad, public_clip_norm
+from botorch_dp.descent import DPGIBO, Design, NoiseAwareAdagrad, public_clip_norm
 
 Losses = Callable[[Tensor], Tensor]
 TITLES = {
@@ -162,7 +162,7 @@ def descend(
     kernel.lengthscale = 0.5
     start = torch.full((task.dim,), 0.5, dtype=torch.double)
     clip_norm = public_clip_norm(
-        task.public_losses, start, kernel=kernel, radius=0.4, bounds=unit_box(task.dim)
+        task.public_losses, start, kernel=kernel, design=Design(radius=0.4), box=unit_box(task.dim)
     )
     make = NoiseAwareAdagrad if aware else torch.optim.Adagrad
     result = DPGIBO(
@@ -172,9 +172,9 @@ def descend(
         mu=mu,
         steps=steps,
         clip_norm=clip_norm,
-        bounds=unit_box(task.dim),
+        box=unit_box(task.dim),
+        design=Design(radius=(0.4, 0.1)),
         optimizer=lambda parameters: make(parameters, lr=0.1),
-        radius=(0.4, 0.1),
         unsafe_seed=seed,
     ).run()
     path = torch.cat((result.trajectory.value, result.average.value.unsqueeze(0)))

@@ -45,7 +45,7 @@ from torch.quasirandom import SobolEngine
 from tqdm import tqdm
 
 from benchmarks.common import RESULTS, save_results
-from botorch_dp.descent import DPGIBO, NoiseAwareAdagrad, private_start, public_clip_norm
+from botorch_dp.descent import DPGIBO, Design, NoiseAwareAdagrad, private_start, public_clip_norm
 from botorch_dp.objectives import PrivateObjective
 
 Shape = Literal["smooth", "rippled", "plateau"]
@@ -102,15 +102,17 @@ def descend(
         # A share of mu is spent on the best of 4 (d + 1) random points; that many fewer follow.
         start = private_start(
             losses,
-            bounds=unit_box(d),
+            box=unit_box(d),
+            bounds=(0.0, 1.0),
             mu=start_share * mu,
             num_points=4 * (d + 1),
-            loss_bounds=(0.0, 1.0),
             seed=seed,
             unsafe_seed=seed,
         ).value
         steps -= 4
-    clip_norm = public_clip_norm(public, start, kernel=kernel, radius=0.3, bounds=unit_box(d))
+    clip_norm = public_clip_norm(
+        public, start, kernel=kernel, design=Design(radius=0.3), box=unit_box(d)
+    )
     result = DPGIBO(
         losses,
         start,
@@ -118,9 +120,9 @@ def descend(
         mu=mu * math.sqrt(1 - start_share**2),
         steps=steps,
         clip_norm=max(clip_norm, 1e-3),
-        bounds=unit_box(d),
+        box=unit_box(d),
+        design=Design(radius=radius),
         optimizer=lambda parameters: optimizer(parameters, lr=0.1),
-        radius=radius,
         unsafe_seed=seed,
     ).run()
     return result.average.value, result.location.value

@@ -5,14 +5,14 @@ How to choose the settings, all of which are public (measured in ``benchmarks/dp
 - *Coordinates.* The unit cube, with the logarithm of whatever is a scale. A Matern-5/2 kernel with
   a length-scale of .2 to .5 of the cube.
 - *Clip norm B.* The noise is proportional to it. The median gradient length on public records of
-  the same kind (:func:`public_clip_norm`) suits bounded and convex losses; heavy tails want some
-  times that, since clipping moves the minimum.
+  the same kind (:func:`public_clip_norm`) suits bounded and convex losses; heavy tails want
+  several times that, since clipping moves the minimum.
 - *Steps T.* The noise of a step grows as ``sqrt(T)``: 15 to 30 steps of AdaGrad with ``lr`` .1 to
   .2 are usually better than many small ones. :meth:`DPGIBO.plan` shows noise against clip norm.
-- *Batch size b.* A full stencil, ``d + 1``. More points or mirrored pairs give better gradients of
-  single records, but no less privacy noise.
-- *Radius.* None (the smallest trace) for smooth losses. ``(1.5, 0.15)`` length-scales costs little
-  there, steps over ripples and finds its way off plateaus.
+- *Batch size b* of the :class:`Design`. A full stencil, ``d + 1``. More points or mirrored pairs
+  give better gradients of single records, but no less privacy noise.
+- *Radius* of the design. None (the smallest trace) for smooth losses. ``(1.5, 0.15)`` length-scales
+  costs little there, steps over ripples and finds its way off plateaus.
 - *Optimizer.* :class:`NoiseAwareAdagrad` where noise dominates (few records for many parameters).
 - *Start.* :func:`private_start` pays only where a few random points can be expected to find a
   slope: few parameters and a start that is known to be bad.
@@ -20,10 +20,16 @@ How to choose the settings, all of which are public (measured in ``benchmarks/dp
   Both are covered by the one guarantee.
 """
 
+from botorch_dp.descent.designs import Design
 from botorch_dp.descent.dp_gibo import DPGIBO
 from botorch_dp.descent.optimizers import NoiseAwareAdagrad
-from botorch_dp.descent.plan import DescentPlan, gradient_noise_std
-from botorch_dp.descent.result import DescentDiagnostics, DescentResult, StepRecord
+from botorch_dp.descent.settings import (
+    DescentDiagnostics,
+    DescentPlan,
+    DescentResult,
+    StepRecord,
+    gradient_noise_std,
+)
 from botorch_dp.descent.start import private_start, public_clip_norm
 
 __all__ = [
@@ -31,6 +37,7 @@ __all__ = [
     "DescentDiagnostics",
     "DescentPlan",
     "DescentResult",
+    "Design",
     "NoiseAwareAdagrad",
     "StepRecord",
     "gradient_noise_std",

@@ -1,4 +1,4 @@
-"""Where to sample for the gradient at a location. Everything here is public."""
+"""Where to ask for losses around a location. Everything here is public."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from botorch_dp._checks import check_positive
+from botorch_dp._checks import check_integer, check_nonnegative, check_positive
 from botorch_dp.acquisition.stencils import (
     Stencil,
     leading_basis,
@@ -21,6 +21,7 @@ from botorch_dp.models.derivative_rules import KernelDerivatives
 from botorch_dp.models.gradient import GradientBelief
 
 DesignName = Literal["simplex", "central", "optimize"]
+PriorMean = Literal["constant", "zero"]
 
 _RADII = 24
 # Once a radius is known, only its neighbours are tried.
@@ -31,11 +32,6 @@ _POLISHING_STEPS = 15
 _RESOLUTION_EXPONENT = 0.6
 # A trace below this power of the rounding error, relative to the prior's, is rounding itself.
 _KNOWN_EXPONENT = 0.65
-
-
-def default_batch_size(design: DesignName, dim: int) -> int:
-    """The points of one full stencil: ``d + 1``, or ``2 d`` for mirrored pairs."""
-    return 2 * dim if design == "central" else dim + 1
 
 
 def numerical_noise(derivatives: KernelDerivatives, location: Tensor) -> float:
@@ -72,40 +68,74 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Design:
-    """A rule for the next points, a function of what is public only.
+    """Where to ask for losses, how many answers to keep, and what to assume of them.
+
+    The next points are a function of these settings and of what was released.
 
     Args:
         name: ``"simplex"``, ``"central"`` (mirrored pairs), or ``"optimize"`` (a simplex, then some
             L-BFGS steps on the trace of all points jointly).
+        batch_size: Points for each step; the most points when ``tolerance`` is given. Defaults to
+            one full stencil: ``d + 1``, or ``2 d`` for ``"central"``.
         radius: In length-scales of the kernel: a number, a pair ``(first, last)`` to shrink
-            geometrically over the run, or None for the one with the smallest trace.
-        bounds: A ``2 x d`` box for the points, or None.
-        noise_variance: Variance of the noise in a record's loss.
-        tolerance: Take the fewest points for which the trace is at most this.
+            geometrically over the run, or None for the one with the smallest trace. Small radii
+            sit in every ripple of a rough loss.
+        tolerance: Take the fewest points for which the trace of the gradient's covariance is at
+            most this (Algorithm 2 of [Sopa2025]); possibly none.
+        noise_variance: Variance of the noise in a single record's loss, for the model. A numerical
+            noise of a few parts in 1e10 is the least, except with polynomial kernels.
+        mean: Prior mean of the losses, ``"constant"`` (unknown) or ``"zero"``.
+        max_points: How many points are kept; the oldest batches are dropped.
+
+    Example:
+        >>> Design(radius=(1.5, 0.15), max_points=500)
     """
 
-    name: DesignName
+    name: DesignName = "simplex"
+    batch_size: int | None = None
     radius: float | tuple[float, float] | None = None
-    bounds: Tensor | None = None
-    noise_variance: float = 0.0
     tolerance: float | None = None
+    noise_variance: float = 0.0
+    mean: PriorMean = "constant"
+    max_points: int = 2000
 
     def __post_init__(self) -> None:
         if self.name not in get_args(DesignName):
             raise ValueError(f"`design` must be one of {get_args(DesignName)}, got {self.name!r}.")
+        if self.mean not in get_args(PriorMean):
+            raise ValueError(f"`mean` must be one of {get_args(PriorMean)}, got {self.mean!r}.")
+        if self.batch_size is not None:
+            check_integer("batch_size", self.batch_size)
+        if self.tolerance is not None:
+            check_positive("tolerance", self.tolerance)
+        check_nonnegative("noise_variance", self.noise_variance)
+        check_integer("max_points", self.max_points)
+        if isinstance(self.radius, list | tuple):
+            object.__setattr__(self, "radius", tuple(self.radius))
+            if len(self.radius) != 2:
+                raise ValueError(
+                    f"`radius` must be a number or a pair, got {len(self.radius)} numbers."
+                )
         for radius in self.radius if isinstance(self.radius, tuple) else (self.radius,):
             if radius is not None:
                 check_positive("radius", radius)
-        if isinstance(self.radius, tuple) and len(self.radius) != 2:
-            raise ValueError(
-                f"`radius` must be a number or a pair, got {len(self.radius)} numbers."
-            )
+
+    @property
+    def has_unknown_mean(self) -> bool:
+        """Whether the losses vary around an unknown constant."""
+        return self.mean == "constant"
+
+    def size(self, dim: int) -> int:
+        """How many points a step asks for, at most, in ``dim`` dimensions."""
+        if self.batch_size is not None:
+            return self.batch_size
+        return 2 * dim if self.name == "central" else dim + 1
 
     def propose(
         self,
         belief: GradientBelief,
-        count: int,
         *,
+        box: Tensor | None = None,
         step: int = 0,
         steps: int = 1,
         previous: float | None = None,
@@ -114,42 +144,47 @@ class Design:
 
         Args:
             belief: What is known of the gradient at the location.
-            count: How many points; with a tolerance, at most so many.
+            box: A ``2 x d`` box for the points, or None.
             step: Which step of the run, counted from 0.
             steps: Of how many.
             previous: The radius of the step before, from which a search starts.
 
         Returns:
-            ``count`` points; fewer with a tolerance; none where nothing is left to learn.
+            As many points as the batch has; with a tolerance fewer; none where nothing is left to
+            learn.
         """
+        d = len(belief.location)
         if len(belief.points):
             # As a polynomial kernel has once it is spanned, or any kernel in a converged run.
             known = torch.finfo(belief.location.dtype).eps ** _KNOWN_EXPONENT
             limit = known * belief.prior.trace()
             if bool(belief.trace <= limit.clamp_min(self.tolerance or 0.0)):
-                return Proposal(belief.location.new_zeros(0, len(belief.location)), 0.0)
+                return Proposal(belief.location.new_zeros(0, d), 0.0)
         radii = self._radii(belief, step, steps, previous)
+        count = self.size(d)
         if self.tolerance is None:
-            return self._stencil(belief, count, radii)[0]
+            return self._stencil(belief, count, radii, box)[0]
         for fewer in range(1, count + 1):
-            proposal, trace = self._stencil(belief, fewer, radii)
+            proposal, trace = self._stencil(belief, fewer, radii, box)
             if trace <= self.tolerance:
                 break
         return proposal
 
-    def _stencil(self, belief: GradientBelief, count: int, radii: Tensor) -> tuple[Proposal, float]:
+    def _stencil(
+        self, belief: GradientBelief, count: int, radii: Tensor, box: Tensor | None
+    ) -> tuple[Proposal, float]:
         """``count`` points at the best of some radii, and the trace they would leave if needed."""
         stencil: Stencil = "central" if self.name == "central" else "simplex"
         basis = leading_basis(belief.covariance, belief.units)
         directions = stencil_directions(stencil, count, basis)
-        candidates = place_stencil(belief.location, directions, radii, belief.units, self.bounds)
+        candidates = place_stencil(belief.location, directions, radii, belief.units, box)
         if len(radii) == 1 and self.tolerance is None and self.name != "optimize":
             return Proposal(candidates[0], float(radii[0])), math.nan  # nobody asks for the trace
         traces = self._traces(belief, candidates)
         best = int(traces.argmin())
         points, trace = candidates[best], float(traces[best])
         if self.name == "optimize":
-            points, trace = self._polished(belief, points, trace)
+            points, trace = self._polished(belief, points, trace, box)
         return Proposal(points, float(radii[best])), trace
 
     def _radii(
@@ -176,14 +211,14 @@ class Design:
             return belief.trace_after(X, noise)
 
     def _polished(
-        self, belief: GradientBelief, points: Tensor, start: float
+        self, belief: GradientBelief, points: Tensor, start: float, box: Tensor | None
     ) -> tuple[Tensor, float]:
         """Improve all points jointly, in units of the kernel's length-scales."""
         units = belief.units
 
         def placed(offsets: Tensor) -> Tensor:
             moved = belief.location + units * offsets
-            return moved if self.bounds is None else moved.clamp(self.bounds[0], self.bounds[1])
+            return moved if box is None else moved.clamp(box[0], box[1])
 
         offsets = ((points - belief.location) / units).detach().requires_grad_()
         optimizer = torch.optim.LBFGS(
@@ -202,3 +237,8 @@ class Design:
         polished = placed(offsets.detach())
         trace = float(self._traces(belief, polished))
         return (polished, trace) if trace < start else (points, start)  # NaN is not better
+
+
+def as_design(design: Design | DesignName) -> Design:
+    """The design itself, or the one of that name with everything else as usual."""
+    return design if isinstance(design, Design) else Design(design)

@@ -3,12 +3,6 @@ r"""DP-GIBO: private descent along gradients that are inferred from values.
 At the present location, DP-GIBO [Sopa2025] asks for the losses of all records at a few points
 around it, infers each record's gradient by a Gaussian process given all losses seen so far
 [Mueller2021], clips it to norm ``B``, and takes a descent step along the noisy mean.
-
-References:
-    [Sopa2025] G. Sopa, J. Marusic, M. Avella-Medina, J. P. Cunningham. Scalable differentially
-        private Bayesian optimization. arXiv:2502.06044, 2025.
-    [Mueller2021] S. Müller, A. von Rohr, S. Trimpe. Local policy search with Bayesian
-        optimization. NeurIPS 2021.
 """
 
 from __future__ import annotations
@@ -17,7 +11,7 @@ import math
 import os
 import uuid
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -27,14 +21,20 @@ from tqdm.auto import tqdm
 
 from botorch_dp._checks import check_positive
 from botorch_dp.descent.checkpoint import Checkpoint, check_same_run
-from botorch_dp.descent.clipping import ClippedMean
-from botorch_dp.descent.designs import DesignName, Proposal, observation_noise
-from botorch_dp.descent.losses import Observations, read_losses
-from botorch_dp.descent.plan import DescentPlan, step_privacy
-from botorch_dp.descent.result import DescentDiagnostics, DescentResult, StepRecord
+from botorch_dp.descent.clipping import ClippedMean, Observations, read_losses
+from botorch_dp.descent.designs import (
+    Design,
+    DesignName,
+    Proposal,
+    as_design,
+    observation_noise,
+)
 from botorch_dp.descent.settings import (
+    DescentDiagnostics,
+    DescentPlan,
+    DescentResult,
     DescentSettings,
-    PriorMean,
+    StepRecord,
     check_public_kernel,
     described_kernel,
 )
@@ -54,8 +54,6 @@ from botorch_dp.privacy import (
 
 MakeOptimizer = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
 
-_DEFAULT_MAX_POINTS = 2000
-
 
 class DPGIBO:
     r"""Minimize the mean loss over records, without gradients and under differential privacy.
@@ -68,15 +66,17 @@ class DPGIBO:
     ``x <- project(optimizer(x, g))``.
 
     The correction makes the weights sum to zero, as for a prior with an unknown constant mean;
-    ``mean="zero"`` is the paper's plain ``W``.
+    ``Design(mean="zero")`` is the paper's plain ``W``.
 
     Guarantee: ``mu``-Gaussian differential privacy over all ``T`` steps, under replace-one, with
     no assumption on the losses. Points, weights and step sizes are functions of the settings and
     of released gradients. A record enters through its own column of ``L``, that is through one
     vector of norm at most ``B``, so replacing it moves the mean by at most ``2B/n``, which is
     ``mu / sqrt(T)`` standard deviations of the noise; ``T`` such steps compose to ``mu``, also
-    adaptively. All iterates may be published. What the caller must see to: a record's losses must
-    not depend on the other records, and the number of records is public.
+    adaptively. All iterates may be published. The guarantee is that of all ``T`` steps whenever
+    the run stops, for when it stops may depend on what was released. Three conditions rest on the
+    caller and are printed: a record's losses must not depend on the other records, the number of
+    records is public, and the settings were chosen without the records.
 
     Args:
         record_losses: Points ``b x d`` to losses ``b x n``, one column for each record. A NaN or
@@ -89,27 +89,16 @@ class DPGIBO:
         mu: The privacy parameter of the whole run; infinite for plain GIBO without noise.
         steps: ``T``. Fixed in advance, since the noise of each step depends on it.
         clip_norm: ``B``. Near the median length of the records' gradients for bounded or convex
-            losses, some times that for heavy tails; :func:`public_clip_norm` finds it on public
+            losses, several times that for heavy tails; :func:`public_clip_norm` finds it on public
             data. May be infinite only with ``mu=inf``.
-        batch_size: Points for each step; the most points when ``tolerance`` is given. Defaults to
-            one full stencil: ``d + 1``, or ``2 d`` for ``"central"``.
-        tolerance: Take the fewest points for which the trace of the gradient's covariance is at
-            most this (Algorithm 2); possibly none.
+        box: A ``2 x d`` box; iterates are projected onto it and points stay inside.
+        design: Where to ask for losses: a :class:`Design`, or the name of one, ``"simplex"``,
+            ``"central"`` or ``"optimize"``.
         optimizer: Makes a ``torch.optim`` optimizer of the parameter; plain descent if None.
         step_size: Of plain descent.
-        bounds: A ``2 x d`` box; iterates are projected onto it and points stay inside.
-        noise_variance: Variance of the noise in a single record's loss, for the model. A numerical
-            noise of a few parts in 1e10 is the least, except with polynomial kernels.
-        design: Where to sample, ``"simplex"``, ``"central"`` or ``"optimize"``.
-        radius: Of the design in length-scales: a number, ``(first, last)`` to shrink over the run,
-            or None for the smallest trace. Small radii sit in every ripple of a rough loss.
-        ledger: Charged for each step before the records are asked.
-        mean: Prior mean of the losses, ``"constant"`` (unknown) or ``"zero"``.
-        max_points: How many points are kept; the oldest batches are dropped.
         num_records: ``n``, needed by :meth:`plan`; else taken from the first losses.
         unit: Whom or what one column is; replace-one is the only relation.
-        checkpoint: A folder to save each step in and to continue from; see
-            :mod:`~botorch_dp.descent.checkpoint`. It holds private losses.
+        ledger: Charged for each step before the records are asked.
         unsafe_seed: Simulate with reproducible noise. The result then promises nothing.
 
     Example:
@@ -137,20 +126,13 @@ class DPGIBO:
         mu: float,
         steps: int,
         clip_norm: float,
-        batch_size: int | None = None,
-        tolerance: float | None = None,
+        box: Tensor | None = None,
+        design: Design | DesignName = "simplex",
         optimizer: MakeOptimizer | None = None,
         step_size: float = 0.1,
-        bounds: Tensor | None = None,
-        noise_variance: float = 0.0,
-        design: DesignName = "simplex",
-        radius: float | tuple[float, float] | None = None,
-        ledger: PrivacyLedger | None = None,
-        mean: PriorMean = "constant",
-        max_points: int = _DEFAULT_MAX_POINTS,
         num_records: int | None = None,
         unit: PrivacyUnit = ONE_RECORD,
-        checkpoint: str | os.PathLike[str] | None = None,
+        ledger: PrivacyLedger | None = None,
         unsafe_seed: int | None = None,
     ) -> None:
         if not callable(record_losses):
@@ -158,21 +140,8 @@ class DPGIBO:
                 f"`record_losses` must be callable, got {type(record_losses).__name__}: pass a "
                 "function from points (b x d) to losses (b x n)."
             )
-        self._settings = DescentSettings.checked(
-            initial=initial,
-            mu=mu,
-            steps=steps,
-            clip_norm=clip_norm,
-            batch_size=batch_size,
-            tolerance=tolerance,
-            bounds=bounds,
-            noise_variance=noise_variance,
-            design=design,
-            radius=radius,
-            mean=mean,
-            max_points=max_points,
-            unsafe_seed=unsafe_seed,
-            unit=unit,
+        settings = DescentSettings(
+            initial, mu, steps, clip_norm, box, as_design(design), unit, unsafe_seed
         )
         if ledger is not None and math.isinf(mu):
             raise PrivacyError(
@@ -180,14 +149,14 @@ class DPGIBO:
                 "ledger out, or give a finite mu."
             )
         check_public_kernel(kernel)
-        location = self._settings.initial
+        location = settings.initial
         derivatives = kernel_derivatives(kernel, like=location)
         derivatives.gradient_covariance(location)  # refuses a kernel without gradients now
         check_positive("step_size", step_size)
+        self._settings = settings
         self._record_losses = record_losses
         self._ledger = ledger
-        self._design = self._settings.make_design()
-        self._noise = observation_noise(derivatives, location, noise_variance)
+        self._noise = observation_noise(derivatives, location, settings.design.noise_variance)
         self._location = torch.nn.Parameter(location.clone())
         self._optimizer = (
             torch.optim.SGD([self._location], lr=step_size)
@@ -201,18 +170,16 @@ class DPGIBO:
         self._diagnostics = DescentDiagnostics()
         self._run_id = uuid.uuid4().hex
         self._identity = {
-            **self._settings.described(),
+            **settings.described(),
             "kernel": described_kernel(kernel),
             "optimizer": f"{self._optimizer.__class__.__name__} {self._optimizer.defaults}",
         }
-        self._checkpoint = None if checkpoint is None else Checkpoint(checkpoint)
-        if self._checkpoint is not None and self._checkpoint.exists:
-            self._resume(self._checkpoint)
+        self._checkpoint: Checkpoint | None = None
 
     @property
     def guarantee(self) -> Guarantee:
-        """What the whole run promises."""
-        return self._settings.guarantee(self._settings.steps)
+        """What the whole run promises, whenever it stops."""
+        return self._settings.guarantee()
 
     @property
     def steps_taken(self) -> int:
@@ -220,7 +187,7 @@ class DPGIBO:
         return len(self._history)
 
     def plan(self) -> DescentPlan:
-        """Noise, evaluations, memory and guarantee of the run; reads no record.
+        """Price, noise, evaluations and memory of the run; reads no record.
 
         Needs ``num_records``.
         """
@@ -232,7 +199,7 @@ class DPGIBO:
             )
         settings = self._settings
         evaluations = settings.steps * settings.batch_size
-        kept = min(evaluations, settings.max_points)
+        kept = min(evaluations, settings.design.max_points)
         return DescentPlan(
             num_records=n,
             num_parameters=len(self._location),
@@ -244,12 +211,19 @@ class DPGIBO:
             guarantee=self.guarantee,
         )
 
-    def run(self, progress: bool = False) -> DescentResult:
+    def run(
+        self, progress: bool = False, checkpoint: str | os.PathLike[str] | None = None
+    ) -> DescentResult:
         """Take all remaining steps.
 
         Args:
             progress: Whether to show a progress bar. It shows public numbers only.
+            checkpoint: A folder to save each step in and to continue from; see
+                :mod:`~botorch_dp.descent.checkpoint`. It holds sensitive losses. Given to a run
+                from its first step on.
         """
+        if checkpoint is not None:
+            self._open(Checkpoint(checkpoint))
         with tqdm(
             total=self._settings.steps,
             initial=self.steps_taken,
@@ -266,12 +240,12 @@ class DPGIBO:
         """Take one step: charge, ask the records, descend, save.
 
         Returns:
-            The new location, with the guarantee of all steps taken so far.
+            The new location, with the guarantee of the whole run.
         """
         settings, step = self._settings, self.steps_taken
         if step >= settings.steps:
             raise ValueError(f"All {settings.steps} steps are taken: a new run needs its own mu.")
-        observations = self._observations.within(settings.max_points - settings.batch_size)
+        observations = self._observations.within(settings.design.max_points - settings.batch_size)
         belief = self._belief(observations.factor)
         proposal = self._propose(belief)
         factor, kept = observations.factor.extended(proposal.points, self._noise)
@@ -292,7 +266,7 @@ class DPGIBO:
         self._history.append(StepRecord(len(X), len(factor), proposal.radius, float(belief.trace)))
         if self._checkpoint is not None:
             self._checkpoint.save(self._state(), (step, losses) if len(X) else None)
-        return self.result.location
+        return self._released(self._trajectory[-1].clone())
 
     @property
     def result(self) -> DescentResult:
@@ -300,29 +274,32 @@ class DPGIBO:
         taken = self.steps_taken
         if taken == 0:
             raise ValueError("No step was taken yet: call `run()` or `step()`.")
-        guarantee = self._settings.guarantee(taken)
-        scale = self._settings.noise_std(self._num_records) if self._num_records else None
         trajectory = torch.stack(self._trajectory)
         second_half = trajectory[1:][taken // 2 :]
-        location, average = trajectory[-1].clone(), second_half.mean(dim=0)
+        location = self._released(trajectory[-1].clone())
         return DescentResult(
-            location=Release(location, guarantee, scale),
-            average=Release(average, guarantee, scale),
-            trajectory=Release(trajectory, guarantee, scale),
+            location=location,
+            average=replace(location, value=second_half.mean(dim=0)),
+            trajectory=replace(location, value=trajectory),
             history=tuple(self._history),
+            planned_steps=self._settings.steps,
             diagnostics=self._diagnostics,
         )
 
+    def _released(self, value: Tensor) -> Release[Tensor]:
+        """A function of the gradients released so far."""
+        scale = self._settings.noise_std(self._num_records) if self._num_records else None
+        return Release(value, self._settings.guarantee(self.steps_taken), scale)
+
     def _belief(self, factor: KernelFactor) -> GradientBelief:
-        return GradientBelief(
-            factor, self._location.detach(), unknown_mean=self._settings.mean == "constant"
-        )
+        unknown_mean = self._settings.design.has_unknown_mean
+        return GradientBelief(factor, self._location.detach(), unknown_mean=unknown_mean)
 
     def _propose(self, belief: GradientBelief) -> Proposal:
         sampled = [record.radius for record in self._history if record.evaluations]
-        return self._design.propose(
+        return self._settings.design.propose(
             belief,
-            self._settings.batch_size,
+            box=self._settings.box,
             step=self.steps_taken,
             steps=self._settings.steps,
             previous=sampled[-1] if sampled else None,
@@ -331,7 +308,7 @@ class DPGIBO:
     def _charge(self) -> None:
         if self._ledger is not None:
             self._ledger.charge(
-                self._settings.nominal_guarantee(taken=1),
+                self._settings.step_price,
                 label=f"DP-GIBO step {self.steps_taken + 1} of {self._settings.steps}",
                 key=f"dp-gibo/{self._run_id}/{self.steps_taken}",
             )
@@ -357,7 +334,7 @@ class DPGIBO:
         return gaussian_mechanism(
             mean.value(),
             sensitivity=2 * self._settings.clip_norm / n,
-            mu=step_privacy(self._settings.mu, self._settings.steps),
+            mu=self._settings.step_mu,
             # One stream for each step, so that a resumed simulation continues bit for bit.
             unsafe_seed=None if seed is None else (seed << 32) + self.steps_taken,
         ).value
@@ -368,10 +345,10 @@ class DPGIBO:
                 group["noise_std"] = self._settings.noise_std(self._observations.num_records)
         self._location.grad = gradient.to(self._location)
         self._optimizer.step()
-        bounds = self._settings.bounds
-        if bounds is not None:
+        box = self._settings.box
+        if box is not None:
             with torch.no_grad():
-                self._location.clamp_(bounds[0], bounds[1])
+                self._location.clamp_(box[0], box[1])
 
     def _state(self) -> dict[str, Any]:
         return {
@@ -385,6 +362,20 @@ class DPGIBO:
             "history": [asdict(record) for record in self._history],
             "optimizer": self._optimizer.state_dict(),
         }
+
+    def _open(self, checkpoint: Checkpoint) -> None:
+        """Save this run in the folder from now on; first continue the one that it holds."""
+        if self._checkpoint is not None and self._checkpoint.folder.samefile(checkpoint.folder):
+            return
+        if self._checkpoint is not None or self._history:
+            raise ValueError(
+                f"`checkpoint` {checkpoint.folder} must be given from the first step on, but this "
+                f"run has taken {self.steps_taken} steps without it. To continue a saved run, give "
+                "its folder to a new DPGIBO."
+            )
+        if checkpoint.exists:
+            self._resume(checkpoint)
+        self._checkpoint = checkpoint
 
     def _resume(self, checkpoint: Checkpoint) -> None:
         state, blocks = checkpoint.load(self._location.device)

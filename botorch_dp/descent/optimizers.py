@@ -1,9 +1,4 @@
-"""Optimizers that know how much of a gradient is noise.
-
-References:
-    [Duchi2011] J. Duchi, E. Hazan, Y. Singer. Adaptive subgradient methods for online learning
-        and stochastic optimization. JMLR 12, 2011.
-"""
+"""Optimizers that know how much of a gradient is noise."""
 
 from __future__ import annotations
 

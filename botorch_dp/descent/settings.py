@@ -1,110 +1,188 @@
-"""The settings of a descent: all public, all checked before a record is touched."""
+"""Settings, plan and result of a descent: what was chosen, what follows from it, what comes out.
+
+The settings are all public and are checked before a record is touched.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, field, fields
+from fractions import Fraction
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import torch
 from botorch.models.model import Model
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from botorch_dp._checks import check_integer, check_nonnegative, check_positive, check_tensor
-from botorch_dp.descent.designs import Design, DesignName, default_batch_size
-from botorch_dp.descent.plan import descent_guarantee, gradient_noise_std
+from botorch_dp._checks import check_integer, check_positive, check_tensor
+from botorch_dp.descent.designs import Design
 from botorch_dp.errors import NotPublicError
-from botorch_dp.privacy import Guarantee, NeighboringRelation, PrivacyUnit, check_unit
+from botorch_dp.privacy import (
+    ONE_RECORD,
+    GaussianLoss,
+    Guarantee,
+    NeighboringRelation,
+    PrivacyUnit,
+    Release,
+    check_unit,
+)
 
-PriorMean = Literal["constant", "zero"]
+if TYPE_CHECKING:
+    from botorch_dp.descent.clipping import ClippedMean
+
+_MECHANISM = "Gaussian mechanism on clipped gradients"
+
+#: What rests on the caller wherever the losses of single records are read.
+PER_RECORD = (
+    "a record's losses depend on that record only",
+    "the number of records is public",
+)
+_CHOSEN = (
+    "the start, the kernel, the box and the other settings were chosen without the records or from "
+    "released values"
+)
 
 
-@dataclass(frozen=True)
+# --- What was chosen. ---
+
+
+@dataclass(frozen=True, eq=False)
 class DescentSettings:
-    """What a run is defined by, functions and the ledger aside; see :class:`DPGIBO`."""
+    """What a run is defined by, the functions and the ledger aside.
+
+    Everything is checked on construction, and an error names the one that cannot be.
+
+    Args:
+        initial: Where to start, a ``d``-vector. Its dtype and device are used throughout.
+        mu: The privacy parameter of the whole run; infinite for no noise.
+        steps: ``T``, fixed in advance, since the noise of each step depends on it.
+        clip_norm: ``B``. May be infinite only with ``mu=inf``.
+        box: The ``2 x d`` box of the inputs, or None.
+        design: Where the losses are asked for, and what is assumed of them.
+        unit: Whom or what one column of the losses is; what rests on the caller is added to it.
+        unsafe_seed: Of simulated noise, or None for real noise.
+    """
 
     initial: Tensor
     mu: float
     steps: int
     clip_norm: float
-    batch_size: int
-    tolerance: float | None
-    bounds: Tensor | None
-    noise_variance: float
-    design: DesignName
-    radius: float | tuple[float, float] | None
-    mean: PriorMean
-    max_points: int
-    unsafe_seed: int | None
-    unit: PrivacyUnit
+    box: Tensor | None = None
+    design: Design = field(default_factory=Design)
+    unit: PrivacyUnit = ONE_RECORD
+    unsafe_seed: int | None = None
 
-    @classmethod
-    def checked(cls, *, batch_size: int | None, **settings: Any) -> DescentSettings:
-        """The settings, or an error that names the one that cannot be."""
-        initial = check_tensor("initial", settings["initial"], shape=(None,)).detach().clone()
-        mu = check_positive("mu", settings["mu"], allow_inf=True)
-        clip_norm = check_positive("clip_norm", settings["clip_norm"], allow_inf=True)
-        if math.isinf(clip_norm) and math.isfinite(mu):
+    def __post_init__(self) -> None:
+        initial = check_tensor("initial", self.initial, shape=(None,)).detach().clone()
+        check_integer("max_points", self.design.max_points, at_least=self.design.size(len(initial)))
+        if self.unsafe_seed is not None:
+            check_integer("unsafe_seed", self.unsafe_seed, at_least=0)
+        unit = check_unit(self.unit, NeighboringRelation.REPLACE_ONE)
+        checked = {
+            "initial": initial,
+            "mu": check_positive("mu", self.mu, allow_inf=True),
+            "steps": check_integer("steps", self.steps),
+            "clip_norm": check_positive("clip_norm", self.clip_norm, allow_inf=True),
+            "box": None if self.box is None else _box_around(self.box, initial),
+            "unit": unit.given(*PER_RECORD, _CHOSEN),
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+        if math.isinf(self.clip_norm) and math.isfinite(self.mu):
             raise ValueError(
                 "`clip_norm` must be finite, got inf: without clipping one record can move the "
                 "gradient by any amount. Only `mu=inf` (no privacy) may do without."
             )
-        if settings["mean"] not in get_args(PriorMean):
-            raise ValueError(
-                f"`mean` must be one of {get_args(PriorMean)}, got {settings['mean']!r}."
-            )
-        if settings["tolerance"] is not None:
-            check_positive("tolerance", settings["tolerance"])
-        if settings["unsafe_seed"] is not None:
-            check_integer("unsafe_seed", settings["unsafe_seed"], at_least=0)
-        if batch_size is None:
-            batch_size = default_batch_size(settings["design"], len(initial))
-        radius = settings["radius"]
-        checked = {
-            "initial": initial,
-            "unit": check_unit(settings["unit"], NeighboringRelation.REPLACE_ONE),
-            "radius": tuple(radius) if isinstance(radius, list) else radius,
-            "mu": mu,
-            "clip_norm": clip_norm,
-            "steps": check_integer("steps", settings["steps"]),
-            "batch_size": check_integer("batch_size", batch_size),
-            "bounds": _checked_bounds(settings["bounds"], initial),
-            "noise_variance": check_nonnegative("noise_variance", settings["noise_variance"]),
-            "max_points": check_integer("max_points", settings["max_points"], at_least=batch_size),
-        }
-        return cls(**{**settings, **checked})
 
-    def make_design(self) -> Design:
-        """The rule for the next points."""
-        return Design(self.design, self.radius, self.bounds, self.noise_variance, self.tolerance)
+    @cached_property
+    def batch_size(self) -> int:
+        """Points for each step; the most points where the design has a tolerance."""
+        return self.design.size(len(self.initial))
 
-    def guarantee(self, taken: int) -> Guarantee:
-        """What the first ``taken`` steps promise."""
-        guarantee = self.nominal_guarantee(taken)
+    @cached_property
+    def step_mu(self) -> float:
+        """``mu / sqrt(steps)``, rounded down: ``steps`` squares of it never exceed ``mu^2``."""
+        if math.isinf(self.mu):
+            return self.mu
+        share = self.mu / math.sqrt(self.steps)
+        while self.steps * Fraction(share) ** 2 > Fraction(self.mu) ** 2:
+            share = math.nextafter(share, 0.0)
+        return share
+
+    @cached_property
+    def step_price(self) -> Guarantee:
+        """What one step costs, with real noise; a ledger is charged this before each."""
+        return self._guarantee("DP-GIBO", self.step_mu)
+
+    def guarantee(self, taken: int | None = None) -> Guarantee:
+        """What the run promises, which is the same whenever it stops.
+
+        Where it stops may depend on what was released, so what had been spent by then is no
+        guarantee: the one that was fixed in advance holds, that of all steps.
+
+        Args:
+            taken: How many steps were taken; fewer than all are named. All of them if None.
+        """
+        name = "DP-GIBO"
+        if taken not in (None, self.steps):
+            name += f", {taken} of the {self.steps} steps that this covers"
+        guarantee = self._guarantee(name, self.mu)
         return guarantee if self.unsafe_seed is None else guarantee.simulated()
 
-    def nominal_guarantee(self, taken: int) -> Guarantee:
-        """What the first ``taken`` steps would promise with real noise."""
-        return descent_guarantee(self.mu, steps=self.steps, taken=taken, unit=self.unit)
+    def _guarantee(self, name: str, mu: float) -> Guarantee:
+        if math.isinf(mu):
+            return Guarantee(
+                mechanism="gradient-informed Bayesian optimization without noise",
+                unit=self.unit,
+                losses=(),
+                void="mu is infinite, so no noise is added",
+            )
+        return Guarantee(f"{_MECHANISM} ({name})", self.unit, (GaussianLoss(mu),))
 
     def noise_std(self, num_records: int) -> float:
         """Standard deviation of the noise on each coordinate of each gradient."""
-        if math.isinf(self.mu):
-            return 0.0
-        return gradient_noise_std(
-            clip_norm=self.clip_norm, mu=self.mu, steps=self.steps, num_records=num_records
-        )
+        return 0.0 if math.isinf(self.mu) else 2 * self.clip_norm / (num_records * self.step_mu)
 
     def described(self) -> dict[str, Any]:
         """The settings as plain numbers and words, to compare runs."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        words = [self.unit.protects, *self.unit.conditions]
-        return {"unit": words} | {
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        design, unit = values.pop("design"), values.pop("unit")
+        values |= {f.name: getattr(design, f.name) for f in fields(design)}
+        values |= {"design": values.pop("name"), "batch_size": self.batch_size}
+        return {"unit": [unit.protects, *unit.conditions]} | {
             name: value.tolist() if isinstance(value, Tensor) else value
             for name, value in values.items()
-            if name != "unit"
         }
+
+
+def gradient_noise_std(*, clip_norm: float, mu: float, steps: int, num_records: int) -> float:
+    r"""Standard deviation of the noise on each coordinate of each gradient.
+
+    ``2 B sqrt(T) / (n mu)``: the sensitivity of the mean gradient over the privacy of one step.
+    """
+    return DescentSettings(torch.zeros(1), mu, steps, clip_norm).noise_std(num_records)
+
+
+def check_box(box: object, dim: int | None = None) -> Tensor:
+    """The ``2 x d`` box, or an error that says what is wrong with it."""
+    lower, upper = checked = check_tensor("box", box, shape=(2, dim))
+    if bool((lower > upper).any()):
+        raise ValueError("`box` must have lower <= upper in every coordinate.")
+    return checked
+
+
+def _box_around(box: object, initial: Tensor) -> Tensor:
+    """The box in the dtype and on the device of ``initial``, which must lie inside."""
+    lower, upper = checked = check_box(box, len(initial)).to(initial)
+    outside = (initial < lower) | (initial > upper)
+    if bool(outside.any()):
+        raise ValueError(
+            "`initial` must lie within `box`, but its coordinates "
+            f"{outside.nonzero().flatten().tolist()} are outside."
+        )
+    return checked.clone()
 
 
 def check_public_kernel(kernel: Kernel) -> None:
@@ -129,17 +207,148 @@ def described_kernel(kernel: Kernel) -> dict[str, Any]:
     return {"class": str(kernel), **parameters}
 
 
-def _checked_bounds(bounds: object, initial: Tensor) -> Tensor | None:
-    """The box as ``2 x d`` like ``initial``, which must lie inside."""
-    if bounds is None:
-        return None
-    lower, upper = check_tensor("bounds", bounds, shape=(2, len(initial))).to(initial)
-    if bool((lower > upper).any()):
-        raise ValueError("`bounds` must have lower <= upper in every coordinate.")
-    outside = (initial < lower) | (initial > upper)
-    if bool(outside.any()):
-        raise ValueError(
-            "`initial` must lie within `bounds`, but its coordinates "
-            f"{outside.nonzero().flatten().tolist()} are outside."
+# --- What follows from it. ---
+
+
+@dataclass(frozen=True)
+class DescentPlan:
+    """Public facts about a descent that has not begun: its price, its noise and its memory.
+
+    Args:
+        num_records: ``n``.
+        num_parameters: ``d``.
+        steps: ``T``.
+        evaluations: How many points the losses will be asked for, at most.
+        clip_norm: ``B``.
+        noise_std: Standard deviation of the noise on each coordinate of each gradient.
+        table_bytes: Memory of the losses that are kept.
+        guarantee: What the whole run will promise, and cost.
+    """
+
+    num_records: int
+    num_parameters: int
+    steps: int
+    evaluations: int
+    clip_norm: float
+    noise_std: float
+    table_bytes: int
+    guarantee: Guarantee
+
+    @property
+    def noise_to_clip(self) -> float:
+        """Typical length of one step's noise over the longest gradient there can be.
+
+        Above 1 a single step is mostly noise even if all records agree; a descent can still
+        succeed by averaging over its steps, as long as this is below about ``sqrt(steps)``.
+        """
+        return self.noise_std * math.sqrt(self.num_parameters) / self.clip_norm
+
+    @property
+    def advice(self) -> str:
+        """One sentence on whether the setting can work."""
+        ratio = self.noise_to_clip
+        if ratio > math.sqrt(self.steps):
+            return (
+                "Hopeless: the noise outweighs the gradients even when averaged over all steps. "
+                "Raise mu, use more records or fewer parameters."
+            )
+        if ratio > 1:
+            return (
+                "Noisy: each step carries more noise than gradient. Use a small step size, or "
+                "fewer steps, and expect the average of the iterates to be better than the last."
+            )
+        return "Workable: the noise of a step is smaller than the largest gradient."
+
+    def __str__(self) -> str:
+        return "\n".join(
+            (
+                f"{self.steps} steps in {self.num_parameters} parameters on {self.num_records} "
+                f"records, at most {self.evaluations} evaluations of all records",
+                f"noise per coordinate {self.noise_std:.3g}, clip norm {self.clip_norm:.3g}, "
+                f"noise-to-clip ratio {self.noise_to_clip:.3g}",
+                f"losses kept in memory: {self.table_bytes / 1e6:.1f} MB",
+                self.advice,
+                str(self.guarantee),
+            )
         )
-    return torch.stack((lower, upper))
+
+
+# --- What comes out. ---
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """Public facts about one step: functions of the released iterates and the settings.
+
+    Args:
+        evaluations: How many points the losses were asked for.
+        points: How many points the gradient was conditioned on.
+        radius: Of the design, in length-scales.
+        trace: Trace of the gradient's covariance for each record, at the step's location.
+    """
+
+    evaluations: int
+    points: int
+    radius: float
+    trace: float
+
+
+@dataclass
+class DescentDiagnostics:
+    """**Sensitive**: exact counts over the records, for the owner of the records only.
+
+    Counts begin with the process: a resumed run has those of the steps it took itself.
+
+    Args:
+        clipped_fraction: For each step, the part of the records whose gradient was shortened.
+        not_finite: For each step, how many records had a gradient that counted as zero because it
+            was not finite.
+    """
+
+    clipped_fraction: list[float] = field(default_factory=list)
+    not_finite: list[int] = field(default_factory=list)
+
+    def add(self, mean: ClippedMean) -> None:
+        """Count a step."""
+        self.clipped_fraction.append(float(mean.clipped) / mean.num_records)
+        self.not_finite.append(int(mean.not_finite))
+
+    def __repr__(self) -> str:
+        return f"DescentDiagnostics({len(self.not_finite)} steps; sensitive, not shown)"
+
+
+@dataclass(frozen=True, repr=False)
+class DescentResult:
+    """The outcome of a private descent.
+
+    ``location``, ``average`` and ``trajectory`` come from the same releases: publishing all three
+    costs the one guarantee that each of them carries, not three times as much. That guarantee is
+    the one of the whole run, also where the run was stopped early; its text then says so.
+
+    Args:
+        location: The last iterate, ``d``.
+        average: The mean of the last half of the iterates, ``d``: closer than the last one when
+            the run has reached the minimum and noise drives it around, worse when it has not.
+        trajectory: All iterates, the initial point first, one more than the steps taken, ``x d``.
+        history: Public facts about each step.
+        planned_steps: How many steps the run was to take; the guarantee covers all of them.
+        diagnostics: Sensitive.
+    """
+
+    location: Release[Tensor]
+    average: Release[Tensor]
+    trajectory: Release[Tensor]
+    history: tuple[StepRecord, ...]
+    planned_steps: int
+    diagnostics: DescentDiagnostics
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """The one guarantee under which all of this may be published, diagnostics aside."""
+        return self.location.guarantee
+
+    def __repr__(self) -> str:
+        return (
+            f"DescentResult({len(self.history)} of {self.planned_steps} steps in "
+            f"{len(self.location.value)} parameters; {self.guarantee})"
+        )

@@ -1,9 +1,4 @@
-"""Where to begin a descent, and how long a gradient may be.
-
-References:
-    [McKenna2020] R. McKenna, D. Sheldon. Permute-and-flip: a new mechanism for differentially
-        private selection. NeurIPS 2020.
-"""
+"""Where to begin a descent, and how long a gradient may be."""
 
 from __future__ import annotations
 
@@ -13,13 +8,9 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from botorch_dp._checks import check_integer, check_interval, check_positive, check_tensor
-from botorch_dp.descent.designs import (
-    Design,
-    DesignName,
-    default_batch_size,
-    observation_noise,
-)
-from botorch_dp.descent.losses import Observations, read_losses
+from botorch_dp.descent.clipping import Observations, read_losses
+from botorch_dp.descent.designs import Design, DesignName, as_design, observation_noise
+from botorch_dp.descent.settings import PER_RECORD, check_box
 from botorch_dp.models.factor import KernelFactor
 from botorch_dp.models.gradient import GradientBelief
 from botorch_dp.models.kernel_derivatives import kernel_derivatives
@@ -32,24 +23,26 @@ from botorch_dp.objectives import (
 )
 from botorch_dp.privacy import (
     ONE_RECORD,
+    NeighboringRelation,
     PrivacyLedger,
     PrivacyUnit,
     Release,
+    check_unit,
     exponential_guarantee,
     exponential_mechanism,
     pure_dp_epsilon,
 )
 
-_ONE_RECORD = "one record (one column of the losses)"
+_CHOSEN = "the box and the bounds of a loss were chosen without the records"
 
 
 def private_start(
     record_losses: PerRecordLosses,
     *,
-    bounds: Tensor,
+    box: Tensor,
+    bounds: tuple[float, float],
     mu: float,
     num_points: int,
-    loss_bounds: tuple[float, float],
     ledger: PrivacyLedger | None = None,
     num_records: int | None = None,
     seed: int | None = None,
@@ -59,20 +52,22 @@ def private_start(
     r"""The best of some random points, by permute-and-flip [McKenna2020].
 
     A descent cannot leave a plateau that it starts on. Some points of a scrambled Sobol sequence
-    are compared by their mean loss, each record's loss clipped to ``loss_bounds``.
+    are compared by their mean loss, each record's loss clipped to ``bounds``.
 
     Guarantee: pure epsilon-DP under replace-one, with no assumption on the losses, for the largest
     epsilon whose every mechanism is ``mu``-GDP: ``epsilon = log(Phi(mu/2) / Phi(-mu/2))``. The
-    points are public. Replacing a record moves its clipped loss by at most the width of
-    ``loss_bounds`` at each point, and the mechanism is told so. The losses are rounded
-    to a grid on which their sum is exact, so this holds to the last bit.
+    points are public. Replacing a record moves its clipped loss by at most the width of ``bounds``
+    at each point, and the mechanism is told so. The losses are rounded to a grid on which their
+    sum is exact, so this holds to the last bit. What rests on the caller is printed: a record's
+    losses must not depend on the other records, the number of records is public, and the box and
+    the bounds were chosen without the records.
 
     Args:
         record_losses: Points ``b x d`` to losses ``b x n``, as for :class:`DPGIBO`.
-        bounds: The ``2 x d`` box to search. Its dtype and device are used.
+        box: The ``2 x d`` box to search. Its dtype and device are used.
+        bounds: Public bounds of a record's loss; NaN counts as the upper one.
         mu: What to spend, out of a Gaussian budget; about 30% of it is well spent.
         num_points: How many points to compare.
-        loss_bounds: Public bounds of a record's loss; NaN counts as the upper one.
         ledger: Charged before the records are asked.
         num_records: ``n``; else taken from the losses.
         seed: Of the Sobol sequence (public); from torch's generator if None.
@@ -84,30 +79,31 @@ def private_start(
 
     Example:
         >>> start = private_start(
-        ...     record_losses, bounds=bounds, mu=0.3, num_points=64, loss_bounds=(0.0, 1.0)
+        ...     record_losses, box=box, bounds=(0.0, 1.0), mu=0.3, num_points=64
         ... )
         >>> descent = DPGIBO(record_losses, start.value, ...)
     """
-    low, high = check_interval("loss_bounds", loss_bounds)
+    if not callable(record_losses):
+        raise TypeError(f"`record_losses` must be callable, got {type(record_losses).__name__}.")
+    low, high = check_interval("bounds", bounds)
+    check_positive("bounds", high - low)  # a width that overflows would make every sum NaN
+    num_records = known_num_records(record_losses, num_records)
     num_points = check_integer("num_points", num_points, at_least=2)
     epsilon = pure_dp_epsilon(check_positive("mu", mu))
-    box = check_tensor("bounds", bounds, shape=(2, None))
-    if bool((box[0] > box[1]).any()):
-        raise ValueError("`bounds` must have lower <= upper in every coordinate.")
-    X = draw_sobol_samples(box, n=num_points, q=1, seed=seed).squeeze(-2)
-    if ledger is not None:
-        # The privacy does not depend on the scale of the utilities: the unit's is charged.
-        ledger.charge(
-            exponential_guarantee(
-                sensitivity=1.0, epsilon=epsilon, method="permute_and_flip", unit=unit
-            ),
-            label="start of a private descent",
-        )
-    losses = checked_scores(
-        record_losses(X),
-        num_points=num_points,
-        num_records=known_num_records(record_losses, num_records),
+    unit = check_unit(unit, NeighboringRelation.REPLACE_ONE).given(*PER_RECORD, _CHOSEN)
+    if unsafe_seed is not None:
+        check_integer("unsafe_seed", unsafe_seed, at_least=0)
+    # The price does not depend on the scale, but a scale that cannot be had must raise now.
+    price = exponential_guarantee(
+        sensitivity=grid_levels(num_records or 1),
+        epsilon=epsilon,
+        method="permute_and_flip",
+        unit=unit,
     )
+    X = draw_sobol_samples(check_box(box), n=num_points, q=1, seed=seed).squeeze(-2)
+    if ledger is not None:
+        ledger.charge(price, label="start of a private descent")
+    losses = checked_scores(record_losses(X), num_points=num_points, num_records=num_records)
     sums = torch.tensor(
         [clipped_sum(row, (low, high), nan_as=high) for row in losses], dtype=torch.double
     )
@@ -128,17 +124,14 @@ def public_clip_norm(
     *,
     kernel: Kernel,
     quantile: float = 0.5,
-    batch_size: int | None = None,
-    design: DesignName = "simplex",
-    radius: float | None = None,
-    bounds: Tensor | None = None,
-    noise_variance: float = 0.0,
+    design: Design | DesignName = "simplex",
+    box: Tensor | None = None,
 ) -> float:
     """A quantile of the lengths of the records' gradients at a location. **Sensitive.**
 
     For public or stand-in data only: the result depends on single records. A clip norm near the
     median suits bounded and convex losses; with heavy-tailed gradients clipping moves the minimum,
-    and some times the median is better.
+    and several times the median is better.
 
     Args:
         record_losses: The losses of *public* records.
@@ -152,12 +145,12 @@ def public_clip_norm(
     if not 0 <= quantile <= 1:
         raise ValueError(f"`quantile` must lie in [0, 1], got {quantile}.")
     check_tensor("location", location, shape=(None,))
-    plan = Design(design, radius, bounds, noise_variance)
-    count = check_integer("batch_size", batch_size or default_batch_size(design, len(location)))
+    design = as_design(design)
+    box = None if box is None else check_box(box, len(location)).to(location)
     derivatives = kernel_derivatives(kernel, like=location)
     empty = KernelFactor.empty(derivatives, len(location))
-    X = plan.propose(GradientBelief(empty, location, unknown_mean=True), count).points
-    noise = observation_noise(derivatives, location, noise_variance)
+    X = design.propose(GradientBelief(empty, location, unknown_mean=True), box=box).points
+    noise = observation_noise(derivatives, location, design.noise_variance)
     factor, kept = empty.extended(X, noise)
     losses = read_losses(record_losses, X[kept], None)
     observations = Observations(empty).with_batch(factor, losses, step=0)

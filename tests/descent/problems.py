@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import torch
 from gpytorch.kernels import Kernel, RBFKernel
 from torch import Tensor
 
-from botorch_dp.descent import DPGIBO
+from botorch_dp.descent import DPGIBO, Design
 
 DIM = 3
 N = 200
@@ -41,15 +42,19 @@ def kernel(lengthscale: float = 0.5) -> Kernel:
 
 
 def descent(losses: Callable[[Tensor], Tensor] | None = None, **changes: Any) -> DPGIBO:
-    """A descent on the squared distances, unless told otherwise."""
+    """A descent on the squared distances, unless told otherwise; fields of its design by name."""
     settings: dict[str, Any] = {
         "kernel": kernel(),
         "mu": 1.0,
         "steps": 6,
         "clip_norm": 1.0,
-        "bounds": unit_box(),
+        "box": unit_box(),
         "step_size": 0.2,
     }
     settings.update(changes)
+    of_design = {f.name for f in fields(Design)} & settings.keys()
+    if of_design:
+        design = {name: settings.pop(name) for name in of_design}
+        settings["design"] = Design(settings.get("design", "simplex"), **design)
     initial = settings.pop("initial", torch.full((DIM,), 0.2, dtype=torch.double))
     return DPGIBO(squared_distance(records()) if losses is None else losses, initial, **settings)

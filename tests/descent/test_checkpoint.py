@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from botorch_dp.descent import DPGIBO, NoiseAwareAdagrad
+from botorch_dp.descent import NoiseAwareAdagrad
 from botorch_dp.privacy import PrivacyBudget, PrivacyLedger
 from tests.descent.problems import descent, records, squared_distance
 
@@ -37,9 +37,9 @@ class Losses:
 
 
 def run_until_power_cut(folder: Path, fail_at: int, **changes: Any) -> None:
-    run = descent(Losses(fail_at), checkpoint=folder, **{**SETTINGS, **changes})
+    run = descent(Losses(fail_at), **{**SETTINGS, **changes})
     with pytest.raises(PowerCut):
-        run.run()
+        run.run(checkpoint=folder)
 
 
 @pytest.mark.parametrize("fail_at", [1, 2, 4, 6])
@@ -61,9 +61,7 @@ def test_a_resumed_run_continues_bit_for_bit(
     whole = descent(**{**SETTINGS, **changes}).run()
     run_until_power_cut(tmp_path / "run", fail_at, **changes)
     losses = Losses()
-    resumed = descent(losses, checkpoint=tmp_path / "run", **{**SETTINGS, **changes})
-    assert resumed.steps_taken == fail_at - 1
-    result = resumed.run()
+    result = descent(losses, **{**SETTINGS, **changes}).run(checkpoint=tmp_path / "run")
     assert losses.calls == 6 - (fail_at - 1)
     assert torch.equal(result.trajectory.value, whole.trajectory.value)
     assert result.history == whole.history
@@ -75,12 +73,12 @@ def test_a_resumed_run_pays_for_no_step_twice(tmp_path: Path, fail_at: int) -> N
     with PrivacyLedger(budget=PrivacyBudget(3.0, 1e-5)) as ledger:
         run_until_power_cut(tmp_path / "run", fail_at, ledger=ledger)
         assert len(ledger.entries()) == fail_at  # the step that failed was paid for
-        descent(checkpoint=tmp_path / "run", ledger=ledger, **SETTINGS).run()
+        descent(ledger=ledger, **SETTINGS).run(checkpoint=tmp_path / "run")
         assert len(ledger.entries()) == 6
         # A finished run is only loaded: nothing is read, nothing is spent.
         losses = Losses()
-        again = descent(losses, checkpoint=tmp_path / "run", ledger=ledger, **SETTINGS)
-        assert again.run().guarantee.nominal.mu == 0.6
+        again = descent(losses, ledger=ledger, **SETTINGS).run(checkpoint=tmp_path / "run")
+        assert again.guarantee.nominal.mu == 0.6
         assert losses.calls == 0
         assert len(ledger.entries()) == 6
 
@@ -88,12 +86,12 @@ def test_a_resumed_run_pays_for_no_step_twice(tmp_path: Path, fail_at: int) -> N
 def test_two_runs_in_two_folders_both_pay(tmp_path: Path) -> None:
     with PrivacyLedger(budget=PrivacyBudget(3.0, 1e-5)) as ledger:
         for name in ("a", "b"):
-            descent(checkpoint=tmp_path / name, ledger=ledger, **{**SETTINGS, "mu": 0.3}).run()
+            descent(ledger=ledger, **{**SETTINGS, "mu": 0.3}).run(checkpoint=tmp_path / name)
         assert len(ledger.entries()) == 12
 
 
 def test_files_are_private_and_say_so(tmp_path: Path) -> None:
-    descent(checkpoint=tmp_path / "run", **SETTINGS).run()
+    descent(**SETTINGS).run(checkpoint=tmp_path / "run")
     folder = tmp_path / "run"
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     files = sorted(path.name for path in folder.iterdir())
@@ -110,7 +108,7 @@ def test_files_are_private_and_say_so(tmp_path: Path) -> None:
 
 
 def test_losses_out_of_use_are_deleted(tmp_path: Path) -> None:
-    descent(checkpoint=tmp_path / "run", max_points=9, **SETTINGS).run()
+    descent(max_points=9, **SETTINGS).run(checkpoint=tmp_path / "run")
     assert len(list((tmp_path / "run").glob("losses-*.pt"))) <= 2
 
 
@@ -130,11 +128,12 @@ def test_a_crash_between_the_two_writes_repeats_the_step(
 
     monkeypatch.setattr(Checkpoint, "_write", staticmethod(cut))
     with pytest.raises(PowerCut):
-        descent(checkpoint=tmp_path / "run", **SETTINGS).run()
+        descent(**SETTINGS).run(checkpoint=tmp_path / "run")
     monkeypatch.undo()
-    resumed = descent(checkpoint=tmp_path / "run", **SETTINGS)
-    assert resumed.steps_taken == 2
-    assert torch.equal(resumed.run().trajectory.value, whole.trajectory.value)
+    losses = Losses()
+    resumed = descent(losses, **SETTINGS).run(checkpoint=tmp_path / "run")
+    assert losses.calls == 6 - 2
+    assert torch.equal(resumed.trajectory.value, whole.trajectory.value)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +152,7 @@ def test_other_settings_are_refused(tmp_path: Path, name: str, value: object) ->
     run_until_power_cut(tmp_path / "run", 3)
     setting = "optimizer" if name == "step_size" else name
     with pytest.raises(ValueError, match=rf"other settings \(.*`{setting}`"):
-        descent(checkpoint=tmp_path / "run", **{**SETTINGS, name: value})
+        descent(**{**SETTINGS, name: value}).run(checkpoint=tmp_path / "run")
 
 
 def test_another_kernel_or_number_of_records_is_refused(tmp_path: Path) -> None:
@@ -161,12 +160,12 @@ def test_another_kernel_or_number_of_records_is_refused(tmp_path: Path) -> None:
 
     run_until_power_cut(tmp_path / "run", 3)
     with pytest.raises(ValueError, match="`kernel`"):
-        descent(checkpoint=tmp_path / "run", kernel=kernel(0.7), **SETTINGS)
+        descent(kernel=kernel(0.7), **SETTINGS).run(checkpoint=tmp_path / "run")
     with pytest.raises(ValueError, match="is of 200 records"):
-        descent(checkpoint=tmp_path / "run", num_records=199, **SETTINGS)
-    resumed = descent(squared_distance(records(n=199)), checkpoint=tmp_path / "run", **SETTINGS)
+        descent(num_records=199, **SETTINGS).run(checkpoint=tmp_path / "run")
+    resumed = descent(squared_distance(records(n=199)), **SETTINGS)
     with pytest.raises(ValueError, match="199 columns where 200 records"):
-        resumed.run()
+        resumed.run(checkpoint=tmp_path / "run")
 
 
 def test_a_file_of_another_version_is_refused(tmp_path: Path) -> None:
@@ -174,16 +173,43 @@ def test_a_file_of_another_version_is_refused(tmp_path: Path) -> None:
     state = torch.load(tmp_path / "run" / "state.pt", weights_only=True)
     torch.save({**state, "format": 99}, tmp_path / "run" / "state.pt")
     with pytest.raises(ValueError, match="format 99"):
-        descent(checkpoint=tmp_path / "run", **SETTINGS)
+        descent(**SETTINGS).run(checkpoint=tmp_path / "run")
 
 
 def test_real_noise_resumes_too(tmp_path: Path) -> None:
     settings = {**SETTINGS, "unsafe_seed": None}
-    run = descent(checkpoint=tmp_path / "run", **settings)
-    run.step()
-    first = run.step().value
+    run = descent(Losses(fail_at=3), **settings)
+    with pytest.raises(PowerCut):
+        run.run(checkpoint=tmp_path / "run")
+    released = run.result.trajectory.value
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        resumed: DPGIBO = descent(checkpoint=tmp_path / "run", **settings)
-    assert torch.equal(resumed.result.location.value, first)
-    assert resumed.run().guarantee.status == "proven"
+        resumed = descent(**settings).run(checkpoint=tmp_path / "run")
+    assert torch.equal(resumed.trajectory.value[:3], released)
+    assert resumed.guarantee.status == "proven"
+
+
+def test_an_interrupted_run_goes_on_in_its_own_folder_only(tmp_path: Path) -> None:
+    whole = descent(**SETTINGS).run()
+    run = descent(Losses(fail_at=3), **SETTINGS)
+    with pytest.raises(PowerCut):
+        run.run(checkpoint=tmp_path / "run")
+    with pytest.raises(ValueError, match=r"`checkpoint` .* from the first step on"):
+        run.run(checkpoint=tmp_path / "other")
+    run.step()  # saved too
+    assert torch.equal(
+        run.run(checkpoint=tmp_path / "run").trajectory.value, whole.trajectory.value
+    )
+    losses = Losses()
+    again = descent(losses, **SETTINGS).run(checkpoint=tmp_path / "run")
+    assert losses.calls == 0
+    assert torch.equal(again.trajectory.value, whole.trajectory.value)
+
+
+def test_steps_taken_without_a_checkpoint_cannot_join_one(tmp_path: Path) -> None:
+    run_until_power_cut(tmp_path / "run", 3)
+    run = descent(**SETTINGS)
+    run.step()
+    for name in ("run", "new"):
+        with pytest.raises(ValueError, match="has taken 1 steps without it"):
+            run.run(checkpoint=tmp_path / name)

@@ -12,7 +12,7 @@ from gpytorch.kernels import MaternKernel, PolynomialKernel, RBFKernel, RQKernel
 from scipy import stats
 from torch import Tensor
 
-from botorch_dp.descent import DPGIBO, NoiseAwareAdagrad
+from botorch_dp.descent import DPGIBO, Design, NoiseAwareAdagrad
 from botorch_dp.descent import dp_gibo as module
 from botorch_dp.descent.clipping import ClippedMean
 from botorch_dp.errors import BudgetExhausted, PrivacyError
@@ -21,6 +21,7 @@ from botorch_dp.privacy import (
     NeighboringRelation,
     PrivacyBudget,
     PrivacyLedger,
+    PrivacyUnit,
     audit_epsilon,
     compose_gdp,
     gaussian_mechanism,
@@ -80,8 +81,8 @@ def test_real_noise_differs_from_run_to_run_and_is_proven() -> None:
 def test_the_search_takes_steps_one_by_one() -> None:
     run = descent(steps=3, mu=0.6)
     assert run.guarantee.mu == 0.6
-    mus = [run.step().guarantee.mu for _ in range(3)]
-    assert mus == pytest.approx([0.6 / math.sqrt(3), 0.6 * math.sqrt(2 / 3), 0.6])
+    released = [run.step().value for _ in range(3)]
+    assert torch.equal(run.result.trajectory.value[1:], torch.stack(released))
     with pytest.raises(ValueError, match="All 3 steps"):
         run.step()
     assert torch.equal(run.run().location.value, run.result.location.value)
@@ -97,7 +98,7 @@ def test_one_step_in_one_dimension_by_hand() -> None:
         steps=1,
         clip_norm=1.0,
         step_size=0.5,
-        radius=1e-3,
+        design=Design(radius=1e-3),
     )
     assert run.run().location.value.item() == pytest.approx(-0.15, rel=1e-3)
 
@@ -128,8 +129,8 @@ def test_iterates_and_points_stay_in_the_box() -> None:
     assert ((points >= 0) & (points <= 1)).all()
 
 
-def test_without_bounds_it_goes_where_it_wants() -> None:
-    run = descent(bounds=None, mu=math.inf, clip_norm=math.inf, steps=1, step_size=5.0)
+def test_without_a_box_it_goes_where_it_wants() -> None:
+    run = descent(box=None, mu=math.inf, clip_norm=math.inf, steps=1, step_size=5.0)
     assert run.run().location.value.max() > 1
 
 
@@ -259,7 +260,34 @@ def test_an_exhausted_budget_stops_before_the_records_are_read() -> None:
         with pytest.raises(BudgetExhausted):
             run.run()
         assert 0 < len(reads) == run.steps_taken == len(ledger.entries()) < 10
-        assert run.result.guarantee.mu == pytest.approx(math.sqrt(run.steps_taken / 10))
+        # The ledger was charged for the steps taken; the run's own guarantee is fixed in advance.
+        assert run.result.guarantee.mu == 1.0
+
+
+@pytest.mark.parametrize("noise", [{}, {"unsafe_seed": 1}])
+def test_an_early_stop_quotes_the_whole_run(noise: dict[str, int]) -> None:
+    """When to stop may depend on what was released, so what was spent by then is no guarantee."""
+    run = descent(steps=3, mu=0.6, **noise)
+    for taken in (1, 2):
+        for guarantee in (run.step().guarantee, run.result.guarantee):
+            assert guarantee.nominal.mu == run.guarantee.nominal.mu == 0.6
+            assert f"{taken} of the 3 steps that this covers" in str(guarantee)
+        assert f"{taken} of 3 steps" in repr(run.result)
+    assert run.step().guarantee == run.result.guarantee == run.guarantee
+    assert "covers" not in str(run.guarantee)
+
+
+def test_what_rests_on_the_caller_is_printed() -> None:
+    unit = PrivacyUnit("one patient", conditions=("a patient has one record",))
+    guarantee = descent(steps=1, unit=unit).run().guarantee
+    assert guarantee.status == "proven"
+    for condition in (
+        "a patient has one record",
+        "a record's losses depend on that record only",
+        "the number of records is public",
+        "the kernel, the box and the other settings were chosen without the records",
+    ):
+        assert condition in str(guarantee)
 
 
 def test_an_interrupted_step_is_repeated_and_charged_once() -> None:
@@ -327,8 +355,7 @@ def test_a_million_records_go_in_chunks() -> None:
         steps=3,
         clip_norm=1.0,
         step_size=1.0,
-        max_points=4,
-        radius=0.2,
+        design=Design(radius=0.2, max_points=4),
     )
     assert run.run().location.value.abs() < 0.7
 
@@ -350,7 +377,7 @@ def worst_case(sign: float, *, steps: int, mu: float) -> float:
         steps=steps,
         clip_norm=1.0,
         step_size=1.0,
-        radius=0.1,
+        design=Design(radius=0.1),
     )
     # Of all iterates, the last one is the best witness: it has the sum of the noisy gradients.
     return run.run().location.value.item()
@@ -414,7 +441,7 @@ def test_noise_has_the_promised_distribution(broken: bool, monkeypatch: pytest.M
         mu=mu,
         steps=steps,
         clip_norm=bound,
-        batch_size=2,
+        design=Design(batch_size=2),
         step_size=1.0,
     )
     noise = -run.step().value
@@ -464,7 +491,7 @@ def test_gradients_match_the_weights_by_hand() -> None:
         steps=1,
         step_size=1.0,
         noise_variance=noise,
-        bounds=None,
+        box=None,
     )
     moved = run.run().location.value - start
     (X,) = asked

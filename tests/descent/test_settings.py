@@ -1,20 +1,40 @@
-"""Settings: refused by name before a record is read, priced by hand, compared in plain words."""
+"""Settings, plans and results: refused by name, priced by hand, shown without what is sensitive."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
+from fractions import Fraction
 from typing import Any
 
 import pytest
 import torch
 from botorch.models import SingleTaskGP
 from gpytorch.kernels import MaternKernel, RBFKernel
+from torch import Tensor
 
+from botorch_dp.descent import (
+    DescentDiagnostics,
+    DescentPlan,
+    DescentResult,
+    Design,
+    StepRecord,
+    gradient_noise_std,
+)
+from botorch_dp.descent.clipping import ClippedMean
 from botorch_dp.descent.settings import DescentSettings, check_public_kernel, described_kernel
 from botorch_dp.errors import NotPublicError
-from botorch_dp.privacy import PrivacyUnit
-from tests.descent.problems import DIM, descent, kernel, must_not_be_read, unit_box
+from botorch_dp.privacy import PrivacyBudget, PrivacyLedger, PrivacyUnit, Release, gaussian_mu
+from tests.descent.problems import (
+    DIM,
+    descent,
+    kernel,
+    must_not_be_read,
+    records,
+    squared_distance,
+    unit_box,
+)
 
 
 def settings(**changes: Any) -> DescentSettings:
@@ -23,18 +43,10 @@ def settings(**changes: Any) -> DescentSettings:
         "mu": 0.5,
         "steps": 25,
         "clip_norm": 3.0,
-        "batch_size": None,
-        "tolerance": None,
-        "bounds": unit_box(),
-        "noise_variance": 0.0,
-        "design": "simplex",
-        "radius": None,
-        "mean": "constant",
-        "max_points": 100,
-        "unsafe_seed": None,
+        "box": unit_box(),
         "unit": PrivacyUnit("one patient"),
     }
-    return DescentSettings.checked(**{**values, **changes})
+    return DescentSettings(**{**values, **changes})
 
 
 @pytest.mark.parametrize(
@@ -54,11 +66,11 @@ def settings(**changes: Any) -> DescentSettings:
         ({"mean": "linear"}, "`mean`"),
         ({"max_points": 2}, "`max_points`"),
         ({"unsafe_seed": -1}, "`unsafe_seed`"),
-        ({"initial": torch.full((DIM,), 1.5).double()}, "within `bounds`"),
+        ({"initial": torch.full((DIM,), 1.5).double()}, "within `box`"),
         ({"initial": torch.full((DIM,), math.nan).double()}, "`initial`"),
         ({"initial": torch.zeros(1, DIM).double()}, "`initial`"),
-        ({"bounds": unit_box(2)}, "`bounds`"),
-        ({"bounds": unit_box().flip(0)}, "`bounds`"),
+        ({"box": unit_box(2)}, "`box`"),
+        ({"box": unit_box().flip(0)}, "`box`"),
         ({"radius": [0.1, -0.2]}, "`radius`"),
     ],
 )
@@ -93,30 +105,59 @@ def test_a_kernel_is_public_until_it_was_trained() -> None:
         check_public_kernel(trained)
 
 
-@pytest.mark.parametrize(("design", "points"), [("simplex", DIM + 1), ("central", 2 * DIM)])
-def test_a_full_stencil_is_the_default(design: str, points: int) -> None:
-    assert settings(design=design).batch_size == points
-    assert settings(design=design, max_points=points).max_points == points
+@pytest.mark.parametrize(("name", "points"), [("simplex", DIM + 1), ("central", 2 * DIM)])
+def test_a_full_stencil_is_the_default(name: Any, points: int) -> None:
+    assert settings(design=Design(name)).batch_size == points
+    assert settings(design=Design(name, max_points=points)).design.max_points == points
     with pytest.raises(ValueError, match="`max_points`"):
-        settings(design=design, max_points=points - 1)
-    assert settings(design=design, batch_size=2).batch_size == 2
+        settings(design=Design(name, max_points=points - 1))
+    assert settings(design=Design(name, batch_size=2)).batch_size == 2
 
 
 def test_noise_and_guarantee_by_hand() -> None:
     checked = settings()
     # 2 B sqrt(T) / (n mu) = 2 * 3 * 5 / (100 * 0.5)
     assert checked.noise_std(100) == pytest.approx(0.6, rel=1e-15)
-    assert checked.guarantee(25).mu == 0.5
-    assert checked.guarantee(4).mu == pytest.approx(0.5 * math.sqrt(4 / 25), rel=1e-15)
-    assert checked.guarantee(25).protects == "one patient"
-    assert settings(mu=math.inf).noise_std(100) == 0.0
-    assert settings(mu=math.inf).guarantee(1).status == "none"
+    std = gradient_noise_std(clip_norm=3.0, mu=0.5, steps=25, num_records=100)
+    assert std == checked.noise_std(100)
+    for taken in (None, 1, 4, 25):
+        assert checked.guarantee(taken).mu == 0.5
+        assert checked.guarantee(taken).status == "proven"
+    assert checked.guarantee(25) == checked.guarantee() != checked.guarantee(4)
+    assert checked.step_price.mu == pytest.approx(0.1, rel=1e-15)
+    assert checked.guarantee().protects == "one patient"
+
+
+def test_no_noise_no_promise() -> None:
+    plain = settings(mu=math.inf)
+    assert plain.noise_std(100) == 0.0
+    assert plain.guarantee(1).status == "none"
+    assert plain.guarantee(1).epsilon(1e-5) == math.inf
+    assert "no noise" in str(plain.guarantee(1))
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 7, 25, 150, 997])
+@pytest.mark.parametrize("mu", [0.1, 0.5, 1.0, 2.0, 1 / 3])
+def test_steps_never_add_up_to_more_than_mu(mu: float, steps: int) -> None:
+    share = settings(mu=mu, steps=steps).step_mu
+    assert steps * Fraction(share) ** 2 <= Fraction(mu) ** 2
+    assert share == pytest.approx(mu / math.sqrt(steps), rel=1e-15)
+
+
+@pytest.mark.parametrize("steps", [3, 25, 150])
+def test_a_whole_run_fits_its_budget_exactly(steps: int) -> None:
+    price = settings(mu=gaussian_mu(1.0, 1e-6), steps=steps).step_price
+    with PrivacyLedger(budget=PrivacyBudget(1.0, 1e-6)) as ledger:
+        for _ in range(steps):
+            ledger.charge(price)
+        assert len(ledger.entries()) == steps
 
 
 def test_a_seed_takes_the_promise_away_but_not_the_price() -> None:
     simulated = settings(unsafe_seed=0)
-    assert simulated.guarantee(25).status == "none"
-    assert simulated.nominal_guarantee(25) == settings().guarantee(25)
+    assert simulated.guarantee().status == "none"
+    assert simulated.guarantee().nominal == settings().guarantee()
+    assert simulated.step_price == settings().step_price
 
 
 def test_only_plain_gibo_may_do_without_clipping() -> None:
@@ -134,27 +175,29 @@ def test_later_changes_of_the_arguments_have_no_effect() -> None:
     assert not checked.initial.requires_grad
 
 
-def test_bounds_take_the_kind_of_the_start_and_may_be_tight() -> None:
+def test_the_box_takes_the_kind_of_the_start_and_may_be_tight() -> None:
     single = settings(initial=torch.full((DIM,), 0.25))
-    assert single.bounds is not None and single.bounds.dtype == torch.float32
+    assert single.box is not None and single.box.dtype == torch.float32
     here = torch.full((2, DIM), 0.25, dtype=torch.double)
-    assert settings(bounds=here).bounds is not None
+    assert settings(box=here).box is not None
     with pytest.raises(ValueError, match=r"`initial` .* coordinates \[1\] are outside"):
         settings(initial=torch.tensor([0.0, 1.5, 1.0], dtype=torch.double))
-    with pytest.raises(ValueError, match="`bounds` must have lower <= upper"):
-        settings(bounds=unit_box().flip(0))
-    assert settings(bounds=None).bounds is None
+    with pytest.raises(ValueError, match="`box` must have lower <= upper"):
+        settings(box=unit_box().flip(0))
+    assert settings(box=None).box is None
 
 
 def test_described_in_what_json_can_hold() -> None:
-    described = settings(radius=[0.3, 0.1]).described()
-    assert set(described) == set(DescentSettings.__dataclass_fields__)
+    described = settings(design=Design(radius=[0.3, 0.1])).described()  # type: ignore[arg-type]
+    of_settings, of_design = DescentSettings.__dataclass_fields__, Design.__dataclass_fields__
+    assert set(described) == of_settings.keys() | (of_design.keys() - {"name"})
     assert described["initial"] == [0.25] * DIM
-    assert described["bounds"] == [[0.0] * DIM, [1.0] * DIM]
+    assert described["box"] == [[0.0] * DIM, [1.0] * DIM]
     assert described["radius"] == (0.3, 0.1)
+    assert described["design"] == "simplex"
     assert json.loads(json.dumps(described))["mu"] == 0.5
-    assert described == settings(radius=(0.3, 0.1)).described()
-    assert described != settings(radius=(0.3, 0.2)).described()
+    assert described == settings(design=Design(radius=(0.3, 0.1))).described()
+    assert described != settings(design=Design(radius=(0.3, 0.2))).described()
 
 
 def test_kernels_are_told_apart_by_class_and_hyper_parameters() -> None:
@@ -162,3 +205,101 @@ def test_kernels_are_told_apart_by_class_and_hyper_parameters() -> None:
     descriptions = [described_kernel(k) for k in (kernel(0.5), kernel(0.7), MaternKernel(nu=2.5))]
     for index, description in enumerate(descriptions):
         assert description not in descriptions[:index]
+
+
+# --- Plans. ---
+
+
+def plan(noise_std: float) -> DescentPlan:
+    return DescentPlan(
+        num_records=100,
+        num_parameters=4,
+        steps=25,
+        evaluations=125,
+        clip_norm=1.0,
+        noise_std=noise_std,
+        table_bytes=100_000,
+        guarantee=settings().guarantee(),
+    )
+
+
+def test_a_hopeless_setting_is_called_so() -> None:
+    assert plan(0.1).noise_to_clip == pytest.approx(0.2)
+    assert plan(0.1).advice.startswith("Workable")
+    assert plan(1.0).advice.startswith("Noisy")
+    assert plan(10.0).advice.startswith("Hopeless")
+
+
+def test_the_plan_can_be_read() -> None:
+    text = str(plan(0.1))
+    for part in ("25 steps", "125 evaluations", "0.2", "one patient", "0.5-Gaussian"):
+        assert part in text
+
+
+# --- Results. ---
+
+
+def test_diagnostics_know_what_was_dropped_and_do_not_show_it() -> None:
+    def losses(X: Tensor) -> Tensor:
+        values = squared_distance(records())(X)
+        values[:, :7] = math.nan
+        return values
+
+    result = descent(losses, steps=2).run()
+    assert result.diagnostics.not_finite == [7, 7]
+    assert all(0 <= part <= 1 for part in result.diagnostics.clipped_fraction)
+    assert "7" not in repr(result.diagnostics)
+    assert "sensitive" in repr(result.diagnostics)
+
+
+def test_a_result_can_be_read_at_a_glance() -> None:
+    shown = repr(descent(steps=2, mu=0.5).run())
+    assert "2 of 2 steps in 3 parameters" in shown
+    assert "0.5-Gaussian differentially private" in shown
+
+
+def test_diagnostics_by_hand() -> None:
+    """Of four gradients one is too long, one no number: they are counted, per step."""
+    diagnostics = DescentDiagnostics()
+    gradients = torch.tensor([[0.5, 3.0, math.nan, 0.0], [0.0, 4.0, 1.0, 1.0]]).double()
+    for columns in (gradients, gradients[:, [0, 3]]):
+        mean = ClippedMean(2, columns.shape[1], 2.0)
+        mean.add(columns)
+        diagnostics.add(mean)
+    assert diagnostics.clipped_fraction == [1 / 4, 0.0]
+    assert diagnostics.not_finite == [1, 0]
+    assert repr(diagnostics) == "DescentDiagnostics(2 steps; sensitive, not shown)"
+    assert DescentDiagnostics().not_finite == []  # no list is shared between runs
+
+
+def finished(steps: int, location: float) -> DescentResult:
+    guarantee = settings(steps=steps).guarantee()
+    trajectory = torch.full((steps + 1, 2), location)
+    return DescentResult(
+        location=Release(trajectory[-1], guarantee),
+        average=Release(trajectory[-1], guarantee),
+        trajectory=Release(trajectory, guarantee),
+        history=(StepRecord(3, 3, 0.1, 0.02),) * steps,
+        planned_steps=steps,
+        diagnostics=DescentDiagnostics(clipped_fraction=[0.123] * steps),
+    )
+
+
+def test_all_releases_cost_one_guarantee() -> None:
+    result = finished(4, 0.25)
+    assert result.guarantee is result.location.guarantee
+    assert result.guarantee.mu == 0.5
+
+
+def test_a_result_shows_neither_iterates_nor_diagnostics() -> None:
+    shown = repr(finished(4, 0.8125))
+    assert shown.startswith("DescentResult(4 of 4 steps in 2 parameters; ")
+    assert "one patient" in shown
+    assert "0.8125" not in shown and "0.123" not in shown
+
+
+def test_what_is_published_cannot_be_changed_afterwards() -> None:
+    result = finished(1, 0.25)
+    for record, name in ((result, "location"), (result.history[0], "trace")):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(record, name, None)

@@ -11,16 +11,29 @@ from torch import Tensor
 
 from botorch_dp.descent import private_start, public_clip_norm
 from botorch_dp.errors import BudgetExhausted
-from botorch_dp.privacy import PrivacyBudget, PrivacyLedger, audit_epsilon, pure_dp_mu
-from tests.descent.problems import DIM, kernel, records, squared_distance, unit_box
+from botorch_dp.privacy import (
+    PrivacyBudget,
+    PrivacyLedger,
+    PrivacyUnit,
+    audit_epsilon,
+    pure_dp_mu,
+)
+from tests.descent.problems import (
+    DIM,
+    kernel,
+    must_not_be_read,
+    records,
+    squared_distance,
+    unit_box,
+)
 
 
 def start(losses=None, **changes):  # type: ignore[no-untyped-def]
     settings = {
-        "bounds": unit_box(),
+        "box": unit_box(),
         "mu": 1.0,
         "num_points": 16,
-        "loss_bounds": (0.0, 1.0),
+        "bounds": (0.0, 1.0),
         "seed": 0,
     }
     settings.update(changes)
@@ -48,7 +61,7 @@ def test_points_are_public_and_follow_their_seed() -> None:
     assert torch.equal(seen[0], seen[1])
     assert not torch.equal(seen[0], seen[2])
     assert seen[0].dtype == torch.double
-    assert start(losses, bounds=unit_box().float()).value.dtype == torch.float32
+    assert start(losses, box=unit_box().float()).value.dtype == torch.float32
 
 
 def test_the_ledger_is_charged_the_same_mu_before_the_records_are_read() -> None:
@@ -121,15 +134,40 @@ def test_simulated_noise_repeats() -> None:
         ({"mu": 0.0}, "`mu`"),
         ({"mu": math.inf}, "`mu`"),
         ({"num_points": 1}, "`num_points`"),
-        ({"loss_bounds": (1.0, 1.0)}, "`loss_bounds`"),
-        ({"bounds": unit_box().flip(0)}, "`bounds`"),
-        ({"bounds": torch.zeros(3, dtype=torch.double)}, "`bounds`"),
+        ({"bounds": (1.0, 1.0)}, "`bounds`"),
+        ({"bounds": (-1e308, 1e308)}, "`bounds`"),
+        ({"box": unit_box().flip(0)}, "`box`"),
+        ({"box": torch.zeros(3, dtype=torch.double)}, "`box`"),
         ({"num_records": 3}, "200 columns where 3 records"),
     ],
 )
 def test_wrong_settings_are_named(changes, message: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ValueError, match=message):
         start(**changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"unsafe_seed": -1}, {"num_records": 0}, {"mu": 1e-295}, {"bounds": (0.0, math.inf)}],
+)
+def test_what_cannot_run_is_refused_before_it_is_paid(changes) -> None:  # type: ignore[no-untyped-def]
+    with PrivacyLedger(budget=PrivacyBudget(5.0, 1e-5, summed=0.0)) as ledger:
+        with pytest.raises((ValueError, TypeError)):
+            start(must_not_be_read, ledger=ledger, **changes)
+        with pytest.raises(TypeError, match="`record_losses` must be callable"):
+            start(3, ledger=ledger)
+        assert not ledger.entries()
+
+
+def test_what_rests_on_the_caller_is_printed() -> None:
+    guarantee = start(unit=PrivacyUnit("one patient")).guarantee
+    for part in (
+        "one patient",
+        "a record's losses depend on that record only",
+        "the number of records is public",
+        "the box and the bounds of a loss were chosen without the records",
+    ):
+        assert part in str(guarantee)
 
 
 def test_clip_norm_is_the_quantile_of_true_gradient_lengths() -> None:
