@@ -160,7 +160,7 @@ class Design:
             limit = known * belief.prior.trace()
             if bool(belief.trace <= limit.clamp_min(self.tolerance or 0.0)):
                 return Proposal(belief.location.new_zeros(0, d), 0.0)
-        radii = self._radii(belief, step, steps, previous)
+        radii = self._radii(belief.location.dtype, step, steps, previous)
         count = self.size(d)
         if self.tolerance is None:
             return self._stencil(belief, count, radii, box)[0]
@@ -171,72 +171,73 @@ class Design:
         return proposal
 
     def _stencil(
-        self, belief: GradientBelief, count: int, radii: Tensor, box: Tensor | None
+        self, belief: GradientBelief, count: int, radii: list[float], box: Tensor | None
     ) -> tuple[Proposal, float]:
         """``count`` points at the best of some radii, and the trace they would leave if needed."""
         stencil: Stencil = "central" if self.name == "central" else "simplex"
         basis = leading_basis(belief.covariance, belief.units)
         directions = stencil_directions(stencil, count, basis)
-        candidates = place_stencil(belief.location, directions, radii, belief.units, box)
-        if len(radii) == 1 and self.tolerance is None and self.name != "optimize":
-            return Proposal(candidates[0], float(radii[0])), math.nan  # nobody asks for the trace
-        traces = self._traces(belief, candidates)
+        candidates = place_stencil(
+            belief.location, directions, belief.location.new_tensor(radii), belief.units, box
+        )
+        is_wanted = self.tolerance is not None or self.name == "optimize"
+        if len(radii) == 1 and not is_wanted:
+            return Proposal(candidates[0], radii[0]), math.nan
+        # Losses are trusted to a limited number of digits only.
+        noise = max(self.noise_variance, numerical_noise(belief.derivatives, belief.location))
+        with torch.no_grad():
+            traces = belief.trace_after(candidates, noise)
         best = int(traces.argmin())
-        points, trace = candidates[best], float(traces[best])
+        points, trace = candidates[best], float(traces[best]) if is_wanted else math.nan
         if self.name == "optimize":
-            points, trace = self._polished(belief, points, trace, box)
-        return Proposal(points, float(radii[best])), trace
+            points, trace = _polished(belief, points, trace, noise, box)
+        return Proposal(points, radii[best]), trace
 
     def _radii(
-        self, belief: GradientBelief, step: int, steps: int, previous: float | None
-    ) -> Tensor:
+        self, dtype: torch.dtype, step: int, steps: int, previous: float | None
+    ) -> list[float]:
         """The radii to choose from, one or several."""
-        location = belief.location
         if isinstance(self.radius, tuple):
             first, last = self.radius
-            return location.new_tensor([first * (last / first) ** (step / max(steps - 1, 1))])
+            return [first * (last / first) ** (step / max(steps - 1, 1))]
         if self.radius is not None:
-            return location.new_tensor([self.radius])
-        grid = radius_grid(_RADII, like=location)
+            return [self.radius]
+        grid = radius_grid(_RADII, like=torch.zeros((), dtype=dtype))
         if previous is None:
-            return grid
+            return grid.tolist()
         # The best radius settles soon: look again after 1, 2, 4, 8, ... steps only.
         factors = _NEIGHBOURS if step & (step - 1) == 0 else (1.0,)
-        return (previous * location.new_tensor(factors)).clamp(grid[0], grid[-1])
+        return (previous * grid.new_tensor(factors)).clamp(grid[0], grid[-1]).tolist()
 
-    def _traces(self, belief: GradientBelief, X: Tensor) -> Tensor:
-        """Traces after observing ``X``, with losses trusted to a limited number of digits only."""
-        noise = max(self.noise_variance, numerical_noise(belief.derivatives, belief.location))
-        with torch.no_grad() if not X.requires_grad else torch.enable_grad():
-            return belief.trace_after(X, noise)
 
-    def _polished(
-        self, belief: GradientBelief, points: Tensor, start: float, box: Tensor | None
-    ) -> tuple[Tensor, float]:
-        """Improve all points jointly, in units of the kernel's length-scales."""
-        units = belief.units
+def _polished(
+    belief: GradientBelief, points: Tensor, start: float, noise: float, box: Tensor | None
+) -> tuple[Tensor, float]:
+    """Improve all points jointly, in units of the kernel's length-scales."""
+    units = belief.units
 
-        def placed(offsets: Tensor) -> Tensor:
-            moved = belief.location + units * offsets
-            return moved if box is None else moved.clamp(box[0], box[1])
+    def placed(offsets: Tensor) -> Tensor:
+        moved = belief.location + units * offsets
+        return moved if box is None else moved.clamp(box[0], box[1])
 
-        offsets = ((points - belief.location) / units).detach().requires_grad_()
-        optimizer = torch.optim.LBFGS(
-            [offsets], max_iter=_POLISHING_STEPS, line_search_fn="strong_wolfe"
-        )
+    offsets = ((points - belief.location) / units).detach().requires_grad_()
+    optimizer = torch.optim.LBFGS(
+        [offsets], max_iter=_POLISHING_STEPS, line_search_fn="strong_wolfe"
+    )
 
-        def closure() -> Tensor:
-            optimizer.zero_grad()
-            # Relative to the start: the trace's own scale would stop L-BFGS at once.
-            loss = self._traces(belief, placed(offsets)) / start
-            loss.backward()
-            return loss
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        # Relative to the start: the trace's own scale would stop L-BFGS at once.
+        loss = belief.trace_after(placed(offsets), noise) / start
+        loss.backward()
+        return loss
 
-        with torch.enable_grad():
-            optimizer.step(closure)
-        polished = placed(offsets.detach())
-        trace = float(self._traces(belief, polished))
-        return (polished, trace) if trace < start else (points, start)  # NaN is not better
+    with torch.enable_grad():
+        optimizer.step(closure)
+    with torch.no_grad():
+        polished = placed(offsets)
+        trace = float(belief.trace_after(polished, noise))
+    return (polished, trace) if trace < start else (points, start)  # NaN is not better
 
 
 def as_design(design: Design | DesignName) -> Design:

@@ -296,13 +296,13 @@ class DPGIBO:
         return GradientBelief(factor, self._location.detach(), unknown_mean=unknown_mean)
 
     def _propose(self, belief: GradientBelief) -> Proposal:
-        sampled = [record.radius for record in self._history if record.evaluations]
+        sampled = (record.radius for record in reversed(self._history) if record.evaluations)
         return self._settings.design.propose(
             belief,
             box=self._settings.box,
             step=self.steps_taken,
             steps=self._settings.steps,
-            previous=sampled[-1] if sampled else None,
+            previous=next(sampled, None),
         )
 
     def _charge(self) -> None:

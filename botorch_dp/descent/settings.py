@@ -310,8 +310,9 @@ class DescentDiagnostics:
 
     def add(self, mean: ClippedMean) -> None:
         """Count a step."""
-        self.clipped_fraction.append(float(mean.clipped) / mean.num_records)
-        self.not_finite.append(int(mean.not_finite))
+        clipped, not_finite = mean.counts()
+        self.clipped_fraction.append(clipped / mean.num_records)
+        self.not_finite.append(not_finite)
 
     def __repr__(self) -> str:
         return f"DescentDiagnostics({len(self.not_finite)} steps; sensitive, not shown)"
