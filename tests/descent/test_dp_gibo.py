@@ -11,6 +11,7 @@ import torch
 from gpytorch.kernels import MaternKernel, PolynomialKernel, RBFKernel, RQKernel, ScaleKernel
 from scipy import stats
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from botorch_dp.descent import DPGIBO, Design, NoiseAwareAdagrad
 from botorch_dp.descent import dp_gibo as module
@@ -545,6 +546,26 @@ def test_losses_of_a_changing_number_of_records_are_refused() -> None:
         run.step()
     with pytest.raises(ValueError, match="4 columns where 5 records"):
         descent(lambda X: X.new_zeros(len(X), 4), num_records=5).run()
+
+
+class Waits(TorchDispatchMode):
+    """Counts how often a number is fetched from the device."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_step_waits_for_the_device_only_where_a_number_decides() -> None:
+    run = descent(steps=8, ledger=None)
+    for _ in range(6):
+        run.step()
+    with Waits() as waits:
+        run.step()  # no search for a radius in this one
+    # Enough known? rows independent (2)? finite, for the noise? and the public trace.
+    assert waits.count <= 5
 
 
 def test_results_before_the_first_step_are_refused() -> None:
