@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from botorch_dp._checks import check_delta, check_finite, check_integer
+from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import Guarantee, PrivacyLedger, PrivacyUnit, Release
 from botorch_dp.privacy._noise import SelectionMethod
 
@@ -238,10 +239,16 @@ class Mechanism(Protocol):
         """How far the released value may be from the best one, but for probability ``delta``."""
 
 
-def check_seed(unsafe_seed: int | None) -> None:
-    """Raise unless simulated noise can be drawn with this seed."""
-    if unsafe_seed is not None:
-        check_integer("unsafe_seed", unsafe_seed, at_least=0)
+def check_seed(unsafe_seed: int | None, ledger: PrivacyLedger | None) -> None:
+    """Raise unless noise can be simulated with this seed, and nobody is to pay for it."""
+    if unsafe_seed is None:
+        return
+    check_integer("unsafe_seed", unsafe_seed, at_least=0)
+    if ledger is not None:
+        raise PrivacyError(
+            "`ledger` was given together with `unsafe_seed`: simulated noise promises nothing, so "
+            "there is nothing to charge. Leave one of them out."
+        )
 
 
 def charge_then_draw(
@@ -261,11 +268,8 @@ def charge_then_draw(
         ledger: Charged before ``draw`` is called.
         unsafe_seed: The seed that ``draw`` simulates with, if any: then nothing is promised.
     """
-    check_seed(unsafe_seed)
+    check_seed(unsafe_seed, ledger)
     warn_if_drowned(mechanism.utility())
     price = mechanism.guarantee
-    if ledger is not None:
-        ledger.charge(price, label=label)
-    promise = price if unsafe_seed is None else price.simulated()
-    value, scale = draw()
-    return Release(value, promise, scale)
+    value, scale = draw() if ledger is None else ledger.release(price, draw, label=label)
+    return Release(value, price if unsafe_seed is None else price.simulated(), scale)

@@ -379,7 +379,7 @@ class _PrivateOptimizer(ABC):
             ledger: Charged for both releases before the objective is first called.
             unsafe_seed: Simulate with reproducible noise. The releases then promise nothing.
         """
-        check_seed(unsafe_seed)
+        check_seed(unsafe_seed, ledger)
         warn_if_delta_is_large(self.choice.delta, num_records)
         for bound in self.utility():
             warn_if_drowned(bound)

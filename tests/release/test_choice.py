@@ -14,6 +14,7 @@ from botorch_dp.privacy import (
     BudgetExhausted,
     NeighboringRelation,
     PrivacyBudget,
+    PrivacyError,
     PrivacyLedger,
     PrivacyUnit,
 )
@@ -283,3 +284,10 @@ def test_the_relation_is_the_callers_as_the_correlation_is():
 def test_as_many_choices_as_agreed():
     with pytest.raises(ValueError, match="`choices` must hold 5 rows"):
         mechanism().release(torch.zeros(4), torch.rand(4, 2))
+
+
+def test_simulated_noise_cannot_be_charged():
+    ledger = PrivacyLedger(budget=PrivacyBudget(10.0, 0.1))
+    with pytest.raises(PrivacyError, match="nothing to charge"):
+        release_choice(MEAN, torch.rand(5, 2), ledger=ledger, unsafe_seed=1, **OPTIONS)
+    assert not ledger.entries()

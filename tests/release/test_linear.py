@@ -299,9 +299,9 @@ def test_charged_before_the_records_are_read() -> None:
             assert torch.equal(X, SobolDesign(BOX, num_points=4).points)
             return (X - 0.5).abs().expand(-1, 10_000)
 
-        release = release_linear_choice(watched, CHOICES, ledger=ledger, unsafe_seed=0, **arguments)
+        release = release_linear_choice(watched, CHOICES, ledger=ledger, **arguments)
         assert reads == [(5.0, 0.0)]
-        assert release.guarantee.status == "none"
+        assert release.guarantee.status == "proven"
         with pytest.raises(BudgetExhausted):
             release_linear_choice(watched, CHOICES, ledger=ledger, **arguments)
         assert len(reads) == 1
@@ -444,6 +444,8 @@ def test_a_wrong_seed_is_refused_before_anything_is_charged() -> None:
     with PrivacyLedger(budget=PrivacyBudget(5.0)) as ledger:
         with pytest.raises(ValueError, match="`unsafe_seed`"):
             mechanism().release(random_scores(0), ledger=ledger, unsafe_seed=-1)
+        with pytest.raises(PrivacyError, match="nothing to charge"):
+            mechanism().release(random_scores(0), ledger=ledger, unsafe_seed=1)
         assert ledger.entries() == []
 
 

@@ -122,7 +122,7 @@ def test_audit_of_the_flipped_label(settings: dict[str, object], sound: bool) ->
     report = audit_epsilon(
         lambda values: mechanism.release(values).value,
         *flipped_pair(),
-        samples=6000,
+        samples=3000,
         confidence=1 - 1e-6,
         claim=1.5,
     )
