@@ -39,7 +39,7 @@ from tqdm import tqdm
 from benchmarks.common import RESULTS, Interval, mean_interval, save_results
 from benchmarks.which_searches import DELTA, DRAWS, MARKS, SEARCHES
 from benchmarks.which_tasks import NUM_CHOICES, TASKS, Task, Trial
-from botorch_dp.release.utility import UtilityWarning
+from botorch_dp.release import UtilityWarning
 
 RANDOM = "random choice"
 #: Methods of the papers, and what a user would otherwise do.

@@ -1,6 +1,6 @@
 """Which release is worth it? Regret of five ways to publish a choice at equal (epsilon, delta).
 
-A model is tuned on the private records of a validation set: 400 configurations, 25 evaluations,
+A model is tuned on the sensitive records of a validation set: 400 configurations, 25 evaluations,
 then one configuration is published. All ways share a public kernel and prior.
 
 - ``release_choice``: GP-UCB on the exact means, then the exponential mechanism under the
@@ -43,8 +43,12 @@ from botorch_dp.acquisition.ucb import UCBSchedule
 from botorch_dp.models import FiniteSetGP, public_gp
 from botorch_dp.objectives import PrivateObjective
 from botorch_dp.privacy import gaussian_mu
-from botorch_dp.release import MaxVarianceDesign, release_choice, release_linear_choice
-from botorch_dp.release.utility import UtilityWarning
+from botorch_dp.release import (
+    MaxVarianceDesign,
+    UtilityWarning,
+    release_choice,
+    release_linear_choice,
+)
 
 EPSILONS = (0.1, 0.3, 1.0, 3.0, 10.0)
 DELTA = 1e-5

@@ -30,8 +30,7 @@ from botorch_dp.acquisition.ucb import UCBSchedule
 from botorch_dp.models import FiniteSetGP
 from botorch_dp.objectives import PrivateObjective
 from botorch_dp.privacy import exponential_mechanism, gaussian_mu
-from botorch_dp.release import MaxVarianceDesign, release_choice, release_linear_choice
-from botorch_dp.release.search import GPUCB
+from botorch_dp.release import GPUCB, MaxVarianceDesign, release_choice, release_linear_choice
 
 DELTA = 1e-6
 #: A mechanism that draws the choice itself is averaged over that many draws for each seed.

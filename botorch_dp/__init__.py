@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from botorch_dp.outsourced import GaussianNoiseCurator, Modeler
     from botorch_dp.pareto import DPareto, PrivacyUtilityProblem
     from botorch_dp.privacy import Guarantee, PrivacyBudget, PrivacyLedger, Release
-    from botorch_dp.release import PrivateGPUCB
+    from botorch_dp.release import LinearChoice, PrivateChoice, PrivateGPUCB, PrivateMaximum
     from botorch_dp.space import SearchSpace
     from botorch_dp.training import DPTrainer
 
@@ -27,11 +27,14 @@ _ROOMS = {
     "DPareto": "pareto",
     "GaussianNoiseCurator": "outsourced",
     "Guarantee": "privacy",
+    "LinearChoice": "release",
     "Modeler": "outsourced",
     "PrivacyBudget": "privacy",
     "PrivacyLedger": "privacy",
     "PrivacyUtilityProblem": "pareto",
+    "PrivateChoice": "release",
     "PrivateGPUCB": "release",
+    "PrivateMaximum": "release",
     "PrivateObjective": "objectives",
     "Release": "privacy",
     "SearchSpace": "space",
@@ -43,11 +46,14 @@ __all__ = [
     "DPareto",
     "GaussianNoiseCurator",
     "Guarantee",
+    "LinearChoice",
     "Modeler",
     "PrivacyBudget",
     "PrivacyLedger",
     "PrivacyUtilityProblem",
+    "PrivateChoice",
     "PrivateGPUCB",
+    "PrivateMaximum",
     "PrivateObjective",
     "Release",
     "SearchSpace",

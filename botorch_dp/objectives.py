@@ -2,9 +2,6 @@
 
 Everything that reads only what a :class:`PrivateObjective` returns is post-processing: any
 surrogate, acquisition function or loop may follow, and the promise stays the same.
-
-References:
-    [Dong2022] J. Dong, A. Roth, W. Su. Gaussian differential privacy. JRSS B 84(1), 2022.
 """
 
 from __future__ import annotations
@@ -36,6 +33,9 @@ __all__ = ["Evaluations", "ObjectiveDiagnostics", "PerRecordLosses", "PrivateObj
 #: A double holds every integer up to this one, so sums below it are exact in any order: a score
 #: rounded to an integer moves the sum by what it moves itself, and not by a rounding error more.
 _LARGEST_EXACT = 2**53
+
+#: What rests on the caller wherever scores of single records are bounded one by one.
+OWN_RECORD_ONLY = "a record's score depends on that record and on public things only"
 
 
 @runtime_checkable
@@ -202,20 +202,17 @@ class PrivateObjective:
         #: **Sensitive**; see :class:`ObjectiveDiagnostics`.
         self.diagnostics = ObjectiveDiagnostics()
         self._width = check_positive("bounds", self.bounds[1] - self.bounds[0])
-        self._one_evaluation = gaussian_guarantee(
-            sensitivity=1.0,
-            mu=self.mu,
-            unit=check_unit(unit, NeighboringRelation.REPLACE_ONE),
-        )
+        unit = check_unit(unit, NeighboringRelation.REPLACE_ONE).given(OWN_RECORD_ONLY)
+        self._one_evaluation = gaussian_guarantee(sensitivity=1.0, mu=self.mu, unit=unit)
         self._seeds = None if unsafe_seed is None else np.random.SeedSequence(unsafe_seed)
         self._history: list[Evaluations] = []
         self._lock = threading.Lock()
 
-    @property
-    def guarantee(self) -> Guarantee:
-        """What *one* evaluation promises; ``compose`` as many as you plan."""
-        one = self._one_evaluation
-        return one if self._seeds is None else one.simulated()
+    def price(self, evaluations: int = 1) -> Guarantee:
+        """What this many evaluations, a number fixed beforehand, promise and cost."""
+        count = check_integer("evaluations", evaluations)
+        together = compose(*[self._one_evaluation] * count)
+        return together if self._seeds is None else together.simulated()
 
     @property
     def noise_std(self) -> float:

@@ -166,7 +166,7 @@ def test_sums_on_the_grid_are_exact() -> None:
 
 def audited(mu: float, samples: int, claimed_mu: float, delta: float = 0.1) -> bool:
     """Whether the claim of a mu survives an audit on a worst-case pair of one-record data sets."""
-    claim = PrivateObjective(distances, bounds=(0.0, 1.0), mu=claimed_mu).guarantee
+    claim = PrivateObjective(distances, bounds=(0.0, 1.0), mu=claimed_mu).price()
 
     def mechanism(score: float, size: int) -> Tensor:
         scores = torch.tensor([score], dtype=torch.double)
@@ -199,18 +199,20 @@ def test_large_audit_and_its_broken_twin() -> None:
 # What it costs
 
 
-def test_guarantee_before_it_runs() -> None:
+def test_price_before_it_runs() -> None:
     objective = PrivateObjective(
         distances, bounds=(0.0, 1.0), mu=0.1, unit=PrivacyUnit("one patient")
     )
-    guarantee = objective.guarantee
+    guarantee = objective.price()
     assert guarantee.mu == 0.1 and guarantee.status == "proven"
     assert guarantee.relation is NeighboringRelation.REPLACE_ONE
     assert "one patient" in str(guarantee)
-    assert compose(*[guarantee] * 25).mu == pytest.approx(0.5)
+    assert "given that a record's score depends on that record" in str(guarantee)
+    assert objective.price(25) == compose(*[guarantee] * 25)
+    assert objective.price(25).mu == pytest.approx(0.5)
     simulated = PrivateObjective(distances, bounds=(0.0, 1.0), mu=0.1, unsafe_seed=0)
-    assert simulated.guarantee.status == "none"
-    assert "simulated noise: nothing is promised" in str(simulated.guarantee)
+    assert simulated.price().status == "none"
+    assert "simulated noise: nothing is promised" in str(simulated.price())
 
 
 def test_rows_are_charged_before_the_records_are_read() -> None:
@@ -463,7 +465,7 @@ def test_trust_region_loop_with_batches() -> None:
     X, Y, _ = objective.history
     assert len(Y) == 22
     assert (X[Y.argmax()] - center).norm() < 0.35
-    assert compose(*[objective.guarantee] * 22).status == "none"
+    assert objective.price(22).status == "none"
 
 
 def test_ax_loop() -> None:

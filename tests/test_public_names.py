@@ -16,8 +16,9 @@ NAMES = {
     "acquisition": """UCBSchedule PrivateUpperConfidenceBound GradientTrace
         HypervolumeProbabilityOfImprovement LogHypervolumeProbabilityOfImprovement""",
     "objectives": "PerRecordLosses PrivateObjective",
-    "release": """release_choice release_maximum release_noise_free_maximum
-        release_lipschitz_maximum release_linear_choice PrivateGPUCB BranchAndBoundUCB""",
+    "release": """PrivateChoice LinearChoice PrivateMaximum NoiseFreeMaximum LipschitzMaximum
+        PrivateGPUCB BranchAndBoundUCB release_choice release_maximum release_noise_free_maximum
+        release_lipschitz_maximum release_linear_choice""",
     "descent": "DPGIBO private_start",
     "outsourced": "RandomProjectionCurator GaussianNoiseCurator Modeler",
     "pareto": "Real Integer SearchSpace PrivacyUtilityProblem DPareto ParetoFront",

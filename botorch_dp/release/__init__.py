@@ -1,56 +1,54 @@
-"""Private releases of a Bayesian optimization: the maximizer and the maximum."""
+"""Private releases of a Bayesian optimization: the maximizer and the maximum.
 
-from botorch_dp.release.bounds import NoiseFreeMaximum, NoisyMaximum
-from botorch_dp.release.choice import (
-    ChoiceMechanism,
-    choice_guarantee,
-    choice_utility,
-    release_choice,
-)
-from botorch_dp.release.designs import (
+Each release is one class: ``guarantee`` says what it promises and costs, ``utility()`` what it is
+worth, and ``release(..., ledger=)`` makes it. The functions do the same in one call.
+"""
+
+from botorch_dp.release.assumptions import UtilityBound, UtilityWarning
+from botorch_dp.release.choice import PrivateChoice, release_choice
+from botorch_dp.release.linear import (
+    LinearChoice,
     MaxVarianceDesign,
     PublicDesign,
     SobolDesign,
     StatedDesign,
-)
-from botorch_dp.release.linear import (
-    LinearChoiceMechanism,
-    linear_choice_guarantee,
     release_linear_choice,
 )
-from botorch_dp.release.lipschitz import LipschitzMaximum
 from botorch_dp.release.maximum import (
+    LipschitzMaximum,
+    NoiseFreeMaximum,
+    PrivateMaximum,
     release_lipschitz_maximum,
     release_maximum,
     release_noise_free_maximum,
 )
-from botorch_dp.release.plan import PrivateOptimum, ReleasePlan
-from botorch_dp.release.private_ucb import BranchAndBoundUCB, PrivateGPUCB
-from botorch_dp.release.search import GPUCB, BranchAndBound, SearchDiagnostics
-from botorch_dp.release.utility import UtilityBound, UtilityWarning
+from botorch_dp.release.private_ucb import (
+    GPUCB,
+    BranchAndBound,
+    BranchAndBoundUCB,
+    PrivateGPUCB,
+    PrivateOptimum,
+    SearchDiagnostics,
+)
 
 __all__ = [
     "GPUCB",
     "BranchAndBound",
     "BranchAndBoundUCB",
-    "ChoiceMechanism",
-    "LinearChoiceMechanism",
+    "LinearChoice",
     "LipschitzMaximum",
     "MaxVarianceDesign",
     "NoiseFreeMaximum",
-    "NoisyMaximum",
+    "PrivateChoice",
     "PrivateGPUCB",
+    "PrivateMaximum",
     "PrivateOptimum",
     "PublicDesign",
-    "ReleasePlan",
     "SearchDiagnostics",
     "SobolDesign",
     "StatedDesign",
     "UtilityBound",
     "UtilityWarning",
-    "choice_guarantee",
-    "choice_utility",
-    "linear_choice_guarantee",
     "release_choice",
     "release_linear_choice",
     "release_lipschitz_maximum",

@@ -1,6 +1,6 @@
-r"""The Gaussian-process assumption behind the releases of [Kusner2015]_, in words and numbers.
+r"""What the releases rest on, what they are worth, and the order of events they share.
 
-Assumption 1 puts one prior over the objectives ``f_V`` of all data sets ``V``:
+Assumption 1 of [Kusner2015] puts one prior over the objectives ``f_V`` of all data sets ``V``:
 ``cov(f_V(x), f_V'(x')) = k(V, V') k(x, x')`` with zero mean and ``k(x, x) = k(V, V) = 1``. For
 neighbours, ``f_V(x) - f_V'(x)`` then is Gaussian with variance ``2 (1 - k(V, V'))``.
 
@@ -8,28 +8,41 @@ Which correlation? If ``f`` is the mean of ``m`` scores within a range ``r``, in
 standard deviation ``s``, neighbours differ by at most ``r / (m s)``; with ``k(V, V') =
 1 - (r / (m s))^2 / 2`` that is one standard deviation of the difference.
 
-References:
-.. [Kusner2015]
-    M. J. Kusner, J. R. Gardner, R. Garnett and K. Q. Weinberger. Differentially Private Bayesian
-    Optimization. ICML 2015.
-.. [Kusner2014]
-    The earlier edition of the same work, at the NIPS 2014 workshop on Bayesian optimization.
+What a release is worth follows from its noise alone. With ``scale`` the noise scale and
+``a = log(1 / delta)``:
+
+* Laplace noise is at most ``scale * a`` in absolute value, but for probability ``delta``;
+* a choice drawn from ``n`` with probability proportional to ``exp(utility / scale)``, or by
+  permute-and-flip at that scale, has a utility of at least ``max - scale * (log n + a)``, but for
+  probability ``delta``.
 """
 
 from __future__ import annotations
 
 import math
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from botorch_dp._checks import check_finite
-from botorch_dp.privacy import PrivacyUnit
+from botorch_dp._checks import check_delta, check_finite, check_integer
+from botorch_dp.errors import PrivacyError
+from botorch_dp.privacy import Guarantee, PrivacyLedger, PrivacyUnit, Release
+from botorch_dp.privacy._noise import SelectionMethod
 
 VALIDATION_RECORD = PrivacyUnit("one record of the validation set")
 
 #: Beyond this many prior standard deviations no draw of the prior lies (probability < 1e-500).
 _PLAUSIBLE = 50.0
+
+ValueT = TypeVar("ValueT")
+
+
+# Assumption 1
 
 
 def check_correlation(dataset_correlation: float) -> float:
@@ -52,15 +65,24 @@ def neighbor_gap(dataset_correlation: float, count: float, delta: float) -> floa
     return 2 * math.sqrt((1 - dataset_correlation) * math.log(count / delta))
 
 
+def exact(number: float) -> str:
+    """``number`` as it stands in a condition: the shortest decimal that is read as the same double.
+
+    Fewer digits may state less than the proof needs: 1 - 6e-7 as 0.999999 allows data sets whose
+    objectives lie 1.29 times as far apart.
+    """
+    return repr(float(number)).removesuffix(".0")
+
+
 def prior_conditions(dataset_correlation: float, delta: float) -> tuple[str, ...]:
     """What every release under Assumption 1 rests on."""
     return (
         "Assumption 1 of Kusner et al. (2015) is true: the objectives of all data sets are one "
         "draw of a zero-mean Gaussian process with covariance k(V, V') k(x, x'), k(x, x) = 1, its "
         "parameters fixed without looking at the records",
-        f"neighbouring data sets have correlation k(V, V') >= {dataset_correlation:g}",
-        f"the sensitivity bound may fail with probability {delta:g} over that prior (not over the "
-        "mechanism's coins)",
+        f"neighbouring data sets have correlation k(V, V') >= {exact(dataset_correlation)}",
+        f"the sensitivity bound may fail with probability {exact(delta)} over that prior (not over "
+        "the mechanism's coins)",
     )
 
 
@@ -72,3 +94,182 @@ def plausible(values: Tensor, noise_std: float = 0.0) -> Tensor:
     """
     limit = _PLAUSIBLE * math.hypot(1.0, noise_std)
     return torch.nan_to_num(values.detach().double(), nan=-limit).clamp(-limit, limit)
+
+
+# What a release is worth
+
+
+class UtilityWarning(UserWarning):
+    """A release that is private, but hardly worth publishing; or a ``delta`` that protects few."""
+
+
+@dataclass(frozen=True)
+class UtilityBound:
+    """How far a released value may be from the best one, in the units of the objective.
+
+    Args:
+        subject: What is compared with what, in words.
+        noise: The part of the loss that the privacy noise is responsible for.
+        model: The rest: how far the search and its model may be off.
+        probability: With which probability the loss stays below ``noise + model``.
+        spread: By how much values differ before anything is known of them: noise of this size
+            drowns the answer.
+        remark: What the noise means for this release, in numbers.
+
+    Example:
+        >>> choice = PrivateChoice(
+        ...     num_choices=1000, epsilon=1.0, delta=1e-3, steps=50, dataset_correlation=0.99
+        ... )
+        >>> choice.utility().drowned
+        True
+    """
+
+    subject: str
+    noise: float
+    model: float
+    probability: float
+    spread: float
+    remark: str = ""
+
+    @property
+    def loss(self) -> float:
+        """The bound: ``noise + model``."""
+        return self.noise + self.model
+
+    @property
+    def drowned(self) -> bool:
+        """Whether the noise may be as large as what is to be told apart."""
+        return self.noise >= self.spread
+
+    def __str__(self) -> str:
+        sentence = (
+            f"With probability {self.probability:.4g}, {self.subject} by at most {self.loss:.3g} "
+            f"({self.noise:.3g} from the privacy noise, {self.model:.3g} from the search); values "
+            f"differ by about {self.spread:.3g} before anything is known of them."
+        )
+        return f"{sentence} {self.remark}" if self.remark else sentence
+
+
+def laplace_tail(scale: float, delta: float) -> float:
+    """What Laplace noise of this scale stays within, but for probability ``delta``."""
+    return scale * math.log(1 / check_delta("delta", delta))
+
+
+def selection_tail(scale: float, num_choices: int, delta: float) -> float:
+    """How far a drawn utility stays from the best of ``num_choices``, but for that probability."""
+    return scale * math.log(num_choices) + laplace_tail(scale, delta)
+
+
+def best_choice_probability(
+    scale: float, num_choices: int, spread: float, method: SelectionMethod
+) -> float:
+    """The probability of drawing the best choice when all others are worse by ``spread``.
+
+    No utilities within ``spread`` of each other give the best one a larger probability. For
+    permute-and-flip each choice before the best in the random order is passed over with probability
+    ``1 - q``, ``q = exp(-spread / scale)``.
+    """
+    q = math.exp(-spread / scale)
+    if method == "exponential":
+        return 1 / (1 + (num_choices - 1) * q)
+    if q == 0:
+        return 1.0
+    return (
+        -math.expm1(num_choices * math.log1p(-q)) / (num_choices * q) if q < 1 else 1 / num_choices
+    )
+
+
+def blind_draw_remark(
+    scale: float, num_choices: int, spread: float, method: SelectionMethod
+) -> str:
+    """How much likelier the best choice is than in a blind draw, at best."""
+    best = best_choice_probability(scale, num_choices, spread, method)
+    return (
+        f"Even the best of the {num_choices} choices is drawn with probability at most {best:.3g}; "
+        f"a blind draw has {1 / num_choices:.3g}."
+    )
+
+
+def prior_spread(num_choices: int) -> float:
+    """How large ``num_choices`` unit Gaussians become: ``E max <= sqrt(2 log n)``; at least 1."""
+    return max(1.0, math.sqrt(2 * math.log(num_choices)))
+
+
+def warn_if_drowned(bound: UtilityBound) -> None:
+    """Warn when the privacy noise may hide the answer."""
+    if bound.drowned:
+        _warn(
+            f"The privacy noise may drown this release. {bound} Raise `epsilon`, or compare "
+            "fewer choices."
+        )
+
+
+def warn_if_delta_is_large(delta: float, num_records: int | None) -> None:
+    """Warn when ``delta`` is not below ``1 / num_records``."""
+    if num_records is None:
+        return
+    check_integer("num_records", num_records)
+    if delta >= 1 / num_records:
+        _warn(
+            f"`delta` = {delta:g} is not below 1/{num_records}: a mechanism that publishes a "
+            "random record in full could claim as much. Choose a `delta` well below "
+            "1 / `num_records`."
+        )
+
+
+def _warn(message: str) -> None:
+    """Warn at the line outside this package that called into it."""
+    frame, level = sys._getframe(), 1
+    while frame.f_back is not None and frame.f_globals["__name__"].startswith("botorch_dp."):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, UtilityWarning, stacklevel=level)
+
+
+# One release
+
+
+class Mechanism(Protocol):
+    """One release before it is made; all of this follows from public numbers."""
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """What the release promises, which is also its price."""
+
+    def utility(self, delta: float = 0.05) -> UtilityBound:
+        """How far the released value may be from the best one, but for probability ``delta``."""
+
+
+def check_seed(unsafe_seed: int | None, ledger: PrivacyLedger | None) -> None:
+    """Raise unless noise can be simulated with this seed, and nobody is to pay for it."""
+    if unsafe_seed is None:
+        return
+    check_integer("unsafe_seed", unsafe_seed, at_least=0)
+    if ledger is not None:
+        raise PrivacyError(
+            "`ledger` was given together with `unsafe_seed`: simulated noise promises nothing, so "
+            "there is nothing to charge. Leave one of them out."
+        )
+
+
+def charge_then_draw(
+    mechanism: Mechanism,
+    draw: Callable[[], tuple[ValueT, float | None]],
+    *,
+    label: str,
+    ledger: PrivacyLedger | None,
+    unsafe_seed: int | None,
+) -> Release[ValueT]:
+    """Warn if the noise drowns the answer, charge the price, and only then read and draw.
+
+    Args:
+        mechanism: What is released.
+        draw: Reads the sensitive values, and returns a noisy one with the scale of its noise.
+        label: The ledger's note.
+        ledger: Charged before ``draw`` is called.
+        unsafe_seed: The seed that ``draw`` simulates with, if any: then nothing is promised.
+    """
+    check_seed(unsafe_seed, ledger)
+    warn_if_drowned(mechanism.utility())
+    price = mechanism.guarantee
+    value, scale = draw() if ledger is None else ledger.release(price, draw, label=label)
+    return Release(value, price if unsafe_seed is None else price.simulated(), scale)

@@ -1,15 +1,11 @@
-r"""The private choice: the best of a finite set by the exponential mechanism [Kusner2015]_.
-
-References:
-.. [Kusner2015]
-    M. J. Kusner, J. R. Gardner, R. Garnett and K. Q. Weinberger. Differentially Private Bayesian
-    Optimization. ICML 2015. (Algorithm 1, Theorems 1 and 2.)
-"""
+"""The private choice: the best of a finite set by the exponential mechanism [Kusner2015]."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from torch import Tensor
 
@@ -21,30 +17,29 @@ from botorch_dp.privacy import (
     PrivacyLedger,
     PrivacyUnit,
     Release,
+    check_unit,
     exponential_guarantee,
     exponential_mechanism,
 )
 from botorch_dp.privacy._noise import SelectionMethod
 from botorch_dp.release.assumptions import (
     VALIDATION_RECORD,
+    UtilityBound,
+    blind_draw_remark,
+    charge_then_draw,
     check_correlation,
     neighbor_gap,
     plausible,
     prior_conditions,
-)
-from botorch_dp.release.utility import (
-    UtilityBound,
-    best_choice_probability,
     prior_spread,
     selection_tail,
     warn_if_delta_is_large,
-    warn_if_drowned,
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChoiceMechanism:
-    r"""The public parameters of a private choice, and all that follows from them.
+class PrivateChoice:
+    r"""A choice with a large posterior mean (Algorithm 1, Theorems 1 and 2 of [Kusner2015]).
 
     A choice ``x`` is drawn with probability proportional to ``exp(epsilon mean(x) / (2 D))``, where
     ``D = 2 sqrt(beta_{T+1}) + c`` and ``c = 2 sqrt((1 - k(V, V')) log(3 n / delta))``.
@@ -55,14 +50,29 @@ class ChoiceMechanism:
     over the prior. There the exponential mechanism is epsilon-DP: the (epsilon, delta) of Theorem 1
     is **conditional** on the prior. The argument does not depend on how the points were chosen.
 
+    At ``epsilon = 1`` and common sizes the draw is close to uniform, and :meth:`release` says so
+    before anything is spent. :class:`.LinearChoice` needs no such assumption.
+
     Args:
         num_choices: The number ``n`` of choices.
         epsilon: The privacy parameter.
         delta: Probability, over the prior, that the sensitivity bound fails.
         steps: The number ``T`` of observations behind the posterior mean.
-        dataset_correlation: The prior correlation ``k(V, V')`` of neighbouring data sets.
+        dataset_correlation: The prior correlation ``k(V, V')`` of neighbouring data sets, whatever
+            the relation; see :mod:`.assumptions` for how to choose it.
         method: ``"exponential"``, or ``"permute_and_flip"``: never worse, same guarantee.
-        unit: Whom or what one record is, and the relation the sensitivity refers to.
+        unit: Whom or what one record is, and which data sets are neighbours.
+
+    Example:
+        >>> gp = FiniteSetGP(choices, kernel=RBFKernel(), noise_variance=0.01)
+        >>> for index, y in observations:
+        ...     gp.observe(index, y)
+        >>> choice = PrivateChoice(
+        ...     num_choices=len(choices), epsilon=10.0, delta=1e-4, steps=gp.num_observations,
+        ...     dataset_correlation=0.99,
+        ... )
+        >>> print(choice.guarantee, choice.utility())
+        >>> choice.release(gp.mean, choices).value
     """
 
     num_choices: int
@@ -79,15 +89,21 @@ class ChoiceMechanism:
         check_delta("delta", self.delta)
         check_integer("steps", self.steps)
         check_correlation(self.dataset_correlation)
+        check_unit(self.unit)
         # Checks the method, and that the noise scale is representable.
         exponential_guarantee(
             sensitivity=self.sensitivity, epsilon=self.epsilon, method=self.method
         )
 
     @property
+    def schedule(self) -> UCBSchedule:
+        """The widths of the confidence bounds that the proof uses."""
+        return UCBSchedule(self.num_choices, delta=self.delta)
+
+    @property
     def confidence_width(self) -> float:
         """``sqrt(beta_{T+1})``: how far the objective is from its posterior mean, at most."""
-        return math.sqrt(UCBSchedule(self.num_choices, delta=self.delta)(self.steps + 1))
+        return math.sqrt(self.schedule(self.steps + 1))
 
     @property
     def sensitivity(self) -> float:
@@ -102,7 +118,7 @@ class ChoiceMechanism:
 
     @property
     def guarantee(self) -> Guarantee:
-        """What the release promises."""
+        """What the release promises, and costs: (epsilon, delta), conditional on the prior."""
         return Guarantee(
             mechanism="Private choice of Kusner et al. (exponential mechanism)",
             losses=(ApproximateLoss(self.epsilon, self.delta),),
@@ -113,31 +129,62 @@ class ChoiceMechanism:
             ),
         )
 
-    def utility(self, confidence: float = 0.95) -> UtilityBound:
+    def utility(self, delta: float = 0.05) -> UtilityBound:
         r"""How much worse than the best the drawn choice may be (Theorem 2).
 
-        ``f(x) >= max f - 2 sqrt(beta_{T+1}) - s (log n + a)`` with probability at least
-        ``1 - delta - e^{-a}``; ``confidence`` is ``1 - e^{-a}``, over the mechanism's coins.
+        ``f(x) >= max f - 2 sqrt(beta_{T+1}) - s (log n + log(1 / delta))``, but for probability
+        ``delta`` over the mechanism's coins and ``self.delta`` over the prior.
         """
         spread = 2 * prior_spread(self.num_choices)
-        best = best_choice_probability(self.scale, self.num_choices, spread, self.method)
         return UtilityBound(
             subject="the drawn choice is worse than the best one",
-            noise=selection_tail(self.scale, self.num_choices, confidence),
+            noise=selection_tail(self.scale, self.num_choices, delta),
             model=2 * self.confidence_width,
-            probability=max(0.0, confidence - self.delta),
+            probability=max(0.0, 1 - delta - self.delta),
             spread=spread,
-            remark=(
-                f"Even the best of the {self.num_choices} choices is drawn with probability at "
-                f"most {best:.3g}; a blind draw has {1 / self.num_choices:.3g}."
-            ),
+            remark=blind_draw_remark(self.scale, self.num_choices, spread, self.method),
         )
 
-    def draw(
-        self, mean: Tensor, choices: Tensor, *, unsafe_seed: int | None = None
+    def release(
+        self,
+        mean: Tensor,
+        choices: Tensor,
+        *,
+        num_records: int | None = None,
+        ledger: PrivacyLedger | None = None,
+        unsafe_seed: int | None = None,
     ) -> Release[Tensor]:
-        """Draw a choice, given the posterior mean (n) at the choices (n x d); spends the budget."""
+        """Draw one of the choices. Warns beforehand when the noise would drown the answer.
+
+        Args:
+            mean: The posterior mean at the choices, an ``n``-vector. Sensitive.
+            choices: An ``n x d`` tensor. Public.
+            num_records: Size of the validation set, to warn when ``delta`` is too large for it.
+            ledger: Charged before ``mean`` is looked at.
+            unsafe_seed: Simulate with reproducible noise. The release then promises nothing.
+
+        Returns:
+            The chosen row of ``choices``, with the scale ``s`` in ``exp(mean / s)``.
+        """
+        check_tensor("choices", choices, shape=(None, None))
+        if len(choices) != self.num_choices:
+            raise ValueError(
+                f"`choices` must hold {self.num_choices} rows, the agreed `num_choices`, got "
+                f"{len(choices)}."
+            )
         check_tensor("mean", mean, shape=(self.num_choices,), finite=False)
+        warn_if_delta_is_large(self.delta, num_records)
+        return charge_then_draw(
+            self,
+            partial(self._draw, mean, choices, unsafe_seed),
+            label="private choice",
+            ledger=ledger,
+            unsafe_seed=unsafe_seed,
+        )
+
+    def _draw(
+        self, mean: Tensor, choices: Tensor, unsafe_seed: int | None
+    ) -> tuple[Tensor, float | None]:
         index = exponential_mechanism(
             plausible(mean),
             sensitivity=self.sensitivity,
@@ -145,119 +192,27 @@ class ChoiceMechanism:
             method=self.method,
             unsafe_seed=unsafe_seed,
         )
-        return Release(
-            value=choices[index.value].clone(),
-            guarantee=self.guarantee if unsafe_seed is None else self.guarantee.simulated(),
-            scale=index.scale,
-        )
-
-
-def choice_guarantee(
-    *,
-    epsilon: float,
-    delta: float,
-    steps: int,
-    num_choices: int,
-    dataset_correlation: float,
-    method: SelectionMethod = "exponential",
-    unit: PrivacyUnit = VALIDATION_RECORD,
-) -> Guarantee:
-    """What :func:`release_choice` promises; see there."""
-    return ChoiceMechanism(
-        num_choices=num_choices,
-        epsilon=epsilon,
-        delta=delta,
-        steps=steps,
-        dataset_correlation=dataset_correlation,
-        method=method,
-        unit=unit,
-    ).guarantee
-
-
-def choice_utility(
-    *,
-    epsilon: float,
-    delta: float,
-    steps: int,
-    num_choices: int,
-    dataset_correlation: float,
-    method: SelectionMethod = "exponential",
-    confidence: float = 0.95,
-) -> UtilityBound:
-    """How good the choice of :func:`release_choice` will be; nothing is spent."""
-    return ChoiceMechanism(
-        num_choices=num_choices,
-        epsilon=epsilon,
-        delta=delta,
-        steps=steps,
-        dataset_correlation=dataset_correlation,
-        method=method,
-    ).utility(confidence)
+        return choices[index.value].clone(), index.scale
 
 
 def release_choice(
     mean: Tensor,
     choices: Tensor,
     *,
-    epsilon: float,
-    delta: float,
-    steps: int,
-    dataset_correlation: float,
-    method: SelectionMethod = "exponential",
     num_records: int | None = None,
-    confidence: float = 0.95,
-    unit: PrivacyUnit = VALIDATION_RECORD,
     ledger: PrivacyLedger | None = None,
     unsafe_seed: int | None = None,
+    **settings: Any,
 ) -> Release[Tensor]:
-    r"""Release a choice with a large posterior mean; see :class:`ChoiceMechanism` for the maths.
-
-    Guarantee: (epsilon, delta), **conditional** on the Gaussian-process assumption of [Kusner2015]_
-    with ``k(x, x) = 1``, zero mean and public parameters (see :func:`.check_public`). Warns, before
-    anything is spent, when the noise would drown the answer: at ``epsilon = 1`` and common sizes
-    the draw is close to uniform. :func:`.release_linear_choice` needs no such assumption.
-
-    Args:
-        mean: The posterior mean at the choices, an ``n``-vector. Private.
-        choices: An ``n x d`` tensor. Public.
-        epsilon: The privacy parameter.
-        delta: Probability, over the prior, that the sensitivity bound fails.
-        steps: The number of observations behind ``mean``.
-        dataset_correlation: The prior correlation ``k(V, V')`` of neighbouring data sets; see
-            :mod:`.assumptions` for how to choose it.
-        method: ``"exponential"``, or ``"permute_and_flip"``: never worse, same guarantee.
-        num_records: Size of the validation set, to warn when ``delta`` is too large for it.
-        confidence: Of the utility bound that decides about the warning.
-        unit: Whom or what one record is, and the relation the sensitivity refers to.
-        ledger: Charged before ``mean`` is looked at.
-        unsafe_seed: Simulate with reproducible noise. The release then promises nothing.
-
-    Returns:
-        The chosen row of ``choices``. ``scale`` is the ``s`` in ``exp(mean / s)``.
+    """Release one of ``choices`` by their posterior mean: :class:`PrivateChoice` in one call.
 
     Example:
-        >>> gp = FiniteSetGP(choices, kernel=RBFKernel(), noise_variance=0.01)
-        >>> for index, y in observations:
-        ...     gp.observe(index, y)
         >>> release = release_choice(
-        ...     gp.mean, choices, epsilon=10.0, delta=1e-4, steps=gp.num_observations,
-        ...     dataset_correlation=0.99,
+        ...     gp.mean, choices, epsilon=10.0, delta=1e-4, steps=20, dataset_correlation=0.99
         ... )
         >>> print(release.guarantee)
     """
     check_tensor("choices", choices, shape=(None, None))
-    check_tensor("mean", mean, shape=(len(choices),), finite=False)
-    mechanism = ChoiceMechanism(
-        num_choices=len(choices),
-        epsilon=epsilon,
-        delta=delta,
-        steps=steps,
-        dataset_correlation=dataset_correlation,
-        method=method,
-        unit=unit,
+    return PrivateChoice(num_choices=len(choices), **settings).release(
+        mean, choices, num_records=num_records, ledger=ledger, unsafe_seed=unsafe_seed
     )
-    warn_if_delta_is_large(delta, num_records)
-    warn_if_drowned(mechanism.utility(confidence))
-    if ledger is not None:
-        ledger.charge(mechanism.guarantee, label="private choice")
-    return mechanism.draw(mean, choices, unsafe_seed=unsafe_seed)

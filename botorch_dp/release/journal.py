@@ -38,7 +38,7 @@ class RunJournal:
     Attributes:
         key: Names the run in the ledger, so that continuing it is not charged again; None without
             a path.
-        seen: ``(index, value, implausible)`` for each evaluation. **Private.**
+        seen: ``(index, value, implausible)`` for each evaluation. **Sensitive.**
         released: The two released values, or None before the end.
     """
 

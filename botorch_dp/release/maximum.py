@@ -1,221 +1,594 @@
-r"""The private maximum: the best value of a search, with Laplace noise.
+r"""The private maximum: the best value of a search, with Laplace noise [Kusner2015].
 
-Three searches, three sensitivity bounds: GP-UCB on noisy values, branch and bound on exact ones,
-and any search over the regularization of a Lipschitz learner. The functions ``release_...`` spend
-the budget; the ``...Maximum`` classes of :mod:`.bounds` and
-:mod:`.lipschitz` state price and worth beforehand.
-
-References:
-.. [Kusner2015]
-    M. J. Kusner, J. R. Gardner, R. Garnett and K. Q. Weinberger. Differentially Private Bayesian
-    Optimization. ICML 2015. (Algorithms 1 to 3, Theorems 3 to 8.)
-.. [Kusner2014]
-    The earlier edition of the same work, at the NIPS 2014 workshop on Bayesian optimization.
+Three searches and three bounds on how far the best value moves between neighbouring data sets:
+GP-UCB on noisy values (Algorithm 1), branch and bound on exact ones (Algorithm 2), and any search
+over the regularization of a Lipschitz learner (Algorithm 3). The first two rest on Assumption 1;
+the third needs no prior.
 """
 
 from __future__ import annotations
 
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, get_args
+
 from torch import Tensor
 
-from botorch_dp._checks import check_tensor
-from botorch_dp.privacy import PrivacyLedger, PrivacyUnit, Release
-from botorch_dp.release.assumptions import VALIDATION_RECORD
-from botorch_dp.release.bounds import (
-    Edition,
-    LaplaceMaximum,
-    NoiseFreeEdition,
-    NoiseFreeMaximum,
-    NoisyMaximum,
+from botorch_dp._checks import check_delta, check_integer, check_positive, check_tensor
+from botorch_dp.acquisition.ucb import UCBSchedule
+from botorch_dp.privacy import (
+    ApproximateLoss,
+    Guarantee,
+    LaplaceLoss,
+    NeighboringRelation,
+    PrivacyLedger,
+    PrivacyLoss,
+    PrivacyUnit,
+    Release,
+    check_unit,
+    laplace_guarantee,
+    laplace_mechanism,
 )
-from botorch_dp.release.lipschitz import LipschitzMaximum
-from botorch_dp.release.utility import warn_if_delta_is_large, warn_if_drowned
+from botorch_dp.release.assumptions import (
+    VALIDATION_RECORD,
+    UtilityBound,
+    charge_then_draw,
+    check_correlation,
+    exact,
+    laplace_tail,
+    neighbor_gap,
+    plausible,
+    prior_conditions,
+    prior_spread,
+    warn_if_delta_is_large,
+)
+
+#: Editions of the noisy maximum: the two published ones, and one whose proof covers all steps.
+Edition = Literal["icml2015", "workshop2014", "union_bound"]
+#: Editions of the noise-free maximum.
+NoiseFreeEdition = Literal["icml2015", "workshop2014"]
+#: Editions of the Lipschitz maximum: ours, and the one whose printed constant is too small.
+LipschitzEdition = Literal["corrected", "icml2015"]
+
+_FEWEST_STEPS_WITHOUT_NOISE = 2  # the regret bound starts at the second sample
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaplaceMaximum(ABC):
+    """A value released with Laplace noise of scale ``sensitivity / epsilon``.
+
+    Args:
+        epsilon: The privacy parameter.
+        unit: Whom or what one record is, and which data sets are neighbours.
+    """
+
+    epsilon: float
+    unit: PrivacyUnit = VALIDATION_RECORD
+
+    def __post_init__(self) -> None:
+        check_positive("epsilon", self.epsilon)
+        check_unit(self.unit)
+        self._check()
+        laplace_guarantee(sensitivity=self.sensitivity, epsilon=self.epsilon)
+
+    @abstractmethod
+    def _check(self) -> None:
+        """Raise unless all other parameters lie in their domains."""
+
+    @property
+    @abstractmethod
+    def sensitivity(self) -> float:
+        """``D``: how far the value moves between neighbouring data sets, at most."""
+
+    @property
+    @abstractmethod
+    def guarantee(self) -> Guarantee:
+        """What the release promises, and costs."""
+
+    @abstractmethod
+    def utility(self, delta: float = 0.05) -> UtilityBound:
+        """How far the released value may be from the true maximum, but for that probability."""
+
+    @abstractmethod
+    def statistic(self, values: Tensor) -> float:
+        """**Sensitive**: the number that noise is added to, from the values of the search."""
+
+    @property
+    def scale(self) -> float:
+        """The scale of the Laplace noise."""
+        return self.sensitivity / self.epsilon
+
+    def release(
+        self,
+        values: Tensor,
+        *,
+        ledger: PrivacyLedger | None = None,
+        unsafe_seed: int | None = None,
+    ) -> Release[float]:
+        """Release the maximum. Warns beforehand when the noise would drown the answer.
+
+        Args:
+            values: The values that the search saw, in its order. Sensitive.
+            ledger: Charged before ``values`` are looked at.
+            unsafe_seed: Simulate with reproducible noise. The release then promises nothing.
+        """
+        check_tensor("values", values, shape=(None,), finite=False)
+        return charge_then_draw(
+            self,
+            partial(self._draw, values, unsafe_seed),
+            label="private maximum",
+            ledger=ledger,
+            unsafe_seed=unsafe_seed,
+        )
+
+    def _draw(self, values: Tensor, unsafe_seed: int | None) -> tuple[float, float | None]:
+        noisy = laplace_mechanism(
+            self.statistic(values),
+            sensitivity=self.sensitivity,
+            epsilon=self.epsilon,
+            unsafe_seed=unsafe_seed,
+        )
+        return noisy.value, noisy.scale
+
+    def _promise(
+        self,
+        name: str,
+        loss: PrivacyLoss,
+        assumptions: tuple[str, ...],
+        void: str | None = None,
+    ) -> Guarantee:
+        return Guarantee(
+            mechanism=f"{name} of Kusner et al. (Laplace mechanism)",
+            losses=(loss,),
+            unit=self.unit,
+            assumptions=assumptions,
+            void=void,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PriorMaximum(LaplaceMaximum):
+    """A maximum whose sensitivity bound rests on Assumption 1.
+
+    Args:
+        delta: Probability, over the prior, that the sensitivity bound fails.
+        steps: The number ``T`` of values that the search saw.
+        num_choices: The number ``n`` of choices.
+        dataset_correlation: The prior correlation ``k(V, V')`` of neighbouring data sets, whatever
+            the relation; see :mod:`.assumptions` for how to choose it.
+    """
+
+    delta: float
+    steps: int
+    num_choices: int
+    dataset_correlation: float
+
+    def _check(self) -> None:
+        check_delta("delta", self.delta)
+        check_integer("steps", self.steps)
+        check_integer("num_choices", self.num_choices)
+        check_correlation(self.dataset_correlation)
+
+    def release(
+        self,
+        values: Tensor,
+        *,
+        num_records: int | None = None,
+        ledger: PrivacyLedger | None = None,
+        unsafe_seed: int | None = None,
+    ) -> Release[float]:
+        """Release the maximum. Warns beforehand when the noise would drown the answer.
+
+        Args:
+            values: The ``T`` values that the search saw, in its order. Sensitive.
+            num_records: Size of the validation set, to warn when ``delta`` is too large for it.
+            ledger: Charged before ``values`` are looked at.
+            unsafe_seed: Simulate with reproducible noise. The release then promises nothing.
+        """
+        check_tensor("values", values, shape=(self.steps,), finite=False)
+        warn_if_delta_is_large(self.delta, num_records)
+        return super().release(values, ledger=ledger, unsafe_seed=unsafe_seed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivateMaximum(PriorMaximum):
+    r"""The best of ``T`` noisy values seen by GP-UCB (Algorithm 1, Theorems 3 and 4).
+
+    ``D = W + c + q`` with ``W = sqrt(C1 beta_T gamma_T / T)``, ``C1 = 8 / log(1 + s^-2)``,
+    ``c = 2 sqrt((1 - k(V, V')) log(3 n / delta))`` and, for noise of standard deviation ``s``,
+    ``q = s sqrt(8 log(3 / delta))`` (``s sqrt(4 log(3 / delta))`` in the workshop edition).
+
+    *Why.* The best of the visited points has at most the average regret, ``W`` [Srinivas2010]; the
+    two maxima differ by at most ``c``; and the best *observed* value differs from the best visited
+    one by noise. The published ``q`` bounds that noise as if the best step were known beforehand.
+    The edition ``"union_bound"`` bounds it at all ``T`` steps: ``q = s sqrt(8 log(24 T / delta))``
+    and ``c`` with ``6 n`` for ``3 n``. Then the regret bounds of both data sets fail with
+    probability at most ``delta (1 + 1/n) / 2``, ``c`` with ``delta / 6`` and ``q`` with
+    ``delta / 12``: in sum at most ``delta`` for ``n >= 2``, and one choice has no regret.
+
+    The guarantee is (epsilon, delta), **conditional** on Assumption 1, in whose units (unit prior
+    variance, zero mean) all values are.
+
+    Args:
+        epsilon: The privacy parameter.
+        delta: Probability, over the prior, that the sensitivity bound fails.
+        steps: The number ``T`` of observations.
+        num_choices: The number ``n`` of choices.
+        dataset_correlation: The prior correlation ``k(V, V')`` of neighbouring data sets, whatever
+            the relation.
+        noise_std: Standard deviation ``s`` of the observation noise, for unit prior variance.
+        information_gain: An upper bound on ``gamma_T``; see :func:`.max_information_gain`.
+        edition: ``"icml2015"``, ``"workshop2014"``, or ``"union_bound"``, whose proof covers the
+            noise of all steps.
+        unit: Whom or what one record is, and which data sets are neighbours.
+
+    Example:
+        >>> gain = max_information_gain(kernel, choices, num_observations=50, noise_variance=0.01)
+        >>> maximum = PrivateMaximum(
+        ...     epsilon=10.0, delta=1e-4, steps=50, num_choices=len(choices),
+        ...     dataset_correlation=0.99, noise_std=0.1, information_gain=gain,
+        ... )
+        >>> print(maximum.guarantee, maximum.utility())
+        >>> maximum.release(values).value
+    """
+
+    noise_std: float
+    information_gain: float
+    edition: Edition = "icml2015"
+
+    def _check(self) -> None:
+        super()._check()
+        check_positive("noise_std", self.noise_std)
+        check_positive("information_gain", self.information_gain)
+        _check_edition(self.edition, get_args(Edition))
+        least = 0.5 * math.log1p(self.noise_std**-2)
+        if self.information_gain < least * (1 - 1e-9):
+            raise ValueError(
+                f"`information_gain` = {self.information_gain:g} is too small: one observation at "
+                f"`noise_std` = {self.noise_std:g} gains {least:g}. Use `max_information_gain`."
+            )
+
+    @property
+    def regret(self) -> float:
+        """``W``: the regret of the best visited point, at most."""
+        beta = UCBSchedule(self.num_choices, delta=self.delta)(self.steps)
+        constant = 8 / math.log1p(self.noise_std**-2)
+        return math.sqrt(constant * beta * self.information_gain / self.steps)
+
+    @property
+    def noise_gap(self) -> float:
+        """``q``: how much the observation noise adds."""
+        factor, count = {
+            "icml2015": (8, 3),
+            "workshop2014": (4, 3),
+            "union_bound": (8, 24 * self.steps),
+        }[self.edition]
+        return self.noise_std * math.sqrt(factor * math.log(count / self.delta))
+
+    @property
+    def sensitivity(self) -> float:
+        """``D = W + c + q``."""
+        count = (6 if self.edition == "union_bound" else 3) * self.num_choices
+        gap = neighbor_gap(self.dataset_correlation, count, self.delta)
+        return self.regret + gap + self.noise_gap
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """What the release promises, and costs: (epsilon, delta), conditional on the prior."""
+        published = (
+            "the noise of the best observed value is bounded like that of one step, as in the "
+            "published proof (edition 'union_bound' does without)",
+        )
+        return self._promise(
+            "Private maximum",
+            ApproximateLoss(self.epsilon, self.delta),
+            (
+                *prior_conditions(self.dataset_correlation, self.delta),
+                f"the values are {self.steps} steps of GP-UCB on {self.num_choices} choices with "
+                f"the schedule for delta = {exact(self.delta)}, under independent Gaussian noise "
+                f"of standard deviation {exact(self.noise_std)}, and "
+                f"{exact(self.information_gain)} bounds their information gain",
+                *(() if self.edition == "union_bound" else published),
+            ),
+        )
+
+    def utility(self, delta: float = 0.05) -> UtilityBound:
+        r"""How far the released value may be from ``max f`` (Theorem 4).
+
+        At most ``W + s sqrt(2 log(3 T / self.delta))`` from the search and its noise, but for
+        probability ``self.delta``; plus the Laplace tail, but for probability ``delta``.
+        """
+        noise_bound = self.noise_std * math.sqrt(2 * math.log(3 * self.steps / self.delta))
+        return UtilityBound(
+            subject="the released maximum differs from the true one",
+            noise=laplace_tail(self.scale, delta),
+            model=self.regret + noise_bound,
+            probability=max(0.0, 1 - delta - self.delta),
+            spread=prior_spread(self.num_choices),
+        )
+
+    def statistic(self, values: Tensor) -> float:
+        """**Sensitive**: the largest of the ``T`` observed values."""
+        return plausible(values, self.noise_std).max().item()
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseFreeMaximum(PriorMaximum):
+    r"""The outcome of an exact search by branch and bound (Algorithm 2, Theorems 5 and 6).
+
+    With regret at most ``r(t) = A exp(-tau t / (log t)^{d/4})`` after ``t >= 2`` samples
+    [deFreitas2012] and ``c = 2 sqrt((1 - k(V, V')) log(2 n / delta))``:
+
+    * ``"icml2015"`` releases the last sample ``f(x_T)``, with ``D = r(T) + c``;
+    * ``"workshop2014"`` releases ``max_{2 <= t <= T} f(x_t)``, with ``D = r(2) + c``.
+
+    *Why.* Both lie within the regret below ``max f``, and ``|max f - max f'| <= c``. The guarantee
+    is (epsilon, delta), **conditional** on Assumption 1 and on the regret constants being true.
+
+    Args:
+        epsilon: The privacy parameter.
+        delta: Probability, over the prior, that the sensitivity bound fails.
+        steps: The number ``T`` of samples, at least 2; it must not depend on the records.
+        num_choices: The number ``n`` of choices.
+        dim: The dimension ``d`` of the choices.
+        dataset_correlation: The prior correlation ``k(V, V')`` of neighbouring data sets, whatever
+            the relation.
+        amplitude: The constant ``A``.
+        rate: The constant ``tau``.
+        edition: Which statistic, and which bound.
+        unit: Whom or what one record is, and which data sets are neighbours.
+
+    Example:
+        >>> maximum = NoiseFreeMaximum(
+        ...     epsilon=5.0, delta=1e-4, steps=len(values), num_choices=1000, dim=2,
+        ...     dataset_correlation=0.999, amplitude=2.0, rate=0.5,
+        ... )
+        >>> maximum.release(values).value
+    """
+
+    dim: int
+    amplitude: float
+    rate: float
+    edition: NoiseFreeEdition = "icml2015"
+
+    def _check(self) -> None:
+        super()._check()
+        check_integer("steps", self.steps, at_least=_FEWEST_STEPS_WITHOUT_NOISE)
+        check_integer("dim", self.dim)
+        check_positive("amplitude", self.amplitude)
+        check_positive("rate", self.rate)
+        _check_edition(self.edition, get_args(NoiseFreeEdition))
+
+    @property
+    def regret(self) -> float:
+        """``r(T)``, or ``r(2)`` in the workshop edition."""
+        steps = self.steps if self.edition == "icml2015" else _FEWEST_STEPS_WITHOUT_NOISE
+        log_decay = math.log(self.rate * steps) - self.dim / 4 * math.log(math.log(steps))
+        return self.amplitude * math.exp(-math.exp(min(log_decay, 700.0)))
+
+    @property
+    def sensitivity(self) -> float:
+        """``D = r + c``."""
+        gap = neighbor_gap(self.dataset_correlation, 2 * self.num_choices, self.delta)
+        return self.regret + gap
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """What the release promises, and costs: (epsilon, delta), conditional on its constants."""
+        return self._promise(
+            "Private noise-free maximum",
+            ApproximateLoss(self.epsilon, self.delta),
+            (
+                *prior_conditions(self.dataset_correlation, self.delta),
+                "the values are exact, and for both data sets the samples of the branch-and-bound "
+                f"search have a regret of at most A exp(-tau t / (log t)^(d/4)) with A = "
+                f"{exact(self.amplitude)}, tau = {exact(self.rate)}, d = {self.dim}",
+            ),
+        )
+
+    def utility(self, delta: float = 0.05) -> UtilityBound:
+        """How far the released value may be from ``max f`` (Theorem 6): the regret, and noise."""
+        return UtilityBound(
+            subject="the released maximum differs from the true one",
+            noise=laplace_tail(self.scale, delta),
+            model=self.regret,
+            probability=max(0.0, 1 - delta - self.delta),
+            spread=prior_spread(self.num_choices),
+        )
+
+    def statistic(self, values: Tensor) -> float:
+        """**Sensitive**: the last value, or the largest from the second on."""
+        known = plausible(values)
+        return known[-1].item() if self.edition == "icml2015" else known[1:].max().item()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LipschitzMaximum(LaplaceMaximum):
+    r"""The best validation score of a regularized Lipschitz learner (Algorithm 3, Theorems 7, 8).
+
+    ``D = G / m + L (1 / lambda_min - 1 / lambda_max)``, where one record's score ``g(w, z)`` at
+    trained parameters ``w`` changes by at most ``G`` when ``z`` is replaced:
+
+    * ``G = g*``, a bound that you know;
+    * ``G = 2 L / lambda_min`` where ``g(0, z)`` is the same for all records ``z``
+      (``equal_at_zero``): trained parameters have norm at most ``1 / lambda_min``, so the scores of
+      both records lie within ``L / lambda_min`` of that common value;
+    * the smaller one where both hold.
+
+    *Why.* Trained models at two regularizations are at most ``|1 / lambda - 1 / lambda'|`` apart
+    [Chaudhuri2013], so their scores differ by at most ``L`` times that: whatever points a search
+    visits on either data set, any two scores differ by at most ``D``, and so do the two maxima. No
+    prior is needed, and any search will do. The guarantee is pure epsilon-DP for a *replaced*
+    record, **conditional** only on the constants being true.
+
+    The printed theorem has ``G = min(g*, L / lambda_min)``: the distance of one score from the one
+    at ``w = 0``, not of two records' scores from each other. For the paper's own normalized sigmoid
+    (``L = 1/4``) and a flipped label at ``lambda = 1`` the true epsilon is 1.85 times the
+    stated one. ``edition="icml2015"`` computes with it and promises nothing.
+
+    Args:
+        epsilon: The privacy parameter.
+        num_records: The number ``m`` of validation records.
+        lipschitz: ``L``, of the score in the trained parameters.
+        lambda_min: The smallest regularization searched.
+        lambda_max: The largest one.
+        max_loss: ``g*``: by how much one record's score can change at most; None if unknown.
+        equal_at_zero: Whether all records have the same score at ``w = 0``, as with a sigmoid of
+            the margin. Needed if ``max_loss`` is unknown.
+        edition: ``"corrected"``, or ``"icml2015"``, whose guarantee is void.
+        unit: Whom or what one record is; replace-one is the only relation.
+
+    Example:
+        >>> maximum = LipschitzMaximum(
+        ...     epsilon=1.0, num_records=5000, lipschitz=1.0, lambda_min=0.5, lambda_max=0.6,
+        ...     max_loss=1.0,
+        ... )
+        >>> maximum.release(values).value
+    """
+
+    num_records: int
+    lipschitz: float
+    lambda_min: float
+    lambda_max: float
+    max_loss: float | None = None
+    equal_at_zero: bool = False
+    edition: LipschitzEdition = "corrected"
+
+    def _check(self) -> None:
+        check_unit(self.unit, NeighboringRelation.REPLACE_ONE)
+        check_integer("num_records", self.num_records)
+        check_positive("lipschitz", self.lipschitz)
+        check_positive("lambda_min", self.lambda_min)
+        check_positive("lambda_max", self.lambda_max)
+        if self.lambda_max < self.lambda_min:
+            raise ValueError(
+                f"`lambda_max` = {self.lambda_max:g} must not be below `lambda_min` = "
+                f"{self.lambda_min:g}."
+            )
+        _check_edition(self.edition, get_args(LipschitzEdition))
+        if self.max_loss is not None:
+            check_positive("max_loss", self.max_loss)
+        elif self.edition == "corrected" and not self.equal_at_zero:
+            raise ValueError(
+                "`max_loss` must bound by how much one record's score can change, unless all "
+                "records have the same score at the parameters 0: then pass `equal_at_zero=True`, "
+                "and 2 lipschitz / lambda_min bounds it."
+            )
+
+    @property
+    def record_gap(self) -> float:
+        """``G``: by how much one record's score can change, at most."""
+        bounds = [] if self.max_loss is None else [self.max_loss]
+        if self.edition == "icml2015":
+            bounds.append(self.lipschitz / self.lambda_min)
+        elif self.equal_at_zero:
+            bounds.append(2 * self.lipschitz / self.lambda_min)
+        return min(bounds)
+
+    @property
+    def model_gap(self) -> float:
+        """``L (1 / lambda_min - 1 / lambda_max)``: by how much two trained models can differ."""
+        return self.lipschitz * (1 / self.lambda_min - 1 / self.lambda_max)
+
+    @property
+    def sensitivity(self) -> float:
+        """``D``."""
+        return self.record_gap / self.num_records + self.model_gap
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """What the release promises, and costs: pure epsilon-DP, conditional on the constants."""
+        void = None
+        if self.edition == "icml2015":
+            void = (
+                "the printed constant of Theorem 7 is too small by up to a factor of 2: it bounds "
+                "how far one record's score lies from that of the parameters 0, not how far the "
+                "scores of two records lie apart"
+            )
+        return self._promise(
+            "Private maximum of a Lipschitz learner",
+            LaplaceLoss(self.epsilon),
+            (
+                f"each value is the mean score of {self.num_records} validation records",
+                self._record_condition(),
+                f"the score is {exact(self.lipschitz)}-Lipschitz in the trained parameters",
+                "the parameters minimize lambda/2 |w|^2 plus a convex training loss that is "
+                f"1-Lipschitz in w, with lambda from {exact(self.lambda_min)} to "
+                f"{exact(self.lambda_max)}, exactly and on training data that holds no validation "
+                "record",
+            ),
+            void,
+        )
+
+    def _record_condition(self) -> str:
+        gap = "replacing one record changes its score at a trained model by at most "
+        if self.record_gap == self.max_loss:
+            return gap + exact(self.record_gap)
+        return (
+            "all records have the same score at the parameters 0, so that "
+            f"{gap}2 L / lambda_min = {exact(self.record_gap)}"
+        )
+
+    def utility(self, delta: float = 0.05) -> UtilityBound:
+        """How far the released value may be from the best over all regularizations (Theorem 8)."""
+        return UtilityBound(
+            subject="the released maximum differs from the best over all regularizations",
+            noise=laplace_tail(self.scale, delta),
+            model=self.model_gap,
+            probability=1 - delta,
+            spread=self.record_gap,
+        )
+
+    def statistic(self, values: Tensor) -> float:
+        """**Sensitive**: the largest value."""
+        return values.detach().double().nan_to_num(nan=-math.inf).max().clamp(-1e100, 1e100).item()
 
 
 def release_maximum(
     values: Tensor,
     *,
-    epsilon: float,
-    delta: float,
-    steps: int,
-    num_choices: int,
-    dataset_correlation: float,
-    noise_std: float,
-    information_gain: float,
-    edition: Edition = "icml2015",
     num_records: int | None = None,
-    confidence: float = 0.95,
-    unit: PrivacyUnit = VALIDATION_RECORD,
     ledger: PrivacyLedger | None = None,
     unsafe_seed: int | None = None,
+    **settings: Any,
 ) -> Release[float]:
-    r"""Release the best value that GP-UCB observed; see :class:`.NoisyMaximum` for the maths.
-
-    Guarantee: (epsilon, delta), **conditional** on the Gaussian-process assumption of
-    [Kusner2015]_, in whose units (unit prior variance, zero mean) all values are.
-
-    Args:
-        values: The ``T`` observed values, in the order of the search. Private.
-        epsilon: The privacy parameter.
-        delta: Probability, over the prior, that the sensitivity bound fails.
-        steps: The number ``T`` of observations.
-        num_choices: The number of choices the search could visit.
-        dataset_correlation: The prior correlation ``k(V, V')`` of neighbouring data sets.
-        noise_std: Standard deviation of the observation noise.
-        information_gain: An upper bound on ``gamma_T``; see :func:`.max_information_gain`.
-        edition: ``"icml2015"``, ``"workshop2014"``, or ``"union_bound"``, whose proof covers the
-            noise of all steps.
-        num_records: Size of the validation set, to warn when ``delta`` is too large for it.
-        confidence: Of the utility bound that decides about a warning.
-        unit: Whom or what one record is, and the relation the sensitivity refers to.
-        ledger: Charged before ``values`` are looked at.
-        unsafe_seed: Simulate with reproducible noise. The release then promises nothing.
-
-    Example:
-        >>> gain = max_information_gain(kernel, choices, num_observations=50, noise_variance=0.01)
-        >>> release = release_maximum(
-        ...     values, epsilon=10.0, delta=1e-4, steps=50, num_choices=len(choices),
-        ...     dataset_correlation=0.99, noise_std=0.1, information_gain=gain,
-        ... )
-    """
-    mechanism = NoisyMaximum(
-        epsilon=epsilon,
-        delta=delta,
-        steps=steps,
-        num_choices=num_choices,
-        dataset_correlation=dataset_correlation,
-        noise_std=noise_std,
-        information_gain=information_gain,
-        edition=edition,
-        unit=unit,
+    """Release the best value GP-UCB saw: ``PrivateMaximum(**settings).release(values)``."""
+    return PrivateMaximum(**settings).release(
+        values, num_records=num_records, ledger=ledger, unsafe_seed=unsafe_seed
     )
-    check_tensor("values", values, shape=(steps,), finite=False)
-    warn_if_delta_is_large(delta, num_records)
-    return _release(mechanism, values, confidence, ledger, unsafe_seed)
 
 
 def release_noise_free_maximum(
     values: Tensor,
     *,
-    epsilon: float,
-    delta: float,
-    num_choices: int,
-    dim: int,
-    dataset_correlation: float,
-    amplitude: float,
-    rate: float,
-    edition: NoiseFreeEdition = "icml2015",
     num_records: int | None = None,
-    confidence: float = 0.95,
-    unit: PrivacyUnit = VALIDATION_RECORD,
     ledger: PrivacyLedger | None = None,
     unsafe_seed: int | None = None,
+    **settings: Any,
 ) -> Release[float]:
-    r"""Release the outcome of an exact search; see :class:`.NoiseFreeMaximum` for the maths.
+    """Release the outcome of an exact search: :class:`NoiseFreeMaximum` in one call.
 
-    Guarantee: (epsilon, delta), **conditional** on the Gaussian-process assumption of
-    [Kusner2015]_ and on the regret constants being true.
-
-    Args:
-        values: The exact values, in the order of the branch-and-bound search. Private; their
-            number, at least 2, is public and must not depend on the records.
-        epsilon: The privacy parameter.
-        delta: Probability, over the prior, that the sensitivity bound fails.
-        num_choices: The number of choices the search could visit.
-        dim: The dimension of the choices.
-        dataset_correlation: The prior correlation ``k(V, V')`` of neighbouring data sets.
-        amplitude: ``A`` in the regret ``A exp(-tau t / (log t)^{d/4})``.
-        rate: ``tau`` in the regret.
-        edition: ``"icml2015"`` releases the last value, ``"workshop2014"`` the best one from the
-            second on.
-        num_records: Size of the validation set, to warn when ``delta`` is too large for it.
-        confidence: Of the utility bound that decides about a warning.
-        unit: Whom or what one record is, and the relation the sensitivity refers to.
-        ledger: Charged before ``values`` are looked at.
-        unsafe_seed: Simulate with reproducible noise. The release then promises nothing.
-
-    Example:
-        >>> release = release_noise_free_maximum(
-        ...     values, epsilon=5.0, delta=1e-4, num_choices=1000, dim=2,
-        ...     dataset_correlation=0.999, amplitude=2.0, rate=0.5,
-        ... )
+    The number of ``values`` is ``steps``; it must not depend on the records.
     """
     check_tensor("values", values, shape=(None,), finite=False)
-    mechanism = NoiseFreeMaximum(
-        epsilon=epsilon,
-        delta=delta,
-        steps=len(values),
-        num_choices=num_choices,
-        dim=dim,
-        dataset_correlation=dataset_correlation,
-        amplitude=amplitude,
-        rate=rate,
-        edition=edition,
-        unit=unit,
+    return NoiseFreeMaximum(steps=len(values), **settings).release(
+        values, num_records=num_records, ledger=ledger, unsafe_seed=unsafe_seed
     )
-    warn_if_delta_is_large(delta, num_records)
-    return _release(mechanism, values, confidence, ledger, unsafe_seed)
 
 
 def release_lipschitz_maximum(
     values: Tensor,
     *,
-    epsilon: float,
-    num_validation: int,
-    lipschitz: float,
-    lambda_min: float,
-    lambda_max: float,
-    max_loss: float | None = None,
-    confidence: float = 0.95,
-    unit: PrivacyUnit = VALIDATION_RECORD,
     ledger: PrivacyLedger | None = None,
     unsafe_seed: int | None = None,
+    **settings: Any,
 ) -> Release[float]:
-    r"""Release the best score of a Lipschitz learner; see :class:`.LipschitzMaximum` for the maths.
-
-    Guarantee: pure epsilon-DP, **conditional** only on the constants given here being true. Any
-    search will do, adaptive or not.
-
-    Args:
-        values: The scores that the search saw, each a mean over the validation records. Private.
-        epsilon: The privacy parameter.
-        num_validation: The number of validation records.
-        lipschitz: Lipschitz constant of the score in the trained parameters.
-        lambda_min: The smallest regularization searched.
-        lambda_max: The largest one.
-        max_loss: By how much one record's score can change at most; None if unknown.
-        confidence: Of the utility bound that decides about a warning.
-        unit: Whom or what one record is, and the relation the sensitivity refers to.
-        ledger: Charged before ``values`` are looked at.
-        unsafe_seed: Simulate with reproducible noise. The release then promises nothing.
-
-    Example:
-        >>> release = release_lipschitz_maximum(
-        ...     values, epsilon=1.0, num_validation=5000, lipschitz=1.0, lambda_min=0.5,
-        ...     lambda_max=0.6, max_loss=1.0,
-        ... )
-    """
-    mechanism = LipschitzMaximum(
-        epsilon=epsilon,
-        num_validation=num_validation,
-        lipschitz=lipschitz,
-        lambda_min=lambda_min,
-        lambda_max=lambda_max,
-        max_loss=max_loss,
-        unit=unit,
-    )
-    check_tensor("values", values, shape=(None,), finite=False)
-    return _release(mechanism, values, confidence, ledger, unsafe_seed)
+    """Release a Lipschitz learner's best score: :class:`LipschitzMaximum` in one call."""
+    return LipschitzMaximum(**settings).release(values, ledger=ledger, unsafe_seed=unsafe_seed)
 
 
-def _release(
-    mechanism: LaplaceMaximum,
-    values: Tensor,
-    confidence: float,
-    ledger: PrivacyLedger | None,
-    unsafe_seed: int | None,
-) -> Release[float]:
-    """Warn, charge, then look at the values; the warnings point at the caller's caller."""
-    warn_if_drowned(mechanism.utility(confidence), stacklevel=4)
-    if ledger is not None:
-        ledger.charge(mechanism.guarantee, label="private maximum")
-    return mechanism.draw(values, unsafe_seed=unsafe_seed)
+def _check_edition(edition: str, editions: tuple[str, ...]) -> None:
+    if edition not in editions:
+        raise ValueError(f"`edition` must be one of {editions}, got {edition!r}.")

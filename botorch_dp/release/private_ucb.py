@@ -1,136 +1,365 @@
-r"""End-to-end drivers: search a finite set, then release its best choice and its best value.
+r"""Search a finite set, then release its best choice and its best value [Kusner2015].
 
-References:
-.. [Kusner2015]
-    M. J. Kusner, J. R. Gardner, R. Garnett and K. Q. Weinberger. Differentially Private Bayesian
-    Optimization. ICML 2015. (Algorithms 1 and 2.)
-.. [deFreitas2012]
-    N. de Freitas, A. Smola and M. Zoghi. Exponential Regret Bounds for Gaussian Process Bandits
-    with Deterministic Observations. ICML 2012.
+The searches, :class:`GPUCB` and :class:`BranchAndBound`, know nothing of privacy: what they visit
+and see stays in ``diagnostics``. The drivers, :class:`PrivateGPUCB` and
+:class:`BranchAndBoundUCB`, charge both releases, search, and draw.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
+import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
+from tqdm import tqdm
 
-from botorch_dp._checks import check_integer, check_positive, check_tensor
+from botorch_dp._checks import check_positive, check_tensor
 from botorch_dp.acquisition.ucb import UCBSchedule
-from botorch_dp.models.finite import FiniteSetGP
-from botorch_dp.models.information import max_information_gain
+from botorch_dp.models import FiniteSetGP, max_information_gain
 from botorch_dp.models.public import check_unit_variance, frozen_kernel
-from botorch_dp.privacy import (
-    Guarantee,
-    PrivacyLedger,
-    PrivacyUnit,
-    Release,
-    check_unit,
-)
+from botorch_dp.privacy import Guarantee, PrivacyLedger, PrivacyUnit, Release, compose
 from botorch_dp.privacy._noise import SelectionMethod
-from botorch_dp.release.assumptions import VALIDATION_RECORD
-from botorch_dp.release.bounds import (
+from botorch_dp.release.assumptions import (
+    VALIDATION_RECORD,
+    UtilityBound,
+    check_seed,
+    plausible,
+    warn_if_delta_is_large,
+    warn_if_drowned,
+)
+from botorch_dp.release.choice import PrivateChoice
+from botorch_dp.release.journal import RunJournal, fingerprint
+from botorch_dp.release.maximum import (
     Edition,
     LaplaceMaximum,
     NoiseFreeEdition,
     NoiseFreeMaximum,
-    NoisyMaximum,
+    PrivateMaximum,
 )
-from botorch_dp.release.choice import ChoiceMechanism
-from botorch_dp.release.journal import RunJournal, fingerprint
-from botorch_dp.release.plan import PrivateOptimum, ReleasePlan
-from botorch_dp.release.search import (
-    GPUCB,
-    BranchAndBound,
-    Objective,
-    Search,
-    SearchDiagnostics,
-    run_search,
-)
-from botorch_dp.release.utility import warn_if_delta_is_large, warn_if_drowned
+
+#: A choice (``d``) in, its value out: a float or a tensor of one element.
+Objective = Callable[[Tensor], float | Tensor]
+
+# What rounding leaves of a posterior variance; added before two confidence bounds are compared.
+_ROUNDING_VARIANCE = 1e-12
+# Choices closer than this, in units of the box, are told apart one by one.
+_FINEST_SPACING = 2.0**-40
 
 
-class _PrivateSearch(ABC):
-    """What both drivers share: parameters checked once, and the order of a run."""
+class Search(Protocol):
+    """Where to look next, and what was seen."""
+
+    gp: FiniteSetGP
+
+    def ask(self) -> int:
+        """The index of the next choice."""
+
+    def tell(self, index: int, value: float) -> None:
+        """Report the value of a choice."""
+
+
+@dataclass(frozen=True, eq=False)
+class SearchDiagnostics:
+    """What a search saw. **Sensitive**: for the eyes of whoever holds the records.
+
+    Args:
+        indices: The visited choices, in order.
+        values: Their observed values.
+        mean: The posterior mean at all choices.
+        variance: The posterior variance at all choices.
+        implausible: How many values were NaN or beyond 50 prior standard deviations, and were
+            replaced by that bound.
+    """
+
+    indices: tuple[int, ...]
+    values: Tensor
+    mean: Tensor
+    variance: Tensor
+    implausible: int
+
+    def __repr__(self) -> str:
+        return f"SearchDiagnostics(sensitive: {len(self.indices)} steps)"
+
+
+class GPUCB:
+    """GP-UCB [Srinivas2010]: visit the choice with the largest upper confidence bound.
+
+    Args:
+        gp: The model; it is kept up to date.
+        schedule: The widths of the confidence bounds.
+
+    Example:
+        >>> search = GPUCB(gp, schedule=UCBSchedule(gp.num_choices, delta=0.1))
+        >>> for _ in range(20):
+        ...     index = search.ask()
+        ...     search.tell(index, objective(index))
+    """
+
+    def __init__(self, gp: FiniteSetGP, *, schedule: UCBSchedule) -> None:
+        self.gp = gp
+        self.schedule = schedule
+
+    def ask(self) -> int:
+        """The choice with the largest upper confidence bound; the first of several."""
+        beta = self.schedule(self.gp.num_observations + 1)
+        return int(self.gp.upper_confidence_bound(beta).argmax())
+
+    def tell(self, index: int, value: float) -> None:
+        """Condition the model on the observation."""
+        self.gp.observe(index, value)
+
+
+class BranchAndBound:
+    r"""Maximize exact values on a finite set, on a lattice that is refined [deFreitas2012].
+
+    Kept is the set of *relevant* choices: those whose upper confidence bound is not below the best
+    lower one. In turns, the relevant set is sampled so densely that each of its choices has a
+    sampled one within the lattice spacing, the set shrinks, and the spacing is halved. While the
+    confidence bounds hold, the maximizer is never dropped. The search is ``certified`` when all
+    relevant choices were sampled: then the best of them is the maximizer, and is all that
+    :meth:`ask` still returns.
+
+    Choices need not form a grid: they are gathered by the nearest vertex of a lattice over their
+    bounding box.
+
+    Args:
+        gp: A model without observation noise; it is kept up to date.
+        schedule: The widths of the confidence bounds.
+
+    Example:
+        >>> gp = FiniteSetGP(choices, kernel=RBFKernel(), noise_variance=0.0)
+        >>> search = BranchAndBound(gp, schedule=UCBSchedule(len(choices), delta=0.1))
+        >>> while not search.certified:
+        ...     index = search.ask()
+        ...     search.tell(index, objective(choices[index]))
+        >>> search.best
+    """
+
+    def __init__(self, gp: FiniteSetGP, *, schedule: UCBSchedule) -> None:
+        if gp.noise_variance != 0:
+            raise ValueError(
+                "`gp` must be noise-free for branch and bound, got noise_variance = "
+                f"{gp.noise_variance:g}; use GPUCB for noisy values."
+            )
+        self.gp = gp
+        self.schedule = schedule
+        low, high = gp.choices.amin(0), gp.choices.amax(0)
+        width = torch.where(high > low, high - low, torch.ones_like(low))
+        self._unit = (gp.choices - low) / width  # n x d, in the unit cube
+        self._seen = torch.full_like(gp.mean, torch.nan)
+        self.relevant = torch.ones(gp.num_choices, dtype=torch.bool, device=gp.mean.device)
+        self._spacing = 2.0
+        self._queue = torch.zeros_like(self.relevant)
+
+    @property
+    def certified(self) -> bool:
+        """Whether all choices that could be the maximizer were sampled."""
+        return not bool((self.relevant & self._seen.isnan()).any())
+
+    @property
+    def best(self) -> int:
+        """The sampled choice with the largest value."""
+        if bool(self._seen.isnan().all()):
+            raise ValueError("`best` needs at least one sample: call `ask` and `tell` first.")
+        return int(self._seen.nan_to_num(nan=-math.inf).argmax())
+
+    def ask(self) -> int:
+        """The most promising choice that the present lattice still needs; the best if certified."""
+        if self.certified:
+            return self.best
+        open_choices = self._queue & self.relevant & self._seen.isnan()
+        while not bool(open_choices.any()):
+            self._spacing /= 2
+            self._queue = open_choices = self._cover()
+        upper, _ = self._bounds()
+        return int(torch.where(open_choices, upper, -math.inf).argmax())
+
+    def tell(self, index: int, value: float) -> None:
+        """Take in an exact value and drop the choices that it rules out."""
+        if bool(self._seen[index].isnan()):
+            self.gp.observe(index, value)
+        self._seen[index] = value
+        upper, lower = self._bounds()
+        best_lower = torch.where(self.relevant, lower, -math.inf).max()
+        self.relevant = self.relevant & (upper >= best_lower)
+
+    def _bounds(self) -> tuple[Tensor, Tensor]:
+        """Upper and lower confidence bounds (n each); sampled values are known exactly."""
+        width = math.sqrt(self.schedule(self.gp.num_observations + 1))
+        deviation = (self.gp.variance + _ROUNDING_VARIANCE).sqrt()
+        mean = self.gp.mean
+        known = ~self._seen.isnan()
+        upper = torch.where(known, self._seen, mean + width * deviation)
+        lower = torch.where(known, self._seen, mean - width * deviation)
+        return upper, lower
+
+    def _cover(self) -> Tensor:
+        """One relevant choice for each lattice vertex without a sampled one: ``n`` flags."""
+        chosen = torch.zeros_like(self.relevant)
+        relevant = self.relevant.nonzero().squeeze(-1)
+        sampled = ~self._seen[relevant].isnan()
+        if self._spacing < _FINEST_SPACING:
+            chosen[relevant[~sampled]] = True
+            return chosen
+        steps = self._unit[relevant] / self._spacing
+        vertices = steps.round()
+        cells, cell = vertices.unique(dim=0, return_inverse=True)
+        order = (steps - vertices).abs().amax(-1).argsort(stable=True)
+        ranks = torch.arange(len(order), device=order.device)
+        nearest = torch.full((len(cells),), len(order), device=order.device)
+        nearest.scatter_reduce_(0, cell[order], ranks, reduce="amin")
+        covered = torch.zeros(len(cells), dtype=torch.bool, device=order.device)
+        covered[cell[sampled]] = True
+        chosen[relevant[order[nearest[~covered]]]] = True
+        return chosen
+
+
+def run_search(
+    search: Search,
+    objective: Objective,
+    *,
+    steps: int,
+    noise_std: float = 0.0,
+    journal: RunJournal | None = None,
+    progress: bool = False,
+    description: str = "",
+) -> SearchDiagnostics:
+    """Run ``steps`` steps; exactly as many evaluations, whatever the values are.
+
+    Args:
+        search: A fresh search.
+        objective: A choice (``d``) in, its value out.
+        steps: The number of evaluations.
+        noise_std: Of the observations, to tell which values are implausible.
+        journal: Holds what an interrupted run has seen, and is kept up to date.
+        progress: Whether to show a progress bar.
+        description: Its label.
+    """
+    journal = RunJournal(None, {}) if journal is None else journal
+    for index, value, _ in journal.seen:
+        search.ask()  # asking is a part of the search's state
+        search.tell(index, value)
+    done = len(journal.seen)
+    for _ in tqdm(
+        range(done, steps), desc=description, total=steps, initial=done, disable=not progress
+    ):
+        index = search.ask()
+        raw = _scalar(objective(search.gp.choices[index].clone()))
+        value = plausible(raw, noise_std).item()
+        search.tell(index, value)
+        journal.record(index, value, value != raw.item())
+    indices, values, implausible = zip(*journal.seen, strict=True)
+    return SearchDiagnostics(
+        indices=indices,
+        values=torch.tensor(values, dtype=torch.double),
+        mean=search.gp.mean,
+        variance=search.gp.variance,
+        implausible=sum(implausible),
+    )
+
+
+def _scalar(value: object) -> Tensor:
+    """The objective's answer as a scalar tensor in double precision."""
+    try:
+        tensor = torch.as_tensor(value).detach().double()
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(
+            "`objective` must return a float or a tensor of one element, got "
+            f"{type(value).__name__}."
+        ) from None
+    if tensor.numel() != 1:
+        raise ValueError(
+            "`objective` must return a float or a tensor of one element, got a tensor of shape "
+            f"{tuple(tensor.shape)}."
+        )
+    return tensor.reshape(())
+
+
+# Search and release
+
+
+class OptimumUtility(NamedTuple):
+    """What both releases of a run are worth."""
+
+    choice: UtilityBound
+    maximum: UtilityBound
+
+    def __str__(self) -> str:
+        return f"Choice: {self.choice}\nMaximum: {self.maximum}"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PrivateOptimum:
+    """The two releases of a run.
+
+    Args:
+        choice: The private choice.
+        maximum: The private maximum.
+        diagnostics: What the search saw. **Sensitive.**
+    """
+
+    choice: Release[Tensor]
+    maximum: Release[float]
+    diagnostics: SearchDiagnostics = field(repr=False)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """What publishing both promises: the epsilons and deltas add up."""
+        return compose(self.choice.guarantee, self.maximum.guarantee)
+
+
+class _PrivateOptimizer(ABC):
+    """What both drivers share: two releases that are fixed beforehand, and the order of a run.
+
+    Attributes:
+        choices: The finite set, ``n x d``.
+        kernel: The prior covariance.
+        choice: How the choice is released.
+        maximum: How the maximum is released.
+    """
+
+    choice: PrivateChoice
+    maximum: LaplaceMaximum
+    _noise_std: float = 0.0
 
     def __init__(
-        self,
-        choices: Tensor,
-        *,
-        kernel: Kernel,
-        epsilon: float,
-        delta: float,
-        dataset_correlation: float,
-        method: SelectionMethod,
-        num_records: int | None,
-        confidence: float,
-        unit: PrivacyUnit,
-        ledger: PrivacyLedger | None,
-        unsafe_seed: int | None,
+        self, choices: Tensor, kernel: Kernel, method: SelectionMethod, **shared: Any
     ) -> None:
         check_tensor("choices", choices, shape=(None, None))
         self.choices = choices.detach()
         self.kernel = frozen_kernel(kernel, self.choices)
         check_unit_variance(self.kernel, self.choices)
-        self.epsilon = epsilon
-        self.delta = delta
-        self.dataset_correlation = dataset_correlation
-        self.method = method
-        self.num_records = num_records
-        self.confidence = confidence
-        self.unit = check_unit(unit)
-        self.ledger = ledger
-        self.unsafe_seed = unsafe_seed
-        if unsafe_seed is not None:
-            check_integer("unsafe_seed", unsafe_seed, at_least=0)
+        self._shared = {"num_choices": len(choices), **shared}  # by both releases
+        self.choice = PrivateChoice(method=method, **self._shared)
 
     @abstractmethod
     def _search(self) -> Search:
         """A fresh search."""
 
-    @abstractmethod
-    def _maximum(self, steps: int) -> LaplaceMaximum:
-        """The mechanism behind the maximum."""
-
-    _noise_std: float = 0.0
-
-    @property
-    def schedule(self) -> UCBSchedule:
-        """The widths of the confidence bounds."""
-        return UCBSchedule(len(self.choices), delta=self.delta)
-
     @property
     def guarantee(self) -> Guarantee:
-        """Of both releases together, at the fewest steps: (2 epsilon, 2 delta) for any number."""
-        return self.plan(2).guarantee
+        """What both releases promise together, and cost: (2 epsilon, 2 delta), conditional."""
+        return compose(self.choice.guarantee, self.maximum.guarantee)
 
-    def plan(self, steps: int) -> ReleasePlan:
-        """Price and worth of a run of this many steps; nothing is spent."""
-        check_integer("steps", steps)
-        return ReleasePlan(
-            choice=ChoiceMechanism(
-                num_choices=len(self.choices),
-                epsilon=self.epsilon,
-                delta=self.delta,
-                steps=steps,
-                dataset_correlation=self.dataset_correlation,
-                method=self.method,
-                unit=self.unit,
-            ),
-            maximum=self._maximum(steps),
-            confidence=self.confidence,
-        )
+    def utility(self, delta: float = 0.05) -> OptimumUtility:
+        """What each release is worth, but for that probability."""
+        return OptimumUtility(self.choice.utility(delta), self.maximum.utility(delta))
 
-    def run(
+    def release(
         self,
         objective: Objective,
-        steps: int,
         *,
+        num_records: int | None = None,
         progress: bool = False,
         checkpoint: str | os.PathLike[str] | None = None,
+        ledger: PrivacyLedger | None = None,
+        unsafe_seed: int | None = None,
     ) -> PrivateOptimum:
         """Search, then release the best choice and the best value.
 
@@ -141,109 +370,103 @@ class _PrivateSearch(ABC):
         Args:
             objective: A choice (a ``d``-vector) in, its value out, to be maximized; in the units
                 of the prior: zero mean and unit variance over what was expected beforehand. NaN
-                and values beyond 50 prior standard deviations count as the bound they cross.
-            steps: The number of evaluations; always as many, whatever the values are.
+                and values beyond 50 prior standard deviations count as the bound they cross. It is
+                called ``steps`` times, whatever the values are.
+            num_records: Size of the validation set, to warn when ``delta`` is too large for it.
             progress: Whether to show a progress bar.
             checkpoint: A file to continue an interrupted run from; a finished one returns what it
                 released. It holds sensitive values, with mode 0600; see :mod:`.journal`.
+            ledger: Charged for both releases before the objective is first called.
+            unsafe_seed: Simulate with reproducible noise. The releases then promise nothing.
         """
-        plan = self.plan(steps)
-        warn_if_delta_is_large(self.delta, self.num_records)
-        warn_if_drowned(plan.choice_utility)
-        warn_if_drowned(plan.maximum_utility)
-        with RunJournal.open(checkpoint, self._settings(plan)) as journal:
-            if self.ledger is not None:
-                label = f"{type(self).__name__} of {steps} steps"
-                self.ledger.charge(plan.guarantee, label=label, key=journal.key)
+        check_seed(unsafe_seed, ledger)
+        warn_if_delta_is_large(self.choice.delta, num_records)
+        for bound in self.utility():
+            warn_if_drowned(bound)
+        name = type(self).__name__
+        with RunJournal.open(checkpoint, self._settings(unsafe_seed)) as journal:
+            if ledger is not None:
+                label = f"{name} of {self.choice.steps} steps"
+                ledger.charge(self.guarantee, label=label, key=journal.key)
             seen = run_search(
                 self._search(),
                 objective,
-                steps=steps,
+                steps=self.choice.steps,
                 noise_std=self._noise_std,
                 journal=journal,
                 progress=progress,
-                description=type(self).__name__,
+                description=name,
             )
-            choice, maximum = self._release(plan, seen, journal)
-        return PrivateOptimum(choice=choice, maximum=maximum, plan=plan, diagnostics=seen)
+            released = journal.released
+            if released is None:
+                released = self._draw(seen, unsafe_seed)
+                journal.finish(released)
+        return self._optimum(seen, released, simulated=unsafe_seed is not None)
 
-    def _release(
-        self, plan: ReleasePlan, seen: SearchDiagnostics, journal: RunJournal
-    ) -> tuple[Release[Tensor], Release[float]]:
-        """Draw both releases, or return those that the journal holds."""
-        if journal.released is not None:
-            stored = journal.released
-            value = self.choices.new_tensor(stored["choice"])
-            return (
-                Release(value, self._promised(plan.choice.guarantee), stored["choice_scale"]),
-                Release(
-                    stored["maximum"],
-                    self._promised(plan.maximum.guarantee),
-                    stored["maximum_scale"],
-                ),
-            )
-        first, second = self._seeds()
-        choice = plan.choice.draw(seen.mean, self.choices, unsafe_seed=first)
-        maximum = plan.maximum.draw(seen.values, unsafe_seed=second)
-        journal.finish(
-            {
-                "choice": choice.value.tolist(),
-                "choice_scale": choice.scale,
-                "maximum": maximum.value,
-                "maximum_scale": maximum.scale,
-            }
+    def _draw(self, seen: SearchDiagnostics, unsafe_seed: int | None) -> dict[str, Any]:
+        """Both released values; simulated noise differs between the two."""
+        first, second = (
+            (None, None) if unsafe_seed is None else (2 * unsafe_seed, 2 * unsafe_seed + 1)
         )
-        return choice, maximum
+        choice, choice_scale = self.choice._draw(seen.mean, self.choices, first)
+        maximum, maximum_scale = self.maximum._draw(seen.values, second)
+        return {
+            "choice": choice.tolist(),
+            "choice_scale": choice_scale,
+            "maximum": maximum,
+            "maximum_scale": maximum_scale,
+        }
 
-    def _promised(self, guarantee: Guarantee) -> Guarantee:
-        return guarantee if self.unsafe_seed is None else guarantee.simulated()
+    def _optimum(
+        self, seen: SearchDiagnostics, released: dict[str, Any], *, simulated: bool
+    ) -> PrivateOptimum:
+        """What was drawn and written down, with what is promised for it."""
+        choice, maximum = self.choice.guarantee, self.maximum.guarantee
+        if simulated:
+            choice, maximum = choice.simulated(), maximum.simulated()
+        value = self.choices.new_tensor(released["choice"])
+        return PrivateOptimum(
+            choice=Release(value, choice, released["choice_scale"]),
+            maximum=Release(released["maximum"], maximum, released["maximum_scale"]),
+            diagnostics=seen,
+        )
 
-    def _settings(self, plan: ReleasePlan) -> dict[str, Any]:
+    def _settings(self, unsafe_seed: int | None) -> dict[str, Any]:
         """All that a run depends on; a run is continued with the same settings only."""
         return {
             "driver": type(self).__name__,
-            "choice": repr(plan.choice),
-            "maximum": repr(plan.maximum),
+            "choice": repr(self.choice),
+            "maximum": repr(self.maximum),
             "prior": fingerprint(self.choices, self.kernel),
-            "unsafe_seed": self.unsafe_seed,
+            "unsafe_seed": unsafe_seed,
         }
 
-    def _seeds(self) -> tuple[int | None, int | None]:
-        """Different simulated noise for the two releases."""
-        if self.unsafe_seed is None:
-            return None, None
-        return 2 * self.unsafe_seed, 2 * self.unsafe_seed + 1
 
-
-class PrivateGPUCB(_PrivateSearch):
-    r"""GP-UCB on a finite set with both releases of Algorithm 1 [Kusner2015]_.
+class PrivateGPUCB(_PrivateOptimizer):
+    r"""GP-UCB on a finite set with both releases of Algorithm 1 [Kusner2015].
 
     Guarantee: (2 epsilon, 2 delta) for the choice and the maximum together, **conditional** on the
-    Gaussian-process assumption; see :class:`.ChoiceMechanism` and :class:`.NoisyMaximum`. What the
-    search visits and sees is sensitive and stays in ``diagnostics``.
+    Gaussian-process assumption; see :class:`.PrivateChoice` and :class:`.PrivateMaximum`.
 
     Args:
         choices: An ``n x d`` tensor. Public.
         kernel: The prior covariance, with ``k(x, x) = 1``, fixed without looking at the records.
         noise_std: Standard deviation of the observation noise, in units of the prior.
+        steps: The number of evaluations.
         epsilon: The privacy parameter of each of the two releases.
         delta: Of each: probability, over the prior, that the sensitivity bound fails.
         dataset_correlation: The prior correlation ``k(V, V')`` of neighbouring data sets.
-        method: How the choice is drawn; see :func:`.release_choice`.
-        edition: Of the maximum; see :func:`.release_maximum`.
-        num_records: Size of the validation set, to warn when ``delta`` is too large for it.
-        confidence: Of the utility bounds.
-        unit: Whom or what one record is, and the relation the sensitivity refers to.
-        ledger: Charged for both releases before the objective is first called.
-        unsafe_seed: Simulate with reproducible noise. The releases then promise nothing.
+        method: How the choice is drawn; see :class:`.PrivateChoice`.
+        edition: Of the maximum; see :class:`.PrivateMaximum`.
+        unit: Whom or what one record is, and which data sets are neighbours.
 
     Example:
         >>> search = PrivateGPUCB(
-        ...     choices, kernel=RBFKernel(), noise_std=0.1, epsilon=20.0, delta=1e-4,
+        ...     choices, kernel=RBFKernel(), noise_std=0.1, steps=50, epsilon=20.0, delta=1e-4,
         ...     dataset_correlation=0.999,
         ... )
-        >>> print(search.plan(50))
-        >>> result = search.run(objective, 50, progress=True)
+        >>> print(search.guarantee, search.utility(), sep="\n")
+        >>> result = search.release(objective, progress=True)
         >>> result.choice.value, result.maximum.value
     """
 
@@ -253,85 +476,64 @@ class PrivateGPUCB(_PrivateSearch):
         *,
         kernel: Kernel,
         noise_std: float,
+        steps: int,
         epsilon: float,
         delta: float,
         dataset_correlation: float,
         method: SelectionMethod = "exponential",
         edition: Edition = "icml2015",
-        num_records: int | None = None,
-        confidence: float = 0.95,
         unit: PrivacyUnit = VALIDATION_RECORD,
-        ledger: PrivacyLedger | None = None,
-        unsafe_seed: int | None = None,
     ) -> None:
         super().__init__(
             choices,
-            kernel=kernel,
+            kernel,
+            method,
+            steps=steps,
             epsilon=epsilon,
             delta=delta,
             dataset_correlation=dataset_correlation,
-            method=method,
-            num_records=num_records,
-            confidence=confidence,
             unit=unit,
-            ledger=ledger,
-            unsafe_seed=unsafe_seed,
         )
-        self.noise_std = self._noise_std = check_positive("noise_std", noise_std)
-        self.edition: Edition = edition
-        self.plan(1)  # checks all parameters now rather than at the end of a run
+        self._noise_std = check_positive("noise_std", noise_std)
+        gain = max_information_gain(
+            self.kernel, self.choices, num_observations=steps, noise_variance=self._noise_std**2
+        )
+        self.maximum = PrivateMaximum(
+            **self._shared, noise_std=self._noise_std, information_gain=gain, edition=edition
+        )
 
     def _search(self) -> Search:
-        gp = FiniteSetGP(self.choices, kernel=self.kernel, noise_variance=self.noise_std**2)
-        return GPUCB(gp, schedule=self.schedule)
-
-    def _maximum(self, steps: int) -> LaplaceMaximum:
-        gain = max_information_gain(
-            self.kernel, self.choices, num_observations=steps, noise_variance=self.noise_std**2
-        )
-        return NoisyMaximum(
-            epsilon=self.epsilon,
-            delta=self.delta,
-            steps=steps,
-            num_choices=len(self.choices),
-            dataset_correlation=self.dataset_correlation,
-            noise_std=self.noise_std,
-            information_gain=gain,
-            edition=self.edition,
-            unit=self.unit,
-        )
+        gp = FiniteSetGP(self.choices, kernel=self.kernel, noise_variance=self._noise_std**2)
+        return GPUCB(gp, schedule=self.choice.schedule)
 
 
-class BranchAndBoundUCB(_PrivateSearch):
-    r"""Branch and bound on exact values [deFreitas2012]_ with the releases of Algorithm 2.
+class BranchAndBoundUCB(_PrivateOptimizer):
+    r"""Branch and bound on exact values [deFreitas2012] with the releases of Algorithm 2.
 
     Guarantee: (2 epsilon, 2 delta) for the choice and the maximum together, **conditional** on the
     Gaussian-process assumption and on the constants of the regret bound; see
-    :class:`.ChoiceMechanism` and :class:`.NoiseFreeMaximum`. A search that has certified the
+    :class:`.PrivateChoice` and :class:`.NoiseFreeMaximum`. A search that has certified the
     maximizer keeps evaluating it, so that the number of evaluations says nothing of the records.
 
     Args:
         choices: An ``n x d`` tensor. Public.
         kernel: The prior covariance, with ``k(x, x) = 1``, fixed without looking at the records.
+        steps: The number of evaluations, at least 2.
         epsilon: The privacy parameter of each of the two releases.
         delta: Of each: probability, over the prior, that the sensitivity bound fails.
         dataset_correlation: The prior correlation ``k(V, V')`` of neighbouring data sets.
         amplitude: ``A`` in the regret ``A exp(-tau t / (log t)^{d/4})``.
         rate: ``tau`` in the regret.
-        method: How the choice is drawn; see :func:`.release_choice`.
-        edition: Of the maximum; see :func:`.release_noise_free_maximum`.
-        num_records: Size of the validation set, to warn when ``delta`` is too large for it.
-        confidence: Of the utility bounds.
-        unit: Whom or what one record is, and the relation the sensitivity refers to.
-        ledger: Charged for both releases before the objective is first called.
-        unsafe_seed: Simulate with reproducible noise. The releases then promise nothing.
+        method: How the choice is drawn; see :class:`.PrivateChoice`.
+        edition: Of the maximum; see :class:`.NoiseFreeMaximum`.
+        unit: Whom or what one record is, and which data sets are neighbours.
 
     Example:
         >>> search = BranchAndBoundUCB(
-        ...     choices, kernel=RBFKernel(), epsilon=20.0, delta=1e-4, dataset_correlation=0.9999,
-        ...     amplitude=2.0, rate=0.5,
+        ...     choices, kernel=RBFKernel(), steps=60, epsilon=20.0, delta=1e-4,
+        ...     dataset_correlation=0.9999, amplitude=2.0, rate=0.5,
         ... )
-        >>> result = search.run(objective, 60)
+        >>> result = search.release(objective)
     """
 
     def __init__(
@@ -339,6 +541,7 @@ class BranchAndBoundUCB(_PrivateSearch):
         choices: Tensor,
         *,
         kernel: Kernel,
+        steps: int,
         epsilon: float,
         delta: float,
         dataset_correlation: float,
@@ -346,44 +549,22 @@ class BranchAndBoundUCB(_PrivateSearch):
         rate: float,
         method: SelectionMethod = "exponential",
         edition: NoiseFreeEdition = "icml2015",
-        num_records: int | None = None,
-        confidence: float = 0.95,
         unit: PrivacyUnit = VALIDATION_RECORD,
-        ledger: PrivacyLedger | None = None,
-        unsafe_seed: int | None = None,
     ) -> None:
         super().__init__(
             choices,
-            kernel=kernel,
+            kernel,
+            method,
+            steps=steps,
             epsilon=epsilon,
             delta=delta,
             dataset_correlation=dataset_correlation,
-            method=method,
-            num_records=num_records,
-            confidence=confidence,
             unit=unit,
-            ledger=ledger,
-            unsafe_seed=unsafe_seed,
         )
-        self.amplitude = amplitude
-        self.rate = rate
-        self.edition: NoiseFreeEdition = edition
-        self.plan(2)  # checks all parameters now rather than at the end of a run
+        self.maximum = NoiseFreeMaximum(
+            **self._shared, dim=choices.shape[-1], amplitude=amplitude, rate=rate, edition=edition
+        )
 
     def _search(self) -> Search:
         gp = FiniteSetGP(self.choices, kernel=self.kernel, noise_variance=0.0)
-        return BranchAndBound(gp, schedule=self.schedule)
-
-    def _maximum(self, steps: int) -> LaplaceMaximum:
-        return NoiseFreeMaximum(
-            epsilon=self.epsilon,
-            delta=self.delta,
-            steps=steps,
-            num_choices=len(self.choices),
-            dim=self.choices.shape[-1],
-            dataset_correlation=self.dataset_correlation,
-            amplitude=self.amplitude,
-            rate=self.rate,
-            edition=self.edition,
-            unit=self.unit,
-        )
+        return BranchAndBound(gp, schedule=self.choice.schedule)

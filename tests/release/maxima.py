@@ -1,12 +1,38 @@
-"""One setting of each private maximum, shared by the tests of its parts."""
+"""One setting of each private maximum, and what else the tests of this room share."""
 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from botorch_dp.release import LipschitzMaximum, NoiseFreeMaximum, NoisyMaximum
+from botorch_dp.privacy import PrivacyLedger
+from botorch_dp.release import LipschitzMaximum, NoiseFreeMaximum, PrivateMaximum
 
 FALSE_ALARM = 1e-6
+
+
+class ReadLog(TorchDispatchMode):
+    """Notes how many charges a ledger holds whenever the data of a tensor are read.
+
+    Views of it (``detach``) are no reads, but reading a view is one.
+    """
+
+    def __init__(self, tensor: Tensor, ledger: PrivacyLedger) -> None:
+        super().__init__()
+        self.storage = tensor.untyped_storage().data_ptr()
+        self.ledger = ledger
+        self.charges: list[int] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        read = any(
+            isinstance(arg, Tensor) and arg.untyped_storage().data_ptr() == self.storage
+            for arg in args
+        )
+        if read and func is not torch.ops.aten.detach.default:
+            self.charges.append(len(self.ledger.entries()))
+        return func(*args, **(kwargs or {}))
+
 
 NOISY = {
     "epsilon": 1.0,
@@ -28,13 +54,14 @@ EXACT = {
 }
 LIPSCHITZ = {
     "epsilon": 1.0,
-    "num_validation": 100,
+    "num_records": 100,
+    "equal_at_zero": True,
     "lipschitz": 1.0,
     "lambda_min": 0.5,
     "lambda_max": 0.6,
 }
 MECHANISMS = {
-    "noisy": NoisyMaximum(**NOISY),
+    "noisy": PrivateMaximum(**NOISY),
     "noise-free": NoiseFreeMaximum(steps=50, **EXACT),
     "Lipschitz": LipschitzMaximum(**LIPSCHITZ),
 }

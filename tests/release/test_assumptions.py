@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from scipy.stats import norm
 
 from botorch_dp.release.assumptions import (
     check_correlation,
+    exact,
     neighbor_gap,
     plausible,
     prior_conditions,
@@ -77,3 +79,31 @@ def test_neighbouring_values_do_not_move_apart() -> None:
     before, after = (values - neighbor).abs(), (plausible(values) - plausible(neighbor)).abs()
     assert bool((after <= before).all())
     assert bool((after < before).any())
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (1 - 6e-7, "0.9999994"),
+        (0.1 + 0.2, "0.30000000000000004"),
+        (1e-5, "1e-05"),
+        (2.0, "2"),
+        (3, "3"),
+        (1e22, "1e+22"),
+        (np.float64(0.25), "0.25"),
+    ],
+)
+def test_numbers_in_conditions_are_read_as_the_same_double(number: float, words: str) -> None:
+    assert exact(number) == words
+    assert float(exact(number)) == number
+
+
+def test_no_condition_allows_more_than_the_sensitivity_covers() -> None:
+    """1 - 6e-7 to six digits is 0.999999, which allows objectives 1.29 times as far apart."""
+    correlation = 1 - 6e-7
+    _, condition, _ = prior_conditions(correlation, 1e-4)
+    printed = float(condition.split(">= ")[1])
+    assert neighbor_gap(printed, 3000, 1e-4) <= neighbor_gap(correlation, 3000, 1e-4)
+    rounded = float(f"{correlation:g}")
+    ratio = neighbor_gap(rounded, 3000, 1e-4) / neighbor_gap(correlation, 3000, 1e-4)
+    assert ratio == pytest.approx(math.sqrt(10 / 6))

@@ -14,23 +14,20 @@ from botorch_dp.privacy import (
     BudgetExhausted,
     NeighboringRelation,
     PrivacyBudget,
+    PrivacyError,
     PrivacyLedger,
+    PrivacyUnit,
 )
-from botorch_dp.release import (
-    ChoiceMechanism,
-    UtilityWarning,
-    choice_guarantee,
-    choice_utility,
-    release_choice,
-)
+from botorch_dp.release import PrivateChoice, UtilityWarning, release_choice
+from tests.release.maxima import ReadLog
 
 FALSE_ALARM = 1e-6
 OPTIONS = {"epsilon": 1.0, "delta": 1e-3, "steps": 20, "dataset_correlation": 0.99}
-quiet = pytest.mark.filterwarnings("ignore::botorch_dp.release.utility.UtilityWarning")
+quiet = pytest.mark.filterwarnings("ignore::botorch_dp.release.UtilityWarning")
 
 
-def mechanism(**overrides) -> ChoiceMechanism:
-    return ChoiceMechanism(**({"num_choices": 5} | OPTIONS | overrides))
+def mechanism(**overrides) -> PrivateChoice:
+    return PrivateChoice(**({"num_choices": 5} | OPTIONS | overrides))
 
 
 @pytest.mark.parametrize(
@@ -63,10 +60,11 @@ DRAWS = 4000
 def drawn_counts(method: str) -> tuple[torch.Tensor, float]:
     sharp = mechanism(epsilon=25.0, method=method)
     choices = torch.arange(5.0, dtype=torch.double).unsqueeze(-1)
-    drawn = torch.tensor([int(sharp.draw(MEAN, choices).value) for _ in range(DRAWS)])
+    drawn = torch.tensor([int(sharp.release(MEAN, choices).value) for _ in range(DRAWS)])
     return torch.bincount(drawn, minlength=5), sharp.scale
 
 
+@quiet
 def test_drawn_distribution_is_the_softmax():
     counts, scale = drawn_counts("exponential")
     expected = torch.softmax(MEAN / scale, 0) * DRAWS
@@ -75,6 +73,7 @@ def test_drawn_distribution_is_the_softmax():
         assert chisquare(counts, torch.softmax(MEAN / wrong, 0) * DRAWS).pvalue < FALSE_ALARM
 
 
+@quiet
 def test_permute_and_flip_prefers_the_best_more_than_the_softmax_does():
     counts, scale = drawn_counts("permute_and_flip")
     softmax = torch.softmax(MEAN / scale, 0) * DRAWS
@@ -83,7 +82,7 @@ def test_permute_and_flip_prefers_the_best_more_than_the_softmax_does():
 
 
 def test_guarantee_is_conditional_on_the_prior_and_says_so():
-    guarantee = choice_guarantee(num_choices=5, **OPTIONS)
+    guarantee = mechanism().guarantee
     assert guarantee.status == "conditional"
     assert guarantee.epsilon(1e-3) == pytest.approx(1.0)
     assert guarantee.epsilon(1e-4) == math.inf
@@ -93,10 +92,10 @@ def test_guarantee_is_conditional_on_the_prior_and_says_so():
         assert condition in text
 
 
-def test_release_carries_the_guarantee_of_its_twin():
+def test_function_and_class_make_the_same_promise():
     with pytest.warns(UtilityWarning):
         release = release_choice(MEAN, torch.rand(5, 2), **OPTIONS)
-    assert release.guarantee == choice_guarantee(num_choices=5, **OPTIONS)
+    assert release.guarantee == mechanism().guarantee
     assert release.value.shape == (2,)
     with pytest.warns(UtilityWarning):
         simulated = release_choice(MEAN, torch.rand(5, 2), unsafe_seed=3, **OPTIONS)
@@ -126,38 +125,35 @@ def test_simulated_noise_repeats_and_follows_no_search_seed():
         ({"dataset_correlation": math.nan}, "`dataset_correlation`"),
         ({"method": "argmax"}, "`method`"),
         ({"num_records": 0}, "`num_records`"),
-        ({"confidence": 1.0}, "`confidence`"),
+        ({"unsafe_seed": -1}, "`unsafe_seed`"),
+        ({"unit": "one patient"}, "`unit`"),
         ({"mean": MEAN[:4]}, "`mean` must have shape 5"),
         ({"mean": MEAN.unsqueeze(-1)}, "`mean` must have shape 5"),
         ({"choices": torch.rand(0, 2)}, "`choices`"),
+        ({"epsilom": 1.0}, "epsilom"),
         ({"choices": torch.full((5, 2), torch.nan)}, "`choices`"),
     ],
 )
 def test_wrong_arguments_are_named_before_anything_is_spent(overrides, match):
     ledger = PrivacyLedger(budget=PrivacyBudget(10.0, 0.1))
     arguments = OPTIONS | {"mean": MEAN, "choices": torch.rand(5, 2), "ledger": ledger} | overrides
-    with pytest.raises(ValueError, match=match):
+    with pytest.raises((TypeError, ValueError), match=match):
         release_choice(arguments.pop("mean"), arguments.pop("choices"), **arguments)
     assert not ledger.entries()
 
 
 @quiet
-def test_ledger_is_charged_before_the_mean_is_looked_at(monkeypatch):
+def test_ledger_is_charged_before_the_mean_is_looked_at():
     ledger = PrivacyLedger(budget=PrivacyBudget(1.5, 0.1))
-    charged_at_first_look = []
-
-    def look(mean, noise_std=0.0):
-        charged_at_first_look.append(len(ledger.entries()))
-        return mean
-
-    monkeypatch.setattr("botorch_dp.release.choice.plausible", look)
-    release_choice(MEAN, torch.rand(5, 2), ledger=ledger, **OPTIONS)
-    assert charged_at_first_look == [1]
+    choices = torch.rand(5, 2)
+    with ReadLog(MEAN, ledger) as log:
+        release_choice(MEAN, choices, ledger=ledger, **OPTIONS)
+    assert set(log.charges) == {1}
     (entry,) = ledger.entries()
     assert (entry.epsilon, entry.delta) == (1.0, 1e-3)
-    with pytest.raises(BudgetExhausted):
-        release_choice(MEAN, torch.rand(5, 2), ledger=ledger, **OPTIONS)
-    assert len(ledger.entries()) == len(charged_at_first_look) == 1
+    with ReadLog(MEAN, ledger) as log, pytest.raises(BudgetExhausted):
+        release_choice(MEAN, choices, ledger=ledger, **OPTIONS)
+    assert len(ledger.entries()) == 1 and not log.charges
 
 
 @quiet
@@ -167,7 +163,7 @@ def test_a_poisoned_mean_raises_nothing(poison):
     mean[2] = poison
     release_choice(mean, torch.rand(5, 2), **OPTIONS)
     sharp = mechanism(epsilon=1e4)
-    drawn = sharp.draw(mean, torch.arange(5.0).unsqueeze(-1)).value.item()
+    drawn = sharp.release(mean, torch.arange(5.0).unsqueeze(-1)).value.item()
     assert (drawn == 2.0) == (poison > 0)
 
 
@@ -220,9 +216,7 @@ def test_sensitivity_bound_of_theorem_1_holds_for_pairs_from_the_multi_task_prio
 
 def test_utility_bound_by_hand():
     """2 sqrt(beta_{T+1}) and (2 D / epsilon)(log n + log 20), with D from the first setting."""
-    bound = choice_utility(
-        num_choices=1000, epsilon=1.0, delta=1e-4, steps=50, dataset_correlation=0.99
-    )
+    bound = mechanism(num_choices=1000, delta=1e-4, steps=50).utility()
     scale = 30.041458292871628
     beta = 2 * math.log(1000 * 51**2 * math.pi**2 / 3e-4)
     assert bound.noise == pytest.approx(scale * (math.log(1000) + math.log(20)))
@@ -232,28 +226,30 @@ def test_utility_bound_by_hand():
     assert bound.drowned
 
 
+@quiet
 @pytest.mark.parametrize("method", ["exponential", "permute_and_flip"])
 def test_utility_bound_holds_for_the_draws(method):
     """All other choices just beyond the bound; then within a fifth of it: it is not vacuous."""
     sharp = mechanism(epsilon=30.0, method=method)
-    bound = sharp.utility(confidence=0.8)
+    bound = sharp.utility(delta=0.2)
     indices = torch.arange(5.0).unsqueeze(-1)
 
     def failures(gap: float) -> float:
         mean = torch.tensor([0.0, -gap, -gap, -gap, -gap], dtype=torch.double)
-        return sum(sharp.draw(mean, indices).value.item() != 0 for _ in range(1000)) / 1000
+        return sum(sharp.release(mean, indices).value.item() != 0 for _ in range(1000)) / 1000
 
     assert failures(1.01 * bound.noise) < 0.2
     assert failures(0.2 * bound.noise) > 0.2
 
 
+@quiet
 @pytest.mark.parametrize("method", ["exponential", "permute_and_flip"])
 def test_best_probability_in_the_remark_is_reached_by_the_worst_case(method):
     sharp = mechanism(epsilon=12.0, method=method)
     spread = sharp.utility().spread
     mean = torch.tensor([spread / 2, *[-spread / 2] * 4], dtype=torch.double)
     choices = torch.arange(5.0).unsqueeze(-1)
-    hits = sum(sharp.draw(mean, choices).value.item() == 0 for _ in range(2000))
+    hits = sum(sharp.release(mean, choices).value.item() == 0 for _ in range(2000))
     stated = float(sharp.utility().remark.split("at most ")[1].split(";")[0])
     error = 5 * math.sqrt(stated * (1 - stated) / 2000)  # five standard errors: 1e-6
     assert abs(hits / 2000 - stated) < error + 1e-3
@@ -276,3 +272,22 @@ def test_warns_when_delta_is_not_below_one_over_n():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         release_choice(MEAN, torch.rand(5, 2), num_records=999, **arguments)
+
+
+def test_the_relation_is_the_callers_as_the_correlation_is():
+    unit = PrivacyUnit("one week", NeighboringRelation.ADD_OR_REMOVE_ONE, ("a week is one record",))
+    guarantee = mechanism(unit=unit).guarantee
+    assert guarantee.unit == unit
+    assert "one week" in str(guarantee) and "a week is one record" in str(guarantee)
+
+
+def test_as_many_choices_as_agreed():
+    with pytest.raises(ValueError, match="`choices` must hold 5 rows"):
+        mechanism().release(torch.zeros(4), torch.rand(4, 2))
+
+
+def test_simulated_noise_cannot_be_charged():
+    ledger = PrivacyLedger(budget=PrivacyBudget(10.0, 0.1))
+    with pytest.raises(PrivacyError, match="nothing to charge"):
+        release_choice(MEAN, torch.rand(5, 2), ledger=ledger, unsafe_seed=1, **OPTIONS)
+    assert not ledger.entries()

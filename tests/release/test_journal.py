@@ -14,7 +14,7 @@ from botorch_dp.privacy import PrivacyBudget, PrivacyLedger
 from botorch_dp.release import BranchAndBoundUCB, PrivateGPUCB
 from botorch_dp.release.journal import RunJournal, fingerprint
 
-pytestmark = pytest.mark.filterwarnings("ignore::botorch_dp.release.utility.UtilityWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::botorch_dp.release.UtilityWarning")
 
 CHOICES = torch.cartesian_prod(*[torch.linspace(0, 1, 9, dtype=torch.double)] * 2)
 STEPS = 8
@@ -28,11 +28,13 @@ def kernel(lengthscale=0.4):
 
 def gp_ucb(**overrides):
     options = {"kernel": kernel(), "noise_std": 0.1, "epsilon": 1.0, "delta": 1e-3}
+    options["steps"] = STEPS
     return PrivateGPUCB(CHOICES, **(options | {"dataset_correlation": 0.99} | overrides))
 
 
 def branch_and_bound(**overrides):
     options = {"kernel": kernel(), "epsilon": 1.0, "delta": 1e-3, "amplitude": 2.0, "rate": 0.5}
+    options["steps"] = STEPS
     return BranchAndBoundUCB(CHOICES, **(options | {"dataset_correlation": 0.99} | overrides))
 
 
@@ -63,12 +65,12 @@ def test_interrupted_run_continues_where_it_was_and_is_charged_once(driver, at, 
     ledger = PrivacyLedger(budget=PrivacyBudget(10.0, 0.1))
     path = tmp_path / "run.json"
     with pytest.raises(KeyboardInterrupt):
-        driver(ledger=ledger).run(Failing(at), STEPS, checkpoint=path)
+        driver().release(Failing(at), checkpoint=path, ledger=ledger)
     rest = Failing(0)
-    result = driver(ledger=ledger).run(rest, STEPS, checkpoint=path)
+    result = driver().release(rest, checkpoint=path, ledger=ledger)
     assert rest.calls == STEPS - (at - 1)
     assert len(ledger.entries()) == 1
-    straight = driver(unsafe_seed=1).run(objective, STEPS).diagnostics
+    straight = driver().release(objective, unsafe_seed=1).diagnostics
     assert result.diagnostics.indices == straight.indices
     assert torch.equal(result.diagnostics.values, straight.values)
     assert torch.equal(result.diagnostics.mean, straight.mean)
@@ -78,8 +80,8 @@ def test_interrupted_run_continues_where_it_was_and_is_charged_once(driver, at, 
 def test_finished_run_returns_what_it_released_without_a_new_draw(driver, tmp_path):
     ledger = PrivacyLedger(budget=PrivacyBudget(10.0, 0.1))
     path = tmp_path / "run.json"
-    first = driver(ledger=ledger).run(objective, STEPS, checkpoint=path)
-    again = driver(ledger=ledger).run(Failing(1), STEPS, checkpoint=path)
+    first = driver().release(objective, checkpoint=path, ledger=ledger)
+    again = driver().release(Failing(1), checkpoint=path, ledger=ledger)
     assert torch.equal(again.choice.value, first.choice.value)
     assert again.choice.value.dtype == torch.double
     assert again.maximum.value == first.maximum.value
@@ -90,7 +92,7 @@ def test_finished_run_returns_what_it_released_without_a_new_draw(driver, tmp_pa
 
 def test_finished_simulation_still_promises_nothing(tmp_path):
     runs = [
-        gp_ucb(unsafe_seed=1).run(objective, STEPS, checkpoint=tmp_path / "run.json")
+        gp_ucb().release(objective, checkpoint=tmp_path / "run.json", unsafe_seed=1)
         for _ in range(2)
     ]
     assert [run.guarantee.status for run in runs] == ["none", "none"]
@@ -98,9 +100,9 @@ def test_finished_simulation_still_promises_nothing(tmp_path):
 
 def test_without_a_checkpoint_each_run_is_charged():
     ledger = PrivacyLedger(budget=PrivacyBudget(10.0, 0.1))
-    search = gp_ucb(ledger=ledger)
-    search.run(objective, STEPS)
-    search.run(objective, STEPS)
+    search = gp_ucb()
+    search.release(objective, ledger=ledger)
+    search.release(objective, ledger=ledger)
     assert len(ledger.entries()) == 2
 
 
@@ -113,41 +115,43 @@ def test_releases_are_on_disk_before_they_are_returned(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(RunJournal, "finish", crash)
-        gp_ucb().run(objective, STEPS, checkpoint=path)
+        gp_ucb().release(objective, checkpoint=path)
     assert json.loads(path.read_text())["released"] is None
-    result = gp_ucb().run(objective, STEPS, checkpoint=path)
+    result = gp_ucb().release(objective, checkpoint=path)
     assert json.loads(path.read_text())["released"]["maximum"] == result.maximum.value
 
 
 def test_file_is_for_its_owner_and_says_why(tmp_path):
     path = tmp_path / "run.json"
-    gp_ucb().run(objective, STEPS, checkpoint=path)
+    gp_ucb().release(objective, checkpoint=path)
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
     assert "SENSITIVE" in path.read_text()
     assert sorted(os.listdir(tmp_path)) == ["run.json", "run.json.lock"]
 
 
 @pytest.mark.parametrize(
-    ("overrides", "steps", "differing"),
+    ("overrides", "unsafe_seed", "differing"),
     [
-        ({"epsilon": 2.0}, STEPS, "choice, maximum"),
-        ({"noise_std": 0.2}, STEPS, "maximum"),
-        ({}, STEPS + 1, "choice, maximum"),
-        ({"unsafe_seed": 3}, STEPS, "unsafe_seed"),
-        ({"kernel": kernel(0.3)}, STEPS, "prior"),
-        ({"kernel": RBFKernel()}, STEPS, "prior"),
+        ({"epsilon": 2.0}, None, "choice, maximum"),
+        ({"noise_std": 0.2}, None, "maximum"),
+        ({"steps": STEPS + 1}, None, "choice, maximum"),
+        ({}, 3, "unsafe_seed"),
+        ({"kernel": kernel(0.3)}, None, "prior"),
+        ({"kernel": RBFKernel()}, None, "prior"),
     ],
 )
 def test_a_run_with_other_settings_is_refused_before_it_is_charged(
-    overrides, steps, differing, tmp_path
+    overrides, unsafe_seed, differing, tmp_path
 ):
     path = tmp_path / "run.json"
     with pytest.raises(KeyboardInterrupt):
-        gp_ucb().run(Failing(3), STEPS, checkpoint=path)
+        gp_ucb().release(Failing(3), checkpoint=path)
     before = path.read_text()
     ledger = PrivacyLedger(budget=PrivacyBudget(10.0, 0.1))
     with pytest.raises(PrivacyError, match=differing):
-        gp_ucb(ledger=ledger, **overrides).run(objective, steps, checkpoint=path)
+        gp_ucb(**overrides).release(
+            objective, checkpoint=path, ledger=ledger, unsafe_seed=unsafe_seed
+        )
     assert not ledger.entries()
     assert path.read_text() == before
 
@@ -156,10 +160,10 @@ def test_two_runs_cannot_share_a_checkpoint(tmp_path):
     path = tmp_path / "run.json"
 
     def nested(x):
-        gp_ucb().run(objective, STEPS, checkpoint=path)
+        gp_ucb().release(objective, checkpoint=path)
 
     with pytest.raises(PrivacyError, match="in use by another run"):
-        gp_ucb().run(nested, STEPS, checkpoint=path)
+        gp_ucb().release(nested, checkpoint=path)
 
 
 @pytest.mark.parametrize("content", ["{}", "[1, 2]", '{"format": 99}'])
@@ -167,7 +171,7 @@ def test_other_files_are_refused_and_left_alone(content, tmp_path):
     path = tmp_path / "other.json"
     path.write_text(content)
     with pytest.raises(ValueError, match="no run journal"):
-        gp_ucb().run(objective, STEPS, checkpoint=path)
+        gp_ucb().release(objective, checkpoint=path)
     assert path.read_text() == content
 
 
@@ -179,8 +183,8 @@ def test_implausible_values_are_counted_across_an_interruption(tmp_path):
         return next(answers)  # ends with StopIteration
 
     with pytest.raises(StopIteration):
-        gp_ucb().run(first, STEPS, checkpoint=path)
-    result = gp_ucb().run(objective, STEPS, checkpoint=path)
+        gp_ucb().release(first, checkpoint=path)
+    result = gp_ucb().release(objective, checkpoint=path)
     assert result.diagnostics.implausible == 1
     assert result.diagnostics.values[0] == -50 * math.hypot(1, 0.1)
 

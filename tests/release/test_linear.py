@@ -23,14 +23,16 @@ from botorch_dp.privacy import (
     audit_epsilon,
 )
 from botorch_dp.release import (
-    LinearChoiceMechanism,
+    LinearChoice,
     MaxVarianceDesign,
     SobolDesign,
     StatedDesign,
     UtilityWarning,
-    linear_choice_guarantee,
     release_linear_choice,
 )
+from tests.release.maxima import ReadLog
+
+quiet = pytest.mark.filterwarnings("ignore::botorch_dp.release.UtilityWarning")
 
 CHOICES = torch.linspace(0, 1, 41, dtype=torch.double).unsqueeze(-1)
 BOX = torch.tensor([[0.0], [1.0]], dtype=torch.double)
@@ -43,7 +45,7 @@ def kernel(length: float = 0.2) -> RBFKernel:
     return result
 
 
-def mechanism(**changes: object) -> LinearChoiceMechanism:
+def mechanism(**changes: object) -> LinearChoice:
     arguments: dict[str, object] = {
         "choices": CHOICES,
         "design": SobolDesign(BOX, num_points=8),
@@ -54,7 +56,7 @@ def mechanism(**changes: object) -> LinearChoiceMechanism:
         "epsilon": 1.0,
         **changes,
     }
-    return LinearChoiceMechanism(**arguments)  # type: ignore[arg-type]
+    return LinearChoice(**arguments)  # type: ignore[arg-type]
 
 
 def random_scores(seed: int, shape: tuple[int, int] = (8, 20)) -> Tensor:
@@ -94,6 +96,7 @@ def test_sensitivity_is_the_formula() -> None:
     assert release.scale == pytest.approx(2 * expected / 1.0, rel=1e-9)
 
 
+@quiet
 def test_draws_follow_the_softmax() -> None:
     """Chi-square at a false-alarm rate of 1e-6; draws are seeded one by one."""
     choices = torch.tensor([[0.0], [0.3], [0.6], [1.0]], dtype=torch.double)
@@ -102,7 +105,7 @@ def test_draws_follow_the_softmax() -> None:
     logits = 10 * release.posterior_mean(scores) / release.scale
     expected = torch.softmax(logits, dim=0)
     assert expected.max() / expected.min() > 1.05
-    drawn = [release.draw(scores, unsafe_seed=seed).value.item() for seed in range(3000)]
+    drawn = [release.release(scores, unsafe_seed=seed).value.item() for seed in range(3000)]
     counts = [drawn.count(choice.item()) for choice in choices]
     assert chisquare(counts, (3000 * expected).numpy()).pvalue > 1e-6
     assert chisquare(counts, (3000 * torch.softmax(8 * logits, 0)).numpy()).pvalue < 1e-6
@@ -138,7 +141,7 @@ def test_weights_depend_on_the_kernel_only_for_utility() -> None:
 # What one record can do
 
 
-def _largest_move(release: LinearChoiceMechanism) -> float:
+def _largest_move(release: LinearChoice) -> float:
     """The largest move of a posterior mean over worst-case and extreme replacements."""
     scores = random_scores(2)
     low, high = release.bounds
@@ -175,6 +178,7 @@ def test_replacing_a_record_moves_means_by_at_most_the_sensitivity(
     assert moved >= release.sensitivity * (1 - 1e-6)  # tight: the worst case attains it
 
 
+@quiet
 def test_nothing_that_a_record_says_shows() -> None:
     scores = random_scores(4)
     release = mechanism()
@@ -191,10 +195,10 @@ def test_nothing_that_a_record_says_shows() -> None:
         reference[:, 3] = 7.0
         losses = mechanism(negate=True)
         assert torch.equal(losses.posterior_mean(scores), losses.posterior_mean(reference))
-        release.draw(scores)
+        mechanism(epsilon=1e4).release(scores)
 
 
-class BrokenSensitivity(LinearChoiceMechanism):
+class BrokenSensitivity(LinearChoice):
     """Forgets the weights: takes the posterior mean for a mean of scores."""
 
     @cached_property
@@ -202,7 +206,7 @@ class BrokenSensitivity(LinearChoiceMechanism):
         return 1 / self.num_records
 
 
-def audited(kind: type[LinearChoiceMechanism], epsilon: float, claim: float, samples: int) -> bool:
+def audited(kind: type[LinearChoice], epsilon: float, claim: float, samples: int) -> bool:
     """Whether a claim survives on a worst-case pair of one-record data sets."""
     # One choice whose weights are opposite to those of eight others: then nearly all of epsilon
     # shows in the probability of drawing it.
@@ -220,7 +224,7 @@ def audited(kind: type[LinearChoiceMechanism], epsilon: float, claim: float, sam
     )
     assert release.weights.abs().sum(-1).max() > 4
     return audit_epsilon(
-        lambda scores: release.draw(scores).value.item(),
+        lambda scores: release.release(scores).value.item(),
         torch.tensor([[1.0], [0.0]], dtype=torch.double),
         torch.tensor([[0.0], [1.0]], dtype=torch.double),
         samples=samples,
@@ -229,16 +233,18 @@ def audited(kind: type[LinearChoiceMechanism], epsilon: float, claim: float, sam
     ).passes
 
 
+@quiet
 def test_audit_and_its_broken_twins() -> None:
-    assert audited(LinearChoiceMechanism, 1.0, claim=1.0, samples=1500)
+    assert audited(LinearChoice, 1.0, claim=1.0, samples=1500)
     assert not audited(BrokenSensitivity, 1.0, claim=1.0, samples=1500)
-    assert not audited(LinearChoiceMechanism, 4.0, claim=1.0, samples=1500)
+    assert not audited(LinearChoice, 4.0, claim=1.0, samples=1500)
 
 
+@quiet
 @pytest.mark.slow
 def test_large_audit_and_its_broken_twin() -> None:
-    assert audited(LinearChoiceMechanism, 1.0, claim=1.0, samples=50_000)
-    assert not audited(LinearChoiceMechanism, 2.0, claim=1.0, samples=10_000)
+    assert audited(LinearChoice, 1.0, claim=1.0, samples=50_000)
+    assert not audited(LinearChoice, 2.0, claim=1.0, samples=10_000)
 
 
 # What it promises, and what it costs
@@ -249,12 +255,9 @@ def test_guarantee_is_pure_and_proven() -> None:
     assert guarantee.status == "proven" and guarantee.summed == (0.5, 0.0)
     assert guarantee.relation is NeighboringRelation.REPLACE_ONE
     assert "one patient" in str(guarantee)
-    sobol = SobolDesign(BOX, num_points=3)
-    assert guarantee == linear_choice_guarantee(
-        design=sobol, epsilon=0.5, unit=PrivacyUnit("one patient")
-    )
+    assert "given that a record's score depends on that record" in str(guarantee)
     stated = StatedDesign(CHOICES[:4], origin="a printed table")
-    given = linear_choice_guarantee(design=stated, epsilon=0.5, method="permute_and_flip")
+    given = mechanism(design=stated, method="permute_and_flip").guarantee
     assert given.status == "proven" and "a printed table" in str(given)
 
 
@@ -296,9 +299,9 @@ def test_charged_before_the_records_are_read() -> None:
             assert torch.equal(X, SobolDesign(BOX, num_points=4).points)
             return (X - 0.5).abs().expand(-1, 10_000)
 
-        release = release_linear_choice(watched, CHOICES, ledger=ledger, unsafe_seed=0, **arguments)
+        release = release_linear_choice(watched, CHOICES, ledger=ledger, **arguments)
         assert reads == [(5.0, 0.0)]
-        assert release.guarantee.status == "none"
+        assert release.guarantee.status == "proven"
         with pytest.raises(BudgetExhausted):
             release_linear_choice(watched, CHOICES, ledger=ledger, **arguments)
         assert len(reads) == 1
@@ -332,9 +335,9 @@ def test_utility_is_said_before_anything_is_spent() -> None:
     small = mechanism(num_records=20, bounds=(0.0, 1.0))
     large = mechanism(num_records=200_000, bounds=(0.0, 1.0))
     assert small.utility().drowned and not large.utility().drowned
-    bound = large.utility(confidence=0.9)
+    bound = large.utility(delta=0.1)
     assert bound.noise == pytest.approx(large.scale * (math.log(41) + math.log(10)))
-    assert bound.noise > replace(large, epsilon=2.0).utility(confidence=0.9).noise
+    assert bound.noise > replace(large, epsilon=2.0).utility(delta=0.1).noise
     with pytest.warns(UtilityWarning, match="a blind draw has 0.0244"):
         release_linear_choice(
             random_scores(0),
@@ -347,14 +350,15 @@ def test_utility_is_said_before_anything_is_spent() -> None:
         )
 
 
+@quiet
 def test_utility_bound_holds() -> None:
     scores = random_scores(6)
     release = mechanism(epsilon=30.0)
     mean = 10 * release.posterior_mean(scores)
-    bound = release.utility(confidence=0.8)
+    bound = release.utility(delta=0.2)
     losses = []
     for seed in range(300):
-        drawn = release.draw(scores, unsafe_seed=seed).value
+        drawn = release.release(scores, unsafe_seed=seed).value
         losses.append((mean.max() - mean[(drawn == CHOICES).flatten()]).item())
     within = sum(loss <= bound.loss for loss in losses) / len(losses)
     assert within >= 0.8
@@ -403,7 +407,7 @@ def test_wrong_scores_and_unknown_number_of_records() -> None:
         for scores, match in (
             (torch.rand(5, 10), "must return 4 x"),
             (torch.rand(4), "must return 4 x"),
-            (torch.rand(4, 0), "must return 4 x"),
+            (torch.rand(4, 0), "`num_records` must be at least 1"),
             (1.0, "a function or an m x n tensor"),
             (lambda X: X, "`num_records` must be known"),
         ):
@@ -420,8 +424,34 @@ def test_wrong_scores_and_unknown_number_of_records() -> None:
         assert ledger.entries() == []
 
 
+@quiet
 def test_one_choice_and_one_point() -> None:
     release = mechanism(
         choices=CHOICES[:1], design=SobolDesign(BOX, num_points=1), num_records=1
-    ).draw(torch.tensor([[math.nan]]))
+    ).release(torch.tensor([[math.nan]]))
     assert torch.equal(release.value, CHOICES[0])
+
+
+@pytest.mark.parametrize(
+    "relation", [NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.BOUNDED_ROW]
+)
+def test_the_bound_is_for_a_replaced_record(relation: NeighboringRelation) -> None:
+    with pytest.raises(PrivacyError, match="REPLACE_ONE only"):
+        mechanism(unit=PrivacyUnit("one patient", relation))
+
+
+def test_a_wrong_seed_is_refused_before_anything_is_charged() -> None:
+    with PrivacyLedger(budget=PrivacyBudget(5.0)) as ledger:
+        with pytest.raises(ValueError, match="`unsafe_seed`"):
+            mechanism().release(random_scores(0), ledger=ledger, unsafe_seed=-1)
+        with pytest.raises(PrivacyError, match="nothing to charge"):
+            mechanism().release(random_scores(0), ledger=ledger, unsafe_seed=1)
+        assert ledger.entries() == []
+
+
+def test_scores_are_read_after_the_charge() -> None:
+    scores = random_scores(0)
+    with PrivacyLedger(budget=PrivacyBudget(5e4)) as ledger:
+        with ReadLog(scores, ledger) as log:
+            mechanism(epsilon=1e4).release(scores, ledger=ledger)
+        assert set(log.charges) == {1}

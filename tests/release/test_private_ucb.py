@@ -1,26 +1,33 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 
-from botorch_dp.errors import NotPublicError
+from botorch_dp.errors import NotPublicError, PrivacyError
 from botorch_dp.models import max_information_gain
-from botorch_dp.privacy import BudgetExhausted, PrivacyBudget, PrivacyLedger
+from botorch_dp.privacy import (
+    BudgetExhausted,
+    NeighboringRelation,
+    PrivacyBudget,
+    PrivacyLedger,
+    PrivacyUnit,
+)
 from botorch_dp.release import (
     BranchAndBoundUCB,
-    ChoiceMechanism,
     NoiseFreeMaximum,
-    NoisyMaximum,
+    PrivateChoice,
     PrivateGPUCB,
+    PrivateMaximum,
     UtilityWarning,
 )
 
 CHOICES = torch.cartesian_prod(*[torch.linspace(0, 1, 15, dtype=torch.double)] * 2)
 BEST = torch.tensor([0.5, 3 / 14], dtype=torch.double)
-quiet = pytest.mark.filterwarnings("ignore::botorch_dp.release.utility.UtilityWarning")
+quiet = pytest.mark.filterwarnings("ignore::botorch_dp.release.UtilityWarning")
 
 
 def kernel(lengthscale=0.4):
@@ -34,12 +41,13 @@ def bump(x):
 
 
 def gp_ucb(**overrides) -> PrivateGPUCB:
-    options = {"kernel": kernel(), "noise_std": 0.1, "epsilon": 1.0, "delta": 1e-3}
+    options = {"kernel": kernel(), "noise_std": 0.1, "epsilon": 1.0, "delta": 1e-3, "steps": 9}
     return PrivateGPUCB(CHOICES, **(options | {"dataset_correlation": 0.99} | overrides))
 
 
 def branch_and_bound(**overrides) -> BranchAndBoundUCB:
     options = {"kernel": kernel(), "epsilon": 1.0, "delta": 1e-3, "amplitude": 2.0, "rate": 0.5}
+    options["steps"] = 9
     return BranchAndBoundUCB(CHOICES, **(options | {"dataset_correlation": 0.99} | overrides))
 
 
@@ -50,8 +58,8 @@ both = pytest.mark.parametrize("driver", DRIVERS.values(), ids=DRIVERS)
 @both
 @quiet
 def test_with_hardly_any_noise_both_releases_are_right(driver):
-    search = driver(epsilon=1e7)
-    result = search.run(lambda x: bump(x) + search._noise_std * torch.randn(()), 40)
+    search = driver(epsilon=1e7, steps=40)
+    result = search.release(lambda x: bump(x) + search._noise_std * torch.randn(()))
     assert result.maximum.value == pytest.approx(1.0, abs=4 * search._noise_std + 1e-4)
     assert bump(result.choice.value) > 0.9
     assert bump(CHOICES[result.diagnostics.mean.argmax()]) > 0.9
@@ -61,23 +69,25 @@ def test_with_hardly_any_noise_both_releases_are_right(driver):
 @quiet
 def test_guarantee_is_twice_epsilon_and_delta_before_and_after_the_run(driver):
     search = driver()
-    for guarantee in (search.guarantee, search.plan(9).guarantee, search.run(bump, 9).guarantee):
+    for guarantee in (search.guarantee, search.release(bump).guarantee):
         assert guarantee.status == "conditional"
         assert guarantee.epsilon(2e-3) == pytest.approx(2.0)
         assert guarantee.epsilon(1e-3) == math.inf
-    assert search.run(bump, 9).guarantee == search.plan(9).guarantee
+    assert search.release(bump).guarantee == search.guarantee
+    conditions = {*search.choice.guarantee.conditions, *search.maximum.guarantee.conditions}
+    assert set(search.guarantee.conditions) == conditions
 
 
 @quiet
-def test_plans_hold_the_mechanisms_of_the_single_releases():
+def test_drivers_hold_the_single_releases():
     common = {"num_choices": 225, "epsilon": 1.0, "delta": 1e-3, "dataset_correlation": 0.99}
     gain = max_information_gain(kernel(), CHOICES, num_observations=9, noise_variance=0.01)
-    plan = gp_ucb().plan(9)
-    assert plan.choice == ChoiceMechanism(steps=9, **common)
-    assert plan.maximum == NoisyMaximum(steps=9, noise_std=0.1, information_gain=gain, **common)
-    plan = branch_and_bound(edition="workshop2014").plan(9)
-    assert plan.choice == ChoiceMechanism(steps=9, **common)
-    assert plan.maximum == NoiseFreeMaximum(
+    search = gp_ucb()
+    assert search.choice == PrivateChoice(steps=9, **common)
+    assert search.maximum == PrivateMaximum(steps=9, noise_std=0.1, information_gain=gain, **common)
+    search = branch_and_bound(edition="workshop2014")
+    assert search.choice == PrivateChoice(steps=9, **common)
+    assert search.maximum == NoiseFreeMaximum(
         steps=9, dim=2, amplitude=2.0, rate=0.5, edition="workshop2014", **common
     )
 
@@ -86,19 +96,19 @@ def test_plans_hold_the_mechanisms_of_the_single_releases():
 @quiet
 def test_both_releases_are_charged_before_the_objective_is_called(driver):
     ledger = PrivacyLedger(budget=PrivacyBudget(2.5, 0.1))
-    search = driver(ledger=ledger)
+    search = driver(steps=5)
     charged = []
 
     def objective(x):
         charged.append(len(ledger.entries()))
         return bump(x)
 
-    search.run(objective, 5)
+    search.release(objective, ledger=ledger)
     assert charged == [1] * 5
     (entry,) = ledger.entries()
     assert (entry.epsilon, entry.delta) == pytest.approx((2.0, 2e-3))
     with pytest.raises(BudgetExhausted):
-        search.run(objective, 5)
+        search.release(objective, ledger=ledger)
     assert len(charged) == 5
 
 
@@ -112,7 +122,7 @@ def test_number_of_calls_does_not_depend_on_the_values(driver):
             calls.append(x)
             return objective(x)
 
-        result = driver().run(counted, 60)
+        result = driver(steps=60).release(counted)
         assert len(calls) == 60
         assert math.isfinite(result.maximum.value)
 
@@ -126,21 +136,23 @@ def test_an_interrupt_passes_through_and_the_charge_stays(driver):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        driver(ledger=ledger).run(interrupted, 5)
+        driver().release(interrupted, ledger=ledger)
     assert len(ledger.entries()) == 1
 
 
 @both
 @quiet
-def test_simulated_runs_repeat_and_promise_nothing_but_charge_the_real_price(driver):
-    ledger = PrivacyLedger(budget=PrivacyBudget(10.0, 0.1))
-    first, second = (driver(unsafe_seed=5, ledger=ledger).run(bump, 5) for _ in range(2))
+def test_simulated_runs_repeat_promise_nothing_and_cannot_be_charged(driver):
+    first, second = (driver().release(bump, unsafe_seed=5) for _ in range(2))
     assert first.guarantee.status == "none"
     assert first.maximum.value == second.maximum.value
     assert torch.equal(first.choice.value, second.choice.value)
-    assert [entry.epsilon for entry in ledger.entries()] == pytest.approx([2.0, 2.0])
-    other = driver(unsafe_seed=6).run(bump, 5)
+    other = driver().release(bump, unsafe_seed=6)
     assert other.maximum.value != first.maximum.value
+    ledger = PrivacyLedger(budget=PrivacyBudget(10.0, 0.1))
+    with pytest.raises(PrivacyError, match="nothing to charge"):
+        driver().release(bump, ledger=ledger, unsafe_seed=5)
+    assert not ledger.entries()
 
 
 @both
@@ -149,7 +161,7 @@ def test_warns_before_anything_is_called(driver):
         raise AssertionError("called")
 
     with pytest.warns(UtilityWarning) as caught, pytest.raises(AssertionError, match="called"):
-        driver(num_records=1000, epsilon=0.1).run(never, 5)
+        driver(epsilon=0.1).release(never, num_records=1000)
     texts = " ".join(str(warning.message) for warning in caught)
     assert "1/1000:" in texts
     assert "blind draw" in texts
@@ -166,7 +178,7 @@ def test_warns_before_anything_is_called(driver):
         ({"dataset_correlation": 1.5}, "`dataset_correlation`"),
         ({"method": "best"}, "`method`"),
         ({"edition": "first"}, "`edition`"),
-        ({"unsafe_seed": -1}, "`unsafe_seed`"),
+        ({"steps": 0}, "`steps`"),
         ({"kernel": ScaleKernel(RBFKernel())}, r"k\(x, x\) must be 1"),
     ],
 )
@@ -183,16 +195,14 @@ def test_wrong_arguments_of_one_driver_only():
     with pytest.raises(ValueError, match="`rate`"):
         branch_and_bound(rate=0.0)
     with pytest.raises(ValueError, match="`steps` must be at least 2"):
-        branch_and_bound().plan(1)
-    with pytest.raises(ValueError, match="`steps`"):
-        gp_ucb().run(bump, 0)
+        branch_and_bound(steps=1)
     with pytest.raises(NotPublicError):
         gp_ucb(kernel=ScaleKernel(RBFKernel()))
 
 
 @quiet
-def test_repr_shows_nothing_private(capsys):
-    result = branch_and_bound(unsafe_seed=1).run(lambda x: 33.25, 4, progress=True)
+def test_repr_shows_nothing_sensitive(capsys):
+    result = branch_and_bound().release(lambda x: 33.25, progress=True, unsafe_seed=1)
     assert "33.25" not in repr(result)
     assert "33.25" not in repr(result.diagnostics)
     assert "diagnostics" not in repr(result)
@@ -203,6 +213,61 @@ def test_repr_shows_nothing_private(capsys):
 def test_one_choice():
     single = torch.zeros(1, 1, dtype=torch.double)
     result = PrivateGPUCB(
-        single, kernel=RBFKernel(), noise_std=1.0, epsilon=1.0, delta=0.1, dataset_correlation=0.9
-    ).run(lambda x: 0.3, 3)
+        single,
+        kernel=RBFKernel(),
+        noise_std=1.0,
+        steps=3,
+        epsilon=1.0,
+        delta=0.1,
+        dataset_correlation=0.9,
+    ).release(lambda x: 0.3)
     assert torch.equal(result.choice.value, single[0])
+
+
+@both
+def test_a_wrong_seed_is_refused_before_anything_is_charged(driver):
+    ledger = PrivacyLedger(budget=PrivacyBudget(10.0, 0.1))
+    with pytest.raises(ValueError, match="`unsafe_seed`"):
+        driver().release(bump, ledger=ledger, unsafe_seed=-1)
+    assert not ledger.entries()
+
+
+@both
+def test_what_a_run_is_worth_is_what_its_releases_are(driver):
+    search = driver()
+    worth = search.utility(delta=1e-3)
+    assert worth == (search.choice.utility(1e-3), search.maximum.utility(1e-3))
+    assert worth.maximum != search.utility().maximum
+    choice, maximum = str(worth).split("\n")
+    assert choice == f"Choice: {worth.choice}"
+    assert maximum == f"Maximum: {worth.maximum}"
+
+
+@quiet
+def test_the_information_gain_is_computed_once(monkeypatch):
+    calls = []
+
+    def counted(*args, **kwargs):
+        calls.append(1)
+        return max_information_gain(*args, **kwargs)
+
+    monkeypatch.setattr("botorch_dp.release.private_ucb.max_information_gain", counted)
+    search = gp_ucb()
+    search.utility()
+    search.release(bump)
+    assert len(calls) == 1
+
+
+@both
+@quiet
+def test_one_simulated_release_voids_the_guarantee_of_both(driver):
+    real, simulated = driver().release(bump), driver().release(bump, unsafe_seed=3)
+    for mixed in (replace(real, choice=simulated.choice), replace(real, maximum=simulated.maximum)):
+        assert mixed.guarantee.status == "none"
+        assert mixed.guarantee.epsilon(0.5) == math.inf
+
+
+@both
+def test_the_relation_is_the_callers_as_the_correlation_is(driver):
+    unit = PrivacyUnit("one week", NeighboringRelation.ADD_OR_REMOVE_ONE)
+    assert driver(unit=unit).guarantee.unit == unit

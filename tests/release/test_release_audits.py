@@ -14,18 +14,21 @@ import pytest
 import torch
 
 from botorch_dp.privacy import audit_epsilon
-from botorch_dp.release import ChoiceMechanism, LipschitzMaximum, NoiseFreeMaximum, NoisyMaximum
+from botorch_dp.release import LipschitzMaximum, NoiseFreeMaximum, PrivateChoice, PrivateMaximum
+
+pytestmark = pytest.mark.filterwarnings("ignore::botorch_dp.release.UtilityWarning")
 
 EPSILON = 1.5
 CONFIDENCE = 1 - 1e-6
 PRIOR = {"epsilon": EPSILON, "delta": 0.1, "num_choices": 20, "dataset_correlation": 0.9}
 CHOICE = {**PRIOR, "steps": 5}
 MAXIMA = {
-    NoisyMaximum: {**PRIOR, "steps": 5, "noise_std": 0.3, "information_gain": 4.0},
+    PrivateMaximum: {**PRIOR, "steps": 5, "noise_std": 0.3, "information_gain": 4.0},
     NoiseFreeMaximum: {**PRIOR, "steps": 5, "dim": 2, "amplitude": 1.0, "rate": 0.1},
     LipschitzMaximum: {
         "epsilon": EPSILON,
-        "num_validation": 100,
+        "num_records": 100,
+        "equal_at_zero": True,
         "lipschitz": 1.0,
         "lambda_min": 0.5,
         "lambda_max": 0.6,
@@ -50,7 +53,7 @@ def seeds(simulated: bool):
 
 def audit_choice(kind: type, method: str, samples: int, *, simulated: bool = True):
     seed = seeds(simulated)
-    bound = ChoiceMechanism(method=method, **CHOICE).sensitivity
+    bound = PrivateChoice(method=method, **CHOICE).sensitivity
     mechanism = kind(method=method, **CHOICE)
     indices = torch.arange(20.0).unsqueeze(-1)
     worst = torch.zeros(20, dtype=torch.double)
@@ -58,7 +61,7 @@ def audit_choice(kind: type, method: str, samples: int, *, simulated: bool = Tru
     neighbor = bound - worst
 
     def draw(mean):
-        return mechanism.draw(mean, indices, unsafe_seed=seed()).value.item()
+        return mechanism.release(mean, indices, unsafe_seed=seed()).value.item()
 
     return audit_epsilon(
         draw, worst, neighbor, samples=samples, confidence=CONFIDENCE, claim=EPSILON
@@ -73,7 +76,7 @@ def audit_maximum(kind: type, samples: int, *, simulated: bool = False):
     low = torch.zeros(5, dtype=torch.double)
 
     def draw(values):
-        return mechanism.draw(values, unsafe_seed=seed()).value
+        return mechanism.release(values, unsafe_seed=seed()).value
 
     return audit_epsilon(
         draw, low, low + bound, samples=samples, confidence=CONFIDENCE, claim=EPSILON
@@ -82,23 +85,23 @@ def audit_maximum(kind: type, samples: int, *, simulated: bool = False):
 
 @pytest.mark.parametrize("method", ["exponential", "permute_and_flip"])
 def test_audit_of_the_choice(method):
-    assert audit_choice(ChoiceMechanism, method, 5000).passes
-    assert not audit_choice(with_half_the_noise(ChoiceMechanism), method, 5000).passes
+    assert audit_choice(PrivateChoice, method, 5000).passes
+    assert not audit_choice(with_half_the_noise(PrivateChoice), method, 5000).passes
 
 
 def test_audit_of_the_maximum():
-    assert audit_maximum(NoisyMaximum, 2000).passes
-    assert not audit_maximum(with_half_the_noise(NoisyMaximum), 2000).passes
+    assert audit_maximum(PrivateMaximum, 2000).passes
+    assert not audit_maximum(with_half_the_noise(PrivateMaximum), 2000).passes
 
 
 def test_audit_sees_the_low_bits_of_simulated_noise():
-    assert not audit_maximum(NoisyMaximum, 2000, simulated=True).passes
+    assert not audit_maximum(PrivateMaximum, 2000, simulated=True).passes
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["exponential", "permute_and_flip"])
 def test_long_audit_of_the_choice(method):
-    report = audit_choice(ChoiceMechanism, method, 100_000, simulated=False)
+    report = audit_choice(PrivateChoice, method, 100_000, simulated=False)
     assert report.passes
     assert report.lower_bound > EPSILON / 2
 

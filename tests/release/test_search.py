@@ -9,7 +9,7 @@ from gpytorch.kernels import MaternKernel, RBFKernel
 from botorch_dp.acquisition import UCBSchedule
 from botorch_dp.models import FiniteSetGP
 from botorch_dp.release import GPUCB, BranchAndBound
-from botorch_dp.release.search import run_search
+from botorch_dp.release.private_ucb import run_search
 
 LINE = torch.linspace(0, 1, 513, dtype=torch.double).unsqueeze(-1)
 SQUARE = torch.cartesian_prod(*[torch.linspace(0, 1, 25, dtype=torch.double)] * 2)

@@ -10,7 +10,7 @@ import torch
 from scipy.stats import laplace
 
 from botorch_dp.release import UtilityBound, UtilityWarning
-from botorch_dp.release.utility import (
+from botorch_dp.release.assumptions import (
     best_choice_probability,
     laplace_tail,
     prior_spread,
@@ -50,20 +50,20 @@ def test_a_bound_is_a_sentence() -> None:
     assert str(replace(BOUND, remark=remark)) == f"{sentence} {remark}"
 
 
-@pytest.mark.parametrize("confidence", [0.01, 0.5, 0.95, 1 - 1e-9])
-def test_laplace_tail_is_the_quantile_of_the_absolute_value(confidence: float) -> None:
-    within = laplace(scale=2.5).interval(confidence)[1]
-    assert laplace_tail(2.5, confidence) == pytest.approx(within, rel=1e-6)
+@pytest.mark.parametrize("delta", [0.99, 0.5, 0.05, 1e-9])
+def test_laplace_tail_is_the_quantile_of_the_absolute_value(delta: float) -> None:
+    within = laplace(scale=2.5).isf(delta / 2)
+    assert laplace_tail(2.5, delta) == pytest.approx(within, rel=1e-6)
 
 
 def test_selection_tail_by_hand() -> None:
-    assert selection_tail(2.0, 5, 0.75) == pytest.approx(2 * math.log(20))
-    assert selection_tail(2.0, 1, 0.75) == laplace_tail(2.0, 0.75)
+    assert selection_tail(2.0, 5, 0.25) == pytest.approx(2 * math.log(20))
+    assert selection_tail(2.0, 1, 0.25) == laplace_tail(2.0, 0.25)
 
 
-@pytest.mark.parametrize("confidence", [0.3, 0.95])
+@pytest.mark.parametrize("delta", [0.7, 0.05])
 @pytest.mark.parametrize("num_choices", [2, 1000])
-def test_selection_tail_holds_for_the_softmax(num_choices: int, confidence: float) -> None:
+def test_selection_tail_holds_for_the_softmax(num_choices: int, delta: float) -> None:
     """All choices but the best lie as far away: together they are drawn as seldom as stated."""
 
     def failure(gap: float) -> float:
@@ -71,19 +71,19 @@ def test_selection_tail_holds_for_the_softmax(num_choices: int, confidence: floa
         logits[0] = 0.0
         return 1 - torch.softmax(logits, 0)[0].item()
 
-    tail = selection_tail(1.0, num_choices, confidence)
-    assert failure(tail) <= 1 - confidence
+    tail = selection_tail(1.0, num_choices, delta)
+    assert failure(tail) <= delta
     # Broken twin: without log n, the many are drawn too often.
     if num_choices == 1000:
-        assert failure(laplace_tail(1.0, confidence)) > 1 - confidence
+        assert failure(laplace_tail(1.0, delta)) > delta
 
 
-@pytest.mark.parametrize("confidence", [0.0, 1.0, -0.5, math.nan, 95])
-def test_what_is_no_confidence_is_named(confidence: float) -> None:
-    with pytest.raises(ValueError, match="`confidence`"):
-        laplace_tail(1.0, confidence)
-    with pytest.raises(ValueError, match="`confidence`"):
-        selection_tail(1.0, 3, confidence)
+@pytest.mark.parametrize("delta", [0.0, 1.0, -0.5, math.nan, 95])
+def test_what_is_no_failure_probability_is_named(delta: float) -> None:
+    with pytest.raises(ValueError, match="`delta`"):
+        laplace_tail(1.0, delta)
+    with pytest.raises(ValueError, match="`delta`"):
+        selection_tail(1.0, 3, delta)
 
 
 def permute_and_flip_by_enumeration(num_choices: int, q: float) -> float:
@@ -142,7 +142,7 @@ def test_spread_of_the_prior() -> None:
 
 def test_a_drowned_answer_is_warned_of_where_the_caller_is() -> None:
     with pytest.warns(UtilityWarning, match=r"may drown .* by at most 2\.25 .*`epsilon`") as caught:
-        warn_if_drowned(replace(BOUND, noise=2.0), stacklevel=2)
+        warn_if_drowned(replace(BOUND, noise=2.0))
     assert caught[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -151,7 +151,7 @@ def test_a_drowned_answer_is_warned_of_where_the_caller_is() -> None:
 
 def test_a_delta_that_protects_few_is_warned_of() -> None:
     with pytest.warns(UtilityWarning, match=r"`delta` = 0\.125 is not below 1/8") as caught:
-        warn_if_delta_is_large(0.125, 8, stacklevel=2)
+        warn_if_delta_is_large(0.125, 8)
     assert caught[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
