@@ -29,7 +29,7 @@ def add_commands(commands: Any) -> None:
         "Started again with the same --state, it serves the same released rows and goes on "
         "counting queries.",
     )
-    curator.add_argument("rows", type=Path, help="private rows: .npy, .csv, or .npz with array X")
+    curator.add_argument("rows", type=Path, help="sensitive rows: .npy, .csv, or .npz with array X")
     curator.add_argument(
         "--evaluate",
         required=True,
@@ -56,7 +56,7 @@ def add_commands(commands: Any) -> None:
     )
     modeler.add_argument("url", help="where the curator serves, such as http://127.0.0.1:8765")
     modeler.add_argument("--steps", type=int, default=50, help="answers in all (default: 50)")
-    modeler.add_argument("--journal", type=Path, help="file that lets a search go on")
+    modeler.add_argument("--checkpoint", type=Path, help="file from which a search goes on")
     modeler.add_argument(
         "--lengthscale", type=float, help="of the rows' kernel; learned from answers by default"
     )
@@ -64,7 +64,7 @@ def add_commands(commands: Any) -> None:
         "--noise-std", type=float, default=0.1, help="of the answers, with --lengthscale"
     )
     modeler.add_argument(
-        "--confidence", type=float, default=0.1, help="failure probability of the bounds"
+        "--delta", type=float, default=0.1, help="failure probability of the bounds (default: .1)"
     )
     modeler.add_argument("--quiet", action="store_true", help="no progress bar")
     modeler.add_argument("--json", action="store_true", help="print all answers for programs")
@@ -169,9 +169,9 @@ def _table(path: Path) -> Tensor:
 
 
 def _modeler(options: argparse.Namespace) -> int:
-    from botorch_dp.outsourced import InputNoiseRBF, Modeler, RemoteCurator
+    from botorch_dp.outsourced import CuratorClient, InputNoiseRBF, Modeler
 
-    remote = RemoteCurator(options.url, token=_token())
+    remote = CuratorClient(options.url, token=_token())
     release = remote.dataset()
     settings: dict[str, Any] = {}
     if options.lengthscale is not None:
@@ -179,8 +179,10 @@ def _modeler(options: argparse.Namespace) -> int:
             lengthscale=options.lengthscale, noise_std=release.scale or 0.0
         )
         settings["noise_std"] = options.noise_std
-    modeler = Modeler(release.value, delta=options.confidence, journal=options.journal, **settings)
-    history = modeler.run(remote.query, options.steps, progress=not options.quiet)
+    modeler = Modeler(release.value, delta=options.delta, **settings)
+    history = modeler.run(
+        remote.query, options.steps, checkpoint=options.checkpoint, progress=not options.quiet
+    )
     best = modeler.best
     if options.json:
         print(

@@ -28,12 +28,12 @@ class CuratorRefusal(RuntimeError):
         self.status = status
 
 
-class RemoteCurator:
+class CuratorClient:
     """Asks a curator's service; its :meth:`query` goes into ``Modeler.run``.
 
     A lost connection, a restart of the service and its rate limit are waited out, with the same
     request id, so nothing is counted twice. A curator that stays away ends in
-    ``ConnectionError``; run again with the modeler's journal to go on.
+    ``ConnectionError``; run again with the same checkpoint to go on.
 
     Args:
         url: Where the service is, such as ``"https://curator.example"``.
@@ -42,9 +42,9 @@ class RemoteCurator:
         patience: Seconds to keep trying before giving up.
 
     Example:
-        >>> remote = RemoteCurator("http://127.0.0.1:8765", token="a long shared secret")
-        >>> modeler = Modeler(remote.dataset().value, delta=0.1, journal="search.jsonl")
-        >>> history = modeler.run(remote.query, steps=50)
+        >>> remote = CuratorClient("http://127.0.0.1:8765", token="a long shared secret")
+        >>> modeler = Modeler(remote.dataset().value, delta=0.1)
+        >>> history = modeler.run(remote.query, steps=50, checkpoint="search.jsonl")
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class RemoteCurator:
             pause = min(2 * pause, 5.0)
 
     def __repr__(self) -> str:
-        return f"RemoteCurator({self._url!r})"
+        return f"CuratorClient({self._url!r})"
 
 
 def _reason(error: urllib.error.HTTPError) -> str:

@@ -1,10 +1,4 @@
-r"""The curator: holds the rows, releases a transformed copy once, answers row indices.
-
-.. [Kharkovskii2020] D. Kharkovskii, Z. Dai, B. K. H. Low. Private outsourced Bayesian
-   optimization. ICML 2020.
-.. [Kenthapadi2013] K. Kenthapadi, A. Korolova, I. Mironov, N. Mishra. Privacy via the
-   Johnson-Lindenstrauss transform. Journal of Privacy and Confidentiality, 2013.
-"""
+"""The curator: holds the rows, releases a transformed copy once, answers row indices."""
 
 from __future__ import annotations
 
@@ -14,15 +8,21 @@ import threading
 import uuid
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from botorch_dp._checks import check_integer, check_positive
+from botorch_dp._checks import check_integer, check_interval, check_positive
 from botorch_dp.errors import PrivacyError
-from botorch_dp.outsourced.answers import PrivateAnswers
 from botorch_dp.outsourced.query_log import Query, QueryLog
-from botorch_dp.outsourced.transforms import centred, check_rows, lifted, singular_floor
+from botorch_dp.outsourced.transforms import (
+    centred,
+    check_rows,
+    lifted,
+    public_projection,
+    singular_floor,
+)
 from botorch_dp.privacy import (
     Guarantee,
     NeighboringRelation,
@@ -31,11 +31,82 @@ from botorch_dp.privacy import (
     Release,
     gaussian_guarantee,
     gaussian_mechanism,
+    laplace_guarantee,
+    laplace_mechanism,
 )
 
 
 class InvalidIndex(IndexError):
     """A question about a row that does not exist."""
+
+
+@dataclass(frozen=True)
+class PrivateAnswers:
+    """How answers are released when they are sensitive too.
+
+    Guarantee: an answer that moves by at most ``sensitivity`` when one record behind it is
+    replaced, plus Laplace noise of scale ``sensitivity / epsilon``, is epsilon-differentially
+    private; every question is charged to the ledger before the objective is evaluated.
+    Conditional, because the code cannot check the sensitivity of a black box; use
+    ``bounds`` to clip answers and make it true by construction.
+
+    Args:
+        epsilon: The cost of one answer.
+        sensitivity: The most an answer can move. Give this or ``bounds``.
+        bounds: Public bounds to which answers are clipped; the sensitivity is their distance.
+        ledger: Where each answer is charged.
+    """
+
+    epsilon: float
+    sensitivity: float | None = None
+    bounds: tuple[float, float] | None = None
+    ledger: PrivacyLedger | None = None
+
+    def __post_init__(self) -> None:
+        check_positive("epsilon", self.epsilon)
+        if (self.sensitivity is None) == (self.bounds is None):
+            raise ValueError("Give exactly one of `sensitivity` and `bounds`.")
+        if self.sensitivity is not None:
+            check_positive("sensitivity", self.sensitivity)
+        else:
+            check_interval("bounds", self.bounds)
+
+    @property
+    def width(self) -> float:
+        """The sensitivity of one answer."""
+        if self.bounds is not None:
+            return self.bounds[1] - self.bounds[0]
+        assert self.sensitivity is not None
+        return self.sensitivity
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """What one answer costs."""
+        conditions: tuple[str, ...] = ()
+        if self.bounds is None:
+            conditions = (f"an answer moves by at most {self.width!r} when one record is replaced",)
+        return laplace_guarantee(
+            sensitivity=self.width,
+            epsilon=self.epsilon,
+            unit=PrivacyUnit("one record behind an answer", conditions=conditions),
+        )
+
+    def bounded(self, answer: float) -> float:
+        """Clip to the bounds, NaN to the lower one: no answer may raise."""
+        if self.bounds is None:
+            return answer if math.isfinite(answer) else 0.0
+        low, high = self.bounds
+        return low if math.isnan(answer) else min(max(answer, low), high)
+
+    def released(self, answer: float, *, unsafe_seed: int | None = None) -> float:
+        """The answer with fresh noise; the caller has charged it."""
+        release = laplace_mechanism(
+            self.bounded(answer),
+            sensitivity=self.width,
+            epsilon=self.epsilon,
+            unsafe_seed=unsafe_seed,
+        )
+        return float(release.value)
 
 
 class Curator:
@@ -151,7 +222,7 @@ class Curator:
 
 
 class RandomProjectionCurator(Curator):
-    r"""The transform of [Kharkovskii2020]_, faithfully. **It has no privacy guarantee.**
+    r"""The transform of [Kharkovskii2020], faithfully. **It has no privacy guarantee.**
 
     Centre ``X`` and draw ``M`` (``d x r``) standard normal. If the least singular value of ``X``
     is at least :attr:`singular_floor`, release ``X M / sqrt(r)``; otherwise first raise the
@@ -243,7 +314,7 @@ class GaussianNoiseCurator(Curator):
     thousand row distances (subtract a public centre); without one it holds to the last bit.
 
     The projection has orthogonal columns scaled by ``sqrt(d / r)``: it keeps squared distances
-    in expectation, as in [Kenthapadi2013]_, with a norm of ``sqrt(d / r)``, below that of a
+    in expectation, as in [Kenthapadi2013], with a norm of ``sqrt(d / r)``, below that of a
     Gaussian matrix.
 
     Args:
@@ -337,12 +408,3 @@ class GaussianNoiseCurator(Curator):
         if self.dataset.scale is None:
             raise PrivacyError("The release has no public noise scale.")
         return self.dataset.scale
-
-
-def public_projection(X: Tensor, projection_dim: int, seed: int) -> Tensor:
-    """``d x r`` orthogonal columns times ``sqrt(d / r)``, from a public seed and shapes only."""
-    d = X.shape[1]
-    generator = torch.Generator().manual_seed(seed)
-    gaussian = torch.randn(d, projection_dim, generator=generator, dtype=torch.double)
-    basis, _ = torch.linalg.qr(gaussian)
-    return (basis * math.sqrt(d / projection_dim)).to(X)

@@ -138,7 +138,7 @@ class FileCurator:
             if time.monotonic() > deadline:
                 raise TimeoutError(
                     f"No answer in {self._timeout:g} s. The question stays in the file; run again "
-                    "with the same journal to wait for its answer."
+                    "with the same checkpoint to wait for its answer."
                 )
             time.sleep(self._interval)
 

@@ -1,10 +1,4 @@
-r"""The published transform of outsourced optimization, its threshold, and the attack on it.
-
-.. [Kharkovskii2020] D. Kharkovskii, Z. Dai, B. K. H. Low. Private outsourced Bayesian
-   optimization. ICML 2020.
-.. [Kenthapadi2013] K. Kenthapadi, A. Korolova, I. Mironov, N. Mishra. Privacy via the
-   Johnson-Lindenstrauss transform. Journal of Privacy and Confidentiality, 2013.
-"""
+"""The published transform of outsourced optimization, its threshold, and the attack on it."""
 
 from __future__ import annotations
 
@@ -45,7 +39,7 @@ def lifted(X: Tensor, floor: float) -> Tensor:
 def choose_projection_dim(X: Tensor, *, epsilon: float, delta: float) -> int:
     """The published guideline: the most columns for which ``X`` needs no lifting.
 
-    **The answer is private information**: it depends on the least singular value of ``X``, and
+    **The answer is sensitive**: it depends on the least singular value of ``X``, and
     no noise is added. Compute it inside the house; sending it out is a release without any
     guarantee.
 
@@ -99,3 +93,12 @@ def column_space_residual(Z: Tensor, X: Tensor) -> float:
 def check_rows(X: object) -> Tensor:
     """Refuse anything but an ``n x d`` tensor of finite numbers, without quoting any."""
     return check_tensor("X", X, shape=(None, None))
+
+
+def public_projection(X: Tensor, projection_dim: int, seed: int) -> Tensor:
+    """``d x r`` orthogonal columns times ``sqrt(d / r)``, from a public seed and shapes only."""
+    d = X.shape[1]
+    generator = torch.Generator().manual_seed(seed)
+    gaussian = torch.randn(d, projection_dim, generator=generator, dtype=torch.double)
+    basis, _ = torch.linalg.qr(gaussian)
+    return (basis * math.sqrt(d / projection_dim)).to(X)

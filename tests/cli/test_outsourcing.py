@@ -41,7 +41,7 @@ class TestOutsourcing:
                 done = subprocess.run(
                     [
                         *(SCRIPT, "modeler", f"http://127.0.0.1:{port}", "--steps", str(steps)),
-                        *("--journal", "search.jsonl", "--quiet", "--json"),
+                        *("--checkpoint", "search.jsonl", "--quiet", "--json"),
                     ],
                     cwd=tmp_path,
                     env=environment,

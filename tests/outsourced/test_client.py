@@ -8,7 +8,7 @@ import time
 import pytest
 
 from botorch_dp.outsourced import (
-    RemoteCurator,
+    CuratorClient,
 )
 from tests.outsourced.serving import (
     TOKEN,
@@ -21,13 +21,13 @@ from tests.outsourced.serving import (
 
 def test_client_waits_out_the_rate_limit() -> None:
     with serving(make_curator(), rate=20.0, burst=1) as url:
-        remote = RemoteCurator(url, token=TOKEN)
+        remote = CuratorClient(url, token=TOKEN)
         assert [remote.query(i) for i in range(4)] == [measure(i) for i in range(4)]
 
 
 def test_client_survives_a_curator_that_comes_back() -> None:
     port = free_port()
-    remote = RemoteCurator(f"http://127.0.0.1:{port}", token=TOKEN, patience=30)
+    remote = CuratorClient(f"http://127.0.0.1:{port}", token=TOKEN, patience=30)
     answers: list[float] = []
     thread = threading.Thread(target=lambda: answers.append(remote.query(2)))
     thread.start()
@@ -39,7 +39,7 @@ def test_client_survives_a_curator_that_comes_back() -> None:
 
 def test_unknown_host_and_bad_url() -> None:
     with pytest.raises(ConnectionError):
-        RemoteCurator(f"http://127.0.0.1:{free_port()}", token=TOKEN, patience=0.2).status()
+        CuratorClient(f"http://127.0.0.1:{free_port()}", token=TOKEN, patience=0.2).status()
     with pytest.raises(ValueError, match="`url`"):
-        RemoteCurator("ftp://curator", token=TOKEN)
-    assert TOKEN not in repr(RemoteCurator("http://127.0.0.1:1", token=TOKEN))
+        CuratorClient("ftp://curator", token=TOKEN)
+    assert TOKEN not in repr(CuratorClient("http://127.0.0.1:1", token=TOKEN))

@@ -20,7 +20,7 @@ from botorch_dp.outsourced import (
     RequestConflict,
     singular_floor,
 )
-from botorch_dp.outsourced.curator import public_projection
+from botorch_dp.outsourced.transforms import public_projection
 from botorch_dp.privacy import (
     NeighboringRelation,
     PrivacyBudget,

@@ -12,10 +12,10 @@ import torch
 from gpytorch.kernels import RBFKernel
 
 from botorch_dp.outsourced import (
+    CuratorClient,
     CuratorRefusal,
     Modeler,
     PrivateAnswers,
-    RemoteCurator,
     curator_app,
 )
 from botorch_dp.privacy import PrivacyBudget, PrivacyLedger
@@ -33,7 +33,7 @@ from tests.outsourced.serving import (
 def test_a_search_over_http() -> None:
     curator = make_curator(max_queries=6)
     with serving(curator) as url:
-        remote = RemoteCurator(url, token=TOKEN)
+        remote = CuratorClient(url, token=TOKEN)
         release = remote.dataset()
         assert torch.equal(release.value, curator.dataset.value)
         assert release.guarantee == curator.guarantee
@@ -117,22 +117,24 @@ def test_floods_are_slowed_and_guesses_too() -> None:
 
 def test_a_restart_loses_neither_count_nor_search(tmp_path: Path) -> None:
     port = free_port()
-    journal, log = tmp_path / "search.jsonl", tmp_path / "log.sqlite"
+    checkpoint, log = tmp_path / "search.jsonl", tmp_path / "log.sqlite"
     house = make_curator(log=log, max_queries=8)
     rows = house.dataset.value
 
     def search() -> Modeler:
-        return Modeler(rows, kernel=RBFKernel(), noise_std=0.1, delta=0.1, journal=journal)
+        modeler = Modeler(rows, kernel=RBFKernel(), noise_std=0.1, delta=0.1)
+        modeler.resume(checkpoint)
+        return modeler
 
     with serving(house, port=port) as url:
-        search().run(RemoteCurator(url, token=TOKEN).query, steps=3)
+        search().run(CuratorClient(url, token=TOKEN).query, steps=3)
     gone = search()
     assert len(gone.history) == 3
     with pytest.raises(ConnectionError, match="No answer"):
-        gone.run(RemoteCurator(url, token=TOKEN, patience=0.3).query, steps=8)
+        gone.run(CuratorClient(url, token=TOKEN, patience=0.3).query, steps=8)
     with serving(make_curator(log=log, max_queries=8), port=port) as url:
-        history = search().run(RemoteCurator(url, token=TOKEN).query, steps=8)
-        assert RemoteCurator(url, token=TOKEN).status()["queries"] == 8
+        history = search().run(CuratorClient(url, token=TOKEN).query, steps=8)
+        assert CuratorClient(url, token=TOKEN).status()["queries"] == 8
     assert len(history) == 8
 
 
@@ -157,7 +159,7 @@ def test_an_exhausted_budget_is_a_refusal() -> None:
     ledger = PrivacyLedger(budget=PrivacyBudget(1.0, 1e-6, summed=1.0))
     answers = PrivateAnswers(epsilon=0.6, bounds=(-3.0, 3.0), ledger=ledger)
     with serving(make_curator(answers=answers)) as url:
-        remote = RemoteCurator(url, token=TOKEN)
+        remote = CuratorClient(url, token=TOKEN)
         remote.query(1)
         with pytest.raises(CuratorRefusal, match="budget is exhausted"):
             remote.query(2)
