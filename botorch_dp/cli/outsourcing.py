@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import importlib
 import json
 import os
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from botorch_dp._files import atomic_write
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from botorch_dp.outsourced import Curator
+    from botorch_dp.privacy import PrivacyLedger
 
 _TOKEN_VARIABLE = "BOTORCH_DP_TOKEN"
 
@@ -27,7 +32,7 @@ def add_commands(commands: Any) -> None:
         description="Release the rows once with Gaussian noise and serve them, and answers by row "
         f"index, on the loopback interface. The shared token is read from {_TOKEN_VARIABLE}. "
         "Started again with the same --state, it serves the same released rows and goes on "
-        "counting queries.",
+        "counting queries; one process at a time holds a --state.",
     )
     curator.add_argument("rows", type=Path, help="sensitive rows: .npy, .csv, or .npz with array X")
     curator.add_argument(
@@ -43,6 +48,9 @@ def add_commands(commands: Any) -> None:
         "--row-distance", type=float, default=1.0, help="how far a neighbour's row may move"
     )
     curator.add_argument("--projection-dim", type=int, help="project to so many columns first")
+    curator.add_argument(
+        "--ledger", type=Path, help="existing privacy ledger that the release is charged to"
+    )
     curator.add_argument("--max-queries", type=int, help="answer no more than this, ever")
     curator.add_argument("--host", default="127.0.0.1")
     curator.add_argument("--port", type=int, default=8765)
@@ -86,7 +94,7 @@ def _curator(options: argparse.Namespace) -> int:
 
     token = _token()
     curator = open_curator(options)
-    print(f"{curator.num_rows} rows, {curator.num_queries} queries so far. {curator.guarantee}")
+    print(f"{curator.num_rows} rows, {curator.num_queries} queries so far. {curator.promise}")
     print(f"Serving on http://{options.host}:{options.port} (Ctrl-C ends it)", flush=True)
     serve(curator, token=token, host=options.host, port=options.port)
     return 0
@@ -96,34 +104,75 @@ def open_curator(options: argparse.Namespace) -> Curator:
     """The curator of a state folder; its rows are released once and for all.
 
     Noise drawn a second time would be a second release, at a second cost: a restart serves the
-    file that the first start wrote.
+    file that the first start wrote, and refuses settings other than those it was written under.
     """
     from botorch_dp.outsourced import Curator, GaussianNoiseCurator, load_dataset, save_dataset
+    from botorch_dp.outsourced.query_log import QueryLog
 
-    evaluate = _evaluation(options.evaluate)
+    evaluate, rows = _evaluation(options.evaluate), _table(options.rows)
+    chosen = {
+        "epsilon": options.epsilon,
+        "delta": options.delta,
+        "row_distance": options.row_distance,
+        "projection_dim": options.projection_dim,
+        "charged to a ledger": options.ledger is not None,
+        "sha256 of the rows": hashlib.sha256(rows.numpy().tobytes()).hexdigest(),
+    }
     options.state.mkdir(mode=0o700, parents=True, exist_ok=True)
-    released, log = options.state / "dataset.npz", options.state / "queries.sqlite"
-    settings: dict[str, Any] = {"max_queries": options.max_queries, "log": log}
-    if released.exists():
-        dataset = load_dataset(released)
-        if dataset.guarantee.epsilon(options.delta) > options.epsilon * (1 + 1e-9):
-            raise ValueError(
-                f"--state {options.state} holds rows that were released under a weaker guarantee: "
-                f"{dataset.guarantee} Ask for that one, or use a new folder (a second release, at "
-                "a second cost)."
+    released, settings = options.state / "dataset.npz", options.state / "settings.json"
+    # From here on no other process can look at the folder, or release the rows too.
+    log = QueryLog(options.state / "queries.sqlite")
+    try:
+        if released.exists():
+            _check_settings(settings, chosen)
+            dataset = load_dataset(released)
+            return Curator(evaluate, dataset, max_queries=options.max_queries, log=log)
+        with ExitStack() as stack:
+            curator = GaussianNoiseCurator(
+                rows,
+                evaluate,
+                epsilon=options.epsilon,
+                delta=options.delta,
+                row_distance=options.row_distance,
+                projection_dim=options.projection_dim,
+                ledger=_ledger(options.ledger, stack),
+                max_queries=options.max_queries,
+                log=log,
             )
-        return Curator(evaluate, dataset, **settings)
-    curator = GaussianNoiseCurator(
-        _table(options.rows),
-        evaluate,
-        epsilon=options.epsilon,
-        delta=options.delta,
-        row_distance=options.row_distance,
-        projection_dim=options.projection_dim,
-        **settings,
-    )
-    save_dataset(released, curator.dataset)
-    return curator
+        with atomic_write(settings, private=True) as file:
+            json.dump(chosen, file, indent=1)
+        save_dataset(released, curator.dataset)
+        return curator
+    except BaseException:
+        log.close()
+        raise
+
+
+def _check_settings(path: Path, chosen: dict[str, Any]) -> None:
+    try:
+        before = json.loads(path.read_text())
+    except (OSError, ValueError):
+        before = {}
+    other = [name for name, value in chosen.items() if before.get(name, ...) != value]
+    if other:
+        raise ValueError(
+            f"--state {path.parent} holds rows that were released with other settings "
+            f"({', '.join(other)}). Start with the settings of its {path.name}, or with a new "
+            "folder (a second release, at a second cost)."
+        )
+
+
+def _ledger(path: Path | None, stack: ExitStack) -> PrivacyLedger | None:
+    from botorch_dp.privacy import PrivacyLedger
+
+    if path is None:
+        return None
+    if not path.exists():
+        raise ValueError(
+            f"There is no ledger at {path}: create it once, in Python, by PrivacyLedger(path, "
+            "PrivacyBudget(epsilon, delta))."
+        )
+    return stack.enter_context(PrivacyLedger(path))
 
 
 def _evaluation(source: str) -> Callable[[int], float]:

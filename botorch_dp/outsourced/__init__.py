@@ -7,6 +7,7 @@ from botorch_dp.outsourced.curator import (
     InvalidIndex,
     PrivateAnswers,
     RandomProjectionCurator,
+    UnusableAnswer,
 )
 from botorch_dp.outsourced.exchange import (
     FileCurator,
@@ -37,6 +38,7 @@ __all__ = [
     "QueryLimitReached",
     "RandomProjectionCurator",
     "RequestConflict",
+    "UnusableAnswer",
     "answer_questions",
     "choose_projection_dim",
     "column_space_residual",

@@ -7,19 +7,24 @@ import os
 import threading
 import uuid
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from botorch_dp._checks import check_integer, check_interval, check_positive
+from botorch_dp._checks import check_integer, check_interval, check_positive, check_tensor
 from botorch_dp.errors import PrivacyError
 from botorch_dp.outsourced.query_log import Query, QueryLog
 from botorch_dp.outsourced.transforms import (
     centred,
     check_rows,
     lifted,
+    projected,
+    projected_sensitivity,
     public_projection,
     singular_floor,
 )
@@ -35,9 +40,16 @@ from botorch_dp.privacy import (
     laplace_mechanism,
 )
 
+#: The longest id of a question; every end of every exchange keeps to it.
+LONGEST_REQUEST_ID = 128
+
 
 class InvalidIndex(IndexError):
     """A question about a row that does not exist."""
+
+
+class UnusableAnswer(ValueError):
+    """A row whose measured value is NaN or infinite; it is not measured again."""
 
 
 @dataclass(frozen=True)
@@ -46,15 +58,21 @@ class PrivateAnswers:
 
     Guarantee: an answer that moves by at most ``sensitivity`` when one record behind it is
     replaced, plus Laplace noise of scale ``sensitivity / epsilon``, is epsilon-differentially
-    private; every question is charged to the ledger before the objective is evaluated.
-    Conditional, because the code cannot check the sensitivity of a black box; use
-    ``bounds`` to clip answers and make it true by construction.
+    private; every question is charged to the ledger before the objective is evaluated. With
+    ``bounds`` answers are clipped (NaN counts as the lower bound), and the sensitivity is true by
+    construction; otherwise it is a condition that rests on the caller. So is, either way, that
+    whether and when a measurement fails does not depend on a single record.
 
     Args:
         epsilon: The cost of one answer.
         sensitivity: The most an answer can move. Give this or ``bounds``.
         bounds: Public bounds to which answers are clipped; the sensitivity is their distance.
         ledger: Where each answer is charged.
+
+    Example:
+        >>> answers = PrivateAnswers(epsilon=0.5, bounds=(0.0, 1.0))
+        >>> answers.price().epsilon()
+        0.5
     """
 
     epsilon: float
@@ -69,39 +87,47 @@ class PrivateAnswers:
         if self.sensitivity is not None:
             check_positive("sensitivity", self.sensitivity)
         else:
-            check_interval("bounds", self.bounds)
+            low, high = check_interval("bounds", self.bounds)
+            check_positive("the width of `bounds`", high - low)
+        _check_ledger(self.ledger)
+        self.price()
 
     @property
     def width(self) -> float:
-        """The sensitivity of one answer."""
-        if self.bounds is not None:
-            return self.bounds[1] - self.bounds[0]
-        assert self.sensitivity is not None
-        return self.sensitivity
-
-    @property
-    def guarantee(self) -> Guarantee:
-        """What one answer costs."""
-        conditions: tuple[str, ...] = ()
+        """The sensitivity of one answer; a distance of bounds is never rounded down."""
         if self.bounds is None:
-            conditions = (f"an answer moves by at most {self.width!r} when one record is replaced",)
+            assert self.sensitivity is not None
+            return self.sensitivity
+        low, high = self.bounds
+        width = high - low
+        exact = Fraction(high) - Fraction(low)
+        return width if Fraction(width) >= exact else math.nextafter(width, math.inf)
+
+    def price(self) -> Guarantee:
+        """What one answer costs."""
+        conditions = ["whether and when a measurement fails does not depend on a single record"]
+        if self.bounds is None:
+            conditions = [
+                f"an answer moves by at most {self.width!r} when one record is replaced",
+                *conditions,
+            ]
         return laplace_guarantee(
             sensitivity=self.width,
             epsilon=self.epsilon,
-            unit=PrivacyUnit("one record behind an answer", conditions=conditions),
+            unit=PrivacyUnit("one record behind an answer", conditions=tuple(conditions)),
         )
 
-    def bounded(self, answer: float) -> float:
-        """Clip to the bounds, NaN to the lower one: no answer may raise."""
+    def _bounded(self, answer: float) -> float:
+        """Within the bounds, NaN at the lower one; without bounds, 0 if it is not finite."""
         if self.bounds is None:
             return answer if math.isfinite(answer) else 0.0
         low, high = self.bounds
         return low if math.isnan(answer) else min(max(answer, low), high)
 
-    def released(self, answer: float, *, unsafe_seed: int | None = None) -> float:
+    def _released(self, answer: float, *, unsafe_seed: int | None) -> float:
         """The answer with fresh noise; the caller has charged it."""
         release = laplace_mechanism(
-            self.bounded(answer),
+            self._bounded(answer),
             sensitivity=self.width,
             epsilon=self.epsilon,
             unsafe_seed=unsafe_seed,
@@ -115,13 +141,16 @@ class Curator:
     Usually made by one of its subclasses, which make the release. Made directly, it serves rows
     that were released before: after a restart, so that no noise is drawn, and paid for, twice.
 
+    Threads may ask at once; rows are then measured at once too, so that a measurement that hangs
+    holds up nobody else. Copies and forked processes may not ask.
+
     Args:
-        evaluate: Row index to measured value.
+        evaluate: Row index to measured value. Called from several threads if several ask.
         dataset: The released rows.
         answers: How to release answers that are sensitive themselves; by default they are sent
             as measured, and no guarantee covers them.
         max_queries: The most questions that will be answered, over all restarts.
-        log: File of questions and answers; by default in memory.
+        log: File of questions and answers; by default in memory. One curator at a time holds it.
         unsafe_seed: Reproducible noise of private answers, for simulations.
     """
 
@@ -135,25 +164,63 @@ class Curator:
         *,
         answers: PrivateAnswers | None = None,
         max_queries: int | None = None,
-        log: str | os.PathLike[str] = ":memory:",
+        log: str | os.PathLike[str] | QueryLog = ":memory:",
         unsafe_seed: int | None = None,
     ) -> None:
+        if not isinstance(dataset, Release):
+            raise TypeError(f"`dataset` must be a Release, got {type(dataset).__name__}.")
+        check_tensor("dataset", dataset.value, shape=(None, None))
+        self._open(lambda: dataset, evaluate, answers, max_queries, log, unsafe_seed)
+
+    def _open(
+        self,
+        release_rows: Callable[[], Release[Tensor]],
+        evaluate: Callable[[int], float],
+        answers: PrivateAnswers | None,
+        max_queries: int | None,
+        log: str | os.PathLike[str] | QueryLog,
+        unsafe_seed: int | None,
+    ) -> None:
+        """Check every argument and hold the log; only then release the rows."""
         if not callable(evaluate):
             raise TypeError("`evaluate` must be a function of a row index.")
+        if answers is not None and not isinstance(answers, PrivateAnswers):
+            raise TypeError(f"`answers` must be PrivateAnswers, got {type(answers).__name__}.")
         if max_queries is not None:
             check_integer("max_queries", max_queries)
-        self.dataset = dataset
+        if unsafe_seed is not None:
+            check_integer("unsafe_seed", unsafe_seed, at_least=0)
+            _check_unpaid(None if answers is None else answers.ledger)
+        if not isinstance(log, str | os.PathLike | QueryLog):
+            raise TypeError(f"`log` must be a path, got {type(log).__name__}.")
         self.answers = answers
         self.max_queries = max_queries
         self._evaluate = evaluate
-        self._log = QueryLog(log)
         self._unsafe_seed = unsafe_seed
-        self._lock = threading.Lock()
+        self._turns = threading.Condition()
+        self._asked: set[str] = set()
+        self._paid: set[str] = set()
+        self._log = log if isinstance(log, QueryLog) else QueryLog(log)
+        try:
+            self.dataset = release_rows()
+        except BaseException:
+            self._log.close()
+            raise
 
     @property
     def guarantee(self) -> Guarantee:
         """The guarantee of the released rows."""
         return self.dataset.guarantee
+
+    @property
+    def promise(self) -> str:
+        """What the other party may be told: the guarantee of the rows, and that of an answer."""
+        if self.answers is None:
+            return f"{self.guarantee} Answers are sent as measured, and no guarantee covers them."
+        price = self.answers.price()
+        if self._unsafe_seed is not None:
+            price = price.simulated()
+        return f"{self.guarantee} Each answer: {price}"
 
     @property
     def num_rows(self) -> int:
@@ -181,43 +248,97 @@ class Curator:
 
         Args:
             index: Row of :attr:`dataset`.
-            request_id: Names the question. Asked again with the same id, also after a restart,
-                the curator repeats its answer: nothing is measured, counted or charged twice.
+            request_id: Names the question, in at most 128 characters. Asked again with the same
+                id, also after a restart, the curator repeats its answer: nothing is measured,
+                counted or charged twice. A measurement that failed is repeated for the same
+                charge; one that its process did not survive is a new charge, because noise may
+                have been drawn.
 
         Raises:
             InvalidIndex: If there is no such row.
+            RequestConflict: If the same id asked for another row before.
             QueryLimitReached: If ``max_queries`` are answered.
             BudgetExhausted: If answers are private and the ledger cannot bear another.
+            UnusableAnswer: If NaN or an infinity was measured (and answers are not private).
         """
         index = self.check_index(index)
-        request = uuid.uuid4().hex if request_id is None else request_id
-        with self._lock:
-            known = self._log.open_request(request, index, limit=self.max_queries)
-            if known is not None:
-                return known
-            answer = self._measure(index, request)
-            self._log.close_request(request, answer)
-            return answer
+        request = uuid.uuid4().hex if request_id is None else check_request_id(request_id)
+        with self._alone(request):
+            number, answer = self._log.open_request(request, index, limit=self.max_queries)
+            if answer is None:
+                answer = self._measure(index, request, number)
+                self._log.close_request(request, answer)
+        if not math.isfinite(answer):
+            raise UnusableAnswer(f"Row {index} was measured, and its value is not finite.")
+        return answer
 
-    def _measure(self, index: int, request: str) -> float:
+    def close(self) -> None:
+        """Let go of the log's file; nothing can be asked afterwards."""
+        self._log.close()
+
+    @contextmanager
+    def _alone(self, request: str) -> Iterator[None]:
+        """One question is answered once, however many ask it at the same time."""
+        with self._turns:
+            self._turns.wait_for(lambda: request not in self._asked)
+            self._asked.add(request)
+        try:
+            yield
+        finally:
+            with self._turns:
+                self._asked.discard(request)
+                self._turns.notify_all()
+
+    def _measure(self, index: int, request: str, number: int) -> float:
         private = self.answers
         if private is None:
             return float(self._evaluate(index))
-        if private.ledger is not None:
-            # The key makes a question that was interrupted free to repeat: its first draw of
-            # noise was never sent. Only this log knows that, so its name is part of the key: to
-            # another log (of an earlier start, in memory) the same question is a new release.
-            key = f"{self._log.name}/{request}"
-            private.ledger.charge(private.guarantee, label=f"answer for row {index}", key=key)
-        seed = None
-        if self._unsafe_seed is not None:
-            seed = self._unsafe_seed + len(self._log)
-        return private.released(float(self._evaluate(index)), unsafe_seed=seed)
+        if private.ledger is not None and request not in self._paid:
+            private.ledger.charge(private.price(), label=f"answer for row {index}")
+            self._paid.add(request)
+        measured = float(self._evaluate(index))
+        # A measurement that fails draws no noise and is free to repeat; from here on noise is
+        # drawn, and whatever becomes of it, the next draw needs a charge of its own.
+        self._paid.discard(request)
+        seed = None if self._unsafe_seed is None else self._unsafe_seed + number
+        return private._released(measured, unsafe_seed=seed)
 
     def __repr__(self) -> str:
         return (
             f"{type(self).__name__}(rows={self.num_rows}, queries={self.num_queries}, "
             f"status={self.guarantee.status!r})"
+        )
+
+    def __reduce__(self) -> NoReturn:
+        raise PrivacyError(
+            "A curator cannot be copied: the copy would answer the same questions with noise of "
+            "its own. Share the object among threads, or serve it."
+        )
+
+
+def check_request_id(request_id: object) -> str:
+    """Return ``request_id``, or raise if it is no text of 1 to 128 characters."""
+    if not isinstance(request_id, str):
+        raise TypeError(f"`request_id` must be a string, got {type(request_id).__name__}.")
+    # JSON can spell halves of characters, which no file and no database can store.
+    is_text = not any("\ud800" <= character <= "\udfff" for character in request_id)
+    if not is_text or not 1 <= len(request_id) <= LONGEST_REQUEST_ID:
+        raise ValueError(
+            f"`request_id` must be valid Unicode of 1 to {LONGEST_REQUEST_ID} characters."
+        )
+    return request_id
+
+
+def _check_ledger(ledger: object) -> None:
+    if ledger is not None and not isinstance(ledger, PrivacyLedger):
+        raise TypeError(f"`ledger` must be a PrivacyLedger, got {type(ledger).__name__}.")
+
+
+def _check_unpaid(ledger: PrivacyLedger | None) -> None:
+    if ledger is not None:
+        raise PrivacyError(
+            "`unsafe_seed` makes noise that protects nothing, so no ledger can be charged for it. "
+            "Leave out the seed, or the ledger."
         )
 
 
@@ -262,10 +383,12 @@ class RandomProjectionCurator(Curator):
         delta: float,
         answers: PrivateAnswers | None = None,
         max_queries: int | None = None,
-        log: str | os.PathLike[str] = ":memory:",
+        log: str | os.PathLike[str] | QueryLog = ":memory:",
         unsafe_seed: int | None = None,
     ) -> None:
         check_rows(X)
+        if unsafe_seed is not None:
+            check_integer("unsafe_seed", unsafe_seed, at_least=0)
         self.singular_floor = singular_floor(
             projection_dim=projection_dim, epsilon=epsilon, delta=delta
         )
@@ -275,30 +398,27 @@ class RandomProjectionCurator(Curator):
             "space of the rows. Use GaussianNoiseCurator for a guarantee.",
             stacklevel=2,
         )
-        rows = centred(X)
-        smallest = torch.linalg.svdvals(rows).min()
-        if smallest < self.singular_floor:
-            rows = lifted(rows, self.singular_floor)
-        projection = gaussian_mechanism(
-            torch.zeros(X.shape[1], projection_dim, dtype=X.dtype, device=X.device),
-            sensitivity=1.0,
-            mu=1.0,
-            unsafe_seed=unsafe_seed,
-        ).value
-        guarantee = Guarantee(
-            mechanism="Random projection with lifted singular values",
-            unit=PrivacyUnit("one row", NeighboringRelation.BOUNDED_ROW),
-            losses=(),
-            void="the released columns lie in the column space of the rows, which identifies them",
-        )
-        super().__init__(
-            evaluate,
-            Release(rows @ projection / math.sqrt(projection_dim), guarantee),
-            answers=answers,
-            max_queries=max_queries,
-            log=log,
-            unsafe_seed=unsafe_seed,
-        )
+
+        def release_rows() -> Release[Tensor]:
+            rows = centred(X)
+            if torch.linalg.svdvals(rows).min() < self.singular_floor:
+                rows = lifted(rows, self.singular_floor)
+            projection = gaussian_mechanism(
+                torch.zeros(X.shape[1], projection_dim, dtype=X.dtype, device=X.device),
+                sensitivity=1.0,
+                mu=1.0,
+                unsafe_seed=unsafe_seed,
+            ).value
+            guarantee = Guarantee(
+                mechanism="Random projection with lifted singular values",
+                unit=PrivacyUnit("one row", NeighboringRelation.BOUNDED_ROW),
+                losses=(),
+                void="the released columns lie in the column space of the rows, which identifies "
+                "them",
+            )
+            return Release(rows @ projection / math.sqrt(projection_dim), guarantee)
+
+        self._open(release_rows, evaluate, answers, max_queries, log, unsafe_seed)
 
 
 class GaussianNoiseCurator(Curator):
@@ -309,9 +429,15 @@ class GaussianNoiseCurator(Curator):
     of standard deviation that over ``mu`` gives mu-GDP, with ``mu`` the largest that is
     (epsilon, delta)-DP (exact Gaussian calibration). Everything the modeler computes from the
     rows is post-processing. Proven, under ``BOUNDED_ROW``; answers are not covered unless they
-    are released through :class:`PrivateAnswers`. With a projection the bound is that of exact
-    arithmetic: the product rounds by parts in 1e15 of the coordinates, so keep them within some
-    thousand row distances (subtract a public centre); without one it holds to the last bit.
+    are released through :class:`PrivateAnswers`.
+
+    Rows of any dtype are projected and released in double precision, and rounded to their dtype
+    afterwards. Without a projection the sensitivity holds to the last bit. With one, the product
+    of large coordinates would round by more than any fixed part of ``row_distance``: coordinates
+    are therefore first limited to 2^24 row distances from 0, which brings no two rows further
+    apart, and the noise is widened by what the product of such rows can round (some parts in
+    a million; see :func:`~botorch_dp.outsourced.transforms.projected_sensitivity`). Subtract a
+    public centre from columns that would reach beyond.
 
     The projection has orthogonal columns scaled by ``sqrt(d / r)``: it keeps squared distances
     in expectation, as in [Kenthapadi2013], with a norm of ``sqrt(d / r)``, below that of a
@@ -324,7 +450,8 @@ class GaussianNoiseCurator(Curator):
         delta: Delta of the released rows.
         projection_dim: Columns of the release, at most ``d``; by default no projection.
         row_distance: How far one row may move (Euclidean) between neighbouring data sets.
-        projection_seed: Public seed of the projection. It must not depend on the rows.
+        projection_seed: Public seed of the projection. That it was chosen without the rows is a
+            condition on the caller.
         ledger: Charged with the release of the rows before it is made.
         answers: How to release sensitive answers; see :class:`PrivateAnswers`.
         max_queries: The most questions that will be answered.
@@ -357,7 +484,7 @@ class GaussianNoiseCurator(Curator):
         ledger: PrivacyLedger | None = None,
         answers: PrivateAnswers | None = None,
         max_queries: int | None = None,
-        log: str | os.PathLike[str] = ":memory:",
+        log: str | os.PathLike[str] | QueryLog = ":memory:",
         unsafe_seed: int | None = None,
     ) -> None:
         check_rows(X)
@@ -369,38 +496,36 @@ class GaussianNoiseCurator(Curator):
                     f"`projection_dim` must be from 1 to the {d} columns of `X`, got "
                     f"{projection_dim}: more columns than the rows have only cost noise."
                 )
-        #: Public ``d x r`` matrix, or None.
-        self.projection = (
-            None
-            if projection_dim is None
-            else public_projection(X, projection_dim, projection_seed)
+        unit = PrivacyUnit(
+            f"one row, up to a distance of {row_distance!r} (answers are not covered)",
+            NeighboringRelation.BOUNDED_ROW,
         )
-        if self.projection is None:
-            rows, stretch = X, 1.0
-        else:
-            rows = X @ self.projection
-            # One part in 1e12 covers the rounding of the matrix norm.
-            stretch = float(torch.linalg.matrix_norm(self.projection, ord=2)) * (1 + 1e-12)
-        settings = {
-            "sensitivity": row_distance * stretch,
-            "epsilon": epsilon,
-            "delta": delta,
-            "unit": PrivacyUnit(
-                f"one row, up to a distance of {row_distance!r} (answers are not covered)",
-                NeighboringRelation.BOUNDED_ROW,
-            ),
-        }
-        if ledger is not None:
-            ledger.charge(gaussian_guarantee(**settings), label="outsourced data set")  # type: ignore[arg-type]
-        release = gaussian_mechanism(rows, unsafe_seed=unsafe_seed, **settings)  # type: ignore[arg-type]
-        super().__init__(
-            evaluate,
-            release,
-            answers=answers,
-            max_queries=max_queries,
-            log=log,
-            unsafe_seed=unsafe_seed,
-        )
+        #: Public ``d x r`` matrix in double precision, or None.
+        self.projection: Tensor | None = None
+        sensitivity = row_distance
+        if projection_dim is not None:
+            self.projection = public_projection(X.shape[1], projection_dim, projection_seed)
+            sensitivity = projected_sensitivity(self.projection, row_distance)
+            unit = unit.given("the seed of the projection was chosen without the rows")
+        level: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "unit": unit}
+        price = gaussian_guarantee(sensitivity=sensitivity, **level)
+        _check_ledger(ledger)
+        if unsafe_seed is not None:
+            _check_unpaid(ledger)
+
+        def release_rows() -> Release[Tensor]:
+            if ledger is not None:
+                ledger.charge(price, label="outsourced data set")
+            rows = X.detach().to("cpu", torch.double)
+            if self.projection is not None:
+                rows = projected(rows, self.projection, row_distance)
+            release = gaussian_mechanism(
+                rows, sensitivity=sensitivity, unsafe_seed=unsafe_seed, **level
+            )
+            largest = torch.finfo(X.dtype).max
+            return replace(release, value=release.value.clamp(-largest, largest).to(X))
+
+        self._open(release_rows, evaluate, answers, max_queries, log, unsafe_seed)
 
     @property
     def noise_std(self) -> float:

@@ -9,6 +9,9 @@ from torch import Tensor
 
 from botorch_dp._checks import check_delta, check_integer, check_positive, check_tensor
 
+#: Projected coordinates are limited to this many row distances from 0.
+LARGEST_COORDINATE = 2.0**24
+
 
 def singular_floor(*, projection_dim: int, epsilon: float, delta: float) -> float:
     r"""The least singular value that the published theorem asks for.
@@ -95,10 +98,43 @@ def check_rows(X: object) -> Tensor:
     return check_tensor("X", X, shape=(None, None))
 
 
-def public_projection(X: Tensor, projection_dim: int, seed: int) -> Tensor:
-    """``d x r`` orthogonal columns times ``sqrt(d / r)``, from a public seed and shapes only."""
-    d = X.shape[1]
+def public_projection(dim: int, projection_dim: int, seed: int) -> Tensor:
+    """``d x r`` orthogonal columns times ``sqrt(d / r)`` in double precision, from a seed alone."""
+    check_integer("projection_seed", seed, at_least=0, at_most=2**63 - 1)
     generator = torch.Generator().manual_seed(seed)
-    gaussian = torch.randn(d, projection_dim, generator=generator, dtype=torch.double)
+    gaussian = torch.randn(dim, projection_dim, generator=generator, dtype=torch.double)
     basis, _ = torch.linalg.qr(gaussian)
-    return (basis * math.sqrt(d / projection_dim)).to(X)
+    return basis * math.sqrt(dim / projection_dim)
+
+
+def projected(X: Tensor, projection: Tensor, row_distance: float) -> Tensor:
+    """``X P`` in double precision, each coordinate of ``X`` limited to 2^24 row distances; n x r.
+
+    Limiting brings no two rows further apart, and gives the product's rounding a public bound.
+    """
+    limit = LARGEST_COORDINATE * row_distance
+    return X.double().clamp(-limit, limit) @ projection
+
+
+def projected_sensitivity(projection: Tensor, row_distance: float) -> float:
+    r"""How far :func:`projected` moves at most when one row moves by ``row_distance``.
+
+    With exact arithmetic, by ``row_distance * ||P||``, where ``||P||^2 <= max_i sum_j |P^T P|_ij``.
+    A product of ``d`` terms in double precision, summed in any order, is off by at most
+    ``g sum_k |x_k| |P_kj|`` with ``g = d u / (1 - d u)`` and ``u = 2^-53`` [Higham2002]; limited
+    coordinates make that ``g * limit * sum_k |P_kj|``, for each of two neighbours.
+
+    Args:
+        projection: Public ``d x r`` matrix in double precision.
+        row_distance: How far one row may move.
+    """
+    d, r = projection.shape
+    unit = 2.0**-53
+    g = d * unit / (1 - d * unit)
+    size = projection.abs()
+    # The product P^T P is itself computed: enlarged by its own rounding, it bounds the exact one.
+    gram = (projection.mT @ projection).abs() + 2 * g * (size.mT @ size)
+    stretch = math.sqrt(float(gram.sum(dim=1).max()))
+    rounding = 2 * g * LARGEST_COORDINATE * float(size.sum(dim=0).norm())
+    # Fewer than 4 (d + r) further operations round, each by one unit.
+    return row_distance * (stretch + rounding) * (1 + 8 * (d + r) * unit)
