@@ -1,6 +1,6 @@
 """Outsourced optimization: a curator who holds the rows, a modeler who searches them."""
 
-from botorch_dp.outsourced.client import CuratorClient, CuratorRefusal
+from botorch_dp.outsourced.client import CuratorClient, CuratorRefusal, UnreadableResponse
 from botorch_dp.outsourced.curator import (
     Curator,
     GaussianNoiseCurator,
@@ -38,6 +38,7 @@ __all__ = [
     "QueryLimitReached",
     "RandomProjectionCurator",
     "RequestConflict",
+    "UnreadableResponse",
     "UnusableAnswer",
     "answer_questions",
     "choose_projection_dim",
