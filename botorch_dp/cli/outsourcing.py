@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 import importlib
 import json
 import os
@@ -12,8 +11,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from botorch_dp._files import atomic_write
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -103,63 +100,28 @@ def _curator(options: argparse.Namespace) -> int:
 def open_curator(options: argparse.Namespace) -> Curator:
     """The curator of a state folder; its rows are released once and for all.
 
-    Noise drawn a second time would be a second release, at a second cost: a restart serves the
-    file that the first start wrote, and refuses settings other than those it was written under.
+    Started again with the same folder and settings, it serves the same rows; other settings are
+    refused.
     """
-    from botorch_dp.outsourced import Curator, GaussianNoiseCurator, load_dataset, save_dataset
-    from botorch_dp.outsourced.query_log import QueryLog
+    from botorch_dp.outsourced import GaussianNoiseCurator, save_dataset
 
     evaluate, rows = _evaluation(options.evaluate), _table(options.rows)
-    chosen = {
-        "epsilon": options.epsilon,
-        "delta": options.delta,
-        "row_distance": options.row_distance,
-        "projection_dim": options.projection_dim,
-        "charged to a ledger": options.ledger is not None,
-        "sha256 of the rows": hashlib.sha256(rows.numpy().tobytes()).hexdigest(),
-    }
     options.state.mkdir(mode=0o700, parents=True, exist_ok=True)
-    released, settings = options.state / "dataset.npz", options.state / "settings.json"
-    # From here on no other process can look at the folder, or release the rows too.
-    log = QueryLog(options.state / "queries.sqlite")
-    try:
-        if released.exists():
-            _check_settings(settings, chosen)
-            dataset = load_dataset(released)
-            return Curator(evaluate, dataset, max_queries=options.max_queries, log=log)
-        with ExitStack() as stack:
-            curator = GaussianNoiseCurator(
-                rows,
-                evaluate,
-                epsilon=options.epsilon,
-                delta=options.delta,
-                row_distance=options.row_distance,
-                projection_dim=options.projection_dim,
-                ledger=_ledger(options.ledger, stack),
-                max_queries=options.max_queries,
-                log=log,
-            )
-        with atomic_write(settings, private=True) as file:
-            json.dump(chosen, file, indent=1)
-        save_dataset(released, curator.dataset)
-        return curator
-    except BaseException:
-        log.close()
-        raise
-
-
-def _check_settings(path: Path, chosen: dict[str, Any]) -> None:
-    try:
-        before = json.loads(path.read_text())
-    except (OSError, ValueError):
-        before = {}
-    other = [name for name, value in chosen.items() if before.get(name, ...) != value]
-    if other:
-        raise ValueError(
-            f"--state {path.parent} holds rows that were released with other settings "
-            f"({', '.join(other)}). Start with the settings of its {path.name}, or with a new "
-            "folder (a second release, at a second cost)."
+    with ExitStack() as stack:
+        # Only the release of the rows is charged: the ledger is not held while answers are given.
+        curator = GaussianNoiseCurator(
+            rows,
+            evaluate,
+            epsilon=options.epsilon,
+            delta=options.delta,
+            row_distance=options.row_distance,
+            projection_dim=options.projection_dim,
+            ledger=_ledger(options.ledger, stack),
+            max_queries=options.max_queries,
+            log=options.state / "queries.sqlite",
         )
+    save_dataset(options.state / "dataset.npz", curator.dataset)
+    return curator
 
 
 def _ledger(path: Path | None, stack: ExitStack) -> PrivacyLedger | None:

@@ -9,7 +9,7 @@ import uuid
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, NoReturn
 
@@ -39,9 +39,12 @@ from botorch_dp.privacy import (
     laplace_guarantee,
     laplace_mechanism,
 )
+from botorch_dp.privacy.runs import fingerprint
 
 #: The longest id of a question; every end of every exchange keeps to it.
 LONGEST_REQUEST_ID = 128
+#: Bytes of released rows that fit into a log's file.
+_LARGEST_KEPT = 900_000_000
 
 
 class InvalidIndex(IndexError):
@@ -139,7 +142,7 @@ class Curator:
     """One released data set, and answers by row index.
 
     Usually made by one of its subclasses, which make the release. Made directly, it serves rows
-    that were released before: after a restart, so that no noise is drawn, and paid for, twice.
+    that were released before, from a file for instance.
 
     Threads may ask at once; rows are then measured at once too, so that a measurement that hangs
     holds up nobody else. Copies and forked processes may not ask.
@@ -164,7 +167,7 @@ class Curator:
         *,
         answers: PrivateAnswers | None = None,
         max_queries: int | None = None,
-        log: str | os.PathLike[str] | QueryLog = ":memory:",
+        log: str | os.PathLike[str] = ":memory:",
         unsafe_seed: int | None = None,
     ) -> None:
         if not isinstance(dataset, Release):
@@ -178,7 +181,7 @@ class Curator:
         evaluate: Callable[[int], float],
         answers: PrivateAnswers | None,
         max_queries: int | None,
-        log: str | os.PathLike[str] | QueryLog,
+        log: str | os.PathLike[str],
         unsafe_seed: int | None,
     ) -> None:
         """Check every argument and hold the log; only then release the rows."""
@@ -191,16 +194,13 @@ class Curator:
         if unsafe_seed is not None:
             check_integer("unsafe_seed", unsafe_seed, at_least=0)
             _check_unpaid(None if answers is None else answers.ledger)
-        if not isinstance(log, str | os.PathLike | QueryLog):
-            raise TypeError(f"`log` must be a path, got {type(log).__name__}.")
         self.answers = answers
         self.max_queries = max_queries
         self._evaluate = evaluate
         self._unsafe_seed = unsafe_seed
         self._turns = threading.Condition()
         self._asked: set[str] = set()
-        self._paid: set[str] = set()
-        self._log = log if isinstance(log, QueryLog) else QueryLog(log)
+        self._log = QueryLog(log)
         try:
             self.dataset = release_rows()
         except BaseException:
@@ -251,8 +251,7 @@ class Curator:
             request_id: Names the question, in at most 128 characters. Asked again with the same
                 id, also after a restart, the curator repeats its answer: nothing is measured,
                 counted or charged twice. A measurement that failed is repeated for the same
-                charge; one that its process did not survive is a new charge, because noise may
-                have been drawn.
+                charge.
 
         Raises:
             InvalidIndex: If there is no such row.
@@ -293,15 +292,15 @@ class Curator:
         private = self.answers
         if private is None:
             return float(self._evaluate(index))
-        if private.ledger is not None and request not in self._paid:
-            private.ledger.charge(private.price(), label=f"answer for row {index}")
-            self._paid.add(request)
-        measured = float(self._evaluate(index))
-        # A measurement that fails draws no noise and is free to repeat; from here on noise is
-        # drawn, and whatever becomes of it, the next draw needs a charge of its own.
-        self._paid.discard(request)
         seed = None if self._unsafe_seed is None else self._unsafe_seed + number
-        return private._released(measured, unsafe_seed=seed)
+        return self._log.release(
+            private.price(),
+            lambda: float(self._evaluate(index)),
+            lambda measured: private._released(measured, unsafe_seed=seed),
+            key=f"answer to {request}",
+            label=f"answer for row {index}",
+            ledger=private.ledger,
+        )
 
     def __repr__(self) -> str:
         return (
@@ -383,7 +382,7 @@ class RandomProjectionCurator(Curator):
         delta: float,
         answers: PrivateAnswers | None = None,
         max_queries: int | None = None,
-        log: str | os.PathLike[str] | QueryLog = ":memory:",
+        log: str | os.PathLike[str] = ":memory:",
         unsafe_seed: int | None = None,
     ) -> None:
         check_rows(X)
@@ -429,15 +428,18 @@ class GaussianNoiseCurator(Curator):
     of standard deviation that over ``mu`` gives mu-GDP, with ``mu`` the largest that is
     (epsilon, delta)-DP (exact Gaussian calibration). Everything the modeler computes from the
     rows is post-processing. Proven, under ``BOUNDED_ROW``; answers are not covered unless they
-    are released through :class:`PrivateAnswers`.
+    are released through :class:`PrivateAnswers`. The rows are released once for each ``log``
+    file: made again with the same file after a restart, the curator serves the same rows for
+    nothing, and other settings are refused.
 
     Rows of any dtype are projected and released in double precision, and rounded to their dtype
     afterwards. Without a projection the sensitivity holds to the last bit. With one, the product
     of large coordinates would round by more than any fixed part of ``row_distance``: coordinates
     are therefore first limited to 2^24 row distances from 0, which brings no two rows further
-    apart, and the noise is widened by what the product of such rows can round (some parts in
-    a million; see :func:`~botorch_dp.outsourced.transforms.projected_sensitivity`). Subtract a
-    public centre from columns that would reach beyond.
+    apart, and the noise is widened by what the product of such rows can round (2e-7 of it for
+    ten columns, 1e-5 for a hundred, at most 1e-3 for a thousand; see
+    :func:`~botorch_dp.outsourced.transforms.projected_sensitivity`). Subtract a public centre
+    from columns that would reach beyond.
 
     The projection has orthogonal columns scaled by ``sqrt(d / r)``: it keeps squared distances
     in expectation, as in [Kenthapadi2013], with a norm of ``sqrt(d / r)``, below that of a
@@ -455,7 +457,7 @@ class GaussianNoiseCurator(Curator):
         ledger: Charged with the release of the rows before it is made.
         answers: How to release sensitive answers; see :class:`PrivateAnswers`.
         max_queries: The most questions that will be answered.
-        log: File of questions and answers.
+        log: File of the released rows, of questions and of answers.
         unsafe_seed: Reproducible noise for simulations; voids the guarantee.
 
     Example:
@@ -484,7 +486,7 @@ class GaussianNoiseCurator(Curator):
         ledger: PrivacyLedger | None = None,
         answers: PrivateAnswers | None = None,
         max_queries: int | None = None,
-        log: str | os.PathLike[str] | QueryLog = ":memory:",
+        log: str | os.PathLike[str] = ":memory:",
         unsafe_seed: int | None = None,
     ) -> None:
         check_rows(X)
@@ -507,23 +509,61 @@ class GaussianNoiseCurator(Curator):
             self.projection = public_projection(X.shape[1], projection_dim, projection_seed)
             sensitivity = projected_sensitivity(self.projection, row_distance)
             unit = unit.given("the seed of the projection was chosen without the rows")
-        level: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "unit": unit}
-        price = gaussian_guarantee(sensitivity=sensitivity, **level)
+        mechanism: dict[str, Any] = {
+            "sensitivity": sensitivity,
+            "epsilon": epsilon,
+            "delta": delta,
+            "unit": unit,
+        }
+        price = gaussian_guarantee(**mechanism)
         _check_ledger(ledger)
         if unsafe_seed is not None:
             _check_unpaid(ledger)
+        size = 8 * len(X) * (X.shape[1] if projection_dim is None else projection_dim)
+        if size > _LARGEST_KEPT and str(log) != ":memory:":
+            raise ValueError(
+                f"`log` cannot keep released rows of {size} bytes (at most {_LARGEST_KEPT}): leave "
+                "it out, and keep them by `save_dataset`."
+            )
+
+        def read() -> Tensor:
+            rows = X.detach().to("cpu", torch.double)
+            if self.projection is None:
+                return rows
+            return projected(rows, self.projection, row_distance)
+
+        def draw(rows: Tensor) -> list[Any]:
+            release = gaussian_mechanism(rows, unsafe_seed=unsafe_seed, **mechanism)
+            return [release.value, release.scale]
 
         def release_rows() -> Release[Tensor]:
-            if ledger is not None:
-                ledger.charge(price, label="outsourced data set")
-            rows = X.detach().to("cpu", torch.double)
-            if self.projection is not None:
-                rows = projected(rows, self.projection, row_distance)
-            release = gaussian_mechanism(
-                rows, sensitivity=sensitivity, unsafe_seed=unsafe_seed, **level
-            )
+            label = "outsourced data set"
+            if self._log.in_memory and ledger is not None:
+                # Nobody can ask for these rows again, so there is nothing to keep.
+                value, scale = ledger.release(price, draw, read=read, label=label)
+            elif self._log.in_memory:
+                value, scale = draw(read())
+            else:
+                settings = {
+                    "epsilon": epsilon,
+                    "delta": delta,
+                    "projection_dim": projection_dim,
+                    "row_distance": row_distance,
+                    "projection_seed": projection_seed,
+                    "unsafe_seed": unsafe_seed,
+                    "charged": ledger is not None,
+                    "fingerprint of the rows": fingerprint(X.detach().double()),
+                }
+                with self._log.settled(settings):
+                    value, scale = self._log.release(
+                        price, read, draw, key="rows", label=label, ledger=ledger
+                    )
             largest = torch.finfo(X.dtype).max
-            return replace(release, value=release.value.clamp(-largest, largest).to(X))
+            return Release(
+                value.clamp(-largest, largest).to(X),
+                price if unsafe_seed is None else price.simulated(),
+                scale=scale,
+            )
 
         self._open(release_rows, evaluate, answers, max_queries, log, unsafe_seed)
 

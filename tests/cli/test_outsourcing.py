@@ -16,6 +16,7 @@ import torch
 from botorch_dp.cli.main import parser
 from botorch_dp.cli.outsourcing import open_curator
 from botorch_dp.errors import BudgetExhausted, PrivacyError
+from botorch_dp.outsourced import load_dataset
 from botorch_dp.privacy import PrivacyBudget, PrivacyLedger
 from tests.cli.calling import SCRIPT, call
 
@@ -115,12 +116,12 @@ class TestState:
         assert torch.equal(again.dataset.value, rows)
         assert again.max_queries == 7
         again.close()
-        for name in ("settings.json", "queries.sqlite"):
-            assert stat.S_IMODE((tmp_path / "state" / name).stat().st_mode) == 0o600
+        assert stat.S_IMODE((tmp_path / "state" / "queries.sqlite").stat().st_mode) == 0o600
+        assert torch.equal(load_dataset(tmp_path / "state" / "dataset.npz").value, rows)
 
     def test_two_at_once_are_one(self, tmp_path: Path) -> None:
         first = open_curator(self.options(tmp_path))
-        with pytest.raises(PrivacyError, match="held by another"):
+        with pytest.raises(PrivacyError, match="in use"):
             open_curator(self.options(tmp_path))
         first.close()
 
@@ -132,7 +133,7 @@ class TestState:
             ({"row_distance": 2}, "row_distance"),
             ({"projection_dim": 1}, "projection_dim"),
             ({"rows": "other.csv"}, "rows"),
-            ({"ledger": "ledger"}, "ledger"),
+            ({"ledger": "ledger"}, "charged"),
         ],
     )
     def test_other_settings_are_refused(self, tmp_path: Path, changed, named: str) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
@@ -16,6 +18,7 @@ import torch
 from botorch_dp.errors import BudgetExhausted, PrivacyError
 from botorch_dp.outsourced import GaussianNoiseCurator, PrivateAnswers
 from botorch_dp.privacy import PrivacyBudget, PrivacyLedger
+from tests.one_draw import OneDraw
 
 X = torch.randn(40, 5, dtype=torch.double, generator=torch.Generator().manual_seed(3))
 
@@ -63,58 +66,58 @@ class TestPrivateAnswers:
         with pytest.raises(BudgetExhausted):
             curator(":memory:").query(0, request_id="same")
 
-    def test_a_failed_measurement_is_paid_once_and_a_lost_process_again(
-        self, tmp_path: Path
-    ) -> None:
-        """Without a draw there is nothing to pay for; whether a dead process drew, nobody knows."""
-        failures = 2
+    def test_an_interrupted_answer_is_paid_once(self, tmp_path: Path) -> None:
+        calls = []
 
-        def fails_twice(index: int) -> float:
-            nonlocal failures
-            failures -= 1
-            if failures >= 0:
+        def dies_twice(index: int) -> float:
+            calls.append(index)
+            if len(calls) <= 2:
                 raise KeyboardInterrupt
             return 0.5
 
         ledger = PrivacyLedger(budget=PrivacyBudget(1.0, 0.0, summed=1.0))
-        answers = PrivateAnswers(epsilon=0.3, bounds=(0.0, 1.0), ledger=ledger)
+        answers = PrivateAnswers(epsilon=0.4, bounds=(0.0, 1.0), ledger=ledger)
+        for attempt in range(3):
+            curator = curator_of(answers, measure=dies_twice, log=tmp_path / "log")
+            if attempt < 2:
+                with pytest.raises(KeyboardInterrupt):
+                    curator.query(0, request_id="same")
+            else:
+                curator.query(0, request_id="same")
+            curator.close()
+        assert ledger.spent()[0] == pytest.approx(0.4)
+        assert curator.num_queries == 1
 
-        def curator() -> GaussianNoiseCurator:
-            return GaussianNoiseCurator(
-                X, fails_twice, epsilon=1.0, delta=1e-6, answers=answers, log=tmp_path / "log"
-            )
-
-        first = curator()
-        for _ in range(2):
-            with pytest.raises(KeyboardInterrupt):
-                first.query(0, request_id="same")
-        assert ledger.spent()[0] == pytest.approx(0.3)
-        first.close()
-        again = curator()
-        answer = again.query(0, request_id="same")
-        assert ledger.spent()[0] == pytest.approx(0.6)
-        assert again.query(0, request_id="same") == answer
-        assert ledger.spent()[0] == pytest.approx(0.6)
-        assert again.num_queries == 1
-
-    def test_an_answer_that_cannot_be_kept_is_paid_again(self) -> None:
-        """Noise was drawn for it: drawing again for the same charge would be a second release."""
+    def test_an_answer_that_the_log_cannot_keep_is_still_one_draw(self) -> None:
         ledger = PrivacyLedger(budget=PrivacyBudget(1.0, 0.0, summed=1.0))
-        answers = PrivateAnswers(epsilon=0.3, bounds=(0.0, 1.0), ledger=ledger)
-        house = curator_of(answers)
-        keep, full = house._log.close_request, True
+        house = curator_of(PrivateAnswers(epsilon=0.3, bounds=(0.0, 1.0), ledger=ledger))
+        keep, drawn = house._log.close_request, []
 
         def no_space(request: str, answer: float) -> None:
-            if full:
-                raise OSError("no space left")
-            keep(request, answer)
+            drawn.append(answer)
+            raise OSError("no space left")
 
         house._log.close_request = no_space  # type: ignore[method-assign]
-        with pytest.raises(OSError, match="no space"):
-            house.query(0, request_id="same")
-        full = False
-        house.query(0, request_id="same")
-        assert ledger.spent()[0] == pytest.approx(0.6)
+        for _ in range(3):
+            with pytest.raises(OSError, match="no space"):
+                house.query(0, request_id="same")
+        house._log.close_request = keep  # type: ignore[method-assign]
+        assert {house.query(0, request_id="same")} == set(drawn)
+        assert ledger.spent()[0] == pytest.approx(0.3)
+
+    def test_a_copied_log_replays(self, tmp_path: Path) -> None:
+        """Put back from a copy, the log has forgotten the answer; the ledger has not."""
+        ledger = PrivacyLedger(budget=PrivacyBudget(1.0, 0.0, summed=1.0))
+        answers = PrivateAnswers(epsilon=0.3, bounds=(0.0, 1.0), ledger=ledger)
+        curator_of(answers, log=tmp_path / "log").close()
+        shutil.copy(tmp_path / "log", tmp_path / "copy")
+        found = set()
+        for name in ("log", "copy"):
+            house = curator_of(answers, log=tmp_path / name)
+            found.add(house.query(0, request_id="same"))
+            house.close()
+        assert len(found) == 1
+        assert ledger.spent()[0] == pytest.approx(0.3)
 
     def test_one_question_at_once_is_one_draw(self) -> None:
         ledger = PrivacyLedger(budget=PrivacyBudget(1.0, 0.0, summed=1.0))
@@ -196,3 +199,46 @@ class TestPrivateAnswers:
     def test_wrong_settings(self, settings) -> None:
         with pytest.raises(ValueError, match="`"):
             PrivateAnswers(**settings)
+
+
+@dataclass
+class House:
+    """How to open a curator on a log, or on none."""
+
+    ledger: PrivacyLedger | None
+
+    def query(self, checkpoint: Path | None) -> list[float]:
+        house = curator_of(
+            PrivateAnswers(epsilon=0.01, bounds=(0.0, 1.0), ledger=self.ledger),
+            log=checkpoint or ":memory:",
+        )
+        try:
+            return [house.query(index, request_id=f"row {index}") for index in range(2)]
+        finally:
+            house.close()
+
+
+class TestOneDraw(OneDraw):
+    """Six processes asked for one id, and got six answers for one charge."""
+
+    draws = 2
+
+    def make(self, ledger: PrivacyLedger | None) -> House:
+        return House(ledger)
+
+    def draw(self, thing: House, checkpoint: Path | None) -> list[float]:
+        return thing.query(checkpoint)
+
+
+class TestOneRelease(OneDraw):
+    """The rows of one log are drawn once too."""
+
+    def make(self, ledger: PrivacyLedger | None) -> PrivacyLedger | None:
+        return ledger
+
+    def draw(self, thing: PrivacyLedger | None, checkpoint: Path | None) -> list[float]:
+        house = GaussianNoiseCurator(
+            X[:3], abs, epsilon=1.0, delta=1e-6, ledger=thing, log=checkpoint or ":memory:"
+        )
+        house.close()
+        return house.dataset.value.flatten().tolist()

@@ -192,6 +192,50 @@ class TestGaussianNoise:
             noisy(ledger=ledger)
         assert len(ledger.entries()) == 1
 
+    def test_one_log_one_release(self, tmp_path: Path) -> None:
+        path = tmp_path / "a.ledger"
+        with PrivacyLedger(path, PrivacyBudget(1.1, 1e-6)) as ledger:
+            rows = []
+            for _ in range(3):
+                curator = noisy(X.float(), ledger=ledger, log=tmp_path / "log", projection_dim=2)
+                rows.append(curator.dataset)
+                curator.close()
+            assert torch.equal(rows[0].value, rows[1].value)
+            assert rows[0].value.dtype == torch.float32
+            assert rows[0].guarantee == rows[2].guarantee
+            assert rows[0].scale == rows[2].scale
+            assert len(ledger.entries()) == 1
+
+    @pytest.mark.parametrize(
+        ("changed", "named"),
+        [
+            ({"epsilon": 2.0}, "epsilon"),
+            ({"row_distance": 2.0}, "row_distance"),
+            ({"projection_dim": 2}, "projection_dim"),
+            ({"rows": X + 1e-9}, "rows"),
+            ({"rows": X.float()}, "rows"),
+            ({"unsafe_seed": 2}, "unsafe_seed"),
+        ],
+    )
+    def test_another_release_needs_another_log(self, tmp_path: Path, changed, named: str) -> None:
+        noisy(log=tmp_path / "log").close()
+        with pytest.raises(PrivacyError, match=rf"other settings \(.*{named}"):
+            noisy(log=tmp_path / "log", **changed)
+
+    def test_any_dtype_can_be_kept(self, tmp_path: Path) -> None:
+        rows = X.bfloat16()
+        first = noisy(rows, log=tmp_path / "log")
+        first.close()
+        again = noisy(rows, log=tmp_path / "log")
+        assert torch.equal(first.dataset.value, again.dataset.value)
+        assert again.dataset.value.dtype == torch.bfloat16
+
+    def test_rows_that_no_file_can_keep_are_refused_first(self, tmp_path: Path) -> None:
+        rows = torch.zeros(1, dtype=torch.double).expand(200_000_000, 1)
+        with pytest.raises(ValueError, match="`log`"):
+            noisy(rows, log=tmp_path / "log")
+        assert not (tmp_path / "log").exists()
+
     def test_simulation_promises_nothing(self) -> None:
         first, second = noisy(unsafe_seed=4), noisy(unsafe_seed=4)
         assert torch.equal(first.dataset.value, second.dataset.value)
@@ -337,7 +381,7 @@ class TestWrongArguments:
             budget=PrivacyBudget(1.1, 1e-6), relation=NeighboringRelation.BOUNDED_ROW
         )
         first = noisy(log=tmp_path / "log")
-        with pytest.raises(PrivacyError, match="held by another"):
+        with pytest.raises(PrivacyError, match="in use"):
             noisy(log=tmp_path / "log", ledger=ledger)
         assert ledger.entries() == []
         first.close()

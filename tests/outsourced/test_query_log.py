@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from botorch_dp.errors import PrivacyError
+from botorch_dp.errors import BudgetExhausted, PrivacyError
 from botorch_dp.outsourced.query_log import QueryLimitReached, QueryLog, RequestConflict
 
 
@@ -47,12 +47,12 @@ class TestOneHolder:
     def test_a_second_handle_is_refused_until_the_first_lets_go(self, tmp_path: Path) -> None:
         path = tmp_path / "log.sqlite"
         log = QueryLog(path)
-        os.link(path, tmp_path / "other_name")
+        os.symlink(path, tmp_path / "other_name")
         for name in (path, tmp_path / "other_name"):
-            with pytest.raises(PrivacyError, match="held by another"):
+            with pytest.raises(PrivacyError, match="in use"):
                 QueryLog(name)
         log.open_request("a", 3, limit=None)
-        with pytest.raises(PrivacyError, match="held by another"):
+        with pytest.raises(PrivacyError, match="in use"):
             QueryLog(path)
         log.close()
         QueryLog(path).close()
@@ -62,7 +62,7 @@ class TestOneHolder:
         log = QueryLog(path)
         program = f"from botorch_dp.outsourced.query_log import QueryLog; QueryLog({str(path)!r})"
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-        assert "held by another" in done.stderr
+        assert "in use" in done.stderr
         log.close()
 
     @pytest.mark.parametrize("name", [":memory:", "log.sqlite"])
@@ -81,7 +81,7 @@ class TestOneHolder:
     def test_another_file_is_no_log(self, tmp_path: Path) -> None:
         path = tmp_path / "log.sqlite"
         path.write_bytes(b"no database at all, but long enough to be read as one" * 40)
-        with pytest.raises(ValueError, match="no query log"):
+        with pytest.raises(PrivacyError, match="damaged"):
             QueryLog(path)
 
 
@@ -94,3 +94,22 @@ def test_refusals_record_nothing(tmp_path: Path) -> None:
         log.open_request("a", 4, limit=1)
     assert [entry.request for entry in log.entries()] == ["a"]
     log.close()
+
+
+def test_settings_are_settled_once(tmp_path: Path) -> None:
+    log = QueryLog(tmp_path / "log.sqlite")
+    # A release that no budget bears settles nothing.
+    exhausted = BudgetExhausted("too dear", requested=(9.0, 0.0), remaining=(1.0, 0.0))
+    with pytest.raises(BudgetExhausted), log.settled({"epsilon": 9.0}):
+        raise exhausted
+    for _ in range(2):
+        with log.settled({"epsilon": 1.0}):
+            pass
+    log.close()
+    again = QueryLog(tmp_path / "log.sqlite")
+    with (
+        pytest.raises(PrivacyError, match=r"`epsilon` was 1.0 and is 2.0"),
+        again.settled({"epsilon": 2.0}),
+    ):
+        raise AssertionError
+    again.close()
