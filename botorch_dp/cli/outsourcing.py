@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from botorch_dp.outsourced import Curator
+    from botorch_dp.privacy import PrivacyLedger
 
 _TOKEN_VARIABLE = "BOTORCH_DP_TOKEN"
 
@@ -27,9 +29,9 @@ def add_commands(commands: Any) -> None:
         description="Release the rows once with Gaussian noise and serve them, and answers by row "
         f"index, on the loopback interface. The shared token is read from {_TOKEN_VARIABLE}. "
         "Started again with the same --state, it serves the same released rows and goes on "
-        "counting queries.",
+        "counting queries; one process at a time holds a --state.",
     )
-    curator.add_argument("rows", type=Path, help="private rows: .npy, .csv, or .npz with array X")
+    curator.add_argument("rows", type=Path, help="sensitive rows: .npy, .csv, or .npz with array X")
     curator.add_argument(
         "--evaluate",
         required=True,
@@ -43,6 +45,9 @@ def add_commands(commands: Any) -> None:
         "--row-distance", type=float, default=1.0, help="how far a neighbour's row may move"
     )
     curator.add_argument("--projection-dim", type=int, help="project to so many columns first")
+    curator.add_argument(
+        "--ledger", type=Path, help="existing privacy ledger that the release is charged to"
+    )
     curator.add_argument("--max-queries", type=int, help="answer no more than this, ever")
     curator.add_argument("--host", default="127.0.0.1")
     curator.add_argument("--port", type=int, default=8765)
@@ -56,7 +61,7 @@ def add_commands(commands: Any) -> None:
     )
     modeler.add_argument("url", help="where the curator serves, such as http://127.0.0.1:8765")
     modeler.add_argument("--steps", type=int, default=50, help="answers in all (default: 50)")
-    modeler.add_argument("--journal", type=Path, help="file that lets a search go on")
+    modeler.add_argument("--checkpoint", type=Path, help="file from which a search goes on")
     modeler.add_argument(
         "--lengthscale", type=float, help="of the rows' kernel; learned from answers by default"
     )
@@ -64,7 +69,7 @@ def add_commands(commands: Any) -> None:
         "--noise-std", type=float, default=0.1, help="of the answers, with --lengthscale"
     )
     modeler.add_argument(
-        "--confidence", type=float, default=0.1, help="failure probability of the bounds"
+        "--delta", type=float, default=0.1, help="failure probability of the bounds (default: .1)"
     )
     modeler.add_argument("--quiet", action="store_true", help="no progress bar")
     modeler.add_argument("--json", action="store_true", help="print all answers for programs")
@@ -86,7 +91,7 @@ def _curator(options: argparse.Namespace) -> int:
 
     token = _token()
     curator = open_curator(options)
-    print(f"{curator.num_rows} rows, {curator.num_queries} queries so far. {curator.guarantee}")
+    print(f"{curator.num_rows} rows, {curator.num_queries} queries so far. {curator.promise}")
     print(f"Serving on http://{options.host}:{options.port} (Ctrl-C ends it)", flush=True)
     serve(curator, token=token, host=options.host, port=options.port)
     return 0
@@ -95,35 +100,41 @@ def _curator(options: argparse.Namespace) -> int:
 def open_curator(options: argparse.Namespace) -> Curator:
     """The curator of a state folder; its rows are released once and for all.
 
-    Noise drawn a second time would be a second release, at a second cost: a restart serves the
-    file that the first start wrote.
+    Started again with the same folder and settings, it serves the same rows; other settings are
+    refused.
     """
-    from botorch_dp.outsourced import Curator, GaussianNoiseCurator, load_dataset, save_dataset
+    from botorch_dp.outsourced import GaussianNoiseCurator, save_dataset
 
-    evaluate = _evaluation(options.evaluate)
+    evaluate, rows = _evaluation(options.evaluate), _table(options.rows)
     options.state.mkdir(mode=0o700, parents=True, exist_ok=True)
-    released, log = options.state / "dataset.npz", options.state / "queries.sqlite"
-    settings: dict[str, Any] = {"max_queries": options.max_queries, "log": log}
-    if released.exists():
-        dataset = load_dataset(released)
-        if dataset.guarantee.epsilon(options.delta) > options.epsilon * (1 + 1e-9):
-            raise ValueError(
-                f"--state {options.state} holds rows that were released under a weaker guarantee: "
-                f"{dataset.guarantee} Ask for that one, or use a new folder (a second release, at "
-                "a second cost)."
-            )
-        return Curator(evaluate, dataset, **settings)
-    curator = GaussianNoiseCurator(
-        _table(options.rows),
-        evaluate,
-        epsilon=options.epsilon,
-        delta=options.delta,
-        row_distance=options.row_distance,
-        projection_dim=options.projection_dim,
-        **settings,
-    )
-    save_dataset(released, curator.dataset)
+    with ExitStack() as stack:
+        # Only the release of the rows is charged: the ledger is not held while answers are given.
+        curator = GaussianNoiseCurator(
+            rows,
+            evaluate,
+            epsilon=options.epsilon,
+            delta=options.delta,
+            row_distance=options.row_distance,
+            projection_dim=options.projection_dim,
+            ledger=_ledger(options.ledger, stack),
+            max_queries=options.max_queries,
+            log=options.state / "queries.sqlite",
+        )
+    save_dataset(options.state / "dataset.npz", curator.dataset)
     return curator
+
+
+def _ledger(path: Path | None, stack: ExitStack) -> PrivacyLedger | None:
+    from botorch_dp.privacy import PrivacyLedger
+
+    if path is None:
+        return None
+    if not path.exists():
+        raise ValueError(
+            f"There is no ledger at {path}: create it once, in Python, by PrivacyLedger(path, "
+            "PrivacyBudget(epsilon, delta))."
+        )
+    return stack.enter_context(PrivacyLedger(path))
 
 
 def _evaluation(source: str) -> Callable[[int], float]:
@@ -169,9 +180,9 @@ def _table(path: Path) -> Tensor:
 
 
 def _modeler(options: argparse.Namespace) -> int:
-    from botorch_dp.outsourced import InputNoiseRBF, Modeler, RemoteCurator
+    from botorch_dp.outsourced import CuratorClient, InputNoiseRBF, Modeler
 
-    remote = RemoteCurator(options.url, token=_token())
+    remote = CuratorClient(options.url, token=_token())
     release = remote.dataset()
     settings: dict[str, Any] = {}
     if options.lengthscale is not None:
@@ -179,8 +190,10 @@ def _modeler(options: argparse.Namespace) -> int:
             lengthscale=options.lengthscale, noise_std=release.scale or 0.0
         )
         settings["noise_std"] = options.noise_std
-    modeler = Modeler(release.value, delta=options.confidence, journal=options.journal, **settings)
-    history = modeler.run(remote.query, options.steps, progress=not options.quiet)
+    modeler = Modeler(release.value, delta=options.delta, **settings)
+    history = modeler.run(
+        remote.query, options.steps, checkpoint=options.checkpoint, progress=not options.quiet
+    )
     best = modeler.best
     if options.json:
         print(

@@ -1,12 +1,13 @@
 """Outsourced optimization: a curator who holds the rows, a modeler who searches them."""
 
-from botorch_dp.outsourced.answers import PrivateAnswers
-from botorch_dp.outsourced.client import CuratorRefusal, RemoteCurator
+from botorch_dp.outsourced.client import CuratorClient, CuratorRefusal, UnreadableResponse
 from botorch_dp.outsourced.curator import (
     Curator,
     GaussianNoiseCurator,
     InvalidIndex,
+    PrivateAnswers,
     RandomProjectionCurator,
+    UnusableAnswer,
 )
 from botorch_dp.outsourced.exchange import (
     FileCurator,
@@ -14,8 +15,7 @@ from botorch_dp.outsourced.exchange import (
     load_dataset,
     save_dataset,
 )
-from botorch_dp.outsourced.kernels import InputNoiseRBF
-from botorch_dp.outsourced.modeler import Answer, Modeler
+from botorch_dp.outsourced.modeler import Answer, InputNoiseRBF, Modeler
 from botorch_dp.outsourced.query_log import QueryLimitReached, RequestConflict
 from botorch_dp.outsourced.service import curator_app, serve
 from botorch_dp.outsourced.transforms import (
@@ -27,6 +27,7 @@ from botorch_dp.outsourced.transforms import (
 __all__ = [
     "Answer",
     "Curator",
+    "CuratorClient",
     "CuratorRefusal",
     "FileCurator",
     "GaussianNoiseCurator",
@@ -36,8 +37,9 @@ __all__ = [
     "PrivateAnswers",
     "QueryLimitReached",
     "RandomProjectionCurator",
-    "RemoteCurator",
     "RequestConflict",
+    "UnreadableResponse",
+    "UnusableAnswer",
     "answer_questions",
     "choose_projection_dim",
     "column_space_residual",

@@ -1,10 +1,4 @@
-r"""The curator: holds the rows, releases a transformed copy once, answers row indices.
-
-.. [Kharkovskii2020] D. Kharkovskii, Z. Dai, B. K. H. Low. Private outsourced Bayesian
-   optimization. ICML 2020.
-.. [Kenthapadi2013] K. Kenthapadi, A. Korolova, I. Mironov, N. Mishra. Privacy via the
-   Johnson-Lindenstrauss transform. Journal of Privacy and Confidentiality, 2013.
-"""
+"""The curator: holds the rows, releases a transformed copy once, answers row indices."""
 
 from __future__ import annotations
 
@@ -13,16 +7,27 @@ import os
 import threading
 import uuid
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from botorch_dp._checks import check_integer, check_positive
+from botorch_dp._checks import check_integer, check_interval, check_positive, check_tensor
 from botorch_dp.errors import PrivacyError
-from botorch_dp.outsourced.answers import PrivateAnswers
 from botorch_dp.outsourced.query_log import Query, QueryLog
-from botorch_dp.outsourced.transforms import centred, check_rows, lifted, singular_floor
+from botorch_dp.outsourced.transforms import (
+    centred,
+    check_rows,
+    lifted,
+    projected,
+    projected_sensitivity,
+    public_projection,
+    singular_floor,
+)
 from botorch_dp.privacy import (
     Guarantee,
     NeighboringRelation,
@@ -31,26 +36,124 @@ from botorch_dp.privacy import (
     Release,
     gaussian_guarantee,
     gaussian_mechanism,
+    laplace_guarantee,
+    laplace_mechanism,
 )
+from botorch_dp.privacy.runs import fingerprint
+
+#: The longest id of a question; every end of every exchange keeps to it.
+LONGEST_REQUEST_ID = 128
+#: Bytes of released rows that fit into a log's file.
+_LARGEST_KEPT = 900_000_000
 
 
 class InvalidIndex(IndexError):
     """A question about a row that does not exist."""
 
 
+class UnusableAnswer(ValueError):
+    """A row whose measured value is NaN or infinite; it is not measured again."""
+
+
+@dataclass(frozen=True)
+class PrivateAnswers:
+    """How answers are released when they are sensitive too.
+
+    Guarantee: an answer that moves by at most ``sensitivity`` when one record behind it is
+    replaced, plus Laplace noise of scale ``sensitivity / epsilon``, is epsilon-differentially
+    private; every question is charged to the ledger before the objective is evaluated. With
+    ``bounds`` answers are clipped (NaN counts as the lower bound), and the sensitivity is true by
+    construction; otherwise it is a condition that rests on the caller. So is, either way, that
+    whether and when a measurement fails does not depend on a single record.
+
+    Args:
+        epsilon: The cost of one answer.
+        sensitivity: The most an answer can move. Give this or ``bounds``.
+        bounds: Public bounds to which answers are clipped; the sensitivity is their distance.
+        ledger: Where each answer is charged.
+
+    Example:
+        >>> answers = PrivateAnswers(epsilon=0.5, bounds=(0.0, 1.0))
+        >>> answers.price().epsilon()
+        0.5
+    """
+
+    epsilon: float
+    sensitivity: float | None = None
+    bounds: tuple[float, float] | None = None
+    ledger: PrivacyLedger | None = None
+
+    def __post_init__(self) -> None:
+        check_positive("epsilon", self.epsilon)
+        if (self.sensitivity is None) == (self.bounds is None):
+            raise ValueError("Give exactly one of `sensitivity` and `bounds`.")
+        if self.sensitivity is not None:
+            check_positive("sensitivity", self.sensitivity)
+        else:
+            low, high = check_interval("bounds", self.bounds)
+            check_positive("the width of `bounds`", high - low)
+        _check_ledger(self.ledger)
+        self.price()
+
+    @property
+    def width(self) -> float:
+        """The sensitivity of one answer; a distance of bounds is never rounded down."""
+        if self.bounds is None:
+            assert self.sensitivity is not None
+            return self.sensitivity
+        low, high = self.bounds
+        width = high - low
+        exact = Fraction(high) - Fraction(low)
+        return width if Fraction(width) >= exact else math.nextafter(width, math.inf)
+
+    def price(self) -> Guarantee:
+        """What one answer costs."""
+        conditions = ["whether and when a measurement fails does not depend on a single record"]
+        if self.bounds is None:
+            conditions = [
+                f"an answer moves by at most {self.width!r} when one record is replaced",
+                *conditions,
+            ]
+        return laplace_guarantee(
+            sensitivity=self.width,
+            epsilon=self.epsilon,
+            unit=PrivacyUnit("one record behind an answer", conditions=tuple(conditions)),
+        )
+
+    def _bounded(self, answer: float) -> float:
+        """Within the bounds, NaN at the lower one; without bounds, 0 if it is not finite."""
+        if self.bounds is None:
+            return answer if math.isfinite(answer) else 0.0
+        low, high = self.bounds
+        return low if math.isnan(answer) else min(max(answer, low), high)
+
+    def _released(self, answer: float, *, unsafe_seed: int | None) -> float:
+        """The answer with fresh noise; the caller has charged it."""
+        release = laplace_mechanism(
+            self._bounded(answer),
+            sensitivity=self.width,
+            epsilon=self.epsilon,
+            unsafe_seed=unsafe_seed,
+        )
+        return float(release.value)
+
+
 class Curator:
     """One released data set, and answers by row index.
 
     Usually made by one of its subclasses, which make the release. Made directly, it serves rows
-    that were released before: after a restart, so that no noise is drawn, and paid for, twice.
+    that were released before, from a file for instance.
+
+    Threads may ask at once; rows are then measured at once too, so that a measurement that hangs
+    holds up nobody else. Copies and forked processes may not ask.
 
     Args:
-        evaluate: Row index to measured value.
+        evaluate: Row index to measured value. Called from several threads if several ask.
         dataset: The released rows.
         answers: How to release answers that are sensitive themselves; by default they are sent
             as measured, and no guarantee covers them.
         max_queries: The most questions that will be answered, over all restarts.
-        log: File of questions and answers; by default in memory.
+        log: File of questions and answers; by default in memory. One curator at a time holds it.
         unsafe_seed: Reproducible noise of private answers, for simulations.
     """
 
@@ -67,22 +170,57 @@ class Curator:
         log: str | os.PathLike[str] = ":memory:",
         unsafe_seed: int | None = None,
     ) -> None:
+        if not isinstance(dataset, Release):
+            raise TypeError(f"`dataset` must be a Release, got {type(dataset).__name__}.")
+        check_tensor("dataset", dataset.value, shape=(None, None))
+        self._open(lambda: dataset, evaluate, answers, max_queries, log, unsafe_seed)
+
+    def _open(
+        self,
+        release_rows: Callable[[], Release[Tensor]],
+        evaluate: Callable[[int], float],
+        answers: PrivateAnswers | None,
+        max_queries: int | None,
+        log: str | os.PathLike[str],
+        unsafe_seed: int | None,
+    ) -> None:
+        """Check every argument and hold the log; only then release the rows."""
         if not callable(evaluate):
             raise TypeError("`evaluate` must be a function of a row index.")
+        if answers is not None and not isinstance(answers, PrivateAnswers):
+            raise TypeError(f"`answers` must be PrivateAnswers, got {type(answers).__name__}.")
         if max_queries is not None:
             check_integer("max_queries", max_queries)
-        self.dataset = dataset
+        if unsafe_seed is not None:
+            check_integer("unsafe_seed", unsafe_seed, at_least=0)
+            _check_unpaid(None if answers is None else answers.ledger)
         self.answers = answers
         self.max_queries = max_queries
         self._evaluate = evaluate
-        self._log = QueryLog(log)
         self._unsafe_seed = unsafe_seed
-        self._lock = threading.Lock()
+        self._turns = threading.Condition()
+        self._asked: set[str] = set()
+        self._log = QueryLog(log)
+        try:
+            self.dataset = release_rows()
+        except BaseException:
+            self._log.close()
+            raise
 
     @property
     def guarantee(self) -> Guarantee:
         """The guarantee of the released rows."""
         return self.dataset.guarantee
+
+    @property
+    def promise(self) -> str:
+        """What the other party may be told: the guarantee of the rows, and that of an answer."""
+        if self.answers is None:
+            return f"{self.guarantee} Answers are sent as measured, and no guarantee covers them."
+        price = self.answers.price()
+        if self._unsafe_seed is not None:
+            price = price.simulated()
+        return f"{self.guarantee} Each answer: {price}"
 
     @property
     def num_rows(self) -> int:
@@ -110,38 +248,59 @@ class Curator:
 
         Args:
             index: Row of :attr:`dataset`.
-            request_id: Names the question. Asked again with the same id, also after a restart,
-                the curator repeats its answer: nothing is measured, counted or charged twice.
+            request_id: Names the question, in at most 128 characters. Asked again with the same
+                id, also after a restart, the curator repeats its answer: nothing is measured,
+                counted or charged twice. A measurement that failed is repeated for the same
+                charge.
 
         Raises:
             InvalidIndex: If there is no such row.
+            RequestConflict: If the same id asked for another row before.
             QueryLimitReached: If ``max_queries`` are answered.
             BudgetExhausted: If answers are private and the ledger cannot bear another.
+            UnusableAnswer: If NaN or an infinity was measured (and answers are not private).
         """
         index = self.check_index(index)
-        request = uuid.uuid4().hex if request_id is None else request_id
-        with self._lock:
-            known = self._log.open_request(request, index, limit=self.max_queries)
-            if known is not None:
-                return known
-            answer = self._measure(index, request)
-            self._log.close_request(request, answer)
-            return answer
+        request = uuid.uuid4().hex if request_id is None else check_request_id(request_id)
+        with self._alone(request):
+            number, answer = self._log.open_request(request, index, limit=self.max_queries)
+            if answer is None:
+                answer = self._measure(index, request, number)
+                self._log.close_request(request, answer)
+        if not math.isfinite(answer):
+            raise UnusableAnswer(f"Row {index} was measured, and its value is not finite.")
+        return answer
 
-    def _measure(self, index: int, request: str) -> float:
+    def close(self) -> None:
+        """Let go of the log's file; nothing can be asked afterwards."""
+        self._log.close()
+
+    @contextmanager
+    def _alone(self, request: str) -> Iterator[None]:
+        """One question is answered once, however many ask it at the same time."""
+        with self._turns:
+            self._turns.wait_for(lambda: request not in self._asked)
+            self._asked.add(request)
+        try:
+            yield
+        finally:
+            with self._turns:
+                self._asked.discard(request)
+                self._turns.notify_all()
+
+    def _measure(self, index: int, request: str, number: int) -> float:
         private = self.answers
         if private is None:
             return float(self._evaluate(index))
-        if private.ledger is not None:
-            # The key makes a question that was interrupted free to repeat: its first draw of
-            # noise was never sent. Only this log knows that, so its name is part of the key: to
-            # another log (of an earlier start, in memory) the same question is a new release.
-            key = f"{self._log.name}/{request}"
-            private.ledger.charge(private.guarantee, label=f"answer for row {index}", key=key)
-        seed = None
-        if self._unsafe_seed is not None:
-            seed = self._unsafe_seed + len(self._log)
-        return private.released(float(self._evaluate(index)), unsafe_seed=seed)
+        seed = None if self._unsafe_seed is None else self._unsafe_seed + number
+        return self._log.release(
+            private.price(),
+            lambda: float(self._evaluate(index)),
+            lambda measured: private._released(measured, unsafe_seed=seed),
+            key=f"answer to {request}",
+            label=f"answer for row {index}",
+            ledger=private.ledger,
+        )
 
     def __repr__(self) -> str:
         return (
@@ -149,9 +308,41 @@ class Curator:
             f"status={self.guarantee.status!r})"
         )
 
+    def __reduce__(self) -> NoReturn:
+        raise PrivacyError(
+            "A curator cannot be copied: the copy would answer the same questions with noise of "
+            "its own. Share the object among threads, or serve it."
+        )
+
+
+def check_request_id(request_id: object) -> str:
+    """Return ``request_id``, or raise if it is no text of 1 to 128 characters."""
+    if not isinstance(request_id, str):
+        raise TypeError(f"`request_id` must be a string, got {type(request_id).__name__}.")
+    # JSON can spell halves of characters, which no file and no database can store.
+    is_text = not any("\ud800" <= character <= "\udfff" for character in request_id)
+    if not is_text or not 1 <= len(request_id) <= LONGEST_REQUEST_ID:
+        raise ValueError(
+            f"`request_id` must be valid Unicode of 1 to {LONGEST_REQUEST_ID} characters."
+        )
+    return request_id
+
+
+def _check_ledger(ledger: object) -> None:
+    if ledger is not None and not isinstance(ledger, PrivacyLedger):
+        raise TypeError(f"`ledger` must be a PrivacyLedger, got {type(ledger).__name__}.")
+
+
+def _check_unpaid(ledger: PrivacyLedger | None) -> None:
+    if ledger is not None:
+        raise PrivacyError(
+            "`unsafe_seed` makes noise that protects nothing, so no ledger can be charged for it. "
+            "Leave out the seed, or the ledger."
+        )
+
 
 class RandomProjectionCurator(Curator):
-    r"""The transform of [Kharkovskii2020]_, faithfully. **It has no privacy guarantee.**
+    r"""The transform of [Kharkovskii2020], faithfully. **It has no privacy guarantee.**
 
     Centre ``X`` and draw ``M`` (``d x r``) standard normal. If the least singular value of ``X``
     is at least :attr:`singular_floor`, release ``X M / sqrt(r)``; otherwise first raise the
@@ -195,6 +386,8 @@ class RandomProjectionCurator(Curator):
         unsafe_seed: int | None = None,
     ) -> None:
         check_rows(X)
+        if unsafe_seed is not None:
+            check_integer("unsafe_seed", unsafe_seed, at_least=0)
         self.singular_floor = singular_floor(
             projection_dim=projection_dim, epsilon=epsilon, delta=delta
         )
@@ -204,30 +397,27 @@ class RandomProjectionCurator(Curator):
             "space of the rows. Use GaussianNoiseCurator for a guarantee.",
             stacklevel=2,
         )
-        rows = centred(X)
-        smallest = torch.linalg.svdvals(rows).min()
-        if smallest < self.singular_floor:
-            rows = lifted(rows, self.singular_floor)
-        projection = gaussian_mechanism(
-            torch.zeros(X.shape[1], projection_dim, dtype=X.dtype, device=X.device),
-            sensitivity=1.0,
-            mu=1.0,
-            unsafe_seed=unsafe_seed,
-        ).value
-        guarantee = Guarantee(
-            mechanism="Random projection with lifted singular values",
-            unit=PrivacyUnit("one row", NeighboringRelation.BOUNDED_ROW),
-            losses=(),
-            void="the released columns lie in the column space of the rows, which identifies them",
-        )
-        super().__init__(
-            evaluate,
-            Release(rows @ projection / math.sqrt(projection_dim), guarantee),
-            answers=answers,
-            max_queries=max_queries,
-            log=log,
-            unsafe_seed=unsafe_seed,
-        )
+
+        def release_rows() -> Release[Tensor]:
+            rows = centred(X)
+            if torch.linalg.svdvals(rows).min() < self.singular_floor:
+                rows = lifted(rows, self.singular_floor)
+            projection = gaussian_mechanism(
+                torch.zeros(X.shape[1], projection_dim, dtype=X.dtype, device=X.device),
+                sensitivity=1.0,
+                mu=1.0,
+                unsafe_seed=unsafe_seed,
+            ).value
+            guarantee = Guarantee(
+                mechanism="Random projection with lifted singular values",
+                unit=PrivacyUnit("one row", NeighboringRelation.BOUNDED_ROW),
+                losses=(),
+                void="the released columns lie in the column space of the rows, which identifies "
+                "them",
+            )
+            return Release(rows @ projection / math.sqrt(projection_dim), guarantee)
+
+        self._open(release_rows, evaluate, answers, max_queries, log, unsafe_seed)
 
 
 class GaussianNoiseCurator(Curator):
@@ -238,12 +428,21 @@ class GaussianNoiseCurator(Curator):
     of standard deviation that over ``mu`` gives mu-GDP, with ``mu`` the largest that is
     (epsilon, delta)-DP (exact Gaussian calibration). Everything the modeler computes from the
     rows is post-processing. Proven, under ``BOUNDED_ROW``; answers are not covered unless they
-    are released through :class:`PrivateAnswers`. With a projection the bound is that of exact
-    arithmetic: the product rounds by parts in 1e15 of the coordinates, so keep them within some
-    thousand row distances (subtract a public centre); without one it holds to the last bit.
+    are released through :class:`PrivateAnswers`. The rows are released once for each ``log``
+    file: made again with the same file after a restart, the curator serves the same rows for
+    nothing, and other settings are refused.
+
+    Rows of any dtype are projected and released in double precision, and rounded to their dtype
+    afterwards. Without a projection the sensitivity holds to the last bit. With one, the product
+    of large coordinates would round by more than any fixed part of ``row_distance``: coordinates
+    are therefore first limited to 2^24 row distances from 0, which brings no two rows further
+    apart, and the noise is widened by what the product of such rows can round (2e-7 of it for
+    ten columns, 1e-5 for a hundred, at most 1e-3 for a thousand; see
+    :func:`~botorch_dp.outsourced.transforms.projected_sensitivity`). Subtract a public centre
+    from columns that would reach beyond.
 
     The projection has orthogonal columns scaled by ``sqrt(d / r)``: it keeps squared distances
-    in expectation, as in [Kenthapadi2013]_, with a norm of ``sqrt(d / r)``, below that of a
+    in expectation, as in [Kenthapadi2013], with a norm of ``sqrt(d / r)``, below that of a
     Gaussian matrix.
 
     Args:
@@ -253,11 +452,12 @@ class GaussianNoiseCurator(Curator):
         delta: Delta of the released rows.
         projection_dim: Columns of the release, at most ``d``; by default no projection.
         row_distance: How far one row may move (Euclidean) between neighbouring data sets.
-        projection_seed: Public seed of the projection. It must not depend on the rows.
+        projection_seed: Public seed of the projection. That it was chosen without the rows is a
+            condition on the caller.
         ledger: Charged with the release of the rows before it is made.
         answers: How to release sensitive answers; see :class:`PrivateAnswers`.
         max_queries: The most questions that will be answered.
-        log: File of questions and answers.
+        log: File of the released rows, of questions and of answers.
         unsafe_seed: Reproducible noise for simulations; voids the guarantee.
 
     Example:
@@ -298,38 +498,74 @@ class GaussianNoiseCurator(Curator):
                     f"`projection_dim` must be from 1 to the {d} columns of `X`, got "
                     f"{projection_dim}: more columns than the rows have only cost noise."
                 )
-        #: Public ``d x r`` matrix, or None.
-        self.projection = (
-            None
-            if projection_dim is None
-            else public_projection(X, projection_dim, projection_seed)
+        unit = PrivacyUnit(
+            f"one row, up to a distance of {row_distance!r} (answers are not covered)",
+            NeighboringRelation.BOUNDED_ROW,
         )
-        if self.projection is None:
-            rows, stretch = X, 1.0
-        else:
-            rows = X @ self.projection
-            # One part in 1e12 covers the rounding of the matrix norm.
-            stretch = float(torch.linalg.matrix_norm(self.projection, ord=2)) * (1 + 1e-12)
-        settings = {
-            "sensitivity": row_distance * stretch,
+        #: Public ``d x r`` matrix in double precision, or None.
+        self.projection: Tensor | None = None
+        sensitivity = row_distance
+        if projection_dim is not None:
+            self.projection = public_projection(X.shape[1], projection_dim, projection_seed)
+            sensitivity = projected_sensitivity(self.projection, row_distance)
+            unit = unit.given("the seed of the projection was chosen without the rows")
+        mechanism: dict[str, Any] = {
+            "sensitivity": sensitivity,
             "epsilon": epsilon,
             "delta": delta,
-            "unit": PrivacyUnit(
-                f"one row, up to a distance of {row_distance!r} (answers are not covered)",
-                NeighboringRelation.BOUNDED_ROW,
-            ),
+            "unit": unit,
         }
-        if ledger is not None:
-            ledger.charge(gaussian_guarantee(**settings), label="outsourced data set")  # type: ignore[arg-type]
-        release = gaussian_mechanism(rows, unsafe_seed=unsafe_seed, **settings)  # type: ignore[arg-type]
-        super().__init__(
-            evaluate,
-            release,
-            answers=answers,
-            max_queries=max_queries,
-            log=log,
-            unsafe_seed=unsafe_seed,
-        )
+        price = gaussian_guarantee(**mechanism)
+        _check_ledger(ledger)
+        if unsafe_seed is not None:
+            _check_unpaid(ledger)
+        size = 8 * len(X) * (X.shape[1] if projection_dim is None else projection_dim)
+        if size > _LARGEST_KEPT and str(log) != ":memory:":
+            raise ValueError(
+                f"`log` cannot keep released rows of {size} bytes (at most {_LARGEST_KEPT}): leave "
+                "it out, and keep them by `save_dataset`."
+            )
+
+        def read() -> Tensor:
+            rows = X.detach().to("cpu", torch.double)
+            if self.projection is None:
+                return rows
+            return projected(rows, self.projection, row_distance)
+
+        def draw(rows: Tensor) -> list[Any]:
+            release = gaussian_mechanism(rows, unsafe_seed=unsafe_seed, **mechanism)
+            return [release.value, release.scale]
+
+        def release_rows() -> Release[Tensor]:
+            label = "outsourced data set"
+            if self._log.in_memory and ledger is not None:
+                # Nobody can ask for these rows again, so there is nothing to keep.
+                value, scale = ledger.release(price, draw, read=read, label=label)
+            elif self._log.in_memory:
+                value, scale = draw(read())
+            else:
+                settings = {
+                    "epsilon": epsilon,
+                    "delta": delta,
+                    "projection_dim": projection_dim,
+                    "row_distance": row_distance,
+                    "projection_seed": projection_seed,
+                    "unsafe_seed": unsafe_seed,
+                    "charged": ledger is not None,
+                    "fingerprint of the rows": fingerprint(X.detach().double()),
+                }
+                with self._log.settled(settings):
+                    value, scale = self._log.release(
+                        price, read, draw, key="rows", label=label, ledger=ledger
+                    )
+            largest = torch.finfo(X.dtype).max
+            return Release(
+                value.clamp(-largest, largest).to(X),
+                price if unsafe_seed is None else price.simulated(),
+                scale=scale,
+            )
+
+        self._open(release_rows, evaluate, answers, max_queries, log, unsafe_seed)
 
     @property
     def noise_std(self) -> float:
@@ -337,12 +573,3 @@ class GaussianNoiseCurator(Curator):
         if self.dataset.scale is None:
             raise PrivacyError("The release has no public noise scale.")
         return self.dataset.scale
-
-
-def public_projection(X: Tensor, projection_dim: int, seed: int) -> Tensor:
-    """``d x r`` orthogonal columns times ``sqrt(d / r)``, from a public seed and shapes only."""
-    d = X.shape[1]
-    generator = torch.Generator().manual_seed(seed)
-    gaussian = torch.randn(d, projection_dim, generator=generator, dtype=torch.double)
-    basis, _ = torch.linalg.qr(gaussian)
-    return (basis * math.sqrt(d / projection_dim)).to(X)

@@ -19,13 +19,17 @@ from torch import Tensor
 from botorch_dp._checks import check_positive
 from botorch_dp._files import atomic_write
 from botorch_dp.errors import BudgetExhausted
-from botorch_dp.outsourced.curator import Curator, InvalidIndex
+from botorch_dp.outsourced.curator import Curator, InvalidIndex, UnusableAnswer, check_request_id
 from botorch_dp.outsourced.query_log import QueryLimitReached, RequestConflict
 from botorch_dp.privacy import Guarantee, Release
 
 logger = logging.getLogger(__name__)
 
 FORMAT = "botorch_dp outsourced data set 1"
+#: Bytes of a data set that is read without being asked for a larger one.
+LARGEST_DATASET = 2**30
+_LARGEST = float(np.finfo(np.float64).max)
+_DTYPES = ("float16", "float32", "float64")
 
 
 def dataset_to_bytes(dataset: Release[Tensor]) -> bytes:
@@ -41,20 +45,33 @@ def dataset_to_bytes(dataset: Release[Tensor]) -> bytes:
     return buffer.getvalue()
 
 
-def dataset_from_bytes(data: bytes) -> Release[Tensor]:
-    """Inverse of :func:`dataset_to_bytes`; anything else is refused."""
+def dataset_from_bytes(data: bytes, *, largest: int = LARGEST_DATASET) -> Release[Tensor]:
+    """Inverse of :func:`dataset_to_bytes`; anything else is refused with one ``ValueError``.
+
+    Args:
+        data: What came from a file or from the other party.
+        largest: Bytes that the archive may unpack to; a small file can claim to hold a large one.
+    """
     try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            unpacked = sum(member.file_size for member in archive.infolist())
+        if unpacked > largest:
+            raise ValueError(f"it unpacks to {unpacked} bytes, more than {largest}")
         with np.load(io.BytesIO(data), allow_pickle=False) as archive:
             if str(archive["format"]) != FORMAT:
-                raise ValueError("unknown format")
-            scale = float(archive["noise_std"])
-            return Release(
-                torch.from_numpy(archive["Z"].copy()),
-                Guarantee.from_dict(json.loads(str(archive["guarantee"]))),
-                scale=None if np.isnan(scale) else scale,
-            )
-    except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(f"This is no released data set ({FORMAT!r}).") from error
+                raise ValueError("its format is another one")
+            rows, scale = archive["Z"], float(archive["noise_std"])
+            if rows.dtype not in _DTYPES or rows.ndim != 2 or 0 in rows.shape:
+                raise ValueError("its rows are no matrix of floating-point numbers")
+            if not np.isfinite(rows).all() or scale < 0 or np.isinf(scale):
+                raise ValueError("its numbers are not finite")
+            guarantee = Guarantee.from_dict(json.loads(str(archive["guarantee"])))
+    except Exception as error:
+        # A damaged archive raises whatever the layers below happen to stumble on.
+        raise ValueError(f"This is no released data set ({FORMAT!r}): {error}.") from error
+    return Release(
+        torch.from_numpy(rows.copy()), guarantee, scale=None if np.isnan(scale) else scale
+    )
 
 
 def save_dataset(path: str | os.PathLike[str], dataset: Release[Tensor]) -> None:
@@ -84,10 +101,14 @@ def answer_questions(
     done = {entry.get("request_id") for entry in _read_lines(target)} if target.exists() else set()
     count = 0
     for question in _read_lines(Path(questions)):
-        request = question.get("request_id")
-        if not isinstance(request, str) or request in done:
+        try:
+            request = check_request_id(question.get("request_id"))
+        except (TypeError, ValueError):
             continue
-        _append_line(target, {"request_id": request, **_answered(curator, question, request)})
+        if request in done:
+            continue
+        _, content = answer_to(curator, question.get("index"), request)
+        _append_line(target, {"request_id": request, **content})
         done.add(request)
         count += 1
     return count
@@ -134,36 +155,52 @@ class FileCurator:
                 if entry.get("request_id") == request:
                     if "y" not in entry:
                         raise LookupError(f"The curator refused: {entry.get('error')}")
-                    return float(entry["y"])
+                    return check_answer(entry["y"])
             if time.monotonic() > deadline:
                 raise TimeoutError(
                     f"No answer in {self._timeout:g} s. The question stays in the file; run again "
-                    "with the same journal to wait for its answer."
+                    "with the same checkpoint to wait for its answer."
                 )
             time.sleep(self._interval)
 
 
-def _answered(curator: Curator, question: dict[str, Any], request: str) -> dict[str, Any]:
-    """What may be said to the other party; the reason of a failed measurement may not."""
+def answer_to(curator: Curator, index: object, request: str) -> tuple[int, dict[str, Any]]:
+    """What may be said to the other party, with its HTTP status; a failure's reason may not."""
     try:
-        index = curator.check_index(question.get("index"))
-        return {"y": curator.query(index, request_id=request)}
-    except (QueryLimitReached, RequestConflict, InvalidIndex) as refusal:
-        return {"error": str(refusal)}
+        row = curator.check_index(index)
+        y = curator.query(row, request_id=request)
+    except InvalidIndex as error:
+        return 404, {"error": str(error)}
+    except RequestConflict:
+        return 409, {"error": "This request_id asked for another row before."}
+    except QueryLimitReached as error:
+        return 403, {"error": str(error)}
     except BudgetExhausted:
-        return {"error": "The privacy budget is exhausted."}
-    except Exception as error:
-        logger.error("A measurement failed: %s", type(error).__name__)
-        return {"error": "The row could not be measured."}
+        return 403, {"error": "The privacy budget is exhausted."}
+    except UnusableAnswer as error:
+        return 422, {"error": str(error)}
+    except (Exception, SystemExit) as error:
+        # The type only: a message may quote sensitive values.
+        logger.error("row %d: measurement failed (%s)", row, type(error).__name__)
+        return 500, {"error": "The row could not be measured."}
+    logger.info("row %d: answered, %d queries so far", row, curator.num_queries)
+    return 200, {"y": y}
+
+
+def check_answer(y: object) -> float:
+    """The other party's answer as a float; anything but a finite number is refused."""
+    if isinstance(y, bool) or not isinstance(y, int | float) or not -_LARGEST <= y <= _LARGEST:
+        raise ValueError("The curator's answer is no finite number.")
+    return float(y)
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:
     """All complete lines that hold JSON objects; a line still being written is left for later."""
     entries = []
-    for line in path.read_text().split("\n")[:-1]:
+    for line in path.read_bytes().split(b"\n")[:-1]:
         try:
             entry = json.loads(line)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(entry, dict):
             entries.append(entry)

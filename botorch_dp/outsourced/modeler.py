@@ -2,9 +2,6 @@ r"""The modeler: GP-UCB on the released rows, asking the curator one row index a
 
 Everything here is computed from the released rows and the answers, so it is post-processing: here,
 unlike in the other rooms, hyper-parameters may be learned from the data.
-
-.. [Kharkovskii2020] D. Kharkovskii, Z. Dai, B. K. H. Low. Private outsourced Bayesian
-   optimization. ICML 2020.
 """
 
 from __future__ import annotations
@@ -28,7 +25,13 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from botorch_dp._checks import check_finite, check_integer, check_positive, check_tensor
+from botorch_dp._checks import (
+    check_finite,
+    check_integer,
+    check_nonnegative,
+    check_positive,
+    check_tensor,
+)
 from botorch_dp._files import OWNER_ONLY, atomic_write
 from botorch_dp.acquisition import UCBSchedule
 from botorch_dp.models import FiniteSetGP
@@ -46,7 +49,7 @@ class Answer:
 
 
 class Modeler:
-    r"""GP-UCB over the rows of a released data set [Kharkovskii2020]_.
+    r"""GP-UCB over the rows of a released data set [Kharkovskii2020].
 
     At step ``t`` it asks for the row that maximizes ``mean + sqrt(beta_t) std`` with
     ``beta_t = 2 log(n t^2 pi^2 / (6 delta))``.
@@ -60,14 +63,12 @@ class Modeler:
         delta: Failure probability of the confidence bounds.
         mean: Prior mean of the answers (with ``kernel``).
         refit_every: How many answers between two fits (without ``kernel``).
-        journal: File that keeps questions and answers. A modeler that is started again on the
-            same rows goes on where the journal ends, an open question included.
 
     Example:
         >>> modeler = Modeler(Z, kernel=RBFKernel(), noise_std=0.1, delta=0.1)
         >>> index = modeler.ask()
         >>> modeler.tell(index, curator.query(index))
-        >>> history = modeler.run(curator.query, steps=50)
+        >>> history = modeler.run(curator.query, steps=50, checkpoint="search.jsonl")
     """
 
     def __init__(
@@ -79,7 +80,6 @@ class Modeler:
         delta: float,
         mean: float = 0.0,
         refit_every: int = 5,
-        journal: str | os.PathLike[str] | None = None,
     ) -> None:
         check_tensor("Z", Z, shape=(None, None))
         self.Z = Z
@@ -101,14 +101,7 @@ class Modeler:
             check_positive("noise_std", noise_std)
         assert noise_std is not None
         self._gp = FiniteSetGP(Z, kernel=kernel, noise_variance=noise_std**2)
-        self._journal = None if journal is None else _Journal(Path(journal), Z)
-        if self._journal is not None:
-            for entry in self._journal.entries():
-                if "y" in entry:
-                    self._learn(entry["index"], entry["y"])
-                    self._open = None
-                else:
-                    self._open = (entry["index"], entry["request_id"])
+        self._journal: _Journal | None = None
 
     @property
     def mean(self) -> Tensor:
@@ -151,8 +144,35 @@ class Modeler:
         self._open = None
         self._learn(index, y)
 
+    def resume(self, checkpoint: str | os.PathLike[str]) -> None:
+        """Learn what a file holds, an open question included, and keep all that comes in it.
+
+        :meth:`run` does it with its ``checkpoint``; call it yourself before :meth:`ask` and
+        :meth:`tell`. The file is created if there is none, and belongs to one data set.
+        """
+        path = Path(checkpoint)
+        if self._journal is not None and self._journal.path == path:
+            return
+        if self._journal is not None or self.history or self._open is not None:
+            raise ValueError(
+                f"`checkpoint` {path.name!r} must be given before the first question is asked."
+            )
+        journal = _Journal(path, self.Z)
+        for entry in journal.entries:
+            if "y" in entry:
+                self._learn(entry["index"], entry["y"])
+                self._open = None
+            else:
+                self._open = (entry["index"], entry["request_id"])
+        self._journal = journal
+
     def run(
-        self, query: Callable[..., float], steps: int, *, progress: bool = False
+        self,
+        query: Callable[..., float],
+        steps: int,
+        *,
+        checkpoint: str | os.PathLike[str] | None = None,
+        progress: bool = False,
     ) -> list[Answer]:
         """Ask and learn until ``steps`` questions are answered, earlier ones included.
 
@@ -161,12 +181,16 @@ class Modeler:
                 If it takes ``request_id``, a question that was interrupted is repeated with the
                 same id, so that the curator neither counts nor charges it twice.
             steps: Answers in the history when done.
+            checkpoint: File that keeps questions and answers: a modeler that is started again on
+                the same rows goes on where the file ends. See :meth:`resume`.
             progress: Whether to show a progress bar.
 
         Returns:
             The history. What was answered before an error stays in :attr:`history`.
         """
         check_integer("steps", steps)
+        if checkpoint is not None:
+            self.resume(checkpoint)
         named = "request_id" in inspect.signature(query).parameters
         todo = range(len(self.history), steps)
         for _ in tqdm(todo, desc="Outsourced search", unit="query", disable=not progress):
@@ -212,6 +236,52 @@ class Modeler:
         return f"Modeler(rows={len(self.Z)}, answers={len(self.history)}, learns={self.learns})"
 
 
+class InputNoiseRBF(Kernel):
+    r"""RBF kernel averaged over the noise of the rows it compares.
+
+    Released rows differ by their true difference plus Gaussian noise of variance ``2 s^2`` in
+    each of ``d`` coordinates. Averaging an RBF of length-scale ``l`` over that noise gives
+
+    ``k(z, z') = (l^2 / (l^2 + 2 s^2))^{d/2} exp(-|z - z'|^2 / (2 (l^2 + 2 s^2)))``,
+
+    a longer length-scale, for two different rows; a row compared with itself is the same row, so
+    ``k(z, z) = 1``. What the noise hides thus becomes variance of the row's own: far above the
+    length-scale the model says that rows teach nothing about each other, which is true.
+
+    Args:
+        lengthscale: Length-scale ``l`` in the units of the released rows.
+        noise_std: Public standard deviation ``s`` of the noise on each coordinate.
+
+    Example:
+        >>> kernel = InputNoiseRBF(lengthscale=2.0, noise_std=0.5)
+        >>> kernel(torch.zeros(1, 3), torch.ones(1, 3)).to_dense().item() < 1
+        True
+    """
+
+    has_lengthscale = False
+
+    def __init__(self, *, lengthscale: float, noise_std: float) -> None:
+        super().__init__()
+        check_positive("lengthscale", lengthscale)
+        check_nonnegative("noise_std", noise_std)
+        widened = lengthscale**2 + 2 * noise_std**2
+        self.register_buffer("_shrinkage", torch.tensor(lengthscale**2 / widened))
+        self._smooth = RBFKernel()
+        self._smooth.lengthscale = math.sqrt(widened)
+        self._smooth.requires_grad_(False)
+
+    def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any) -> Tensor:
+        """Covariance of ``... x n x d`` with ``... x m x d`` rows: ``... x n x m`` (or ``n``)."""
+        if diag:
+            same = (x1 == x2).all(dim=-1)
+            smooth = self._smooth(x1, x2, diag=True)
+        else:
+            same = (x1.unsqueeze(-2) == x2.unsqueeze(-3)).all(dim=-1)
+            smooth = self._smooth(x1, x2).to_dense()
+        weight = self._shrinkage.to(x1) ** (x1.shape[-1] / 2)
+        return torch.where(same, torch.ones_like(smooth), weight * smooth)
+
+
 class _UnitCube(Kernel):
     """A kernel on inputs that are first mapped to the unit cube."""
 
@@ -244,30 +314,31 @@ class _Journal:
     """JSON lines, each on disk before the next step; a line cut off by a kill is dropped."""
 
     def __init__(self, path: Path, Z: Tensor) -> None:
-        self._path = path
+        self.path = path
         data = Z.detach().to("cpu", torch.double).contiguous()
-        digest = hashlib.sha256(bytes(data.untyped_storage())).hexdigest()
+        digest = hashlib.sha256(data.numpy().tobytes()).hexdigest()
         header = {"journal": "botorch_dp modeler", "rows": list(Z.shape), "sha256": digest}
         lines = path.read_text().split("\n") if path.exists() else [""]
         # What follows the last newline is a line that was cut off.
         if lines.pop():
             with atomic_write(path, private=True) as file:
                 file.write("".join(f"{line}\n" for line in lines))
+        try:
+            found, *self.entries = [json.loads(line) for line in lines] or [header]
+        except ValueError:
+            raise ValueError(
+                f"`checkpoint` {path.name!r} is damaged or no search's file."
+            ) from None
+        if found != header:
+            raise ValueError(
+                f"`checkpoint` {path.name!r} belongs to another released data set; give this run "
+                "a file of its own."
+            )
         if not lines:
             self.append(header)
-            lines = [json.dumps(header)]
-        if json.loads(lines[0]) != header:
-            raise ValueError(
-                f"The journal {path.name!r} belongs to another released data set; give this run a "
-                "journal of its own."
-            )
-        self._entries = [json.loads(line) for line in lines[1:]]
-
-    def entries(self) -> list[dict[str, Any]]:
-        return self._entries
 
     def append(self, entry: dict[str, Any]) -> None:
-        descriptor = os.open(self._path, os.O_APPEND | os.O_CREAT | os.O_WRONLY, OWNER_ONLY)
+        descriptor = os.open(self.path, os.O_APPEND | os.O_CREAT | os.O_WRONLY, OWNER_ONLY)
         try:
             os.write(descriptor, (json.dumps(entry) + "\n").encode())
             os.fsync(descriptor)

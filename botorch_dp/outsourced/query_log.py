@@ -1,26 +1,22 @@
-"""A durable record of what was asked and answered: the count survives any restart."""
+"""A durable record of what was asked, answered and released: it survives any restart."""
 
 from __future__ import annotations
 
 import os
-import sqlite3
 import threading
 import time
-from dataclasses import dataclass
-from uuid import uuid4
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
-from botorch_dp._files import create_private
+from botorch_dp._files import MEMORY, differences
+from botorch_dp.errors import BudgetExhausted, PrivacyError
+from botorch_dp.privacy import Guarantee, PrivacyLedger
+from botorch_dp.privacy.runs import Run
 
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS queries (
-    number INTEGER PRIMARY KEY AUTOINCREMENT,
-    request TEXT UNIQUE NOT NULL,
-    row_index INTEGER NOT NULL,
-    asked_at REAL NOT NULL,
-    answer REAL
-);
-CREATE TABLE IF NOT EXISTS identity (only_row INTEGER PRIMARY KEY CHECK (only_row = 1), name TEXT);
-"""
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class QueryLimitReached(RuntimeError):
@@ -43,89 +39,139 @@ class Query:
 
 
 class QueryLog:
-    """Questions and answers in one SQLite file that only its owner can read (mode 0600).
+    """Questions and answers in one file that only its owner can read (mode 0600).
 
     A question is on disk before it is answered and an answer before it is sent. A repeated
-    request is therefore recognized after a restart too, and gets the answer it was given. One
-    process may write at a time; within it, threads may share a log.
+    request is therefore recognized after a restart too, and gets the answer it was given.
+
+    One log at a time holds the file, until it is closed or its process ends: two of them would
+    answer one request twice. Threads may share a log; a forked child may not use its parent's.
 
     Args:
         path: The file, or ``":memory:"``. It holds answers: keep it in the house.
     """
 
-    def __init__(self, path: str | os.PathLike[str] = ":memory:") -> None:
-        if str(path) != ":memory:":
-            create_private(path)
+    def __init__(self, path: str | os.PathLike[str] = MEMORY) -> None:
+        if not isinstance(path, str | os.PathLike):
+            raise TypeError(f"`log` must be a path, got {type(path).__name__}.")
+        self._owner = os.getpid()
         self._lock = threading.RLock()
-        self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-        self._connection.execute("PRAGMA synchronous = FULL")
-        self._connection.executescript(_SCHEMA)
-        self._connection.execute("INSERT OR IGNORE INTO identity VALUES (1, ?)", (uuid4().hex,))
+        self._run = Run(
+            None if str(path) == MEMORY else path, what="a curator's questions", settings={}
+        )
+        self._answers: dict[int, float] = self._run.items("answer")
+        self._queries = {
+            request: Query(number, request, index, asked_at, number in self._answers)
+            for number, (request, index, asked_at) in self._run.items("question").items()
+        }
 
     @property
-    def name(self) -> str:
-        """Unlike that of any other log: what one log knows, another does not."""
-        with self._lock:
-            return str(self._connection.execute("SELECT name FROM identity").fetchone()[0])
+    def in_memory(self) -> bool:
+        """Whether nothing outlives this object."""
+        return self._run.path is None
 
-    def open_request(self, request: str, index: int, *, limit: int | None) -> float | None:
+    @contextmanager
+    def settled(self, settings: Mapping[str, Any]) -> Iterator[None]:
+        """Keep what the rows depend on that are released inside; refuse what is not the same.
+
+        If the budget cannot bear the release, the settings are free again.
+        """
+        with self._lock:
+            stored = self._run.get("settings")
+            changed = [] if stored is None else differences(stored, settings)
+            if changed:
+                raise PrivacyError(
+                    f"`log` {self._run.path} belongs to rows that were released with other "
+                    f"settings ({'; '.join(changed)}). Go on with those, or choose another path "
+                    "(a second release, at a second cost)."
+                )
+            self._run.put(settings=settings)
+            try:
+                yield
+            except BudgetExhausted:
+                self._run.put(settings=stored)
+                raise
+
+    def release(
+        self,
+        price: Guarantee,
+        read: Callable[[], R],
+        draw: Callable[[R], T],
+        *,
+        key: str,
+        label: str,
+        ledger: PrivacyLedger | None,
+    ) -> T:
+        """The value of this log under ``key``: charged and drawn once, and replayed ever after.
+
+        Args:
+            price: What one draw promises.
+            read: Touches the records. If it fails, the next attempt is not charged again.
+            draw: Draws the noise; takes what ``read`` returned.
+            key: Names the value within this log.
+            label: A note for the ledger.
+            ledger: What it is charged to, if anything.
+        """
+        self._check_owner()
+        if ledger is None:
+            return self._run.release(price, draw, key=key, label=label, read=read)
+        name = f"{self._run.identity}/{key}"
+        return ledger.release(price, draw, key=name, label=label, read=read)
+
+    def open_request(
+        self, request: str, index: int, *, limit: int | None
+    ) -> tuple[int, float | None]:
         """Record a question, or find it again.
 
         Returns:
-            The answer given before to the same request, or None if it has none yet.
+            Its number, and the answer given before to the same request (None if it has none yet).
 
         Raises:
             QueryLimitReached: Nothing is recorded then.
             RequestConflict: If the same request asked for another row before.
         """
+        self._check_owner()
         with self._lock:
-            self._connection.execute("BEGIN IMMEDIATE")
-            try:
-                found = self._connection.execute(
-                    "SELECT row_index, answer FROM queries WHERE request = ?", (request,)
-                ).fetchone()
-                if found is None:
-                    if limit is not None and len(self) >= limit:
-                        raise QueryLimitReached(f"The limit of {limit} queries is reached.")
-                    self._connection.execute(
-                        "INSERT INTO queries (request, row_index, asked_at) VALUES (?, ?, ?)",
-                        (request, index, time.time()),
-                    )
-                elif found[0] != index:
-                    raise RequestConflict(
-                        f"`request_id` {request!r} asked for row {found[0]} before and for row "
-                        f"{index} now: give each question its own id."
-                    )
-            except BaseException:
-                self._connection.execute("ROLLBACK")
-                raise
-            self._connection.execute("COMMIT")
-        return None if found is None else found[1]
+            found = self._queries.get(request)
+            if found is None:
+                number = len(self._queries) + 1
+                if limit is not None and number > limit:
+                    raise QueryLimitReached(f"The limit of {limit} queries is reached.")
+                query = Query(number, request, index, time.time(), answered=False)
+                self._run.add("question", number, [request, index, query.asked_at])
+                self._queries[request] = query
+                return number, None
+            if found.index != index:
+                raise RequestConflict(
+                    f"`request_id` {request!r} asked for row {found.index} before and for row "
+                    f"{index} now: give each question its own id."
+                )
+            return found.number, self._answers.get(found.number)
 
     def close_request(self, request: str, answer: float) -> None:
         """Record the answer before it is sent."""
+        self._check_owner()
         with self._lock:
-            self._connection.execute(
-                "UPDATE queries SET answer = ? WHERE request = ?", (answer, request)
-            )
+            query = self._queries[request]
+            self._run.add("answer", query.number, answer)
+            self._answers[query.number] = answer
+            self._queries[request] = replace(query, answered=True)
 
     def entries(self) -> list[Query]:
         """All questions in order, without their answers."""
         with self._lock:
-            rows = self._connection.execute(
-                "SELECT number, request, row_index, asked_at, answer IS NOT NULL FROM queries "
-                "ORDER BY number"
-            ).fetchall()
-        return [
-            Query(number, request, index, at, bool(known))
-            for number, request, index, at, known in rows
-        ]
+            return list(self._queries.values())
 
     def __len__(self) -> int:
-        with self._lock:
-            return int(self._connection.execute("SELECT COUNT(*) FROM queries").fetchone()[0])
+        return len(self._queries)
 
     def close(self) -> None:
-        """Close the file; the log cannot be used afterwards."""
-        with self._lock:
-            self._connection.close()
+        """Let go of the file; nothing can be asked afterwards."""
+        self._run.close()
+
+    def _check_owner(self) -> None:
+        if os.getpid() != self._owner:
+            raise PrivacyError(
+                "A forked process cannot use its parent's curator: both could answer the same "
+                "question. Ask the parent, or serve the curator."
+            )

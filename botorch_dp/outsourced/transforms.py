@@ -1,10 +1,4 @@
-r"""The published transform of outsourced optimization, its threshold, and the attack on it.
-
-.. [Kharkovskii2020] D. Kharkovskii, Z. Dai, B. K. H. Low. Private outsourced Bayesian
-   optimization. ICML 2020.
-.. [Kenthapadi2013] K. Kenthapadi, A. Korolova, I. Mironov, N. Mishra. Privacy via the
-   Johnson-Lindenstrauss transform. Journal of Privacy and Confidentiality, 2013.
-"""
+"""The published transform of outsourced optimization, its threshold, and the attack on it."""
 
 from __future__ import annotations
 
@@ -14,6 +8,9 @@ import torch
 from torch import Tensor
 
 from botorch_dp._checks import check_delta, check_integer, check_positive, check_tensor
+
+#: Projected coordinates are limited to this many row distances from 0.
+LARGEST_COORDINATE = 2.0**24
 
 
 def singular_floor(*, projection_dim: int, epsilon: float, delta: float) -> float:
@@ -45,7 +42,7 @@ def lifted(X: Tensor, floor: float) -> Tensor:
 def choose_projection_dim(X: Tensor, *, epsilon: float, delta: float) -> int:
     """The published guideline: the most columns for which ``X`` needs no lifting.
 
-    **The answer is private information**: it depends on the least singular value of ``X``, and
+    **The answer is sensitive**: it depends on the least singular value of ``X``, and
     no noise is added. Compute it inside the house; sending it out is a release without any
     guarantee.
 
@@ -99,3 +96,45 @@ def column_space_residual(Z: Tensor, X: Tensor) -> float:
 def check_rows(X: object) -> Tensor:
     """Refuse anything but an ``n x d`` tensor of finite numbers, without quoting any."""
     return check_tensor("X", X, shape=(None, None))
+
+
+def public_projection(dim: int, projection_dim: int, seed: int) -> Tensor:
+    """``d x r`` orthogonal columns times ``sqrt(d / r)`` in double precision, from a seed alone."""
+    check_integer("projection_seed", seed, at_least=0, at_most=2**63 - 1)
+    generator = torch.Generator().manual_seed(seed)
+    gaussian = torch.randn(dim, projection_dim, generator=generator, dtype=torch.double)
+    basis, _ = torch.linalg.qr(gaussian)
+    return basis * math.sqrt(dim / projection_dim)
+
+
+def projected(X: Tensor, projection: Tensor, row_distance: float) -> Tensor:
+    """``X P`` in double precision, each coordinate of ``X`` limited to 2^24 row distances; n x r.
+
+    Limiting brings no two rows further apart, and gives the product's rounding a public bound.
+    """
+    limit = LARGEST_COORDINATE * row_distance
+    return X.double().clamp(-limit, limit) @ projection
+
+
+def projected_sensitivity(projection: Tensor, row_distance: float) -> float:
+    r"""How far :func:`projected` moves at most when one row moves by ``row_distance``.
+
+    With exact arithmetic, by ``row_distance * ||P||``, where ``||P||^2 <= max_i sum_j |P^T P|_ij``.
+    A product of ``d`` terms in double precision, summed in any order, is off by at most
+    ``g sum_k |x_k| |P_kj|`` with ``g = d u / (1 - d u)`` and ``u = 2^-53`` [Higham2002]; limited
+    coordinates make that ``g * limit * sum_k |P_kj|``, for each of two neighbours.
+
+    Args:
+        projection: Public ``d x r`` matrix in double precision.
+        row_distance: How far one row may move.
+    """
+    d, r = projection.shape
+    unit = 2.0**-53
+    g = d * unit / (1 - d * unit)
+    size = projection.abs()
+    # The product P^T P is itself computed: enlarged by its own rounding, it bounds the exact one.
+    gram = (projection.mT @ projection).abs() + 2 * g * (size.mT @ size)
+    stretch = math.sqrt(float(gram.sum(dim=1).max()))
+    rounding = 2 * g * LARGEST_COORDINATE * float(size.sum(dim=0).norm())
+    # Fewer than 4 (d + r) further operations round, each by one unit.
+    return row_distance * (stretch + rounding) * (1 + 8 * (d + r) * unit)

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
+import stat
 import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 
+from botorch_dp.cli.main import parser
+from botorch_dp.cli.outsourcing import open_curator
+from botorch_dp.errors import BudgetExhausted, PrivacyError
+from botorch_dp.outsourced import load_dataset
+from botorch_dp.privacy import PrivacyBudget, PrivacyLedger
 from tests.cli.calling import SCRIPT, call
 
 
@@ -41,7 +49,7 @@ class TestOutsourcing:
                 done = subprocess.run(
                     [
                         *(SCRIPT, "modeler", f"http://127.0.0.1:{port}", "--steps", str(steps)),
-                        *("--journal", "search.jsonl", "--quiet", "--json"),
+                        *("--checkpoint", "search.jsonl", "--quiet", "--json"),
                     ],
                     cwd=tmp_path,
                     env=environment,
@@ -78,3 +86,76 @@ class TestOutsourcing:
         assert code == 1
         assert "table of numbers" in err
         assert "Smith" not in err
+
+
+class TestState:
+    """A state folder is one release, of one set of rows, under one set of settings."""
+
+    def options(self, folder: Path, **changed: object) -> argparse.Namespace:
+        if not (folder / "rows.csv").exists():
+            (folder / "rows.csv").write_text("1,2\n3,4\n5,6\n")
+            (folder / "values.csv").write_text("1\n2\n3\n")
+        settings = {
+            "rows": str(folder / "rows.csv"),
+            "evaluate": str(folder / "values.csv"),
+            "state": str(folder / "state"),
+            "epsilon": "1",
+            "delta": "1e-5",
+            **changed,
+        }
+        words = ["curator", settings.pop("rows")]
+        for name, value in settings.items():
+            words += [f"--{name.replace('_', '-')}", str(value)]
+        return parser().parse_args(words)
+
+    def test_a_restart_serves_the_same_rows(self, tmp_path: Path) -> None:
+        first = open_curator(self.options(tmp_path))
+        rows = first.dataset.value
+        first.close()
+        again = open_curator(self.options(tmp_path, max_queries=7))
+        assert torch.equal(again.dataset.value, rows)
+        assert again.max_queries == 7
+        again.close()
+        assert stat.S_IMODE((tmp_path / "state" / "queries.sqlite").stat().st_mode) == 0o600
+        assert torch.equal(load_dataset(tmp_path / "state" / "dataset.npz").value, rows)
+
+    def test_two_at_once_are_one(self, tmp_path: Path) -> None:
+        first = open_curator(self.options(tmp_path))
+        with pytest.raises(PrivacyError, match="in use"):
+            open_curator(self.options(tmp_path))
+        first.close()
+
+    @pytest.mark.parametrize(
+        ("changed", "named"),
+        [
+            ({"epsilon": 2}, "epsilon"),
+            ({"delta": "1e-4"}, "delta"),
+            ({"row_distance": 2}, "row_distance"),
+            ({"projection_dim": 1}, "projection_dim"),
+            ({"rows": "other.csv"}, "rows"),
+            ({"ledger": "ledger"}, "charged"),
+        ],
+    )
+    def test_other_settings_are_refused(self, tmp_path: Path, changed, named: str) -> None:
+        open_curator(self.options(tmp_path)).close()
+        (tmp_path / "other.csv").write_text("1,2\n3,4\n5,7\n")
+        PrivacyLedger(tmp_path / "ledger", PrivacyBudget(9.0, 1e-5)).close()
+        changed = {
+            name: str(tmp_path / value) if name in ("rows", "ledger") else value
+            for name, value in changed.items()
+        }
+        with pytest.raises(ValueError, match=rf"other settings \(.*{named}"):
+            open_curator(self.options(tmp_path, **changed))
+        open_curator(self.options(tmp_path)).close()
+
+    def test_the_release_is_charged_once(self, tmp_path: Path) -> None:
+        path = tmp_path / "ledger"
+        with pytest.raises(ValueError, match="There is no ledger"):
+            open_curator(self.options(tmp_path, ledger=path))
+        with PrivacyLedger(path, PrivacyBudget(1.0, 1e-5)) as ledger:
+            for _ in range(2):
+                open_curator(self.options(tmp_path, ledger=path)).close()
+            assert [entry.label for entry in ledger.entries()] == ["outsourced data set"]
+            with pytest.raises(BudgetExhausted):
+                open_curator(self.options(tmp_path, ledger=path, state=tmp_path / "second"))
+            assert not (tmp_path / "second" / "dataset.npz").exists()

@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from botorch_dp.outsourced import GaussianNoiseCurator, curator_app
+from botorch_dp.outsourced.service import curator_server
 
-uvicorn = pytest.importorskip("uvicorn")
+pytest.importorskip("uvicorn")
 
 TOKEN = "a-long-enough-shared-secret"
 X = torch.randn(30, 3, dtype=torch.double, generator=torch.Generator().manual_seed(2))
@@ -36,10 +37,19 @@ def free_port() -> int:
 
 
 @contextmanager
-def serving(curator, *, port: int | None = None, **limits) -> Iterator[str]:
+def serving(
+    curator,
+    *,
+    port: int | None = None,
+    request_seconds: float = 10.0,
+    connections: int = 100,
+    **limits,
+) -> Iterator[str]:
     port = port or free_port()
     app = curator_app(curator, token=TOKEN, **{"rate": 1e6, "burst": 10**6, **limits})
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_level="error"))
+    server = curator_server(
+        app, port=port, request_seconds=request_seconds, connections=connections
+    )
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     deadline = time.monotonic() + 20
@@ -52,11 +62,21 @@ def serving(curator, *, port: int | None = None, **limits) -> Iterator[str]:
         thread.join(timeout=20)
 
 
-def raw(url: str, method: str, path: str, body: bytes | None = None, token: str = TOKEN):
+def raw(
+    url: str, method: str, path: str, body: bytes | None = None, token: str = TOKEN, **headers: str
+):
     connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=20)
-    connection.request(method, path, body, {"Authorization": f"Bearer {token}"})
+    connection.request(method, path, body, {"Authorization": f"Bearer {token}", **headers})
     response = connection.getresponse()
     return response.status, response.read(), response.headers
+
+
+def connected(url: str, sent: bytes = b"", *, source: str = "127.0.0.1") -> socket.socket:
+    """A connection from an address of the loopback network that has sent so much."""
+    host, port = url.removeprefix("http://").split(":")
+    stranger = socket.create_connection((host, int(port)), timeout=20, source_address=(source, 0))
+    stranger.sendall(sent)
+    return stranger
 
 
 def question(index, request_id="q") -> bytes:

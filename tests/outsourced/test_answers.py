@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
+import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
 import torch
 
-from botorch_dp.errors import BudgetExhausted
+from botorch_dp.errors import BudgetExhausted, PrivacyError
 from botorch_dp.outsourced import GaussianNoiseCurator, PrivateAnswers
 from botorch_dp.privacy import PrivacyBudget, PrivacyLedger
+from tests.one_draw import OneDraw
 
 X = torch.randn(40, 5, dtype=torch.double, generator=torch.Generator().manual_seed(3))
+
+
+def curator_of(answers, measure=lambda _: 0.5, **settings) -> GaussianNoiseCurator:
+    return GaussianNoiseCurator(X, measure, epsilon=1.0, delta=1e-6, answers=answers, **settings)
 
 
 class TestPrivateAnswers:
@@ -45,7 +57,7 @@ class TestPrivateAnswers:
                 X, lambda _: 0.5, epsilon=1.0, delta=1e-6, answers=answers, log=log
             )
 
-        first = curator(":memory:").query(0, request_id="same")
+        first = curator(tmp_path / "log").query(0, request_id="same")
         assert ledger.spent()[0] == pytest.approx(0.4)
         # Started again without a file, it asks the ledger again ...
         second = curator(":memory:").query(0, request_id="same")
@@ -57,32 +69,100 @@ class TestPrivateAnswers:
     def test_an_interrupted_answer_is_paid_once(self, tmp_path: Path) -> None:
         calls = []
 
-        def dies_once(index: int) -> float:
+        def dies_twice(index: int) -> float:
             calls.append(index)
-            if len(calls) == 1:
+            if len(calls) <= 2:
                 raise KeyboardInterrupt
             return 0.5
 
         ledger = PrivacyLedger(budget=PrivacyBudget(1.0, 0.0, summed=1.0))
         answers = PrivateAnswers(epsilon=0.4, bounds=(0.0, 1.0), ledger=ledger)
-        for attempt in range(2):
-            curator = GaussianNoiseCurator(
-                X, dies_once, epsilon=1.0, delta=1e-6, answers=answers, log=tmp_path / "log"
-            )
-            if attempt == 0:
+        for attempt in range(3):
+            curator = curator_of(answers, measure=dies_twice, log=tmp_path / "log")
+            if attempt < 2:
                 with pytest.raises(KeyboardInterrupt):
                     curator.query(0, request_id="same")
             else:
                 curator.query(0, request_id="same")
+            curator.close()
         assert ledger.spent()[0] == pytest.approx(0.4)
         assert curator.num_queries == 1
 
-    def test_guarantee(self) -> None:
-        proven = PrivateAnswers(epsilon=0.4, bounds=(0.0, 2.0)).guarantee
-        assert (proven.status, proven.epsilon()) == ("proven", 0.4)
-        stated = PrivateAnswers(epsilon=0.4, sensitivity=0.1).guarantee
+    def test_an_answer_that_the_log_cannot_keep_is_still_one_draw(self) -> None:
+        ledger = PrivacyLedger(budget=PrivacyBudget(1.0, 0.0, summed=1.0))
+        house = curator_of(PrivateAnswers(epsilon=0.3, bounds=(0.0, 1.0), ledger=ledger))
+        keep, drawn = house._log.close_request, []
+
+        def no_space(request: str, answer: float) -> None:
+            drawn.append(answer)
+            raise OSError("no space left")
+
+        house._log.close_request = no_space  # type: ignore[method-assign]
+        for _ in range(3):
+            with pytest.raises(OSError, match="no space"):
+                house.query(0, request_id="same")
+        house._log.close_request = keep  # type: ignore[method-assign]
+        assert {house.query(0, request_id="same")} == set(drawn)
+        assert ledger.spent()[0] == pytest.approx(0.3)
+
+    def test_a_copied_log_replays(self, tmp_path: Path) -> None:
+        """Put back from a copy, the log has forgotten the answer; the ledger has not."""
+        ledger = PrivacyLedger(budget=PrivacyBudget(1.0, 0.0, summed=1.0))
+        answers = PrivateAnswers(epsilon=0.3, bounds=(0.0, 1.0), ledger=ledger)
+        curator_of(answers, log=tmp_path / "log").close()
+        shutil.copy(tmp_path / "log", tmp_path / "copy")
+        found = set()
+        for name in ("log", "copy"):
+            house = curator_of(answers, log=tmp_path / name)
+            found.add(house.query(0, request_id="same"))
+            house.close()
+        assert len(found) == 1
+        assert ledger.spent()[0] == pytest.approx(0.3)
+
+    def test_one_question_at_once_is_one_draw(self) -> None:
+        ledger = PrivacyLedger(budget=PrivacyBudget(1.0, 0.0, summed=1.0))
+        answers = PrivateAnswers(epsilon=0.3, bounds=(0.0, 1.0), ledger=ledger)
+        house = curator_of(answers, measure=lambda _: time.sleep(0.05) or 0.5)
+        with ThreadPoolExecutor(6) as pool:
+            found = list(pool.map(lambda _: house.query(0, request_id="same"), range(6)))
+        assert len(set(found)) == 1
+        assert ledger.spent()[0] == pytest.approx(0.3)
+        assert house.num_queries == 1
+
+    @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+    def test_a_curator_has_no_copies(self, copied) -> None:
+        with pytest.raises(PrivacyError, match="cannot be copied"):
+            copied(curator_of(PrivateAnswers(epsilon=0.3, bounds=(0.0, 1.0))))
+
+    def test_seeded_noise_is_never_charged(self) -> None:
+        ledger = PrivacyLedger(budget=PrivacyBudget(1.0, 0.0, summed=1.0))
+        answers = PrivateAnswers(epsilon=0.3, bounds=(0.0, 1.0), ledger=ledger)
+        with pytest.raises(PrivacyError, match="`unsafe_seed`"):
+            curator_of(answers, unsafe_seed=1)
+        assert ledger.entries() == []
+
+    def test_price_and_conditions(self) -> None:
+        bounded = PrivateAnswers(epsilon=0.4, bounds=(0.0, 2.0)).price()
+        assert (bounded.status, bounded.epsilon()) == ("proven", 0.4)
+        assert "whether and when a measurement fails" in str(bounded)
+        stated = PrivateAnswers(epsilon=0.4, sensitivity=0.1).price()
         assert stated.status == "proven"
-        assert "at most 0.1" in stated.conditions[0]
+        assert "moves by at most 0.1" in str(stated)
+        assert "whether and when a measurement fails" in str(stated)
+
+    def test_what_the_other_party_is_told(self) -> None:
+        house = curator_of(PrivateAnswers(epsilon=0.4, sensitivity=0.1))
+        assert str(house.guarantee) in house.promise
+        assert "moves by at most 0.1" in house.promise
+        assert "no guarantee covers them" in curator_of(None).promise
+        seeded = curator_of(PrivateAnswers(epsilon=0.4, sensitivity=0.1), unsafe_seed=3)
+        assert house.promise.count("nothing is promised") == 0
+        assert seeded.promise.count("nothing is promised") == 2
+
+    def test_width_is_never_rounded_down(self) -> None:
+        low, high = -1e-17, 1.0
+        width = PrivateAnswers(epsilon=1.0, bounds=(low, high)).width
+        assert Fraction(high) - Fraction(low) <= Fraction(width) <= Fraction(1 + 2**-52)
 
     @pytest.mark.parametrize("answer", [math.nan, math.inf, -math.inf, 1e300])
     def test_no_answer_raises(self, answer: float) -> None:
@@ -113,8 +193,52 @@ class TestPrivateAnswers:
             {"epsilon": 1.0, "sensitivity": 1.0, "bounds": (0.0, 1.0)},
             {"epsilon": 1.0, "bounds": (1.0, 0.0)},
             {"epsilon": 1.0, "sensitivity": math.inf},
+            {"epsilon": 1.0, "bounds": (-1e308, 1e308)},
         ],
     )
     def test_wrong_settings(self, settings) -> None:
         with pytest.raises(ValueError, match="`"):
             PrivateAnswers(**settings)
+
+
+@dataclass
+class House:
+    """How to open a curator on a log, or on none."""
+
+    ledger: PrivacyLedger | None
+
+    def query(self, checkpoint: Path | None) -> list[float]:
+        house = curator_of(
+            PrivateAnswers(epsilon=0.01, bounds=(0.0, 1.0), ledger=self.ledger),
+            log=checkpoint or ":memory:",
+        )
+        try:
+            return [house.query(index, request_id=f"row {index}") for index in range(2)]
+        finally:
+            house.close()
+
+
+class TestOneDraw(OneDraw):
+    """Six processes asked for one id, and got six answers for one charge."""
+
+    draws = 2
+
+    def make(self, ledger: PrivacyLedger | None) -> House:
+        return House(ledger)
+
+    def draw(self, thing: House, checkpoint: Path | None) -> list[float]:
+        return thing.query(checkpoint)
+
+
+class TestOneRelease(OneDraw):
+    """The rows of one log are drawn once too."""
+
+    def make(self, ledger: PrivacyLedger | None) -> PrivacyLedger | None:
+        return ledger
+
+    def draw(self, thing: PrivacyLedger | None, checkpoint: Path | None) -> list[float]:
+        house = GaussianNoiseCurator(
+            X[:3], abs, epsilon=1.0, delta=1e-6, ledger=thing, log=checkpoint or ":memory:"
+        )
+        house.close()
+        return house.dataset.value.flatten().tolist()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import threading
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +21,7 @@ from botorch_dp.outsourced import (
     load_dataset,
     save_dataset,
 )
+from botorch_dp.outsourced.exchange import FORMAT, dataset_from_bytes, dataset_to_bytes
 
 X = torch.randn(30, 3, dtype=torch.double, generator=torch.Generator().manual_seed(2))
 
@@ -47,6 +50,84 @@ def test_refuses_other_files(tmp_path: Path, content: bytes) -> None:
     np.savez(path, Z=np.zeros(3))
     with pytest.raises(ValueError, match="no released data set"):
         load_dataset(path)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        *(np.zeros(3), np.zeros((2, 2, 2)), np.zeros((0, 3)), np.zeros((3, 2), dtype=complex)),
+        *(np.zeros((3, 2), dtype=int), np.array([[1.0, np.nan]]), np.array([[np.inf]])),
+        *(np.array([["a"]]), np.array([[None]])),
+    ],
+)
+def test_only_finite_matrices_are_rows(tmp_path: Path, rows: np.ndarray) -> None:
+    archive = dict(np.load(io.BytesIO(dataset_to_bytes(curator().dataset))))
+    np.savez(tmp_path / "rows.npz", **{**archive, "Z": rows})
+    with pytest.raises(ValueError, match="no released data set"):
+        load_dataset(tmp_path / "rows.npz")
+
+
+def test_damaged_archives_are_one_error() -> None:
+    whole = dataset_to_bytes(curator().dataset)
+    generator = np.random.default_rng(0)
+    for _ in range(400):
+        damaged = bytearray(whole)
+        for _ in range(generator.integers(1, 4)):
+            damaged[generator.integers(len(whole))] ^= 1 << generator.integers(8)
+        try:
+            dataset_from_bytes(
+                bytes(damaged[: generator.integers(len(whole) // 2, len(whole) + 1)])
+            )
+        except ValueError as error:
+            assert "no released data set" in str(error)
+
+
+def test_a_small_file_that_claims_to_be_large() -> None:
+    packed = io.BytesIO()
+    np.savez_compressed(packed, Z=np.zeros((2000, 1000)))
+    assert len(packed.getvalue()) < 1e5
+    with pytest.raises(ValueError, match="unpacks to"):
+        dataset_from_bytes(packed.getvalue(), largest=10**6)
+    # A header that claims what the archive does not hold.
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        header, {"descr": "<f8", "fortran_order": False, "shape": (10**12, 10**3)}
+    )
+    claims = io.BytesIO()
+    with zipfile.ZipFile(claims, "w") as archive:
+        archive.writestr("Z.npy", header.getvalue())
+        archive.writestr("format.npy", saved(np.array(FORMAT)))
+    with pytest.raises(ValueError, match="no released data set"):
+        dataset_from_bytes(claims.getvalue())
+
+
+def saved(array: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("y", ["NaN", "Infinity", "1e999", "true", '"1"', "null"])
+def test_answers_in_files_are_finite_numbers(tmp_path: Path, y: str) -> None:
+    (tmp_path / "answers").write_text(f'{{"request_id": "a", "y": {y}}}\n')
+    with pytest.raises(ValueError, match="no finite number"):
+        FileCurator(tmp_path / "questions", tmp_path / "answers").query(1, request_id="a")
+
+
+def test_lines_of_strangers(tmp_path: Path) -> None:
+    """What cannot be read is skipped; an id that no file can hold is no id."""
+    questions, answers = tmp_path / "questions", tmp_path / "answers"
+    lines = [
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"request_id": "\\ud800", "index": 3}',
+        b'{"request_id": ["a"], "index": 3}',
+        b'{"request_id": "b", "index": 3}',
+        b'{"request_id": "c", "index": ' + b"9" * 5000 + b"}",
+    ]
+    questions.write_bytes(b"\n".join(lines) + b"\n")
+    assert answer_questions(curator(), questions, answers) == 1
+    assert json.loads(answers.read_text())["request_id"] == "b"
 
 
 def test_a_search_through_two_files(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import pytest
 import torch
 from gpytorch.kernels import RBFKernel
 
-from botorch_dp.models import public_gp
-from botorch_dp.outsourced import Answer, Modeler
+from botorch_dp.models import FiniteSetGP, public_gp
+from botorch_dp.outsourced import Answer, InputNoiseRBF, Modeler
 
 Z = torch.rand(200, 2, dtype=torch.double, generator=torch.Generator().manual_seed(1)) * 4
 
@@ -75,7 +75,7 @@ def test_shows_a_progress_bar(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Outsourced search" in capsys.readouterr().err
 
 
-class TestJournal:
+class TestCheckpoint:
     def test_resumes_where_it_was_killed(self, tmp_path: Path) -> None:
         path = tmp_path / "journal.jsonl"
         asked: list[tuple[int, str]] = []
@@ -87,10 +87,11 @@ class TestJournal:
             return value(index)
 
         with pytest.raises(Killed):
-            modeler(journal=path).run(dies_on_fourth, steps=6)
-        again = modeler(journal=path)
+            modeler().run(dies_on_fourth, steps=6, checkpoint=path)
+        again = modeler()
+        again.resume(path)
         assert len(again.history) == 3
-        history = again.run(dies_on_fourth, steps=6)
+        history = again.run(dies_on_fourth, steps=6, checkpoint=path)
         # The interrupted question is repeated with its own id, so nobody counts it twice.
         assert asked[4] == asked[3]
         assert len({request for _, request in asked}) == 6
@@ -99,20 +100,45 @@ class TestJournal:
 
     def test_a_line_cut_off_is_dropped(self, tmp_path: Path) -> None:
         path = tmp_path / "journal.jsonl"
-        modeler(journal=path).run(value, steps=3)
+        modeler().run(value, steps=3, checkpoint=path)
         whole = path.read_text()
         for cut in (1, 5, 20):
             path.write_text(whole[:-cut])
-            again = modeler(journal=path)
+            again = modeler()
+            again.resume(path)
             assert len(again.history) == 2
             assert again.run(value, steps=4) == modeler().run(value, steps=4)
             assert all(json.loads(line) for line in path.read_text().splitlines())
 
     def test_refuses_another_data_set(self, tmp_path: Path) -> None:
         path = tmp_path / "journal.jsonl"
-        modeler(journal=path)
+        modeler().resume(path)
         with pytest.raises(ValueError, match="another released data set"):
-            Modeler(Z + 1, kernel=RBFKernel(), noise_std=0.1, delta=0.1, journal=path)
+            Modeler(Z + 1, kernel=RBFKernel(), noise_std=0.1, delta=0.1).resume(path)
+
+    def test_refuses_a_damaged_file(self, tmp_path: Path) -> None:
+        path = tmp_path / "journal.jsonl"
+        path.write_text("no JSON\n")
+        with pytest.raises(ValueError, match="damaged"):
+            modeler().resume(path)
+
+    def test_comes_before_the_first_question(self, tmp_path: Path) -> None:
+        search = modeler()
+        search.run(value, steps=1)
+        with pytest.raises(ValueError, match="before the first question"):
+            search.run(value, steps=2, checkpoint=tmp_path / "late.jsonl")
+
+    def test_keeps_what_is_asked_and_told_by_hand(self, tmp_path: Path) -> None:
+        path = tmp_path / "journal.jsonl"
+        search, again = modeler(), modeler()
+        search.resume(path)
+        index = search.ask()
+        again.resume(path)
+        assert again.ask() == index
+        search.tell(index, 0.5)
+        last = modeler()
+        last.resume(path)
+        assert last.history == [Answer(index, 0.5)]
 
 
 @pytest.mark.parametrize(
@@ -150,3 +176,50 @@ def test_wrong_answers() -> None:
 def test_one_row_and_one_column() -> None:
     search = Modeler(torch.zeros(1, 1, dtype=torch.double), delta=0.1)
     assert search.run(lambda _: 2.0, steps=6)[-1] == Answer(0, 2.0)
+
+
+class TestInputNoiseRBF:
+    """The kernel of noisy rows is the average of the RBF over the noise."""
+
+    def test_is_the_average_over_input_noise(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        z1, z2 = torch.randn(2, 4, 3, generator=generator, dtype=torch.double)
+        lengthscale, noise_std = 1.3, 0.4
+        kernel = InputNoiseRBF(lengthscale=lengthscale, noise_std=noise_std)
+        draws = torch.randn(200_000, 2, 3, generator=generator, dtype=torch.double) * noise_std
+        shift = draws[:, 0] - draws[:, 1]
+        # z1 x z2 x draws: exact distances after each draw of the noise.
+        moved = (z1[:, None, None] - z2[:, None] - shift).square().sum(-1)
+        expected = (-moved / (2 * lengthscale**2)).exp().mean(-1)
+        torch.testing.assert_close(kernel(z1, z2).to_dense(), expected, atol=4e-3, rtol=0)
+
+    def test_a_row_is_itself(self) -> None:
+        Z = torch.randn(5, 2, dtype=torch.double)
+        covariance = InputNoiseRBF(lengthscale=1.0, noise_std=2.0)(Z, Z).to_dense()
+        torch.testing.assert_close(covariance.diagonal(), torch.ones(5, dtype=torch.double))
+        assert covariance.fill_diagonal_(0).max() < (1 / 9) + 1e-9
+        assert torch.linalg.eigvalsh(covariance.fill_diagonal_(1)).min() > 0
+        kernel = InputNoiseRBF(lengthscale=1.0, noise_std=2.0)
+        torch.testing.assert_close(kernel(Z, diag=True), torch.ones(5, dtype=torch.double))
+
+    def test_without_noise_it_is_the_rbf(self) -> None:
+        Z = torch.randn(6, 2, dtype=torch.double)
+        plain = RBFKernel().double()
+        plain.lengthscale = 0.7
+        torch.testing.assert_close(
+            InputNoiseRBF(lengthscale=0.7, noise_std=0.0)(Z, Z).to_dense(), plain(Z, Z).to_dense()
+        )
+
+    def test_works_in_the_finite_set_gp(self) -> None:
+        Z = torch.randn(50, 2, dtype=torch.double)
+        gp = FiniteSetGP(
+            Z, kernel=InputNoiseRBF(lengthscale=1.0, noise_std=0.3), noise_variance=0.01
+        )
+        gp.observe(7, 1.0)
+        assert gp.mean[7] == pytest.approx(1 / 1.01)
+        assert gp.mean.argmax() == 7
+
+    @pytest.mark.parametrize(("argument", "value"), [("lengthscale", 0.0), ("noise_std", -1.0)])
+    def test_wrong_kernel_arguments(self, argument: str, value: float) -> None:
+        with pytest.raises(ValueError, match=f"`{argument}`"):
+            InputNoiseRBF(**{"lengthscale": 1.0, "noise_std": 1.0, argument: value})

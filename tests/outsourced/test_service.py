@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import math
+import socket
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -12,15 +19,17 @@ import torch
 from gpytorch.kernels import RBFKernel
 
 from botorch_dp.outsourced import (
+    CuratorClient,
     CuratorRefusal,
     Modeler,
     PrivateAnswers,
-    RemoteCurator,
     curator_app,
+    service,
 )
 from botorch_dp.privacy import PrivacyBudget, PrivacyLedger
 from tests.outsourced.serving import (
     TOKEN,
+    connected,
     free_port,
     make_curator,
     measure,
@@ -33,7 +42,7 @@ from tests.outsourced.serving import (
 def test_a_search_over_http() -> None:
     curator = make_curator(max_queries=6)
     with serving(curator) as url:
-        remote = RemoteCurator(url, token=TOKEN)
+        remote = CuratorClient(url, token=TOKEN)
         release = remote.dataset()
         assert torch.equal(release.value, curator.dataset.value)
         assert release.guarantee == curator.guarantee
@@ -73,6 +82,8 @@ def test_bad_tokens_get_nothing(shared_url: str, token: str, method: str, path: 
         b'{"index": "1", "request_id": "a"}',
         b'{"index": 1, "request_id": 5}',
         b'{"index": 1, "request_id": ""}',
+        rb'{"index": 1, "request_id": "\ud800"}',
+        b'{"index": ' + b"9" * 4000 + b"}",
         question(1, "x" * 129),
         b" " * 5000 + question(1),
     ],
@@ -110,29 +121,234 @@ def test_floods_are_slowed_and_guesses_too() -> None:
         codes = [raw(url, "GET", "/status")[0] for _ in range(20)]
         assert codes[:5] == [200] * 5
         assert codes.count(429) >= 14
-        status, _, headers = raw(url, "GET", "/status", token="guess")
-        assert status == 429
-        assert float(headers["Retry-After"]) > 0
+        guesses = [raw(url, "GET", "/status", token="guess") for _ in range(20)]
+        assert [status for status, *_ in guesses[:5]] == [401] * 5
+        assert [status for status, *_ in guesses].count(429) >= 14
+        assert float(guesses[-1][2]["Retry-After"]) > 0
+
+
+class TestStrangers:
+    """Without the token: nobody else waits, nothing grows."""
+
+    def test_a_flood_of_guesses_does_not_lock_out_the_owner(self) -> None:
+        with serving(make_curator(), rate=2.0, burst=10) as url:
+            guesses = [raw(url, "GET", "/status", token="x" * 20)[0] for _ in range(60)]
+            assert guesses.count(429) >= 40
+            # At the same address, behind a proxy that names none.
+            assert [raw(url, "GET", "/status")[0] for _ in range(5)] == [200] * 5
+
+    def test_addresses_are_counted_apart(self) -> None:
+        with serving(make_curator(), rate=0.1, burst=3) as url:
+            # As a proxy on the loopback interface names them.
+            for address in ("203.0.113.5", "203.0.113.6", "2001:db8::1"):
+                headers = {"X-Forwarded-For": address}
+                codes = [raw(url, "GET", "/status", token="guess", **headers)[0] for _ in range(5)]
+                assert codes == [401, 401, 401, 429, 429]
+            # One customer of IPv6 has many addresses.
+            headers = {"X-Forwarded-For": "2001:db8::2"}
+            assert raw(url, "GET", "/status", token="guess", **headers)[0] == 429
+
+    @pytest.mark.parametrize(
+        "half",
+        [
+            b"",
+            b"GET /sta",
+            b"GET /status HTTP/1.1\r\nHost: x\r\n",
+            b"POST /query HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{",
+        ],
+        ids=["nothing", "half a line", "half a head", "half a body"],
+    )
+    def test_half_sent_requests_time_out(self, half: bytes) -> None:
+        with serving(make_curator(), request_seconds=0.4) as url:
+            start = time.monotonic()
+            with connected(url, half) as stranger:
+                received = drained(stranger)
+            assert 0.2 < time.monotonic() - start < 5
+            assert b"200" not in received
+
+    def test_a_request_that_trickles_in_times_out(self) -> None:
+        with serving(make_curator(), request_seconds=0.4) as url:
+            start = time.monotonic()
+            with connected(url, b"GET /status HTTP/1.1\r\n") as stranger, suppress(OSError):
+                while time.monotonic() - start < 10:
+                    stranger.sendall(b"X: y\r\n")
+                    time.sleep(0.05)
+            assert time.monotonic() - start < 5
+
+    def test_the_next_request_on_a_connection_times_out_too(self) -> None:
+        with serving(make_curator(), request_seconds=0.5) as url:
+            whole = f"GET /status HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n\r\n"
+            start = time.monotonic()
+            with connected(url, whole.encode() + b"GET /sta") as stranger:
+                assert b"200 OK" in drained(stranger)
+            assert time.monotonic() - start < 5
+
+    @pytest.mark.parametrize("source", ["127.0.0.1", "127.0.0.2"])
+    def test_the_owner_gets_in_among_many_that_wait(self, source: str) -> None:
+        with serving(make_curator(), connections=10, request_seconds=20) as url:
+            crowd = [connected(url, b"GET /sta", source=source) for _ in range(60)]
+            start = time.monotonic()
+            assert all(raw(url, "GET", "/status")[0] == 200 for _ in range(5))
+            assert time.monotonic() - start < 5
+            # The newest are still there; the oldest had to go.
+            crowd[0].settimeout(5)
+            with suppress(ConnectionResetError):
+                assert crowd[0].recv(1) == b""
+            for stranger in crowd:
+                stranger.close()
+
+    def test_the_busiest_address_makes_room(self) -> None:
+        with serving(make_curator(), connections=10, request_seconds=20) as url:
+            patient = connected(url, b"GET /sta", source="127.0.0.3")
+            crowd = [connected(url, b"GET /sta", source="127.0.0.2") for _ in range(40)]
+            assert raw(url, "GET", "/status")[0] == 200
+            patient.sendall(b"tus HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            assert b"401" in drained(patient)
+            for stranger in (patient, *crowd):
+                stranger.close()
+
+    def test_junk_leaves_no_trace_in_the_log(self, caplog: pytest.LogCaptureFixture) -> None:
+        chunked = b"POST /query HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        with caplog.at_level(logging.INFO), serving(make_curator()) as url:
+            http_9 = b"GET / HTTP/9\r\n\r\n"
+            for junk in (b"\0\xff" * 50, http_9, b"A" * 20_000, chunked + b"zz\r\n"):
+                with connected(url, junk) as stranger:
+                    drained(stranger)
+            with connected(url, chunked) as stranger:
+                assert b"401" in stranger.recv(1000)
+                stranger.sendall(b"no chunk\r\n")
+                drained(stranger)
+            assert raw(url, "GET", "/status")[0] == 200
+        assert caplog.text == ""
+
+    def test_a_client_that_leaves_in_the_middle_is_one_line(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        head = f"POST /query HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
+        with caplog.at_level(logging.INFO), serving(make_curator()) as url:
+            connected(url, f"{head}Content-Length: 50\r\n\r\n{{".encode()).close()
+            deadline = time.monotonic() + 5
+            while not caplog.records and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert raw(url, "GET", "/status")[0] == 200
+        assert [record.getMessage() for record in caplog.records] == [
+            "A client left in the middle of its question."
+        ]
+        assert caplog.records[0].exc_info is None
+
+
+class TestHangingMeasurements:
+    def test_others_are_answered_and_the_place_is_counted_once(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(service, "_ANSWER_WITHIN", 0.2)
+        done, calls = threading.Event(), []
+
+        def hangs(index: int) -> float:
+            calls.append(index)
+            if index < 2:
+                done.wait(20)
+            return measure(index)
+
+        curator = make_curator(hangs)
+        with serving(curator, measurements=2) as url:
+            for _ in range(3):
+                status, _, headers = raw(url, "POST", "/query", question(0, "hanging"))
+                assert status == 202
+                assert float(headers["Retry-After"]) > 0
+            assert raw(url, "POST", "/query", question(5, "other"))[0] == 200
+            assert raw(url, "POST", "/query", question(1, "too"))[0] == 202
+            # Every place is taken: a refusal that the client waits out.
+            assert raw(url, "POST", "/query", question(6, "third"))[0] == 503
+            assert raw(url, "GET", "/status")[0] == 200
+            done.set()
+            assert CuratorClient(url, token=TOKEN).query(0, request_id="hanging") == measure(0)
+            assert CuratorClient(url, token=TOKEN).query(6, request_id="third") == measure(6)
+        assert calls.count(0) == 1
+
+    def test_the_client_waits_for_a_row_that_is_being_measured(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(service, "_ANSWER_WITHIN", 0.1)
+
+        def slow(index: int) -> float:
+            time.sleep(1.0)
+            return measure(index)
+
+        with serving(make_curator(slow)) as url:
+            assert CuratorClient(url, token=TOKEN, patience=0.5).query(1) == measure(1)
+            with pytest.raises(ConnectionError, match="still being measured"):
+                CuratorClient(url, token=TOKEN, patience=0.3, timeout=0.4).query(2)
+
+    def test_a_hanging_measurement_does_not_keep_the_service_alive(self) -> None:
+        program = (
+            "import threading, torch\n"
+            "from tests.outsourced.serving import make_curator, question, raw, serving\n"
+            "from botorch_dp.outsourced import service\n"
+            "service._ANSWER_WITHIN = 0.1\n"
+            "with serving(make_curator(lambda _: threading.Event().wait())) as url:\n"
+            "    print(raw(url, 'POST', '/query', question(1))[0])\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+        )
+        assert done.stdout.strip() == "202", done.stderr
+
+
+def drained(stranger: socket.socket) -> bytes:
+    """Everything until the other side closes."""
+    received = b""
+    with suppress(ConnectionError):
+        while chunk := stranger.recv(2**16):
+            received += chunk
+    return received
+
+
+def test_measured_infinity_is_a_refusal() -> None:
+    calls = []
+
+    def broken(index: int) -> float:
+        calls.append(index)
+        return math.inf
+
+    with serving(make_curator(broken)) as url:
+        for _ in range(2):
+            with pytest.raises(CuratorRefusal, match="not finite") as refused:
+                CuratorClient(url, token=TOKEN).query(3, request_id="same")
+            assert refused.value.status == 422
+    assert calls == [3]
+
+
+def test_status_says_what_answers_promise() -> None:
+    with serving(make_curator()) as url:
+        assert "no guarantee covers them" in CuratorClient(url, token=TOKEN).status()["guarantee"]
+    answers = PrivateAnswers(epsilon=0.1, sensitivity=2.0)
+    with serving(make_curator(answers=answers)) as url:
+        promised = CuratorClient(url, token=TOKEN).status()["guarantee"]
+    assert "an answer moves by at most 2.0 when one record is replaced" in promised
 
 
 def test_a_restart_loses_neither_count_nor_search(tmp_path: Path) -> None:
     port = free_port()
-    journal, log = tmp_path / "search.jsonl", tmp_path / "log.sqlite"
+    checkpoint, log = tmp_path / "search.jsonl", tmp_path / "log.sqlite"
     house = make_curator(log=log, max_queries=8)
     rows = house.dataset.value
 
     def search() -> Modeler:
-        return Modeler(rows, kernel=RBFKernel(), noise_std=0.1, delta=0.1, journal=journal)
+        modeler = Modeler(rows, kernel=RBFKernel(), noise_std=0.1, delta=0.1)
+        modeler.resume(checkpoint)
+        return modeler
 
     with serving(house, port=port) as url:
-        search().run(RemoteCurator(url, token=TOKEN).query, steps=3)
+        search().run(CuratorClient(url, token=TOKEN).query, steps=3)
     gone = search()
     assert len(gone.history) == 3
     with pytest.raises(ConnectionError, match="No answer"):
-        gone.run(RemoteCurator(url, token=TOKEN, patience=0.3).query, steps=8)
+        gone.run(CuratorClient(url, token=TOKEN, patience=0.3).query, steps=8)
+    house.close()
     with serving(make_curator(log=log, max_queries=8), port=port) as url:
-        history = search().run(RemoteCurator(url, token=TOKEN).query, steps=8)
-        assert RemoteCurator(url, token=TOKEN).status()["queries"] == 8
+        history = search().run(CuratorClient(url, token=TOKEN).query, steps=8)
+        assert CuratorClient(url, token=TOKEN).status()["queries"] == 8
     assert len(history) == 8
 
 
@@ -157,13 +373,13 @@ def test_an_exhausted_budget_is_a_refusal() -> None:
     ledger = PrivacyLedger(budget=PrivacyBudget(1.0, 1e-6, summed=1.0))
     answers = PrivateAnswers(epsilon=0.6, bounds=(-3.0, 3.0), ledger=ledger)
     with serving(make_curator(answers=answers)) as url:
-        remote = RemoteCurator(url, token=TOKEN)
+        remote = CuratorClient(url, token=TOKEN)
         remote.query(1)
         with pytest.raises(CuratorRefusal, match="budget is exhausted"):
             remote.query(2)
 
 
-@pytest.mark.parametrize("token", ["short", "", None])
+@pytest.mark.parametrize("token", ["short", "", None, "with a space in it", "with\nline-break-x"])
 def test_short_tokens_are_refused(token) -> None:
     with pytest.raises(ValueError, match="`token`"):
         curator_app(make_curator(), token=token)
