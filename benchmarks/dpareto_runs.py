@@ -1,9 +1,4 @@
-"""The studies behind ``dpareto_paper``: settings, methods, and one run of one of them.
-
-References:
-    [Avent2020] B. Avent, J. Gonzalez, T. Diethe, A. Paleyes, B. Balle. Automatic Discovery of
-        Privacy-Utility Pareto Fronts. Proceedings on Privacy Enhancing Technologies 2020(4).
-"""
+"""The studies behind ``dpareto_paper``: settings, methods, and one run of one of them."""
 
 from __future__ import annotations
 
@@ -171,10 +166,8 @@ def prepared(setting: Setting, method: str) -> PrivacyUtilityProblem:
         privacy=problem.privacy,
         privacy_batch=problem.privacy_batch,
         utility_replicates=TimedOracle(problem, problem.ref_point[0] if grid else math.inf),
-        guarantee=problem.guarantee,
+        promise=problem.promise,
         replicates=replicates,
-        delta=problem.delta,
-        relation=problem.relation,
         name=f"{setting.label}, {method}",
     )
 

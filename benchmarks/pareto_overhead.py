@@ -31,8 +31,15 @@ from botorch.utils.multi_objective.box_decompositions.non_dominated import (
 from torch import Tensor
 
 from benchmarks.common import save_results
-from botorch_dp.pareto import DPareto, Integer, PrivacyUtilityProblem, Real, SearchSpace
-from botorch_dp.pareto.models import fitted_gp, objective_scales
+from botorch_dp.pareto import (
+    DPareto,
+    Integer,
+    PrivacyUtilityProblem,
+    Real,
+    SearchSpace,
+    TrainingPromise,
+)
+from botorch_dp.pareto.beliefs import fitted_gp, objective_scales
 from botorch_dp.privacy import dp_sgd_epsilon, dp_sgd_epsilons
 from botorch_dp.space import Config
 
@@ -91,7 +98,11 @@ def make_problem() -> PrivacyUtilityProblem:
         noise_multiplier=Real(0.1, 16.0, log=True),
     )
     return PrivacyUtilityProblem(
-        space, privacy=epsilon, privacy_batch=epsilons, utility=utility, delta=DELTA
+        space,
+        privacy=epsilon,
+        privacy_batch=epsilons,
+        utility=utility,
+        promise=TrainingPromise(DELTA),
     )
 
 

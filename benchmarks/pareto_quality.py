@@ -33,9 +33,16 @@ from tqdm import tqdm
 from benchmarks.common import RESULTS, mean_interval, save_results
 from botorch_dp import datasets
 from botorch_dp._files import atomic_write
-from botorch_dp.pareto import DPareto, Integer, PrivacyUtilityProblem, Real, SearchSpace
+from botorch_dp.pareto import (
+    DPareto,
+    Integer,
+    PrivacyUtilityProblem,
+    Real,
+    SearchSpace,
+    TrainingPromise,
+)
 from botorch_dp.pareto.front import dominated_volume
-from botorch_dp.privacy import NeighboringRelation, gaussian_epsilon
+from botorch_dp.privacy import gaussian_epsilon
 from botorch_dp.space import Config
 from botorch_dp.tasks import sparse_vector
 from botorch_dp.tasks.learning import OUTPUT_DELTA
@@ -148,8 +155,7 @@ def regression_problem() -> KnownProblem:
         privacy_batch=table.epsilon_bounds,
         utility=table.utility,
         replicates=3,
-        delta=OUTPUT_DELTA,
-        relation=NeighboringRelation.REPLACE_ONE,
+        promise=TrainingPromise(OUTPUT_DELTA),
         name=f"output-perturbed logistic regression on {'adult' if adult else 'breast_cancer'}",
     )
     noise_stds = np.geomspace(0.1, 10.0, 120)

@@ -88,8 +88,9 @@ def plot_front(
             _shade_band(ax, front, smallest, ref_epsilon, color)
     ax.set_xscale("log")
     problem = fronts[0].problem
-    level = f" at δ = {problem.delta:g}" if problem.delta > 0 else ""
-    ax.set_xlabel(f"privacy loss ε{level} ({problem.relation.value})")
+    promise = problem.promise
+    level = f" at δ = {promise.delta:g}" if promise.delta > 0 else ""
+    ax.set_xlabel(f"privacy loss ε{level} ({promise.unit.relation.value})")
     ax.set_ylabel("error (1 − utility)")
     _finish(ax, fronts)
     return figure

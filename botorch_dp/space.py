@@ -1,20 +1,16 @@
 """Hyper-parameter spaces: what may be tried, how it is drawn, and how the models see it.
 
-A *config* is a dict of plain numbers, as the oracles get it. Its *code* is a point of the unit
-cube, linear or logarithmic in each parameter. Integers are rounded when a code is turned into a
-config, and models are shown the code of the rounded config only, so that they never learn about a
-point that cannot be tried.
-
-References:
-    [Avent2020] B. Avent, J. Gonzalez, T. Diethe, A. Paleyes, B. Balle. Automatic Discovery of
-        Privacy-Utility Pareto Fronts. Proceedings on Privacy Enhancing Technologies 2020(4).
+A *config* is a dict of plain values, as the user's functions get it. Its *code* is a point of the
+unit cube: one coordinate for each number, linear or logarithmic, and one for each value of a
+choice (one-hot). Integers are rounded when a code is turned into a config, and models are shown
+the code of the rounded config only, so that they never learn about a point that cannot be tried.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from numbers import Integral
 from typing import Any, TypeAlias
@@ -27,13 +23,19 @@ from torch import Tensor
 
 from botorch_dp._checks import check_finite, check_integer, check_positive
 
-#: Values of all parameters by name, as the oracles get them.
+#: Values of all parameters by name, as the user's functions get them.
 Config: TypeAlias = dict[str, Any]
+#: What a choice may be between: whatever JSON can keep.
+Scalar: TypeAlias = str | int | float | bool | None
+#: Says whether a config may be tried.
+Constraint: TypeAlias = Callable[[Config], bool]
 
 #: A grid with more points than this is a mistake: it would not fit into memory or a lifetime.
 _LARGEST_GRID = 1_000_000
 #: Significant digits of drawn and proposed values: beyond them a hyper-parameter means nothing.
 _DIGITS = 9
+#: So many draws in a row that satisfy no constraint are taken to mean that none would.
+_VAIN_DRAWS = 10_000
 
 
 @dataclass(frozen=True)
@@ -238,34 +240,126 @@ class Integer(_Scale):
         return check_integer(name, value, at_least=self.low, at_most=self.high)
 
 
-Parameter: TypeAlias = Real | Integer
+@dataclass(frozen=True, init=False)
+class Choice:
+    """One of several values without an order, such as optimizers or activations.
+
+    Args:
+        values: What to choose from: strings, numbers, booleans or None, all different.
+        weights: How often random and initial trials draw each of them; equally often if None.
+
+    Example:
+        >>> Choice("sgd", "adam")
+    """
+
+    values: tuple[Scalar, ...]
+    weights: tuple[float, ...] | None
+
+    def __init__(self, *values: Scalar, weights: Sequence[float] | None = None) -> None:
+        if not values:
+            raise ValueError('A Choice needs values, as in Choice("sgd", "adam").')
+        for value in values:
+            if not (value is None or isinstance(value, (str, int, float))):
+                raise TypeError(
+                    "`values` of a Choice must be strings, numbers, booleans or None, "
+                    f"got {type(value).__name__}."
+                )
+            if isinstance(value, float):
+                check_finite("values", value)
+        # 1, 1.0 and True are one key of a dict: configs could not be told apart.
+        if len(set(values)) < len(values):
+            raise ValueError(f"`values` of a Choice must be different, got {values}.")
+        if weights is not None:
+            weights = tuple(check_positive("weights", weight) for weight in weights)
+            if len(weights) != len(values):
+                raise ValueError(f"`weights` must be {len(values)}, got {len(weights)}.")
+        object.__setattr__(self, "values", values)
+        object.__setattr__(self, "weights", weights)
+
+    def decode(self, codes: NDArray[np.float64]) -> list[Scalar]:
+        """The value whose coordinate is largest, for each of ``n x k`` codes."""
+        return [self.values[index] for index in codes.argmax(axis=-1)]
+
+    def encode(self, values: Sequence[Scalar]) -> NDArray[np.float64]:
+        """One-hot codes of values, ``n x k``."""
+        order = {value: index for index, value in enumerate(self.values)}
+        return np.eye(len(self.values))[[order[value] for value in values]]
+
+    def draw(self, u: NDArray[np.float64]) -> list[Scalar]:
+        """Values at the quantiles ``u`` of the sampling distribution."""
+        return self._at(u, self.weights)
+
+    def spread(self, u: NDArray[np.float64]) -> list[Scalar]:
+        """Values at quantiles of the uniform distribution, whatever the weights."""
+        return self._at(u, None)
+
+    def levels(self, count: int) -> list[Scalar]:
+        """All values: they have no order in which to leave some out."""
+        return list(self.values)
+
+    def check(self, name: str, value: object) -> Scalar:
+        """Return ``value``, or raise if it is none of the values."""
+        for known in self.values:
+            if known == value and isinstance(known, bool) == isinstance(value, bool):
+                return known
+        raise ValueError(f"`{name}` must be one of {self.values}, got {value!r}.")
+
+    def _at(self, u: NDArray[np.float64], weights: Sequence[float] | None) -> list[Scalar]:
+        shares = np.cumsum(np.ones(len(self.values)) if weights is None else np.asarray(weights))
+        places = np.searchsorted(shares / shares[-1], u, side="right")
+        return [self.values[place] for place in np.minimum(places, len(self.values) - 1)]
+
+    def __repr__(self) -> str:
+        inside = ", ".join(map(repr, self.values))
+        return f"Choice({inside}{'' if self.weights is None else f', weights={self.weights}'})"
+
+
+Parameter: TypeAlias = Real | Integer | Choice
 
 
 class SearchSpace:
-    """Named parameters, in a fixed order.
+    """Named parameters, in a fixed order, and constraints between them.
+
+    Args:
+        constraints: Functions ``config -> bool``; a config is tried only if all of them say True.
+            They must be cheap, and must not look at any record.
+        parameters: A :class:`Real`, :class:`Integer` or :class:`Choice` for each name.
 
     Example:
         >>> space = SearchSpace(
         ...     epochs=Integer(1, 64),
         ...     learning_rate=Real(1e-3, 1.0, log=True),
         ...     clip_norm=Real(0.1, 4.0, distribution=ShiftedExponential(rate=1.0)),
+        ...     optimizer=Choice("sgd", "adam"),
+        ...     constraints=[lambda config: config["epochs"] * config["learning_rate"] < 10],
         ... )
         >>> space.sample(1, seed=0)[0].keys()
-        dict_keys(['epochs', 'learning_rate', 'clip_norm'])
+        dict_keys(['epochs', 'learning_rate', 'clip_norm', 'optimizer'])
     """
 
-    def __init__(self, **parameters: Parameter) -> None:
+    def __init__(self, *, constraints: Sequence[Constraint] = (), **parameters: Parameter) -> None:
         if not parameters:
             raise ValueError(
                 "The search space is empty: name at least one parameter, as in "
                 "SearchSpace(learning_rate=Real(1e-3, 1.0, log=True))."
             )
         for name, parameter in parameters.items():
-            if not isinstance(parameter, (Real, Integer)):
+            if not isinstance(parameter, (Real, Integer, Choice)):
                 raise TypeError(
-                    f"`{name}` must be a Real or an Integer, got {type(parameter).__name__}."
+                    f"`{name}` must be a Real, an Integer or a Choice, "
+                    f"got {type(parameter).__name__}."
                 )
+        if not isinstance(constraints, Sequence) or not all(map(callable, constraints)):
+            raise TypeError("`constraints` must be a sequence of functions `config -> bool`.")
         self._parameters = dict(parameters)
+        self.constraints = tuple(constraints)
+        self._columns: dict[str, slice] = {}
+        start = 0
+        for name, parameter in parameters.items():
+            width = len(parameter.values) if isinstance(parameter, Choice) else 1
+            self._columns[name] = slice(start, start + width)
+            start += width
+        self._dim = start
 
     @property
     def parameters(self) -> Mapping[str, Parameter]:
@@ -274,52 +368,108 @@ class SearchSpace:
 
     @property
     def dim(self) -> int:
-        """How many parameters there are."""
-        return len(self._parameters)
+        """How many coordinates a code has: one for each number and each value of a choice."""
+        return self._dim
+
+    @property
+    def columns(self) -> Mapping[str, slice]:
+        """The coordinates of each parameter in a code."""
+        return dict(self._columns)
 
     def encode(self, configs: Sequence[Config]) -> Tensor:
         """The ``n x d`` codes of configs."""
-        columns = [
-            parameter.encode([config[name] for config in configs])
-            for name, parameter in self._parameters.items()
+        widths = [columns.stop - columns.start for columns in self._columns.values()]
+        blocks = [
+            parameter.encode([config[name] for config in configs]).reshape(len(configs), width)
+            for (name, parameter), width in zip(self._parameters.items(), widths, strict=True)
         ]
-        return torch.from_numpy(np.stack(columns, axis=-1)).double()
+        return torch.from_numpy(np.concatenate(blocks, axis=-1)).double()
 
     def decode(self, codes: Tensor) -> list[Config]:
         """The configs nearest to ``n x d`` points of the unit cube."""
         positions = codes.detach().cpu().double().clamp(0, 1).numpy()
         return self._assemble(
-            [p.decode(positions[:, i]) for i, p in enumerate(self._parameters.values())]
+            [
+                p.decode(
+                    positions[:, columns] if isinstance(p, Choice) else positions[:, columns.start]
+                )
+                for p, columns in zip(
+                    self._parameters.values(), self._columns.values(), strict=True
+                )
+            ]
         )
 
     def round(self, codes: Tensor) -> Tensor:
         """The codes, ``n x d``, of the configs that ``codes`` stand for."""
         return self.encode(self.decode(codes))
 
+    def satisfies(self, config: Mapping[str, Any]) -> bool:
+        """Whether all constraints allow the config."""
+        return all(bool(constraint(dict(config))) for constraint in self.constraints)
+
     def draw(self, uniforms: NDArray[np.float64]) -> list[Config]:
-        """Configs at quantiles, ``n x d`` in [0, 1), of the sampling distributions."""
+        """Configs at quantiles, ``n x k`` in [0, 1), of the ``k`` parameters' distributions.
+
+        A point stands for one config, so constraints play no part here.
+        """
         return self._assemble(
             [p.draw(uniforms[:, i]) for i, p in enumerate(self._parameters.values())]
         )
 
-    def sample(self, count: int, *, seed: int | None = None) -> list[Config]:
-        """Independent draws from each parameter's ``distribution``."""
+    def spread(self, uniforms: NDArray[np.float64]) -> list[Config]:
+        """Configs that fill the space as evenly as ``n x k`` points of the cube do.
+
+        Uniform in the scale of the models, whatever the distributions; without constraints.
+        """
+        return self._assemble(
+            [
+                p.spread(uniforms[:, i]) if isinstance(p, Choice) else p.decode(uniforms[:, i])
+                for i, p in enumerate(self._parameters.values())
+            ]
+        )
+
+    def sample(
+        self, count: int, *, seed: int | np.random.SeedSequence | None = None
+    ) -> list[Config]:
+        """Independent draws from each parameter's distribution, subject to the constraints."""
         check_integer("count", count)
-        return self.draw(np.random.default_rng(seed).random((count, self.dim)))
+        generator = np.random.default_rng(seed)
+        found: list[Config] = []
+        in_vain = 0
+        while len(found) < count:
+            drawn = self.draw(generator.random((count, len(self._parameters))))
+            allowed = [config for config in drawn if self.satisfies(config)]
+            in_vain = 0 if allowed else in_vain + count
+            if in_vain >= _VAIN_DRAWS:
+                raise self.nothing_allowed(in_vain)
+            found += allowed
+        return found[:count]
+
+    def nothing_allowed(self, tried: int) -> ValueError:
+        """The error that says so."""
+        return ValueError(
+            f"None of {tried:,} configs satisfies the `constraints` of the space. Widen them, or "
+            "the ranges; call `space.satisfies(config)` on a config that you expect to pass."
+        )
 
     def grid(self, levels: int | Mapping[str, int]) -> list[Config]:
         """All combinations of equidistant values, the ends included (one level: the middle).
 
         Args:
             levels: How many values each parameter takes: one number for all, or one for each.
-                Integers with fewer values than that take each of them once.
+                Integers with fewer values than that take each of them once, choices all of theirs.
         """
         counts = self._level_counts(levels)
         values = [p.levels(counts[name]) for name, p in self._parameters.items()]
         size = math.prod(len(column) for column in values)
         if size > _LARGEST_GRID:
             raise ValueError(f"A grid of {size} points is too large; lower `levels`.")
-        return [dict(zip(self._parameters, row, strict=True)) for row in itertools.product(*values)]
+        rows = itertools.product(*values)
+        configs = [dict(zip(self._parameters, row, strict=True)) for row in rows]
+        allowed = [config for config in configs if self.satisfies(config)]
+        if not allowed:
+            raise self.nothing_allowed(size)
+        return allowed
 
     def check(self, config: Mapping[str, Any]) -> Config:
         """Return ``config`` as a plain dict in the space's order, or raise if it is outside."""
@@ -330,25 +480,36 @@ class SearchSpace:
                 f"`config` must have exactly the parameters {list(self._parameters)}: "
                 f"missing {missing}, unknown {unknown}."
             )
-        return {name: p.check(name, config[name]) for name, p in self._parameters.items()}
+        checked = {name: p.check(name, config[name]) for name, p in self._parameters.items()}
+        if not self.satisfies(checked):
+            raise ValueError(f"`config` violates a constraint of the space: {checked}.")
+        return checked
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready description; two spaces are the same if theirs are."""
-        return {
+        """JSON-ready description; of constraints it holds the names only."""
+        described: dict[str, Any] = {
             name: {"kind": type(parameter).__name__, **_described(parameter)}
             for name, parameter in self._parameters.items()
         }
+        if self.constraints:
+            described["constraints"] = [
+                getattr(c, "__qualname__", type(c).__qualname__) for c in self.constraints
+            ]
+        return described
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, SearchSpace):
             return NotImplemented
-        return list(self.to_dict().items()) == list(other.to_dict().items())
+        same = list(self.to_dict().items()) == list(other.to_dict().items())
+        return same and self.constraints == other.constraints
 
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        inside = ", ".join(f"{name}={parameter!r}" for name, parameter in self._parameters.items())
-        return f"SearchSpace({inside})"
+        inside = [f"{name}={parameter!r}" for name, parameter in self._parameters.items()]
+        if self.constraints:
+            inside.append(f"{len(self.constraints)} constraints")
+        return f"SearchSpace({', '.join(inside)})"
 
     def _assemble(self, columns: list[list[Any]]) -> list[Config]:
         return [dict(zip(self._parameters, row, strict=True)) for row in zip(*columns, strict=True)]
@@ -369,6 +530,6 @@ def _equidistant(count: int) -> NDArray[np.float64]:
 
 def _described(parameter: Parameter) -> dict[str, Any]:
     state = asdict(parameter)
-    if parameter.distribution is not None:
+    if not isinstance(parameter, Choice) and parameter.distribution is not None:
         state["distribution"]["kind"] = type(parameter.distribution).__name__
     return state

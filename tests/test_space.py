@@ -1,13 +1,19 @@
 from __future__ import annotations
 
+import ast
+import json
 import math
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 
-from botorch_dp.pareto import (
+import botorch_dp.space
+from botorch_dp.space import (
+    Choice,
     Integer,
     Real,
     SearchSpace,
@@ -127,7 +133,7 @@ class TestSearchSpace:
             SearchSpace()
 
     def test_not_a_parameter(self) -> None:
-        with pytest.raises(TypeError, match="`x` must be a Real or an Integer"):
+        with pytest.raises(TypeError, match="`x` must be a Real, an Integer or a Choice"):
             SearchSpace(x=(0, 1))  # type: ignore[arg-type]
 
     def test_codes_of_configs_come_back(self) -> None:
@@ -190,3 +196,150 @@ def test_uniform_draws_do_not_follow_the_scale_of_the_models() -> None:
     assert Real(1.0, 100.0, log=True).draw(u)[500] == pytest.approx(10.0)
     epochs = np.array(Integer(1, 64, log=True, distribution=Uniform()).draw(u))
     assert np.bincount(epochs, minlength=65)[1:].min() >= 15
+
+
+class TestChoice:
+    optimizer = Choice("sgd", "adam", None, True, 0, 2.5)
+
+    @pytest.mark.parametrize(
+        ("make", "error", "match"),
+        [
+            (lambda: Choice(), ValueError, "needs values"),
+            (lambda: Choice("a", "a"), ValueError, "different"),
+            (lambda: Choice(1, True), ValueError, "different"),
+            (lambda: Choice(("a", "b")), TypeError, "strings, numbers"),  # type: ignore[arg-type]
+            (lambda: Choice(math.nan), ValueError, "finite"),
+            (lambda: Choice("a", "b", weights=[1.0]), ValueError, "`weights` must be 2"),
+            (lambda: Choice("a", "b", weights=[1.0, 0.0]), ValueError, "`weights`"),
+        ],
+    )
+    def test_wrong(self, make: Any, error: type[Exception], match: str) -> None:
+        with pytest.raises(error, match=match):
+            make()
+
+    def test_one_hot_and_back(self) -> None:
+        values = list(self.optimizer.values)
+        codes = self.optimizer.encode(values)
+        assert codes.tolist() == np.eye(6).tolist()
+        assert self.optimizer.decode(codes) == values
+        assert self.optimizer.decode(codes * 0.4 + 0.3) == values
+        assert self.optimizer.levels(2) == values
+
+    def test_uniform_by_default(self) -> None:
+        drawn = Choice("a", "b", "c").draw(np.random.default_rng(0).random(9000))
+        counts = [drawn.count(value) for value in "abc"]
+        assert stats.chisquare(counts).pvalue > FALSE_ALARM
+
+    def test_weights_are_for_draws_only(self) -> None:
+        u = (np.arange(100) + 0.5) / 100
+        choice = Choice("a", "b", weights=[3, 1])
+        assert choice.draw(u).count("a") == 75
+        assert choice.spread(u).count("a") == 50
+        assert choice.draw(np.array([0.0, 1.0])) == ["a", "b"]
+
+    def test_check_keeps_types_apart(self) -> None:
+        assert self.optimizer.check("x", True) is True
+        assert self.optimizer.check("x", 0) == 0
+        for value in (1, False, "rmsprop", 2, [1]):
+            with pytest.raises(ValueError, match="`x` must be one of"):
+                self.optimizer.check("x", value)
+
+
+class TestSpaceWithChoices:
+    space = SearchSpace(rate=Real(0, 1), layer=Choice("relu", "tanh", None), steps=Integer(1, 9))
+
+    def test_codes(self) -> None:
+        assert self.space.dim == 5
+        assert self.space.columns == {
+            "rate": slice(0, 1),
+            "layer": slice(1, 4),
+            "steps": slice(4, 5),
+        }
+        config = {"rate": 0.25, "layer": "tanh", "steps": 5}
+        codes = self.space.encode([config])
+        assert codes.tolist() == [[0.25, 0, 1, 0, 0.5]]
+        assert self.space.decode(codes) == [config]
+        assert self.space.encode([]).shape == (0, 5)
+        nearby = codes + 0.01 * torch.rand(1, 5)
+        assert self.space.round(nearby)[0, 1:].tolist() == codes[0, 1:].tolist()
+
+    def test_draws_and_grids(self) -> None:
+        assert {c["layer"] for c in self.space.sample(50, seed=0)} == {"relu", "tanh", None}
+        assert {
+            c["layer"] for c in self.space.spread(np.random.default_rng(0).random((50, 3)))
+        } == {
+            "relu",
+            "tanh",
+            None,
+        }
+        assert len(self.space.grid(2)) == 2 * 3 * 2
+
+    def test_description(self) -> None:
+        described = json.loads(json.dumps(self.space.to_dict()))
+        assert described["layer"] == {
+            "kind": "Choice",
+            "values": ["relu", "tanh", None],
+            "weights": None,
+        }
+        assert self.space != SearchSpace(
+            rate=Real(0, 1), layer=Choice("tanh", "relu", None), steps=Integer(1, 9)
+        )
+
+
+def even(config: dict[str, Any]) -> bool:
+    return bool(config["a"] % 2 == 0)
+
+
+class TestConstraints:
+    space = SearchSpace(a=Integer(0, 99), b=Real(0, 1), constraints=[even, lambda c: c["b"] < 0.5])
+
+    def test_samples_and_grids_obey(self) -> None:
+        configs = self.space.sample(200, seed=0)
+        assert len(configs) == 200 and all(map(self.space.satisfies, configs))
+        assert configs == self.space.sample(200, seed=0)
+        assert len({config["a"] for config in configs}) > 40
+        grid = self.space.grid({"a": 100, "b": 3})
+        assert len(grid) == 50 and all(map(self.space.satisfies, grid))
+
+    def test_a_constraint_cannot_change_a_config(self) -> None:
+        space = SearchSpace(a=Integer(1, 2), constraints=[lambda c: c.pop("a") > 0])
+        assert list(space.sample(1, seed=0)[0]) == ["a"]
+
+    def test_check(self) -> None:
+        assert self.space.check({"a": 2, "b": 0.1}) == {"a": 2, "b": 0.1}
+        with pytest.raises(ValueError, match="violates a constraint"):
+            self.space.check({"a": 3, "b": 0.1})
+
+    def test_nothing_satisfies_them(self) -> None:
+        nothing = SearchSpace(a=Integer(0, 9), constraints=[lambda config: config["a"] > 9])
+        for ask in (lambda: nothing.sample(3, seed=0), lambda: nothing.grid(5)):
+            with pytest.raises(ValueError, match=r"None of .* configs satisfies"):
+                ask()
+
+    def test_wrong(self) -> None:
+        for constraints in (3, [3], even):
+            with pytest.raises(TypeError, match="`constraints`"):
+                SearchSpace(a=Integer(0, 9), constraints=constraints)  # type: ignore[arg-type]
+
+    def test_names_are_described_and_functions_compared(self) -> None:
+        named = SearchSpace(a=Integer(0, 9), constraints=[even])
+        assert named.to_dict()["constraints"] == ["even"]
+        assert "constraints" not in SearchSpace(a=Integer(0, 9)).to_dict()
+        assert named == SearchSpace(a=Integer(0, 9), constraints=[even])
+        assert named != SearchSpace(a=Integer(0, 9))
+        one, other = (
+            SearchSpace(a=Integer(0, 9), constraints=[lambda c, k=k: c["a"] > k]) for k in (1, 2)
+        )
+        assert one != other
+        assert "1 constraints" not in repr(SearchSpace(a=Integer(0, 9)))
+
+
+def test_the_space_serves_every_method() -> None:
+    """It knows no room of ours, so that every one may use it."""
+    tree = ast.parse(Path(botorch_dp.space.__file__).read_text())
+    modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    modules |= {
+        a.name for node in ast.walk(tree) if isinstance(node, ast.Import) for a in node.names
+    }
+    ours = {module for module in modules if module and module.startswith("botorch_dp")}
+    assert ours <= {"botorch_dp._checks", "botorch_dp.errors"}

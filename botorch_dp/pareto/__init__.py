@@ -6,10 +6,14 @@ from botorch_dp.pareto.problem import (
     InvalidUtilityError,
     Objective,
     PrivacyUtilityProblem,
+    StudyError,
+    TrainingPromise,
+    Trial,
 )
+from botorch_dp.pareto.running import ExecutorDiedError
 from botorch_dp.pareto.study import DPareto
-from botorch_dp.pareto.trials import ExecutorDiedError, StudyError, Trial
 from botorch_dp.space import (
+    Choice,
     Integer,
     Real,
     SearchSpace,
@@ -19,6 +23,7 @@ from botorch_dp.space import (
 )
 
 __all__ = [
+    "Choice",
     "DPareto",
     "ExecutorDiedError",
     "Integer",
@@ -32,6 +37,7 @@ __all__ = [
     "SearchSpace",
     "ShiftedExponential",
     "StudyError",
+    "TrainingPromise",
     "Trial",
     "TruncatedNormal",
     "Uniform",

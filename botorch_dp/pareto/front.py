@@ -1,20 +1,28 @@
-"""Privacy-utility Pareto fronts: which configs are worth using, and what showing them costs."""
+"""Privacy-utility Pareto fronts: which configs are worth using, and what showing them costs.
+
+A front holds the best trials of a study; a recommendation is the config that its models expect to
+be best within an epsilon, tried or not.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from statistics import fmean
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from statistics import NormalDist, fmean
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
 import torch
 from botorch.utils.multi_objective.hypervolume import Hypervolume
 from botorch.utils.multi_objective.pareto import is_non_dominated
 from torch import Tensor
 
 from botorch_dp._checks import check_finite
-from botorch_dp.pareto.problem import PrivacyUtilityProblem
-from botorch_dp.pareto.trials import Trial, outcome
+from botorch_dp.pareto.beliefs import Beliefs, Candidates, require_complete
+from botorch_dp.pareto.problem import SEEDED, PrivacyUtilityProblem, Trial
+from botorch_dp.pareto.proposals import Proposer
 from botorch_dp.privacy import DEFAULT_DELTA, Guarantee, rounded_up
 from botorch_dp.space import Config
 
@@ -22,6 +30,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+#: Columns of the exact objectives and of the models'.
+_EPSILON, _ERROR = 0, 1
 #: Measures trials again: (their numbers, replicates, ...) -> the trials with fresh utilities, and
 #: the guarantee of publishing these too.
 Reevaluator: TypeAlias = Callable[..., tuple[list[Trial], Guarantee]]
@@ -66,7 +76,8 @@ class ParetoFront:
     Args:
         problem: The problem.
         trials: The complete trials, at least one.
-        guarantee: What publishing everything measured so far promises a training record.
+        guarantee: What publishing everything measured so far promises a training record, or a
+            function that works it out when it is asked for.
         label: Its name in figures.
         observed: The front that this one measured again, if any.
         reevaluator: How to measure trials again.
@@ -82,7 +93,7 @@ class ParetoFront:
         problem: PrivacyUtilityProblem,
         trials: Sequence[Trial],
         *,
-        guarantee: Guarantee,
+        guarantee: Guarantee | Callable[[], Guarantee],
         label: str = "front",
         observed: ParetoFront | None = None,
         reevaluator: Reevaluator | None = None,
@@ -91,15 +102,20 @@ class ParetoFront:
             raise ValueError("`trials` is empty: a front needs at least one complete trial.")
         self.problem = problem
         self.trials = tuple(trials)
-        self.guarantee = guarantee
+        self._guarantee = guarantee
         self.label = label
         self.observed = observed
         self._reevaluator = reevaluator
         #: ``n x m`` objective values of all complete trials, in the order of their numbers.
-        self.all_points = torch.tensor(
-            [outcome(problem, trial) for trial in self.trials], dtype=torch.double
+        self.all_points = torch.from_numpy(
+            np.array([problem.outcome(trial) for trial in self.trials], dtype=np.float64)
         )
         self._on_front = _front_indices(self.all_points)
+
+    @cached_property
+    def guarantee(self) -> Guarantee:
+        """What publishing everything measured up to this front promises a training record."""
+        return self._guarantee() if callable(self._guarantee) else self._guarantee
 
     @property
     def points(self) -> Tensor:
@@ -124,7 +140,9 @@ class ParetoFront:
     @property
     def caption(self) -> str:
         """One sentence that belongs under every figure and table of this front."""
-        return guarantee_sentence(self.guarantee)
+        return guarantee_sentence(
+            self.guarantee, test_records=self.problem.promise.utility_guarantee is not None
+        )
 
     def hypervolume(self, ref_point: Sequence[float] | None = None) -> float:
         """The exact volume dominated by the front and bounded by an anti-ideal point.
@@ -137,8 +155,12 @@ class ParetoFront:
     def hypervolume_by_trial(self, ref_point: Sequence[float] | None = None) -> Tensor:
         """``n`` hypervolumes: after the first complete trial, after two, and so on."""
         ref = self._checked(ref_point)
-        volumes, best = [], self.all_points[:0]
+        volumes: list[float] = []
+        best = self.all_points[:0]
         for point in self.all_points:
+            if bool((best <= point).all(dim=-1).any()):
+                volumes.append(volumes[-1])
+                continue
             best = torch.cat([best, point.unsqueeze(0)])
             best = best[_front_indices(best)]
             volumes.append(dominated_volume(best, ref))
@@ -226,7 +248,7 @@ class ParetoFront:
         return ParetoFront(
             self.problem,
             self.trials,
-            guarantee=self.guarantee,
+            guarantee=self._guarantee,
             label=label,
             observed=self.observed,
             reevaluator=self._reevaluator,
@@ -252,7 +274,7 @@ class ParetoFront:
 
     def __getstate__(self) -> dict[str, Any]:
         # The study stays where its file is; its trials are in the front.
-        return self.__dict__ | {"_reevaluator": None}
+        return self.__dict__ | {"_reevaluator": None, "_guarantee": self.guarantee}
 
     def _checked(self, ref_point: Sequence[float] | None) -> Sequence[float]:
         if ref_point is None:
@@ -277,27 +299,104 @@ def non_dominated(points: Tensor) -> Tensor:
     return points[_front_indices(points)]
 
 
-def guarantee_sentence(guarantee: Guarantee) -> str:
-    """What publishing a front costs, in one sentence."""
+def guarantee_sentence(guarantee: Guarantee, *, test_records: bool = False) -> str:
+    """What publishing a front costs, in one sentence.
+
+    Args:
+        guarantee: What publishing everything measured promises a training record.
+        test_records: Whether measured utilities promise the test records something, too.
+    """
     opening = "Sensitive: computed from the records without noise"
-    if guarantee.status == "none":
+    priced = replace(guarantee, void=None) if guarantee.void == SEEDED else guarantee
+    summed = priced.summed
+    if priced.void is not None or (summed is not None and summed[1] >= 1):
         return f"{opening}; publishing it comes with no guarantee."
-    summed = guarantee.summed
-    if summed is not None and summed[1] >= 1:
-        return f"{opening}; publishing it comes with no guarantee (the deltas add up to 1)."
     delta = guarantee.quoted_delta or DEFAULT_DELTA
     delta = summed[1] if summed is not None else delta
-    cost = f"ε = {float(rounded_up(guarantee.epsilon(delta))):,.10g}"
+    cost = f"ε = {float(rounded_up(priced.epsilon(delta))):,.10g}"
     if delta > 0:
         cost = f"({cost}, δ = {rounded_up(delta)})"
-    return f"{opening}; publishing it costs {cost} for {guarantee.protects}."
+    cost = f"{cost} for {guarantee.protects}"
+    if guarantee.conditions:
+        cost = f"{cost}, on the conditions that its guarantee names"
+    if not test_records:
+        cost = f"{cost}; test records are not protected"
+    if guarantee.void is None:
+        return f"{opening}; publishing it costs {cost}."
+    return (
+        f"{opening}; publishing it comes with no guarantee, since its trainings were seeded; if "
+        f"each training were repeated with secret noise, it would cost {cost}."
+    )
 
 
 def _front_indices(points: Tensor) -> list[int]:
     """Indices of the points no other dominates, by increasing first objective."""
+    if points.shape[-1] == 2:
+        # By the first objective, ties by the second: on the front is who lowers the second.
+        first, second = points.numpy().T
+        order = np.lexsort((second, first))
+        best_before = np.minimum.accumulate(np.append(np.inf, second[order]))[:-1]
+        return [int(index) for index in order[second[order] < best_before]]
     indices = is_non_dominated(-points, deduplicate=True).nonzero().flatten().tolist()
     return sorted(indices, key=lambda index: points[index].tolist())
 
 
 def _shown(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def recommended(
+    proposer: Proposer, trials: Sequence[Trial], epsilon: float, level: float
+) -> OperatingPoint:
+    """The config with the smallest expected error among those whose epsilon is small enough.
+
+    Args:
+        proposer: Knows the problem and how to search it.
+        trials: All trials.
+        epsilon: The largest acceptable epsilon.
+        level: The interval's probability.
+    """
+    if math.isnan(epsilon) or check_finite("epsilon", epsilon) < 0:
+        raise ValueError(f"`epsilon` must be finite and at least 0, got {epsilon}.")
+    if not 0 < level < 1:
+        raise ValueError(f"`level` must lie in (0, 1), got {level}.")
+    require_complete(trials, "config to recommend")
+    beliefs = proposer.beliefs(trials)
+
+    def within(candidates: Candidates) -> Tensor:
+        errors = _expected_error(*_error_beliefs(beliefs, candidates))
+        return (-errors).where(candidates.known[:, _EPSILON] <= epsilon, -math.inf)
+
+    config = proposer.search(within, beliefs, len(trials))
+    if config is None:
+        # The feasible region may be smaller than the candidates are apart: descend into it.
+        config = proposer.search(lambda c: -c.known[:, _EPSILON], beliefs, len(trials))
+        smallest = math.inf if config is None else proposer.known.epsilon(config)
+        if not smallest <= epsilon:
+            raise ValueError(
+                f"`epsilon` = {epsilon:g} is out of reach: the smallest epsilon found in the space "
+                f"is {smallest:.4g}. Widen the space (more noise, fewer steps) or ask for more."
+            )
+    assert config is not None
+    mean, std = _error_beliefs(beliefs, proposer.known.candidates([config]))
+    z = NormalDist().inv_cdf(0.5 + level / 2)
+    return OperatingPoint(
+        config=config,
+        epsilon=proposer.known.epsilon(config),
+        error=float(_expected_error(mean, std)),
+        interval=(float(torch.sigmoid(-mean - z * std)), float(torch.sigmoid(-mean + z * std))),
+        level=level,
+        tried=any(trial.config == config for trial in trials if trial.state == "complete"),
+    )
+
+
+def _error_beliefs(beliefs: Beliefs, candidates: Candidates) -> tuple[Tensor, Tensor]:
+    means, stds = beliefs.predict(candidates)
+    return means[:, _ERROR], stds[:, _ERROR]
+
+
+def _expected_error(mean: Tensor, std: Tensor) -> Tensor:
+    """Mean of ``sigmoid(-y)`` for Gaussian ``y``, by Gauss-Hermite quadrature."""
+    nodes, weights = (torch.from_numpy(a) for a in np.polynomial.hermite_e.hermegauss(20))
+    values = torch.sigmoid(-(mean.unsqueeze(-1) + std.unsqueeze(-1) * nodes))
+    return values @ (weights / weights.sum())

@@ -1,27 +1,45 @@
-"""What a study optimizes: a space, an exact privacy oracle and a noisy utility oracle."""
+"""What a study optimizes, and the trials it makes.
+
+A problem is a space, an exact privacy oracle and a noisy utility oracle. A trial is a frozen record
+of what was tried and what came of it.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from numbers import Real as RealNumber
-from typing import Any, TypeAlias
+from statistics import fmean
+from typing import Any, Literal, TypeAlias
 
 from botorch_dp._checks import check_delta, check_finite, check_integer, check_positive
 from botorch_dp.privacy import (
     ApproximateLoss,
     Guarantee,
-    NeighboringRelation,
     PrivacyUnit,
     PureLoss,
+    check_unit,
 )
 from botorch_dp.space import Config, SearchSpace
 
 #: What one training gives: a utility, or a utility and further measured objectives by name.
 UtilityAnswer: TypeAlias = float | tuple[float, Mapping[str, float]]
 
+State = Literal["pending", "complete", "failed"]
+
 _ORACLE_CONDITION = "`privacy(config)` bounds the privacy loss of one training at its delta"
+_SECRET_NOISE = "the noise of each training is secret and drawn anew, whatever its seed"
+
+_TRAINING_RECORD = PrivacyUnit("one record of the training data")
+
+#: Why a study whose trainings were seeded promises nothing.
+SEEDED = "the noise of its trainings follows from their seeds, which the study knows"
+
+
+class StudyError(RuntimeError):
+    """A study that cannot go on as it is; the message says what to do. Nothing stored is lost."""
 
 
 class InvalidEpsilonError(ValueError):
@@ -81,6 +99,117 @@ class Measurement:
         return "Measurement(sensitive)"
 
 
+@dataclass(frozen=True)
+class Trial:
+    """One config, its seeds, and whatever is known about it so far.
+
+    Args:
+        number: Position in the study, from 0.
+        config: The hyper-parameters.
+        seeds: One for each replicate.
+        epsilon: Exact; NaN if the privacy oracle failed.
+        state: ``"pending"`` (proposed, perhaps training), ``"complete"`` or ``"failed"``.
+        measurements: One for each replicate, None where it is missing. Sensitive.
+        fresh: Measurements of later re-evaluations, which no proposal has seen. Sensitive.
+        failures: Type names of the errors of failed attempts; never their messages, which may
+            quote records.
+        failed_trainings: How many trainings those attempts may have begun.
+        suspect: Whether an executor died while this trial was in flight among others.
+    """
+
+    number: int
+    config: Config
+    seeds: tuple[int, ...]
+    epsilon: float
+    state: State = "pending"
+    measurements: tuple[Measurement | None, ...] = field(default=(), repr=False)
+    fresh: tuple[Measurement, ...] = field(default=(), repr=False)
+    failures: tuple[str, ...] = ()
+    failed_trainings: int = 0
+    suspect: bool = False
+
+    @property
+    def finished(self) -> tuple[Measurement, ...]:
+        """The measurements there are."""
+        return tuple(m for m in self.measurements if m is not None)
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """The replicates that were not measured yet."""
+        measured = dict(enumerate(self.measurements))
+        return tuple(r for r in range(len(self.seeds)) if measured.get(r) is None)
+
+    @property
+    def missing_seeds(self) -> tuple[int, ...]:
+        """Their seeds."""
+        return tuple(self.seeds[replicate] for replicate in self.missing)
+
+    @property
+    def utilities(self) -> tuple[float, ...]:
+        """The measured utilities. Sensitive."""
+        return tuple(m.utility for m in self.finished)
+
+    @cached_property
+    def error(self) -> float:
+        """One minus the mean utility; NaN before any was measured. Sensitive."""
+        utilities = self.utilities
+        return 1.0 - fmean(utilities) if utilities else math.nan
+
+    @property
+    def seconds(self) -> float:
+        """Training time of all replicates together."""
+        return sum(m.seconds for m in self.finished)
+
+    @property
+    def num_trainings(self) -> int:
+        """How often the utility oracle was asked, re-evaluations and failed attempts included."""
+        return len(self.finished) + len(self.fresh) + self.failed_trainings
+
+
+@dataclass(frozen=True)
+class TrainingPromise:
+    """What is known about the privacy of one training, and of one measurement of its utility.
+
+    Args:
+        delta: The delta at which the privacy oracle states epsilon.
+        unit: Whom it protects, under which neighbouring relation.
+        guarantee: ``config -> Guarantee`` of one training, where more is known than its epsilon:
+            many trainings then cost less than the sum of their epsilons.
+        secret_noise: Whether each training draws its noise from the operating system, and uses its
+            seed for what needs no secrecy only (initial weights). Otherwise the noise follows from
+            the seed, the study promises nothing, and it can only say what a repetition with secret
+            noise would cost.
+        utility_guarantee: What the *measurement* of one utility promises the test records; None if
+            utilities are computed from them without noise.
+    """
+
+    delta: float = 0.0
+    unit: PrivacyUnit = _TRAINING_RECORD
+    guarantee: Callable[[Config], Guarantee] | None = None
+    secret_noise: bool = False
+    utility_guarantee: Guarantee | None = None
+
+    def __post_init__(self) -> None:
+        check_unit(self.unit)
+        if not isinstance(self.secret_noise, bool):
+            raise TypeError(f"`secret_noise` must be True or False, got {self.secret_noise!r}.")
+        object.__setattr__(self, "delta", check_delta("delta", self.delta, allow_zero=True))
+
+    def of_training(self, name: str, config: Config, epsilon: float) -> Guarantee:
+        """What one training promises a training record, its noise being secret."""
+        if self.guarantee is not None:
+            promised = self.guarantee(dict(config))
+        else:
+            loss = ApproximateLoss(epsilon, self.delta) if self.delta > 0 else PureLoss(epsilon)
+            promised = Guarantee(
+                mechanism=f"training for {name!r}",
+                unit=self.unit,
+                losses=(loss,),
+                assumptions=(_ORACLE_CONDITION,),
+            )
+        return replace(promised, unit=promised.unit.given(_SECRET_NOISE))
+
+
 class PrivacyUtilityProblem:
     """The two oracles of a privacy-utility trade-off, and the point that counts as worthless.
 
@@ -99,12 +228,8 @@ class PrivacyUtilityProblem:
         objectives: Further objectives to minimize.
         utility_replicates: ``config, seeds -> utilities``, in place of ``utility``, where all
             replicates of a trial are trained together.
-        guarantee: ``config -> Guarantee`` of one training, where more is known than its epsilon:
-            the cost of many trainings is then accounted for jointly instead of added up.
-        delta: The delta at which ``privacy`` states epsilon.
-        relation: The neighbouring relation under which ``privacy`` states epsilon.
-        utility_guarantee: What the *measurement* of one utility promises the test records; None if
-            utilities are computed from them without noise.
+        promise: What epsilon speaks of (delta, neighbouring relation), and what else is known about
+            the privacy of one training; see :class:`TrainingPromise`.
         name: How a stored study recognizes the problem; the utility oracle's name by default.
 
     Example:
@@ -129,10 +254,7 @@ class PrivacyUtilityProblem:
         objectives: Sequence[Objective] = (),
         utility_replicates: Callable[[Config, Sequence[int]], Sequence[UtilityAnswer]]
         | None = None,
-        guarantee: Callable[[Config], Guarantee] | None = None,
-        delta: float = 0.0,
-        relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
-        utility_guarantee: Guarantee | None = None,
+        promise: TrainingPromise | None = None,
         name: str | None = None,
     ) -> None:
         if not isinstance(space, SearchSpace):
@@ -152,8 +274,9 @@ class PrivacyUtilityProblem:
         names = [objective.name for objective in objectives]
         if len(set(names)) < len(names):
             raise ValueError(f"`objectives` must have different names, got {names}.")
-        if not isinstance(relation, NeighboringRelation):
-            raise TypeError(f"`relation` must be a NeighboringRelation, got {relation!r}.")
+        promise = TrainingPromise() if promise is None else promise
+        if not isinstance(promise, TrainingPromise):
+            raise TypeError(f"`promise` must be a TrainingPromise, got {type(promise).__name__}.")
         self.space = space
         self.privacy = privacy
         self.privacy_batch = privacy_batch
@@ -162,10 +285,7 @@ class PrivacyUtilityProblem:
         self.ref_point = (float(ref_point[0]), float(ref_point[1]))
         self.replicates = check_integer("replicates", replicates)
         self.objectives = tuple(objectives)
-        self.guarantee = guarantee
-        self.delta = check_delta("delta", delta, allow_zero=True)
-        self.relation = relation
-        self.utility_guarantee = utility_guarantee
+        self.promise = promise
         self.name = name if name is not None else _name_of(oracle)
 
     @property
@@ -204,17 +324,16 @@ class PrivacyUtilityProblem:
             )
         return bounds
 
-    def training_guarantee(self, config: Config, epsilon: float) -> Guarantee:
-        """What one training with ``config`` promises a training record."""
-        if self.guarantee is not None:
-            return self.guarantee(dict(config))
-        loss = ApproximateLoss(epsilon, self.delta) if self.delta > 0 else PureLoss(epsilon)
-        return Guarantee(
-            mechanism=f"training for {self.name!r}",
-            unit=PrivacyUnit("one record of the training data", self.relation),
-            losses=(loss,),
-            assumptions=(_ORACLE_CONDITION,),
+    def outcome(self, trial: Trial) -> tuple[float, ...]:
+        """The mean objective values of a complete trial: (epsilon, error, further objectives)."""
+        if not self.objectives:
+            return (trial.epsilon, trial.error)
+        measured = iter(zip(*(m.objectives for m in trial.finished), strict=True))
+        further = (
+            fmean(next(measured)) if o.function is None else o.known(trial.config)
+            for o in self.objectives
         )
+        return (trial.epsilon, trial.error, *further)
 
     def measurement(self, answer: UtilityAnswer, seconds: float = math.nan) -> Measurement:
         """Check one answer of the utility oracle; an error does not quote it."""
@@ -249,7 +368,7 @@ class PrivacyUtilityProblem:
 
     def description(self) -> dict[str, Any]:
         """What must be the same for a stored study to be continued, JSON-ready."""
-        return {
+        described = {
             "space": self.space.to_dict(),
             "name": self.name,
             "ref_point": list(self.ref_point),
@@ -263,9 +382,12 @@ class PrivacyUtilityProblem:
                 }
                 for o in self.objectives
             ],
-            "delta": self.delta,
-            "relation": self.relation.name,
+            "delta": self.promise.delta,
+            "relation": self.promise.unit.relation.name,
         }
+        if self.promise.secret_noise:
+            described["secret_noise"] = True
+        return described
 
     def __repr__(self) -> str:
         return f"PrivacyUtilityProblem({self.name!r}, {self.space!r})"

@@ -3,12 +3,6 @@
 Candidates are a fixed space-filling set and small steps away from the best configs so far, all
 rounded to what can be tried; the best candidates are polished by ever smaller steps. No gradient is
 needed, so that integers, the exact epsilon and any acquisition function are treated alike.
-
-References:
-    [Avent2020] B. Avent, J. Gonzalez, T. Diethe, A. Paleyes, B. Balle. Automatic Discovery of
-        Privacy-Utility Pareto Fronts. Proceedings on Privacy Enhancing Technologies 2020(4).
-    [Daulton2020] S. Daulton, M. Balandat, E. Bakshy. Differentiable Expected Hypervolume
-        Improvement for Parallel Multi-Objective Bayesian Optimization. NeurIPS 2020.
 """
 
 from __future__ import annotations
@@ -38,16 +32,16 @@ from botorch_dp.acquisition.hvpoi import (
     HypervolumeProbabilityOfImprovement,
     LogHypervolumeProbabilityOfImprovement,
 )
-from botorch_dp.pareto.known import Candidates, KnownObjectives
-from botorch_dp.pareto.models import (
+from botorch_dp.pareto.beliefs import (
     Beliefs,
+    Candidates,
     EpsilonScale,
+    KnownObjectives,
     PrivacyModel,
     objective_scales,
 )
-from botorch_dp.pareto.problem import PrivacyUtilityProblem
-from botorch_dp.pareto.trials import StudyError, Trial
-from botorch_dp.space import Config
+from botorch_dp.pareto.problem import PrivacyUtilityProblem, StudyError, Trial
+from botorch_dp.space import Config, SearchSpace
 
 #: Scores candidates; the one with the largest score is tried next.
 Score: TypeAlias = Callable[[Candidates], Tensor]
@@ -75,6 +69,10 @@ _LOCAL_CANDIDATES = 512
 _POLISHED = 8
 _POLISH_STEPS = (0.05, 0.02, 0.01, 0.005)
 _POLISH_TRIES = 12
+#: How often a step takes another value of each choice.
+_SWITCH = 0.25
+#: Points of a sequence that are drawn, in search of configs that constraints allow.
+_MOST_DRAWN = 2**17
 #: Acquisition functions get so many points at once; their memory grows with it.
 _CHUNK = 512
 
@@ -102,7 +100,7 @@ class Proposer:
     ) -> None:
         self.problem = problem
         self.options = options
-        self._known = KnownObjectives(problem, with_epsilon=options.privacy_model == "exact")
+        self.known = KnownObjectives(problem, with_epsilon=options.privacy_model == "exact")
         self._seed = seed
         self._scales = objective_scales(problem, options.epsilon_scale)
         self._grid: list[Config] | None = None
@@ -110,7 +108,7 @@ class Proposer:
             grid = problem.space.grid(options.grid_levels)
             order = np.random.default_rng(_stream(seed, "grid")).permutation(len(grid))
             self._grid = [grid[index] for index in order]
-        self._sobol: dict[str, NDArray[np.float64]] = {}
+        self._spread: dict[str, list[Config]] = {}
         self._pool: Candidates | None = None
 
     @property
@@ -133,12 +131,17 @@ class Proposer:
                     "with larger `grid_levels`."
                 )
             return self._grid[number]
+        space = self.problem.space
         if self.options.acquisition == "random":
-            generator = np.random.default_rng(_stream(self._seed, "random", number))
-            return self.problem.space.draw(generator.random((1, self.problem.space.dim)))[0]
-        complete = [trial for trial in trials if trial.state == "complete"]
-        if number < initial or len(complete) < 2:
-            return self.problem.space.draw(self._quasi_random("initial", number + 1)[number:])[0]
+            return space.sample(1, seed=_stream(self._seed, "random", number))[0]
+        if number < initial or sum(trial.state == "complete" for trial in trials) < 2:
+            drawn = self._quasi_random("initial", number + 1, space.draw)
+            if number >= len(drawn):
+                raise StudyError(
+                    f"The space's constraints allow only {len(drawn)} of the configs drawn, and "
+                    "all were proposed. Widen them, or lower `initial`."
+                )
+            return drawn[number]
         beliefs = self.beliefs(trials)
         with manual_seed(self._torch_seed(number)), torch.no_grad():
             score = self._score(beliefs)
@@ -149,7 +152,7 @@ class Proposer:
         if best is None:
             raise StudyError(
                 "The privacy oracle fails, or answers no finite epsilon >= 0, for all candidates "
-                f"({self._known.failures_in_words()}). Call `problem.epsilon(config)` by hand to "
+                f"({self.known.failures_in_words()}). Call `problem.epsilon(config)` by hand to "
                 "see what is wrong."
             )
         return best
@@ -160,14 +163,10 @@ class Proposer:
             self.problem,
             [trial for trial in trials if trial.state == "complete"],
             [trial.config for trial in trials if trial.state != "complete"],
-            known=self._known,
+            known=self.known,
             scales=self._scales,
             seed=self._torch_seed(len(trials)),
         )
-
-    def exact_objectives(self, configs: Sequence[Config]) -> Tensor:
-        """What is known without training, ``n x k``; epsilon first if it is computed exactly."""
-        return self._known(configs)
 
     def search(self, score: Score, beliefs: Beliefs, number: int) -> Config | None:
         """The config with the best score found; None if all scores are minus infinity.
@@ -179,37 +178,51 @@ class Proposer:
         """
         generator = torch.Generator().manual_seed(self._torch_seed(number))
         starts = _best_incumbents(beliefs)
-        around = _steps_from(starts, _LOCAL_STEPS, _LOCAL_CANDIDATES, generator)
-        found = self._fixed_pool() + self._known.candidates(around)
+        found = self._fixed_pool() + self._near(starts, _LOCAL_STEPS, _LOCAL_CANDIDATES, generator)
         scores = _scored(score, found)
         for step in _POLISH_STEPS:
             kept = scores.topk(min(_POLISHED, len(scores))).indices
             found, scores = found[kept], scores[kept]
-            if scores[0] == -math.inf:
+            if len(scores) == 0 or scores[0] == -math.inf:
                 return None
-            tries = self._known.candidates(
-                _steps_from(found.codes, (step,), _POLISH_TRIES * len(found), generator)
-            )
+            tries = self._near(found.codes, (step,), _POLISH_TRIES * len(found), generator)
             found = found + tries
             scores = torch.cat([scores, _scored(score, tries)])
-        return self.problem.space.decode(found.codes[scores.argmax()].unsqueeze(0))[0]
+        return found.configs[int(scores.argmax())]
+
+    def _near(
+        self, starts: Tensor, lengths: Sequence[float], count: int, generator: torch.Generator
+    ) -> Candidates:
+        """Candidates around the codes of others, ``k x d``."""
+        return self.known.near(_steps_from(self.problem.space, starts, lengths, count, generator))
 
     def _fixed_pool(self) -> Candidates:
         if self._pool is None:
-            uniforms = self._quasi_random("candidates", self.options.candidates)
-            self._pool = self._known.candidates(torch.from_numpy(uniforms))
+            count = self.options.candidates
+            configs = self._quasi_random("candidates", count, self.problem.space.spread)
+            self._pool = self.known.candidates(configs)
         return self._pool
 
-    def _quasi_random(self, purpose: str, count: int) -> NDArray[np.float64]:
-        """The first ``count`` points of a scrambled Sobol sequence, ``count x d``."""
-        points = self._sobol.get(purpose)
-        if points is None or len(points) < count:
+    def _quasi_random(
+        self, purpose: str, count: int, placed: Callable[[NDArray[np.float64]], list[Config]]
+    ) -> list[Config]:
+        """The first ``count`` configs of a scrambled Sobol sequence that constraints allow.
+
+        Fewer if they allow next to nothing, and an error if they allow nothing.
+        """
+        space, configs = self.problem.space, self._spread.get(purpose, [])
+        size = 2 ** math.ceil(math.log2(max(count, 2)))
+        while len(configs) < count and size <= _MOST_DRAWN + 2 * count:
             engine = torch.quasirandom.SobolEngine(
-                self.problem.space.dim, scramble=True, seed=_stream_seed(self._seed, purpose)
+                len(space.parameters), scramble=True, seed=_stream_seed(self._seed, purpose)
             )
-            size = 2 ** math.ceil(math.log2(max(count, 2)))
-            points = self._sobol[purpose] = engine.draw(size, dtype=torch.double).numpy()
-        return points[:count]
+            points = engine.draw(size, dtype=torch.double).numpy()
+            configs = [config for config in placed(points) if space.satisfies(config)]
+            self._spread[purpose] = configs
+            size *= 2
+        if not configs:
+            raise space.nothing_allowed(size // 2)
+        return configs[:count]
 
     def _torch_seed(self, number: int) -> int:
         return _stream_seed(self._seed, "search", number)
@@ -352,12 +365,16 @@ def _best_incumbents(beliefs: Beliefs) -> Tensor:
 
 
 def _steps_from(
-    starts: Tensor, lengths: Sequence[float], count: int, generator: torch.Generator
+    space: SearchSpace,
+    starts: Tensor,
+    lengths: Sequence[float],
+    count: int,
+    generator: torch.Generator,
 ) -> Tensor:
     """About ``count`` points, ``n x d``, Gaussian steps of each length away from the starts.
 
     A step changes each parameter with probability 1/2: one parameter alone often has to move by
-    more than all of them together may.
+    more than all of them together may. Choices have no small steps: some take another value.
     """
     if len(starts) == 0:
         return starts
@@ -367,7 +384,16 @@ def _steps_from(
     noise = torch.randn(shape, generator=generator, dtype=starts.dtype)
     moved = torch.rand(shape, generator=generator, dtype=starts.dtype) < 0.5
     steps = noise * moved * torch.tensor(lengths, dtype=starts.dtype).reshape(-1, 1, 1, 1)
-    return (starts + steps).reshape(-1, dim).clamp(0, 1)
+    points = (starts + steps).clamp(0, 1)
+    for columns in space.columns.values():
+        width = columns.stop - columns.start
+        if width == 1:
+            continue
+        drawn = torch.randint(width, shape[:3], generator=generator)
+        other = torch.nn.functional.one_hot(drawn, width).to(starts.dtype)
+        switched = torch.rand((*shape[:3], 1), generator=generator) < _SWITCH
+        points[..., columns] = torch.where(switched, other, starts[:, columns])
+    return points.reshape(-1, dim)
 
 
 def _stream(seed: int, purpose: str, number: int = 0) -> np.random.SeedSequence:

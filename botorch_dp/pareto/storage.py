@@ -19,6 +19,7 @@ import math
 import os
 import sqlite3
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -26,8 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from botorch_dp._files import OWNER_ONLY, create_private
-from botorch_dp.pareto.problem import Measurement
-from botorch_dp.pareto.trials import State, StudyError, Trial
+from botorch_dp.pareto.problem import Measurement, State, StudyError, Trial
 from botorch_dp.space import Config
 
 #: Marks an SQLite file as a study ("DPar").
@@ -36,7 +36,7 @@ APPLICATION_ID = 0x44506172
 MEMORY = ":memory:"
 
 _NOTICE = (
-    "This file holds utilities measured on private records. They are not differentially private: "
+    "This file holds utilities measured on sensitive records, without noise: "
     "keep the file to yourself and publish only what its guarantee covers."
 )
 
@@ -83,6 +83,8 @@ class StudyStorage:
         self._lock = threading.RLock()
         self._closed = False
         self._trials: list[Trial] = []
+        self._pending: set[int] = set()
+        self._states: Counter[State] = Counter()
         if self._path is not None:
             if not self._path.parent.is_dir():
                 raise StudyError(f"`storage`: the folder {self._path.parent} does not exist.")
@@ -116,17 +118,32 @@ class StudyStorage:
             self._closed = True
             self._connection.close()
 
+    def __len__(self) -> int:
+        return len(self._trials)
+
+    def __getitem__(self, number: int) -> Trial:
+        """One trial as it is now, or an error if there is none with this number."""
+        with self._lock:
+            if not 0 <= number < len(self._trials):
+                raise ValueError(
+                    f"`trial` {number} is unknown; the study has {len(self._trials)} trials."
+                )
+            return self._trials[number]
+
     def trials(self) -> list[Trial]:
         """All trials in the order of their numbers."""
         with self._lock:
             return list(self._trials)
 
-    def trial(self, number: int) -> Trial:
-        """One trial, or an error if there is none with this number."""
-        trials = self.trials()
-        if not 0 <= number < len(trials):
-            raise ValueError(f"`trial` {number} is unknown; the study has {len(trials)} trials.")
-        return trials[number]
+    def pending(self) -> list[int]:
+        """The numbers of the pending trials, in order."""
+        with self._lock:
+            return sorted(self._pending)
+
+    def count(self, state: State) -> int:
+        """How many trials are in a state."""
+        with self._lock:
+            return self._states[state]
 
     def next_replicate(self, number: int) -> int:
         """The first replicate of a trial that was never measured, after all that were."""
@@ -144,7 +161,7 @@ class StudyStorage:
         epsilon: float,
         *,
         error_type: str | None = None,
-    ) -> None:
+    ) -> Trial:
         """Fix a proposed trial before it trains; with an error, one that never will."""
         state = "pending" if error_type is None else "failed"
         with self._transaction(number):
@@ -161,12 +178,12 @@ class StudyStorage:
             )
             if error_type is not None:
                 self._insert_failure(number, error_type, 0, blamed=True)
+        return self[number]
 
-    def add_measurements(
-        self, number: int, measurements: Mapping[int, Measurement], *, state: State | None = None
-    ) -> None:
-        """Store finished trainings by replicate, and perhaps the trial's new state, as one."""
+    def add_measurements(self, number: int, measurements: Mapping[int, Measurement]) -> Trial:
+        """Store finished trainings by replicate; a trial is complete when none is missing."""
         with self._transaction(number):
+            trial = self[number]
             self._connection.executemany(
                 "INSERT INTO measurement VALUES (?, ?, ?, ?, ?, ?)",
                 [
@@ -174,8 +191,9 @@ class StudyStorage:
                     for replicate, m in measurements.items()
                 ],
             )
-            if state is not None:
-                self._set_state(number, state)
+            if trial.state == "pending" and set(trial.missing) <= set(measurements):
+                self._set_state(number, "complete")
+        return self[number]
 
     def add_failure(
         self,
@@ -184,21 +202,22 @@ class StudyStorage:
         *,
         trainings: int,
         blamed: bool = True,
-        state: State | None = None,
-    ) -> None:
-        """Store the type of what went wrong, and perhaps the trial's new state, as one.
+        is_last: bool = False,
+    ) -> Trial:
+        """Store the type of what went wrong.
 
         Args:
             number: The trial.
             error_type: Name of the exception's class.
             trainings: How many trainings the attempt may have begun.
             blamed: False if the trial was only near when something else broke.
-            state: The trial's new state, if it changes.
+            is_last: Whether the trial has failed by it.
         """
         with self._transaction(number):
             self._insert_failure(number, error_type, trainings, blamed=blamed)
-            if state is not None:
-                self._set_state(number, state)
+            if is_last:
+                self._set_state(number, "failed")
+        return self[number]
 
     def _insert_failure(
         self, number: int, error_type: str, trainings: int, *, blamed: bool
@@ -252,7 +271,12 @@ class StudyStorage:
             "SELECT error_type, trainings, blamed FROM failure WHERE trial = ? ORDER BY id",
             (number,),
         ).fetchall()
-        self._trials[number : number + 1] = [_trial(row, measured, failures)]
+        trial = _trial(row, measured, failures)
+        if number < len(self._trials):
+            self._states[self._trials[number].state] -= 1
+        self._states[trial.state] += 1
+        (self._pending.add if trial.state == "pending" else self._pending.discard)(number)
+        self._trials[number : number + 1] = [trial]
 
     def _open(self, description: Mapping[str, Any], seed: int | None) -> None:
         execute = self._connection.execute

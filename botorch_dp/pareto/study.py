@@ -3,43 +3,77 @@
 A study alternates between proposing a config, from models of epsilon and error, and training with
 it. It is durable: proposals are a pure function of the trials and the seed, so a study that was
 killed goes on as if it had not been.
-
-References:
-    [Avent2020] B. Avent, J. Gonzalez, T. Diethe, A. Paleyes, B. Balle. Automatic Discovery of
-        Privacy-Utility Pareto Fronts. Proceedings on Privacy Enhancing Technologies 2020(4).
-    [Rogers2016] R. Rogers, A. Roth, J. Ullman, S. Vadhan. Privacy Odometers and Filters:
-        Pay-as-you-Go Composition. NeurIPS 2016.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Literal, get_args
 
+import numpy as np
+
 from botorch_dp._checks import check_integer
-from botorch_dp.pareto.execution import ExecutorLike, Workers
-from botorch_dp.pareto.front import OperatingPoint, ParetoFront
-from botorch_dp.pareto.loop import TrialLoop, evaluate_again
-from botorch_dp.pareto.models import EpsilonScale, PrivacyModel, require_complete
-from botorch_dp.pareto.problem import InvalidUtilityError, PrivacyUtilityProblem, UtilityAnswer
+from botorch_dp.pareto.beliefs import EpsilonScale, PrivacyModel, require_complete
+from botorch_dp.pareto.front import OperatingPoint, ParetoFront, recommended
+from botorch_dp.pareto.problem import (
+    SEEDED,
+    InvalidUtilityError,
+    PrivacyUtilityProblem,
+    StudyError,
+    Trial,
+    UtilityAnswer,
+)
 from botorch_dp.pareto.proposals import AcquisitionFactory, ProposalOptions, Proposer
-from botorch_dp.pareto.recommendation import recommended
-from botorch_dp.pareto.registry import Registry
+from botorch_dp.pareto.running import (
+    ExecutorLike,
+    TrialLoop,
+    TrialQueue,
+    Workers,
+    evaluate_again,
+)
 from botorch_dp.pareto.storage import StudyStorage
-from botorch_dp.pareto.trials import StudyError, Trial
-from botorch_dp.privacy import Guarantee, PrivacyUnit, compose
+from botorch_dp.privacy import (
+    DEFAULT_DELTA,
+    ApproximateLoss,
+    FixedLotSGDLoss,
+    GaussianLoss,
+    Guarantee,
+    LaplaceLoss,
+    PoissonSGDLoss,
+    PrivacyLoss,
+    PrivacyUnit,
+    PureLoss,
+    compose,
+)
+from botorch_dp.privacy._renyi import (
+    fixed_lot_rdp,
+    gaussian_rdp,
+    laplace_rdp,
+    poisson_sgd_rdp,
+    pure_rdp,
+    rdp_epsilon,
+)
 
 AcquisitionName = Literal["ehvi", "hvpoi", "log_hvpoi", "qlogehvi", "random", "grid"]
+
+TestOrTraining = Literal["training", "test"]
 
 _FIXED_TOTAL = (
     "the total was fixed as a budget before the first training: configs depend on earlier results, "
     "and a total that does so too is no guarantee [Rogers2016]"
 )
-_SECRET_NOISE = "the noise of each training is secret and independent of all others"
+#: The order at which Rényi divergences are added up. A filter needs one that no result can move;
+#: totals of whole studies are large, and large totals want a small order.
+_RENYI_ORDER = 2.0
+#: Relative differences of epsilon that another version of a library may make.
+_SAME_EPSILON = 1e-6
 
 
 class DPareto:
@@ -111,10 +145,11 @@ class DPareto:
         self._storage = StudyStorage(storage, description=problem.description(), seed=seed)
         try:
             self._proposer = Proposer(problem, seed=self._storage.seed, options=options)
+            self._check_stored_epsilons()
         except BaseException:
             self._storage.close()
             raise
-        self._registry = Registry(problem, self._storage, self._proposer, retries=self.retries)
+        self._queue = TrialQueue(problem, self._storage, self._proposer, retries=self.retries)
 
     @property
     def seed(self) -> int:
@@ -124,7 +159,7 @@ class DPareto:
     @property
     def trials(self) -> list[Trial]:
         """All trials by number: complete, failed and pending."""
-        return self._registry.trials
+        return self._storage.trials()
 
     def ask(self, q: int = 1, *, initial: int = 16) -> list[Trial]:
         """The next trials to train: those a crash left behind first, then new ones.
@@ -139,7 +174,7 @@ class DPareto:
         check_integer("initial", initial)
         asked: list[Trial] = []
         while len(asked) < q:
-            trial = self._registry.take_waiting() or self._registry.propose(initial)
+            trial = self._queue.take() or self._queue.propose(initial)
             if trial.state == "pending":
                 asked.append(trial)
         return asked
@@ -163,17 +198,15 @@ class DPareto:
         Returns:
             The trial as it is now.
         """
-        current = self._registry.trial(trial.number if isinstance(trial, Trial) else trial)
+        current = self._storage[trial.number if isinstance(trial, Trial) else trial]
         if current.state != "pending":
             raise ValueError(f"Trial {current.number} is {current.state} already.")
         if (utilities is None) == (error is None):
             raise ValueError("Give exactly one of `utilities` and `error`.")
         missing = current.missing
         if error is not None:
-            told = self._registry.record_failure(
-                current.number, type(error).__name__, trainings=len(missing)
-            )
-            self._registry.release(current.number)
+            told = self._queue.fail(current.number, type(error).__name__, trainings=len(missing))
+            self._queue.release(current.number)
             return told
         assert utilities is not None
         answers = utilities if isinstance(utilities, list) else [utilities]
@@ -183,7 +216,9 @@ class DPareto:
                 f"each of its `missing_seeds`; got {len(answers)}."
             )
         measured = [self.problem.measurement(answer) for answer in answers]
-        return self._registry.record(current.number, dict(zip(missing, measured, strict=True)))
+        return self._storage.add_measurements(
+            current.number, dict(zip(missing, measured, strict=True))
+        )
 
     def run(
         self,
@@ -219,7 +254,7 @@ class DPareto:
         try:
             with Workers(self.problem, executor) as workers:
                 loop = TrialLoop(
-                    self._registry,
+                    self._queue,
                     workers,
                     target=trials,
                     initial=initial,
@@ -228,11 +263,11 @@ class DPareto:
                 )
                 loop.run(progress=progress)
         except KeyboardInterrupt:
-            ended = [trial for trial in self.trials if trial.state != "pending"]
-            if not any(trial.state == "complete" for trial in ended):
+            if not self._storage.count("complete"):
                 raise
+            ended = len(self._storage) - self._storage.count("pending")
             warnings.warn(
-                f"Interrupted after {len(ended)} of {trials} trials. This is their front; "
+                f"Interrupted after {ended} of {trials} trials. This is their front; "
                 "call `run` again to go on.",
                 stacklevel=2,
             )
@@ -240,10 +275,11 @@ class DPareto:
 
     def front(self) -> ParetoFront:
         """The Pareto front of the trials so far. Sensitive; see its ``caption``."""
+        trials = self.trials
         return ParetoFront(
             self.problem,
-            require_complete(self.trials, "front"),
-            guarantee=self.publication_guarantee(),
+            require_complete(trials, "front"),
+            guarantee=partial(_publication, self.problem, trials, "training"),
             reevaluator=self._evaluate_again,
         )
 
@@ -261,41 +297,41 @@ class DPareto:
             proposer = Proposer(self.problem, seed=self.seed, options=exact)
         return recommended(proposer, self.trials, epsilon, level)
 
-    def publication_guarantee(self, data: Literal["training", "test"] = "training") -> Guarantee:
+    def publication_guarantee(self, data: TestOrTraining = "training") -> Guarantee:
         """What publishing the front (or anything else the study knows) promises.
 
-        Which configs are on the front depends on all trainings, so the guarantee composes *all* of
-        them, not only those on the front: replicates, re-evaluations, and failed attempts.
+        Which configs are on the front depends on all trainings, so the guarantee covers *all* of
+        them, not only those on the front: replicates, re-evaluations, and failed attempts. It is
+        void unless the problem's promise says that their noise is secret. Trials are chosen by the
+        results of earlier ones, so they are composed by a filter; see :func:`_filtered`.
 
         Args:
             data: Whose records: those trained on, or those the utility was measured on. The latter
-                have no guarantee unless the problem has a ``utility_guarantee``.
+                have no guarantee unless the problem's promise has a ``utility_guarantee``.
         """
         if data not in ("training", "test"):
             raise ValueError(f"`data` must be 'training' or 'test', got {data!r}.")
-        trained = [trial for trial in self.trials if trial.num_trainings > 0]
-        if not trained:
-            raise StudyError("Nothing was trained yet, so there is nothing to publish.")
-        problem = self.problem
-        if data == "test":
-            if problem.utility_guarantee is None:
-                return Guarantee(
-                    mechanism="front of measured utilities",
-                    unit=PrivacyUnit("one record of the test data", problem.relation),
-                    losses=(),
-                    void="utilities are computed from the test records without noise",
+        return _publication(self.problem, self.trials, data)
+
+    def _check_stored_epsilons(self) -> None:
+        """Refuse to go on with another privacy oracle: the study would mix two epsilons."""
+        for trial in self._storage.trials():
+            if math.isnan(trial.epsilon):
+                continue
+            try:
+                now = self._proposer.known.epsilon(trial.config)
+            except Exception as error:
+                raise StudyError(
+                    f"`privacy` fails with {type(error).__name__} on the config of trial "
+                    f"{trial.number}, whose epsilon was {trial.epsilon:.9g}. Continue the study "
+                    "with the oracle that it began with."
+                ) from error
+            if not math.isclose(now, trial.epsilon, rel_tol=_SAME_EPSILON):
+                raise StudyError(
+                    f"`privacy` is not the oracle that this study began with: the epsilon of trial "
+                    f"{trial.number} was {trial.epsilon:.9g} and is now {now:.9g}. Continue with "
+                    "the old oracle, or give the new one a study of its own."
                 )
-            parts = [problem.utility_guarantee] * sum(t.num_trainings for t in trained)
-        else:
-            parts = []
-            for trial in trained:
-                one = problem.training_guarantee(trial.config, trial.epsilon)
-                parts += [one] * trial.num_trainings
-        whole = compose(*parts)
-        return replace(
-            whole,
-            assumptions=(*whole.assumptions, _SECRET_NOISE, _FIXED_TOTAL),
-        )
 
     def _evaluate_again(
         self,
@@ -308,9 +344,9 @@ class DPareto:
         check_integer("replicates", replicates)
         with Workers(self.problem, executor) as workers:
             again = evaluate_again(
-                self._registry,
+                self._queue,
                 workers,
-                trials=[self._registry.trial(number) for number in numbers],
+                trials=[self._storage[number] for number in numbers],
                 replicates=replicates,
                 progress=progress,
             )
@@ -332,4 +368,120 @@ class DPareto:
         self.close()
 
     def __repr__(self) -> str:
-        return f"DPareto({self.problem.name!r}, {len(self.trials)} trials, seed={self.seed})"
+        return f"DPareto({self.problem.name!r}, {len(self._storage)} trials, seed={self.seed})"
+
+
+def _publication(
+    problem: PrivacyUtilityProblem, trials: Sequence[Trial], data: TestOrTraining
+) -> Guarantee:
+    """What publishing everything that is known of the trials promises."""
+    trained = [trial for trial in trials if trial.num_trainings > 0]
+    if not trained:
+        raise StudyError("Nothing was trained yet, so there is nothing to publish.")
+    promise = problem.promise
+    parts: list[Guarantee] = []
+    if data == "training":
+        for trial in trained:
+            one = promise.of_training(problem.name, trial.config, trial.epsilon)
+            parts += [one] * trial.num_trainings
+    elif promise.utility_guarantee is not None:
+        parts = [promise.utility_guarantee] * sum(trial.num_trainings for trial in trained)
+    else:
+        return Guarantee(
+            mechanism="front of measured utilities",
+            unit=PrivacyUnit("one record of the test data", promise.unit.relation),
+            losses=(),
+            void="utilities are computed from the test records without noise",
+        )
+    whole = _filtered(parts, promise.delta)
+    if promise.secret_noise:
+        return whole
+    return replace(whole, void=SEEDED if whole.void is None else f"{whole.void}; {SEEDED}")
+
+
+def _filtered(parts: Sequence[Guarantee], delta: float) -> Guarantee:
+    r"""What mechanisms promise together when each was chosen by the results of those before it.
+
+    :func:`~botorch_dp.privacy.compose` takes the best of several bounds for the losses that
+    occurred. That is no bound here: which losses occur depends on earlier results, and two paths
+    that compose to delta = .375 each may be branches of one tree whose delta is .480. What follows
+    holds for the whole tree if the total stays within a budget on every path. The form is chosen by
+    the kinds of losses, which a problem has once and for all, and never by their values.
+
+    * *Sums*, for (epsilon, delta) losses. By induction from the leaves: if the rest of the tree
+      after any result ``y`` is (e - e1, d - d1)-DP, then ``P(S) <= d - d1 +
+      E_P[min(1, exp(e - e1) Q(S|y))]``, of which the first mechanism, (e1, d1)-DP, makes
+      ``P(S) <= d + exp(e) Q(S)``.
+    * *One mu*, for Gaussian losses alone. Mechanism i shows a Brownian motion with drift 0 or 1 for
+      another mu_i^2 units of its time. When to stop showing it may depend on what was seen; if
+      it is by time mu^2, all of it is a function of the path until then, mu-GDP [Smith2022].
+    * *Renyi divergence at one fixed order* ``a``, for all others [Feldman2021]: ``E_Q[(P/Q)^a]`` is
+      multiplied by at most ``exp((a - 1) r_i)`` at each step, whatever was seen before, so that it
+      ends below ``exp((a - 1) r)``. A minimum over orders would be taken after the results.
+      Losses with a delta are summed beside it: outside an event of probability d they multiply
+      the ratio by at most exp(e).
+
+    Args:
+        parts: At least one; all under one neighbouring relation.
+        delta: Where Rényi divergence becomes (epsilon, delta); the parts' own or the usual one if
+            it is 0.
+
+    Returns:
+        A guarantee with a single loss, and all conditions and assumptions of the parts.
+    """
+    whole = compose(*parts)
+    delta = delta or whole.quoted_delta or DEFAULT_DELTA
+    losses = Counter(whole.losses)
+    total: PrivacyLoss | None
+    if all(isinstance(loss, GaussianLoss) for loss in losses):
+        total = GaussianLoss(math.hypot(*(loss.mu for loss in whole.losses)))  # type: ignore[union-attr]
+    else:
+        total = _summed_loss(losses, delta)
+    if whole.void is None and total is None:
+        whole = replace(whole, void="its deltas add up to 1")
+    return replace(
+        whole,
+        losses=whole.losses if total is None else (total,),
+        assumptions=(*whole.assumptions, _FIXED_TOTAL),
+        quoted_delta=delta,
+    )
+
+
+def _summed_loss(losses: Mapping[PrivacyLoss, int], delta: float) -> PrivacyLoss | None:
+    """Sums of epsilons and deltas, beside Rényi divergences if there are; None if delta >= 1."""
+    simple = all(isinstance(loss, PureLoss | LaplaceLoss | ApproximateLoss) for loss in losses)
+    epsilons, deltas, divergences = [0.0], [0.0], []
+    for loss, count in losses.items():
+        if isinstance(loss, ApproximateLoss) and (simple or loss.delta > 0):
+            epsilons.append(count * loss.epsilon)
+            deltas.append(count * loss.delta)
+        elif isinstance(loss, PureLoss | LaplaceLoss) and simple:
+            epsilons.append(count * loss.epsilon)
+        else:
+            divergences.append(count * _renyi_divergence(loss))
+    if divergences:
+        total = np.array([math.fsum(divergences)])
+        epsilons.append(rdp_epsilon((_RENYI_ORDER,), total, delta))
+        deltas.append(delta)
+    if math.fsum(deltas) == 0:
+        return PureLoss(math.fsum(epsilons))
+    if math.fsum(deltas) >= 1:
+        return None
+    return ApproximateLoss(math.fsum(epsilons), math.fsum(deltas))
+
+
+def _renyi_divergence(loss: PrivacyLoss) -> float:
+    """The Rényi divergence of order ``_RENYI_ORDER`` of one mechanism."""
+    order = (_RENYI_ORDER,)
+    match loss:
+        case GaussianLoss(mu):
+            return float(gaussian_rdp(mu, order)[0])
+        case LaplaceLoss(epsilon):
+            return float(laplace_rdp(epsilon, order)[0])
+        case PureLoss(epsilon) | ApproximateLoss(epsilon, 0.0):
+            return float(pure_rdp(epsilon, order)[0]) if epsilon > 0 else 0.0
+        case PoissonSGDLoss(noise, probability, steps):
+            return steps * float(poisson_sgd_rdp(noise, probability, order)[0])
+        case FixedLotSGDLoss(noise, lot_size, num_records, steps):
+            return steps * float(fixed_lot_rdp(noise, lot_size / num_records, order)[0])
+    raise TypeError(f"`losses` must hold privacy losses, got {type(loss).__name__}.")

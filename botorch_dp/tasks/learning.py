@@ -26,10 +26,11 @@ from botorch_dp.pareto import (
     Real,
     SearchSpace,
     ShiftedExponential,
+    TrainingPromise,
     TruncatedNormal,
     Uniform,
 )
-from botorch_dp.privacy import Guarantee, NeighboringRelation, dp_sgd_epsilon, dp_sgd_epsilons
+from botorch_dp.privacy import Guarantee, dp_sgd_epsilon, dp_sgd_epsilons
 from botorch_dp.training import (
     DPTrainer,
     OutputPerturbedLogisticRegression,
@@ -229,10 +230,8 @@ def private_logistic_regression(
         SearchSpace(regularization=Real(1e-4, 1.0, log=True), noise_std=Real(0.1, 10.0, log=True)),
         privacy=oracles.epsilon,
         utility_replicates=oracles.utilities,
-        guarantee=oracles.guarantee,
+        promise=TrainingPromise(OUTPUT_DELTA, guarantee=oracles.guarantee),
         replicates=replicates,
-        delta=OUTPUT_DELTA,
-        relation=NeighboringRelation.REPLACE_ONE,
         name=f"output-perturbed logistic regression on {data}",
     )
 
@@ -281,10 +280,8 @@ def _problem(
         privacy=oracles.epsilon,
         privacy_batch=oracles.epsilons,
         utility_replicates=oracles.utilities,
-        guarantee=oracles.guarantee,
+        promise=TrainingPromise(DELTA, guarantee=oracles.guarantee),
         replicates=replicates,
-        delta=DELTA,
-        relation=NeighboringRelation.REPLACE_ONE,
         name=f"{oracles.model} with DP-{oracles.optimizer.upper()} on {oracles.data}",
     )
 

@@ -19,7 +19,7 @@ from scipy.stats import binom, hypergeom
 from torch import Tensor
 
 from botorch_dp._checks import check_integer
-from botorch_dp.pareto.problem import PrivacyUtilityProblem
+from botorch_dp.pareto import PrivacyUtilityProblem, TrainingPromise
 from botorch_dp.privacy import Guarantee, sparse_vector_guarantee
 from botorch_dp.space import Config, Integer, Real, SearchSpace
 
@@ -80,7 +80,7 @@ class SparseVectorProblem(PrivacyUtilityProblem):
             ),
             privacy=sparse_vector_epsilon,
             utility=SparseVectorUtility(num_queries, num_positives, simulations),
-            guarantee=_sparse_vector_run,
+            promise=TrainingPromise(guarantee=_sparse_vector_run),
             replicates=replicates,
             ref_point=ref_point,
             name=f"sparse vector technique ({num_positives} of {num_queries})",
@@ -118,6 +118,7 @@ class SparseVectorProblem(PrivacyUtilityProblem):
         """
         check_integer("num_noises", num_noises, at_least=2)
         noise_range, positives = self.space.parameters.values()
+        assert isinstance(noise_range, Real) and isinstance(positives, Integer)
         noises = np.geomspace(noise_range.low, noise_range.high, num_noises)
         knots = np.geomspace(noise_range.low, noise_range.high, _KNOTS)
         columns = []

@@ -12,7 +12,7 @@ import torch
 
 from botorch_dp.pareto import DPareto, ExecutorDiedError, Objective, ParetoFront, StudyError, Trial
 from botorch_dp.pareto.front import dominated_volume, guarantee_sentence, non_dominated
-from botorch_dp.pareto.problem import Measurement
+from botorch_dp.pareto.problem import SEEDED, Measurement
 from botorch_dp.privacy import Guarantee, PrivacyUnit
 from botorch_dp.privacy.losses import ApproximateLoss, GaussianLoss, PureLoss
 from tests.pareto import toy
@@ -46,6 +46,15 @@ class TestPoints:
         assert torch.allclose(found.points, torch.tensor(expected, dtype=torch.double))
         assert [config["epochs"] for config in found.configs] == [2, 1, 3, 5]
         assert len(found) == 4 and found.all_points.shape == (5, 2)
+
+    @pytest.mark.parametrize("levels", [6, 1000])
+    def test_two_objectives_as_any_number(self, levels: int) -> None:
+        """Two are sorted; with a constant third one, the general way answers the same."""
+        for seed in range(20):
+            generator = torch.Generator().manual_seed(seed)
+            points = torch.randint(levels, (50, 2), generator=generator).double()
+            third = torch.cat([points, torch.ones(50, 1, dtype=torch.double)], dim=-1)
+            assert non_dominated(points).equal(non_dominated(third)[:, :2])
 
     def test_duplicates_count_once(self) -> None:
         assert len(front([(1.0, [0.5]), (1.0, [0.5])])) == 1
@@ -154,7 +163,7 @@ class TestSentence:
             ((PureLoss(30000.0),) * 2, "costs ε = 60,000 for"),
             ((ApproximateLoss(1.0, 1e-5),) * 2, "costs (ε = 2, δ = 2e-05) for"),
             ((GaussianLoss(1.0),), "δ = 1e-06) for"),
-            ((ApproximateLoss(1.0, 0.6),) * 2, "no guarantee (the deltas add up to 1)"),
+            ((ApproximateLoss(1.0, 0.6),) * 2, "publishing it comes with no guarantee."),
         ],
     )
     def test_never_less_than_the_truth(self, losses: tuple[Any, ...], expected: str) -> None:
@@ -163,10 +172,30 @@ class TestSentence:
         assert expected in sentence
         assert sentence.startswith("Sensitive") and sentence.count(". ") == 0
 
+    def test_seeded_trainings_are_priced_as_if_repeated_only(self) -> None:
+        guarantee = Guarantee("toy", PrivacyUnit(), (PureLoss(12.0),), void=SEEDED)
+        sentence = guarantee_sentence(guarantee)
+        nothing = sentence.index("comes with no guarantee, since its trainings were seeded")
+        what_if = sentence.index("if each training were repeated with secret noise, it would cost")
+        assert nothing < what_if < sentence.index("ε = 12")
+        simulated = guarantee_sentence(
+            Guarantee("toy", PrivacyUnit(), (PureLoss(12.0),)).simulated()
+        )
+        assert "12" not in simulated
+
+    def test_conditions_and_test_records_are_named(self) -> None:
+        plain = Guarantee("toy", PrivacyUnit(), (PureLoss(12.0),))
+        assert "conditions" not in guarantee_sentence(plain)
+        given = Guarantee("toy", PrivacyUnit(conditions=("it is so",)), (PureLoss(12.0),))
+        assert "on the conditions that its guarantee names" in guarantee_sentence(given)
+        assert "test records are not protected" in guarantee_sentence(plain)
+        assert "test records" not in guarantee_sentence(plain, test_records=True)
+
 
 class TestReevaluate:
     def study(self, train: Any = toy.utility) -> DPareto:
-        return DPareto(toy.problem(train, replicates=2), acquisition="random", seed=0)
+        problem = toy.problem(train, replicates=2, secret_noise=True)
+        return DPareto(problem, acquisition="random", seed=0)
 
     def test_fresh_seeds_for_the_configs_of_the_front(self) -> None:
         seen: list[int] = []

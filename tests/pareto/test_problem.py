@@ -11,6 +11,8 @@ from botorch_dp.pareto import (
     InvalidUtilityError,
     Objective,
     PrivacyUtilityProblem,
+    TrainingPromise,
+    Trial,
 )
 from botorch_dp.pareto.problem import Measurement
 from botorch_dp.privacy import Guarantee, NeighboringRelation, PrivacyUnit
@@ -35,7 +37,9 @@ class TestArguments:
             ({"ref_point": (10.0, math.nan)}, ValueError, r"`ref_point\[1\]`"),
             ({"replicates": 0}, ValueError, "`replicates`"),
             ({"delta": 1.0}, ValueError, "`delta`"),
-            ({"relation": "replace"}, TypeError, "`relation`"),
+            ({"unit": "replace"}, TypeError, "`unit`"),
+            ({"secret_noise": 1}, TypeError, "`secret_noise`"),
+            ({"promise": 1e-5}, TypeError, "`promise`"),
         ],
     )
     def test_wrong(self, options: dict[str, Any], error: type[Exception], match: str) -> None:
@@ -112,19 +116,24 @@ class TestMeasurement:
         assert "0.123" not in repr(Measurement(0.123, (), 0.5))
 
 
-class TestGuarantee:
+class TestPromise:
     def test_pure_and_approximate(self) -> None:
-        pure = toy.problem().training_guarantee(CONFIG, 1.0)
+        pure = TrainingPromise().of_training("toy", CONFIG, 1.0)
         assert pure.losses == (PureLoss(1.0),) and pure.status == "conditional"
-        approximate = toy.problem(
-            delta=1e-5, relation=NeighboringRelation.ADD_OR_REMOVE_ONE
-        ).training_guarantee(CONFIG, 1.0)
+        assert pure.protects == "one record of the training data"
+        unit = PrivacyUnit("one patient", NeighboringRelation.ADD_OR_REMOVE_ONE)
+        approximate = TrainingPromise(1e-5, unit).of_training("toy", CONFIG, 1.0)
         assert approximate.losses == (ApproximateLoss(1.0, 1e-5),)
         assert approximate.relation is NeighboringRelation.ADD_OR_REMOVE_ONE
+        assert approximate.protects == "one patient"
 
-    def test_the_problems_own(self) -> None:
-        own = Guarantee("noise", PrivacyUnit(), (GaussianLoss(0.5),))
-        assert toy.problem(guarantee=lambda config: own).training_guarantee(CONFIG, 1.0) is own
+    def test_the_users_own_with_the_condition_that_noise_is_secret(self) -> None:
+        unit = PrivacyUnit(conditions=("a patient has one record",))
+        own = Guarantee("noise", unit, (GaussianLoss(0.5),), assumptions=("the earth is round",))
+        promised = TrainingPromise(guarantee=lambda config: own).of_training("toy", CONFIG, 1.0)
+        assert promised.losses == own.losses and promised.assumptions == own.assumptions
+        first, second = promised.unit.conditions
+        assert first == "a patient has one record" and "secret" in second
 
 
 def test_name_and_description_identify_the_problem() -> None:
@@ -134,3 +143,46 @@ def test_name_and_description_identify_the_problem() -> None:
         PrivacyUtilityProblem(toy.SPACE, privacy=toy.epsilon, utility=toy.Slow(0.0)).name == "Slow"
     )
     assert problem.description() != toy.problem(replicates=2).description()
+    assert "secret_noise" not in problem.description()
+    assert toy.problem(secret_noise=True).description()["secret_noise"] is True
+
+
+class TestTrial:
+    def test_properties(self) -> None:
+        trial = Trial(
+            number=3,
+            config={"noise": 1.0, "epochs": 4},
+            seeds=(11, 12, 13),
+            epsilon=2.0,
+            measurements=(Measurement(0.5, (), 1.0), None, Measurement(0.7, (), 2.0)),
+            fresh=(Measurement(0.1),),
+            failures=("OSError",),
+            failed_trainings=2,
+        )
+        assert trial.missing == (1,) and trial.missing_seeds == (12,)
+        assert trial.utilities == (0.5, 0.7)
+        assert trial.error == pytest.approx(0.4)
+        assert trial.seconds == 3.0
+        assert trial.num_trainings == 5
+        assert "0.5" not in repr(trial), "a sensitive value in a repr"
+
+    def test_nothing_measured(self) -> None:
+        trial = Trial(0, {}, (1, 2), 1.0)
+        assert math.isnan(trial.error) and trial.missing == (0, 1) and trial.num_trainings == 0
+
+    def test_outcome_keeps_the_order_of_objectives(self) -> None:
+        problem = toy.problem(
+            objectives=[
+                Objective("time", 60.0),
+                Objective("size", 100.0, function=lambda config: float(config["epochs"])),
+                Objective("memory", 10.0),
+            ]
+        )
+        trial = Trial(
+            number=0,
+            config={"noise": 1.0, "epochs": 4},
+            seeds=(1, 2),
+            epsilon=2.0,
+            measurements=(Measurement(0.5, (1.0, 5.0)), Measurement(0.5, (3.0, 6.0))),
+        )
+        assert problem.outcome(trial) == (2.0, 0.5, 2.0, 4.0, 5.5)

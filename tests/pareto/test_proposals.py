@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,16 +19,24 @@ from botorch.utils.testing import MockModel, MockPosterior
 from torch import Tensor
 
 from botorch_dp.acquisition.hvpoi import HypervolumeProbabilityOfImprovement
-from botorch_dp.pareto import Integer, PrivacyUtilityProblem, Real, SearchSpace, StudyError
+from botorch_dp.pareto import (
+    Choice,
+    DPareto,
+    Integer,
+    PrivacyUtilityProblem,
+    Real,
+    SearchSpace,
+    StudyError,
+)
+from botorch_dp.pareto.beliefs import objective_scales
 from botorch_dp.pareto.front import dominated_volume
-from botorch_dp.pareto.models import objective_scales
 from botorch_dp.pareto.proposals import (
     ProposalOptions,
     Proposer,
     expected_hypervolume_improvement,
 )
 from tests.pareto import toy
-from tests.pareto.test_models import complete_trials
+from tests.pareto.test_beliefs import complete_trials
 
 SMALL = ProposalOptions(candidates=128)
 
@@ -276,3 +285,73 @@ class TestGrid:
         assert configs != space.grid(3)
         with pytest.raises(StudyError, match="9 points"):
             proposer.propose([], 9, initial=16)
+
+
+def mixed_utility(config: dict[str, Any], seed: int) -> float:
+    bonus = {"good": 0.3, "fair": 0.15, "poor": 0.0}[config["kind"]]
+    return 0.2 + bonus + 0.3 * config["x"]
+
+
+def mixed_problem(**options: Any) -> PrivacyUtilityProblem:
+    space = SearchSpace(x=Real(0.0, 1.0), kind=Choice("poor", "fair", "good"), **options)
+    return PrivacyUtilityProblem(
+        space, privacy=lambda c: 0.5 + c["x"], utility=mixed_utility, ref_point=(3.0, 1.0)
+    )
+
+
+class TestChoicesAndConstraints:
+    @pytest.mark.parametrize(
+        "acquisition", ["ehvi", "hvpoi", "log_hvpoi", "qlogehvi", "random", "grid"]
+    )
+    def test_every_acquisition_copes(self, acquisition: Any) -> None:
+        problem = mixed_problem(constraints=[lambda c: c["kind"] != "fair" or c["x"] < 0.5])
+        study = DPareto(problem, acquisition=acquisition, seed=0, candidates=64)
+        front = study.run(7, initial=5)
+        assert all(problem.space.satisfies(trial.config) for trial in study.trials)
+        assert front.points.isfinite().all() and "kind" in front.table()
+
+    def test_the_best_choice_is_found(self, tmp_path: Path) -> None:
+        problem = mixed_problem()
+        path = tmp_path / "study.sqlite"
+        with DPareto(problem, seed=0, candidates=128, storage=path) as study:
+            study.run(10, initial=6)
+        with DPareto(problem, candidates=128, storage=path) as study:
+            study.run(14, initial=6)
+            assert {trial.config["kind"] for trial in study.trials[10:]} == {"good"}
+            assert study.recommend(1.0).config["kind"] == "good"
+
+    def test_steps_reach_every_value(self) -> None:
+        problem = mixed_problem()
+        proposer = Proposer(problem, seed=0, options=SMALL)
+        beliefs = proposer.beliefs(
+            [
+                replace(
+                    trial,
+                    config={"x": 0.5, "kind": "poor"},
+                    measurements=(problem.measurement(0.35),),
+                )
+                for trial in complete_trials(toy.problem(), 3)
+            ]
+        )
+        near = proposer._near(beliefs.incumbents.codes, (0.02,), 200, torch.Generator())
+        kinds = [config["kind"] for config in near.configs]
+        assert set(kinds) == {"poor", "fair", "good"} and kinds.count("poor") > len(kinds) / 2
+        assert torch.equal(problem.space.encode(near.configs), near.codes)
+
+    def test_nothing_satisfies_the_constraints(self) -> None:
+        problem = mixed_problem(constraints=[lambda config: False])
+        for acquisition in ("ehvi", "random", "grid"):
+            with pytest.raises(ValueError, match=r"None of .* configs satisfies"):
+                DPareto(problem, acquisition=acquisition, seed=0).ask()
+
+    def test_hardly_anything_satisfies_them(self) -> None:
+        problem = mixed_problem(constraints=[lambda config: abs(config["x"] - 0.3) < 1e-3])
+        study = DPareto(problem, seed=0, candidates=64)
+        study.run(7, initial=5)
+        assert all(abs(trial.config["x"] - 0.3) < 1e-3 for trial in study.trials)
+
+    def test_another_constraint_is_another_study(self, tmp_path: Path) -> None:
+        path = tmp_path / "study.sqlite"
+        DPareto(mixed_problem(), storage=path).close()
+        with pytest.raises(StudyError, match=r"`space.constraints` is new"):
+            DPareto(mixed_problem(constraints=[lambda config: True]), storage=path)

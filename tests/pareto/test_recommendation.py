@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from botorch_dp.pareto import PrivacyUtilityProblem, Real, SearchSpace, StudyError
+from botorch_dp.pareto.front import recommended
 from botorch_dp.pareto.proposals import ProposalOptions, Proposer
-from botorch_dp.pareto.recommendation import recommended
 from tests.pareto import toy
-from tests.pareto.test_models import complete_trials
+from tests.pareto.test_beliefs import complete_trials
 
 
 def proposer(problem: PrivacyUtilityProblem) -> Proposer:

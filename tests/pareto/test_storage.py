@@ -49,7 +49,7 @@ class TestContents:
         storage.add_trial(0, {}, (7, 8), 1.0)
         storage.add_measurements(0, {1: Measurement(0.25, (3.0,), 1.5)})
         assert storage.trials()[0].missing == (0,)
-        storage.add_measurements(0, {0: Measurement(0.5, (2.0,), 1.0)}, state="complete")
+        storage.add_measurements(0, {0: Measurement(0.5, (2.0,), 1.0)})
         (trial,) = storage.trials()
         assert trial.state == "complete"
         assert trial.measurements == (Measurement(0.5, (2.0,), 1.0), Measurement(0.25, (3.0,), 1.5))
@@ -61,7 +61,7 @@ class TestContents:
         (trial,) = storage.trials()
         assert trial.failures == ("OSError",) and trial.suspect
         assert trial.failed_trainings == 3 and trial.state == "pending"
-        storage.add_failure(0, "OSError", trainings=1, state="failed")
+        storage.add_failure(0, "OSError", trainings=1, is_last=True)
         assert storage.trials()[0].state == "failed"
 
     def test_failed_from_the_start(self, storage: StudyStorage) -> None:
@@ -73,7 +73,7 @@ class TestContents:
     def test_fresh_measurements_are_kept_apart(self, storage: StudyStorage) -> None:
         storage.add_trial(0, {}, (7, 8), 1.0)
         assert storage.next_replicate(0) == 0
-        storage.add_measurements(0, {0: Measurement(0.5), 1: Measurement(0.5)}, state="complete")
+        storage.add_measurements(0, {0: Measurement(0.5), 1: Measurement(0.5)})
         assert storage.next_replicate(0) == 2
         storage.add_measurements(0, {4: Measurement(0.75)})
         assert storage.trials()[0].fresh[0].utility == 0.75
@@ -84,11 +84,19 @@ class TestContents:
         storage.add_trial(0, {}, (7, 8), 1.0)
         storage.add_measurements(0, {0: Measurement(0.5)})
         with pytest.raises(sqlite3.IntegrityError):
-            storage.add_measurements(
-                0, {1: Measurement(0.5), 0: Measurement(0.5)}, state="complete"
-            )
+            storage.add_measurements(0, {1: Measurement(0.5), 0: Measurement(0.5)})
         assert storage.trials()[0].missing == (1,)
         assert storage.trials()[0].state == "pending"
+
+    def test_counts_and_pending_trials_follow(self, storage: StudyStorage) -> None:
+        for number in range(3):
+            storage.add_trial(number, {}, (7,), 1.0)
+        assert len(storage) == 3 and storage.pending() == [0, 1, 2]
+        storage.add_measurements(1, {0: Measurement(0.5)})
+        storage.add_failure(2, "OSError", trainings=1, is_last=True)
+        assert storage.pending() == [0]
+        counts = [storage.count(state) for state in ("pending", "complete", "failed")]
+        assert counts == [1, 1, 1]
 
     @pytest.mark.parametrize("utility", [-0.1, 1.1, float("nan")])
     def test_the_file_itself_refuses_nonsense(self, storage: StudyStorage, utility: float) -> None:
@@ -112,7 +120,7 @@ class TestFile:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         with sqlite3.connect(path) as connection:
             (notice,) = connection.execute("SELECT notice FROM study").fetchone()
-        assert "not differentially private" in notice
+        assert "sensitive records, without noise" in notice
 
     def test_journal_is_private_too(self, path: Path) -> None:
         storage = opened(path)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,20 @@ from botorch_dp.pareto import (
     SearchSpace,
     StudyError,
 )
-from botorch_dp.privacy import Guarantee, PrivacyUnit, gaussian_guarantee
-from botorch_dp.privacy.accounting import gaussian_epsilon
-from botorch_dp.privacy.losses import ApproximateLoss, GaussianLoss
+from botorch_dp.pareto.study import _filtered
+from botorch_dp.privacy import (
+    ApproximateLoss,
+    FixedLotSGDLoss,
+    GaussianLoss,
+    Guarantee,
+    LaplaceLoss,
+    PoissonSGDLoss,
+    PrivacyUnit,
+    PureLoss,
+    compose,
+    gaussian_epsilon,
+    gaussian_guarantee,
+)
 from tests.pareto import toy
 
 
@@ -223,6 +235,129 @@ class TestResume:
         with pytest.raises(StudyError, match=r"`space.noise.high` was 10.0 and is 20.0"):
             study(wider, storage=path)
 
+    def test_another_privacy_function_is_noticed(self, tmp_path: Path) -> None:
+        """Front and price use stored epsilons, `recommend` the function: they must agree."""
+        path = tmp_path / "study.sqlite"
+        with study(storage=path) as first:
+            first.run(3)
+            (waiting,) = first.ask()
+
+        def optimistic(config: dict[str, Any]) -> float:
+            other = config == waiting.config
+            return toy.epsilon(config) * (1 - 1e-5 if other else 1)
+
+        with pytest.raises(StudyError, match=r"epsilon of trial 3 was .* and is now"):
+            study(toy.problem(privacy=optimistic), storage=path)
+        with pytest.raises(StudyError, match="ZeroDivisionError on the config of trial 0"):
+            study(toy.problem(privacy=lambda config: 1 / 0), storage=path)
+        rounded = toy.problem(privacy=lambda config: toy.epsilon(config) * (1 + 1e-9))
+        with study(rounded, storage=path) as again:
+            assert len(again.run(5).trials) == 5
+
+    def test_a_trial_without_epsilon_does_not_block(self, tmp_path: Path) -> None:
+        path = tmp_path / "study.sqlite"
+
+        def fails(config: dict[str, Any]) -> float:
+            return 1 / 0 if config["epochs"] > 10 else toy.epsilon(config)
+
+        for trials in (6, 8):
+            with study(toy.problem(privacy=fails), storage=path) as part:
+                part.run(trials)
+                assert {trial.state for trial in part.trials} == {"complete", "failed"}
+
+
+class TestFilter:
+    """Trials are chosen by the results of earlier ones: no bound may be picked after the fact."""
+
+    def test_a_tree_that_is_worse_than_each_of_its_paths(self) -> None:
+        """Randomized response; then another one after a yes, and a rare disclosure after a no."""
+        first, second = math.log(18 / 7), math.log(73 / 23)
+        disclosure = 0.375
+
+        def guarantee(*losses: PureLoss | ApproximateLoss) -> Guarantee:
+            return Guarantee("tree", PrivacyUnit(), losses)
+
+        paths = [
+            guarantee(PureLoss(first), PureLoss(second)),
+            guarantee(PureLoss(first), ApproximateLoss(0.0, disclosure)),
+        ]
+
+        def tree_delta(epsilon: float) -> float:
+            """Largest P(S) - e^epsilon Q(S) over all outcomes of the whole tree."""
+            yes, other = 18 / 25, 73 / 96
+            outcomes = [
+                (yes * other, (1 - yes) * (1 - other)),
+                (yes * (1 - other), (1 - yes) * other),
+                ((1 - yes) * disclosure, 0.0),
+                ((1 - yes) * (1 - disclosure), yes * (1 - disclosure)),
+            ]
+            return sum(max(0.0, p - math.exp(epsilon) * q) for p, q in outcomes)
+
+        assert tree_delta(first) == pytest.approx(0.48)
+        for path in paths:
+            # What composition makes of the losses that occurred understates the tree.
+            assert path.delta(first) == pytest.approx(0.375)
+        budget = guarantee(ApproximateLoss(first + second, disclosure))
+        for path in paths:
+            (loss,) = _filtered([path], 1e-6).losses
+            assert loss.epsilon <= first + second + 1e-12
+            assert getattr(loss, "delta", 0.0) <= disclosure
+        for epsilon in (0.0, 0.5, first, 2.0, first + second):
+            assert tree_delta(epsilon) <= budget.delta(epsilon) + 1e-12
+
+    @pytest.mark.parametrize(
+        ("losses", "expected"),
+        [
+            ([PureLoss(1.0), LaplaceLoss(0.5), PureLoss(1.0)], PureLoss(2.5)),
+            ([PureLoss(1.0), ApproximateLoss(0.5, 1e-5)], ApproximateLoss(1.5, 1e-5)),
+            ([ApproximateLoss(1.0, 0.0)], PureLoss(1.0)),
+            ([GaussianLoss(3.0), GaussianLoss(4.0)], GaussianLoss(5.0)),
+        ],
+    )
+    def test_the_form_follows_from_the_kinds(self, losses: Any, expected: Any) -> None:
+        parts = [Guarantee("a part", PrivacyUnit(), (loss,)) for loss in losses]
+        assert _filtered(parts, 1e-6).losses == (expected,)
+
+    @pytest.mark.parametrize(
+        "loss",
+        [
+            FixedLotSGDLoss(1.5, 64, 1000, 50),
+            FixedLotSGDLoss(2.0, 1000, 1000, 5),
+            PoissonSGDLoss(1.5, 0.05, 50),
+        ],
+    )
+    def test_one_order_for_dp_sgd(self, loss: Any) -> None:
+        """Never below the best bound for fixed losses, and growing by equal steps."""
+        part = Guarantee("training", PrivacyUnit(), (loss,))
+        costs = [_filtered([part] * count, 1e-5).losses[0] for count in (10, 20, 30)]
+        assert all(cost.delta == 1e-5 for cost in costs)
+        assert costs[0].epsilon >= compose(*[part] * 10).epsilon(1e-5)
+        first, second = (b.epsilon - a.epsilon for a, b in itertools.pairwise(costs))
+        assert first == pytest.approx(second)
+
+    def test_several_kinds(self) -> None:
+        losses = (GaussianLoss(0.5), PureLoss(0.2), LaplaceLoss(0.3), PureLoss(0.0))
+        parts = [Guarantee("a part", PrivacyUnit(), (loss,)) for loss in losses]
+        (smooth,) = _filtered(parts, 1e-5).losses
+        rough = Guarantee("a part", PrivacyUnit(), (ApproximateLoss(0.4, 1e-3),))
+        (both,) = _filtered([*parts, rough], 1e-5).losses
+        assert smooth.delta == 1e-5 and both.delta == pytest.approx(1e-5 + 1e-3)
+        assert both.epsilon == pytest.approx(smooth.epsilon + 0.4)
+
+    def test_all_conditions_and_assumptions_are_kept(self) -> None:
+        parts = [
+            Guarantee(
+                f"part {i}",
+                PrivacyUnit(conditions=(f"condition {i}",)),
+                (GaussianLoss(1.0),),
+                assumptions=(f"assumption {i}",),
+            )
+            for i in range(2)
+        ]
+        whole = _filtered(parts, 0.0)
+        for i in range(2):
+            assert f"condition {i}" in whole.conditions and f"assumption {i}" in whole.conditions
+
 
 class TestPublicationGuarantee:
     def test_counts_every_training(self) -> None:
@@ -231,7 +366,7 @@ class TestPublicationGuarantee:
                 raise OSError
             return toy.utility(config, seed)
 
-        tried = study(toy.problem(train, replicates=2), retries=0)
+        tried = study(toy.problem(train, replicates=2, secret_noise=True), retries=0)
         front = tried.run(12)
         assert any(trial.state == "failed" for trial in tried.trials)
         again = front.reevaluate(3)
@@ -243,23 +378,50 @@ class TestPublicationGuarantee:
         assert front.guarantee.epsilon() > sum(2 * trial.epsilon for trial in complete)
 
     def test_says_on_what_it_rests(self) -> None:
-        tried = study()
+        unit = PrivacyUnit("one patient", conditions=("a patient has one record",))
+        tried = study(toy.problem(secret_noise=True, unit=unit))
         tried.run(2)
         guarantee = tried.publication_guarantee()
         assert guarantee.status == "conditional"
         text = str(guarantee)
-        for condition in ("secret", "budget", "`privacy(config)` bounds"):
+        for condition in (
+            "a patient has one record",
+            "secret",
+            "budget",
+            "`privacy(config)` bounds",
+            "for one patient",
+        ):
             assert condition in text
 
+    def test_seeded_trainings_promise_nothing(self) -> None:
+        tried = study()
+        front = tried.run(2)
+        guarantee = tried.publication_guarantee()
+        assert guarantee.status == "none" and guarantee.epsilon(0.5) == math.inf
+        assert "seeds" in str(guarantee)
+        assert "if each training were repeated with secret noise" in front.caption
+        assert "if each training were repeated with secret noise" in str(front)
+
+    def test_a_study_cannot_become_secret_later(self, tmp_path: Path) -> None:
+        path = tmp_path / "study.sqlite"
+        study(storage=path).close()
+        with pytest.raises(StudyError, match="`secret_noise` is new"):
+            study(toy.problem(secret_noise=True), storage=path)
+
     def test_deltas_add_up(self) -> None:
-        tried = study(toy.problem(delta=1e-5))
+        tried = study(toy.problem(delta=1e-5, secret_noise=True))
         tried.run(2)
-        losses = tried.publication_guarantee().losses
-        assert losses == tuple(ApproximateLoss(t.epsilon, 1e-5) for t in tried.trials)
+        (loss,) = tried.publication_guarantee().losses
+        total = sum(trial.epsilon for trial in tried.trials)
+        assert (loss.epsilon, loss.delta) == pytest.approx((total, 2e-5))
         assert "δ = 2e-05" in tried.front().caption
 
+    def test_deltas_that_add_up_to_one(self) -> None:
+        tried = study(toy.problem(delta=0.5, secret_noise=True))
+        assert "deltas" in str(tried.run(2).guarantee.void)
+
     def test_joint_accounting_where_more_is_known(self) -> None:
-        problem = toy.problem(guarantee=one_gaussian)
+        problem = toy.problem(guarantee=one_gaussian, secret_noise=True)
         tried = study(problem)
         tried.run(4)
         mu = math.hypot(*(1 / trial.config["noise"] for trial in tried.trials))
@@ -283,7 +445,7 @@ class TestPublicationGuarantee:
             PrivacyUnit("one record of the test data"),
             (GaussianLoss(0.5),),
         )
-        released = study(toy.problem(utility_guarantee=one, replicates=2))
+        released = study(toy.problem(utility_guarantee=one, replicates=2, secret_noise=True))
         released.run(2)
         assert released.publication_guarantee("test").mu == pytest.approx(1.0)
         with pytest.raises(ValueError, match="`data`"):

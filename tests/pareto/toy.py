@@ -7,12 +7,12 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 
-from botorch_dp.pareto import Integer, PrivacyUtilityProblem, Real, SearchSpace
+from botorch_dp.pareto import Integer, PrivacyUtilityProblem, Real, SearchSpace, TrainingPromise
 from botorch_dp.space import Config
 
 SPACE = SearchSpace(noise=Real(0.1, 10.0, log=True), epochs=Integer(1, 20))
@@ -73,5 +73,8 @@ class KillsOnce:
 def problem(
     train: Callable[[Config, int], Any] = utility, *, replicates: int = 1, **options: Any
 ) -> PrivacyUtilityProblem:
-    options = {"privacy": epsilon, "name": "toy"} | options
+    """The problem; options of its promise may be given directly."""
+    names = [each.name for each in fields(TrainingPromise)]
+    promise = TrainingPromise(**{name: options.pop(name) for name in names if name in options})
+    options = {"privacy": epsilon, "name": "toy", "promise": promise} | options
     return PrivacyUtilityProblem(SPACE, utility=train, replicates=replicates, **options)

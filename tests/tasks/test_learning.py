@@ -28,13 +28,13 @@ class TestEveryProblem:
         problem = make(data=data, replicates=2)
         assert isinstance(problem, PrivacyUtilityProblem)
         assert problem.ref_point == (10.0, 1.0)
-        assert problem.relation is NeighboringRelation.REPLACE_ONE
+        assert problem.promise.unit.relation is NeighboringRelation.REPLACE_ONE
         assert problem.replicates == 2
         for config in problem.space.sample(20, seed=1):
             assert problem.epsilon(config) > 0
-            assert problem.training_guarantee(config, 0.0).epsilon(problem.delta) == pytest.approx(
-                problem.epsilon(config)
-            )
+            assert problem.promise.of_training("", config, 0.0).epsilon(
+                problem.promise.delta
+            ) == pytest.approx(problem.epsilon(config))
 
     def test_bounds_of_many_candidates_are_upper_bounds(self, make, data: str) -> None:
         problem = make(data=data)

@@ -22,7 +22,8 @@ class TestEpsilon:
         assert PROBLEM.epsilon(config) == pytest.approx((1 + root) * (1 + root**2) / noise)
         proven = sparse_vector_guarantee(noise=noise, max_positives=count)
         assert PROBLEM.epsilon(config) == pytest.approx(proven.epsilon(), rel=1e-6)
-        assert PROBLEM.training_guarantee(config, 0.0) == proven
+        assert PROBLEM.promise.guarantee is not None
+        assert PROBLEM.promise.guarantee(config) == proven
 
 
 class TestExpectedError:

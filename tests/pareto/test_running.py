@@ -1,15 +1,27 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 
-from botorch_dp.pareto import ExecutorDiedError, PrivacyUtilityProblem
-from botorch_dp.pareto.execution import InlineExecutor, Task, Workers, train
+from botorch_dp.pareto import DPareto, ExecutorDiedError, PrivacyUtilityProblem, StudyError
+from botorch_dp.pareto.problem import Measurement
+from botorch_dp.pareto.proposals import ProposalOptions, Proposer
+from botorch_dp.pareto.running import InlineExecutor, Task, TrialQueue, Workers, train
+from botorch_dp.pareto.storage import StudyStorage
 from tests.pareto import toy
+
+
+def queue(problem: PrivacyUtilityProblem | None = None, *, retries: int = 1) -> TrialQueue:
+    problem = toy.problem(replicates=2) if problem is None else problem
+    storage = StudyStorage(None, description=problem.description(), seed=0)
+    proposer = Proposer(problem, seed=0, options=ProposalOptions(acquisition="random"))
+    return TrialQueue(problem, storage, proposer, retries=retries)
+
 
 CONFIG = {"noise": 1.0, "epochs": 4}
 
@@ -212,3 +224,105 @@ def test_interruption_in_a_worker_is_one_here() -> None:
         workers.submit(task())
         with pytest.raises(KeyboardInterrupt):
             workers.next_results()
+
+
+class TestQueue:
+    def test_a_trial_is_taken_until_released_or_ended(self) -> None:
+        trials = queue()
+        trial = trials.propose(initial=4)
+        assert trials.take() is None
+        trials.release(trial.number)
+        assert trials.take() == trial and trials.take() is None
+        trials.storage.add_measurements(trial.number, {0: Measurement(0.5)})
+        assert trials.storage[0].state == "pending"
+        assert (
+            trials.storage.add_measurements(trial.number, {1: Measurement(0.5)}).state == "complete"
+        )
+        trials.release(trial.number)
+        assert trials.take() is None
+
+    def test_failures_are_retried_as_configured(self) -> None:
+        trials = queue(retries=2)
+        trials.propose(initial=4)
+        assert trials.fail(0, "OSError", trainings=1).state == "pending"
+        assert trials.fail(0, "OSError", trainings=1).state == "pending"
+        failed = trials.fail(0, "ValueError", trainings=1)
+        assert failed.state == "failed" and failed.failures == ("OSError", "OSError", "ValueError")
+
+    def test_what_cannot_end_differently_is_not_retried(self) -> None:
+        trials = queue(retries=5)
+        trials.propose(initial=4)
+        ended = trials.fail(0, "InvalidUtilityError", trainings=1, retryable=False)
+        assert ended.state == "failed"
+
+    def test_suspicion_is_no_attempt(self) -> None:
+        trials = queue(retries=0)
+        trials.propose(initial=4)
+        trials.storage.add_failure(0, "BrokenProcessPool", trainings=1, blamed=False)
+        trial = trials.storage[0]
+        assert trial.suspect and trial.state == "pending" and trial.failed_trainings == 1
+
+    @pytest.mark.parametrize("answer", [math.nan, math.inf, -1.0])
+    def test_an_invalid_epsilon_fails_the_trial_before_it_trains(self, answer: float) -> None:
+        trained = []
+
+        def train(config: dict[str, Any], seed: int) -> float:
+            trained.append(config)
+            return 0.5
+
+        trials = queue(toy.problem(train, privacy=lambda config: answer))
+        trial = trials.propose(initial=4)
+        assert trial.state == "failed" and trial.failures == ("InvalidEpsilonError",)
+        assert math.isnan(trial.epsilon) and not trained and trials.take() is None
+
+    def test_all_initial_trials_failed(self) -> None:
+        trials = queue(toy.problem(privacy=lambda config: 1 / 0))
+        for _ in range(3):
+            trials.propose(initial=3)
+        with pytest.raises(
+            StudyError, match=r"3 trials so far failed with \['ZeroDivisionError'\]"
+        ):
+            trials.propose(initial=3)
+
+    def test_fresh_seeds_are_new(self) -> None:
+        trials = queue()
+        trial = trials.propose(initial=4)
+        trials.storage.add_measurements(0, {0: Measurement(0.5), 1: Measurement(0.5)})
+        first = trials.fresh_seeds(0, 3)
+        assert list(first) == [2, 3, 4] and not set(first.values()) & set(trial.seeds)
+        trials.storage.add_measurements(0, {2: Measurement(0.5)})
+        assert list(trials.fresh_seeds(0, 2)) == [3, 4]
+        assert trials.storage[0].state == "complete" and len(trials.storage[0].fresh) == 1
+
+    def test_unknown_trial(self) -> None:
+        with pytest.raises(ValueError, match="`trial` 3 is unknown; the study has 0 trials"):
+            queue().storage[3]
+
+    def test_seeds_are_distinct_fixed_and_small(self) -> None:
+        def seeds(root: int, number: int, count: int, start: int = 0) -> list[int]:
+            storage = StudyStorage(None, description={}, seed=root)
+            proposer = Proposer(toy.problem(), seed=root, options=ProposalOptions())
+            made = TrialQueue(toy.problem(), storage, proposer, retries=0)
+            return list(made.fresh_seeds(number, count, start=start).values())
+
+        many = [seed for number in range(50) for seed in seeds(7, number, 4)]
+        assert len(set(many)) == 200
+        assert all(0 <= seed < 2**31 for seed in many)
+        assert seeds(7, 3, 2, start=2) == seeds(7, 3, 4)[2:]
+        assert seeds(8, 3, 4) != seeds(7, 3, 4)
+
+    @pytest.mark.parametrize("batch", [False, True])
+    def test_epsilon_is_computed_once_for_each_config(self, batch: bool) -> None:
+        asked: Counter[str] = Counter()
+
+        def privacy(config: dict[str, Any]) -> float:
+            asked[str(config)] += 1
+            return toy.epsilon(config)
+
+        options: dict[str, Any] = {}
+        if batch:
+            options["privacy_batch"] = lambda configs: [1.01 * toy.epsilon(c) for c in configs]
+        study = DPareto(toy.problem(privacy=privacy, **options), seed=0, candidates=64)
+        front = study.run(10, initial=6)
+        assert set(asked.values()) == {1}
+        assert all(trial.epsilon == toy.epsilon(trial.config) for trial in front.trials)

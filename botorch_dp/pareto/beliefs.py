@@ -1,18 +1,17 @@
-"""What a study believes: one Gaussian process for each objective that is not known exactly.
+"""What a study believes: exact objectives where they are known, and a Gaussian process for others.
 
 Models see every objective so that larger is better and the real line is the range:
 ``-log(epsilon)``, ``-logit(error)``, and ``-log(value)`` or ``-value`` of further objectives.
 Hypervolume is measured in other units, in which a reference point is natural: ``-epsilon`` (or
 ``-log(epsilon)``) and ``-error``.
-
-References:
-    [Avent2020] B. Avent, J. Gonzalez, T. Diethe, A. Paleyes, B. Balle. Automatic Discovery of
-        Privacy-Utility Pareto Fronts. Proceedings on Privacy Enhancing Technologies 2020(4).
 """
 
 from __future__ import annotations
 
 import math
+import time
+import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -29,9 +28,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
 from botorch_dp.acquisition.pending import believe
-from botorch_dp.pareto.known import Candidates, KnownObjectives
-from botorch_dp.pareto.problem import PrivacyUtilityProblem
-from botorch_dp.pareto.trials import StudyError, Trial, outcome
+from botorch_dp.pareto.problem import PrivacyUtilityProblem, StudyError, Trial
 from botorch_dp.space import Config
 
 PrivacyModel = Literal["exact", "gp"]
@@ -47,6 +44,8 @@ SMALLEST_ERROR = 1e-3
 _FIT_TOLERANCE = 1e-6
 #: Points predicted at once: the joint covariance that comes along costs their square.
 _CHUNK = 256
+#: Seconds after which somebody waiting for a proposal should be told what takes so long.
+_SLOW = 10.0
 
 
 @dataclass(frozen=True)
@@ -122,6 +121,169 @@ def _negative_sigmoid_negative(value: Tensor) -> Tensor:
     return -torch.sigmoid(-value)
 
 
+@dataclass(frozen=True)
+class Candidates:
+    """Configs under consideration.
+
+    Args:
+        configs: ``n`` configs that can be tried.
+        codes: Their codes, ``n x d``.
+        known: ``n x k`` exact objectives; NaN throughout where an oracle fails.
+    """
+
+    configs: list[Config]
+    codes: Tensor
+    known: Tensor
+
+    def __len__(self) -> int:
+        return len(self.configs)
+
+    def __getitem__(self, index: Tensor) -> Candidates:
+        places = torch.arange(len(self))[index].tolist()
+        return Candidates([self.configs[i] for i in places], self.codes[index], self.known[index])
+
+    def __add__(self, other: Candidates) -> Candidates:
+        return Candidates(
+            self.configs + other.configs,
+            torch.cat([self.codes, other.codes]),
+            torch.cat([self.known, other.known]),
+        )
+
+    @property
+    def possible(self) -> Tensor:
+        """Which of them the oracles have nothing against, ``n``."""
+        return self.known.isfinite().all(dim=-1)
+
+
+class KnownObjectives:
+    """Evaluates exact objectives, and remembers them for every config asked about.
+
+    An oracle may fail on a config, which is then not proposed; :attr:`failures` counts it and one
+    warning tells of it. Both name the type of the error only: its message is the caller's and may
+    quote a record.
+
+    Args:
+        problem: The problem.
+        with_epsilon: Whether epsilon is among them; otherwise it is modelled like the error.
+    """
+
+    def __init__(self, problem: PrivacyUtilityProblem, *, with_epsilon: bool) -> None:
+        self._problem = problem
+        self._with_epsilon = with_epsilon
+        exact = {
+            index: objective
+            for index, objective in enumerate(problem.objectives, start=2)
+            if objective.function is not None
+        }
+        self._functions = {objective.name: objective.known for objective in exact.values()}
+        known = [0, *exact] if with_epsilon else list(exact)
+        #: Which column of :attr:`Candidates.known` holds which objective.
+        self.columns = {objective: column for column, objective in enumerate(known)}
+        #: How many calls failed, by oracle and type of the error.
+        self.failures: Counter[str] = Counter()
+        self._warned_of_failures = False
+        self._warned_of_time = False
+        self._rows: dict[tuple[object, ...], tuple[float, ...]] = {}
+        self._exact: dict[tuple[object, ...], float] = {}
+
+    def candidates(self, configs: Sequence[Config]) -> Candidates:
+        """Configs with their codes and their exact objectives."""
+        return Candidates(list(configs), self._problem.space.encode(configs), self(configs))
+
+    def near(self, codes: Tensor) -> Candidates:
+        """The configs nearest to ``n x d`` codes, but for those that a constraint forbids."""
+        space = self._problem.space
+        return self.candidates([c for c in space.decode(codes) if space.satisfies(c)])
+
+    def epsilon(self, config: Config) -> float:
+        """The exact epsilon of a config that shall be tried, asked for once.
+
+        Raises:
+            Exception: What an exact oracle raises on it.
+        """
+        epsilon = self._epsilon_once(config)
+        row = self._rows.get(tuple(config.values()), (math.nan,))
+        if not all(map(math.isfinite, row)):
+            for function in self._functions.values():
+                function(config)
+        return epsilon
+
+    def __call__(self, configs: Sequence[Config]) -> Tensor:
+        """Exact objectives of configs, ``n x k``."""
+        keys = [tuple(config.values()) for config in configs]
+        unknown = {k: c for k, c in zip(keys, configs, strict=True) if k not in self._rows}
+        if unknown:
+            epsilons = self._epsilons(list(unknown.values()))
+            for (key, config), epsilon in zip(unknown.items(), epsilons, strict=True):
+                self._rows[key] = self._row(config, epsilon)
+            self._warn_of_failures()
+        rows = [self._rows[key] for key in keys]
+        return torch.tensor(rows, dtype=torch.double).reshape(len(rows), len(self.columns))
+
+    def _epsilons(self, configs: list[Config]) -> list[list[float]]:
+        if not self._with_epsilon:
+            return [[] for _ in configs]
+        start = time.monotonic()
+        epsilons = self._epsilon_bounds(configs)
+        seconds = time.monotonic() - start
+        if seconds > _SLOW and not self._warned_of_time:
+            self._warned_of_time = True
+            warnings.warn(
+                f"The privacy oracle took {seconds:.0f} s for {len(configs)} candidates. Give the "
+                "problem a `privacy_batch`, or the study fewer `candidates` or "
+                "`privacy_model='gp'`.",
+                stacklevel=2,
+            )
+        return [[epsilon] for epsilon in epsilons]
+
+    def _epsilon_bounds(self, configs: list[Config]) -> list[float]:
+        if self._problem.privacy_batch is not None:
+            try:
+                return self._problem.epsilon_bounds(configs)
+            except Exception as error:
+                # One config can spoil a batch, and only its own epsilon shall be missing.
+                self._count("privacy_batch", error)
+        return [self._or_nan("privacy", self._epsilon_once, config) for config in configs]
+
+    def _epsilon_once(self, config: Config) -> float:
+        key = tuple(config.values())
+        if key not in self._exact:
+            self._exact[key] = self._problem.epsilon(config)
+        return self._exact[key]
+
+    def _row(self, config: Config, epsilon: list[float]) -> tuple[float, ...]:
+        others = (self._or_nan(name, oracle, config) for name, oracle in self._functions.items())
+        row = (*epsilon, *others)
+        return row if all(map(math.isfinite, row)) else (math.nan,) * len(row)
+
+    def _or_nan(self, name: str, oracle: Callable[[Config], float], config: Config) -> float:
+        try:
+            return oracle(config)
+        except Exception as error:
+            # The caller's code may raise anything, and to consider a config is not to try it: this
+            # must not end the study. NaN keeps the config from being tried.
+            self._count(name, error)
+            return math.nan
+
+    def _count(self, name: str, error: Exception) -> None:
+        self.failures[f"{name}: {type(error).__name__}"] += 1
+
+    def failures_in_words(self) -> str:
+        """Which oracle failed how, and how often."""
+        words = [f"{failure} ({count} times)" for failure, count in sorted(self.failures.items())]
+        return ", ".join(words) or "no call failed"
+
+    def _warn_of_failures(self) -> None:
+        if self.failures and not self._warned_of_failures:
+            self._warned_of_failures = True
+            warnings.warn(
+                f"Exact oracles fail on configs under consideration: {self.failures_in_words()}. "
+                "Where a batch fails, its configs are asked about one by one; those without exact "
+                "objectives are not proposed. Call the oracles by hand to see what is wrong.",
+                stacklevel=3,
+            )
+
+
 class ExactObjective(DeterministicModel):
     """A known objective as a BoTorch model, for acquisition functions that want one."""
 
@@ -166,18 +328,18 @@ class Beliefs:
         seed: int = 0,
     ) -> None:
         self._known = known
+        self._space = problem.space
         self._scales = list(scales)
-        train_X = problem.space.encode([trial.config for trial in complete])  # n x d
-        values = torch.tensor([outcome(problem, t) for t in complete], dtype=torch.double)
-        believed_X = problem.space.encode(believed) if believed else train_X[:0]
+        #: All complete trials, and after them the pending and failed ones.
+        self.incumbents = known.candidates([*(trial.config for trial in complete), *believed])
+        train_X, believed_X = self.incumbents.codes.tensor_split([len(complete)])  # n x d, b x d
+        values = torch.tensor([problem.outcome(t) for t in complete], dtype=torch.double)
         self._gps: dict[int, Model] = {}
         for index, scale in enumerate(self._scales):
             if index not in known.columns:
                 gp = fitted_gp(train_X, scale.to_model(values[:, index : index + 1]), seed=seed)
                 with torch.no_grad():
                     self._gps[index] = believe(gp, believed_X) if believed else gp
-        #: All complete, pending and failed trials.
-        self.incumbents = known.candidates(torch.cat([train_X, believed_X]))
         #: ``n x m`` posterior means there, in the scale of the models.
         self.incumbent_means = self.predict(self.incumbents)[0]
 
@@ -201,7 +363,7 @@ class Beliefs:
 
     def _exact(self, index: int) -> ExactObjective:
         column, to_model = self._known.columns[index], self._scales[index].to_model
-        return ExactObjective(lambda X: to_model(self._known.candidates(X).known[:, column]))
+        return ExactObjective(lambda X: to_model(self._known(self._space.decode(X))[:, column]))
 
 
 def fitted_gp(train_X: Tensor, train_Y: Tensor, *, seed: int) -> SingleTaskGP:

@@ -1,0 +1,601 @@
+"""Trials in training: who takes which, where they run, and what becomes of them.
+
+A study keeps its executor busy, stores what comes back before anything else is risked, and survives
+what goes wrong. Executors are this process, threads, processes or a Dask cluster. Whatever a
+training raises is reduced to the type of its error before anybody sees it: the message may quote
+records.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    BrokenExecutor,
+    CancelledError,
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+    ThreadPoolExecutor,
+    wait,
+)
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from tqdm.auto import tqdm
+
+from botorch_dp.pareto.beliefs import require_complete
+from botorch_dp.pareto.problem import (
+    InvalidUtilityError,
+    Measurement,
+    PrivacyUtilityProblem,
+    StudyError,
+    Trial,
+)
+from botorch_dp.pareto.proposals import Proposer
+from botorch_dp.pareto.storage import StudyStorage
+from botorch_dp.space import Config
+
+#: An executor, or something that makes one (again, after one died).
+ExecutorLike: TypeAlias = Executor | Callable[[], Executor]
+
+
+class ExecutorDiedError(StudyError):
+    """The executor broke down. Unfinished trials stay queued and are taken up by the next run."""
+
+
+class TrialQueue:
+    """Hands out the trials of a study, old and new; all else about them is in the storage.
+
+    Args:
+        problem: The problem.
+        storage: Where trials live.
+        proposer: Makes new ones.
+        retries: How many failed attempts of a trial are followed by another one.
+    """
+
+    def __init__(
+        self,
+        problem: PrivacyUtilityProblem,
+        storage: StudyStorage,
+        proposer: Proposer,
+        *,
+        retries: int,
+    ) -> None:
+        self.problem = problem
+        self.storage = storage
+        self._proposer = proposer
+        self._retries = retries
+        # Pending trials that somebody trains now. All others wait: a new process starts with none,
+        # so it takes up what a crash left behind.
+        self._taken: set[int] = set()
+
+    def take(self) -> Trial | None:
+        """The first pending trial that nobody trains, now taken."""
+        for number in self.storage.pending():
+            if number not in self._taken:
+                self._taken.add(number)
+                return self.storage[number]
+        return None
+
+    def release(self, number: int) -> None:
+        """Give back a trial that will not be reported."""
+        self._taken.discard(number)
+
+    def propose(self, initial: int) -> Trial:
+        """A new trial, stored and taken; failed already if an exact oracle fails on its config."""
+        number = len(self.storage)
+        trials = self.storage.trials()
+        if number >= initial and self.storage.count("failed") == number:
+            require_complete(trials, "front to improve")
+        config = self._proposer.propose(trials, number, initial)
+        epsilon, error_type = math.nan, None
+        try:
+            epsilon = self._proposer.known.epsilon(config)
+        except Exception as error:
+            error_type = type(error).__name__
+        seeds = self.fresh_seeds(number, self.problem.replicates, start=0)
+        trial = self.storage.add_trial(
+            number, config, tuple(seeds.values()), epsilon, error_type=error_type
+        )
+        if trial.state == "pending":
+            self._taken.add(number)
+        return trial
+
+    def fail(
+        self, number: int, error_type: str, *, trainings: int, retryable: bool = True
+    ) -> Trial:
+        """Store a failed attempt; the trial has failed when no attempt is left."""
+        attempts = len(self.storage[number].failures) + 1
+        return self.storage.add_failure(
+            number,
+            error_type,
+            trainings=trainings,
+            is_last=not retryable or attempts > self._retries,
+        )
+
+    def fresh_seeds(self, number: int, count: int, *, start: int | None = None) -> dict[int, int]:
+        """Seeds below 2^31 that a trial has not used yet, by replicate."""
+        start = self.storage.next_replicate(number) if start is None else start
+        root = self.storage.seed
+        return {
+            replicate: int(
+                np.random.SeedSequence(root, spawn_key=(number, replicate)).generate_state(1)[0]
+            )
+            >> 1
+            for replicate in range(start, start + count)
+        }
+
+
+@dataclass(frozen=True)
+class Task:
+    """One call of the utility oracle: some replicates of one trial."""
+
+    trial: int
+    config: Config
+    replicates: tuple[int, ...]
+    seeds: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of a task: measurements, or the type of an error.
+
+    Args:
+        task: The task.
+        measurements: One for each of its replicates; None if it failed.
+        error_type: Name of the exception's class; None if it succeeded.
+        retryable: Whether another attempt could end differently.
+    """
+
+    task: Task
+    measurements: tuple[Measurement, ...] | None = field(default=None, repr=False)
+    error_type: str | None = None
+    retryable: bool = True
+
+
+def train(oracle: Callable[..., Any], together: bool, config: Config, seeds: Sequence[int]) -> Any:
+    """Call the oracle where the data are; returns its answers and the seconds it took."""
+    start = time.perf_counter()
+    answers = oracle(config, list(seeds)) if together else [oracle(config, s) for s in seeds]
+    return list(answers), time.perf_counter() - start
+
+
+class InlineExecutor(Executor):
+    """Runs tasks in this thread, one at a time, when somebody waits for them."""
+
+    def __init__(self) -> None:
+        self._queue: deque[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]] = deque()
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Queue a call."""
+        future: Future[Any] = Future()
+        self._queue.append((future, fn, args))
+        return future
+
+    def run_next(self) -> None:
+        """Run the oldest call. Ctrl-C and the like go through."""
+        future, fn, args = self._queue.popleft()
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            future.set_result(fn(*args))
+        except Exception as error:
+            future.set_exception(error)
+
+
+class Workers:
+    """Tasks in flight on an executor; as a context, it leaves nothing queued behind.
+
+    Args:
+        problem: Whose utility oracle to call.
+        executor: An executor, which is left running; or a callable that makes one, which is shut
+            down here and made again if it dies; or None for this thread.
+    """
+
+    def __init__(self, problem: PrivacyUtilityProblem, executor: ExecutorLike | None) -> None:
+        self._problem = problem
+        self._make: Callable[[], Executor] | None = None
+        if executor is None:
+            self._executor: Executor = InlineExecutor()
+        elif isinstance(executor, Executor):
+            self._executor = executor
+        elif callable(executor):
+            self._make = executor
+            self._executor = self._made()
+        else:
+            raise TypeError(
+                "`executor` must be a concurrent.futures.Executor (a Dask client has "
+                f"`get_executor()`), a callable that makes one, or None; "
+                f"got {type(executor).__name__}."
+            )
+        if isinstance(self._executor, ProcessPoolExecutor):
+            _check_picklable(problem.oracle)
+        self._futures: dict[Future[Any], Task] = {}
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for future in self._futures:
+            future.cancel()
+        if self._make is not None:
+            # After an interruption nobody waits for trainings whose results nobody will read.
+            self._executor.shutdown(wait=error is None, cancel_futures=True)
+
+    @property
+    def in_flight(self) -> list[Task]:
+        """The tasks that were submitted and not reported yet."""
+        return list(self._futures.values())
+
+    @property
+    def replaceable(self) -> bool:
+        """Whether an executor that dies can be made again."""
+        return self._make is not None
+
+    @contextmanager
+    def leaving_cores_to_trainings(self) -> Iterator[None]:
+        """Compute with one thread here, while trainings elsewhere keep all cores busy.
+
+        Models of some hundred trials gain nothing from more threads, and lose twentyfold when
+        threads wait for each other on busy cores. Not if trainings are threads of this process:
+        the setting would be theirs too.
+        """
+        if isinstance(self._executor, ThreadPoolExecutor):
+            yield
+            return
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
+
+    def submit(self, task: Task) -> None:
+        """Start a task as soon as there is a worker for it."""
+        problem = self._problem
+        try:
+            future = self._executor.submit(
+                train, problem.oracle, problem.replicates_together, dict(task.config), task.seeds
+            )
+        except (BrokenExecutor, RuntimeError) as error:
+            # Broken, or shut down by somebody else. The task counts as in flight: a trial that
+            # brings down every executor must not be tried for ever.
+            self._futures[Future()] = task
+            raise ExecutorDiedError(type(error).__name__) from None
+        self._futures[future] = task
+
+    def discard(self, trial: int) -> None:
+        """Forget the tasks of a trial; those that run are left to end unseen."""
+        for future in [f for f, task in self._futures.items() if task.trial == trial]:
+            future.cancel()
+            del self._futures[future]
+
+    def replace(self) -> None:
+        """Make a new executor in place of one that died; nothing is in flight afterwards."""
+        self._futures.clear()
+        self._executor.shutdown(wait=False, cancel_futures=True)
+        self._executor = self._made()
+
+    def next_results(self) -> list[Result]:
+        """Wait until at least one task ends, and report all that did.
+
+        Raises:
+            ExecutorDiedError: The executor broke, with everything in flight.
+            KeyboardInterrupt: Here or in a worker.
+        """
+        if isinstance(self._executor, InlineExecutor):
+            # The oldest calls may have been discarded since.
+            while not any(future.done() for future in self._futures):
+                self._executor.run_next()
+        done, _ = wait(self._futures, return_when=FIRST_COMPLETED)
+        results: list[Result] = []
+        # In the order of submission, so that the outcome does not depend on a set's order.
+        for future in [future for future in self._futures if future in done]:
+            task = self._futures[future]
+            try:
+                result = self._result(task, future)
+            except ExecutorDiedError:
+                if results:
+                    # What did finish comes first; the next call meets the dead executor again.
+                    break
+                raise
+            del self._futures[future]
+            results.append(result)
+        return results
+
+    def _result(self, task: Task, future: Future[Any]) -> Result:
+        if future.cancelled():
+            raise ExecutorDiedError(CancelledError.__name__)
+        error = future.exception()
+        if isinstance(error, BrokenExecutor):
+            raise ExecutorDiedError(type(error).__name__) from None
+        if isinstance(error, KeyboardInterrupt):
+            raise KeyboardInterrupt
+        if error is not None:
+            return Result(task, error_type=type(error).__name__)
+        answers, seconds = future.result()
+        try:
+            if len(answers) != len(task.seeds):
+                raise InvalidUtilityError(
+                    f"expected {len(task.seeds)} utilities, got {len(answers)}"
+                )
+            share = seconds / len(answers)
+            measurements = tuple(self._problem.measurement(a, share) for a in answers)
+        except InvalidUtilityError as invalid:
+            # The training ended well; another one would be as meaningless.
+            return Result(task, error_type=type(invalid).__name__, retryable=False)
+        return Result(task, measurements=measurements)
+
+    def _made(self) -> Executor:
+        assert self._make is not None
+        executor = self._make()
+        if not isinstance(executor, Executor):
+            raise TypeError(
+                "`executor()` must return a concurrent.futures.Executor, "
+                f"got {type(executor).__name__}."
+            )
+        return executor
+
+
+def _check_picklable(oracle: Callable[..., Any]) -> None:
+    try:
+        pickle.dumps(oracle)
+    except (pickle.PicklingError, TypeError, AttributeError):
+        raise ValueError(
+            "`utility` cannot be sent to other processes: define it at the top level of a module "
+            "(no lambda, no nested function), or use threads."
+        ) from None
+
+
+class TrialLoop:
+    """Trains trials until the study has enough of them.
+
+    Args:
+        queue: The study's trials.
+        workers: Where to train.
+        target: How many trials the study shall have.
+        initial: How many of them are drawn before models are consulted.
+        batch_size: How many are trained at a time.
+        asynchronous: Whether to start a new one whenever one ends.
+    """
+
+    def __init__(
+        self,
+        queue: TrialQueue,
+        workers: Workers,
+        *,
+        target: int,
+        initial: int,
+        batch_size: int,
+        asynchronous: bool,
+    ) -> None:
+        self._queue = queue
+        self._storage = queue.storage
+        self._workers = workers
+        self._target = target
+        self._initial = initial
+        self._batch_size = batch_size
+        self._asynchronous = asynchronous
+        # A trial that brought down an executor, alone or in company, is put to the test alone.
+        self._alone = False
+        self._taken: set[int] = set()
+
+    def run(self, *, progress: bool) -> None:
+        """Train; returns when nothing is left to do."""
+        try:
+            self._run(progress)
+        finally:
+            # However this ended, nobody trains these trials now.
+            for number in self._taken:
+                self._queue.release(number)
+
+    def _run(self, progress: bool) -> None:
+        with tqdm(total=self._target, disable=not progress, unit="trial") as bar:
+            self._show(bar)
+            retries: list[Task] = []
+            while True:
+                try:
+                    for task in retries:
+                        self._workers.submit(task)
+                    self._fill()
+                    if not self._workers.in_flight:
+                        return
+                    results = self._workers.next_results()
+                except ExecutorDiedError as death:
+                    self._bury(str(death))
+                    results = []
+                # Everything is stored before anything else is risked.
+                failed = [result.task for result in results if not self._stored(result)]
+                retries = [task for task in failed if self._is_pending(task)]
+                self._show(bar)
+
+    def _show(self, bar: tqdm) -> None:
+        bar.n = len(self._storage) - self._storage.count("pending")
+        bar.refresh()
+
+    def _active(self) -> set[int]:
+        return {task.trial for task in self._workers.in_flight}
+
+    def _fill(self) -> None:
+        """Start trials until the batch is full or none is left."""
+        active = self._active()
+        if active and (self._alone or not self._asynchronous):
+            return
+        self._alone = False
+        while len(active) < self._batch_size and not self._alone:
+            trial = self._next(may_be_suspect=not active)
+            if trial is None:
+                return
+            self._taken.add(trial.number)
+            self._alone = trial.suspect
+            for task in self._tasks(trial):
+                self._workers.submit(task)
+            active.add(trial.number)
+
+    def _next(self, *, may_be_suspect: bool) -> Trial | None:
+        waiting = self._queue.take()
+        if waiting is not None:
+            if waiting.suspect and not may_be_suspect:
+                self._queue.release(waiting.number)
+                return None
+            return waiting
+        while len(self._storage) < self._target:
+            with self._workers.leaving_cores_to_trainings():
+                trial = self._queue.propose(self._initial)
+            if trial.state == "pending":
+                return trial
+        return None
+
+    def _tasks(self, trial: Trial) -> list[Task]:
+        """One call for each missing replicate, or one for all if they are trained together."""
+        together = self._queue.problem.replicates_together
+        groups = [trial.missing] if together else [(replicate,) for replicate in trial.missing]
+        return [
+            Task(
+                trial=trial.number,
+                config=trial.config,
+                replicates=group,
+                seeds=tuple(trial.seeds[replicate] for replicate in group),
+            )
+            for group in groups
+        ]
+
+    def _is_pending(self, task: Task) -> bool:
+        return self._storage[task.trial].state == "pending"
+
+    def _stored(self, result: Result) -> bool:
+        """Store a result; returns whether it is one, and not an error."""
+        task = result.task
+        if result.measurements is not None:
+            measured = dict(zip(task.replicates, result.measurements, strict=True))
+            self._storage.add_measurements(task.trial, measured)
+            return True
+        assert result.error_type is not None
+        trial = self._queue.fail(
+            task.trial,
+            result.error_type,
+            trainings=len(task.replicates),
+            retryable=result.retryable,
+        )
+        if trial.state == "failed":
+            self._workers.discard(task.trial)
+        return False
+
+    def _bury(self, error_type: str) -> None:
+        """An executor died. Blame the trial in flight if it was alone; go on if possible."""
+        lost: dict[int, int] = {}
+        for task in self._workers.in_flight:
+            lost[task.trial] = lost.get(task.trial, 0) + len(task.replicates)
+        for number, trainings in lost.items():
+            if len(lost) == 1:
+                self._queue.fail(number, error_type, trainings=trainings)
+            else:
+                self._storage.add_failure(number, error_type, trainings=trainings, blamed=False)
+        # Also those that waited for another attempt: all are taken up again from the books.
+        for number in self._taken:
+            self._queue.release(number)
+        self._taken.clear()
+        self._alone = False
+        if self._workers.replaceable:
+            self._workers.replace()
+            return
+        raise ExecutorDiedError(
+            f"The executor died ({error_type}) with trials {sorted(lost)} in flight. Everything "
+            "that finished is stored and they stay queued: call `run` again with a new executor, "
+            "or pass a callable that makes one, such as `lambda: ProcessPoolExecutor(4)`."
+        ) from None
+
+
+def evaluate_again(
+    queue: TrialQueue,
+    workers: Workers,
+    *,
+    trials: Sequence[Trial],
+    replicates: int,
+    progress: bool,
+) -> list[Trial]:
+    """Complete trials with measurements from fresh seeds in place of their own.
+
+    Args:
+        queue: The study's trials; every result is stored as it comes.
+        workers: Where to train.
+        trials: What to train again.
+        replicates: How often.
+        progress: Whether to show a progress bar.
+    """
+    fresh: dict[int, dict[int, Measurement]] = {trial.number: {} for trial in trials}
+    errors: set[str] = set()
+    try:
+        _train_fresh(queue, workers, fresh, errors, replicates, progress)
+    except ExecutorDiedError as death:
+        raise ExecutorDiedError(
+            f"The executor died ({death}) while the front was measured again. The study's trials "
+            "are as before; call `reevaluate` again with a new executor."
+        ) from None
+    failed = [number for number, measurements in fresh.items() if not measurements]
+    if len(failed) == len(trials):
+        raise StudyError(f"All re-evaluations failed, with {sorted(errors)}.")
+    if failed:
+        warnings.warn(
+            f"All re-evaluations of trials {failed} failed, with {sorted(errors)}; the new front "
+            "is without them.",
+            stacklevel=2,
+        )
+    return [
+        replace(
+            trial,
+            # By replicate, whatever ended first.
+            measurements=tuple(m for _, m in sorted(fresh[trial.number].items())),
+            fresh=(),
+        )
+        for trial in trials
+        if fresh[trial.number]
+    ]
+
+
+def _train_fresh(
+    queue: TrialQueue,
+    workers: Workers,
+    fresh: dict[int, dict[int, Measurement]],
+    errors: set[str],
+    replicates: int,
+    progress: bool,
+) -> None:
+    """Train the trials that ``fresh`` names; add measurements to it, and types to ``errors``."""
+    together = queue.problem.replicates_together
+    for number in fresh:
+        seeds = queue.fresh_seeds(number, replicates)
+        groups = [tuple(seeds)] if together else [(replicate,) for replicate in seeds]
+        for group in groups:
+            group_seeds = tuple(seeds[replicate] for replicate in group)
+            workers.submit(Task(number, queue.storage[number].config, group, group_seeds))
+    with tqdm(total=len(fresh) * replicates, disable=not progress, unit="training") as bar:
+        while workers.in_flight:
+            for result in workers.next_results():
+                number, group = result.task.trial, result.task.replicates
+                bar.update(len(group))
+                if result.measurements is not None:
+                    measured = dict(zip(group, result.measurements, strict=True))
+                    queue.storage.add_measurements(number, measured)
+                    fresh[number] |= measured
+                    continue
+                assert result.error_type is not None
+                errors.add(result.error_type)
+                queue.storage.add_failure(
+                    number, result.error_type, trainings=len(group), blamed=False
+                )
