@@ -98,3 +98,11 @@ def test_there_is_one_bibliography() -> None:
     entry = re.compile(r"^\s*(\.\. \[\w+\d{4}|References:$)", re.M)
     for file in python_files("botorch_dp", "benchmarks", "examples"):
         assert not entry.search(file.read_text()), f"{file.relative_to(ROOT)} has its own"
+
+
+def test_files_named_in_the_map_exist() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    named = re.findall(r"`([a-z_]+(?:/[a-z_]+)*\.py)`", text)
+    assert len(named) > 30
+    for name in named:
+        assert (ROOT / name).exists() or (ROOT / "botorch_dp" / name).exists(), name
