@@ -1,9 +1,4 @@
-"""The studies behind ``dpareto_paper``: settings, methods, and one run of one of them.
-
-References:
-    [Avent2020] B. Avent, J. Gonzalez, T. Diethe, A. Paleyes, B. Balle. Automatic Discovery of
-        Privacy-Utility Pareto Fronts. Proceedings on Privacy Enhancing Technologies 2020(4).
-"""
+"""The studies behind ``dpareto_paper``: settings, methods, and one run of one of them."""
 
 from __future__ import annotations
 

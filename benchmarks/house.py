@@ -1,9 +1,10 @@
 """The size and the shape of the package: what a reader must open to follow it.
 
-``python -m benchmarks.house [--tree FOLDER]`` counts files and lines of the package and of its
-tests, public names, modules with a single user, long keyword lists and repeated runs of lines;
-then it follows four small journeys and counts the files of the package that each visits and the
-calls that go from one of them to another. ``--tree`` measures another checkout.
+``python -m benchmarks.house`` counts files and lines of the package and of its tests, public names,
+modules with a single user, long keyword lists and repeated runs of lines; then it follows four
+small journeys and counts the files of the package that each visits and the calls that go from one
+of them to another. ``--tree FOLDER`` measures another checkout; ``--write`` puts the journeys into
+``docs/architecture.md`` and the figures into ``docs/benchmarks.md``.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import argparse
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
+import textwrap
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -331,9 +334,46 @@ def show(found: dict[str, Any]) -> None:
         print(f"{'':26s}{' '.join(journey['files'])}")
 
 
+def write(found: dict[str, Any]) -> None:
+    """Put the journeys into the map, and the figures into the last column of their table."""
+    page = ROOT / "docs" / "architecture.md"
+    text = page.read_text()
+    for name, journey in found["journeys"].items():
+        listed = ", ".join(f"`{file}`" for file in journey["files"])
+        heading = re.search(rf"^\*\*{name}\*\* \(`[^`]*`\)", text, re.MULTILINE | re.IGNORECASE)
+        assert heading, f"docs/architecture.md does not describe {name}"
+        paragraph = textwrap.fill(
+            f"{heading[0]}: {listed}.", 104, break_long_words=False, break_on_hyphens=False
+        )
+        end = text.index("\n\n", heading.start())
+        text = text[: heading.start()] + paragraph + text[end:]
+    page.write_text(text)
+
+    (most, where), *_ = found["longest_keyword_lists"]
+    now = {
+        "files and lines of the package": "{files}, {lines:,}".format(**found["package"]),
+        "files and lines of the tests": "{files}, {lines:,}".format(**found["tests"]),
+        "public names": found["public_names"],
+        "modules with a single user": len(found["single_users"]),
+        "most keyword arguments": f"{most} (`{where.removesuffix('.__init__').split('.')[-1]}`)",
+        "functions and records with more than ten": len(found["more_than_ten_keywords"]),
+        "repeated runs of six or more lines": len(found["repeated_runs"]),
+    }
+    for name, journey in found["journeys"].items():
+        now[name] = f"{journey['count']} files ({journey['cross_file_calls']})"
+    page = ROOT / "docs" / "benchmarks.md"
+    text = page.read_text()
+    for row, value in now.items():
+        pattern = rf"^(\| {re.escape(row)} \|[^|]*\|)[^|]*\|$"
+        text, rows = re.subn(pattern, rf"\1 {value} |", text, flags=re.MULTILINE)
+        assert rows == 1, f"docs/benchmarks.md has {rows} rows for {row}"
+    page.write_text(text)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tree", type=Path, help="another checkout; nothing is saved then")
+    parser.add_argument("--write", action="store_true", help="write the figures into docs/")
     parser.add_argument("--journeys", action="store_true", help="only follow the journeys, as JSON")
     options = parser.parse_args()
     if options.journeys:
@@ -343,6 +383,8 @@ def main() -> None:
     show(found)
     if options.tree is None:
         save_results("house", found)
+        if options.write:
+            write(found)
 
 
 if __name__ == "__main__":

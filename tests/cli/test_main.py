@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from botorch_dp.cli import main
-from tests.cli.calling import OWN_PROBLEM, SCRIPT
+from tests.cli.calling import OWN_PROBLEM, SCRIPT, call
 
 
 class TestInstalledScript:
@@ -104,7 +104,9 @@ for arguments in {refused!r}:
         )
         assert re.fullmatch(r"botorch-dp \d+\.\d+\.\d+(\.dev\d+)?\n", done.stdout)
 
-    def test_ctrl_c_keeps_the_study(self, tmp_path: Path) -> None:
+    def test_ctrl_c_keeps_the_study(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         (tmp_path / "slow.py").write_text(OWN_PROBLEM.format(seconds=0.3))
         command = [SCRIPT, "pareto", "slow:problem", "--trials", "400", "--storage", "s.sqlite"]
         process = subprocess.Popen(
@@ -119,11 +121,8 @@ for arguments in {refused!r}:
         assert process.returncode == 130, err
         assert "Traceback" not in err
         assert "Interrupted after" in err or "interrupted" in err
-        again = subprocess.run(
-            [SCRIPT, "pareto", "slow:problem", "--trials", "1", "--storage", "s.sqlite", "--json"],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-        )
-        assert again.returncode == 0, again.stderr
-        assert json.loads(again.stdout)["trials"] >= 1
+        monkeypatch.chdir(tmp_path)
+        arguments = ("pareto", "slow:problem", "--trials", "1", "--storage", "s.sqlite", "--json")
+        code, out, err = call(capsys, *arguments)
+        assert code == 0, err
+        assert json.loads(out)["trials"] >= 1
