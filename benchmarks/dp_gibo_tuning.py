@@ -21,12 +21,10 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,6 +34,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from benchmarks.common import RESULTS, mean_interval, save_results
+from benchmarks.data import blogfeedback
 from botorch_dp.descent import DPGIBO, Design, NoiseAwareAdagrad, public_clip_norm
 
 Losses = Callable[[Tensor], Tensor]
@@ -110,13 +109,10 @@ def support_vector_losses(
 
 def blog(seed: int, *, train: int, validation: int) -> Task:
     """BlogFeedback, in place of the CT slices."""
-    folder = os.environ.get("BOTORCH_DP_DATA")
-    if not folder:
-        raise SystemExit("set BOTORCH_DP_DATA to the folder with blogfeedback.npz")
-    data = np.load(Path(folder) / "blogfeedback.npz")
-    order = np.random.default_rng(seed).permutation(len(data["X_train"]))
+    data = blogfeedback()
+    order = np.random.default_rng(seed).permutation(len(data.train_X))
     order = order[: train + validation + 300]
-    X, y = data["X_train"][order].astype(float), np.log1p(data["y_train"][order])
+    X, y = data.train_X.numpy()[order], np.log1p(data.train_Y.numpy()[order])
     # Features and their scale are chosen on the public rows at the end.
     public = slice(train + validation, None)
     spread = X[public].std(axis=0)

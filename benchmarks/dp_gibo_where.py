@@ -18,10 +18,6 @@ Reported is the gap of the true mean loss to its minimum, at the average of the 
 iterates (DP-GIBO) or the evaluated point with the best posterior mean (TuRBO). A second table
 compares choices within DP-GIBO: the radius, a private start, AdaGrad that knows the noise, the
 average against the last iterate.
-
-References:
-    [Eriksson2019] D. Eriksson, M. Pearce, J. Gardner, R. Turner, M. Poloczek. Scalable global
-        optimization via local Bayesian optimization. NeurIPS 2019.
 """
 
 from __future__ import annotations

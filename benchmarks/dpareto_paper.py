@@ -11,10 +11,6 @@ By default sizes are reduced so that all of it takes some twenty minutes of one 
 
 Run with ``OMP_NUM_THREADS=1 python -m benchmarks.dpareto_paper``. The studies are kept in a folder
 of their own, so that an interrupted run goes on where it was.
-
-References:
-    [Avent2020] B. Avent, J. Gonzalez, T. Diethe, A. Paleyes, B. Balle. Automatic Discovery of
-        Privacy-Utility Pareto Fronts. Proceedings on Privacy Enhancing Technologies 2020(4).
 """
 
 from __future__ import annotations

@@ -14,12 +14,6 @@ divergences fall back on simpler, larger terms. (With the sharper terms up to or
 to all digits as well, at the orders 410 and 292.)
 
 Run with ``BOTORCH_DP_DATA=... python -m benchmarks.dpareto_records``.
-
-References:
-    [Avent2020] B. Avent, J. Gonzalez, T. Diethe, A. Paleyes, B. Balle. Automatic Discovery of
-        Privacy-Utility Pareto Fronts. Proceedings on Privacy Enhancing Technologies 2020(4).
-    [Canonne2020] C. L. Canonne, G. Kamath, T. Steinke. The Discrete Gaussian for Differential
-        Privacy. NeurIPS 2020. (Proposition 12.)
 """
 
 from __future__ import annotations

@@ -2,10 +2,6 @@
 
 Each way is a function of a trial, epsilon and a seed that returns what it would publish: points in
 the cube, more than one row if the last draw is repeated to be averaged over. Noise is simulated.
-
-References:
-    [Papernot2022] N. Papernot, T. Steinke. Hyperparameter tuning with Renyi differential privacy.
-        ICLR 2022. (Definition 1, Theorems 2 and 6, Corollary 3.)
 """
 
 from __future__ import annotations
@@ -191,7 +187,8 @@ def by_best_of_points(trial: Trial, epsilon: float, seed: int) -> Tensor:
     return X[[draw(unsafe_seed=DRAWS * seed + i).value for i in range(DRAWS)]]
 
 
-# --- Private random search [Papernot2022]: the best of a secret random number of noisy points. ---
+# --- Private random search ([Papernot2022], definition 1, theorems 2 and 6, corollary 3): the best
+# --- of a secret random number of noisy points.
 
 #: dp-accounting's name of the distribution of the number of repetitions.
 SHAPES = {"logarithmic": 0.0, "geometric": 1.0, "Poisson": math.inf}

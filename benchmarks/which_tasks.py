@@ -127,7 +127,7 @@ def svm() -> Task:
 
 
 def _housing() -> tuple[np.ndarray, np.ndarray]:
-    from botorch_dp.datasets import california_housing
+    from benchmarks.data import california_housing
 
     X, y = california_housing()
     order = np.random.default_rng(0).permutation(len(X))

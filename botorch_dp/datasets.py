@@ -1,22 +1,19 @@
-"""Data sets of the papers through their ordinary routes, and small ones that are always at hand.
+"""The data sets of the ready tasks: Adult and MNIST, and two small ones that are always at hand.
 
 A loader looks, in this order, into the folder named by ``BOTORCH_DP_DATA``, into the cache
 (``~/.cache/botorch_dp``, or ``BOTORCH_DP_CACHE``), and then on the network. What it finds is
-checked against a fingerprint of the numbers. The bundled sets of scikit-learn need neither.
+checked against a fingerprint of the numbers. The bundled sets of scikit-learn need none of this.
 
-None of these records is yours to protect; they stand in for those that are.
+All of these records are public. They stand in for records that are sensitive.
 """
 
 from __future__ import annotations
 
-import csv
-import gzip
 import hashlib
 import io
 import os
 import urllib.error
 import urllib.request
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,19 +30,16 @@ from botorch_dp.training import TrainTest
 Arrays = dict[str, NDArray[Any]]
 
 _LIBSVM = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary/"
-_BLOG = "https://archive.ics.uci.edu/static/public/304/blogfeedback.zip"
 
-#: SHA-256 over the sorted rows, so that the order in which a source lists them is no matter.
+#: SHA-256 over the sorted rows: the order in which a source lists them does not count.
 _FINGERPRINTS = {
     "a9a": "d84890089ac62917000e41ad5f03b5d50f4c83897f12891a92160c61751b902b",
-    "blogfeedback": "7c73a57c37bd6e008ab1b5e1c2bb647af973867a7e3605962ccf148d9d972685",
-    "california_housing": "cd9caf3572456924b5b41583d8a166cdc6e0e5c355e57ace6d45f3b16de17e7f",
     "mnist": "bf0fffd6325724c6c1f7254929b8880ea0b5434dd6a71d0ac5d0b3339d497af8",
 }
 
 
 class DatasetUnavailable(RuntimeError):
-    """A data set is neither at hand nor to be had; the message says where to put it."""
+    """A data set is not on this machine and cannot be downloaded; the message says what to do."""
 
 
 def adult(*, dtype: torch.dtype = torch.float32) -> TrainTest:
@@ -57,7 +51,7 @@ def adult(*, dtype: torch.dtype = torch.float32) -> TrainTest:
     Returns:
         ``30956 x 123`` and ``1605 x 123`` features with their labels.
     """
-    arrays = _load("a9a", "a9a.npz", _fetch_adult)
+    arrays = load_arrays("a9a", "a9a.npz", _fetch_adult, _FINGERPRINTS["a9a"])
     X = arrays["X_train"]
     y = (arrays["y_train"] > 0).astype(np.int64)
     test = arrays["a1a_mask"].astype(bool)
@@ -70,57 +64,9 @@ def mnist(*, dtype: torch.dtype = torch.float32) -> TrainTest:
     Returns:
         ``60000 x 784`` and ``10000 x 784`` pixels with their classes 0 to 9.
     """
-    arrays = _load("mnist", "mnist.npz", _fetch_mnist)
+    arrays = load_arrays("mnist", "mnist.npz", _fetch_mnist, _FINGERPRINTS["mnist"])
     train, test = (arrays[key].reshape(-1, 784) / 255.0 for key in ("x_train", "x_test"))
     return _split(train, arrays["y_train"], test, arrays["y_test"], dtype)
-
-
-def blogfeedback(*, dtype: torch.dtype = torch.float64) -> TrainTest:
-    """UCI BlogFeedback: comments a blog post gets in a day, from 280 features.
-
-    Stands in for the CT-slice data where an experiment calls for a large regression.
-
-    Returns:
-        ``52397 x 280`` and ``7624 x 280`` features with real targets.
-    """
-    arrays = _load("blogfeedback", "blogfeedback.npz", _fetch_blogfeedback)
-    names = ("X_train", "y_train", "X_test", "y_test")
-    return TrainTest(*(torch.as_tensor(arrays[name]).to(dtype) for name in names))
-
-
-def california_housing(*, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
-    """California housing: 8 features as in scikit-learn, median house value in 100,000 dollars.
-
-    Returns:
-        ``20640 x 8`` features and 20640 targets.
-    """
-    arrays = _load("california_housing", "california_housing.csv.gz", _fetch_california)
-    return torch.as_tensor(arrays["X"]).to(dtype), torch.as_tensor(arrays["y"]).to(dtype)
-
-
-def loans(*, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
-    """LendingClub loans 2007 to 2011: amount committed, interest rate, income; return.
-
-    Has no open download: put ``loans.npz`` into the folder named by ``BOTORCH_DP_DATA``.
-
-    Returns:
-        ``39657 x 3`` features and 39657 returns on investment.
-    """
-    arrays = _load("loans", "loans.npz", None)
-    return torch.as_tensor(arrays["X"]).to(dtype), torch.as_tensor(arrays["roi"]).to(dtype)
-
-
-def property_prices(*, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
-    """Singapore condominium resales of 2015: longitude, latitude; price of a square metre.
-
-    Has no open download: put ``property.npz`` into the folder named by ``BOTORCH_DP_DATA``.
-
-    Returns:
-        ``1436 x 2`` coordinates and 1436 prices.
-    """
-    arrays = _load("property", "property.npz", None)
-    prices = torch.as_tensor(arrays["price_per_sqm"]).to(dtype)
-    return torch.as_tensor(arrays["X"]).to(dtype), prices
 
 
 def breast_cancer(
@@ -172,19 +118,31 @@ def _shuffled(
     return _split(X[order[:cut]], y[order[:cut]], X[order[cut:]], y[order[cut:]], dtype)
 
 
-def _load(name: str, file: str, fetch: Callable[[], Arrays] | None) -> Arrays:
-    """From the user's folder, from the cache, or from the network; fingerprint checked."""
+def load_arrays(
+    name: str,
+    file: str,
+    fetch: Callable[[], Arrays],
+    expected: str,
+    read: Callable[[Path], Arrays] | None = None,
+) -> Arrays:
+    """The arrays of a data set: from the user's folder, from the cache, or from the network.
+
+    Args:
+        name: What the data set is called in messages and in the cache.
+        file: Its file in the folder named by ``BOTORCH_DP_DATA``.
+        fetch: Downloads it.
+        expected: The :func:`fingerprint` that the numbers must have.
+        read: Reads that file; an ``.npz`` archive by default.
+
+    Raises:
+        DatasetUnavailable: It is nowhere to be found, or has another fingerprint.
+    """
     folder = os.environ.get("BOTORCH_DP_DATA")
-    if folder and (Path(folder) / file).exists():
-        return _checked(name, _read(Path(folder) / file), Path(folder) / file)
+    if folder and (own := Path(folder) / file).exists():
+        return _checked(name, (read or _read_archive)(own), expected, own)
     cached = cache_folder() / f"{name}.npz"
     if cached.exists():
-        return _checked(name, _read(cached), cached)
-    if fetch is None:
-        raise DatasetUnavailable(
-            f"{name!r} has no open download. Put {file!r} into a folder and set BOTORCH_DP_DATA "
-            "to that folder."
-        )
+        return _checked(name, _read_archive(cached), expected, cached)
     try:
         arrays = fetch()
     except (urllib.error.URLError, OSError) as error:
@@ -193,7 +151,7 @@ def _load(name: str, file: str, fetch: Callable[[], Arrays] | None) -> Arrays:
             f"{file!r} into a folder and set BOTORCH_DP_DATA to that folder; "
             "`breast_cancer` and `digits` are always at hand."
         ) from error
-    _checked(name, arrays, None)
+    _checked(name, arrays, expected, None)
     cached.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(cached, binary=True) as stream:
         np.savez_compressed(stream, **arrays)  # type: ignore[arg-type]
@@ -208,23 +166,9 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "botorch_dp"
 
 
-def _read(path: Path) -> Arrays:
-    if path.suffix == ".npz":
-        with np.load(path, allow_pickle=False) as archive:
-            return dict(archive)
-    with gzip.open(path, "rt") as file:
-        rows = list(csv.reader(file))[1:]
-    return _california_arrays(np.array(rows, dtype=np.float64))
-
-
-def _california_arrays(table: NDArray[np.float64]) -> Arrays:
-    """Scikit-learn's eight features from the nine columns of the StatLib table."""
-    longitude, latitude, age, rooms, bedrooms, population, households, income, value = table.T
-    columns = (
-        income, age, rooms / households, bedrooms / households, population,
-        population / households, latitude, longitude,
-    )  # fmt: skip
-    return {"X": np.stack(columns, axis=1), "y": value / 1e5}
+def _read_archive(path: Path) -> Arrays:
+    with np.load(path, allow_pickle=False) as archive:
+        return dict(archive)
 
 
 def fingerprint(arrays: Arrays) -> str:
@@ -239,10 +183,9 @@ def fingerprint(arrays: Arrays) -> str:
     return digest.hexdigest()
 
 
-def _checked(name: str, arrays: Arrays, path: Path | None) -> Arrays:
-    expected = _FINGERPRINTS.get(name)
+def _checked(name: str, arrays: Arrays, expected: str, path: Path | None) -> Arrays:
     kept = {key: value for key, value in arrays.items() if key != "test_file"}
-    if expected is not None and fingerprint(kept) != expected:
+    if fingerprint(kept) != expected:
         source = "The download" if path is None else str(path)
         raise DatasetUnavailable(
             f"{source} is not the {name!r} data set this loader was written for (its fingerprint "
@@ -251,7 +194,8 @@ def _checked(name: str, arrays: Arrays, path: Path | None) -> Arrays:
     return kept
 
 
-def _download(url: str) -> bytes:
+def download(url: str) -> bytes:
+    """The bytes behind a public address."""
     with urllib.request.urlopen(url, timeout=60) as response:
         return bytes(response.read())
 
@@ -261,7 +205,7 @@ def _fetch_adult() -> Arrays:
 
     def part(name: str) -> tuple[NDArray[np.uint8], NDArray[np.int8]]:
         # The number of features is stated: the test file lacks the last one.
-        X, y = load_svmlight_file(io.BytesIO(_download(_LIBSVM + name)), n_features=123)
+        X, y = load_svmlight_file(io.BytesIO(download(_LIBSVM + name)), n_features=123)
         return X.toarray().astype(np.uint8), y.astype(np.int8)
 
     (test_X, test_y), (train_X, train_y) = part("a1a"), part("a1a.t")
@@ -290,28 +234,3 @@ def _fetch_mnist() -> Arrays:
         "x_test": images[60000:],
         "y_test": classes[60000:],
     }
-
-
-def _fetch_blogfeedback() -> Arrays:
-    with zipfile.ZipFile(io.BytesIO(_download(_BLOG))) as archive:
-
-        def table(name: str) -> NDArray[np.float32]:
-            with archive.open(name) as file:
-                return np.loadtxt(file, delimiter=",", dtype=np.float32, ndmin=2)
-
-        names = sorted(n for n in archive.namelist() if n.endswith(".csv"))
-        train = table(next(n for n in names if "train" in n))
-        test = np.concatenate([table(n) for n in names if "test" in n])
-    return {
-        "X_train": train[:, :-1],
-        "y_train": train[:, -1],
-        "X_test": test[:, :-1],
-        "y_test": test[:, -1],
-    }
-
-
-def _fetch_california() -> Arrays:
-    from sklearn.datasets import fetch_california_housing
-
-    X, y = fetch_california_housing(return_X_y=True, data_home=str(cache_folder()))
-    return {"X": X, "y": y}

@@ -1,7 +1,7 @@
-"""``make demo``: a Pareto front, a private tuning run, a release and an audit, in minutes.
+"""``make demo``: a Pareto front, a private tuning run with its release, and an audit.
 
 Everything runs on data sets that come with scikit-learn. Figures and files go to ``demo/``; a
-second call goes on where the first one ended.
+second call continues where the first one ended.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _pareto_front(folder: Path, trials: int) -> None:
     with DPareto(problem, storage=folder / "study.sqlite", seed=0) as study:
         known = len(study.trials)
         if known:
-            print(f"The study in {folder}/study.sqlite has {known} trials already; going on.")
+            print(f"The study in {folder}/study.sqlite has {known} trials already; it continues.")
         front = study.run(max(trials, known), progress=True)
         best = study.recommend(epsilon=1.0)
     figure = front.plot()
@@ -108,7 +108,7 @@ def _private_tuning(folder: Path) -> None:
     objective = PrivateObjective(
         scores,
         bounds=(0.0, 1.0),
-        # Equal shares of the budget; a hair less, so that rounding cannot refuse the last one.
+        # Equal shares of the budget, less a little, so that rounding cannot refuse the last one.
         mu=gaussian_mu(budget.epsilon, budget.delta) / _EVALUATIONS**0.5 * (1 - 1e-9),
         num_records=scores.num_records,
         ledger=ledger,
@@ -138,7 +138,7 @@ def _private_tuning(folder: Path) -> None:
     print(
         f"Released winner: C = {C:.3g}, gamma = {gamma:.3g}, estimated score "
         f"{mean[winner].clamp(0, 1).item():.3f}.\nIts guarantee: {ledger.guarantee}\n"
-        f"(Its true score, which is not private: {truth:.3f}.)\n"
+        f"(Its true score, which is sensitive: {truth:.3f}.)\n"
         f"Ledger: {path} (`botorch-dp ledger show {path}`)"
     )
     figure = _tuning_figure(X, Y, Yvar, winner, str(ledger.guarantee))
@@ -210,7 +210,7 @@ def _tuning_figure(X: Tensor, Y: Tensor, Yvar: Tensor, winner: int, guarantee: s
 
 
 def _audit(draws: int) -> None:
-    _heading("3. Do not take our word for it (audit)")
+    _heading("3. Check the noise yourself (audit)")
 
     def gaussian(value: float, size: int, *, sensitivity: float) -> Tensor:
         values = torch.full((size,), value, dtype=torch.double)

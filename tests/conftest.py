@@ -8,6 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
+ROOT = Path(__file__).resolve().parents[1]
+# Programs that a test starts import the package of this checkout, whatever is installed.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+)
+
 
 @pytest.fixture(autouse=True)
 def _reproducible_search() -> None:

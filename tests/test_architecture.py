@@ -148,9 +148,10 @@ def test_plain_import_is_light() -> None:
 
 
 def _tracked_text_files() -> list[Path]:
-    folders = [PACKAGE, ROOT / "tests", ROOT / "benchmarks", ROOT / "tutorials", ROOT / "docs"]
+    names = ["botorch_dp", "tests", "benchmarks", "examples", "tutorials", "docs"]
+    folders = [ROOT / name for name in names]
     files = [f for folder in folders if folder.exists() for f in folder.rglob("*") if f.is_file()]
-    files += [f for f in ROOT.iterdir() if f.is_file()]
+    files += [f for f in ROOT.iterdir() if f.is_file() and f.name != ".git"]  # of a work tree
     endings = {".py", ".md", ".toml", ".txt", ".ipynb", ".json", ""}
     return [f for f in files if f.suffix in endings and ".sqlite" not in f.name]
 

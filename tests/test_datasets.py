@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import urllib.error
+import urllib.request
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from benchmarks.data import blogfeedback, california_housing
 from botorch_dp import datasets
 from botorch_dp.datasets import DatasetUnavailable
 
 
 @pytest.fixture
 def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """No network, an empty cache, no folder of the user's."""
+    """No network, an empty cache, and no folder of the user's."""
 
     def refuse(*args: object, **kwargs: object) -> None:
         raise urllib.error.URLError("no route")
 
-    monkeypatch.setattr(datasets, "_download", refuse)
+    monkeypatch.setattr(urllib.request, "urlopen", refuse)
     monkeypatch.delenv("BOTORCH_DP_DATA", raising=False)
     monkeypatch.setenv("BOTORCH_DP_CACHE", str(tmp_path))
     return tmp_path
@@ -44,18 +46,12 @@ def test_bundled_sets(load, columns: int, classes: int, records: int) -> None:
         load(test_share=1.0)
 
 
-@pytest.mark.parametrize("load", [datasets.adult, datasets.blogfeedback])
+@pytest.mark.parametrize("load", [datasets.adult, blogfeedback])
 def test_without_a_network_the_message_says_what_to_do(load, offline: Path) -> None:
     with pytest.raises(DatasetUnavailable, match="BOTORCH_DP_DATA") as caught:
         load()
     assert "breast_cancer" in str(caught.value)
     assert list(offline.iterdir()) == []
-
-
-@pytest.mark.parametrize("load", [datasets.loans, datasets.property_prices])
-def test_sets_without_a_download(load, offline: Path) -> None:
-    with pytest.raises(DatasetUnavailable, match="no open download"):
-        load()
 
 
 def test_another_file_under_the_name_is_refused(
@@ -67,7 +63,7 @@ def test_another_file_under_the_name_is_refused(
         datasets.adult()
 
 
-def test_a_download_is_checked_and_cached(offline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_download_is_checked_and_cached(offline: Path) -> None:
     table = {"X": np.arange(6.0).reshape(3, 2), "y": np.arange(3.0)}
     calls = []
 
@@ -75,16 +71,13 @@ def test_a_download_is_checked_and_cached(offline: Path, monkeypatch: pytest.Mon
         calls.append(1)
         return table
 
-    fingerprints = {"california_housing": datasets.fingerprint(table)}
-    monkeypatch.setattr(datasets, "_FINGERPRINTS", fingerprints)
-    monkeypatch.setattr(datasets, "_fetch_california", fetch)
+    expected = datasets.fingerprint(table)
     for _ in range(2):
-        X, _ = datasets.california_housing()
-        assert X.tolist() == table["X"].tolist()
+        arrays = datasets.load_arrays("small", "small.npz", fetch, expected)
+        assert arrays["X"].tolist() == table["X"].tolist()
     assert len(calls) == 1
-    monkeypatch.setattr(datasets, "_FINGERPRINTS", {"california_housing": "0" * 64})
     with pytest.raises(DatasetUnavailable, match="Delete it"):
-        datasets.california_housing()
+        datasets.load_arrays("small", "small.npz", fetch, "0" * 64)
 
 
 def test_fingerprint_ignores_the_order_of_rows_only() -> None:
@@ -109,14 +102,10 @@ class TestRealSets:
         assert data.train_X.max() == 1.0
         assert data.test_Y.bincount().tolist()[0] == 980
 
-    def test_regressions(self) -> None:
-        assert datasets.blogfeedback().train_X.shape == (52397, 280)
-        X, y = datasets.california_housing()
+    def test_those_of_the_benchmarks(self) -> None:
+        assert blogfeedback().train_X.shape == (52397, 280)
+        X, y = california_housing()
         assert X.shape == (20640, 8)
         # The first block group: 880 rooms in 126 households.
         assert X[0, 2].item() == pytest.approx(880 / 126)
         assert y[0].item() == pytest.approx(4.526)
-
-    def test_local_only(self) -> None:
-        assert datasets.loans()[0].shape == (39657, 3)
-        assert datasets.property_prices()[1].shape == (1436,)

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 from botorch_dp import __version__
 from botorch_dp.cli import outsourcing, privacy, study
+from botorch_dp.cli.arguments import Parser
 
 _EPILOG = """examples:
   botorch-dp tasks                                         what is ready to run
@@ -30,9 +31,9 @@ _EPILOG = """examples:
 """
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The complete command line."""
-    top = argparse.ArgumentParser(
+    top = Parser(
         prog="botorch-dp",
         description="Differentially private Bayesian optimization.",
         epilog=_EPILOG,

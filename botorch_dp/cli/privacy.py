@@ -1,4 +1,4 @@
-"""``ledger``, ``audit`` and ``calibrate``: budgets, proofs by attack, noise for a target."""
+"""``ledger``, ``audit`` and ``calibrate``: what was spent, what attacks find, what noise to add."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from botorch_dp.cli.arguments import count, positive, probability
 
 
 def add_commands(commands: Any) -> None:
@@ -27,7 +29,7 @@ def add_commands(commands: Any) -> None:
     )
     audit.add_argument("mechanism", nargs="?", default="", help="only those called like this")
     audit.add_argument(
-        "--samples", type=int, default=100_000, help="draws from each data set (default: 100000)"
+        "--samples", type=count, default=100_000, help="draws from each data set (default: 100000)"
     )
     audit.add_argument("--json", action="store_true", help="for programs")
     audit.set_defaults(run=_audit)
@@ -44,27 +46,27 @@ def add_commands(commands: Any) -> None:
         ("gaussian", "l2 sensitivity, exact (epsilon, delta)"),
     ):
         one = kinds.add_parser(kind, help=about)
-        one.add_argument("--sensitivity", type=float, required=True)
-        one.add_argument("--epsilon", type=float, required=True)
+        one.add_argument("--sensitivity", type=positive, required=True)
+        one.add_argument("--epsilon", type=positive, required=True)
         if kind == "gaussian":
-            one.add_argument("--delta", type=float, required=True)
+            one.add_argument("--delta", type=probability, required=True)
         one.add_argument("--json", action="store_true", help="for programs")
         one.set_defaults(run=_calibrate_additive)
     dp_sgd = kinds.add_parser("dp-sgd", help="noise multiplier of DP-SGD and DP-Adam")
-    dp_sgd.add_argument("--epsilon", type=float, required=True)
-    dp_sgd.add_argument("--delta", type=float, required=True)
-    dp_sgd.add_argument("--records", type=int, required=True, help="training records")
-    dp_sgd.add_argument("--lot", type=int, required=True, help="records in a lot")
-    dp_sgd.add_argument("--epochs", type=int, required=True)
+    dp_sgd.add_argument("--epsilon", type=positive, required=True)
+    dp_sgd.add_argument("--delta", type=probability, required=True)
+    dp_sgd.add_argument("--records", type=count, required=True, help="training records")
+    dp_sgd.add_argument("--lot", type=count, required=True, help="records in a lot")
+    dp_sgd.add_argument("--epochs", type=count, required=True)
     dp_sgd.add_argument("--json", action="store_true", help="for programs")
     dp_sgd.set_defaults(run=_calibrate_dp_sgd)
 
 
 def _show(options: argparse.Namespace) -> int:
-    from botorch_dp.privacy import PrivacyLedger
-
     if not options.path.exists():
         raise ValueError(f"There is no ledger at {options.path}.")
+    from botorch_dp.privacy import PrivacyLedger
+
     with PrivacyLedger(options.path) as ledger:
         budget, entries = ledger.budget, ledger.entries()
         balance, relation = ledger.balance(), ledger.relation
@@ -140,11 +142,11 @@ def _calibrate_additive(options: argparse.Namespace) -> int:
 
 
 def _calibrate_dp_sgd(options: argparse.Namespace) -> int:
-    from botorch_dp.privacy import NeighboringRelation, dp_sgd_noise_multiplier
-
-    steps = options.epochs * (options.records // max(1, options.lot))
+    steps = options.epochs * (options.records // options.lot)
     if steps < 1:
         raise ValueError(f"--lot {options.lot} is more than the {options.records} records.")
+    from botorch_dp.privacy import NeighboringRelation, dp_sgd_noise_multiplier
+
     rows: list[dict[str, Any]] = []
     for sampling, words, relation in (
         ("without_replacement", "replace one record", NeighboringRelation.REPLACE_ONE),

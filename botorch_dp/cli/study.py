@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import inspect
 import json
 import multiprocessing
@@ -12,7 +13,9 @@ import sys
 import warnings
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
+
+from botorch_dp.cli.arguments import check_folder, count, did_you_mean, positive
 
 if TYPE_CHECKING:
     from botorch_dp.pareto import DPareto, ParetoFront, PrivacyUtilityProblem
@@ -35,14 +38,12 @@ def add_commands(commands: Any) -> None:
     )
     _add_problem_arguments(pareto)
     pareto.add_argument(
-        "--trials", type=_positive, default=40, help="trials of the whole study (default: 40)"
+        "--trials", type=count, default=40, help="trials of the whole study (default: 40)"
     )
     pareto.add_argument(
-        "--initial", type=_positive, default=16, help="of them drawn at random (default: 16)"
+        "--initial", type=count, default=16, help="of them drawn at random (default: 16)"
     )
-    pareto.add_argument(
-        "--workers", type=_positive, default=1, help="trainings at a time (default: 1)"
-    )
+    pareto.add_argument("--workers", type=count, default=1, help="trainings at a time (default: 1)")
     pareto.add_argument(
         "--threads", action="store_true", help="workers are threads instead of processes"
     )
@@ -58,7 +59,7 @@ def add_commands(commands: Any) -> None:
     )
     pareto.add_argument(
         "--reevaluate",
-        type=_positive,
+        type=count,
         metavar="K",
         help="train the front's configurations K times again with fresh seeds: the honest front",
     )
@@ -76,7 +77,9 @@ def add_commands(commands: Any) -> None:
     )
     _add_problem_arguments(recommend)
     recommend.add_argument("--storage", type=Path, required=True, help="file of the study")
-    recommend.add_argument("--epsilon", type=float, required=True, help="largest epsilon allowed")
+    recommend.add_argument(
+        "--epsilon", type=positive, required=True, help="largest epsilon allowed"
+    )
     recommend.add_argument("--json", action="store_true", help="for programs")
     recommend.set_defaults(run=_recommend)
 
@@ -85,42 +88,24 @@ def _add_problem_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("task", metavar="TASK", help=_TASK_HELP)
     parser.add_argument("--data", help="data set of a ready task, such as breast_cancer or digits")
     parser.add_argument(
-        "--replicates", type=_positive, help="trainings that one trial averages, for a ready task"
+        "--replicates", type=count, help="trainings that one trial averages, for a ready task"
     )
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
-    return value
 
 
 def ready_tasks() -> dict[str, Any]:
     """Functions of :mod:`botorch_dp.tasks` that make a problem, by name."""
     from botorch_dp import tasks
-    from botorch_dp.pareto import PrivacyUtilityProblem
 
-    found = {}
-    for name in tasks.__all__:
-        maker = getattr(tasks, name)
-        if inspect.isfunction(maker):
-            returned = inspect.get_annotations(maker, eval_str=True).get("return")
-            if inspect.isclass(returned) and issubclass(returned, PrivacyUtilityProblem):
-                found[name] = maker
-    return found
-
-
-def _data_choices(maker: Any) -> list[str]:
-    annotation = inspect.get_annotations(maker, eval_str=True).get("data")
-    return list(get_args(annotation))
+    return {name: getattr(tasks, name) for name in tasks.READY}
 
 
 def _tasks(options: argparse.Namespace) -> int:
+    from botorch_dp.tasks import READY
+
     rows = [
         {
             "name": name,
-            "data": _data_choices(maker),
+            "data": list(READY[name]),
             "about": (inspect.getdoc(maker) or "").split("\n")[0],
         }
         for name, maker in ready_tasks().items()
@@ -134,8 +119,35 @@ def _tasks(options: argparse.Namespace) -> int:
     return 0
 
 
+def check_task(options: argparse.Namespace) -> None:
+    """Refuse a misspelt task, module or data set before anything heavy is loaded."""
+    from botorch_dp.tasks import READY
+
+    module, colon, _ = options.task.partition(":")
+    if colon:
+        if os.getcwd() not in sys.path:
+            sys.path.insert(0, os.getcwd())
+        if importlib.util.find_spec(module.partition(".")[0] or "?") is None:
+            raise ValueError(f"Cannot load {options.task!r}: there is no module {module!r} here.")
+    elif options.task not in READY:
+        raise ValueError(
+            f"There is no task {options.task!r}.{did_you_mean(options.task, READY)} Ready are "
+            f"{', '.join(READY)}; your own is named MODULE:NAME."
+        )
+    elif options.data is not None:
+        choices = READY[options.task]
+        if not choices:
+            raise ValueError(f"Task {options.task!r} has no --data.")
+        if options.data not in choices:
+            raise ValueError(
+                f"--data of {options.task} must be {' or '.join(choices)}, got {options.data!r}."
+                f"{did_you_mean(options.data, choices)}"
+            )
+
+
 def load_problem(options: argparse.Namespace) -> PrivacyUtilityProblem:
     """The ready or own problem that the arguments name."""
+    check_task(options)
     from botorch_dp.pareto import PrivacyUtilityProblem
 
     settings = {
@@ -144,21 +156,10 @@ def load_problem(options: argparse.Namespace) -> PrivacyUtilityProblem:
         if value is not None
     }
     if ":" not in options.task:
-        ready = ready_tasks()
-        if options.task not in ready:
-            raise ValueError(
-                f"There is no task {options.task!r}. Ready are {', '.join(ready)}; "
-                "your own is named MODULE:NAME."
-            )
-        maker = ready[options.task]
-        unknown = set(settings) - set(inspect.signature(maker).parameters)
-        if unknown:
-            raise ValueError(f"Task {options.task!r} has no --{', --'.join(sorted(unknown))}.")
-        return maker(**settings)
-    module_name, _, name = options.task.partition(":")
-    sys.path.insert(0, os.getcwd())
+        return ready_tasks()[options.task](**settings)
+    module, _, name = options.task.partition(":")
     try:
-        problem = getattr(importlib.import_module(module_name), name)
+        problem = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"Cannot load {options.task!r}: {error}.") from error
     if callable(problem) and not isinstance(problem, PrivacyUtilityProblem):
@@ -171,11 +172,11 @@ def load_problem(options: argparse.Namespace) -> PrivacyUtilityProblem:
 
 
 def _pareto(options: argparse.Namespace) -> int:
+    check_folder("--storage", options.storage)
+    check_folder("--plot", options.plot)
+    problem = load_problem(options)
     from botorch_dp.pareto import DPareto
 
-    problem = load_problem(options)
-    _check_folder("--storage", options.storage)
-    _check_folder("--plot", options.plot)
     with (
         warnings.catch_warnings(record=True) as caught,
         DPareto(
@@ -241,24 +242,14 @@ def _report(front: ParetoFront, options: argparse.Namespace, trials: int) -> Non
 
 
 def _recommend(options: argparse.Namespace) -> int:
+    if not options.storage.exists():
+        raise ValueError(f"There is no study at {options.storage}; `botorch-dp pareto` makes one.")
+    problem = load_problem(options)
     from dataclasses import asdict
 
     from botorch_dp.pareto import DPareto
 
-    problem = load_problem(options)
-    if not options.storage.exists():
-        raise ValueError(f"There is no study at {options.storage}; `botorch-dp pareto` makes one.")
     with DPareto(problem, storage=options.storage) as study:
         point = study.recommend(options.epsilon)
     print(json.dumps(asdict(point), indent=1) if options.json else point)
     return 0
-
-
-def _check_folder(name: str, path: Path | None) -> None:
-    """A missing folder is noticed before hours of training, not after."""
-    if path is None:
-        return
-    if not path.absolute().parent.is_dir():
-        raise ValueError(f"{name}: there is no folder {path.absolute().parent}.")
-    if not os.access(path.absolute().parent, os.W_OK):
-        raise ValueError(f"{name}: no permission to write to {path.absolute().parent}.")

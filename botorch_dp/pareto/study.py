@@ -433,8 +433,9 @@ def _filtered(parts: Sequence[Guarantee], delta: float) -> Guarantee:
     delta = delta or whole.quoted_delta or DEFAULT_DELTA
     losses = Counter(whole.losses)
     total: PrivacyLoss | None
-    if all(isinstance(loss, GaussianLoss) for loss in losses):
-        total = GaussianLoss(math.hypot(*(loss.mu for loss in whole.losses)))  # type: ignore[union-attr]
+    mus = [loss.mu for loss in whole.losses if isinstance(loss, GaussianLoss)]
+    if len(mus) == len(whole.losses):
+        total = GaussianLoss(math.hypot(*mus))
     else:
         total = _summed_loss(losses, delta)
     if whole.void is None and total is None:

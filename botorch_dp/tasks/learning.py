@@ -1,13 +1,9 @@
 """Private learning as problems for DPareto: which privacy buys which accuracy.
 
-Domains, sampling distributions and the anti-ideal point are those of [Avent2020] (except for the
-learning rates of the bundled data sets); its noise variance ``z`` is called ``noise_multiplier``
-here. Real parameters and counts are shown to the
-models in log scale, which the paper does not do and which helps.
-
-References:
-    [Avent2020] B. Avent, J. Gonzalez, T. Diethe, A. Paleyes, B. Balle. Automatic Discovery of
-        Privacy-Utility Pareto Fronts. Proceedings on Privacy Enhancing Technologies 2020(4).
+Domains, sampling distributions and the anti-ideal point are those of [Avent2020], except for the
+learning rates of the bundled data sets. Its noise variance ``z`` is called ``noise_multiplier``
+here. Real parameters and counts are shown to the models in log scale, which the paper does not do
+and which helps.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""The sparse vector technique as a problem for DPareto, with its exact front.
-
-References:
-    [Avent2020] B. Avent, J. Gonzalez, T. Diethe, A. Paleyes, B. Balle. Automatic Discovery of
-        Privacy-Utility Pareto Fronts. Proceedings on Privacy Enhancing Technologies 2020(4).
-"""
+"""The sparse vector technique as a problem for DPareto, with its exact front."""
 
 from __future__ import annotations
 
@@ -94,9 +89,10 @@ class SparseVectorProblem(PrivacyUtilityProblem):
         r"""The error ``1 - E[F1]`` for each total noise scale, ``k``, up to quadrature (1e-5).
 
         Given the threshold's noise, every true and every false query is answered with yes
-        independently, with a probability of its own kind; A true and B false ones are, in random
-        order, and the first ``max_positives`` of them are given. The expectation over that order is
-        hypergeometric, over (A, B) binomial, and over the threshold an integral.
+        independently, with one probability for each kind. If A true and B false ones are, they
+        come in random order, and the first ``max_positives`` are given. The expectation over that
+        order is hypergeometric, that over (A, B) is binomial, and that over the threshold is an
+        integral.
         """
         C, P, N = max_positives, self.num_positives, self.num_queries - self.num_positives
         score = _expected_f1(C, P, N)  # (P + 1) x (N + 1)

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.calling import OWN_PROBLEM, SCRIPT
+from botorch_dp.cli import main
+from tests.cli.calling import OWN_PROBLEM, SCRIPT, call
 
 
 class TestInstalledScript:
@@ -31,14 +32,36 @@ class TestInstalledScript:
             assert command in done.stdout
         assert "examples:" in done.stdout
 
-    def test_help_is_quick(self) -> None:
+    def test_help_and_refusals_are_quick(self) -> None:
         """Nothing heavy is imported to print help or to refuse an argument."""
-        program = (
-            "import sys; from botorch_dp.cli.main import parser; parser(); "
-            "print([m for m in ('torch', 'opendp', 'matplotlib') if m in sys.modules])"
-        )
+        refused = [
+            "--help",
+            "nonsense",
+            "pareto nonsense",
+            "pareto adult_logistic_sgd --data nothing",
+            "pareto sparse_vector --data digits",
+            "pareto sparse_vector --storage no_folder/file",
+            "pareto sparse_vector --plot no_folder/file",
+            "pareto no_such_module:problem",
+            "recommend sparse_vector --storage no_file --epsilon 1",
+            "ledger show no_file",
+            "calibrate laplace --sensitivity 1 --epsilon -1",
+            "calibrate dp-sgd --epsilon 1 --delta .1 --records 9 --lot 10 --epochs 1",
+        ]
+        program = f"""
+import sys
+from botorch_dp.cli import main
+for arguments in {refused!r}:
+    try:
+        code = main(arguments.split())
+    except SystemExit as exit:
+        code = exit.code
+    heavy = [m for m in ("torch", "numpy", "opendp", "matplotlib") if m in sys.modules]
+    print(arguments, code, heavy, file=sys.stderr)
+    assert (code == 0) is (arguments == "--help") and not heavy
+"""
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-        assert done.stdout.strip() == "[]"
+        assert done.returncode == 0, done.stderr
 
     @pytest.mark.parametrize(
         "arguments", [[], ["nonsense"], ["pareto"], ["pareto", "x", "--trials", "0"], ["ledger"]]
@@ -55,32 +78,51 @@ class TestInstalledScript:
         assert done.stdout == ""
         assert re.fullmatch(r"botorch-dp: error: There is no task 'nonsense'.*\n", done.stderr)
 
+    @pytest.mark.parametrize(
+        ("arguments", "guess"),
+        [
+            (["pareot", "x"], "pareto"),
+            (["ledger", "shwo", "x"], "show"),
+            (["pareto", "x", "--acquisition", "ehiv"], "ehvi"),
+            (["pareto", "adult_logistic_sdg"], "adult_logistic_sgd"),
+            (["pareto", "adult_logistic_sgd", "--data", "breast-cancer"], "breast_cancer"),
+        ],
+    )
+    def test_a_typo_gets_a_guess(
+        self, arguments: list[str], guess: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        try:
+            code = main(arguments)
+        except SystemExit as exit:
+            code = exit.code
+        assert code in {1, 2}
+        assert f"Did you mean '{guess}'?" in capsys.readouterr().err
+
     def test_module_form(self) -> None:
         done = subprocess.run(
             [sys.executable, "-m", "botorch_dp", "--version"], capture_output=True, text=True
         )
-        assert re.fullmatch(r"botorch-dp \d+\.\d+\.\d+\n", done.stdout)
+        assert re.fullmatch(r"botorch-dp \d+\.\d+\.\d+(\.dev\d+)?\n", done.stdout)
 
-    def test_ctrl_c_keeps_the_study(self, tmp_path: Path) -> None:
+    def test_ctrl_c_keeps_the_study(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         (tmp_path / "slow.py").write_text(OWN_PROBLEM.format(seconds=0.3))
         command = [SCRIPT, "pareto", "slow:problem", "--trials", "400", "--storage", "s.sqlite"]
         process = subprocess.Popen(
             command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         deadline = time.monotonic() + 120
-        while time.monotonic() < deadline and not (tmp_path / "s.sqlite").exists():
-            time.sleep(0.1)
-        time.sleep(3.0)
+        trained = tmp_path / "trained"
+        while time.monotonic() < deadline and not (trained.exists() and trained.stat().st_size > 1):
+            time.sleep(0.05)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
         assert process.returncode == 130, err
         assert "Traceback" not in err
         assert "Interrupted after" in err or "interrupted" in err
-        again = subprocess.run(
-            [SCRIPT, "pareto", "slow:problem", "--trials", "1", "--storage", "s.sqlite", "--json"],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-        )
-        assert again.returncode == 0, again.stderr
-        assert json.loads(again.stdout)["trials"] >= 1
+        monkeypatch.chdir(tmp_path)
+        arguments = ("pareto", "slow:problem", "--trials", "1", "--storage", "s.sqlite", "--json")
+        code, out, err = call(capsys, *arguments)
+        assert code == 0, err
+        assert json.loads(out)["trials"] >= 1

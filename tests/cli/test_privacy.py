@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from botorch_dp.cli import main
 from botorch_dp.privacy import (
     PrivacyBudget,
     PrivacyLedger,
@@ -60,7 +61,7 @@ class TestCalibrate:
         assert "replaced" in out
 
     def test_dp_sgd_names_both_relations(self, capsys) -> None:
-        arguments = ("--epsilon", "2", "--delta", "1e-5", "--records", "5000", "--lot", "100")
+        arguments = ("--epsilon", "2", "--delta", "1e-5", "--records", "500", "--lot", "100")
         code, out, _ = call(capsys, "calibrate", "dp-sgd", *arguments, "--epochs", "2")
         assert code == 0
         assert "replace one record" in out
@@ -77,13 +78,20 @@ class TestCalibrate:
             ("gaussian", "--sensitivity", "nan", "--epsilon", "1", "--delta", "1e-5"),
             ("gaussian", "--sensitivity", "1", "--epsilon", "1", "--delta", "2"),
             ("laplace", "--sensitivity", "1", "--epsilon", "-1"),
-            (
-                *("dp-sgd", "--epsilon", "1", "--delta", "1e-5"),
-                *("--records", "10", "--lot", "11", "--epochs", "1"),
-            ),
+            ("dp-sgd", "--epsilon", "1", "--delta", "1e-5", "--records", "10", "--lot", "0"),
         ],
     )
     def test_wrong_numbers(self, capsys, arguments: tuple[str, ...]) -> None:
-        code, out, err = call(capsys, "calibrate", *arguments)
+        with pytest.raises(SystemExit, match="2"):
+            main(["calibrate", *arguments])
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert "error: argument --" in err and "must be" in err
+
+    def test_a_lot_of_more_than_all_records(self, capsys) -> None:
+        arguments = ("--records", "10", "--lot", "11", "--epochs", "1")
+        code, out, err = call(
+            capsys, "calibrate", "dp-sgd", "--epsilon", "1", "--delta", "1e-5", *arguments
+        )
         assert (code, out) == (1, "")
-        assert err.startswith("botorch-dp: error: ")
+        assert err.startswith("botorch-dp: error: --lot 11")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
+from typing import get_args
 
 import pytest
 
@@ -114,3 +116,17 @@ def test_adult_at_full_size() -> None:
     (utility,) = problem.oracle(config, [0])
     # The majority class alone is right for .754 of the test rows.
     assert 0.74 < utility < 0.87
+
+
+def test_what_is_listed_as_ready_is_what_can_be_made() -> None:
+    makers = {
+        name: inspect.get_annotations(getattr(tasks, name), eval_str=True)
+        for name in tasks.__all__
+        if inspect.isfunction(getattr(tasks, name))
+    }
+    assert tasks.READY == {
+        name: get_args(annotations.get("data"))
+        for name, annotations in makers.items()
+        if inspect.isclass(annotations["return"])
+        and issubclass(annotations["return"], PrivacyUtilityProblem)
+    }

@@ -1,0 +1,391 @@
+"""The size and the shape of the package: what a reader must open to follow it.
+
+``python -m benchmarks.house`` counts files and lines of the package and of its tests, public names,
+modules with a single user, long keyword lists and repeated runs of lines; then it follows four
+small journeys and counts the files of the package that each visits and the calls that go from one
+of them to another. ``--tree FOLDER`` measures another checkout; ``--write`` puts the journeys into
+``docs/architecture.md`` and the figures into ``docs/benchmarks.md``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from benchmarks.common import save_results
+
+ROOT = Path(__file__).resolve().parents[1]
+#: More keyword arguments than this ask for a settings record.
+MANY = 10
+#: A run of so many equal lines in two places is written twice.
+RUN = 6
+
+
+# --- What can be read off the sources. ---
+
+
+def module_name(path: Path, root: Path) -> str:
+    return ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+
+
+def count_lines(folder: Path) -> dict[str, int]:
+    files = sorted(folder.rglob("*.py"))
+    return {"files": len(files), "lines": sum(len(f.read_text().splitlines()) for f in files)}
+
+
+def exported(tree: ast.Module) -> list[str]:
+    """The names in a module's ``__all__``."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return [ast.literal_eval(element) for element in node.value.elts]  # type: ignore
+    return []
+
+
+def imported_from(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """Module and name of every import from the package, wherever it stands."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("botorch_dp"):
+            for alias in node.names:
+                yield str(node.module), alias.name
+
+
+def single_users(root: Path) -> dict[str, str]:
+    """Modules whose names are used by exactly one other module, with that module.
+
+    A name imported from a room counts for the module that defines it; what a room hands on to
+    its users outside is no use.
+    """
+    trees = {
+        module_name(path, root): (path, ast.parse(path.read_text()))
+        for path in sorted((root / "botorch_dp").rglob("*.py"))
+    }
+    rooms = {name for name, (path, _) in trees.items() if path.name == "__init__.py"}
+    handed_on = {
+        (room, name): module
+        for room in rooms
+        for module, name in imported_from(trees[room][1])
+        if module in trees
+    }
+    users = defaultdict(set)
+    for user, (_, tree) in trees.items():
+        if user in rooms:
+            continue
+        for module, name in imported_from(tree):
+            target = f"{module}.{name}" if f"{module}.{name}" in trees else module
+            while (target, name) in handed_on:
+                target = handed_on[target, name]
+            if target not in rooms and target != user:
+                users[target].add(user)
+    return {module: next(iter(who)) for module, who in sorted(users.items()) if len(who) == 1}
+
+
+def keyword_lists(root: Path) -> list[tuple[int, str]]:
+    """How many keyword-only arguments each function takes, and fields each record has."""
+    found = []
+    for path in sorted((root / "botorch_dp").rglob("*.py")):
+        module = module_name(path, root).removeprefix("botorch_dp.")
+
+        def visit(node: ast.AST, place: str) -> None:
+            for child in ast.iter_child_nodes(node):
+                inside = place
+                if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+                    inside = f"{place}.{child.name}"
+                    found.append((len(child.args.kwonlyargs), inside))
+                elif isinstance(child, ast.ClassDef):
+                    inside = f"{place}.{child.name}"
+                    if any("dataclass" in ast.unparse(d) for d in child.decorator_list):
+                        fields = [n for n in child.body if isinstance(n, ast.AnnAssign)]
+                        found.append((len(fields), inside))
+                visit(child, inside)
+
+        visit(ast.parse(path.read_text()), module)
+    return sorted(found, key=lambda pair: (-pair[0], pair[1]))
+
+
+def repeated_runs(root: Path) -> list[tuple[str, str, int]]:
+    """Pairs of places with at least ``RUN`` equal lines of code in a row, and how many."""
+    texts: dict[str, list[tuple[int, str]]] = {}
+    for path in sorted((root / "botorch_dp").rglob("*.py")):
+        source = path.read_text()
+        imports = {
+            number
+            for node in ast.walk(ast.parse(source))
+            if isinstance(node, ast.Import | ast.ImportFrom)
+            for number in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+        }
+        lines = [(i, line.strip()) for i, line in enumerate(source.splitlines(), 1)]
+        texts[str(path.relative_to(root / "botorch_dp"))] = [
+            (i, line) for i, line in lines if line and line[0] != "#" and i not in imports
+        ]
+    places = defaultdict(list)
+    for name, lines in texts.items():
+        for start in range(len(lines) - RUN + 1):
+            places[tuple(line for _, line in lines[start : start + RUN])].append((name, start))
+    runs = []
+    seen = set()
+    for where in places.values():
+        for a, (one, i) in enumerate(where):
+            for other, j in where[a + 1 :]:
+                if (one, i - 1, other, j - 1) not in seen:
+                    runs.append([one, i, other, j, RUN])
+                seen.add((one, i, other, j))
+    counted = []
+    for one, i, other, j, length in runs:
+        while (one, i + length - RUN + 1, other, j + length - RUN + 1) in seen:
+            length += 1
+        counted.append((f"{one}:{texts[one][i][0]}", f"{other}:{texts[other][j][0]}", length))
+    return sorted(counted, key=lambda run: -run[2])
+
+
+# --- Journeys: what a call passes through. ---
+
+
+def trial() -> Callable[[], object]:
+    """One trial of a study, proposed by the model: its configuration, training and record."""
+    from botorch_dp.pareto import DPareto, PrivacyUtilityProblem, Real, SearchSpace
+
+    problem = PrivacyUtilityProblem(
+        SearchSpace(noise=Real(0.1, 10.0, log=True)),
+        privacy=lambda config: 1 / config["noise"],
+        utility=lambda config, seed: 1 / (1 + config["noise"]),
+    )
+    study = DPareto(problem, storage=os.path.join(tempfile.mkdtemp(), "study"), seed=0)
+    study.run(17, initial=16)
+    return lambda: study.run(18, initial=16)
+
+
+def evaluation() -> Callable[[], object]:
+    """One private evaluation, charged to a ledger."""
+    import torch
+
+    from botorch_dp.objectives import PrivateObjective
+    from botorch_dp.privacy import PrivacyBudget, PrivacyLedger
+
+    records = torch.rand(100, 2, dtype=torch.double)
+    ledger = PrivacyLedger(
+        os.path.join(tempfile.mkdtemp(), "ledger"), PrivacyBudget(epsilon=1.0, delta=1e-6)
+    )
+    objective = PrivateObjective(
+        lambda X: torch.cdist(X, records), bounds=(0.0, 1.0), mu=0.01, ledger=ledger
+    )
+    x = torch.rand(1, 2, dtype=torch.double)
+    objective(x)
+    return lambda: objective(x)
+
+
+def descent_step() -> Callable[[], object]:
+    """One step of DP-GIBO, charged to a ledger."""
+    import torch
+    from gpytorch.kernels import RBFKernel
+
+    from botorch_dp.descent import DPGIBO
+    from botorch_dp.privacy import PrivacyBudget, PrivacyLedger
+
+    records = torch.rand(100, 2, dtype=torch.double)
+    ledger = PrivacyLedger(
+        os.path.join(tempfile.mkdtemp(), "ledger"), PrivacyBudget(epsilon=5.0, delta=1e-6)
+    )
+    descent = DPGIBO(
+        lambda X: torch.cdist(X, records),
+        torch.full((2,), 0.2, dtype=torch.double),
+        kernel=RBFKernel(),
+        mu=0.1,
+        steps=5,
+        clip_norm=1.0,
+        num_records=100,
+        ledger=ledger,
+    )
+    descent.step()
+    return descent.step
+
+
+def ucb_release() -> Callable[[], object]:
+    """One run of private GP-UCB with both of its releases, charged to a ledger."""
+    import torch
+    from gpytorch.kernels import MaternKernel
+
+    from botorch_dp.privacy import PrivacyBudget, PrivacyLedger
+    from botorch_dp.release import PrivateGPUCB
+
+    ledger = PrivacyLedger(
+        os.path.join(tempfile.mkdtemp(), "ledger"), PrivacyBudget(epsilon=50.0, delta=0.1)
+    )
+    choices = torch.linspace(0, 1, 20, dtype=torch.double).unsqueeze(-1)
+    kernel = MaternKernel(nu=2.5)
+    search = PrivateGPUCB(
+        choices, kernel=kernel, noise_std=0.1, epsilon=1.0, delta=1e-3,
+        dataset_correlation=0.99, ledger=ledger,
+    )  # fmt: skip
+
+    def objective(x: torch.Tensor) -> torch.Tensor:
+        return x.sin().sum(-1)
+
+    search.run(objective, 4)
+    return lambda: search.run(objective, 4)
+
+
+JOURNEYS: dict[str, Callable[[], Callable[[], object]]] = {
+    "a trial": trial,
+    "a private evaluation": evaluation,
+    "a descent step": descent_step,
+    "a GP-UCB release": ucb_release,
+}
+
+
+def follow(journey: Callable[[], object], package: Path) -> tuple[list[str], int]:
+    """Files of the package in the order in which a call first visits them, and crossings."""
+    visited: dict[str, None] = {}
+    crossings = 0
+
+    def ours(frame: FrameType | None) -> str | None:
+        if frame is None or not frame.f_code.co_filename.startswith(f"{package}{os.sep}"):
+            return None
+        return os.path.relpath(frame.f_code.co_filename, package)
+
+    def profile(frame: FrameType, event: str, argument: Any) -> None:
+        nonlocal crossings
+        if event != "call" or frame.f_code.co_name == "<module>":
+            return
+        file = ours(frame)
+        if file is None:
+            return
+        visited.setdefault(file)
+        caller = frame.f_back
+        while caller is not None and ours(caller) is None:
+            caller = caller.f_back
+        crossings += caller is not None and ours(caller) != file
+
+    threading.setprofile(profile)
+    sys.setprofile(profile)
+    try:
+        journey()
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)  # type: ignore[arg-type]
+    return list(visited), crossings
+
+
+def journeys() -> dict[str, Any]:
+    """Follow all journeys in this process."""
+    import botorch_dp
+
+    package = Path(botorch_dp.__file__).parent
+    results = {}
+    for name, prepare in JOURNEYS.items():
+        files, crossings = follow(prepare(), package)
+        results[name] = {"count": len(files), "cross_file_calls": crossings, "files": files}
+    return results
+
+
+def measure(root: Path) -> dict[str, Any]:
+    """Everything that is measured, of the checkout in a folder."""
+    lists = keyword_lists(root)
+    rooms = sorted((root / "botorch_dp").rglob("*.py"))
+    public = [name for f in rooms for name in exported(ast.parse(f.read_text()))]
+    # In a process of its own, so that the package is that of the checkout.
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", __file__, "--journeys"],
+        env={**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{ROOT}"},
+        cwd=tempfile.gettempdir(),
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    return {
+        "package": count_lines(root / "botorch_dp"),
+        "tests": count_lines(root / "tests"),
+        "public_names": len(set(public)),
+        "single_users": single_users(root),
+        "longest_keyword_lists": lists[:8],
+        "more_than_ten_keywords": [place for count, place in lists if count > MANY],
+        "repeated_runs": repeated_runs(root),
+        "journeys": json.loads(done.stdout),
+    }
+
+
+def show(found: dict[str, Any]) -> None:
+    for part in ("package", "tests"):
+        print(f"{part:26s}{found[part]['files']} files, {found[part]['lines']:,} lines")
+    print(f"{'public names':26s}{found['public_names']}")
+    print(f"{'modules with one user':26s}{len(found['single_users'])}")
+    print(f"{'more than ten keywords':26s}{len(found['more_than_ten_keywords'])}")
+    for count, place in found["longest_keyword_lists"]:
+        print(f"{'':26s}{count} {place}")
+    runs = found["repeated_runs"]
+    print(f"{'repeated runs of lines':26s}{len(runs)}")
+    for one, other, length in runs[:8]:
+        print(f"{'':26s}{length} lines: {one}, {other}")
+    for name, journey in found["journeys"].items():
+        print(f"{name:26s}{journey['count']} files, {journey['cross_file_calls']} crossings")
+        print(f"{'':26s}{' '.join(journey['files'])}")
+
+
+def write(found: dict[str, Any]) -> None:
+    """Put the journeys into the map, and the figures into the last column of their table."""
+    page = ROOT / "docs" / "architecture.md"
+    text = page.read_text()
+    for name, journey in found["journeys"].items():
+        listed = ", ".join(f"`{file}`" for file in journey["files"])
+        heading = re.search(rf"^\*\*{name}\*\* \(`[^`]*`\)", text, re.MULTILINE | re.IGNORECASE)
+        assert heading, f"docs/architecture.md does not describe {name}"
+        paragraph = textwrap.fill(
+            f"{heading[0]}: {listed}.", 104, break_long_words=False, break_on_hyphens=False
+        )
+        end = text.index("\n\n", heading.start())
+        text = text[: heading.start()] + paragraph + text[end:]
+    page.write_text(text)
+
+    (most, where), *_ = found["longest_keyword_lists"]
+    now = {
+        "files and lines of the package": "{files}, {lines:,}".format(**found["package"]),
+        "files and lines of the tests": "{files}, {lines:,}".format(**found["tests"]),
+        "public names": found["public_names"],
+        "modules with a single user": len(found["single_users"]),
+        "most keyword arguments": f"{most} (`{where.removesuffix('.__init__').split('.')[-1]}`)",
+        "functions and records with more than ten": len(found["more_than_ten_keywords"]),
+        "repeated runs of six or more lines": len(found["repeated_runs"]),
+    }
+    for name, journey in found["journeys"].items():
+        now[name] = f"{journey['count']} files ({journey['cross_file_calls']})"
+    page = ROOT / "docs" / "benchmarks.md"
+    text = page.read_text()
+    for row, value in now.items():
+        pattern = rf"^(\| {re.escape(row)} \|[^|]*\|)[^|]*\|$"
+        text, rows = re.subn(pattern, rf"\1 {value} |", text, flags=re.MULTILINE)
+        assert rows == 1, f"docs/benchmarks.md has {rows} rows for {row}"
+    page.write_text(text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tree", type=Path, help="another checkout; nothing is saved then")
+    parser.add_argument("--write", action="store_true", help="write the figures into docs/")
+    parser.add_argument("--journeys", action="store_true", help="only follow the journeys, as JSON")
+    options = parser.parse_args()
+    if options.journeys:
+        print(json.dumps(journeys()))
+        return
+    found = measure((options.tree or ROOT).resolve())
+    show(found)
+    if options.tree is None:
+        save_results("house", found)
+        if options.write:
+            write(found)
+
+
+if __name__ == "__main__":
+    main()
