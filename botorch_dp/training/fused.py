@@ -1,14 +1,16 @@
-"""The fused engine: per-example clipping at the price of plain SGD, for stacks of linear layers.
+"""What training engines share, and the fused one: clipping at the price of plain SGD.
 
-For a linear layer with input ``a`` and gradient ``g`` with respect to its output, the gradient of
-one record is the outer product ``g aᵀ``, whose norm is ``‖g‖ ‖a‖`` [Goodfellow2015]. So the norm
-over all layers is ``sqrt(Σ ‖g_l‖² (‖a_l‖² + 1))`` (the 1 is the bias), and the sum of the clipped
-gradients is ``Σ_i c_i g_i a_iᵀ = (c ∘ G)ᵀ A``: one backward pass to the layers' outputs, and one
-product per layer that plain SGD needs as well. No per-example gradient is ever formed. All
-replicates take part in the same batched products.
+An engine trains any number of *replicates*: models of one shape with different parameters. All
+trainable parameters of a replicate lie in one row of a matrix, in the order of
+``model.parameters()``, so that noise and the optimizer's step are written once.
 
-References:
-    [Goodfellow2015] I. Goodfellow. Efficient per-example gradient computations. arXiv:1510.01799.
+The fused engine is for stacks of linear layers. For a linear layer with input ``a`` and gradient
+``g`` with respect to its output, the gradient of one record is the outer product ``g aᵀ``, whose
+norm is ``‖g‖ ‖a‖`` [Goodfellow2015]. So the norm over all layers is
+``sqrt(Σ ‖g_l‖² (‖a_l‖² + 1))`` (the 1 is the bias), and the sum of the clipped gradients is
+``Σ_i c_i g_i a_iᵀ = (c ∘ G)ᵀ A``: one backward pass to the layers' outputs, and one product per
+layer that plain SGD needs as well. No per-example gradient is ever formed. All replicates take
+part in the same batched products.
 """
 
 from __future__ import annotations
@@ -16,18 +18,71 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from botorch_dp.training.engine import (
-    clip_factors,
-    parameter_views,
-    stack_parameters,
-    trainable,
-)
-from botorch_dp.training.losses import Loss, output_gradient
+from botorch_dp.training.networks import Loss, output_gradient
 from botorch_dp.training.records import TrainingRecords
+
+
+class Engine(Protocol):
+    """Computes sums of clipped per-example gradients for all replicates at once."""
+
+    parameters: Tensor
+    """Trainable parameters, ``R x p``; whoever changes them in place changes the models."""
+    kept: Tensor
+    """How many gradients were finite so far, of all places in all lots. Sensitive."""
+
+    def clipped_sums(self, lots: Tensor, filled: Tensor | None, clip_norm: float) -> Tensor:
+        """The sums of clipped gradients over one lot for each replicate.
+
+        Args:
+            lots: Indices of records, ``R x m``.
+            filled: Which places of the lots are filled (1) and which are empty (0), ``R x m``;
+                None if all are filled.
+            clip_norm: The largest l2 norm of a record's gradient over all parameters.
+
+        Returns:
+            ``R x p``; the caller may change it, and the next call overwrites it.
+        """
+
+    def finished_models(self) -> list[nn.Module]:
+        """The replicates as ordinary modules in evaluation mode."""
+
+
+def trainable(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters that training changes, in the order of ``model.parameters()``."""
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def stack_parameters(models: Sequence[nn.Module]) -> Tensor:
+    """The trainable parameters of all replicates, ``R x p``."""
+    rows = [torch.cat([p.detach().flatten() for p in trainable(model)]) for model in models]
+    return torch.stack(rows)
+
+
+def parameter_views(matrix: Tensor, model: nn.Module) -> list[Tensor]:
+    """The columns of ``matrix`` (``R x p``) as ``R x shape`` views, one for each parameter."""
+    shapes = [parameter.shape for parameter in trainable(model)]
+    columns = matrix.split([shape.numel() for shape in shapes], dim=1)
+    return [
+        column.view(matrix.shape[0], *shape) for column, shape in zip(columns, shapes, strict=True)
+    ]
+
+
+def clip_factors(norms: Tensor, clip_norm: float) -> Tensor:
+    """``min(1, clip_norm / norm)``, and 0 where the norm is not finite or out of all proportion.
+
+    The same operations whatever the norms are: a record can neither raise an error nor change the
+    time. What is multiplied with a factor of 0 must be made finite by the caller.
+    """
+    factors = norms.reciprocal().mul_(clip_norm).clamp_(max=1.0).nan_to_num_(nan=0.0)
+    # A subnormal factor has lost its digits and could exceed the quotient that it stands for.
+    return F.threshold(factors, torch.finfo(factors.dtype).tiny, 0.0, inplace=True)
+
 
 #: Activations that act on each number alone and have no parameters.
 ELEMENTWISE = (

@@ -17,13 +17,13 @@ from opacus.validators import ModuleValidator
 from torch import Tensor, nn
 
 from botorch_dp.errors import PrivacyError
-from botorch_dp.training.engine import (
+from botorch_dp.training.fused import (
     clip_factors,
     parameter_views,
     stack_parameters,
     trainable,
 )
-from botorch_dp.training.losses import Loss
+from botorch_dp.training.networks import Loss
 from botorch_dp.training.randomness import Randomness, seeded_torch
 from botorch_dp.training.records import TrainingRecords
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from botorch_dp.errors import PrivacyError
-from botorch_dp.training.losses import Loss
+from botorch_dp.training.networks import Loss
 from botorch_dp.training.randomness import seeded_torch
 from botorch_dp.training.records import TrainTest, synthetic_records
 

@@ -1,34 +1,36 @@
-"""Differentially private training with DP-SGD and DP-Adam.
-
-References:
-    [Avent2020] B. Avent, J. Gonzalez, T. Diethe, A. Paleyes, B. Balle. Automatic discovery of
-        privacy-utility Pareto fronts. Proceedings on Privacy Enhancing Technologies 2020(4).
-    [Abadi2016] M. Abadi et al. Deep learning with differential privacy. CCS 2016.
-    [Yousefpour2021] A. Yousefpour et al. Opacus: user-friendly differential privacy library in
-        PyTorch. arXiv:2109.12298.
-"""
+"""Training with DP-SGD and DP-Adam: the trainer, and what it returns."""
 
 from __future__ import annotations
 
 import copy
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from botorch_dp._checks import check_integer, check_nonnegative, check_positive
 from botorch_dp.errors import PrivacyError
-from botorch_dp.privacy import PrivacyLedger
-from botorch_dp.training.engine import Engine, parameter_views, trainable
-from botorch_dp.training.fused import FusedEngine, why_not_fused
-from botorch_dp.training.losses import Loss
-from botorch_dp.training.networks import accuracy
+from botorch_dp.privacy import Guarantee, PrivacyLedger
+from botorch_dp.training.fused import (
+    Engine,
+    FusedEngine,
+    parameter_views,
+    trainable,
+    why_not_fused,
+)
+from botorch_dp.training.networks import Loss, accuracy
 from botorch_dp.training.opacus import OpacusEngine, check_opacus_accepts
 from botorch_dp.training.per_example import examine
-from botorch_dp.training.plan import Optimizer, TrainingPlan
+from botorch_dp.training.plan import (
+    Optimizer,
+    Sampling,
+    TrainingPlan,
+    TrainingSettings,
+    make_plan,
+)
 from botorch_dp.training.randomness import (
     Randomness,
     SeededRandomness,
@@ -37,13 +39,74 @@ from botorch_dp.training.randomness import (
 )
 from botorch_dp.training.records import TrainTest, check_data, training_records
 from botorch_dp.training.run import TrainingRun
-from botorch_dp.training.sampling import Sampling
-from botorch_dp.training.trained import Trained, TrainingDiagnostics
 
 EngineName = Literal["auto", "fused", "opacus"]
 
 _EVALUATION_BATCH = 4096
 _STOPPED = "the moment at which training was stopped did not depend on the records"
+
+
+@dataclass(frozen=True, repr=False)
+class TrainingDiagnostics:
+    """What was seen of the records in training. SENSITIVE: never publish it.
+
+    Args:
+        accuracy: The model's utility on the test records.
+        unusable_records: Training records with values that are not finite or classes that do not
+            exist; they never contribute a gradient.
+        dropped_gradients: Gradients that were not finite and counted as zero.
+    """
+
+    accuracy: float
+    unusable_records: int
+    dropped_gradients: int
+
+    def __repr__(self) -> str:
+        return "TrainingDiagnostics(sensitive)"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Trained:
+    """A trained model and what is promised for it.
+
+    The guarantee covers ``model`` (and every state it went through), nothing else: the accuracy is
+    computed from the test records and is sensitive.
+
+    Args:
+        model: The model, in evaluation mode.
+        guarantee: What holds for the model; status ``"none"`` unless it was trained with
+            ``publish=True``.
+        plan: The public parameters of the run.
+        steps: How many steps were taken.
+        diagnostics: Sensitive.
+    """
+
+    model: nn.Module
+    guarantee: Guarantee
+    plan: TrainingPlan
+    steps: int
+    diagnostics: TrainingDiagnostics
+
+    @property
+    def accuracy(self) -> float:
+        """The utility on the test records. Sensitive."""
+        return self.diagnostics.accuracy
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether training was stopped before its last step."""
+        return self.steps < self.plan.steps
+
+    @property
+    def epsilon(self) -> float:
+        """The cost at ``plan.delta`` of the steps taken, had they been taken to publish the model.
+
+        For tuning: a run under a seed promises nothing itself, and its guarantee says so.
+        """
+        return self.plan.guarantee_after(self.steps).epsilon(self.plan.delta)
+
+    def __repr__(self) -> str:
+        return f"Trained(steps={self.steps} of {self.plan.steps}, guarantee: {self.guarantee})"
 
 
 class DPTrainer:
@@ -132,57 +195,32 @@ class DPTrainer:
             f"engine={self.engine!r})"
         )
 
-    def plan(
-        self,
-        *,
-        learning_rate: float,
-        clip_norm: float,
-        noise_multiplier: float,
-        lot_size: int,
-        epochs: int,
-        delta: float = 1e-5,
-    ) -> TrainingPlan:
-        """What :meth:`fit` would do with these parameters, and its guarantee, at no cost."""
-        return TrainingPlan(
+    def plan(self, **settings: Unpack[TrainingSettings]) -> TrainingPlan:
+        """What :meth:`fit` would do with these settings, and its guarantee, at no cost."""
+        return make_plan(
+            settings,
             num_records=len(self.data.train_X),
-            learning_rate=learning_rate,
-            clip_norm=clip_norm,
-            noise_multiplier=noise_multiplier,
-            lot_size=lot_size,
-            epochs=epochs,
             optimizer=self.optimizer,
             sampling=self.sampling,
-            delta=delta,
         )
 
     def fit(
         self,
         *,
-        learning_rate: float,
-        clip_norm: float,
-        noise_multiplier: float,
-        lot_size: int,
-        epochs: int,
         seed: int | None = None,
-        delta: float = 1e-5,
         publish: bool = False,
         ledger: PrivacyLedger | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         checkpoint_seconds: float = 60.0,
         progress: bool = False,
         on_interrupt: Literal["stop", "raise"] = "stop",
+        **settings: Unpack[TrainingSettings],
     ) -> Trained:
         """Train one model.
 
         Args:
-            learning_rate: Step size.
-            clip_norm: Largest norm of one record's gradient.
-            noise_multiplier: Noise in units of the sensitivity; see :class:`TrainingPlan`.
-            lot_size: Records in a lot.
-            epochs: The run takes ``epochs * (n // lot_size)`` steps.
             seed: A non-negative integer that fixes initial weights, lots and noise. Required to
                 tune, refused to publish.
-            delta: Where :attr:`Trained.epsilon` is evaluated, and charged to the ledger.
             publish: Draw lots and noise from the operating system and clip in double precision,
                 for a model that others will see. Slower than under a seed.
             ledger: Charged with the complete run before training starts; stopping early gives
@@ -196,18 +234,14 @@ class DPTrainer:
             on_interrupt: After Ctrl-C, ``"stop"`` returns the model as it is after the current
                 step, with the guarantee of the steps taken; ``"raise"`` raises
                 ``KeyboardInterrupt``. Both write the checkpoint first.
+            settings: ``learning_rate``, ``clip_norm``, ``noise_multiplier`` or
+                ``target_epsilon``, ``lot_size``, ``epochs`` and ``delta``; see
+                :class:`TrainingSettings`.
 
         Raises:
             BudgetExhausted: If the ledger cannot bear the run; nothing was trained.
         """
-        plan = self.plan(
-            learning_rate=learning_rate,
-            clip_norm=clip_norm,
-            noise_multiplier=noise_multiplier,
-            lot_size=lot_size,
-            epochs=epochs,
-            delta=delta,
-        )
+        plan = self.plan(**settings)
         check_nonnegative("checkpoint_seconds", checkpoint_seconds)
         if on_interrupt not in ("stop", "raise"):
             raise ValueError(f"`on_interrupt` must be 'stop' or 'raise', got {on_interrupt!r}.")
@@ -229,7 +263,9 @@ class DPTrainer:
             # charged twice.
             run.save(checkpoint)
         if ledger is not None:
-            ledger.charge(plan.guarantee, label=plan.guarantee.mechanism, key=run.id, delta=delta)
+            ledger.charge(
+                plan.guarantee, label=plan.guarantee.mechanism, key=run.id, delta=plan.delta
+            )
         run.run(
             progress=progress,
             stop_on_interrupt=on_interrupt == "stop",
@@ -242,28 +278,16 @@ class DPTrainer:
     def fit_replicates(
         self,
         *,
-        learning_rate: float,
-        clip_norm: float,
-        noise_multiplier: float,
-        lot_size: int,
-        epochs: int,
         seeds: Sequence[int],
-        delta: float = 1e-5,
         progress: bool = False,
+        **settings: Unpack[TrainingSettings],
     ) -> list[Trained]:
         """Train one model for each seed, with their own initial weights, lots and noise.
 
         To tune: the fused engine trains all of them in one batched computation. Ctrl-C raises
         ``KeyboardInterrupt``, so that a half-trained trial is not taken for a finished one.
         """
-        plan = self.plan(
-            learning_rate=learning_rate,
-            clip_norm=clip_norm,
-            noise_multiplier=noise_multiplier,
-            lot_size=lot_size,
-            epochs=epochs,
-            delta=delta,
-        )
+        plan = self.plan(**settings)
         seeds = list(seeds)
         if not seeds:
             raise ValueError("`seeds` is empty: give at least one integer.")

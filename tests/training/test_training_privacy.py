@@ -15,10 +15,10 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from botorch_dp.privacy import Guarantee, audit_epsilon
+from botorch_dp.privacy import Guarantee, NeighboringRelation, audit_epsilon
 from botorch_dp.training import DPTrainer, TrainTest
+from botorch_dp.training.plan import SENSITIVITY as SENSITIVITIES
 from botorch_dp.training.randomness import SystemRandomness
-from botorch_dp.training.sampling import FixedLots, PoissonLots
 from tests.training.helpers import (
     FALSE_ALARM,
     linear_loss,
@@ -78,7 +78,7 @@ def test_the_noise_has_the_stated_deviation(sampling: str, engine: str, publish:
 
 
 def test_a_missing_factor_of_two_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FixedLots, "sensitivity", 1.0)
+    monkeypatch.setitem(SENSITIVITIES, NeighboringRelation.REPLACE_ONE, 1.0)
     noise = pure_noise("without_replacement", "fused", publish=False)
     assert not variance_is(noise, math.sqrt(6) * 3.0 * 2 * 0.25)
 
@@ -212,8 +212,8 @@ def test_the_audit_stays_below_the_claim(sampling: str, lot_size: int) -> None:
 @BOTH
 def test_the_audit_catches_missing_noise(sampling: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Noise in units of C under replace-one (the factor-2 trap), or half the noise for Poisson."""
-    for lots in (FixedLots, PoissonLots):
-        monkeypatch.setattr(lots, "sensitivity", lots.sensitivity / 2)
+    for relation, sensitivity in list(SENSITIVITIES.items()):
+        monkeypatch.setitem(SENSITIVITIES, relation, sensitivity / 2)
     bound, guarantee = audit_one_step(sampling, 2, 3000)
     assert bound > guarantee.epsilon(AUDIT_DELTA)
 
