@@ -18,6 +18,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -34,7 +35,7 @@ class Engine(Protocol):
     parameters: Tensor
     """Trainable parameters, ``R x p``; whoever changes them in place changes the models."""
     kept: Tensor
-    """How many gradients were finite so far, of all places in all lots. Sensitive."""
+    """How many gradients were finite so far, of all filled places of all lots. Sensitive."""
 
     def clipped_sums(self, lots: Tensor, filled: Tensor | None, clip_norm: float) -> Tensor:
         """The sums of clipped gradients over one lot for each replicate.
@@ -71,6 +72,17 @@ def parameter_views(matrix: Tensor, model: nn.Module) -> list[Tensor]:
     return [
         column.view(matrix.shape[0], *shape) for column, shape in zip(columns, shapes, strict=True)
     ]
+
+
+def write_back(matrix: Tensor, models: Sequence[nn.Module]) -> list[nn.Module]:
+    """Copy the rows of ``matrix`` (``R x p``) into the models and set these to evaluation mode."""
+    for model, row in zip(models, matrix, strict=True):
+        for parameter, view in zip(
+            trainable(model), parameter_views(row.unsqueeze(0), model), strict=True
+        ):
+            parameter.data.copy_(view[0])
+        model.eval()
+    return list(models)
 
 
 def clip_factors(norms: Tensor, clip_norm: float) -> Tensor:
@@ -124,7 +136,7 @@ def why_not_fused(model: nn.Module, X: Tensor) -> str | None:
     for layer in layers:
         if type(layer) is not nn.Linear and type(layer) not in ELEMENTWISE:
             return f"{type(layer).__name__} is neither a linear layer nor an elementwise activation"
-        if _has_hooks(layer):
+        if _has_hooks(layer) or "forward" in vars(layer):
             return f"a hook is registered on {type(layer).__name__}"
     linear = [layer for layer in layers if type(layer) is nn.Linear]
     tensors = [parameter for layer in linear for parameter in layer.parameters()]
@@ -180,7 +192,7 @@ class FusedEngine:
     Args:
         models: The replicates; their trainable parameters are copied.
         records: The training data.
-        loss: Returns one loss per record.
+        loss: Takes the outputs and targets of a batch of one, or has a known gradient.
         precise: Whether to clip and add up in double precision.
     """
 
@@ -188,19 +200,17 @@ class FusedEngine:
         self, models: Sequence[nn.Module], records: TrainingRecords, loss: Loss, *, precise: bool
     ) -> None:
         self._models, self._records, self._loss = models, records, loss
-        self._X = records.X.flatten(1)
-        self._type = torch.float64 if precise else self._X.dtype
         self.parameters = stack_parameters(models)
-        self.kept = torch.zeros((), dtype=torch.long, device=self._X.device)
+        self._type = torch.float64 if precise else self.parameters.dtype
+        self.kept = torch.zeros((), dtype=torch.long, device=self.parameters.device)
         self._sums = torch.empty_like(self.parameters, dtype=self._type)
-        self._gathered = self._X[:0]
+        self._gathered = self.parameters.new_empty(0)
         self._layers = self._stack_layers()
         first = next(i for i, x in enumerate(self._layers) if isinstance(x, _Linear) and x.trains)
         self._frozen, self._active = self._layers[:first], self._layers[first:]
-        self._scales = self._record_scales()
 
     def clipped_sums(self, lots: Tensor, filled: Tensor | None, clip_norm: float) -> Tensor:
-        """See :class:`~botorch_dp.training.engine.Engine`."""
+        """See :class:`Engine`."""
         replicates, size = lots.shape
         indices = lots.flatten()
         inputs = self._gather(indices).view(replicates, size, self._X.shape[1])
@@ -217,9 +227,9 @@ class FusedEngine:
             norms.append(norm)
         total = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms), dim=0)
         factors = clip_factors(total, clip_norm)
-        self.kept.add_(factors.count_nonzero())
         if filled is not None:
             factors.mul_(filled)
+        self.kept.add_(factors.count_nonzero())
         factors = factors.unsqueeze(-1)
 
         for layer, a, g in zip(layers, layer_inputs, gradients, strict=True):
@@ -232,13 +242,8 @@ class FusedEngine:
         return self._sums
 
     def finished_models(self) -> list[nn.Module]:
-        """See :class:`~botorch_dp.training.engine.Engine`."""
-        for model, row in zip(self._models, self.parameters, strict=True):
-            views = parameter_views(row.unsqueeze(0), model)
-            for parameter, view in zip(trainable(model), views, strict=True):
-                parameter.data.copy_(view[0])
-            model.eval()
-        return list(self._models)
+        """See :class:`Engine`."""
+        return write_back(self.parameters, self._models)
 
     def _backward(
         self, inputs: Tensor, targets: Tensor
@@ -277,13 +282,18 @@ class FusedEngine:
         ]
         return layers, [a.to(self._type) for a in finite], [g.to(self._type) for g in gradients]
 
+    @cached_property
+    def _X(self) -> Tensor:
+        return self._records.X.flatten(1)
+
     def _gather(self, indices: Tensor) -> Tensor:
         """Rows of the inputs, in memory that the next call uses again."""
         if len(self._gathered) != len(indices):
             self._gathered = self._X.new_empty(len(indices), self._X.shape[1])
         return torch.index_select(self._X, 0, indices, out=self._gathered)
 
-    def _record_scales(self) -> Tensor:
+    @cached_property
+    def _scales(self) -> Tensor:
         """What a record's first gradient is multiplied with to give the norm's part, ``n``.
 
         The inputs do not change, so their norms are computed once. An unusable record's is NaN,
@@ -327,7 +337,7 @@ class FusedEngine:
 
 def _flat_layers(model: nn.Module) -> list[nn.Module]:
     """The layers of nested ``nn.Sequential`` models in order; another model is one layer."""
-    if type(model) is not nn.Sequential or _has_hooks(model):
+    if type(model) is not nn.Sequential or _has_hooks(model) or "forward" in vars(model):
         return [model]
     return [layer for child in model for layer in _flat_layers(child)]
 

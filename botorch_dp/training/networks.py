@@ -21,6 +21,7 @@ from itertools import pairwise
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import grad, vmap
 
 from botorch_dp._checks import check_integer
 
@@ -136,12 +137,15 @@ OUTPUT_GRADIENTS: dict[Loss, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def output_gradient(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
-    """The gradient of the sum of the records' losses with respect to the outputs, ``b x k``."""
+    """The gradients of the records' own losses with respect to their outputs, ``b x k``.
+
+    A loss without a known gradient is called on one record at a time, so that it cannot mix them.
+    """
     known = OUTPUT_GRADIENTS.get(loss)
     if known is not None:
         return known(outputs.detach(), targets)
-    with torch.enable_grad():
-        leaf = outputs.detach().requires_grad_()
-        losses = loss(leaf, targets)
-        (gradient,) = torch.autograd.grad(losses, leaf, torch.ones_like(losses))
-    return gradient
+
+    def loss_of_one(output: Tensor, target: Tensor) -> Tensor:
+        return loss(output.unsqueeze(0), target.unsqueeze(0)).sum()
+
+    return vmap(grad(loss_of_one), randomness="different")(outputs.detach(), targets)

@@ -100,6 +100,7 @@ class TrainingPlan:
             ``m / n``, as in [Abadi2016]; the sum is divided by the expected size ``m``, for the
             real one depends on the records).
         delta: Where :attr:`epsilon` is evaluated.
+        conditions: What else the guarantee rests on, in sentences.
 
     Example:
         >>> plan = TrainingPlan(num_records=1000, learning_rate=0.1, clip_norm=1.0,
@@ -117,6 +118,7 @@ class TrainingPlan:
     optimizer: Optimizer = "sgd"
     sampling: Sampling = "without_replacement"
     delta: float = 1e-5
+    conditions: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         noise_multiplier = check_nonnegative("noise_multiplier", self.noise_multiplier)
@@ -199,7 +201,7 @@ class TrainingPlan:
             return Guarantee(mechanism, unit, (), void="no noise was added")
         return Guarantee(
             mechanism,
-            unit.given(_FIXED_BEFOREHAND),
+            unit.given(_FIXED_BEFOREHAND, *self.conditions),
             (self.privacy_loss(steps),),
             assumptions=(_NOISE_IS_APPROXIMATE,),
             quoted_delta=self.delta,
@@ -230,7 +232,7 @@ class TrainingPlan:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form."""
-        return asdict(self)
+        return {**asdict(self), "conditions": list(self.conditions)}
 
 
 def make_plan(settings: TrainingSettings, **fixed: Any) -> TrainingPlan:

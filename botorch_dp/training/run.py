@@ -52,7 +52,7 @@ class TrainingRun:
         identity: dict[str, Any],
     ) -> None:
         self.step = 0
-        #: Places in all lots so far.
+        #: Filled places of all lots so far.
         self.drawn = 0
         self._ahead: list[_Lots] = []
         self.id = uuid.uuid4().hex
@@ -105,7 +105,7 @@ class TrainingRun:
         if not self._ahead:
             self._ahead = self._draw_ahead()
         lots, filled = self._ahead.pop(0)
-        self.drawn += lots.numel()
+        self.drawn += lots.numel() if filled is None else int(filled.sum())
         sums = self._engine.clipped_sums(lots, filled, plan.clip_norm)
         if plan.noise_multiplier > 0:
             for row, coins in zip(sums, self._coins, strict=True):

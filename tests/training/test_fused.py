@@ -15,7 +15,6 @@ from botorch_dp.training.fused import (
     trainable,
     why_not_fused,
 )
-from botorch_dp.training.records import training_records
 from tests.training.helpers import (
     INDICES,
     assert_models_follow_the_matrix,
@@ -23,6 +22,7 @@ from tests.training.helpers import (
     flat,
     make_data,
     stack,
+    training_records,
 )
 
 
@@ -80,7 +80,7 @@ def test_replicates_are_independent_rows(precise: bool) -> None:
     engine = FusedEngine(models, records, cross_entropy_loss, precise=precise)
     together = engine.clipped_sums(lots, filled, 0.3)
     assert together.dtype == (torch.float64 if precise else torch.float32)
-    assert int(engine.kept) == 24
+    assert int(engine.kept) == 8 + 4
     for row, model, lot, size in zip(together, models, lots, (8, 4, 0), strict=True):
         alone = FusedEngine([model], records, cross_entropy_loss, precise=precise)
         expected = alone.clipped_sums(lot[:size].unsqueeze(0), None, 0.3)[0] if size else 0 * row
@@ -97,7 +97,7 @@ def test_replicates_are_independent_rows(precise: bool) -> None:
         (nn.Sequential(nn.Linear(7, 3), nn.Softmax(dim=1)), (7,), "Softmax"),
     ],
 )
-def test_what_the_fused_engine_leaves_to_opacus(
+def test_what_the_fused_engine_leaves_to_the_other(
     model: nn.Module, shape: tuple[int, ...], reason: str
 ) -> None:
     assert reason in str(why_not_fused(model, torch.zeros(2, *shape)))

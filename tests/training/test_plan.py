@@ -173,8 +173,9 @@ def test_the_delta_asked_for_is_the_delta_quoted() -> None:
     assert ", 1e-07)-differentially private" in str(TrainingPlan(**GOOD, delta=1e-7).guarantee)
 
 
-@pytest.mark.parametrize("sampling", get_args(Sampling))
-@pytest.mark.parametrize("target", [0.1, 1.0, 7.0])
+@pytest.mark.parametrize(
+    "sampling, target", [("without_replacement", 0.1), ("without_replacement", 7), ("poisson", 1)]
+)
 def test_a_target_is_met_and_never_exceeded(sampling: str, target: float) -> None:
     settings = {name: GOOD[name] for name in ("learning_rate", "clip_norm", "lot_size", "epochs")}
     fixed = {"num_records": 1000, "optimizer": "sgd", "sampling": sampling}

@@ -28,7 +28,7 @@ from tests.training.helpers import FLOAT_DATA, NETWORK, SETTINGS, make_data, tra
 
 
 class TestDeterminism:
-    @pytest.mark.parametrize("engine", ["fused", "opacus"])
+    @pytest.mark.parametrize("engine", ["fused", "per_record"])
     @pytest.mark.parametrize("sampling", ["without_replacement", "poisson"])
     def test_the_same_seed_gives_the_same_model(self, engine: str, sampling: str) -> None:
         fits = []
@@ -40,7 +40,7 @@ class TestDeterminism:
         other = trainer(engine=engine, sampling=sampling).fit(**SETTINGS, seed=6)
         assert not torch.equal(weights(fits[0].model), weights(other.model))
 
-    @pytest.mark.parametrize("engine", ["fused", "opacus"])
+    @pytest.mark.parametrize("engine", ["fused", "per_record"])
     def test_on_one_and_on_two_threads(self, engine: str) -> None:
         """Bit for bit with either number of threads; between them, up to the order of sums."""
         data = make_data(n=400, shape=(40,), dtype=torch.float32)
@@ -87,12 +87,12 @@ class TestDeterminism:
     def test_global_generators_are_left_alone(self) -> None:
         before = torch.get_rng_state()
         trainer().fit(**SETTINGS, seed=0)
-        trainer(engine="opacus").fit(**SETTINGS, publish=True)
+        trainer(engine="per_record").fit(**SETTINGS, publish=True)
         assert torch.equal(before, torch.get_rng_state())
 
 
 class TestReplicates:
-    @pytest.mark.parametrize("engine", ["fused", "opacus"])
+    @pytest.mark.parametrize("engine", ["fused", "per_record"])
     @pytest.mark.parametrize("sampling", ["without_replacement", "poisson"])
     @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
     def test_each_replicate_is_the_run_of_its_seed(
@@ -121,7 +121,7 @@ class TestReplicates:
 
 
 class TestEdges:
-    @pytest.mark.parametrize("engine", ["fused", "opacus"])
+    @pytest.mark.parametrize("engine", ["fused", "per_record"])
     @pytest.mark.parametrize("sampling", ["without_replacement", "poisson"])
     @pytest.mark.parametrize(
         "n, lot_size, epochs", [(1, 1, 1), (1, 1, 3), (9, 9, 2), (9, 1, 1), (9, 5, 1)]
@@ -137,7 +137,7 @@ class TestEdges:
         assert weights(fitted.model).isfinite().all()
         assert 0 < fitted.epsilon < math.inf
 
-    @pytest.mark.parametrize("engine", ["fused", "opacus"])
+    @pytest.mark.parametrize("engine", ["fused", "per_record"])
     def test_poisson_lots_that_are_empty_still_get_noise(self, engine: str) -> None:
         data = make_data(n=200, dtype=torch.float32)
         settings = {**SETTINGS, "lot_size": 1, "epochs": 1}
@@ -167,7 +167,7 @@ class TestPromises:
         assert fitted.epsilon == each.plan(**SETTINGS).epsilon < math.inf
         assert fitted.guarantee.nominal == each.plan(**SETTINGS).guarantee
 
-    @pytest.mark.parametrize("engine", ["fused", "opacus"])
+    @pytest.mark.parametrize("engine", ["fused", "per_record"])
     @pytest.mark.parametrize("sampling", ["without_replacement", "poisson"])
     @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
     def test_a_published_run(self, engine: str, sampling: str, optimizer: str) -> None:

@@ -65,7 +65,7 @@ def pure_noise(sampling: str, engine: str, *, publish: bool, steps: int = 3) -> 
 
 @BOTH
 @pytest.mark.parametrize("publish", [False, True])
-@pytest.mark.parametrize("engine", ["fused", "opacus"])
+@pytest.mark.parametrize("engine", ["fused", "per_record"])
 def test_the_noise_has_the_stated_deviation(sampling: str, engine: str, publish: bool) -> None:
     """Six steps: sqrt(6) times ``z S`` with S = 2C (without replacement) or C (Poisson)."""
     noise = pure_noise(sampling, engine, publish=publish)
