@@ -2,7 +2,7 @@
 
 The *lot* of a step is the set of records whose clipped gradients are added up. How lots are drawn,
 how far one record moves their sum, and which privacy loss that amounts to is decided here and
-nowhere else, so that a factor of two has one place to be right.
+nowhere else in training.
 """
 
 from __future__ import annotations
@@ -27,10 +27,6 @@ from botorch_dp.training.randomness import Randomness
 
 Optimizer = Literal["sgd", "adam"]
 Sampling = Literal["without_replacement", "poisson"]
-
-#: How far one record moves the sum of clipped gradients, in clipping norms: a replaced record turns
-#: one clipped gradient into another, an added one brings one more.
-SENSITIVITY = {NeighboringRelation.REPLACE_ONE: 2.0, NeighboringRelation.ADD_OR_REMOVE_ONE: 1.0}
 
 #: Below this, squares of single-precision gradients vanish and a norm could be underestimated.
 SMALLEST_CLIP_NORM = 1e-12
@@ -158,7 +154,7 @@ class TrainingPlan:
     @property
     def sensitivity(self) -> float:
         """How far one record moves the sum of clipped gradients under the relation."""
-        return SENSITIVITY[self.relation] * self.clip_norm
+        return self.relation.sum_sensitivity * self.clip_norm
 
     @property
     def noise_std(self) -> float:
