@@ -1,9 +1,11 @@
 """Training with differential privacy: DP-SGD and DP-Adam, fast enough to be tuned."""
 
-from botorch_dp.training.losses import cross_entropy_loss, hinge_loss, logistic_loss
 from botorch_dp.training.networks import (
     accuracy,
+    cross_entropy_loss,
+    hinge_loss,
     linear_svm,
+    logistic_loss,
     logistic_regression,
     mlp1,
     mlp2,
@@ -13,10 +15,9 @@ from botorch_dp.training.output_perturbation import (
     OutputPerturbedLogisticRegression,
     PerturbedModel,
 )
-from botorch_dp.training.plan import TrainingPlan
+from botorch_dp.training.plan import TrainingPlan, TrainingSettings
 from botorch_dp.training.records import TrainTest
-from botorch_dp.training.trained import Trained, TrainingDiagnostics
-from botorch_dp.training.trainer import DPTrainer
+from botorch_dp.training.trainer import DPTrainer, Trained, TrainingDiagnostics
 
 __all__ = [
     "DPTrainer",
@@ -26,6 +27,7 @@ __all__ = [
     "Trained",
     "TrainingDiagnostics",
     "TrainingPlan",
+    "TrainingSettings",
     "accuracy",
     "cross_entropy_loss",
     "hinge_loss",

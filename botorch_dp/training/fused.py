@@ -1,14 +1,16 @@
-"""The fused engine: per-example clipping at the price of plain SGD, for stacks of linear layers.
+"""What training engines share, and the fused one: clipping at the price of plain SGD.
 
-For a linear layer with input ``a`` and gradient ``g`` with respect to its output, the gradient of
-one record is the outer product ``g aᵀ``, whose norm is ``‖g‖ ‖a‖`` [Goodfellow2015]. So the norm
-over all layers is ``sqrt(Σ ‖g_l‖² (‖a_l‖² + 1))`` (the 1 is the bias), and the sum of the clipped
-gradients is ``Σ_i c_i g_i a_iᵀ = (c ∘ G)ᵀ A``: one backward pass to the layers' outputs, and one
-product per layer that plain SGD needs as well. No per-example gradient is ever formed. All
-replicates take part in the same batched products.
+An engine trains any number of *replicates*: models of one shape with different parameters. All
+trainable parameters of a replicate lie in one row of a matrix, in the order of
+``model.parameters()``, so that noise and the optimizer's step are written once.
 
-References:
-    [Goodfellow2015] I. Goodfellow. Efficient per-example gradient computations. arXiv:1510.01799.
+The fused engine is for stacks of linear layers. For a linear layer with input ``a`` and gradient
+``g`` with respect to its output, the gradient of one record is the outer product ``g aᵀ``, whose
+norm is ``‖g‖ ‖a‖`` [Goodfellow2015]. So the norm over all layers is
+``sqrt(Σ ‖g_l‖² (‖a_l‖² + 1))`` (the 1 is the bias), and the sum of the clipped gradients is
+``Σ_i c_i g_i a_iᵀ = (c ∘ G)ᵀ A``: one backward pass to the layers' outputs, and one product per
+layer that plain SGD needs as well. No per-example gradient is ever formed. All replicates take
+part in the same batched products.
 """
 
 from __future__ import annotations
@@ -16,18 +18,83 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from botorch_dp.training.engine import (
-    clip_factors,
-    parameter_views,
-    stack_parameters,
-    trainable,
-)
-from botorch_dp.training.losses import Loss, output_gradient
+from botorch_dp.training.networks import Loss, output_gradient
 from botorch_dp.training.records import TrainingRecords
+
+
+class Engine(Protocol):
+    """Computes sums of clipped per-example gradients for all replicates at once."""
+
+    parameters: Tensor
+    """Trainable parameters, ``R x p``; whoever changes them in place changes the models."""
+    kept: Tensor
+    """How many gradients were finite so far, of all filled places of all lots. Sensitive."""
+
+    def clipped_sums(self, lots: Tensor, filled: Tensor | None, clip_norm: float) -> Tensor:
+        """The sums of clipped gradients over one lot for each replicate.
+
+        Args:
+            lots: Indices of records, ``R x m``.
+            filled: Which places of the lots are filled (1) and which are empty (0), ``R x m``;
+                None if all are filled.
+            clip_norm: The largest l2 norm of a record's gradient over all parameters.
+
+        Returns:
+            ``R x p``; the caller may change it, and the next call overwrites it.
+        """
+
+    def finished_models(self) -> list[nn.Module]:
+        """The replicates as ordinary modules in evaluation mode."""
+
+
+def trainable(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters that training changes, in the order of ``model.parameters()``."""
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def stack_parameters(models: Sequence[nn.Module]) -> Tensor:
+    """The trainable parameters of all replicates, ``R x p``."""
+    rows = [torch.cat([p.detach().flatten() for p in trainable(model)]) for model in models]
+    return torch.stack(rows)
+
+
+def parameter_views(matrix: Tensor, model: nn.Module) -> list[Tensor]:
+    """The columns of ``matrix`` (``R x p``) as ``R x shape`` views, one for each parameter."""
+    shapes = [parameter.shape for parameter in trainable(model)]
+    columns = matrix.split([shape.numel() for shape in shapes], dim=1)
+    return [
+        column.view(matrix.shape[0], *shape) for column, shape in zip(columns, shapes, strict=True)
+    ]
+
+
+def write_back(matrix: Tensor, models: Sequence[nn.Module]) -> list[nn.Module]:
+    """Copy the rows of ``matrix`` (``R x p``) into the models and set these to evaluation mode."""
+    for model, row in zip(models, matrix, strict=True):
+        for parameter, view in zip(
+            trainable(model), parameter_views(row.unsqueeze(0), model), strict=True
+        ):
+            parameter.data.copy_(view[0])
+        model.eval()
+    return list(models)
+
+
+def clip_factors(norms: Tensor, clip_norm: float) -> Tensor:
+    """``min(1, clip_norm / norm)``, and 0 where the norm is not finite or out of all proportion.
+
+    The same operations whatever the norms are: a record can neither raise an error nor change the
+    time. What is multiplied with a factor of 0 must be made finite by the caller.
+    """
+    factors = norms.reciprocal().mul_(clip_norm).clamp_(max=1.0).nan_to_num_(nan=0.0)
+    # A subnormal factor has lost its digits and could exceed the quotient that it stands for.
+    return F.threshold(factors, torch.finfo(factors.dtype).tiny, 0.0, inplace=True)
+
 
 #: Activations that act on each number alone and have no parameters.
 ELEMENTWISE = (
@@ -69,7 +136,7 @@ def why_not_fused(model: nn.Module, X: Tensor) -> str | None:
     for layer in layers:
         if type(layer) is not nn.Linear and type(layer) not in ELEMENTWISE:
             return f"{type(layer).__name__} is neither a linear layer nor an elementwise activation"
-        if _has_hooks(layer):
+        if _has_hooks(layer) or "forward" in vars(layer):
             return f"a hook is registered on {type(layer).__name__}"
     linear = [layer for layer in layers if type(layer) is nn.Linear]
     tensors = [parameter for layer in linear for parameter in layer.parameters()]
@@ -125,7 +192,7 @@ class FusedEngine:
     Args:
         models: The replicates; their trainable parameters are copied.
         records: The training data.
-        loss: Returns one loss per record.
+        loss: Takes the outputs and targets of a batch of one, or has a known gradient.
         precise: Whether to clip and add up in double precision.
     """
 
@@ -133,19 +200,17 @@ class FusedEngine:
         self, models: Sequence[nn.Module], records: TrainingRecords, loss: Loss, *, precise: bool
     ) -> None:
         self._models, self._records, self._loss = models, records, loss
-        self._X = records.X.flatten(1)
-        self._type = torch.float64 if precise else self._X.dtype
         self.parameters = stack_parameters(models)
-        self.kept = torch.zeros((), dtype=torch.long, device=self._X.device)
+        self._type = torch.float64 if precise else self.parameters.dtype
+        self.kept = torch.zeros((), dtype=torch.long, device=self.parameters.device)
         self._sums = torch.empty_like(self.parameters, dtype=self._type)
-        self._gathered = self._X[:0]
+        self._gathered = self.parameters.new_empty(0)
         self._layers = self._stack_layers()
         first = next(i for i, x in enumerate(self._layers) if isinstance(x, _Linear) and x.trains)
         self._frozen, self._active = self._layers[:first], self._layers[first:]
-        self._scales = self._record_scales()
 
     def clipped_sums(self, lots: Tensor, filled: Tensor | None, clip_norm: float) -> Tensor:
-        """See :class:`~botorch_dp.training.engine.Engine`."""
+        """See :class:`Engine`."""
         replicates, size = lots.shape
         indices = lots.flatten()
         inputs = self._gather(indices).view(replicates, size, self._X.shape[1])
@@ -162,9 +227,9 @@ class FusedEngine:
             norms.append(norm)
         total = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms), dim=0)
         factors = clip_factors(total, clip_norm)
-        self.kept.add_(factors.count_nonzero())
         if filled is not None:
             factors.mul_(filled)
+        self.kept.add_(factors.count_nonzero())
         factors = factors.unsqueeze(-1)
 
         for layer, a, g in zip(layers, layer_inputs, gradients, strict=True):
@@ -177,13 +242,8 @@ class FusedEngine:
         return self._sums
 
     def finished_models(self) -> list[nn.Module]:
-        """See :class:`~botorch_dp.training.engine.Engine`."""
-        for model, row in zip(self._models, self.parameters, strict=True):
-            views = parameter_views(row.unsqueeze(0), model)
-            for parameter, view in zip(trainable(model), views, strict=True):
-                parameter.data.copy_(view[0])
-            model.eval()
-        return list(self._models)
+        """See :class:`Engine`."""
+        return write_back(self.parameters, self._models)
 
     def _backward(
         self, inputs: Tensor, targets: Tensor
@@ -222,13 +282,18 @@ class FusedEngine:
         ]
         return layers, [a.to(self._type) for a in finite], [g.to(self._type) for g in gradients]
 
+    @cached_property
+    def _X(self) -> Tensor:
+        return self._records.X.flatten(1)
+
     def _gather(self, indices: Tensor) -> Tensor:
         """Rows of the inputs, in memory that the next call uses again."""
         if len(self._gathered) != len(indices):
             self._gathered = self._X.new_empty(len(indices), self._X.shape[1])
         return torch.index_select(self._X, 0, indices, out=self._gathered)
 
-    def _record_scales(self) -> Tensor:
+    @cached_property
+    def _scales(self) -> Tensor:
         """What a record's first gradient is multiplied with to give the norm's part, ``n``.
 
         The inputs do not change, so their norms are computed once. An unusable record's is NaN,
@@ -272,7 +337,7 @@ class FusedEngine:
 
 def _flat_layers(model: nn.Module) -> list[nn.Module]:
     """The layers of nested ``nn.Sequential`` models in order; another model is one layer."""
-    if type(model) is not nn.Sequential or _has_hooks(model):
+    if type(model) is not nn.Sequential or _has_hooks(model) or "forward" in vars(model):
         return [model]
     return [layer for child in model for layer in _flat_layers(child)]
 

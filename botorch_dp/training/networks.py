@@ -1,11 +1,9 @@
-"""The networks of the DPareto experiments, and their utility.
+"""The networks and losses of the DPareto experiments [Avent2020], and their utility.
 
-All are stacks of linear layers, so that the fused engine trains them. Use
-:func:`functools.partial` to make a ``model_factory``.
-
-References:
-    [Avent2020] B. Avent, J. Gonzalez, T. Diethe, A. Paleyes, B. Balle. Automatic discovery of
-        privacy-utility Pareto fronts. Proceedings on Privacy Enhancing Technologies 2020(4).
+All networks are stacks of linear layers, so that the fused engine trains them. Use
+:func:`functools.partial` to make a ``model_factory``. A loss takes outputs (``b x k``) and targets
+(``b``) and returns one number per record. Binary targets are positive or not: 0/1 and -1/+1 mean
+the same.
 
 Example:
     >>> import torch
@@ -17,13 +15,17 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import grad, vmap
 
 from botorch_dp._checks import check_integer
+
+Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def logistic_regression(
@@ -88,3 +90,62 @@ def accuracy(outputs: Tensor, targets: Tensor) -> float:
     else:
         right = outputs.argmax(dim=-1) == targets
     return float((right & usable).double().mean())
+
+
+def logistic_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """``log(1 + exp(-s f))`` with ``s = +1`` for positive targets and -1 for others, per record."""
+    scores = outputs.squeeze(-1)
+    return F.binary_cross_entropy_with_logits(
+        scores, (targets > 0).to(scores.dtype), reduction="none"
+    )
+
+
+def hinge_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """``max(0, 1 - s f)`` with ``s = +1`` for positive targets and -1 for others, per record."""
+    scores = outputs.squeeze(-1)
+    return F.relu(1 - torch.where(targets > 0, scores, -scores))
+
+
+def cross_entropy_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Softmax cross-entropy of integer classes, per record."""
+    return F.cross_entropy(outputs, targets, reduction="none")
+
+
+def _logistic_gradient(outputs: Tensor, targets: Tensor) -> Tensor:
+    return outputs.sigmoid().sub_((targets > 0).to(outputs.dtype).unsqueeze(-1))
+
+
+def _hinge_gradient(outputs: Tensor, targets: Tensor) -> Tensor:
+    signs = torch.where(targets > 0, 1.0, -1.0).to(outputs.dtype).unsqueeze(-1)
+    return torch.where(signs * outputs < 1, -signs, 0.0)
+
+
+def _cross_entropy_gradient(outputs: Tensor, targets: Tensor) -> Tensor:
+    probabilities = outputs.softmax(dim=1)
+    return probabilities.scatter_add_(
+        1, targets.unsqueeze(1), outputs.new_full((len(outputs), 1), -1.0)
+    )
+
+
+#: Gradients with respect to the outputs, ``b x k``. For a linear model, building and walking
+#: autograd's graph would take longer than everything else in a step.
+OUTPUT_GRADIENTS: dict[Loss, Callable[[Tensor, Tensor], Tensor]] = {
+    logistic_loss: _logistic_gradient,
+    hinge_loss: _hinge_gradient,
+    cross_entropy_loss: _cross_entropy_gradient,
+}
+
+
+def output_gradient(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
+    """The gradients of the records' own losses with respect to their outputs, ``b x k``.
+
+    A loss without a known gradient is called on one record at a time, so that it cannot mix them.
+    """
+    known = OUTPUT_GRADIENTS.get(loss)
+    if known is not None:
+        return known(outputs.detach(), targets)
+
+    def loss_of_one(output: Tensor, target: Tensor) -> Tensor:
+        return loss(output.unsqueeze(0), target.unsqueeze(0)).sum()
+
+    return vmap(grad(loss_of_one), randomness="different")(outputs.detach(), targets)

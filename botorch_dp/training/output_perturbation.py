@@ -1,11 +1,4 @@
-r"""Logistic regression made private by noise on the trained weights.
-
-References:
-    [Wu2017] X. Wu, F. Li, A. Kumar, K. Chaudhuri, S. Jha, J. Naughton. Bolt-on differential
-        privacy for scalable stochastic gradient descent-based analytics. SIGMOD 2017.
-    [Avent2020] B. Avent, J. Gonzalez, T. Diethe, A. Paleyes, B. Balle. Automatic discovery of
-        privacy-utility Pareto fronts. Proceedings on Privacy Enhancing Technologies 2020(4).
-"""
+r"""Logistic regression made private by noise on the trained weights."""
 
 from __future__ import annotations
 
@@ -63,7 +56,7 @@ class PerturbedModel:
 
 
 class OutputPerturbedLogisticRegression:
-    r"""Projected SGD on a strongly convex loss, then Gaussian noise on the weights [Wu2017]_.
+    r"""Projected SGD on a strongly convex loss, then Gaussian noise on the weights [Wu2017].
 
     Minimizes ``mean_i log(1 + exp(-y_i w.x_i)) + (regularization / 2) |w|^2`` over records scaled
     to ``|x_i| <= 1``, one record a step, a fresh permutation for the whole run, step size
@@ -71,7 +64,7 @@ class OutputPerturbedLogisticRegression:
 
     Guarantee: the loss is ``regularization``-strongly convex, ``1 + regularization``-smooth and,
     on the ball of radius ``1 / regularization``, 2-Lipschitz, so replacing one record moves the
-    final weights by at most ``4 / (regularization n)`` for any number of epochs [Wu2017]_. Adding
+    final weights by at most ``4 / (regularization n)`` for any number of epochs [Wu2017]. Adding
     ``N(0, noise_std^2 I)`` is mu-GDP with ``mu`` the ratio of the two. The projection onto that
     ball never acts: from ``|w| <= R = 1 / regularization`` a step gives
     ``|(1 - step regularization) w + step g x| <= R - step + step = R`` with ``|g x| <= 1``.

@@ -1,16 +1,32 @@
-"""What a training run will do, and what that costs, before it does it."""
+"""What was chosen for a training run, what follows from it, and what that costs.
+
+The *lot* of a step is the set of records whose clipped gradients are added up. How lots are drawn,
+how far one record moves their sum, and which privacy loss that amounts to is decided here and
+nowhere else in training.
+"""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, Required, TypedDict, get_args
+
+from torch import Tensor
 
 from botorch_dp._checks import check_delta, check_integer, check_nonnegative, check_positive
 from botorch_dp.errors import PrivacyError
-from botorch_dp.privacy import Guarantee, PrivacyUnit
-from botorch_dp.training.sampling import SAMPLINGS, FixedLots, PoissonLots, Sampling
+from botorch_dp.privacy import (
+    Guarantee,
+    NeighboringRelation,
+    PrivacyLoss,
+    PrivacyUnit,
+    dp_sgd_loss,
+    dp_sgd_noise_multiplier,
+    dp_sgd_relation,
+)
+from botorch_dp.training.randomness import Randomness
 
 Optimizer = Literal["sgd", "adam"]
+Sampling = Literal["without_replacement", "poisson"]
 
 #: Below this, squares of single-precision gradients vanish and a norm could be underestimated.
 SMALLEST_CLIP_NORM = 1e-12
@@ -19,32 +35,68 @@ SMALLEST_CLIP_NORM = 1e-12
 SMALLEST_PUBLISHED_NOISE = 1e-3
 LARGEST_PUBLISHED_LOT = 80_000
 
-_PUBLISHED_ASSUMPTIONS = (
+_OPTIMIZERS = {"sgd": "DP-SGD", "adam": "DP-Adam"}
+_LOTS = {
+    "without_replacement": "lots of fixed size without replacement",
+    "poisson": "Poisson-sampled lots",
+}
+_NOISE_IS_APPROXIMATE = (
     "the noise, made of operating-system entropy, is a double-precision approximation of Gaussian "
-    "draws rounded to a grid of 2^-24 of their standard deviation",
+    "draws rounded to a grid of 2^-24 of their standard deviation"
 )
-_HYPERPARAMETERS = (
+_FIXED_BEFOREHAND = (
     "the hyper-parameters and the number of steps were fixed without looking at the records "
-    "(tuning on them costs privacy of its own)",
+    "(tuning on them costs privacy of its own)"
 )
+_COUNT_IS_PUBLIC = (
+    "the sampling probability and the number of steps count as public, although they were "
+    "computed from the number of records"
+)
+
+
+class TrainingSettings(TypedDict, total=False):
+    """What is chosen for a run: the keyword arguments of ``plan``, ``fit`` and ``fit_replicates``.
+
+    Args:
+        learning_rate: Step size.
+        clip_norm: Largest l2 norm of one record's gradient, ``L``.
+        noise_multiplier: Standard deviation of the noise on the sum of clipped gradients divided
+            by the sensitivity of that sum, which is ``2 L`` if one record is replaced and ``L`` if
+            one is added or removed. 0 is plain clipped training without any promise.
+        target_epsilon: In place of ``noise_multiplier``: the least noise for which the complete
+            run costs at most this epsilon at ``delta``.
+        lot_size: Number of records in a lot (expected, for Poisson sampling), ``m``.
+        epochs: The run takes ``epochs * (n // m)`` steps.
+        delta: Where epsilon is evaluated, 1e-5 unless given; charged to a ledger.
+    """
+
+    learning_rate: Required[float]
+    clip_norm: Required[float]
+    noise_multiplier: float
+    target_epsilon: float
+    lot_size: Required[int]
+    epochs: Required[int]
+    delta: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingPlan:
-    """The public parameters of a run of DP-SGD or DP-Adam.
+    """The public parameters of a run of DP-SGD or DP-Adam, and what follows from them.
 
     Args:
         num_records: Number of training records, ``n``.
-        learning_rate: Step size.
-        clip_norm: Largest l2 norm of one record's gradient, ``L``.
-        noise_multiplier: Standard deviation of the noise on the sum of clipped gradients divided
-            by the sensitivity of that sum: ``2 L`` for lots without replacement, ``L`` for
-            Poisson sampling. 0 is plain clipped training without any promise.
-        lot_size: Number of records in a lot (expected, for Poisson sampling), ``m``.
-        epochs: The run takes ``epochs * (n // m)`` steps.
+        learning_rate: See :class:`TrainingSettings`, also for what is not described here.
+        clip_norm: Largest norm of one record's gradient.
+        noise_multiplier: Noise in units of :attr:`sensitivity`.
+        lot_size: Number of records in a lot.
+        epochs: Passes over so many records.
         optimizer: ``"sgd"`` or ``"adam"``.
-        sampling: ``"without_replacement"`` or ``"poisson"``.
+        sampling: ``"without_replacement"`` (fresh uniform subsets of fixed size, as in
+            [Avent2020]) or ``"poisson"`` (each record joins by its own coin of probability
+            ``m / n``, as in [Abadi2016]; the sum is divided by the expected size ``m``, for the
+            real one depends on the records).
         delta: Where :attr:`epsilon` is evaluated.
+        conditions: What else the guarantee rests on, in sentences.
 
     Example:
         >>> plan = TrainingPlan(num_records=1000, learning_rate=0.1, clip_norm=1.0,
@@ -62,6 +114,7 @@ class TrainingPlan:
     optimizer: Optimizer = "sgd"
     sampling: Sampling = "without_replacement"
     delta: float = 1e-5
+    conditions: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         noise_multiplier = check_nonnegative("noise_multiplier", self.noise_multiplier)
@@ -82,16 +135,16 @@ class TrainingPlan:
                 f"`clip_norm` must be at least {SMALLEST_CLIP_NORM}, got {self.clip_norm}: smaller "
                 "gradients cannot be measured. Scale the loss up."
             )
-        _check_choice("optimizer", self.optimizer, ("sgd", "adam"))
-        _check_choice("sampling", self.sampling, tuple(SAMPLINGS))
+        _check_choice("optimizer", self.optimizer, get_args(Optimizer))
+        _check_choice("sampling", self.sampling, get_args(Sampling))
         # Numbers of any library come out as Python's, which JSON knows.
         for name, value in checked.items():
             object.__setattr__(self, name, value)
 
     @property
-    def lots(self) -> FixedLots | PoissonLots:
-        """How lots are drawn."""
-        return SAMPLINGS[self.sampling](self.num_records, self.lot_size)
+    def relation(self) -> NeighboringRelation:
+        """Which two data sets are hard to tell apart."""
+        return dp_sgd_relation(self.sampling)
 
     @property
     def steps(self) -> int:
@@ -101,7 +154,7 @@ class TrainingPlan:
     @property
     def sensitivity(self) -> float:
         """How far one record moves the sum of clipped gradients under the relation."""
-        return self.lots.sensitivity * self.clip_norm
+        return self.relation.sum_sensitivity * self.clip_norm
 
     @property
     def noise_std(self) -> float:
@@ -118,19 +171,36 @@ class TrainingPlan:
         """``guarantee.epsilon(delta)``; infinite without noise."""
         return self.guarantee.epsilon(self.delta)
 
+    def draw_lot(self, randomness: Randomness) -> Tensor:
+        """The indices of one lot; of a Poisson-sampled one, possibly none."""
+        if self.sampling == "poisson":
+            return randomness.choose_each(self.num_records, self.lot_size / self.num_records)
+        return randomness.choose(self.num_records, self.lot_size)
+
+    def privacy_loss(self, steps: int) -> PrivacyLoss:
+        """What the first steps may reveal."""
+        return dp_sgd_loss(
+            noise_multiplier=self.noise_multiplier,
+            lot_size=self.lot_size,
+            num_records=self.num_records,
+            steps=steps,
+            sampling=self.sampling,
+        )
+
     def guarantee_after(self, steps: int) -> Guarantee:
         """What the first steps of a run promise."""
-        lots = self.lots
-        name = {"sgd": "DP-SGD", "adam": "DP-Adam"}[self.optimizer]
-        mechanism = f"{name} on {lots.words}"
-        unit = PrivacyUnit("one training record", lots.relation, lots.conditions)
+        mechanism = f"{_OPTIMIZERS[self.optimizer]} on {_LOTS[self.sampling]}"
+        unit = PrivacyUnit("one training record", self.relation)
+        if self.relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
+            unit = unit.given(_COUNT_IS_PUBLIC)
         if self.noise_multiplier == 0:
             return Guarantee(mechanism, unit, (), void="no noise was added")
         return Guarantee(
             mechanism,
-            unit.given(*_HYPERPARAMETERS),
-            (lots.privacy_loss(self.noise_multiplier, steps),),
-            assumptions=_PUBLISHED_ASSUMPTIONS,
+            unit.given(_FIXED_BEFOREHAND, *self.conditions),
+            (self.privacy_loss(steps),),
+            assumptions=(_NOISE_IS_APPROXIMATE,),
+            quoted_delta=self.delta,
         )
 
     def check_publishable(self) -> None:
@@ -158,7 +228,33 @@ class TrainingPlan:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form."""
-        return asdict(self)
+        return {**asdict(self), "conditions": list(self.conditions)}
+
+
+def make_plan(settings: TrainingSettings, **fixed: Any) -> TrainingPlan:
+    """The plan of these settings, with the noise that their ``target_epsilon`` asks for.
+
+    Args:
+        settings: As they came; missing and unknown names raise ``TypeError``.
+        fixed: The arguments of :class:`TrainingPlan` that are no settings.
+    """
+    chosen: dict[str, Any] = dict(settings)
+    target = chosen.pop("target_epsilon", None)
+    if (target is None) == (chosen.get("noise_multiplier") is None):
+        raise TypeError("Give either `noise_multiplier` or `target_epsilon`.")
+    if target is None:
+        return TrainingPlan(**chosen, **fixed)
+    target = check_positive("target_epsilon", target)
+    plan = TrainingPlan(**{**chosen, "noise_multiplier": 1.0}, **fixed)
+    noise_multiplier = dp_sgd_noise_multiplier(
+        epsilon=target,
+        lot_size=plan.lot_size,
+        num_records=plan.num_records,
+        steps=plan.steps,
+        delta=plan.delta,
+        sampling=plan.sampling,
+    )
+    return replace(plan, noise_multiplier=noise_multiplier)
 
 
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:

@@ -125,10 +125,6 @@ class SystemRandomness:
     to [Mironov2012]; so the sum and the noise are both rounded to a grid of about ``2^-24`` noise
     deviations before they meet, where their addition is exact. The rounding of the sum raises its
     sensitivity by at most ``grid * sqrt(p)``, and the noise is that much larger.
-
-    References:
-        [Mironov2012] I. Mironov. On significance of the least significant bits for differential
-            privacy. CCS 2012.
     """
 
     def __init__(self) -> None:

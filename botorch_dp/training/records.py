@@ -7,7 +7,6 @@ lots but its gradient counts as zero.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -40,27 +39,51 @@ class TrainTest(NamedTuple):
         return f"TrainTest({shapes})"
 
 
-@dataclass(frozen=True, repr=False)
 class TrainingRecords:
-    """Training data in which every value is finite.
+    """Training data in which every value is finite; nothing is read before it is asked for.
+
+    The operations are the same whatever the data holds.
 
     Args:
-        X: Inputs, ``n x ...``; the rows of unusable records are zero.
-        Y: Targets, ``n x ...``; those of unusable records are zero.
-        usable: Whether a record's gradient counts, ``n``.
+        X: Inputs as they came, ``n x ...``.
+        Y: Targets as they came, ``n x ...``.
+        num_classes: Number of classes if the targets are integer classes: others are unusable.
     """
 
-    X: Tensor
-    Y: Tensor
-    usable: Tensor
+    def __init__(self, X: Tensor, Y: Tensor, num_classes: int | None) -> None:
+        self._raw_X, self._raw_Y, self._num_classes = X, Y, num_classes
 
     def __len__(self) -> int:
-        return len(self.X)
+        return len(self._raw_X)
+
+    @cached_property
+    def usable(self) -> Tensor:
+        """Whether a record's gradient counts, ``n``."""
+        X, Y = self._raw_X, self._raw_Y
+        usable = X.isfinite().flatten(1).all(dim=1) if X.dim() > 1 else X.isfinite()
+        usable = usable & (Y.isfinite().flatten(1).all(dim=1) if Y.dim() > 1 else Y.isfinite())
+        if self._num_classes is not None:
+            usable = usable & (Y >= 0) & (self._num_classes > Y)
+        return usable
+
+    @cached_property
+    def X(self) -> Tensor:
+        """Inputs, ``n x ...``; the rows of unusable records are zero."""
+        return self._zeroed(self._raw_X)
+
+    @cached_property
+    def Y(self) -> Tensor:
+        """Targets, ``n x ...``; those of unusable records are zero."""
+        return self._zeroed(self._raw_Y)
 
     @cached_property
     def norms(self) -> Tensor:
         """The l2 norm of each record's inputs, ``n``, in double precision."""
         return torch.linalg.vector_norm(self.X.flatten(1), dim=1, dtype=torch.float64)
+
+    def _zeroed(self, values: Tensor) -> Tensor:
+        rows = self.usable.view(-1, *[1] * (values.dim() - 1))
+        return torch.where(rows, values, torch.zeros_like(values))
 
 
 def check_data(data: object) -> TrainTest:
@@ -105,25 +128,6 @@ def check_data(data: object) -> TrainTest:
     return data
 
 
-def training_records(data: TrainTest, num_classes: int | None) -> TrainingRecords:
-    """Make the training data finite; the same operations whatever it holds.
-
-    Args:
-        data: Data whose form was checked.
-        num_classes: Number of classes if the targets are integer classes: others are unusable.
-    """
-    X, Y = data.train_X, data.train_Y
-    usable = X.isfinite().flatten(1).all(dim=1) if X.dim() > 1 else X.isfinite()
-    usable = usable & (Y.isfinite().flatten(1).all(dim=1) if Y.dim() > 1 else Y.isfinite())
-    if num_classes is not None:
-        usable = usable & (Y >= 0) & (num_classes > Y)
-    return TrainingRecords(
-        X=torch.where(_like(usable, X), X, torch.zeros_like(X)),
-        Y=torch.where(_like(usable, Y), Y, torch.zeros_like(Y)),
-        usable=usable,
-    )
-
-
 def synthetic_records(data: TrainTest, size: int, generator: torch.Generator) -> TrainTest:
     """Random data of the same form, to try a model and a loss on without touching a record."""
     device = data.train_X.device
@@ -139,8 +143,3 @@ def synthetic_records(data: TrainTest, size: int, generator: torch.Generator) ->
 
     X, Y = like(data.train_X, -1), like(data.train_Y, 0)
     return TrainTest(X, Y, X, Y)
-
-
-def _like(rows: Tensor, values: Tensor) -> Tensor:
-    """``rows`` (``n``) with as many trailing dimensions of size 1 as ``values`` needs."""
-    return rows.view(-1, *[1] * (values.dim() - 1))

@@ -3,10 +3,6 @@
 Each step is Algorithm 3 (SGD) or 4 (Adam) of [Avent2020]: draw a lot, add up the clipped
 gradients, add noise to the sum, divide by the lot size ``m``, hand the result to the optimizer:
 ``g = (1/m) (sum_i clip(grad_i) + N(0, (z S)^2 I))``, with ``S`` the sensitivity of the sum.
-
-References:
-    [Avent2020] B. Avent, J. Gonzalez, T. Diethe, A. Paleyes, B. Balle. Automatic discovery of
-        privacy-utility Pareto fronts. Proceedings on Privacy Enhancing Technologies 2020(4).
 """
 
 from __future__ import annotations
@@ -28,10 +24,9 @@ from tqdm import tqdm
 
 from botorch_dp.privacy import loss_to_dict
 from botorch_dp.training.checkpoint import Arrays, check_same_run, load_checkpoint, save_checkpoint
-from botorch_dp.training.engine import Engine
+from botorch_dp.training.fused import Engine
 from botorch_dp.training.plan import TrainingPlan
 from botorch_dp.training.randomness import Randomness
-from botorch_dp.training.sampling import FixedLots
 
 _Lots = tuple[Tensor, Tensor | None]
 
@@ -57,13 +52,13 @@ class TrainingRun:
         identity: dict[str, Any],
     ) -> None:
         self.step = 0
-        #: Places in all lots so far.
+        #: Filled places of all lots so far.
         self.drawn = 0
         self._ahead: list[_Lots] = []
         self.id = uuid.uuid4().hex
         self._plan, self._engine, self._coins = plan, engine, coins
         self._identity = {**plan.to_dict(), **identity}
-        self._lots, self._sensitivity = plan.lots, plan.sensitivity
+        self._sensitivity = plan.sensitivity
         self._flat = engine.parameters.requires_grad_(False)
         # Adam acts on each number alone: to it, the parameters of all replicates are one tensor.
         self._adam = (
@@ -110,7 +105,7 @@ class TrainingRun:
         if not self._ahead:
             self._ahead = self._draw_ahead()
         lots, filled = self._ahead.pop(0)
-        self.drawn += lots.numel()
+        self.drawn += lots.numel() if filled is None else int(filled.sum())
         sums = self._engine.clipped_sums(lots, filled, plan.clip_norm)
         if plan.noise_multiplier > 0:
             for row, coins in zip(sums, self._coins, strict=True):
@@ -127,15 +122,15 @@ class TrainingRun:
 
     def _draw_ahead(self) -> list[_Lots]:
         """The lots of the next steps: drawing several at once is faster than one at a time."""
-        if not isinstance(self._lots, FixedLots):
+        if self._plan.sampling == "poisson":
             return [self._draw()]
-        size = len(self._coins) * self._lots.lot_size
+        size = len(self._coins) * self._plan.lot_size
         count = min(_LOTS_AHEAD, self._plan.steps - self.step, max(1, _PLACES_AHEAD // size))
         return [self._draw() for _ in range(count)]
 
     def _draw(self) -> _Lots:
         """Lots (``R x m``, short ones filled up with record 0), and which places are filled."""
-        lots = [self._lots.draw(coins) for coins in self._coins]
+        lots = [self._plan.draw_lot(coins) for coins in self._coins]
         sizes = [len(lot) for lot in lots]
         if min(sizes) == max(sizes):
             together = lots[0].unsqueeze(0) if len(lots) == 1 else torch.stack(lots)
@@ -148,8 +143,7 @@ class TrainingRun:
         """Store everything the remaining steps depend on."""
         loss = None
         if self._plan.noise_multiplier > 0 and self.step > 0:
-            spent = self._plan.lots.privacy_loss(self._plan.noise_multiplier, self.step)
-            loss = loss_to_dict(spent)
+            loss = loss_to_dict(self._plan.privacy_loss(self.step))
         header = {
             "run": self._identity,
             "id": self.id,

@@ -1,49 +1,112 @@
-"""Differentially private training with DP-SGD and DP-Adam.
-
-References:
-    [Avent2020] B. Avent, J. Gonzalez, T. Diethe, A. Paleyes, B. Balle. Automatic discovery of
-        privacy-utility Pareto fronts. Proceedings on Privacy Enhancing Technologies 2020(4).
-    [Abadi2016] M. Abadi et al. Deep learning with differential privacy. CCS 2016.
-    [Yousefpour2021] A. Yousefpour et al. Opacus: user-friendly differential privacy library in
-        PyTorch. arXiv:2109.12298.
-"""
+"""Training with DP-SGD and DP-Adam: the trainer, and what it returns."""
 
 from __future__ import annotations
 
 import copy
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Unpack, get_args
 
 import torch
 from torch import Tensor, nn
 
 from botorch_dp._checks import check_integer, check_nonnegative, check_positive
 from botorch_dp.errors import PrivacyError
-from botorch_dp.privacy import PrivacyLedger
-from botorch_dp.training.engine import Engine, parameter_views, trainable
-from botorch_dp.training.fused import FusedEngine, why_not_fused
-from botorch_dp.training.losses import Loss
-from botorch_dp.training.networks import accuracy
-from botorch_dp.training.opacus import OpacusEngine, check_opacus_accepts
-from botorch_dp.training.per_example import examine
-from botorch_dp.training.plan import Optimizer, TrainingPlan
+from botorch_dp.privacy import Guarantee, PrivacyLedger
+from botorch_dp.training.fused import (
+    Engine,
+    FusedEngine,
+    parameter_views,
+    trainable,
+    why_not_fused,
+)
+from botorch_dp.training.networks import OUTPUT_GRADIENTS, Loss, accuracy
+from botorch_dp.training.per_record import PerRecordEngine, check_contributions, examine
+from botorch_dp.training.plan import (
+    Optimizer,
+    Sampling,
+    TrainingPlan,
+    TrainingSettings,
+    make_plan,
+)
 from botorch_dp.training.randomness import (
     Randomness,
     SeededRandomness,
     SystemRandomness,
     seeded_torch,
 )
-from botorch_dp.training.records import TrainTest, check_data, training_records
+from botorch_dp.training.records import TrainingRecords, TrainTest, check_data
 from botorch_dp.training.run import TrainingRun
-from botorch_dp.training.sampling import Sampling
-from botorch_dp.training.trained import Trained, TrainingDiagnostics
 
-EngineName = Literal["auto", "fused", "opacus"]
+EngineName = Literal["auto", "fused", "per_record", "opacus"]
 
 _EVALUATION_BATCH = 4096
 _STOPPED = "the moment at which training was stopped did not depend on the records"
+_NOTHING_KEPT = "the model and its loss keep nothing of a record from one call to the next"
+
+
+@dataclass(frozen=True, repr=False)
+class TrainingDiagnostics:
+    """What was seen of the records in training. SENSITIVE: never publish it.
+
+    Args:
+        accuracy: The model's utility on the test records.
+        unusable_records: Training records with values that are not finite or classes that do not
+            exist; they never contribute a gradient.
+        dropped_gradients: Gradients that were not finite and counted as zero.
+    """
+
+    accuracy: float
+    unusable_records: int
+    dropped_gradients: int
+
+    def __repr__(self) -> str:
+        return "TrainingDiagnostics(sensitive)"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Trained:
+    """A trained model and what is promised for it.
+
+    The guarantee covers ``model`` (and every state it went through), nothing else: the accuracy is
+    computed from the test records and is sensitive.
+
+    Args:
+        model: The model, in evaluation mode.
+        guarantee: What holds for the model; status ``"none"`` unless it was trained with
+            ``publish=True``.
+        plan: The public parameters of the run.
+        steps: How many steps were taken.
+        diagnostics: Sensitive.
+    """
+
+    model: nn.Module
+    guarantee: Guarantee
+    plan: TrainingPlan
+    steps: int
+    diagnostics: TrainingDiagnostics
+
+    @property
+    def accuracy(self) -> float:
+        """The utility on the test records. Sensitive."""
+        return self.diagnostics.accuracy
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether training was stopped before its last step."""
+        return self.steps < self.plan.steps
+
+    @property
+    def epsilon(self) -> float:
+        """The cost at ``plan.delta`` of the steps taken, had they been taken to publish the model.
+
+        For tuning: a run under a seed promises nothing itself, and its guarantee says so.
+        """
+        return self.plan.guarantee_after(self.steps).epsilon(self.plan.delta)
+
+    def __repr__(self) -> str:
+        return f"Trained(steps={self.steps} of {self.plan.steps}, guarantee: {self.guarantee})"
 
 
 class DPTrainer:
@@ -67,8 +130,10 @@ class DPTrainer:
 
     Two engines compute the same sums. ``"fused"`` is for stacks of linear layers with elementwise
     activations and costs little more than plain SGD; all replicates are trained in one batched
-    computation. ``"opacus"`` takes per-example gradients from [Yousefpour2021] and accepts any
-    architecture that Opacus does.
+    computation. ``"per_record"`` calls any other model on one record at a time, vectorized, so
+    that no gradient can depend on two records; see :mod:`.per_record`. Models and losses that mix
+    the records of a batch are refused, and both engines are tried on random records at initial and
+    random weights, and at the final ones before a model is published.
 
     A seed gives the same model again, bit for bit on the same machine with the same number of
     threads; with another number of threads, or as one of several replicates, it is the same up to
@@ -82,7 +147,8 @@ class DPTrainer:
         data: :class:`TrainTest` on one device.
         optimizer: ``"sgd"`` or ``"adam"`` (with torch's default moments).
         sampling: ``"without_replacement"`` or ``"poisson"``.
-        engine: ``"fused"``, ``"opacus"``, or ``"auto"`` for the first where it applies.
+        engine: ``"fused"``, ``"per_record"`` (``"opacus"`` is its former name), or ``"auto"`` for
+            the first where it applies.
         metric: Takes the outputs and targets of the test records and returns the utility that
             :attr:`Trained.accuracy` reports.
 
@@ -110,8 +176,8 @@ class DPTrainer:
         engine: EngineName = "auto",
         metric: Callable[[Tensor, Tensor], float] = accuracy,
     ) -> None:
-        if engine not in ("auto", "fused", "opacus"):
-            raise ValueError(f"`engine` must be 'auto', 'fused' or 'opacus', got {engine!r}.")
+        if engine not in get_args(EngineName):
+            raise ValueError(f"`engine` must be one of {get_args(EngineName)}, got {engine!r}.")
         self.data = check_data(data)
         self.optimizer: Optimizer = optimizer
         self.sampling: Sampling = sampling
@@ -120,9 +186,14 @@ class DPTrainer:
         with seeded_torch(0):
             model = model_factory()
         self._check_model(model)
-        self.engine = self._choose_engine(engine, model)
+        model.train()
+        self._loss = loss
         self._traits = examine(model, loss, self.data)
-        self._records = training_records(self.data, self._traits.num_classes)
+        self.engine = self._choose_engine(engine, model)
+        self._records = TrainingRecords(
+            self.data.train_X, self.data.train_Y, self._traits.num_classes
+        )
+        self._check_contributions(model, precise=False, random_weights=True)
         # Wrong names are refused here rather than at the first run.
         self.plan(learning_rate=1.0, clip_norm=1.0, noise_multiplier=1.0, lot_size=1, epochs=1)
 
@@ -132,57 +203,35 @@ class DPTrainer:
             f"engine={self.engine!r})"
         )
 
-    def plan(
-        self,
-        *,
-        learning_rate: float,
-        clip_norm: float,
-        noise_multiplier: float,
-        lot_size: int,
-        epochs: int,
-        delta: float = 1e-5,
-    ) -> TrainingPlan:
-        """What :meth:`fit` would do with these parameters, and its guarantee, at no cost."""
-        return TrainingPlan(
+    def plan(self, **settings: Unpack[TrainingSettings]) -> TrainingPlan:
+        """What :meth:`fit` would do with these settings, and its guarantee, at no cost."""
+        return make_plan(
+            settings,
             num_records=len(self.data.train_X),
-            learning_rate=learning_rate,
-            clip_norm=clip_norm,
-            noise_multiplier=noise_multiplier,
-            lot_size=lot_size,
-            epochs=epochs,
             optimizer=self.optimizer,
             sampling=self.sampling,
-            delta=delta,
+            conditions=()
+            if self.engine == "fused" and self._loss in OUTPUT_GRADIENTS
+            else (_NOTHING_KEPT,),
         )
 
     def fit(
         self,
         *,
-        learning_rate: float,
-        clip_norm: float,
-        noise_multiplier: float,
-        lot_size: int,
-        epochs: int,
         seed: int | None = None,
-        delta: float = 1e-5,
         publish: bool = False,
         ledger: PrivacyLedger | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         checkpoint_seconds: float = 60.0,
         progress: bool = False,
         on_interrupt: Literal["stop", "raise"] = "stop",
+        **settings: Unpack[TrainingSettings],
     ) -> Trained:
         """Train one model.
 
         Args:
-            learning_rate: Step size.
-            clip_norm: Largest norm of one record's gradient.
-            noise_multiplier: Noise in units of the sensitivity; see :class:`TrainingPlan`.
-            lot_size: Records in a lot.
-            epochs: The run takes ``epochs * (n // lot_size)`` steps.
             seed: A non-negative integer that fixes initial weights, lots and noise. Required to
                 tune, refused to publish.
-            delta: Where :attr:`Trained.epsilon` is evaluated, and charged to the ledger.
             publish: Draw lots and noise from the operating system and clip in double precision,
                 for a model that others will see. Slower than under a seed.
             ledger: Charged with the complete run before training starts; stopping early gives
@@ -196,18 +245,17 @@ class DPTrainer:
             on_interrupt: After Ctrl-C, ``"stop"`` returns the model as it is after the current
                 step, with the guarantee of the steps taken; ``"raise"`` raises
                 ``KeyboardInterrupt``. Both write the checkpoint first.
+            settings: ``learning_rate``, ``clip_norm``, ``noise_multiplier`` or
+                ``target_epsilon``, ``lot_size``, ``epochs`` and ``delta``; see
+                :class:`TrainingSettings`.
 
         Raises:
             BudgetExhausted: If the ledger cannot bear the run; nothing was trained.
+            PrivacyError: If the arguments contradict each other (nothing was charged), or if, at
+                the final weights of a model to be published, a record reaches beyond its own
+                gradient (it is not handed out; the charge stays spent).
         """
-        plan = self.plan(
-            learning_rate=learning_rate,
-            clip_norm=clip_norm,
-            noise_multiplier=noise_multiplier,
-            lot_size=lot_size,
-            epochs=epochs,
-            delta=delta,
-        )
+        plan = self.plan(**settings)
         check_nonnegative("checkpoint_seconds", checkpoint_seconds)
         if on_interrupt not in ("stop", "raise"):
             raise ValueError(f"`on_interrupt` must be 'stop' or 'raise', got {on_interrupt!r}.")
@@ -229,7 +277,9 @@ class DPTrainer:
             # charged twice.
             run.save(checkpoint)
         if ledger is not None:
-            ledger.charge(plan.guarantee, label=plan.guarantee.mechanism, key=run.id, delta=delta)
+            ledger.charge(
+                plan.guarantee, label=plan.guarantee.mechanism, key=run.id, delta=plan.delta
+            )
         run.run(
             progress=progress,
             stop_on_interrupt=on_interrupt == "stop",
@@ -242,28 +292,16 @@ class DPTrainer:
     def fit_replicates(
         self,
         *,
-        learning_rate: float,
-        clip_norm: float,
-        noise_multiplier: float,
-        lot_size: int,
-        epochs: int,
         seeds: Sequence[int],
-        delta: float = 1e-5,
         progress: bool = False,
+        **settings: Unpack[TrainingSettings],
     ) -> list[Trained]:
         """Train one model for each seed, with their own initial weights, lots and noise.
 
         To tune: the fused engine trains all of them in one batched computation. Ctrl-C raises
         ``KeyboardInterrupt``, so that a half-trained trial is not taken for a finished one.
         """
-        plan = self.plan(
-            learning_rate=learning_rate,
-            clip_norm=clip_norm,
-            noise_multiplier=noise_multiplier,
-            lot_size=lot_size,
-            epochs=epochs,
-            delta=delta,
-        )
+        plan = self.plan(**settings)
         seeds = list(seeds)
         if not seeds:
             raise ValueError("`seeds` is empty: give at least one integer.")
@@ -295,7 +333,7 @@ class DPTrainer:
             raise ValueError(f"`indices` must lie between 0 and {len(self._records) - 1}.")
         twin = copy.deepcopy(model)
         self._check_model(twin)
-        engine = self._make_engine([twin], [SystemRandomness()], precise=False)
+        engine = self._make_engine([twin], self._records, [SystemRandomness()], precise=False)
         lots = indices.to(self._records.X.device).unsqueeze(0)
         sums = engine.clipped_sums(lots, None, float(clip_norm))
         return [view[0].clone() for view in parameter_views(sums, twin)]
@@ -320,28 +358,46 @@ class DPTrainer:
                     f"The model is on {parameter.device} but the data on {X.device}; move one."
                 )
 
-    def _choose_engine(self, engine: EngineName, model: nn.Module) -> Literal["fused", "opacus"]:
+    def _choose_engine(
+        self, engine: EngineName, model: nn.Module
+    ) -> Literal["fused", "per_record"]:
+        if engine == "opacus":
+            engine = "per_record"
         reason = why_not_fused(model, self.data.train_X)
-        if engine != "opacus" and reason is None:
-            return "fused"
-        check_opacus_accepts(model)
-        if engine == "fused":
+        if engine == "fused" and reason is not None:
             raise ValueError(
-                f"The fused engine cannot train this model: {reason}. Use engine='opacus'."
+                f"The fused engine cannot train this model: {reason}. Use engine='per_record'."
             )
-        return "opacus"
+        return "fused" if engine != "per_record" and reason is None else "per_record"
 
     def _make_engine(
-        self, models: list[nn.Module], coins: Sequence[Randomness], *, precise: bool
+        self,
+        models: list[nn.Module],
+        records: TrainingRecords,
+        coins: Sequence[Randomness],
+        *,
+        precise: bool,
     ) -> Engine:
+        for model in models:
+            model.train()
         if self.engine == "fused":
-            return FusedEngine(models, self._records, self._traits.loss, precise=precise)
-        return OpacusEngine(
-            models,
-            self._records,
-            self._traits.loss,
-            precise=precise,
-            forward_seeds=coins if self._traits.draws else None,
+            return FusedEngine(models, records, self._loss, precise=precise)
+        forward_seeds = coins if self._traits.draws else None
+        return PerRecordEngine(
+            models, records, self._loss, precise=precise, forward_seeds=forward_seeds
+        )
+
+    def _check_contributions(
+        self, model: nn.Module, *, precise: bool, random_weights: bool = False
+    ) -> None:
+        check_contributions(
+            model,
+            self.data,
+            lambda twin, records, coins: self._make_engine(
+                [twin], records, [coins], precise=precise
+            ),
+            self._traits.num_classes,
+            random_weights=random_weights,
         )
 
     def _start(self, plan: TrainingPlan, seeds: Sequence[int | None]) -> tuple[TrainingRun, Engine]:
@@ -355,7 +411,7 @@ class DPTrainer:
         for each in coins:
             with seeded_torch(each.torch_seed()):
                 models.append(self._model_factory())
-        engine = self._make_engine(models, coins, precise=None in seeds)
+        engine = self._make_engine(models, self._records, coins, precise=None in seeds)
         identity: dict[str, Any] = {
             "seeds": [None if seed is None else int(seed) for seed in seeds],
             "engine": self.engine,
@@ -371,6 +427,9 @@ class DPTrainer:
         if run.step < plan.steps:
             guarantee = replace(guarantee, assumptions=(*guarantee.assumptions, _STOPPED))
         unusable = int(len(self._records) - self._records.usable.sum())
+        models = engine.finished_models()
+        if publish:
+            self._check_final(models)
         return [
             Trained(
                 model=model,
@@ -383,10 +442,22 @@ class DPTrainer:
                     dropped_gradients=run.drawn - int(engine.kept),
                 ),
             )
-            for model in engine.finished_models()
+            for model in models
         ]
 
+    def _check_final(self, models: Sequence[nn.Module]) -> None:
+        for model in models:
+            try:
+                self._check_contributions(model, precise=True)
+            except PrivacyError as error:
+                raise PrivacyError(
+                    f"The model is not handed out, and what was charged stays spent. {error} This "
+                    "shows at its final weights only, so that the guarantee does not hold."
+                ) from None
+
     def _score(self, model: nn.Module) -> float:
+        # A copy, because a model might keep something of the test records.
+        model = copy.deepcopy(model)
         with torch.no_grad():
             parts = [model(X) for X in self.data.test_X.split(_EVALUATION_BATCH)]
         return float(self.metric(torch.cat(parts), self.data.test_Y))

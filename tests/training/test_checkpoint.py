@@ -42,7 +42,7 @@ def interrupted(path: Path, step: int, engine: str = "fused", **run: object) -> 
 @pytest.mark.parametrize("step", [1, 33, 49])
 @pytest.mark.parametrize("sampling", ["without_replacement", "poisson"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-@pytest.mark.parametrize("engine", ["fused", "opacus"])
+@pytest.mark.parametrize("engine", ["fused", "per_record"])
 def test_a_resumed_run_is_an_uninterrupted_one(
     tmp_path: Path, engine: str, optimizer: str, sampling: str, step: int
 ) -> None:

@@ -3,16 +3,23 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import FrozenInstanceError
+from typing import get_args
 
 import dp_accounting
 import numpy as np
 import pytest
+import torch
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
+from scipy import stats
 
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import NeighboringRelation
+from botorch_dp.privacy.losses import FixedLotSGDLoss, PoissonSGDLoss
 from botorch_dp.training import TrainingPlan
+from botorch_dp.training.plan import Sampling, make_plan
+from botorch_dp.training.randomness import SeededRandomness, SystemRandomness
+from tests.training.helpers import FALSE_ALARM
 
 GOOD = {
     "num_records": 1000,
@@ -126,3 +133,94 @@ def test_numbers_of_other_libraries_become_plain() -> None:
     plan = TrainingPlan(**{**GOOD, "lot_size": np.int64(30), "clip_norm": np.float32(0.5)})
     assert plan == TrainingPlan(**GOOD)
     assert json.loads(json.dumps(plan.to_dict())) == plan.to_dict()
+
+
+COINS = [SeededRandomness(0, torch.device("cpu")), SystemRandomness()]
+both_kinds = pytest.mark.parametrize("coins", COINS, ids=["seeded", "system"])
+
+
+def lots_of(num_records: int, lot_size: int, sampling: str) -> TrainingPlan:
+    settings = {**GOOD, "num_records": num_records, "lot_size": lot_size}
+    return TrainingPlan(**settings, sampling=sampling)
+
+
+def test_each_sampling_goes_with_its_relation_and_sensitivity() -> None:
+    """One clipped gradient becomes another (at most 2 apart), or appears (at most 1)."""
+    fixed, poisson = (TrainingPlan(**GOOD, sampling=name) for name in get_args(Sampling))
+    assert fixed.relation is NeighboringRelation.REPLACE_ONE
+    assert fixed.sensitivity == 2.0 * fixed.clip_norm
+    assert poisson.relation is NeighboringRelation.ADD_OR_REMOVE_ONE
+    assert poisson.sensitivity == poisson.clip_norm
+
+
+def test_only_a_count_that_is_secret_is_a_condition() -> None:
+    fixed, poisson = (TrainingPlan(**GOOD, sampling=name).guarantee for name in get_args(Sampling))
+    assert not any("number of records" in condition for condition in fixed.conditions)
+    assert any("number of records" in condition for condition in poisson.conditions)
+
+
+def test_losses_by_hand() -> None:
+    settings = {**GOOD, "num_records": 120}
+    assert TrainingPlan(**settings).privacy_loss(7) == FixedLotSGDLoss(
+        noise_multiplier=1.5, lot_size=30, num_records=120, steps=7
+    )
+    assert TrainingPlan(**settings, sampling="poisson").privacy_loss(7) == PoissonSGDLoss(
+        noise_multiplier=1.5, sampling_probability=0.25, steps=7
+    )
+
+
+def test_the_delta_asked_for_is_the_delta_quoted() -> None:
+    assert ", 1e-07)-differentially private" in str(TrainingPlan(**GOOD, delta=1e-7).guarantee)
+
+
+@pytest.mark.parametrize(
+    "sampling, target", [("without_replacement", 0.1), ("without_replacement", 7), ("poisson", 1)]
+)
+def test_a_target_is_met_and_never_exceeded(sampling: str, target: float) -> None:
+    settings = {name: GOOD[name] for name in ("learning_rate", "clip_norm", "lot_size", "epochs")}
+    fixed = {"num_records": 1000, "optimizer": "sgd", "sampling": sampling}
+    plan = make_plan({**settings, "target_epsilon": target, "delta": 1e-6}, **fixed)
+    assert 0.999 * target < plan.epsilon <= target
+    assert make_plan({**settings, "noise_multiplier": 1.5}, **fixed).noise_multiplier == 1.5
+    for chosen, message in (
+        ({}, "either"),
+        ({"noise_multiplier": 1.0, "target_epsilon": 1.0}, "either"),
+        ({"noise_multiplier": 1.0, "momentum": 0.9}, "momentum"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            make_plan({**settings, **chosen}, **fixed)
+    with pytest.raises(ValueError, match="target_epsilon"):
+        make_plan({**settings, "target_epsilon": 0.0}, **fixed)
+
+
+@both_kinds
+@pytest.mark.parametrize(("population", "size"), [(1, 1), (9, 9), (60, 6)])
+def test_fixed_lots_have_their_size_and_no_record_twice(
+    coins: SystemRandomness, population: int, size: int
+) -> None:
+    lots = [lots_of(population, size, "without_replacement").draw_lot(coins) for _ in range(50)]
+    for lot in lots:
+        assert lot.dtype == torch.long
+        assert len(lot) == len(lot.unique()) == size
+        assert 0 <= int(lot.min()) <= int(lot.max()) < population
+    if size < population:
+        assert len({tuple(sorted(lot.tolist())) for lot in lots}) > 1
+
+
+@both_kinds
+def test_poisson_lots_hold_each_record_with_probability_m_over_n(coins: SystemRandomness) -> None:
+    lots = [lots_of(50, 5, "poisson").draw_lot(coins) for _ in range(2000)]
+    sizes = torch.tensor([len(lot) for lot in lots])
+    assert stats.binomtest(int(sizes.sum()), 50 * 2000, 0.1).pvalue > FALSE_ALARM
+    # As in n independent coins, the size varies by sqrt(n p (1 - p)) = 2.1; n - 1 lots would not.
+    spread = float(sizes.double().var()) / (50 * 0.1 * 0.9)
+    low, high = stats.chi2.ppf([1e-3 * FALSE_ALARM, 1 - 1e-3 * FALSE_ALARM], 1999) / 1999
+    assert low < spread < high
+    assert all(len(lot) == len(lot.unique()) for lot in lots)
+
+
+@both_kinds
+def test_poisson_lots_may_be_empty_or_everyone(coins: SystemRandomness) -> None:
+    sizes = {len(lots_of(2, 1, "poisson").draw_lot(coins)) for _ in range(200)}
+    assert sizes == {0, 1, 2}  # one of them missing: 3 * 0.75^200 < 1e-24
+    assert sorted(lots_of(4, 4, "poisson").draw_lot(coins).tolist()) == [0, 1, 2, 3]

@@ -8,8 +8,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from botorch_dp.errors import PrivacyError
 from botorch_dp.training import TrainTest
-from botorch_dp.training.records import check_data, synthetic_records, training_records
-from tests.training.helpers import make_data
+from botorch_dp.training.records import check_data, synthetic_records
+from tests.training.helpers import make_data, training_records
 
 
 def test_a_loader_is_refused() -> None:

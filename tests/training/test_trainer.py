@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import FrozenInstanceError, replace
 from functools import partial
 
 import pytest
@@ -14,6 +15,9 @@ from botorch_dp.privacy import PrivacyBudget, PrivacyLedger
 from botorch_dp.privacy.guarantee import SIMULATED
 from botorch_dp.training import (
     DPTrainer,
+    Trained,
+    TrainingDiagnostics,
+    TrainingPlan,
     TrainTest,
     cross_entropy_loss,
     logistic_loss,
@@ -24,7 +28,7 @@ from tests.training.helpers import FLOAT_DATA, NETWORK, SETTINGS, make_data, tra
 
 
 class TestDeterminism:
-    @pytest.mark.parametrize("engine", ["fused", "opacus"])
+    @pytest.mark.parametrize("engine", ["fused", "per_record"])
     @pytest.mark.parametrize("sampling", ["without_replacement", "poisson"])
     def test_the_same_seed_gives_the_same_model(self, engine: str, sampling: str) -> None:
         fits = []
@@ -36,7 +40,7 @@ class TestDeterminism:
         other = trainer(engine=engine, sampling=sampling).fit(**SETTINGS, seed=6)
         assert not torch.equal(weights(fits[0].model), weights(other.model))
 
-    @pytest.mark.parametrize("engine", ["fused", "opacus"])
+    @pytest.mark.parametrize("engine", ["fused", "per_record"])
     def test_on_one_and_on_two_threads(self, engine: str) -> None:
         """Bit for bit with either number of threads; between them, up to the order of sums."""
         data = make_data(n=400, shape=(40,), dtype=torch.float32)
@@ -83,12 +87,12 @@ class TestDeterminism:
     def test_global_generators_are_left_alone(self) -> None:
         before = torch.get_rng_state()
         trainer().fit(**SETTINGS, seed=0)
-        trainer(engine="opacus").fit(**SETTINGS, publish=True)
+        trainer(engine="per_record").fit(**SETTINGS, publish=True)
         assert torch.equal(before, torch.get_rng_state())
 
 
 class TestReplicates:
-    @pytest.mark.parametrize("engine", ["fused", "opacus"])
+    @pytest.mark.parametrize("engine", ["fused", "per_record"])
     @pytest.mark.parametrize("sampling", ["without_replacement", "poisson"])
     @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
     def test_each_replicate_is_the_run_of_its_seed(
@@ -117,7 +121,7 @@ class TestReplicates:
 
 
 class TestEdges:
-    @pytest.mark.parametrize("engine", ["fused", "opacus"])
+    @pytest.mark.parametrize("engine", ["fused", "per_record"])
     @pytest.mark.parametrize("sampling", ["without_replacement", "poisson"])
     @pytest.mark.parametrize(
         "n, lot_size, epochs", [(1, 1, 1), (1, 1, 3), (9, 9, 2), (9, 1, 1), (9, 5, 1)]
@@ -133,7 +137,7 @@ class TestEdges:
         assert weights(fitted.model).isfinite().all()
         assert 0 < fitted.epsilon < math.inf
 
-    @pytest.mark.parametrize("engine", ["fused", "opacus"])
+    @pytest.mark.parametrize("engine", ["fused", "per_record"])
     def test_poisson_lots_that_are_empty_still_get_noise(self, engine: str) -> None:
         data = make_data(n=200, dtype=torch.float32)
         settings = {**SETTINGS, "lot_size": 1, "epochs": 1}
@@ -163,7 +167,7 @@ class TestPromises:
         assert fitted.epsilon == each.plan(**SETTINGS).epsilon < math.inf
         assert fitted.guarantee.nominal == each.plan(**SETTINGS).guarantee
 
-    @pytest.mark.parametrize("engine", ["fused", "opacus"])
+    @pytest.mark.parametrize("engine", ["fused", "per_record"])
     @pytest.mark.parametrize("sampling", ["without_replacement", "poisson"])
     @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
     def test_a_published_run(self, engine: str, sampling: str, optimizer: str) -> None:
@@ -261,3 +265,75 @@ class TestRefusals:
                 trainer().clipped_gradient_sum(model, indices, 1.0)
         with pytest.raises(ValueError, match="clip_norm"):
             trainer().clipped_gradient_sum(model, torch.tensor([0]), 0.0)
+
+
+PLAN = TrainingPlan(
+    num_records=100,
+    learning_rate=0.1,
+    clip_norm=1.0,
+    noise_multiplier=2.0,
+    lot_size=10,
+    epochs=2,
+    delta=1e-4,
+)
+
+
+def test_unusable_records_are_counted_for_the_owner_only() -> None:
+    X = FLOAT_DATA.train_X.clone()
+    X[:2, 0] = math.nan
+    each = DPTrainer(NETWORK, cross_entropy_loss, FLOAT_DATA._replace(train_X=X))
+    fitted = each.fit(**{**SETTINGS, "lot_size": 60}, seed=0)
+    assert fitted.diagnostics.unusable_records == 2
+    assert fitted.diagnostics.dropped_gradients == 6
+    assert repr(fitted.diagnostics) == "TrainingDiagnostics(sensitive)"
+    assert weights(fitted.model).isfinite().all()
+
+
+def test_nothing_private_is_shown() -> None:
+    fitted = trainer().fit(**SETTINGS, seed=0)
+    assert "accuracy" not in repr(fitted)
+    assert str(fitted.accuracy) not in repr(fitted)
+
+
+def trained(steps: int, plan: TrainingPlan = PLAN) -> Trained:
+    return Trained(
+        model=nn.Linear(2, 1),
+        guarantee=plan.guarantee_after(steps),
+        plan=plan,
+        steps=steps,
+        diagnostics=TrainingDiagnostics(
+            accuracy=0.8125, unusable_records=313, dropped_gradients=717
+        ),
+    )
+
+
+def test_a_run_is_interrupted_until_its_last_step() -> None:
+    assert [trained(steps).interrupted for steps in (1, 19, 20)] == [True, True, False]
+
+
+def test_epsilon_is_the_cost_of_the_steps_taken_at_the_plans_delta() -> None:
+    assert trained(20).epsilon == PLAN.epsilon
+    assert trained(5).epsilon == PLAN.guarantee_after(5).epsilon(1e-4)
+    assert 0 < trained(5).epsilon < trained(20).epsilon
+    assert trained(5).epsilon < PLAN.guarantee_after(5).epsilon(1e-5)
+
+
+def test_epsilon_names_the_price_where_the_guarantee_promises_nothing() -> None:
+    simulated = replace(trained(20), guarantee=PLAN.guarantee.simulated())
+    assert simulated.guarantee.epsilon(1e-4) == math.inf
+    assert simulated.epsilon == PLAN.epsilon
+    noiseless = trained(20, replace(PLAN, noise_multiplier=0.0))
+    assert noiseless.epsilon == math.inf
+
+
+def test_representations_hold_no_diagnostics() -> None:
+    stopped = trained(5)
+    assert repr(stopped) == f"Trained(steps=5 of 20, guarantee: {stopped.guarantee})"
+    assert stopped.accuracy == 0.8125
+    for shown in (repr(stopped), repr(stopped.diagnostics)):
+        assert not any(secret in shown for secret in ("0.8125", "313", "717"))
+
+
+def test_what_was_trained_is_frozen() -> None:
+    with pytest.raises(FrozenInstanceError):
+        trained(5).steps = 20  # type: ignore[misc]

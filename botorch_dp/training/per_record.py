@@ -1,0 +1,381 @@
+"""One record, one gradient: the engine for any model, and what models and losses are tried for.
+
+Clipping bounds what one record does to the sum of gradients only if a record's gradient depends on
+that record alone. Here that is so by construction: a model is called on one record at a time, as a
+batch of one, and :func:`torch.func.vmap` makes the many calls one computation. Whatever a model
+does with its batch (a mean over it, a recurrence along the wrong dimension), there is no other
+record in it. What a model does to its buffers is forgotten, and the models handed out are copies
+that never saw a record.
+
+Three things are left that could break this: vectorization rules that a model brings along
+(``torch.autograd.Function``), a state that a model keeps from one call to the next, and errors of
+ours. So each engine is also tried on synthetic records, at initial and random weights before
+anything is trained and at the final ones before a model is published: see
+:func:`check_contributions`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from botorch_dp.errors import PrivacyError
+from botorch_dp.training.fused import (
+    Engine,
+    clip_factors,
+    parameter_views,
+    stack_parameters,
+    trainable,
+    write_back,
+)
+from botorch_dp.training.networks import Loss
+from botorch_dp.training.randomness import Randomness, SeededRandomness, seeded_torch
+from botorch_dp.training.records import TrainingRecords, TrainTest, synthetic_records
+
+#: Lots are processed in parts whose per-record gradients hold at most so many numbers.
+MAX_GRADIENT_NUMBERS = 2**27
+
+_BATCH = 6
+#: Models are tried on lots of these sizes and of the sizes of a record's own dimensions: a model
+#: that takes the wrong dimension for the batch shows it where the two are equal.
+_LOT_SIZES = (1, 2, 5)
+_LARGEST_LOT = 64
+#: How far rounding may move what must not move, in clipping norms.
+_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
+
+
+class PerRecordEngine:
+    """Sums of clipped gradients of single records, for any model that takes a batch of one.
+
+    Args:
+        models: The replicates; they are trained one after the other.
+        records: The training data.
+        loss: Takes the outputs and targets of a batch of one.
+        precise: Whether to clip and add up in double precision.
+        forward_seeds: One source of seeds for each replicate if the model draws random numbers
+            in training; None if it does not.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        records: TrainingRecords,
+        loss: Loss,
+        *,
+        precise: bool,
+        forward_seeds: Sequence[Randomness] | None = None,
+    ) -> None:
+        self._models, self._records, self._loss = models, records, loss
+        self._forward_seeds = forward_seeds
+        self.parameters = stack_parameters(models)
+        self.kept = torch.zeros((), dtype=torch.long, device=self.parameters.device)
+        self._sums = torch.empty_like(
+            self.parameters, dtype=torch.float64 if precise else self.parameters.dtype
+        )
+        self._part = max(1, MAX_GRADIENT_NUMBERS // self.parameters.shape[1])
+        self._twin = copy.deepcopy(models[0])
+        self._names = [name for name, p in models[0].named_parameters() if p.requires_grad]
+        self._frozen = [
+            {
+                name: value.detach().clone()
+                for named in (model.named_parameters(), model.named_buffers())
+                for name, value in named
+                if name not in self._names
+            }
+            for model in models
+        ]
+        self._gradients = vmap(
+            grad(self._loss_of_one), in_dims=(None, None, 0, 0), randomness="different"
+        )
+
+    def clipped_sums(self, lots: Tensor, filled: Tensor | None, clip_norm: float) -> Tensor:
+        """See :class:`~botorch_dp.training.fused.Engine`."""
+        self._sums.zero_()
+        for replicate, lot in enumerate(lots):
+            for start in range(0, len(lot), self._part):
+                places = slice(start, start + self._part)
+                self._add_clipped(
+                    replicate,
+                    lot[places],
+                    None if filled is None else filled[replicate, places],
+                    clip_norm,
+                )
+        return self._sums
+
+    def finished_models(self) -> list[nn.Module]:
+        """See :class:`~botorch_dp.training.fused.Engine`."""
+        return write_back(self.parameters, self._models)
+
+    def _loss_of_one(
+        self, values: dict[str, Tensor], frozen: dict[str, Tensor], x: Tensor, y: Tensor
+    ) -> Tensor:
+        outputs = functional_call(self._twin, (values, frozen), (x.unsqueeze(0),))
+        return self._loss(outputs, y.unsqueeze(0)).sum()
+
+    def _add_clipped(
+        self, replicate: int, part: Tensor, filled: Tensor | None, clip_norm: float
+    ) -> None:
+        X, Y = self._records.X.index_select(0, part), self._records.Y.index_select(0, part)
+        rows = parameter_views(self.parameters[replicate].unsqueeze(0), self._twin)
+        values = {name: row[0] for name, row in zip(self._names, rows, strict=True)}
+        # A model may write to its buffers, as far as that depends on no record: not to ours.
+        frozen = {name: value.clone() for name, value in self._frozen[replicate].items()}
+        seeded = (
+            nullcontext()
+            if self._forward_seeds is None
+            else seeded_torch(self._forward_seeds[replicate].torch_seed())
+        )
+        # The other kernels of attention would be called once for each record.
+        with seeded, torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+            found = self._gradients(values, frozen, X, Y)
+        samples = [_own_memory(found[name].detach().to(self._sums.dtype)) for name in self._names]
+        norms = torch.stack([torch.linalg.vector_norm(g.flatten(1), dim=1) for g in samples])
+        factors = clip_factors(torch.linalg.vector_norm(norms, dim=0), clip_norm)
+        factors.mul_(self._records.usable[part])
+        if filled is not None:
+            factors.mul_(filled)
+        self.kept.add_(factors.count_nonzero())
+        totals = parameter_views(self._sums[replicate].unsqueeze(0), self._twin)
+        for total, sample in zip(totals, samples, strict=True):
+            # A factor of 0 stands for a gradient that is not finite: 0 times infinity is NaN.
+            finite = sample.nan_to_num_(0.0, 0.0, 0.0)
+            total[0] += torch.einsum("i,i...->...", factors, finite)
+
+
+def _own_memory(gradients: Tensor) -> Tensor:
+    """A gradient that is the same for all records, or throughout a bias, may be stored once."""
+    return gradients.clone() if 0 in gradients.stride() else gradients
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What synthetic data told about a model and its loss."""
+
+    num_classes: int | None
+    """The number of classes if the targets are classes."""
+    draws: bool
+    """Whether the model draws random numbers in training (dropout)."""
+
+
+def examine(model: nn.Module, loss: Loss, data: TrainTest) -> Traits:
+    """Learn the form of a model and its loss, or raise if one mixes the records of a batch.
+
+    A mixing model could be trained on single records, but would be tested and used on batches.
+    Only the shapes, types and device of ``data`` are used.
+
+    Raises:
+        PrivacyError: If, at initial or random weights, the loss of a record in a batch is not its
+            loss as a batch of one, or a forward pass leaves something of the records in a buffer.
+        ValueError: If the loss returns neither one number per record nor their mean.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            raise PrivacyError(_MIXES.format(what=type(module).__name__))
+    generator = torch.Generator().manual_seed(0)
+    _check_no_memory(model, data, generator)
+    batch = synthetic_records(data, _BATCH, generator)
+    outputs, draws = _outputs(copy.deepcopy(model), batch.train_X)
+    _check_loss(loss, outputs, batch.train_Y)
+    for twin in _at_several_weights(model):
+        quiet = _without_dropout(twin)
+        if _outputs(quiet, batch.train_X)[1]:
+            break  # what it draws for a batch is not what it draws for a batch of one
+        for size in _lot_sizes(data):
+            _check_no_mixing(quiet, loss, synthetic_records(data, size, generator))
+    classes = outputs.dim() == 2 and outputs.shape[1] > 1 and data.train_Y.dim() == 1
+    integers = not data.train_Y.is_floating_point()
+    return Traits(outputs.shape[1] if classes and integers else None, draws)
+
+
+def check_contributions(
+    model: nn.Module,
+    data: TrainTest,
+    make_engine: Callable[[nn.Module, TrainingRecords, Randomness], Engine],
+    num_classes: int | None,
+    *,
+    random_weights: bool = False,
+) -> None:
+    """Raise unless an engine's sum takes from each record that record's clipped gradient alone.
+
+    On synthetic records, in lots of several sizes: a record at a place that does not count can be
+    exchanged without any effect on the sum; what was computed before has no effect; and a single
+    record's part is at most the clipping norm. All that is compared has the same shapes and the
+    same random numbers, so that rounding cannot be taken for an effect.
+
+    Args:
+        model: The model, at the weights in question; it is left as it is.
+        data: Only its shapes, types and device are used.
+        make_engine: The engine of one model on some records, as it is used in training.
+        num_classes: As for :class:`TrainingRecords`.
+        random_weights: Whether to try random weights as well.
+
+    Raises:
+        PrivacyError: If a record reached beyond its own clipped gradient.
+        ValueError: If the gradients cannot be computed.
+    """
+    generator = torch.Generator().manual_seed(1)
+    sizes = _lot_sizes(data)
+    made = synthetic_records(data, max(sizes) + 1, generator)
+    records = TrainingRecords(made.train_X, made.train_Y, num_classes)
+    for twin in _at_several_weights(model) if random_weights else [copy.deepcopy(model)]:
+        limit = _TOLERANCE[trainable(twin)[0].dtype]
+        engine = make_engine(twin, records, _SameSeed())
+
+        def clipped_sum(lot: Tensor, filled: Tensor, engine: Engine = engine) -> Tensor:
+            try:
+                sums = engine.clipped_sums(lot.unsqueeze(0), filled.unsqueeze(0), clip_norm=1.0)
+            except RuntimeError as error:
+                raise ValueError(
+                    "The gradients of single records cannot be computed together: torch.func.vmap "
+                    f"refuses the model or its loss ({error}). In place of nn.RNN and nn.GRU, use "
+                    "opacus.layers.DPRNN and DPGRU."
+                ) from error
+            return sums[0].double()
+
+        for size in sizes:
+            lot = torch.arange(size, device=made.train_X.device)
+            exchanged = lot.clone()
+            exchanged[size // 2] = max(sizes)
+            others = lot != size // 2
+            first = clipped_sum(lot, others).clone()
+            moved = clipped_sum(exchanged, others).sub_(first).norm()
+            repeated = clipped_sum(lot, others).sub_(first).norm()
+            alone = clipped_sum(exchanged, ~others).norm()
+            if float(moved) > limit or float(alone) > 1 + limit:
+                raise PrivacyError(
+                    f"In a lot of {size} random records, one record reached beyond its own clipped "
+                    "gradient: the model or its loss mixes records in a way that training on "
+                    "single records does not prevent, for instance in the vectorization rule of "
+                    "an autograd function. Remove that."
+                )
+            if float(repeated) > limit:
+                raise PrivacyError(
+                    "The same random records gave another gradient after others were seen: the "
+                    "model or its loss keeps something from one call to the next. Remove that."
+                )
+
+
+class _SameSeed(SeededRandomness):
+    """Coins whose seeds for torch are all the same."""
+
+    def __init__(self) -> None:
+        super().__init__(0, torch.device("cpu"))
+
+    def torch_seed(self) -> int:
+        return 0
+
+
+def _lot_sizes(data: TrainTest) -> list[int]:
+    """1, a few, and a record's own sizes: mistaking a dimension for the batch shows there."""
+    return sorted({*_LOT_SIZES, *(s for s in data.train_X.shape[1:] if 0 < s <= _LARGEST_LOT)})
+
+
+def _at_several_weights(model: nn.Module) -> Iterator[nn.Module]:
+    """Copies with the model's own weights and with random ones: no layer is zero in all."""
+    yield copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(2)
+    for _ in range(2):
+        twin = copy.deepcopy(model)
+        for parameter in trainable(twin):
+            draws = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+            inputs = max(1, parameter[0].numel()) if parameter.dim() > 1 else 1
+            parameter.data.copy_(draws.div_(inputs**0.5))
+        yield twin
+
+
+def _without_dropout(model: nn.Module) -> nn.Module:
+    for module in model.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+        elif isinstance(getattr(module, "dropout", None), float):
+            module.dropout = 0.0  # type: ignore[assignment]
+    return model
+
+
+def _outputs(model: nn.Module, X: Tensor) -> tuple[Tensor, bool]:
+    """One row for each record, and whether random numbers were drawn."""
+    with seeded_torch(0), torch.no_grad():
+        before = torch.get_rng_state()
+        outputs = model(X)
+        draws = not torch.equal(before, torch.get_rng_state())
+    if not isinstance(outputs, Tensor) or outputs.dim() == 0 or len(outputs) != len(X):
+        shape = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+        raise ValueError(
+            f"The model must return one row for each record, got shape {shape} for {len(X)} "
+            "records."
+        )
+    return outputs, draws
+
+
+def _check_loss(loss: Loss, outputs: Tensor, targets: Tensor) -> None:
+    """A loss must return the records' own losses, or their mean."""
+    with torch.no_grad():
+        values = loss(outputs, targets)
+        if not isinstance(values, Tensor):
+            raise TypeError(f"`loss` must return a tensor, got {type(values).__name__}.")
+        if values.shape not in ((), (len(outputs),)):
+            raise ValueError(
+                f"`loss` must return one number for each record (shape {(len(outputs),)}) or their "
+                f"mean, got shape {tuple(values.shape)} for outputs {tuple(outputs.shape)} and "
+                f"targets {tuple(targets.shape)}; check that outputs and targets do not broadcast."
+            )
+        alone = torch.stack(
+            [loss(o, t).sum() for o, t in zip(outputs.split(1), targets.split(1), strict=True)]
+        )
+    if values.dim() == 0 and not _same(values, alone.mean()):
+        raise PrivacyError(
+            "`loss` returns one number that is not the mean of the records' own losses (it is a "
+            "sum, or it weighs or mixes the records of a batch). Return one loss per record, for "
+            'instance with reduction="none".'
+        )
+    if values.dim() == 1 and not _same(values, alone):
+        raise PrivacyError(_MIXES.format(what="`loss`"))
+
+
+def _check_no_mixing(model: nn.Module, loss: Loss, data: TrainTest) -> None:
+    """The outputs of a batch must be those of its records as batches of one."""
+    together, _ = _outputs(model, data.train_X)
+    alone = torch.cat([_outputs(model, x)[0] for x in data.train_X.split(1)])
+    if not _same(together, alone):
+        raise PrivacyError(_MIXES.format(what="The model"))
+    _check_loss(loss, together, data.train_Y)
+
+
+def _check_no_memory(model: nn.Module, data: TrainTest, generator: torch.Generator) -> None:
+    """A forward pass must leave the same buffers behind whatever the records are."""
+    if next(model.buffers(), None) is None:
+        return
+    left: list[dict[str, Tensor]] = []
+    for _ in range(2):
+        twin = copy.deepcopy(model)
+        with seeded_torch(0), torch.no_grad():
+            twin(synthetic_records(data, _BATCH, generator).train_X)
+        left.append(dict(twin.named_buffers()))
+    first, second = left
+    depend = [name for name, value in first.items() if not torch.equal(value, second[name])]
+    if depend:
+        raise PrivacyError(
+            f"The model stores something of the records in its buffers ({', '.join(depend)}). "
+            "Training leaves buffers as they are, because they would be released without any "
+            "noise. Turn that off, for instance with track_running_stats=False."
+        )
+
+
+_MIXES = (
+    "{what} mixes the records of a batch: on random data, the result for a record in a batch was "
+    "not that for the record alone. The model is trained on single records and would be used in "
+    "another way. Replace batch normalization by group normalization, put the batch first "
+    "(batch_first=True), and use a loss of each record alone."
+)
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    tolerance = 1e-5 if one.dtype == torch.float64 else 1e-3
+    return torch.allclose(one, other, rtol=tolerance, atol=tolerance, equal_nan=True)
