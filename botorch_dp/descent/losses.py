@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from botorch_dp.models.factor import KernelFactor
+from botorch_dp.models.gradient import KernelFactor
 from botorch_dp.objectives import PerRecordLosses, checked_scores
 
 # Records turned into gradients at a time: bounds the working memory to d times this many numbers.

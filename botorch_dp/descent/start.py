@@ -20,9 +20,8 @@ from botorch_dp.descent.designs import (
     observation_noise,
 )
 from botorch_dp.descent.losses import Observations, read_losses
-from botorch_dp.models.factor import KernelFactor
-from botorch_dp.models.gradient import GradientBelief
-from botorch_dp.models.kernel_derivatives import kernel_derivatives
+from botorch_dp.models.gradient import GradientBelief, KernelFactor
+from botorch_dp.models.kernels import kernel_derivatives
 from botorch_dp.objectives import (
     PerRecordLosses,
     checked_scores,

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from botorch_dp._checks import check_integer, check_positive, check_tensor
 from botorch_dp.acquisition.ucb import UCBSchedule
-from botorch_dp.models.finite import FiniteSetGP
-from botorch_dp.models.information import max_information_gain
+from botorch_dp.models.finite import FiniteSetGP, max_information_gain
 from botorch_dp.models.public import check_unit_variance, frozen_kernel
 from botorch_dp.privacy import (
     Guarantee,

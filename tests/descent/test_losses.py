@@ -11,8 +11,8 @@ from torch import Tensor
 
 from botorch_dp.descent import losses as module
 from botorch_dp.descent.losses import Observations, read_losses
-from botorch_dp.models.factor import KernelFactor
-from botorch_dp.models.kernel_derivatives import kernel_derivatives
+from botorch_dp.models.gradient import KernelFactor
+from botorch_dp.models.kernels import kernel_derivatives
 
 X = torch.rand(4, 2, dtype=torch.double)
 
