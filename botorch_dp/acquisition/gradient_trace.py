@@ -92,11 +92,11 @@ class GradientTrace(AcquisitionFunction):
         if X.dtype != self.location.dtype:
             raise ValueError(f"`X` is {X.dtype} but the model works in {self.location.dtype}.")
         inputs = self.model.transform_inputs(X)  # b x q x d
-        traces = [
-            belief.trace_after(inputs, noise)
-            for belief, noise in zip(self.beliefs, self.noise, strict=True)
-        ]
-        return -(torch.stack(traces, dim=-1) if is_ensemble(self.model) else traces[0])
+        if not is_ensemble(self.model):
+            return self.beliefs[0].negative_trace_after(inputs, self.noise)
+        members = zip(self.beliefs, self.noise, strict=True)
+        values = [belief.negative_trace_after(inputs, noise) for belief, noise in members]
+        return torch.stack(values, dim=-1)
 
     @property
     def units(self) -> Tensor:

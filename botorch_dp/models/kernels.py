@@ -20,9 +20,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import singledispatch
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from gpytorch.kernels import (
@@ -45,6 +45,22 @@ _SQRT5 = math.sqrt(5.0)
 # wrong (zero, NaN), so a coarse comparison with central differences tells them apart.
 _DIFFERENCE_STEP = 1e-3
 _DIFFERENCE_TOLERANCE = 1e-2
+
+
+class Covariances(NamedTuple):
+    """Prior covariances of values at new points ``X``: one set (``q x d``) or ``b x q x d``."""
+
+    #: With the values at ``N`` old points: ``N x M`` for the ``M = q`` or ``b q`` new ones.
+    between: Tensor
+    #: With the gradient at a location: ``M x d``.
+    gradient: Tensor
+    #: Among the points of each set: ``q x q`` or ``b x q x q``.
+    within: Tensor
+
+
+#: From the derivatives of a number by the three covariances to its derivative by ``X``. A
+#: covariance of two points stands in ``within`` twice: its derivative is that by both together.
+Pullback = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class KernelDerivatives(nn.Module, ABC):
@@ -77,6 +93,29 @@ class KernelDerivatives(nn.Module, ABC):
     def gradient_covariance(self, location: Tensor) -> Tensor:
         """Prior covariance of the gradient at ``location``, ``d x d``."""
 
+    def covariances(self, anchors: Tensor, X: Tensor) -> tuple[Covariances, Pullback]:
+        """All that the gradient's covariance after observing ``X`` takes, and its derivatives.
+
+        By automatic differentiation, unless a class knows better.
+
+        Args:
+            anchors: The location and, below it, the old points: ``1 + N x d``.
+            X: One set of new points, ``q x d``, or several, ``b x q x d``.
+        """
+        with torch.enable_grad():
+            at = X.detach().requires_grad_()
+            flat = at.reshape(-1, at.shape[-1])
+            parts = (
+                self.value(anchors[1:], flat),
+                self.gradient(anchors[0], flat).mT,
+                self.value(at, at),
+            )
+
+        def pullback(between: Tensor, gradient: Tensor, within: Tensor) -> Tensor:
+            return torch.autograd.grad(parts, at, (between, gradient, 0.5 * within))[0]
+
+        return Covariances(*(part.detach() for part in parts)), pullback
+
 
 class _RadialDerivatives(KernelDerivatives):
     """A stationary kernel ``profile(r)`` of the scaled distance ``r = |(x - z) / length_scales|``.
@@ -90,6 +129,11 @@ class _RadialDerivatives(KernelDerivatives):
     @abstractmethod
     def profile_and_slope(r: Tensor) -> tuple[Tensor, Tensor]:
         """The kernel as a function of the scaled distance, 1 at zero, and ``profile'(r) / r``."""
+
+    @staticmethod
+    @abstractmethod
+    def curvature(r: Tensor, slope: Tensor) -> Tensor:
+        """``slope'(r) / r``, given ``slope(r)`` too."""
 
     @override
     def value(self, X1: Tensor, X2: Tensor) -> Tensor:
@@ -107,6 +151,41 @@ class _RadialDerivatives(KernelDerivatives):
         return (self.profile_and_slope(r)[1] * (offsets / self.length_scales)).mT
 
     @override
+    def covariances(self, anchors: Tensor, X: Tensor) -> tuple[Covariances, Pullback]:
+        scales, end, alone = self.length_scales, len(anchors), X.dim() == 2
+        fixed, free = anchors / scales, X / scales
+        flat = free if alone else free.flatten(end_dim=-2)  # M x d
+        # One set is compared with everything at once: at small sizes it is calls that take time.
+        others = torch.cat((fixed, flat)) if alone else fixed
+        r = _distances(others, flat)
+        value, slope = self.profile_and_slope(r)
+        if alone:
+            within = value[end:]
+        else:
+            within, slope_within = self.profile_and_slope(_distances(free, free))
+        offsets = flat - fixed[0]
+        slope_here = slope[0].unsqueeze(-1)  # M x 1
+        gradient = (slope_here * offsets).div_(-scales)
+
+        def pullback(between: Tensor, gradient: Tensor, within: Tensor) -> Tensor:
+            # In scaled coordinates u, the derivative of profile(r) is slope(r) u, and that of
+            # -slope(r) w^T u is -curvature(r) (w^T u) u - slope(r) w.
+            w = gradient / scales
+            curved = self.curvature(r[0], slope[0]) * (w * offsets).sum(-1)
+            local = torch.addcmul(slope_here * w, curved.unsqueeze(-1), offsets)
+            weights = slope[1:] * (torch.cat((between, within)) if alone else between)
+            total = torch.addcmul(local, weights.sum(0).unsqueeze(-1), flat, value=-1)
+            total.addmm_(weights.mT, others[1:])  # minus the derivative
+            if not alone:
+                total = total.view_as(free)
+                weights = within * slope_within
+                total.addcmul_(weights.sum(-1, keepdim=True), free, value=-1)
+                total.baddbmm_(weights, free)
+            return total.div_(-scales)
+
+        return Covariances(value[1:end], gradient, within), pullback
+
+    @override
     def gradient_covariance(self, location: Tensor) -> Tensor:
         if self.length_scales.numel() not in (1, len(location)):
             raise ValueError(
@@ -115,6 +194,11 @@ class _RadialDerivatives(KernelDerivatives):
             )
         _, at_zero = self.profile_and_slope(location.new_zeros(()))
         return torch.diag_embed((-at_zero / self.length_scales.square()).expand_as(location))
+
+
+def _distances(X1: Tensor, X2: Tensor) -> Tensor:
+    """From explicit differences: ``... x N x d`` and ``... x M x d`` to ``... x N x M``."""
+    return torch.cdist(X1, X2, compute_mode="donot_use_mm_for_euclid_dist")
 
 
 class _RadialValue(torch.autograd.Function):
@@ -126,8 +210,7 @@ class _RadialValue(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, X1: Tensor, X2: Tensor, profile_and_slope: Any) -> Tensor:
-        r = torch.cdist(X1, X2, compute_mode="donot_use_mm_for_euclid_dist")
-        value, slope = profile_and_slope(r)
+        value, slope = profile_and_slope(_distances(X1, X2))
         ctx.save_for_backward(X1, X2, slope)
         return value
 
@@ -148,8 +231,13 @@ class _RBFDerivatives(_RadialDerivatives):
     @staticmethod
     @override
     def profile_and_slope(r: Tensor) -> tuple[Tensor, Tensor]:
-        profile = torch.exp(-0.5 * r.square())
+        profile = r.square().mul_(-0.5).exp_()
         return profile, -profile
+
+    @staticmethod
+    @override
+    def curvature(r: Tensor, slope: Tensor) -> Tensor:
+        return -slope
 
 
 class _Matern52Derivatives(_RadialDerivatives):
@@ -162,6 +250,11 @@ class _Matern52Derivatives(_RadialDerivatives):
         decay = torch.exp(-s)
         linear = (1 + s) * decay
         return linear + s.square() / 3 * decay, (-5.0 / 3.0) * linear
+
+    @staticmethod
+    @override
+    def curvature(r: Tensor, slope: Tensor) -> Tensor:
+        return -5.0 * slope / (1 + _SQRT5 * r)
 
 
 class _PolynomialDerivatives(KernelDerivatives):
@@ -296,6 +389,12 @@ class ScaledDerivatives(KernelDerivatives):
     def gradient_covariance(self, location: Tensor) -> Tensor:
         return self.scale * self.base.gradient_covariance(location)
 
+    @override
+    def covariances(self, anchors: Tensor, X: Tensor) -> tuple[Covariances, Pullback]:
+        parts, pullback = self.base.covariances(anchors, X)
+        scaled = Covariances(*(self.scale * part for part in parts))
+        return scaled, lambda *slopes: self.scale * pullback(*slopes)
+
 
 class SummedDerivatives(KernelDerivatives):
     """``k_1 + k_2 + ...``; the shortest length-scale of the parts counts."""
@@ -320,6 +419,14 @@ class SummedDerivatives(KernelDerivatives):
     @override
     def gradient_covariance(self, location: Tensor) -> Tensor:
         return torch.stack([part.gradient_covariance(location) for part in self.parts]).sum(0)
+
+    @override
+    def covariances(self, anchors: Tensor, X: Tensor) -> tuple[Covariances, Pullback]:
+        covariances, pullbacks = zip(
+            *(part.covariances(anchors, X) for part in self.parts), strict=True
+        )
+        summed = Covariances(*(torch.stack(same).sum(0) for same in zip(*covariances, strict=True)))
+        return summed, lambda *slopes: torch.stack([pull(*slopes) for pull in pullbacks]).sum(0)
 
 
 class ProductDerivatives(KernelDerivatives):
