@@ -24,8 +24,8 @@ from benchmarks.common import Ratio, interleaved_ratio, save_results
 from botorch_dp.acquisition import GradientTrace
 from botorch_dp.descent import DPGIBO, Design
 from botorch_dp.models import public_gp
-from botorch_dp.models.factor import KernelFactor
-from botorch_dp.models.kernel_derivatives import kernel_derivatives
+from botorch_dp.models.gradient import KernelFactor
+from botorch_dp.models.kernels import kernel_derivatives
 
 NOISE = 1e-4
 

@@ -1,6 +1,5 @@
 """BoTorch acquisition functions: they know models, not privacy."""
 
-from botorch_dp.acquisition import input_constructors as input_constructors  # registers them
 from botorch_dp.acquisition.gradient_trace import (
     GradientTrace,
     gen_gradient_trace_initial_conditions,
@@ -9,6 +8,9 @@ from botorch_dp.acquisition.hvpoi import (
     HypervolumeProbabilityOfImprovement,
     LogHypervolumeProbabilityOfImprovement,
 )
+
+# Importing the module tells BoTorch how to build these functions.
+from botorch_dp.acquisition.input_constructors import register_with_ax
 from botorch_dp.acquisition.ucb import PrivateUpperConfidenceBound, UCBSchedule
 
 __all__ = [
@@ -18,4 +20,5 @@ __all__ = [
     "PrivateUpperConfidenceBound",
     "UCBSchedule",
     "gen_gradient_trace_initial_conditions",
+    "register_with_ax",
 ]

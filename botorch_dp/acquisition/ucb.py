@@ -1,15 +1,4 @@
-r"""Upper confidence bounds with the schedule that the private releases are calibrated to.
-
-References:
-.. [Srinivas2010]
-    N. Srinivas, A. Krause, S. M. Kakade and M. Seeger. Gaussian Process Optimization in the
-    Bandit Setting: No Regret and Experimental Design. ICML 2010.
-.. [Kusner2015]
-    M. J. Kusner, J. R. Gardner, R. Garnett and K. Q. Weinberger. Differentially Private Bayesian
-    Optimization. ICML 2015.
-.. [Kharkovskii2020]
-    D. Kharkovskii, Z. Dai and B. K. H. Low. Private Outsourced Bayesian Optimization. ICML 2020.
-"""
+r"""Upper confidence bounds with the schedule that the private releases are calibrated to."""
 
 from __future__ import annotations
 
@@ -33,13 +22,13 @@ class UCBSchedule:
 
     With ``n`` choices, ``|f(x) - mean_{t-1}(x)| <= sqrt(beta_t) std_{t-1}(x)`` for all choices and
     all steps ``t >= 1`` with probability at least ``1 - split delta / 6`` over the prior
-    [Srinivas2010]_: ``P(|Z| > sqrt(beta)) <= exp(-beta / 2)`` and ``sum 1 / t^2 = pi^2 / 6``.
+    [Srinivas2010]: ``P(|Z| > sqrt(beta)) <= exp(-beta / 2)`` and ``sum 1 / t^2 = pi^2 / 6``.
 
     Args:
         num_choices: The number ``n`` of choices.
         delta: Probability left to a failure of the bounds.
-        split: 3 in [Kusner2015]_, which needs the bounds for two data sets; 6 in
-            [Kharkovskii2020]_.
+        split: 3 in [Kusner2015], which needs the bounds for two data sets; 6 in
+            [Kharkovskii2020].
 
     Example:
         >>> schedule = UCBSchedule(1000, delta=1e-5)
@@ -72,7 +61,7 @@ class UCBSchedule:
 
 
 class PrivateUpperConfidenceBound(AnalyticAcquisitionFunction):
-    r"""Single-outcome upper confidence bound with the schedule of [Kusner2015]_.
+    r"""Single-outcome upper confidence bound with the schedule of [Kusner2015].
 
     ``UCB_t(x) = mean(x) + sqrt(beta_t) std(x)``, where ``beta_t`` is ``schedule(step)``.
 

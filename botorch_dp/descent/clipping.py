@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from botorch_dp.models.factor import KernelFactor
+from botorch_dp.models.gradient import KernelFactor
 from botorch_dp.objectives import PerRecordLosses, checked_scores
 
 _EPS = torch.finfo(torch.double).eps

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from botorch_dp._checks import check_integer, check_nonnegative, check_positive
-from botorch_dp.acquisition.stencils import (
+from botorch_dp.acquisition.gradient_trace import (
     Stencil,
     leading_basis,
     place_stencil,
     radius_grid,
     stencil_directions,
 )
-from botorch_dp.models.derivative_rules import KernelDerivatives
 from botorch_dp.models.gradient import GradientBelief
+from botorch_dp.models.kernels import KernelDerivatives
 
 DesignName = Literal["simplex", "central", "optimize"]
 PriorMean = Literal["constant", "zero"]

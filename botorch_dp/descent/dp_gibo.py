@@ -39,9 +39,8 @@ from botorch_dp.descent.settings import (
     described_kernel,
 )
 from botorch_dp.errors import PrivacyError
-from botorch_dp.models.factor import KernelFactor
-from botorch_dp.models.gradient import GradientBelief
-from botorch_dp.models.kernel_derivatives import kernel_derivatives
+from botorch_dp.models.gradient import GradientBelief, KernelFactor
+from botorch_dp.models.kernels import kernel_derivatives
 from botorch_dp.objectives import PerRecordLosses, known_num_records
 from botorch_dp.privacy import (
     ONE_RECORD,

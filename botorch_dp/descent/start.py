@@ -11,9 +11,8 @@ from botorch_dp._checks import check_integer, check_interval, check_positive, ch
 from botorch_dp.descent.clipping import Observations, read_losses
 from botorch_dp.descent.designs import Design, DesignName, as_design, observation_noise
 from botorch_dp.descent.settings import PER_RECORD, check_box
-from botorch_dp.models.factor import KernelFactor
-from botorch_dp.models.gradient import GradientBelief
-from botorch_dp.models.kernel_derivatives import kernel_derivatives
+from botorch_dp.models.gradient import GradientBelief, KernelFactor
+from botorch_dp.models.kernels import kernel_derivatives
 from botorch_dp.objectives import (
     PerRecordLosses,
     checked_scores,

@@ -1,8 +1,7 @@
 """Gaussian-process parts that BoTorch lacks; nothing here knows about privacy mechanisms."""
 
-from botorch_dp.models.finite import FiniteSetGP
+from botorch_dp.models.finite import FiniteSetGP, max_information_gain
 from botorch_dp.models.gradient import GradientPosterior
-from botorch_dp.models.information import max_information_gain
 from botorch_dp.models.public import check_public, public_gp
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Exact Gaussian-process posterior over a finite set of choices, one observation at a time."""
+"""Gaussian processes on a finite set: an exact posterior, and how much can be learned of it."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from gpytorch.kernels import (
 )
 from torch import Tensor
 
-from botorch_dp._checks import check_integer, check_nonnegative, check_tensor
+from botorch_dp._checks import check_integer, check_nonnegative, check_positive, check_tensor
 from botorch_dp.models.public import frozen_kernel, prior_variance
 
 _FIRST_CAPACITY = 16
 # Least noise the factor is computed with, in units of rounding at the largest prior variance. A
 # crowd of exact observations has a numerically singular covariance: with less, errors explode.
 _NOISE_FLOOR = 4096
-# Kernels known to evaluate k(x, z_i) for one x with ``diag=True``, without a matrix of pairs: some
-# times faster than a row of that matrix, and from explicit differences: equal points are 0 apart.
+# Kernels known to evaluate k(x, z_i) for one x with ``diag=True``, without a matrix of pairs:
+# several times faster than a row of that matrix, and from explicit differences, so that equal
+# points are 0 apart.
 _ELEMENTWISE_KERNELS = {RBFKernel, MaternKernel, ScaleKernel, AdditiveKernel, ProductKernel}
 
 
@@ -158,3 +159,41 @@ class FiniteSetGP:
             f"{type(self).__name__}(num_choices={self.num_choices}, "
             f"num_observations={self.num_observations}, noise_variance={self.noise_variance:g})"
         )
+
+
+def max_information_gain(
+    kernel: Kernel, choices: Tensor, *, num_observations: int, noise_variance: float
+) -> float:
+    r"""An upper bound on the maximum information gain ``gamma_T`` of [Srinivas2010].
+
+    ``gamma_T = max 1/2 log det(I + K_A / s)`` over all ``A`` of ``T`` choices, repetitions allowed.
+    The gain is monotone and submodular in ``A``. Hence, with ``F_j`` the gain of the first ``j``
+    greedy choices and ``g_{j+1}`` the next greedy increment,
+
+    ``gamma_T <= F_T / (1 - 1/e)`` [Nemhauser1978]  and  ``gamma_T <= F_j + T g_{j+1}``, ``j < T``,
+
+    since no choice adds more to the first ``j`` than ``g_{j+1}``. The least of these is returned.
+    It depends on public values only.
+
+    Args:
+        kernel: The prior covariance.
+        choices: An ``n x d`` tensor.
+        num_observations: The number ``T`` of observations.
+        noise_variance: Variance ``s`` of the observation noise; must be positive.
+
+    Example:
+        >>> choices = torch.linspace(0, 1, 100, dtype=torch.double).unsqueeze(-1)
+        >>> gamma = max_information_gain(
+        ...     RBFKernel(), choices, num_observations=20, noise_variance=0.01
+        ... )
+    """
+    steps = check_integer("num_observations", num_observations)
+    check_positive("noise_variance", noise_variance)
+    gp = FiniteSetGP(choices, kernel=kernel, noise_variance=noise_variance)
+    bound = math.inf
+    for _ in range(steps):
+        best = int(gp.variance.argmax())
+        increment = 0.5 * math.log1p(gp.variance[best].item() / noise_variance)
+        bound = min(bound, gp.information_gain + steps * increment)
+        gp.observe(best, 0.0)
+    return min(bound, gp.information_gain / (1 - 1 / math.e))

@@ -7,18 +7,14 @@ is normal with
     covariance  d^2 k(x, x') / (dx dx'^T) - C K^{-1} C^T,
 
 and observing ``Z`` as well lowers the covariance's trace by ``tr(A S^{-1} A^T)`` with
-``A = Cov(gradient, f(Z) | D)`` and ``S = Cov(f(Z) | D) + noise`` [Mueller2021]_. Neither depends
+``A = Cov(gradient, f(Z) | D)`` and ``S = Cov(f(Z) | D) + noise`` [Mueller2021]. Neither depends
 on the values, so designs can be chosen before anything is observed.
-
-References:
-.. [Mueller2021]
-    S. Müller, A. von Rohr and S. Trimpe. Local policy search with Bayesian optimization.
-    NeurIPS 2021.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -28,12 +24,114 @@ from botorch.models.model import Model
 from botorch.models.transforms.outcome import Standardize
 from gpytorch.models import ExactGP
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from botorch_dp._checks import check_tensor
-from botorch_dp.models.derivative_rules import KernelDerivatives
-from botorch_dp.models.factor import KernelFactor
-from botorch_dp.models.kernel_derivatives import kernel_derivatives
+from botorch_dp.models.kernels import KernelDerivatives, kernel_derivatives
+
+# A new point whose variance, given the points kept so far, is below this fraction of the largest
+# prior variance is a linear combination of them as far as the arithmetic can tell. As a power of
+# the rounding error: 7e-11 in double, 3e-5 in single precision. Rounding leaves up to 3e-11 where
+# a polynomial kernel is spanned; a design of radius 1e-3 length-scales needs 1e-6.
+_DEPENDENCE_EXPONENT = 0.65
+
+
+class KernelFactor:
+    """Lower-triangular ``root`` with ``root root^T = k(points, points) + diag(noise)``.
+
+    Points are added by blocks: the old part of the factor is kept, so ``b`` new rows cost
+    ``O(N^2 b)`` instead of ``O(N^3)``. A point that depends linearly on those already kept (a
+    repeated point without noise; any point once a polynomial kernel is spanned) is left out: it
+    carries no information, and a plain Cholesky factorization fails on it.
+
+    Example:
+        >>> factor = KernelFactor.empty(kernel_derivatives(RBFKernel(), like=X), dim=X.shape[-1])
+        >>> factor, kept = factor.extended(X)
+    """
+
+    def __init__(self, derivatives: KernelDerivatives, points: Tensor, root: Tensor) -> None:
+        """Hold ``N x d`` independent points and their ``N x N`` factor."""
+        self.derivatives = derivatives
+        self.points = points
+        self.root = root
+
+    @classmethod
+    def empty(cls, derivatives: KernelDerivatives, dim: int) -> KernelFactor:
+        """The factor of no points in ``dim`` dimensions."""
+        unit = derivatives.length_scales
+        return cls(derivatives, unit.new_zeros(0, dim), unit.new_zeros(0, 0))
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def extended(self, X: Tensor, noise: Tensor | float = 0.0) -> tuple[KernelFactor, Tensor]:
+        """A factor that also has those rows of ``X`` that are independent of all before them.
+
+        Args:
+            X: New points, ``b x d``.
+            noise: The variance of each one's observation noise, a number or a ``b``-vector.
+
+        Returns:
+            The new factor and the indices of the rows of ``X`` that were kept, in the order of
+            their addition.
+        """
+        if len(X) == 0:
+            return self, torch.zeros(0, dtype=torch.long, device=X.device)
+        with torch.no_grad():
+            crossed = self.whiten(self.derivatives.value(self.points, X))  # N x b
+            remaining = self.derivatives.value(X, X) - crossed.mT @ crossed
+            remaining.diagonal().add_(noise)
+            largest = self.derivatives.diagonal(torch.cat((self.points, X))).max()
+            limit = largest * torch.finfo(X.dtype).eps ** _DEPENDENCE_EXPONENT
+            corner, kept = _independent_cholesky(remaining, limit)
+            old, new = len(self), len(kept)
+            root = X.new_zeros(old + new, old + new)
+            root[:old, :old] = self.root
+            root[old:, :old] = crossed[:, kept].mT
+            root[old:, old:] = corner
+        return KernelFactor(self.derivatives, torch.cat((self.points, X[kept])), root), kept
+
+    def without_oldest(self, count: int) -> KernelFactor:
+        """The factor without its first ``count`` points.
+
+        With the remaining rows ``R`` of the factor, the new one is the triangle of a QR
+        factorization of ``R^T``: nothing is recomputed from the kernel, and nothing can fail.
+        """
+        triangle = torch.linalg.qr(self.root[count:].mT, mode="r").R
+        signs = torch.where(triangle.diagonal() < 0, -1.0, 1.0).to(triangle)
+        root = (signs.unsqueeze(-1) * triangle).mT
+        return KernelFactor(self.derivatives, self.points[count:], root)
+
+    def whiten(self, B: Tensor) -> Tensor:
+        """``root^{-1} B`` for an ``N x m`` matrix."""
+        return torch.linalg.solve_triangular(self.root, B, upper=False)
+
+    def unwhiten(self, B: Tensor) -> Tensor:
+        """``root^{-T} B`` for an ``N x m`` matrix."""
+        return torch.linalg.solve_triangular(self.root.mT, B, upper=True)
+
+
+def _independent_cholesky(matrix: Tensor, limit: Tensor) -> tuple[Tensor, Tensor]:
+    """Cholesky factor over independent rows, those with a pivot above ``limit``, and their indices.
+
+    The rows are taken in order if all are independent, else by the largest pivot.
+    """
+    root, failed = torch.linalg.cholesky_ex(matrix)
+    if not failed and bool((root.diagonal().square() > limit).all()):
+        return root, torch.arange(len(matrix), device=matrix.device)
+    pivots = matrix.diagonal().clone()
+    columns = torch.zeros_like(matrix)  # column j: the factor's column of the j-th kept row
+    kept: list[int] = []
+    while len(kept) < len(matrix):
+        largest = int(pivots.argmax())
+        if not pivots[largest] > limit:
+            break
+        column = matrix[:, largest] - columns @ columns[largest]
+        columns[:, len(kept)] = column / pivots[largest].sqrt()
+        pivots = pivots - columns[:, len(kept)].square()
+        kept.append(largest)
+        pivots[kept] = -1.0
+    indices = torch.tensor(kept, dtype=torch.long, device=matrix.device)
+    return columns[indices, : len(kept)].tril(), indices
 
 
 class GradientBelief(nn.Module):
@@ -55,11 +153,11 @@ class GradientBelief(nn.Module):
     location: Tensor
     jacobian: Tensor | None
     scale: Tensor | None
-    points: Tensor
+    anchors: Tensor
     root: Tensor
     prior: Tensor
-    crossed: Tensor
-    ones: Tensor
+    whitened: Tensor
+    trace_without_mean: Tensor
     mean_effect: Tensor
     mean_precision: Tensor
     kept: Tensor
@@ -93,28 +191,39 @@ class GradientBelief(nn.Module):
         """This belief with all points of ``factor``, which must begin with its own."""
         belief = copy.copy(self)
         belief._buffers = dict(self._buffers)
-        belief._condition(factor, whitened=torch.cat((self.crossed, self.ones), dim=-1))
+        belief._condition(factor, whitened=self.whitened)
         return belief
 
     def _condition(self, factor: KernelFactor, whitened: Tensor) -> None:
         """Set what depends on the points, given ``root^{-1} [C^T, 1]`` for the first of them."""
         old = len(whitened)
         with torch.no_grad():
-            new_points = factor.points[old:]
-            ones = new_points.new_ones(len(new_points), 1)
-            columns = torch.cat((self._gradient(new_points).mT, ones), dim=-1)  # b x p + 1
+            gradient = self._gradient(factor.points[old:])  # b x p
+            columns = torch.nn.functional.pad(gradient, (0, 1), value=1.0)
             remaining = columns - factor.root[old:, :old] @ whitened
             corner = factor.root[old:, old:]
             new = torch.linalg.solve_triangular(corner, remaining, upper=False)
             whitened = torch.cat((whitened, new))
-        crossed, ones = whitened[:, :-1], whitened[:, -1:]
-        self.register_buffer("points", factor.points)
-        self.register_buffer("root", factor.root)
-        self.register_buffer("crossed", crossed)  # N x p, root^{-1} C^T
-        self.register_buffer("ones", ones)  # N x 1, root^{-1} 1
-        # What the constant does to the gradient given the values, and how well they pin it down.
-        self.register_buffer("mean_effect", -(crossed.mT @ ones).squeeze(-1))  # p
-        self.register_buffer("mean_precision", ones.square().sum())
+            crossed, ones = whitened[:, :-1], whitened[:, -1:]
+            self.register_buffer("anchors", torch.cat((self.location.unsqueeze(0), factor.points)))
+            self.register_buffer("root", factor.root)
+            self.register_buffer("whitened", whitened)  # N x p + 1, root^{-1} [C^T, 1]
+            # What the constant does to the gradient given the values; how well they pin it down.
+            self.register_buffer("mean_effect", -(crossed.mT @ ones).squeeze(-1))  # p
+            self.register_buffer("mean_precision", ones.square().sum())
+            self.register_buffer(
+                "trace_without_mean", self.prior.diagonal().sum() - crossed.square().sum()
+            )
+
+    @property
+    def points(self) -> Tensor:
+        """The points observed so far, ``N x d``."""
+        return self.anchors[1:]
+
+    @property
+    def crossed(self) -> Tensor:
+        """``root^{-1} C^T``, ``N x p``."""
+        return self.whitened[:, :-1]
 
     @property
     def units(self) -> Tensor:
@@ -145,71 +254,130 @@ class GradientBelief(nn.Module):
         """``N x p`` matrix ``W``: the posterior mean of the gradient is ``W^T y``."""
         crossed = self.crossed
         if self.unknown_mean and len(self.points):
-            crossed = crossed + self.ones * (self.mean_effect / self.mean_precision)
+            crossed = crossed + self.whitened[:, -1:] * (self.mean_effect / self.mean_precision)
         return torch.linalg.solve_triangular(self.root.mT, crossed, upper=True)
 
     def trace_after(self, X: Tensor, noise: Tensor | float = 0.0) -> Tensor:
         """The trace once values at ``X`` (``... x q x d``) are observed too: shape ``...``.
 
-        Differentiable in ``X``. A whole batch costs one product with the factor.
+        Differentiable in ``X``, once. A whole batch costs one product with the factor.
         """
-        flat = X.reshape(-1, X.shape[-1])  # M x d, all candidates together
-        values = torch.linalg.solve_triangular(
-            self.root, self.derivatives.value(self.points, flat), upper=False
-        )  # N x M
-        crossed = self._gradient(flat) - self.crossed.mT @ values  # p x M
-        if self.unknown_mean:
-            crossed = torch.cat((crossed, 1 - self.ones.mT @ values))  # p + 1 x M
-        # Back to one block for each candidate set: ... x (p or p + 1 or N) x q
-        values, crossed = (
-            part.reshape(-1, *X.shape[:-1]).movedim(0, -2) for part in (values, crossed)
+        return -self.negative_trace_after(X, noise)
+
+    def negative_trace_after(self, X: Tensor, noise: Tensor | float = 0.0) -> Tensor:
+        """Minus :meth:`trace_after`, for those who maximize it."""
+        if X.requires_grad and torch.is_grad_enabled():
+            return _NegativeTraceAfter.apply(X, self, noise)
+        return self._negative_trace_after(X.detach(), noise, with_slope=False)[0]
+
+    def _negative_trace_after(
+        self, X: Tensor, noise: Tensor | float, *, with_slope: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Minus the traces after sets of points (``... x q x d``), and their derivatives.
+
+        With ``V = root^{-1} k(D, X)``, ``W = root^{-1} [C^T, 1]`` and the column of ones only where
+        the mean is unknown, ``A = [Cov(gradient, f(X)), 1]^T - V^T W`` and
+        ``S = k(X, X) + noise - V^T V``, the trace is a function of ``A^T S^{-1} A``. Its derivative
+        needs little but the solution ``S^{-1} A``: automatic differentiation would go through all
+        factorizations, and through the eigenvectors of a singular ``S``, whose derivative is not
+        finite.
+        """
+        *batch_shape, q, d = X.shape
+        num_sets = math.prod(batch_shape)
+        X = X.reshape((q, d) if num_sets == 1 else (num_sets, q, d))
+        root, unknown_mean = self.root, self.unknown_mean
+        known = self.whitened if unknown_mean else self.crossed  # W, N x p or p + 1
+        p = known.shape[-1] - unknown_mean
+        (between, gradient, within), pullback = self.derivatives.covariances(self.anchors, X)
+        values = torch.linalg.solve_triangular(root, between, upper=False)  # V, N x M
+        remaining = self._in_result(gradient)  # M x p
+        if unknown_mean:
+            remaining = torch.nn.functional.pad(remaining, (0, 1), value=1.0)
+        remaining = torch.addmm(remaining, values.mT, known, alpha=-1)  # A
+        by_set = values
+        if num_sets != 1:
+            remaining = remaining.view(num_sets, q, -1)
+            by_set = values.view(-1, num_sets, q).transpose(0, 1)  # b x N x q
+        covariance = _minus_product(within, by_set.mT, by_set)  # S
+        covariance.diagonal(dim1=-2, dim2=-1).add_(noise)
+        solution = _solved(covariance, remaining)  # (b) x q x p or p + 1
+        products = remaining * solution
+        if unknown_mean:
+            crossed = (remaining[..., :p] * solution[..., p:]).sum(-2)  # (b) x p
+            precision = self.mean_precision + products[..., p].sum(-1, keepdim=True)
+            effect = (self.mean_effect - crossed) / precision  # of the constant, (b) x p
+            reduction = products[..., :p].sum((-2, -1)) - (effect.square() * precision).sum(-1)
+        else:
+            reduction = products.sum((-2, -1))
+        value = (reduction - self.trace_without_mean).view(batch_shape)
+        if not with_slope:
+            return value, None
+        moved = direct = solution  # half of the derivative in A
+        if unknown_mean:
+            direct = solution[..., :p] + solution[..., p:] * effect.unsqueeze(-2)
+            moved = torch.cat((direct, direct @ effect.unsqueeze(-1)), dim=-1)
+        left = _minus_product(known, by_set, solution)  # W - V S^{-1} A
+        slope_values = left @ moved.mT
+        if num_sets != 1:
+            slope_values = slope_values.transpose(0, 1).reshape(values.shape)
+        slope = pullback(
+            torch.linalg.solve_triangular(root.mT, slope_values, upper=True),
+            self._from_result(-direct.reshape(-1, p)),
+            moved @ solution.mT,
         )
-        remaining = self.derivatives.value(X, X) - values.mT @ values
-        remaining.diagonal(dim1=-2, dim2=-1).add_(noise)
-        explained = _QuadraticForm.apply(crossed, remaining)
-        p = self.prior.shape[-1]
-        reduction = explained.diagonal(dim1=-2, dim2=-1)[..., :p].sum(-1)
-        after = self.prior.diagonal().sum() - self.crossed.square().sum() - reduction
-        if self.unknown_mean:
-            effect = self.mean_effect - explained[..., :p, p]
-            after = after + effect.square().sum(-1) / (self.mean_precision + explained[..., p, p])
-        return after
+        return value, slope.mul_(-2).view(*batch_shape, q, d)
 
     def _gradient(self, X: Tensor) -> Tensor:
-        """``d k(location, X) / d location`` in the coordinates of the result, ``p x M``."""
-        gradient = self.derivatives.gradient(self.location, X)
+        """``d k(location, X) / d location`` in the coordinates of the result, ``M x p``."""
+        return self._in_result(self.derivatives.gradient(self.location, X).mT)
+
+    def _in_result(self, gradient: Tensor) -> Tensor:
+        """From the kernel's coordinates to those of the result: ``M x d`` to ``M x p``."""
         if self.jacobian is not None:
-            gradient = self.jacobian.mT @ gradient
+            gradient = gradient @ self.jacobian
         return gradient if self.scale is None else self.scale * gradient
 
+    def _from_result(self, slope: Tensor) -> Tensor:
+        """The transpose of :meth:`_in_result`: ``M x p`` to ``M x d``."""
+        if self.jacobian is not None:
+            slope = slope @ self.jacobian.mT
+        return slope if self.scale is None else self.scale * slope
 
-class _QuadraticForm(torch.autograd.Function):
-    """``A S^{-1} A^T`` for symmetric ``S``, with a pseudo-inverse where ``S`` is singular.
 
-    Written by hand because the derivative needs nothing but ``M = S^{-1} A^T``: with ``G`` the
-    derivative of the result, those of ``A`` and ``S`` are ``(G + G^T) M^T`` and ``-M G M^T``.
-    Automatic differentiation would go through the factorization, and through the eigenvectors of
-    a singular ``S``, whose derivative is not finite.
+class _NegativeTraceAfter(torch.autograd.Function):
+    """Minus the traces after sets of points, whose derivatives are computed along with them.
+
+    A trace depends on its own set only, so backward has nothing to do but to weight them.
     """
 
     @staticmethod
-    def forward(ctx: Any, A: Tensor, S: Tensor) -> Tensor:
-        root, failed = torch.linalg.cholesky_ex(S)
-        solution = torch.cholesky_solve(A.mT, root)  # ... x q x p
-        if bool(failed.any()):
-            limit = 10 * S.shape[-1] * torch.finfo(S.dtype).eps
-            inverse = torch.linalg.pinv(S, rtol=limit, hermitian=True)
-            solution = torch.where((failed > 0)[..., None, None], inverse @ A.mT, solution)
-        ctx.save_for_backward(solution)
-        return A @ solution
+    def forward(ctx: Any, X: Tensor, belief: GradientBelief, noise: Tensor | float) -> Tensor:
+        value, slope = belief._negative_trace_after(X, noise, with_slope=True)
+        ctx.save_for_backward(slope)
+        return value
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
-        (solution,) = ctx.saved_tensors
-        (gradient,) = gradients
-        weighted = solution @ gradient
-        return (gradient + gradient.mT) @ solution.mT, -weighted @ solution.mT
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        if torch.is_grad_enabled():
+            raise RuntimeError("The trace of a gradient's covariance can be differentiated once.")
+        weights = gradients[0].unsqueeze(-1).unsqueeze(-1)
+        return weights * ctx.saved_tensors[0], None, None
+
+
+def _minus_product(C: Tensor, A: Tensor, B: Tensor) -> Tensor:
+    """``C - A B`` for matrices or batches of them, in one call."""
+    return (torch.addmm if A.dim() == 2 else torch.baddbmm)(C, A, B, alpha=-1)
+
+
+def _solved(S: Tensor, A: Tensor) -> Tensor:
+    """``S^{-1} A`` for symmetric ``S``, with a pseudo-inverse where it is singular."""
+    root, failed = torch.linalg.cholesky_ex(S)
+    solution = torch.cholesky_solve(A, root)
+    if failed.any():
+        limit = 10 * S.shape[-1] * torch.finfo(S.dtype).eps
+        inverse = torch.linalg.pinv(S, rtol=limit, hermitian=True)
+        solution = torch.where((failed > 0)[..., None, None], inverse @ A, solution)
+    return solution
 
 
 class GradientPosterior:

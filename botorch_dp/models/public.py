@@ -1,13 +1,8 @@
-r"""Gaussian processes that hold nothing of the private data but the observations themselves.
+r"""Gaussian processes that hold nothing of the sensitive data but the observations themselves.
 
-The releases of [Kusner2015]_ hold for a Gaussian process whose prior was fixed before any private
+The releases of [Kusner2015] hold for a Gaussian process whose prior was fixed before any sensitive
 value was seen: zero mean, given kernel, given noise. BoTorch's defaults break this quietly: they
 fit hyper-parameters, learn a constant mean and standardize the outcomes with their own moments.
-
-References:
-.. [Kusner2015]
-    M. J. Kusner, J. R. Gardner, R. Garnett and K. Q. Weinberger. Differentially Private Bayesian
-    Optimization. ICML 2015.
 """
 
 from __future__ import annotations
@@ -101,7 +96,7 @@ def check_public(model: Module, *, unit_variance: bool = False) -> None:
     Args:
         model: The model to inspect.
         unit_variance: Whether to require ``k(x, x) = 1`` at the training inputs, as the
-            sensitivity bounds of [Kusner2015]_ do.
+            sensitivity bounds of [Kusner2015] do.
     """
     if type(model) is not SingleTaskGP:
         raise NotPublicError(

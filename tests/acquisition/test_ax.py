@@ -28,8 +28,8 @@ from botorch_dp.acquisition import (
     LogHypervolumeProbabilityOfImprovement,
     PrivateUpperConfidenceBound,
     UCBSchedule,
+    register_with_ax,
 )
-from botorch_dp.acquisition.ax import register_with_ax
 
 # Ax and pandas warn about their own future.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -198,7 +198,7 @@ def test_load_in_another_process(tmp_path: Path) -> None:
     client.save_to_json_file(path)
     script = f"""
 from ax.api.client import Client
-from botorch_dp.acquisition.ax import register_with_ax
+from botorch_dp.acquisition import register_with_ax
 try:
     Client.load_from_json_file({path!r})
 except Exception as error:

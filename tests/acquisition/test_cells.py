@@ -10,7 +10,7 @@ from botorch.utils.probability.utils import log_prob_normal_in
 from scipy.special import log_ndtr
 from torch import Tensor
 
-from botorch_dp.acquisition.cells import (
+from botorch_dp.acquisition.hvpoi import (
     _LogNormalInterval,
     finite_edges,
     least_variance,

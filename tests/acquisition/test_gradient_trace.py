@@ -13,7 +13,7 @@ from gpytorch.kernels import Kernel, MaternKernel, PolynomialKernel, RBFKernel, 
 from torch import Tensor
 
 from botorch_dp.acquisition import GradientTrace, gen_gradient_trace_initial_conditions
-from botorch_dp.acquisition.stencils import regular_simplex
+from botorch_dp.acquisition.gradient_trace import regular_simplex
 from botorch_dp.models import GradientPosterior, public_gp
 
 D = 3

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from botorch_dp.descent import clipping as module
 from botorch_dp.descent.clipping import ClippedMean, Observations, read_losses
-from botorch_dp.models.factor import KernelFactor
-from botorch_dp.models.kernel_derivatives import kernel_derivatives
+from botorch_dp.models.gradient import KernelFactor
+from botorch_dp.models.kernels import kernel_derivatives
 
 B = 1.5
 

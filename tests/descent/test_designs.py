@@ -10,9 +10,8 @@ from gpytorch.kernels import Kernel, MaternKernel, PolynomialKernel, RBFKernel
 from torch import Tensor
 
 from botorch_dp.descent.designs import Design, DesignName, as_design
-from botorch_dp.models.factor import KernelFactor
-from botorch_dp.models.gradient import GradientBelief
-from botorch_dp.models.kernel_derivatives import kernel_derivatives
+from botorch_dp.models.gradient import GradientBelief, KernelFactor
+from botorch_dp.models.kernels import kernel_derivatives
 
 D = 6
 LOCATION = torch.full((D,), 0.5, dtype=torch.double)

@@ -17,7 +17,7 @@ from botorch_dp.descent import DPGIBO, Design, NoiseAwareAdagrad
 from botorch_dp.descent import dp_gibo as module
 from botorch_dp.descent.clipping import ClippedMean
 from botorch_dp.errors import BudgetExhausted, PrivacyError
-from botorch_dp.models.kernel_derivatives import kernel_derivatives
+from botorch_dp.models.kernels import kernel_derivatives
 from botorch_dp.privacy import (
     NeighboringRelation,
     PrivacyBudget,

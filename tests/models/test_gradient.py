@@ -1,4 +1,4 @@
-"""The gradient's posterior against dense formulas, finite differences and hand-computed cases."""
+"""The gradient's posterior and the growing factor behind it, by dense formulas and by hand."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from botorch.models.transforms.input import AppendFeatures, Log10
 from gpytorch.kernels import Kernel, MaternKernel, PolynomialKernel, RBFKernel, ScaleKernel
 from torch import Tensor
 
-from botorch_dp.models.factor import KernelFactor
 from botorch_dp.models.gradient import (
     GradientBelief,
     GradientPosterior,
+    KernelFactor,
     candidate_noise,
     gradient_beliefs,
 )
-from botorch_dp.models.kernel_derivatives import kernel_derivatives
+from botorch_dp.models.kernels import kernel_derivatives
 
 D = 3
 
 
-def factor_of(kernel: Kernel, X: Tensor, noise: float = 0.0) -> KernelFactor:
+def factor_of(kernel: Kernel, X: Tensor, noise: Tensor | float = 0.0) -> KernelFactor:
     return KernelFactor.empty(kernel_derivatives(kernel, like=X), X.shape[-1]).extended(X, noise)[0]
 
 
@@ -40,6 +40,9 @@ def kernels() -> dict[str, Kernel]:
         "matern": matern,
         "scaled matern": scaled,
         "polynomial": PolynomialKernel(power=2).double(),
+        "sum": scaled + rbf,
+        "product": rbf * matern,
+        "active dims": ScaleKernel(RBFKernel(active_dims=(2, 0))).double(),
     }
 
 
@@ -65,6 +68,62 @@ def model_of(kernel: Kernel, X: Tensor, noise: float = 1e-3, **options: object) 
     Y = (3 * X).sin().sum(-1, keepdim=True)
     options.setdefault("outcome_transform", None)
     return SingleTaskGP(X, Y, torch.full_like(Y, noise), covar_module=kernel, **options)
+
+
+@pytest.fixture
+def X() -> Tensor:
+    return torch.rand(12, 3, dtype=torch.double)
+
+
+def test_blocks_give_the_factor_of_all_points(X: Tensor) -> None:
+    kernel = MaternKernel(nu=2.5)
+    factor = factor_of(kernel, X[:4])
+    factor, kept = factor.extended(X[4:5])
+    assert kept.tolist() == [0]
+    factor, kept = factor.extended(X[5:])
+    assert kept.tolist() == list(range(7))
+    plain = torch.linalg.cholesky(factor.derivatives.value(X, X))
+    torch.testing.assert_close(factor.root, plain, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(factor.points, X)
+    B = torch.rand(12, 2, dtype=torch.double)
+    torch.testing.assert_close(factor.root @ factor.whiten(B), B)
+    torch.testing.assert_close(factor.root.mT @ factor.unwhiten(B), B)
+
+
+def test_noise_goes_on_the_diagonal(X: Tensor) -> None:
+    kernel = RBFKernel()
+    noise = torch.rand(12, dtype=torch.double)
+    factor, _ = factor_of(kernel, X[:5], noise[:5]).extended(X[5:], noise[5:])
+    expected = factor.derivatives.value(X, X) + torch.diag(noise)
+    torch.testing.assert_close(factor.root @ factor.root.mT, expected)
+
+
+def test_repeated_points_are_left_out_unless_noisy(X: Tensor) -> None:
+    kernel = RBFKernel()
+    twice = torch.stack((X[0], X[1], X[0], X[2], X[2]))
+    factor, kept = factor_of(kernel, X[:0]).extended(twice)
+    assert sorted(kept.tolist()) in ([0, 1, 3], [1, 2, 3], [0, 1, 4], [1, 2, 4])
+    assert factor.extended(X[:4])[1].tolist() == [3]
+    assert len(factor_of(kernel, twice, 1e-3)) == 5
+
+
+@pytest.mark.parametrize("power", [1, 2])
+def test_a_polynomial_kernel_is_spanned_at_its_rank(power: int) -> None:
+    X = torch.randn(40, 3, dtype=torch.double)
+    rank = {1: 4, 2: 10}[power]
+    factor = factor_of(PolynomialKernel(power=power), X)
+    assert len(factor) == rank
+    torch.testing.assert_close(
+        factor.root @ factor.root.mT, factor.derivatives.value(factor.points, factor.points)
+    )
+    assert factor.extended(torch.randn(5, 3, dtype=torch.double))[1].tolist() == []
+
+
+def test_nearby_points_are_kept(X: Tensor) -> None:
+    """A design of radius 1e-3 length-scales is nearly, not numerically, dependent."""
+    offsets = torch.cat((torch.eye(3), torch.zeros(1, 3))).double() * 1e-3
+    factor = factor_of(RBFKernel(), X[:1] + offsets)
+    assert len(factor) == 4
 
 
 @pytest.mark.parametrize("name", kernels())

@@ -1,11 +1,16 @@
-"""Derivatives of GPyTorch kernels in their first argument, in closed form where it matters.
+"""Kernels with what Gaussian-process gradients need of their derivatives.
 
-The second derivative at coincident points cannot be left to automatic differentiation: GPyTorch's
-Matern kernel goes through a distance whose derivative at zero does not exist, so it raises or
-silently comes out as zero. ``RBFKernel``, ``MaternKernel(nu=2.5)`` and ``PolynomialKernel`` are
-therefore written out, and what is built from them follows by the rules of ``derivative_rules.py``.
-Every other kernel is differentiated automatically, held against central differences, and refused
-if they disagree.
+The gradient of a Gaussian process is a Gaussian process too, and all that is needed of the kernel
+``k`` to work with its gradient at one location ``x`` is
+
+    k(X1, X2),    d/dx k(x, z),    d^2/(dx dx'^T) k(x, x') at x' = x.
+
+The last one is the prior covariance of the gradient. It cannot be left to automatic
+differentiation: GPyTorch's Matern kernel goes through a distance whose derivative at zero does not
+exist, so it raises or silently comes out as zero. ``RBFKernel``, ``MaternKernel(nu=2.5)`` and
+``PolynomialKernel`` are therefore written out, and scalings, sums, products and restrictions to
+some inputs follow by their rules. Every other kernel is differentiated automatically, held against
+central differences, and refused if they disagree.
 
 Points are compared through explicit differences, not through ``|a|^2 + |b|^2 - 2ab``: a design
 for a gradient puts points within a thousandth of a length-scale of each other.
@@ -14,9 +19,10 @@ for a gradient puts points within a thousandth of a length-scale of each other.
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from functools import singledispatch
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from gpytorch.kernels import (
@@ -28,17 +34,10 @@ from gpytorch.kernels import (
     RBFKernel,
     ScaleKernel,
 )
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from typing_extensions import override
 
-from botorch_dp.models.derivative_rules import (
-    KernelDerivatives,
-    ProductDerivatives,
-    RestrictedDerivatives,
-    ScaledDerivatives,
-    SummedDerivatives,
-)
 from botorch_dp.models.public import frozen_kernel
 
 _SQRT5 = math.sqrt(5.0)
@@ -46,6 +45,76 @@ _SQRT5 = math.sqrt(5.0)
 # wrong (zero, NaN), so a coarse comparison with central differences tells them apart.
 _DIFFERENCE_STEP = 1e-3
 _DIFFERENCE_TOLERANCE = 1e-2
+
+
+class Covariances(NamedTuple):
+    """Prior covariances of values at new points ``X``: one set (``q x d``) or ``b x q x d``."""
+
+    #: With the values at ``N`` old points: ``N x M`` for the ``M = q`` or ``b q`` new ones.
+    between: Tensor
+    #: With the gradient at a location: ``M x d``.
+    gradient: Tensor
+    #: Among the points of each set: ``q x q`` or ``b x q x q``.
+    within: Tensor
+
+
+#: From the derivatives of a number by the three covariances to its derivative by ``X``. A
+#: covariance of two points stands in ``within`` twice: its derivative is that by both together.
+Pullback = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class KernelDerivatives(nn.Module, ABC):
+    """A kernel with what Gaussian-process gradients need of its derivatives.
+
+    ``length_scales`` is the ``d``- or ``1``-dim unit in which designs measure a radius.
+    """
+
+    length_scales: Tensor
+    #: Whether finitely many functions span the kernel's, as polynomials do.
+    has_finite_rank: bool = False
+
+    def __init__(self, length_scales: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("length_scales", length_scales)
+
+    @abstractmethod
+    def value(self, X1: Tensor, X2: Tensor) -> Tensor:
+        """``k(X1, X2)``: ``... x N x d`` and ``... x M x d`` to ``... x N x M``."""
+
+    @abstractmethod
+    def diagonal(self, X: Tensor) -> Tensor:
+        """``k(x, x)`` for every row: ``... x N x d`` to ``... x N``."""
+
+    @abstractmethod
+    def gradient(self, location: Tensor, X: Tensor) -> Tensor:
+        """``d k(location, X) / d location``: ``d`` and ``... x N x d`` to ``... x d x N``."""
+
+    @abstractmethod
+    def gradient_covariance(self, location: Tensor) -> Tensor:
+        """Prior covariance of the gradient at ``location``, ``d x d``."""
+
+    def covariances(self, anchors: Tensor, X: Tensor) -> tuple[Covariances, Pullback]:
+        """All that the gradient's covariance after observing ``X`` takes, and its derivatives.
+
+        By automatic differentiation, unless a class knows better.
+
+        Args:
+            anchors: The location and, below it, the old points: ``1 + N x d``.
+            X: One set of new points, ``q x d``, or several, ``b x q x d``.
+        """
+        with torch.enable_grad():
+            at = X.detach().requires_grad_()
+            flat = at.reshape(-1, at.shape[-1])
+            parts = (
+                self.value(anchors[1:], flat),
+                self.gradient(anchors[0], flat).mT,
+                self.value(at, at),
+            )
+
+        def pullback(between: Tensor, gradient: Tensor, within: Tensor) -> Tensor:
+            return torch.autograd.grad(parts, at, (between, gradient, 0.5 * within))[0]
+
+        return Covariances(*(part.detach() for part in parts)), pullback
 
 
 class _RadialDerivatives(KernelDerivatives):
@@ -60,6 +129,11 @@ class _RadialDerivatives(KernelDerivatives):
     @abstractmethod
     def profile_and_slope(r: Tensor) -> tuple[Tensor, Tensor]:
         """The kernel as a function of the scaled distance, 1 at zero, and ``profile'(r) / r``."""
+
+    @staticmethod
+    @abstractmethod
+    def curvature(r: Tensor, slope: Tensor) -> Tensor:
+        """``slope'(r) / r``, given ``slope(r)`` too."""
 
     @override
     def value(self, X1: Tensor, X2: Tensor) -> Tensor:
@@ -77,6 +151,41 @@ class _RadialDerivatives(KernelDerivatives):
         return (self.profile_and_slope(r)[1] * (offsets / self.length_scales)).mT
 
     @override
+    def covariances(self, anchors: Tensor, X: Tensor) -> tuple[Covariances, Pullback]:
+        scales, end, alone = self.length_scales, len(anchors), X.dim() == 2
+        fixed, free = anchors / scales, X / scales
+        flat = free if alone else free.flatten(end_dim=-2)  # M x d
+        # One set is compared with everything at once: at small sizes it is calls that take time.
+        others = torch.cat((fixed, flat)) if alone else fixed
+        r = _distances(others, flat)
+        value, slope = self.profile_and_slope(r)
+        if alone:
+            within = value[end:]
+        else:
+            within, slope_within = self.profile_and_slope(_distances(free, free))
+        offsets = flat - fixed[0]
+        slope_here = slope[0].unsqueeze(-1)  # M x 1
+        gradient = (slope_here * offsets).div_(-scales)
+
+        def pullback(between: Tensor, gradient: Tensor, within: Tensor) -> Tensor:
+            # In scaled coordinates u, the derivative of profile(r) is slope(r) u, and that of
+            # -slope(r) w^T u is -curvature(r) (w^T u) u - slope(r) w.
+            w = gradient / scales
+            curved = self.curvature(r[0], slope[0]) * (w * offsets).sum(-1)
+            local = torch.addcmul(slope_here * w, curved.unsqueeze(-1), offsets)
+            weights = slope[1:] * (torch.cat((between, within)) if alone else between)
+            total = torch.addcmul(local, weights.sum(0).unsqueeze(-1), flat, value=-1)
+            total.addmm_(weights.mT, others[1:])  # minus the derivative
+            if not alone:
+                total = total.view_as(free)
+                weights = within * slope_within
+                total.addcmul_(weights.sum(-1, keepdim=True), free, value=-1)
+                total.baddbmm_(weights, free)
+            return total.div_(-scales)
+
+        return Covariances(value[1:end], gradient, within), pullback
+
+    @override
     def gradient_covariance(self, location: Tensor) -> Tensor:
         if self.length_scales.numel() not in (1, len(location)):
             raise ValueError(
@@ -85,6 +194,11 @@ class _RadialDerivatives(KernelDerivatives):
             )
         _, at_zero = self.profile_and_slope(location.new_zeros(()))
         return torch.diag_embed((-at_zero / self.length_scales.square()).expand_as(location))
+
+
+def _distances(X1: Tensor, X2: Tensor) -> Tensor:
+    """From explicit differences: ``... x N x d`` and ``... x M x d`` to ``... x N x M``."""
+    return torch.cdist(X1, X2, compute_mode="donot_use_mm_for_euclid_dist")
 
 
 class _RadialValue(torch.autograd.Function):
@@ -96,8 +210,7 @@ class _RadialValue(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, X1: Tensor, X2: Tensor, profile_and_slope: Any) -> Tensor:
-        r = torch.cdist(X1, X2, compute_mode="donot_use_mm_for_euclid_dist")
-        value, slope = profile_and_slope(r)
+        value, slope = profile_and_slope(_distances(X1, X2))
         ctx.save_for_backward(X1, X2, slope)
         return value
 
@@ -118,8 +231,13 @@ class _RBFDerivatives(_RadialDerivatives):
     @staticmethod
     @override
     def profile_and_slope(r: Tensor) -> tuple[Tensor, Tensor]:
-        profile = torch.exp(-0.5 * r.square())
+        profile = r.square().mul_(-0.5).exp_()
         return profile, -profile
+
+    @staticmethod
+    @override
+    def curvature(r: Tensor, slope: Tensor) -> Tensor:
+        return -slope
 
 
 class _Matern52Derivatives(_RadialDerivatives):
@@ -132,6 +250,11 @@ class _Matern52Derivatives(_RadialDerivatives):
         decay = torch.exp(-s)
         linear = (1 + s) * decay
         return linear + s.square() / 3 * decay, (-5.0 / 3.0) * linear
+
+    @staticmethod
+    @override
+    def curvature(r: Tensor, slope: Tensor) -> Tensor:
+        return -5.0 * slope / (1 + _SQRT5 * r)
 
 
 class _PolynomialDerivatives(KernelDerivatives):
@@ -237,6 +360,152 @@ class _AutogradDerivatives(KernelDerivatives):
             "RBFKernel, MaternKernel(nu=2.5), PolynomialKernel, sums, products or scalings of "
             "them, or register closed forms with `derivatives_of.register`."
         )
+
+
+class ScaledDerivatives(KernelDerivatives):
+    """``scale * k``."""
+
+    scale: Tensor
+
+    def __init__(self, base: KernelDerivatives, scale: Tensor) -> None:
+        super().__init__(base.length_scales)
+        self.base = base
+        self.has_finite_rank = base.has_finite_rank
+        self.register_buffer("scale", scale)
+
+    @override
+    def value(self, X1: Tensor, X2: Tensor) -> Tensor:
+        return self.scale * self.base.value(X1, X2)
+
+    @override
+    def diagonal(self, X: Tensor) -> Tensor:
+        return self.scale * self.base.diagonal(X)
+
+    @override
+    def gradient(self, location: Tensor, X: Tensor) -> Tensor:
+        return self.scale * self.base.gradient(location, X)
+
+    @override
+    def gradient_covariance(self, location: Tensor) -> Tensor:
+        return self.scale * self.base.gradient_covariance(location)
+
+    @override
+    def covariances(self, anchors: Tensor, X: Tensor) -> tuple[Covariances, Pullback]:
+        parts, pullback = self.base.covariances(anchors, X)
+        scaled = Covariances(*(self.scale * part for part in parts))
+        return scaled, lambda *slopes: self.scale * pullback(*slopes)
+
+
+class SummedDerivatives(KernelDerivatives):
+    """``k_1 + k_2 + ...``; the shortest length-scale of the parts counts."""
+
+    def __init__(self, parts: Sequence[KernelDerivatives]) -> None:
+        super().__init__(shortest_length_scale(parts))
+        self.parts: Any = nn.ModuleList(parts)
+        self.has_finite_rank = all(part.has_finite_rank for part in parts)
+
+    @override
+    def value(self, X1: Tensor, X2: Tensor) -> Tensor:
+        return torch.stack([part.value(X1, X2) for part in self.parts]).sum(0)
+
+    @override
+    def diagonal(self, X: Tensor) -> Tensor:
+        return torch.stack([part.diagonal(X) for part in self.parts]).sum(0)
+
+    @override
+    def gradient(self, location: Tensor, X: Tensor) -> Tensor:
+        return torch.stack([part.gradient(location, X) for part in self.parts]).sum(0)
+
+    @override
+    def gradient_covariance(self, location: Tensor) -> Tensor:
+        return torch.stack([part.gradient_covariance(location) for part in self.parts]).sum(0)
+
+    @override
+    def covariances(self, anchors: Tensor, X: Tensor) -> tuple[Covariances, Pullback]:
+        covariances, pullbacks = zip(
+            *(part.covariances(anchors, X) for part in self.parts), strict=True
+        )
+        summed = Covariances(*(torch.stack(same).sum(0) for same in zip(*covariances, strict=True)))
+        return summed, lambda *slopes: torch.stack([pull(*slopes) for pull in pullbacks]).sum(0)
+
+
+class ProductDerivatives(KernelDerivatives):
+    """``k_1 k_2``, by the product rule."""
+
+    def __init__(self, left: KernelDerivatives, right: KernelDerivatives) -> None:
+        super().__init__(shortest_length_scale((left, right)))
+        self.left = left
+        self.right = right
+        self.has_finite_rank = left.has_finite_rank and right.has_finite_rank
+
+    @override
+    def value(self, X1: Tensor, X2: Tensor) -> Tensor:
+        return self.left.value(X1, X2) * self.right.value(X1, X2)
+
+    @override
+    def diagonal(self, X: Tensor) -> Tensor:
+        return self.left.diagonal(X) * self.right.diagonal(X)
+
+    @override
+    def gradient(self, location: Tensor, X: Tensor) -> Tensor:
+        at = location.unsqueeze(-2)  # 1 x d; the values below are ... x 1 x N
+        return self.left.gradient(location, X) * self.right.value(at, X) + self.left.value(
+            at, X
+        ) * self.right.gradient(location, X)
+
+    @override
+    def gradient_covariance(self, location: Tensor) -> Tensor:
+        at = location.unsqueeze(-2)
+        left, right = (part.diagonal(at).squeeze(-1) for part in (self.left, self.right))
+        # At coincident arguments the derivatives in the first and in the second are equal.
+        slope_left, slope_right = (
+            part.gradient(location, at).squeeze(-1) for part in (self.left, self.right)
+        )
+        crossed = slope_left.outer(slope_right)
+        return (
+            left * self.right.gradient_covariance(location)
+            + right * self.left.gradient_covariance(location)
+            + crossed
+            + crossed.mT
+        )
+
+
+class RestrictedDerivatives(KernelDerivatives):
+    """A kernel of some of the inputs (``active_dims``); the gradient in the others is zero."""
+
+    dims: Tensor
+
+    def __init__(self, base: KernelDerivatives, dims: Tensor) -> None:
+        # The other inputs have no length-scale; the shortest of these keeps designs local.
+        super().__init__(shortest_length_scale((base,)))
+        self.base = base
+        self.has_finite_rank = base.has_finite_rank
+        self.register_buffer("dims", dims)
+
+    @override
+    def value(self, X1: Tensor, X2: Tensor) -> Tensor:
+        return self.base.value(X1.index_select(-1, self.dims), X2.index_select(-1, self.dims))
+
+    @override
+    def diagonal(self, X: Tensor) -> Tensor:
+        return self.base.diagonal(X.index_select(-1, self.dims))
+
+    @override
+    def gradient(self, location: Tensor, X: Tensor) -> Tensor:
+        inner = self.base.gradient(location[self.dims], X.index_select(-1, self.dims))
+        return torch.zeros_like(X.mT).index_copy(-2, self.dims, inner)
+
+    @override
+    def gradient_covariance(self, location: Tensor) -> Tensor:
+        inner = self.base.gradient_covariance(location[self.dims])
+        full = location.new_zeros(len(location), len(location))
+        full[self.dims.unsqueeze(-1), self.dims] = inner
+        return full
+
+
+def shortest_length_scale(parts: Sequence[KernelDerivatives]) -> Tensor:
+    """The shortest length-scale of all parts, as a ``1``-dim tensor."""
+    return torch.stack([part.length_scales.min() for part in parts]).min().reshape(1)
 
 
 def kernel_derivatives(kernel: Kernel, like: Tensor) -> KernelDerivatives:

@@ -1,0 +1,319 @@
+"""Kernels and the rules for kernels of kernels, by hand and against differentiated formulas."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from gpytorch.kernels import (
+    CosineKernel,
+    Kernel,
+    LinearKernel,
+    MaternKernel,
+    PeriodicKernel,
+    PolynomialKernel,
+    RBFKernel,
+    RBFKernelGrad,
+    RQKernel,
+    ScaleKernel,
+)
+from torch import Tensor
+
+from botorch_dp.models.kernels import (
+    KernelDerivatives,
+    ProductDerivatives,
+    RestrictedDerivatives,
+    ScaledDerivatives,
+    SummedDerivatives,
+    kernel_derivatives,
+    shortest_length_scale,
+)
+
+Formula = Callable[[Tensor, Tensor], Tensor]
+#: How to make a kernel, and its formula.
+Case = tuple[Callable[[], Kernel], Formula]
+
+D = 3
+LOCATION = torch.tensor([0.3, -0.2, 0.7], dtype=torch.double)
+
+
+def with_hypers(kernel: Kernel, **hypers: object) -> Kernel:
+    kernel = kernel.double()
+    for name, value in hypers.items():
+        setattr(kernel, name, torch.as_tensor(value, dtype=torch.double))
+    return kernel
+
+
+def ard_rbf() -> Kernel:
+    return with_hypers(RBFKernel(ard_num_dims=D), lengthscale=[0.5, 1.0, 2.0])
+
+
+def ard_matern() -> Kernel:
+    return with_hypers(MaternKernel(nu=2.5, ard_num_dims=D), lengthscale=[0.5, 1.0, 2.0])
+
+
+def polynomial(power: int = 2) -> Kernel:
+    return with_hypers(PolynomialKernel(power=power), offset=0.7)
+
+
+def scaled(kernel: Kernel) -> Kernel:
+    return with_hypers(ScaleKernel(kernel), outputscale=2.5)
+
+
+# Each kernel beside its plain formula of two vectors, smooth enough for automatic differentiation
+# (the Matern one only between different points).
+def rbf_formula(x: Tensor, z: Tensor) -> Tensor:
+    return torch.exp(-0.5 * ((x - z) / torch.tensor([0.5, 1.0, 2.0]).double()).square().sum())
+
+
+def matern_formula(x: Tensor, z: Tensor) -> Tensor:
+    r = ((x - z) / torch.tensor([0.5, 1.0, 2.0]).double()).square().sum().sqrt()
+    return (1 + math.sqrt(5) * r + 5 / 3 * r**2) * torch.exp(-math.sqrt(5) * r)
+
+
+def polynomial_formula(x: Tensor, z: Tensor) -> Tensor:
+    return (x @ z + 0.7) ** 2
+
+
+def active_formula(x: Tensor, z: Tensor) -> Tensor:
+    return torch.exp(-0.5 * (x[[2, 0]] - z[[2, 0]]).square().sum() / 0.49)
+
+
+def mixed_hessian(formula: Formula, x: Tensor, z: Tensor) -> Tensor:
+    slope = torch.func.grad(formula, argnums=0)
+    return torch.func.jacrev(slope, argnums=1)(x, z)
+
+
+CASES: dict[str, Case] = {
+    "rbf": (ard_rbf, rbf_formula),
+    "matern": (ard_matern, matern_formula),
+    "polynomial": (polynomial, polynomial_formula),
+    "cubic": (lambda: polynomial(3), lambda x, z: (x @ z + 0.7) ** 3),
+    "linear": (lambda: polynomial(1), lambda x, z: x @ z + 0.7),
+    "rational quadratic (automatic)": (
+        lambda: with_hypers(RQKernel(), lengthscale=0.8, alpha=1.5),
+        lambda x, z: (1 + (x - z).square().sum() / (2 * 1.5 * 0.64)) ** -1.5,
+    ),
+    "scaled rbf": (lambda: scaled(ard_rbf()), lambda x, z: 2.5 * rbf_formula(x, z)),
+    "scaled matern": (lambda: scaled(ard_matern()), lambda x, z: 2.5 * matern_formula(x, z)),
+    "sum": (
+        lambda: ard_rbf() + scaled(polynomial()),
+        lambda x, z: rbf_formula(x, z) + 2.5 * polynomial_formula(x, z),
+    ),
+    "product": (
+        lambda: ard_rbf() * polynomial() * ard_matern(),
+        lambda x, z: rbf_formula(x, z) * polynomial_formula(x, z) * matern_formula(x, z),
+    ),
+    "active dims": (
+        lambda: with_hypers(RBFKernel(active_dims=(2, 0)), lengthscale=0.7),
+        active_formula,
+    ),
+    "scaled active dims": (
+        lambda: scaled(with_hypers(RBFKernel(active_dims=(2, 0)), lengthscale=0.7)),
+        lambda x, z: 2.5 * active_formula(x, z),
+    ),
+}
+#: Their second derivative at coincident points cannot be had automatically.
+ONLY_AS_A_LIMIT = ["matern", "scaled matern", "product"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values_and_gradients_match_the_formula(name: str) -> None:
+    make, formula = CASES[name]
+    derivatives = kernel_derivatives(make(), like=LOCATION)
+    X = torch.rand(5, D, dtype=torch.double)
+
+    value = torch.stack([torch.stack([formula(x, z) for z in X[:3]]) for x in X])
+    torch.testing.assert_close(derivatives.value(X, X[:3]), value, rtol=1e-11, atol=1e-13)
+    diagonal = torch.stack([formula(x, x) for x in X])
+    torch.testing.assert_close(derivatives.diagonal(X), diagonal, rtol=1e-11, atol=1e-13)
+    gradient = torch.stack([torch.func.grad(formula)(LOCATION, x) for x in X], dim=-1)
+    torch.testing.assert_close(derivatives.gradient(LOCATION, X), gradient, rtol=1e-10, atol=1e-12)
+
+    batched = X.reshape(5, 1, D).expand(5, 2, D)
+    assert derivatives.gradient(LOCATION, batched).shape == (5, D, 2)
+    assert derivatives.value(batched, batched).shape == (5, 2, 2)
+
+
+@pytest.mark.parametrize("name", sorted(CASES.keys() - ONLY_AS_A_LIMIT))
+def test_gradient_covariance_matches_the_formula(name: str) -> None:
+    make, formula = CASES[name]
+    derivatives = kernel_derivatives(make(), like=LOCATION)
+    covariance = derivatives.gradient_covariance(LOCATION)
+    expected = mixed_hessian(formula, LOCATION, LOCATION)
+    torch.testing.assert_close(covariance, expected, rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", ONLY_AS_A_LIMIT)
+def test_gradient_covariance_is_the_limit_from_different_points(name: str) -> None:
+    """At coincident points automatic differentiation is wrong; near them it is right."""
+    make, formula = CASES[name]
+    derivatives = kernel_derivatives(make(), like=LOCATION)
+    covariance = derivatives.gradient_covariance(LOCATION)
+    nearby = mixed_hessian(formula, LOCATION, LOCATION + 1e-6)
+    torch.testing.assert_close(covariance, nearby, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_coincident_points_are_finite_and_differentiable(name: str) -> None:
+    derivatives = kernel_derivatives(CASES[name][0](), like=LOCATION)
+    X = LOCATION.expand(2, D).clone().requires_grad_()
+    total = derivatives.value(X, X).sum() + derivatives.gradient(LOCATION, X).sum()
+    total.backward()
+    assert X.grad is not None and torch.isfinite(X.grad).all()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_closed_forms_are_differentiable_in_the_points(name: str) -> None:
+    derivatives = kernel_derivatives(CASES[name][0](), like=LOCATION)
+    X = torch.rand(2, D, dtype=torch.double, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda Z: derivatives.value(Z, Z[:1]), (X,))
+    assert torch.autograd.gradcheck(lambda Z: derivatives.gradient(LOCATION, Z), (X,))
+
+
+def test_matern_gradient_covariance_by_hand() -> None:
+    kernel = MaternKernel(nu=2.5, ard_num_dims=D).double()
+    kernel.lengthscale = torch.tensor([0.5, 1.0, 2.0], dtype=torch.double)
+    covariance = kernel_derivatives(kernel, like=LOCATION).gradient_covariance(LOCATION)
+    expected = torch.diag(torch.tensor([5 / 3 / 0.25, 5 / 3, 5 / 3 / 4], dtype=torch.double))
+    torch.testing.assert_close(covariance, expected, rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("nu", [0.5, 1.5])
+@pytest.mark.parametrize("wrap", [lambda k: k, ScaleKernel, lambda k: k + RBFKernel()])
+def test_rough_matern_kernels_are_refused(nu: float, wrap) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ValueError, match=r"MaternKernel\(nu="):
+        kernel_derivatives(wrap(MaternKernel(nu=nu)), like=LOCATION)
+
+
+class HiddenMatern(MaternKernel):
+    """A subclass, which the closed forms must not take for its parent."""
+
+
+@pytest.mark.parametrize(
+    "kernel", [HiddenMatern(nu=2.5), HiddenMatern(nu=1.5), CosineKernel(), PeriodicKernel()]
+)
+def test_wrong_automatic_derivatives_are_refused(kernel: Kernel) -> None:
+    derivatives = kernel_derivatives(kernel, like=LOCATION)
+    with pytest.raises(ValueError, match="no usable gradient"):
+        derivatives.gradient_covariance(LOCATION)
+
+
+def test_gradient_enhanced_kernels_are_refused() -> None:
+    derivatives = kernel_derivatives(RBFKernelGrad(), like=LOCATION)
+    with pytest.raises((ValueError, RuntimeError)):
+        derivatives.gradient_covariance(LOCATION)
+
+
+def test_linear_kernel_of_gpytorch_agrees_with_the_polynomial_of_degree_one() -> None:
+    automatic = kernel_derivatives(with_hypers(LinearKernel(), variance=[[1.0]]), like=LOCATION)
+    torch.testing.assert_close(
+        automatic.gradient_covariance(LOCATION), torch.eye(D, dtype=torch.double)
+    )
+
+
+def test_refusals_name_the_argument() -> None:
+    with pytest.raises(TypeError, match="`kernel`"):
+        kernel_derivatives("rbf", like=LOCATION)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="batch"):
+        kernel_derivatives(RBFKernel(batch_shape=torch.Size([2])), like=LOCATION)
+    with pytest.raises(ValueError, match="integer power"):
+        kernel_derivatives(PolynomialKernel(power=1.5), like=LOCATION)
+
+
+def test_hyper_parameters_are_copied_and_cast() -> None:
+    kernel = RBFKernel()  # float32 by default
+    derivatives = kernel_derivatives(kernel, like=LOCATION)
+    before = derivatives.gradient_covariance(LOCATION)
+    kernel.lengthscale = 100.0
+    assert before.dtype == torch.double
+    torch.testing.assert_close(derivatives.gradient_covariance(LOCATION), before)
+    assert not any(p.requires_grad for p in derivatives.parameters())
+
+
+class Dot(KernelDerivatives):
+    """``x^T z``, the simplest kernel with a slope at coincident points."""
+
+    has_finite_rank = True
+
+    def __init__(self, *length_scales: float) -> None:
+        super().__init__(torch.tensor(length_scales or (1.0,), dtype=torch.double))
+
+    def value(self, X1: Tensor, X2: Tensor) -> Tensor:
+        return X1 @ X2.mT
+
+    def diagonal(self, X: Tensor) -> Tensor:
+        return X.square().sum(-1)
+
+    def gradient(self, location: Tensor, X: Tensor) -> Tensor:
+        return X.mT
+
+    def gradient_covariance(self, location: Tensor) -> Tensor:
+        return torch.eye(len(location), dtype=location.dtype)
+
+
+class Endless(Dot):
+    """The same, but called infinite-dimensional."""
+
+    has_finite_rank = False
+
+
+def numbers(*values: object) -> Tensor:
+    return torch.tensor(values, dtype=torch.double)
+
+
+HERE, THERE = numbers(1, 2), numbers([3, -1])  # their dot product is 1
+THRICE = numbers(3).squeeze()
+SQUARE = [[12, 4], [4, 18]]  # 2 |x|^2 I + 2 x x^T
+
+
+@pytest.mark.parametrize(
+    ("rule", "value", "diagonal", "gradient", "covariance"),
+    [
+        (ScaledDerivatives(Dot(), THRICE), 3, 15, [9, -3], [[3, 0], [0, 3]]),
+        (SummedDerivatives([Dot(), Dot(), Dot()]), 3, 15, [9, -3], [[3, 0], [0, 3]]),
+        (ProductDerivatives(Dot(), Dot()), 1, 25, [6, -2], SQUARE),
+        (
+            SummedDerivatives([Dot(), ProductDerivatives(Dot(), Dot())]),
+            *(2, 30, [9, -3], [[13, 4], [4, 19]]),
+        ),
+        (RestrictedDerivatives(Dot(), torch.tensor([1])), -2, 4, [0, -1], [[0, 0], [0, 1]]),
+    ],
+    ids=["scaled", "summed", "product", "sum with a product", "restricted"],
+)
+def test_rules_by_hand(
+    rule: KernelDerivatives, value: float, diagonal: float, gradient: list, covariance: list
+) -> None:
+    assert rule.value(HERE.unsqueeze(0), THERE).item() == value
+    assert rule.diagonal(HERE.unsqueeze(0)).item() == diagonal
+    assert rule.gradient(HERE, THERE).squeeze(-1).tolist() == gradient
+    assert rule.gradient_covariance(HERE).tolist() == covariance
+
+
+def test_a_restriction_may_reorder_the_inputs() -> None:
+    rule = RestrictedDerivatives(ScaledDerivatives(Dot(), THRICE), torch.tensor([2, 0]))
+    location = numbers(1, 2, 4)
+    assert rule.gradient(location, numbers([5, 6, 7])).squeeze(-1).tolist() == [15, 0, 21]
+    assert rule.gradient_covariance(location).diagonal().tolist() == [3, 0, 3]
+
+
+def test_the_shortest_length_scale_is_the_unit_of_a_design() -> None:
+    parts = [Dot(0.5, 2.0), Dot(0.25)]
+    assert shortest_length_scale(parts).tolist() == [0.25]
+    assert SummedDerivatives(parts).length_scales.tolist() == [0.25]
+    assert ProductDerivatives(*parts).length_scales.tolist() == [0.25]
+    assert RestrictedDerivatives(parts[0], torch.tensor([1, 0])).length_scales.tolist() == [0.5]
+    assert ScaledDerivatives(parts[0], THRICE).length_scales.tolist() == [0.5, 2.0]
+
+
+@pytest.mark.parametrize("other", [Dot, Endless])
+def test_finite_rank_takes_finite_parts(other: type[Dot]) -> None:
+    parts = [Dot(), other()]
+    finite = other is Dot
+    assert SummedDerivatives(parts).has_finite_rank == finite
+    assert ProductDerivatives(*parts).has_finite_rank == finite
+    assert ProductDerivatives(*parts[::-1]).has_finite_rank == finite
+    assert ScaledDerivatives(other(), THRICE).has_finite_rank == finite
+    assert RestrictedDerivatives(other(), torch.tensor([0])).has_finite_rank == finite
