@@ -24,7 +24,7 @@ from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import PrivacyBudget, PrivacyLedger
 
 #: Large enough for every draw a test makes.
-PLENTY = PrivacyBudget(1e4, 1e-2, summed=0.5)
+PLENTY = PrivacyBudget(1e4, 0.9, summed=0.5)
 
 
 class Disk:

@@ -12,6 +12,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -25,6 +26,7 @@ from botorch_dp.models import FiniteSetGP, max_information_gain
 from botorch_dp.models.public import check_unit_variance, frozen_kernel
 from botorch_dp.privacy import Guarantee, PrivacyLedger, PrivacyUnit, Release, compose
 from botorch_dp.privacy._noise import SelectionMethod
+from botorch_dp.privacy.runs import Run, fingerprint
 from botorch_dp.release.assumptions import (
     VALIDATION_RECORD,
     UtilityBound,
@@ -34,7 +36,6 @@ from botorch_dp.release.assumptions import (
     warn_if_drowned,
 )
 from botorch_dp.release.choice import PrivateChoice
-from botorch_dp.release.journal import RunJournal, fingerprint
 from botorch_dp.release.maximum import (
     Edition,
     LaplaceMaximum,
@@ -50,6 +51,7 @@ Objective = Callable[[Tensor], float | Tensor]
 _ROUNDING_VARIANCE = 1e-12
 # Choices closer than this, in units of the box, are told apart one by one.
 _FINEST_SPACING = 2.0**-40
+_COMPARED_CHOICES = 50
 
 
 class Search(Protocol):
@@ -226,7 +228,7 @@ def run_search(
     *,
     steps: int,
     noise_std: float = 0.0,
-    journal: RunJournal | None = None,
+    run: Run | None = None,
     progress: bool = False,
     description: str = "",
 ) -> SearchDiagnostics:
@@ -237,24 +239,26 @@ def run_search(
         objective: A choice (``d``) in, its value out.
         steps: The number of evaluations.
         noise_std: Of the observations, to tell which values are implausible.
-        journal: Holds what an interrupted run has seen, and is kept up to date.
+        run: Holds what was seen before an interruption, and is kept up to date.
         progress: Whether to show a progress bar.
         description: Its label.
     """
-    journal = RunJournal(None, {}) if journal is None else journal
-    for index, value, _ in journal.seen:
+    seen = [] if run is None else list(run.items("seen").values())
+    for index, value, _ in seen:
         search.ask()  # asking is a part of the search's state
         search.tell(index, value)
-    done = len(journal.seen)
-    for _ in tqdm(
+    done = len(seen)
+    for step in tqdm(
         range(done, steps), desc=description, total=steps, initial=done, disable=not progress
     ):
         index = search.ask()
         raw = _scalar(objective(search.gp.choices[index].clone()))
         value = plausible(raw, noise_std).item()
         search.tell(index, value)
-        journal.record(index, value, value != raw.item())
-    indices, values, implausible = zip(*journal.seen, strict=True)
+        seen.append((index, value, value != raw.item()))
+        if run is not None:
+            run.add("seen", step, seen[-1])
+    indices, values, implausible = zip(*seen, strict=True)
     return SearchDiagnostics(
         indices=indices,
         values=torch.tensor(values, dtype=torch.double),
@@ -363,9 +367,10 @@ class _PrivateOptimizer(ABC):
     ) -> PrivateOptimum:
         """Search, then release the best choice and the best value.
 
-        Both releases are charged before the objective is first called. Without a ``checkpoint``, a
-        run that is interrupted or whose objective fails has spent its budget for nothing, and each
-        call is charged anew.
+        Both releases are charged together before the objective is first called, and drawn once
+        the search is over. With a ``checkpoint`` an interrupted run goes on where it was, at no
+        further charge, and a finished one returns what it released. Without one, each call is a
+        new run, charged anew.
 
         Args:
             objective: A choice (a ``d``-vector) in, its value out, to be maximized; in the units
@@ -374,8 +379,8 @@ class _PrivateOptimizer(ABC):
                 called ``steps`` times, whatever the values are.
             num_records: Size of the validation set, to warn when ``delta`` is too large for it.
             progress: Whether to show a progress bar.
-            checkpoint: A file to continue an interrupted run from; a finished one returns what it
-                released. It holds sensitive values, with mode 0600; see :mod:`.journal`.
+            checkpoint: A file to keep the run in and to continue it from. It holds sensitive
+                values, with mode 0600, and one process at a time may hold it.
             ledger: Charged for both releases before the objective is first called.
             unsafe_seed: Simulate with reproducible noise. The releases then promise nothing.
         """
@@ -384,24 +389,32 @@ class _PrivateOptimizer(ABC):
         for bound in self.utility():
             warn_if_drowned(bound)
         name = type(self).__name__
-        with RunJournal.open(checkpoint, self._settings(unsafe_seed)) as journal:
-            if ledger is not None:
-                label = f"{name} of {self.choice.steps} steps"
-                ledger.charge(self.guarantee, label=label, key=journal.key)
-            seen = run_search(
-                self._search(),
-                objective,
-                steps=self.choice.steps,
-                noise_std=self._noise_std,
-                journal=journal,
-                progress=progress,
-                description=name,
+        price = self.guarantee if unsafe_seed is None else self.guarantee.simulated()
+        settings = self._settings(unsafe_seed)
+        with Run(checkpoint, what=f"a run of {name}", settings=settings, ledger=ledger) as run:
+            search = partial(self._seen, objective, run, progress)
+            seen: list[SearchDiagnostics] = []
+            released = run.release(
+                price,
+                lambda _: self._draw(seen[0], unsafe_seed),
+                read=lambda: seen.append(search()),
+                key="optimum",
+                label=f"{name} of {self.choice.steps} steps",
             )
-            released = journal.released
-            if released is None:
-                released = self._draw(seen, unsafe_seed)
-                journal.finish(released)
-        return self._optimum(seen, released, simulated=unsafe_seed is not None)
+            # A finished run is not searched again, only told what it saw.
+            diagnostics = seen[0] if seen else search()
+        return self._optimum(diagnostics, released, simulated=unsafe_seed is not None)
+
+    def _seen(self, objective: Objective, run: Run, progress: bool) -> SearchDiagnostics:
+        return run_search(
+            self._search(),
+            objective,
+            steps=self.choice.steps,
+            noise_std=self._noise_std,
+            run=run,
+            progress=progress,
+            description=type(self).__name__,
+        )
 
     def _draw(self, seen: SearchDiagnostics, unsafe_seed: int | None) -> dict[str, Any]:
         """Both released values; simulated noise differs between the two."""
@@ -411,7 +424,7 @@ class _PrivateOptimizer(ABC):
         choice, choice_scale = self.choice._draw(seen.mean, self.choices, first)
         maximum, maximum_scale = self.maximum._draw(seen.values, second)
         return {
-            "choice": choice.tolist(),
+            "choice": choice,
             "choice_scale": choice_scale,
             "maximum": maximum,
             "maximum_scale": maximum_scale,
@@ -424,12 +437,18 @@ class _PrivateOptimizer(ABC):
         choice, maximum = self.choice.guarantee, self.maximum.guarantee
         if simulated:
             choice, maximum = choice.simulated(), maximum.simulated()
-        value = self.choices.new_tensor(released["choice"])
+        value = released["choice"].to(self.choices)
         return PrivateOptimum(
             choice=Release(value, choice, released["choice_scale"]),
             maximum=Release(released["maximum"], maximum, released["maximum_scale"]),
             diagnostics=seen,
         )
+
+    def _gram(self) -> Tensor:
+        """The kernel's values on some choices: what tells two kernels apart."""
+        with torch.no_grad():
+            gram = self.kernel(self.choices[:_COMPARED_CHOICES]).to_dense().double()
+        return gram.round(decimals=6) + 0.0  # the sum makes one zero of -0. and 0.
 
     def _settings(self, unsafe_seed: int | None) -> dict[str, Any]:
         """All that a run depends on; a run is continued with the same settings only."""
@@ -437,7 +456,7 @@ class _PrivateOptimizer(ABC):
             "driver": type(self).__name__,
             "choice": repr(self.choice),
             "maximum": repr(self.maximum),
-            "prior": fingerprint(self.choices, self.kernel),
+            "prior": fingerprint(self.choices, self._gram()),
             "unsafe_seed": unsafe_seed,
         }
 
