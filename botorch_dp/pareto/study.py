@@ -17,8 +17,6 @@ from functools import partial
 from types import TracebackType
 from typing import Literal, get_args
 
-import numpy as np
-
 from botorch_dp._checks import check_integer
 from botorch_dp.pareto.beliefs import EpsilonScale, PrivacyModel, require_complete
 from botorch_dp.pareto.front import OperatingPoint, ParetoFront, recommended
@@ -42,23 +40,12 @@ from botorch_dp.pareto.storage import StudyStorage
 from botorch_dp.privacy import (
     DEFAULT_DELTA,
     ApproximateLoss,
-    FixedLotSGDLoss,
     GaussianLoss,
     Guarantee,
-    LaplaceLoss,
-    PoissonSGDLoss,
     PrivacyLoss,
     PrivacyUnit,
     PureLoss,
     compose,
-)
-from botorch_dp.privacy._renyi import (
-    fixed_lot_rdp,
-    gaussian_rdp,
-    laplace_rdp,
-    poisson_sgd_rdp,
-    pure_rdp,
-    rdp_epsilon,
 )
 
 AcquisitionName = Literal["ehvi", "hvpoi", "log_hvpoi", "qlogehvi", "random", "grid"]
@@ -431,13 +418,12 @@ def _filtered(parts: Sequence[Guarantee], delta: float) -> Guarantee:
     """
     whole = compose(*parts)
     delta = delta or whole.quoted_delta or DEFAULT_DELTA
-    losses = Counter(whole.losses)
-    total: PrivacyLoss | None
     mus = [loss.mu for loss in whole.losses if isinstance(loss, GaussianLoss)]
-    if len(mus) == len(whole.losses):
+    total: PrivacyLoss | None = None
+    if len(mus) < len(whole.losses):
+        total = _summed(Counter(whole.losses), delta)
+    elif mus:
         total = GaussianLoss(math.hypot(*mus))
-    else:
-        total = _summed_loss(losses, delta)
     if whole.void is None and total is None:
         whole = replace(whole, void="its deltas add up to 1")
     return replace(
@@ -448,41 +434,23 @@ def _filtered(parts: Sequence[Guarantee], delta: float) -> Guarantee:
     )
 
 
-def _summed_loss(losses: Mapping[PrivacyLoss, int], delta: float) -> PrivacyLoss | None:
+def _summed(losses: Mapping[PrivacyLoss, int], delta: float) -> PrivacyLoss | None:
     """Sums of epsilons and deltas, beside Rényi divergences if there are; None if delta >= 1."""
-    simple = all(isinstance(loss, PureLoss | LaplaceLoss | ApproximateLoss) for loss in losses)
-    epsilons, deltas, divergences = [0.0], [0.0], []
+    simple = all(loss.summed is not None for loss in losses)
+    epsilons, deltas, divergences = [], [], []
     for loss, count in losses.items():
-        if isinstance(loss, ApproximateLoss) and (simple or loss.delta > 0):
-            epsilons.append(count * loss.epsilon)
-            deltas.append(count * loss.delta)
-        elif isinstance(loss, PureLoss | LaplaceLoss) and simple:
-            epsilons.append(count * loss.epsilon)
+        if loss.summed is not None and (simple or loss.summed[1] > 0 or loss.summed[0] == 0):
+            epsilons.append(count * loss.summed[0])
+            deltas.append(count * loss.summed[1])
         else:
-            divergences.append(count * _renyi_divergence(loss))
+            divergences.append(count * float(loss.rdp((_RENYI_ORDER,))[0]))
     if divergences:
-        total = np.array([math.fsum(divergences)])
-        epsilons.append(rdp_epsilon((_RENYI_ORDER,), total, delta))
+        # From Rényi divergence to epsilon [Canonne2020].
+        order = _RENYI_ORDER
+        gained = math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
+        epsilons.append(max(0.0, math.fsum(divergences) + gained))
         deltas.append(delta)
-    if math.fsum(deltas) == 0:
-        return PureLoss(math.fsum(epsilons))
-    if math.fsum(deltas) >= 1:
+    epsilon, delta = math.fsum(epsilons), math.fsum(deltas)
+    if delta >= 1:
         return None
-    return ApproximateLoss(math.fsum(epsilons), math.fsum(deltas))
-
-
-def _renyi_divergence(loss: PrivacyLoss) -> float:
-    """The Rényi divergence of order ``_RENYI_ORDER`` of one mechanism."""
-    order = (_RENYI_ORDER,)
-    match loss:
-        case GaussianLoss(mu):
-            return float(gaussian_rdp(mu, order)[0])
-        case LaplaceLoss(epsilon):
-            return float(laplace_rdp(epsilon, order)[0])
-        case PureLoss(epsilon) | ApproximateLoss(epsilon, 0.0):
-            return float(pure_rdp(epsilon, order)[0]) if epsilon > 0 else 0.0
-        case PoissonSGDLoss(noise, probability, steps):
-            return steps * float(poisson_sgd_rdp(noise, probability, order)[0])
-        case FixedLotSGDLoss(noise, lot_size, num_records, steps):
-            return steps * float(fixed_lot_rdp(noise, lot_size / num_records, order)[0])
-    raise TypeError(f"`losses` must hold privacy losses, got {type(loss).__name__}.")
+    return ApproximateLoss(epsilon, delta) if delta > 0 else PureLoss(epsilon)

@@ -22,6 +22,7 @@ from botorch_dp.outsourced import (
     UnusableAnswer,
     singular_floor,
 )
+from botorch_dp.outsourced import curator as curator_module
 from botorch_dp.outsourced.transforms import (
     projected,
     projected_sensitivity,
@@ -230,11 +231,14 @@ class TestGaussianNoise:
         assert torch.equal(first.dataset.value, again.dataset.value)
         assert again.dataset.value.dtype == torch.bfloat16
 
-    def test_rows_that_no_file_can_keep_are_refused_first(self, tmp_path: Path) -> None:
-        rows = torch.zeros(1, dtype=torch.double).expand(200_000_000, 1)
+    def test_rows_that_no_file_can_keep_are_refused_first(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(curator_module, "_LARGEST_KEPT", 8 * 40 * 5 - 1)
         with pytest.raises(ValueError, match="`log`"):
-            noisy(rows, log=tmp_path / "log")
+            noisy(log=tmp_path / "log")
         assert not (tmp_path / "log").exists()
+        noisy(log=tmp_path / "log", projection_dim=4).close()
 
     def test_simulation_promises_nothing(self) -> None:
         first, second = noisy(unsafe_seed=4), noisy(unsafe_seed=4)
