@@ -113,7 +113,8 @@ def now() -> str:
 def differences(stored: Any, given: Any, path: str = "") -> list[str]:
     """What differs between two JSON values, in words; empty if they describe the same thing.
 
-    Both go through JSON first, so that tuples and lists compare equal.
+    Both go through JSON first, so that tuples and lists compare equal. The order of names counts:
+    that of parameters decides what a seed proposes.
     """
     if not path:
         stored, given = (json.loads(json.dumps(value)) for value in (stored, given))
@@ -127,6 +128,8 @@ def differences(stored: Any, given: Any, path: str = "") -> list[str]:
                 found.append(f"`{where}` is missing")
             else:
                 found += differences(stored[key], given[key], where)
+        if not found and list(stored) != list(given):
+            found.append(f"`{path}` has another order")
         return found
     return [] if stored == given else [f"`{path}` was {stored!r} and is {given!r}"]
 
@@ -347,6 +350,10 @@ class StateFile:
         """Run a statement as soon as other processes let it run."""
         return _execute(self._connected(), statement, values)
 
+    def executemany(self, statement: str, rows: Sequence[Sequence[object]]) -> None:
+        """Run a statement for each row. Inside a transaction."""
+        self._connected().executemany(statement, rows)
+
     @contextmanager
     def explained(self) -> Iterator[None]:
         """Turn errors of SQLite and the file system into sentences that say what to do."""
@@ -479,8 +486,6 @@ class StateFile:
         if not os.access(path, os.R_OK | os.W_OK) or not os.access(os.path.dirname(path), os.W_OK):
             raise self._read_only()
         self._checked_identity()
-        if os.stat(path).st_mode & 0o077:
-            os.chmod(path, OWNER_ONLY)
         if self._exclusive:
             self._take_lock()
         connection = _connect(Path(path).as_uri() + "?mode=rw")
@@ -492,6 +497,8 @@ class StateFile:
                     f"The {kind.name} {path} was written by a newer version of botorch_dp: upgrade "
                     "botorch_dp to use it."
                 )
+            if os.stat(path).st_mode & 0o077:
+                os.chmod(path, OWNER_ONLY)
             if _pragma(connection, "quick_check") != "ok":
                 raise self.damaged("SQLite's integrity check fails")
             if _pragma(connection, "user_version") < len(kind.migrations):

@@ -11,7 +11,7 @@ import pytest
 
 from botorch_dp.pareto import StudyError
 from botorch_dp.pareto.problem import Measurement
-from botorch_dp.pareto.storage import APPLICATION_ID, MIGRATIONS, StudyStorage
+from botorch_dp.pareto.storage import STUDY, StudyStorage
 
 #: A forked child need not import torch again.
 FORK = multiprocessing.get_context("fork")
@@ -83,7 +83,7 @@ class TestContents:
     def test_a_write_happens_whole_or_not_at_all(self, storage: StudyStorage) -> None:
         storage.add_trial(0, {}, (7, 8), 1.0)
         storage.add_measurements(0, {0: Measurement(0.5)})
-        with pytest.raises(sqlite3.IntegrityError):
+        with pytest.raises(StudyError):
             storage.add_measurements(0, {1: Measurement(0.5), 0: Measurement(0.5)})
         assert storage.trials()[0].missing == (1,)
         assert storage.trials()[0].state == "pending"
@@ -101,7 +101,7 @@ class TestContents:
     @pytest.mark.parametrize("utility", [-0.1, 1.1, float("nan")])
     def test_the_file_itself_refuses_nonsense(self, storage: StudyStorage, utility: float) -> None:
         storage.add_trial(0, {}, (7,), 1.0)
-        with pytest.raises(sqlite3.IntegrityError):
+        with pytest.raises(StudyError):
             storage.add_measurements(0, {0: Measurement(utility)})
 
 
@@ -124,8 +124,8 @@ class TestFile:
 
     def test_journal_is_private_too(self, path: Path) -> None:
         storage = opened(path)
-        with storage._transaction(0):
-            storage._connection.execute("CREATE TABLE scratch (x)")
+        with storage._changing(0):
+            storage.execute("CREATE TABLE scratch (x)")
             modes = {stat.S_IMODE(p.stat().st_mode) for p in path.parent.iterdir()}
             assert len(list(path.parent.iterdir())) == 2, "no journal to look at"
         assert modes == {0o600}
@@ -169,7 +169,7 @@ class TestFile:
         other.start()
         try:
             assert is_open.wait(30)
-            with pytest.raises(StudyError, match="in use by another study"):
+            with pytest.raises(StudyError, match="in use"):
                 opened(path)
         finally:
             other.kill()
@@ -198,7 +198,7 @@ class TestFile:
     def test_not_a_database(self, path: Path) -> None:
         path.write_text("precious text, long enough for a header" * 10)
         path.chmod(0o644)
-        with pytest.raises(StudyError, match="no study file"):
+        with pytest.raises(StudyError, match="damaged"):
             opened(path)
         assert path.read_text().startswith("precious")
         assert stat.S_IMODE(path.stat().st_mode) == 0o644
@@ -206,7 +206,7 @@ class TestFile:
     def test_another_programs_database(self, path: Path) -> None:
         with sqlite3.connect(path) as connection:
             connection.execute("CREATE TABLE theirs (x)")
-        with pytest.raises(StudyError, match="another program"):
+        with pytest.raises(StudyError, match="but no study"):
             opened(path)
         with sqlite3.connect(path) as connection:
             names = connection.execute("SELECT name FROM sqlite_master").fetchall()
@@ -215,16 +215,17 @@ class TestFile:
     def test_newer_schema(self, path: Path) -> None:
         opened(path).close()
         with sqlite3.connect(path) as connection:
-            connection.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
+            connection.execute(f"PRAGMA user_version = {len(STUDY.migrations) + 1}")
         with pytest.raises(StudyError, match="newer version"):
             opened(path)
 
-    def test_killed_before_the_first_write(self, path: Path) -> None:
-        """An empty file is what a kill between creating and opening leaves."""
-        path.touch(mode=0o600)
+    def test_a_file_appears_when_it_is_whole(self, path: Path) -> None:
         opened(path).close()
         with sqlite3.connect(path) as connection:
-            assert connection.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,)
+            assert connection.execute("PRAGMA application_id").fetchone() == (STUDY.application_id,)
+        path.write_bytes(b"")
+        with pytest.raises(StudyError, match="it is empty"):
+            opened(path)
 
     def test_missing_folder(self, tmp_path: Path) -> None:
         with pytest.raises(StudyError, match="does not exist"):
