@@ -226,15 +226,15 @@ def ucb_release() -> Callable[[], object]:
     choices = torch.linspace(0, 1, 20, dtype=torch.double).unsqueeze(-1)
     kernel = MaternKernel(nu=2.5)
     search = PrivateGPUCB(
-        choices, kernel=kernel, noise_std=0.1, epsilon=1.0, delta=1e-3,
-        dataset_correlation=0.99, ledger=ledger,
+        choices, kernel=kernel, noise_std=0.1, steps=4, epsilon=1.0, delta=1e-3,
+        dataset_correlation=0.99,
     )  # fmt: skip
 
     def objective(x: torch.Tensor) -> torch.Tensor:
         return x.sin().sum(-1)
 
-    search.run(objective, 4)
-    return lambda: search.run(objective, 4)
+    search.release(objective, ledger=ledger)
+    return lambda: search.release(objective, ledger=ledger)
 
 
 JOURNEYS: dict[str, Callable[[], Callable[[], object]]] = {

@@ -8,8 +8,6 @@ N(0, 1) from N(mu, 1) [Dong2022]. With :math:`a = \epsilon/\mu - \mu/2` and
 
 and for no smaller one [Balle2018]; :math:`M(x) = \Phi(-x)/\varphi(x)` is Mills' ratio, finite
 where both terms of the first form underflow or cancel. All functions round to the safe side.
-.. [Dong2022] J. Dong, A. Roth, W. J. Su. Gaussian Differential Privacy. Journal of the Royal
-   Statistical Society B 84, 2022.
 """
 
 from __future__ import annotations
