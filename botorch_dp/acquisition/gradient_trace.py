@@ -23,7 +23,7 @@ from botorch.utils.transforms import (
 )
 from torch import Tensor
 
-from botorch_dp.models.gradient import candidate_noise, gradient_beliefs
+from botorch_dp.models.gradient import candidate_noise, exact_gp, gradient_beliefs
 
 Stencil = Literal["simplex", "central"]
 
@@ -67,10 +67,13 @@ class GradientTrace(AcquisitionFunction):
         """Factor the model's data around a location.
 
         Args:
-            model: A single-output model on GPyTorch's ``ExactGP``, or an ensemble of them.
+            model: A single-output model on GPyTorch's ``ExactGP``, an ensemble of them such as
+                ``SaasFullyBayesianSingleTaskGP`` (the value is the members' average), or a list
+                of one such model.
             location: Where the gradient is wanted, a ``d``-vector in the model's coordinates.
             X_pending: An ``m x d`` tensor of points under evaluation, counted as observed.
         """
+        model = exact_gp(model)
         super().__init__(model=model)
         self.beliefs: Any = torch.nn.ModuleList(gradient_beliefs(model, location))
         self.register_buffer("location", location.detach())
@@ -91,11 +94,14 @@ class GradientTrace(AcquisitionFunction):
         """
         if X.dtype != self.location.dtype:
             raise ValueError(f"`X` is {X.dtype} but the model works in {self.location.dtype}.")
-        inputs = self.model.transform_inputs(X)  # b x q x d
         if not is_ensemble(self.model):
+            inputs = self.model.transform_inputs(X)  # b x q x d
             return self.beliefs[0].negative_trace_after(inputs, self.noise)
-        members = zip(self.beliefs, self.noise, strict=True)
-        values = [belief.negative_trace_after(inputs, noise) for belief, noise in members]
+        # The members' transforms may differ: b x m x q x d.
+        inputs = self.model.transform_inputs(X.unsqueeze(-3))
+        inputs = inputs.expand(*X.shape[:-2], len(self.beliefs), *inputs.shape[-2:])
+        members = zip(self.beliefs, inputs.unbind(-3), self.noise, strict=True)
+        values = [belief.negative_trace_after(Z, noise) for belief, Z, noise in members]
         return torch.stack(values, dim=-1)
 
     @property
@@ -193,7 +199,7 @@ def stencil_directions(stencil: Stencil, count: int, basis: Tensor) -> Tensor:
     d = basis.shape[-1]
     if stencil == "simplex":
         corners = min(count, d + 1)
-        ring = regular_simplex(corners).to(basis) @ basis[:, : max(corners - 1, 1)].mT
+        ring = regular_simplex(corners, like=basis) @ basis[:, : max(corners - 1, 1)].mT
         ring = torch.cat((ring, -ring))
     else:
         ring = torch.stack((basis.mT, -basis.mT), dim=1).reshape(2 * d, d)
@@ -202,16 +208,16 @@ def stencil_directions(stencil: Stencil, count: int, basis: Tensor) -> Tensor:
     return torch.cat(shrunken)[:count]
 
 
-def regular_simplex(corners: int) -> Tensor:
+def regular_simplex(corners: int, *, like: Tensor) -> Tensor:
     """Unit vectors with equal angles that sum to zero, ``corners x max(corners - 1, 1)``.
 
     The columns of Helmert's matrix, whose rows are orthonormal and orthogonal to the ones vector.
-    A single corner is the number 1.
+    A single corner is the number 1. The result has the dtype and device of ``like``.
     """
     if corners == 1:
-        return torch.ones(1, 1, dtype=torch.double)
-    row = torch.arange(1, corners, dtype=torch.double).unsqueeze(-1)  # k = 1, ..., corners - 1
-    column = torch.arange(corners, dtype=torch.double)
+        return like.new_ones(1, 1)
+    column = torch.arange(corners, dtype=like.dtype, device=like.device)
+    row = column[1:].unsqueeze(-1)  # k = 1, ..., corners - 1
     helmert = torch.where(column < row, 1.0, torch.where(column == row, -row, 0.0))
     helmert = helmert / (row * (row + 1)).sqrt()
     return helmert.mT * (corners / (corners - 1)) ** 0.5

@@ -28,6 +28,7 @@ from botorch_dp.acquisition.hvpoi import (
     Region,
 )
 from botorch_dp.acquisition.ucb import PrivateUpperConfidenceBound, UCBSchedule
+from botorch_dp.models.gradient import exact_gp
 
 
 @acqf_input_constructor(PrivateUpperConfidenceBound)
@@ -165,10 +166,9 @@ def construct_inputs_gradient_trace(
         location: Where the gradient is wanted (an option of the acquisition function).
         X_pending: An ``m x d``-dim tensor of points under evaluation.
     """
-    inputs: Any = model
     return {
         "model": model,
-        "location": torch.as_tensor(location).to(inputs.train_inputs[0]),
+        "location": torch.as_tensor(location).to(exact_gp(model).train_inputs[0]),
         "X_pending": X_pending,
     }
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+import operator
+from collections.abc import Callable, Sequence
+from functools import partial, reduce
+from typing import Any
 
 import torch
 from gpytorch.kernels import (
@@ -18,14 +22,19 @@ from torch import Tensor
 from botorch_dp._checks import check_integer, check_nonnegative, check_positive, check_tensor
 from botorch_dp.models.public import frozen_kernel, prior_variance
 
-_FIRST_CAPACITY = 16
 # Least noise the factor is computed with, in units of rounding at the largest prior variance. A
 # crowd of exact observations has a numerically singular covariance: with less, errors explode.
 _NOISE_FLOOR = 4096
-# Kernels known to evaluate k(x, z_i) for one x with ``diag=True``, without a matrix of pairs:
-# several times faster than a row of that matrix, and from explicit differences, so that equal
-# points are 0 apart.
-_ELEMENTWISE_KERNELS = {RBFKernel, MaternKernel, ScaleKernel, AdditiveKernel, ProductKernel}
+# Rows of the posterior's factor to make room for at first; later as many again as there are.
+_FIRST_ROWS = 16
+# Choices treated at a time. With a kernel in closed form, all intermediate results of a chunk stay
+# in the processor's cache, and the choices' coordinates take up to so many numbers of it.
+_CHUNK, _CHUNK_NUMBERS = 32_768, 2**18
+# GPyTorch's kernels take some tenths of a millisecond for each call.
+_CHUNK_OF_OTHER_KERNELS = 2**20
+
+#: From squared differences in each of ``d`` coordinates (``d x m``) to new covariances (``m``).
+ClosedForm = Callable[[Tensor], Tensor]
 
 
 class FiniteSetGP:
@@ -56,18 +65,26 @@ class FiniteSetGP:
 
     def __init__(self, choices: Tensor, *, kernel: Kernel, noise_variance: float) -> None:
         check_tensor("choices", choices, shape=(None, None))
-        self.choices = choices.detach()
+        # One coordinate after the other, for long passes through the memory.
+        self._columns = choices.detach().T.contiguous()  # d x n
+        self.choices = self._columns.T
         self.noise_variance = check_nonnegative("noise_variance", noise_variance)
         self._kernel = frozen_kernel(kernel, self.choices)
-        parts = [part for part in self._kernel.modules() if isinstance(part, Kernel)]
-        self._elementwise = all(type(part) in _ELEMENTWISE_KERNELS for part in parts)
-        variance = prior_variance(self._kernel, self.choices)
+        dim = self.choices.shape[-1]
+        self._closed_form = closed_form(self._kernel, torch.arange(dim, device=choices.device), dim)
+        if self._closed_form is None:
+            self._chunk = _CHUNK_OF_OTHER_KERNELS
+            parts = [prior_variance(self._kernel, part) for part in self.choices.split(self._chunk)]
+            variance = torch.cat(parts)
+        else:
+            self._chunk = min(_CHUNK, max(_CHUNK_NUMBERS // dim, 1024))
+            variance = self._closed_form(self._columns.new_zeros(dim, 1)).repeat(len(self.choices))
         precision = torch.finfo(self.choices.dtype)
         floor = _NOISE_FLOOR * precision.eps * variance.max().item()
         self._noise = max(self.noise_variance, floor, precision.tiny)
         self._mean = torch.zeros_like(variance)
-        self._variance = variance.clone()  # kernels may answer with an expanded tensor
-        self._rows = self._mean.new_empty(0, self.num_choices)  # capacity x n
+        self._variance = variance
+        self._blocks: list[Tensor] = []  # the rows of V in blocks, room for later ones included
         self._num_observations = 0
         self._information_gain = 0.0
 
@@ -102,7 +119,8 @@ class FiniteSetGP:
     def upper_confidence_bound(self, beta: float) -> Tensor:
         """``mean + sqrt(beta * variance)`` at each choice: an ``n``-vector."""
         width = math.sqrt(check_nonnegative("beta", beta))
-        return self._variance.sqrt().mul_(width).add_(self._mean)
+        bound = self._variance.sqrt()
+        return torch.add(self._mean, bound, alpha=width, out=bound)
 
     def observe(self, index: int, y: float) -> None:
         """Condition on the observation ``y`` of the choice with this index.
@@ -118,47 +136,135 @@ class FiniteSetGP:
             self._condition(index, float(y))
 
     def _condition(self, index: int, y: float) -> None:
-        variance = self._variance[index].item()
-        pivot = variance + self._noise
-        row = self._next_row()
-        self._covariance(index, out=row)
-        row /= math.sqrt(pivot)
+        rows = self._rows()
+        past = [row[:, index].clone() for row in rows]
+        # One wait for the device.
+        mean, variance = torch.stack((self._mean[index], self._variance[index])).tolist()
+        scale = 1 / math.sqrt(variance + self._noise)
+        new = self._new_row()
+        for start in range(0, self.num_choices, self._chunk):
+            part = slice(start, start + self._chunk)
+            row = new[part].copy_(self._prior_covariance(index, part)).mul_(scale)
+            for block, weights in zip(rows, past, strict=True):
+                row.addmv_(block[:, part].T, weights, alpha=-scale)
+            self._mean[part].add_(row, alpha=(y - mean) * scale)
+            self._variance[part].addcmul_(row, row, value=-1.0).clamp_min_(0.0)
         self._num_observations += 1
-        self._mean.add_(row, alpha=(y - self._mean[index].item()) / math.sqrt(pivot))
-        self._variance.addcmul_(row, row, value=-1.0).clamp_min_(0.0)
         self._information_gain += (
             0.5 * math.log1p(variance / self.noise_variance)
             if self.noise_variance > 0
             else math.inf
         )
 
-    def _covariance(self, index: int, *, out: Tensor) -> None:
-        """Write the posterior covariance of the choice with all choices (n) to ``out``."""
-        rows = self._rows[: self._num_observations]  # t x n
-        torch.addmv(self._prior_covariance(index), rows.T, rows[:, index], alpha=-1.0, out=out)
+    def _prior_covariance(self, index: int, part: slice) -> Tensor:
+        """Prior covariance of the choice with those of a slice: a new ``m``-vector."""
+        if self._closed_form is None:
+            choice = self.choices[index : index + 1]
+            return self._kernel(choice, self.choices[part]).to_dense().squeeze(0)
+        differences = self._columns[:, part] - self._columns[:, index : index + 1]  # d x m
+        return self._closed_form(differences.square_())
 
-    def _prior_covariance(self, index: int) -> Tensor:
-        """Prior covariance of the choice with all choices: an ``n``-vector."""
-        choice = self.choices[index : index + 1]
-        if self._elementwise:
-            return self._kernel(choice, self.choices, diag=True)
-        return self._kernel(choice, self.choices).to_dense().squeeze(0)
+    def _rows(self) -> list[Tensor]:
+        """The blocks of ``V`` without the room for later rows: ``t_1 x n``, ``t_2 x n``, ..."""
+        left = self._num_observations
+        rows = []
+        for block in self._blocks:
+            rows.append(block[:left])
+            left -= len(rows[-1])
+        return [block for block in rows if len(block)]
 
-    def _next_row(self) -> Tensor:
-        """The memory of the next row, in a matrix that doubles when it is full."""
-        if self._num_observations == len(self._rows):
-            # Memory that was not yet written to costs nothing.
-            capacity = max(_FIRST_CAPACITY, 2 * self._num_observations)
-            grown = self._rows.new_empty(capacity, self.num_choices)
-            grown[: self._num_observations] = self._rows
-            self._rows = grown
-        return self._rows[self._num_observations]
+    def _new_row(self) -> Tensor:
+        """The memory of the next row; blocks double, and what is there is never copied."""
+        filled = self._num_observations
+        for block in self._blocks:
+            if filled < len(block):
+                return block[filled]
+            filled -= len(block)
+        # Memory that was not yet written to costs nothing.
+        rows = max(_FIRST_ROWS, self._num_observations)
+        self._blocks.append(self._mean.new_empty(rows, self.num_choices))
+        return self._blocks[-1][0]
 
     def __repr__(self) -> str:
         return (
             f"{type(self).__name__}(num_choices={self.num_choices}, "
             f"num_observations={self.num_observations}, noise_variance={self.noise_variance:g})"
         )
+
+
+def closed_form(kernel: Kernel, dims: Tensor, num_dims: int) -> ClosedForm | None:
+    """The kernel as a function of squared differences, or None if it is not known to be one.
+
+    Explicit differences are exact where choices are equal, and there is no GPyTorch in between:
+    its lazy matrices take several times as long as the arithmetic.
+
+    Args:
+        kernel: RBF or Matern kernels, scalings, sums and products of them; others give None.
+        dims: The coordinates that the kernel is given.
+        num_dims: The number ``d`` of coordinates that there are.
+    """
+    kind = type(kernel)  # a subclass may compute something else
+    inherited = kind is ScaleKernel and kernel.base_kernel.active_dims is not None
+    if kernel.active_dims is not None and not inherited:
+        dims = dims[kernel.active_dims]
+    if kind is ScaleKernel:
+        base = closed_form(kernel.base_kernel, dims, num_dims)
+        return base and partial(_scaled, base=base, scale=kernel.outputscale.detach().reshape(()))
+    if kind is AdditiveKernel or kind is ProductKernel:
+        parts = []
+        for part in kernel.kernels:
+            parts.append(closed_form(part, dims, num_dims))
+            if parts[-1] is None:
+                return None
+        combine = operator.iadd if kind is AdditiveKernel else operator.imul
+        return partial(_combined, parts=parts, combine=combine)
+    profile = _rbf if kind is RBFKernel else None
+    if kind is MaternKernel:
+        profile = {0.5: _matern_12, 1.5: _matern_32, 2.5: _matern_52}[kernel.nu]
+    if profile is None:
+        return None
+    lengthscales = kernel.lengthscale.detach().reshape(-1)
+    weights = lengthscales.new_zeros(num_dims)  # zero: the kernel does not see the coordinate
+    weights[dims] = lengthscales.reciprocal().square().expand(len(dims))
+    return partial(_stationary, profile=profile, weights=weights)
+
+
+def _scaled(squares: Tensor, base: ClosedForm, scale: Tensor) -> Tensor:
+    return base(squares).mul_(scale)
+
+
+def _combined(
+    squares: Tensor, parts: Sequence[Any], combine: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
+    return reduce(combine, (part(squares) for part in parts))
+
+
+def _stationary(squares: Tensor, profile: ClosedForm, weights: Tensor) -> Tensor:
+    return profile(squares.T @ weights)
+
+
+def _rbf(r2: Tensor) -> Tensor:
+    """``exp(-r^2 / 2)``, in place."""
+    return r2.mul_(-0.5).exp_()
+
+
+def _matern_12(r2: Tensor) -> Tensor:
+    """``exp(-r)``, in place."""
+    return r2.sqrt_().neg_().exp_()
+
+
+def _matern_32(r2: Tensor) -> Tensor:
+    """``(1 + s) exp(-s)`` with ``s = sqrt(3) r``, in place."""
+    s = r2.mul_(3.0).sqrt_()
+    decay = s.neg().exp_()
+    return s.add_(1.0).mul_(decay)
+
+
+def _matern_52(r2: Tensor) -> Tensor:
+    """``(1 + s + s^2 / 3) exp(-s)`` with ``s = sqrt(5) r``, in place."""
+    s = r2.mul_(5.0).sqrt_()
+    decay = s.neg().exp_()
+    return torch.addcmul(s, s, s, value=1 / 3).add_(1.0).mul_(decay)
 
 
 def max_information_gain(
@@ -192,8 +298,8 @@ def max_information_gain(
     gp = FiniteSetGP(choices, kernel=kernel, noise_variance=noise_variance)
     bound = math.inf
     for _ in range(steps):
-        best = int(gp.variance.argmax())
-        increment = 0.5 * math.log1p(gp.variance[best].item() / noise_variance)
+        best = int(gp._variance.argmax())
+        increment = 0.5 * math.log1p(gp._variance[best].item() / noise_variance)
         bound = min(bound, gp.information_gain + steps * increment)
         gp.observe(best, 0.0)
     return min(bound, gp.information_gain / (1 - 1 / math.e))

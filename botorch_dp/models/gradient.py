@@ -15,13 +15,15 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from botorch.models.gpytorch import GPyTorchModel
-from botorch.models.model import Model
+from botorch.models.kernels import CategoricalKernel
+from botorch.models.model import Model, ModelList
+from botorch.models.multitask import KroneckerMultiTaskGP, MultiTaskGP
 from botorch.models.transforms.outcome import Standardize
+from botorch.utils.transforms import is_ensemble
 from gpytorch.models import ExactGP
 from torch import Tensor, nn
 
@@ -387,7 +389,8 @@ class GradientPosterior:
     outcome transform through its scale.
 
     Args:
-        model: A single-output BoTorch model on GPyTorch's ``ExactGP``, such as ``SingleTaskGP``.
+        model: A single-output BoTorch model on GPyTorch's ``ExactGP``, such as ``SingleTaskGP``,
+            or a list of one.
         location: A ``d``-vector.
 
     Example:
@@ -404,7 +407,7 @@ class GradientPosterior:
                 "Use `gradient_beliefs` for the members one by one."
             )
         (self.belief,) = beliefs
-        self._mean = _posterior_mean(model, self.belief)
+        self._mean = _posterior_mean(exact_gp(model), self.belief)
 
     @property
     def mean(self) -> Tensor:
@@ -426,25 +429,29 @@ def gradient_beliefs(model: Model, location: Tensor) -> list[GradientBelief]:
     """One :class:`GradientBelief` for the model, or for each member of an ensemble.
 
     Args:
-        model: A single-output ``ExactGP`` of BoTorch; an ensemble has one batch dimension.
+        model: A model that :func:`exact_gp` accepts.
         location: A ``d``-vector in the model's own coordinates.
     """
-    gp = _exact_gp(model)
+    gp = exact_gp(model)
     gp.eval()  # as `posterior` does: from here on the training inputs are transformed ones
-    inputs = gp.train_inputs[0]
+    *_, num_points, dim = gp.train_inputs[0].shape
     location = _check_location(gp, location)
-    transformed, jacobian = _transformed(gp, location)
-    scale = _outcome_scale(gp)
-    members: Iterable[int | None] = range(inputs.shape[0]) if inputs.dim() > 2 else [None]
-    noise = gp.likelihood.noise.detach()
+    count = math.prod(gp.batch_shape)
+    inputs = gp.train_inputs[0].detach().expand(count, num_points, dim)
+    noise = _of_members(gp.likelihood.noise, count).expand(count, num_points)
+    places, jacobians = _transformed(gp, location, count)
+    scales = _outcome_scales(gp, count)
     beliefs = []
-    for member in members:
-        kernel = gp.covar_module if member is None else gp.covar_module[member]
-        points = inputs if member is None else inputs[member]
-        noises = (noise if member is None else noise[member]).reshape(-1).expand(len(points))
-        empty = KernelFactor.empty(kernel_derivatives(kernel, like=points), points.shape[-1])
-        factor, kept = empty.extended(points.detach(), noises)
-        belief = GradientBelief(factor, transformed, jacobian=jacobian, scale=scale)
+    for member in range(count):
+        kernel = gp.covar_module[member] if gp.batch_shape else gp.covar_module
+        derivatives = kernel_derivatives(kernel, like=inputs)
+        factor, kept = KernelFactor.empty(derivatives, dim).extended(inputs[member], noise[member])
+        belief = GradientBelief(
+            factor,
+            places[member],
+            jacobian=None if jacobians is None else jacobians[member],
+            scale=None if scales is None else scales[member],
+        )
         belief.kept = kept
         beliefs.append(belief)
     return beliefs
@@ -453,9 +460,54 @@ def gradient_beliefs(model: Model, location: Tensor) -> list[GradientBelief]:
 def candidate_noise(model: Model) -> Tensor:
     """The observation noise assumed at new points: the mean of the training points'.
 
-    A scalar, or one number for each member of an ensemble; in the units of the model's kernel.
+    One number for each member of an ensemble, else one; in the units of the model's kernel.
     """
-    return _exact_gp(model).likelihood.noise.detach().mean(-1)
+    gp = exact_gp(model)
+    count = math.prod(gp.batch_shape)
+    return _of_members(gp.likelihood.noise, count).mean(-1).expand(count)
+
+
+def exact_gp(model: Model) -> Any:
+    """The single-output model whose gradient is meant, or an error that says why there is none.
+
+    Accepted are BoTorch's models on GPyTorch's ``ExactGP``, ensembles of them such as
+    ``SaasFullyBayesianSingleTaskGP``, and lists of one such model.
+    """
+    if isinstance(model, ModelList) and len(model.models) == 1:
+        return exact_gp(model.models[0])
+    name = type(model).__name__
+    if isinstance(model, MultiTaskGP | KroneckerMultiTaskGP):
+        raise ValueError(
+            f"`model` is a {name}: each task has a gradient of its own, and its inputs include the "
+            "task. Fit a SingleTaskGP to the task whose gradient is meant."
+        )
+    if isinstance(model, ModelList | GPyTorchModel) and model.num_outputs != 1:
+        raise ValueError(
+            f"`model` must have one output, got {model.num_outputs}; take one with "
+            "`model.subset_output([i])`."
+        )
+    if not (isinstance(model, GPyTorchModel) and isinstance(model, ExactGP)):
+        raise TypeError(
+            "`model` must be a BoTorch model on GPyTorch's ExactGP, such as SingleTaskGP; got "
+            f"{name}."
+        )
+    gp: Any = model
+    if len(gp.batch_shape) > 1 or (gp.batch_shape and not is_ensemble(gp)):
+        raise ValueError(
+            "`model` must have no batch shape unless it is an ensemble, got "
+            f"{tuple(gp.batch_shape)}."
+        )
+    if any(isinstance(part, CategoricalKernel) for part in gp.covar_module.modules()):
+        raise ValueError(
+            f"`model` is a {name} with categorical inputs, in which a function has no gradient. "
+            "Fit a SingleTaskGP to the numerical inputs."
+        )
+    return gp
+
+
+def _of_members(values: Tensor, count: int) -> Tensor:
+    """``count x k`` from the ``k`` numbers that all members share, or from those of each."""
+    return values.detach().reshape(-1, values.shape[-1]).expand(count, -1)
 
 
 def _posterior_mean(model: Any, belief: GradientBelief) -> Tensor:
@@ -476,28 +528,6 @@ def _posterior_mean(model: Any, belief: GradientBelief) -> Tensor:
     return (belief.weights.mT @ residuals + slope).detach()
 
 
-def _exact_gp(model: Model) -> Any:
-    """The model, once it is one whose parts the functions here know."""
-    if not (isinstance(model, GPyTorchModel) and isinstance(model, ExactGP)):
-        raise TypeError(
-            "`model` must be a BoTorch model on GPyTorch's ExactGP, such as SingleTaskGP; got "
-            f"{type(model).__name__}."
-        )
-    if model.num_outputs != 1:
-        raise ValueError(
-            f"`model` must have one output, got {model.num_outputs}; take one with "
-            "`model.subset_output([i])`."
-        )
-    gp: Any = model
-    batch_dims = gp.train_inputs[0].dim() - 2
-    if batch_dims > 1 or (batch_dims == 1 and not gp._is_ensemble):
-        raise ValueError(
-            "`model` must have no batch shape unless it is an ensemble, got "
-            f"{tuple(gp.train_inputs[0].shape[:-2])}."
-        )
-    return gp
-
-
 def _check_location(model: Any, location: Tensor) -> Tensor:
     check_tensor("location", location, shape=(None,))
     inputs = model.train_inputs[0]
@@ -509,30 +539,33 @@ def _check_location(model: Any, location: Tensor) -> Tensor:
     return location.detach()
 
 
-def _transformed(model: Any, location: Tensor) -> tuple[Tensor, Tensor | None]:
-    """The location in the kernel's coordinates, and the transform's Jacobian there (or None)."""
+def _transformed(model: Any, location: Tensor, count: int) -> tuple[Tensor, Tensor | None]:
+    """The location in the kernels' coordinates and the transform's Jacobian there (or None).
+
+    ``m x d`` and ``m x d x d`` for the ``m`` members of an ensemble, whose transforms may differ.
+    """
     dim = model.train_inputs[0].shape[-1]
     transform = getattr(model, "input_transform", None)
     if transform is None:
         if len(location) != dim:
             raise ValueError(f"`location` has {len(location)} entries, the model {dim} inputs.")
-        return location, None
+        return location.expand(count, dim), None
 
     def apply(x: Tensor) -> Tensor:
-        return model.transform_inputs(x.unsqueeze(0))
+        return model.transform_inputs(x.reshape(1, 1, -1))
 
     image = apply(location)
-    if image.shape != (1, dim):
+    if image.shape not in ((1, 1, dim), (count, 1, dim)):
         raise ValueError(
             f"`model.input_transform` {type(transform).__name__} turns one point into shape "
-            f"{tuple(image.shape)}, the model expects (1, {dim}); only transforms of one point to "
-            "one point have a gradient."
+            f"{tuple(image.shape[1:])}, the model expects (1, {dim}); only transforms of one point "
+            "to one point have a gradient."
         )
-    jacobian = torch.autograd.functional.jacobian(apply, location).squeeze(0)
-    return image.squeeze(0).detach(), jacobian.detach()
+    jacobian = torch.autograd.functional.jacobian(apply, location).squeeze(1)
+    return image.squeeze(1).detach().expand(count, -1), jacobian.detach().expand(count, -1, -1)
 
 
-def _outcome_scale(model: Any) -> Tensor | None:
+def _outcome_scales(model: Any, count: int) -> Tensor | None:
     transform = getattr(model, "outcome_transform", None)
     if transform is None:
         return None
@@ -541,4 +574,4 @@ def _outcome_scale(model: Any) -> Tensor | None:
             f"`model.outcome_transform` {type(transform).__name__} is not affine: the gradient of "
             "the outcome is not Gaussian. Use Standardize or None."
         )
-    return transform.stdvs.detach().reshape(())
+    return _of_members(transform.stdvs, count).squeeze(-1)

@@ -531,7 +531,8 @@ def _with_active_dims(kernel: Kernel) -> KernelDerivatives:
     # By exact class: a subclass may compute something else (RBFKernelGrad does).
     derivatives = derivatives_of.registry.get(type(kernel), _AutogradDerivatives)(kernel)
     # A scaled kernel repeats its base kernel's `active_dims`; the base has been restricted by them.
-    if kernel.active_dims is not None and not isinstance(kernel, ScaleKernel):
+    repeated = isinstance(kernel, ScaleKernel) and kernel.base_kernel.active_dims is not None
+    if kernel.active_dims is not None and not repeated:
         derivatives = RestrictedDerivatives(derivatives, kernel.active_dims)
     return derivatives
 

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from botorch.acquisition.input_constructors import get_acqf_input_constructor
-from botorch.models import SingleTaskGP
-from botorch.models.transforms import Normalize
+from botorch.fit import fit_fully_bayesian_model_nuts, fit_gpytorch_mll
+from botorch.models import ModelListGP, SingleTaskGP
+from botorch.models.fully_bayesian import SaasFullyBayesianSingleTaskGP
+from botorch.models.map_saas import EnsembleMapSaasSingleTaskGP
+from botorch.models.model import Model
+from botorch.models.transforms import Normalize, Standardize
 from botorch.optim import optimize_acqf
 from botorch.optim.initializers import gen_batch_initial_conditions
 from gpytorch.kernels import Kernel, MaternKernel, PolynomialKernel, RBFKernel, ScaleKernel
+from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
 from botorch_dp.acquisition import GradientTrace, gen_gradient_trace_initial_conditions
 from botorch_dp.acquisition.gradient_trace import regular_simplex
+from botorch_dp.acquisition.pending import believe
 from botorch_dp.models import GradientPosterior, public_gp
 
 D = 3
@@ -132,7 +140,7 @@ def test_simplex_trace_in_closed_form() -> None:
     far = torch.full((1, d), 100.0, dtype=torch.double)  # a point too far away to matter
     model = public_gp(far, far[:, :1], kernel=kernel(d=d, lengthscale=1.0), noise_variance=0.0)
     acqf = GradientTrace(model, torch.zeros(d, dtype=torch.double))
-    trace = -acqf(h * regular_simplex(d + 1))
+    trace = -acqf(h * regular_simplex(d + 1, like=far))
     assert float(trace) / d == pytest.approx(h**2 * (d - 1) / (2 * d), rel=0.05)
 
 
@@ -162,6 +170,103 @@ def test_ensembles_are_averaged() -> None:
     values = GradientTrace(ensemble, centre())(Z)
     assert values.shape == (4,)
     torch.testing.assert_close(values, torch.stack(members).mean(0), rtol=1e-6, atol=1e-8)
+
+
+def fully_bayesian(X: Tensor, Y: Tensor, Yvar: Tensor | None = None, **options: Any) -> Model:
+    """BoTorch's model with given instead of sampled hyper-parameters, which take half a minute."""
+    pytest.importorskip("numpyro", reason="needs botorch[fully_bayesian]")
+    model = SaasFullyBayesianSingleTaskGP(X, Y, Yvar, **options)
+    samples = {
+        "mean": torch.randn(3, dtype=X.dtype),
+        "outputscale": 0.5 + torch.rand(3, dtype=X.dtype),
+        "lengthscale": 0.4 + torch.rand(3, 1, D, dtype=X.dtype),
+        "noise": torch.full((3, 1), 1e-3, dtype=X.dtype),
+        "c0": 0.7 + torch.rand(3, D, dtype=X.dtype),
+        "c1": 0.7 + torch.rand(3, D, dtype=X.dtype),
+    }
+    model.load_mcmc_samples(samples)
+    return model
+
+
+def map_saas(X: Tensor, Y: Tensor, Yvar: Tensor | None = None, **options: Any) -> Model:
+    model = EnsembleMapSaasSingleTaskGP(X, Y, Yvar, num_taus=3, **options)
+    mll = ExactMarginalLogLikelihood(model.likelihood, model)
+    fit_gpytorch_mll(mll, optimizer_kwargs={"options": {"maxiter": 5}}, max_attempts=1)
+    return model
+
+
+def average_trace_by_differences(model: Model, location: Tensor, h: float = 2e-3) -> Tensor:
+    """Of the members' gradient covariances, from the joint posterior of points nearby."""
+    moves = h * torch.eye(len(location), dtype=location.dtype)
+    with torch.no_grad():
+        S = model.posterior(torch.cat((location + moves, location - moves))).covariance_matrix
+    d = len(location)
+    differences = S[..., :d, :d] + S[..., d:, d:] - 2 * S[..., :d, d:]
+    return differences.diagonal(dim1=-2, dim2=-1).sum(-1).mean() / (4 * h * h)
+
+
+@pytest.mark.filterwarnings("ignore::botorch.exceptions.warnings.OptimizationWarning")
+@pytest.mark.parametrize("known_noise", [False, True])
+@pytest.mark.parametrize("kind", ["fully bayesian", "fully bayesian, warped", "map saas"])
+def test_real_ensembles_are_averaged(kind: str, known_noise: bool) -> None:
+    bounds = torch.tensor([[0.0] * D, [2.0] * D], dtype=torch.double)
+    X = 2 * torch.rand(8, D, dtype=torch.double)
+    Y = 5 + 3 * X.sin().sum(-1, keepdim=True)
+    Yvar = torch.full_like(Y, 0.05) if known_noise else None
+    options: dict[str, Any] = {"input_transform": Normalize(D, bounds=bounds)}
+    if kind == "map saas":
+        model = map_saas(X, Y, Yvar, **options)
+    else:
+        if kind.endswith("warped"):
+            X, options = X / 2, {"use_input_warping": True}
+        model = fully_bayesian(X, Y, Yvar, outcome_transform=Standardize(1), **options)
+    location = X.mean(0)
+    acqf = GradientTrace(model, location)
+    Z = X.min() + (X.max() - X.min()) * torch.rand(2, 3, D, dtype=torch.double)
+    values = acqf(Z)
+    assert values.shape == (2,) and (values > -acqf.covariance.trace()).all()
+    now = average_trace_by_differences(model, location)
+    torch.testing.assert_close(acqf.covariance.trace(), now, rtol=2e-2, atol=0)
+    if kind != "fully bayesian, warped":  # whose models cannot be conditioned on new points
+        after = torch.stack([average_trace_by_differences(believe(model, z), location) for z in Z])
+        torch.testing.assert_close(-values, after, rtol=2e-2, atol=0)
+    leaf = Z.clone().requires_grad_()
+    assert torch.autograd.gradcheck(acqf, (leaf,), eps=1e-6, atol=1e-4)
+    candidates, _ = optimize_acqf(
+        acqf,
+        bounds=torch.stack((X.amin(0), X.amax(0))),
+        q=2,
+        num_restarts=2,
+        raw_samples=8,
+        options={"maxiter": 5},
+        ic_generator=gen_gradient_trace_initial_conditions,
+    )
+    assert candidates.shape == (2, D)
+
+
+@pytest.mark.slow
+def test_an_ensemble_of_sampled_hyper_parameters() -> None:
+    pytest.importorskip("numpyro", reason="needs botorch[fully_bayesian]")
+    X = torch.rand(8, D, dtype=torch.double)
+    model = SaasFullyBayesianSingleTaskGP(X, X.sin().sum(-1, keepdim=True))
+    fit_fully_bayesian_model_nuts(
+        model, warmup_steps=8, num_samples=8, thinning=2, disable_progbar=True
+    )
+    acqf = GradientTrace(model, centre())
+    now = average_trace_by_differences(model, centre())
+    torch.testing.assert_close(acqf.covariance.trace(), now, rtol=2e-2, atol=0)
+    assert (acqf(torch.rand(4, 2, D, dtype=torch.double)) <= 0).all()
+
+
+def test_a_list_of_one_model_works_and_others_are_refused_in_a_sentence() -> None:
+    model = fixed_gp()
+    X = torch.rand(4, 2, D, dtype=torch.double)
+    listed = GradientTrace(ModelListGP(model), centre())
+    assert torch.equal(listed(X), GradientTrace(model, centre())(X))
+    construct = get_acqf_input_constructor(GradientTrace)
+    assert "location" in construct(model=ModelListGP(model), location=[0.5] * D)
+    with pytest.raises(ValueError, match="one output"):
+        GradientTrace(ModelListGP(model, model), centre())
 
 
 @pytest.mark.parametrize("d", [1, 2, 33])

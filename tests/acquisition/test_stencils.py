@@ -17,7 +17,7 @@ EYE = torch.eye(4, dtype=torch.double)
 
 @pytest.mark.parametrize("corners", [2, 3, 8])
 def test_regular_simplex(corners: int) -> None:
-    simplex = regular_simplex(corners)
+    simplex = regular_simplex(corners, like=EYE)
     assert simplex.shape == (corners, corners - 1)
     gram = simplex @ simplex.mT
     expected = torch.full((corners, corners), -1 / (corners - 1), dtype=torch.double)

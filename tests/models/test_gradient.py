@@ -6,7 +6,13 @@ import math
 
 import pytest
 import torch
-from botorch.models import ModelListGP, MultiTaskGP, SingleTaskGP
+from botorch.models import (
+    KroneckerMultiTaskGP,
+    MixedSingleTaskGP,
+    ModelListGP,
+    MultiTaskGP,
+    SingleTaskGP,
+)
 from botorch.models.transforms import Log, Normalize, Standardize
 from botorch.models.transforms.input import AppendFeatures, Log10
 from gpytorch.kernels import Kernel, MaternKernel, PolynomialKernel, RBFKernel, ScaleKernel
@@ -261,6 +267,44 @@ def test_trace_after_has_the_right_derivative(name: str, unknown_mean: bool) -> 
     assert torch.autograd.gradcheck(lambda Z: belief.trace_after(Z, 1e-2), (Z,))
 
 
+def trace_by_autograd(belief: GradientBelief, X: Tensor, noise: float) -> Tensor:
+    """The same formula with every derivative left to automatic differentiation."""
+    k, flat = belief.derivatives, X.reshape(-1, X.shape[-1])
+    values = torch.linalg.solve_triangular(belief.root, k.value(belief.points, flat), upper=False)
+    crossed = k.gradient(belief.location, flat) - belief.crossed.mT @ values
+    values, crossed = (v.reshape(-1, *X.shape[:-1]).movedim(0, -2) for v in (values, crossed))
+    S = k.value(X, X) - values.mT @ values + noise * torch.eye(X.shape[-2], dtype=X.dtype)
+    reduction = (crossed * torch.linalg.solve(S, crossed.mT).mT).sum((-2, -1))
+    return belief.prior.trace() - belief.crossed.square().sum() - reduction
+
+
+@pytest.mark.parametrize("dtype", [torch.double, torch.float])
+@pytest.mark.parametrize("batch_shape", [(), (1,), (7,), (2, 3)])
+@pytest.mark.parametrize("name", kernels())
+def test_closed_form_is_what_automatic_differentiation_gives(
+    name: str, batch_shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    X = torch.rand(12, D, dtype=dtype)
+    factor = factor_of(kernels()[name].to(dtype), X, 0.1)
+    belief = GradientBelief(factor, torch.tensor([0.2, 0.5, 0.9], dtype=dtype))
+    Z = torch.rand(*batch_shape, 4, D, dtype=dtype, requires_grad=True)
+    ours, theirs = belief.trace_after(Z, 0.1), trace_by_autograd(belief, Z, 0.1)
+    weights = torch.rand(batch_shape, dtype=dtype)
+    slopes = [torch.autograd.grad((weights * value).sum(), Z)[0] for value in (ours, theirs)]
+    tolerance = 1e-12 if dtype == torch.double else 1e-4
+    torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(*slopes, rtol=tolerance, atol=tolerance)
+    assert ours.shape == batch_shape and ours.dtype == dtype
+
+
+def test_the_trace_can_be_differentiated_once() -> None:
+    X = torch.rand(5, D, dtype=torch.double)
+    belief = GradientBelief(factor_of(kernels()["rbf"], X, 1e-2), X[0])
+    Z = torch.rand(2, D, dtype=torch.double, requires_grad=True)
+    with pytest.raises(RuntimeError, match="differentiated once"):
+        torch.autograd.grad(belief.trace_after(Z), Z, create_graph=True)
+
+
 def test_derivative_is_finite_where_points_coincide() -> None:
     X = torch.rand(4, D, dtype=torch.double)
     factor = factor_of(kernels()["rbf"], X)
@@ -334,6 +378,15 @@ def test_single_observation_by_hand() -> None:
     assert belief.weights.item() == pytest.approx(slope, rel=1e-12)
 
 
+def test_a_list_of_one_model_is_that_model() -> None:
+    X = torch.rand(6, D, dtype=torch.double)
+    location = torch.full((D,), 0.5, dtype=torch.double)
+    model = model_of(kernels()["matern"], X)
+    alone, listed = (GradientPosterior(m, location) for m in (model, ModelListGP(model)))
+    assert torch.equal(alone.mean, listed.mean)
+    assert torch.equal(alone.covariance, listed.covariance)
+
+
 class Ensemble(SingleTaskGP):
     """Like a fully Bayesian model: the batch dimension counts the members."""
 
@@ -372,8 +425,8 @@ def test_refusals_name_the_argument() -> None:
     model = model_of(kernels()["rbf"], X)
     with pytest.raises(TypeError, match="`model`"):
         GradientPosterior(torch.nn.Linear(3, 1), location)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="`model`"):
-        GradientPosterior(ModelListGP(model), location)
+    with pytest.raises(ValueError, match="one output, got 2"):
+        GradientPosterior(ModelListGP(model, model), location)
     with pytest.raises(ValueError, match="float32"):
         GradientPosterior(model, location.float())
     with pytest.raises(ValueError, match="`location`"):
@@ -385,8 +438,12 @@ def test_refusals_name_the_argument() -> None:
     with pytest.raises(ValueError, match="one output"):
         GradientPosterior(SingleTaskGP(X, X[:, :2]), location)
     tasks = torch.cat((X, torch.arange(5).double().unsqueeze(-1) % 2), dim=-1)
-    with pytest.raises(ValueError, match="`model`"):
+    with pytest.raises(ValueError, match="MultiTaskGP: each task has a gradient of its own"):
         GradientPosterior(MultiTaskGP(tasks, X[:, :1], task_feature=-1), location)
+    with pytest.raises(ValueError, match="KroneckerMultiTaskGP: each task has a gradient"):
+        GradientPosterior(KroneckerMultiTaskGP(X, X[:, :2]), location)
+    with pytest.raises(ValueError, match="MixedSingleTaskGP with categorical inputs"):
+        GradientPosterior(MixedSingleTaskGP(tasks, X[:, :1], cat_dims=[-1]), location)
     with pytest.raises(ValueError, match="batch shape"):
         GradientPosterior(SingleTaskGP(X.expand(2, 5, D), X[:, :1].expand(2, 5, 1)), location)
     with pytest.raises(ValueError, match="Log"):

@@ -110,6 +110,13 @@ CASES: dict[str, Case] = {
         lambda: with_hypers(RBFKernel(active_dims=(2, 0)), lengthscale=0.7),
         active_formula,
     ),
+    "active dims of a scaled kernel": (
+        lambda: with_hypers(
+            ScaleKernel(with_hypers(RBFKernel(), lengthscale=0.7), active_dims=(2, 0)),
+            outputscale=2.5,
+        ),
+        lambda x, z: 2.5 * active_formula(x, z),
+    ),
     "scaled active dims": (
         lambda: scaled(with_hypers(RBFKernel(active_dims=(2, 0)), lengthscale=0.7)),
         lambda x, z: 2.5 * active_formula(x, z),
