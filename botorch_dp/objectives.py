@@ -18,13 +18,13 @@ from botorch_dp._checks import check_integer, check_interval, check_positive, ch
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import (
     ONE_RECORD,
+    GaussianLoss,
     Guarantee,
     NeighboringRelation,
     PrivacyLedger,
     PrivacyUnit,
     check_unit,
     compose,
-    gaussian_guarantee,
     gaussian_mechanism,
 )
 
@@ -192,6 +192,11 @@ class PrivateObjective:
             raise TypeError(f"`ledger` must be a PrivacyLedger, got {type(ledger).__name__}.")
         if unsafe_seed is not None:
             unsafe_seed = check_integer("unsafe_seed", unsafe_seed, at_least=0)
+            if ledger is not None:
+                raise PrivacyError(
+                    "`ledger` was given together with `unsafe_seed`: simulated noise promises "
+                    "nothing, so there is nothing to charge. Leave one of them out."
+                )
         self.record_losses = record_losses
         self.bounds = check_interval("bounds", bounds)
         self.mu = check_positive("mu", mu)
@@ -201,9 +206,15 @@ class PrivateObjective:
         self.label = label
         #: **Sensitive**; see :class:`ObjectiveDiagnostics`.
         self.diagnostics = ObjectiveDiagnostics()
-        self._width = check_positive("bounds", self.bounds[1] - self.bounds[0])
+        self._width = self.bounds[1] - self.bounds[0]
+        # The variance of the noise must be a number, before anything is charged for it.
+        if not 1e-100 <= self._width / self.mu <= 1e100:
+            raise ValueError(
+                f"`bounds` = {self.bounds} and `mu` = {self.mu:g} ask for noise of the order of "
+                f"{self._width / self.mu:g}; rescale the scores by a public factor."
+            )
         unit = check_unit(unit, NeighboringRelation.REPLACE_ONE).given(OWN_RECORD_ONLY)
-        self._one_evaluation = gaussian_guarantee(sensitivity=1.0, mu=self.mu, unit=unit)
+        self._one_evaluation = Guarantee("Gaussian mechanism", unit, (GaussianLoss(self.mu),))
         self._seeds = None if unsafe_seed is None else np.random.SeedSequence(unsafe_seed)
         self._history: list[Evaluations] = []
         self._lock = threading.Lock()

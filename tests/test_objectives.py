@@ -227,7 +227,7 @@ def test_rows_are_charged_before_the_records_are_read() -> None:
             return distances(X)
 
         objective = PrivateObjective(
-            watched, bounds=(0.0, 2.0), mu=limit / 3, ledger=ledger, unsafe_seed=0, label="loss"
+            watched, bounds=(0.0, 2.0), mu=limit / 3, ledger=ledger, label="loss"
         )
         for rows in (1, 4, 3):
             objective(point(rows))
@@ -413,7 +413,6 @@ def test_log_expected_improvement_loop_until_the_budget_ends() -> None:
             mu=limit / math.sqrt(12),
             ledger=ledger,
             negate=True,
-            unsafe_seed=0,
         )
         objective(torch.linspace(-1, 1, 5, dtype=torch.double).unsqueeze(-1))
         with pytest.raises(BudgetExhausted):
@@ -489,3 +488,13 @@ def test_ax_loop() -> None:
     assert -1 <= best["x"] <= 1
     assert len(objective.history.Y) == 7
     assert prediction["score"][1] > 0
+
+
+def test_what_cannot_be_is_refused_before_it_is_charged() -> None:
+    ledger = PrivacyLedger(budget=PrivacyBudget(1.0, 1e-6))
+    with pytest.raises(PrivacyError, match="`unsafe_seed`"):
+        PrivateObjective(distances, bounds=(0.0, 1.0), mu=0.1, ledger=ledger, unsafe_seed=0)
+    for bounds in ((0.0, 1e200), (0.0, 1e-200), (-1e308, 1e308)):
+        with pytest.raises(ValueError, match="`bounds`"):
+            PrivateObjective(distances, bounds=bounds, mu=0.1, ledger=ledger)
+    assert ledger.entries() == []

@@ -474,7 +474,7 @@ def exact_gp(model: Model) -> Any:
     ``SaasFullyBayesianSingleTaskGP``, and lists of one such model.
     """
     if isinstance(model, ModelList) and len(model.models) == 1:
-        return exact_gp(model.models[0])
+        return exact_gp(next(iter(model.models)))  # type: ignore[arg-type]
     name = type(model).__name__
     if isinstance(model, MultiTaskGP | KroneckerMultiTaskGP):
         raise ValueError(
