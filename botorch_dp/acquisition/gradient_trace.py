@@ -75,6 +75,7 @@ class GradientTrace(AcquisitionFunction):
         """
         model = exact_gp(model)
         super().__init__(model=model)
+        self._averages = is_ensemble(model)
         self.beliefs: Any = torch.nn.ModuleList(gradient_beliefs(model, location))
         self.register_buffer("location", location.detach())
         self.register_buffer("noise", candidate_noise(model).reshape(-1))
@@ -94,7 +95,7 @@ class GradientTrace(AcquisitionFunction):
         """
         if X.dtype != self.location.dtype:
             raise ValueError(f"`X` is {X.dtype} but the model works in {self.location.dtype}.")
-        if not is_ensemble(self.model):
+        if not self._averages:
             inputs = self.model.transform_inputs(X)  # b x q x d
             return self.beliefs[0].negative_trace_after(inputs, self.noise)
         # The members' transforms may differ: b x m x q x d.

@@ -159,6 +159,7 @@ class GradientBelief(nn.Module):
     root: Tensor
     prior: Tensor
     whitened: Tensor
+    known: Tensor
     trace_without_mean: Tensor
     mean_effect: Tensor
     mean_precision: Tensor
@@ -210,6 +211,7 @@ class GradientBelief(nn.Module):
             self.register_buffer("anchors", torch.cat((self.location.unsqueeze(0), factor.points)))
             self.register_buffer("root", factor.root)
             self.register_buffer("whitened", whitened)  # N x p + 1, root^{-1} [C^T, 1]
+            self.register_buffer("known", whitened if self.unknown_mean else crossed)
             # What the constant does to the gradient given the values; how well they pin it down.
             self.register_buffer("mean_effect", -(crossed.mT @ ones).squeeze(-1))  # p
             self.register_buffer("mean_precision", ones.square().sum())
@@ -285,10 +287,10 @@ class GradientBelief(nn.Module):
         finite.
         """
         *batch_shape, q, d = X.shape
-        num_sets = math.prod(batch_shape)
+        num_sets = math.prod(batch_shape)  # b
         X = X.reshape((q, d) if num_sets == 1 else (num_sets, q, d))
         root, unknown_mean = self.root, self.unknown_mean
-        known = self.whitened if unknown_mean else self.crossed  # W, N x p or p + 1
+        known = self.known  # W, N x p or p + 1
         p = known.shape[-1] - unknown_mean
         (between, gradient, within), pullback = self.derivatives.covariances(self.anchors, X)
         values = torch.linalg.solve_triangular(root, between, upper=False)  # V, N x M
@@ -375,7 +377,7 @@ def _solved(S: Tensor, A: Tensor) -> Tensor:
     """``S^{-1} A`` for symmetric ``S``, with a pseudo-inverse where it is singular."""
     root, failed = torch.linalg.cholesky_ex(S)
     solution = torch.cholesky_solve(A, root)
-    if failed.any():
+    if failed.any() if failed.dim() else failed:
         limit = 10 * S.shape[-1] * torch.finfo(S.dtype).eps
         inverse = torch.linalg.pinv(S, rtol=limit, hermitian=True)
         solution = torch.where((failed > 0)[..., None, None], inverse @ A, solution)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
+import pickle
 
 import pytest
 import torch
@@ -37,6 +39,10 @@ KERNELS = {
     "rational quadratic": RQKernel,
     "linear": LinearKernel,
     "product": lambda: ProductKernel(RBFKernel(active_dims=[0]), MaternKernel(active_dims=[1])),
+    "matern32 of one dimension": lambda: ScaleKernel(MaternKernel(nu=1.5), active_dims=(1,)),
+    "scaled product": lambda: ScaleKernel(
+        ProductKernel(RBFKernel(active_dims=[1]), ScaleKernel(MaternKernel(nu=1.5)))
+    ),
     "sum of stationary ones": lambda: AdditiveKernel(RBFKernel(), MaternKernel(nu=1.5)),
     "sum": lambda: AdditiveKernel(RBFKernel(), LinearKernel()),
 }
@@ -152,6 +158,58 @@ def test_matern_one_half_at_repeated_points_is_more_exact_than_gpytorch():
     mean, variance = dense_posterior(torch.exp(-distances / 0.7), indices, values, 1e-4)
     torch.testing.assert_close(gp.mean, mean, rtol=0, atol=1e-8)
     torch.testing.assert_close(gp.variance, variance, rtol=0, atol=1e-8)
+
+
+class Flattened(RBFKernel):
+    """A subclass, which the closed forms must not take for its parent."""
+
+    def forward(self, x1, x2, diag=False, **params):
+        return 0.5 * super().forward(x1, x2, diag=diag, **params)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "known"),
+    [
+        (RBFKernel(), True),
+        (ScaleKernel(MaternKernel(nu=0.5)), True),
+        (RBFKernel() + MaternKernel(nu=1.5) * RBFKernel(active_dims=(1,)), True),
+        (Flattened(), False),
+        (ScaleKernel(RBFKernel() + Flattened()), False),
+        (RBFKernel() * PeriodicKernel(), False),
+    ],
+)
+def test_known_kernels_have_a_closed_form_and_others_are_asked(kernel, known):
+    choices = torch.rand(9, 2, dtype=torch.double)
+    gp = FiniteSetGP(choices, kernel=kernel, noise_variance=0.1)
+    assert (gp._closed_form is not None) == known
+    gram = kernel.double()(choices).to_dense().detach()
+    observed(gp, [2, 2, 7], [1.0, 0.5, -1.0])
+    mean, variance = dense_posterior(gram, [2, 2, 7], torch.tensor([1.0, 0.5, -1.0]).double(), 0.1)
+    torch.testing.assert_close(gp.mean, mean, rtol=0, atol=1e-7)
+    torch.testing.assert_close(gp.variance, variance, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("kernel", [MaternKernel(nu=2.5), PeriodicKernel()])
+def test_chunks_do_not_change_the_posterior(kernel):
+    choices = torch.rand(300, 2, dtype=torch.double)
+    indices = [*range(0, 300, 11), 5, 5]
+    whole = observed(FiniteSetGP(choices, kernel=kernel, noise_variance=0.1), indices, indices)
+    chunked = FiniteSetGP(choices, kernel=kernel, noise_variance=0.1)
+    chunked._chunk = 37
+    observed(chunked, indices, indices)
+    torch.testing.assert_close(chunked.mean, whole.mean, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(chunked.variance, whole.variance, rtol=1e-9, atol=1e-9)
+
+
+def test_copies_and_pickles_go_on_alone():
+    gp = FiniteSetGP(torch.rand(9, 2).double(), kernel=RBFKernel() + RBFKernel(), noise_variance=1)
+    gp.observe(3, 1.0)
+    for copied in (copy.deepcopy(gp), pickle.loads(pickle.dumps(gp))):
+        assert torch.equal(copied.mean, gp.mean)
+        before = gp.mean
+        copied.observe(4, 2.0)
+        assert torch.equal(gp.mean, before)
+        assert not torch.equal(copied.mean, before)
 
 
 def test_duplicated_choices_share_one_posterior():

@@ -1,0 +1,122 @@
+"""What a search calls again and again makes no tensor elsewhere and hardly ever waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from botorch.utils.multi_objective.box_decompositions.non_dominated import (
+    FastNondominatedPartitioning,
+)
+from botorch.utils.testing import MockModel, MockPosterior
+from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from botorch_dp.acquisition import (
+    GradientTrace,
+    HypervolumeProbabilityOfImprovement,
+    LogHypervolumeProbabilityOfImprovement,
+)
+from botorch_dp.acquisition.gradient_trace import (
+    leading_basis,
+    place_stencil,
+    radius_grid,
+    stencil_directions,
+)
+from botorch_dp.models import FiniteSetGP, public_gp
+
+D = 3
+
+
+class Waits(TorchDispatchMode):
+    """Counts the numbers that are read, for each of which the host would wait for the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+def trace_and_slope() -> Callable[[], None]:
+    X = torch.rand(8, D, dtype=torch.double)
+    kernel = ScaleKernel(MaternKernel(nu=2.5) + RBFKernel(active_dims=(0, 2)))
+    acqf = GradientTrace(public_gp(X, X[:, :1], kernel=kernel, noise_variance=1e-3), X[0])
+    Z = torch.rand(4, 2, D, dtype=torch.double, requires_grad=True)
+    return lambda: acqf(Z).sum().backward()
+
+
+def stencils() -> Callable[[], None]:
+    location = torch.full((D,), 0.5, dtype=torch.double)
+    box = torch.stack((torch.zeros_like(location), torch.ones_like(location)))
+    covariance = torch.eye(D, dtype=torch.double)
+
+    def place() -> None:
+        basis = leading_basis(covariance, location)
+        for stencil in ("simplex", "central"):
+            directions = stencil_directions(stencil, 5, basis)  # type: ignore[arg-type]
+            place_stencil(location, directions, radius_grid(3, like=location), location, box)
+
+    return place
+
+
+def observation() -> Callable[[], None]:
+    choices = torch.rand(50, D, dtype=torch.double)
+    gp = FiniteSetGP(choices, kernel=ScaleKernel(MaternKernel(nu=1.5)), noise_variance=0.1)
+
+    def observe() -> None:
+        gp.observe(3, 0.5)
+        gp.upper_confidence_bound(2.0)
+
+    return observe
+
+
+def hypervolume(kind: type) -> Callable[[], None]:
+    front = torch.rand(4, 2, dtype=torch.double)
+    moments = torch.rand(5, 1, 2, dtype=torch.double, requires_grad=True)
+    model = MockModel(MockPosterior(mean=moments, variance=torch.full_like(moments, 0.1)))
+    partitioning = FastNondominatedPartitioning(torch.zeros(2, dtype=torch.double), Y=front)
+    acqf = kind(model, partitioning.ref_point, partitioning)
+    X = torch.zeros(5, 1, 1, dtype=torch.double)
+    return lambda: acqf(X).sum().backward()
+
+
+CASES: dict[str, tuple[Callable[[], Callable[[], None]], int]] = {
+    # Whether a covariance is singular decides how it is solved with.
+    "GradientTrace": (trace_and_slope, 1),
+    "stencils": (stencils, 0),
+    # The mean and the variance of the choice are read together, as a list of two.
+    "FiniteSetGP": (observation, 0),
+    "HVPoI": (lambda: hypervolume(HypervolumeProbabilityOfImprovement), 0),
+    "its logarithm": (lambda: hypervolume(LogHypervolumeProbabilityOfImprovement), 0),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_tensor_is_made_on_another_device_and_waits_are_few(name: str) -> None:
+    """A tensor made without a device would land on `meta` and not combine with the others."""
+    call = CASES[name][0]()
+    call()
+    with torch.device("meta"), Waits() as waits:
+        call()
+    assert waits.count <= CASES[name][1]
+
+
+def test_the_counter_sees_a_wait_and_the_device_a_stray_tensor() -> None:
+    one = torch.ones(1, dtype=torch.double)
+    with Waits() as waits:
+        assert bool(one > 0) and one.item() == 1
+    assert waits.count == 2
+
+    def strayed() -> Tensor:
+        return one + torch.zeros(1)
+
+    with torch.device("meta"), pytest.raises(RuntimeError, match="meta"):
+        strayed()
