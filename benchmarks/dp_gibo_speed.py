@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -148,17 +149,17 @@ def prepared_run(num_points: int, d: int, n: int, **design: Any) -> Callable[[],
         design=Design(max_points=10_000, **design),
         num_records=n,
     )
-    observations = run._observations
+    observations = run._progress.observations
     while len(observations.factor) < num_points - batch:
         wanted = min(batch, num_points - batch - len(observations.factor))
         factor, _ = observations.factor.extended(torch.rand(wanted, d, dtype=torch.double))
         block = torch.randn(wanted, n, dtype=torch.double)
         observations = observations.with_batch(factor, block, len(observations.blocks))
-    run._observations = observations
+    run._progress = replace(run._progress, observations=observations)
     run.step()  # the first search for a radius looks farther than later ones
 
     def step() -> None:
-        run._observations = observations
+        run._progress = replace(run._progress, observations=observations)
         run.step()
 
     return step

@@ -7,12 +7,13 @@ around it, infers each record's gradient by a Gaussian process given all losses 
 
 from __future__ import annotations
 
+import copy
+import functools
 import math
 import os
-import uuid
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, replace
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 
 import torch
 from gpytorch.kernels import Kernel
@@ -20,7 +21,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from botorch_dp._checks import check_positive
-from botorch_dp.descent.checkpoint import Checkpoint, check_same_run
+from botorch_dp._files import pack
 from botorch_dp.descent.clipping import ClippedMean, Observations, read_losses
 from botorch_dp.descent.designs import (
     Design,
@@ -50,8 +51,36 @@ from botorch_dp.privacy import (
     Release,
     gaussian_mechanism,
 )
+from botorch_dp.privacy.runs import Run
 
 MakeOptimizer = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
+
+
+@dataclass(frozen=True)
+class _Progress:
+    """How far a run has come. Replaced as a whole once a step is stored, and never changed.
+
+    Args:
+        observations: The points in use and the losses there; sensitive.
+        trajectory: All iterates, the initial point first.
+        history: Public facts about each step.
+        num_records: ``n``, once it is known.
+    """
+
+    observations: Observations
+    trajectory: tuple[Tensor, ...]
+    history: tuple[StepRecord, ...]
+    num_records: int | None
+
+    @property
+    def steps(self) -> int:
+        """How many steps were taken."""
+        return len(self.history)
+
+    @property
+    def location(self) -> Tensor:
+        """The last iterate."""
+        return self.trajectory[-1]
 
 
 class DPGIBO:
@@ -77,6 +106,10 @@ class DPGIBO:
     caller and are printed: a record's losses must not depend on the other records, the number of
     records is public, and the settings were chosen without the records.
 
+    Each step's noisy gradient is drawn once, stored, and replayed to whoever repeats the step. A
+    deep copy, an unpickled or a forked object is a new run, which draws its own noise for each
+    step that remains and is charged for it.
+
     Args:
         record_losses: Points ``b x d`` to losses ``b x n``, one column for each record. A NaN or
             an infinite loss is no error: that record's gradient counts as zero.
@@ -98,7 +131,8 @@ class DPGIBO:
         num_records: ``n``, needed by :meth:`plan`; else taken from the first losses.
         unit: Whom or what one column is; replace-one is the only relation.
         ledger: Charged for each step before the records are asked.
-        unsafe_seed: Simulate with reproducible noise. The result then promises nothing.
+        unsafe_seed: Simulate with reproducible noise. The result then promises nothing, and no
+            ledger can be charged for it.
 
     Example:
         >>> data = torch.randn(500, 2, dtype=torch.double)
@@ -147,6 +181,11 @@ class DPGIBO:
                 "`ledger` cannot be charged for `mu=inf`: plain GIBO promises nothing. Leave the "
                 "ledger out, or give a finite mu."
             )
+        if ledger is not None and unsafe_seed is not None:
+            raise PrivacyError(
+                "`ledger` was given together with `unsafe_seed`: simulated noise promises nothing, "
+                "so there is nothing to charge. Leave one of them out."
+            )
         check_public_kernel(kernel)
         location = settings.initial
         derivatives = kernel_derivatives(kernel, like=location)
@@ -156,24 +195,34 @@ class DPGIBO:
         self._record_losses = record_losses
         self._ledger = ledger
         self._noise = observation_noise(derivatives, location, settings.design.noise_variance)
-        self._location = torch.nn.Parameter(location.clone())
+        #: What the optimizer works on; what was stored is in the progress.
+        self._parameter = torch.nn.Parameter(location.clone())
         self._optimizer = (
-            torch.optim.SGD([self._location], lr=step_size)
+            torch.optim.SGD([self._parameter], lr=step_size)
             if optimizer is None
-            else optimizer([self._location])
+            else optimizer([self._parameter])
         )
-        self._num_records = known_num_records(record_losses, num_records)
-        self._observations = Observations(KernelFactor.empty(derivatives, len(location)))
-        self._trajectory = [location]
-        self._history: list[StepRecord] = []
+        self._progress = _Progress(
+            observations=Observations(KernelFactor.empty(derivatives, len(location))),
+            trajectory=(location,),
+            history=(),
+            num_records=known_num_records(record_losses, num_records),
+        )
         self._diagnostics = DescentDiagnostics()
-        self._run_id = uuid.uuid4().hex
-        self._identity = {
+        self._described = {
             **settings.described(),
+            "dtype": str(location.dtype),
             "kernel": described_kernel(kernel),
-            "optimizer": f"{self._optimizer.__class__.__name__} {self._optimizer.defaults}",
+            "optimizer": {
+                "class": self._optimizer.__class__.__name__,
+                **{name: repr(value) for name, value in self._optimizer.defaults.items()},
+            },
+            "charged": ledger is not None,
         }
-        self._checkpoint: Checkpoint | None = None
+        #: In memory from the first step on, or of a file from the moment it was opened. A copy of
+        #: this object gets a new one in memory.
+        self._run: Run | None = None
+        self._is_held = False
 
     @property
     def guarantee(self) -> Guarantee:
@@ -183,14 +232,14 @@ class DPGIBO:
     @property
     def steps_taken(self) -> int:
         """How many steps are done, those before a resumption included."""
-        return len(self._history)
+        return self._progress.steps
 
     def plan(self) -> DescentPlan:
         """Price, noise, evaluations and memory of the run; reads no record.
 
         Needs ``num_records``.
         """
-        n = self._num_records
+        n = self._progress.num_records
         if n is None:
             raise ValueError(
                 "`num_records` is needed to plan: pass it to DPGIBO. The noise is proportional to "
@@ -201,12 +250,12 @@ class DPGIBO:
         kept = min(evaluations, settings.design.max_points)
         return DescentPlan(
             num_records=n,
-            num_parameters=len(self._location),
+            num_parameters=len(settings.initial),
             steps=settings.steps,
             evaluations=evaluations,
             clip_norm=settings.clip_norm,
             noise_std=settings.noise_std(n),
-            table_bytes=kept * n * self._location.element_size(),
+            table_bytes=kept * n * settings.initial.element_size(),
             guarantee=self.guarantee,
         )
 
@@ -217,175 +266,250 @@ class DPGIBO:
 
         Args:
             progress: Whether to show a progress bar. It shows public numbers only.
-            checkpoint: A folder to save each step in and to continue from; see
-                :mod:`~botorch_dp.descent.checkpoint`. It holds sensitive losses. Given to a run
-                from its first step on.
+            checkpoint: A file to store each step in and to continue from; see
+                :class:`~botorch_dp.privacy.runs.Run`. It holds sensitive losses. Given from the
+                first step on; later calls of this object continue in it without being told.
         """
-        if checkpoint is not None:
-            self._open(Checkpoint(checkpoint))
-        with tqdm(
-            total=self._settings.steps,
-            initial=self.steps_taken,
-            desc="DP-GIBO",
-            disable=not progress,
-        ) as bar:
-            while self.steps_taken < self._settings.steps:
-                self.step()
-                bar.set_postfix(trace=f"{self._history[-1].trace:.3g}", refresh=False)
+        steps = self._settings.steps
+        with (
+            self._held(checkpoint) as run,
+            tqdm(
+                total=steps, initial=self.steps_taken, desc="DP-GIBO", disable=not progress
+            ) as bar,
+        ):
+            while self.steps_taken < steps:
+                self._step(run)
+                bar.set_postfix(trace=f"{self._progress.history[-1].trace:.3g}", refresh=False)
                 bar.update()
-        return self.result
+            return self.result
 
     def step(self) -> Release[Tensor]:
-        """Take one step: charge, ask the records, descend, save.
+        """Take one step: charge, ask the records, descend, store.
 
         Returns:
             The new location, with the guarantee of the whole run.
         """
-        settings, step = self._settings, self.steps_taken
-        if step >= settings.steps:
-            raise ValueError(f"All {settings.steps} steps are taken: a new run needs its own mu.")
-        observations = self._observations.within(settings.design.max_points - settings.batch_size)
-        belief = self._belief(observations.factor)
-        proposal = self._propose(belief)
-        factor, kept = observations.factor.extended(proposal.points, self._noise)
-        X = proposal.points[kept]  # a dependent point would be asked for in vain
-        if self._checkpoint is not None and step == 0:
-            # The key of the first charge must outlive a crash, or a retry would be charged again.
-            self._checkpoint.save(self._state())
-        self._charge()
-        losses = self._ask(X)
-        observations = observations.with_batch(factor, losses, step)
-        if len(X):
-            belief = belief.extended(factor)
-        gradient = self._private_gradient(observations, belief.weights)
-        # An interruption so far leaves nothing but a charge, which a retry does not repeat.
-        self._observations = observations
-        self._descend(gradient)
-        self._trajectory.append(self._location.detach().clone())
-        self._history.append(StepRecord(len(X), len(factor), proposal.radius, float(belief.trace)))
-        if self._checkpoint is not None:
-            self._checkpoint.save(self._state(), (step, losses) if len(X) else None)
-        return self._released(self._trajectory[-1].clone())
+        with self._held() as run:
+            self._step(run)
+            return self._released(self._progress.location.clone())
 
     @property
     def result(self) -> DescentResult:
         """The result of the steps taken so far."""
-        taken = self.steps_taken
-        if taken == 0:
+        done = self._progress
+        if done.steps == 0:
             raise ValueError("No step was taken yet: call `run()` or `step()`.")
-        trajectory = torch.stack(self._trajectory)
-        second_half = trajectory[1:][taken // 2 :]
+        trajectory = torch.stack(done.trajectory)
+        second_half = trajectory[1:][done.steps // 2 :]
         location = self._released(trajectory[-1].clone())
         return DescentResult(
             location=location,
             average=replace(location, value=second_half.mean(dim=0)),
             trajectory=replace(location, value=trajectory),
-            history=tuple(self._history),
+            history=done.history,
             planned_steps=self._settings.steps,
             diagnostics=self._diagnostics,
         )
 
     def _released(self, value: Tensor) -> Release[Tensor]:
         """A function of the gradients released so far."""
-        scale = self._settings.noise_std(self._num_records) if self._num_records else None
+        n = self._progress.num_records
+        scale = self._settings.noise_std(n) if n else None
         return Release(value, self._settings.guarantee(self.steps_taken), scale)
 
-    def _belief(self, factor: KernelFactor) -> GradientBelief:
-        unknown_mean = self._settings.design.has_unknown_mean
-        return GradientBelief(factor, self._location.detach(), unknown_mean=unknown_mean)
+    # One step. What can fail for public reasons comes before the charge; what is stored, before
+    # what is shown.
+
+    def _step(self, run: Run) -> None:
+        settings, done = self._settings, self._progress
+        if done.steps >= settings.steps:
+            raise ValueError(f"All {settings.steps} steps are taken: a new run needs its own mu.")
+        observations = done.observations.within(settings.design.max_points - settings.batch_size)
+        unknown_mean = settings.design.has_unknown_mean
+        belief = GradientBelief(observations.factor, done.location, unknown_mean=unknown_mean)
+        proposal = self._propose(belief)
+        factor, kept = observations.factor.extended(proposal.points, self._noise)
+        X = proposal.points[kept]  # a dependent point would be asked for in vain
+        if len(X):
+            belief = belief.extended(factor)
+
+        @functools.cache
+        def read() -> tuple[Observations, ClippedMean]:
+            seen = observations.with_batch(factor, self._ask(X), done.steps)
+            return seen, self._mean_gradient(seen, belief.weights)
+
+        gradient = self._noisy(run, read)
+        # Of a gradient that was replayed the losses may be unknown: they are asked for again.
+        observations, mean = read()
+        record = StepRecord(len(X), len(factor), proposal.radius, float(belief.trace))
+        with self._descended(gradient, observations.num_records) as location:
+            taken = _Progress(
+                observations,
+                (*done.trajectory, location),
+                (*done.history, record),
+                observations.num_records,
+            )
+            self._store(run, taken)
+            self._progress = taken
+        self._diagnostics.add(mean)
 
     def _propose(self, belief: GradientBelief) -> Proposal:
-        sampled = (record.radius for record in reversed(self._history) if record.evaluations)
+        done = self._progress
+        sampled = (record.radius for record in reversed(done.history) if record.evaluations)
         return self._settings.design.propose(
             belief,
             box=self._settings.box,
-            step=self.steps_taken,
+            step=done.steps,
             steps=self._settings.steps,
             previous=next(sampled, None),
         )
 
-    def _charge(self) -> None:
-        if self._ledger is not None:
-            self._ledger.charge(
-                self._settings.step_price,
-                label=f"DP-GIBO step {self.steps_taken + 1} of {self._settings.steps}",
-                key=f"dp-gibo/{self._run_id}/{self.steps_taken}",
-            )
-
     def _ask(self, X: Tensor) -> Tensor:
         """The losses of all records at ``X``; the first answer settles their number."""
-        if len(X) == 0:
-            return X.new_zeros(0, self._num_records or 0)
-        losses = read_losses(self._record_losses, X, self._num_records)
-        self._num_records = losses.shape[-1]
-        return losses
+        n = self._progress.num_records
+        return read_losses(self._record_losses, X, n) if len(X) else X.new_zeros(0, n or 0)
 
-    def _private_gradient(self, observations: Observations, weights: Tensor) -> Tensor:
-        """The noisy mean of the clipped gradients, ``d``."""
-        n = observations.num_records
-        mean = ClippedMean(len(self._location), n, self._settings.clip_norm)
+    def _mean_gradient(self, observations: Observations, weights: Tensor) -> ClippedMean:
+        """The clipped gradients of all records; their mean is not noisy yet."""
+        dim, n = len(self._settings.initial), observations.num_records
+        mean = ClippedMean(dim, n, self._settings.clip_norm)
         for gradients in observations.gradients(weights):
             mean.add(gradients)
-        self._diagnostics.add(mean)
-        if math.isinf(self._settings.mu):
-            return mean.value()
-        seed = self._settings.unsafe_seed
-        return gaussian_mechanism(
-            mean.value(),
-            sensitivity=2 * self._settings.clip_norm / n,
-            mu=self._settings.step_mu,
-            # One stream for each step, so that a resumed simulation continues bit for bit.
-            unsafe_seed=None if seed is None else (seed << 32) + self.steps_taken,
-        ).value
+        return mean
 
-    def _descend(self, gradient: Tensor) -> None:
-        for group in self._optimizer.param_groups:
-            if group.get("noise_std", 0.0) is None:
-                group["noise_std"] = self._settings.noise_std(self._observations.num_records)
-        self._location.grad = gradient.to(self._location)
-        self._optimizer.step()
-        box = self._settings.box
-        if box is not None:
-            with torch.no_grad():
-                self._location.clamp_(box[0], box[1])
+    def _noisy(self, run: Run, read: Callable[[], tuple[Observations, ClippedMean]]) -> Tensor:
+        """The noisy mean of the clipped gradients, ``d``: drawn once for each step of a run."""
+        settings, step = self._settings, self.steps_taken
+        if math.isinf(settings.mu):
+            return read()[1].value()
+        # One stream for each step, so that a resumed simulation continues bit for bit.
+        seed = None if settings.unsafe_seed is None else (settings.unsafe_seed << 32) + step
 
-    def _state(self) -> dict[str, Any]:
-        return {
-            "settings": self._identity,
-            "run_id": self._run_id,
-            "num_records": self._num_records,
-            "blocks": self._observations.steps,
-            "points": self._observations.factor.points,
-            "root": self._observations.factor.root,
-            "trajectory": torch.stack(self._trajectory),
-            "history": [asdict(record) for record in self._history],
-            "optimizer": self._optimizer.state_dict(),
-        }
+        def draw(material: tuple[Observations, ClippedMean]) -> Tensor:
+            _, mean = material
+            sensitivity = 2 * settings.clip_norm / mean.num_records
+            return gaussian_mechanism(
+                mean.value(), sensitivity=sensitivity, mu=settings.step_mu, unsafe_seed=seed
+            ).value
 
-    def _open(self, checkpoint: Checkpoint) -> None:
-        """Save this run in the folder from now on; first continue the one that it holds."""
-        if self._checkpoint is not None and self._checkpoint.folder.samefile(checkpoint.folder):
-            return
-        if self._checkpoint is not None or self._history:
-            raise ValueError(
-                f"`checkpoint` {checkpoint.folder} must be given from the first step on, but this "
-                f"run has taken {self.steps_taken} steps without it. To continue a saved run, give "
-                "its folder to a new DPGIBO."
-            )
-        if checkpoint.exists:
-            self._resume(checkpoint)
-        self._checkpoint = checkpoint
+        return run.release(
+            settings.step_price,
+            draw,
+            read=read,
+            key=f"step {step}",
+            label=f"DP-GIBO step {step + 1} of {settings.steps}",
+        )
 
-    def _resume(self, checkpoint: Checkpoint) -> None:
-        state, blocks = checkpoint.load(self._location.device)
-        check_same_run(state, self._identity, self._num_records, checkpoint.folder)
-        self._run_id = state["run_id"]
-        self._num_records = state["num_records"] or self._num_records
-        derivatives = self._observations.factor.derivatives
-        factor = KernelFactor(derivatives, state["points"], state["root"])
-        self._observations = Observations(factor, tuple(blocks), tuple(state["blocks"]))
-        self._trajectory = list(state["trajectory"])
-        self._history = [StepRecord(**record) for record in state["history"]]
+    @contextmanager
+    def _descended(self, gradient: Tensor, num_records: int) -> Iterator[Tensor]:
+        """Where the optimizer goes; if it or what follows fails, it is back where it was."""
+        done, box = self._progress, self._settings.box
+        parameter, optimizer = self._parameter, self._optimizer
+        before = copy.deepcopy(optimizer.state_dict())
+        try:
+            self._move_to(done.location)  # which a box may have moved since
+            for group in optimizer.param_groups:
+                if group.get("noise_std", 0.0) is None:
+                    group["noise_std"] = self._settings.noise_std(num_records)
+            parameter.grad = gradient.to(parameter)
+            optimizer.step()
+            location = parameter.detach().clone()
+            yield location if box is None else location.clamp_(box[0], box[1])
+        except BaseException:
+            if self._progress is done:
+                self._move_to(done.location)
+                optimizer.load_state_dict(before)
+            raise
+
+    def _move_to(self, location: Tensor) -> None:
         with torch.no_grad():
-            self._location.copy_(self._trajectory[-1])
-        self._optimizer.load_state_dict(state["optimizer"])
+            self._parameter.copy_(location)
+
+    # The run: its identity, and its file if it has one.
+
+    @contextmanager
+    def _held(self, checkpoint: str | os.PathLike[str] | None = None) -> Iterator[Run]:
+        """The run, begun if it was not yet; with its file held, and continued where the file is."""
+        run = self._run
+        if run is not None and checkpoint is not None and os.path.realpath(checkpoint) != run.path:
+            raise PrivacyError(
+                f"`checkpoint` {checkpoint} must be given from the first step on, but this run has "
+                f"begun {'in memory' if run.path is None else 'in ' + run.path}. To continue a "
+                "stored run, give its file to a new DPGIBO."
+            )
+        if run is not None and (run.path is None or self._is_held):
+            yield run
+            return
+        opened = Run(
+            checkpoint if run is None else run.path,
+            what="DP-GIBO",
+            settings=self._described,
+            ledger=self._ledger,
+        )
+        if opened.path is None:
+            self._run = opened
+            yield opened
+            return
+        with opened:
+            if run is not None and run.identity != opened.identity:
+                raise PrivacyError(
+                    f"`checkpoint` {run.path} is of another run by now: begin anew with a new "
+                    "DPGIBO."
+                )
+            self._load(opened)
+            self._run, self._is_held = opened, True
+            try:
+                yield opened
+            finally:
+                self._is_held = False
+
+    def _store(self, run: Run, taken: _Progress) -> None:
+        """Store a step in the run's file, if it has one."""
+        if run.path is None:
+            return
+        observations, step = taken.observations, taken.steps - 1
+        with run.transaction():
+            if step in observations.steps:
+                run.add("losses", step, observations.blocks[-1])
+            run.keep_only("losses", observations.steps)
+            run.put(
+                blocks=list(observations.steps),
+                points=observations.factor.points,
+                root=observations.factor.root,
+                trajectory=torch.stack(taken.trajectory),
+                history=[asdict(record) for record in taken.history],
+                num_records=taken.num_records,
+                optimizer=self._optimizer.state_dict(),
+            )
+
+    def _load(self, run: Run) -> None:
+        """Continue where the file is; a file without a step leaves everything as it is."""
+        n, known = run.get("num_records"), self._progress.num_records
+        if n is None:
+            self._check_storable()
+            return
+        if known not in (None, n):
+            raise PrivacyError(
+                f"`checkpoint` {run.path} is of {n} records, but `num_records` is {known}."
+            )
+        like, derivatives = self._settings.initial, self._progress.observations.factor.derivatives
+        factor = KernelFactor(derivatives, run.get("points").to(like), run.get("root").to(like))
+        steps, losses = run.get("blocks"), run.items("losses")
+        self._progress = _Progress(
+            Observations(factor, tuple(losses[k].to(like) for k in steps), tuple(steps)),
+            tuple(run.get("trajectory").to(like)),
+            tuple(StepRecord(**record) for record in run.get("history")),
+            n,
+        )
+        self._move_to(self._progress.location)
+        self._optimizer.load_state_dict(run.get("optimizer"))
+
+    def _check_storable(self) -> None:
+        """Refuse, before the first charge, an optimizer whose state a file cannot hold."""
+        try:
+            pack(self._optimizer.state_dict())
+        except TypeError as error:
+            raise TypeError(
+                f"`optimizer` {self._optimizer.__class__.__name__} cannot be stored in a "
+                f"checkpoint: {error}"
+            ) from error

@@ -113,8 +113,9 @@ class DescentSettings:
 
     @cached_property
     def step_price(self) -> Guarantee:
-        """What one step costs, with real noise; a ledger is charged this before each."""
-        return self._guarantee("DP-GIBO", self.step_mu)
+        """What one step costs; nothing is promised, and nothing can be charged, under a seed."""
+        price = self._guarantee("DP-GIBO", self.step_mu)
+        return price if self.unsafe_seed is None else price.simulated()
 
     def guarantee(self, taken: int | None = None) -> Guarantee:
         """What the run promises, which is the same whenever it stops.

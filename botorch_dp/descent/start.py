@@ -11,6 +11,7 @@ from botorch_dp._checks import check_integer, check_interval, check_positive, ch
 from botorch_dp.descent.clipping import Observations, read_losses
 from botorch_dp.descent.designs import Design, DesignName, as_design, observation_noise
 from botorch_dp.descent.settings import PER_RECORD, check_box
+from botorch_dp.errors import PrivacyError
 from botorch_dp.models.gradient import GradientBelief, KernelFactor
 from botorch_dp.models.kernels import kernel_derivatives
 from botorch_dp.objectives import (
@@ -43,6 +44,7 @@ def private_start(
     mu: float,
     num_points: int,
     ledger: PrivacyLedger | None = None,
+    key: str | None = None,
     num_records: int | None = None,
     seed: int | None = None,
     unit: PrivacyUnit = ONE_RECORD,
@@ -68,6 +70,7 @@ def private_start(
         mu: What to spend, out of a Gaussian budget; about 30% of it is well spent.
         num_points: How many points to compare.
         ledger: Charged before the records are asked.
+        key: Names the chosen point in the ledger: asked again, it is replayed for nothing.
         num_records: ``n``; else taken from the losses.
         seed: Of the Sobol sequence (public); from torch's generator if None.
         unit: Whom or what one column is; replace-one is the only relation.
@@ -92,6 +95,13 @@ def private_start(
     unit = check_unit(unit, NeighboringRelation.REPLACE_ONE).given(*PER_RECORD, _CHOSEN)
     if unsafe_seed is not None:
         check_integer("unsafe_seed", unsafe_seed, at_least=0)
+        if ledger is not None:
+            raise PrivacyError(
+                "`ledger` was given together with `unsafe_seed`: simulated noise promises nothing, "
+                "so there is nothing to charge. Leave one of them out."
+            )
+    if key is not None and ledger is None:
+        raise ValueError("`key` names a value in a ledger: pass `ledger=` too, or leave it out.")
     # The price does not depend on the scale, but a scale that cannot be had must raise now.
     price = exponential_guarantee(
         sensitivity=grid_levels(num_records or 1),
@@ -100,21 +110,32 @@ def private_start(
         unit=unit,
     )
     X = draw_sobol_samples(check_box(box), n=num_points, q=1, seed=seed).squeeze(-2)
-    if ledger is not None:
-        ledger.charge(price, label="start of a private descent")
-    losses = checked_scores(record_losses(X), num_points=num_points, num_records=num_records)
-    sums = torch.tensor(
-        [clipped_sum(row, (low, high), nan_as=high) for row in losses], dtype=torch.double
+
+    def read() -> tuple[Tensor, float]:
+        losses = checked_scores(record_losses(X), num_points=num_points, num_records=num_records)
+        sums = [clipped_sum(row, (low, high), nan_as=high) for row in losses]
+        return torch.tensor(sums, dtype=torch.double), grid_levels(losses.shape[-1])
+
+    def draw(material: tuple[Tensor, float]) -> Tensor:
+        sums, levels = material
+        choice = exponential_mechanism(
+            -sums,
+            sensitivity=levels,
+            epsilon=epsilon,
+            method="permute_and_flip",
+            unit=unit,
+            unsafe_seed=unsafe_seed,
+        )
+        return X[choice.value]
+
+    if ledger is None:
+        chosen = draw(read())
+        return Release(chosen, price if unsafe_seed is None else price.simulated())
+    about = {"box": box.tolist(), "bounds": [low, high], "num_points": num_points, "seed": seed}
+    chosen = ledger.release(
+        price, draw, read=read, key=key, label="start of a private descent", about=about
     )
-    choice = exponential_mechanism(
-        -sums,
-        sensitivity=grid_levels(losses.shape[-1]),
-        epsilon=epsilon,
-        method="permute_and_flip",
-        unit=unit,
-        unsafe_seed=unsafe_seed,
-    )
-    return Release(X[choice.value], choice.guarantee)
+    return Release(chosen.to(X), price)
 
 
 def public_clip_norm(

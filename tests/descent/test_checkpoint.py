@@ -1,7 +1,10 @@
-"""Checkpoints: private files, exact continuation, no second payment."""
+"""Checkpoints: a file for its owner only, exact continuation, no second payment."""
 
 from __future__ import annotations
 
+import os
+import signal
+import sqlite3
 import stat
 import warnings
 from pathlib import Path
@@ -12,10 +15,14 @@ import torch
 from torch import Tensor
 
 from botorch_dp.descent import NoiseAwareAdagrad
-from botorch_dp.privacy import PrivacyBudget, PrivacyLedger
-from tests.descent.problems import descent, records, squared_distance
+from botorch_dp.errors import PrivacyError
+from botorch_dp.privacy import PrivacyBudget, PrivacyLedger, PrivacyUnit
+from botorch_dp.privacy.runs import Run
+from tests.descent.problems import descent, kernel, records, squared_distance
+from tests.one_draw import Disk, in_fork
 
-SETTINGS: dict[str, Any] = {"steps": 6, "mu": 0.6, "unsafe_seed": 7}
+REAL: dict[str, Any] = {"steps": 6, "mu": 0.6}
+SETTINGS: dict[str, Any] = {**REAL, "unsafe_seed": 7}
 
 
 class PowerCut(BaseException):
@@ -36,10 +43,10 @@ class Losses:
         return squared_distance(records())(X)
 
 
-def run_until_power_cut(folder: Path, fail_at: int, **changes: Any) -> None:
+def run_until_power_cut(path: Path, fail_at: int, **changes: Any) -> None:
     run = descent(Losses(fail_at), **{**SETTINGS, **changes})
     with pytest.raises(PowerCut):
-        run.run(checkpoint=folder)
+        run.run(checkpoint=path)
 
 
 @pytest.mark.parametrize("fail_at", [1, 2, 4, 6])
@@ -71,65 +78,73 @@ def test_a_resumed_run_continues_bit_for_bit(
 @pytest.mark.parametrize("fail_at", [1, 3])
 def test_a_resumed_run_pays_for_no_step_twice(tmp_path: Path, fail_at: int) -> None:
     with PrivacyLedger(budget=PrivacyBudget(3.0, 1e-5)) as ledger:
-        run_until_power_cut(tmp_path / "run", fail_at, ledger=ledger)
+        run_until_power_cut(tmp_path / "run", fail_at, ledger=ledger, unsafe_seed=None)
         assert len(ledger.entries()) == fail_at  # the step that failed was paid for
-        descent(ledger=ledger, **SETTINGS).run(checkpoint=tmp_path / "run")
+        whole = descent(ledger=ledger, **REAL).run(checkpoint=tmp_path / "run")
         assert len(ledger.entries()) == 6
         # A finished run is only loaded: nothing is read, nothing is spent.
         losses = Losses()
-        again = descent(losses, ledger=ledger, **SETTINGS).run(checkpoint=tmp_path / "run")
+        again = descent(losses, ledger=ledger, **REAL).run(checkpoint=tmp_path / "run")
         assert again.guarantee.nominal.mu == 0.6
+        assert torch.equal(again.trajectory.value, whole.trajectory.value)
         assert losses.calls == 0
         assert len(ledger.entries()) == 6
 
 
-def test_two_runs_in_two_folders_both_pay(tmp_path: Path) -> None:
+def test_two_runs_in_two_files_both_pay(tmp_path: Path) -> None:
     with PrivacyLedger(budget=PrivacyBudget(3.0, 1e-5)) as ledger:
         for name in ("a", "b"):
-            descent(ledger=ledger, **{**SETTINGS, "mu": 0.3}).run(checkpoint=tmp_path / name)
+            descent(ledger=ledger, steps=6, mu=0.3).run(checkpoint=tmp_path / name)
         assert len(ledger.entries()) == 12
 
 
-def test_files_are_private_and_say_so(tmp_path: Path) -> None:
+def test_the_file_is_for_its_owner_and_says_so(tmp_path: Path) -> None:
     descent(**SETTINGS).run(checkpoint=tmp_path / "run")
-    folder = tmp_path / "run"
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    files = sorted(path.name for path in folder.iterdir())
-    assert "README" in files and "state.pt" in files
-    for path in folder.iterdir():
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
-    assert "SENSITIVE" in (folder / "README").read_text()
-    # The state is public: nothing in it depends on a single record except through noise.
-    state = torch.load(folder / "state.pt", weights_only=True)
-    assert set(state) == {
-        "format", "settings", "run_id", "num_records", "blocks", "points", "root",
-        "trajectory", "history", "optimizer",
+    # Nothing lies beside it.
+    assert list(tmp_path.iterdir()) == [tmp_path / "run"]
+    assert stat.S_IMODE((tmp_path / "run").stat().st_mode) == 0o600
+    with sqlite3.connect(tmp_path / "run") as file:
+        ((notice, what),) = file.execute("SELECT notice, what FROM run").fetchall()
+        names = {name for (name,) in file.execute("SELECT name FROM state")}
+    assert "SENSITIVE" in notice and what == "DP-GIBO"
+    # But for the losses all is public: nothing depends on a single record except through noise.
+    assert names == {
+        "blocks", "points", "root", "trajectory", "history", "num_records", "optimizer",
     }  # fmt: skip
 
 
 def test_losses_out_of_use_are_deleted(tmp_path: Path) -> None:
     descent(max_points=9, **SETTINGS).run(checkpoint=tmp_path / "run")
-    assert len(list((tmp_path / "run").glob("losses-*.pt"))) <= 2
+    with sqlite3.connect(tmp_path / "run") as file:
+        (count,) = file.execute("SELECT COUNT(*) FROM item WHERE series = 'losses'").fetchone()
+    assert count == 2
 
 
-def test_a_crash_between_the_two_writes_repeats_the_step(
+def test_a_killed_process_is_continued(tmp_path: Path) -> None:
+    """Killed while it asks the records, without a chance to tidy up."""
+    whole = descent(**SETTINGS).run()
+
+    class Kills(Losses):
+        def __call__(self, X: Tensor) -> Tensor:
+            if self.calls == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().__call__(X)
+
+    assert in_fork(lambda: descent(Kills(), **SETTINGS).run(checkpoint=tmp_path / "run")) is None
+    losses = Losses()
+    resumed = descent(losses, **SETTINGS).run(checkpoint=tmp_path / "run")
+    assert losses.calls == 6 - 3
+    assert torch.equal(resumed.trajectory.value, whole.trajectory.value)
+
+
+def test_a_kill_before_a_step_is_stored_repeats_the_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from botorch_dp.descent.checkpoint import Checkpoint
-
     whole = descent(**SETTINGS).run()
-    write, writes = Checkpoint._write, []
-
-    def cut(path: Path, content: Any) -> None:
-        writes.append(path.name)
-        if path.name == "state.pt" and writes.count("state.pt") == 4:
-            raise PowerCut
-        write(path, content)
-
-    monkeypatch.setattr(Checkpoint, "_write", staticmethod(cut))
-    with pytest.raises(PowerCut):
-        descent(**SETTINGS).run(checkpoint=tmp_path / "run")
-    monkeypatch.undo()
+    disk = Disk(monkeypatch)
+    disk.at, disk.action = 3 * 4, disk.kill  # four writes for each step; the last one is its state
+    assert in_fork(lambda: descent(**SETTINGS).run(checkpoint=tmp_path / "run")) is None
+    disk.at = None
     losses = Losses()
     resumed = descent(losses, **SETTINGS).run(checkpoint=tmp_path / "run")
     assert losses.calls == 6 - 2
@@ -146,20 +161,22 @@ def test_a_crash_between_the_two_writes_repeats_the_step(
         ("step_size", 0.1),
         ("unsafe_seed", None),
         ("initial", torch.full((3,), 0.3, dtype=torch.double)),
+        ("initial", torch.full((3,), 0.2)),
+        ("optimizer", lambda p: torch.optim.Adam(p, lr=0.2)),
+        ("unit", PrivacyUnit("one patient")),
     ],
 )
 def test_other_settings_are_refused(tmp_path: Path, name: str, value: object) -> None:
     run_until_power_cut(tmp_path / "run", 3)
-    setting = "optimizer" if name == "step_size" else name
-    with pytest.raises(ValueError, match=rf"other settings \(.*`{setting}`"):
+    setting = {"step_size": "optimizer.lr", "optimizer": "optimizer.class"}.get(name, name)
+    setting = "dtype" if getattr(value, "dtype", None) is torch.float else setting
+    with pytest.raises(PrivacyError, match=rf"other settings \(.*`{setting}`"):
         descent(**{**SETTINGS, name: value}).run(checkpoint=tmp_path / "run")
 
 
 def test_another_kernel_or_number_of_records_is_refused(tmp_path: Path) -> None:
-    from tests.descent.problems import kernel
-
     run_until_power_cut(tmp_path / "run", 3)
-    with pytest.raises(ValueError, match="`kernel`"):
+    with pytest.raises(ValueError, match=r"`kernel\.raw_lengthscale`"):
         descent(kernel=kernel(0.7), **SETTINGS).run(checkpoint=tmp_path / "run")
     with pytest.raises(ValueError, match="is of 200 records"):
         descent(num_records=199, **SETTINGS).run(checkpoint=tmp_path / "run")
@@ -168,35 +185,49 @@ def test_another_kernel_or_number_of_records_is_refused(tmp_path: Path) -> None:
         resumed.run(checkpoint=tmp_path / "run")
 
 
-def test_a_file_of_another_version_is_refused(tmp_path: Path) -> None:
-    run_until_power_cut(tmp_path / "run", 2)
-    state = torch.load(tmp_path / "run" / "state.pt", weights_only=True)
-    torch.save({**state, "format": 99}, tmp_path / "run" / "state.pt")
-    with pytest.raises(ValueError, match="format 99"):
+def test_a_ledger_that_comes_or_goes_is_refused(tmp_path: Path) -> None:
+    """Its door holds the values: without it a step could be drawn again."""
+    with PrivacyLedger(budget=PrivacyBudget(3.0, 1e-5)) as ledger:
+        for begun_with, goes_on_with in ((ledger, None), (None, ledger)):
+            path = tmp_path / ("with" if begun_with else "without")
+            run_until_power_cut(path, 3, unsafe_seed=None, ledger=begun_with)
+            with pytest.raises(PrivacyError, match="`charged`"):
+                descent(ledger=goes_on_with, **REAL).run(checkpoint=path)
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    Run(tmp_path / "run", what="a training", settings={}).close()
+    with pytest.raises(PrivacyError, match="is of a training, not of DP-GIBO"):
         descent(**SETTINGS).run(checkpoint=tmp_path / "run")
+    (tmp_path / "folder").mkdir()  # what checkpoints were at first
+    with pytest.raises(PrivacyError, match="is not a file"):
+        descent(**SETTINGS).run(checkpoint=tmp_path / "folder")
+    run_until_power_cut(tmp_path / "cut", 3)
+    (tmp_path / "cut").write_bytes((tmp_path / "cut").read_bytes()[:5000])
+    with pytest.raises(PrivacyError, match="damaged"):
+        descent(**SETTINGS).run(checkpoint=tmp_path / "cut")
 
 
 def test_real_noise_resumes_too(tmp_path: Path) -> None:
-    settings = {**SETTINGS, "unsafe_seed": None}
-    run = descent(Losses(fail_at=3), **settings)
+    run = descent(Losses(fail_at=3), **REAL)
     with pytest.raises(PowerCut):
         run.run(checkpoint=tmp_path / "run")
     released = run.result.trajectory.value
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        resumed = descent(**settings).run(checkpoint=tmp_path / "run")
+        resumed = descent(**REAL).run(checkpoint=tmp_path / "run")
     assert torch.equal(resumed.trajectory.value[:3], released)
     assert resumed.guarantee.status == "proven"
 
 
-def test_an_interrupted_run_goes_on_in_its_own_folder_only(tmp_path: Path) -> None:
+def test_an_interrupted_run_goes_on_in_its_own_file_only(tmp_path: Path) -> None:
     whole = descent(**SETTINGS).run()
     run = descent(Losses(fail_at=3), **SETTINGS)
     with pytest.raises(PowerCut):
         run.run(checkpoint=tmp_path / "run")
     with pytest.raises(ValueError, match=r"`checkpoint` .* from the first step on"):
         run.run(checkpoint=tmp_path / "other")
-    run.step()  # saved too
+    run.step()  # stored too
     assert torch.equal(
         run.run(checkpoint=tmp_path / "run").trajectory.value, whole.trajectory.value
     )
@@ -206,10 +237,22 @@ def test_an_interrupted_run_goes_on_in_its_own_folder_only(tmp_path: Path) -> No
     assert torch.equal(again.trajectory.value, whole.trajectory.value)
 
 
+def test_the_file_goes_ahead_of_an_object_that_has_let_it_go(tmp_path: Path) -> None:
+    """What the file holds counts, whoever has taken the steps."""
+    whole = descent(**SETTINGS).run()
+    run = descent(Losses(fail_at=3), **SETTINGS)
+    with pytest.raises(PowerCut):
+        run.run(checkpoint=tmp_path / "run")
+    run_until_power_cut(tmp_path / "run", 3)  # two more steps
+    assert run.steps_taken == 2
+    run.step()
+    assert torch.equal(run.result.trajectory.value, whole.trajectory.value[:6])
+
+
 def test_steps_taken_without_a_checkpoint_cannot_join_one(tmp_path: Path) -> None:
     run_until_power_cut(tmp_path / "run", 3)
     run = descent(**SETTINGS)
     run.step()
     for name in ("run", "new"):
-        with pytest.raises(ValueError, match="has taken 1 steps without it"):
+        with pytest.raises(PrivacyError, match="has begun in memory"):
             run.run(checkpoint=tmp_path / name)

@@ -216,7 +216,7 @@ def test_max_points_bounds_the_memory() -> None:
     run = descent(max_points=10, steps=8, mu=5.0, unsafe_seed=1)
     result = run.run()
     assert max(r.points for r in result.history) <= 10
-    assert len(run._observations.factor) <= 10
+    assert len(run._progress.observations.factor) <= 10
     assert (result.location.value - records().mean(0)).norm() < 0.2
 
 
@@ -301,21 +301,27 @@ def test_an_interrupted_step_is_repeated_and_charged_once() -> None:
         return squared_distance(records())(X)
 
     with PrivacyLedger(budget=PrivacyBudget(3.0, 1e-5)) as ledger:
-        run = descent(losses, ledger=ledger, steps=4, mu=0.6, unsafe_seed=9)
+        run = descent(losses, ledger=ledger, steps=4, mu=0.6)
         with pytest.raises(KeyboardInterrupt):
             run.run()
         assert run.steps_taken == 1
-        interrupted = run.run()
+        run.run()
         assert len(ledger.entries()) == 4
-    whole = descent(steps=4, mu=0.6, unsafe_seed=9).run()
-    assert torch.equal(interrupted.trajectory.value, whole.trajectory.value)
     assert torch.equal(calls[1], calls[2])
+    calls.clear()
+    simulated = descent(losses, steps=4, mu=0.6, unsafe_seed=9)
+    with pytest.raises(KeyboardInterrupt):
+        simulated.run()
+    whole = descent(steps=4, mu=0.6, unsafe_seed=9).run()
+    assert torch.equal(simulated.run().trajectory.value, whole.trajectory.value)
 
 
-def test_simulations_spend_a_real_budget_and_repeat() -> None:
+def test_simulations_repeat_and_cannot_be_charged() -> None:
     with PrivacyLedger(budget=PrivacyBudget(3.0, 1e-5)) as ledger:
-        first = descent(steps=3, mu=0.6, unsafe_seed=4, ledger=ledger).run()
-        assert len(ledger.entries()) == 3
+        with pytest.raises(PrivacyError, match="`unsafe_seed`"):
+            descent(must_not_be_read, steps=3, mu=0.6, unsafe_seed=4, ledger=ledger)
+        assert not ledger.entries()
+    first = descent(steps=3, mu=0.6, unsafe_seed=4).run()
     second = descent(steps=3, mu=0.6, unsafe_seed=4).run()
     other = descent(steps=3, mu=0.6, unsafe_seed=5).run()
     assert torch.equal(first.location.value, second.location.value)
