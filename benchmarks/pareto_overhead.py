@@ -55,6 +55,7 @@ def epsilon(config: Config) -> float:
         num_records=RECORDS,
         steps=_steps(config),
         delta=DELTA,
+        sampling="without_replacement",
     )
 
 
@@ -65,6 +66,7 @@ def epsilons(configs: list[Config]) -> list[float]:
         [_steps(config) for config in configs],
         num_records=RECORDS,
         delta=DELTA,
+        sampling="without_replacement",
     )
     return [float(bound) for bound in bounds]
 
