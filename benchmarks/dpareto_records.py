@@ -61,6 +61,8 @@ def compared(record: dict[str, Any]) -> dict[str, Any]:
             num_records=DATASET_SIZE,
             steps=steps,
             delta=DELTA,
+            sampling="without_replacement",
+            accountant="rdp",
         )
 
     reasons = ["tighter conversion"]

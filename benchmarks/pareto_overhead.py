@@ -62,6 +62,7 @@ def epsilon(config: Config) -> float:
         num_records=RECORDS,
         steps=_steps(config),
         delta=DELTA,
+        sampling="without_replacement",
     )
 
 
@@ -72,6 +73,7 @@ def epsilons(configs: list[Config]) -> list[float]:
         [_steps(config) for config in configs],
         num_records=RECORDS,
         delta=DELTA,
+        sampling="without_replacement",
     )
     return [float(bound) for bound in bounds]
 

@@ -7,12 +7,13 @@ from botorch_dp.privacy.accounting import (
     dp_sgd_epsilons,
     dp_sgd_loss,
     dp_sgd_noise_multiplier,
-    dp_sgd_relation,
     gaussian_delta,
     gaussian_epsilon,
     gaussian_mu,
     pure_dp_epsilon,
     pure_dp_mu,
+    renyi_budget,
+    renyi_epsilon,
 )
 from botorch_dp.privacy.audit import AuditReport, audit_epsilon
 from botorch_dp.privacy.budget import PrivacyBudget
@@ -82,7 +83,6 @@ __all__ = [
     "dp_sgd_epsilons",
     "dp_sgd_loss",
     "dp_sgd_noise_multiplier",
-    "dp_sgd_relation",
     "exponential_guarantee",
     "exponential_mechanism",
     "gaussian_delta",
@@ -96,6 +96,8 @@ __all__ = [
     "loss_to_dict",
     "pure_dp_epsilon",
     "pure_dp_mu",
+    "renyi_budget",
+    "renyi_epsilon",
     "rounded_up",
     "sparse_vector",
     "sparse_vector_guarantee",

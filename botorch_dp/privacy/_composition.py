@@ -5,9 +5,9 @@ Losses are first brought into a normal form. Gaussian parts are one Gaussian par
 randomized response otherwise [Kairouz2015]; so the deltas are set apart and pure parts remain.
 Equal parts are counted, so composing them one by one or all at once is the same thing.
 
-Then each bound that applies is evaluated and the smallest is taken: exact curves (only pure parts,
-only Gaussian ones, a single Laplace), the sum of pure epsilons, privacy-loss distributions, Rényi
-divergences, Gaussian domination, and a split of delta. Each holds on its own, for mechanisms that
+Then each bound that applies is evaluated and the smallest is taken: exact curves (equal pure parts
+only, Gaussian ones only, a single Laplace), the sum of pure epsilons, Gaussian domination, and the
+sum of privacy-loss distributions (:mod:`._fourier`). Each holds on its own, for mechanisms that
 were fixed in advance; where later ones depend on earlier outputs, use a ledger.
 """
 
@@ -15,60 +15,89 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
+from scipy.stats import binom
 
 from botorch_dp._checks import check_delta, check_nonnegative
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy._distributions import (
-    USUAL_INTERVAL,
-    RandomizedResponses,
-    SingleLaplace,
-    gaussian_distribution,
-    grid_interval,
-    laplace_distribution,
-    poisson_sgd_distribution,
+    Losses,
+    RandomizedResponse,
+    SampledKind,
+    ScalarLaplace,
+    sampled_gaussian,
 )
+from botorch_dp.privacy._fourier import Sums
 from botorch_dp.privacy._gaussian import (
     compose_gdp,
     gaussian_delta,
     gaussian_epsilon,
     pure_dp_mu,
 )
-from botorch_dp.privacy._renyi import (
-    DENSE_ORDERS,
-    fixed_lot_rdp,
-    gaussian_rdp,
-    laplace_rdp,
-    poisson_sgd_rdp,
-    pure_rdp,
-    rdp_delta,
-    rdp_epsilon,
-)
-from botorch_dp.privacy.losses import (
-    ApproximateLoss,
-    FixedLotSGDLoss,
-    GaussianLoss,
-    LaplaceLoss,
-    PoissonSGDLoss,
-    PrivacyLoss,
-    PureLoss,
-)
 
 #: More different epsilons than this are rounded up to so many levels before they are composed.
 _MOST_LEVELS = 128
-#: Shares of delta (or epsilon) tried for the fixed-size lots when they are accounted for apart.
-_SHARES = (0.01, 0.1, 0.5, 0.9, 0.99)
-#: Where the reach of a grid is read off.
-_TAIL_DELTA = 1e-15
-_COARSEST_INTERVAL = 10.0
+#: With a mu above this there is no noise to speak of: epsilon would be 5e15.
+LARGEST_MU = 1e8
+#: Probability that may be counted at a larger loss, or at an infinite one, to keep lists short.
+_TAIL = 1e-16
+#: Fewer responses than this are listed in full.
+_FEW = 60
 
 
-def composed_epsilon(losses: Iterable[PrivacyLoss], delta: float = 0.0) -> float:
+class Component(NamedTuple):
+    """What is composed with itself: a pure or Laplace mechanism, or one step of DP-SGD.
+
+    Args:
+        kind: Which.
+        size: Epsilon, or the noise multiplier.
+        fraction: The chance of a record to be in a lot, below 1.
+    """
+
+    kind: Literal["pure", "laplace"] | SampledKind
+    size: float
+    fraction: float = 1.0
+
+    @property
+    def is_pure(self) -> bool:
+        """Whether ``size`` is an epsilon."""
+        return self.kind in ("pure", "laplace")
+
+    @property
+    def dominating_mu(self) -> float:
+        """A mu for which it is mu-GDP; for a step, once its lot is known."""
+        if self.is_pure:
+            return pure_dp_mu(self.size)
+        return math.inf if self.size < 1 / LARGEST_MU else 1 / self.size
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """A loss in normal form: the chance of revealing all, a Gaussian part, and a counted one."""
+
+    lost: float = 0.0
+    mu: float = 0.0
+    component: Component | None = None
+    count: int = 1
+
+
+class Composable(Protocol):
+    """A privacy loss, as far as composition is concerned."""
+
+    @property
+    def relation(self) -> Any:
+        """The relation it is proven under, or None if it is proven under any."""
+
+    def contribution(self) -> Contribution:
+        """Its normal form."""
+
+
+def composed_epsilon(losses: Iterable[Composable], delta: float = 0.0) -> float:
     """The smallest epsilon known to hold at ``delta`` for all losses together.
 
     Args:
@@ -76,21 +105,17 @@ def composed_epsilon(losses: Iterable[PrivacyLoss], delta: float = 0.0) -> float
         delta: In [0, 1).
 
     Returns:
-        An upper bound, exact for pure losses, for Gaussian losses and for a single loss that is not
-        DP-SGD; infinite if no epsilon is known to hold.
-
-    Example:
-        >>> composed_epsilon([PureLoss(0.5), LaplaceLoss(0.25)])
-        0.75
+        An upper bound, exact for equal pure losses, for Gaussian losses and for a single Laplace
+        loss; infinite if no epsilon is known to hold.
     """
     delta = check_delta("delta", delta, allow_zero=True)
-    parts = _normal_form(tuple(losses))
+    parts = _parts(losses)
     if delta < parts.lost or parts.lost >= 1:
         return math.inf
     return parts.epsilon_at((delta - parts.lost) / (1 - parts.lost))
 
 
-def composed_delta(losses: Iterable[PrivacyLoss], epsilon: float) -> float:
+def composed_delta(losses: Iterable[Composable], epsilon: float) -> float:
     """The smallest delta known to hold at ``epsilon`` for all losses together.
 
     Args:
@@ -99,18 +124,33 @@ def composed_delta(losses: Iterable[PrivacyLoss], epsilon: float) -> float:
 
     Returns:
         An upper bound in [0, 1], exact where :func:`composed_epsilon` is.
-
-    Example:
-        >>> composed_delta([ApproximateLoss(0.5, 1e-6)], 0.5)
-        1e-06
     """
-    epsilon = check_nonnegative("epsilon", epsilon)
-    parts = _normal_form(tuple(losses))
-    rest = parts.delta_at(epsilon)
-    return min(1.0, parts.lost + (1 - parts.lost) * rest)
+    return composed_deltas(losses, (epsilon,))[0]
 
 
-Counts = tuple[tuple[float, int], ...]
+def composed_deltas(losses: Iterable[Composable], epsilons: Sequence[float]) -> list[float]:
+    """:func:`composed_delta` at several epsilons."""
+    parts = _parts(losses)
+    rest = (parts.delta_at(check_nonnegative("epsilon", epsilon)) for epsilon in epsilons)
+    return [min(1.0, parts.lost + (1 - parts.lost) * delta) for delta in rest]
+
+
+def _parts(losses: Iterable[Composable]) -> _Parts:
+    together = tuple(losses)
+    for loss in together:
+        if not hasattr(loss, "contribution"):
+            raise TypeError(f"`losses` must hold privacy losses, got {type(loss).__name__}.")
+    relations = {loss.relation for loss in together} - {None}
+    if len(relations) > 1:
+        names = " and ".join(sorted(relation.name for relation in relations))
+        raise PrivacyError(
+            f"Losses proven under {names} have no common epsilon. Account for all parts under one "
+            "neighbouring relation."
+        )
+    return _normal_form(tuple(loss.contribution() for loss in together))
+
+
+Counts = tuple[tuple[Component, int], ...]
 
 
 @dataclass(frozen=True)
@@ -119,40 +159,36 @@ class _Parts:
 
     lost: float = 0.0
     mu: float = 0.0
-    pure: Counts = ()
-    laplace: Counts = ()
-    poisson: tuple[PoissonSGDLoss, ...] = ()
-    fixed: tuple[FixedLotSGDLoss, ...] = ()
-
-    @property
-    def is_pure(self) -> bool:
-        return self.mu == 0 and not self.poisson and not self.fixed
-
-    @property
-    def is_gaussian(self) -> bool:
-        return not (self.pure or self.laplace or self.poisson or self.fixed)
+    counts: Counts = ()
 
     @property
     def sum(self) -> float:
         """What pure epsilons add up to; infinite if other parts are present."""
-        if not self.is_pure:
+        if self.mu > 0 or not all(component.is_pure for component, _ in self.counts):
             return math.inf
-        return math.fsum(epsilon * count for epsilon, count in (*self.pure, *self.laplace))
+        return math.fsum(component.size * count for component, count in self.counts)
+
+    @property
+    def dominating_mu(self) -> float:
+        """A mu for which the whole is mu-GDP."""
+        mus = (component.dominating_mu * math.sqrt(count) for component, count in self.counts)
+        return compose_gdp((self.mu, *mus))
 
     def epsilon_at(self, delta: float) -> float:
         """The best bound on epsilon for what is left, at ``delta`` >= 0."""
-        if delta <= 0 or self == _Parts(self.lost):
+        if delta <= 0 or (self.mu == 0 and not self.counts):
             return self.sum
         exact = self._exact_curve()
         if exact is not None:
             return exact.epsilon_at(delta)
-        bounds = [self.sum, gaussian_epsilon(_dominating_mu(self), delta)]
-        if not self.is_gaussian:
-            bounds += [rdp_epsilon(DENSE_ORDERS, _rdp(self), delta), _grid_epsilon(self, delta)]
-            bounds += [
-                lots.epsilon_at(share * delta) + others.epsilon_at((1 - share) * delta)
-                for lots, others, share in self._splits()
-            ]
+        if self.dominating_mu > LARGEST_MU:
+            return self.sum
+        bounds = [self.sum, gaussian_epsilon(self.dominating_mu, delta)]
+        if self.counts:
+            bounds.append(_summed_epsilon(self, delta))
+            pure, rest = self._apart()
+            if pure.sum > 0 and rest != _Parts():
+                bounds.append(pure.sum + rest.epsilon_at(delta))
         return min(bounds)
 
     def delta_at(self, epsilon: float) -> float:
@@ -162,70 +198,49 @@ class _Parts:
         exact = self._exact_curve()
         if exact is not None:
             return exact.delta_at(epsilon)
-        bounds = [gaussian_delta(_dominating_mu(self), epsilon)]
-        if not self.is_gaussian:
-            bounds += [rdp_delta(DENSE_ORDERS, _rdp(self), epsilon), _grid_delta(self, epsilon)]
-            for lots, others, share in self._splits():
-                first = max(epsilon - others.sum, 0.0) if share == 1 else share * epsilon
-                bounds.append(lots.delta_at(first) + others.delta_at(epsilon - first))
+        if self.dominating_mu > LARGEST_MU:
+            return 1.0
+        bounds = [gaussian_delta(self.dominating_mu, epsilon)]
+        if self.counts:
+            bounds.append(_summed_delta(self, epsilon))
+            pure, rest = self._apart()
+            if 0 < pure.sum <= epsilon and rest != _Parts():
+                bounds.append(rest.delta_at(epsilon - pure.sum))
         return min(bounds)
 
-    def _exact_curve(self) -> RandomizedResponses | SingleLaplace | None:
-        if self.is_pure and len(self.pure) == 1 and not self.laplace:
-            return RandomizedResponses(*self.pure[0])
-        if self.is_pure and not self.pure and len(self.laplace) == 1 and self.laplace[0][1] == 1:
-            return SingleLaplace(self.laplace[0][0])
-        return None
+    def _apart(self) -> tuple[_Parts, _Parts]:
+        """The pure parts, whose epsilons may simply be added, and all others."""
+        pure = tuple((component, n) for component, n in self.counts if component.is_pure)
+        others = tuple((component, n) for component, n in self.counts if not component.is_pure)
+        return _Parts(counts=pure), _Parts(mu=self.mu, counts=others)
 
-    def _splits(self) -> list[tuple[_Parts, _Parts, float]]:
-        """Fixed-size lots apart from all others, with shares of the budget; valid one by one."""
-        others = replace(self, lost=0.0, fixed=())
-        if not self.fixed or others == _Parts():
-            return []
-        shares = (*_SHARES, 1.0) if others.is_pure else _SHARES
-        return [(_Parts(fixed=self.fixed), others, share) for share in shares]
+    def _exact_curve(self) -> RandomizedResponses | SingleLaplace | None:
+        if self.mu > 0 or len(self.counts) != 1:
+            return None
+        component, count = self.counts[0]
+        if component.kind == "pure":
+            return RandomizedResponses(component.size, count)
+        if component.kind == "laplace" and count == 1:
+            return SingleLaplace(component.size)
+        return None
 
 
 @lru_cache(maxsize=256)
-def _normal_form(losses: tuple[PrivacyLoss, ...]) -> _Parts:
-    mus: list[float] = []
-    pure: Counter[float] = Counter()
-    laplace: Counter[float] = Counter()
-    deltas: list[float] = []
-    poisson: Counter[tuple[float, float]] = Counter()
-    fixed: Counter[tuple[float, int, int]] = Counter()
-    for loss in losses:
-        match loss:
-            case PureLoss(epsilon):
-                pure[epsilon] += 1
-            case LaplaceLoss(epsilon):
-                laplace[epsilon] += 1
-            case GaussianLoss(mu):
-                mus.append(mu)
-            case ApproximateLoss(epsilon, delta):
-                pure[epsilon] += 1
-                deltas.append(delta)
-            case PoissonSGDLoss(noise, probability, steps):
-                poisson[noise, probability] += steps
-            case FixedLotSGDLoss(noise, lot_size, num_records, steps):
-                fixed[noise, lot_size, num_records] += steps
-            case _:
-                raise TypeError(f"`losses` must hold privacy losses, got {type(loss).__name__}.")
-    if poisson and fixed:
-        raise PrivacyError(
-            "Poisson-sampled lots are accounted for when a record is added or removed, lots of "
-            "fixed size when one is replaced: they have no common epsilon. Use one sampling."
-        )
-    full = [(z, steps) for (z, q), steps in poisson.items() if q == 1]
-    full += [(z, steps) for (z, size, total), steps in fixed.items() if size == total]
-    mus += [math.sqrt(steps) / z for z, steps in full]
+def _normal_form(contributions: tuple[Contribution, ...]) -> _Parts:
+    counts: Counter[Component] = Counter()
+    for part in contributions:
+        if part.component is not None and part.count:
+            counts[part.component] += part.count
+    lost = [part.lost for part in contributions if part.lost > 0]
+    rounded = {
+        kind: _levels({c: n for c, n in counts.items() if c.kind == kind and c.size > 0})
+        for kind in ("pure", "laplace")
+    }
+    steps = {component: n for component, n in counts.items() if not component.is_pure}
     return _Parts(
-        lost=deltas[0] if len(deltas) == 1 else -math.expm1(math.fsum(map(_log_kept, deltas))),
-        mu=compose_gdp(sorted(mus)),
-        pure=_counts(pure),
-        laplace=_counts(laplace),
-        poisson=tuple(PoissonSGDLoss(*key, n) for key, n in sorted(poisson.items()) if key[1] < 1),
-        fixed=tuple(FixedLotSGDLoss(*k, n) for k, n in sorted(fixed.items()) if k[1] < k[2]),
+        lost=lost[0] if len(lost) == 1 else -math.expm1(math.fsum(map(_log_kept, lost))),
+        mu=compose_gdp(sorted(part.mu for part in contributions)),
+        counts=tuple(sorted({**rounded["pure"], **rounded["laplace"], **steps}.items())),
     )
 
 
@@ -233,106 +248,120 @@ def _log_kept(delta: float) -> float:
     return math.log1p(-delta)
 
 
-def _counts(epsilons: Mapping[float, int]) -> Counts:
-    """Positive epsilons with their numbers; very many different ones are rounded up to levels."""
-    positive = {epsilon: count for epsilon, count in epsilons.items() if epsilon > 0}
-    if len(positive) <= _MOST_LEVELS:
-        return tuple(sorted(positive.items()))
-    levels = np.geomspace(min(positive), max(positive), _MOST_LEVELS)
-    levels[-1] = max(positive)
-    rounded: Counter[float] = Counter()
-    for epsilon, count in positive.items():
-        rounded[float(levels[np.searchsorted(levels, epsilon)])] += count
-    return tuple(sorted(rounded.items()))
+def _levels(counts: Mapping[Component, int]) -> Mapping[Component, int]:
+    """The same parts; very many different epsilons are rounded up to levels."""
+    if len(counts) <= _MOST_LEVELS:
+        return counts
+    largest = max(component.size for component in counts)
+    levels = np.geomspace(min(component.size for component in counts), largest, _MOST_LEVELS)
+    levels[-1] = largest
+    rounded: Counter[Component] = Counter()
+    for component, count in counts.items():
+        level = float(levels[np.searchsorted(levels, component.size)])
+        rounded[component._replace(size=level)] += count
+    return rounded
 
 
-def _dominating_mu(parts: _Parts) -> float:
-    """A mu for which the whole is mu-GDP: pure parts converted, lots without amplification."""
-    pure = (pure_dp_mu(e) * math.sqrt(count) for e, count in (*parts.pure, *parts.laplace))
-    runs: tuple[PoissonSGDLoss | FixedLotSGDLoss, ...] = (*parts.poisson, *parts.fixed)
-    return compose_gdp((parts.mu, *pure, *map(_unamplified_mu, runs)))
+@lru_cache(maxsize=512)
+def _summed_epsilon(parts: _Parts, delta: float) -> float:
+    return float(_sums(parts).epsilons(np.log([delta]))[0])
 
 
-def _unamplified_mu(run: PoissonSGDLoss | FixedLotSGDLoss) -> float:
-    """Sound for any sampling: once the lots are known, every step is a Gaussian mechanism."""
-    return math.sqrt(run.steps) / run.noise_multiplier
+@lru_cache(maxsize=512)
+def _summed_delta(parts: _Parts, epsilon: float) -> float:
+    return float(np.exp(_sums(parts).log_deltas(np.array([epsilon]))[0]))
 
 
-def _rdp(parts: _Parts) -> np.ndarray:
-    """Rényi divergences of all parts together, which add up."""
-    total = gaussian_rdp(parts.mu, DENSE_ORDERS)
-    for epsilon, count in parts.pure:
-        total = total + count * pure_rdp(epsilon, DENSE_ORDERS)
-    for epsilon, count in parts.laplace:
-        total = total + count * laplace_rdp(epsilon, DENSE_ORDERS)
-    for run in parts.poisson:
-        rdp = poisson_sgd_rdp(run.noise_multiplier, run.sampling_probability, DENSE_ORDERS)
-        total = total + run.steps * rdp
-    for lots in parts.fixed:
-        fraction = lots.lot_size / lots.num_records
-        total = total + lots.steps * fixed_lot_rdp(lots.noise_multiplier, fraction, DENSE_ORDERS)
-    return total
-
-
-def _grid_epsilon(parts: _Parts, delta: float) -> float:
-    if not _has_grid(parts) or delta <= _grid_slack(parts):
-        return math.inf
-    return float(_distribution(parts).get_epsilon_for_delta(delta - _grid_slack(parts)))
-
-
-def _grid_delta(parts: _Parts, epsilon: float) -> float:
-    if not _has_grid(parts):
-        return 1.0
-    return float(_distribution(parts).get_delta_for_epsilon(epsilon)) + _grid_slack(parts)
-
-
-def _has_grid(parts: _Parts) -> bool:
-    """Whether a grid may help: fixed-size lots alone have no known dominating pair but Gaussians.
-
-    Nor does it for losses so large that e^interval, or anything else about them, is meaningless.
-    """
-    only_fixed_lots = not (parts.mu or parts.pure or parts.laplace or parts.poisson)
-    return not only_fixed_lots and _interval(parts) <= _COARSEST_INTERVAL
-
-
-def _grid_slack(parts: _Parts) -> float:
-    """More than what Fourier transforms in double precision may get wrong in delta."""
-    count = sum(k for _, k in (*parts.pure, *parts.laplace)) + sum(r.steps for r in parts.poisson)
-    return 1e-14 + 2e-16 * count
-
-
-@lru_cache(maxsize=16)
-def _distribution(parts: _Parts) -> Any:
-    """The privacy-loss distribution of all parts; lots of fixed size enter unamplified."""
-    interval = _interval(parts)
-    mu = compose_gdp((parts.mu, *map(_unamplified_mu, parts.fixed)))
-    composed = [gaussian_distribution(mu, interval)] if mu > 0 else []
-    composed += [RandomizedResponses(e, count).distribution(interval) for e, count in parts.pure]
-    composed += [laplace_distribution(e, count, interval) for e, count in parts.laplace]
-    composed += [
-        poisson_sgd_distribution(
-            run.noise_multiplier, run.sampling_probability, run.steps, interval
+def _sums(parts: _Parts) -> Sums:
+    losses, counts = [], []
+    for kind in dict.fromkeys(component.kind for component, _ in parts.counts):
+        chosen = [(c, count) for c, count in parts.counts if c.kind == kind]
+        losses.append(
+            losses_of(
+                kind,
+                np.array([component.size for component, _ in chosen]),
+                np.array([component.fraction for component, _ in chosen]),
+            )
         )
-        for run in parts.poisson
-    ]
-    whole = composed[0]
-    for part in composed[1:]:
-        whole = whole.compose(part)
-    return whole
+        counts.append(np.array([float(count) for _, count in chosen]))
+    return Sums(losses, counts, np.array([parts.mu]))
 
 
-@lru_cache(maxsize=16)
-def _interval(parts: _Parts) -> float:
-    """A grid fine enough for the smallest part and short enough for the largest loss."""
-    reach = gaussian_epsilon(_dominating_mu(parts), _TAIL_DELTA)
-    if not parts.fixed:  # which enter the grid without what their divergences gain from sampling
-        reach = min(reach, rdp_epsilon(DENSE_ORDERS, _rdp(parts), _TAIL_DELTA))
-    spreads = [epsilon for epsilon, _ in parts.laplace]
-    for run in parts.poisson:
-        # Standard deviation of the likelihood ratio of one step; large ones do not matter.
-        exponent = min(run.noise_multiplier**-2, 50.0)
-        spreads.append(run.sampling_probability * math.sqrt(math.expm1(exponent)))
-    usual = reach / 20_000
-    if parts.poisson:
-        usual = min(USUAL_INTERVAL, 2 * usual)
-    return grid_interval(reach=reach, finest_detail=min(spreads, default=math.inf), usual=usual)
+def losses_of(
+    kind: Literal["pure", "laplace"] | SampledKind, sizes: np.ndarray, fractions: np.ndarray
+) -> Losses:
+    """Privacy-loss distributions of many components of one kind."""
+    if kind == "pure":
+        return RandomizedResponse(sizes)
+    if kind == "laplace":
+        return ScalarLaplace(sizes)
+    return sampled_gaussian(kind, sizes, fractions)
+
+
+@dataclass(frozen=True)
+class RandomizedResponses:
+    """``count`` randomized responses, which dominate as many epsilon-DP mechanisms [Kairouz2015].
+
+    Each has loss +epsilon with probability 1/(1 + e^-epsilon), else -epsilon: their number is
+    binomial and the (epsilon, delta) curve of the sum exact.
+    """
+
+    epsilon: float
+    count: int
+
+    def atoms(self) -> tuple[np.ndarray, np.ndarray, float]:
+        """Losses from large to small, their probabilities, and that of larger losses left out.
+
+        The latter is at most ``1e-16``; smaller losses left out count as the smallest one listed.
+        """
+        lie = math.exp(-self.epsilon) / (1 + math.exp(-self.epsilon))
+        first, last = 0, self.count
+        if self.count > _FEW:
+            first = int(binom.ppf(_TAIL, self.count, lie))
+            last = int(binom.isf(_TAIL, self.count, lie))
+        lies = np.arange(first, last + 1)
+        probability = binom.pmf(lies, self.count, lie)
+        probability[-1] += binom.sf(last, self.count, lie)
+        omitted = float(binom.cdf(first - 1, self.count, lie)) if first > 0 else 0.0
+        return (self.count - 2.0 * lies) * self.epsilon, probability, omitted
+
+    def delta_at(self, epsilon: float) -> float:
+        """The exact delta at ``epsilon``, but for rounding errors on the safe side."""
+        losses, probability, omitted = self.atoms()
+        above = losses > epsilon
+        delta = omitted + float(probability[above] @ -np.expm1(epsilon - losses[above]))
+        return min(1.0, delta * (1 + 1e-10))
+
+    def epsilon_at(self, delta: float) -> float:
+        """The exact epsilon at ``delta``, but for rounding errors on the safe side."""
+        losses, probability, omitted = self.atoms()
+        target = delta * (1 - 1e-10) - omitted
+        if target <= 0:
+            return self.count * self.epsilon
+        with np.errstate(divide="ignore"):
+            log_alternative = np.logaddexp.accumulate(np.log(probability) - losses)
+        # Between two losses, delta is (probability above) - e^epsilon (alternative above).
+        above = np.cumsum(probability)
+        delta_at_loss = above - np.exp(losses + log_alternative)
+        delta_at_loss[0] = 0.0
+        index = int(np.flatnonzero(delta_at_loss <= target)[-1])
+        if above[index] <= target:
+            return 0.0
+        epsilon = math.log(above[index] - target) - log_alternative[index]
+        return float(min(max(0.0, epsilon * (1 + 1e-12) + 1e-15), self.count * self.epsilon))
+
+
+@dataclass(frozen=True)
+class SingleLaplace:
+    """One scalar Laplace mechanism, whose curve is delta = 1 - e^((eps - epsilon)/2)."""
+
+    epsilon: float
+
+    def delta_at(self, epsilon: float) -> float:
+        """The exact delta at ``epsilon``."""
+        return max(0.0, -math.expm1((epsilon - self.epsilon) / 2))
+
+    def epsilon_at(self, delta: float) -> float:
+        """The exact epsilon at ``delta``."""
+        exact = self.epsilon * (1 + 1e-15) + 2 * math.log1p(-delta)
+        return min(max(0.0, exact), self.epsilon)

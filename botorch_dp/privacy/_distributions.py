@@ -1,161 +1,368 @@
-"""Privacy-loss distributions on a grid, built with dp-accounting and always rounded upwards.
+r"""Discrete privacy-loss distributions, none of which is more private than what it stands for.
 
-The composition of mechanisms is the convolution of their privacy-loss distributions
-[Koskela2020]. Splitting a loss between two grid points so that its probability under either data
-set is kept [Doroshenko2022] gives a mechanism that is less private: what is read off is an upper
-bound.
-.. [Koskela2020] A. Koskela, J. Jälkö, A. Honkela. Computing Tight Differential Privacy Guarantees
-   Using FFT. AISTATS 2020.
+A pair of distributions (P, Q) dominates a mechanism if its hockey-stick divergences
+:math:`H_\alpha(P \| Q) = \sup_S P(S) - \alpha Q(S)` are at least those of the mechanism's outputs
+on any two neighbouring data sets, for every :math:`\alpha > 0`. Products of dominating pairs
+dominate compositions, adaptive ones too [Zhu2022]; so all that has to be known of a mechanism is
+the distribution of :math:`L = \log P/Q` under P.
+
+**Discretization.** The real line of outputs is cut at nodes. The probabilities (A, B) of an
+interval under P and Q are moved to its two ends, whose losses are known, such that both are kept:
+:math:`A = p + p', B = p e^{-l} + p' e^{-l'}`. On :math:`\alpha`'s axis this draws chords of the
+convex function :math:`\alpha \mapsto H_\alpha` between the nodes, so it dominates
+[Doroshenko2022]. Nothing asks for nodes at equal distances: they are placed where they matter most
+for the tail that is wanted, and some hundred are as good as the usual 10^5.
+
+**One step of DP-SGD.** In units of its standard deviation the noise is N(0, I), a vector of norm
+at most 1 stays one, and :math:`c` is what a record adds at most to the sum.
+
+*Poisson lots, both relations.* Given the other records of the lot, the sum is
+:math:`(1-q) N(0) + q N(g)` against N(0) (one record removed) or against
+:math:`(1-q) N(0) + q N(g')` (replaced), with :math:`|g|, |g'| \le c`. Let S be any event and
+:math:`a = N(0)(S)`. Then :math:`N(g)(S) \le \Phi(\Phi^{-1}(a) + c)` and
+:math:`N(g')(S) \ge \Phi(\Phi^{-1}(a) - c)` (Neyman and Pearson), and the half-line whose
+probability under N(0, 1) is a reaches both bounds at once if g = c and g' = -c. So these pairs on
+the line dominate: ``((1-q) N(0) + q N(c), N(0))`` for an added or removed record, in both
+directions, and ``((1-q) N(0) + q N(c), (1-q) N(0) + q N(-c))`` for a replaced one. Averaging over
+the other records is joint convexity.
+
+*Lots of fixed size, a record replaced,* :math:`c` now being what the replacement moves, 2C.
+
+1. Let :math:`\epsilon \ge 0`. With probability q = m/n the lot holds the record. A lot that holds
+   it turns into one of those that do not by exchanging one record, and into a lot with the
+   replacement likewise; so by advanced joint convexity [Balle2018b]
+   :math:`\delta(\epsilon) \le q \, \delta_G(\log(1 + (e^\epsilon - 1)/q))`, :math:`\delta_G` being
+   the profile of the Gaussian mechanism for a shift c. That is the one-sided pair
+   ``((1-q) N(0) + q N(c), N(0))`` at :math:`\epsilon \ge 0`. For :math:`\epsilon < 0`, since the
+   relation is symmetric,
+   :math:`\delta(\epsilon) = 1 - e^\epsilon + e^\epsilon \delta'(-\epsilon)` with the
+   :math:`\delta'` of the same two data sets in the other order, to which the bound applies.
+2. In :math:`\alpha = e^\epsilon` both pieces are convex, decreasing and at least
+   :math:`(1 - \alpha)_+`; where they meet, at 1, the slopes are
+   :math:`-1 + q(1 - 2 \Phi(-c/2)) + \Phi(-c/2)` and :math:`-\Phi(-c/2)`, which is no step down
+   since :math:`\Phi(-c/2) \le 1/2`. A function with these properties is the profile of a pair
+   [Zhu2022], which then dominates each step and whose powers dominate all of them.
+
+Its privacy loss: beyond the point c/2, where the one-sided pair's loss is 0, it is that pair's;
+below 0 it is the mirror image; the rest, :math:`(1-q)(1 - 2 \Phi(-c/2))`, is an atom at 0. The
+smaller pair of mixtures ``(1-q) N(0) + q N(+-c/2)`` would *not* do: it is right for Poisson lots.
+A data set attains the one-sided pair (all other gradients at one end of the clipping ball, the
+replaced one moving from there to the other), which bounds the exact value from below.
 """
 
 from __future__ import annotations
 
-import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+from typing import Literal
 
 import numpy as np
-from scipy.stats import binom
+from scipy.special import ndtr, ndtri_exp
 
-#: Probability that may be counted at a larger loss, or at an infinite one, to keep lists short.
-_TAIL = 1e-16
-#: Fewer responses than this are listed in full.
-_FEW = 60
-#: dp-accounting's default; a finer grid only where losses are small, a coarser one where large.
-USUAL_INTERVAL = 1e-4
-_FINEST_INTERVAL = 1e-7
-_MOST_POINTS = 2**19
+#: What rounding may get wrong in the probability of an interval, relatively: it counts upwards.
+_ROUNDING = 1e-14
+#: How far the nodes reach at least, in standard deviations of the noise.
+_LEAST_REACH = 4.0
+#: Nodes are placed for the order that is wanted and for these shares of it: where losses are of two
+#: very different sizes, the probability that counts lies between them.
+_TILT_SHARES = (1.0, 0.3)
+#: Shares of the nodes that are spread evenly over the first ones, whatever the weights say.
+_EVEN_SHARE = 0.15
 
 
 @dataclass(frozen=True)
-class RandomizedResponses:
-    """``count`` randomized responses, which dominate as many epsilon-DP mechanisms [Kairouz2015].
+class Atoms:
+    """Rows of discrete privacy-loss distributions.
 
-    Each has loss +epsilon with probability 1/(1 + e^-epsilon), else -epsilon: their number is
-    binomial and the (epsilon, delta) curve of the sum exact.
+    Args:
+        losses: ``r x m``, in any order.
+        probability: Their probabilities under P, ``r x m``.
+        above: The probability under P of what never happens under Q, ``r``.
+        below: The probability under Q of what never happens under P, ``r``.
     """
 
-    epsilon: float
-    count: int
+    losses: np.ndarray
+    probability: np.ndarray
+    above: np.ndarray
+    below: np.ndarray
 
-    def atoms(self) -> tuple[np.ndarray, np.ndarray, float]:
-        """Losses from large to small, their probabilities, and that of larger losses left out.
+    def reversed(self) -> Atoms:
+        """The same pairs with P and Q exchanged."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            other = np.where(self.probability > 0, self.probability * np.exp(-self.losses), 0.0)
+        return Atoms(-self.losses, other, self.below, self.above)
 
-        The latter is at most ``1e-16``; smaller losses left out count as the smallest one listed.
-        """
-        lie = math.exp(-self.epsilon) / (1 + math.exp(-self.epsilon))
-        first, last = 0, self.count
-        if self.count > _FEW:
-            first = int(binom.ppf(_TAIL, self.count, lie))
-            last = int(binom.isf(_TAIL, self.count, lie))
-        lies = np.arange(first, last + 1)
-        probability = binom.pmf(lies, self.count, lie)
-        probability[-1] += binom.sf(last, self.count, lie)
-        omitted = float(binom.cdf(first - 1, self.count, lie)) if first > 0 else 0.0
-        return (self.count - 2.0 * lies) * self.epsilon, probability, omitted
-
-    def delta_at(self, epsilon: float) -> float:
-        """The exact delta at ``epsilon``, but for rounding errors on the safe side."""
-        losses, probability, omitted = self.atoms()
-        above = losses > epsilon
-        delta = omitted + float(probability[above] @ -np.expm1(epsilon - losses[above]))
-        return min(1.0, delta * (1 + 1e-10))
-
-    def epsilon_at(self, delta: float) -> float:
-        """The exact epsilon at ``delta``, but for rounding errors on the safe side."""
-        losses, probability, omitted = self.atoms()
-        target = delta * (1 - 1e-10) - omitted
-        if target <= 0:
-            return self.count * self.epsilon
+    def log_moments(self, orders: np.ndarray) -> np.ndarray:
+        """log E[exp(order L)] over the finite losses, for one order in each row (or in all)."""
         with np.errstate(divide="ignore"):
-            log_alternative = np.logaddexp.accumulate(np.log(probability) - losses)
-        # Between two losses, delta is (probability above) - e^epsilon (alternative above).
-        above = np.cumsum(probability)
-        delta_at_loss = above - np.exp(losses + log_alternative)
-        delta_at_loss[0] = 0.0
-        index = int(np.flatnonzero(delta_at_loss <= target)[-1])
-        if above[index] <= target:
-            return 0.0
-        epsilon = math.log(above[index] - target) - log_alternative[index]
-        return float(min(max(0.0, epsilon * (1 + 1e-12) + 1e-15), self.count * self.epsilon))
+            exponents = orders[:, None] * self.losses + np.log(self.probability)
+        largest = exponents.max(axis=1)
+        return largest + np.log(np.exp(exponents - largest[:, None]).sum(axis=1))
 
-    def distribution(self, interval: float) -> Any:
-        """The privacy-loss distribution on a grid; every atom is split between two neighbours."""
-        losses, probability, omitted = self.atoms()
-        position = losses / interval
-        below = np.floor(position)
-        # Both data sets keep their probabilities: p = p_lo + p_hi, p e^-l = p_lo e^-lo + p_hi e^-hi
-        up = np.expm1((below - position) * interval) / math.expm1(-interval)
-        masses: dict[int, float] = {}
-        for index, low, high in zip(
-            below.astype(int).tolist(),
-            (probability * (1 - up)).tolist(),
-            (probability * up).tolist(),
-            strict=True,
-        ):
-            masses[index] = masses.get(index, 0.0) + low
-            masses[index + 1] = masses.get(index + 1, 0.0) + high
-        return _pld().PrivacyLossDistribution.create_from_rounded_probability(
-            masses, omitted, interval
+
+class Losses(ABC):
+    """Rows of privacy losses of one kind; each may be composed with itself many times."""
+
+    #: Whether the loss of Q against P is distributed as that of P against Q.
+    symmetric: bool = True
+
+    @abstractmethod
+    def rows(self, rows: slice | np.ndarray) -> Losses:
+        """Some of the rows."""
+
+    @abstractmethod
+    def atoms(self, log_tail: np.ndarray, number: int, tilt: np.ndarray | None = None) -> Atoms:
+        """A dominating discrete distribution for each row.
+
+        Args:
+            log_tail: About how much probability may be given up as ``above``, its logarithm, ``r``.
+            number: How many nodes; without ``tilt`` only roughly.
+            tilt: The order of the moment that the distribution is wanted for, ``r``: the nodes are
+                placed so that little is added to the variance under ``exp(tilt L)``.
+        """
+
+
+@dataclass(frozen=True)
+class RandomizedResponse(Losses):
+    """Loss +epsilon with probability 1 / (1 + exp(-epsilon)), else -epsilon [Kairouz2015]."""
+
+    epsilon: np.ndarray
+
+    def rows(self, rows: slice | np.ndarray) -> RandomizedResponse:
+        """Some of the rows."""
+        return RandomizedResponse(self.epsilon[rows])
+
+    def atoms(self, log_tail: np.ndarray, number: int, tilt: np.ndarray | None = None) -> Atoms:
+        """Exact: two atoms."""
+        log_truth, log_lie = -np.logaddexp(0, -self.epsilon), -np.logaddexp(0, self.epsilon)
+        nothing = np.zeros(len(self.epsilon))
+        return Atoms(
+            np.stack([self.epsilon, -self.epsilon], axis=1),
+            np.exp(np.stack([log_truth, log_lie], axis=1)),
+            nothing,
+            nothing,
         )
 
 
 @dataclass(frozen=True)
-class SingleLaplace:
-    """One scalar Laplace mechanism, whose curve is delta = 1 - e^((eps - epsilon)/2)."""
+class ScalarLaplace(Losses):
+    """A scalar Laplace mechanism: atoms at both ends, and a density between them."""
 
-    epsilon: float
+    epsilon: np.ndarray
 
-    def delta_at(self, epsilon: float) -> float:
-        """The exact delta at ``epsilon``."""
-        return max(0.0, -math.expm1((epsilon - self.epsilon) / 2))
+    def rows(self, rows: slice | np.ndarray) -> ScalarLaplace:
+        """Some of the rows."""
+        return ScalarLaplace(self.epsilon[rows])
 
-    def epsilon_at(self, delta: float) -> float:
-        """The exact epsilon at ``delta``."""
-        exact = self.epsilon * (1 + 1e-15) + 2 * math.log1p(-delta)
-        return min(max(0.0, exact), self.epsilon)
-
-
-def gaussian_distribution(mu: float, interval: float) -> Any:
-    """The privacy-loss distribution of a mu-GDP mechanism."""
-    return _pld().from_gaussian_mechanism(1 / mu, value_discretization_interval=interval)
-
-
-def laplace_distribution(epsilon: float, count: int, interval: float) -> Any:
-    """The privacy-loss distribution of ``count`` scalar Laplace mechanisms."""
-    one = _pld().from_laplace_mechanism(1 / epsilon, value_discretization_interval=interval)
-    return one.self_compose(count)
-
-
-def poisson_sgd_distribution(
-    noise_multiplier: float, sampling_probability: float, steps: int, interval: float
-) -> Any:
-    """The privacy-loss distribution of DP-SGD on Poisson-sampled lots."""
-    return _poisson_step(noise_multiplier, sampling_probability, interval).self_compose(steps)
+    def atoms(self, log_tail: np.ndarray, number: int, tilt: np.ndarray | None = None) -> Atoms:
+        """Nodes at equal distances."""
+        epsilon = self.epsilon[:, None]
+        losses = epsilon * np.linspace(-1, 1, number)
+        # The loss has density e^((l - epsilon)/2)/4 under P and e^((-l - epsilon)/2)/4 under Q.
+        width = np.diff(losses, axis=1)
+        within = -0.5 * np.exp((losses[:, 1:] - epsilon) / 2) * np.expm1(-width / 2)
+        # Keeping both: upper = (P - Q e^lower) / (1 - e^-width), and P - Q e^lower is
+        # P (1 - e^(-width/2)).
+        upper = within / (1 + np.exp(-width / 2)) * (1 + _ROUNDING)
+        probability = np.zeros_like(losses)
+        probability[:, 1:] += upper
+        probability[:, :-1] += within - upper
+        probability[:, -1] += 0.5
+        probability[:, 0] += 0.5 * np.exp(-self.epsilon)
+        nothing = np.zeros(len(epsilon))
+        return Atoms(losses, probability, nothing, nothing)
 
 
-@lru_cache(maxsize=8)
-def _poisson_step(noise_multiplier: float, sampling_probability: float, interval: float) -> Any:
-    return _pld().from_gaussian_mechanism(
-        noise_multiplier,
-        sampling_prob=sampling_probability,
-        value_discretization_interval=interval,
-    )
+SampledKind = Literal["add_or_remove", "replace", "fixed"]
 
 
-def grid_interval(*, reach: float, finest_detail: float, usual: float) -> float:
-    """A grid interval that resolves the details and keeps the grid short.
+@dataclass(frozen=True)
+class SampledGaussian(Losses):
+    """One step of DP-SGD; see the module's text for the three pairs.
 
     Args:
-        reach: Losses beyond plus or minus this are very unlikely.
-        finest_detail: The spread of the smallest loss that is composed with itself many times.
-        usual: What to use when neither matters.
+        kind: Poisson lots under add-or-remove-one or under replace-one, or lots of fixed size.
+        shift: The c of the module's text, ``r``; for ``"replace"`` half the sum's sensitivity.
+        fraction: The probability that a record is in the lot, strictly between 0 and 1, ``r``.
     """
-    return max(min(usual, finest_detail / 10), 2 * reach / _MOST_POINTS, _FINEST_INTERVAL)
+
+    kind: SampledKind
+    shift: np.ndarray
+    fraction: np.ndarray
+
+    def rows(self, rows: slice | np.ndarray) -> SampledGaussian:
+        """Some of the rows."""
+        return SampledGaussian(self.kind, self.shift[rows], self.fraction[rows])
+
+    @property
+    def symmetric(self) -> bool:  # type: ignore[override]
+        """Whether both directions have one distribution."""
+        return self.kind != "add_or_remove"
+
+    def atoms(self, log_tail: np.ndarray, number: int, tilt: np.ndarray | None = None) -> Atoms:
+        """Nodes where the noise, the record's shift and the bend between them are; or by tilt."""
+        nodes = self._first_nodes(log_tail, max(2, number // 3))
+        losses, probability, ends = self._at(nodes)
+        if tilt is not None:
+            with np.errstate(divide="ignore"):
+                log_probability = np.log(probability)
+            weights = []
+            for share in _TILT_SHARES:
+                # As much of the order, for either direction: e^(-L) is what Q has.
+                order = np.where(tilt > -0.5, share * tilt, -1 - share * (-1 - tilt))[:, None]
+                tilted = log_probability + order * losses
+                if self.symmetric:
+                    tilted = np.logaddexp(tilted, log_probability - (1 + order) * losses)
+                weights.append(tilted)
+            nodes = _placed(nodes, losses, weights, number)
+            losses, probability, ends = self._at(nodes)
+        above, below, at_zero = ends
+        if not self.symmetric:
+            return Atoms(losses, probability, above, below)
+        mirrored = probability * np.exp(-losses)
+        zero = np.zeros((len(losses), 1))
+        return Atoms(
+            np.concatenate([-losses, losses, zero], axis=1),
+            np.concatenate([mirrored, probability, at_zero[:, None]], axis=1),
+            above,
+            above,
+        )
+
+    def _first_nodes(self, log_tail: np.ndarray, number: int) -> np.ndarray:
+        c, q = self.shift, self.fraction
+        # A lot that holds the record is needed for the largest losses, and one without it for the
+        # others: they have a chance of q and of 1.
+        record, reach = (
+            np.maximum(-ndtri_exp(np.minimum(log_tail - log_chance, -1.0)), _LEAST_REACH)
+            for log_chance in (np.log(q), 0.0)
+        )
+        bend, top = c / 2 - np.log(q) / c, c + record
+        start = {"add_or_remove": -reach, "replace": 0 * c, "fixed": c / 2}[self.kind]
+        steps = np.linspace(0, 1, number)
+        nodes = np.concatenate(
+            [
+                low[:, None] + (high - low)[:, None] * steps
+                for low, high in ((-reach, reach), (bend - 8 / c, bend + 8 / c), (c - reach, top))
+            ],
+            axis=1,
+        )
+        nodes = np.sort(np.clip(nodes, start[:, None], top[:, None]), axis=1)
+        nodes[:, 0], nodes[:, -1] = start, top
+        return nodes
+
+    def _one_sided_loss(self, y: np.ndarray) -> np.ndarray:
+        """log((1-q) + q dN(c)/dN(0)) at y."""
+        c, q = self.shift[:, None], self.fraction[:, None]
+        exponent = c * y - c * c / 2
+        small = np.log1p(q * np.expm1(np.minimum(exponent, 700.0)))
+        return np.where(exponent < 700, small, exponent + np.log(q))
+
+    def _at(
+        self, y: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Losses and probabilities at the nodes; what is above, below, and an atom at zero.
+
+        For symmetric kinds the nodes begin where the loss is 0, and half of what is there is given.
+        """
+        c, q = self.shift[:, None], self.fraction[:, None]
+        losses = self._one_sided_loss(y)
+        if self.kind == "replace":
+            losses = losses - self._one_sided_loss(-y)
+        elif self.kind == "fixed":
+            losses[:, 0] = 0.0
+        # One more interval on the right reaches to infinity: nothing of it can be moved upwards.
+        low, high = y, np.concatenate([y[:, 1:], np.full((len(y), 1), np.inf)], axis=1)
+        without, with_record = _between(low, high), _between(low - c, high - c)
+        mass = (1 - q) * without + q * with_record
+        # What P has in an interval beyond what Q has there times e^(the loss at its lower end).
+        if self.kind == "replace":
+            other = _scaled(_between(low + c, high + c), losses)
+            rest = np.where(
+                losses < 30, without * np.expm1(np.minimum(losses, 30)), _scaled(without, losses)
+            )
+            excess = q * (with_record - other) - (1 - q) * rest
+            rounding = q * (with_record + other) + rest
+        else:
+            other = _scaled(without, c * y - c * c / 2)
+            excess, rounding = q * (with_record - other), q * (with_record + other)
+        excess = np.clip(excess + _ROUNDING * rounding, 0.0, mass)
+        above = excess[:, -1]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            upper = excess[:, :-1] / -np.expm1(-np.diff(losses, axis=1))
+        upper = np.where(np.isfinite(upper), np.minimum(upper, mass[:, :-1]), mass[:, :-1])
+        probability = mass.copy()
+        probability[:, :-1] -= upper
+        probability[:, 1:] += upper
+        probability[:, -1] -= above
+        nothing = np.zeros(len(y))
+        if self.kind == "replace":
+            return losses, probability, (above, above, nothing)
+        if self.kind == "fixed":
+            at_zero = (1 - self.fraction) * (1 - 2 * ndtr(-self.shift / 2))
+            return losses, probability, (above, above, at_zero)
+        left, first = ndtr(y[:, 0]), losses[:, 0]
+        mass_left = (1 - self.fraction) * left + self.fraction * ndtr(y[:, 0] - self.shift)
+        probability[:, 0] += mass_left
+        below = np.clip(left * (1 + _ROUNDING) - mass_left * np.exp(-first), 0.0, left)
+        return losses, probability, (above, below, nothing)
 
 
-def _pld() -> Any:
-    from dp_accounting.pld import privacy_loss_distribution
+def _between(low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """The probability of an interval under N(0, 1), accurate in either tail."""
+    right = low > 0
+    return ndtr(np.where(right, -low, high)) - ndtr(np.where(right, -high, low))
 
-    return privacy_loss_distribution
+
+def _scaled(probability: np.ndarray, exponent: np.ndarray) -> np.ndarray:
+    """``probability * exp(exponent)`` where one may underflow and the other overflow."""
+    with np.errstate(divide="ignore", over="ignore"):
+        return np.exp(np.log(probability) + exponent)
+
+
+def _placed(
+    y: np.ndarray, losses: np.ndarray, weights: list[np.ndarray], number: int
+) -> np.ndarray:
+    """Nodes that add the least to the variance of the loss.
+
+    A chord over a width h adds h^2/6 times the squared slope of the loss; with a given number of
+    nodes the sum is least if their density is proportional to (probability times squared slope)
+    to the power 1/3.
+
+    Args:
+        y: The first nodes, ``r x m``.
+        losses: Their losses.
+        weights: Logarithms of their probabilities, tilted in several ways.
+        number: How many nodes to place.
+    """
+    width = np.maximum(np.diff(y, axis=1), 1e-300)
+    with np.errstate(divide="ignore"):
+        log_width, log_slope = np.log(width), np.log(np.diff(losses, axis=1) / width)
+    share = np.zeros_like(width)
+    for weight in weights:
+        with np.errstate(invalid="ignore"):
+            middle = np.logaddexp(weight[:, 1:], weight[:, :-1]) - log_width
+            log_density = (middle + 2 * log_slope) / 3
+        log_density = np.where(np.isnan(log_density), -np.inf, log_density)
+        largest = log_density.max(axis=1, keepdims=True)
+        density = np.exp(log_density - np.where(np.isfinite(largest), largest, 0.0)) * width
+        share += density / np.maximum(density.sum(axis=1, keepdims=True), 1e-300)
+    share /= len(weights)
+    share = (1 - _EVEN_SHARE) * share + _EVEN_SHARE / share.shape[1]
+    reached = np.cumsum(np.concatenate([np.zeros((len(y), 1)), share], axis=1), axis=1)
+    reached /= reached[:, -1:]
+    # All rows in one interpolation: each has an interval of its own, two units from the next.
+    offset = 2.0 * np.arange(len(y))[:, None]
+    wanted = offset + np.linspace(0, 1, number)
+    placed = np.interp(wanted.ravel(), (offset + reached).ravel(), y.ravel())
+    placed = np.maximum.accumulate(placed.reshape(len(y), number), axis=1)
+    placed[:, 0], placed[:, -1] = y[:, 0], y[:, -1]
+    return placed
+
+
+def sampled_gaussian(
+    kind: SampledKind, noise_multiplier: np.ndarray, fraction: np.ndarray
+) -> SampledGaussian:
+    """Steps with noise in units of the sensitivity of the summed gradient under the relation."""
+    # A replaced record's old and new gradient each reach half as far as the sum may move.
+    shift = (0.5 if kind == "replace" else 1.0) / np.asarray(noise_multiplier, dtype=float)
+    return SampledGaussian(kind, shift, np.asarray(fraction, dtype=float))

@@ -1,7 +1,8 @@
-r"""Rényi divergences: of DP-SGD on lots of fixed size, drawn without replacement, and simpler ones.
+r"""Rényi divergences of DP-SGD and of simpler mechanisms, and what they say about (epsilon, delta).
 
-For one step of DP-SGD whose noise is z sensitivities and whose lot is a fraction q of the data, the
-moment of integer order :math:`\alpha` obeys, under replace-one [Wang2019],
+The papers account for lots of fixed size, drawn without replacement, by a bound of [Wang2019]: for
+one step whose noise is z sensitivities and whose lot is a fraction q of the data, the moment of
+integer order :math:`\alpha` obeys, under replace-one,
 
 .. math::
     e^{(\alpha - 1) \epsilon(\alpha)} \le
@@ -12,8 +13,6 @@ moment of integer order :math:`\alpha` obeys, under replace-one [Wang2019],
 with :math:`\chi_\ell = E_Q[(P/Q - 1)^\ell]`, Q = N(0, 1), P = N(1/z, 1). These divergences depend
 on z alone and are integrals of positive functions for even :math:`\ell`: we integrate, where the
 alternating sums that define them would cancel.
-.. [Mironov2019] I. Mironov, K. Talwar, L. Zhang. Rényi Differential Privacy of the Sampled Gaussian
-   Mechanism. arXiv:1908.10530, 2019.
 """
 
 from __future__ import annotations
@@ -23,7 +22,9 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import numpy as np
-from scipy.special import gammaln, logsumexp
+from scipy.special import gammaln, log_ndtr, logsumexp
+
+from botorch_dp.privacy._distributions import SampledKind, sampled_gaussian
 
 #: Up to here the divergences are used; above, only the simple exponentials are (as dp-accounting).
 _MAX_TIGHT_ORDER = 256
@@ -38,8 +39,8 @@ DENSE_ORDERS: tuple[float, ...] = (
 # The trapezoidal rule converges like exp(-2 pi^2 / step^2) for such integrands: beyond any need.
 _STEP = 0.25
 _EVEN = np.arange(2, _MAX_TIGHT_ORDER + 1, 2)
-#: Bulk paths skip moments above e^500: no such order is the best one for a delta above 1e-100.
-_LARGEST_EXPONENT = 500.0
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(20)
+_LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 
 
 def fixed_lot_rdp(
@@ -68,35 +69,85 @@ def _fixed_lot_rdp(z: float, fraction: float, orders: tuple[float, ...]) -> np.n
     return rdp
 
 
-def poisson_sgd_rdp(
-    noise_multiplier: float, sampling_probability: float, orders: Sequence[float]
+def sampled_gaussian_rdp(
+    kind: SampledKind, noise_multiplier: float, fraction: float, orders: Sequence[float]
 ) -> np.ndarray:
-    """Rényi divergences of one step of DP-SGD on Poisson-sampled lots [Mironov2019].
+    """Rényi divergences of the dominating pair of one step of DP-SGD; see :mod:`._distributions`.
 
-    Exact under add-or-remove-one at integer orders, where the moment is a binomial sum.
+    For Poisson lots under add-or-remove-one the larger of the two directions [Mironov2019].
+
+    Args:
+        kind: The sampling and the relation.
+        noise_multiplier: Noise std over the l2 sensitivity of the summed gradient.
+        fraction: The chance of a record to be in a lot, in (0, 1].
+        orders: Each above 1.
+
+    Returns:
+        One divergence for each order; read-only, since it is cached.
     """
-    return _poisson_sgd_rdp(noise_multiplier, sampling_probability, tuple(orders))
+    return _sampled_gaussian_rdp(kind, noise_multiplier, fraction, tuple(orders))
 
 
 @lru_cache(maxsize=256)
-def _poisson_sgd_rdp(z: float, probability: float, orders: tuple[float, ...]) -> np.ndarray:
-    if probability == 1:
+def _sampled_gaussian_rdp(
+    kind: SampledKind, z: float, fraction: float, orders: tuple[float, ...]
+) -> np.ndarray:
+    if fraction == 1:
         rdp = gaussian_rdp(1 / z, orders)
     else:
-        rdp = _interpolated(
-            orders, lambda wanted: [_poisson_log_moment(z, probability, n) for n in wanted]
-        )
+        shift = float(sampled_gaussian(kind, np.array([z]), np.array([fraction])).shift[0])
+        moments = [_log_moment(kind, shift, fraction, order) for order in orders]
+        rdp = np.array(moments) / (np.asarray(orders, dtype=float) - 1)
     rdp.setflags(write=False)
     return rdp
 
 
-def _poisson_log_moment(z: float, probability: float, order: int) -> float:
-    powers = np.arange(2, order + 1)
-    # The powers 0 and 1 are part of (1 - q + q)^n = 1: what exceeds 1 is a sum of positive terms.
-    gains = powers * (powers - 1) / (2 * z**2)
-    summands = _log_binomial_row(order) + powers * math.log(probability)
-    summands += (order - powers) * math.log1p(-probability) + _log_expm1(gains)
-    return float(np.logaddexp(0.0, logsumexp(summands))) if order > 1 else 0.0
+def _log_moment(kind: SampledKind, c: float, q: float, order: float) -> float:
+    """log E[exp((order - 1) L)] of the pair, from above.
+
+    What exceeds 1 is an integral of a positive function, over panels as fine as the bend in the
+    loss. Beyond the last panel the ratio of P to Q is at most that of two Gaussians times a
+    constant, whose integral is known.
+    """
+    bend, depth = c / 2 - math.log(q) / c, math.sqrt(2 * (40 + order))
+    start = {"add_or_remove": -10.0, "replace": 0.0, "fixed": c / 2}[kind]
+    stop = max(min(bend + 40 / c, order * c + depth), start + 1)
+    fine = bend + np.arange(-40, 41) / c
+    edges = np.unique(
+        np.clip(np.concatenate([np.arange(start, stop, 0.5), fine, [stop]]), start, stop)
+    )
+    half = 0.5 * np.diff(edges)[:, None]
+    y = (edges[:-1, None] + half * (1 + _NODES)).ravel()
+    log_weight = np.log((half * _WEIGHTS).ravel()) - 0.5 * y**2 - _LOG_SQRT_2PI
+    loss = _one_sided_loss(c, q, y)
+    if kind == "replace":
+        below = _one_sided_loss(c, q, -y)
+        log_weight, loss = log_weight + below, loss - below
+    if kind == "add_or_remove":
+        # The mean of the ratio is 1: r^a - 1 - a (r - 1) has the same integral as r^a - 1.
+        scaled = order * loss
+        small = 0.5 * order * (order - 1) * loss**2 * (1 + (order + 1) * loss / 3)
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+            exact = np.log(np.expm1(np.minimum(scaled, 600)) - order * np.expm1(loss))
+            log_excess = np.where(np.abs(scaled) < 1e-5, np.log(small), exact)
+            log_excess = np.where(scaled > 600, scaled, log_excess)
+    else:
+        # r^a + r^(1 - a) - r - 1, for a loss and its mirror image.
+        with np.errstate(divide="ignore"):
+            log_excess = loss + _log_expm1((order - 1) * loss) + np.log(-np.expm1(-order * loss))
+    exponent = c * stop - c * c / 2
+    rest = order * np.logaddexp(math.log(q), math.log1p(-q) - exponent)
+    rest += order * (order - 1) * c * c / 2 + log_ndtr(order * c - stop)
+    if kind == "replace":
+        rest -= (order - 1) * math.log1p(-q)
+    total = logsumexp(np.concatenate([log_weight + log_excess, [rest]]))
+    return float(np.logaddexp(0.0, total + 1e-9))
+
+
+def _one_sided_loss(c: float, q: float, y: np.ndarray) -> np.ndarray:
+    exponent = c * y - c * c / 2
+    small = np.log1p(q * np.expm1(np.minimum(exponent, 700.0)))
+    return np.where(exponent < 700, small, exponent + math.log(q))
 
 
 def gaussian_rdp(mu: float, orders: Sequence[float]) -> np.ndarray:
@@ -226,16 +277,12 @@ def _log_expm1(value: np.ndarray | float) -> np.ndarray:
 
 def rdp_epsilon(orders: Sequence[float], rdp: np.ndarray, delta: float) -> float:
     """The smallest epsilon that Rényi divergences imply at ``delta`` [Canonne2020]."""
-    return float(_epsilons(np.asarray(orders, dtype=float), rdp, delta).min())
-
-
-def _epsilons(orders: np.ndarray, rdp: np.ndarray, delta: float) -> np.ndarray:
-    """What each order by itself implies; ``... x orders``."""
-    penalty = (math.log(delta) + np.log(orders)) / (orders - 1)
-    epsilons = np.maximum(rdp + np.log1p(-1 / orders) - penalty, 0.0)
-    epsilons[..., orders <= 1.01] = np.inf  # not stable there, and never the best order
+    alphas = np.asarray(orders, dtype=float)
+    penalty = (math.log(delta) + np.log(alphas)) / (alphas - 1)
+    epsilons = np.maximum(rdp + np.log1p(-1 / alphas) - penalty, 0.0)
+    epsilons[alphas <= 1.01] = np.inf  # not stable there, and never the best order
     # delta >= sqrt(1 - exp(-KL)) bounds the total variation: then epsilon = 0 will do.
-    return np.where(delta**2 + np.expm1(-rdp) > 0, 0.0, epsilons)
+    return float(np.where(delta**2 + np.expm1(-rdp) > 0, 0.0, epsilons).min())
 
 
 def rdp_delta(orders: Sequence[float], rdp: np.ndarray, epsilon: float) -> float:
@@ -247,84 +294,3 @@ def rdp_delta(orders: Sequence[float], rdp: np.ndarray, epsilon: float) -> float
     by_moment[alphas <= 1.01] = np.inf
     log_delta = float(np.minimum(by_variation, by_moment).min())
     return math.exp(min(log_delta, 0.0))
-
-
-#: Spacing of log(noise) between tabulated divergences, and the orders of the bulk path;
-#: the larger ones only where they may be the best (small epsilon).
-_LOG_NOISE_STEP = 0.01
-_BULK_ORDERS = np.arange(2, _MAX_TIGHT_ORDER + 1)
-_BULK_ORDERS_BEYOND = np.array([order for order in DENSE_ORDERS if order > _MAX_TIGHT_ORDER])
-_BULK_ROWS = 512
-
-
-def bulk_epsilons(
-    noise: np.ndarray, fractions: np.ndarray, steps: np.ndarray, delta: float
-) -> np.ndarray:
-    """Upper bounds on the epsilons of many DP-SGD runs on fixed-size lots; see ``accounting``.
-
-    Args:
-        noise: Noise multipliers, ``b``.
-        fractions: Lot sizes over the number of records, ``b``.
-        steps: Numbers of steps, ``b``.
-        delta: In (0, 1).
-
-    Returns:
-        ``b`` epsilons.
-    """
-    blocks = range(0, len(noise), _BULK_ROWS)
-    rows = [slice(start, start + _BULK_ROWS) for start in blocks]
-    parts = [_bulk_block(noise[r], fractions[r], steps[r], delta) for r in rows]
-    return np.concatenate(parts) if parts else np.empty(0)
-
-
-def _bulk_block(
-    noise: np.ndarray, fractions: np.ndarray, steps: np.ndarray, delta: float
-) -> np.ndarray:
-    exponents = _interpolated_terms(noise)
-    exponents += np.arange(2, _MAX_TIGHT_ORDER + 1) * np.log(fractions)[:, None]
-    capped = np.minimum(exponents, _LARGEST_EXPONENT)
-    sums = np.exp(capped) @ _binomials().T
-    # An order that uses a capped summand would come out too small: it is left out.
-    too_large = np.logical_or.accumulate(exponents > _LARGEST_EXPONENT, axis=1)
-    moments = np.where(too_large, np.inf, np.log1p(sums))
-    epsilons = _epsilons_by_order(steps, moments, _BULK_ORDERS, delta)
-    best = epsilons.min(axis=1)
-    strong = np.flatnonzero(epsilons.argmin(axis=1) > 0.75 * _MAX_TIGHT_ORDER)
-    if strong.size:
-        beyond = [
-            _simple_log_moments(noise[strong], fractions[strong], int(order))
-            for order in _BULK_ORDERS_BEYOND
-        ]
-        others = _epsilons_by_order(
-            steps[strong], np.stack(beyond, axis=1), _BULK_ORDERS_BEYOND, delta
-        )
-        best[strong] = np.minimum(best[strong], others.min(axis=1))
-    return best
-
-
-def _epsilons_by_order(
-    steps: np.ndarray, log_moments: np.ndarray, orders: np.ndarray, delta: float
-) -> np.ndarray:
-    return _epsilons(orders.astype(float), steps[:, None] * log_moments / (orders - 1), delta)
-
-
-def _interpolated_terms(noise: np.ndarray) -> np.ndarray:
-    """log T_i(z), ``b x 255``, from chords of log-divergences that are convex in log z."""
-    position = np.log(noise) / _LOG_NOISE_STEP
-    node = np.floor(position).astype(int)
-    weight = (position - node)[:, None]
-    nodes, where = np.unique(np.concatenate([node, node + 1]), return_inverse=True)
-    table = np.stack([_tabulated_divergences(int(n)) for n in nodes])[where]
-    log_chi = (1 - weight) * table[: len(noise)] + weight * table[len(noise) :]
-    return _terms_from_divergences(noise, log_chi)
-
-
-@lru_cache(maxsize=4096)
-def _tabulated_divergences(node: int) -> np.ndarray:
-    return _log_divergences(math.exp(node * _LOG_NOISE_STEP))
-
-
-@lru_cache(maxsize=1)
-def _binomials() -> np.ndarray:
-    """C(n, k) for n, k = 2..256."""
-    return np.exp(_log_binomials()[2:, 2:])

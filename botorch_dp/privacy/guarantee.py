@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, TypeVar
 
-from botorch_dp._checks import check_delta, check_nonnegative
+import numpy as np
+from scipy.special import ndtr, ndtri
+
+from botorch_dp._checks import check_delta, check_integer, check_nonnegative
 from botorch_dp.errors import PrivacyError
-from botorch_dp.privacy._composition import composed_delta, composed_epsilon
+from botorch_dp.privacy._composition import composed_delta, composed_deltas, composed_epsilon
 from botorch_dp.privacy.losses import (
+    FixedLotSGDLoss,
     GaussianLoss,
     NeighboringRelation,
     PrivacyLoss,
@@ -27,6 +31,9 @@ T_co = TypeVar("T_co", covariant=True)
 
 #: The delta at which ``str`` quotes a guarantee when its owner has not chosen one.
 DEFAULT_DELTA = 1e-6
+
+#: Epsilons whose lines a trade-off function is made of.
+_TRADEOFF_POINTS = 64
 
 SIMULATED = "simulated noise: nothing is promised"
 
@@ -122,6 +129,12 @@ class Guarantee:
         object.__setattr__(self, "assumptions", _sentences("assumptions", self.assumptions))
         if self.void is None and not self.losses:
             raise ValueError("`losses` is empty: a guarantee needs at least one privacy loss.")
+        for loss in self.losses:
+            if loss.relation not in (None, self.unit.relation):
+                raise PrivacyError(
+                    f"A {type(loss).__name__} under {loss.relation.name} says nothing about "
+                    f"{self.unit.relation.name}, the relation of `unit`: account for it under that."
+                )
         if self.quoted_delta is not None:
             check_delta("quoted_delta", self.quoted_delta)
 
@@ -164,6 +177,100 @@ class Guarantee:
         if self.status == "none":
             return 1.0
         return composed_delta(self.losses, epsilon)
+
+    def tradeoff(self, alpha: float | Sequence[float]) -> float | list[float]:
+        """How well an attacker can do at best: a lower bound on their missed detections.
+
+        Somebody who must tell two neighbouring data sets apart and accepts false alarms with
+        probability ``alpha`` misses with at least this probability (the trade-off function of
+        [Dong2022]): 1 - alpha where nothing is revealed, 0 where everything may be.
+
+        Args:
+            alpha: Probabilities of a false alarm, in [0, 1].
+
+        Returns:
+            One probability for each, exact for Gaussian mechanisms.
+
+        Example:
+            >>> g = Guarantee("survey", PrivacyUnit(), (PureLoss(1.0),))
+            >>> round(g.tradeoff(0.05), 3)
+            0.864
+        """
+        alphas = np.atleast_1d(np.asarray(alpha, dtype=float))
+        if alphas.ndim != 1 or not ((alphas >= 0) & (alphas <= 1)).all():
+            raise ValueError("`alpha` must be probabilities of a false alarm, from 0 to 1.")
+        if self.status == "none":
+            missed = np.zeros(len(alphas))
+        elif self.mu is not None:
+            missed = ndtr(ndtri(1 - alphas) - self.mu)
+        else:
+            missed = self._tradeoff(alphas[:, None])
+        return float(missed[0]) if np.ndim(alpha) == 0 else missed.tolist()
+
+    def _tradeoff(self, alphas: np.ndarray) -> np.ndarray:
+        """The largest of the lines that (epsilon, delta)-DP draws for many epsilons."""
+        tail = max(1e-9, 2 * composed_deltas(self.losses, (1e6,))[0])
+        reach = composed_epsilon(self.losses, min(tail, 0.999))
+        if not math.isfinite(reach):
+            return np.zeros(len(alphas))
+        epsilons = np.linspace(0, reach, _TRADEOFF_POINTS)
+        deltas = np.array(composed_deltas(self.losses, epsilons.tolist()))
+        factor = np.exp(np.minimum(epsilons, 700))
+        lines = np.maximum(1 - deltas - factor * alphas, (1 - deltas - alphas) / factor)
+        return np.maximum(lines.max(axis=1), 0.0)
+
+    def for_group(self, size: int) -> Guarantee:
+        """What the same output promises to a group of ``size`` units together.
+
+        For Gaussian and Laplace mechanisms and for DP-SGD the group's own bound, not the general
+        one, under which delta explodes.
+
+        Args:
+            size: How many units may change at once, at least 1.
+
+        Example:
+            >>> household = Guarantee("survey", PrivacyUnit(), (GaussianLoss(0.5),)).for_group(4)
+            >>> household.mu
+            2.0
+        """
+        size = check_integer("size", size)
+        if size == 1:
+            return self
+        protects = f"a group of {size}, each of them {self.protects}"
+        return replace(
+            self,
+            unit=replace(self.unit, protects=protects),
+            losses=tuple(loss.for_group(size) for loss in self.losses),
+        )
+
+    def to_event(self) -> Any:
+        """The losses as an event of dp-accounting, for its ``PLDAccountant``.
+
+        Give the accountant the same neighbouring relation. It counts Gaussian noise in units of
+        what one added record changes, half as much as a replaced one, so noise multipliers are
+        doubled under REPLACE_ONE. Lots of fixed size are known to its ``RdpAccountant`` only,
+        which counts in our units there; they cannot be mixed with Gaussian noise in one event.
+
+        Raises:
+            PrivacyError: If dp-accounting has no event that bounds a loss under this relation.
+
+        Example:
+            >>> g = Guarantee("survey", PrivacyUnit(), (GaussianLoss(0.5),))
+            >>> g.to_event().noise_multiplier
+            4.0
+        """
+        from dp_accounting import dp_event  # takes a second, and only this needs it
+
+        if self.void is not None:
+            return dp_event.NonPrivateDpEvent()
+        events = [loss.to_event(self.relation) for loss in self.losses]
+        fixed = [isinstance(loss, FixedLotSGDLoss) for loss in self.losses]
+        if any(fixed) and not all(fixed):
+            raise PrivacyError(
+                "No accountant of dp-accounting takes lots of fixed size together with other "
+                "losses under one meaning of their noise: convert the guarantees one by one."
+            )
+        return events[0] if len(events) == 1 else dp_event.ComposedDpEvent(events)
 
     @property
     def mu(self) -> float | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any, ClassVar
 
@@ -19,14 +19,10 @@ import numpy as np
 
 from botorch_dp._checks import check_delta, check_integer, check_nonnegative, check_positive
 from botorch_dp.errors import PrivacyError
+from botorch_dp.privacy._composition import Component, Contribution
+from botorch_dp.privacy._distributions import SampledKind
 from botorch_dp.privacy._gaussian import pure_dp_mu
-from botorch_dp.privacy._renyi import (
-    fixed_lot_rdp,
-    gaussian_rdp,
-    laplace_rdp,
-    poisson_sgd_rdp,
-    pure_rdp,
-)
+from botorch_dp.privacy._renyi import gaussian_rdp, laplace_rdp, pure_rdp, sampled_gaussian_rdp
 
 #: What a charge costs: epsilon and delta of what is summed, mu of what is Gaussian.
 Cost = tuple[float, float, float]
@@ -66,8 +62,26 @@ class PrivacyLoss(ABC):
     _old_names: ClassVar[dict[str, str]] = {}
 
     @abstractmethod
+    def contribution(self) -> Contribution:
+        """Its normal form for composition."""
+
+    @abstractmethod
     def rdp(self, orders: Sequence[float]) -> np.ndarray:
-        """Upper bounds on the Rényi divergences of these orders, each above 1."""
+        """Upper bounds on the Rényi divergences of these orders, each above 1.
+
+        At one order that was fixed in advance they may be added up even if later mechanisms depend
+        on the outputs of earlier ones [Feldman2021].
+        """
+
+    @abstractmethod
+    def for_group(self, size: int) -> PrivacyLoss:
+        """What the mechanism may reveal about ``size`` units together."""
+
+    def to_event(self, relation: NeighboringRelation) -> Any:
+        """The event of dp-accounting that bounds it; see ``Guarantee.to_event``."""
+        raise PrivacyError(
+            f"dp-accounting has no event that bounds a {type(self).__name__} under {relation.name}."
+        )
 
     @property
     def summed(self) -> tuple[float, float] | None:
@@ -96,7 +110,11 @@ class PrivacyLoss(ABC):
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready numbers with the ``kind``."""
-        return {"kind": self.kind, **asdict(self)}  # type: ignore[call-overload]
+        numbers = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+        return {
+            "kind": self.kind,
+            **{k: v.name if isinstance(v, NeighboringRelation) else v for k, v in numbers.items()},
+        }
 
     def _store(self, **checked: object) -> None:
         """Store checked numbers as plain ones: NumPy's would compare but not go to JSON."""
@@ -123,6 +141,20 @@ class PureLoss(PrivacyLoss):
         """Those of randomized response, which dominates."""
         return pure_rdp(self.epsilon, orders)
 
+    def contribution(self) -> Contribution:
+        """Randomized response dominates."""
+        return Contribution(component=Component("pure", self.epsilon))
+
+    def for_group(self, size: int) -> PureLoss:
+        """As many times the epsilon."""
+        return PureLoss(size * self.epsilon)
+
+    def to_event(self, relation: NeighboringRelation) -> Any:
+        """Randomized response, which dp-accounting knows under replace-one."""
+        if relation is not NeighboringRelation.REPLACE_ONE:
+            return super().to_event(relation)
+        return _randomized_response(self.epsilon)
+
 
 @dataclass(frozen=True)
 class LaplaceLoss(PrivacyLoss):
@@ -146,6 +178,22 @@ class LaplaceLoss(PrivacyLoss):
         """Exact."""
         return laplace_rdp(self.epsilon, orders)
 
+    def contribution(self) -> Contribution:
+        """Its own distribution."""
+        return Contribution(component=Component("laplace", self.epsilon))
+
+    def for_group(self, size: int) -> LaplaceLoss:
+        """As many times the sensitivity."""
+        return LaplaceLoss(size * self.epsilon)
+
+    def to_event(self, relation: NeighboringRelation) -> Any:
+        """A Laplace mechanism, or the randomized response that dominates it."""
+        if relation is NeighboringRelation.REPLACE_ONE:
+            return _randomized_response(self.epsilon)
+        if relation is NeighboringRelation.BOUNDED_ROW or self.epsilon == 0:
+            return super().to_event(relation)
+        return _events().LaplaceDpEvent(1 / self.epsilon)
+
 
 @dataclass(frozen=True)
 class GaussianLoss(PrivacyLoss):
@@ -164,6 +212,20 @@ class GaussianLoss(PrivacyLoss):
     def rdp(self, orders: Sequence[float]) -> np.ndarray:
         """Exact."""
         return gaussian_rdp(self.mu, orders)
+
+    def contribution(self) -> Contribution:
+        """Gaussian."""
+        return Contribution(mu=self.mu)
+
+    def for_group(self, size: int) -> GaussianLoss:
+        """As many times the sensitivity."""
+        return GaussianLoss(size * self.mu)
+
+    def to_event(self, relation: NeighboringRelation) -> Any:
+        """A Gaussian mechanism."""
+        if self.mu == 0:
+            return _events().NoOpDpEvent()
+        return _events().GaussianDpEvent(relation.sum_sensitivity / self.mu)
 
 
 @dataclass(frozen=True)
@@ -191,40 +253,122 @@ class ApproximateLoss(PrivacyLoss):
             return np.full(len(orders), math.inf)
         return pure_rdp(self.epsilon, orders)
 
+    def contribution(self) -> Contribution:
+        """Everything with probability delta, a pure mechanism otherwise."""
+        return Contribution(lost=self.delta, component=Component("pure", self.epsilon))
+
+    def for_group(self, size: int) -> ApproximateLoss:
+        """As many times the epsilon, and delta times 1 + e^epsilon + ... for each member."""
+        total = math.fsum(math.exp(min(i * self.epsilon, 700.0)) for i in range(size))
+        delta = self.delta * total
+        if delta >= 1:
+            raise PrivacyError(
+                f"An ({self.epsilon:g}, {self.delta:g})-private mechanism promises nothing to a "
+                f"group of {size}: its delta would be {delta:.3g}."
+            )
+        return ApproximateLoss(size * self.epsilon, delta)
+
+
+class SampledSGDLoss(PrivacyLoss):
+    """DP-SGD whose lots are drawn at random: what its two ways of drawing them have in common.
+
+    ``noise_multiplier`` is the noise's standard deviation in units of the sensitivity of the sum
+    of clipped gradients under the loss's relation, ``relation.sum_sensitivity`` clipping norms.
+    """
+
+    noise_multiplier: float
+    steps: int
+
+    @property
+    @abstractmethod
+    def sampling_fraction(self) -> float:
+        """The probability that a record is in a lot."""
+
+    @property
+    @abstractmethod
+    def sampled_kind(self) -> SampledKind:
+        """Which dominating pair a step has."""
+
+    def contribution(self) -> Contribution:
+        """Its steps; those on all records are one Gaussian mechanism."""
+        z, fraction = self.noise_multiplier, self.sampling_fraction
+        if fraction == 1:
+            return Contribution(mu=math.sqrt(self.steps) / z if z > 1e-150 else math.inf)
+        return Contribution(component=Component(self.sampled_kind, z, fraction), count=self.steps)
+
+    def rdp(self, orders: Sequence[float]) -> np.ndarray:
+        """Those of the dominating pair."""
+        return self.steps * sampled_gaussian_rdp(
+            self.sampled_kind, self.noise_multiplier, self.sampling_fraction, orders
+        )
+
 
 @dataclass(frozen=True)
-class PoissonSGDLoss(PrivacyLoss):
-    """DP-SGD on Poisson-sampled lots, under add-or-remove-one.
+class PoissonSGDLoss(SampledSGDLoss):
+    """DP-SGD on Poisson-sampled lots: every record joins a lot by a coin of its own.
 
-    ``noise_multiplier`` is the noise's standard deviation in units of the clipping norm, which is
-    the sensitivity of the summed gradient under this relation.
+    ``noise_multiplier`` is the noise's standard deviation in units of the clipping norm under
+    add-or-remove-one, and of *twice* the clipping norm under replace-one.
     """
 
     kind = "poisson_sgd"
-    relation = NeighboringRelation.ADD_OR_REMOVE_ONE
     noise_multiplier: float
     sampling_probability: float
     steps: int
+    relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
 
     def __post_init__(self) -> None:
         probability = check_positive("sampling_probability", self.sampling_probability)
         if probability > 1:
             raise ValueError(f"`sampling_probability` must lie in (0, 1], got {probability}.")
+        relation = self.relation
+        if isinstance(relation, str):
+            relation = NeighboringRelation[relation]
+        if relation is NeighboringRelation.BOUNDED_ROW or not isinstance(
+            relation, NeighboringRelation
+        ):
+            raise ValueError(
+                f"`relation` must be REPLACE_ONE or ADD_OR_REMOVE_ONE, got {self.relation!r}."
+            )
         self._store(
             noise_multiplier=check_positive("noise_multiplier", self.noise_multiplier),
             sampling_probability=probability,
             steps=check_integer("steps", self.steps),
+            relation=relation,
         )
 
-    def rdp(self, orders: Sequence[float]) -> np.ndarray:
-        """Exact at integers."""
-        return self.steps * poisson_sgd_rdp(
-            self.noise_multiplier, self.sampling_probability, orders
+    @property
+    def sampling_fraction(self) -> float:
+        """The probability that a record is in a lot."""
+        return self.sampling_probability
+
+    @property
+    def sampled_kind(self) -> SampledKind:
+        """Which dominating pair a step has."""
+        replaced = self.relation is NeighboringRelation.REPLACE_ONE
+        return "replace" if replaced else "add_or_remove"
+
+    def for_group(self, size: int) -> PoissonSGDLoss:
+        """A lot holds one of them with probability 1 - (1 - q)^size, and moves at most so far."""
+        together = self.sampling_probability
+        if together < 1:
+            together = -math.expm1(size * math.log1p(-together))
+        return PoissonSGDLoss(
+            self.noise_multiplier / size,
+            min(1.0, together * (1 + 1e-12)),
+            self.steps,
+            self.relation,
         )
+
+    def to_event(self, relation: NeighboringRelation) -> Any:
+        """Poisson-sampled Gaussian mechanisms."""
+        noise = _events().GaussianDpEvent(relation.sum_sensitivity * self.noise_multiplier)
+        step = _events().PoissonSampledDpEvent(self.sampling_probability, noise)
+        return _events().SelfComposedDpEvent(step, self.steps)
 
 
 @dataclass(frozen=True)
-class FixedLotSGDLoss(PrivacyLoss):
+class FixedLotSGDLoss(SampledSGDLoss):
     """DP-SGD on lots of fixed size drawn without replacement, under replace-one.
 
     ``noise_multiplier`` is the noise's standard deviation in units of the sensitivity of the
@@ -251,10 +395,44 @@ class FixedLotSGDLoss(PrivacyLoss):
             steps=check_integer("steps", self.steps),
         )
 
-    def rdp(self, orders: Sequence[float]) -> np.ndarray:
-        """The bound of [Wang2019]."""
-        fraction = self.lot_size / self.num_records
-        return self.steps * fixed_lot_rdp(self.noise_multiplier, fraction, orders)
+    @property
+    def sampling_fraction(self) -> float:
+        """The probability that a record is in a lot."""
+        return self.lot_size / self.num_records
+
+    @property
+    def sampled_kind(self) -> SampledKind:
+        """Which dominating pair a step has."""
+        return "fixed"
+
+    def for_group(self, size: int) -> FixedLotSGDLoss:
+        """A lot holds one of them with at most ``size`` times the chance, and moves so far."""
+        return FixedLotSGDLoss(
+            self.noise_multiplier / size,
+            min(self.num_records, size * self.lot_size),
+            self.num_records,
+            self.steps,
+        )
+
+    def to_event(self, relation: NeighboringRelation) -> Any:
+        """Gaussian mechanisms on samples without replacement."""
+        step = _events().SampledWithoutReplacementDpEvent(
+            self.num_records, self.lot_size, _events().GaussianDpEvent(self.noise_multiplier)
+        )
+        return _events().SelfComposedDpEvent(step, self.steps)
+
+
+def _events() -> Any:
+    from dp_accounting import dp_event  # takes a second, and only `to_event` needs it
+
+    return dp_event
+
+
+def _randomized_response(epsilon: float) -> Any:
+    """Two answers, of which the wrong one has probability 1 / (1 + e^epsilon)."""
+    if epsilon == 0:
+        return _events().NoOpDpEvent()
+    return _events().RandomizedResponseDpEvent(2 / (1 + math.exp(min(epsilon, 700.0))), 2)
 
 
 _KINDS: dict[str, type[PrivacyLoss]] = {

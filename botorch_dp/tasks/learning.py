@@ -96,6 +96,7 @@ class PrivateTraining:
             num_records=self.num_records,
             steps=self._steps(config),
             delta=DELTA,
+            sampling="without_replacement",
         )
 
     def epsilons(self, configs: Sequence[Config]) -> list[float]:
@@ -106,6 +107,7 @@ class PrivateTraining:
             [self._steps(config) for config in configs],
             num_records=self.num_records,
             delta=DELTA,
+            sampling="without_replacement",
         )
         return [float(bound) for bound in bounds]
 

@@ -1,35 +1,69 @@
-"""The price of DP-SGD under its two ways of sampling."""
+"""The price of DP-SGD under its two ways of sampling and both relations."""
 
 from __future__ import annotations
 
 import math
+import time
 
 import dp_accounting as dpa
 import numpy as np
 import pytest
-from dp_accounting.pld import PLDAccountant
+from dp_accounting.pld import PLDAccountant, privacy_loss_distribution
 from dp_accounting.rdp import RdpAccountant, rdp_privacy_accountant
 
+from botorch_dp.errors import PrivacyError
+from botorch_dp.privacy._renyi import fixed_lot_rdp, rdp_epsilon
 from botorch_dp.privacy.accounting import (
     dp_sgd_epsilon,
     dp_sgd_epsilons,
     dp_sgd_loss,
     dp_sgd_noise_multiplier,
-    dp_sgd_relation,
     gaussian_delta,
     gaussian_epsilon,
+    renyi_budget,
+    renyi_epsilon,
 )
-from botorch_dp.privacy.guarantee import NeighboringRelation
-from botorch_dp.privacy.losses import FixedLotSGDLoss, PoissonSGDLoss
+from botorch_dp.privacy.losses import FixedLotSGDLoss, NeighboringRelation, PoissonSGDLoss
 
-REPLACE = dpa.NeighboringRelation.REPLACE_ONE
+REPLACE, ADD = NeighboringRelation.REPLACE_ONE, NeighboringRelation.ADD_OR_REMOVE_ONE
+THEIRS = {relation: dpa.NeighboringRelation[relation.name] for relation in (REPLACE, ADD)}
 THEIR_ORDERS = rdp_privacy_accountant.DEFAULT_RDP_ORDERS
 ADULT = {"lot_size": 256, "num_records": 32561, "steps": 1000, "delta": 1e-5}
+FIXED = {"sampling": "without_replacement"}
+#: Every sampling under every relation it is accounted for.
+WAYS = [
+    {"sampling": "poisson", "relation": REPLACE},
+    {"sampling": "poisson", "relation": ADD},
+    {"sampling": "without_replacement", "relation": REPLACE},
+]
+WAY_NAMES = ["poisson-replace", "poisson-add", "fixed"]
 
 
 def their_fixed_lot_epsilon(z: float, lot: int, records: int, steps: int, delta: float) -> float:
     event = dpa.SampledWithoutReplacementDpEvent(records, lot, dpa.GaussianDpEvent(z))
-    return RdpAccountant(THEIR_ORDERS, REPLACE).compose(event, steps).get_epsilon(delta)
+    return RdpAccountant(THEIR_ORDERS, THEIRS[REPLACE]).compose(event, steps).get_epsilon(delta)
+
+
+def their_poisson_epsilon(
+    z: float,
+    q: float,
+    steps: int,
+    delta: float,
+    relation: NeighboringRelation,
+    *,
+    interval: float = 1e-4,
+    from_above: bool = True,
+) -> float:
+    """dp-accounting's bound from above or below; it counts noise in clipping norms."""
+    step = privacy_loss_distribution.from_gaussian_mechanism(
+        z * relation.sum_sensitivity,
+        sampling_prob=q,
+        neighboring_relation=THEIRS[relation],
+        value_discretization_interval=interval,
+        pessimistic_estimate=from_above,
+        use_connect_dots=from_above,
+    )
+    return float(step.self_compose(steps).get_epsilon_for_delta(delta))
 
 
 def sampled_gaussian_delta(z: float, q: float, epsilon: float) -> float:
@@ -45,6 +79,57 @@ def sampled_gaussian_delta(z: float, q: float, epsilon: float) -> float:
 
 class TestFixedLots:
     @pytest.mark.parametrize(
+        ("z", "lot", "records", "steps", "expected", "renyi"),
+        [
+            (1.0, 256, 32561, 1000, "1.692", "2.750"),
+            (2.0, 256, 32561, 1000, "0.553", "1.112"),
+            (0.5, 256, 32561, 1000, "12.10", "16.85"),
+            (2.0, 600, 60000, 10000, "2.562", "5.137"),
+            (2.0, 32, 569, 100, "1.361", "2.844"),
+        ],
+    )
+    def test_reference_values(
+        self, z: float, lot: int, records: int, steps: int, expected: str, renyi: str
+    ) -> None:
+        run = {
+            "noise_multiplier": z,
+            "lot_size": lot,
+            "num_records": records,
+            "steps": steps,
+            "delta": 1e-5,
+            **FIXED,
+        }
+        digits = len(expected.split(".")[1])
+        assert f"{dp_sgd_epsilon(**run):.{digits}f}" == expected
+        classical = dp_sgd_epsilon(**run, accountant="rdp")
+        assert classical == pytest.approx(float(renyi), rel=5e-4)
+        # The data set where all other gradients are opposite to the replaced one's new value.
+        below = their_poisson_epsilon(z, lot / records, steps, 1e-5, ADD)
+        assert below < dp_sgd_epsilon(**run)
+
+    def test_the_lower_bound_of_an_explicit_data_set(self) -> None:
+        below = their_poisson_epsilon(1.0, 256 / 32561, 1000, 1e-5, ADD)
+        assert below == pytest.approx(1.409, abs=1e-3)
+
+    @pytest.mark.parametrize("seed", range(4))
+    def test_never_below_the_data_set_nor_above_the_papers_bound(self, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        for _ in range(12):
+            records = int(10 ** rng.uniform(1, 5))
+            lot = int(rng.integers(1, records))
+            run = {
+                "noise_multiplier": float(np.exp(rng.uniform(-1, 3))),
+                "lot_size": lot,
+                "num_records": records,
+                "steps": int(10 ** rng.uniform(0, 4)),
+                "delta": float(10 ** rng.uniform(-9, -2)),
+            }
+            epsilon = dp_sgd_epsilon(**run, **FIXED)
+            # The one-sided pair is that of Poisson lots with a record added, in units of 2C.
+            assert epsilon >= dp_sgd_epsilon(**run, relation=ADD) * (1 - 3e-4)
+            assert epsilon <= dp_sgd_epsilon(**run, **FIXED, accountant="rdp") * (1 + 1e-3) + 1e-6
+
+    @pytest.mark.parametrize(
         ("z", "lot", "records", "steps", "delta"),
         [
             (0.5, 64, 32561, 500, 1e-5),
@@ -55,7 +140,7 @@ class TestFixedLots:
             (16.0, 8, 32561, 1, 1e-5),
         ],
     )
-    def test_equals_dp_accounting_and_is_never_above_it(
+    def test_renyi_equals_dp_accounting_and_is_never_above_it(
         self, z: float, lot: int, records: int, steps: int, delta: float
     ) -> None:
         run = {
@@ -64,48 +149,59 @@ class TestFixedLots:
             "num_records": records,
             "steps": steps,
             "delta": delta,
+            **FIXED,
+            "accountant": "rdp",
         }
         theirs = their_fixed_lot_epsilon(z, lot, records, steps, delta)
-        assert dp_sgd_epsilon(**run, orders=THEIR_ORDERS) == pytest.approx(theirs, rel=1e-6)
+        same_orders = steps * fixed_lot_rdp(z, lot / records, THEIR_ORDERS)
+        assert rdp_epsilon(THEIR_ORDERS, same_orders, delta) == pytest.approx(theirs, rel=1e-6)
         assert dp_sgd_epsilon(**run) <= theirs * (1 + 1e-9)
 
     def test_orders_that_their_list_jumps_over_matter(self) -> None:
         # The best order lies between 128 and 256, where dp-accounting's list has nothing.
         run = {"noise_multiplier": 3.0, "lot_size": 64, "num_records": 60000, "steps": 100}
         theirs = their_fixed_lot_epsilon(3.0, 64, 60000, 100, 1e-5)
-        assert dp_sgd_epsilon(**run, delta=1e-5) < 0.5 * theirs
+        assert dp_sgd_epsilon(**run, **FIXED, delta=1e-5, accountant="rdp") < 0.5 * theirs
 
     def test_factor_two_trap_of_dp_accounting(self) -> None:
         """Under REPLACE_ONE their Rényi accountant reads z as std/2C, their other one as std/C."""
         event, delta = dpa.GaussianDpEvent(2.0), 1e-5
         one_sensitivity = gaussian_epsilon(1 / 2.0, delta)
         two_sensitivities = gaussian_epsilon(2 / 2.0, delta)
-        distribution = PLDAccountant(REPLACE).compose(event).get_epsilon(delta)
+        distribution = PLDAccountant(THEIRS[REPLACE]).compose(event).get_epsilon(delta)
         assert distribution == pytest.approx(two_sensitivities, rel=1e-3)
-        renyi = RdpAccountant(THEIR_ORDERS, REPLACE).compose(event).get_epsilon(delta)
+        renyi = RdpAccountant(THEIR_ORDERS, THEIRS[REPLACE]).compose(event).get_epsilon(delta)
         assert one_sensitivity < renyi < 1.2 * one_sensitivity
         # Ours: z is in units of the sensitivity.
-        ours = dp_sgd_epsilon(noise_multiplier=2.0, lot_size=9, num_records=9, steps=1, delta=delta)
-        assert ours == one_sensitivity
+        for way in WAYS:
+            ours = dp_sgd_epsilon(
+                noise_multiplier=2.0, lot_size=9, num_records=9, steps=1, delta=delta, **way
+            )
+            assert ours == one_sensitivity
 
-    def test_full_lots_are_the_gaussian_mechanism_exactly(self) -> None:
+
+@pytest.mark.parametrize("way", WAYS, ids=WAY_NAMES)
+class TestEveryWay:
+    def test_full_lots_are_the_gaussian_mechanism_exactly(self, way: dict) -> None:
         epsilon = dp_sgd_epsilon(
-            noise_multiplier=5.0, lot_size=100, num_records=100, steps=16, delta=1e-6
+            noise_multiplier=5.0, lot_size=100, num_records=100, steps=16, delta=1e-6, **way
         )
         assert epsilon == pytest.approx(gaussian_epsilon(4 / 5, 1e-6), rel=1e-12)
 
-    def test_never_worse_than_without_amplification(self) -> None:
-        # The bound on sampling is poor for large lots and for little noise.
+    def test_never_worse_than_without_amplification(self, way: dict) -> None:
         for lot, z in ((99, 5.0), (90, 1.0), (2, 0.05)):
             epsilon = dp_sgd_epsilon(
-                noise_multiplier=z, lot_size=lot, num_records=100, steps=16, delta=1e-6
+                noise_multiplier=z, lot_size=lot, num_records=100, steps=16, delta=1e-6, **way
             )
             assert epsilon <= gaussian_epsilon(4 / z, 1e-6)
 
-    def test_grows_with_steps_and_lots_and_falls_with_noise_and_delta(self) -> None:
+    def test_grows_with_steps_and_lots_and_falls_with_noise_and_delta(self, way: dict) -> None:
         def epsilons(name: str, values: list[float]) -> np.ndarray:
             return np.array(
-                [dp_sgd_epsilon(**{"noise_multiplier": 1.0, **ADULT, name: v}) for v in values]
+                [
+                    dp_sgd_epsilon(**{"noise_multiplier": 1.0, **ADULT, **way, name: v})
+                    for v in values
+                ]
             )
 
         steps = epsilons("steps", [1, 2, 3, 10, 30, 31, 100, 1000, 10**4, 10**5, 10**6])
@@ -114,117 +210,141 @@ class TestFixedLots:
         assert np.all(np.diff(noise) <= 0)
         assert np.all(np.diff(noise[noise > 0]) < 0)
         lots = epsilons("lot_size", [1, 2, 8, 64, 256, 4096, 20000, 32560, 32561])
-        assert np.all(np.diff(lots) >= 0)
+        assert np.all(np.diff(lots) >= -1e-4 * lots[1:])
         deltas = epsilons("delta", [1e-12, 1e-9, 1e-6, 1e-3, 0.1, 0.9])
         assert np.all(np.diff(deltas) <= 0)
 
     @pytest.mark.parametrize("steps", [1, 10**6])
     @pytest.mark.parametrize("lot", [1, 500, 1000])
     @pytest.mark.parametrize("z", [1e-3, 1.0, 1e4])
-    def test_extremes_are_finite_and_in_order(self, steps: int, lot: int, z: float) -> None:
+    def test_extremes_are_finite_and_in_order(
+        self, way: dict, steps: int, lot: int, z: float
+    ) -> None:
         epsilon = dp_sgd_epsilon(
-            noise_multiplier=z, lot_size=lot, num_records=1000, steps=steps, delta=1e-5
+            noise_multiplier=z, lot_size=lot, num_records=1000, steps=steps, delta=1e-5, **way
         )
         assert 0 <= epsilon <= gaussian_epsilon(math.sqrt(steps) / z, 1e-5)
 
-    def test_refuses_wrong_orders(self) -> None:
-        for orders in ([], [1.0], [2, math.inf], [math.nan]):
-            with pytest.raises(ValueError, match="`orders`"):
-                dp_sgd_epsilon(noise_multiplier=1.0, **ADULT, orders=orders)
+    @pytest.mark.parametrize("z", [1e-12, 1e-100, 1e-300])
+    @pytest.mark.parametrize("lot", [1, 10])
+    def test_hardly_any_noise_is_infinite(self, way: dict, z: float, lot: int) -> None:
+        run = {"lot_size": lot, "num_records": 10, "steps": 100, "delta": 1e-5, **way}
+        assert dp_sgd_epsilon(noise_multiplier=z, **run) == math.inf
+        many = dp_sgd_epsilons([z, 1.0], lot, 100, num_records=10, delta=1e-5, **way)
+        assert many[0] == math.inf and math.isfinite(many[1])
+
+    def test_renyi_is_a_bound_too(self, way: dict) -> None:
+        run = {"noise_multiplier": 1.0, **ADULT, **way}
+        assert dp_sgd_epsilon(**run) < dp_sgd_epsilon(**run, accountant="rdp")
 
 
 class TestPoisson:
-    @pytest.mark.parametrize(("z", "lot", "steps"), [(1.0, 256, 1000), (0.7, 64, 300)])
-    def test_equals_dp_accounting(self, z: float, lot: int, steps: int) -> None:
-        event = dpa.PoissonSampledDpEvent(lot / 32561, dpa.GaussianDpEvent(z))
-        theirs = PLDAccountant().compose(event, steps).get_epsilon(1e-5)
-        ours = dp_sgd_epsilon(
-            noise_multiplier=z,
-            lot_size=lot,
-            num_records=32561,
-            steps=steps,
-            delta=1e-5,
-            sampling="poisson",
+    def test_reference_values(self) -> None:
+        assert f"{dp_sgd_epsilon(noise_multiplier=1.0, **ADULT):.3f}" == "0.926"
+        assert f"{dp_sgd_epsilon(noise_multiplier=1.0, relation=ADD, **ADULT):.3f}" == "1.409"
+        assert dp_sgd_epsilon(noise_multiplier=1.0, **ADULT) == dp_sgd_epsilon(
+            noise_multiplier=1.0, **ADULT, sampling="poisson", relation=REPLACE
         )
-        assert ours == pytest.approx(theirs, rel=1e-4)
+
+    @pytest.mark.parametrize("relation", [REPLACE, ADD], ids=lambda relation: relation.name)
+    @pytest.mark.parametrize(("z", "lot", "steps"), [(1.0, 256, 1000), (0.7, 64, 300)])
+    def test_equals_dp_accounting_whose_units_differ(
+        self, z: float, lot: int, steps: int, relation: NeighboringRelation
+    ) -> None:
+        event = dpa.PoissonSampledDpEvent(
+            lot / 32561, dpa.GaussianDpEvent(z * relation.sum_sensitivity)
+        )
+        theirs = PLDAccountant(THEIRS[relation]).compose(event, steps).get_epsilon(1e-5)
+        run = {**ADULT, "lot_size": lot, "steps": steps, "relation": relation}
+        assert dp_sgd_epsilon(noise_multiplier=z, **run) == pytest.approx(theirs, rel=4e-4)
+        below = their_poisson_epsilon(
+            z, lot / 32561, steps, 1e-5, relation, interval=2e-5, from_above=False
+        )
+        assert below < dp_sgd_epsilon(noise_multiplier=z, **run)
+
+    @pytest.mark.parametrize(
+        ("seed", "number"),
+        [(0, 12), *(pytest.param(seed, 250, marks=pytest.mark.slow) for seed in range(1, 9))],
+    )
+    def test_random_settings_agree_with_dp_accounting(self, seed: int, number: int) -> None:
+        """Never below their bound from below, and hardly above theirs from above.
+
+        Their grid of 1e-4 is too coarse for the smallest losses, where ours is far less; and where
+        epsilon is nearly 0 a little of delta is a lot of epsilon.
+        """
+        rng, excess = np.random.default_rng(seed), []
+        for index in range(number):
+            records = int(10 ** rng.uniform(2, 5))
+            lot = int(rng.integers(1, max(2, records * 10 ** rng.uniform(-3, -0.3))))
+            steps, delta = int(10 ** rng.uniform(0, 4)), float(10 ** rng.uniform(-9, -2))
+            z, relation = float(np.exp(rng.uniform(-1, 2))), (ADD, REPLACE)[index % 2]
+            run = {"num_records": records, "delta": delta, "relation": relation}
+            ours = dp_sgd_epsilon(noise_multiplier=z, lot_size=lot, steps=steps, **run)
+            if ours > 60:
+                continue
+            theirs = their_poisson_epsilon(z, lot / records, steps, delta, relation)
+            assert ours <= theirs * 1.02 + 1e-5
+            excess.append(ours / max(theirs, 1e-3) - 1)
+            if steps <= 300:
+                below = their_poisson_epsilon(
+                    z, lot / records, steps, delta, relation, from_above=False
+                )
+                assert ours >= below
+            many = dp_sgd_epsilons([z], [lot], [steps], **run)[0]
+            assert ours * (1 - 1e-3) <= many <= 1.02 * ours + 1e-5
+        assert np.median(excess) < 2e-4
+        assert np.median(excess) > -0.02
 
     @pytest.mark.parametrize("z", [0.6, 1.0, 4.0])
     @pytest.mark.parametrize("lot", [1, 10, 500])
     def test_one_step_is_tight_and_never_optimistic(self, z: float, lot: int) -> None:
         epsilon = dp_sgd_epsilon(
-            noise_multiplier=z,
-            lot_size=lot,
-            num_records=1000,
-            steps=1,
-            delta=1e-6,
-            sampling="poisson",
+            noise_multiplier=z, lot_size=lot, num_records=1000, steps=1, delta=1e-6, relation=ADD
         )
         exact = sampled_gaussian_delta(z, lot / 1000, epsilon)
         assert exact <= 1e-6
-        assert sampled_gaussian_delta(z, lot / 1000, 0.98 * epsilon) > 1e-6
-
-    def test_full_lots_are_the_gaussian_mechanism(self) -> None:
-        epsilon = dp_sgd_epsilon(
-            noise_multiplier=5.0,
-            lot_size=7,
-            num_records=7,
-            steps=16,
-            delta=1e-6,
-            sampling="poisson",
-        )
-        assert epsilon == pytest.approx(gaussian_epsilon(4 / 5, 1e-6), rel=1e-12)
-
-    def test_grows_with_steps_and_falls_with_noise(self) -> None:
-        def epsilon(z: float, steps: int) -> float:
-            return dp_sgd_epsilon(
-                noise_multiplier=z,
-                lot_size=100,
-                num_records=10000,
-                steps=steps,
-                delta=1e-6,
-                sampling="poisson",
-            )
-
-        assert np.all(np.diff([epsilon(1.0, n) for n in (1, 50, 51, 10**6)]) > 0)
-        assert np.all(np.diff([epsilon(z, 100) for z in (0.6, 0.9, 0.91, 50.0)]) < 0)
+        assert sampled_gaussian_delta(z, lot / 1000, 0.999 * epsilon) > 1e-6
 
     def test_a_million_steps_of_one_record(self) -> None:
-        epsilon = dp_sgd_epsilon(
-            noise_multiplier=1.0,
-            lot_size=1,
-            num_records=10**5,
-            steps=10**6,
-            delta=1e-6,
-            sampling="poisson",
-        )
-        assert 0 < epsilon < 0.2
+        run = {"lot_size": 1, "num_records": 10**5, "steps": 10**6, "delta": 1e-6}
+        for relation in (REPLACE, ADD):
+            epsilon = dp_sgd_epsilon(noise_multiplier=1.0, relation=relation, **run)
+            assert 0 < epsilon < 0.2
 
-    def test_has_no_orders(self) -> None:
-        with pytest.raises(ValueError, match="`orders`"):
-            dp_sgd_epsilon(noise_multiplier=1.0, **ADULT, sampling="poisson", orders=[2, 3])
+    def test_is_faster_than_dp_accounting(self) -> None:
+        run = {**ADULT, "relation": REPLACE}
+        dp_sgd_epsilon(noise_multiplier=0.9, **run)
+        start = time.process_time()
+        for z in (1.0, 1.01, 1.02):
+            dp_sgd_epsilon(noise_multiplier=z, **run)
+        ours = (time.process_time() - start) / 3
+        start = time.process_time()
+        their_poisson_epsilon(1.0, 256 / 32561, 1000, 1e-5, REPLACE)
+        assert ours < time.process_time() - start
 
 
 class TestNoiseMultiplier:
+    @pytest.mark.parametrize("way", WAYS, ids=WAY_NAMES)
     @pytest.mark.parametrize("epsilon", [0.01, 0.3, 1.0, 8.0, 500.0])
     @pytest.mark.parametrize("lot", [1, 256, 32561])
-    def test_never_overshoots_and_is_the_least(self, epsilon: float, lot: int) -> None:
-        run = {**ADULT, "lot_size": lot}
+    def test_never_overshoots_and_is_the_least(self, way: dict, epsilon: float, lot: int) -> None:
+        run = {**ADULT, "lot_size": lot, **way}
         z = dp_sgd_noise_multiplier(epsilon=epsilon, **run)
         assert dp_sgd_epsilon(noise_multiplier=z, **run) <= epsilon
         assert dp_sgd_epsilon(noise_multiplier=z * (1 - 3e-5), **run) > epsilon
 
-    def test_poisson(self) -> None:
-        run = {**ADULT, "steps": 100, "sampling": "poisson"}
-        z = dp_sgd_noise_multiplier(epsilon=1.0, **run)
-        assert 0.995 < dp_sgd_epsilon(noise_multiplier=z, **run) <= 1.0
+    def test_fixed_lots_need_far_less_noise_than_their_renyi_bound_asks_for(self) -> None:
+        run = {"epsilon": 1.0, **ADULT, **FIXED}
+        assert dp_sgd_noise_multiplier(**run) == pytest.approx(1.34, abs=0.005)
+        classical = dp_sgd_noise_multiplier(**run, accountant="rdp")
+        assert classical == pytest.approx(2.178, abs=1e-3)
 
-    @pytest.mark.slow
     def test_poisson_lots_so_rare_that_noise_hardly_matters(self) -> None:
         # A record that is never drawn with probability 1 - delta needs no noise for epsilon = 0.
         run = {"lot_size": 1, "num_records": 100, "steps": 1, "delta": 0.1}
-        z = dp_sgd_noise_multiplier(epsilon=0.1, sampling="poisson", **run)
+        z = dp_sgd_noise_multiplier(epsilon=0.1, **run)
         assert 0 < z < 0.1
-        assert dp_sgd_epsilon(noise_multiplier=z, sampling="poisson", **run) <= 0.1
+        assert dp_sgd_epsilon(noise_multiplier=z, **run) <= 0.1
 
     @pytest.mark.parametrize("epsilon", [1e-6, 1e6])
     def test_extreme_targets(self, epsilon: float) -> None:
@@ -239,11 +359,12 @@ class TestNoiseMultiplier:
 
 
 class TestManyAtOnce:
-    def test_agrees_with_one_at_a_time_from_above(self) -> None:
+    @pytest.mark.parametrize("way", WAYS, ids=WAY_NAMES)
+    def test_agrees_with_one_at_a_time_from_above(self, way: dict) -> None:
         rng = np.random.default_rng(1)
-        z = np.exp(rng.uniform(math.log(0.1), math.log(16), 40))
-        lots, steps = rng.integers(8, 512, 40), rng.integers(1, 20000, 40)
-        many = dp_sgd_epsilons(z, lots, steps, num_records=32561, delta=1e-5)
+        z = np.exp(rng.uniform(math.log(0.1), math.log(16), 60))
+        lots, steps = rng.integers(8, 512, 60), rng.integers(1, 20000, 60)
+        many = dp_sgd_epsilons(z, lots, steps, num_records=32561, delta=1e-5, **way)
         each = [
             dp_sgd_epsilon(
                 noise_multiplier=float(a),
@@ -251,11 +372,28 @@ class TestManyAtOnce:
                 num_records=32561,
                 steps=int(c),
                 delta=1e-5,
+                **way,
             )
             for a, b, c in zip(z, lots, steps, strict=True)
         ]
-        assert np.all(many >= np.array(each) * (1 - 1e-12))
-        np.testing.assert_allclose(many, each, rtol=0.01)
+        assert np.all(many >= np.array(each) * (1 - 2e-4))
+        np.testing.assert_allclose(many, each, rtol=0.02)
+
+    @pytest.mark.parametrize("way", WAYS, ids=WAY_NAMES)
+    def test_two_thousand_in_about_a_second(self, way: dict) -> None:
+        rng = np.random.default_rng(2)
+        z = np.exp(rng.uniform(math.log(0.1), math.log(16), 2048))
+        lots, steps = rng.integers(8, 512, 2048), rng.integers(1, 20000, 2048)
+        start = time.process_time()
+        many = dp_sgd_epsilons(z, lots, steps, num_records=32561, delta=1e-5, **way)
+        assert time.process_time() - start < 3  # a busy machine has its share
+        assert np.all(np.isfinite(many) & (many >= 0))
+
+    def test_full_lots_and_none(self) -> None:
+        many = dp_sgd_epsilons([5.0, 5.0], [10, 5], 16, num_records=10, delta=1e-6)
+        assert many[0] == gaussian_epsilon(4 / 5, 1e-6)
+        assert many[1] < many[0]
+        assert dp_sgd_epsilons([], [], [], num_records=10, delta=1e-6).shape == (0,)
 
     def test_settings_broadcast(self) -> None:
         many = dp_sgd_epsilons([1.0, 2.0], [10], [100], num_records=100, delta=1e-5)
@@ -281,12 +419,62 @@ class TestManyAtOnce:
             dp_sgd_epsilons(noise, lots, steps, num_records=100, delta=1e-5)
 
 
-def test_relation_and_loss_of_each_sampling() -> None:
-    assert dp_sgd_relation("without_replacement") is NeighboringRelation.REPLACE_ONE
-    assert dp_sgd_relation("poisson") is NeighboringRelation.ADD_OR_REMOVE_ONE
+class TestRenyiFilter:
+    def test_budget_inverts_epsilon(self) -> None:
+        for epsilon, delta, order in ((1.0, 1e-5, 24.0), (0.3, 1e-6, 120.0), (8.0, 1e-9, 6.0)):
+            budget = renyi_budget(epsilon, delta, order)
+            assert budget > 0
+            assert renyi_epsilon(budget, order, delta) <= epsilon
+            assert renyi_epsilon(budget * 1.001, order, delta) > epsilon
+
+    def test_equals_dp_accounting(self) -> None:
+        for order in (2, 8, 64):
+            theirs = rdp_privacy_accountant.compute_epsilon([order], [0.2], 1e-5)[0]
+            assert renyi_epsilon(0.2, order, 1e-5) == pytest.approx(theirs, rel=1e-12)
+
+    def test_too_small_an_order_buys_nothing(self) -> None:
+        assert renyi_budget(0.1, 1e-9, 2.0) == 0.0
+
+    def test_trainings_add_up_to_less_than_their_epsilons(self) -> None:
+        loss = dp_sgd_loss(noise_multiplier=2.0, lot_size=256, num_records=32561, steps=500)
+        order, count = 24.0, 10
+        together = renyi_epsilon(count * float(loss.rdp([order])[0]), order, 1e-5)
+        one = dp_sgd_epsilon(
+            noise_multiplier=2.0, lot_size=256, num_records=32561, steps=500, delta=1e-6
+        )
+        at_once = dp_sgd_epsilon(
+            noise_multiplier=2.0, lot_size=256, num_records=32561, steps=5000, delta=1e-5
+        )
+        assert at_once < together < 0.7 * count * one
+
+    @pytest.mark.parametrize(
+        ("arguments", "name"),
+        [
+            ((0.1, 1.0, 1e-5), "order"),
+            ((0.1, math.nan, 1e-5), "order"),
+            ((-0.1, 2.0, 1e-5), "divergence"),
+            ((0.1, 2.0, 0.0), "delta"),
+        ],
+    )
+    def test_errors_name_the_argument(self, arguments: tuple[float, ...], name: str) -> None:
+        with pytest.raises(ValueError, match=f"`{name}`"):
+            renyi_epsilon(*arguments)
+
+
+def test_loss_of_each_sampling_and_relation() -> None:
     run = {"noise_multiplier": 1.5, "lot_size": 5, "num_records": 50, "steps": 7}
-    assert dp_sgd_loss(**run) == FixedLotSGDLoss(1.5, 5, 50, 7)
-    assert dp_sgd_loss(**run, sampling="poisson") == PoissonSGDLoss(1.5, 0.1, 7)
+    assert dp_sgd_loss(**run, **FIXED) == FixedLotSGDLoss(1.5, 5, 50, 7)
+    assert dp_sgd_loss(**run) == PoissonSGDLoss(1.5, 0.1, 7, REPLACE)
+    assert dp_sgd_loss(**run, relation=ADD) == PoissonSGDLoss(1.5, 0.1, 7, ADD)
+
+
+def test_fixed_lots_have_no_epsilon_for_an_added_record() -> None:
+    for call in (dp_sgd_epsilon, dp_sgd_noise_multiplier):
+        first = {"noise_multiplier": 1.0} if call is dp_sgd_epsilon else {"epsilon": 1.0}
+        with pytest.raises(PrivacyError, match=r"`relation` must be REPLACE_ONE.*poisson"):
+            call(**first, **ADULT, **FIXED, relation=ADD)
+    with pytest.raises(PrivacyError, match="`relation`"):
+        dp_sgd_epsilons([1.0], [1], [1], num_records=5, delta=0.1, relation=ADD, **FIXED)
 
 
 @pytest.mark.parametrize(
@@ -304,6 +492,9 @@ def test_relation_and_loss_of_each_sampling() -> None:
         ("delta", 0.0, ValueError),
         ("delta", 1.0, ValueError),
         ("sampling", "shuffle", ValueError),
+        ("relation", NeighboringRelation.BOUNDED_ROW, ValueError),
+        ("relation", "REPLACE_ONE", TypeError),
+        ("accountant", "gdp", ValueError),
     ],
 )
 @pytest.mark.parametrize("sampling", ["without_replacement", "poisson"])

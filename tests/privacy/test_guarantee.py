@@ -48,14 +48,16 @@ ONE_OF_EACH: list[PrivacyLoss] = [
 
 
 def promise(*losses: PrivacyLoss, **kwargs: object) -> Guarantee:
-    settings = {"mechanism": "Test mechanism", "unit": PrivacyUnit(), **kwargs}
+    relations = [loss.relation for loss in losses if loss.relation is not None]
+    unit = PrivacyUnit(relation=relations[0]) if relations else PrivacyUnit()
+    settings = {"mechanism": "Test mechanism", "unit": unit, **kwargs}
     return Guarantee(losses=losses, **settings)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("loss", ONE_OF_EACH, ids=lambda loss: type(loss).__name__)
 class TestEveryLoss:
     def test_travels_through_json_and_pickle(self, loss: PrivacyLoss) -> None:
-        unit = PrivacyUnit("one row", ADD, ("rows are independent",))
+        unit = PrivacyUnit("one row", loss.relation or ADD, ("rows are independent",))
         g = promise(loss, unit=unit, assumptions=("the sun rises",), quoted_delta=1e-7)
         assert Guarantee.from_dict(json.loads(json.dumps(g.to_dict()))) == g
         assert pickle.loads(pickle.dumps(g)) == g

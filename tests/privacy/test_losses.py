@@ -33,6 +33,7 @@ ONE_OF_EACH: list[PrivacyLoss] = [
     GaussianLoss(0.5),
     ApproximateLoss(0.5, 1e-6),
     PoissonSGDLoss(1.1, 0.01, 100),
+    PoissonSGDLoss(1.1, 0.01, 100, NeighboringRelation.REPLACE_ONE),
     FixedLotSGDLoss(1.1, 10, 1000, 100),
 ]
 
@@ -55,7 +56,7 @@ def test_numbers_of_other_libraries_become_plain_ones(loss: PrivacyLoss) -> None
     numpy_numbers = {name: np.asarray(number)[()] for name, number in vars(loss).items()}
     copy = type(loss)(**numpy_numbers)
     assert copy == loss
-    assert {type(number) for number in vars(copy).values()} <= {int, float}
+    assert {type(number) for number in vars(copy).values()} <= {int, float, NeighboringRelation}
     json.dumps(loss_to_dict(copy))
 
 
@@ -82,6 +83,8 @@ def test_scalar_losses_refuse(kind: type[PureLoss], bad: float) -> None:
         (lambda: PoissonSGDLoss(1.0, 1.1, 1), "sampling_probability"),
         (lambda: PoissonSGDLoss(1.0, math.nan, 1), "sampling_probability"),
         (lambda: PoissonSGDLoss(1.0, 0.1, 0), "steps"),
+        (lambda: PoissonSGDLoss(1.0, 0.1, 1, NeighboringRelation.BOUNDED_ROW), "relation"),
+        (lambda: PoissonSGDLoss(1.0, 0.1, 1, 2.0), "relation"),
         (lambda: FixedLotSGDLoss(-1.0, 1, 2, 1), "noise_multiplier"),
         (lambda: FixedLotSGDLoss(1.0, 3, 2, 1), "lot_size"),
         (lambda: FixedLotSGDLoss(1.0, 0, 2, 1), "lot_size"),
@@ -110,6 +113,13 @@ def test_reads_the_field_names_of_older_files() -> None:
         "steps": 100,
     }
     assert loss_from_dict(old) == FixedLotSGDLoss(1.1, 10, 1000, 100)
+    old = {
+        "kind": "poisson_sgd",
+        "noise_multiplier": 1.1,
+        "sampling_probability": 0.01,
+        "steps": 100,
+    }
+    assert loss_from_dict(old).relation is NeighboringRelation.ADD_OR_REMOVE_ONE
 
 
 @pytest.mark.parametrize("loss", ONE_OF_EACH, ids=lambda loss: type(loss).__name__)

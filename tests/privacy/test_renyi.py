@@ -16,14 +16,13 @@ from scipy.stats import laplace, norm
 from botorch_dp.privacy import _renyi as renyi
 from botorch_dp.privacy._renyi import (
     DENSE_ORDERS,
-    bulk_epsilons,
     fixed_lot_rdp,
     gaussian_rdp,
     laplace_rdp,
-    poisson_sgd_rdp,
     pure_rdp,
     rdp_delta,
     rdp_epsilon,
+    sampled_gaussian_rdp,
 )
 
 THEIR_ORDERS = tuple(rdp_privacy_accountant.DEFAULT_RDP_ORDERS)
@@ -92,24 +91,54 @@ class TestFixedLots:
             first[0] = 0.0
 
 
-class TestPoisson:
+class TestSampledPairs:
     @pytest.mark.parametrize("z", [0.3, 1.0, 8.0])
     @pytest.mark.parametrize("fraction", [1e-5, 0.01, 0.4, 1.0])
     def test_equals_dp_accounting_at_integers(self, z: float, fraction: float) -> None:
         orders = [2, 3, 10, 64, 200]
         event = dpa.PoissonSampledDpEvent(fraction, dpa.GaussianDpEvent(z))
         theirs = RdpAccountant(orders).compose(event).rdp
-        np.testing.assert_allclose(
-            poisson_sgd_rdp(z, fraction, orders), theirs, rtol=1e-9, atol=1e-15
-        )
+        ours = sampled_gaussian_rdp("add_or_remove", z, fraction, orders)
+        np.testing.assert_allclose(ours, theirs, rtol=1e-8, atol=1e-15)
 
-    def test_interpolation_is_an_upper_bound(self) -> None:
-        event = dpa.PoissonSampledDpEvent(0.02, dpa.GaussianDpEvent(1.0))
-        orders = [2.3, 4.5, 9.9]
-        exact = RdpAccountant(orders).compose(event).rdp
-        ours = poisson_sgd_rdp(1.0, 0.02, orders)
-        assert np.all(ours >= exact)
-        np.testing.assert_allclose(ours, exact, rtol=0.3)
+    @pytest.mark.parametrize("kind", ["add_or_remove", "replace", "fixed"])
+    @pytest.mark.parametrize(
+        ("z", "q", "order"),
+        [(1.0, 0.01, 1.5), (8.0, 0.4, 2.3), (8.0, 1e-5, 64.0), (0.3, 1e-5, 1.5), (0.7, 0.1, 20.0)],
+    )
+    def test_equals_the_integral_in_high_precision_and_is_above_it(
+        self, kind: str, z: float, q: float, order: float
+    ) -> None:
+        with mpmath.workdps(40):
+            a, c, fraction = mpmath.mpf(order), 1 / mpmath.mpf(z), mpmath.mpf(q)
+            c = c / 2 if kind == "replace" else c
+
+            def ratio(y: mpmath.mpf) -> mpmath.mpf:
+                return 1 - fraction + fraction * mpmath.exp(c * y - c * c / 2)
+
+            def excess(y: mpmath.mpf) -> mpmath.mpf:
+                if kind == "add_or_remove":
+                    return mpmath.npdf(y) * (ratio(y) ** a - 1 - a * (ratio(y) - 1))
+                if kind == "replace":
+                    p, other = ratio(y), ratio(-y)
+                    return mpmath.npdf(y) * (p**a * other ** (1 - a) - p)
+                return mpmath.npdf(y) * (ratio(y) ** a + ratio(y) ** (1 - a) - ratio(y) - 1)
+
+            start = c / 2 if kind == "fixed" else mpmath.mpf(-20)
+            points = mpmath.linspace(start, a * c + 20, 40)
+            truth = mpmath.log(1 + mpmath.quad(excess, points)) / (a - 1)
+            ours = sampled_gaussian_rdp(kind, z, q, [order])[0]
+            assert 0 <= float(ours / truth - 1) < 1e-8
+
+    @pytest.mark.parametrize("z", [0.3, 1.0, 8.0])
+    @pytest.mark.parametrize("q", [1e-5, 0.01, 0.4])
+    def test_the_pair_of_fixed_lots_is_better_than_the_bound_of_the_paper(
+        self, z: float, q: float
+    ) -> None:
+        orders = [1.5, 2.0, 10.0, 64.0, 200.0]
+        ours = sampled_gaussian_rdp("fixed", z, q, orders)
+        assert np.all(ours <= fixed_lot_rdp(z, q, orders))
+        assert np.all(ours >= sampled_gaussian_rdp("add_or_remove", z, q, orders) * (1 - 1e-8))
 
 
 class TestSimpleMechanisms:
@@ -175,32 +204,6 @@ class TestConversion:
         zeros = np.zeros(len(DENSE_ORDERS))
         assert rdp_epsilon(DENSE_ORDERS, zeros, 1e-9) == 0.0
         assert rdp_delta(DENSE_ORDERS, zeros, 0.5) == 0.0
-
-
-class TestBulk:
-    def test_is_an_upper_bound_and_close(self) -> None:
-        rng = np.random.default_rng(0)
-        noise = np.exp(rng.uniform(math.log(0.1), math.log(50), 60))
-        fractions = np.exp(rng.uniform(math.log(1e-5), math.log(0.5), 60))
-        steps = np.round(np.exp(rng.uniform(0, math.log(1e5), 60)))
-        bulk = bulk_epsilons(noise, fractions, steps, 1e-5)
-        single = np.array(
-            [
-                rdp_epsilon(DENSE_ORDERS, n * fixed_lot_rdp(z, q, DENSE_ORDERS), 1e-5)
-                for z, q, n in zip(noise, fractions, steps, strict=True)
-            ]
-        )
-        assert np.all(bulk >= single * (1 - 1e-12))
-        np.testing.assert_allclose(bulk, single, rtol=1e-4)
-
-    def test_the_argument_for_it_chords_lie_above_the_divergences(self) -> None:
-        points = np.linspace(math.log(0.05), math.log(200), 300)
-        table = np.array([renyi._log_divergences(math.exp(point)) for point in points])
-        chords = 0.5 * (table[:-2] + table[2:])
-        assert np.all(chords >= table[1:-1] - 1e-9 * np.abs(chords))
-
-    def test_empty(self) -> None:
-        assert bulk_epsilons(np.empty(0), np.empty(0), np.empty(0), 1e-5).shape == (0,)
 
 
 def test_orders_contain_those_of_dp_accounting_and_fill_its_gaps() -> None:

@@ -64,7 +64,12 @@ def test_epsilon_is_the_accountants() -> None:
     n = 398
     config = {**CHEAP, "noise_multiplier": 1.5}
     expected = dp_sgd_epsilon(
-        noise_multiplier=1.5, lot_size=64, num_records=n, steps=2 * (n // 64), delta=1e-5
+        noise_multiplier=1.5,
+        lot_size=64,
+        num_records=n,
+        steps=2 * (n // 64),
+        delta=1e-5,
+        sampling="without_replacement",
     )
     assert problem.epsilon(config) == expected
 
