@@ -7,6 +7,7 @@ import signal
 import warnings
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from opacus import GradSampleModule
@@ -14,6 +15,7 @@ from opacus.optimizers import DPOptimizer
 from scipy.stats import chi2
 from torch import Tensor, nn
 
+from botorch_dp.privacy import NeighboringRelation
 from botorch_dp.training import (
     DPTrainer,
     TrainTest,
@@ -29,6 +31,15 @@ FALSE_ALARM = 1e-6
 ENGINES = ["fused", "per_record"]
 #: (relative to the sum's norm) rounding of the type; Opacus itself clips at norm + 1e-6.
 TOLERANCE = {torch.float32: 2e-6, torch.float64: 1e-13}
+#: Ways to draw lots, each under the relations it is accounted for.
+LOTS: dict[str, dict[str, Any]] = {
+    "fixed": {"sampling": "without_replacement"},
+    "poisson": {"sampling": "poisson"},
+    "poisson, one more": {
+        "sampling": "poisson",
+        "relation": NeighboringRelation.ADD_OR_REMOVE_ONE,
+    },
+}
 INDICES = torch.tensor([5, 0, 17, 30, 8, 59, 22])
 
 
