@@ -48,7 +48,7 @@ _NOISE_IS_APPROXIMATE = (
     "the noise, made of operating-system entropy, is a double-precision approximation of Gaussian "
     "draws rounded to a grid of 2^-24 of their standard deviation"
 )
-_FIXED_BEFOREHAND = (
+FIXED_BEFOREHAND = (
     "the hyper-parameters and the number of steps were fixed without looking at the records "
     "(tuning on them costs privacy of its own)"
 )
@@ -208,7 +208,7 @@ class TrainingPlan:
             return Guarantee(mechanism, unit, (), void="no noise was added")
         return Guarantee(
             mechanism,
-            unit.given(_FIXED_BEFOREHAND, *self.conditions),
+            unit.given(FIXED_BEFOREHAND, *self.conditions),
             (self.privacy_loss(steps),),
             assumptions=(_NOISE_IS_APPROXIMATE,),
             quoted_delta=self.delta,

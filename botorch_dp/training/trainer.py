@@ -240,8 +240,8 @@ class DPTrainer:
                 tune, refused to publish.
             publish: Draw lots and noise from the operating system and clip in double precision,
                 for a model that others will see. Slower than under a seed.
-            ledger: Charged with the complete run before training starts; stopping early gives
-                nothing back.
+            ledger: Charged with the complete run before a record is read; stopping early gives
+                nothing back. Only with ``publish=True``.
             checkpoint: A file to write the state to now and then and at the end, and to resume
                 from if it exists. It is private. A resumed run gives the same model as one that
                 was never interrupted. Never resume one checkpoint twice (from copies) to publish:
@@ -269,6 +269,11 @@ class DPTrainer:
             raise PrivacyError(
                 "`seed` was given together with publish=True: whoever knows or guesses the seed "
                 "can subtract the noise. Leave it out; a published run draws from the system."
+            )
+        if ledger is not None and not publish:
+            raise PrivacyError(
+                "`ledger` was given to a run that is not to be published: its noise is simulated "
+                "and promises nothing, so nothing is charged for it. Leave one of the two out."
             )
         if publish:
             plan.check_publishable()

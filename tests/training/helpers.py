@@ -7,7 +7,7 @@ import signal
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from opacus import GradSampleModule
@@ -188,6 +188,26 @@ def assert_sums_agree(
     assert scale > 0
     assert float((found - expected).norm()) <= TOLERANCE[dtype] * scale
     assert float((found - stock).norm()) <= 4e-6 * max(scale, 1.0)
+
+
+class Watched(Tensor):
+    """Data that notes when its values, rather than its form, are first asked for."""
+
+    reads: ClassVar[list[str]] = []
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = getattr(func, "__name__", str(func))
+        if name not in {"__get__", "dim", "__len__", "is_floating_point", "size"}:
+            cls.reads.append(name)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def watched(data: TrainTest) -> TrainTest:
+    Watched.reads.clear()
+    return TrainTest(*(values.as_subclass(Watched) for values in data))
 
 
 class Interrupting:
