@@ -154,7 +154,11 @@ def _trainer(oracles: PrivateTraining) -> DPTrainer:
     data = _data(oracles.data)
     factory, loss = _MODELS[oracles.model]
     return DPTrainer(
-        partial(factory, data.train_X.shape[1]), loss, data, optimizer=oracles.optimizer
+        partial(factory, data.train_X.shape[1]),
+        loss,
+        data,
+        optimizer=oracles.optimizer,
+        sampling="without_replacement",
     )
 
 

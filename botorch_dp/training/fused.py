@@ -287,10 +287,10 @@ class FusedEngine:
         return self._records.X.flatten(1)
 
     def _gather(self, indices: Tensor) -> Tensor:
-        """Rows of the inputs, in memory that the next call uses again."""
-        if len(self._gathered) != len(indices):
+        """Rows of the inputs, in memory that the next call uses again, whatever its lots' size."""
+        if len(self._gathered) < len(indices):
             self._gathered = self._X.new_empty(len(indices), self._X.shape[1])
-        return torch.index_select(self._X, 0, indices, out=self._gathered)
+        return torch.index_select(self._X, 0, indices, out=self._gathered[: len(indices)])
 
     @cached_property
     def _scales(self) -> Tensor:

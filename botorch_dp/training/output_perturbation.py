@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -11,13 +12,16 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from botorch_dp._checks import check_delta, check_integer, check_positive
+from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import (
     Guarantee,
+    PrivacyLedger,
     PrivacyUnit,
     gaussian_guarantee,
     gaussian_mechanism,
 )
 from botorch_dp.training.networks import accuracy
+from botorch_dp.training.plan import FIXED_BEFOREHAND
 from botorch_dp.training.records import TrainTest, check_data
 
 #: Numbers gathered at once; bounds memory whatever the number of models trained together.
@@ -65,9 +69,11 @@ class OutputPerturbedLogisticRegression:
     Guarantee: the loss is ``regularization``-strongly convex, ``1 + regularization``-smooth and,
     on the ball of radius ``1 / regularization``, 2-Lipschitz, so replacing one record moves the
     final weights by at most ``4 / (regularization n)`` for any number of epochs [Wu2017]. Adding
-    ``N(0, noise_std^2 I)`` is mu-GDP with ``mu`` the ratio of the two. The projection onto that
-    ball never acts: from ``|w| <= R = 1 / regularization`` a step gives
-    ``|(1 - step regularization) w + step g x| <= R - step + step = R`` with ``|g x| <= 1``.
+    ``N(0, noise_std^2 I)`` is mu-GDP with ``mu`` the ratio of the two. (Two records' gradients
+    differ by at most 2 rather than 4, because the penalty's part is the same: half of the bound is
+    left for rounding.) The projection onto that ball never acts: with ``|g x| <= 1``, a step from
+    ``|w| <= R = 1 / regularization`` gives
+    ``|(1 - step regularization) w + step g x| <= R - step + step = R``.
 
     Args:
         data: ``TrainTest`` of two classes; targets are positive or not.
@@ -90,16 +96,18 @@ class OutputPerturbedLogisticRegression:
             )
         self.epochs = check_integer("epochs", epochs)
         self.delta = check_delta("delta", delta)
-        # A record enters only through -y x: the gradient of its loss is sigmoid(-y w.x) (-y x).
-        sign = torch.where(data.train_Y > 0, -1.0, 1.0).to(_real(data.train_X))
-        self._signed = self.scaled(data.train_X) * sign.unsqueeze(-1)  # n x d
-        self._test_X = self.scaled(data.test_X)
-        self._test_Y = data.test_Y
+        self._data = data
 
     @property
     def num_records(self) -> int:
         """The number of training records."""
-        return len(self._signed)
+        return len(self._data.train_X)
+
+    @cached_property
+    def _signed(self) -> Tensor:
+        """``-y x``, ``n x d``: the gradient of a record's loss is ``sigmoid(-y w.x) (-y x)``."""
+        X, Y = self._data.train_X, self._data.train_Y
+        return self.scaled(X) * torch.where(Y > 0, -1.0, 1.0).to(_real(X)).unsqueeze(-1)
 
     @staticmethod
     def scaled(X: Tensor) -> Tensor:
@@ -125,8 +133,8 @@ class OutputPerturbedLogisticRegression:
         return gaussian_guarantee(
             sensitivity=sensitivity,
             mu=sensitivity / noise_std,
-            unit=PrivacyUnit("one training record"),
-        )
+            unit=PrivacyUnit("one training record", conditions=(FIXED_BEFOREHAND,)),
+        ).quoted_at(self.delta)
 
     def epsilon(self, *, regularization: float, noise_std: float) -> float:
         """The exact epsilon at ``delta``, from the parameters alone."""
@@ -135,7 +143,14 @@ class OutputPerturbedLogisticRegression:
         )
 
     def fit(
-        self, *, regularization: float, noise_std: float, seed: int = 0, publish: bool = False
+        self,
+        *,
+        regularization: float,
+        noise_std: float,
+        seed: int = 0,
+        publish: bool = False,
+        ledger: PrivacyLedger | None = None,
+        key: str | None = None,
     ) -> PerturbedModel:
         """Train one model.
 
@@ -145,19 +160,47 @@ class OutputPerturbedLogisticRegression:
             seed: Seed of the permutation and, unless published, of the noise.
             publish: Draw the noise through OpenDP from the operating system's entropy, in double
                 precision. Without it the model is for tuning and promises nothing.
+            ledger: Charged before a record is read. Only with ``publish=True``.
+            key: Names the published weights in the ledger: asked again, they are replayed for
+                nothing.
+
+        Raises:
+            BudgetExhausted: If the ledger cannot bear it; no record was read.
         """
         settings = [(regularization, noise_std)]
         if not publish:
+            if ledger is not None:
+                raise PrivacyError(
+                    "`ledger` was given to a model that is not to be published: its noise is "
+                    "simulated and promises nothing, so nothing is charged for it. Leave one of "
+                    "the two out."
+                )
             return self.fit_many(settings, seeds=[seed])[0]
         guarantee = self.guarantee(regularization=regularization, noise_std=noise_std)
-        (weights,) = self._descend([regularization], [seed], dtype=torch.double, progress=False)
-        release = gaussian_mechanism(
-            weights,
-            sensitivity=self.sensitivity(regularization=regularization),
-            mu=guarantee.mu,
-            unit=guarantee.unit,
-        )
-        return self._perturbed(release.value, release.guarantee)
+        check_integer("seed", seed, at_least=0)
+        if key is not None and ledger is None:
+            raise ValueError("`key` names a value in a ledger: pass `ledger=` as well.")
+
+        def descend() -> Tensor:
+            return self._descend([regularization], [seed], dtype=torch.double, progress=False)[0]
+
+        def perturb(weights: Tensor) -> Tensor:
+            return gaussian_mechanism(
+                weights,
+                sensitivity=self.sensitivity(regularization=regularization),
+                mu=guarantee.mu,
+                unit=guarantee.unit,
+            ).value
+
+        if ledger is None:
+            released = perturb(descend())
+        else:
+            about = {"seed": seed, "epochs": self.epochs, "regularization": regularization}
+            label = f"output-perturbed logistic regression, {guarantee.mechanism}"
+            released = ledger.release(
+                guarantee, perturb, read=descend, key=key, label=label, about=about
+            )
+        return self._perturbed(released, guarantee)
 
     def fit_replicates(
         self, *, regularization: float, noise_std: float, seeds: Sequence[int]
@@ -238,8 +281,9 @@ class OutputPerturbedLogisticRegression:
         model = nn.Linear(len(weights), 1, bias=False, dtype=weights.dtype, device=weights.device)
         model.weight.data.copy_(weights.unsqueeze(0))
         model.requires_grad_(False).eval()
-        outputs = model(self._test_X.to(weights.dtype))
-        return PerturbedModel(model, guarantee, self.delta, accuracy(outputs, self._test_Y))
+        outputs = model(self.scaled(self._data.test_X).to(weights.dtype))
+        score = accuracy(outputs, self._data.test_Y)
+        return PerturbedModel(model, guarantee, self.delta, score)
 
 
 def _real(X: Tensor) -> torch.dtype:

@@ -21,12 +21,12 @@ from botorch_dp.privacy import (
     PrivacyUnit,
     dp_sgd_loss,
     dp_sgd_noise_multiplier,
-    dp_sgd_relation,
 )
 from botorch_dp.training.randomness import Randomness
 
 Optimizer = Literal["sgd", "adam"]
-Sampling = Literal["without_replacement", "poisson"]
+Sampling = Literal["poisson", "without_replacement"]
+REPLACE_ONE = NeighboringRelation.REPLACE_ONE
 
 #: Below this, squares of single-precision gradients vanish and a norm could be underestimated.
 SMALLEST_CLIP_NORM = 1e-12
@@ -40,11 +40,15 @@ _LOTS = {
     "without_replacement": "lots of fixed size without replacement",
     "poisson": "Poisson-sampled lots",
 }
+_RELATIONS = {
+    "without_replacement": (REPLACE_ONE,),
+    "poisson": (REPLACE_ONE, NeighboringRelation.ADD_OR_REMOVE_ONE),
+}
 _NOISE_IS_APPROXIMATE = (
     "the noise, made of operating-system entropy, is a double-precision approximation of Gaussian "
     "draws rounded to a grid of 2^-24 of their standard deviation"
 )
-_FIXED_BEFOREHAND = (
+FIXED_BEFOREHAND = (
     "the hyper-parameters and the number of steps were fixed without looking at the records "
     "(tuning on them costs privacy of its own)"
 )
@@ -91,10 +95,12 @@ class TrainingPlan:
         lot_size: Number of records in a lot.
         epochs: Passes over so many records.
         optimizer: ``"sgd"`` or ``"adam"``.
-        sampling: ``"without_replacement"`` (fresh uniform subsets of fixed size, as in
-            [Avent2020]) or ``"poisson"`` (each record joins by its own coin of probability
-            ``m / n``, as in [Abadi2016]; the sum is divided by the expected size ``m``, for the
-            real one depends on the records).
+        sampling: ``"poisson"`` (each record joins by its own coin of probability ``m / n``, as in
+            [Abadi2016]; the sum is divided by the expected size ``m``) or
+            ``"without_replacement"`` (fresh uniform subsets of fixed size, as in [Avent2020]; the
+            same noise costs more).
+        relation: Which two data sets must be hard to tell apart: ``REPLACE_ONE``, or for Poisson
+            lots ``ADD_OR_REMOVE_ONE``. Their epsilons cannot be compared.
         delta: Where :attr:`epsilon` is evaluated.
         conditions: What else the guarantee rests on, in sentences.
 
@@ -112,7 +118,8 @@ class TrainingPlan:
     lot_size: int
     epochs: int
     optimizer: Optimizer = "sgd"
-    sampling: Sampling = "without_replacement"
+    sampling: Sampling = "poisson"
+    relation: NeighboringRelation = REPLACE_ONE
     delta: float = 1e-5
     conditions: tuple[str, ...] = ()
 
@@ -137,14 +144,17 @@ class TrainingPlan:
             )
         _check_choice("optimizer", self.optimizer, get_args(Optimizer))
         _check_choice("sampling", self.sampling, get_args(Sampling))
+        if not isinstance(self.relation, NeighboringRelation):
+            raise TypeError(f"`relation` must be a NeighboringRelation, got {self.relation!r}.")
+        if self.relation not in _RELATIONS[self.sampling]:
+            raise PrivacyError(
+                f"`relation` is {self.relation.name}, under which DP-SGD on {_LOTS[self.sampling]} "
+                "is not accounted for here. Use REPLACE_ONE, or sampling='poisson' with "
+                "ADD_OR_REMOVE_ONE."
+            )
         # Numbers of any library come out as Python's, which JSON knows.
         for name, value in checked.items():
             object.__setattr__(self, name, value)
-
-    @property
-    def relation(self) -> NeighboringRelation:
-        """Which two data sets are hard to tell apart."""
-        return dp_sgd_relation(self.sampling)
 
     @property
     def steps(self) -> int:
@@ -185,6 +195,7 @@ class TrainingPlan:
             num_records=self.num_records,
             steps=steps,
             sampling=self.sampling,
+            relation=self.relation,
         )
 
     def guarantee_after(self, steps: int) -> Guarantee:
@@ -197,7 +208,7 @@ class TrainingPlan:
             return Guarantee(mechanism, unit, (), void="no noise was added")
         return Guarantee(
             mechanism,
-            unit.given(_FIXED_BEFOREHAND, *self.conditions),
+            unit.given(FIXED_BEFOREHAND, *self.conditions),
             (self.privacy_loss(steps),),
             assumptions=(_NOISE_IS_APPROXIMATE,),
             quoted_delta=self.delta,
@@ -228,7 +239,8 @@ class TrainingPlan:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form."""
-        return {**asdict(self), "conditions": list(self.conditions)}
+        plain = {"relation": self.relation.name, "conditions": list(self.conditions)}
+        return {**asdict(self), **plain}
 
 
 def make_plan(settings: TrainingSettings, **fixed: Any) -> TrainingPlan:
@@ -253,6 +265,7 @@ def make_plan(settings: TrainingSettings, **fixed: Any) -> TrainingPlan:
         steps=plan.steps,
         delta=plan.delta,
         sampling=plan.sampling,
+        relation=plan.relation,
     )
     return replace(plan, noise_multiplier=noise_multiplier)
 

@@ -15,11 +15,10 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from tqdm import tqdm
 
 from botorch_dp.privacy import loss_to_dict
@@ -28,7 +27,17 @@ from botorch_dp.training.fused import Engine
 from botorch_dp.training.plan import TrainingPlan
 from botorch_dp.training.randomness import Randomness
 
-_Lots = tuple[Tensor, Tensor | None]
+
+class _Lots(NamedTuple):
+    """The lots of one step."""
+
+    places: Tensor
+    """Indices of records, ``R x m``."""
+    filled: Tensor | None
+    """Which of them count, ``R x m``; None if all do."""
+    size: int
+    """How many of them count."""
+
 
 _LOTS_AHEAD = 32
 _PLACES_AHEAD = 2**18
@@ -54,7 +63,9 @@ class TrainingRun:
         self.step = 0
         #: Filled places of all lots so far.
         self.drawn = 0
+        #: Lots drawn already; ``_block`` holds those and the ones before them for a checkpoint.
         self._ahead: list[_Lots] = []
+        self._block = (torch.zeros(0, len(coins), 0), torch.zeros(0, len(coins)))
         self.id = uuid.uuid4().hex
         self._plan, self._engine, self._coins = plan, engine, coins
         self._identity = {**plan.to_dict(), **identity}
@@ -103,9 +114,9 @@ class TrainingRun:
     def _advance(self) -> None:
         plan = self._plan
         if not self._ahead:
-            self._ahead = self._draw_ahead()
-        lots, filled = self._ahead.pop(0)
-        self.drawn += lots.numel() if filled is None else int(filled.sum())
+            self._draw_ahead()
+        lots, filled, size = self._ahead.pop(0)
+        self.drawn += size
         sums = self._engine.clipped_sums(lots, filled, plan.clip_norm)
         if plan.noise_multiplier > 0:
             for row, coins in zip(sums, self._coins, strict=True):
@@ -120,24 +131,33 @@ class TrainingRun:
             self._adam.step()
         self.step += 1
 
-    def _draw_ahead(self) -> list[_Lots]:
+    def _draw_ahead(self) -> None:
         """The lots of the next steps: drawing several at once is faster than one at a time."""
-        if self._plan.sampling == "poisson":
-            return [self._draw()]
-        size = len(self._coins) * self._plan.lot_size
-        count = min(_LOTS_AHEAD, self._plan.steps - self.step, max(1, _PLACES_AHEAD // size))
-        return [self._draw() for _ in range(count)]
+        replicates = len(self._coins)
+        most = max(1, _PLACES_AHEAD // (replicates * self._plan.lot_size))
+        count = min(_LOTS_AHEAD, most, self._plan.steps - self.step)
+        lots = [self._plan.draw_lot(coins) for _ in range(count) for coins in self._coins]
+        sizes = torch.tensor([len(lot) for lot in lots]).view(count, replicates)
+        places = nn.utils.rnn.pad_sequence(lots, batch_first=True)  # with record 0
+        self._stock(places.view(count, replicates, places.shape[1]), sizes)
 
-    def _draw(self) -> _Lots:
-        """Lots (``R x m``, short ones filled up with record 0), and which places are filled."""
-        lots = [self._plan.draw_lot(coins) for coins in self._coins]
-        sizes = [len(lot) for lot in lots]
-        if min(sizes) == max(sizes):
-            together = lots[0].unsqueeze(0) if len(lots) == 1 else torch.stack(lots)
-            return together.to(self._flat.device), None
-        together = torch.nn.utils.rnn.pad_sequence(lots, batch_first=True)
-        filled = torch.arange(max(sizes)) < torch.tensor(sizes).unsqueeze(1)
-        return together.to(self._flat.device), filled.to(self._flat.device)
+    def _stock(self, places: Tensor, sizes: Tensor) -> None:
+        """Lay in lots: places, ``b x R x m``, of which the first ``sizes`` (``b x R``) count.
+
+        Each step gets the shape of its longest lot: on average, lots of one replicate are no
+        longer than lots of fixed size.
+        """
+        self._block = places, sizes
+        filled = torch.arange(places.shape[2]) < sizes.unsqueeze(2)
+        places, filled = places.to(self._flat.device), filled.to(self._flat.device)
+        self._ahead = [
+            _Lots(
+                place[:, : max(size)],
+                None if min(size) == max(size) else fill[:, : max(size)],
+                sum(size),
+            )
+            for place, fill, size in zip(places, filled, sizes.tolist(), strict=True)
+        ]
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Store everything the remaining steps depend on."""
@@ -152,9 +172,11 @@ class TrainingRun:
             "spent": loss,
             "coins": [coins.state() for coins in self._coins],
         }
+        places, sizes = (part[len(part) - len(self._ahead) :] for part in self._block)
         arrays: Arrays = {
             "parameters": self._flat.cpu().numpy(),
-            "ahead": np.array([lots.cpu().numpy() for lots, _ in self._ahead]),
+            "ahead": places.numpy(),
+            "ahead_sizes": sizes.numpy(),
             "kept": self._engine.kept.cpu().numpy(),
         }
         if self._adam is not None:
@@ -175,9 +197,7 @@ class TrainingRun:
         check_same_run(path, header["run"], self._identity)
         self.step, self.drawn, self.id = header["step"], header["drawn"], header["id"]
         self._flat.copy_(torch.from_numpy(arrays["parameters"]))
-        self._ahead = [
-            (torch.from_numpy(lots).to(self._flat.device), None) for lots in arrays["ahead"]
-        ]
+        self._stock(torch.from_numpy(arrays["ahead"]), torch.from_numpy(arrays["ahead_sizes"]))
         self._engine.kept.copy_(torch.from_numpy(arrays["kept"]))
         if self._adam is not None:
             self._adam.state[self._flat] = {

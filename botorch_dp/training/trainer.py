@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from botorch_dp._checks import check_integer, check_nonnegative, check_positive
 from botorch_dp.errors import PrivacyError
-from botorch_dp.privacy import Guarantee, PrivacyLedger
+from botorch_dp.privacy import Guarantee, NeighboringRelation, PrivacyLedger
 from botorch_dp.training.fused import (
     Engine,
     FusedEngine,
@@ -117,10 +117,11 @@ class DPTrainer:
 
     .. math:: g = \frac1m \Big( \sum_i \nabla_i \min(1, L / \|\nabla_i\|) + N(0, (z S)^2 I) \Big)
 
-    with ``z = noise_multiplier`` and the sensitivity ``S`` of the sum: ``2 L`` for lots of fixed
-    size without replacement (replace-one, Algorithms 3 and 4 of [Avent2020]), ``L`` for Poisson
-    sampling (add-or-remove-one, [Abadi2016]). The two relations differ: their epsilons cannot be
-    compared. Lots are drawn independently at each step; there are no shuffled epochs.
+    with ``z = noise_multiplier`` and the sensitivity ``S`` of the sum: ``2 L`` if one record is
+    replaced, ``L`` if one is added or removed. Lots are Poisson-sampled [Abadi2016]: each record
+    joins by its own coin. ``sampling="without_replacement"`` draws lots of fixed size, as
+    Algorithms 3 and 4 of [Avent2020] do; the same noise then costs more. Lots are drawn
+    independently at each step; there are no shuffled epochs.
 
     Guarantee: clipping bounds each record's part of the sum by ``L`` whatever the record is (a
     gradient that is not finite counts as zero), so the sum has sensitivity ``S`` and a step is a
@@ -146,7 +147,9 @@ class DPTrainer:
             must not raise for any value of a record: an exception would tell about it.
         data: :class:`TrainTest` on one device.
         optimizer: ``"sgd"`` or ``"adam"`` (with torch's default moments).
-        sampling: ``"without_replacement"`` or ``"poisson"``.
+        sampling: ``"poisson"`` or ``"without_replacement"``.
+        relation: ``NeighboringRelation.REPLACE_ONE``, or for Poisson lots ``ADD_OR_REMOVE_ONE``.
+            Epsilons under different relations cannot be compared.
         engine: ``"fused"``, ``"per_record"`` (``"opacus"`` is its former name), or ``"auto"`` for
             the first where it applies.
         metric: Takes the outputs and targets of the test records and returns the utility that
@@ -172,7 +175,8 @@ class DPTrainer:
         data: TrainTest,
         *,
         optimizer: Optimizer = "sgd",
-        sampling: Sampling = "without_replacement",
+        sampling: Sampling = "poisson",
+        relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
         engine: EngineName = "auto",
         metric: Callable[[Tensor, Tensor], float] = accuracy,
     ) -> None:
@@ -181,6 +185,7 @@ class DPTrainer:
         self.data = check_data(data)
         self.optimizer: Optimizer = optimizer
         self.sampling: Sampling = sampling
+        self.relation = relation
         self.metric = metric
         self._model_factory = model_factory
         with seeded_torch(0):
@@ -200,7 +205,7 @@ class DPTrainer:
     def __repr__(self) -> str:
         return (
             f"DPTrainer({self.data!r}, optimizer={self.optimizer!r}, sampling={self.sampling!r}, "
-            f"engine={self.engine!r})"
+            f"relation={self.relation.name}, engine={self.engine!r})"
         )
 
     def plan(self, **settings: Unpack[TrainingSettings]) -> TrainingPlan:
@@ -210,6 +215,7 @@ class DPTrainer:
             num_records=len(self.data.train_X),
             optimizer=self.optimizer,
             sampling=self.sampling,
+            relation=self.relation,
             conditions=()
             if self.engine == "fused" and self._loss in OUTPUT_GRADIENTS
             else (_NOTHING_KEPT,),
@@ -234,8 +240,8 @@ class DPTrainer:
                 tune, refused to publish.
             publish: Draw lots and noise from the operating system and clip in double precision,
                 for a model that others will see. Slower than under a seed.
-            ledger: Charged with the complete run before training starts; stopping early gives
-                nothing back.
+            ledger: Charged with the complete run before a record is read; stopping early gives
+                nothing back. Only with ``publish=True``.
             checkpoint: A file to write the state to now and then and at the end, and to resume
                 from if it exists. It is private. A resumed run gives the same model as one that
                 was never interrupted. Never resume one checkpoint twice (from copies) to publish:
@@ -263,6 +269,11 @@ class DPTrainer:
             raise PrivacyError(
                 "`seed` was given together with publish=True: whoever knows or guesses the seed "
                 "can subtract the noise. Leave it out; a published run draws from the system."
+            )
+        if ledger is not None and not publish:
+            raise PrivacyError(
+                "`ledger` was given to a run that is not to be published: its noise is simulated "
+                "and promises nothing, so nothing is charged for it. Leave one of the two out."
             )
         if publish:
             plan.check_publishable()

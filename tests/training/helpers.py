@@ -7,6 +7,7 @@ import signal
 import warnings
 from collections.abc import Callable
 from functools import partial
+from typing import Any, ClassVar
 
 import torch
 from opacus import GradSampleModule
@@ -14,6 +15,7 @@ from opacus.optimizers import DPOptimizer
 from scipy.stats import chi2
 from torch import Tensor, nn
 
+from botorch_dp.privacy import NeighboringRelation
 from botorch_dp.training import (
     DPTrainer,
     TrainTest,
@@ -29,6 +31,15 @@ FALSE_ALARM = 1e-6
 ENGINES = ["fused", "per_record"]
 #: (relative to the sum's norm) rounding of the type; Opacus itself clips at norm + 1e-6.
 TOLERANCE = {torch.float32: 2e-6, torch.float64: 1e-13}
+#: Ways to draw lots, each under the relations it is accounted for.
+LOTS: dict[str, dict[str, Any]] = {
+    "fixed": {"sampling": "without_replacement"},
+    "poisson": {"sampling": "poisson"},
+    "poisson, one more": {
+        "sampling": "poisson",
+        "relation": NeighboringRelation.ADD_OR_REMOVE_ONE,
+    },
+}
 INDICES = torch.tensor([5, 0, 17, 30, 8, 59, 22])
 
 
@@ -177,6 +188,26 @@ def assert_sums_agree(
     assert scale > 0
     assert float((found - expected).norm()) <= TOLERANCE[dtype] * scale
     assert float((found - stock).norm()) <= 4e-6 * max(scale, 1.0)
+
+
+class Watched(Tensor):
+    """Data that notes when its values, rather than its form, are first asked for."""
+
+    reads: ClassVar[list[str]] = []
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = getattr(func, "__name__", str(func))
+        if name not in {"__get__", "dim", "__len__", "is_floating_point", "size"}:
+            cls.reads.append(name)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def watched(data: TrainTest) -> TrainTest:
+    Watched.reads.clear()
+    return TrainTest(*(values.as_subclass(Watched) for values in data))
 
 
 class Interrupting:

@@ -16,7 +16,7 @@ from botorch_dp.privacy import PrivacyBudget, PrivacyLedger
 from botorch_dp.privacy.losses import FixedLotSGDLoss, loss_from_dict
 from botorch_dp.training import DPTrainer, cross_entropy_loss
 from botorch_dp.training.checkpoint import load_checkpoint, save_checkpoint
-from tests.training.helpers import NETWORK, Interrupting, make_data, weights
+from tests.training.helpers import LOTS, NETWORK, Interrupting, make_data, weights
 
 SETTINGS = {
     "learning_rate": 0.1,
@@ -73,7 +73,7 @@ def test_dropout_resumes_too(tmp_path: Path) -> None:
 
 def test_the_file_is_private_and_says_so(tmp_path: Path) -> None:
     path = tmp_path / "run.npz"
-    interrupted(path, 12, seed=0)
+    interrupted(path, 12, seed=0, sampling="without_replacement")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     with np.load(path, allow_pickle=False) as file:
         header = json.loads(str(file["header"]))
@@ -115,11 +115,11 @@ def test_another_run_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError, match=name):
             each.fit(**{**SETTINGS, **change}, checkpoint=path)
-    other = DPTrainer(
-        NETWORK, cross_entropy_loss, make_data(dtype=torch.float32), sampling="poisson"
-    )
-    with pytest.raises(ValueError, match="sampling"):
-        other.fit(**SETTINGS, seed=4, checkpoint=path)
+    for lots, name in (("fixed", "sampling"), ("poisson, one more", "relation")):
+        data = make_data(dtype=torch.float32)
+        other = DPTrainer(NETWORK, cross_entropy_loss, data, **LOTS[lots])
+        with pytest.raises(ValueError, match=name):
+            other.fit(**SETTINGS, seed=4, checkpoint=path)
     assert path.read_bytes() == before
 
 

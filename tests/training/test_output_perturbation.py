@@ -9,8 +9,15 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
-from botorch_dp.privacy import NeighboringRelation, gaussian_epsilon
+from botorch_dp.errors import BudgetExhausted, PrivacyError
+from botorch_dp.privacy import (
+    NeighboringRelation,
+    PrivacyBudget,
+    PrivacyLedger,
+    gaussian_epsilon,
+)
 from botorch_dp.training import OutputPerturbedLogisticRegression, TrainTest
+from tests.training.helpers import Watched, watched
 
 
 def data(n: int = 200, d: int = 4, seed: int = 0) -> TrainTest:
@@ -124,6 +131,38 @@ def test_published_models_have_the_operating_systems_noise() -> None:
     assert not torch.equal(first.model.weight, second.model.weight)
     assert first.model.weight.dtype == torch.double
     assert "0." not in repr(first).replace(str(first.guarantee), "")
+
+
+def test_the_ledger_is_charged_before_a_record_is_read() -> None:
+    trainer = OutputPerturbedLogisticRegression(watched(data(n=30)), epochs=1)
+    settings = {"regularization": 1.0, "noise_std": 0.5}
+    mu = trainer.guarantee(**settings).mu
+    limit = gaussian_epsilon(mu, 1e-6)
+    poor = PrivacyLedger(":memory:", PrivacyBudget(limit * (1 - 1e-6), 1e-6))
+    with pytest.raises(BudgetExhausted):
+        trainer.fit(**settings, publish=True, ledger=poor)
+    assert Watched.reads == []
+    ledger = PrivacyLedger(":memory:", PrivacyBudget(limit * (1 + 1e-6), 1e-6))
+    first = trainer.fit(**settings, publish=True, ledger=ledger, key="the model")
+    assert Watched.reads
+    assert ledger.balance().mu_spent == pytest.approx(mu)
+    again = trainer.fit(**settings, publish=True, ledger=ledger, key="the model")
+    assert torch.equal(first.model.weight, again.model.weight)
+    assert len(ledger.entries()) == 1
+    with pytest.raises(PrivacyError, match="the model"):
+        trainer.fit(**settings, seed=3, publish=True, ledger=ledger, key="the model")
+    with pytest.raises(BudgetExhausted):
+        trainer.fit(**settings, publish=True, ledger=ledger)
+
+
+def test_nothing_is_charged_for_a_simulation() -> None:
+    ledger = PrivacyLedger(":memory:", PrivacyBudget(100.0, 1e-4))
+    trainer = OutputPerturbedLogisticRegression(data(n=30))
+    with pytest.raises(PrivacyError, match=r"`ledger`.*simulated"):
+        trainer.fit(regularization=1.0, noise_std=0.5, ledger=ledger)
+    assert ledger.entries() == []
+    with pytest.raises(ValueError, match="`key`"):
+        trainer.fit(regularization=1.0, noise_std=0.5, publish=True, key="a")
 
 
 def test_accuracy_without_much_noise() -> None:

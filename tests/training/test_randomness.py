@@ -8,7 +8,12 @@ import pytest
 import torch
 from scipy import stats
 
-from botorch_dp.training.randomness import SeededRandomness, SystemRandomness, seeded_torch
+from botorch_dp.training.randomness import (
+    SeededRandomness,
+    SystemRandomness,
+    _system_integers,
+    seeded_torch,
+)
 from tests.training.helpers import FALSE_ALARM, variance_is
 
 CPU = torch.device("cpu")
@@ -140,6 +145,43 @@ def test_published_sums_lie_on_one_grid(value: float) -> None:
     cells = total / 2.0 ** (1 - 24)
     assert torch.equal(cells, cells.round())
     assert variance_is(total - value, 3.0)
+
+
+@pytest.mark.parametrize("numbers", [1, 400])
+def test_published_noise_is_widened_by_what_rounding_may_add(
+    numbers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sum to the grid: sqrt(p) / 2 cells for each neighbour; adding up: the stated slack."""
+    monkeypatch.setattr(
+        "botorch_dp.training.randomness._system_normal", lambda size: np.full(size, 2.0**20)
+    )
+    total = torch.zeros(numbers, dtype=torch.float64)
+    SystemRandomness().perturb_(total, sensitivity=1.0, noise_multiplier=3.0)
+    grid = 2.0 ** (1 - 24)
+    widened = 1 + 2e-6 + grid * math.sqrt(numbers)
+    torch.testing.assert_close(
+        total / (3.0 * 2**20), torch.full_like(total, widened), rtol=1e-13, atol=0
+    )
+
+
+@pytest.mark.parametrize("bound", [1, 2, 3, 5, 6, 2**62 + 1])
+def test_system_integers_are_uniform(bound: int) -> None:
+    """Each of two halves of the range is equally likely, also where most numbers are rejected."""
+    drawn = np.concatenate([_system_integers(4000, bound) for _ in range(3)])
+    assert 0 <= drawn.min() <= drawn.max() < bound
+    if bound == 1:
+        return
+    if bound <= 6:
+        assert stats.chisquare(np.bincount(drawn, minlength=bound)).pvalue > FALSE_ALARM
+    else:
+        low = int((drawn < bound // 2).sum())
+        assert stats.binomtest(low, len(drawn), 0.5).pvalue > FALSE_ALARM
+
+
+@pytest.mark.parametrize("probability", [1e-3, 0.5 / 256, 1 / 256, 1.5 / 256, 0.5, 0.999, 1.0])
+def test_bytes_and_fractions_make_the_stated_probability(probability: float) -> None:
+    chosen = sum(len(SystemRandomness().choose_each(200_000, probability)) for _ in range(5))
+    assert stats.binomtest(chosen, 1_000_000, probability).pvalue > FALSE_ALARM
 
 
 def test_global_generators_are_left_alone() -> None:

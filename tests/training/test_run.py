@@ -22,6 +22,7 @@ from botorch_dp.training import (
 from botorch_dp.training.run import TrainingRun
 from tests.training.helpers import (
     FLOAT_DATA,
+    LOTS,
     NETWORK,
     SETTINGS,
     Interrupting,
@@ -106,11 +107,12 @@ ONE_STEP = torch.tensor([[-1.5, -0.75], [-2.0, -1.25]], dtype=torch.float64)
 
 
 @pytest.mark.parametrize(
-    "sampling, sensitivity, asked", [("without_replacement", 0.5, 4), ("poisson", 0.25, 4 / 12)]
+    "lots, sensitivity, asked",
+    [("fixed", 0.5, 4), ("poisson", 0.5, 4 / 12), ("poisson, one more", 0.25, 4 / 12)],
 )
-def test_steps_by_hand(sampling: str, sensitivity: float, asked: float) -> None:
+def test_steps_by_hand(lots: str, sensitivity: float, asked: float) -> None:
     """``- 0.5 (sum + 10) / 4`` three times, with noise of multiplier 3 at S = 2C or C."""
-    run, engine, coins = written(SAME_LOT, SAME_LOT, sampling=sampling)
+    run, engine, coins = written(SAME_LOT, SAME_LOT, **LOTS[lots])
     assert take_steps(run)
     assert torch.equal(engine.parameters, 3 * ONE_STEP)
     assert engine.seen == [([[1, 2, 3, 4]] * 2, None, 0.25)] * 3

@@ -24,7 +24,16 @@ from botorch_dp.training import (
     logistic_regression,
     multilayer_perceptron,
 )
-from tests.training.helpers import FLOAT_DATA, NETWORK, SETTINGS, make_data, trainer, weights
+from tests.training.helpers import (
+    FLOAT_DATA,
+    NETWORK,
+    SETTINGS,
+    Watched,
+    make_data,
+    trainer,
+    watched,
+    weights,
+)
 
 
 class TestDeterminism:
@@ -225,11 +234,23 @@ class TestPromises:
         assert not started
         assert len(ledger.entries()) == 1
 
-    def test_a_simulation_is_charged_like_the_real_run(self) -> None:
-        each = trainer()
+    def test_nothing_is_charged_for_a_simulation(self) -> None:
         ledger = PrivacyLedger(":memory:", PrivacyBudget(100.0, 1e-4))
-        each.fit(**SETTINGS, seed=0, ledger=ledger)
-        assert ledger.spent()[0] == pytest.approx(each.plan(**SETTINGS).epsilon)
+        with pytest.raises(PrivacyError, match=r"`ledger`.*simulated"):
+            trainer().fit(**SETTINGS, seed=0, ledger=ledger)
+        assert ledger.entries() == []
+
+    @pytest.mark.parametrize("engine", ["fused", "per_record"])
+    def test_no_record_is_read_before_the_charge(self, engine: str) -> None:
+        each = DPTrainer(NETWORK, cross_entropy_loss, watched(FLOAT_DATA), engine=engine)
+        epsilon = each.plan(**SETTINGS).epsilon
+        poor = PrivacyLedger(":memory:", PrivacyBudget(0.9 * epsilon, 1e-4))
+        with pytest.raises(BudgetExhausted):
+            each.fit(**SETTINGS, publish=True, ledger=poor)
+        assert Watched.reads == []
+        rich = PrivacyLedger(":memory:", PrivacyBudget(1.1 * epsilon, 1e-4))
+        each.fit(**SETTINGS, publish=True, ledger=rich)
+        assert Watched.reads
 
 
 class TestRefusals:

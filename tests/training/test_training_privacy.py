@@ -20,15 +20,16 @@ from botorch_dp.training import DPTrainer, TrainingPlan, TrainTest
 from botorch_dp.training.randomness import SystemRandomness
 from tests.training.helpers import (
     FALSE_ALARM,
+    LOTS,
     linear_loss,
     opacus_clipped_sum,
     variance_is,
     zero_model,
 )
 
-BOTH = pytest.mark.parametrize("sampling", ["without_replacement", "poisson"])
+EVERY = pytest.mark.parametrize("lots", LOTS)
 #: Noise on the sum in clipping norms at multiplier 1: the sensitivity under each relation.
-SENSITIVITY = {"without_replacement": 2.0, "poisson": 1.0}
+SENSITIVITY = {"fixed": 2.0, "poisson": 2.0, "poisson, one more": 1.0}
 WIDTH = 10_000
 _fresh = itertools.count()
 
@@ -38,14 +39,14 @@ def records(X: list[list[float]] | Tensor, Y: list[float]) -> TrainTest:
     return TrainTest(X, y, X.nan_to_num(), y)
 
 
-def pure_noise(sampling: str, engine: str, *, publish: bool, steps: int = 3) -> Tensor:
+def pure_noise(lots: str, engine: str, *, publish: bool, steps: int = 3) -> Tensor:
     """The noise on the sums of all steps, out of a trainer whose gradients are all zero."""
     data = records(torch.zeros(10, WIDTH), [1.0] * 10)
     trainer = DPTrainer(
         zero_model(WIDTH),
         linear_loss,
         data,
-        sampling=sampling,
+        **LOTS[lots],
         engine=engine,
         metric=lambda o, t: 0,
     )
@@ -68,13 +69,13 @@ def halve_the_sensitivity(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TrainingPlan, "sensitivity", property(lambda plan: right(plan) / 2))
 
 
-@BOTH
+@EVERY
 @pytest.mark.parametrize("publish", [False, True])
 @pytest.mark.parametrize("engine", ["fused", "per_record"])
-def test_the_noise_has_the_stated_deviation(sampling: str, engine: str, publish: bool) -> None:
-    """Six steps: sqrt(6) times ``z S`` with S = 2C (without replacement) or C (Poisson)."""
-    noise = pure_noise(sampling, engine, publish=publish)
-    std = math.sqrt(6) * 3.0 * SENSITIVITY[sampling] * 0.25
+def test_the_noise_has_the_stated_deviation(lots: str, engine: str, publish: bool) -> None:
+    """Six steps: sqrt(6) times ``z S`` with S = 2C for a replaced record, C for one more."""
+    noise = pure_noise(lots, engine, publish=publish)
+    std = math.sqrt(6) * 3.0 * SENSITIVITY[lots] * 0.25
     assert variance_is(noise, std)
     # The factor-2 trap in both directions, and a noise that is a tenth too small.
     for wrong in (std / 2, std * 2, std * 0.9, std * 1.1):
@@ -84,12 +85,12 @@ def test_the_noise_has_the_stated_deviation(sampling: str, engine: str, publish:
 
 def test_a_missing_factor_of_two_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     halve_the_sensitivity(monkeypatch)
-    noise = pure_noise("without_replacement", "fused", publish=False)
+    noise = pure_noise("fixed", "fused", publish=False)
     assert not variance_is(noise, math.sqrt(6) * 3.0 * 2 * 0.25)
 
 
-@BOTH
-def test_opacus_needs_another_number_for_the_same_noise(sampling: str) -> None:
+@EVERY
+def test_opacus_needs_another_number_for_the_same_noise(lots: str) -> None:
     """Opacus's own optimizer, told ``z S / C``, adds noise of the deviation that ours does."""
     from opacus import GradSampleModule
     from opacus.optimizers import DPOptimizer
@@ -97,7 +98,7 @@ def test_opacus_needs_another_number_for_the_same_noise(sampling: str) -> None:
     model = GradSampleModule(zero_model(20_000)(), loss_reduction="sum")
     optimizer = DPOptimizer(
         torch.optim.SGD(model.parameters(), lr=1.0),
-        noise_multiplier=3.0 * SENSITIVITY[sampling],
+        noise_multiplier=3.0 * SENSITIVITY[lots],
         max_grad_norm=0.25,
         expected_batch_size=5,
         loss_reduction="sum",
@@ -109,7 +110,7 @@ def test_opacus_needs_another_number_for_the_same_noise(sampling: str) -> None:
         linear_loss(model(X), Y).sum().backward()
     optimizer.step()
     noise = next(model.parameters()).detach().flatten()
-    assert variance_is(noise, 3.0 * SENSITIVITY[sampling] * 0.25)
+    assert variance_is(noise, 3.0 * SENSITIVITY[lots] * 0.25)
 
 
 def test_noise_of_replicates_and_steps_is_independent() -> None:
@@ -165,13 +166,14 @@ class TestSensitivity:
 #: Neighbours of two records: the second one reversed, or (as an unusable record, which has no
 #: gradient) absent.
 PAIRS = {
-    "without_replacement": (records([[1.0], [5.0]], [0, 1]), records([[1.0], [5.0]], [0, -1])),
-    "poisson": (records([[1.0], [5.0]], [0, 1]), records([[1.0], [math.nan]], [0, 1])),
+    "fixed": (records([[1.0], [5.0]], [0, 1]), records([[1.0], [5.0]], [0, -1])),
+    "poisson": (records([[1.0], [5.0]], [0, 1]), records([[1.0], [5.0]], [0, -1])),
+    "poisson, one more": (records([[1.0], [5.0]], [0, 1]), records([[1.0], [math.nan]], [0, 1])),
 }
 AUDIT_DELTA = 0.05
 
 
-def audit_one_step(sampling: str, lot_size: int, samples: int) -> tuple[float, Guarantee]:
+def audit_one_step(lots: str, lot_size: int, samples: int) -> tuple[float, Guarantee]:
     settings = {
         "learning_rate": 1.0,
         "clip_norm": 0.5,
@@ -181,9 +183,7 @@ def audit_one_step(sampling: str, lot_size: int, samples: int) -> tuple[float, G
     }
 
     def mechanism(data: TrainTest, size: int) -> Tensor:
-        trainer = DPTrainer(
-            zero_model(1), linear_loss, data, sampling=sampling, metric=lambda o, t: 0
-        )
+        trainer = DPTrainer(zero_model(1), linear_loss, data, **LOTS[lots], metric=lambda o, t: 0)
         plan = trainer.plan(**settings)
         assert plan.steps == 2 // lot_size
         seeds = [next(_fresh) for _ in range(size)]
@@ -193,7 +193,7 @@ def audit_one_step(sampling: str, lot_size: int, samples: int) -> tuple[float, G
         # nothing; here it stands in for exact noise. `TestLowBits` looks at what is published.
         return (released * 2**20).round()
 
-    data, neighbor = PAIRS[sampling]
+    data, neighbor = PAIRS[lots]
     report = audit_epsilon(
         mechanism,
         data,
@@ -203,30 +203,30 @@ def audit_one_step(sampling: str, lot_size: int, samples: int) -> tuple[float, G
         confidence=1 - FALSE_ALARM,
         batched=True,
     )
-    plan = DPTrainer(zero_model(1), linear_loss, data, sampling=sampling).plan(**settings)
+    plan = DPTrainer(zero_model(1), linear_loss, data, **LOTS[lots]).plan(**settings)
     return report.lower_bound, plan.guarantee
 
 
-@BOTH
+@EVERY
 @pytest.mark.parametrize("lot_size", [1, 2])
-def test_the_audit_stays_below_the_claim(sampling: str, lot_size: int) -> None:
-    bound, guarantee = audit_one_step(sampling, lot_size, 3000)
+def test_the_audit_stays_below_the_claim(lots: str, lot_size: int) -> None:
+    bound, guarantee = audit_one_step(lots, lot_size, 3000)
     assert 0 < bound <= guarantee.epsilon(AUDIT_DELTA)
 
 
-@BOTH
-def test_the_audit_catches_missing_noise(sampling: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Noise in units of C under replace-one (the factor-2 trap), or half the noise for Poisson."""
+@EVERY
+def test_the_audit_catches_missing_noise(lots: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noise in units of C under replace-one (the factor-2 trap), or half of it for one more."""
     halve_the_sensitivity(monkeypatch)
-    bound, guarantee = audit_one_step(sampling, 2, 3000)
+    bound, guarantee = audit_one_step(lots, 2, 3000)
     assert bound > guarantee.epsilon(AUDIT_DELTA)
 
 
 @pytest.mark.slow
-@BOTH
+@EVERY
 @pytest.mark.parametrize("lot_size", [1, 2])
-def test_the_audit_with_many_draws(sampling: str, lot_size: int) -> None:
-    bound, guarantee = audit_one_step(sampling, lot_size, 30_000)
+def test_the_audit_with_many_draws(lots: str, lot_size: int) -> None:
+    bound, guarantee = audit_one_step(lots, lot_size, 30_000)
     claim = guarantee.epsilon(AUDIT_DELTA)
     # The Renyi bound for lots without replacement is loose at so large a delta.
     assert 0.2 * claim < bound <= claim
