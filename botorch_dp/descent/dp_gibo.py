@@ -335,19 +335,19 @@ class DPGIBO:
 
         @functools.cache
         def read() -> tuple[Observations, ClippedMean]:
-            seen = observations.with_batch(factor, self._ask(X), done.steps)
-            return seen, self._mean_gradient(seen, belief.weights)
+            extended = observations.with_batch(factor, self._ask(X), done.steps)
+            return extended, self._mean_gradient(extended, belief.weights)
 
         gradient = self._noisy(run, read)
         # Of a gradient that was replayed the losses may be unknown: they are asked for again.
-        observations, mean = read()
+        seen, mean = read()
         record = StepRecord(len(X), len(factor), proposal.radius, float(belief.trace))
-        with self._descended(gradient, observations.num_records) as location:
+        with self._descended(gradient, seen.num_records) as location:
             taken = _Progress(
-                observations,
+                seen,
                 (*done.trajectory, location),
                 (*done.history, record),
-                observations.num_records,
+                seen.num_records,
             )
             self._store(run, taken)
             self._progress = taken
@@ -407,14 +407,15 @@ class DPGIBO:
         parameter, optimizer = self._parameter, self._optimizer
         before = copy.deepcopy(optimizer.state_dict())
         try:
-            self._move_to(done.location)  # which a box may have moved since
             for group in optimizer.param_groups:
                 if group.get("noise_std", 0.0) is None:
                     group["noise_std"] = self._settings.noise_std(num_records)
             parameter.grad = gradient.to(parameter)
             optimizer.step()
-            location = parameter.detach().clone()
-            yield location if box is None else location.clamp_(box[0], box[1])
+            if box is not None:
+                with torch.no_grad():
+                    parameter.clamp_(box[0], box[1])
+            yield parameter.detach().clone()
         except BaseException:
             if self._progress is done:
                 self._move_to(done.location)
