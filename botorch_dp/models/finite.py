@@ -77,7 +77,8 @@ class FiniteSetGP:
             parts = [prior_variance(self._kernel, part) for part in self.choices.split(self._chunk)]
             variance = torch.cat(parts)
         else:
-            self._chunk = min(_CHUNK, max(_CHUNK_NUMBERS // dim, 1024))
+            chunk = min(_CHUNK, max(_CHUNK_NUMBERS // dim, 1024))
+            self._chunk = math.ceil(len(self.choices) / max(round(len(self.choices) / chunk), 1))
             variance = self._closed_form(self._columns.new_zeros(dim, 1)).repeat(len(self.choices))
         precision = torch.finfo(self.choices.dtype)
         floor = _NOISE_FLOOR * precision.eps * variance.max().item()
@@ -144,7 +145,7 @@ class FiniteSetGP:
         new = self._new_row()
         for start in range(0, self.num_choices, self._chunk):
             part = slice(start, start + self._chunk)
-            row = new[part].copy_(self._prior_covariance(index, part)).mul_(scale)
+            row = torch.mul(self._prior_covariance(index, part), scale, out=new[part])
             for block, weights in zip(rows, past, strict=True):
                 row.addmv_(block[:, part].T, weights, alpha=-scale)
             self._mean[part].add_(row, alpha=(y - mean) * scale)
@@ -218,14 +219,16 @@ def closed_form(kernel: Kernel, dims: Tensor, num_dims: int) -> ClosedForm | Non
                 return None
         combine = operator.iadd if kind is AdditiveKernel else operator.imul
         return partial(_combined, parts=parts, combine=combine)
-    profile = _rbf if kind is RBFKernel else None
-    if kind is MaternKernel:
-        profile = {0.5: _matern_12, 1.5: _matern_32, 2.5: _matern_52}[kernel.nu]
-    if profile is None:
+    profile: Any
+    if kind is RBFKernel:
+        profile, factor = torch.Tensor.exp_, -0.5
+    elif kind is MaternKernel:
+        profile, factor = _MATERN_PROFILES[kernel.nu], 2 * kernel.nu
+    else:
         return None
     lengthscales = kernel.lengthscale.detach().reshape(-1)
     weights = lengthscales.new_zeros(num_dims)  # zero: the kernel does not see the coordinate
-    weights[dims] = lengthscales.reciprocal().square().expand(len(dims))
+    weights[dims] = (factor * lengthscales.reciprocal().square()).expand(len(dims))
     return partial(_stationary, profile=profile, weights=weights)
 
 
@@ -243,28 +246,27 @@ def _stationary(squares: Tensor, profile: ClosedForm, weights: Tensor) -> Tensor
     return profile(squares.T @ weights)
 
 
-def _rbf(r2: Tensor) -> Tensor:
-    """``exp(-r^2 / 2)``, in place."""
-    return r2.mul_(-0.5).exp_()
+def _matern_12(s2: Tensor) -> Tensor:
+    """``exp(-s)`` of ``s^2``, in place."""
+    return s2.sqrt_().neg_().exp_()
 
 
-def _matern_12(r2: Tensor) -> Tensor:
-    """``exp(-r)``, in place."""
-    return r2.sqrt_().neg_().exp_()
-
-
-def _matern_32(r2: Tensor) -> Tensor:
-    """``(1 + s) exp(-s)`` with ``s = sqrt(3) r``, in place."""
-    s = r2.mul_(3.0).sqrt_()
+def _matern_32(s2: Tensor) -> Tensor:
+    """``(1 + s) exp(-s)`` of ``s^2``, in place."""
+    s = s2.sqrt_()
     decay = s.neg().exp_()
     return s.add_(1.0).mul_(decay)
 
 
-def _matern_52(r2: Tensor) -> Tensor:
-    """``(1 + s + s^2 / 3) exp(-s)`` with ``s = sqrt(5) r``, in place."""
-    s = r2.mul_(5.0).sqrt_()
+def _matern_52(s2: Tensor) -> Tensor:
+    """``(1 + s + s^2 / 3) exp(-s)`` of ``s^2``."""
+    s = s2.sqrt()
     decay = s.neg().exp_()
-    return torch.addcmul(s, s, s, value=1 / 3).add_(1.0).mul_(decay)
+    return s.add_(s2, alpha=1 / 3).add_(1.0).mul_(decay)
+
+
+#: By ``nu``, as functions of ``s^2 = 2 nu r^2``.
+_MATERN_PROFILES = {0.5: _matern_12, 1.5: _matern_32, 2.5: _matern_52}
 
 
 def max_information_gain(

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import Any
+from typing import Any, cast
 
 import torch
 from botorch.models.gpytorch import GPyTorchModel
@@ -476,7 +476,7 @@ def exact_gp(model: Model) -> Any:
     ``SaasFullyBayesianSingleTaskGP``, and lists of one such model.
     """
     if isinstance(model, ModelList) and len(model.models) == 1:
-        return exact_gp(next(iter(model.models)))  # type: ignore[arg-type]
+        return exact_gp(cast(Model, model.models[0]))
     name = type(model).__name__
     if isinstance(model, MultiTaskGP | KroneckerMultiTaskGP):
         raise ValueError(
