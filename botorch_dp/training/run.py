@@ -7,11 +7,9 @@ gradients, add noise to the sum, divide by the lot size ``m``, hand the result t
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 import time
-import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
@@ -21,8 +19,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from botorch_dp.privacy import loss_to_dict
-from botorch_dp.training.checkpoint import Arrays, check_same_run, load_checkpoint, save_checkpoint
+from botorch_dp.privacy.runs import Run
 from botorch_dp.training.fused import Engine
 from botorch_dp.training.plan import TrainingPlan
 from botorch_dp.training.randomness import Randomness
@@ -50,7 +47,6 @@ class TrainingRun:
         plan: The public parameters.
         engine: Holds the parameters of all replicates.
         coins: The source of randomness of each replicate.
-        identity: Whatever else makes this run this one (seeds, engine), JSON-ready.
     """
 
     def __init__(
@@ -58,7 +54,6 @@ class TrainingRun:
         plan: TrainingPlan,
         engine: Engine,
         coins: Sequence[Randomness],
-        identity: dict[str, Any],
     ) -> None:
         self.step = 0
         #: Filled places of all lots so far.
@@ -66,9 +61,7 @@ class TrainingRun:
         #: Lots drawn already; ``_block`` holds those and the ones before them for a checkpoint.
         self._ahead: list[_Lots] = []
         self._block = (torch.zeros(0, len(coins), 0), torch.zeros(0, len(coins)))
-        self.id = uuid.uuid4().hex
         self._plan, self._engine, self._coins = plan, engine, coins
-        self._identity = {**plan.to_dict(), **identity}
         self._sensitivity = plan.sensitivity
         self._flat = engine.parameters.requires_grad_(False)
         # Adam acts on each number alone: to it, the parameters of all replicates are one tensor.
@@ -83,10 +76,10 @@ class TrainingRun:
         *,
         progress: bool,
         stop_on_interrupt: bool,
-        checkpoint: str | os.PathLike[str] | None,
+        file: Run | None,
         checkpoint_seconds: float,
     ) -> bool:
-        """Take the remaining steps.
+        """Take the remaining steps; nothing of them is shown to anybody.
 
         Returns:
             Whether all steps were taken; False after Ctrl-C, which takes effect between steps.
@@ -102,11 +95,11 @@ class TrainingRun:
             while self.step < steps and not stop.is_set():
                 self._advance()
                 bar.update()
-                if checkpoint is not None and time.monotonic() - saved >= checkpoint_seconds:
-                    self.save(checkpoint)
+                if file is not None and time.monotonic() - saved >= checkpoint_seconds:
+                    self.save(file)
                     saved = time.monotonic()
-        if checkpoint is not None:
-            self.save(checkpoint)
+        if file is not None:
+            self.save(file)
         if stop.is_set() and (self.step == 0 or not stop_on_interrupt):
             raise KeyboardInterrupt
         return self.step == steps
@@ -159,55 +152,48 @@ class TrainingRun:
             for place, fill, size in zip(places, filled, sizes.tolist(), strict=True)
         ]
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, file: Run) -> None:
         """Store everything the remaining steps depend on."""
-        loss = None
-        if self._plan.noise_multiplier > 0 and self.step > 0:
-            loss = loss_to_dict(self._plan.privacy_loss(self.step))
-        header = {
-            "run": self._identity,
-            "id": self.id,
-            "step": self.step,
-            "drawn": self.drawn,
-            "spent": loss,
-            "coins": [coins.state() for coins in self._coins],
-        }
+        adam = {} if self._adam is None else self._adam.state[self._flat]
         places, sizes = (part[len(part) - len(self._ahead) :] for part in self._block)
-        arrays: Arrays = {
-            "parameters": self._flat.cpu().numpy(),
-            "ahead": places.numpy(),
-            "ahead_sizes": sizes.numpy(),
-            "kept": self._engine.kept.cpu().numpy(),
-        }
-        if self._adam is not None:
-            for name, value in self._adam.state[self._flat].items():
-                arrays[f"adam.{name}"] = value.cpu().numpy()
-        save_checkpoint(path, header, arrays)
-
-    def resume(self, path: str | os.PathLike[str]) -> bool:
-        """Continue from a checkpoint; returns False if there is none.
-
-        Raises:
-            ValueError: If the file belongs to another run.
-        """
-        found = load_checkpoint(path)
-        if found is None:
-            return False
-        header, arrays = found
-        check_same_run(path, header["run"], self._identity)
-        self.step, self.drawn, self.id = header["step"], header["drawn"], header["id"]
-        self._flat.copy_(torch.from_numpy(arrays["parameters"]))
-        self._stock(torch.from_numpy(arrays["ahead"]), torch.from_numpy(arrays["ahead_sizes"]))
-        self._engine.kept.copy_(torch.from_numpy(arrays["kept"]))
-        if self._adam is not None:
-            self._adam.state[self._flat] = {
-                name.removeprefix("adam."): torch.from_numpy(value).to(self._flat.device)
-                for name, value in arrays.items()
-                if name.startswith("adam.")
+        file.put(
+            training={
+                "step": self.step,
+                "drawn": self.drawn,
+                "coins": [coins.state() for coins in self._coins],
+                "parameters": self._flat,
+                "adam": dict(adam),
+                "ahead": places,
+                "ahead_sizes": sizes,
+                "kept": self._engine.kept,
             }
-        for coins, state in zip(self._coins, header["coins"], strict=True):
+        )
+
+    def resume(self, file: Run) -> None:
+        """Continue where the file is, if anything was stored in it."""
+        stored = file.get("training")
+        if stored is None:
+            return
+        self.drawn = stored["drawn"]
+        self.show(stored)
+        self._stock(stored["ahead"], stored["ahead_sizes"])
+        self._engine.kept.copy_(stored["kept"])
+        if self._adam is not None:
+            # Where Adam keeps each of them, its count of steps included, is its own affair.
+            self._adam.state[self._flat] = {
+                name: value.to(self._flat.device) for name, value in stored["adam"].items()
+            }
+        for coins, state in zip(self._coins, stored["coins"], strict=True):
             coins.restore(state)
-        return True
+
+    def shown(self) -> dict[str, Any]:
+        """What a published run shows: how far it came, and the parameters there."""
+        return {"step": self.step, "parameters": self._flat}
+
+    def show(self, shown: dict[str, Any]) -> None:
+        """Go where :meth:`shown` was taken."""
+        self.step = shown["step"]
+        self._flat.copy_(shown["parameters"])
 
 
 @contextmanager

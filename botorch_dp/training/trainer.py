@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from botorch_dp._checks import check_integer, check_nonnegative, check_positive
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import Guarantee, NeighboringRelation, PrivacyLedger
+from botorch_dp.privacy.runs import Run, fingerprint
 from botorch_dp.training.fused import (
     Engine,
     FusedEngine,
@@ -243,14 +244,16 @@ class DPTrainer:
             ledger: Charged with the complete run before a record is read; stopping early gives
                 nothing back. Only with ``publish=True``.
             checkpoint: A file to write the state to now and then and at the end, and to resume
-                from if it exists. It is private. A resumed run gives the same model as one that
-                was never interrupted. Never resume one checkpoint twice (from copies) to publish:
-                those are two releases.
+                from if it exists. It is sensitive, and one process at a time may hold it. A
+                resumed run under a seed gives the same model as one that was never interrupted; a
+                published one gives one model, whatever happens to it: once that is stored, the
+                file returns it.
             checkpoint_seconds: Time between two checkpoints.
             progress: Show a progress bar.
             on_interrupt: After Ctrl-C, ``"stop"`` returns the model as it is after the current
-                step, with the guarantee of the steps taken; ``"raise"`` raises
-                ``KeyboardInterrupt``. Both write the checkpoint first.
+                step, with the guarantee of the steps taken (with ``publish=True`` that is the
+                model of this run for good); ``"raise"`` raises ``KeyboardInterrupt``, and the run
+                can be continued. Both write the checkpoint first.
             settings: ``learning_rate``, ``clip_norm``, ``noise_multiplier`` or
                 ``target_epsilon``, ``lot_size``, ``epochs`` and ``delta``; see
                 :class:`TrainingSettings`.
@@ -282,21 +285,34 @@ class DPTrainer:
         if not publish:
             check_integer("seed", seed, at_least=0)
         run, engine = self._start(plan, [seed])
-        resumed = checkpoint is not None and run.resume(checkpoint)
-        if checkpoint is not None and not resumed:
-            # Known to the file before it is charged: a run that is killed in between is not
-            # charged twice.
-            run.save(checkpoint)
-        if ledger is not None:
-            ledger.charge(
-                plan.guarantee, label=plan.guarantee.mechanism, key=run.id, delta=plan.delta
-            )
-        run.run(
-            progress=progress,
-            stop_on_interrupt=on_interrupt == "stop",
-            checkpoint=checkpoint,
-            checkpoint_seconds=checkpoint_seconds,
-        )
+        identity = self._identity(plan, [seed], engine, with_data=checkpoint is not None)
+        with Run(checkpoint, what="a training", settings=identity, ledger=ledger) as file:
+            run.resume(file)
+
+            def train() -> None:
+                run.run(
+                    progress=progress,
+                    stop_on_interrupt=on_interrupt == "stop",
+                    file=file,
+                    checkpoint_seconds=checkpoint_seconds,
+                )
+                if publish:
+                    self._check_final(engine.finished_models())
+
+            if publish:
+                # The noise of the steps stays in the house. What is shown is one model, stored
+                # first; a run that is cut off before has shown nothing, and goes on unpaid.
+                model = file.release(
+                    plan.guarantee,
+                    lambda _: run.shown(),
+                    read=train,
+                    key="model",
+                    label=plan.guarantee.mechanism,
+                    delta=plan.delta,
+                )
+                run.show(model)
+            else:
+                train()
         (trained,) = self._finish(plan, run, engine, publish=publish)
         return trained
 
@@ -321,7 +337,7 @@ class DPTrainer:
         if len(set(seeds)) < len(seeds):
             raise ValueError("`seeds` must differ: the same seed gives the same model again.")
         run, engine = self._start(plan, seeds)
-        run.run(progress=progress, stop_on_interrupt=False, checkpoint=None, checkpoint_seconds=0.0)
+        run.run(progress=progress, stop_on_interrupt=False, file=None, checkpoint_seconds=0.0)
         return self._finish(plan, run, engine, publish=False)
 
     def clipped_gradient_sum(
@@ -423,13 +439,26 @@ class DPTrainer:
             with seeded_torch(each.torch_seed()):
                 models.append(self._model_factory())
         engine = self._make_engine(models, self._records, coins, precise=None in seeds)
-        identity: dict[str, Any] = {
+        return TrainingRun(plan, engine, coins), engine
+
+    def _identity(
+        self,
+        plan: TrainingPlan,
+        seeds: Sequence[int | None],
+        engine: Engine,
+        *,
+        with_data: bool,
+    ) -> dict[str, Any]:
+        """All that a run depends on, JSON-ready; a file is continued by the same run only."""
+        data = (self.data.train_X, self.data.train_Y)
+        return {
+            **plan.to_dict(),
             "seeds": [None if seed is None else int(seed) for seed in seeds],
             "engine": self.engine,
             "parameters": list(engine.parameters.shape),
             "dtype": str(engine.parameters.dtype),
+            "data": fingerprint(*data) if with_data else None,
         }
-        return TrainingRun(plan, engine, coins, identity), engine
 
     def _finish(
         self, plan: TrainingPlan, run: TrainingRun, engine: Engine, *, publish: bool
@@ -439,8 +468,6 @@ class DPTrainer:
             guarantee = replace(guarantee, assumptions=(*guarantee.assumptions, _STOPPED))
         unusable = int(len(self._records) - self._records.usable.sum())
         models = engine.finished_models()
-        if publish:
-            self._check_final(models)
         return [
             Trained(
                 model=model,
