@@ -1,4 +1,4 @@
-"""``ledger``, ``audit``, ``calibrate``, ``epsilon``: what was spent, attacked, and is to be paid."""
+"""``ledger``, ``audit``, ``calibrate``, ``epsilon``: what was spent, what leaks, what is to pay."""
 
 from __future__ import annotations
 
