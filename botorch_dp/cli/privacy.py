@@ -1,4 +1,4 @@
-"""``ledger``, ``audit`` and ``calibrate``: what was spent, what attacks find, what noise to add."""
+"""``ledger``, ``audit``, ``calibrate``, ``epsilon``: what was spent, what leaks, what is to pay."""
 
 from __future__ import annotations
 
@@ -60,6 +60,27 @@ def add_commands(commands: Any) -> None:
     dp_sgd.add_argument("--epochs", type=count, required=True)
     dp_sgd.add_argument("--json", action="store_true", help="for programs")
     dp_sgd.set_defaults(run=_calibrate_dp_sgd)
+
+    epsilon = commands.add_parser(
+        "epsilon",
+        help="the epsilon of a run",
+        description="What a run costs, for every way to draw lots and every relation side by side.",
+    )
+    kinds = epsilon.add_subparsers(dest="kind", metavar="MECHANISM", required=True)
+    dp_sgd = kinds.add_parser("dp-sgd", help="epsilon of DP-SGD and DP-Adam")
+    dp_sgd.add_argument(
+        "--noise",
+        type=positive,
+        required=True,
+        help="standard deviation of the noise on a lot's summed gradients over the clipping norm "
+        "(Opacus's noise_multiplier)",
+    )
+    dp_sgd.add_argument("--records", type=count, required=True, help="training records")
+    dp_sgd.add_argument("--lot", type=count, required=True, help="records in a lot")
+    dp_sgd.add_argument("--epochs", type=count, required=True)
+    dp_sgd.add_argument("--delta", type=probability, default=1e-5, help="default: 1e-5")
+    dp_sgd.add_argument("--json", action="store_true", help="for programs")
+    dp_sgd.set_defaults(run=_epsilon_dp_sgd)
 
 
 def _show(options: argparse.Namespace) -> int:
@@ -141,17 +162,34 @@ def _calibrate_additive(options: argparse.Namespace) -> int:
     return 0
 
 
-def _calibrate_dp_sgd(options: argparse.Namespace) -> int:
-    steps = options.epochs * (options.records // options.lot)
+def _ways() -> list[tuple[str, Any, str]]:
+    """How lots may be drawn, the relation, and whom it protects, in words."""
+    from botorch_dp.privacy import NeighboringRelation
+
+    replace, add = NeighboringRelation.REPLACE_ONE, NeighboringRelation.ADD_OR_REMOVE_ONE
+    return [
+        ("poisson", replace, "replace one record"),
+        ("poisson", add, "add or remove one record"),
+        ("without_replacement", replace, "replace one record"),
+    ]
+
+
+def _steps(options: argparse.Namespace) -> int:
+    steps: int = options.epochs * (options.records // options.lot)
     if steps < 1:
         raise ValueError(f"--lot {options.lot} is more than the {options.records} records.")
-    from botorch_dp.privacy import NeighboringRelation, dp_sgd_noise_multiplier
+    return steps
 
+
+_LOTS = {"poisson": "Poisson (a coin each)", "without_replacement": "of fixed size"}
+
+
+def _calibrate_dp_sgd(options: argparse.Namespace) -> int:
+    from botorch_dp.privacy import dp_sgd_noise_multiplier
+
+    steps = _steps(options)
     rows: list[dict[str, Any]] = []
-    for sampling, words, relation in (
-        ("without_replacement", "replace one record", NeighboringRelation.REPLACE_ONE),
-        ("poisson", "add or remove one record", NeighboringRelation.ADD_OR_REMOVE_ONE),
-    ):
+    for sampling, relation, words in _ways():
         multiplier = dp_sgd_noise_multiplier(
             epsilon=options.epsilon,
             delta=options.delta,
@@ -159,6 +197,7 @@ def _calibrate_dp_sgd(options: argparse.Namespace) -> int:
             num_records=options.records,
             steps=steps,
             sampling=sampling,  # type: ignore[arg-type]
+            relation=relation,
         )
         rows.append(
             {
@@ -172,15 +211,60 @@ def _calibrate_dp_sgd(options: argparse.Namespace) -> int:
         print(json.dumps({"steps": steps, "calibrations": rows}, indent=1))
         return 0
     print(f"{steps} steps, (epsilon, delta) = ({options.epsilon:g}, {options.delta:g})\n")
-    print(f"{'lots':<22}{'protected against':<27}{'noise_multiplier':>17}{'std / clip':>12}")
+    print(f"{'lots':<23}{'protected against':<26}{'noise_multiplier':>17}{'std / clip':>12}")
     for row in rows:
         print(
-            f"{row['sampling'].replace('_', ' '):<22}{row['relation']:<27}"
+            f"{_LOTS[row['sampling']]:<23}{row['relation']:<26}"
             f"{row['noise_multiplier']:>17.4f}{row['std_over_clip']:>12.4f}"
         )
     print(
         "\nnoise_multiplier is the noise on the summed gradients over their sensitivity, which is "
-        "2 x clip\nwhen a record is replaced and 1 x clip when it is added: the two epsilons are "
-        "not comparable.\nOpacus counts in units of the clip: give it the last column."
+        "2 x clip\nwhen a record is replaced and 1 x clip when it is added: epsilons of different "
+        "relations\nare not comparable. Opacus counts in units of the clip: give it the last "
+        "column."
+    )
+    return 0
+
+
+def _epsilon_dp_sgd(options: argparse.Namespace) -> int:
+    from botorch_dp.privacy import dp_sgd_epsilon, rounded_up
+
+    steps = _steps(options)
+    noise = options.noise
+    rows: list[dict[str, Any]] = []
+    for sampling, relation, words in _ways():
+        multiplier = noise / relation.sum_sensitivity
+        epsilon = dp_sgd_epsilon(
+            noise_multiplier=multiplier,
+            lot_size=options.lot,
+            num_records=options.records,
+            steps=steps,
+            delta=options.delta,
+            sampling=sampling,  # type: ignore[arg-type]
+            relation=relation,
+        )
+        rows.append(
+            {
+                "sampling": sampling,
+                "relation": words,
+                "noise_multiplier": multiplier,
+                "epsilon": epsilon,
+            }
+        )
+    if options.json:
+        print(json.dumps({"steps": steps, "delta": options.delta, "epsilons": rows}, indent=1))
+        return 0
+    print(f"{steps} steps, noise of {noise:g} x clip, delta = {options.delta:g}\n")
+    print(f"{'lots':<23}{'protected against':<26}{'noise_multiplier':>17}{'epsilon':>12}")
+    for row in rows:
+        print(
+            f"{_LOTS[row['sampling']]:<23}{row['relation']:<26}"
+            f"{row['noise_multiplier']:>17.4f}{rounded_up(row['epsilon']):>12}"
+        )
+    print(
+        "\nnoise_multiplier is the noise over the sensitivity of the sum: 2 x clip when a record "
+        "is replaced,\n1 x clip when it is added. Epsilons of different relations are not "
+        "comparable. A shuffled loader\nis neither of these ways to draw lots: none of the lines "
+        "holds for it."
     )
     return 0

@@ -13,6 +13,10 @@ under the relation: 2C for a replaced record and C for an added one, C being the
 (``relation.sum_sensitivity`` clipping norms). Opacus counts in C; dp-accounting counts in C under
 REPLACE_ONE, too, except in its Rényi accountant without replacement, which counts in 2C.
 
+Not here: *random allocation*, where each record joins one random lot of each pass [Feldman2026].
+What is proven for it is about added and removed records, not replaced ones; its lots vary in size
+like Poisson's, so it would gain no fixed shapes; and its price is at best a little below Poisson's.
+
 Epsilons come from privacy-loss distributions: dominating pairs, their discretization and the proofs
 are in :mod:`._distributions`, their composition is in :mod:`._fourier`.
 """

@@ -222,8 +222,9 @@ class Guarantee:
     def for_group(self, size: int) -> Guarantee:
         """What the same output promises to a group of ``size`` units together.
 
-        For Gaussian and Laplace mechanisms and for DP-SGD the group's own bound, not the general
-        one, under which delta explodes.
+        Exact for Gaussian and Laplace mechanisms and for any pure one, whose sensitivity is as many
+        times larger. For DP-SGD a lot that holds one of them counts as holding all, which is much
+        too cautious where noise is small.
 
         Args:
             size: How many units may change at once, at least 1.
@@ -366,7 +367,7 @@ def compose(*guarantees: Guarantee) -> Guarantee:
     """The guarantee of publishing all outputs together.
 
     The losses are put together as they are, so that :meth:`Guarantee.epsilon` can account for them
-    jointly (privacy-loss distributions, Rényi divergences, exact Gaussian composition) rather than
+    jointly (privacy-loss distributions, exact Gaussian composition) rather than
     add up their epsilons. Sound when which mechanism runs next, and its parameters, were fixed
     before anything was released; when they depend on earlier outputs, charge a
     :class:`~botorch_dp.privacy.PrivacyLedger`, which is a filter.

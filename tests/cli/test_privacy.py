@@ -11,6 +11,7 @@ from botorch_dp.cli import main
 from botorch_dp.privacy import (
     PrivacyBudget,
     PrivacyLedger,
+    dp_sgd_epsilon,
     gaussian_epsilon,
     gaussian_guarantee,
     laplace_guarantee,
@@ -67,10 +68,12 @@ class TestCalibrate:
         assert "replace one record" in out
         assert "add or remove one record" in out
         code, out, _ = call(capsys, "calibrate", "dp-sgd", *arguments, "--epochs", "2", "--json")
-        rows = {row["sampling"]: row for row in json.loads(out)["calibrations"]}
-        fixed, poisson = rows["without_replacement"], rows["poisson"]
+        replaced, added, fixed = json.loads(out)["calibrations"]
+        assert (replaced["sampling"], fixed["sampling"]) == ("poisson", "without_replacement")
         assert fixed["std_over_clip"] == 2 * fixed["noise_multiplier"]
-        assert poisson["std_over_clip"] == poisson["noise_multiplier"]
+        assert replaced["std_over_clip"] == 2 * replaced["noise_multiplier"]
+        assert added["std_over_clip"] == added["noise_multiplier"]
+        assert added["std_over_clip"] < replaced["std_over_clip"] < fixed["std_over_clip"]
 
     @pytest.mark.parametrize(
         "arguments",
@@ -95,3 +98,39 @@ class TestCalibrate:
         )
         assert (code, out) == (1, "")
         assert err.startswith("botorch-dp: error: --lot 11")
+
+
+class TestEpsilon:
+    RUN = ("--records", "32561", "--lot", "256", "--epochs", "8", "--delta", "1e-5")
+
+    def test_dp_sgd_side_by_side(self, capsys) -> None:
+        code, out, _ = call(capsys, "epsilon", "dp-sgd", "--noise", "2", *self.RUN)
+        assert code == 0
+        assert "1016 steps" in out
+        assert out.count("replace one record") == 2
+        assert "add or remove one record" in out
+        assert "shuffled" in out
+
+    def test_all_lines_are_of_the_same_noise(self, capsys) -> None:
+        code, out, _ = call(capsys, "epsilon", "dp-sgd", "--noise", "2", *self.RUN, "--json")
+        report = json.loads(out)
+        replaced, added, fixed = report["epsilons"]
+        assert code == 0
+        assert replaced["noise_multiplier"] == fixed["noise_multiplier"] == 1.0
+        assert added["noise_multiplier"] == 2.0
+        for row, sampling in ((replaced, "poisson"), (fixed, "without_replacement")):
+            assert row["epsilon"] == dp_sgd_epsilon(
+                noise_multiplier=1.0,
+                lot_size=256,
+                num_records=32561,
+                steps=report["steps"],
+                delta=1e-5,
+                sampling=sampling,
+            )
+        assert added["epsilon"] < replaced["epsilon"] < fixed["epsilon"]
+
+    @pytest.mark.parametrize("noise", ["0", "-1", "nan"])
+    def test_wrong_noise(self, capsys, noise: str) -> None:
+        with pytest.raises(SystemExit, match="2"):
+            main(["epsilon", "dp-sgd", "--noise", noise, *self.RUN])
+        assert "argument --noise" in capsys.readouterr().err

@@ -8,8 +8,13 @@ import math
 import pickle
 import re
 
+import dp_accounting as dpa
+import numpy as np
 import pytest
 import torch
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
+from scipy.stats import norm
 
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import (
@@ -21,7 +26,7 @@ from botorch_dp.privacy import (
     compose,
     gaussian_guarantee,
 )
-from botorch_dp.privacy.accounting import gaussian_epsilon
+from botorch_dp.privacy.accounting import dp_sgd_epsilon, gaussian_epsilon
 from botorch_dp.privacy.guarantee import SIMULATED
 from botorch_dp.privacy.losses import (
     ApproximateLoss,
@@ -277,3 +282,152 @@ def test_release_is_frozen_and_holds_tensors() -> None:
 
 def test_simulated_is_the_documented_sentence() -> None:
     assert SIMULATED == "simulated noise: nothing is promised"
+
+
+class TestTradeoff:
+    def test_gaussian_by_hand(self) -> None:
+        g = promise(GaussianLoss(1.0))
+        assert g.tradeoff(0.5) == pytest.approx(norm.cdf(-1.0), rel=1e-12)
+        assert g.tradeoff([0.0, 1.0]) == [1.0, 0.0]
+
+    @pytest.mark.parametrize("loss", ONE_OF_EACH, ids=lambda loss: type(loss).__name__)
+    def test_is_a_tradeoff_function_that_agrees_with_the_curve(self, loss: PrivacyLoss) -> None:
+        g = promise(loss)
+        alphas = np.linspace(0, 1, 41)
+        missed = np.array(g.tradeoff(alphas.tolist()))
+        assert np.all((missed >= 0) & (missed <= 1 - alphas + 1e-12))
+        assert np.all(np.diff(missed) <= 1e-12)
+        assert np.all(np.diff(missed, 2) >= -1e-9)
+        # Both lines of each (epsilon, delta) lie below what is true, and f reaches the best.
+        for epsilon in (0.0, 0.1, 0.3):
+            lines = 1 - g.delta(epsilon) - math.exp(epsilon) * alphas
+            assert np.all(missed >= lines - 5e-3)
+
+    def test_pure_by_hand(self) -> None:
+        g = promise(PureLoss(1.0))
+        assert g.tradeoff(0.1) == pytest.approx(1 - 0.1 * math.e, abs=1e-3)
+        assert g.tradeoff(0.1) <= 1 - 0.1 * math.e
+        assert g.tradeoff(0.9) == pytest.approx(0.1 / math.e, abs=1e-3)
+
+    def test_never_above_the_gaussian_function_it_is_compared_with(self) -> None:
+        # A pure part next to nothing takes the general path.
+        exact, general = promise(GaussianLoss(1.0)), promise(GaussianLoss(1.0), PureLoss(1e-9))
+        for alpha in (0.001, 0.05, 0.3, 0.8):
+            assert general.tradeoff(alpha) <= exact.tradeoff(alpha)
+            assert general.tradeoff(alpha) == pytest.approx(exact.tradeoff(alpha), abs=5e-3)
+
+    def test_nothing_promised_nothing_missed(self) -> None:
+        assert promise(PureLoss(1.0)).simulated().tradeoff([0.0, 0.5]) == [0.0, 0.0]
+
+    @pytest.mark.parametrize("bad", [-0.1, 1.1, math.nan, [[0.1]]])
+    def test_refuses(self, bad: object) -> None:
+        with pytest.raises(ValueError, match="`alpha`"):
+            promise(PureLoss(1.0)).tradeoff(bad)  # type: ignore[arg-type]
+
+
+class TestGroups:
+    @pytest.mark.parametrize("loss", ONE_OF_EACH, ids=lambda loss: type(loss).__name__)
+    def test_a_group_of_one_and_of_more(self, loss: PrivacyLoss) -> None:
+        g = promise(loss)
+        assert g.for_group(1) is g
+        three = g.for_group(3)
+        assert three.protects == "a group of 3, each of them one record of the data set"
+        assert three.relation is g.relation
+        assert three.epsilon(1e-4) >= g.epsilon(1e-4)
+        if hasattr(loss, "steps"):
+            return  # a lot that holds one of them counts as holding all
+        epsilon = g.epsilon(1e-6)
+        factor = (1 + math.exp(epsilon) + math.exp(2 * epsilon)) * (1 + 1e-2)
+        assert three.delta(3 * epsilon) <= 1e-6 * factor
+
+    def test_by_hand(self) -> None:
+        assert promise(PureLoss(0.3)).for_group(4).losses == (PureLoss(1.2),)
+        assert promise(GaussianLoss(0.3), GaussianLoss(0.4)).for_group(2).mu == 1.0
+        (approximate,) = promise(ApproximateLoss(math.log(2), 0.01)).for_group(3).losses
+        assert approximate.epsilon == pytest.approx(3 * math.log(2))
+        assert approximate.delta == pytest.approx(0.07)
+        (fixed,) = promise(FixedLotSGDLoss(2.0, 30, 100, 5)).for_group(4).losses
+        assert fixed == FixedLotSGDLoss(0.5, 100, 100, 5)
+        (poisson,) = promise(PoissonSGDLoss(2.0, 0.1, 5)).for_group(2).losses
+        assert poisson.noise_multiplier == 1.0
+        assert poisson.sampling_probability == pytest.approx(0.19, rel=1e-9)
+
+    def test_poisson_groups_against_the_mixture(self) -> None:
+        """A step of a group of two is a mixture of no, one and two shifts."""
+        q, c, alone = 0.2, 0.7, promise(PoissonSGDLoss(1 / 0.7, 0.2, 1))
+        y = np.linspace(-9, 11, 8001)
+        p = sum(
+            weight * norm.pdf(y - shift * c)
+            for shift, weight in enumerate([(1 - q) ** 2, 2 * q * (1 - q), q**2])
+        )
+        pair = alone.for_group(2)
+        for epsilon in (0.1, 0.5, 1.0):
+            exact = np.maximum(p - math.exp(epsilon) * norm.pdf(y), 0).sum() * (y[1] - y[0])
+            assert exact <= pair.delta(epsilon)
+
+    def test_refuses_what_promises_nothing(self) -> None:
+        with pytest.raises(PrivacyError, match="promises nothing to a group of 40"):
+            promise(ApproximateLoss(1.0, 1e-6)).for_group(40)
+        with pytest.raises(ValueError, match="`size`"):
+            promise(PureLoss(1.0)).for_group(0)
+
+
+class TestEvents:
+    @pytest.mark.parametrize(
+        ("losses", "relation"),
+        [
+            ((GaussianLoss(0.5),), REPLACE),
+            ((GaussianLoss(0.5),), ADD),
+            ((GaussianLoss(0.5), PureLoss(0.3)), REPLACE),
+            ((GaussianLoss(0.5), LaplaceLoss(0.3)), ADD),
+            ((PoissonSGDLoss(1.1, 0.05, 50),), ADD),
+            ((PoissonSGDLoss(1.1, 0.05, 50, REPLACE), GaussianLoss(0.2)), REPLACE),
+        ],
+    )
+    def test_their_accountant_says_the_same(
+        self, losses: tuple[PrivacyLoss, ...], relation: NeighboringRelation
+    ) -> None:
+        g = promise(*losses, unit=PrivacyUnit(relation=relation))
+        accountant = PLDAccountant(dpa.NeighboringRelation[relation.name])
+        theirs = accountant.compose(g.to_event()).get_epsilon(1e-5)
+        assert theirs == pytest.approx(g.epsilon(1e-5), rel=2e-3)
+
+    def test_fixed_lots_are_for_their_renyi_accountant(self) -> None:
+        g = promise(FixedLotSGDLoss(1.1, 10, 1000, 100))
+        accountant = RdpAccountant(neighboring_relation=dpa.NeighboringRelation.REPLACE_ONE)
+        theirs = accountant.compose(g.to_event()).get_epsilon(1e-5)
+        assert theirs == pytest.approx(
+            dp_sgd_epsilon(
+                noise_multiplier=1.1,
+                lot_size=10,
+                num_records=1000,
+                steps=100,
+                delta=1e-5,
+                sampling="without_replacement",
+                accountant="rdp",
+            ),
+            rel=0.02,
+        )
+
+    def test_what_has_no_event(self) -> None:
+        with pytest.raises(PrivacyError, match="no event that bounds a ApproximateLoss"):
+            promise(ApproximateLoss(1.0, 1e-6)).to_event()
+        with pytest.raises(PrivacyError, match="no event that bounds a PureLoss"):
+            promise(PureLoss(1.0), unit=PrivacyUnit(relation=ADD)).to_event()
+        with pytest.raises(PrivacyError, match="one by one"):
+            promise(FixedLotSGDLoss(1.1, 10, 1000, 100), GaussianLoss(1.0)).to_event()
+        nothing = promise(PureLoss(1.0)).simulated().to_event()
+        assert isinstance(nothing, dpa.NonPrivateDpEvent)
+
+
+def test_a_loss_under_another_relation_is_no_guarantee() -> None:
+    with pytest.raises(PrivacyError, match="says nothing about REPLACE_ONE"):
+        promise(PoissonSGDLoss(1.1, 0.01, 100), unit=PrivacyUnit(relation=REPLACE))
+
+
+def test_dp_sgd_trainings_compose_as_distributions() -> None:
+    one = promise(FixedLotSGDLoss(2.0, 256, 32561, 500))
+    other = promise(PoissonSGDLoss(1.0, 0.01, 300, REPLACE))
+    together = compose(one, other, promise(GaussianLoss(0.2)))
+    parts = one.epsilon(3e-6) + other.epsilon(3e-6) + gaussian_epsilon(0.2, 4e-6)
+    assert max(one.epsilon(1e-5), other.epsilon(1e-5)) < together.epsilon(1e-5) < 0.6 * parts
