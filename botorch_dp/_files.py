@@ -47,20 +47,6 @@ POLL_SECONDS = 5e-4
 _LINKING_SECONDS = 1.0
 
 
-def create_private(path: str | os.PathLike[str]) -> bool:
-    """Create an empty file that only its owner can open, before anybody writes to it.
-
-    Returns:
-        Whether the file was created; False if it was there already (its mode is left alone).
-    """
-    try:
-        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, OWNER_ONLY)
-    except FileExistsError:
-        return False
-    os.close(descriptor)
-    return True
-
-
 @contextmanager
 def atomic_write(
     path: str | os.PathLike[str], *, binary: bool = False, private: bool = False

@@ -7,20 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from botorch_dp._files import atomic_write, create_private
+from botorch_dp._files import atomic_write
 
 
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
-
-
-def test_create_private(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.sqlite"
-    assert create_private(path)
-    assert mode(path) == 0o600
-    path.write_text("kept")
-    assert not create_private(path)
-    assert path.read_text() == "kept"
 
 
 @pytest.mark.parametrize(("private", "expected"), [(True, 0o600), (False, 0o644)])

@@ -170,13 +170,6 @@ class LedgerFile(StateFile):
             for columns in self.query(f"SELECT {_COLUMNS} FROM charge ORDER BY number")
         ]
 
-    def find(self, key: str) -> ChargeRow | None:
-        """The first charge made under ``key``, if any."""
-        rows = self.query(
-            f"SELECT {_COLUMNS} FROM charge WHERE key = ? ORDER BY number LIMIT 1", (key,)
-        )
-        return ChargeRow(*rows[0]) if rows else None
-
     def append(self, *, label: str, guarantee: str, key: str | None, cost: Cost) -> ChargeRow:
         """Add a charge of ``cost = (epsilon, delta, mu)``. Inside a transaction."""
         totals = self.totals()

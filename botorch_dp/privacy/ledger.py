@@ -181,7 +181,6 @@ class PrivacyLedger:
         guarantee: Guarantee,
         *,
         label: str = "",
-        key: str | None = None,
         delta: float | None = None,
     ) -> LedgerEntry:
         """Pay for a draw that is made elsewhere, durably. Call it *before* records are touched.
@@ -205,15 +204,7 @@ class PrivacyLedger:
         """
         stated = _checked_price(guarantee, label, delta)
         with self._file.transaction():
-            known = None if key is None else self._file.find(key)
-            if known is not None:
-                if known.guarantee == json.dumps(_document(guarantee, delta), sort_keys=True):
-                    return _entry(known)
-                raise PrivacyError(
-                    f"`key` {key!r} was charged before, for another guarantee (entry "
-                    f"{known.number}). Use a new key for a new release."
-                )
-            return _entry(self._append(guarantee, stated, label, delta, key))
+            return _entry(self._append(guarantee, stated, label, delta, None))
 
     @overload
     def release(

@@ -234,21 +234,18 @@ def test_relations_do_not_mix(tmp_path: Path) -> None:
         ledger.charge(other)
 
 
-def test_key_makes_a_retry_free(tmp_path: Path) -> None:
+def test_every_charge_is_a_charge(tmp_path: Path) -> None:
+    """A key names a released value; see the tests of the door. A charge alone has none."""
     path = tmp_path / "a.ledger"
     with PrivacyLedger(path, PrivacyBudget(1.0, 1e-6)) as ledger:
-        first = ledger.charge(pure(0.75), key="trial 1")
+        ledger.charge(pure(0.25), label="a score")
     with PrivacyLedger(path) as ledger:
-        assert ledger.charge(pure(0.75), key="trial 1", label="again") == first
-        with pytest.raises(PrivacyError, match="charged before, for another guarantee"):
-            ledger.charge(pure(0.1), key="trial 1")
-        with pytest.raises(PrivacyError, match="charged before"):
-            ledger.charge(pure(0.75), key="trial 1", delta=1e-7)
+        ledger.charge(pure(0.25), label="a score")
+        assert ledger.spent() == (0.5, 0.0)
+        ledger.release(pure(0.25), lambda: 1.0, key="trial 1", label="a score")
+        ledger.release(pure(0.25), lambda: 2.0, key="trial 1", label="another label")
         assert ledger.spent() == (0.75, 0.0)
-        ledger.charge(pure(0.1), key="trial 2")
-        ledger.charge(pure(0.1))
-        ledger.charge(pure(0.05))
-        assert len(ledger.entries()) == 4
+        assert [entry.key for entry in ledger.entries()] == [None, None, "trial 1"]
 
 
 def test_guarantee_states_the_budget_and_all_conditions() -> None:

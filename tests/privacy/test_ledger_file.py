@@ -94,7 +94,7 @@ def test_interrupted_creation_leaves_nothing(
 def test_rows_cannot_be_changed_or_removed(tmp_path: Path) -> None:
     path = tmp_path / "a.ledger"
     with PrivacyLedger(path, PrivacyBudget(1.0, 1e-6)) as ledger:
-        ledger.charge(pure(0.5), key="k")
+        ledger.release(pure(0.5), lambda: 1.0, key="k")
         ledger.charge(pure(0.25))
     with sqlite3.connect(path) as connection:
         columns = "number, charged_at, label, guarantee, epsilon, delta, mu, digest, key"
@@ -167,8 +167,8 @@ def test_file_of_the_first_version_is_migrated(tmp_path: Path) -> None:
             "first evaluation",
             "second evaluation",
         ]
-        first = ledger.charge(pure(0.25), key="k")
-        assert ledger.charge(pure(0.25), key="k") == first and first.number == 4
+        first = ledger.release(pure(0.25), lambda: 1.0, key="k")
+        assert ledger.release(pure(0.25), lambda: 2.0, key="k") == first == 1.0
     with PrivacyLedger(path) as ledger:
         assert len(ledger.entries()) == 4
     with sqlite3.connect(path) as connection:
