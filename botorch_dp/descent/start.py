@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from botorch.utils.sampling import draw_sobol_samples
 from gpytorch.kernels import Kernel
@@ -104,11 +106,9 @@ def private_start(
         raise ValueError("`key` names a value in a ledger: pass `ledger=` too, or leave it out.")
     # The price does not depend on the scale, but a scale that cannot be had must raise now.
     price = exponential_guarantee(
-        sensitivity=grid_levels(num_records or 1),
-        epsilon=epsilon,
-        method="permute_and_flip",
-        unit=unit,
+        sensitivity=grid_levels(num_records or 1), epsilon=epsilon, method="permute_and_flip"
     )
+    price = replace(price, unit=unit)  # the sensitivity is ours
     X = draw_sobol_samples(check_box(box), n=num_points, q=1, seed=seed).squeeze(-2)
 
     def read() -> tuple[Tensor, float]:

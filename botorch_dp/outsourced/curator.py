@@ -9,7 +9,7 @@ import uuid
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, NoReturn
 
@@ -114,11 +114,9 @@ class PrivateAnswers:
                 f"an answer moves by at most {self.width!r} when one record is replaced",
                 *conditions,
             ]
-        return laplace_guarantee(
-            sensitivity=self.width,
-            epsilon=self.epsilon,
-            unit=PrivacyUnit("one record behind an answer", conditions=tuple(conditions)),
-        )
+        noise = laplace_guarantee(sensitivity=self.width, epsilon=self.epsilon)
+        unit = PrivacyUnit("one record behind an answer", conditions=tuple(conditions))
+        return replace(noise, unit=unit)
 
     def _bounded(self, answer: float) -> float:
         """Within the bounds, NaN at the lower one; without bounds, 0 if it is not finite."""
@@ -513,9 +511,8 @@ class GaussianNoiseCurator(Curator):
             "sensitivity": sensitivity,
             "epsilon": epsilon,
             "delta": delta,
-            "unit": unit,
         }
-        price = gaussian_guarantee(**mechanism)
+        price = replace(gaussian_guarantee(**mechanism), unit=unit)
         _check_ledger(ledger)
         if unsafe_seed is not None:
             _check_unpaid(ledger)

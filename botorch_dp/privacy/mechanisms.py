@@ -43,6 +43,7 @@ from botorch_dp.privacy.guarantee import (
     NeighboringRelation,
     PrivacyUnit,
     Release,
+    check_unit,
 )
 from botorch_dp.privacy.ledger import PrivacyLedger
 from botorch_dp.privacy.losses import GaussianLoss, LaplaceLoss, PrivacyLoss, PureLoss
@@ -61,10 +62,10 @@ def laplace_guarantee(
     sensitivity = check_positive("sensitivity", sensitivity)
     epsilon = check_positive("epsilon", epsilon)
     num_values = check_integer("num_values", num_values)
-    laplace_scale(sensitivity, epsilon)
+    laplace_scale(sensitivity, epsilon, num_values)
     # Only one coordinate's privacy-loss distribution is the Laplace mechanism's own.
     loss = LaplaceLoss(epsilon) if num_values == 1 else PureLoss(epsilon)
-    return _guarantee("Laplace mechanism", loss, unit)
+    return _guarantee("Laplace mechanism", loss, unit, "the value", f"{sensitivity!r} in l1 norm")
 
 
 def laplace_mechanism(
@@ -81,8 +82,9 @@ def laplace_mechanism(
 
     Guarantee: pure epsilon-DP [Dwork2006]. Neighbouring values differ by at most ``sensitivity``
     in l1 norm, so densities differ by a factor of at most ``exp(sensitivity / scale)``; with
-    discrete noise on the lattice of all doubles the same holds for probabilities, exactly. Rounding
-    to a double, and then to the value's dtype, is post-processing.
+    discrete noise on a lattice the same holds for probabilities, exactly; what rounding the values
+    to the lattice moves is counted. Rounding to a double, and then to the value's dtype, is
+    post-processing.
 
     Args:
         value: A float, or a floating-point tensor of any shape. An infinity counts as the largest
@@ -110,7 +112,7 @@ def laplace_mechanism(
         num_values=len(values),
         unit=unit,
     )
-    scale = laplace_scale(float(sensitivity), float(epsilon))
+    scale = laplace_scale(float(sensitivity), float(epsilon), len(values))
     source = noise_source(unsafe_seed)
     noisy = released(
         lambda: source.add_laplace(values, scale),
@@ -135,7 +137,9 @@ def gaussian_guarantee(
     sensitivity = check_positive("sensitivity", sensitivity)
     mu = _check_gaussian_level(mu, epsilon, delta)
     gaussian_scale(sensitivity, mu)
-    guarantee = _guarantee("Gaussian mechanism", GaussianLoss(mu), unit)
+    guarantee = _guarantee(
+        "Gaussian mechanism", GaussianLoss(mu), unit, "the value", f"{sensitivity!r} in l2 norm"
+    )
     return guarantee if delta is None else guarantee.quoted_at(delta)
 
 
@@ -156,11 +160,13 @@ def gaussian_mechanism(
     Guarantee: mu-Gaussian differential privacy [Dong2022]. Neighbouring values differ by at most
     ``sensitivity`` in l2 norm, that is by ``mu`` standard deviations. Given ``epsilon`` and
     ``delta`` instead, mu is the largest for which this implies (epsilon, delta)-DP [Balle2018].
-    The noise is the discrete Gaussian on the lattice of all doubles, 1e-223 or fewer standard
-    deviations wide. Cell by cell its probabilities equal those of a *rounded* Gaussian, which is
-    post-processing, up to a relative ``(tail * lattice / scale)^2`` within ``tail`` standard
-    deviations; at a tail of 1e50 the two differ by less than 1e-300 for each value in total
-    variation, which is all that any delta can be off by.
+    The noise is the discrete Gaussian on a lattice of 2^-80 noise deviations, to which the values
+    are rounded; how far that moves neighbours apart is counted. Cell by cell its probabilities
+    equal those of a *rounded* Gaussian, which is post-processing, up to a relative
+    ``(tail * 2^-80)^2`` within ``tail`` standard deviations: less than 1e-40 for each value within
+    a thousand of them, beyond which lies a probability of 1e-200000. So for n values (epsilon,
+    delta) is off by less than n 1e-40, relatively; all conversions here add 1e-12 to the logarithm
+    of delta.
 
     Args:
         value: A float, or a floating-point tensor of any shape. An infinity counts as the largest
@@ -192,7 +198,7 @@ def gaussian_mechanism(
         unit=unit,
     )
     assert guarantee.mu is not None  # of a single Gaussian loss
-    scale = gaussian_scale(float(sensitivity), guarantee.mu)
+    scale = gaussian_scale(float(sensitivity), guarantee.mu, len(values))
     source = noise_source(unsafe_seed)
     noisy = released(
         lambda: source.add_gaussian(values, scale),
@@ -227,7 +233,7 @@ def exponential_guarantee(
         )
     selection_scale(sensitivity, epsilon, method, monotonic)
     name = {"exponential": "Exponential mechanism", "permute_and_flip": "Permute-and-flip"}[method]
-    return _guarantee(name, PureLoss(epsilon), unit)
+    return _guarantee(name, PureLoss(epsilon), unit, "each utility", repr(sensitivity))
 
 
 def exponential_mechanism(
@@ -366,11 +372,8 @@ def sparse_vector_guarantee(
     unit: PrivacyUnit = ONE_RECORD,
 ) -> Guarantee:
     """What :func:`sparse_vector` promises; see there."""
-    return Guarantee(
-        mechanism="Sparse vector technique",
-        unit=unit,
-        losses=(PureLoss(SparseVectorPlan.make(noise, max_positives, sensitivity).epsilon()),),
-    )
+    loss = PureLoss(SparseVectorPlan.make(noise, max_positives, sensitivity).epsilon())
+    return _guarantee("Sparse vector technique", loss, unit, "each answer", repr(sensitivity))
 
 
 def sparse_vector(
@@ -529,15 +532,11 @@ def released(
 
 
 def _guarantee(
-    mechanism: str,
-    loss: PrivacyLoss,
-    unit: PrivacyUnit,
+    mechanism: str, loss: PrivacyLoss, unit: PrivacyUnit, subject: str, moves: str
 ) -> Guarantee:
-    return Guarantee(
-        mechanism=mechanism,
-        unit=unit,
-        losses=(loss,),
-    )
+    """What is promised, given that the sensitivity is what the caller says."""
+    given = f"neighbouring data sets move {subject} by at most {moves}"
+    return Guarantee(mechanism, check_unit(unit).given(given), (loss,))
 
 
 def _check_gaussian_level(mu: float | None, epsilon: float | None, delta: float | None) -> float:

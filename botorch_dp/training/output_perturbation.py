@@ -3,7 +3,7 @@ r"""Logistic regression made private by noise on the trained weights."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -130,11 +130,9 @@ class OutputPerturbedLogisticRegression:
         """What publishing the weights promises, from the parameters alone."""
         sensitivity = self.sensitivity(regularization=regularization)
         check_positive("noise_std", noise_std)
-        return gaussian_guarantee(
-            sensitivity=sensitivity,
-            mu=sensitivity / noise_std,
-            unit=PrivacyUnit("one training record", conditions=(FIXED_BEFOREHAND,)),
-        ).quoted_at(self.delta)
+        noise = gaussian_guarantee(sensitivity=sensitivity, mu=sensitivity / noise_std)
+        unit = PrivacyUnit("one training record", conditions=(FIXED_BEFOREHAND,))
+        return replace(noise, unit=unit, quoted_delta=self.delta)
 
     def epsilon(self, *, regularization: float, noise_std: float) -> float:
         """The exact epsilon at ``delta``, from the parameters alone."""

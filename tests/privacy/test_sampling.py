@@ -199,6 +199,31 @@ def test_opendp_confirms_the_gaussian_scale():
     assert naive_failures > 0
 
 
+def test_rounding_many_values_to_the_lattice_is_paid_for():
+    """n values move by up to n steps (sqrt(n) in l2): here enough of them to see it."""
+    for scale_of, root in ((sampling.laplace_scale, 1.0), (sampling.gaussian_scale, 0.5)):
+        # Little noise is asked for, so that a step of the lattice counts.
+        sensitivity, level, count = 2.0**-50, 2.0**-50, 2**16
+        needed = sensitivity / level
+        moved = count**root * 2.0**-sampling.LATTICE_BITS
+        paid = scale_of(sensitivity, level, count)
+        assert paid >= needed * (1 + moved / sensitivity / 2)
+        assert paid <= needed * (1 + 8 * moved / sensitivity) + 1e-14
+    with pytest.raises(ValueError, match="`sensitivity`"):
+        sampling.gaussian_scale(2.0**-90, 2.0**-90, 2**16)
+
+
+def test_noise_comes_on_its_lattice_and_not_on_that_of_the_value():
+    """Near zero a double could tell the low bits of the value; the noise leaves none of them."""
+    step = 2.0**-sampling.LATTICE_BITS
+    for add in (ExactNoise().add_laplace, ExactNoise().add_gaussian):
+        values = np.full(5000, math.pi * 1e-3)
+        noisy = add(values, 1.0)
+        small = noisy[np.abs(noisy) < 1e-3]
+        assert len(small) > 0
+        assert np.all(small / step == np.round(small / step))
+
+
 @pytest.mark.parametrize("monotonic", [False, True])
 def test_opendp_confirms_the_selection_scale(monotonic):
     import opendp.prelude as dp
