@@ -168,7 +168,7 @@ class TestGaussianNoise:
                 lambda rows, size: transform(rows, size, row_distance=row_distance),
                 near,
                 far,
-                samples=20_000,
+                samples=80_000,
                 delta=delta,
                 batched=True,
             ).lower_bound
