@@ -185,9 +185,9 @@ _LOTS = {"poisson": "Poisson (a coin each)", "without_replacement": "of fixed si
 
 
 def _calibrate_dp_sgd(options: argparse.Namespace) -> int:
+    steps = _steps(options)
     from botorch_dp.privacy import dp_sgd_noise_multiplier
 
-    steps = _steps(options)
     rows: list[dict[str, Any]] = []
     for sampling, relation, words in _ways():
         multiplier = dp_sgd_noise_multiplier(
@@ -227,9 +227,9 @@ def _calibrate_dp_sgd(options: argparse.Namespace) -> int:
 
 
 def _epsilon_dp_sgd(options: argparse.Namespace) -> int:
+    steps = _steps(options)
     from botorch_dp.privacy import dp_sgd_epsilon, rounded_up
 
-    steps = _steps(options)
     noise = options.noise
     rows: list[dict[str, Any]] = []
     for sampling, relation, words in _ways():
