@@ -6,9 +6,13 @@ surrogate, acquisition function or loop may follow, and the promise stays the sa
 
 from __future__ import annotations
 
+import math
 import threading
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, runtime_checkable
+from fractions import Fraction
+from typing import Any, Literal, NamedTuple, Protocol, get_args, runtime_checkable
 
 import numpy as np
 import torch
@@ -57,20 +61,22 @@ def known_num_records(record_losses: object, num_records: int | None) -> int | N
     return None if num_records is None else check_integer("num_records", num_records)
 
 
-def checked_scores(scores: object, *, num_points: int, num_records: int | None) -> Tensor:
+def checked_scores(
+    scores: object, *, num_points: int, num_records: int | None, name: str = "record_losses"
+) -> Tensor:
     """The ``b x n`` scores of all records, if their shape, which is public, is as agreed."""
     if not isinstance(scores, Tensor) or scores.is_complex():
         kind = str(scores.dtype) if isinstance(scores, Tensor) else type(scores).__name__
-        raise TypeError(f"`record_losses` must return a tensor of real numbers, got {kind}.")
+        raise TypeError(f"`{name}` must return a tensor of real numbers, got {kind}.")
     if scores.dim() != 2 or len(scores) != num_points or scores.shape[1] == 0:
         expected = "n" if num_records is None else num_records
         raise ValueError(
-            f"`record_losses` must return {num_points} x {expected} scores, one row for each point "
+            f"`{name}` must return {num_points} x {expected} scores, one row for each point "
             f"and one column for each record; got {tuple(scores.shape)}."
         )
     if num_records is not None and scores.shape[1] != num_records:
         raise PrivacyError(
-            f"`record_losses` returned {scores.shape[1]} columns where {num_records} records were "
+            f"`{name}` returned {scores.shape[1]} columns where {num_records} records were "
             "agreed: the guarantee is for replacing one of a fixed, public number of records. "
             "Score every record every time; a missing one may be NaN."
         )
@@ -93,6 +99,42 @@ def clipped_sum(scores: Tensor, bounds: tuple[float, float], *, nan_as: float) -
     clipped = torch.nan_to_num(scores.double(), nan=nan_as, posinf=high, neginf=low)
     fraction = (clipped.clamp(low, high) - low) / (high - low)
     return (fraction * levels).round().clamp(0, levels).sum().item()
+
+
+def gaussian_mu_left(ledger: PrivacyLedger) -> Fraction:
+    """The square of the mu that a ledger could still bear, rounded down."""
+    balance = ledger.balance()
+    if balance is not None:
+        limit, spent = balance.mu_limit, balance.mu_spent
+    else:
+        # Nothing was charged, so that a first Gaussian charge would get the whole budget.
+        budget, spent = ledger.budget, 0.0
+        limit = gaussian_mu(budget.epsilon, budget.delta) if budget.delta else 0.0
+    return max(Fraction(0), Fraction(limit) ** 2 - Fraction(spent) ** 2)
+
+
+def check_bearable(ledger: PrivacyLedger, guarantee: Guarantee) -> None:
+    """Raise unless the ledger could bear all of a run that is charged in parts."""
+    balance, remaining = ledger.balance(), ledger.remaining()
+    mu_squared, epsilon = Fraction(0), Fraction(0)
+    for loss in guarantee.losses:
+        part, _, mu = loss.cost(balance is not None and balance.summed_limit == (0.0, 0.0))
+        mu_squared += Fraction(mu) ** 2
+        epsilon += Fraction(part)
+    generous = 1 + Fraction(1, 10**12)  # as the ledger itself is
+    left = Fraction(remaining[0])
+    if balance is not None:
+        left = Fraction(balance.summed_limit[0]) - Fraction(balance.summed_spent[0])
+    if mu_squared > gaussian_mu_left(ledger) * generous or epsilon > left * generous:
+        asked = f"epsilon {float(epsilon):.6g}" if epsilon else f"mu {float(mu_squared) ** 0.5:.6g}"
+        delta = guarantee.quoted_delta or 0.0
+        raise BudgetExhausted(
+            f"The {guarantee.mechanism} asks for {asked} in all, but what is left of "
+            f"{ledger.budget} is {remaining}. Nothing was charged and nothing was read. Give it a "
+            "smaller budget.",
+            requested=(guarantee.epsilon(delta), delta),
+            remaining=remaining,
+        )
 
 
 class Evaluations(NamedTuple):
