@@ -14,7 +14,7 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Literal
 
@@ -39,6 +39,7 @@ from botorch_dp.objectives import (
     clipped_sum,
     grid_levels,
     known_num_records,
+    one_column_warning,
 )
 from botorch_dp.privacy import (
     ONE_RECORD,
@@ -338,9 +339,9 @@ class PrivateSearch:
             return begin + f"with {smooth} numbers to tune they come close enough by themselves."
         descent = self._descent_plan("", release_score)
         if descent.steps < _FEWEST_STEPS:
-            needed = _FEWEST_STEPS * (smooth + 1) + self.evaluations - descent.evaluations[
-                "gradients"
-            ]
+            needed = (
+                _FEWEST_STEPS * (smooth + 1) + self.evaluations - descent.evaluations["gradients"]
+            )
             return begin + (
                 f"{self.evaluations} evaluations are too few for {_FEWEST_STEPS} gradients in "
                 f"{smooth} numbers; about {needed} would do."
@@ -821,11 +822,3 @@ def _split_evenly(total: float, count: int) -> float:
 
 def _fields(plan: SearchPlan) -> dict[str, Any]:
     return {name: getattr(plan, name) for name in plan.__dataclass_fields__}
-
-
-def one_column_warning(name: str) -> str:
-    """What to say where scores have a single column."""
-    return (
-        f"`{name}` is of one record: a single column is protected like one record, so noise is as "
-        "large as the range of a score. Return one column for each record, not their mean."
-    )
