@@ -90,6 +90,10 @@ _BOXES = (0.25, 0.05)
 _CLIP_NORMS = [2.0 ** (k / 2) for k in range(-12, 7)]
 
 
+#: Which part of the gradients may be longer than the clip norm: at least, at most.
+_LONGER = (0.05, 0.5)
+
+
 # --- What follows from the settings. ---
 
 
@@ -709,7 +713,7 @@ class _Searching:
         """
         n = self._search.num_records
         ratio = self._search._noise_to_clip(self._plan)
-        allowed = n * min(0.5, max(0.05, 4 * ratio))
+        allowed = n * min(_LONGER[1], max(_LONGER[0], 4 * ratio))
         limits = torch.tensor(_CLIP_NORMS, dtype=torch.double)
 
         def read() -> Tensor:
