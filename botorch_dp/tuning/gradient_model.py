@@ -12,6 +12,7 @@ and the known variance of their noise.
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -24,6 +25,8 @@ _SQRT5 = math.sqrt(5.0)
 _LENGTH_SCALES = torch.logspace(math.log10(0.1), math.log10(3.0), 9, dtype=torch.double).tolist()
 #: Variances of the slopes to choose from, in units of what is seen beyond the noise.
 _VARIANCES = torch.logspace(-1.0, 1.0, 7, dtype=torch.double).tolist()
+#: What no smooth function explains, as a part of what is seen beyond the noise.
+_UNEXPLAINED = (0.0, 0.1)
 #: What is expected of the length-scale before anything is seen, and how firmly (in logarithms).
 _EXPECTED_LENGTH_SCALE, _EXPECTED_SPREAD = 0.5, 0.8
 _STARTS = 6
@@ -41,33 +44,36 @@ def gradient_gram(X: Tensor, Z: Tensor, length_scale: float) -> Tensor:
 
 
 class GradientModel:
-    """The posterior given gradients ``G`` at ``X`` (both ``m x d``) with noise of a known variance.
+    """The posterior given gradients ``G`` at ``X`` (both ``m x d``) with known noise (``m``).
 
-    Length-scale and variance are those of the largest likelihood on a grid.
+    Length-scale, variance, and the part of the gradients that no smooth function explains (they
+    come from stencils of a finite width) are those of the largest likelihood on a grid.
 
     Example:
-        >>> model = GradientModel(locations, gradients, noise_std=0.01)
+        >>> model = GradientModel(locations, gradients, torch.full((len(locations),), 0.01))
         >>> model.minimizer(locations[-1], radius=0.1)
     """
 
-    def __init__(self, X: Tensor, G: Tensor, noise_std: float) -> None:
+    def __init__(self, X: Tensor, G: Tensor, noise_std: Tensor) -> None:
         self._X = X
         seen = float(G.square().mean())
-        noise = max(noise_std**2, 1e-8 * seen, torch.finfo(torch.double).tiny)
-        beyond = max(seen - noise, 0.1 * noise)
-        flat = G.flatten()
+        noise = noise_std.double().square().clamp_min(max(1e-8 * seen, 1e-200))  # m
+        beyond = max(seen - float(noise.mean()), 0.1 * float(noise.mean()))
         best = -math.inf
-        for length_scale in _LENGTH_SCALES:
-            values, vectors = torch.linalg.eigh(gradient_gram(X, X, length_scale))
-            rotated, values = vectors.mT @ flat, values.clamp_min(0.0)
+        for length_scale, share in itertools.product(_LENGTH_SCALES, _UNEXPLAINED):
+            # In units of the noise, one decomposition serves all variances of the slopes.
+            std = (noise + share * beyond).sqrt().repeat_interleave(X.shape[-1])
+            gram = gradient_gram(X, X, length_scale) / (std.unsqueeze(-1) * std)
+            values, vectors = torch.linalg.eigh(gram)
+            rotated, values = vectors.mT @ (G.flatten() / std), values.clamp_min(0.0)
             prior = -0.5 * (math.log(length_scale / _EXPECTED_LENGTH_SCALE) / _EXPECTED_SPREAD) ** 2
-            for share in _VARIANCES:
-                variance = share * beyond
-                total = variance * values + noise
-                likelihood = prior - 0.5 * float((rotated.square() / total + total.log()).sum())
+            for variance in (ratio * beyond for ratio in _VARIANCES):
+                total = variance * values + 1
+                misfit = rotated.square() / total + total.log()
+                likelihood = prior - float(0.5 * misfit.sum() + std.log().sum())
                 if likelihood > best:
                     best, self.length_scale = likelihood, length_scale
-                    weights = variance * (vectors @ (rotated / total))
+                    weights = variance * (vectors @ (rotated / total)) / std
         self._weights = weights.view_as(X)
 
     def mean(self, X: Tensor) -> Tensor:

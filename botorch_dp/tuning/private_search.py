@@ -79,19 +79,23 @@ _FEWEST_STEPS, _MOST_STEPS = 5, 25
 #: The part of the evaluations and, in squares of mu, of the budget that chooses categories.
 _CATEGORY_EVALUATIONS, _CATEGORY_SHARE = 0.25, 0.1
 #: The squares of mu for the clip norm, and for the score where it is released.
-_CLIP_SHARE, _SCORE_SHARE = 0.02, 0.1
+_CLIP_SHARE, _SCORE_SHARE = 0.08, 0.1
 #: The part of a pure epsilon for the score.
 _PURE_SCORE_SHARE = 0.2
 #: Of the kernel that infers gradients, and of the stencil in units of it: from, to.
 _LENGTH_SCALE, _RADII = 0.4, (1.5, 0.15)
 #: Half the side of the box that the next location is looked for in: from, to.
 _BOXES = (0.25, 0.05)
+#: How often a clip norm is chosen.
+_CLIP_CHOICES = 3
 #: Clip norms to choose from, for losses scaled to [0, 1] over the unit cube.
-_CLIP_NORMS = [2.0 ** (k / 2) for k in range(-12, 7)]
+_CLIP_NORMS = [2.0 ** (k / 2) for k in range(-10, 9)]
 
 
 #: Which part of the gradients may be longer than the clip norm: at least, at most.
 _LONGER = (0.05, 0.5)
+#: The same, in units of the noise's length over the clip norm.
+_PER_NOISE = 4
 
 
 # --- What follows from the settings. ---
@@ -340,7 +344,9 @@ class PrivateSearch:
         if self.space.constraints:
             return begin + "constraints would cut the stencils that gradients are inferred from."
         if smooth <= _FEW:
-            return begin + f"with {smooth} numbers to tune they come close enough by themselves."
+            return begin + (
+                f"{smooth} number{'s' if smooth > 1 else ''} to tune leave few gaps between them."
+            )
         descent = self._descent_plan("", release_score)
         if descent.steps < _FEWEST_STEPS:
             needed = (
@@ -641,7 +647,7 @@ class _Searching:
             return -torch.tensor(sums, dtype=torch.double)
 
         levels = grid_levels(self._search.num_records)
-        return candidates[self._selected("selection", share, read, levels, seed=0)]
+        return candidates[self._selected("selection", share, read, levels, key="selection", seed=0)]
 
     def _descended(self, base: Config, first: int) -> Config:
         """Follow noisy gradients from the configuration ``base``."""
@@ -658,6 +664,7 @@ class _Searching:
         step_mu = _split_evenly(plan.shares["gradients"], plan.steps)
         locations: list[Tensor] = []
         gradients: list[Tensor] = []
+        stds: list[float] = []
         clip_norm = math.nan
         for step in range(plan.steps):
             number = first + step
@@ -685,46 +692,55 @@ class _Searching:
                 losses = self._table.losses(number, configs)
                 return before.with_batch(factor, losses[kept], step)
 
-            if step == 0:
-                clip_norm = self._clip_norm(seen, belief.weights)
+            if step in self._clip_steps():
+                clip_norm = self._clip_norm(seen, belief.weights, step)
             gradient = self._gradient(seen, belief.weights, clip_norm, step_mu, step)
             observations = seen()
             locations.append(location)
             gradients.append(gradient)
-            noise_std = 2 * clip_norm / (n * step_mu)
-            location = self._next(torch.stack(locations), torch.stack(gradients), noise_std, step)
+            stds.append(2 * clip_norm / (n * step_mu))
+            location = self._next(torch.stack(locations), torch.stack(gradients), stds, step)
         return coordinates.at(base, location.unsqueeze(0))[0]
 
-    def _next(self, X: Tensor, G: Tensor, noise_std: float, step: int) -> Tensor:
+    def _next(self, X: Tensor, G: Tensor, stds: list[float], step: int) -> Tensor:
         """Where the Gaussian process on released gradients is smallest, near the best so far."""
-        model = GradientModel(X, G, noise_std)
+        model = GradientModel(X, G, torch.tensor(stds, dtype=torch.double))
         best = X[int(model.mean(X).argmin())]
         wide, narrow = _BOXES
         share = step / max(self._plan.steps - 1, 1)
         return model.minimizer(best, wide * (narrow / wide) ** share)
 
-    def _clip_norm(self, seen: Callable[[], Observations], weights: Tensor) -> float:
+    def _clip_steps(self) -> list[int]:
+        """Before which steps a clip norm is chosen: gradients change as the stencil shrinks."""
+        return sorted({self._plan.steps * part // _CLIP_CHOICES for part in range(_CLIP_CHOICES)})
+
+    def _clip_norm(self, seen: Callable[[], Observations], weights: Tensor, step: int) -> float:
         """A clip norm that few enough gradients exceed, by permute-and-flip.
 
         With a part ``p`` of the gradients longer than ``c``, the bias that clipping brings grows
         by ``p`` as ``c`` falls, while the noise falls by its ratio to the clip norm: where the two
         balance, ``p`` is that ratio. Biases of different records cancel in part, so four times
-        that is allowed, but no less than a twentieth and no more than half of the records.
+        that is allowed, but no less than a twentieth and no more than half of the records. Where
+        noise drowns the counts, a public preference for one unit decides.
         """
         n = self._search.num_records
         ratio = self._search._noise_to_clip(self._plan)
-        allowed = n * min(_LONGER[1], max(_LONGER[0], 4 * ratio))
+        allowed = round(n * min(_LONGER[1], max(_LONGER[0], _PER_NOISE * ratio)))
         limits = torch.tensor(_CLIP_NORMS, dtype=torch.double)
+
+        share = _split_evenly(self._plan.shares["clip norm"], len(self._clip_steps()))
+        # Counts, and with them all utilities, are integers: no rounding moves them further.
+        preference = (limits.log2().abs() * 2 / pure_dp_epsilon(share)).round()
 
         def read() -> Tensor:
             longer = torch.zeros(len(limits), dtype=torch.double)
             for part in seen().gradients(weights):
                 norms = part.norm(dim=0).nan_to_num(nan=math.inf)
                 longer += (norms.unsqueeze(0) > limits.unsqueeze(-1)).sum(-1)
-            return -(longer - allowed).abs()
+            return -(longer - allowed).abs() - preference
 
-        share = self._plan.shares["clip norm"]
-        return _CLIP_NORMS[self._selected("clip norm", share, read, 1.0, seed=1)]
+        key, seed = f"clip norm {step + 1}", 1_000_000 + step
+        return _CLIP_NORMS[self._selected("clip norm", share, read, 1.0, key=key, seed=seed)]
 
     def _gradient(
         self,
@@ -755,7 +771,14 @@ class _Searching:
         return self._released("gradients", step_mu, draw, read, key=key)
 
     def _selected(
-        self, part: Part, share: float, read: Callable[[], Tensor], sensitivity: float, seed: int
+        self,
+        part: Part,
+        share: float,
+        read: Callable[[], Tensor],
+        sensitivity: float,
+        *,
+        key: str,
+        seed: int,
     ) -> int:
         """The index of a large utility."""
         epsilon = share if self._plan.route == "selection" else pure_dp_epsilon(share)
@@ -769,7 +792,7 @@ class _Searching:
                 unsafe_seed=self._seed(seed),
             ).value
 
-        return self._released(part, share, draw, read, key=part)
+        return self._released(part, share, draw, read, key=key)
 
     def _released(
         self,

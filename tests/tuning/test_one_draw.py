@@ -61,7 +61,7 @@ class TestSelection(_Searches):
 
 class TestDescent(_Searches):
     budget, dim, evaluations = PrivacyBudget(50.0, 1e-3), 4, 26
-    draws = 7  # the clip norm, five gradients, the score
+    draws = 9  # three clip norms, five gradients, the score
 
 
 @pytest.mark.parametrize("suite", [TestSelection, TestDescent])
