@@ -1,4 +1,4 @@
-"""Which method for which situation? Eleven private ways to tune, on real tasks with d = 2, 5, 10, 33.
+"""Which method for which situation? Eleven private ways to tune, with d = 2, 5, 10, 33.
 
     OMP_NUM_THREADS=1 BOTORCH_DP_DATA=<folder> python -m benchmarks.which_method [--full]
 

@@ -1,4 +1,4 @@
-"""Eleven ways to tune privately with the same records, budget and evaluations, for ``which_method``.
+"""Eleven private ways to tune with equal records, budget and evaluations, for ``which_method``.
 
 Each way is a function of a trial, epsilon and a seed that returns what it would publish: points in
 the cube, more than one row if the last draw is repeated to be averaged over. Noise is simulated.
