@@ -1,4 +1,4 @@
-"""Which method for which situation? Ten private ways to tune, on real tasks with d = 2, 5, 10, 33.
+"""Which method for which situation? Eleven private ways to tune, with d = 2, 5, 10, 33.
 
     OMP_NUM_THREADS=1 BOTORCH_DP_DATA=<folder> python -m benchmarks.which_method [--full]
 
@@ -176,9 +176,9 @@ def conclusions(outcomes: dict[str, Outcomes]) -> list[str]:
             f"epsilon = {epsilon}: best is {ranked[0]}"
             + (f"; not told apart: {', '.join(tied)}" if tied else "")
         )
-    for name in PAPERS:
+    for name in (*PAPERS, "PrivateSearch"):
         against = []
-        for rival in RIVALS:
+        for rival in (*RIVALS, "DPGIBO") if name == "PrivateSearch" else RIVALS:
             signs = [outcome.difference(name, rival, epsilon) for outcome, epsilon in cells]
             against.append(f"{signs.count(1)} to {rival} (wins {signs.count(-1)})")
         lines.append(f"{name} loses, of {len(cells)} cases, " + ", ".join(against))
@@ -264,8 +264,8 @@ def save(outcomes: dict[str, Outcomes], sizes: dict[str, Any]) -> None:
     )
 
 
-def resume(outcomes: dict[str, Outcomes]) -> None:
-    """Take over the seeds of an earlier run at the same sizes."""
+def resume(outcomes: dict[str, Outcomes], tasks: dict[str, Task]) -> None:
+    """Take over the seeds of an earlier run at the same sizes; methods added since catch up."""
     stored = json.loads((RESULTS / "which_method.json").read_text())["tasks"]
     for key, outcome in outcomes.items():
         if key not in stored:
@@ -274,11 +274,19 @@ def resume(outcomes: dict[str, Outcomes]) -> None:
             raise SystemExit(f"the stored {key} is {stored[key]['title']}, not {outcome.title}")
         losses = stored[key]["losses by seed"]
         levels = {f"{epsilon:g}" for epsilon in outcome.epsilons}
-        if set(losses) != {*SEARCHES, *MARKS} or any(set(row) != levels for row in losses.values()):
+        missing = [name for name in SEARCHES if name not in losses]
+        if set(losses) - {*SEARCHES, *MARKS} or any(set(row) != levels for row in losses.values()):
             raise SystemExit(f"the stored {key} has other methods or epsilons")
-        outcome.losses = losses
         outcome.best = stored[key]["best by seed"]
         outcome.blind = stored[key]["random choice by seed"]
+        for seed in tqdm(range(len(outcome.best)), desc=f"{key}: {missing}", disable=not missing):
+            trial = Trial(tasks[key], seed)
+            for name in missing:
+                for epsilon in outcome.epsilons:
+                    loss = outcome._loss(trial, name, epsilon, seed)
+                    losses.setdefault(name, {}).setdefault(f"{epsilon:g}", []).append(loss)
+            outcome.best[seed] = min(outcome.best[seed], trial.best)
+        outcome.losses = {name: losses[name] for name in (*SEARCHES, *MARKS)}
 
 
 def main() -> None:
@@ -295,10 +303,12 @@ def main() -> None:
     seeds = arguments.seeds or (20 if arguments.full else 6)
     tasks = {key: TASKS[key]() for key in arguments.tasks}
     outcomes = {key: Outcomes(title(task), epsilons) for key, task in tasks.items()}
-    if arguments.resume:
-        resume(outcomes)
     start = time.perf_counter()
     sizes: dict[str, Any] = {"reduced": not arguments.full}
+    if arguments.resume:
+        resume(outcomes, tasks)
+        sizes["seeds"] = min(len(outcome.best) for outcome in outcomes.values())
+        save(outcomes, sizes)
     for seed in tqdm(range(seeds), desc="seeds"):
         if time.perf_counter() - start > 60 * arguments.minutes:
             break

@@ -1,4 +1,4 @@
-"""Ten ways to tune privately with the same records, budget and evaluations, for ``which_method``.
+"""Eleven private ways to tune with equal records, budget and evaluations, for ``which_method``.
 
 Each way is a function of a trial, epsilon and a seed that returns what it would publish: points in
 the cube, more than one row if the last draw is repeated to be averaged over. Noise is simulated.
@@ -25,8 +25,10 @@ from benchmarks.which_tasks import BOUNDS, CENTER, SPREAD, Task, Trial
 from botorch_dp.acquisition.ucb import UCBSchedule
 from botorch_dp.models import FiniteSetGP
 from botorch_dp.objectives import PrivateObjective
-from botorch_dp.privacy import exponential_mechanism, gaussian_mu
+from botorch_dp.privacy import PrivacyBudget, exponential_mechanism, gaussian_mu
 from botorch_dp.release import GPUCB, MaxVarianceDesign, release_choice, release_linear_choice
+from botorch_dp.space import Real, SearchSpace
+from botorch_dp.tuning import PrivateSearch
 
 DELTA = 1e-6
 #: A mechanism that draws the choice itself is averaged over that many draws for each seed.
@@ -266,6 +268,29 @@ def by_descent(trial: Trial, epsilon: float, seed: int, start_share: float = 0.0
     return average.unsqueeze(0)
 
 
+# --- All in one. ---
+
+
+def by_private_search(trial: Trial, epsilon: float, seed: int) -> Tensor:
+    """Decides for itself, and learns from no public record."""
+    task = trial.task
+    names = [f"x{i}" for i in range(task.dim)]
+
+    def scores(configs: list[dict[str, float]]) -> Tensor:
+        return trial.losses(torch.tensor([[c[n] for n in names] for c in configs]).double())
+
+    result = PrivateSearch(
+        scores,
+        SearchSpace(**{name: Real(0.0, 1.0) for name in names}),
+        bounds=BOUNDS,
+        budget=PrivacyBudget(epsilon, DELTA),
+        evaluations=task.evaluations,
+        num_records=task.num_records,
+        unsafe_seed=seed,
+    ).run()
+    return torch.tensor([[result.config.value[name] for name in names]]).double()
+
+
 # --- Marks to measure by. ---
 
 
@@ -299,6 +324,7 @@ SEARCHES: dict[str, Search] = {
         for name, shape in SHAPES.items()
     },
     "permute-and-flip, no model": by_best_of_points,
+    "PrivateSearch": by_private_search,
 }
 #: The same at any epsilon; the first two look at no record.
 MARKS: dict[str, Search] = {

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from botorch_dp.release import LinearChoice, PrivateChoice, PrivateGPUCB, PrivateMaximum
     from botorch_dp.space import SearchSpace
     from botorch_dp.training import DPTrainer
+    from botorch_dp.tuning import PrivateSearch
 
 _ROOMS = {
     "DPGIBO": "descent",
@@ -36,6 +37,7 @@ _ROOMS = {
     "PrivateGPUCB": "release",
     "PrivateMaximum": "release",
     "PrivateObjective": "objectives",
+    "PrivateSearch": "tuning",
     "Release": "privacy",
     "SearchSpace": "space",
 }
@@ -55,6 +57,7 @@ __all__ = [
     "PrivateGPUCB",
     "PrivateMaximum",
     "PrivateObjective",
+    "PrivateSearch",
     "Release",
     "SearchSpace",
 ]

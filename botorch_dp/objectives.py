@@ -6,18 +6,25 @@ surrogate, acquisition function or loop may follow, and the promise stays the sa
 
 from __future__ import annotations
 
+import math
 import threading
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, runtime_checkable
+from fractions import Fraction
+from typing import Any, Literal, NamedTuple, Protocol, get_args, runtime_checkable
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from botorch_dp._checks import check_integer, check_interval, check_positive, check_tensor
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import (
+    DEFAULT_DELTA,
     ONE_RECORD,
+    BudgetExhausted,
     GaussianLoss,
     Guarantee,
     NeighboringRelation,
@@ -25,10 +32,22 @@ from botorch_dp.privacy import (
     PrivacyUnit,
     check_unit,
     compose,
+    gaussian_epsilon,
     gaussian_mechanism,
+    gaussian_mu,
+    rounded_up,
 )
+from botorch_dp.space import SearchSpace
 
-__all__ = ["Evaluations", "ObjectiveDiagnostics", "PerRecordLosses", "PrivateObjective"]
+__all__ = [
+    "EstimatorScores",
+    "Evaluations",
+    "ObjectiveDiagnostics",
+    "ObjectivePlan",
+    "PerRecordLosses",
+    "PrivateObjective",
+    "per_record_scores",
+]
 
 #: A double holds every integer up to this one, so sums below it are exact in any order: a score
 #: rounded to an integer moves the sum by what it moves itself, and not by a rounding error more.
@@ -57,20 +76,22 @@ def known_num_records(record_losses: object, num_records: int | None) -> int | N
     return None if num_records is None else check_integer("num_records", num_records)
 
 
-def checked_scores(scores: object, *, num_points: int, num_records: int | None) -> Tensor:
+def checked_scores(
+    scores: object, *, num_points: int, num_records: int | None, name: str = "record_losses"
+) -> Tensor:
     """The ``b x n`` scores of all records, if their shape, which is public, is as agreed."""
     if not isinstance(scores, Tensor) or scores.is_complex():
         kind = str(scores.dtype) if isinstance(scores, Tensor) else type(scores).__name__
-        raise TypeError(f"`record_losses` must return a tensor of real numbers, got {kind}.")
+        raise TypeError(f"`{name}` must return a tensor of real numbers, got {kind}.")
     if scores.dim() != 2 or len(scores) != num_points or scores.shape[1] == 0:
         expected = "n" if num_records is None else num_records
         raise ValueError(
-            f"`record_losses` must return {num_points} x {expected} scores, one row for each point "
+            f"`{name}` must return {num_points} x {expected} scores, one row for each point "
             f"and one column for each record; got {tuple(scores.shape)}."
         )
     if num_records is not None and scores.shape[1] != num_records:
         raise PrivacyError(
-            f"`record_losses` returned {scores.shape[1]} columns where {num_records} records were "
+            f"`{name}` returned {scores.shape[1]} columns where {num_records} records were "
             "agreed: the guarantee is for replacing one of a fixed, public number of records. "
             "Score every record every time; a missing one may be NaN."
         )
@@ -93,6 +114,42 @@ def clipped_sum(scores: Tensor, bounds: tuple[float, float], *, nan_as: float) -
     clipped = torch.nan_to_num(scores.double(), nan=nan_as, posinf=high, neginf=low)
     fraction = (clipped.clamp(low, high) - low) / (high - low)
     return (fraction * levels).round().clamp(0, levels).sum().item()
+
+
+def gaussian_mu_left(ledger: PrivacyLedger) -> Fraction:
+    """The square of the mu that a ledger could still bear, rounded down."""
+    balance = ledger.balance()
+    if balance is not None:
+        limit, spent = balance.mu_limit, balance.mu_spent
+    else:
+        # Nothing was charged, so that a first Gaussian charge would get the whole budget.
+        budget, spent = ledger.budget, 0.0
+        limit = gaussian_mu(budget.epsilon, budget.delta) if budget.delta else 0.0
+    return max(Fraction(0), Fraction(limit) ** 2 - Fraction(spent) ** 2)
+
+
+def check_bearable(ledger: PrivacyLedger, guarantee: Guarantee) -> None:
+    """Raise unless the ledger could bear all of a run that is charged in parts."""
+    balance, remaining = ledger.balance(), ledger.remaining()
+    mu_squared, epsilon = Fraction(0), Fraction(0)
+    for loss in guarantee.losses:
+        part, _, mu = loss.cost(balance is not None and balance.summed_limit == (0.0, 0.0))
+        mu_squared += Fraction(mu) ** 2
+        epsilon += Fraction(part)
+    generous = 1 + Fraction(1, 10**12)  # as the ledger itself is
+    left = Fraction(remaining[0])
+    if balance is not None:
+        left = Fraction(balance.summed_limit[0]) - Fraction(balance.summed_spent[0])
+    if mu_squared > gaussian_mu_left(ledger) * generous or epsilon > left * generous:
+        asked = f"epsilon {float(epsilon):.6g}" if epsilon else f"mu {float(mu_squared) ** 0.5:.6g}"
+        delta = guarantee.quoted_delta or 0.0
+        raise BudgetExhausted(
+            f"The {guarantee.mechanism} asks for {asked} in all, but what is left of "
+            f"{ledger.budget} is {remaining}. Nothing was charged and nothing was read. Give it a "
+            "smaller budget.",
+            requested=(guarantee.epsilon(delta), delta),
+            remaining=remaining,
+        )
 
 
 class Evaluations(NamedTuple):
@@ -123,6 +180,70 @@ class ObjectiveDiagnostics:
 
     def __repr__(self) -> str:
         return "ObjectiveDiagnostics(sensitive: read .num_below, .num_above, .num_nan)"
+
+
+@dataclass(frozen=True)
+class ObjectivePlan:
+    """Public facts about evaluations that have not been made: their price and their noise.
+
+    Args:
+        num_records: ``n``.
+        evaluations: How many.
+        noise_std: Standard deviation of each.
+        difference: Between two mean scores that should be seen.
+        mu: Of one evaluation.
+        guarantee: What all of them promise, and cost.
+    """
+
+    num_records: int
+    evaluations: int
+    noise_std: float
+    difference: float
+    mu: float
+    guarantee: Guarantee
+
+    @property
+    def visible(self) -> float:
+        """Twice the standard deviation of the difference of two evaluations."""
+        return 2 * math.sqrt(2) * self.noise_std
+
+    @property
+    def needed_records(self) -> int:
+        """With how many records the difference would be seen, at the same price."""
+        return math.ceil(self.num_records * max(1.0, self.visible / self.difference))
+
+    @property
+    def needed_epsilon(self) -> float:
+        """At which epsilon the difference would be seen, with the same records and delta."""
+        factor = max(1.0, self.visible / self.difference)
+        delta = self.guarantee.quoted_delta or DEFAULT_DELTA
+        return gaussian_epsilon(self.mu * math.sqrt(self.evaluations) * factor, delta)
+
+    @property
+    def advice(self) -> str:
+        """What the noise hides, in a sentence."""
+        noise = (
+            f"The noise of one evaluation is {self.noise_std:.2g} with {self.num_records:,} "
+            f"records, so that two of them tell differences from {self.visible:.2g} on apart"
+        )
+        if self.visible <= self.difference:
+            return f"{noise}: those of {self.difference:.2g} are seen."
+        return (
+            f"{noise}: to see differences of {self.difference:.2g} you need "
+            f"{self.needed_records:,} records or epsilon = {rounded_up(self.needed_epsilon, 2)}. "
+            "A model that averages over evaluations needs less."
+        )
+
+    def __str__(self) -> str:
+        return f"{self.evaluations} evaluations. {self.advice}\n{self.guarantee}"
+
+
+def one_column_warning(name: str) -> str:
+    """What to say where scores have a single column."""
+    return (
+        f"`{name}` is of one record: a single column is protected as one record, so the noise is "
+        "as large as the range of a score. Return one column for each record, not their mean."
+    )
 
 
 class PrivateObjective:
@@ -215,9 +336,100 @@ class PrivateObjective:
             )
         unit = check_unit(unit, NeighboringRelation.REPLACE_ONE).given(OWN_RECORD_ONLY)
         self._one_evaluation = Guarantee("Gaussian mechanism", unit, (GaussianLoss(self.mu),))
+        self._planned: int | None = None
         self._seeds = None if unsafe_seed is None else np.random.SeedSequence(unsafe_seed)
         self._history: list[Evaluations] = []
         self._lock = threading.Lock()
+
+    @classmethod
+    def for_budget(
+        cls,
+        record_losses: PerRecordLosses,
+        *,
+        bounds: tuple[float, float],
+        ledger: PrivacyLedger,
+        evaluations: int,
+        num_records: int | None = None,
+        negate: bool = False,
+        unit: PrivacyUnit = ONE_RECORD,
+        label: str = "objective",
+    ) -> PrivateObjective:
+        """An objective with the largest mu that a ledger bears for so many evaluations.
+
+        Args:
+            record_losses: As for the class; likewise the other arguments.
+            bounds: Public bounds of a score.
+            ledger: What evaluations are charged to. They may use all that it has left for Gaussian
+                releases at this moment.
+            evaluations: How many rows of ``X`` there will be at most, over all calls.
+
+        Example:
+            >>> ledger = PrivacyLedger(budget=PrivacyBudget(1.0, 1e-6))
+            >>> objective = PrivateObjective.for_budget(
+            ...     record_losses, bounds=(0.0, 1.0), ledger=ledger, evaluations=50,
+            ...     num_records=2000,
+            ... )
+            >>> print(objective.plan())
+        """
+        if not isinstance(ledger, PrivacyLedger):
+            raise TypeError(f"`ledger` must be a PrivacyLedger, got {type(ledger).__name__}.")
+        count = check_integer("evaluations", evaluations)
+        left = gaussian_mu_left(ledger)
+        mu = math.sqrt(left / count)
+        while count * Fraction(mu) ** 2 > left:
+            mu = math.nextafter(mu, 0.0)
+        if mu == 0:
+            raise BudgetExhausted(
+                f"Nothing of {ledger.budget} is left for Gaussian releases, which every evaluation "
+                "is: give the budget a delta, and a share that is not summed. Nothing was charged.",
+                requested=(0.0, 0.0),
+                remaining=ledger.remaining(),
+            )
+        objective = cls(
+            record_losses,
+            bounds=bounds,
+            mu=mu,
+            num_records=num_records,
+            ledger=ledger,
+            negate=negate,
+            unit=unit,
+            label=label,
+        )
+        objective._planned = count
+        return objective
+
+    def plan(
+        self,
+        evaluations: int | None = None,
+        *,
+        difference: float | None = None,
+        delta: float | None = None,
+    ) -> ObjectivePlan:
+        """Price and noise of so many evaluations, and what the noise hides; reads no record.
+
+        Args:
+            evaluations: How many; those of :meth:`for_budget` if None.
+            difference: Between two mean scores that should be seen; a hundredth of the distance of
+                the bounds if None.
+            delta: At which to quote epsilon; the ledger's, or 1e-6.
+        """
+        count = self._planned if evaluations is None else check_integer("evaluations", evaluations)
+        if count is None:
+            raise ValueError("`evaluations` is needed: say how many rows of `X` there will be.")
+        if difference is None:
+            difference = self._width / 100
+        if delta is None:
+            delta = (self.ledger.budget.delta if self.ledger else 0.0) or DEFAULT_DELTA
+        noise_std = self.noise_std
+        assert self.num_records is not None
+        return ObjectivePlan(
+            num_records=self.num_records,
+            evaluations=count,
+            noise_std=noise_std,
+            difference=check_positive("difference", difference),
+            mu=self.mu,
+            guarantee=self.price(count).quoted_at(delta),
+        )
 
     def price(self, evaluations: int = 1) -> Guarantee:
         """What this many evaluations, a number fixed beforehand, promise and cost."""
@@ -288,9 +500,12 @@ class PrivateObjective:
     def _agreed_num_records(self, scores: Tensor) -> int:
         """The number of records, which the first evaluation settles if nobody did."""
         with self._lock:
+            is_first = self.num_records is None
             if self.num_records is None:
                 self.num_records = scores.shape[1]
             num_records = self.num_records
+        if is_first and num_records == 1:  # the number of columns is public
+            warnings.warn(one_column_warning("record_losses"), UserWarning, stacklevel=3)
         # Another thread may have settled it while this one was reading.
         return checked_scores(scores, num_points=len(scores), num_records=num_records).shape[1]
 
@@ -314,3 +529,198 @@ class PrivateObjective:
             f"PrivateObjective(bounds={self.bounds}, mu={self.mu}, num_records={count}, "
             f"evaluations={len(self.history.Y)})"
         )
+
+
+# --- From a scikit-learn estimator. ---
+
+RecordLoss = Literal["zero_one", "log", "squared", "absolute"]
+#: Scores that are no mean over records, and what can be done instead.
+_NO_MEANS = {
+    **dict.fromkeys(
+        ("roc_auc", "average_precision", "auc", "f1", "precision", "recall", "balanced_accuracy"),
+        "it compares records with each other or divides by a number that depends on them, so one "
+        'record moves the others\' part. Use "log", which rewards the same ranking, or weigh '
+        "classes by public shares: a callable that returns one loss for each record, such as "
+        "(y != prediction) / share_of_class[y]",
+    ),
+    **dict.fromkeys(
+        ("r2", "explained_variance", "max_error", "median_absolute_error"),
+        'it is no mean over records. Use "squared" or "absolute", which order models in the same '
+        "way as R2 or nearly so",
+    ),
+    **dict.fromkeys(
+        ("cv", "cross_val_score", "cross_validation", "kfold"),
+        "fits that read other validation records make every score depend on all of them. Fit on "
+        "the training records, which are public here",
+    ),
+}
+
+
+def per_record_scores(
+    estimator: Any,
+    space: SearchSpace,
+    train: tuple[Any, Any],
+    validation: tuple[Any, Any],
+    loss: RecordLoss | Callable[[Any, Any], Any] = "zero_one",
+) -> EstimatorScores:
+    """Losses of single validation records for configurations of a scikit-learn estimator.
+
+    For each configuration a clone of the estimator gets its parameters, is fitted on the training
+    records, and predicts the validation records. **Only the validation records are protected**: a
+    fit reads the training records without noise, so they must be public.
+
+    Args:
+        estimator: With ``fit``, ``predict`` and ``set_params``, such as a pipeline.
+        space: A :class:`~botorch_dp.space.SearchSpace` of the estimator's parameters; those of a
+            pipeline's step are named ``step__parameter``.
+        train: ``(X, y)``, public.
+        validation: ``(X, y)``, protected.
+        loss: ``"zero_one"``, ``"log"`` (of the true label's probability), ``"squared"``,
+            ``"absolute"``, or a function of the true labels and of what ``predict`` returned with
+            one number for each record. It must not compare records with each other.
+
+    Returns:
+        A function from ``b`` configurations to ``b x n`` losses, with ``num_records``. A record
+        that cannot be predicted, for a feature that is not finite or a category nobody has seen,
+        scores NaN: nothing that one record says raises.
+
+    Example:
+        >>> space = SearchSpace(C=Real(1e-2, 1e3, log=True), gamma=Real(1e-4, 1.0, log=True))
+        >>> scores = per_record_scores(SVC(), space, (train_X, train_y), (X, y), "zero_one")
+        >>> PrivateSearch(scores, space, bounds=(0.0, 1.0), budget=budget, evaluations=60).run()
+    """
+    return EstimatorScores(estimator, space, train, validation, loss)
+
+
+class EstimatorScores:
+    """Losses of single records for configurations of an estimator: :func:`per_record_scores`."""
+
+    def __init__(
+        self,
+        estimator: Any,
+        space: SearchSpace,
+        train: tuple[Any, Any],
+        validation: tuple[Any, Any],
+        loss: RecordLoss | Callable[[Any, Any], Any],
+    ) -> None:
+        wanted = ("fit", "predict", "set_params", "get_params")
+        missing = [name for name in wanted if not callable(getattr(estimator, name, None))]
+        if missing:
+            raise TypeError(
+                f"`estimator` must be a scikit-learn estimator with {', '.join(wanted)}; "
+                f"{type(estimator).__name__} has no {', '.join(missing)}."
+            )
+        if not isinstance(space, SearchSpace):
+            raise TypeError(f"`space` must be a SearchSpace, got {type(space).__name__}.")
+        unknown = sorted(set(space.parameters) - set(estimator.get_params()))
+        if unknown:
+            raise ValueError(
+                f"`space` names {unknown}, which {type(estimator).__name__} has no parameters of: "
+                "see estimator.get_params()."
+            )
+        self._train_X, self._train_y, _ = _columns_of("train", train)
+        self._X, y, self.num_records = _columns_of("validation", validation)
+        self._y = np.asarray(y)
+        self._loss = _checked_loss(loss, estimator)
+        self._estimator = estimator
+        self._bad = _not_finite(self._X, self.num_records)
+        if self._bad is not None and self._bad.any():
+            # Estimators refuse such rows all together. A public row takes their place in the
+            # prediction, so that nothing raises and the time is the same, and their score is NaN.
+            self._X = np.array(self._X)
+            self._X[self._bad] = np.asarray(self._train_X)[0]
+
+    def __call__(self, configs: Sequence[Mapping[str, Any]]) -> Tensor:
+        """``b`` configurations to ``b x n`` losses."""
+        return torch.stack([self._losses(config) for config in configs])
+
+    def _losses(self, config: Mapping[str, Any]) -> Tensor:
+        from sklearn.base import clone
+
+        fitted = clone(self._estimator).set_params(**config)
+        fitted.fit(self._train_X, self._train_y)
+        # What is wrong with the estimator shows on public records, with its cause.
+        self._of(fitted, self._train_X[:1], np.asarray(self._train_y[:1]))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a warning may tell about a single record
+            try:
+                losses = self._of(fitted, self._X, self._y)
+            except Exception:  # one record's doing: which, must not show
+                losses = np.concatenate([self._one(fitted, i) for i in range(self.num_records)])
+        if self._bad is not None:
+            losses = np.where(self._bad, np.nan, losses)
+        return torch.from_numpy(losses)
+
+    def _one(self, fitted: Any, index: int) -> NDArray[np.float64]:
+        try:
+            return self._of(fitted, self._X[index : index + 1], self._y[index : index + 1])
+        except Exception:
+            return np.full(1, np.nan)
+
+    def _of(self, fitted: Any, X: Any, y: NDArray[Any]) -> NDArray[np.float64]:
+        """Losses of records, one for each."""
+        if self._loss == "log":
+            probabilities = np.asarray(fitted.predict_proba(X), dtype=np.float64)
+            is_true = y[:, None] == np.asarray(fitted.classes_)[None, :]
+            with np.errstate(divide="ignore"):
+                return -np.log((probabilities * is_true).sum(-1))
+        predicted = np.asarray(fitted.predict(X))
+        if self._loss == "zero_one":
+            return (predicted != y).astype(np.float64)
+        if callable(self._loss):
+            losses = np.asarray(self._loss(y, predicted), dtype=np.float64)
+            if losses.shape != (len(y),):
+                raise ValueError(
+                    f"`loss` must return one number for each record, {(len(y),)}, got "
+                    f"{losses.shape}."
+                )
+            return losses
+        with np.errstate(all="ignore"):
+            error = predicted.astype(np.float64) - y.astype(np.float64)
+            return np.square(error) if self._loss == "squared" else np.abs(error)
+
+    def __repr__(self) -> str:
+        loss = self._loss if isinstance(self._loss, str) else "a function"
+        name = type(self._estimator).__name__
+        return f"EstimatorScores({name}, loss={loss}, num_records={self.num_records})"
+
+
+def _checked_loss(loss: object, estimator: Any) -> RecordLoss | Callable[[Any, Any], Any]:
+    if callable(loss):
+        return loss
+    known = get_args(RecordLoss)
+    if loss not in known:
+        name = str(loss).removeprefix("neg_").partition("_weighted")[0]
+        name = next((n for n in _NO_MEANS if name == n or name.startswith(f"{n}_")), name)
+        if name in _NO_MEANS:
+            raise PrivacyError(
+                f"`loss` = {loss!r} cannot be protected record by record: {_NO_MEANS[name]}."
+            )
+        raise ValueError(
+            f"`loss` must be one of {known} or a function of the true labels and the predictions "
+            f"with one number for each record, got {loss!r}."
+        )
+    if loss == "log" and not hasattr(estimator, "predict_proba"):
+        raise ValueError(
+            f'`loss` = "log" needs probabilities, which {type(estimator).__name__} does not '
+            'predict. Use "zero_one", or an estimator with predict_proba.'
+        )
+    return loss  # type: ignore[return-value]
+
+
+def _columns_of(name: str, data: object) -> tuple[Any, Any, int]:
+    """Features, labels and their number, which is public."""
+    if not isinstance(data, tuple | list) or len(data) != 2:
+        raise TypeError(f"`{name}` must be a pair (X, y), got {type(data).__name__}.")
+    X, y = (part.numpy(force=True) if isinstance(part, Tensor) else part for part in data)
+    sizes = [part.shape[0] if hasattr(part, "shape") else len(part) for part in (X, y)]
+    if sizes[0] != sizes[1] or sizes[0] == 0:
+        raise ValueError(f"`{name}` must have as many rows as labels, got {sizes}.")
+    return X, y, sizes[0]
+
+
+def _not_finite(X: Any, num_records: int) -> NDArray[np.bool_] | None:
+    """Which records have a feature that is not finite, where features are an array of floats."""
+    if not isinstance(X, np.ndarray) or X.dtype.kind != "f":
+        return None
+    return np.asarray(~np.isfinite(X.reshape(num_records, -1)).all(-1))

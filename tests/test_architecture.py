@@ -25,6 +25,7 @@ ROOMS = [
     "outsourced",
     "pareto",
     "training",
+    "tuning",
     "datasets",
     "tasks",
     "plots",

@@ -29,6 +29,7 @@ from botorch_dp.privacy import (
     PrivacyUnit,
     audit_epsilon,
     compose,
+    gaussian_mechanism,
     gaussian_mu,
     laplace_guarantee,
 )
@@ -498,3 +499,76 @@ def test_what_cannot_be_is_refused_before_it_is_charged() -> None:
         with pytest.raises(ValueError, match="`bounds`"):
             PrivateObjective(distances, bounds=bounds, mu=0.1, ledger=ledger)
     assert ledger.entries() == []
+
+
+# What the budget bears, and what noise hides.
+
+
+@pytest.mark.parametrize("evaluations", [1, 3, 7, 50])
+@pytest.mark.parametrize("spent", [0.0, 0.1])
+def test_for_budget_bears_exactly_that_many_evaluations(evaluations, spent):
+    ledger = PrivacyLedger(budget=PrivacyBudget(1.0, 1e-6))
+    if spent:
+        gaussian_mechanism(0.0, sensitivity=1.0, mu=spent, ledger=ledger)
+    objective = PrivateObjective.for_budget(
+        lambda X: X.expand(-1, 20), bounds=(0.0, 1.0), ledger=ledger, evaluations=evaluations
+    )
+    X = torch.full((evaluations, 1), 0.5, dtype=torch.double)
+    objective(X[: evaluations // 2 + 1])
+    if evaluations > 1:
+        objective(X[evaluations // 2 + 1 :])
+    assert ledger.spent()[0] > 1 - 1e-9
+    with pytest.raises(BudgetExhausted):
+        objective(X[:1])
+
+
+def test_for_budget_refuses_what_cannot_bear_gaussian_noise():
+    for budget in (PrivacyBudget(1.0), PrivacyBudget(1.0, 1e-6, summed=1.0)):
+        with pytest.raises(BudgetExhausted, match="delta"):
+            PrivateObjective.for_budget(
+                lambda X: X,
+                bounds=(0.0, 1.0),
+                ledger=PrivacyLedger(budget=budget),
+                evaluations=3,
+            )
+    with pytest.raises(TypeError, match="ledger"):
+        PrivateObjective.for_budget(lambda X: X, bounds=(0.0, 1.0), ledger=None, evaluations=3)
+
+
+def test_plan_says_what_the_noise_hides_and_what_it_would_take():
+    ledger = PrivacyLedger(budget=PrivacyBudget(1.0, 1e-6))
+    objective = PrivateObjective.for_budget(
+        lambda X: X, bounds=(0.0, 1.0), ledger=ledger, evaluations=50, num_records=1000
+    )
+    plan = objective.plan()
+    assert plan.noise_std == objective.noise_std
+    assert "records or epsilon" in plan.advice and "50 evaluations" in str(plan)
+    more = PrivateObjective.for_budget(
+        lambda X: X,
+        bounds=(0.0, 1.0),
+        ledger=PrivacyLedger(budget=PrivacyBudget(1.0, 1e-6)),
+        evaluations=50,
+        num_records=plan.needed_records,
+    )
+    assert "are seen" in more.plan().advice
+    richer = PrivateObjective.for_budget(
+        lambda X: X,
+        bounds=(0.0, 1.0),
+        ledger=PrivacyLedger(budget=PrivacyBudget(1.0001 * plan.needed_epsilon, 1e-6)),
+        evaluations=50,
+        num_records=1000,
+    )
+    assert "are seen" in richer.plan().advice
+    assert "are seen" in objective.plan(difference=1.0).advice
+    with pytest.raises(ValueError, match="evaluations"):
+        PrivateObjective(lambda X: X, bounds=(0.0, 1.0), mu=1.0, num_records=10).plan()
+
+
+def test_a_single_column_is_warned_about():
+    objective = PrivateObjective(lambda X: X[:, :1], bounds=(0.0, 1.0), mu=1.0)
+    with pytest.warns(UserWarning, match="single column"):
+        objective(torch.rand(2, 1, dtype=torch.double))
+    told = PrivateObjective(lambda X: X[:, :1], bounds=(0.0, 1.0), mu=1.0, num_records=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        told(torch.rand(2, 1, dtype=torch.double))

@@ -15,7 +15,7 @@ NAMES = {
     "models": "public_gp check_public FiniteSetGP GradientPosterior max_information_gain",
     "acquisition": """UCBSchedule PrivateUpperConfidenceBound GradientTrace
         HypervolumeProbabilityOfImprovement LogHypervolumeProbabilityOfImprovement""",
-    "objectives": "PerRecordLosses PrivateObjective",
+    "objectives": "PerRecordLosses PrivateObjective per_record_scores",
     "release": """PrivateChoice LinearChoice PrivateMaximum NoiseFreeMaximum LipschitzMaximum
         PrivateGPUCB BranchAndBoundUCB release_choice release_maximum release_noise_free_maximum
         release_lipschitz_maximum release_linear_choice""",
@@ -23,6 +23,7 @@ NAMES = {
     "outsourced": "RandomProjectionCurator GaussianNoiseCurator Modeler",
     "pareto": "Real Integer SearchSpace PrivacyUtilityProblem DPareto ParetoFront",
     "training": "TrainTest DPTrainer OutputPerturbedLogisticRegression",
+    "tuning": "PrivateSearch",
     "tasks": """adult_logistic_sgd adult_logistic_adam adult_svm_sgd mnist_mlp1_sgd
         mnist_mlp2_sgd private_logistic_regression sparse_vector""",
 }

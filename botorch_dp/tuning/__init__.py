@@ -1,0 +1,10 @@
+"""Tuning in one call: what to try, what it costs and what is published are decided together."""
+
+from botorch_dp.tuning.private_search import (
+    PrivateSearch,
+    SearchDiagnostics,
+    SearchPlan,
+    SearchResult,
+)
+
+__all__ = ["PrivateSearch", "SearchDiagnostics", "SearchPlan", "SearchResult"]

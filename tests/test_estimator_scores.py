@@ -1,0 +1,159 @@
+"""Losses of single validation records for an estimator's configurations."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
+from sklearn.svm import SVC
+
+from botorch_dp import PrivacyBudget, PrivateSearch
+from botorch_dp.errors import PrivacyError
+from botorch_dp.objectives import per_record_scores
+from botorch_dp.space import Integer, Real, SearchSpace
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(60, 3))
+Y = (X[:, 0] + 0.3 * RNG.normal(size=60) > 0).astype(int)
+TRAIN, VALIDATION = (X[:30], Y[:30]), (X[30:], Y[30:])
+SPACE = SearchSpace(C=Real(0.01, 100.0, log=True))
+CONFIGS = [{"C": 0.1}, {"C": 10.0}]
+
+
+def fitted(config, estimator=LogisticRegression):
+    return estimator(**config).fit(*TRAIN)
+
+
+@pytest.mark.parametrize("loss", ["zero_one", "log", "squared", "absolute"])
+def test_losses_are_those_of_the_fitted_estimator(loss):
+    scores = per_record_scores(LogisticRegression(), SPACE, TRAIN, VALIDATION, loss)
+    table = scores(CONFIGS)
+    assert table.shape == (2, 30) and scores.num_records == 30
+    for config, row in zip(CONFIGS, table, strict=True):
+        model = fitted(config)
+        error = model.predict(VALIDATION[0]) - VALIDATION[1]
+        wanted = {
+            "zero_one": error != 0,
+            "log": -model.predict_log_proba(VALIDATION[0])[np.arange(30), VALIDATION[1]],
+            "squared": error**2,
+            "absolute": abs(error),
+        }[loss]
+        assert np.allclose(row, wanted)
+
+
+def test_a_loss_of_the_users():
+    def asymmetric(y, predicted):
+        return np.where(y == 1, 2.0, 1.0) * (y != predicted)
+
+    scores = per_record_scores(LogisticRegression(), SPACE, TRAIN, VALIDATION, asymmetric)
+    assert set(scores(CONFIGS).unique().tolist()) <= {0.0, 1.0, 2.0}
+
+
+def test_an_average_is_no_loss_of_a_record():
+    scores = per_record_scores(
+        LogisticRegression(), SPACE, TRAIN, VALIDATION, lambda y, p: np.mean(y != p)
+    )
+    with pytest.raises(ValueError, match="one number for each record"):
+        scores(CONFIGS)
+
+
+def test_the_users_estimator_is_left_alone():
+    estimator = LogisticRegression(C=3.0)
+    per_record_scores(estimator, SPACE, TRAIN, VALIDATION)(CONFIGS)
+    assert estimator.C == 3.0 and not hasattr(estimator, "coef_")
+
+
+def test_a_label_that_training_never_saw_is_a_loss_and_no_error():
+    y = VALIDATION[1].copy()
+    y[4] = 7
+    scores = per_record_scores(LogisticRegression(), SPACE, TRAIN, (VALIDATION[0], y), "log")
+    assert scores(CONFIGS)[:, 4].tolist() == [math.inf, math.inf]
+
+
+@pytest.mark.parametrize("nonsense", [math.nan, math.inf])
+def test_features_that_are_not_finite_score_nan_and_leave_the_others_alone(nonsense):
+    features = VALIDATION[0].copy()
+    features[4, 1] = nonsense
+    estimator = make_pipeline(StandardScaler(), SVC())
+    space = SearchSpace(svc__C=Real(0.01, 100.0, log=True))
+    configs = [{"svc__C": 1.0}]
+    clean = per_record_scores(estimator, space, TRAIN, VALIDATION)(configs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scores = per_record_scores(estimator, space, TRAIN, (features, VALIDATION[1]))(configs)
+    assert scores[0, 4].isnan()
+    others = torch.arange(30) != 4
+    assert torch.equal(scores[:, others], clean[:, others])
+    assert math.isnan(features[4, 1]) or math.isinf(features[4, 1])
+
+
+def test_a_category_that_nobody_has_seen_scores_nan_and_raises_nothing():
+    train = np.array([["a"], ["b"]] * 10, dtype=object)
+    validation = np.array([["a"], ["b"], ["never seen"]], dtype=object)
+    labels = np.array([0, 1] * 10)
+    estimator = make_pipeline(OneHotEncoder(), LogisticRegression())
+    space = SearchSpace(logisticregression__C=Real(0.1, 10.0))
+    scores = per_record_scores(estimator, space, (train, labels), (validation, np.array([0, 1, 0])))
+    (row,) = scores([{"logisticregression__C": 1.0}]).tolist()
+    assert row[:2] == [0.0, 0.0] and math.isnan(row[2])
+
+
+def test_what_is_wrong_with_the_estimator_is_shown():
+    space = SearchSpace(n_neighbors=Integer(1, 100))
+    scores = per_record_scores(KNeighborsClassifier(), space, TRAIN, VALIDATION)
+    with pytest.raises(ValueError, match="n_neighbors"):
+        scores([{"n_neighbors": 50}])
+
+
+@pytest.mark.parametrize("name", ["roc_auc", "roc_auc_ovr", "f1", "f1_weighted", "r2", "cv"])
+def test_scores_that_are_no_mean_over_records_are_refused_with_advice(name):
+    with pytest.raises(PrivacyError, match=r"record by record.*(Use|Fit)"):
+        per_record_scores(LogisticRegression(), SPACE, TRAIN, VALIDATION, name)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"estimator": 3}, TypeError, "fit"),
+        ({"space": SearchSpace(D=Real(0, 1))}, ValueError, "'D'"),
+        ({"space": {}}, TypeError, "SearchSpace"),
+        ({"train": X}, TypeError, "pair"),
+        ({"validation": (X, Y[:-1])}, ValueError, "as many rows"),
+        ({"validation": (X[:0], Y[:0])}, ValueError, "as many rows"),
+        ({"loss": "accuracies"}, ValueError, "one of"),
+        ({"loss": None}, ValueError, "one of"),
+        (
+            {"estimator": Ridge(), "space": SearchSpace(alpha=Real(0, 1)), "loss": "log"},
+            ValueError,
+            "probabilities",
+        ),
+    ],
+)
+def test_bad_arguments_are_refused_at_once(changes, error, words):
+    options = {
+        "estimator": LogisticRegression(),
+        "space": SPACE,
+        "train": TRAIN,
+        "validation": VALIDATION,
+        "loss": "zero_one",
+    } | changes
+    with pytest.raises(error, match=words):
+        per_record_scores(**options)
+
+
+def test_a_search_in_eight_lines():
+    scores = per_record_scores(SVC(), SearchSpace(C=Real(0.01, 100.0, log=True)), TRAIN, VALIDATION)
+    search = PrivateSearch(
+        scores, SPACE, bounds=(0.0, 1.0), budget=PrivacyBudget(500.0), evaluations=8
+    )
+    result = search.run(release_score=True)
+    assert result.guarantee.status == "proven" and result.score is not None
+    best = min(float(scores([{"C": c}]).mean()) for c in (0.1, 1.0, 10.0))
+    assert float(scores([result.config.value]).mean()) <= best + 0.1

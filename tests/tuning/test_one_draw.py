@@ -1,0 +1,70 @@
+"""A private search publishes one configuration, whatever happens to it on the way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from botorch_dp.privacy import PrivacyBudget, PrivacyLedger
+from botorch_dp.space import Real, SearchSpace
+from botorch_dp.tuning import PrivateSearch
+from tests.one_draw import OneDraw
+
+_N = 40
+_OPTIMA = torch.linspace(0.2, 0.6, _N, dtype=torch.double)
+
+
+def scores(configs: list[dict[str, float]]) -> torch.Tensor:
+    X = torch.tensor([list(config.values()) for config in configs], dtype=torch.double)
+    return (X.unsqueeze(-1) - _OPTIMA).square().mean(1)
+
+
+class _Searches(OneDraw):
+    budget: PrivacyBudget
+    dim: int
+    evaluations: int
+
+    def make(self, ledger: PrivacyLedger | None) -> Any:
+        names = [f"x{i}" for i in range(self.dim)]
+        return _Asked(
+            PrivateSearch(
+                scores,
+                SearchSpace(**{name: Real(0.0, 1.0) for name in names}),
+                bounds=(0.0, 1.0),
+                budget=self.budget,
+                evaluations=self.evaluations,
+                num_records=_N,
+            ),
+            ledger,
+        )
+
+    def draw(self, thing: Any, checkpoint: Path | None) -> Any:
+        result = thing.search.run(checkpoint=checkpoint, ledger=thing.ledger, release_score=True)
+        assert result.score is not None
+        return list(result.config.value.items()), result.score.value
+
+
+class _Asked:
+    """A search with the ledger it is asked to charge."""
+
+    def __init__(self, search: PrivateSearch, ledger: PrivacyLedger | None) -> None:
+        self.search, self.ledger = search, ledger
+
+
+class TestSelection(_Searches):
+    budget, dim, evaluations = PrivacyBudget(5.0), 2, 20
+    draws = 2
+
+
+class TestDescent(_Searches):
+    budget, dim, evaluations = PrivacyBudget(50.0, 1e-3), 4, 26
+    draws = 9  # three clip norms, five gradients, the score
+
+
+@pytest.mark.parametrize("suite", [TestSelection, TestDescent])
+def test_the_suite_tests_the_route_of_its_name(suite: type[_Searches]) -> None:
+    plan = suite().make(None).search.plan(release_score=True)
+    assert plan.route == suite.__name__.removeprefix("Test").lower()

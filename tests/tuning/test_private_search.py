@@ -1,0 +1,424 @@
+"""PrivateSearch: its price adds up, records are read after it is paid, and it finds minima."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+
+from botorch_dp.errors import BudgetExhausted, PrivacyError
+from botorch_dp.privacy import (
+    NeighboringRelation,
+    PrivacyBudget,
+    PrivacyLedger,
+    PrivacyUnit,
+    gaussian_mu,
+)
+from botorch_dp.space import Choice, Integer, Real, SearchSpace
+from botorch_dp.tuning import PrivateSearch
+from botorch_dp.tuning.gradient_model import GradientModel, gradient_gram
+from botorch_dp.tuning.private_search import split_squares, split_sum
+
+N = 400
+PURE, GAUSSIAN = PrivacyBudget(1.0), PrivacyBudget(1.0, 1e-6)
+RICH = PrivacyBudget(1000.0, 1e-6)
+
+
+def cube(d: int) -> SearchSpace:
+    return SearchSpace(**{f"x{i}": Real(0.0, 1.0) for i in range(d)})
+
+
+def bowl(optimum: float = 0.3, n: int = N, spread: float = 0.1):
+    """Records with optima around one point; all losses lie in [0, 1]."""
+    noise = torch.Generator().manual_seed(0)
+    optima = optimum + spread * torch.randn(n, dtype=torch.double, generator=noise)
+
+    def scores(configs):
+        X = torch.tensor(
+            [[v for v in c.values() if isinstance(v, float)] for c in configs], dtype=torch.double
+        )
+        return (X.unsqueeze(-1) - optima).square().mean(1).clamp(0, 1)
+
+    return scores
+
+
+def search(scores=None, space=None, **overrides):
+    options = {
+        "bounds": (0.0, 1.0),
+        "budget": GAUSSIAN,
+        "evaluations": 60,
+        "num_records": N,
+        "unsafe_seed": 0,
+    } | overrides
+    return PrivateSearch(scores or bowl(), space or cube(4), **options)
+
+
+# The price.
+
+
+@pytest.mark.parametrize("release_score", [False, True])
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 7.3])
+def test_parts_of_a_selection_add_up_to_the_budget_and_no_more(epsilon, release_score):
+    plan = search(budget=PrivacyBudget(epsilon)).plan(release_score=release_score)
+    total = sum(map(Fraction, plan.shares.values()))
+    assert Fraction(epsilon) * (1 - Fraction(1, 10**12)) < total <= Fraction(epsilon)
+    assert plan.guarantee.epsilon() == math.inf  # simulated
+    assert plan.guarantee.nominal.epsilon() == epsilon
+
+
+@pytest.mark.parametrize("release_score", [False, True])
+@pytest.mark.parametrize("space", [cube(5), SearchSpace(**cube(4).parameters, k=Choice("a", "b"))])
+@pytest.mark.parametrize("epsilon", [1.0, 7.3])
+def test_parts_of_a_descent_add_up_to_the_budget_and_no_more(epsilon, space, release_score):
+    plan = search(space=space, budget=PrivacyBudget(epsilon, 1e-6), num_records=5000).plan(
+        release_score=release_score
+    )
+    assert plan.route == "descent"
+    mu = Fraction(gaussian_mu(epsilon, 1e-6))
+    total = sum(Fraction(share) ** 2 for share in plan.shares.values())
+    assert mu**2 * (1 - Fraction(1, 10**12)) < total <= mu**2
+    assert plan.guarantee.nominal.delta(epsilon) <= 1e-6
+    assert sum(plan.evaluations.values()) <= 60
+
+
+@pytest.mark.parametrize("total", [0.1, 1 / 3, 1.0, 7.3])
+def test_splits_never_exceed_the_total(total):
+    weights = {"selection": 0.1, "clip norm": 0.02, "score": 0.3, "gradients": 0.58}
+    assert sum(map(Fraction, split_sum(total, weights).values())) <= Fraction(total)
+    squares = sum(Fraction(share) ** 2 for share in split_squares(total, weights).values())
+    assert squares <= Fraction(total) ** 2
+
+
+@pytest.mark.parametrize("budget", [PURE, PrivacyBudget(30.0, 1e-6)])
+def test_a_ledger_of_the_same_budget_is_used_up_and_not_overspent(budget):
+    ledger = PrivacyLedger(budget=budget)
+    result = search(budget=budget, unsafe_seed=None).run(ledger=ledger, release_score=True)
+    spent, delta = ledger.spent()
+    assert 0.999 * budget.epsilon < spent <= budget.epsilon * (1 + 1e-11)
+    assert delta == budget.delta
+    assert result.guarantee.status == "proven"
+    with pytest.raises(BudgetExhausted):
+        search(budget=budget, unsafe_seed=None).run(ledger=ledger)
+
+
+@pytest.mark.parametrize("budget", [PURE, PrivacyBudget(30.0, 1e-6)])
+def test_every_part_is_charged_before_its_records_are_read(budget):
+    ledger = PrivacyLedger(budget=budget)
+    charged = []
+
+    def scores(configs):
+        charged.append(len(ledger.entries()))
+        return bowl()(configs)
+
+    search(scores, budget=budget, unsafe_seed=None).run(ledger=ledger, release_score=True)
+    assert charged[0] == 1
+    assert charged == sorted(charged)
+    assert charged[-1] == len(ledger.entries())
+
+
+@pytest.mark.parametrize("budget", [PURE, PrivacyBudget(30.0, 1e-6)])
+def test_a_ledger_that_cannot_bear_the_whole_run_refuses_before_anything_is_read(budget):
+    def scores(configs):
+        raise AssertionError("read")
+
+    smaller = PrivacyBudget(0.9 * budget.epsilon, budget.delta)
+    ledger = PrivacyLedger(budget=smaller)
+    with pytest.raises(BudgetExhausted, match="in all"):
+        search(scores, budget=budget, unsafe_seed=None).run(ledger=ledger)
+    assert ledger.entries() == []
+
+
+# Routes.
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"budget": PURE}, "no delta"),
+        ({"space": SearchSpace(k=Choice("a", "b", "c"))}, "no number"),
+        ({"space": cube(2)}, "2 numbers"),
+        ({"evaluations": 20}, "too few"),
+        ({"num_records": 10}, "drown"),
+        (
+            {"space": SearchSpace(**cube(4).parameters, constraints=[lambda c: c["x0"] > 0])},
+            "constraints",
+        ),
+    ],
+)
+def test_why_it_is_a_selection(changes, words):
+    plan = search(**changes).plan()
+    assert plan.route == "selection"
+    assert words in plan.reason
+    assert plan.shares == {"selection": 1.0}
+    assert "95%" in plan.noise
+
+
+def test_plan_reads_nothing_and_says_the_price_and_the_noise():
+    def scores(configs):
+        raise AssertionError("read")
+
+    plan = search(scores, num_records=5000, unsafe_seed=None).plan(release_score=True)
+    text = str(plan)
+    assert "10 released gradients" not in text and f"{plan.steps} released gradients" in text
+    assert "standard deviation" in text and "noise of one gradient" in text
+    assert "given that" in text
+
+
+# What it finds.
+
+
+@pytest.mark.parametrize("d", [1, 2])
+def test_a_selection_finds_the_best_of_few_parameters(d):
+    value = search(bowl(), cube(d), budget=PrivacyBudget(1e3)).run().config.value
+    assert torch.tensor(list(value.values())) == pytest.approx([0.3] * d, abs=0.12)
+
+
+def test_a_descent_finds_the_minimum_of_many_parameters():
+    result = search(bowl(), cube(6), budget=RICH, evaluations=100).run(release_score=True)
+    assert list(result.config.value.values()) == pytest.approx([0.3] * 6, abs=0.05)
+    assert result.score.value == pytest.approx(0.01, abs=0.01)
+    assert "gradients" in result.route
+
+
+@pytest.mark.parametrize("d", [2, 5])
+def test_maximizing_is_minimizing_the_negative(d):
+    scores = bowl()
+    low = search(scores, cube(d), budget=RICH).run(release_score=True)
+    high = search(
+        lambda c: -scores(c), cube(d), bounds=(-1.0, 0.0), budget=RICH, maximize=True
+    ).run(release_score=True)
+    assert high.config.value == pytest.approx(low.config.value, abs=1e-6)
+    assert high.score.value == pytest.approx(-low.score.value, abs=1e-6)
+
+
+def test_all_kinds_of_parameters():
+    space = SearchSpace(
+        rate=Real(1e-4, 1.0, log=True),
+        width=Integer(1, 1000, log=True),
+        depth=Integer(1, 3),
+        share=Real(-1.0, 1.0),
+        kind=Choice("good", "bad", "worse"),
+        decay=Real(0.0, 5.0),
+    )
+    optimum = {"rate": 1e-3, "width": 30, "depth": 2, "share": 0.4, "kind": "good", "decay": 1.0}
+    target = space.encode([optimum])
+    shifts = torch.linspace(-0.05, 0.05, N, dtype=torch.double)
+
+    def scores(configs):
+        for config in configs:
+            assert space.check(config) == config
+        far = (space.encode(configs) - target).square().sum(-1)
+        return (far.unsqueeze(-1) / 6 + shifts).clamp(0, 1).numpy()
+
+    result = search(scores, space, budget=RICH, evaluations=120).run()
+    found = result.config.value
+    assert "categories" in result.route
+    assert found["kind"] == "good" and found["depth"] == 2
+    assert isinstance(found["width"], int)
+    got = (space.encode([found]) - target).abs().max()
+    assert got < 0.15
+
+
+def test_a_selection_respects_constraints_and_tries_each_configuration_once():
+    space = SearchSpace(k=Integer(1, 6), m=Choice("a", "b"), constraints=[lambda c: c["k"] > 2])
+    seen = []
+
+    def scores(configs):
+        seen.extend(tuple(c.values()) for c in configs)
+        return np.array([[c["k"] / 6] * N for c in configs])
+
+    result = search(scores, space, budget=PrivacyBudget(1e3)).run()
+    assert len(seen) == len(set(seen)) == 8 == result_evaluations(space)
+    assert result.config.value["k"] == 3
+
+
+def result_evaluations(space):
+    return search(space=space).plan().evaluations["selection"]
+
+
+def test_one_record():
+    with pytest.warns(UserWarning, match="single column"):
+        one = search(bowl(n=1), cube(4), num_records=1)
+    assert one.run(release_score=True).config.value.keys() == {"x0", "x1", "x2", "x3"}
+
+
+# One record.
+
+
+@pytest.mark.parametrize("d", [2, 4])
+@pytest.mark.parametrize("nonsense", [math.nan, math.inf, -math.inf, 1e300])
+@pytest.mark.parametrize("maximize", [False, True])
+def test_nothing_that_a_record_says_raises_or_warns(d, nonsense, maximize):
+    def scores(configs):
+        table = bowl()(configs)
+        table[:, 7] = nonsense
+        return table
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = search(scores, cube(d), budget=RICH, maximize=maximize).run(release_score=True)
+    assert math.isfinite(result.score.value)
+    counts = result.diagnostics
+    assert counts.num_nan + counts.num_below + counts.num_above >= 60 * 0.8
+    assert "sensitive" in repr(counts)
+
+
+@pytest.mark.parametrize("d", [2, 4])
+def test_one_record_moves_what_noise_is_added_to_by_no_more_than_its_sensitivity(d, monkeypatch):
+    """Replaced by any other, with all releases held fixed; the sensitivity is what noise is told"""
+    from botorch_dp.tuning import private_search
+
+    def materials(table_of):
+        got = []
+
+        def selected(utilities, *, sensitivity, **_):
+            got.append((utilities, sensitivity, math.inf))
+            return private_search.Release(0, None)
+
+        def noisy(value, *, sensitivity, **_):
+            vector = torch.as_tensor(value, dtype=torch.double).reshape(-1)
+            got.append((vector, sensitivity, 2))
+            return private_search.Release(0 * value, None, 1.0)
+
+        monkeypatch.setattr(private_search, "exponential_mechanism", selected)
+        monkeypatch.setattr(private_search, "gaussian_mechanism", noisy)
+        monkeypatch.setattr(private_search, "laplace_mechanism", noisy)
+        space = SearchSpace(**cube(d).parameters, k=Choice("a", "b"))
+        search(table_of, space, budget=RICH).run(release_score=True)
+        return got
+
+    for nonsense in (0.0, 1.0, math.nan, -math.inf, 1e300, "alternating"):
+
+        def changed(configs, nonsense=nonsense):
+            table = bowl()(configs)
+            replaced = torch.arange(len(configs)) % 2 if nonsense == "alternating" else nonsense
+            table[:, 3] = torch.as_tensor(replaced, dtype=torch.double)
+            return table
+
+        pairs = list(zip(materials(bowl()), materials(changed), strict=True))
+        assert len(pairs) == (2 if d == 2 else 16)
+        moved = [
+            torch.linalg.vector_norm(a - b, ord=order) / sensitivity
+            for (a, sensitivity, order), (b, _, _) in pairs
+        ]
+        assert max(moved) <= 1
+        assert nonsense != "alternating" or max(moved) > 0.1
+
+
+# Resuming.
+
+
+@pytest.mark.parametrize("budget", [PURE, PrivacyBudget(50.0, 1e-6)])
+@pytest.mark.parametrize("at", [1, 2, 4])
+def test_an_interrupted_run_goes_on_to_the_same_configuration(budget, at, tmp_path):
+    calls = []
+
+    def failing(configs):
+        calls.append(len(configs))
+        if len(calls) == at:
+            raise KeyboardInterrupt
+        return bowl()(configs)
+
+    straight = search(budget=budget).run(release_score=True)
+    path = tmp_path / "a.search"
+    with pytest.raises(KeyboardInterrupt):
+        search(failing, budget=budget).run(checkpoint=path, release_score=True)
+    resumed = search(failing, budget=budget).run(checkpoint=path, release_score=True)
+    assert resumed.config.value == straight.config.value
+    assert resumed.score.value == straight.score.value
+
+    def never(configs):
+        raise AssertionError("a finished run was asked again")
+
+    again = search(never, budget=budget).run(checkpoint=path, release_score=True)
+    assert again.config.value == straight.config.value
+    assert again.score.value == straight.score.value
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path):
+    path = tmp_path / "a.search"
+    search(cube(2) and None, cube(2)).run(checkpoint=path)
+    with pytest.raises(PrivacyError, match="other settings"):
+        search(None, cube(2)).run(checkpoint=path, release_score=True)
+    with pytest.raises(PrivacyError, match="other settings"):
+        search(None, cube(2), evaluations=50).run(checkpoint=path)
+
+
+# Bad arguments.
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"bounds": (1.0, 0.0)}, ValueError, "low < high"),
+        ({"bounds": (0.0, math.inf)}, ValueError, "finite"),
+        ({"budget": 1.0}, TypeError, "PrivacyBudget"),
+        ({"evaluations": 1}, ValueError, "evaluations"),
+        ({"evaluations": 10.0}, TypeError, "evaluations"),
+        ({"num_records": None}, ValueError, "num_records"),
+        ({"num_records": 0}, ValueError, "num_records"),
+        ({"maximize": "yes"}, TypeError, "maximize"),
+        ({"unsafe_seed": -1}, ValueError, "unsafe_seed"),
+        ({"space": {"x": Real(0, 1)}}, TypeError, "SearchSpace"),
+        ({"scores": 3}, TypeError, "callable"),
+        (
+            {"unit": PrivacyUnit(relation=NeighboringRelation.ADD_OR_REMOVE_ONE)},
+            PrivacyError,
+            "REPLACE_ONE",
+        ),
+    ],
+)
+def test_bad_arguments_are_refused_at_once(changes, error, words):
+    with pytest.raises(error, match=words):
+        search(**changes)
+
+
+def test_simulated_noise_is_never_charged():
+    ledger = PrivacyLedger(budget=GAUSSIAN)
+    with pytest.raises(PrivacyError, match="unsafe_seed"):
+        search().run(ledger=ledger)
+    assert ledger.entries() == []
+    assert search(space=cube(2)).run().guarantee.status == "none"
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (lambda configs: torch.zeros(len(configs), N - 1), PrivacyError),
+        (lambda configs: torch.zeros(len(configs) + 1, N), ValueError),
+        (lambda configs: [[0.0] * N] * len(configs), TypeError),
+        (lambda configs: np.array([["a"] * N] * len(configs)), TypeError),
+    ],
+)
+def test_answers_of_another_shape_are_refused(answer, error):
+    with pytest.raises(error, match="record_scores"):
+        search(answer).run()
+
+
+# The model of released gradients.
+
+
+def test_gram_is_the_derivative_of_the_covariance_with_values():
+    generator = torch.Generator().manual_seed(0)
+    X = torch.rand(3, 4, dtype=torch.double, generator=generator)
+    gradients = torch.rand(3, 4, dtype=torch.double, generator=generator)
+    model = GradientModel(X, gradients, torch.full((3,), 0.1))
+    Z = torch.rand(5, 4, dtype=torch.double, generator=generator).requires_grad_()
+    (slope,) = torch.autograd.grad(model.mean(Z).sum(), Z)
+    assert torch.allclose(model.slope(Z.detach()), slope, atol=1e-10)
+    gram = gradient_gram(X, X, 0.5)
+    assert torch.allclose(gram, gram.mT)
+    assert torch.linalg.eigvalsh(gram).min() > 0
+    assert torch.allclose(gram.diagonal(), torch.ones(12).double())
+
+
+def test_model_follows_gradients_of_a_bowl():
+    X = torch.rand(12, 3, dtype=torch.double, generator=torch.Generator().manual_seed(1))
+    model = GradientModel(X, X - 0.4, torch.full((12,), 1e-3))
+    found = model.minimizer(torch.full((3,), 0.5).double(), radius=0.2)
+    assert torch.allclose(found, torch.full((3,), 0.4).double(), atol=0.03)
+    assert model.minimizer(torch.ones(3).double(), radius=0.1).min() >= 0.9 - 1e-12
