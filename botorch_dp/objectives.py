@@ -6,9 +6,11 @@ surrogate, acquisition function or loop may follow, and the promise stays the sa
 
 from __future__ import annotations
 
+import math
 import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -28,7 +30,17 @@ from botorch_dp.privacy import (
     gaussian_mechanism,
 )
 
-__all__ = ["Evaluations", "ObjectiveDiagnostics", "PerRecordLosses", "PrivateObjective"]
+__all__ = [
+    "Evaluations",
+    "ObjectiveDiagnostics",
+    "PerRecordLosses",
+    "PerRecordReport",
+    "PrivateObjective",
+    "check_per_record",
+]
+
+#: Records as a tensor with one of them in each row, or as several such tensors side by side.
+Records = TypeVar("Records", Tensor, tuple[Tensor, ...])
 
 #: A double holds every integer up to this one, so sums below it are exact in any order: a score
 #: rounded to an integer moves the sum by what it moves itself, and not by a rounding error more.
@@ -313,4 +325,185 @@ class PrivateObjective:
         return (
             f"PrivateObjective(bounds={self.bounds}, mu={self.mu}, num_records={count}, "
             f"evaluations={len(self.history.Y)})"
+        )
+
+
+@dataclass(frozen=True)
+class PerRecordReport:
+    """What :func:`check_per_record` compared, without finding a dependence.
+
+    Args:
+        num_records: Number of records.
+        num_points: Number of points at which they were scored.
+        replaced: How many different records were replaced.
+        replacements: How many replacements were tried in all; none where there is one record only,
+            since then no other column can depend on it.
+    """
+
+    num_records: int
+    num_points: int
+    replaced: int
+    replacements: int
+
+    def __str__(self) -> str:
+        if not self.replacements:
+            return "Nothing was compared: with one record there is no other column."
+        return (
+            f"{self.replacements} replacements of {self.replaced} of {self.num_records} records "
+            f"moved no other record's score at {self.num_points} points. This is a test, no proof."
+        )
+
+
+def check_per_record(
+    make_scores: Callable[[Records], PerRecordLosses],
+    records: Records,
+    X: Tensor,
+    *,
+    trials: int = 10,
+    seed: int = 0,
+    rtol: float = 1e-6,
+    extremes: bool = True,
+) -> PerRecordReport:
+    """Test whether a record's score depends on that record only, by replacing records.
+
+    That condition rests on the caller of every release that bounds the scores of single records,
+    and it is easily broken: by scores relative to a mean, by features that were standardized with
+    the records, by a lookup table fitted to them. This function replaces single records, by other
+    ones and by extreme ones, and compares the columns of all *others*. It is a test and no proof:
+    it sees what moves at these points, for these records.
+
+    A message names places of records and kinds of replacements, never a value. Still, what is
+    found depends on the records: use records that you may look at, public ones of the same kind
+    best of all.
+
+    Args:
+        make_scores: Takes records and returns the function under test, ``b x d -> b x n``.
+            Everything that is computed from records must be computed inside.
+        records: ``n x ...``, or a tuple of such tensors (inputs and targets, say), whose rows
+            belong together.
+        X: ``b x d`` points.
+        trials: How many records are replaced, at random places without repetition (all if there
+            are fewer).
+        seed: Chooses places and replacements.
+        rtol: By how much, relative to itself, a score may move by rounding.
+        extremes: Whether to try zeros, numbers far outside the data's range, infinities and NaN
+            where records are floating-point numbers. Integers are only replaced by such as occur.
+
+    Raises:
+        PrivacyError: If another record's score moved, if scores differ between two calls with the
+            same records, or if the function fails for a replaced record (an exception would tell
+            about it).
+
+    Example:
+        >>> records = torch.rand(50, dtype=torch.double)
+        >>> X = torch.rand(3, 1, dtype=torch.double)
+        >>> check_per_record(lambda z: lambda X: (X - z).abs(), records, X).replaced
+        10
+    """
+    if not callable(make_scores):
+        raise TypeError(f"`make_scores` must be callable, got {type(make_scores).__name__}.")
+    parts = _record_parts(records)
+    X = check_tensor("X", X, shape=(None, None)).detach()
+    trials = check_integer("trials", trials)
+    check_positive("rtol", rtol)
+    generator = np.random.default_rng(check_integer("seed", seed, at_least=0))
+    num_records = len(parts[0])
+
+    def scored(parts: tuple[Tensor, ...]) -> Tensor:
+        copies = tuple(part.clone() for part in parts)
+        function = make_scores(copies if isinstance(records, tuple) else copies[0])
+        if not callable(function):
+            raise TypeError(
+                "`make_scores` must return a function from points (b x d) to scores (b x n), got "
+                f"{type(function).__name__}."
+            )
+        scores = function(X.clone())
+        return checked_scores(scores, num_points=len(X), num_records=num_records).double()
+
+    def moved(scores: Tensor) -> Tensor:
+        return ~torch.isclose(scores, before, rtol=rtol, atol=0.0, equal_nan=True).all(dim=0)
+
+    before = scored(parts)
+    if moved(scored(parts)).any():
+        raise PrivacyError(
+            "`make_scores` gave two different results for the same records and points, so that no "
+            "dependence can be told from chance. Fix the seed of what it draws."
+        )
+    places = generator.permutation(num_records)[:trials] if num_records > 1 else []
+    replacements = 0
+    for place in places:
+        for words, replaced in _replacements(parts, int(place), generator, extremes):
+            replacements += 1
+            try:
+                columns = moved(scored(replaced))
+            except PrivacyError:
+                raise
+            except Exception as error:
+                raise PrivacyError(
+                    f"The score function raised {type(error).__name__} when record {place} was "
+                    f"replaced by {words}: an exception tells about a record. Give such a record "
+                    "a score too; NaN will do."
+                ) from None
+            columns[place] = False
+            if columns.any():
+                raise PrivacyError(
+                    f"Replacing record {place} by {words} moved the score of record "
+                    f"{int(columns.nonzero()[0])}, too: a column must depend on its own record "
+                    "only, or one record moves the sum by more than a score. Compute means, "
+                    "ranks and scales from public data."
+                )
+    return PerRecordReport(num_records, len(X), len(places), replacements)
+
+
+def _record_parts(records: object) -> tuple[Tensor, ...]:
+    parts = records if isinstance(records, tuple) else (records,)
+    if not parts or not all(isinstance(part, Tensor) and part.dim() > 0 for part in parts):
+        raise TypeError("`records` must be a tensor n x ..., or a tuple of such tensors.")
+    if len({len(part) for part in parts}) > 1 or len(parts[0]) == 0:
+        raise ValueError(
+            f"`records` must have the same number of rows, at least one, in each part; got "
+            f"{[len(part) for part in parts]}."
+        )
+    return tuple(part.detach() for part in parts)
+
+
+def _replacements(
+    parts: tuple[Tensor, ...], place: int, generator: np.random.Generator, extremes: bool
+) -> Iterator[tuple[str, tuple[Tensor, ...]]]:
+    """All records with one replaced, and by what, in words."""
+
+    def with_row(rows: list[Tensor]) -> tuple[Tensor, ...]:
+        replaced = tuple(part.clone() for part in parts)
+        for part, row in zip(replaced, rows, strict=True):
+            part[place] = row
+        return replaced
+
+    other = int(generator.integers(len(parts[0]) - 1))
+    other += other >= place
+    yield "another record", with_row([part[other] for part in parts])
+    yield "the smallest values that occur", with_row([part.amin(dim=0) for part in parts])
+    yield "the largest values that occur", with_row([part.amax(dim=0) for part in parts])
+    if not extremes or not any(part.is_floating_point() for part in parts):
+        return
+    largest = max(
+        float(part.nan_to_num(0.0, 0.0, 0.0).abs().max())
+        for part in parts
+        if part.is_floating_point()
+    )
+    for words, value in (
+        ("zeros", 0.0),
+        ("values far above the others", 1e3 * largest + 1),
+        ("values far below the others", -1e3 * largest - 1),
+        ("positive infinity", math.inf),
+        ("negative infinity", -math.inf),
+        ("NaN", math.nan),
+    ):
+        yield (
+            words,
+            with_row(
+                [
+                    torch.full_like(part[place], value) if part.is_floating_point() else part[other]
+                    for part in parts
+                ]
+            ),
         )
