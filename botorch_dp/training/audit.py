@@ -170,7 +170,7 @@ def audit_training(
     if stand_ins is not None and plan.relation is not NeighboringRelation.REPLACE_ONE:
         raise PrivacyError(
             "`stand_ins` replace a canary by another record, but the claim is about one that is "
-            "added or removed. Leave them out, or audit lots of fixed size."
+            "added or removed. Leave them out, or audit a trainer with relation=REPLACE_ONE."
         )
     included = generator.random(len(inside[0])) < 0.5
     chosen = torch.from_numpy(included)

@@ -14,6 +14,7 @@ from scipy.stats import binom
 from torch import Tensor, nn
 
 from botorch_dp.errors import PrivacyError
+from botorch_dp.privacy import NeighboringRelation
 from botorch_dp.training import DPTrainer, TrainTest, logistic_loss, logistic_regression
 from botorch_dp.training.audit import audit_training, epsilon_from_guesses, guesses_p_value
 from botorch_dp.training.networks import cross_entropy_loss
@@ -89,11 +90,16 @@ class TestTheorem:
             guesses_p_value(*wrong, 1.0, 0.0)
 
 
-@pytest.mark.parametrize("sampling", ["without_replacement", "poisson"])
-def test_an_honest_trainer_stays_below_its_claim(sampling: str) -> None:
-    report = audit_training(
-        partial(make_trainer, sampling=sampling), make_data(), seed=1, **SETTINGS
-    )
+KINDS: list[dict[str, Any]] = [
+    {"sampling": "without_replacement"},
+    {"sampling": "poisson"},
+    {"relation": NeighboringRelation.ADD_OR_REMOVE_ONE},
+]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_an_honest_trainer_stays_below_its_claim(kind: dict[str, Any]) -> None:
+    report = audit_training(partial(make_trainer, **kind), make_data(), seed=1, **SETTINGS)
     assert report.passes
     assert report.lower_bound < 0.5
     assert 0 < report.claim < 3
@@ -101,10 +107,10 @@ def test_an_honest_trainer_stays_below_its_claim(sampling: str) -> None:
 
 
 @pytest.mark.usefixtures("without_noise")
-@pytest.mark.parametrize("sampling", ["without_replacement", "poisson"])
-def test_a_trainer_without_noise_is_caught(sampling: str) -> None:
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_trainer_without_noise_is_caught(kind: dict[str, Any]) -> None:
     report = audit_training(
-        partial(make_trainer, sampling=sampling),
+        partial(make_trainer, **kind),
         make_data(),
         seed=1,
         **{**SETTINGS, "noise_multiplier": 40.0},
@@ -182,7 +188,7 @@ def test_what_is_refused() -> None:
         audit_training(make_trainer(data), data, seed=0, **SETTINGS)  # type: ignore[arg-type]
     with pytest.raises(PrivacyError, match="added or removed"):
         audit_training(
-            partial(make_trainer, sampling="poisson"),
+            partial(make_trainer, relation=NeighboringRelation.ADD_OR_REMOVE_ONE),
             data,
             canaries=(X, y),
             stand_ins=(X, 1 - y),
