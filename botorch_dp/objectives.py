@@ -420,19 +420,21 @@ def check_per_record(
         scores = function(X.clone())
         return checked_scores(scores, num_points=len(X), num_records=num_records).double()
 
+    before = scored(parts)
+
     def moved(scores: Tensor) -> Tensor:
         return ~torch.isclose(scores, before, rtol=rtol, atol=0.0, equal_nan=True).all(dim=0)
 
-    before = scored(parts)
     if moved(scored(parts)).any():
         raise PrivacyError(
             "`make_scores` gave two different results for the same records and points, so that no "
             "dependence can be told from chance. Fix the seed of what it draws."
         )
-    places = generator.permutation(num_records)[:trials] if num_records > 1 else []
+    count = min(trials, num_records) if num_records > 1 else 0
+    places = generator.permutation(num_records)[:count].tolist()
     replacements = 0
     for place in places:
-        for words, replaced in _replacements(parts, int(place), generator, extremes):
+        for words, replaced in _replacements(parts, place, generator, extremes):
             replacements += 1
             try:
                 columns = moved(scored(replaced))
