@@ -118,7 +118,7 @@ MUTANTS = [
     ),
     *_mutants(
         "privacy/losses.py",
-        f"{BOUNDARIES} privacy/test_losses.py privacy/test_ledger.py",
+        f"{BOUNDARIES} privacy/test_losses.py",
         (
             "return 2.0 if self is NeighboringRelation.REPLACE_ONE else 1.0",
             "return 1.0",
@@ -186,7 +186,7 @@ MUTANTS = [
     ),
     *_mutants(
         "privacy/_door.py",
-        "privacy/test_one_draw.py",
+        "privacy/test_claims.py privacy/test_one_draw.py",
         ("charge = pay() if drawing else paid", "charge = paid"),
         ("charge = pay() if drawing else paid", "charge = pay()"),
         ("if not given_up and _is_alive(owner):", "if False:"),
@@ -221,7 +221,11 @@ MUTANTS = [
             "((_LARGEST_EXACT // num_records).bit_length())",
         ),
         (".round().clamp(0, levels).sum()", ".clamp(0, levels).sum()"),
-        ("fraction = (clipped.clamp(low, high) - low)", "fraction = (clipped - low)"),
+        (
+            "fraction = (clipped.clamp(low, high) - low)",
+            "fraction = (clipped - low)",
+            "the levels are clamped once more, so that either clamp alone will do",
+        ),
     ),
     *_mutants(
         "release/choice.py",
