@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 # Small matrices on a few shared cores: threads that wait for each other cost more than they bring.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-slow lint bench audit tutorials clean
+.PHONY: help demo test test-slow lint bench audit mutants tutorials clean
 .DEFAULT_GOAL := help
 
 help:
@@ -17,6 +17,7 @@ help:
 	@echo "make lint       ruff and mypy"
 	@echo "make bench      every claim about speed and quality, measured again"
 	@echo "make audit      try to break every mechanism, a million draws each"
+	@echo "make mutants    break each line that carries a proof, and see a test fail"
 	@echo "make tutorials  execute the notebooks"
 	@echo "make clean      remove .venv and everything generated"
 
@@ -46,6 +47,9 @@ bench: $(STAMP)
 
 audit: $(STAMP)
 	@$(BIN)/python -m benchmarks.audit
+
+mutants: $(STAMP)
+	@$(BIN)/python -m benchmarks.mutants
 
 tutorials: $(STAMP)
 	@$(BIN)/python tutorials/execute.py

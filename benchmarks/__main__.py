@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-#: Audits have a target of their own (`make audit`); the rest is no benchmark.
-EXCEPT = {"__init__", "__main__", "common", "audit"}
+#: Audits and mutants have targets of their own (`make audit`); the rest is no benchmark.
+EXCEPT = {"__init__", "__main__", "common", "audit", "mutants"}
 
 
 def names() -> list[str]:

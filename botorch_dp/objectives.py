@@ -9,14 +9,12 @@ from __future__ import annotations
 import math
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, Literal, NamedTuple, Protocol, get_args, runtime_checkable
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from botorch_dp._checks import check_integer, check_interval, check_positive, check_tensor
@@ -37,7 +35,18 @@ from botorch_dp.privacy import (
     gaussian_mu,
     rounded_up,
 )
-from botorch_dp.space import SearchSpace
+from botorch_dp.scores import (
+    OWN_RECORD_ONLY,
+    EstimatorScores,
+    PerRecordLosses,
+    PerRecordReport,
+    check_per_record,
+    checked_scores,
+    clipped_sum,
+    grid_levels,
+    known_num_records,
+    per_record_scores,
+)
 
 __all__ = [
     "EstimatorScores",
@@ -45,75 +54,11 @@ __all__ = [
     "ObjectiveDiagnostics",
     "ObjectivePlan",
     "PerRecordLosses",
+    "PerRecordReport",
     "PrivateObjective",
+    "check_per_record",
     "per_record_scores",
 ]
-
-#: A double holds every integer up to this one, so sums below it are exact in any order: a score
-#: rounded to an integer moves the sum by what it moves itself, and not by a rounding error more.
-_LARGEST_EXACT = 2**53
-
-#: What rests on the caller wherever scores of single records are bounded one by one.
-OWN_RECORD_ONLY = "a record's score depends on that record and on public things only"
-
-
-@runtime_checkable
-class PerRecordLosses(Protocol):
-    """What a user's objective looks like: one column for each record.
-
-    A record's column may depend on that record and on public things only: were it, say,
-    standardized by the mean over all records, one record would move every column.
-    """
-
-    def __call__(self, X: Tensor, /) -> Tensor:
-        """Scores of ``n`` records at ``b`` points: ``b x d -> b x n``."""
-
-
-def known_num_records(record_losses: object, num_records: int | None) -> int | None:
-    """``num_records``, or what ``record_losses`` says of itself in an attribute, or None."""
-    if num_records is None:
-        num_records = getattr(record_losses, "num_records", None)
-    return None if num_records is None else check_integer("num_records", num_records)
-
-
-def checked_scores(
-    scores: object, *, num_points: int, num_records: int | None, name: str = "record_losses"
-) -> Tensor:
-    """The ``b x n`` scores of all records, if their shape, which is public, is as agreed."""
-    if not isinstance(scores, Tensor) or scores.is_complex():
-        kind = str(scores.dtype) if isinstance(scores, Tensor) else type(scores).__name__
-        raise TypeError(f"`{name}` must return a tensor of real numbers, got {kind}.")
-    if scores.dim() != 2 or len(scores) != num_points or scores.shape[1] == 0:
-        expected = "n" if num_records is None else num_records
-        raise ValueError(
-            f"`{name}` must return {num_points} x {expected} scores, one row for each point "
-            f"and one column for each record; got {tuple(scores.shape)}."
-        )
-    if num_records is not None and scores.shape[1] != num_records:
-        raise PrivacyError(
-            f"`{name}` returned {scores.shape[1]} columns where {num_records} records were "
-            "agreed: the guarantee is for replacing one of a fixed, public number of records. "
-            "Score every record every time; a missing one may be NaN."
-        )
-    return scores.detach()
-
-
-def grid_levels(num_records: int) -> float:
-    """The largest power of two of which ``num_records`` add up exactly in double precision."""
-    return float(1 << ((_LARGEST_EXACT // num_records).bit_length() - 1))
-
-
-def clipped_sum(scores: Tensor, bounds: tuple[float, float], *, nan_as: float) -> float:
-    """The sum over ``n`` records of clipped scores, exact in double precision.
-
-    Each score counts as an integer from 0 (at or below the lower bound) to ``grid_levels(n)`` (at
-    or above the upper one), so replacing a record moves the sum by at most that, to the last bit.
-    """
-    low, high = bounds
-    levels = grid_levels(len(scores))
-    clipped = torch.nan_to_num(scores.double(), nan=nan_as, posinf=high, neginf=low)
-    fraction = (clipped.clamp(low, high) - low) / (high - low)
-    return (fraction * levels).round().clamp(0, levels).sum().item()
 
 
 def gaussian_mu_left(ledger: PrivacyLedger) -> Fraction:
@@ -529,198 +474,3 @@ class PrivateObjective:
             f"PrivateObjective(bounds={self.bounds}, mu={self.mu}, num_records={count}, "
             f"evaluations={len(self.history.Y)})"
         )
-
-
-# --- From a scikit-learn estimator. ---
-
-RecordLoss = Literal["zero_one", "log", "squared", "absolute"]
-#: Scores that are no mean over records, and what can be done instead.
-_NO_MEANS = {
-    **dict.fromkeys(
-        ("roc_auc", "average_precision", "auc", "f1", "precision", "recall", "balanced_accuracy"),
-        "it compares records with each other or divides by a number that depends on them, so one "
-        'record moves the others\' part. Use "log", which rewards the same ranking, or weigh '
-        "classes by public shares: a callable that returns one loss for each record, such as "
-        "(y != prediction) / share_of_class[y]",
-    ),
-    **dict.fromkeys(
-        ("r2", "explained_variance", "max_error", "median_absolute_error"),
-        'it is no mean over records. Use "squared" or "absolute", which order models in the same '
-        "way as R2 or nearly so",
-    ),
-    **dict.fromkeys(
-        ("cv", "cross_val_score", "cross_validation", "kfold"),
-        "fits that read other validation records make every score depend on all of them. Fit on "
-        "the training records, which are public here",
-    ),
-}
-
-
-def per_record_scores(
-    estimator: Any,
-    space: SearchSpace,
-    train: tuple[Any, Any],
-    validation: tuple[Any, Any],
-    loss: RecordLoss | Callable[[Any, Any], Any] = "zero_one",
-) -> EstimatorScores:
-    """Losses of single validation records for configurations of a scikit-learn estimator.
-
-    For each configuration a clone of the estimator gets its parameters, is fitted on the training
-    records, and predicts the validation records. **Only the validation records are protected**: a
-    fit reads the training records without noise, so they must be public.
-
-    Args:
-        estimator: With ``fit``, ``predict`` and ``set_params``, such as a pipeline.
-        space: A :class:`~botorch_dp.space.SearchSpace` of the estimator's parameters; those of a
-            pipeline's step are named ``step__parameter``.
-        train: ``(X, y)``, public.
-        validation: ``(X, y)``, protected.
-        loss: ``"zero_one"``, ``"log"`` (of the true label's probability), ``"squared"``,
-            ``"absolute"``, or a function of the true labels and of what ``predict`` returned with
-            one number for each record. It must not compare records with each other.
-
-    Returns:
-        A function from ``b`` configurations to ``b x n`` losses, with ``num_records``. A record
-        that cannot be predicted, for a feature that is not finite or a category nobody has seen,
-        scores NaN: nothing that one record says raises.
-
-    Example:
-        >>> space = SearchSpace(C=Real(1e-2, 1e3, log=True), gamma=Real(1e-4, 1.0, log=True))
-        >>> scores = per_record_scores(SVC(), space, (train_X, train_y), (X, y), "zero_one")
-        >>> PrivateSearch(scores, space, bounds=(0.0, 1.0), budget=budget, evaluations=60).run()
-    """
-    return EstimatorScores(estimator, space, train, validation, loss)
-
-
-class EstimatorScores:
-    """Losses of single records for configurations of an estimator: :func:`per_record_scores`."""
-
-    def __init__(
-        self,
-        estimator: Any,
-        space: SearchSpace,
-        train: tuple[Any, Any],
-        validation: tuple[Any, Any],
-        loss: RecordLoss | Callable[[Any, Any], Any],
-    ) -> None:
-        wanted = ("fit", "predict", "set_params", "get_params")
-        missing = [name for name in wanted if not callable(getattr(estimator, name, None))]
-        if missing:
-            raise TypeError(
-                f"`estimator` must be a scikit-learn estimator with {', '.join(wanted)}; "
-                f"{type(estimator).__name__} has no {', '.join(missing)}."
-            )
-        if not isinstance(space, SearchSpace):
-            raise TypeError(f"`space` must be a SearchSpace, got {type(space).__name__}.")
-        unknown = sorted(set(space.parameters) - set(estimator.get_params()))
-        if unknown:
-            raise ValueError(
-                f"`space` names {unknown}, which {type(estimator).__name__} has no parameters of: "
-                "see estimator.get_params()."
-            )
-        self._train_X, self._train_y, _ = _columns_of("train", train)
-        self._X, y, self.num_records = _columns_of("validation", validation)
-        self._y = np.asarray(y)
-        self._loss = _checked_loss(loss, estimator)
-        self._estimator = estimator
-        self._bad = _not_finite(self._X, self.num_records)
-        if self._bad is not None and self._bad.any():
-            # Estimators refuse such rows all together. A public row takes their place in the
-            # prediction, so that nothing raises and the time is the same, and their score is NaN.
-            self._X = np.array(self._X)
-            self._X[self._bad] = np.asarray(self._train_X)[0]
-
-    def __call__(self, configs: Sequence[Mapping[str, Any]]) -> Tensor:
-        """``b`` configurations to ``b x n`` losses."""
-        return torch.stack([self._losses(config) for config in configs])
-
-    def _losses(self, config: Mapping[str, Any]) -> Tensor:
-        from sklearn.base import clone
-
-        fitted = clone(self._estimator).set_params(**config)
-        fitted.fit(self._train_X, self._train_y)
-        # What is wrong with the estimator shows on public records, with its cause.
-        self._of(fitted, self._train_X[:1], np.asarray(self._train_y[:1]))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a warning may tell about a single record
-            try:
-                losses = self._of(fitted, self._X, self._y)
-            except Exception:  # one record's doing: which, must not show
-                losses = np.concatenate([self._one(fitted, i) for i in range(self.num_records)])
-        if self._bad is not None:
-            losses = np.where(self._bad, np.nan, losses)
-        return torch.from_numpy(losses)
-
-    def _one(self, fitted: Any, index: int) -> NDArray[np.float64]:
-        try:
-            return self._of(fitted, self._X[index : index + 1], self._y[index : index + 1])
-        except Exception:
-            return np.full(1, np.nan)
-
-    def _of(self, fitted: Any, X: Any, y: NDArray[Any]) -> NDArray[np.float64]:
-        """Losses of records, one for each."""
-        if self._loss == "log":
-            probabilities = np.asarray(fitted.predict_proba(X), dtype=np.float64)
-            is_true = y[:, None] == np.asarray(fitted.classes_)[None, :]
-            with np.errstate(divide="ignore"):
-                return -np.log((probabilities * is_true).sum(-1))
-        predicted = np.asarray(fitted.predict(X))
-        if self._loss == "zero_one":
-            return (predicted != y).astype(np.float64)
-        if callable(self._loss):
-            losses = np.asarray(self._loss(y, predicted), dtype=np.float64)
-            if losses.shape != (len(y),):
-                raise ValueError(
-                    f"`loss` must return one number for each record, {(len(y),)}, got "
-                    f"{losses.shape}."
-                )
-            return losses
-        with np.errstate(all="ignore"):
-            error = predicted.astype(np.float64) - y.astype(np.float64)
-            return np.square(error) if self._loss == "squared" else np.abs(error)
-
-    def __repr__(self) -> str:
-        loss = self._loss if isinstance(self._loss, str) else "a function"
-        name = type(self._estimator).__name__
-        return f"EstimatorScores({name}, loss={loss}, num_records={self.num_records})"
-
-
-def _checked_loss(loss: object, estimator: Any) -> RecordLoss | Callable[[Any, Any], Any]:
-    if callable(loss):
-        return loss
-    known = get_args(RecordLoss)
-    if loss not in known:
-        name = str(loss).removeprefix("neg_").partition("_weighted")[0]
-        name = next((n for n in _NO_MEANS if name == n or name.startswith(f"{n}_")), name)
-        if name in _NO_MEANS:
-            raise PrivacyError(
-                f"`loss` = {loss!r} cannot be protected record by record: {_NO_MEANS[name]}."
-            )
-        raise ValueError(
-            f"`loss` must be one of {known} or a function of the true labels and the predictions "
-            f"with one number for each record, got {loss!r}."
-        )
-    if loss == "log" and not hasattr(estimator, "predict_proba"):
-        raise ValueError(
-            f'`loss` = "log" needs probabilities, which {type(estimator).__name__} does not '
-            'predict. Use "zero_one", or an estimator with predict_proba.'
-        )
-    return loss  # type: ignore[return-value]
-
-
-def _columns_of(name: str, data: object) -> tuple[Any, Any, int]:
-    """Features, labels and their number, which is public."""
-    if not isinstance(data, tuple | list) or len(data) != 2:
-        raise TypeError(f"`{name}` must be a pair (X, y), got {type(data).__name__}.")
-    X, y = (part.numpy(force=True) if isinstance(part, Tensor) else part for part in data)
-    sizes = [part.shape[0] if hasattr(part, "shape") else len(part) for part in (X, y)]
-    if sizes[0] != sizes[1] or sizes[0] == 0:
-        raise ValueError(f"`{name}` must have as many rows as labels, got {sizes}.")
-    return X, y, sizes[0]
-
-
-def _not_finite(X: Any, num_records: int) -> NDArray[np.bool_] | None:
-    """Which records have a feature that is not finite, where features are an array of floats."""
-    if not isinstance(X, np.ndarray) or X.dtype.kind != "f":
-        return None
-    return np.asarray(~np.isfinite(X.reshape(num_records, -1)).all(-1))

@@ -19,6 +19,7 @@ ROOMS = [
     "models",
     "space",
     "acquisition",
+    "scores",
     "objectives",
     "release",
     "descent",

@@ -15,7 +15,7 @@ NAMES = {
     "models": "public_gp check_public FiniteSetGP GradientPosterior max_information_gain",
     "acquisition": """UCBSchedule PrivateUpperConfidenceBound GradientTrace
         HypervolumeProbabilityOfImprovement LogHypervolumeProbabilityOfImprovement""",
-    "objectives": "PerRecordLosses PrivateObjective per_record_scores",
+    "objectives": "PerRecordLosses PrivateObjective per_record_scores check_per_record",
     "release": """PrivateChoice LinearChoice PrivateMaximum NoiseFreeMaximum LipschitzMaximum
         PrivateGPUCB BranchAndBoundUCB release_choice release_maximum release_noise_free_maximum
         release_lipschitz_maximum release_linear_choice""",

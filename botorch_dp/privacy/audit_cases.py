@@ -146,6 +146,27 @@ def _sparse_vector(*, exact: bool = True, query_noise: bool = True, stops: bool 
     return mechanism
 
 
+def _clipped_sum(factor: float, *, exact: bool = True) -> Batched:
+    """A sum of numbers clipped to [-1, 1], with noise for that many clip norms."""
+
+    def mechanism(data: list[float], size: int) -> torch.Tensor:
+        total = sum(min(max(number, -1.0), 1.0) for number in data)
+        return _gaussian(factor, exact=exact)([total], size)
+
+    return mechanism
+
+
+def _share(*, against_mean: bool) -> Batched:
+    """The share of records above one half, or above their own mean, with noise for one record."""
+
+    def mechanism(data: list[float], size: int) -> torch.Tensor:
+        limit = sum(data) / len(data) if against_mean else 0.5
+        share = sum(number > limit for number in data) / len(data)
+        return _gaussian(1 / len(data), exact=not against_mean)([share], size)
+
+    return mechanism
+
+
 def _torch_gaussian(data: list[float], size: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(next(_seeds))
     return _repeat(data, size) + torch.randn(size, 1, dtype=torch.float64, generator=generator)
@@ -202,6 +223,24 @@ CASES = [
         claim=gaussian_guarantee(sensitivity=1.0, mu=1.0),
         delta=DELTA,
         projection=lambda values: values.sum(-1),
+    ),
+    Case(
+        "Clipped sum",
+        _clipped_sum(2.0),
+        {"replaced counted as added": _clipped_sum(1.0, exact=False)},
+        data=[0.5, 1e300],
+        neighbor=[0.5, -7.0],
+        claim=gaussian_guarantee(sensitivity=2.0, mu=1.0),
+        delta=DELTA,
+    ),
+    Case(
+        "Mean of scores",
+        _share(against_mean=False),
+        {"scores against the mean": _share(against_mean=True)},
+        data=[0.4, 0.4, 0.4, 0.4, 1.0],
+        neighbor=[0.4, 0.4, 0.4, 0.4, 0.0],
+        claim=gaussian_guarantee(sensitivity=0.2, mu=1.0),
+        delta=DELTA,
     ),
     Case(
         "Exponential",

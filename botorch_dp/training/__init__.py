@@ -1,5 +1,6 @@
 """Training with differential privacy: DP-SGD and DP-Adam, fast enough to be tuned."""
 
+from botorch_dp.training.audit import TrainingAuditReport, audit_training
 from botorch_dp.training.networks import (
     accuracy,
     cross_entropy_loss,
@@ -25,10 +26,12 @@ __all__ = [
     "PerturbedModel",
     "TrainTest",
     "Trained",
+    "TrainingAuditReport",
     "TrainingDiagnostics",
     "TrainingPlan",
     "TrainingSettings",
     "accuracy",
+    "audit_training",
     "cross_entropy_loss",
     "hinge_loss",
     "linear_svm",

@@ -1,0 +1,524 @@
+"""``make mutants``: break the lines that carry a proof, one at a time, and see a test fail.
+
+Each mutant changes one fragment of one line in a copy of the repository (a factor, a direction of
+rounding, a comparison) and runs the tests that should notice. Exits with status 1 if one survives
+that is not explained here. Takes about ten minutes on two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Literal
+
+from benchmarks.common import save_results
+
+ROOT = Path(__file__).parent.parent
+COPIED = ("botorch_dp", "tests", "benchmarks", "examples", "pyproject.toml", "README.md")
+Outcome = Literal["killed", "survived", "stale", "timeout"]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One broken line.
+
+    Args:
+        file: Where, below ``botorch_dp``.
+        old: A fragment that occurs there exactly once.
+        new: What it becomes.
+        tests: The tests that should fail, below ``tests``.
+        explained: Why no test can notice, for a mutant that changes nothing that matters.
+    """
+
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+    explained: str = ""
+
+    @property
+    def path(self) -> str:
+        """The file from the root."""
+        return f"botorch_dp/{self.file}"
+
+    def applied(self, text: str) -> str | None:
+        """The broken text, or None if the fragment is not there exactly once."""
+        return text.replace(self.old, self.new) if text.count(self.old) == 1 else None
+
+
+def _mutants(file: str, tests: str, *changes: tuple[str, ...]) -> list[Mutant]:
+    """Mutants of one file, all tested alike: (old, new) or (old, new, why it may survive)."""
+    return [Mutant(file, *change[:2], tuple(tests.split()), *change[2:]) for change in changes]
+
+
+BOUNDARIES = "test_boundaries.py"
+
+MUTANTS = [
+    *_mutants(
+        "privacy/budget.py",
+        f"{BOUNDARIES} privacy/test_budget.py privacy/test_ledger.py",
+        ("ALLOWANCE = Fraction(1, 10**12)", "ALLOWANCE = Fraction(1, 10**6)"),
+        (
+            "totals.epsilon + epsilon <= Fraction(self.epsilon) * generous",
+            "totals.epsilon <= Fraction(self.epsilon) * generous",
+        ),
+        (
+            "totals.epsilon + epsilon <= Fraction(self.epsilon) * generous",
+            "epsilon <= Fraction(self.epsilon) * generous",
+        ),
+        (
+            "totals.epsilon + epsilon <= Fraction(self.epsilon)",
+            "totals.epsilon + epsilon < Fraction(self.epsilon)",
+        ),
+        (
+            "totals.delta + delta <= Fraction(self.delta) * generous",
+            "delta <= Fraction(self.delta) * generous",
+        ),
+        (
+            "totals.mu_squared + mu**2 <= Fraction(self.mu) ** 2 * generous",
+            "mu**2 <= Fraction(self.mu) ** 2 * generous",
+        ),
+        (
+            "totals.mu_squared + mu**2 <= Fraction(self.mu) ** 2 * generous",
+            "totals.mu_squared + mu**2 <= Fraction(self.mu) * generous",
+        ),
+        (
+            "(Fraction(epsilon) for epsilon, _, _ in parts), Fraction(0)",
+            "(Fraction(epsilon) for epsilon, _, _ in parts[:1]), Fraction(0)",
+        ),
+        (
+            "(Fraction(mu) ** 2 for _, _, mu in parts)",
+            "(Fraction(mu) ** 2 / 2 for _, _, mu in parts)",
+        ),
+        (
+            "nearest if Fraction(nearest) >= exact else math.nextafter(nearest, math.inf)",
+            "nearest",
+        ),
+        (
+            "nearest if Fraction(nearest) <= exact else math.nextafter(nearest, -math.inf)",
+            "nearest",
+        ),
+        ("return float_above(below if below**2 == square else above)", "return float(below)"),
+        (
+            "float_below(Fraction(budget.epsilon) - Fraction(summed[0])),",
+            "float_below(Fraction(budget.epsilon)),",
+        ),
+    ),
+    *_mutants(
+        "privacy/losses.py",
+        f"{BOUNDARIES} privacy/test_losses.py",
+        (
+            "return 2.0 if self is NeighboringRelation.REPLACE_ONE else 1.0",
+            "return 1.0",
+        ),
+        ("return 0.0, 0.0, pure_dp_mu(epsilon)", "return 0.0, 0.0, epsilon"),
+        ("math.sqrt(self.steps) / z if z > 1e-150", "1.0 / z if z > 1e-150"),
+        ('return "replace" if replaced else "add_or_remove"', 'return "add_or_remove"'),
+    ),
+    *_mutants(
+        "privacy/_gaussian.py",
+        f"{BOUNDARIES} privacy/test_gaussian.py",
+        ("_LOG_MARGIN = 1e-12", "_LOG_MARGIN = -1e-12"),
+        (
+            "return _nudged(root, lambda epsilon: excess(epsilon) <= 0, scale=mu, upwards=True)",
+            "return root",
+        ),
+        (
+            "return _nudged(root, lambda mu: excess(mu) <= 0, scale=root, upwards=False)",
+            "return root * (1 + 1e-12)",
+        ),
+        (
+            "return 2 * math.sqrt(2) * float(erfinv(math.tanh(epsilon / 2)))",
+            "return math.sqrt(2) * float(erfinv(math.tanh(epsilon / 2)))",
+        ),
+    ),
+    *_mutants(
+        "privacy/_noise.py",
+        f"{BOUNDARIES} privacy/test_mechanisms.py",
+        ("rho = Fraction(mu) ** 2 / 2", "rho = Fraction(mu) ** 2 * 2"),
+        (
+            "Fraction(sensitivity) / Fraction(epsilon),\n        lambda scale: _l",
+            "Fraction(sensitivity) / Fraction(epsilon) / 2,\n        lambda scale: True or _l",
+        ),
+        (
+            "(1 if monotonic else 2) * Fraction(sensitivity)",
+            "(2 if monotonic else 1) * Fraction(sensitivity)",
+            "OpenDP's own map enlarges what is too small, and doubled noise is only wasteful",
+        ),
+    ),
+    *_mutants(
+        "privacy/mechanisms.py",
+        f"{BOUNDARIES} privacy/test_mechanisms.py privacy/test_sparse_vector.py",
+        ("2 * self.max_positives * self.sensitivity", "self.max_positives * self.sensitivity"),
+        ("2 * self.max_positives * self.sensitivity", "2 * self.sensitivity"),
+        ("sensitivity=math.ceil(sensitivity / step)", "sensitivity=math.floor(sensitivity / step)"),
+        ("steps = np.floor(values / step)", "steps = np.rint(values / step)"),
+        (
+            "if monotonic and unit.relation is not NeighboringRelation.ADD_OR_REMOVE_ONE:",
+            "if False:",
+        ),
+        ("elif unsafe_seed is not None:", "elif False:"),
+        (
+            "guarantee=guarantee if unsafe_seed is None else guarantee.simulated(),",
+            "guarantee=guarantee,",
+        ),
+    ),
+    *_mutants(
+        "privacy/_distributions.py",
+        "privacy/test_distributions.py privacy/test_accounting.py",
+        (
+            "at_zero = (1 - self.fraction) * (1 - 2 * ndtr(-self.shift / 2))",
+            "at_zero = 0 * self.fraction",
+        ),
+        ("losses = losses - self._one_sided_loss(-y)", "losses = losses + 0"),
+    ),
+    *_mutants(
+        "privacy/_door.py",
+        "privacy/test_claims.py privacy/test_one_draw.py",
+        ("charge = pay() if drawing else paid", "charge = paid"),
+        ("charge = pay() if drawing else paid", "charge = pay()"),
+        ("if not given_up and _is_alive(owner):", "if False:"),
+        ("if not given_up and _is_alive(owner):", "if _is_alive(owner):"),
+        ("                if released:\n", "                if False:\n"),
+        ("            if draws_at_once:\n", "            if False:\n"),
+        ("                if changed:\n", "                if False:\n"),
+        ("            if written.rowcount != 1:\n", "            if False:\n"),
+        (
+            "        return self._stored(key)\n\n    def _stored",
+            "        return value\n\n    def _stored",
+        ),
+        ("                self._begin(key, claim)\n", "                pass\n"),
+        ("_AT_WORK.discard(work)", "pass"),
+        (
+            'return None if fields[0] == "Z" else f"{_boot()} {fields[19]}"',
+            'return f"{_boot()}"',
+        ),
+    ),
+    *_mutants(
+        "privacy/ledger.py",
+        "privacy/test_one_draw.py privacy/test_ledger.py",
+        ("        if not compartments.can_bear(totals, cost):\n", "        if False:\n"),
+        ("    if guarantee.void is not None:\n", "    if False:\n"),
+        ("        if settled != relation.name:\n", "        if False:\n"),
+    ),
+    *_mutants(
+        "objectives.py",
+        f"{BOUNDARIES} test_objectives.py",
+        (
+            "((_LARGEST_EXACT // num_records).bit_length() - 1)",
+            "((_LARGEST_EXACT // num_records).bit_length())",
+        ),
+        (".round().clamp(0, levels).sum()", ".clamp(0, levels).sum()"),
+        (
+            "fraction = (clipped.clamp(low, high) - low)",
+            "fraction = (clipped - low)",
+            "the levels are clamped once more, so that either clamp alone will do",
+        ),
+    ),
+    *_mutants(
+        "release/choice.py",
+        f"{BOUNDARIES} release/test_choice.py",
+        ("return 2 * self.confidence_width + gap", "return self.confidence_width + gap"),
+        ("self.schedule(self.steps + 1)", "self.schedule(self.steps)"),
+        ("3 * self.num_choices, self.delta", "self.num_choices, self.delta"),
+    ),
+    *_mutants(
+        "release/maximum.py",
+        f"{BOUNDARIES} release/test_maximum.py release/test_lipschitz.py",
+        ('"union_bound": (8, 24 * self.steps)', '"union_bound": (8, 3 * self.steps)'),
+        ('(6 if self.edition == "union_bound" else 3) *', "3 *"),
+        ("return self.regret + gap + self.noise_gap", "return self.regret + gap"),
+        ("2 * self.num_choices, self.delta)", "self.num_choices, self.delta)"),
+        (
+            "bounds.append(2 * self.lipschitz / self.lambda_min)",
+            "bounds.append(self.lipschitz / self.lambda_min)",
+        ),
+        (
+            "return self.lipschitz * (1 / self.lambda_min - 1 / self.lambda_max)",
+            "return 0.0",
+        ),
+    ),
+    *_mutants(
+        "release/assumptions.py",
+        f"{BOUNDARIES} release/test_assumptions.py",
+        (
+            "return 2 * math.sqrt((1 - dataset_correlation)",
+            "return math.sqrt((1 - dataset_correlation)",
+        ),
+    ),
+    *_mutants(
+        "release/linear.py",
+        f"{BOUNDARIES} release/test_linear.py",
+        (
+            "norm = self.weights.abs().sum(dim=-1).max()",
+            "norm = self.weights.square().sum(dim=-1).sqrt().max()",
+        ),
+        (
+            "(norm / self.num_records) * (1 + unit) + 2 * unit * (1 + norm)",
+            "norm / self.num_records",
+        ),
+        ("return self._width * self._unit_sensitivity", "return self._unit_sensitivity"),
+    ),
+    *_mutants(
+        "outsourced/transforms.py",
+        f"{BOUNDARIES} outsourced/test_transforms.py",
+        (".abs() + 2 * g * (size.mT @ size)", ".abs()"),
+        ("(stretch + rounding) * (1", "stretch * (1"),
+        ("gram.sum(dim=1).max()", "gram.diagonal().max()"),
+        ("clamp(-limit, limit) @ projection", "clamp(-1e300, 1e300) @ projection"),
+    ),
+    *_mutants(
+        "outsourced/curator.py",
+        f"{BOUNDARIES} outsourced/test_curator.py outsourced/test_answers.py",
+        (
+            "return width if Fraction(width) >= exact else math.nextafter(width, math.inf)",
+            "return width",
+        ),
+        (
+            "sensitivity = projected_sensitivity(self.projection, row_distance)",
+            "sensitivity = row_distance",
+        ),
+    ),
+    *_mutants(
+        "descent/clipping.py",
+        f"{BOUNDARIES} descent/test_clipping.py",
+        ("clip_norm * (1 - (4 * num_records + 2 * dim + 16) * _EPS)", "clip_norm"),
+        ("62 - math.ceil(math.log2(num_records))", "63 - math.ceil(math.log2(num_records))"),
+        ("shortened.to(torch.int64)", "shortened.round().to(torch.int64)"),
+        ("self.bound / norms.clamp_min_(_EPS)", "2 * self.bound / norms.clamp_min_(_EPS)"),
+    ),
+    *_mutants(
+        "descent/dp_gibo.py",
+        "descent/test_dp_gibo.py",
+        ("sensitivity = 2 * settings.clip_norm /", "sensitivity = settings.clip_norm /"),
+    ),
+    *_mutants(
+        "descent/settings.py",
+        f"{BOUNDARIES} descent/test_settings.py",
+        ("share = math.nextafter(share, 0.0)", "break"),
+        (
+            "2 * self.clip_norm / (num_records * self.step_mu)",
+            "self.clip_norm / (num_records * self.step_mu)",
+        ),
+    ),
+    *_mutants(
+        "training/randomness.py",
+        f"{BOUNDARIES} training/test_randomness.py",
+        ("ROUNDING_SLACK = 2e-6", "ROUNDING_SLACK = 0.0"),
+        (" + grid * math.sqrt(total.numel())", ""),
+        ("total.div_(grid).round_()", "total.div_(grid)"),
+        (
+            "border, fraction = divmod(256 * probability, 1.0)",
+            "border, fraction = divmod(255 * probability, 1.0)",
+        ),
+    ),
+    *_mutants(
+        "training/plan.py",
+        f"{BOUNDARIES} training/test_plan.py",
+        ("return self.relation.sum_sensitivity * self.clip_norm", "return self.clip_norm"),
+        ("self.epochs * (self.num_records // self.lot_size)", "self.num_records // self.lot_size"),
+    ),
+    *_mutants(
+        "training/run.py",
+        "training/test_run.py training/test_training_privacy.py",
+        ("row, sensitivity=self._sensitivity,", "row, sensitivity=plan.clip_norm,"),
+    ),
+    *_mutants(
+        "training/fused.py",
+        f"{BOUNDARIES} training/test_fused.py training/test_training_privacy.py",
+        (".clamp_(max=1.0).nan_to_num_(nan=0.0)", ".nan_to_num_(nan=0.0)"),
+        ("torch.hypot(norms, norms.new_ones(()))", "norms"),
+    ),
+    *_mutants(
+        "training/output_perturbation.py",
+        f"{BOUNDARIES} training/test_output_perturbation.py",
+        (
+            "return 4 / (regularization * self.num_records)",
+            "return 2 / (regularization * self.num_records)",
+        ),
+    ),
+    *_mutants(
+        "training/audit.py",
+        "training/test_audit.py",
+        ("excess = 2 * canaries * delta *", "excess = canaries * delta *"),
+        ("binom.sf(correct - 1,", "binom.sf(correct,"),
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of a mutant."""
+
+    mutant: Mutant
+    outcome: Outcome
+    seconds: float
+
+    @property
+    def good(self) -> bool:
+        """Whether a test failed, or nobody need wonder that none did."""
+        return self.outcome in ("killed", "timeout") or (
+            self.outcome == "survived" and bool(self.mutant.explained)
+        )
+
+
+def stale() -> list[Mutant]:
+    """Mutants whose fragment does not occur exactly once in its file."""
+    texts = {mutant.path: (ROOT / mutant.path).read_text() for mutant in MUTANTS}
+    return [mutant for mutant in MUTANTS if mutant.applied(texts[mutant.path]) is None]
+
+
+def tests_pass(tests: Iterable[str], copy: Path, timeout: float | None) -> bool:
+    """Whether these tests pass in a copy of the repository; forked where torch is loaded already.
+
+    Raises:
+        TimeoutError: If they take longer.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "output"
+        process = _SERVER.Process(target=_run_tests, args=(list(tests), copy, output))
+        process.start()
+        process.join(timeout)
+        if process.exitcode is None:
+            assert process.pid is not None
+            os.killpg(process.pid, signal.SIGKILL)
+            process.join()
+            raise TimeoutError
+        # 0: passed, 1: failed, 2: not even collected; below 0: killed by a signal.
+        if process.exitcode > 2 or (process.exitcode and timeout is None):
+            raise RuntimeError(f"Tests fail without any mutant: {output.read_text()[-2000:]}")
+    return process.exitcode == 0
+
+
+_SERVER = multiprocessing.get_context("forkserver")
+_SERVER.set_forkserver_preload(
+    ["botorch", "dp_accounting", "opacus", "opendp.prelude", "pytest", "scipy.stats", "sklearn"]
+)
+
+
+def _run_tests(tests: list[str], copy: Path, output: Path) -> None:
+    """In a process of its own: pytest on a copy, which comes before any installed package."""
+    import pytest
+
+    os.setsid()
+    os.chdir(copy)
+    sys.path.insert(0, str(copy))
+    os.environ.update(PYTHONPATH=str(copy), PYTHONDONTWRITEBYTECODE="1")
+    sys.dont_write_bytecode = True
+    for name in [name for name in sys.modules if name.split(".")[0] in ("botorch_dp", "tests")]:
+        del sys.modules[name]
+    with output.open("w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+        options = ["-x", "-q", "-p", "no:cacheprovider"]
+        code = pytest.main([*options, *(f"tests/{test}" for test in tests)])
+    sys.exit(int(code))
+
+
+def run_mutant(mutant: Mutant, copy: Path, timeout: float) -> Result:
+    """Apply a mutant in a copy of the repository, run its tests there, and take it back."""
+    start, path = time.perf_counter(), copy / mutant.path
+    text = path.read_text()
+    broken = mutant.applied(text)
+    if broken is None:
+        return Result(mutant, "stale", 0.0)
+    try:
+        path.write_text(broken)
+        passed = tests_pass(mutant.tests, copy, timeout)
+        outcome: Outcome = "survived" if passed else "killed"
+    except TimeoutError:
+        outcome = "timeout"
+    finally:
+        path.write_text(text)
+    return Result(mutant, outcome, time.perf_counter() - start)
+
+
+def run_all(
+    mutants: list[Mutant], *, workers: int, timeout: float, check_first: bool = True
+) -> list[Result]:
+    """All mutants, each worker in a copy of its own; first the tests without any, which must pass.
+
+    Raises:
+        RuntimeError: If a test fails on the code as it is.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        copies: SimpleQueue[Path] = SimpleQueue()
+        for number in range(workers):
+            copy = Path(folder) / str(number)
+            copy.mkdir()
+            for name in COPIED:
+                source = ROOT / name
+                if source.is_dir():
+                    ignored = shutil.ignore_patterns("__pycache__", "results")
+                    shutil.copytree(source, copy / name, ignore=ignored)
+                elif source.exists():
+                    shutil.copy(source, copy / name)
+            copies.put(copy)
+
+        def work(mutant: Mutant) -> Result:
+            copy = copies.get()
+            try:
+                result = run_mutant(mutant, copy, timeout)
+            finally:
+                copies.put(copy)
+            old, new = (" ".join(part.split()) for part in (mutant.old, mutant.new))
+            change = f"{mutant.file}: {old}  ->  {new or '(nothing)'}"
+            print(f"{result.outcome:9s} {result.seconds:5.0f} s  {change}", flush=True)
+            return result
+
+        def check_unbroken(test: str) -> None:
+            copy = copies.get()
+            try:
+                tests_pass([test], copy, None)
+            finally:
+                copies.put(copy)
+
+        with ThreadPoolExecutor(workers) as pool:
+            if check_first:
+                list(pool.map(check_unbroken, sorted({t for m in mutants for t in m.tests})))
+            return list(pool.map(work, mutants))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="mutants of files whose name contains this")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--skip-unbroken", action="store_true", help="do not run all tests first")
+    parser.add_argument("--timeout", type=float, default=120.0, help="seconds for each mutant")
+    options = parser.parse_args()
+    chosen = [mutant for mutant in MUTANTS if options.only in mutant.file]
+    results = run_all(
+        chosen,
+        workers=options.workers,
+        timeout=options.timeout,
+        check_first=not options.skip_unbroken,
+    )
+    totals = Counter(result.outcome for result in results)
+    print("\n" + ", ".join(f"{count} {outcome}" for outcome, count in sorted(totals.items())))
+    for result in results:
+        if result.outcome == "survived":
+            why = result.mutant.explained or "NOT EXPLAINED"
+            print(f"survived: {result.mutant.file}: {result.mutant.old}: {why}")
+    if not options.only:
+        rows = [
+            {**asdict(r.mutant), "outcome": r.outcome, "seconds": round(r.seconds, 1)}
+            for r in results
+        ]
+        save_results("mutants", {"totals": dict(totals), "mutants": rows})
+    return 0 if all(result.good for result in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""Who holds a claim, and when it is free again: boundary cases of the door."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from botorch_dp.privacy import PrivacyBudget, PrivacyLedger, _door
+from tests.privacy.charging import in_child, pure, succeeded
+
+PRICE = pure(0.125)
+BUDGET = PrivacyBudget(1.0)
+
+
+def failing() -> NoReturn:
+    raise ArithmeticError
+
+
+def test_a_draw_that_failed_in_a_living_process_does_not_block_another(tmp_path: Path) -> None:
+    path = str(tmp_path / "ledger.sqlite")
+    ledger = PrivacyLedger(path, BUDGET)
+    with pytest.raises(ArithmeticError):
+        ledger.release(PRICE, failing, key="value")
+
+    def work() -> None:
+        assert PrivacyLedger(path, BUDGET).release(PRICE, lambda: 7.0, key="value") == 7.0
+
+    assert succeeded(in_child(work))
+    assert ledger.release(PRICE, failing, key="value") == 7.0
+    assert ledger.spent()[0] == 0.25, "what failed may have been drawn"
+
+
+def test_nothing_is_left_at_work(tmp_path: Path) -> None:
+    """Not even where the failure itself could not be written down."""
+    before = set(_door._AT_WORK)
+    ledger = PrivacyLedger(str(tmp_path / "ledger.sqlite"), BUDGET)
+    ledger.release(PRICE, lambda: 1.0, key="first")
+    assert before == _door._AT_WORK
+    with pytest.raises(ArithmeticError):
+        ledger.release(PRICE, failing, key="second")
+    assert before == _door._AT_WORK
+
+
+def test_a_process_is_known_by_its_start_and_gone_when_it_has_ended() -> None:
+    time.sleep(0.05)  # starts are counted in hundredths of a second
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        ours, others = _door._started(os.getpid()), _door._started(child.pid)
+        assert ours is not None
+        assert others is not None
+        assert ours != others
+        assert ours == _door._started(os.getpid())
+    finally:
+        child.kill()
+    for _ in range(500):
+        if _door._started(child.pid) is None:  # not waited for: a zombie is nobody
+            break
+        time.sleep(0.01)
+    else:
+        pytest.fail("a process that was killed still counts as alive")
+    child.wait()
+    assert _door._started(child.pid) is None
