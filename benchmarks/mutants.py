@@ -214,7 +214,7 @@ MUTANTS = [
         ("        if settled != relation.name:\n", "        if False:\n"),
     ),
     *_mutants(
-        "objectives.py",
+        "scores.py",
         f"{BOUNDARIES} test_objectives.py",
         (
             "((_LARGEST_EXACT // num_records).bit_length() - 1)",
