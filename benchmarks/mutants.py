@@ -8,6 +8,7 @@ that is not explained here. Takes about ten minutes on two cores.
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
 import os
 import shutil
@@ -23,7 +24,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Literal
 
-from benchmarks.common import save_results
+from benchmarks.common import RESULTS, save_results
 
 ROOT = Path(__file__).parent.parent
 COPIED = ("botorch_dp", "tests", "benchmarks", "examples", "pyproject.toml", "README.md")
@@ -491,20 +492,41 @@ def run_all(
             return list(pool.map(work, mutants))
 
 
+def _name(mutant: Mutant) -> tuple[str, str, str]:
+    return mutant.file, mutant.old, mutant.new
+
+
+def _killed_before() -> dict[tuple[str, str, str], float]:
+    """Mutants that the stored results call killed, with the seconds it took."""
+    stored = json.loads((RESULTS / "mutants.json").read_text())["mutants"]
+    return {
+        (row["file"], row["old"], row["new"]): row["seconds"]
+        for row in stored
+        if row["outcome"] == "killed"
+    }
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="mutants of files whose name contains this")
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument(
+        "--survivors", action="store_true", help="only those that were not killed the last time"
+    )
     parser.add_argument("--skip-unbroken", action="store_true", help="do not run all tests first")
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds for each mutant")
     options = parser.parse_args()
     chosen = [mutant for mutant in MUTANTS if options.only in mutant.file]
+    known = _killed_before() if options.survivors else {}
+    chosen = [mutant for mutant in chosen if _name(mutant) not in known]
     results = run_all(
         chosen,
         workers=options.workers,
         timeout=options.timeout,
         check_first=not options.skip_unbroken,
     )
+    ours = {_name(mutant): mutant for mutant in MUTANTS}
+    results += [Result(ours[name], "killed", known[name]) for name in known if name in ours]
     totals = Counter(result.outcome for result in results)
     print("\n" + ", ".join(f"{count} {outcome}" for outcome, count in sorted(totals.items())))
     for result in results:

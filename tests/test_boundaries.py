@@ -20,7 +20,7 @@ from botorch_dp.descent.settings import DescentSettings
 from botorch_dp.errors import BudgetExhausted
 from botorch_dp.objectives import PrivateObjective, clipped_sum, grid_levels
 from botorch_dp.outsourced.curator import PrivateAnswers
-from botorch_dp.outsourced.transforms import LARGEST_COORDINATE, projected_sensitivity
+from botorch_dp.outsourced.transforms import LARGEST_COORDINATE, projected, projected_sensitivity
 from botorch_dp.privacy import (
     Guarantee,
     NeighboringRelation,
@@ -273,7 +273,7 @@ def test_noise_of_an_objective_by_hand() -> None:
 # Descent
 
 
-@pytest.mark.parametrize(("dim", "num_records"), [(1, 1), (5, 3), (30, 1000)])
+@pytest.mark.parametrize(("dim", "num_records"), [(1, 1), (5, 3), (30, 1000), (3, 2000)])
 def test_a_clip_bound_is_lowered_by_what_rounding_may_add(dim: int, num_records: int) -> None:
     clip_norm = 1.7
     mean = ClippedMean(dim, num_records, clip_norm)
@@ -287,6 +287,12 @@ def test_a_clip_bound_is_lowered_by_what_rounding_may_add(dim: int, num_records:
         part.add(size * torch.randn(dim, 1, dtype=torch.double))
         exact = sum(Fraction(entry) ** 2 for entry in part.value().tolist())
         assert exact <= (Fraction(clip_norm) / num_records) ** 2, "to the last bit"
+
+
+def test_clipped_entries_are_rounded_towards_zero() -> None:
+    mean = ClippedMean(2, 1, 1.0)
+    mean.add(torch.tensor([[0.75], [-0.75]], dtype=torch.double) * mean.unit)
+    assert mean.value().tolist() == [0.0, 0.0]
 
 
 def test_noise_of_a_descent_by_hand() -> None:
@@ -368,6 +374,14 @@ def test_a_projection_is_widened_by_its_rounding(d: int, r: int) -> None:
     expected = 0.3 * (stretch + rounding) * (1 + 8 * (d + r) * UNIT)
     assert LARGEST_COORDINATE == 2.0**24
     assert projected_sensitivity(projection, 0.3) == pytest.approx(expected, rel=d * UNIT / 2)
+
+
+def test_projected_coordinates_have_a_limit() -> None:
+    """The product's rounding grows with them, and must have a bound that is public."""
+    rows = torch.tensor([[1e30], [-1e300], [2.0]], dtype=torch.double)
+    limit = LARGEST_COORDINATE * 0.5
+    found = projected(rows, torch.ones(1, 1, dtype=torch.double), 0.5)
+    assert found.flatten().tolist() == [limit, -limit, 2.0]
 
 
 def test_a_distance_of_bounds_is_never_rounded_down() -> None:
