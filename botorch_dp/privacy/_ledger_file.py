@@ -78,6 +78,8 @@ LEDGER = FileKind(
             "CREATE INDEX charge_key ON charge (key) WHERE key IS NOT NULL",
             *DOOR_TABLES,
         ),
+        # Version 4: what is not summed may be accounted for by Rényi divergence.
+        ("ALTER TABLE budget ADD COLUMN renyi INTEGER NOT NULL DEFAULT 0",),
     ),
     if_lost="What was spent is unknown. Put back a copy made after the last charge; without one, "
     "count the whole budget as spent.",
@@ -120,8 +122,14 @@ class LedgerFile(StateFile):
         def create(connection: sqlite3.Connection) -> None:
             assert budget is not None
             connection.execute(
-                "INSERT INTO budget VALUES (1, ?, ?, ?, ?, ?)",
-                (budget.epsilon, budget.delta, *(budget.share or (None, None)), now()),
+                "INSERT INTO budget VALUES (1, ?, ?, ?, ?, ?, ?)",
+                (
+                    budget.epsilon,
+                    budget.delta,
+                    *(budget.share or (None, None)),
+                    now(),
+                    int(budget.renyi),
+                ),
             )
 
         if path == MEMORY and budget is None:
@@ -149,7 +157,10 @@ class LedgerFile(StateFile):
             if self._totals.count == 0:
                 # The first charge settles everything, so its hash can vouch for the choices too.
                 choices = sorted(self.settled().items())
-                self._totals = Totals(digest=_sha256([*astuple(self.budget), choices]))
+                budget = list(astuple(self.budget))
+                if not self.budget.renyi:
+                    budget.pop()  # files older than version 4 were hashed without it
+                self._totals = Totals(digest=_sha256([*budget, choices]))
             rows = self.query(
                 f"SELECT {_COLUMNS}, digest FROM charge WHERE number > ? ORDER BY number",
                 (self._totals.count,),
@@ -181,12 +192,13 @@ class LedgerFile(StateFile):
         return row
 
     def _read_budget(self) -> PrivacyBudget:
-        rows = self.query("SELECT epsilon, delta, summed_epsilon, summed_delta FROM budget")
+        rows = self.query("SELECT epsilon, delta, summed_epsilon, summed_delta, renyi FROM budget")
         if len(rows) != 1:
             raise self.damaged("it states no budget")
-        epsilon, delta, *share = rows[0]
+        epsilon, delta, *share, renyi = rows[0]
+        summed = None if None in share else tuple(share)
         try:
-            return PrivacyBudget(epsilon, delta, summed=None if None in share else tuple(share))
+            return PrivacyBudget(epsilon, delta, summed=summed, renyi=bool(renyi))
         except (TypeError, ValueError) as error:
             raise self.damaged("it states an impossible budget") from error
 

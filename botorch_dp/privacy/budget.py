@@ -14,6 +14,7 @@ from functools import lru_cache
 from botorch_dp._checks import check_delta, check_finite, check_positive
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy._gaussian import gaussian_epsilon, gaussian_mu
+from botorch_dp.privacy.accounting import renyi_budget, renyi_epsilon
 from botorch_dp.privacy.guarantee import Guarantee
 from botorch_dp.privacy.losses import Cost
 
@@ -35,21 +36,29 @@ class PrivacyBudget:
             ``(epsilon, delta)``. With None the first charge decides for all or nothing, which is
             sound because nothing has been released yet. A run whose first release is pure and
             whose later ones are Gaussian needs ``summed=0`` or a share from the start.
+        renyi: Account for the rest by Rényi divergence of one order, which the budget fixes,
+            instead of mu. For DP-SGD: its runs are then charged as what they are and not as sums
+            of epsilons. Gaussian releases may be charged too, at a slightly higher price than
+            their mu.
 
     Example:
         >>> budget = PrivacyBudget(1.0, 1e-6)                     # all for what comes first
         >>> budget = PrivacyBudget(1.0, 1e-6, summed=(0.2, 0.0))  # delta for Gaussian releases
         >>> PrivacyBudget(1.0, 1e-6, summed=0.2)                  # a fifth of both is summed
-        PrivacyBudget(epsilon=1.0, delta=1e-06, summed=(0.2, 2e-07))
+        PrivacyBudget(epsilon=1.0, delta=1e-06, summed=(0.2, 2e-07), renyi=False)
+        >>> budget = PrivacyBudget(1.0, 1e-6, renyi=True)         # for trainings with DP-SGD
     """
 
     epsilon: float
     delta: float = 0.0
     summed: float | tuple[float, float] | None = None
+    renyi: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "epsilon", check_positive("epsilon", self.epsilon))
         object.__setattr__(self, "delta", check_delta("delta", self.delta, allow_zero=True))
+        if not isinstance(self.renyi, bool):
+            raise TypeError(f"`renyi` must be True or False, got {type(self.renyi).__name__}.")
         if self.summed is None:
             return
         summed = self._pair(self.summed)
@@ -108,11 +117,12 @@ class Compartments:
     gaussian_epsilon: float
     gaussian_delta: float
     origin: str
+    renyi: bool = False
 
     @classmethod
     def of(cls, budget: PrivacyBudget, summed: tuple[float, float], origin: str) -> Compartments:
         """The two parts of ``budget``, of which ``summed`` is one."""
-        return cls(*summed, *_rest(budget, summed), origin)
+        return cls(*summed, *_rest(budget, summed), origin, budget.renyi)
 
     @property
     def purely_gaussian(self) -> bool:
@@ -121,10 +131,27 @@ class Compartments:
 
     @property
     def mu(self) -> float:
-        """The limit of the Gaussian compartment."""
+        """The limit of the other compartment: a mu, or the root of a Rényi divergence."""
         if not (self.gaussian_epsilon > 0 and self.gaussian_delta > 0):
             return 0.0
-        return _mu_limit(self.gaussian_epsilon, self.gaussian_delta)
+        return _mu_limit(self.gaussian_epsilon, self.gaussian_delta, self.order)
+
+    @property
+    def order(self) -> float | None:
+        """The order of the Rényi divergence that is added up, or None where squares of mu are.
+
+        About the best one for the budget, and fixed by it: a filter must not choose the order by
+        what was charged.
+        """
+        if not self.renyi or self.gaussian_epsilon == 0 or self.gaussian_delta == 0:
+            return None
+        return 1 + 2 * math.log(1 / self.gaussian_delta) / self.gaussian_epsilon
+
+    def _epsilon_of(self, mu: float) -> float:
+        """The epsilon of the other compartment's spendings, at its delta."""
+        if self.order is None:
+            return gaussian_epsilon(mu, self.gaussian_delta)
+        return renyi_epsilon(mu * mu * (1 + 1e-15), self.order, self.gaussian_delta)
 
     def can_bear(self, totals: Totals, cost: Cost) -> bool:
         """Whether both compartments stay within their limits; the filter itself."""
@@ -154,7 +181,7 @@ class Compartments:
         delta = min(Fraction(self.delta), totals.delta)
         if mu > 0:
             # Converting the limit back and forth may round past it.
-            converted = gaussian_epsilon(mu, self.gaussian_delta)
+            converted = self._epsilon_of(mu)
             epsilon += Fraction(min(self.gaussian_epsilon, converted))
             delta += Fraction(self.gaussian_delta)
         return float_above(epsilon), float_above(delta)
@@ -164,7 +191,7 @@ class Compartments:
         epsilon, delta = (Fraction(part) for part in self.summed_left(totals))
         mu = sqrt_below(self.mu_left(totals))
         if mu > 0:
-            converted = gaussian_epsilon(mu, self.gaussian_delta)
+            converted = self._epsilon_of(mu)
             epsilon += Fraction(min(self.gaussian_epsilon, converted))
             delta += Fraction(self.gaussian_delta)
         return float_below(epsilon), float_below(delta)
@@ -176,7 +203,7 @@ class Compartments:
             return epsilon, delta
         if self.gaussian_delta == 0:
             return math.inf, delta
-        return epsilon + gaussian_epsilon(mu, self.gaussian_delta), delta + self.gaussian_delta
+        return epsilon + self._epsilon_of(mu), delta + self.gaussian_delta
 
 
 def first_choice(budget: PrivacyBudget, is_gaussian: bool) -> Compartments:
@@ -188,8 +215,10 @@ def first_choice(budget: PrivacyBudget, is_gaussian: bool) -> Compartments:
 
 
 @lru_cache(maxsize=64)
-def _mu_limit(epsilon: float, delta: float) -> float:
-    return gaussian_mu(epsilon, delta)
+def _mu_limit(epsilon: float, delta: float, order: float | None) -> float:
+    if order is None:
+        return gaussian_mu(epsilon, delta)
+    return sqrt_below(Fraction(renyi_budget(epsilon, delta, order)))
 
 
 def stated_cost(guarantee: Guarantee, delta: float) -> Cost:
@@ -204,9 +233,26 @@ def stated_cost(guarantee: Guarantee, delta: float) -> Cost:
     return epsilon, delta, 0.0
 
 
-def cost_of(guarantee: Guarantee, *, purely_gaussian: bool) -> Cost:
-    """What a guarantee costs, each part in its own compartment, rounded up."""
-    parts = [loss.cost(purely_gaussian) for loss in guarantee.losses]
+def cost_of(guarantee: Guarantee, compartments: Compartments) -> Cost:
+    """What a guarantee costs, each part in its own compartment, rounded up.
+
+    Beside a compartment of Rényi divergence, what has an (epsilon, delta) of its own is summed if
+    anything was set aside for it; all else costs the root of its divergence, so that squares add
+    up to divergences. Divergences of one order add up under full adaptivity [Feldman2021].
+    """
+    order, alone = compartments.order, compartments.purely_gaussian
+    parts: list[Cost] = []
+    for loss in guarantee.losses:
+        if order is None or (loss.summed is not None and (not alone or loss.summed[1] > 0)):
+            parts.append(loss.cost(alone))
+            continue
+        divergence = float(loss.rdp((order,))[0])
+        if not math.isfinite(divergence):
+            raise PrivacyError(
+                f"The {guarantee.mechanism} has no finite Rényi divergence of order {order:.4g}: "
+                "its noise is too small for this budget."
+            )
+        parts.append((0.0, 0.0, sqrt_above(Fraction(divergence))))
     return (
         float_above(sum((Fraction(epsilon) for epsilon, _, _ in parts), Fraction(0))),
         float_above(sum((Fraction(delta) for _, delta, _ in parts), Fraction(0))),

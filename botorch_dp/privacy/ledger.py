@@ -8,7 +8,8 @@ anything is released:
   [Rogers2016];
 * the Gaussian compartment, where squares of mu are added up: :math:`\sum \mu_i^2 \le \mu^2` is a
   filter for :math:`\mu`-Gaussian differential privacy [Smith2022], and the compartment's
-  (epsilon, delta) is converted to mu exactly.
+  (epsilon, delta) is converted to mu exactly. For DP-SGD (``PrivacyBudget(renyi=True)``) it adds up
+  Rényi divergences of one order instead, which the budget fixes [Feldman2021].
 
 Interleaving two such mechanisms costs the sum of their two budgets [Vadhan2023]. What is *not*
 sound is trading one compartment against the other during the run.
@@ -40,7 +41,7 @@ from botorch_dp.privacy.budget import (
     stated_cost,
 )
 from botorch_dp.privacy.guarantee import Guarantee, NeighboringRelation, PrivacyUnit
-from botorch_dp.privacy.losses import ApproximateLoss, GaussianLoss, PureLoss
+from botorch_dp.privacy.losses import ApproximateLoss, PureLoss
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -48,7 +49,10 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class LedgerEntry:
-    """One line of a ledger; ``epsilon``, ``delta`` and ``mu`` are what the charge cost."""
+    """One line of a ledger; ``epsilon``, ``delta`` and ``mu`` are what the charge cost.
+
+    With ``PrivacyBudget(renyi=True)``, ``mu`` is the root of a Rényi divergence.
+    """
 
     number: int
     charged_at: str
@@ -192,7 +196,8 @@ class PrivacyLedger:
             guarantee: The release's guarantee; its parameters may depend on earlier releases.
             label: A note for :meth:`entries`. Never put a sensitive value in it.
             delta: Charge ``(guarantee.epsilon(delta), delta)`` to the summed compartment. Needed
-                for guarantees that are neither Gaussian nor sums of (epsilon, delta), as DP-SGD's.
+                for guarantees that are neither Gaussian nor sums of (epsilon, delta), as DP-SGD's,
+                unless the budget was made with ``renyi=True``.
 
         Returns:
             The line that was written.
@@ -303,12 +308,11 @@ class PrivacyLedger:
             self._file.settle("relation", guarantee.relation.name)
         else:
             self._check_relation(settled["relation"], guarantee.relation)
-        is_gaussian = stated is None and any(
-            isinstance(loss, GaussianLoss) for loss in guarantee.losses
-        )
+        # What has no (epsilon, delta) of its own cannot be summed: Gaussian noise, DP-SGD.
+        is_gaussian = stated is None and any(loss.summed is None for loss in guarantee.losses)
         chosen = self._compartments(settled)
         compartments = chosen or first_choice(self._budget, is_gaussian)
-        cost = stated or cost_of(guarantee, purely_gaussian=compartments.purely_gaussian)
+        cost = stated or cost_of(guarantee, compartments)
         totals = self._file.totals()
         if not compartments.can_bear(totals, cost):
             raise self._exhausted(guarantee, compartments, totals, cost)

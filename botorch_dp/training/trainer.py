@@ -308,7 +308,7 @@ class DPTrainer:
                     read=train,
                     key="model",
                     label=plan.guarantee.mechanism,
-                    delta=plan.delta,
+                    delta=None if ledger is not None and ledger.budget.renyi else plan.delta,
                 )
                 run.show(model)
             else:

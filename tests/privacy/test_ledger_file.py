@@ -106,7 +106,7 @@ def test_rows_cannot_be_changed_or_removed(tmp_path: Path) -> None:
             f"INSERT OR REPLACE INTO charge ({columns}) {copied}",
             "UPDATE budget SET epsilon = 9.0",
             "DELETE FROM budget",
-            "INSERT OR REPLACE INTO budget SELECT 1, 9.0, delta, NULL, NULL, '' FROM budget",
+            "INSERT OR REPLACE INTO budget SELECT 1, 9.0, delta, NULL, NULL, '', 0 FROM budget",
             "UPDATE settled SET value = 'nothing'",
             "DELETE FROM settled",
             "INSERT OR REPLACE INTO settled VALUES ('summed', 'nothing')",
@@ -172,7 +172,7 @@ def test_file_of_the_first_version_is_migrated(tmp_path: Path) -> None:
     with PrivacyLedger(path) as ledger:
         assert len(ledger.entries()) == 4
     with sqlite3.connect(path) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone() == (3,)
+        assert connection.execute("PRAGMA user_version").fetchone() == (4,)
     connection.close()
 
 
@@ -218,8 +218,8 @@ def test_closed_and_pickled(tmp_path: Path) -> None:
             twin.charge(pure(0.25))
         assert ledger.spent() == (0.75, 0.0)
         assert repr(ledger) == (
-            f"PrivacyLedger({str(path)!r}, PrivacyBudget(epsilon=1.0, delta=0.0, summed=None), "
-            "spent=(0.75, 0.0))"
+            f"PrivacyLedger({str(path)!r}, PrivacyBudget(epsilon=1.0, delta=0.0, summed=None, "
+            "renyi=False), spent=(0.75, 0.0))"
         )
     assert repr(ledger).endswith("closed)")
     with pytest.raises(PrivacyError, match="closed: open it again"):
