@@ -8,7 +8,8 @@ With :math:`K(s) = \log E\, e^{sL}`, L the sum of all losses under P, and any
         \frac{e^{K(s) - s \epsilon}}{s (1 + s)} \, d\omega, \qquad s = \theta + i \omega,
 
 the Fourier inversion of :math:`e^{\theta \epsilon} \delta(\epsilon)`; :math:`\theta` is chosen at
-the saddle point, so that nothing cancels however small delta is. Each step errs on the safe side:
+the saddle point, so that nothing cancels however small delta is. (The usual transform of a grid of
+losses [Koskela2020] needs thousands of times as many numbers.) Each step errs on the safe side:
 
 * *The trapezoidal rule* of step :math:`2 \pi / W` gives
   :math:`\sum_k e^{k \theta W} \delta(\epsilon + k W)` (Poisson's summation formula). All summands
