@@ -86,6 +86,8 @@ _PURE_SCORE_SHARE = 0.2
 _LENGTH_SCALE, _RADII = 0.4, (1.5, 0.15)
 #: Half the side of the box that the next location is looked for in: from, to.
 _BOXES = (0.25, 0.05)
+#: Released slopes that are modelled together; older ones are forgotten.
+_LARGEST_MODEL = 600
 #: How often a clip norm is chosen.
 _CLIP_CHOICES = 3
 #: Clip norms to choose from, for losses scaled to [0, 1] over the unit cube.
@@ -310,7 +312,8 @@ class PrivateSearch:
                 )
         plan = self.plan(release_score=release_score)
         diagnostics = SearchDiagnostics()
-        settings = self._settings(plan)
+        # A run that was charged cannot go on where nobody charges: its keys are the ledger's.
+        settings = {**self._settings(plan), "charged": ledger is not None}
         with Run(checkpoint, what="a private search", settings=settings, ledger=ledger) as run:
             if ledger is not None and not run.resumed:
                 check_bearable(ledger, plan.guarantee)
@@ -658,7 +661,9 @@ class _Searching:
         location = coordinates.positions([base]).squeeze(0)
         derivatives = kernel_derivatives(kernel, like=location)
         noise = observation_noise(derivatives, location, 0.0)
-        design = Design(radius=_RADII, batch_size=plan.batch_size)
+        design = Design(
+            radius=_RADII, batch_size=plan.batch_size, max_points=max(2000, plan.batch_size)
+        )
         box = torch.stack((torch.zeros(dim), torch.ones(dim))).double()
         observations = Observations(KernelFactor.empty(derivatives, dim))
         step_mu = _split_evenly(plan.shares["gradients"], plan.steps)
@@ -668,6 +673,7 @@ class _Searching:
         clip_norm = math.nan
         for step in range(plan.steps):
             number = first + step
+            observations = observations.within(max(0, design.max_points - plan.batch_size))
             belief = GradientBelief(observations.factor, location, unknown_mean=True)
             if number in self._table:
                 points = coordinates.positions(self._table.configs(number))
@@ -690,7 +696,9 @@ class _Searching:
                 before: Observations = observations,
             ) -> Observations:
                 losses = self._table.losses(number, configs)
-                return before.with_batch(factor, losses[kept], step)
+                if len(kept) < len(losses):
+                    losses = losses[kept]
+                return before.with_batch(factor, losses, step)
 
             if step in self._clip_steps():
                 clip_norm = self._clip_norm(seen, belief.weights, step)
@@ -704,7 +712,9 @@ class _Searching:
 
     def _next(self, X: Tensor, G: Tensor, stds: list[float], step: int) -> Tensor:
         """Where the Gaussian process on released gradients is smallest, near the best so far."""
-        model = GradientModel(X, G, torch.tensor(stds, dtype=torch.double))
+        newest = slice(-max(1, _LARGEST_MODEL // X.shape[-1]), None)
+        X, G, noise = X[newest], G[newest], torch.tensor(stds, dtype=torch.double)[newest]
+        model = GradientModel(X, G, noise)
         best = X[int(model.mean(X).argmin())]
         wide, narrow = _BOXES
         share = step / max(self._plan.steps - 1, 1)

@@ -341,11 +341,24 @@ def test_an_interrupted_run_goes_on_to_the_same_configuration(budget, at, tmp_pa
 
 def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     path = tmp_path / "a.search"
-    search(cube(2) and None, cube(2)).run(checkpoint=path)
+    search(None, cube(2)).run(checkpoint=path)
     with pytest.raises(PrivacyError, match="other settings"):
         search(None, cube(2)).run(checkpoint=path, release_score=True)
     with pytest.raises(PrivacyError, match="other settings"):
         search(None, cube(2), evaluations=50).run(checkpoint=path)
+
+
+def test_a_charged_run_cannot_be_continued_without_a_ledger(tmp_path):
+    path, ledger = tmp_path / "a.search", PrivacyLedger(budget=PURE)
+    search(budget=PURE, unsafe_seed=None).run(checkpoint=path, ledger=ledger)
+    with pytest.raises(PrivacyError, match="other settings"):
+        search(budget=PURE, unsafe_seed=None).run(checkpoint=path)
+
+
+def test_many_parameters_forget_the_oldest_gradients():
+    result = search(bowl(), cube(70), budget=RICH, evaluations=710).run()
+    start = bowl()([{f"x{i}": 0.5 for i in range(70)}]).mean()
+    assert bowl()([result.config.value]).mean() < 0.7 * start
 
 
 # Bad arguments.
