@@ -5,10 +5,10 @@ Losses are first brought into a normal form. Gaussian parts are one Gaussian par
 randomized response otherwise [Kairouz2015]; so the deltas are set apart and pure parts remain.
 Equal parts are counted, so composing them one by one or all at once is the same thing.
 
-Then each bound that applies is evaluated and the smallest is taken: exact curves (equal pure parts
-only, Gaussian ones only, a single Laplace), the sum of pure epsilons, Gaussian domination, and the
-sum of privacy-loss distributions (:mod:`._fourier`). Each holds on its own, for mechanisms that
-were fixed in advance; where later ones depend on earlier outputs, use a ledger.
+Then each bound that applies is evaluated and the smallest is taken: exact curves (pure parts only,
+if they are few or equal, Gaussian ones only, a single Laplace), the sum of pure epsilons, Gaussian
+domination, and the sum of privacy-loss distributions (:mod:`._fourier`). Each holds on its own, for
+mechanisms that were fixed in advance; where later ones depend on earlier outputs, use a ledger.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ _MOST_LEVELS = 128
 LARGEST_MU = 1e8
 #: Probability that may be counted at a larger loss, or at an infinite one, to keep lists short.
 _TAIL = 1e-16
+#: No exact curve for sums of different pure losses with more values than this.
+_MOST_ATOMS = 20_000
 #: Fewer responses than this are listed in full.
 _FEW = 60
 
@@ -105,8 +107,8 @@ def composed_epsilon(losses: Iterable[Composable], delta: float = 0.0) -> float:
         delta: In [0, 1).
 
     Returns:
-        An upper bound, exact for equal pure losses, for Gaussian losses and for a single Laplace
-        loss; infinite if no epsilon is known to hold.
+        An upper bound, exact for few or equal pure losses, for Gaussian losses and for a single
+        Laplace loss; infinite if no epsilon is known to hold.
     """
     delta = check_delta("delta", delta, allow_zero=True)
     parts = _parts(losses)
@@ -215,14 +217,16 @@ class _Parts:
         return _Parts(counts=pure), _Parts(mu=self.mu, counts=others)
 
     def _exact_curve(self) -> RandomizedResponses | SingleLaplace | None:
-        if self.mu > 0 or len(self.counts) != 1:
+        if self.mu > 0 or not self.counts:
             return None
-        component, count = self.counts[0]
-        if component.kind == "pure":
-            return RandomizedResponses(component.size, count)
-        if component.kind == "laplace" and count == 1:
+        component, _ = self.counts[0]
+        if self.counts == ((component, 1),) and component.kind == "laplace":
             return SingleLaplace(component.size)
-        return None
+        if any(component.kind != "pure" for component, _ in self.counts):
+            return None
+        if len(self.counts) > 1 and math.prod(n + 1 for _, n in self.counts) > _MOST_ATOMS:
+            return None
+        return RandomizedResponses(tuple((c.size, n) for c, n in self.counts))
 
 
 @lru_cache(maxsize=256)
@@ -300,30 +304,36 @@ def losses_of(
 
 @dataclass(frozen=True)
 class RandomizedResponses:
-    """``count`` randomized responses, which dominate as many epsilon-DP mechanisms [Kairouz2015].
+    """Randomized responses, which dominate as many epsilon-DP mechanisms [Kairouz2015].
 
-    Each has loss +epsilon with probability 1/(1 + e^-epsilon), else -epsilon: their number is
-    binomial and the (epsilon, delta) curve of the sum exact.
+    Each has loss +epsilon with probability 1/(1 + e^-epsilon), else -epsilon: how many of each kind
+    lie is binomial, and the (epsilon, delta) curve of the sum exact.
+
+    Args:
+        counts: The epsilons and how many there are of each.
     """
 
-    epsilon: float
-    count: int
+    counts: tuple[tuple[float, int], ...]
+
+    @property
+    def largest(self) -> float:
+        """The loss when none of them lies."""
+        return math.fsum(epsilon * count for epsilon, count in self.counts)
 
     def atoms(self) -> tuple[np.ndarray, np.ndarray, float]:
         """Losses from large to small, their probabilities, and that of larger losses left out.
 
-        The latter is at most ``1e-16``; smaller losses left out count as the smallest one listed.
+        The latter is at most ``1e-16`` for each kind; smaller losses left out count as the smallest
+        one listed.
         """
-        lie = math.exp(-self.epsilon) / (1 + math.exp(-self.epsilon))
-        first, last = 0, self.count
-        if self.count > _FEW:
-            first = int(binom.ppf(_TAIL, self.count, lie))
-            last = int(binom.isf(_TAIL, self.count, lie))
-        lies = np.arange(first, last + 1)
-        probability = binom.pmf(lies, self.count, lie)
-        probability[-1] += binom.sf(last, self.count, lie)
-        omitted = float(binom.cdf(first - 1, self.count, lie)) if first > 0 else 0.0
-        return (self.count - 2.0 * lies) * self.epsilon, probability, omitted
+        losses, probability, omitted = np.zeros(1), np.ones(1), 0.0
+        for epsilon, count in self.counts:
+            more, theirs, left_out = _binomial_atoms(epsilon, count)
+            losses = np.add.outer(losses, more).ravel()
+            probability = np.multiply.outer(probability, theirs).ravel()
+            omitted += left_out
+        order = np.argsort(-losses, kind="stable")
+        return losses[order], probability[order], omitted
 
     def delta_at(self, epsilon: float) -> float:
         """The exact delta at ``epsilon``, but for rounding errors on the safe side."""
@@ -337,7 +347,7 @@ class RandomizedResponses:
         losses, probability, omitted = self.atoms()
         target = delta * (1 - 1e-10) - omitted
         if target <= 0:
-            return self.count * self.epsilon
+            return self.largest
         with np.errstate(divide="ignore"):
             log_alternative = np.logaddexp.accumulate(np.log(probability) - losses)
         # Between two losses, delta is (probability above) - e^epsilon (alternative above).
@@ -348,7 +358,20 @@ class RandomizedResponses:
         if above[index] <= target:
             return 0.0
         epsilon = math.log(above[index] - target) - log_alternative[index]
-        return float(min(max(0.0, epsilon * (1 + 1e-12) + 1e-15), self.count * self.epsilon))
+        return float(min(max(0.0, epsilon * (1 + 1e-12) + 1e-15), self.largest))
+
+
+def _binomial_atoms(epsilon: float, count: int) -> tuple[np.ndarray, np.ndarray, float]:
+    lie = math.exp(-epsilon) / (1 + math.exp(-epsilon))
+    first, last = 0, count
+    if count > _FEW:
+        first = int(binom.ppf(_TAIL, count, lie))
+        last = int(binom.isf(_TAIL, count, lie))
+    lies = np.arange(first, last + 1)
+    probability = binom.pmf(lies, count, lie)
+    probability[-1] += binom.sf(last, count, lie)
+    omitted = float(binom.cdf(first - 1, count, lie)) if first > 0 else 0.0
+    return (count - 2.0 * lies) * epsilon, probability, omitted
 
 
 @dataclass(frozen=True)

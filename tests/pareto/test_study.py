@@ -328,7 +328,7 @@ class TestFilter:
     )
     def test_one_order_for_dp_sgd(self, loss: Any) -> None:
         """Never below the best bound for fixed losses, and growing by equal steps."""
-        part = Guarantee("training", PrivacyUnit(), (loss,))
+        part = Guarantee("training", PrivacyUnit(relation=loss.relation), (loss,))
         costs = [_filtered([part] * count, 1e-5).losses[0] for count in (10, 20, 30)]
         assert all(cost.delta == 1e-5 for cost in costs)
         assert costs[0].epsilon >= compose(*[part] * 10).epsilon(1e-5)

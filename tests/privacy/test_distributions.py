@@ -277,7 +277,7 @@ class TestSums:
 
 class TestExactCurves:
     def test_epsilon_inverts_delta(self) -> None:
-        for curve in (RandomizedResponses(0.2, 40), SingleLaplace(0.9)):
+        for curve in (RandomizedResponses(((0.2, 40),)), SingleLaplace(0.9)):
             for delta in (1e-12, 1e-6, 0.05):
                 epsilon = curve.epsilon_at(delta)
                 assert curve.delta_at(epsilon) <= delta * (1 + 1e-9)
@@ -287,7 +287,7 @@ class TestExactCurves:
     def test_two_randomized_responses_by_hand(self) -> None:
         # Each lies with probability 1/4.
         step = math.log(3)
-        responses = RandomizedResponses(step, 2)
+        responses = RandomizedResponses(((step, 2),))
         losses, probability, omitted = responses.atoms()
         np.testing.assert_allclose(losses, [2 * step, 0.0, -2 * step], atol=1e-15)
         np.testing.assert_allclose(probability, [9 / 16, 6 / 16, 1 / 16], rtol=1e-14)
@@ -298,11 +298,20 @@ class TestExactCurves:
         assert responses.epsilon_at(3 / 8) == pytest.approx(step, rel=1e-9)
         assert responses.delta_at(2 * step) == 0.0
 
+    def test_different_randomized_responses_by_hand(self) -> None:
+        # They lie with probabilities 1/4 and 1/3, and the losses are +-log 3 +- log 2.
+        responses = RandomizedResponses(((math.log(3), 1), (math.log(2), 1)))
+        losses, probability, _ = responses.atoms()
+        np.testing.assert_allclose(np.exp(losses), [6, 3 / 2, 2 / 3, 1 / 6], rtol=1e-14)
+        np.testing.assert_allclose(probability, [6 / 12, 3 / 12, 2 / 12, 1 / 12], rtol=1e-14)
+        assert responses.delta_at(math.log(3 / 2)) == pytest.approx(3 / 8, rel=1e-9)
+        assert responses.epsilon_at(3 / 8) == pytest.approx(math.log(3 / 2), rel=1e-9)
+
     @pytest.mark.parametrize(("epsilon", "count"), [(0.1, 1), (0.1, 500), (2.0, 3), (0.001, 10**6)])
     def test_sums_are_just_above_the_curve_of_randomized_responses(
         self, epsilon: float, count: int
     ) -> None:
-        responses = RandomizedResponses(epsilon, count)
+        responses = RandomizedResponses(((epsilon, count),))
         sums = summed(RandomizedResponse(np.array([epsilon])), count)
         for delta in (1e-10, 1e-6, 1e-2):
             exact = responses.epsilon_at(delta)
@@ -316,13 +325,13 @@ class TestExactCurves:
         assert curve.delta_at(2 * math.log(2)) == curve.delta_at(5.0) == 0.0
 
     def test_what_is_left_out_of_a_long_list_is_counted(self) -> None:
-        losses, probability, omitted = RandomizedResponses(0.1, 100_000).atoms()
+        losses, probability, omitted = RandomizedResponses(((0.1, 100_000),)).atoms()
         assert len(losses) < 5_000
         assert 0 < omitted <= 1e-16
         assert probability.sum() + omitted == pytest.approx(1.0, rel=1e-10)
         assert losses[0] < 0.1 * 100_000  # the largest losses are those that were left out
         # A delta that the omitted losses may exceed is promised at their sum only.
-        assert RandomizedResponses(0.1, 100_000).epsilon_at(omitted / 2) == 0.1 * 100_000
+        assert RandomizedResponses(((0.1, 100_000),)).epsilon_at(omitted / 2) == 0.1 * 100_000
 
     def test_full_lots_are_gaussian(self) -> None:
         steps = summed(one("fixed", 5.0, 1 - 1e-9), 16)
