@@ -16,6 +16,7 @@ from botorch_dp.privacy import (
     PrivacyBudget,
     PrivacyLedger,
     PrivacyUnit,
+    Release,
     gaussian_mu,
 )
 from botorch_dp.space import Choice, Integer, Real, SearchSpace
@@ -270,23 +271,23 @@ def test_nothing_that_a_record_says_raises_or_warns(d, nonsense, maximize):
 @pytest.mark.parametrize("d", [2, 4])
 def test_one_record_moves_what_noise_is_added_to_by_no_more_than_its_sensitivity(d, monkeypatch):
     """Replaced by any other, with all releases held fixed; the sensitivity is what noise is told"""
-    from botorch_dp.tuning import private_search
+    from botorch_dp.tuning import searching
 
     def materials(table_of):
         got = []
 
         def selected(utilities, *, sensitivity, **_):
             got.append((utilities, sensitivity, math.inf))
-            return private_search.Release(0, None)
+            return Release(0, None)
 
         def noisy(value, *, sensitivity, **_):
             vector = torch.as_tensor(value, dtype=torch.double).reshape(-1)
             got.append((vector, sensitivity, 2))
-            return private_search.Release(0 * value, None, 1.0)
+            return Release(0 * value, None, 1.0)
 
-        monkeypatch.setattr(private_search, "exponential_mechanism", selected)
-        monkeypatch.setattr(private_search, "gaussian_mechanism", noisy)
-        monkeypatch.setattr(private_search, "laplace_mechanism", noisy)
+        monkeypatch.setattr(searching, "exponential_mechanism", selected)
+        monkeypatch.setattr(searching, "gaussian_mechanism", noisy)
+        monkeypatch.setattr(searching, "laplace_mechanism", noisy)
         space = SearchSpace(**cube(d).parameters, k=Choice("a", "b"))
         search(table_of, space, budget=RICH).run(release_score=True)
         return got

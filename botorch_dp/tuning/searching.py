@@ -1,0 +1,423 @@
+r"""What happens in a private search: what is asked for, drawn and decided, in order.
+
+Everything that is drawn goes through :meth:`.Run.release`: charged before the records are read,
+stored before it is used, and replayed ever after. What was asked for is stored with its answers, so
+that an interrupted run goes on where it was.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from gpytorch.kernels import MaternKernel
+from torch import Tensor
+from torch.quasirandom import SobolEngine
+
+from botorch_dp.descent.clipping import ClippedMean, Observations
+from botorch_dp.descent.designs import Design, observation_noise
+from botorch_dp.models.gradient import GradientBelief, KernelFactor
+from botorch_dp.models.kernels import kernel_derivatives
+from botorch_dp.objectives import ObjectiveDiagnostics
+from botorch_dp.privacy import (
+    GaussianLoss,
+    Guarantee,
+    PureLoss,
+    Release,
+    exponential_mechanism,
+    gaussian_mechanism,
+    laplace_mechanism,
+    pure_dp_epsilon,
+)
+from botorch_dp.privacy.runs import Run
+from botorch_dp.scores import checked_scores, clipped_sum, grid_levels
+from botorch_dp.space import Choice, Config, Integer, SearchSpace
+from botorch_dp.tuning.gradient_model import GradientModel
+
+if TYPE_CHECKING:
+    from botorch_dp.tuning.private_search import PrivateSearch, SearchPlan
+
+Part = Literal["selection", "clip norm", "gradients", "score"]
+
+#: Configurations asked for at a time: what an interrupted run loses at most.
+_CHUNK = 16
+#: Integers with fewer values than this are chosen like categories: they have no slope.
+_SMOOTH_LEVELS = 8
+#: Of the kernel that infers gradients, and of the stencil in units of it: from, to.
+_LENGTH_SCALE, _RADII = 0.4, (1.5, 0.15)
+#: Half the side of the box that the next location is looked for in: from, to.
+_BOXES = (0.25, 0.05)
+#: Released slopes that are modelled together; older ones are forgotten.
+_LARGEST_MODEL = 600
+#: How often a clip norm is chosen.
+_CLIP_CHOICES = 3
+#: Clip norms to choose from, for losses scaled to [0, 1] over the unit cube.
+_CLIP_NORMS = [2.0 ** (k / 2) for k in range(-10, 9)]
+#: Which part of the gradients may be longer than the clip norm: at least, at most.
+_LONGER = (0.05, 0.5)
+#: The same, in units of the noise's length over the clip norm.
+_PER_NOISE = 4
+
+
+def split_evenly(total: float, count: int) -> float:
+    """The largest number of which ``count`` squares add up to at most ``total^2``, or nearly."""
+    share = total / math.sqrt(count)
+    while count * Fraction(share) ** 2 > Fraction(total) ** 2:
+        share = math.nextafter(share, 0.0)
+    return share
+
+
+class Coordinates:
+    """A space as a descent sees it: numbers that have slopes, and all else, which is chosen."""
+
+    def __init__(self, space: SearchSpace) -> None:
+        self.space = space
+        coarse = [
+            name
+            for name, parameter in space.parameters.items()
+            if isinstance(parameter, Choice)
+            or (isinstance(parameter, Integer) and parameter.high - parameter.low < _SMOOTH_LEVELS)
+        ]
+        self.coarse = tuple(coarse)
+        self.smooth = [
+            columns.start for name, columns in space.columns.items() if name not in coarse
+        ]
+
+    @property
+    def has_coarse(self) -> bool:
+        """Whether there is anything to choose before a descent."""
+        parameters = self.space.parameters
+        return any(len(set(parameters[name].levels(_SMOOTH_LEVELS))) > 1 for name in self.coarse)
+
+    def filling(self, count: int) -> list[Config]:
+        """At most ``count`` different configurations: the middle, then a fixed Sobol sequence."""
+        return self._distinct(count, lambda config: config)
+
+    def categories(self, count: int) -> list[Config]:
+        """The same, with everything that has a slope in the middle of its range."""
+        middle = self.middle()
+        smooth = {name: v for name, v in middle.items() if name not in self.coarse}
+        return self._distinct(count, lambda config: {**config, **smooth})
+
+    def at(self, base: Config, X: Tensor) -> list[Config]:
+        """Configurations at ``b x p`` points of the numbers' cube, all else as in ``base``."""
+        codes = self.space.encode([base]).repeat(len(X), 1)
+        codes[:, self.smooth] = X.double()
+        configs = self.space.decode(codes)
+        return [{**c, **{name: base[name] for name in self.coarse}} for c in configs]
+
+    def positions(self, configs: Sequence[Config]) -> Tensor:
+        """Where configurations lie in the numbers' cube, ``b x p``."""
+        return self.space.encode(configs)[:, self.smooth]
+
+    def middle(self) -> Config:
+        """The middle of every range, in the scale of the models."""
+        return self.space.spread(np.full((1, len(self.space.parameters)), 0.5))[0]
+
+    def _distinct(self, count: int, changed: Callable[[Config], Config]) -> list[Config]:
+        found: dict[tuple[Any, ...], Config] = {}
+        for tried, config in enumerate(self._stream()):
+            config = changed(config)
+            if self.space.satisfies(config):
+                found.setdefault(tuple(config.values()), config)
+            # A finite space may have fewer configurations than wanted.
+            if len(found) == count or (tried >= 64 * count and (found or tried >= 10_000)):
+                break
+        if not found:
+            raise self.space.nothing_allowed(tried + 1)
+        return list(found.values())
+
+    def _stream(self) -> Iterator[Config]:
+        yield self.middle()
+        engine = SobolEngine(len(self.space.parameters), scramble=True, seed=0)
+        while True:
+            yield from self.space.spread(engine.draw(256, dtype=torch.double).numpy())
+
+
+class ScoreTable:
+    """Losses of all records at what was asked for: in [0, 1], small is good. **Sensitive.**"""
+
+    def __init__(
+        self,
+        search: PrivateSearch,
+        run: Run,
+        diagnostics: ObjectiveDiagnostics,
+        tick: Callable[[int], object],
+    ) -> None:
+        self._search, self._run, self._diagnostics = search, run, diagnostics
+        self._tick = tick
+        self._stored: dict[int, dict[str, Any]] = run.items("scores")
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._stored
+
+    def configs(self, number: int) -> list[Config]:
+        """What was asked for under a number."""
+        return list(self._stored[number]["configs"])
+
+    def losses(self, number: int, configs: list[Config] | None = None) -> Tensor:
+        """``b x n`` losses, asked for at most once under each number."""
+        if number not in self._stored:
+            assert configs is not None
+            self._stored[number] = row = {"configs": configs, "losses": self._asked(configs)}
+            self._run.add("scores", number, row)
+        losses: Tensor = self._stored[number]["losses"]
+        self._tick(len(losses))
+        return losses
+
+    def _asked(self, configs: list[Config]) -> Tensor:
+        search = self._search
+        scores = search.record_scores([dict(config) for config in configs])
+        if isinstance(scores, np.ndarray) and scores.dtype.kind in "fiub":
+            scores = torch.from_numpy(np.ascontiguousarray(scores))
+        scores = checked_scores(
+            scores,
+            num_points=len(configs),
+            num_records=search.num_records,
+            name="record_scores",
+        )
+        scores = scores.cpu().double()
+        self._diagnostics.count(scores, search.bounds)
+        low, high = search.bounds
+        worst = low if search.maximize else high
+        within = scores.nan_to_num(nan=worst, posinf=high, neginf=low).clamp(low, high)
+        fractions = ((within - low) / (high - low)).clamp(0.0, 1.0)
+        return 1 - fractions if search.maximize else fractions
+
+
+class Searching:
+    """One run of a search: what is released, in order."""
+
+    def __init__(
+        self, search: PrivateSearch, plan: SearchPlan, run: Run, table: ScoreTable
+    ) -> None:
+        self._search, self._plan, self._run, self._table = search, plan, run, table
+        self._coordinates = search.coordinates
+        self._draws = 0
+
+    def configuration(self) -> Config:
+        """The configuration to publish."""
+        count = self._plan.evaluations.get("selection", 0)
+        if self._plan.route == "selection":
+            return self._chosen(self._coordinates.filling(count))
+        base = self._coordinates.middle()
+        if count:
+            base = self._chosen(self._coordinates.categories(count))
+        return self._descended(base, first=-(-count // _CHUNK))
+
+    def score(self, config: Config) -> tuple[float, float]:
+        """The noisy mean score of a configuration, and the scale of its noise."""
+        search, share = self._search, self._plan.shares["score"]
+        number = 1_000_000_000  # after all others
+        levels, n = grid_levels(search.num_records), search.num_records
+        mechanism: Callable[..., Release[float]] = gaussian_mechanism
+        level: dict[str, float] = {"mu": share}
+        if self._plan.route == "selection":
+            mechanism, level = laplace_mechanism, {"epsilon": share}
+
+        def read() -> float:
+            losses = self._table.losses(number, [config])
+            return clipped_sum(losses[0], (0.0, 1.0), nan_as=1.0)
+
+        def draw(total: float) -> list[float]:
+            seed = self._seed(number)
+            noisy = mechanism(total, sensitivity=levels, unsafe_seed=seed, **level)
+            assert noisy.scale is not None
+            return [noisy.value / (levels * n), noisy.scale / (levels * n)]
+
+        loss, scale = self._released("score", share, draw, read, key="score")
+        fraction = 1 - loss if search.maximize else loss
+        low, high = search.bounds
+        return low + (high - low) * fraction, (high - low) * scale
+
+    def _chosen(self, candidates: list[Config]) -> Config:
+        """One of some configurations, by permute-and-flip."""
+        share = self._plan.shares["selection"]
+
+        def read() -> Tensor:
+            chunks = [candidates[i : i + _CHUNK] for i in range(0, len(candidates), _CHUNK)]
+            losses = (self._table.losses(number, chunk) for number, chunk in enumerate(chunks))
+            rows = itertools.chain.from_iterable(losses)
+            sums = [clipped_sum(row, (0.0, 1.0), nan_as=1.0) for row in rows]
+            return -torch.tensor(sums, dtype=torch.double)
+
+        levels = grid_levels(self._search.num_records)
+        return candidates[self._selected("selection", share, read, levels, key="selection", seed=0)]
+
+    def _descended(self, base: Config, first: int) -> Config:
+        """Follow noisy gradients from the configuration ``base``."""
+        plan, coordinates, n = self._plan, self._coordinates, self._search.num_records
+        dim = len(coordinates.smooth)
+        kernel = MaternKernel(nu=2.5).double()
+        kernel.lengthscale = _LENGTH_SCALE
+        location = coordinates.positions([base]).squeeze(0)
+        derivatives = kernel_derivatives(kernel, like=location)
+        noise = observation_noise(derivatives, location, 0.0)
+        design = Design(
+            radius=_RADII, batch_size=plan.batch_size, max_points=max(2000, plan.batch_size)
+        )
+        box = torch.stack((torch.zeros(dim), torch.ones(dim))).double()
+        observations = Observations(KernelFactor.empty(derivatives, dim))
+        step_mu = split_evenly(plan.shares["gradients"], plan.steps)
+        locations: list[Tensor] = []
+        gradients: list[Tensor] = []
+        stds: list[float] = []
+        clip_norm = math.nan
+        for step in range(plan.steps):
+            number = first + step
+            observations = observations.within(max(0, design.max_points - plan.batch_size))
+            belief = GradientBelief(observations.factor, location, unknown_mean=True)
+            if number in self._table:
+                points = coordinates.positions(self._table.configs(number))
+                factor, kept = observations.factor.extended(points, noise)
+            else:
+                proposal = design.propose(belief, box=box, step=step, steps=plan.steps)
+                points = coordinates.positions(coordinates.at(base, proposal.points))
+                factor, kept = observations.factor.extended(points, noise)
+                points = points[kept]
+                kept = torch.arange(len(kept))
+            configs = coordinates.at(base, points)
+            belief = belief.extended(factor)
+
+            def seen(
+                number: int = number,
+                configs: list[Config] = configs,
+                factor: KernelFactor = factor,
+                kept: Tensor = kept,
+                step: int = step,
+                before: Observations = observations,
+            ) -> Observations:
+                losses = self._table.losses(number, configs)
+                if len(kept) < len(losses):
+                    losses = losses[kept]
+                return before.with_batch(factor, losses, step)
+
+            if step in self._clip_steps():
+                clip_norm = self._clip_norm(seen, belief.weights, step)
+            gradient = self._gradient(seen, belief.weights, clip_norm, step_mu, step)
+            observations = seen()
+            locations.append(location)
+            gradients.append(gradient)
+            stds.append(2 * clip_norm / (n * step_mu))
+            location = self._next(torch.stack(locations), torch.stack(gradients), stds, step)
+        return coordinates.at(base, location.unsqueeze(0))[0]
+
+    def _next(self, X: Tensor, G: Tensor, stds: list[float], step: int) -> Tensor:
+        """Where the Gaussian process on released gradients is smallest, near the best so far."""
+        newest = slice(-max(1, _LARGEST_MODEL // X.shape[-1]), None)
+        X, G, noise = X[newest], G[newest], torch.tensor(stds, dtype=torch.double)[newest]
+        model = GradientModel(X, G, noise)
+        best = X[int(model.mean(X).argmin())]
+        wide, narrow = _BOXES
+        share = step / max(self._plan.steps - 1, 1)
+        return model.minimizer(best, wide * (narrow / wide) ** share)
+
+    def _clip_steps(self) -> list[int]:
+        """Before which steps a clip norm is chosen: gradients change as the stencil shrinks."""
+        return sorted({self._plan.steps * part // _CLIP_CHOICES for part in range(_CLIP_CHOICES)})
+
+    def _clip_norm(self, seen: Callable[[], Observations], weights: Tensor, step: int) -> float:
+        """A clip norm that few enough gradients exceed, by permute-and-flip.
+
+        With a part ``p`` of the gradients longer than ``c``, the bias that clipping brings grows
+        by ``p`` as ``c`` falls, while the noise falls by its ratio to the clip norm: where the two
+        balance, ``p`` is that ratio. Biases of different records cancel in part, so four times
+        that is allowed, but no less than a twentieth and no more than half of the records. Where
+        noise drowns the counts, a public preference for one unit decides.
+        """
+        n = self._search.num_records
+        ratio = self._search.noise_to_clip(self._plan)
+        allowed = round(n * min(_LONGER[1], max(_LONGER[0], _PER_NOISE * ratio)))
+        limits = torch.tensor(_CLIP_NORMS, dtype=torch.double)
+
+        share = split_evenly(self._plan.shares["clip norm"], len(self._clip_steps()))
+        # Counts, and with them all utilities, are integers: no rounding moves them further.
+        preference = (limits.log2().abs() * 2 / pure_dp_epsilon(share)).round()
+
+        def read() -> Tensor:
+            longer = torch.zeros(len(limits), dtype=torch.double)
+            for part in seen().gradients(weights):
+                norms = part.norm(dim=0).nan_to_num(nan=math.inf)
+                longer += (norms.unsqueeze(0) > limits.unsqueeze(-1)).sum(-1)
+            return -(longer - allowed).abs() - preference
+
+        key, seed = f"clip norm {step + 1}", 1_000_000 + step
+        return _CLIP_NORMS[self._selected("clip norm", share, read, 1.0, key=key, seed=seed)]
+
+    def _gradient(
+        self,
+        seen: Callable[[], Observations],
+        weights: Tensor,
+        clip_norm: float,
+        step_mu: float,
+        step: int,
+    ) -> Tensor:
+        """The noisy mean of the clipped gradients, ``p``."""
+        n, dim = self._search.num_records, len(self._coordinates.smooth)
+
+        def read() -> Tensor:
+            mean = ClippedMean(dim, n, clip_norm)
+            for part in seen().gradients(weights):
+                mean.add(part)
+            return mean.value()
+
+        def draw(value: Tensor) -> Tensor:
+            return gaussian_mechanism(
+                value,
+                sensitivity=2 * clip_norm / n,
+                mu=step_mu,
+                unsafe_seed=self._seed(2 + step),
+            ).value
+
+        key = f"gradient {step + 1}"
+        return self._released("gradients", step_mu, draw, read, key=key)
+
+    def _selected(
+        self,
+        part: Part,
+        share: float,
+        read: Callable[[], Tensor],
+        sensitivity: float,
+        *,
+        key: str,
+        seed: int,
+    ) -> int:
+        """The index of a large utility."""
+        epsilon = share if self._plan.route == "selection" else pure_dp_epsilon(share)
+
+        def draw(utilities: Tensor) -> int:
+            return exponential_mechanism(
+                utilities,
+                sensitivity=sensitivity,
+                epsilon=epsilon,
+                method="permute_and_flip",
+                unsafe_seed=self._seed(seed),
+            ).value
+
+        return self._released(part, share, draw, read, key=key)
+
+    def _released(
+        self,
+        part: Part,
+        share: float,
+        draw: Callable[[Any], Any],
+        read: Callable[[], Any],
+        *,
+        key: str,
+    ) -> Any:
+        """What ``draw`` makes of what ``read`` saw, charged before and drawn once."""
+        loss = PureLoss(share) if self._plan.route == "selection" else GaussianLoss(share)
+        price = Guarantee(f"Private search, {part}", self._plan.guarantee.unit, (loss,))
+        if self._search.unsafe_seed is not None:
+            price = price.simulated()
+        return self._run.release(price, draw, read=read, key=key, label=f"private search, {key}")
+
+    def _seed(self, number: int) -> int | None:
+        """One stream for each draw, so that a resumed simulation continues bit for bit."""
+        seed = self._search.unsafe_seed
+        return None if seed is None else (seed << 32) + number
