@@ -1,9 +1,10 @@
 """What a charge costs: ``PrivacyLedger.charge`` against a bare durable SQLite insert.
 
-The target is at most 3 inserts for a charge, in an empty ledger and after 10,000 charges. The
-baseline writes the same numbers into a table without checks, on the same disk, with the settings
-under which a commit survives a power cut (rollback journal, ``synchronous = EXTRA``); a second one
-uses SQLite's defaults (``FULL``), which may lose the last commit with its folder entry.
+The target is at most 3 inserts for a charge, in an empty ledger and after 10,000 charges, and 3 for
+the door (``PrivacyLedger.release`` under a key: claim and charge, then the value), or 4 where
+records are read in between. The baseline writes the same numbers into a table without checks, on
+the same disk, with the settings under which a commit survives a power cut (rollback journal,
+``synchronous = EXTRA``); a second one uses SQLite's defaults (``FULL``), which may lose the last commit with its folder entry.
 
 Run: ``python -m benchmarks.ledger [--folder DISK]``
 """
@@ -11,15 +12,17 @@ Run: ``python -m benchmarks.ledger [--folder DISK]``
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import sqlite3
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
 from benchmarks.common import Ratio, interleaved_ratio, save_results, seconds
 from botorch_dp.privacy import (
+    Guarantee,
     PrivacyBudget,
     PrivacyLedger,
     gaussian_guarantee,
@@ -49,6 +52,14 @@ def bare_insert(path: Path, synchronous: str) -> Callable[[], object]:
     return insert
 
 
+def released(ledger: PrivacyLedger, price: Guarantee, numbers: Iterator[int], reads: bool) -> float:
+    """One number through the door, under a key of its own."""
+    key = f"value {next(numbers)}"
+    if reads:
+        return ledger.release(price, lambda x: x, read=lambda: 1.0, key=key)
+    return ledger.release(price, lambda: 1.0, key=key)
+
+
 def measure(folder: Path) -> dict[str, dict[str, object]]:
     laplace = laplace_guarantee(sensitivity=1.0, epsilon=1e-5)
     gaussian = gaussian_guarantee(sensitivity=1.0, mu=1e-4)
@@ -75,6 +86,17 @@ def measure(folder: Path) -> dict[str, dict[str, object]]:
                     charges += REPEATS + 1
                     print(f"{name}, after {size:>6} charges, synchronous={mode}: {ratios[mode]}")
                 results[f"{name} after {size}"] = {**ratios}
+
+            for words, through in (
+                ("door", partial(released, ledger, guarantee, itertools.count(), False)),
+                (
+                    "door with a reading phase",
+                    partial(released, ledger, guarantee, itertools.count(10**6), True),
+                ),
+            ):
+                ratio = interleaved_ratio(inserts["EXTRA"], through, repeats=REPEATS)
+                print(f"{name}, {words}: {ratio}")
+                results[f"{name} {words}"] = {"EXTRA": ratio}
 
             def reopen(file: Path = path) -> None:
                 PrivacyLedger(file).spent()
