@@ -4,7 +4,8 @@ The target is at most 3 inserts for a charge, in an empty ledger and after 10,00
 the door (``PrivacyLedger.release`` under a key: claim and charge, then the value), or 4 where
 records are read in between. The baseline writes the same numbers into a table without checks, on
 the same disk, with the settings under which a commit survives a power cut (rollback journal,
-``synchronous = EXTRA``); a second one uses SQLite's defaults (``FULL``), which may lose the last commit with its folder entry.
+``synchronous = EXTRA``); a second one uses SQLite's defaults (``FULL``), which may lose the last
+commit with its folder entry.
 
 Run: ``python -m benchmarks.ledger [--folder DISK]``
 """
