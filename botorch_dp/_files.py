@@ -49,7 +49,7 @@ _LINKING_SECONDS = 1.0
 
 @contextmanager
 def atomic_write(
-    path: str | os.PathLike[str], *, binary: bool = False, private: bool = False
+    path: str | os.PathLike[str], *, binary: bool = False, owner_only: bool = False
 ) -> Iterator[IO[Any]]:
     """Open a file that appears under ``path`` only once it is complete and on disk.
 
@@ -58,7 +58,7 @@ def atomic_write(
     Args:
         path: Where the file shall appear; its folder must exist.
         binary: Whether to write bytes instead of text.
-        private: Whether only the owner may read it (mode 0600).
+        owner_only: Whether only the owner may read it (mode 0600).
     """
     target = Path(path)
     descriptor, temporary = tempfile.mkstemp(
@@ -69,7 +69,7 @@ def atomic_write(
             yield file
             file.flush()
             os.fsync(file.fileno())
-        if not private:
+        if not owner_only:
             # mkstemp is for the owner by default: give a public file the mode `open` would.
             umask = os.umask(0)
             os.umask(umask)

@@ -17,7 +17,7 @@ def mode(path: Path) -> int:
 @pytest.mark.parametrize(("private", "expected"), [(True, 0o600), (False, 0o644)])
 def test_atomic_write(tmp_path: Path, private: bool, expected: int) -> None:
     path = tmp_path / "front.json"
-    with atomic_write(path, private=private) as file:
+    with atomic_write(path, owner_only=private) as file:
         file.write("whole")
         assert not path.exists()
     assert path.read_text() == "whole"

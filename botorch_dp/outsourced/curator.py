@@ -256,7 +256,7 @@ class Curator:
             RequestConflict: If the same id asked for another row before.
             QueryLimitReached: If ``max_queries`` are answered.
             BudgetExhausted: If answers are private and the ledger cannot bear another.
-            UnusableAnswer: If NaN or an infinity was measured (and answers are not private).
+            UnusableAnswer: If NaN or an infinity was measured (and answers leave as measured).
         """
         index = self.check_index(index)
         request = uuid.uuid4().hex if request_id is None else check_request_id(request_id)

@@ -321,7 +321,7 @@ class _Journal:
         lines = path.read_text().split("\n") if path.exists() else [""]
         # What follows the last newline is a line that was cut off.
         if lines.pop():
-            with atomic_write(path, private=True) as file:
+            with atomic_write(path, owner_only=True) as file:
                 file.write("".join(f"{line}\n" for line in lines))
         try:
             found, *self.entries = [json.loads(line) for line in lines] or [header]

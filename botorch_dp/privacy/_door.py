@@ -31,7 +31,7 @@ from botorch_dp._files import StateFile, differences, now, pack, unpack
 from botorch_dp.errors import AlreadyReleased, PrivacyError
 
 T = TypeVar("T")
-R = TypeVar("R")
+
 
 _ONCE = "a released value is never changed or removed"
 

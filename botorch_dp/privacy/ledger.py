@@ -22,7 +22,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar
 
 from botorch_dp._files import MEMORY
 from botorch_dp.errors import BudgetExhausted, PrivacyError
@@ -44,7 +44,6 @@ from botorch_dp.privacy.guarantee import Guarantee, NeighboringRelation, Privacy
 from botorch_dp.privacy.losses import ApproximateLoss, PureLoss
 
 T = TypeVar("T")
-R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -210,32 +209,6 @@ class PrivacyLedger:
         stated = _checked_price(guarantee, label, delta)
         with self._file.transaction():
             return _entry(self._append(guarantee, stated, label, delta, None))
-
-    @overload
-    def release(
-        self,
-        price: Guarantee,
-        draw: Callable[[], T],
-        *,
-        key: str | None = None,
-        label: str = "",
-        delta: float | None = None,
-        about: Mapping[str, Any] | None = None,
-        read: None = None,
-    ) -> T: ...
-
-    @overload
-    def release(
-        self,
-        price: Guarantee,
-        draw: Callable[[R], T],
-        *,
-        key: str | None = None,
-        label: str = "",
-        delta: float | None = None,
-        about: Mapping[str, Any] | None = None,
-        read: Callable[[], R],
-    ) -> T: ...
 
     def release(
         self,

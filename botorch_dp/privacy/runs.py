@@ -15,7 +15,7 @@ import sqlite3
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from botorch_dp._files import MEMORY, FileKind, StateFile, differences, now, pack, unpack
 from botorch_dp.errors import PrivacyError
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 T = TypeVar("T")
-R = TypeVar("R")
 
 _NOTICE = (
     "SENSITIVE: this file holds values computed from the records, without noise. Keep it to its "
@@ -129,32 +128,6 @@ class Run:
     def resumed(self) -> bool:
         """Whether the file was there before."""
         return not self._file.created
-
-    @overload
-    def release(
-        self,
-        price: Guarantee,
-        draw: Callable[[], T],
-        *,
-        key: str,
-        label: str = "",
-        delta: float | None = None,
-        about: Mapping[str, Any] | None = None,
-        read: None = None,
-    ) -> T: ...
-
-    @overload
-    def release(
-        self,
-        price: Guarantee,
-        draw: Callable[[R], T],
-        *,
-        key: str,
-        label: str = "",
-        delta: float | None = None,
-        about: Mapping[str, Any] | None = None,
-        read: Callable[[], R],
-    ) -> T: ...
 
     def release(
         self,
