@@ -1,9 +1,9 @@
 """PrivateSearch on five tasks that were not looked at while it was made.
 
-    OMP_NUM_THREADS=1 python -m benchmarks.which_unseen [--full]
+    OMP_NUM_THREADS=1 python -m benchmarks.which_unseen [--full] [--records 300]
 
-Generated records with optima of their own, n = 2,000, delta = 1e-6: ripples and a plateau (of
-``dp_gibo_where``), a heavy-tailed regression (absolute errors, cut at 1), d = 20 with noise in each
+Generated records with optima of their own, n = 2,000 unless said otherwise, delta = 1e-6: ripples
+and a plateau, a heavy-tailed regression (absolute errors, cut at 1), d = 20 with noise in each
 loss, and a space with categories, where the best category is not the first. The rivals have the
 same evaluations, 15 (d + 1): permute-and-flip on space-filling configurations, and DP-GIBO from the
 middle, whose clip norm comes from 200 public records (no categories). Reported is the regret of
@@ -26,7 +26,7 @@ from botorch_dp.privacy import PrivacyBudget, gaussian_mu
 from botorch_dp.space import Choice, Config, Real, SearchSpace
 from botorch_dp.tuning import PrivateSearch
 
-NUM_RECORDS, NUM_PUBLIC, DELTA = 2000, 200, 1e-6
+NUM_PUBLIC, DELTA = 200, 1e-6
 #: Points of the cube and rows to losses.
 Losses = Callable[[Tensor], Tensor]
 DIMS = {"ripples": 6, "plateau": 6, "heavy tails": 8, "noisy losses": 20, "categories": 5}
@@ -65,10 +65,10 @@ def losses_of(name: str, seed: int, count: int, stream: int) -> Losses:
     return losses
 
 
-def measure(name: str, epsilon: float, seed: int) -> dict[str, float]:
+def measure(name: str, epsilon: float, seed: int, num_records: int) -> dict[str, float]:
     """Regret of each method."""
     d = DIMS[name]
-    private = losses_of(name, seed, NUM_RECORDS, 1)
+    private = losses_of(name, seed, num_records, 1)
     public = losses_of(name, seed, NUM_PUBLIC, 2)
     parameters: dict[str, Any] = {f"x{i}": Real(0.0, 1.0) for i in range(d)}
     has_kinds = name == "categories"
@@ -91,7 +91,7 @@ def measure(name: str, epsilon: float, seed: int) -> dict[str, float]:
             bounds=(0.0, 1.0),
             budget=budget,
             evaluations=15 * (d + 1),
-            num_records=NUM_RECORDS,
+            num_records=num_records,
             unsafe_seed=seed,
         )
         return search.run().config.value
@@ -117,13 +117,14 @@ def measure(name: str, epsilon: float, seed: int) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--full", action="store_true", help="10 seeds instead of 3")
+    parser.add_argument("--records", type=int, default=2000)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     seeds = range(10 if arguments.full else 3)
     results: dict[str, Any] = {}
     for name in tqdm(DIMS, desc="tasks"):
         for epsilon in (0.3, 1.0, 3.0):
-            rows = [measure(name, epsilon, seed) for seed in seeds]
+            rows = [measure(name, epsilon, seed, arguments.records) for seed in seeds]
             for method in rows[0]:
                 interval = mean_interval([row[method] for row in rows])
                 results.setdefault(name, {}).setdefault(method, {})[f"{epsilon:g}"] = interval
@@ -132,8 +133,10 @@ def main() -> None:
         for method, levels in methods.items():
             cells = " / ".join(f"{i.mean:.2f} ± {i.high - i.mean:.2f}" for i in levels.values())
             print(f"  {method}: {cells}")
-    sizes = {"seeds": len(seeds), "records": NUM_RECORDS, "reduced": not arguments.full}
-    save_results("which_unseen", {"sizes": sizes, "delta": DELTA, "regret": results})
+    sizes = {"seeds": len(seeds), "records": arguments.records, "reduced": not arguments.full}
+    save_results(
+        f"which_unseen_{arguments.records}", {"sizes": sizes, "delta": DELTA, "regret": results}
+    )
 
 
 if __name__ == "__main__":

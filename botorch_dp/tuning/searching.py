@@ -58,6 +58,8 @@ _LARGEST_MODEL = 600
 _CLIP_CHOICES = 3
 #: Clip norms to choose from, for losses scaled to [0, 1] over the unit cube.
 _CLIP_NORMS = [2.0 ** (k / 2) for k in range(-10, 9)]
+#: What an octave away from one costs, in units of the noise of the counts.
+_PREFERENCE = 2.0
 #: Which part of the gradients may be longer than the clip norm: at least, at most.
 _LONGER = (0.05, 0.5)
 #: The same, in units of the noise's length over the clip norm.
@@ -337,7 +339,7 @@ class Searching:
 
         share = split_evenly(self._plan.shares["clip norm"], len(self._clip_steps()))
         # Counts, and with them all utilities, are integers: no rounding moves them further.
-        preference = (limits.log2().abs() * 2 / pure_dp_epsilon(share)).round()
+        preference = (_PREFERENCE * limits.log2().abs() / pure_dp_epsilon(share)).round()
 
         def read() -> Tensor:
             longer = torch.zeros(len(limits), dtype=torch.double)
