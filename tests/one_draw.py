@@ -86,6 +86,8 @@ class OneDraw(ABC):
     draws = 1
     #: Whether runs are continued through a file.
     has_checkpoint = True
+    #: Which of a run's writes are cut off: each, or each so many of a long run.
+    every = 1
 
     @abstractmethod
     def make(self, ledger: PrivacyLedger | None) -> Any:
@@ -197,7 +199,7 @@ class OneDraw(ABC):
         disk = Disk(monkeypatch)
         for fresh in (False, True):
             commits = self._commits(tmp_path / f"dry{fresh}", disk)
-            for at in range(1, commits + 1):
+            for at in range(1, commits + 1, self.every):
                 folder = tmp_path / f"{fresh}{at}"
                 folder.mkdir()
                 with PrivacyLedger(folder / "a.ledger", PLENTY) as ledger:
@@ -219,7 +221,7 @@ class OneDraw(ABC):
         self._needs_checkpoint()
         disk = Disk(monkeypatch)
         commits = self._commits(tmp_path / "dry", disk)
-        for at in range(1, commits + 1):
+        for at in range(1, commits + 1, self.every):
             folder = tmp_path / str(at)
             folder.mkdir()
 

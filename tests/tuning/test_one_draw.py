@@ -62,6 +62,7 @@ class TestSelection(_Searches):
 class TestDescent(_Searches):
     budget, dim, evaluations = PrivacyBudget(50.0, 1e-3), 4, 26
     draws = 9  # three clip norms, five gradients, the score
+    every = 5  # of thirty-odd, which are three or four to a draw
 
 
 @pytest.mark.parametrize("suite", [TestSelection, TestDescent])
