@@ -195,10 +195,10 @@ def plot(outcomes: dict[str, Outcomes]) -> None:
     axes = [axes] if len(outcomes) == 1 else list(axes)
     # Of the three distributions, geometric repetitions are drawn: the others are in the table.
     hidden = {"private random search, logarithmic", "private random search, Poisson"}
-    marks = "osv^Dd*PX"
+    marks = "osv^Dd*PXh>"
     for axis, outcome in zip(axes, outcomes.values(), strict=True):
         shown = [name for name in SEARCHES if name not in hidden]
-        for number, (name, mark) in enumerate(zip(shown, marks, strict=False)):
+        for number, (name, mark) in enumerate(zip(shown, marks[: len(shown)], strict=True)):
             intervals = [outcome.regret(name, f"{e:g}") for e in outcome.epsilons]
             shift = 1.035 ** (number - len(shown) / 2)  # so that bars do not hide each other
             axis.errorbar(
@@ -207,10 +207,10 @@ def plot(outcomes: dict[str, Outcomes]) -> None:
                 yerr=[min(i.high - i.mean, 9.0) for i in intervals],
                 marker=mark,
                 markersize=5,
-                linewidth=1.3,
+                linewidth=3.0 if name == "PrivateSearch" else 1.3,
                 elinewidth=0.7,
                 label=name,
-                color=f"C{number}",
+                color="black" if name == "PrivateSearch" else f"C{number}",
             )
         references = {RANDOM: ":", "middle of the box": "-.", "GP-UCB, not private": "--"}
         for name, style in references.items():
@@ -238,7 +238,7 @@ def plot(outcomes: dict[str, Outcomes]) -> None:
         "permute-and-flip and geometric random search. release_choice is conditional on a "
         "Gaussian-process prior, all others are proven.\n"
         f"Mean over {seeds} seeds with 95% intervals; linear below .05. Finite sets have "
-        f"{NUM_CHOICES} public points. Simulated noise: the figure is not private.",
+        f"{NUM_CHOICES} public points. Simulated noise: nothing is promised for the figure.",
         ha="center",
         fontsize=8,
     )
