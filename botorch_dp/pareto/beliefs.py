@@ -44,8 +44,11 @@ SMALLEST_ERROR = 1e-3
 _FIT_TOLERANCE = 1e-6
 #: Points predicted at once: the joint covariance that comes along costs their square.
 _CHUNK = 256
-#: Seconds after which somebody waiting for a proposal should be told what takes so long.
-_SLOW = 10.0
+#: Seconds that an oracle may take for the candidates of one step of a proposal. Then whoever waits
+#: is told what takes so long, and the proposal goes on with the candidates it has.
+_SLOW = 5.0
+#: Candidates that even the slowest oracle is asked about.
+_FEWEST = 32
 
 
 @dataclass(frozen=True)
@@ -214,36 +217,45 @@ class KnownObjectives:
         unknown = {k: c for k, c in zip(keys, configs, strict=True) if k not in self._rows}
         if unknown:
             epsilons = self._epsilons(list(unknown.values()))
-            for (key, config), epsilon in zip(unknown.items(), epsilons, strict=True):
+            for (key, config), epsilon in zip(unknown.items(), epsilons, strict=False):
                 self._rows[key] = self._row(config, epsilon)
             self._warn_of_failures()
-        rows = [self._rows[key] for key in keys]
+        # What a slow oracle was not asked about is not proposed now, and not remembered.
+        nothing = (math.nan,) * len(self.columns)
+        rows = [self._rows.get(key, nothing) for key in keys]
         return torch.tensor(rows, dtype=torch.double).reshape(len(rows), len(self.columns))
 
     def _epsilons(self, configs: list[Config]) -> list[list[float]]:
+        """The epsilons of all configs, or of the first ones if asking takes too long."""
         if not self._with_epsilon:
             return [[] for _ in configs]
         start = time.monotonic()
-        epsilons = self._epsilon_bounds(configs)
+        epsilons = self._epsilon_bounds(configs, deadline=start + _SLOW)
         seconds = time.monotonic() - start
         if seconds > _SLOW and not self._warned_of_time:
             self._warned_of_time = True
             warnings.warn(
-                f"The privacy oracle took {seconds:.0f} s for {len(configs)} candidates. Give the "
-                "problem a `privacy_batch`, or the study fewer `candidates` or "
-                "`privacy_model='gp'`.",
+                f"The privacy oracle took {seconds:.0f} s for {len(epsilons)} of {len(configs)} "
+                "candidates, so the study goes on with those; what it proposes then depends on "
+                "the machine's speed. Give the problem a `privacy_batch`, or the study fewer "
+                "`candidates` or `privacy_model='gp'`.",
                 stacklevel=2,
             )
         return [[epsilon] for epsilon in epsilons]
 
-    def _epsilon_bounds(self, configs: list[Config]) -> list[float]:
+    def _epsilon_bounds(self, configs: list[Config], *, deadline: float) -> list[float]:
         if self._problem.privacy_batch is not None:
             try:
                 return self._problem.epsilon_bounds(configs)
             except Exception as error:
                 # One config can spoil a batch, and only its own epsilon shall be missing.
                 self._count("privacy_batch", error)
-        return [self._or_nan("privacy", self._epsilon_once, config) for config in configs]
+        epsilons: list[float] = []
+        for config in configs:
+            if len(epsilons) >= _FEWEST and time.monotonic() > deadline:
+                break
+            epsilons.append(self._or_nan("privacy", self._epsilon_once, config))
+        return epsilons
 
     def _epsilon_once(self, config: Config) -> float:
         key = tuple(config.values())
