@@ -35,8 +35,8 @@ import numpy as np
 from botorch_dp.privacy._distributions import Atoms, Losses
 
 #: Share of delta that may be given up at infinity, and the one that other windows may add.
-_TAIL_SHARE = 1e-5
-_LOG_WINDOW_SHARE = 9.0
+_TAIL_SHARE = 1e-6
+_LOG_WINDOW_SHARE = 14.0
 #: What rounding may get wrong in an epsilon, relatively.
 _ROUNDING = 1e-13
 #: The frequencies reach this many standard deviations of the smoothing Gaussian's transform.
