@@ -25,7 +25,7 @@ def test_readme_snippets_run_as_printed(
 
 
 def test_readme_has_a_snippet_for_each_job() -> None:
-    assert len(SNIPPETS) == 4
+    assert len(SNIPPETS) == 5
     assert all(snippet.count("\n") <= 14 for snippet in SNIPPETS)
 
 
