@@ -12,6 +12,8 @@ resumes, a query log. What holds for all of them:
   resolved.
 * *An exclusive file has one holder*, by a lock on the file itself, which the system drops when the
   process ends, however it ends. A forked child is another process.
+* *Locks are tried before they are trusted.* On a network file system without a lock service they
+  may be granted to everybody; then no file is opened (:func:`_check_locks`).
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import hashlib
 import json
 import os
 import sqlite3
+import struct
 import tempfile
 import threading
 import time
@@ -36,6 +39,11 @@ import numpy as np
 
 from botorch_dp.errors import PrivacyError
 
+try:
+    import fcntl
+except ImportError:  # Windows, where what is locked cannot be opened
+    fcntl = None  # type: ignore[assignment]
+
 #: Only the owner reads and writes.
 OWNER_ONLY = 0o600
 MEMORY = ":memory:"
@@ -45,6 +53,19 @@ BUSY_SECONDS = 60.0
 POLL_SECONDS = 5e-4
 #: A file that is just being linked into place has two names for a moment.
 _LINKING_SECONDS = 1.0
+#: Where SQLite locks a file, and for how many bytes; the byte after is where we hold it alone.
+_LOCK_BYTE, _LOCK_BYTES = 0x40000000, 512
+#: Locks that belong to descriptors, where the system has them (Linux).
+_OF_DESCRIPTORS: int | None = getattr(fcntl, "F_OFD_SETLK", None)
+#: Mount options with which locks do not leave the machine, for file systems that others may share.
+_LOCAL_LOCKS = {
+    "nfs": ("nolock", "local_lock=all", "local_lock=posix"),
+    "cifs": ("nobrl",),
+    "smb3": ("nobrl",),
+    "lustre": ("localflock",),
+}
+#: Devices whose locks were tried in this process.
+_LOCKS_WORK: set[int] = set()
 
 
 @contextmanager
@@ -281,6 +302,10 @@ class StateFile:
         """Whether :meth:`close` was called."""
         return self._closed
 
+    def __del__(self) -> None:
+        with suppress(Exception):
+            self.close()
+
     def close(self) -> None:
         """Release the file. What was committed stays."""
         with self.lock:
@@ -386,6 +411,7 @@ class StateFile:
         if not path.parent.is_dir():
             raise self.error(f"The folder {path.parent} does not exist: create it first.")
         # mkstemp creates the file exclusively and with mode 0600 before SQLite sees it.
+        _check_locks(path.parent, self.error)
         descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         os.close(descriptor)
         try:
@@ -472,6 +498,7 @@ class StateFile:
         if not os.access(path, os.R_OK | os.W_OK) or not os.access(os.path.dirname(path), os.W_OK):
             raise self._read_only()
         self._checked_identity()
+        _check_locks(Path(path).parent, self.error)
         if self._exclusive:
             self._take_lock()
         connection = _connect(Path(path).as_uri() + "?mode=rw")
@@ -499,17 +526,13 @@ class StateFile:
 
     def _take_lock(self) -> None:
         """Hold the file alone. The lock belongs to the inode, whatever name it was opened by."""
-        import fcntl  # here, because not every system has it
-
-        holder = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(holder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        holder = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        if not _locked(holder, _LOCK_BYTE + _LOCK_BYTES, 1):
             os.close(holder)
             raise self.error(
                 f"The {self.kind.name} {self.path} is in use: only one process, and one object in "
                 "it, may hold it. Wait for it to end, close it, or choose another path."
-            ) from None
+            )
         self._holder = holder
 
     def _drop_lock(self) -> None:
@@ -525,6 +548,76 @@ class StateFile:
             _INHERITED.append(self._connection)
             self._connection = None
         self._drop_lock()
+
+
+def _locked(descriptor: int, start: int, size: int) -> bool:
+    """Lock some bytes of a file for this descriptor and its copies in forks; False if others do.
+
+    SQLite's own locks belong to processes: they would not keep apart two objects in one, and a
+    fork would drop none of them. Those of descriptors exclude them as well as each other.
+    """
+    try:
+        if _OF_DESCRIPTORS is not None:
+            request = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, start, size, 0)
+            fcntl.fcntl(descriptor, _OF_DESCRIPTORS, request)
+        else:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    return True
+
+
+def _check_locks(folder: Path, error: Callable[[str], Exception]) -> None:
+    """Raise if two handles of one file in this folder would not exclude each other.
+
+    One handle is SQLite's, so that what is tried is what will be used; the other one asks the
+    system for the same bytes. Where the system has no locks of descriptors (outside of Linux), two
+    descriptors try each other instead.
+    """
+    device = os.stat(folder).st_dev
+    if fcntl is None or device in _LOCKS_WORK:
+        return
+    reason = _locks_locally(device)
+    if reason is None:
+        # Aside: closing a descriptor drops all locks of this process on the file.
+        descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=".locks.")
+        other = os.open(temporary, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            with closing(_connect(Path(temporary).as_uri() + "?mode=rw")) as connection:
+                connection.execute("BEGIN EXCLUSIVE")
+                if _OF_DESCRIPTORS is not None and _locked(other, _LOCK_BYTE, _LOCK_BYTES):
+                    reason = "SQLite's locks are granted to everybody"
+            held = _locked(descriptor, _LOCK_BYTE, 1)
+            if reason is None and (not held or _locked(other, _LOCK_BYTE, 1)):
+                reason = "locks are granted to everybody or to nobody"
+        finally:
+            os.close(descriptor)
+            os.close(other)
+            os.unlink(temporary)
+    if reason is not None:
+        raise error(
+            f"The folder {folder} cannot keep a file that several processes may open: {reason}, so "
+            "that two of them could write at once and lose what was acknowledged. Nothing was "
+            "written. Use a local disk, or mount the file system with a lock service."
+        )
+    _LOCKS_WORK.add(device)
+
+
+def _locks_locally(device: int) -> str | None:
+    """Why locks on this device are unknown to other machines, as far as Linux says so."""
+    try:
+        with open("/proc/self/mountinfo") as file:
+            mounts = [line.split() for line in file]
+    except OSError:
+        return None
+    for mount in mounts:
+        if mount[2] != f"{os.major(device)}:{os.minor(device)}":
+            continue
+        kind, options = mount[mount.index("-") + 1], mount[-1].split(",")
+        for option in _LOCAL_LOCKS.get("nfs" if kind.startswith("nfs") else kind, ()):
+            if option in options:
+                return f"its {kind} file system is mounted with {option!r}"
+    return None
 
 
 def _connect(database: str) -> sqlite3.Connection:
