@@ -6,6 +6,7 @@ Only public parameters pass through here; the values of a private tensor never r
 from __future__ import annotations
 
 import math
+import os
 from numbers import Integral, Real
 from typing import TYPE_CHECKING
 
@@ -74,6 +75,19 @@ def check_interval(name: str, value: object) -> tuple[float, float]:
     if not low < high:
         raise ValueError(f"`{name}` needs low < high, got ({low}, {high}).")
     return low, high
+
+
+def check_path(name: str, value: object) -> str | os.PathLike[str]:
+    """Return ``value``, or raise if no file can have it as its path."""
+    if not isinstance(value, str | os.PathLike) or not isinstance(os.fspath(value), str):
+        raise TypeError(f"`{name}` must be a path, got {type(value).__name__}.")
+    try:
+        written = os.fsencode(value)
+    except UnicodeError:
+        written = b"\0"
+    if not written or b"\0" in written:
+        raise ValueError(f"`{name}` must be a path without null characters, got {value!r}.")
+    return value
 
 
 def check_tensor(

@@ -61,7 +61,7 @@ class CuratorClient:
     Example:
         >>> remote = CuratorClient("http://127.0.0.1:8765", token="a-long-shared-secret")
         >>> modeler = Modeler(remote.dataset().value, delta=0.1)
-        >>> history = modeler.run(remote.query, steps=50, checkpoint="search.jsonl")
+        >>> history = modeler.run(remote.query, steps=50, checkpoint="search.run")
     """
 
     def __init__(

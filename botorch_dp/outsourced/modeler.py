@@ -6,15 +6,12 @@ unlike in the other rooms, hyper-parameters may be learned from the data.
 
 from __future__ import annotations
 
-import hashlib
 import inspect
-import json
 import math
 import os
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,12 +26,13 @@ from botorch_dp._checks import (
     check_finite,
     check_integer,
     check_nonnegative,
+    check_path,
     check_positive,
     check_tensor,
 )
-from botorch_dp._files import OWNER_ONLY, atomic_write
 from botorch_dp.acquisition import UCBSchedule
 from botorch_dp.models import FiniteSetGP
+from botorch_dp.privacy.runs import Run, fingerprint
 
 #: Fewer answers than this say too little about a length-scale.
 _FEWEST_TO_LEARN_FROM = 4
@@ -68,7 +66,7 @@ class Modeler:
         >>> modeler = Modeler(Z, kernel=RBFKernel(), noise_std=0.1, delta=0.1)
         >>> index = modeler.ask()
         >>> modeler.tell(index, curator.query(index))
-        >>> history = modeler.run(curator.query, steps=50, checkpoint="search.jsonl")
+        >>> history = modeler.run(curator.query, steps=50, checkpoint="search.run")
     """
 
     def __init__(
@@ -101,7 +99,8 @@ class Modeler:
             check_positive("noise_std", noise_std)
         assert noise_std is not None
         self._gp = FiniteSetGP(Z, kernel=kernel, noise_variance=noise_std**2)
-        self._journal: _Journal | None = None
+        self._run: Run | None = None
+        self._entries = 0
 
     @property
     def mean(self) -> Tensor:
@@ -125,9 +124,9 @@ class Modeler:
         if self._open is None:
             beta = self.schedule(len(self.history) + 1)
             index = int(self._gp.upper_confidence_bound(beta).argmax())
-            self._open = (index, uuid.uuid4().hex)
-            if self._journal is not None:
-                self._journal.append({"index": index, "request_id": self._open[1]})
+            request = uuid.uuid4().hex
+            self._keep({"index": index, "request_id": request})
+            self._open = (index, request)
         return self._open[0]
 
     def tell(self, index: int, y: float) -> None:
@@ -139,8 +138,7 @@ class Modeler:
         """
         check_integer("index", index, at_least=0, at_most=len(self.Z) - 1)
         y = check_finite("y", y)
-        if self._journal is not None:
-            self._journal.append({"index": index, "y": y})
+        self._keep({"index": index, "y": y})
         self._open = None
         self._learn(index, y)
 
@@ -148,23 +146,37 @@ class Modeler:
         """Learn what a file holds, an open question included, and keep all that comes in it.
 
         :meth:`run` does it with its ``checkpoint``; call it yourself before :meth:`ask` and
-        :meth:`tell`. The file is created if there is none, and belongs to one data set.
+        :meth:`tell`. The file is created if there is none, belongs to one data set, and is held
+        until :meth:`close`.
         """
-        path = Path(checkpoint)
-        if self._journal is not None and self._journal.path == path:
+        path = os.path.realpath(check_path("checkpoint", checkpoint))
+        if self._run is not None and self._run.path == path:
             return
-        if self._journal is not None or self.history or self._open is not None:
+        if self._run is not None or self.history or self._open is not None:
             raise ValueError(
-                f"`checkpoint` {path.name!r} must be given before the first question is asked."
+                f"`checkpoint` {os.path.basename(path)!r} must be given before the first question "
+                "is asked."
             )
-        journal = _Journal(path, self.Z)
-        for entry in journal.entries:
+        settings = {"rows": list(self.Z.shape), "fingerprint of the rows": fingerprint(self.Z)}
+        run = Run(path, what="an outsourced search", settings=settings)
+        for entry in run.items("entry").values():
             if "y" in entry:
                 self._learn(entry["index"], entry["y"])
                 self._open = None
             else:
                 self._open = (entry["index"], entry["request_id"])
-        self._journal = journal
+            self._entries += 1
+        self._run = run
+
+    def close(self) -> None:
+        """Let go of the checkpoint; nothing can be asked or told afterwards."""
+        if self._run is not None:
+            self._run.close()
+
+    def _keep(self, entry: dict[str, Any]) -> None:
+        if self._run is not None:
+            self._run.add("entry", self._entries, entry)
+            self._entries += 1
 
     def run(
         self,
@@ -308,39 +320,3 @@ def _first_guess(Z: Tensor) -> Kernel:
     kernel = RBFKernel(ard_num_dims=Z.shape[1]).to(Z)
     kernel.lengthscale = 0.25 * math.sqrt(Z.shape[1]) * _box(Z)[1]
     return kernel
-
-
-class _Journal:
-    """JSON lines, each on disk before the next step; a line cut off by a kill is dropped."""
-
-    def __init__(self, path: Path, Z: Tensor) -> None:
-        self.path = path
-        data = Z.detach().to("cpu", torch.double).contiguous()
-        digest = hashlib.sha256(data.numpy().tobytes()).hexdigest()
-        header = {"journal": "botorch_dp modeler", "rows": list(Z.shape), "sha256": digest}
-        lines = path.read_text().split("\n") if path.exists() else [""]
-        # What follows the last newline is a line that was cut off.
-        if lines.pop():
-            with atomic_write(path, owner_only=True) as file:
-                file.write("".join(f"{line}\n" for line in lines))
-        try:
-            found, *self.entries = [json.loads(line) for line in lines] or [header]
-        except ValueError:
-            raise ValueError(
-                f"`checkpoint` {path.name!r} is damaged or no search's file."
-            ) from None
-        if found != header:
-            raise ValueError(
-                f"`checkpoint` {path.name!r} belongs to another released data set; give this run "
-                "a file of its own."
-            )
-        if not lines:
-            self.append(header)
-
-    def append(self, entry: dict[str, Any]) -> None:
-        descriptor = os.open(self.path, os.O_APPEND | os.O_CREAT | os.O_WRONLY, OWNER_ONLY)
-        try:
-            os.write(descriptor, (json.dumps(entry) + "\n").encode())
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -49,7 +49,7 @@ class TestOutsourcing:
                 done = subprocess.run(
                     [
                         *(SCRIPT, "modeler", f"http://127.0.0.1:{port}", "--steps", str(steps)),
-                        *("--checkpoint", "search.jsonl", "--quiet", "--json"),
+                        *("--checkpoint", "search.run", "--quiet", "--json"),
                     ],
                     cwd=tmp_path,
                     env=environment,

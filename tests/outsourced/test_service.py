@@ -330,7 +330,7 @@ def test_status_says_what_answers_promise() -> None:
 
 def test_a_restart_loses_neither_count_nor_search(tmp_path: Path) -> None:
     port = free_port()
-    checkpoint, log = tmp_path / "search.jsonl", tmp_path / "log.sqlite"
+    checkpoint, log = tmp_path / "search.run", tmp_path / "log.sqlite"
     house = make_curator(log=log, max_queries=8)
     rows = house.dataset.value
 
@@ -340,11 +340,14 @@ def test_a_restart_loses_neither_count_nor_search(tmp_path: Path) -> None:
         return modeler
 
     with serving(house, port=port) as url:
-        search().run(CuratorClient(url, token=TOKEN).query, steps=3)
+        first = search()
+        first.run(CuratorClient(url, token=TOKEN).query, steps=3)
+        first.close()
     gone = search()
     assert len(gone.history) == 3
     with pytest.raises(ConnectionError, match="No answer"):
         gone.run(CuratorClient(url, token=TOKEN, patience=0.3).query, steps=8)
+    gone.close()
     house.close()
     with serving(make_curator(log=log, max_queries=8), port=port) as url:
         history = search().run(CuratorClient(url, token=TOKEN).query, steps=8)
