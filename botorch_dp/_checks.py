@@ -13,16 +13,24 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
+#: The most that a number alone may ask for; what the caller holds in memory may be larger.
+LARGEST_BYTES = 2**33
+LARGEST_COUNT = 10**9
 
-def _as_real(name: str, value: object) -> float:
+
+def check_real(name: str, value: object) -> float:
+    """Return ``value`` as a float, which may be infinite or NaN, or raise if it is no number."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"`{name}` must be a real number, got {type(value).__name__}.")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"`{name}` must be at most 1.8e308 in size, got more.") from None
 
 
 def check_finite(name: str, value: object) -> float:
     """Return ``value`` as a float, or raise if it is not a finite real number."""
-    number = _as_real(name, value)
+    number = check_real(name, value)
     if not math.isfinite(number):
         raise ValueError(f"`{name}` must be finite, got {number}.")
     return number
@@ -30,7 +38,7 @@ def check_finite(name: str, value: object) -> float:
 
 def check_positive(name: str, value: object, *, allow_inf: bool = False) -> float:
     """Return ``value`` as a float, or raise if it is not positive (and finite unless allowed)."""
-    number = _as_real(name, value)
+    number = check_real(name, value)
     if not number > 0 or (math.isinf(number) and not allow_inf):
         kind = "positive" if allow_inf else "positive and finite"
         raise ValueError(f"`{name}` must be {kind}, got {number}.")
@@ -47,7 +55,7 @@ def check_nonnegative(name: str, value: object) -> float:
 
 def check_delta(name: str, value: object, *, allow_zero: bool = False) -> float:
     """Return ``value`` as a float, or raise if it is not a failure probability in (0, 1)."""
-    number = _as_real(name, value)
+    number = check_real(name, value)
     if not (0 < number < 1 or (allow_zero and number == 0)):
         bracket = "[0, 1)" if allow_zero else "(0, 1)"
         raise ValueError(f"`{name}` must lie in {bracket}, got {number}.")
@@ -63,8 +71,32 @@ def check_integer(
     number = int(value)
     if number < at_least or (at_most is not None and number > at_most):
         limits = f"at least {at_least}" if at_most is None else f"from {at_least} to {at_most}"
-        raise ValueError(f"`{name}` must be {limits}, got {number}.")
+        raise ValueError(f"`{name}` must be {limits}, got {shown(number)}.")
     return number
+
+
+def shown(number: int) -> str:
+    """An integer for a message: Python refuses to write down very long ones."""
+    return str(number) if abs(number) < 10**24 else f"one of {number.bit_length()} bits"
+
+
+def check_count(name: str, value: object, *, at_least: int = 1) -> int:
+    """As :func:`check_integer`, for what is done one after the other: at most a billion."""
+    number = check_integer(name, value, at_least=at_least)
+    if number > LARGEST_COUNT:
+        raise ValueError(
+            f"`{name}` = {shown(number)} would never end: ask for at most {LARGEST_COUNT:,}."
+        )
+    return number
+
+
+def check_size(name: str, value: int, size: int) -> None:
+    """Raise if an argument asks for arrays of ``size`` bytes that no machine would hold."""
+    if size > LARGEST_BYTES:
+        raise ValueError(
+            f"`{name}` = {shown(value)} asks for arrays of {size / 2**30:.3g} GiB, more than "
+            f"{LARGEST_BYTES / 2**30:g} GiB: ask for less."
+        )
 
 
 def check_interval(name: str, value: object) -> tuple[float, float]:

@@ -23,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from botorch_dp._arguments import checked
 from botorch_dp._checks import check_integer
 from botorch_dp._files import atomic_write
 from botorch_dp.training import TrainTest
@@ -42,6 +43,7 @@ class DatasetUnavailable(RuntimeError):
     """A data set is not on this machine and cannot be downloaded; the message says what to do."""
 
 
+@checked
 def adult(*, dtype: torch.dtype = torch.float32) -> TrainTest:
     """Adult in LIBSVM's 123 binary features, split as in the DPareto experiments.
 
@@ -58,6 +60,7 @@ def adult(*, dtype: torch.dtype = torch.float32) -> TrainTest:
     return _split(X[~test], y[~test], X[test], y[test], dtype)
 
 
+@checked
 def mnist(*, dtype: torch.dtype = torch.float32) -> TrainTest:
     """MNIST digits as 784 pixels in [0, 1]; 60,000 train, 10,000 test.
 
@@ -69,6 +72,7 @@ def mnist(*, dtype: torch.dtype = torch.float32) -> TrainTest:
     return _split(train, arrays["y_train"], test, arrays["y_test"], dtype)
 
 
+@checked
 def breast_cancer(
     *, test_share: float = 0.3, seed: int = 0, dtype: torch.dtype = torch.float32
 ) -> TrainTest:
@@ -81,6 +85,7 @@ def breast_cancer(
     return _shuffled(X, y, test_share, seed, dtype)
 
 
+@checked
 def digits(
     *, test_share: float = 0.3, seed: int = 0, dtype: torch.dtype = torch.float32
 ) -> TrainTest:
@@ -118,6 +123,7 @@ def _shuffled(
     return _split(X[order[:cut]], y[order[:cut]], X[order[cut:]], y[order[cut:]], dtype)
 
 
+@checked
 def load_arrays(
     name: str,
     file: str,
@@ -158,6 +164,7 @@ def load_arrays(
     return arrays
 
 
+@checked
 def cache_folder() -> Path:
     """Where downloads are kept: ``BOTORCH_DP_CACHE`` or ``~/.cache/botorch_dp``."""
     chosen = os.environ.get("BOTORCH_DP_CACHE")
@@ -171,6 +178,7 @@ def _read_archive(path: Path) -> Arrays:
         return dict(archive)
 
 
+@checked
 def fingerprint(arrays: Arrays) -> str:
     """SHA-256 of all arrays by name, each with its rows sorted."""
     digest = hashlib.sha256()
@@ -194,6 +202,7 @@ def _checked(name: str, arrays: Arrays, expected: str, path: Path | None) -> Arr
     return kept
 
 
+@checked
 def download(url: str) -> bytes:
     """The bytes behind a public address."""
     with urllib.request.urlopen(url, timeout=60) as response:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from botorch_dp._arguments import checked
 from botorch_dp._checks import check_integer, check_interval, check_positive, check_tensor
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import (
@@ -105,6 +106,7 @@ class Evaluations(NamedTuple):
     Yvar: Tensor
 
 
+@checked
 @dataclass
 class ObjectiveDiagnostics:
     """**Sensitive.** How many scores were outside the bounds, over all evaluations.
@@ -127,6 +129,7 @@ class ObjectiveDiagnostics:
         return "ObjectiveDiagnostics(sensitive: read .num_below, .num_above, .num_nan)"
 
 
+@checked
 @dataclass(frozen=True)
 class ObjectivePlan:
     """Public facts about evaluations that have not been made: their price and their noise.
@@ -191,6 +194,7 @@ def one_column_warning(name: str) -> str:
     )
 
 
+@checked
 class PrivateObjective:
     r"""A mean of per-record scores, released with Gaussian noise at each evaluation.
 

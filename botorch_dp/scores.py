@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from botorch_dp._arguments import checked
 from botorch_dp._checks import check_integer, check_positive, check_tensor
 from botorch_dp.errors import PrivacyError
 from botorch_dp.space import SearchSpace
@@ -125,6 +126,7 @@ _NO_MEANS = {
 }
 
 
+@checked
 def per_record_scores(
     estimator: Any,
     space: SearchSpace,
@@ -161,6 +163,7 @@ def per_record_scores(
     return EstimatorScores(estimator, space, train, validation, loss)
 
 
+@checked
 class EstimatorScores:
     """Losses of single records for configurations of an estimator: :func:`per_record_scores`."""
 
@@ -295,6 +298,7 @@ def _not_finite(X: Any, num_records: int) -> NDArray[np.bool_] | None:
     return np.asarray(~np.isfinite(X.reshape(num_records, -1)).all(-1))
 
 
+@checked
 @dataclass(frozen=True)
 class PerRecordReport:
     """What :func:`check_per_record` compared, without finding a dependence.
@@ -321,6 +325,7 @@ class PerRecordReport:
         )
 
 
+@checked
 def check_per_record(
     make_scores: Callable[[Records], PerRecordLosses],
     records: Records,

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from scipy.stats import truncnorm
 from torch import Tensor
 
+from botorch_dp._arguments import checked
 from botorch_dp._checks import check_finite, check_integer, check_positive
 
 #: Values of all parameters by name, as the user's functions get them.
@@ -38,6 +39,7 @@ _DIGITS = 9
 _VAIN_DRAWS = 10_000
 
 
+@checked
 @dataclass(frozen=True)
 class ShiftedExponential:
     """Density proportional to ``exp(-rate (x - shift))`` within the parameter's range [Avent2020].
@@ -63,6 +65,7 @@ class ShiftedExponential:
         return start - np.log1p(-u * mass) / self.rate
 
 
+@checked
 @dataclass(frozen=True)
 class TruncatedNormal:
     """The normal distribution restricted to the parameter's range [Avent2020]."""
@@ -81,6 +84,7 @@ class TruncatedNormal:
         return values
 
 
+@checked
 @dataclass(frozen=True)
 class Uniform:
     """Uniform in the parameter itself, also where the models see its logarithm."""
@@ -106,6 +110,7 @@ def _check_distribution(distribution: Distribution | None, high: float) -> None:
         raise ValueError(f"`shift` = {shift} must lie below the range's high end {high}.")
 
 
+@checked
 class _Scale:
     """Linear or logarithmic position within ``[low, high]``, from 0 to 1."""
 
@@ -129,6 +134,7 @@ class _Scale:
         return np.where(positions >= 1, self.high, np.clip(values, self.low, self.high))
 
 
+@checked
 @dataclass(frozen=True)
 class Real(_Scale):
     """A real parameter.
@@ -187,6 +193,7 @@ class Real(_Scale):
         return [min(max(value, self.low), self.high) for value in short]
 
 
+@checked
 @dataclass(frozen=True)
 class Integer(_Scale):
     """An integer parameter; see :class:`Real`. ``low == high`` makes it a constant."""
@@ -240,6 +247,7 @@ class Integer(_Scale):
         return check_integer(name, value, at_least=self.low, at_most=self.high)
 
 
+@checked
 @dataclass(frozen=True, init=False)
 class Choice:
     """One of several values without an order, such as optimizers or activations.
@@ -317,6 +325,7 @@ class Choice:
 Parameter: TypeAlias = Real | Integer | Choice
 
 
+@checked
 class SearchSpace:
     """Named parameters, in a fixed order, and constraints between them.
 

@@ -23,6 +23,7 @@ from botorch.utils.transforms import (
 )
 from torch import Tensor
 
+from botorch_dp._arguments import checked
 from botorch_dp.models.gradient import candidate_noise, exact_gp, gradient_beliefs
 
 Stencil = Literal["simplex", "central"]
@@ -32,6 +33,7 @@ _SMALLEST_RADIUS, _LARGEST_RADIUS = 1e-3, 2.0
 _STENCILS: tuple[Stencil, ...] = ("simplex", "central")
 
 
+@checked
 class GradientTrace(AcquisitionFunction):
     r"""Negative trace of the gradient's covariance after a batch [Mueller2021], [Sopa2025].
 
@@ -116,6 +118,7 @@ class GradientTrace(AcquisitionFunction):
         return torch.stack([belief.covariance for belief in self.beliefs]).mean(dim=0)
 
 
+@checked
 def gen_gradient_trace_initial_conditions(
     acq_function: GradientTrace,
     bounds: Tensor,

@@ -34,12 +34,14 @@ from botorch.utils.transforms import (
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from botorch_dp._arguments import checked
 from botorch_dp._checks import check_positive
 from botorch_dp.acquisition.pending import believe
 
 Region = Literal["unbounded", "box"]
 
 
+@checked
 class _HypervolumeAcquisition(MultiObjectiveAnalyticAcquisitionFunction, ABC):
     """What HVPoI and its logarithm share: the objectives, the cells and the pending points."""
 
@@ -190,6 +192,7 @@ class _HypervolumeAcquisition(MultiObjectiveAnalyticAcquisitionFunction, ABC):
         return mean, variance.clamp_min(self.least_variance).sqrt()
 
 
+@checked
 class HypervolumeProbabilityOfImprovement(_HypervolumeAcquisition):
     r"""Hypervolume gained by the posterior mean, times the probability of an improvement.
 
@@ -259,6 +262,7 @@ class HypervolumeProbabilityOfImprovement(_HypervolumeAcquisition):
         return (value * probability(mean, std, self.probability_edges)).to(X)
 
 
+@checked
 class LogHypervolumeProbabilityOfImprovement(_HypervolumeAcquisition):
     r"""Logarithm of HVPoI, smoothed so that it can be optimized from anywhere.
 

@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from botorch_dp._arguments import checked
 from botorch_dp._checks import check_nonnegative, check_positive
 
 
+@checked
 class NoiseAwareAdagrad(torch.optim.Optimizer):
     r"""AdaGrad [Duchi2011] that does not count the privacy noise as gradient.
 

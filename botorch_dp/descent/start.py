@@ -9,6 +9,7 @@ from botorch.utils.sampling import draw_sobol_samples
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
+from botorch_dp._arguments import checked
 from botorch_dp._checks import check_integer, check_interval, check_positive, check_tensor
 from botorch_dp.descent.clipping import Observations, read_losses
 from botorch_dp.descent.designs import Design, DesignName, as_design, observation_noise
@@ -38,6 +39,7 @@ from botorch_dp.privacy import (
 _CHOSEN = "the box and the bounds of a loss were chosen without the records"
 
 
+@checked
 def private_start(
     record_losses: PerRecordLosses,
     *,
@@ -138,6 +140,7 @@ def private_start(
     return Release(chosen.to(X), price)
 
 
+@checked
 def public_clip_norm(
     record_losses: PerRecordLosses,
     location: Tensor,

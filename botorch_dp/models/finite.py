@@ -19,6 +19,7 @@ from gpytorch.kernels import (
 )
 from torch import Tensor
 
+from botorch_dp._arguments import checked
 from botorch_dp._checks import check_integer, check_nonnegative, check_positive, check_tensor
 from botorch_dp.models.public import frozen_kernel, prior_variance
 
@@ -37,6 +38,7 @@ _CHUNK_OF_OTHER_KERNELS = 2**20
 ClosedForm = Callable[[Tensor], Tensor]
 
 
+@checked
 class FiniteSetGP:
     r"""Zero-mean Gaussian process on a finite set, with mean and variance kept up to date.
 
@@ -269,6 +271,7 @@ def _matern_52(s2: Tensor) -> Tensor:
 _MATERN_PROFILES = {0.5: _matern_12, 1.5: _matern_32, 2.5: _matern_52}
 
 
+@checked
 def max_information_gain(
     kernel: Kernel, choices: Tensor, *, num_observations: int, noise_variance: float
 ) -> float:

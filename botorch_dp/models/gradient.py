@@ -27,6 +27,7 @@ from botorch.utils.transforms import is_ensemble
 from gpytorch.models import ExactGP
 from torch import Tensor, nn
 
+from botorch_dp._arguments import checked
 from botorch_dp._checks import check_tensor
 from botorch_dp.models.kernels import KernelDerivatives, kernel_derivatives
 
@@ -384,6 +385,7 @@ def _solved(S: Tensor, A: Tensor) -> Tensor:
     return solution
 
 
+@checked
 class GradientPosterior:
     """The posterior of a model's gradient at a location, in the model's own coordinates.
 

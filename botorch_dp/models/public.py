@@ -19,6 +19,7 @@ from gpytorch.means import ConstantMean, ZeroMean
 from torch import Tensor
 from torch.nn import Module
 
+from botorch_dp._arguments import checked
 from botorch_dp._checks import check_nonnegative, check_tensor
 from botorch_dp.errors import NotPublicError
 
@@ -51,6 +52,7 @@ def prior_variance(kernel: Kernel, X: Tensor) -> Tensor:
     return variance
 
 
+@checked
 def public_gp(
     train_X: Tensor, train_Y: Tensor, *, kernel: Kernel, noise_variance: float
 ) -> SingleTaskGP:
@@ -86,6 +88,7 @@ def public_gp(
     return model.requires_grad_(False).eval()
 
 
+@checked
 def check_public(model: Module, *, unit_variance: bool = False) -> None:
     """Raise :class:`NotPublicError` unless the model's prior is visibly fixed in advance.
 

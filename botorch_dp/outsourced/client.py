@@ -17,6 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
+from botorch_dp._arguments import checked
 from botorch_dp._checks import check_integer, check_positive
 from botorch_dp.outsourced.curator import check_request_id
 from botorch_dp.outsourced.exchange import LARGEST_DATASET, check_answer, dataset_from_bytes
@@ -41,6 +42,7 @@ class UnreadableResponse(RuntimeError):
     """What came back is not what a curator's service sends."""
 
 
+@checked
 class CuratorClient:
     """Asks a curator's service; its :meth:`query` goes into ``Modeler.run``.
 

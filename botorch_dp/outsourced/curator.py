@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from botorch_dp._arguments import checked
 from botorch_dp._checks import check_integer, check_interval, check_positive, check_tensor
 from botorch_dp.errors import PrivacyError
 from botorch_dp.outsourced.query_log import Query, QueryLog
@@ -55,6 +56,7 @@ class UnusableAnswer(ValueError):
     """A row whose measured value is NaN or infinite; it is not measured again."""
 
 
+@checked
 @dataclass(frozen=True)
 class PrivateAnswers:
     """How answers are released when they are sensitive too.
@@ -136,6 +138,7 @@ class PrivateAnswers:
         return float(release.value)
 
 
+@checked
 class Curator:
     """One released data set, and answers by row index.
 
@@ -339,6 +342,7 @@ def _check_unpaid(ledger: PrivacyLedger | None) -> None:
         )
 
 
+@checked
 class RandomProjectionCurator(Curator):
     r"""The transform of [Kharkovskii2020], faithfully. **It has no privacy guarantee.**
 
@@ -418,6 +422,7 @@ class RandomProjectionCurator(Curator):
         self._open(release_rows, evaluate, answers, max_queries, log, unsafe_seed)
 
 
+@checked
 class GaussianNoiseCurator(Curator):
     r"""Rows plus Gaussian noise, after a public projection if asked: an honest transform.
 

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from botorch_dp._arguments import checked
 from botorch_dp._checks import check_positive
 from botorch_dp._files import atomic_write
 from botorch_dp.errors import BudgetExhausted
@@ -74,17 +75,20 @@ def dataset_from_bytes(data: bytes, *, largest: int = LARGEST_DATASET) -> Releas
     )
 
 
+@checked
 def save_dataset(path: str | os.PathLike[str], dataset: Release[Tensor]) -> None:
     """Write the released rows to a file that is whole or absent."""
     with atomic_write(path, binary=True) as file:
         file.write(dataset_to_bytes(dataset))
 
 
+@checked
 def load_dataset(path: str | os.PathLike[str]) -> Release[Tensor]:
     """Read released rows written by :func:`save_dataset`."""
     return dataset_from_bytes(Path(path).read_bytes())
 
 
+@checked
 def answer_questions(
     curator: Curator, questions: str | os.PathLike[str], answers: str | os.PathLike[str]
 ) -> int:
@@ -114,6 +118,7 @@ def answer_questions(
     return count
 
 
+@checked
 class FileCurator:
     """The modeler's half of an exchange by files, to be given to :meth:`Modeler.run`.
 

@@ -22,6 +22,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from botorch_dp._arguments import checked
 from botorch_dp._checks import (
     check_finite,
     check_integer,
@@ -38,6 +39,7 @@ from botorch_dp.privacy.runs import Run, fingerprint
 _FEWEST_TO_LEARN_FROM = 4
 
 
+@checked
 @dataclass(frozen=True)
 class Answer:
     """One answered question."""
@@ -46,6 +48,7 @@ class Answer:
     y: float
 
 
+@checked
 class Modeler:
     r"""GP-UCB over the rows of a released data set [Kharkovskii2020].
 
@@ -248,6 +251,7 @@ class Modeler:
         return f"Modeler(rows={len(self.Z)}, answers={len(self.history)}, learns={self.learns})"
 
 
+@checked
 class InputNoiseRBF(Kernel):
     r"""RBF kernel averaged over the noise of the rows it compares.
 

@@ -38,6 +38,7 @@ from collections import Counter, OrderedDict
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from botorch_dp._arguments import checked
 from botorch_dp._checks import check_integer, check_positive
 from botorch_dp.outsourced.curator import Curator, check_request_id
 from botorch_dp.outsourced.exchange import answer_to, dataset_to_bytes
@@ -91,6 +92,7 @@ def _is_plain(token: str) -> bool:
     return all("!" <= character <= "~" for character in token)
 
 
+@checked
 def curator_app(
     curator: Curator, *, token: str, rate: float = 20.0, burst: int = 40, measurements: int = 8
 ) -> Starlette:
@@ -349,6 +351,7 @@ def _limited_protocol(request_seconds: float, connections: int) -> type[asyncio.
     return Limited
 
 
+@checked
 def serve(
     curator: Curator,
     *,

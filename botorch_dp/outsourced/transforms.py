@@ -7,12 +7,14 @@ import math
 import torch
 from torch import Tensor
 
+from botorch_dp._arguments import checked
 from botorch_dp._checks import check_delta, check_integer, check_positive, check_tensor
 
 #: Projected coordinates are limited to this many row distances from 0.
 LARGEST_COORDINATE = 2.0**24
 
 
+@checked
 def singular_floor(*, projection_dim: int, epsilon: float, delta: float) -> float:
     r"""The least singular value that the published theorem asks for.
 
@@ -39,6 +41,7 @@ def lifted(X: Tensor, floor: float) -> Tensor:
     return (U * torch.hypot(S, torch.full_like(S, floor))) @ Vh
 
 
+@checked
 def choose_projection_dim(X: Tensor, *, epsilon: float, delta: float) -> int:
     """The published guideline: the most columns for which ``X`` needs no lifting.
 
@@ -71,6 +74,7 @@ def choose_projection_dim(X: Tensor, *, epsilon: float, delta: float) -> int:
     return largest
 
 
+@checked
 def column_space_residual(Z: Tensor, X: Tensor) -> float:
     """How far a released ``Z`` is from the column space of ``X``, relative to ``Z``'s size.
 

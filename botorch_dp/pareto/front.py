@@ -19,6 +19,7 @@ from botorch.utils.multi_objective.hypervolume import Hypervolume
 from botorch.utils.multi_objective.pareto import is_non_dominated
 from torch import Tensor
 
+from botorch_dp._arguments import checked
 from botorch_dp._checks import check_finite
 from botorch_dp.pareto.beliefs import Beliefs, Candidates, require_complete
 from botorch_dp.pareto.problem import SEEDED, PrivacyUtilityProblem, Trial
@@ -37,6 +38,7 @@ _EPSILON, _ERROR = 0, 1
 Reevaluator: TypeAlias = Callable[..., tuple[list[Trial], Guarantee]]
 
 
+@checked
 @dataclass(frozen=True)
 class OperatingPoint:
     """A config to deploy.
@@ -67,6 +69,7 @@ class OperatingPoint:
         )
 
 
+@checked
 class ParetoFront:
     """The non-dominated trials of a study, beside all others.
 

@@ -14,6 +14,7 @@ from numbers import Real as RealNumber
 from statistics import fmean
 from typing import Any, Literal, TypeAlias
 
+from botorch_dp._arguments import checked
 from botorch_dp._checks import check_delta, check_finite, check_integer, check_positive
 from botorch_dp.privacy import (
     ApproximateLoss,
@@ -50,6 +51,7 @@ class InvalidUtilityError(ValueError):
     """The utility oracle answered something that is no utility in [0, 1]."""
 
 
+@checked
 @dataclass(frozen=True)
 class Objective:
     """A further objective to minimize, such as training time or model size.
@@ -99,6 +101,7 @@ class Measurement:
         return "Measurement(sensitive)"
 
 
+@checked
 @dataclass(frozen=True)
 class Trial:
     """One config, its seeds, and whatever is known about it so far.
@@ -166,6 +169,7 @@ class Trial:
         return len(self.finished) + len(self.fresh) + self.failed_trainings
 
 
+@checked
 @dataclass(frozen=True)
 class TrainingPromise:
     """What is known about the privacy of one training, and of one measurement of its utility.
@@ -210,6 +214,7 @@ class TrainingPromise:
         return replace(promised, unit=promised.unit.given(_SECRET_NOISE))
 
 
+@checked
 class PrivacyUtilityProblem:
     """The two oracles of a privacy-utility trade-off, and the point that counts as worthless.
 

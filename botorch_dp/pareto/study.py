@@ -17,6 +17,7 @@ from functools import partial
 from types import TracebackType
 from typing import Literal, get_args
 
+from botorch_dp._arguments import checked
 from botorch_dp._checks import check_integer
 from botorch_dp.pareto.beliefs import EpsilonScale, PrivacyModel, require_complete
 from botorch_dp.pareto.front import OperatingPoint, ParetoFront, recommended
@@ -63,6 +64,7 @@ _RENYI_ORDER = 2.0
 _SAME_EPSILON = 1e-6
 
 
+@checked
 class DPareto:
     """A study of a privacy-utility trade-off.
 

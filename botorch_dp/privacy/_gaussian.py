@@ -19,6 +19,7 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import erfcx, erfinv, log_ndtr, ndtr, ndtri, ndtri_exp
 
+from botorch_dp._arguments import checked
 from botorch_dp._checks import check_delta, check_nonnegative
 
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
@@ -30,6 +31,7 @@ _RELATIVE_MARGIN = 4e-15
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
 
 
+@checked
 def gaussian_delta(mu: float, epsilon: float) -> float:
     """The smallest delta for which mu-GDP implies (epsilon, delta)-DP.
 
@@ -50,6 +52,7 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
     return min(1.0, max(math.exp(_log_delta(mu, epsilon)), 5e-324))
 
 
+@checked
 def gaussian_epsilon(mu: float, delta: float) -> float:
     """The smallest epsilon for which mu-GDP implies (epsilon, delta)-DP.
 
@@ -79,6 +82,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     return _nudged(root, lambda epsilon: excess(epsilon) <= 0, scale=mu, upwards=True)
 
 
+@checked
 def gaussian_mu(epsilon: float, delta: float) -> float:
     """The largest mu for which mu-GDP implies (epsilon, delta)-DP.
 
@@ -112,6 +116,7 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
     return _nudged(root, lambda mu: excess(mu) <= 0, scale=root, upwards=False)
 
 
+@checked
 def compose_gdp(mus: Iterable[float]) -> float:
     """The exact composition of Gaussian mechanisms: the root of the sum of squares.
 
@@ -125,6 +130,7 @@ def compose_gdp(mus: Iterable[float]) -> float:
     return math.hypot(*(_check_mu(mu) for mu in mus))
 
 
+@checked
 def pure_dp_mu(epsilon: float) -> float:
     r"""The smallest mu for which every epsilon-DP mechanism is mu-GDP.
 
@@ -144,6 +150,7 @@ def pure_dp_mu(epsilon: float) -> float:
     return -2 * float(ndtri_exp(log_lie)) * (1 + 1e-14)
 
 
+@checked
 def pure_dp_epsilon(mu: float) -> float:
     """The largest epsilon such that every epsilon-DP mechanism is mu-GDP.
 

@@ -30,6 +30,7 @@ from typing import Literal
 import numpy as np
 from scipy.optimize import brentq
 
+from botorch_dp._arguments import checked
 from botorch_dp._checks import check_delta, check_integer, check_positive
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy._composition import LARGEST_MU, composed_epsilon
@@ -71,6 +72,7 @@ _SAMPLINGS = ("poisson", "without_replacement")
 _ACCOUNTANTS = ("pld", "rdp")
 
 
+@checked
 def dp_sgd_loss(
     *,
     noise_multiplier: float,
@@ -89,6 +91,7 @@ def dp_sgd_loss(
     return FixedLotSGDLoss(noise_multiplier, lot_size, num_records, steps)
 
 
+@checked
 def dp_sgd_epsilon(
     *,
     noise_multiplier: float,
@@ -153,6 +156,7 @@ def _renyi_epsilon(loss: PoissonSGDLoss | FixedLotSGDLoss, delta: float) -> floa
     return min(rdp_epsilon(DENSE_ORDERS, rdp, delta), without_sampling)
 
 
+@checked
 def dp_sgd_epsilons(
     noise_multipliers: Sequence[float] | np.ndarray,
     lot_sizes: Sequence[int] | np.ndarray,
@@ -210,6 +214,7 @@ def dp_sgd_epsilons(
     return epsilons
 
 
+@checked
 def dp_sgd_noise_multiplier(
     *,
     epsilon: float,
@@ -288,6 +293,7 @@ def _least_noise(log_excess: Callable[[float], float], high: float, tolerance: f
     return noise
 
 
+@checked
 def renyi_epsilon(divergence: float, order: float, delta: float) -> float:
     """The epsilon at ``delta`` that one Rényi divergence implies [Canonne2020].
 
@@ -313,6 +319,7 @@ def renyi_epsilon(divergence: float, order: float, delta: float) -> float:
     return max(0.0, (divergence - penalty) * (1 + 1e-15))
 
 
+@checked
 def renyi_budget(epsilon: float, delta: float, order: float) -> float:
     """The largest Rényi divergence of this order that implies (epsilon, delta)-DP.
 

@@ -20,6 +20,7 @@ from scipy.stats import beta
 from torch import Tensor
 from tqdm import trange
 
+from botorch_dp._arguments import checked
 from botorch_dp._checks import check_delta, check_integer, check_nonnegative
 from botorch_dp.privacy.guarantee import Guarantee, Release
 
@@ -27,6 +28,7 @@ from botorch_dp.privacy.guarantee import Guarantee, Release
 _CELLS = 128
 
 
+@checked
 @dataclass(frozen=True)
 class AuditReport:
     """What an audit found.
@@ -82,6 +84,7 @@ class AuditReport:
         return text
 
 
+@checked
 def audit_epsilon(
     mechanism: Callable[..., Any],
     data: Any,

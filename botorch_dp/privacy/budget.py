@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
+from botorch_dp._arguments import checked
 from botorch_dp._checks import check_delta, check_finite, check_positive
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy._gaussian import gaussian_epsilon, gaussian_mu
@@ -23,6 +24,7 @@ from botorch_dp.privacy.losses import Cost
 ALLOWANCE = Fraction(1, 10**12)
 
 
+@checked
 @dataclass(frozen=True)
 class PrivacyBudget:
     """How much may be revealed, and in which currency.

@@ -15,6 +15,7 @@ from typing import Any, Generic, Literal, TypeVar
 import numpy as np
 from scipy.special import ndtr, ndtri
 
+from botorch_dp._arguments import checked
 from botorch_dp._checks import check_delta, check_integer, check_nonnegative
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy._composition import composed_delta, composed_deltas, composed_epsilon
@@ -47,6 +48,7 @@ def _sentences(name: str, value: object) -> tuple[str, ...]:
     return sentences
 
 
+@checked
 @dataclass(frozen=True)
 class PrivacyUnit:
     """Whom a guarantee protects, against which change of the data, and what rests on the caller.
@@ -82,6 +84,7 @@ class PrivacyUnit:
 ONE_RECORD = PrivacyUnit()
 
 
+@checked
 def check_unit(unit: object, *allowed: NeighboringRelation) -> PrivacyUnit:
     """Return ``unit``, or raise unless it is a PrivacyUnit under one of the allowed relations."""
     if not isinstance(unit, PrivacyUnit):
@@ -95,6 +98,7 @@ def check_unit(unit: object, *allowed: NeighboringRelation) -> PrivacyUnit:
     return unit
 
 
+@checked
 @dataclass(frozen=True)
 class Guarantee:
     """A differential-privacy statement about one output.
@@ -363,6 +367,7 @@ class Guarantee:
         return level
 
 
+@checked
 def compose(*guarantees: Guarantee) -> Guarantee:
     """The guarantee of publishing all outputs together.
 
@@ -403,6 +408,7 @@ def compose(*guarantees: Guarantee) -> Guarantee:
     )
 
 
+@checked
 @dataclass(frozen=True, eq=False)
 class Release(Generic[T_co]):
     """A value that may be published, with what is promised for it.
@@ -426,6 +432,7 @@ def _joined_mechanisms(names: Iterable[str]) -> str:
     return "composition of " + ", ".join(parts)
 
 
+@checked
 def rounded_up(value: float, digits: int = 4) -> str:
     """``value`` to some significant digits, never smaller: a quoted guarantee must be true."""
     if value == 0 or not math.isfinite(value):

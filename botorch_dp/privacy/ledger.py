@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
+from botorch_dp._arguments import checked
 from botorch_dp._files import MEMORY
 from botorch_dp.errors import BudgetExhausted, PrivacyError
 from botorch_dp.privacy._door import Door
@@ -46,6 +47,7 @@ from botorch_dp.privacy.losses import ApproximateLoss, PureLoss
 T = TypeVar("T")
 
 
+@checked
 @dataclass(frozen=True)
 class LedgerEntry:
     """One line of a ledger; ``epsilon``, ``delta`` and ``mu`` are what the charge cost.
@@ -63,6 +65,7 @@ class LedgerEntry:
     guarantee: Guarantee
 
 
+@checked
 @dataclass(frozen=True)
 class LedgerBalance:
     """Both compartments: what they hold and what was spent."""
@@ -73,6 +76,7 @@ class LedgerBalance:
     mu_spent: float
 
 
+@checked
 class PrivacyLedger:
     """A budget that every release is charged to before its values are touched.
 

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from botorch_dp._arguments import checked
 from botorch_dp._checks import check_delta, check_integer, check_nonnegative, check_positive
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy._composition import Component, Contribution
@@ -51,6 +52,7 @@ class NeighboringRelation(Enum):
         return 2.0 if self is NeighboringRelation.REPLACE_ONE else 1.0
 
 
+@checked
 class PrivacyLoss(ABC):
     """What one mechanism may reveal; a frozen dataclass of checked numbers."""
 
@@ -122,6 +124,7 @@ class PrivacyLoss(ABC):
             object.__setattr__(self, name, value)
 
 
+@checked
 @dataclass(frozen=True)
 class PureLoss(PrivacyLoss):
     """Any epsilon-differentially private mechanism."""
@@ -156,6 +159,7 @@ class PureLoss(PrivacyLoss):
         return _randomized_response(self.epsilon)
 
 
+@checked
 @dataclass(frozen=True)
 class LaplaceLoss(PrivacyLoss):
     """A scalar Laplace mechanism whose sensitivity is ``epsilon`` times its scale.
@@ -195,6 +199,7 @@ class LaplaceLoss(PrivacyLoss):
         return _events().LaplaceDpEvent(1 / self.epsilon)
 
 
+@checked
 @dataclass(frozen=True)
 class GaussianLoss(PrivacyLoss):
     """A Gaussian mechanism whose l2 sensitivity is ``mu`` standard deviations (mu-GDP)."""
@@ -228,6 +233,7 @@ class GaussianLoss(PrivacyLoss):
         return _events().GaussianDpEvent(relation.sum_sensitivity / self.mu)
 
 
+@checked
 @dataclass(frozen=True)
 class ApproximateLoss(PrivacyLoss):
     """Any (epsilon, delta)-differentially private mechanism."""
@@ -269,6 +275,7 @@ class ApproximateLoss(PrivacyLoss):
         return ApproximateLoss(size * self.epsilon, delta)
 
 
+@checked
 class SampledSGDLoss(PrivacyLoss):
     """DP-SGD whose lots are drawn at random: what its two ways of drawing them have in common.
 
@@ -303,6 +310,7 @@ class SampledSGDLoss(PrivacyLoss):
         )
 
 
+@checked
 @dataclass(frozen=True)
 class PoissonSGDLoss(SampledSGDLoss):
     """DP-SGD on Poisson-sampled lots: every record joins a lot by a coin of its own.
@@ -367,6 +375,7 @@ class PoissonSGDLoss(SampledSGDLoss):
         return _events().SelfComposedDpEvent(step, self.steps)
 
 
+@checked
 @dataclass(frozen=True)
 class FixedLotSGDLoss(SampledSGDLoss):
     """DP-SGD on lots of fixed size drawn without replacement, under replace-one.
@@ -448,11 +457,13 @@ _KINDS: dict[str, type[PrivacyLoss]] = {
 }
 
 
+@checked
 def loss_to_dict(loss: PrivacyLoss) -> dict[str, Any]:
     """The loss as JSON-ready numbers with its ``kind``."""
     return loss.to_dict()
 
 
+@checked
 def loss_from_dict(state: dict[str, Any]) -> PrivacyLoss:
     """Inverse of :func:`loss_to_dict`, also for names of older files; unknown kinds are refused."""
     kind = state.get("kind")

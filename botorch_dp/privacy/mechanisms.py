@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from botorch_dp._arguments import checked
 from botorch_dp._checks import (
     check_delta,
     check_finite,
@@ -51,6 +52,7 @@ from botorch_dp.privacy.losses import GaussianLoss, LaplaceLoss, PrivacyLoss, Pu
 ValueT = TypeVar("ValueT", float, Tensor)
 
 
+@checked
 def laplace_guarantee(
     *,
     sensitivity: float,
@@ -68,6 +70,7 @@ def laplace_guarantee(
     return _guarantee("Laplace mechanism", loss, unit, "the value", f"{sensitivity!r} in l1 norm")
 
 
+@checked
 def laplace_mechanism(
     value: ValueT,
     *,
@@ -125,6 +128,7 @@ def laplace_mechanism(
     return Release(rebuild(noisy.value), noisy.guarantee, noisy.scale)
 
 
+@checked
 def gaussian_guarantee(
     *,
     sensitivity: float,
@@ -143,6 +147,7 @@ def gaussian_guarantee(
     return guarantee if delta is None else guarantee.quoted_at(delta)
 
 
+@checked
 def gaussian_mechanism(
     value: ValueT,
     *,
@@ -211,6 +216,7 @@ def gaussian_mechanism(
     return Release(rebuild(noisy.value), noisy.guarantee, noisy.scale)
 
 
+@checked
 def exponential_guarantee(
     *,
     sensitivity: float,
@@ -236,6 +242,7 @@ def exponential_guarantee(
     return _guarantee(name, PureLoss(epsilon), unit, "each utility", repr(sensitivity))
 
 
+@checked
 def exponential_mechanism(
     utilities: Tensor,
     *,
@@ -364,6 +371,7 @@ class SparseVectorPlan:
         return math.nextafter(moved_threshold + moved_answers, math.inf)
 
 
+@checked
 def sparse_vector_guarantee(
     *,
     noise: float,
@@ -376,6 +384,7 @@ def sparse_vector_guarantee(
     return _guarantee("Sparse vector technique", loss, unit, "each answer", repr(sensitivity))
 
 
+@checked
 def sparse_vector(
     answers: Tensor,
     *,

@@ -29,6 +29,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from botorch_dp._arguments import checked
 from botorch_dp._checks import check_delta, check_finite, check_integer
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import Guarantee, PrivacyLedger, PrivacyUnit, Release
@@ -103,6 +104,7 @@ class UtilityWarning(UserWarning):
     """A release that is private, but hardly worth publishing; or a ``delta`` that protects few."""
 
 
+@checked
 @dataclass(frozen=True)
 class UtilityBound:
     """How far a released value may be from the best one, in the units of the objective.

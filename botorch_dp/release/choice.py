@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from botorch_dp._arguments import checked
 from botorch_dp._checks import check_delta, check_integer, check_positive, check_tensor
 from botorch_dp.acquisition.ucb import UCBSchedule
 from botorch_dp.privacy import (
@@ -37,6 +38,7 @@ from botorch_dp.release.assumptions import (
 )
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class PrivateChoice:
     r"""A choice with a large posterior mean (Algorithm 1, Theorems 1 and 2 of [Kusner2015]).
@@ -195,6 +197,7 @@ class PrivateChoice:
         return choices[index.value].clone(), index.scale
 
 
+@checked
 def release_choice(
     mean: Tensor,
     choices: Tensor,

@@ -23,6 +23,7 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
+from botorch_dp._arguments import checked
 from botorch_dp._checks import check_integer, check_interval, check_positive, check_tensor
 from botorch_dp.errors import NotPublicError
 from botorch_dp.models import FiniteSetGP
@@ -58,6 +59,7 @@ from botorch_dp.release.assumptions import (
 # Designs
 
 
+@checked
 class PublicDesign(ABC):
     """Points that do not depend on sensitive values."""
 
@@ -72,6 +74,7 @@ class PublicDesign(ABC):
         return ()
 
 
+@checked
 @dataclass(frozen=True, eq=False)
 class SobolDesign(PublicDesign):
     """Scrambled Sobol points in a box.
@@ -108,6 +111,7 @@ class SobolDesign(PublicDesign):
         return low + (high - low) * unit
 
 
+@checked
 @dataclass(frozen=True, eq=False)
 class MaxVarianceDesign(PublicDesign):
     """Choices picked one after the other where the posterior variance is largest.
@@ -155,6 +159,7 @@ class MaxVarianceDesign(PublicDesign):
         return self.choices[list(self.indices)]
 
 
+@checked
 @dataclass(frozen=True, eq=False)
 class StatedDesign(PublicDesign):
     """Points whose origin nobody can check; guarantees become conditional on your word.
@@ -210,6 +215,7 @@ def check_public_design(design: object) -> PublicDesign:
 # The release
 
 
+@checked
 @dataclass(frozen=True, eq=False)
 class LinearChoice:
     r"""A choice with a large posterior mean, whatever the objective is.
@@ -428,6 +434,7 @@ def _check_source(record_losses: object) -> None:
         )
 
 
+@checked
 def release_linear_choice(
     record_losses: PerRecordLosses | Tensor,
     choices: Tensor,

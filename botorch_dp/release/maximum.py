@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 
 from torch import Tensor
 
+from botorch_dp._arguments import checked
 from botorch_dp._checks import check_delta, check_integer, check_positive, check_tensor
 from botorch_dp.acquisition.ucb import UCBSchedule
 from botorch_dp.privacy import (
@@ -55,6 +56,7 @@ LipschitzEdition = Literal["corrected", "icml2015"]
 _FEWEST_STEPS_WITHOUT_NOISE = 2  # the regret bound starts at the second sample
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class LaplaceMaximum(ABC):
     """A value released with Laplace noise of scale ``sensitivity / epsilon``.
@@ -148,6 +150,7 @@ class LaplaceMaximum(ABC):
         )
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class PriorMaximum(LaplaceMaximum):
     """A maximum whose sensitivity bound rests on Assumption 1.
@@ -192,6 +195,7 @@ class PriorMaximum(LaplaceMaximum):
         return super().release(values, ledger=ledger, unsafe_seed=unsafe_seed)
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class PrivateMaximum(PriorMaximum):
     r"""The best of ``T`` noisy values seen by GP-UCB (Algorithm 1, Theorems 3 and 4).
@@ -314,6 +318,7 @@ class PrivateMaximum(PriorMaximum):
         return plausible(values, self.noise_std).max().item()
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class NoiseFreeMaximum(PriorMaximum):
     r"""The outcome of an exact search by branch and bound (Algorithm 2, Theorems 5 and 6).
@@ -404,6 +409,7 @@ class NoiseFreeMaximum(PriorMaximum):
         return known[-1].item() if self.edition == "icml2015" else known[1:].max().item()
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class LipschitzMaximum(LaplaceMaximum):
     r"""The best validation score of a regularized Lipschitz learner (Algorithm 3, Theorems 7, 8).
@@ -546,6 +552,7 @@ class LipschitzMaximum(LaplaceMaximum):
         return values.detach().double().nan_to_num(nan=-math.inf).max().clamp(-1e100, 1e100).item()
 
 
+@checked
 def release_maximum(
     values: Tensor,
     *,
@@ -560,6 +567,7 @@ def release_maximum(
     )
 
 
+@checked
 def release_noise_free_maximum(
     values: Tensor,
     *,
@@ -578,6 +586,7 @@ def release_noise_free_maximum(
     )
 
 
+@checked
 def release_lipschitz_maximum(
     values: Tensor,
     *,

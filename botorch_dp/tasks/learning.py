@@ -16,6 +16,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from botorch_dp import datasets
+from botorch_dp._arguments import checked
 from botorch_dp.pareto import (
     Integer,
     PrivacyUtilityProblem,
@@ -167,6 +168,7 @@ def _regression(name: str) -> OutputPerturbedLogisticRegression:
     return OutputPerturbedLogisticRegression(_data(name), delta=OUTPUT_DELTA)
 
 
+@checked
 def adult_logistic_sgd(*, data: BinaryData = "adult", replicates: int = 1) -> PrivacyUtilityProblem:
     """Logistic regression with DP-SGD: the paper's "LogReg+SGD".
 
@@ -181,6 +183,7 @@ def adult_logistic_sgd(*, data: BinaryData = "adult", replicates: int = 1) -> Pr
     return _binary_problem("logistic", data, "sgd", replicates)
 
 
+@checked
 def adult_logistic_adam(
     *, data: BinaryData = "adult", replicates: int = 1
 ) -> PrivacyUtilityProblem:
@@ -191,6 +194,7 @@ def adult_logistic_adam(
     return _binary_problem("logistic", data, "adam", replicates)
 
 
+@checked
 def adult_svm_sgd(*, data: BinaryData = "adult", replicates: int = 1) -> PrivacyUtilityProblem:
     """Linear support vector machine with DP-SGD: the paper's "SVM+SGD".
 
@@ -199,6 +203,7 @@ def adult_svm_sgd(*, data: BinaryData = "adult", replicates: int = 1) -> Privacy
     return _binary_problem("svm", data, "sgd", replicates)
 
 
+@checked
 def mnist_mlp1_sgd(*, data: ImageData = "mnist", replicates: int = 1) -> PrivacyUtilityProblem:
     """One hidden layer of 1000 units with DP-SGD: the paper's "MLP1+SGD".
 
@@ -209,6 +214,7 @@ def mnist_mlp1_sgd(*, data: ImageData = "mnist", replicates: int = 1) -> Privacy
     return _image_problem("mlp1", data, replicates)
 
 
+@checked
 def mnist_mlp2_sgd(*, data: ImageData = "mnist", replicates: int = 1) -> PrivacyUtilityProblem:
     """Hidden layers of 128 and 64 units with DP-SGD: the paper's "MLP2+SGD".
 
@@ -217,6 +223,7 @@ def mnist_mlp2_sgd(*, data: ImageData = "mnist", replicates: int = 1) -> Privacy
     return _image_problem("mlp2", data, replicates)
 
 
+@checked
 def private_logistic_regression(
     *, data: BinaryData = "adult", replicates: int = 10
 ) -> PrivacyUtilityProblem:

@@ -13,6 +13,7 @@ from scipy.interpolate import PchipInterpolator
 from scipy.stats import binom, hypergeom
 from torch import Tensor
 
+from botorch_dp._arguments import checked
 from botorch_dp._checks import check_integer
 from botorch_dp.pareto import PrivacyUtilityProblem, TrainingPromise
 from botorch_dp.privacy import Guarantee, sparse_vector_guarantee
@@ -23,6 +24,7 @@ _THRESHOLD = 0.5
 _KNOTS = 96
 
 
+@checked
 @dataclass(frozen=True)
 class SparseVectorUtility:
     """The F1 score of the sparse vector technique on a random bit vector, by simulation.
@@ -53,6 +55,7 @@ class SparseVectorUtility:
         return float(_f1(true_positives, answered.sum(axis=1), self.num_positives).mean())
 
 
+@checked
 class SparseVectorProblem(PrivacyUtilityProblem):
     """The problem of :func:`sparse_vector`, with the error it has in expectation."""
 
@@ -129,6 +132,7 @@ class SparseVectorProblem(PrivacyUtilityProblem):
         return torch.from_numpy(points[points[:, 1] < best_before])
 
 
+@checked
 def sparse_vector(
     *,
     num_queries: int = 100,
@@ -162,6 +166,7 @@ def sparse_vector(
     )
 
 
+@checked
 def sparse_vector_epsilon(config: Config) -> float:
     """``(1 + (2C)^{1/3}) (1 + (2C)^{2/3}) / b``, for sensitivity 1 and the split used here."""
     root = math.cbrt(2 * config["max_positives"])

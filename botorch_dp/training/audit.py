@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from scipy.stats import binom
 from torch import Tensor, nn
 
+from botorch_dp._arguments import checked
 from botorch_dp._checks import check_delta, check_integer, check_nonnegative
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import NeighboringRelation
@@ -32,6 +33,7 @@ _STEP = 0.02
 _LARGEST_EPSILON = 50.0
 
 
+@checked
 @dataclass(frozen=True)
 class TrainingAuditReport:
     """What a canary audit found. It depends on the records it was made with: sensitive.
@@ -76,6 +78,7 @@ class TrainingAuditReport:
         return text
 
 
+@checked
 def audit_training(
     make_trainer: Callable[[TrainTest], DPTrainer],
     data: TrainTest,

@@ -23,11 +23,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
+from botorch_dp._arguments import checked
 from botorch_dp._checks import check_integer
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
+@checked
 def logistic_regression(
     num_features: int, *, bias: bool = True, dtype: torch.dtype = torch.float32
 ) -> nn.Module:
@@ -36,6 +38,7 @@ def logistic_regression(
     return nn.Linear(num_features, 1, bias=bias, dtype=dtype)
 
 
+@checked
 def linear_svm(
     num_features: int, *, bias: bool = True, dtype: torch.dtype = torch.float32
 ) -> nn.Module:
@@ -43,6 +46,7 @@ def linear_svm(
     return logistic_regression(num_features, bias=bias, dtype=dtype)
 
 
+@checked
 def multilayer_perceptron(
     num_features: int,
     num_classes: int,
@@ -63,6 +67,7 @@ def multilayer_perceptron(
     return nn.Sequential(*layers[:-1])
 
 
+@checked
 def mlp1(
     num_features: int = 784, num_classes: int = 10, *, dtype: torch.dtype = torch.float32
 ) -> nn.Module:
@@ -70,6 +75,7 @@ def mlp1(
     return multilayer_perceptron(num_features, num_classes, (1000,), dtype=dtype)
 
 
+@checked
 def mlp2(
     num_features: int = 784, num_classes: int = 10, *, dtype: torch.dtype = torch.float32
 ) -> nn.Module:
@@ -77,6 +83,7 @@ def mlp2(
     return multilayer_perceptron(num_features, num_classes, (128, 64), dtype=dtype)
 
 
+@checked
 def accuracy(outputs: Tensor, targets: Tensor) -> float:
     """The share of records classified correctly; an output that is not finite is wrong.
 
@@ -92,6 +99,7 @@ def accuracy(outputs: Tensor, targets: Tensor) -> float:
     return float((right & usable).double().mean())
 
 
+@checked
 def logistic_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     """``log(1 + exp(-s f))`` with ``s = +1`` for positive targets and -1 for others, per record."""
     scores = outputs.squeeze(-1)
@@ -100,12 +108,14 @@ def logistic_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     )
 
 
+@checked
 def hinge_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     """``max(0, 1 - s f)`` with ``s = +1`` for positive targets and -1 for others, per record."""
     scores = outputs.squeeze(-1)
     return F.relu(1 - torch.where(targets > 0, scores, -scores))
 
 
+@checked
 def cross_entropy_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     """Softmax cross-entropy of integer classes, per record."""
     return F.cross_entropy(outputs, targets, reduction="none")

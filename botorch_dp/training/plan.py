@@ -12,6 +12,7 @@ from typing import Any, Literal, Required, TypedDict, get_args
 
 from torch import Tensor
 
+from botorch_dp._arguments import checked
 from botorch_dp._checks import check_delta, check_integer, check_nonnegative, check_positive
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import (
@@ -83,6 +84,7 @@ class TrainingSettings(TypedDict, total=False):
     delta: float
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class TrainingPlan:
     """The public parameters of a run of DP-SGD or DP-Adam, and what follows from them.

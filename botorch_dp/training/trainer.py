@@ -11,6 +11,7 @@ from typing import Any, Literal, Unpack, get_args
 import torch
 from torch import Tensor, nn
 
+from botorch_dp._arguments import checked
 from botorch_dp._checks import check_integer, check_nonnegative, check_positive
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import Guarantee, NeighboringRelation, PrivacyLedger
@@ -47,6 +48,7 @@ _STOPPED = "the moment at which training was stopped did not depend on the recor
 _NOTHING_KEPT = "the model and its loss keep nothing of a record from one call to the next"
 
 
+@checked
 @dataclass(frozen=True, repr=False)
 class TrainingDiagnostics:
     """What was seen of the records in training. SENSITIVE: never publish it.
@@ -66,6 +68,7 @@ class TrainingDiagnostics:
         return "TrainingDiagnostics(sensitive)"
 
 
+@checked
 @dataclass(frozen=True, eq=False, repr=False)
 class Trained:
     """A trained model and what is promised for it.
@@ -110,6 +113,7 @@ class Trained:
         return f"Trained(steps={self.steps} of {self.plan.steps}, guarantee: {self.guarantee})"
 
 
+@checked
 class DPTrainer:
     r"""Trains a model with DP-SGD or DP-Adam, fast enough to be tuned.
 

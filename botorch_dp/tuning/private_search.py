@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from tqdm.auto import tqdm
 
+from botorch_dp._arguments import checked
 from botorch_dp._checks import check_integer, check_interval, check_positive
 from botorch_dp.errors import PrivacyError
 from botorch_dp.objectives import ObjectiveDiagnostics, check_bearable, one_column_warning
@@ -60,6 +61,7 @@ _PURE_SCORE_SHARE = 0.2
 # --- What follows from the settings. ---
 
 
+@checked
 @dataclass(frozen=True)
 class SearchPlan:
     """Public facts about a search that has not begun: its price, its noise and its evaluations.
@@ -95,6 +97,7 @@ class SearchPlan:
         return "\n".join((self.reason, "; ".join(parts), self.noise, str(self.guarantee)))
 
 
+@checked
 @dataclass
 class SearchDiagnostics(ObjectiveDiagnostics):
     """**Sensitive.** How many scores were outside the bounds, over all evaluations of the run.
@@ -106,6 +109,7 @@ class SearchDiagnostics(ObjectiveDiagnostics):
         return "SearchDiagnostics(sensitive: read .num_below, .num_above, .num_nan)"
 
 
+@checked
 @dataclass(frozen=True, repr=False)
 class SearchResult:
     """What a search publishes.
@@ -135,6 +139,7 @@ class SearchResult:
 # --- The search. ---
 
 
+@checked
 class PrivateSearch:
     r"""Tune on records that must not leak: one call, one released configuration, one guarantee.
 

@@ -1,0 +1,282 @@
+"""Arguments of public functions are held against their annotations, before anything else happens.
+
+What an annotation says, a check need not repeat: :func:`checked` refuses an argument of another
+type (or a word that is not among those of a ``Literal``) by an error that names it. Ranges, shapes
+and everything else that a type does not say remain with each function; see :mod:`._checks`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import wraps
+from numbers import Integral
+from os import PathLike
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+
+import numpy as np
+
+from botorch_dp._checks import check_path, check_real
+
+F = TypeVar("F", bound=Callable[..., Any])
+#: Raises if a value under a name is not what it should be.
+Check = Callable[[str, Any], None]
+
+#: Methods without an underscore, and these, are checked.
+_SPECIAL = {"__init__", "__call__", "__new__"}
+_EMPTY = inspect.Parameter.empty
+_VARIADIC = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+
+
+class _Lazy(type):
+    def __instancecheck__(cls, value: object) -> bool:
+        torch = sys.modules.get("torch")
+        return torch is not None and isinstance(value, torch.Tensor)
+
+
+class Tensor(metaclass=_Lazy):
+    """Stands for ``torch.Tensor`` where torch is not loaded: nothing is one then."""
+
+    shape: tuple[int, ...]
+
+
+def checked(target: F) -> F:
+    """Decorator of a public function, or of a class: its constructor and public methods.
+
+    Example:
+        >>> @checked
+        ... def twice(number: float) -> float:
+        ...     return 2 * number
+        >>> twice("1")
+        Traceback (most recent call last):
+        TypeError: `number` must be a real number, got str.
+    """
+    if not isinstance(target, type):
+        return _wrapped(target)
+    for name, member in list(vars(target).items()):
+        kind = type(member) if isinstance(member, staticmethod | classmethod) else None
+        function = member.__func__ if kind else member
+        public = name in _SPECIAL or not name.startswith("_")
+        if public and isinstance(function, types.FunctionType):
+            wrapped = _wrapped(function, method=kind is not staticmethod)
+            setattr(target, name, kind(wrapped) if kind else wrapped)
+    return target
+
+
+def _wrapped(function: Any, *, method: bool = False) -> Any:
+    signature = inspect.signature(function)
+    parameters = list(signature.parameters.values())
+    names = [p.name for p in parameters if p.kind not in _VARIADIC]
+    positional = [
+        p.name for p in parameters if p.kind.name in ("POSITIONAL_ONLY", "POSITIONAL_OR_KEYWORD")
+    ]
+    rest = next((p.name for p in parameters if p.kind.name == "VAR_POSITIONAL"), None)
+    more = next((p.name for p in parameters if p.kind.name == "VAR_KEYWORD"), None)
+    checks: dict[str, Check] | None = None
+    defaults = {p.name: p.default for p in parameters}
+
+    def compiled() -> dict[str, Check]:
+        # Late: annotations may name what comes after, or what is imported for them only.
+        found = {}
+        for parameter in parameters[1:] if method else parameters:
+            check = _check_of(_resolved(parameter.annotation, function))
+            if check is not None:
+                found[parameter.name] = check
+        return found
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal checks
+        if checks is None:
+            checks = compiled()
+        for name, value in zip(positional, args, strict=False):
+            check = checks.get(name)
+            if check is not None and value is not defaults[name]:
+                check(name, value)
+        if rest is not None and rest in checks:
+            for value in args[len(positional) :]:
+                checks[rest](rest, value)
+        for name, value in kwargs.items():
+            check = checks.get(name)
+            if check is not None and value is not defaults[name]:
+                check(name, value)
+            elif more is not None and more in checks and name not in names:
+                checks[more](name, value)
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _resolved(annotation: Any, function: Any) -> Any:
+    """What an annotation stands for; Any where that cannot be told."""
+    if not isinstance(annotation, str):
+        return annotation
+    known: dict[str, Any] = {}
+    while True:
+        try:
+            return eval(annotation, function.__globals__, known)  # our own source
+        except NameError as error:
+            # Imported for type checkers only.
+            known[error.name] = Tensor if error.name == "Tensor" else Any
+        except (AttributeError, TypeError):
+            return Any
+
+
+def _check_of(kind: Any) -> Check | None:
+    """The check of a type; None if anything goes."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if (origin or kind) in _SIMPLE:
+        return _SIMPLE[origin or kind]
+    if origin in (Union, types.UnionType):
+        return _any_of(parts)
+    if origin is Literal:
+        return _one_of(parts)
+    if origin is typing.Unpack or str(origin) == "typing_extensions.Unpack":
+        return _settings(parts[0])
+    if origin in (Sequence, list, tuple, Iterable):
+        return _row(origin, parts)
+    if origin in (Mapping, dict):
+        return _instance(Mapping, "a mapping")
+    if origin is Callable or kind is Callable:
+        return _callable
+    if origin is type:
+        return _instance(type, "a class")
+    if isinstance(origin or kind, type) and kind is not object:
+        if getattr(kind, "_is_protocol", False):
+            return _callable if "__call__" in vars(kind) else None
+        return _instance(origin or kind)
+    return None
+
+
+def _number(name: str, value: Any) -> None:
+    check_real(name, value)
+
+
+def _integer(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"`{name}` must be an integer, got {type(value).__name__}.")
+
+
+def _flag(name: str, value: Any) -> None:
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"`{name}` must be True or False, got {type(value).__name__}.")
+
+
+def _text(name: str, value: Any) -> None:
+    if not isinstance(value, str):
+        raise TypeError(f"`{name}` must be a string, got {type(value).__name__}.")
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"`{name}` must be valid Unicode, got {value!r}.") from None
+
+
+def _none(name: str, value: Any) -> None:
+    if value is not None:
+        raise TypeError(f"`{name}` must be None, got {type(value).__name__}.")
+
+
+def _callable(name: str, value: Any) -> None:
+    if not callable(value):
+        raise TypeError(f"`{name}` must be a function, got {type(value).__name__}.")
+
+
+def _path(name: str, value: Any) -> None:
+    check_path(name, value)
+
+
+_SIMPLE: dict[Any, Check] = {
+    float: _number,
+    int: _integer,
+    bool: _flag,
+    str: _text,
+    None: _none,
+    type(None): _none,
+    PathLike: _path,
+}
+
+
+def _instance(kind: type, words: str | None = None) -> Check:
+    name_of_kind = words or {"Tensor": "a torch.Tensor"}.get(kind.__name__, f"a {kind.__name__}")
+
+    def check(name: str, value: Any) -> None:
+        if not isinstance(value, kind):
+            raise TypeError(f"`{name}` must be {name_of_kind}, got {type(value).__name__}.")
+
+    return check
+
+
+def _one_of(options: tuple[Any, ...]) -> Check:
+    def check(name: str, value: Any) -> None:
+        if not any(value is option or value == option for option in options):
+            raise ValueError(f"`{name}` must be one of {options}, got {value!r}.")
+
+    return check
+
+
+def _any_of(kinds: tuple[Any, ...]) -> Check | None:
+    if str in kinds and any(get_origin(kind) is PathLike or kind is PathLike for kind in kinds):
+        kinds = tuple(k for k in kinds if k is not str)
+    found = [_check_of(kind) for kind in kinds]
+    if None in found:
+        return None
+    checks = [check for check in found if check is not None]
+
+    def check(name: str, value: Any) -> None:
+        refusals = []
+        for one in checks:
+            try:
+                return one(name, value)
+            except (TypeError, ValueError) as error:
+                refusals.append(error)
+        # Of the right type but out of range says more than of another type.
+        for refusal in refusals:
+            if isinstance(refusal, ValueError):
+                raise refusal
+        words = [str(r).partition(" must be ")[2].rpartition(", got ")[0] for r in refusals]
+        raise TypeError(
+            f"`{name}` must be {' or '.join(dict.fromkeys(words))}, got {type(value).__name__}."
+        )
+
+    return check
+
+
+def _row(origin: Any, kinds: tuple[Any, ...]) -> Check:
+    fixed = origin is tuple and kinds and kinds[-1] is not Ellipsis
+    each = [_check_of(kind) for kind in kinds if kind is not Ellipsis]
+
+    def check(name: str, value: Any) -> None:
+        if isinstance(value, np.ndarray | Tensor) and origin is not tuple:
+            if not value.shape:
+                raise TypeError(f"`{name}` must be a sequence, got a single number.")
+            return
+        if origin is Iterable and isinstance(value, Iterable) and not isinstance(value, str):
+            return
+        if not isinstance(value, Sequence) or isinstance(value, str | bytes | bytearray):
+            raise TypeError(f"`{name}` must be a sequence, got {type(value).__name__}.")
+        if fixed and len(value) != len(each):
+            raise ValueError(f"`{name}` must have {len(each)} entries, got {len(value)}.")
+        if isinstance(value, range) or not each:
+            return
+        for position, part in enumerate(value):
+            one = each[position if fixed else 0]
+            if one is not None:
+                one(name, part)
+
+    return check
+
+
+def _settings(kind: Any) -> Check:
+    hints = typing.get_type_hints(kind)
+    checks = {name: _check_of(hint) for name, hint in hints.items()}
+
+    def check(name: str, value: Any) -> None:
+        one = checks.get(name)
+        if one is not None:
+            one(name, value)
+
+    return check
