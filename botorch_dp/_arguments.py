@@ -7,6 +7,7 @@ and everything else that a type does not say remain with each function; see :mod
 
 from __future__ import annotations
 
+import ast
 import inspect
 import sys
 import types
@@ -31,16 +32,19 @@ _EMPTY = inspect.Parameter.empty
 _VARIADIC = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
 
 
-class _Lazy(type):
+class OutOfRange(ValueError):
+    """Numbers so large or so small that nothing can be computed with them."""
+
+
+class _Unloaded(type):
+    """Stands for a class of a module that may not be loaded: nothing is one of its objects then."""
+
+    module: str
+
     def __instancecheck__(cls, value: object) -> bool:
-        torch = sys.modules.get("torch")
-        return torch is not None and isinstance(value, torch.Tensor)
-
-
-class Tensor(metaclass=_Lazy):
-    """Stands for ``torch.Tensor`` where torch is not loaded: nothing is one then."""
-
-    shape: tuple[int, ...]
+        module = sys.modules.get(cls.module)
+        kind = getattr(module, cls.__name__, None)
+        return module is not None and (not isinstance(kind, type) or isinstance(value, kind))
 
 
 def checked(target: F) -> F:
@@ -73,8 +77,8 @@ def _wrapped(function: Any, *, method: bool = False) -> Any:
     positional = [
         p.name for p in parameters if p.kind.name in ("POSITIONAL_ONLY", "POSITIONAL_OR_KEYWORD")
     ]
-    rest = next((p.name for p in parameters if p.kind.name == "VAR_POSITIONAL"), None)
-    more = next((p.name for p in parameters if p.kind.name == "VAR_KEYWORD"), None)
+    rest = next((p.name for p in parameters if p.kind.name == "VAR_POSITIONAL"), "")
+    more = next((p.name for p in parameters if p.kind.name == "VAR_KEYWORD"), "")
     checks: dict[str, Check] | None = None
     defaults = {p.name: p.default for p in parameters}
 
@@ -96,16 +100,23 @@ def _wrapped(function: Any, *, method: bool = False) -> Any:
             check = checks.get(name)
             if check is not None and value is not defaults[name]:
                 check(name, value)
-        if rest is not None and rest in checks:
+        if rest in checks:
             for value in args[len(positional) :]:
                 checks[rest](rest, value)
         for name, value in kwargs.items():
             check = checks.get(name)
             if check is not None and value is not defaults[name]:
                 check(name, value)
-            elif more is not None and more in checks and name not in names:
+            elif more in checks and name not in names:
                 checks[more](name, value)
-        return function(*args, **kwargs)
+        try:
+            return function(*args, **kwargs)
+        except (OverflowError, ZeroDivisionError, OutOfRange) as error:
+            given = dict.fromkeys((*positional[method : len(args)], *kwargs))
+            what = ", ".join(f"`{name}`" for name in given) or "what this object was made with"
+            raise OutOfRange(
+                f"Numbers became too large or too small to compute with: check {what}."
+            ) from error
 
     return call
 
@@ -119,10 +130,20 @@ def _resolved(annotation: Any, function: Any) -> Any:
         try:
             return eval(annotation, function.__globals__, known)  # our own source
         except NameError as error:
-            # Imported for type checkers only.
-            known[error.name] = Tensor if error.name == "Tensor" else Any
+            known[str(error.name)] = _for_type_checkers(str(error.name), function)
         except (AttributeError, TypeError):
             return Any
+
+
+def _for_type_checkers(name: str, function: Any) -> Any:
+    """A class that is imported in an ``if TYPE_CHECKING`` block."""
+    source = inspect.getsource(sys.modules[function.__module__])
+    for block in ast.parse(source).body:
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING":
+            for line in block.body:
+                if isinstance(line, ast.ImportFrom) and name in {part.name for part in line.names}:
+                    return _Unloaded(name, (), {"module": line.module})
+    return Any
 
 
 def _check_of(kind: Any) -> Check | None:
@@ -144,9 +165,9 @@ def _check_of(kind: Any) -> Check | None:
         return _callable
     if origin is type:
         return _instance(type, "a class")
-    if isinstance(origin or kind, type) and kind is not object:
+    if isinstance(origin or kind, type) and kind not in (Any, object):
         if getattr(kind, "_is_protocol", False):
-            return _callable if "__call__" in vars(kind) else None
+            return _like(kind)
         return _instance(origin or kind)
     return None
 
@@ -210,10 +231,26 @@ def _instance(kind: type, words: str | None = None) -> Check:
     return check
 
 
+def _like(protocol: type) -> Check:
+    wanted = [name for name in vars(protocol) if name == "__call__" or not name.startswith("_")]
+
+    def check(name: str, value: Any) -> None:
+        if "__call__" in wanted:
+            _callable(name, value)
+        elif not all(hasattr(value, attribute) for attribute in wanted):
+            raise TypeError(
+                f"`{name}` must be a {protocol.__name__} (with {', '.join(wanted)}), got "
+                f"{type(value).__name__}."
+            )
+
+    return check
+
+
 def _one_of(options: tuple[Any, ...]) -> Check:
     def check(name: str, value: Any) -> None:
-        if not any(value is option or value == option for option in options):
-            raise ValueError(f"`{name}` must be one of {options}, got {value!r}.")
+        # Which word is meant the function may guess, or say what to use instead.
+        if not isinstance(value, str):
+            raise ValueError(f"`{name}` must be one of {options}, got {type(value).__name__}.")
 
     return check
 
@@ -250,9 +287,12 @@ def _row(origin: Any, kinds: tuple[Any, ...]) -> Check:
     each = [_check_of(kind) for kind in kinds if kind is not Ellipsis]
 
     def check(name: str, value: Any) -> None:
-        if isinstance(value, np.ndarray | Tensor) and origin is not tuple:
-            if not value.shape:
-                raise TypeError(f"`{name}` must be a sequence, got a single number.")
+        if isinstance(value, np.ndarray) or hasattr(value, "requires_grad"):
+            wanted = "".join(
+                {_number: "iuf", _integer: "iu"}.get(one, "") for one in each[:1] if one
+            )
+            if origin is tuple or len(value.shape) != 1 or _kind(value) not in wanted:
+                raise TypeError(f"`{name}` must be a sequence, got {_described(value)}.")
             return
         if origin is Iterable and isinstance(value, Iterable) and not isinstance(value, str):
             return
@@ -268,6 +308,17 @@ def _row(origin: Any, kinds: tuple[Any, ...]) -> Check:
                 one(name, part)
 
     return check
+
+
+def _kind(array: Any) -> str:
+    """The kind of the entries of an array or tensor, in NumPy's letters."""
+    if isinstance(array, np.ndarray):
+        return array.dtype.kind
+    return "f" if array.is_floating_point() else "i" if str(array.dtype)[6:9] == "int" else "x"
+
+
+def _described(array: Any) -> str:
+    return f"a {type(array).__name__} of shape {tuple(array.shape)} and dtype {array.dtype}"
 
 
 def _settings(kind: Any) -> Check:

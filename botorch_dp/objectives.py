@@ -382,7 +382,7 @@ class PrivateObjective:
 
     def price(self, evaluations: int = 1) -> Guarantee:
         """What this many evaluations, a number fixed beforehand, promise and cost."""
-        count = check_integer("evaluations", evaluations)
+        count = check_integer("evaluations", evaluations, at_most=10**6)
         together = compose(*[self._one_evaluation] * count)
         return together if self._seeds is None else together.simulated()
 

@@ -68,6 +68,8 @@ def plot_front(
     trials = alone if trials is None else trials
     dominated = alone if dominated is None else dominated
     figure, ax = _axes(ax)
+    if ref_point is not None and len(ref_point) < 2:
+        raise ValueError(f"`ref_point` must hold an epsilon and an error, got {ref_point}.")
     ref_epsilon, ref_error = fronts[0].problem.ref_point if ref_point is None else ref_point[:2]
     smallest = _smallest_epsilon(fronts)
     for index, front in enumerate(fronts):

@@ -285,6 +285,11 @@ def _columns_of(name: str, data: object) -> tuple[Any, Any, int]:
     if not isinstance(data, tuple | list) or len(data) != 2:
         raise TypeError(f"`{name}` must be a pair (X, y), got {type(data).__name__}.")
     X, y = (part.numpy(force=True) if isinstance(part, Tensor) else part for part in data)
+    for part in (X, y):
+        if isinstance(part, str | bytes) or not (
+            getattr(part, "shape", None) or hasattr(part, "__len__")
+        ):
+            raise TypeError(f"`{name}` must hold tables of records, got {type(part).__name__}.")
     sizes = [part.shape[0] if hasattr(part, "shape") else len(part) for part in (X, y)]
     if sizes[0] != sizes[1] or sizes[0] == 0:
         raise ValueError(f"`{name}` must have as many rows as labels, got {sizes}.")

@@ -22,7 +22,7 @@ from scipy.stats import truncnorm
 from torch import Tensor
 
 from botorch_dp._arguments import checked
-from botorch_dp._checks import check_finite, check_integer, check_positive
+from botorch_dp._checks import check_finite, check_integer, check_positive, check_size
 
 #: Values of all parameters by name, as the user's functions get them.
 Config: TypeAlias = dict[str, Any]
@@ -291,6 +291,8 @@ class Choice:
     def encode(self, values: Sequence[Scalar]) -> NDArray[np.float64]:
         """One-hot codes of values, ``n x k``."""
         order = {value: index for index, value in enumerate(self.values)}
+        for value in values:
+            self.check("values", value)
         return np.eye(len(self.values))[[order[value] for value in values]]
 
     def draw(self, u: NDArray[np.float64]) -> list[Scalar]:
@@ -387,6 +389,9 @@ class SearchSpace:
 
     def encode(self, configs: Sequence[Config]) -> Tensor:
         """The ``n x d`` codes of configs."""
+        for config in configs:
+            if not config.keys() >= self._parameters.keys():
+                raise ValueError(f"`configs` must name {list(self._parameters)}, got {config}.")
         widths = [columns.stop - columns.start for columns in self._columns.values()]
         blocks = [
             parameter.encode([config[name] for config in configs]).reshape(len(configs), width)
@@ -396,7 +401,11 @@ class SearchSpace:
 
     def decode(self, codes: Tensor) -> list[Config]:
         """The configs nearest to ``n x d`` points of the unit cube."""
+        if codes.dim() != 2 or codes.shape[1] != self.dim or codes.is_complex():
+            raise ValueError(f"`codes` must have shape n x {self.dim}, got {tuple(codes.shape)}.")
         positions = codes.detach().cpu().double().clamp(0, 1).numpy()
+        if np.isnan(positions).any():
+            raise ValueError("`codes` must be numbers, but hold NaN.")
         return self._assemble(
             [
                 p.decode(
@@ -441,7 +450,7 @@ class SearchSpace:
         self, count: int, *, seed: int | np.random.SeedSequence | None = None
     ) -> list[Config]:
         """Independent draws from each parameter's distribution, subject to the constraints."""
-        check_integer("count", count)
+        check_size("count", check_integer("count", count), 1000 * count)
         generator = np.random.default_rng(seed)
         found: list[Config] = []
         in_vain = 0
@@ -534,6 +543,7 @@ class SearchSpace:
 
 
 def _equidistant(count: int) -> NDArray[np.float64]:
+    check_size("count", check_integer("count", count), 64 * count)
     return np.linspace(0.0, 1.0, count) if count > 1 else np.array([0.5])
 
 

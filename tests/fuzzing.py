@@ -45,6 +45,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from botorch.exceptions.errors import UnsupportedError
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
@@ -238,14 +239,17 @@ def junk_values() -> list[Callable[[], Any]]:
     endless: list[Any] = []
     endless.append(endless)
     plain = [
-        None, True, False, 0, 1, -1, 2, 0.0, -0.5, 1e-320, 1e308, -1e308, math.nan, math.inf, -math.inf,
+        None, True, False, 0, 1, -1, 2, 0.0, -0.5, 1e-320, 1e308, -1e308, math.nan, math.inf,
+        -math.inf, bytearray(2),
         10**12, -(10**12), 2**63, 10**400, -(10**400), 1 + 2j, Fraction(1, 3), Decimal("0.5"),
-        "", "1", "word", "\0", "\ud800", "x" * 5000, "/no/such/folder/file", ".", b"bytes", bytearray(2),
-        (), [], {}, set(), [1], ["a"], (math.nan, math.nan), (0.0, math.inf), (1, 0), (1.0, 1.0, 1.0),
+        "", "1", "word", "\0", "\ud800", "x" * 5000, "/no/such/folder/file", ".", b"bytes",
+        (), [], {}, set(), [1], ["a"], (math.nan, math.nan), (0.0, math.inf), (1, 0),
+        (1.0, 1.0, 1.0),
         {"a": 1}, {1: 2}, endless, object(), int, float, len, Ellipsis, NotImplemented,
         np.float32(0.5), np.int64(3), np.array(1.0), np.array([1.0, math.nan]), np.zeros((0, 2)),
         np.array(["a"]), np.array([None, object()]), np.datetime64("2020-01-01"), Path("a path"),
-        ValueError("an error"), range(3), range(10**12), (x for x in ()), torch.float16, torch.device("cpu"),
+        ValueError("an error"), range(3), range(10**12), (x for x in ()), torch.float16,
+        torch.device("cpu"),
     ]  # fmt: skip
     tensors: list[Callable[[], Any]] = [
         lambda: torch.tensor(0.5),
@@ -283,6 +287,8 @@ def calls(target: Target) -> st.SearchStrategy[dict[str, Callable[[], Any]]]:
     """Which arguments to replace, each by a maker of junk."""
     makers = junk_values()
     names = [p.name for p in target.parameters if p.kind is not p.VAR_KEYWORD]
+    if "args" in names:
+        names.remove("args")  # of a decorator of BoTorch's
     if any(p.kind is p.VAR_KEYWORD for p in target.parameters):
         from tests import fuzzing_examples
 
@@ -350,7 +356,9 @@ def judged(target: Target, replaced: Mapping[str, Callable[[], Any]], patience: 
     shown = ", ".join(f"{name}={_short(value)}" for name, value in junk.items())
     arguments.update(junk)
     function = target.function()
-    signal.setitimer(signal.ITIMER_REAL, patience)
+    # Processor time, for the machine may be busy; again, for a callback may have caught the first.
+    signal.setitimer(signal.ITIMER_PROF, patience, 1.0)
+    signal.setitimer(signal.ITIMER_REAL, 10 * patience, 1.0)
     try:
         result = call(target, function, arguments)
         if inspect.isgenerator(result):
@@ -366,12 +374,16 @@ def judged(target: Target, replaced: Mapping[str, Callable[[], Any]], patience: 
     except HangError as error:
         return "hang", _place(error), shown
     except Exception as error:
+        own_name = junk.get("name")
+        if isinstance(own_name, str) and own_name in str(error):
+            return "refusal", "", shown  # what to call the argument was an argument
         return (
             _refusal(target, error),
             f"{type(error).__name__}: {str(error)[:160]} [{_place(error)}]",
             shown,
         )
     finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
@@ -404,6 +416,7 @@ def _names_argument(target: Target, message: str) -> bool:
     from tests import fuzzing_examples
 
     names = {p.name for p in target.parameters} | set(fuzzing_examples.MORE.get(target.last, {}))
+    names |= {"no_such_argument"} if names else set()
     if target.owner is not None and names:  # or one that the object was made with
         names |= set(inspect.signature(target.owner).parameters)
     if not names:  # a property, or a method without arguments: what is wrong is the object
@@ -419,7 +432,7 @@ def _public_errors() -> frozenset[type]:
         if room != "botorch_dp.cli"
         for _, value in exported(room)
         if isinstance(value, type) and issubclass(value, Exception)
-    ) | {importlib.import_module("botorch_dp.errors").AlreadyReleased}
+    ) | {importlib.import_module("botorch_dp.errors").AlreadyReleased, UnsupportedError}
 
 
 def _nan(value: Any, depth: int = 4) -> str | None:
@@ -487,7 +500,7 @@ def fuzz(
 
     served, uvicorn.Server.run = uvicorn.Server.run, lambda self: None  # would wait for ever
     before, folder = Path.cwd(), tempfile.TemporaryDirectory()
-    handler = signal.signal(signal.SIGALRM, late)
+    handlers = {number: signal.signal(number, late) for number in (signal.SIGALRM, signal.SIGPROF)}
     os.chdir(folder.name)
     try:
         with warnings.catch_warnings():
@@ -497,7 +510,8 @@ def fuzz(
                     _fuzz_one(report, target, examples, number, end, patience)
     finally:
         uvicorn.Server.run = served
-        signal.signal(signal.SIGALRM, handler)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
         os.chdir(before)
         folder.cleanup()
     return report

@@ -226,9 +226,7 @@ VALUES: dict[str, Callable[[], Any]] = {
     "data": data,
     "audit_epsilon.data": lambda: 0.0,
     "neighbor": lambda: 1.0,
-    "audit_epsilon.mechanism": lambda: (
-        lambda value: privacy.laplace_mechanism(value, sensitivity=1.0, epsilon=1.0).value
-    ),
+    "audit_epsilon.mechanism": lambda: lambda _: float(np.random.default_rng().laplace()),
     "samples": lambda: 1000,
     "indices": lambda: torch.arange(4),
     "SearchDiagnostics.indices": lambda: (0, 1),
@@ -388,7 +386,7 @@ VALUES: dict[str, Callable[[], Any]] = {
     "planned_steps": lambda: 2,
     "diagnostics": lambda: trained().diagnostics,
     "PrivateOptimum.diagnostics": lambda: _optimum().diagnostics,
-    "DescentResult.diagnostics": bdp.DPGIBO and (lambda: _diagnostics()),
+    "DescentResult.diagnostics": lambda: _diagnostics(),
     "belief": belief,
     "params": lambda: [torch.zeros(2, requires_grad=True)],
     "points": lambda: 3,

@@ -24,6 +24,7 @@ from botorch.utils.transforms import (
 from torch import Tensor
 
 from botorch_dp._arguments import checked
+from botorch_dp._checks import check_tensor
 from botorch_dp.models.gradient import candidate_noise, exact_gp, gradient_beliefs
 
 Stencil = Literal["simplex", "central"]
@@ -95,6 +96,7 @@ class GradientTrace(AcquisitionFunction):
         Returns:
             A ``(b)``-dim tensor, at most 0.
         """
+        check_tensor("X", X, finite=False)
         if X.dtype != self.location.dtype:
             raise ValueError(f"`X` is {X.dtype} but the model works in {self.location.dtype}.")
         if not self._averages:

@@ -35,7 +35,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from botorch_dp._arguments import checked
-from botorch_dp._checks import check_positive
+from botorch_dp._checks import check_positive, check_tensor
 from botorch_dp.acquisition.pending import believe
 
 Region = Literal["unbounded", "box"]
@@ -176,6 +176,7 @@ class _HypervolumeAcquisition(MultiObjectiveAnalyticAcquisitionFunction, ABC):
             Two ``batch_shape x q x m``-dim tensors, in double precision.
         """
         dtype = self.ref_point.dtype
+        check_tensor("X", X, finite=False)
         if X.dtype != dtype:
             raise ValueError(f"`X` has dtype {X.dtype}, but the front has {dtype}.")
         posterior: Any = self.model.posterior(X, posterior_transform=self.posterior_transform)

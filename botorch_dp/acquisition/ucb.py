@@ -14,7 +14,7 @@ from botorch.utils.transforms import average_over_ensemble_models, t_batch_mode_
 from torch import Tensor
 
 from botorch_dp._arguments import checked
-from botorch_dp._checks import check_delta, check_integer, check_positive
+from botorch_dp._checks import check_delta, check_integer, check_positive, check_tensor
 
 
 @checked
@@ -132,6 +132,7 @@ def check_same_dtype(model: Model, X: Tensor) -> None:
     BoTorch's analytic functions move themselves, and with them the model that others share, to the
     dtype of ``X``: one evaluation in single precision would spoil a double model for good.
     """
+    check_tensor("X", X, finite=False)
     dtype = _floating_dtype(model)
     if dtype is not None and X.dtype != dtype:
         raise ValueError(

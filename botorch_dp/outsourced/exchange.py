@@ -85,7 +85,10 @@ def save_dataset(path: str | os.PathLike[str], dataset: Release[Tensor]) -> None
 @checked
 def load_dataset(path: str | os.PathLike[str]) -> Release[Tensor]:
     """Read released rows written by :func:`save_dataset`."""
-    return dataset_from_bytes(Path(path).read_bytes())
+    try:
+        return dataset_from_bytes(Path(path).read_bytes())
+    except ValueError as error:
+        raise ValueError(f"`path` {os.fspath(path)}: {error}") from error
 
 
 @checked

@@ -20,7 +20,7 @@ from scipy.optimize import brentq
 from scipy.special import erfcx, erfinv, log_ndtr, ndtr, ndtri, ndtri_exp
 
 from botorch_dp._arguments import checked
-from botorch_dp._checks import check_delta, check_nonnegative
+from botorch_dp._checks import check_delta, check_nonnegative, check_real
 
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 _SQRT_HALF = math.sqrt(0.5)
@@ -127,7 +127,7 @@ def compose_gdp(mus: Iterable[float]) -> float:
         >>> compose_gdp([3.0, 4.0])
         5.0
     """
-    return math.hypot(*(_check_mu(mu) for mu in mus))
+    return math.hypot(*(_check_mu(mu, "mus") for mu in mus))
 
 
 @checked
@@ -171,8 +171,9 @@ def pure_dp_epsilon(mu: float) -> float:
     return epsilon * (1 - 1e-13)
 
 
-def _check_mu(mu: float) -> float:
-    return math.inf if mu == math.inf else check_nonnegative("mu", mu)
+def _check_mu(mu: float, name: str = "mu") -> float:
+    number = check_real(name, mu)
+    return number if number == math.inf else check_nonnegative(name, number)
 
 
 def _mills_ratio(x: float) -> float:

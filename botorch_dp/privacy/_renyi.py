@@ -24,6 +24,7 @@ from functools import lru_cache
 import numpy as np
 from scipy.special import gammaln, log_ndtr, logsumexp
 
+from botorch_dp._checks import check_finite
 from botorch_dp.privacy._distributions import SampledKind, sampled_gaussian
 
 #: Up to here the divergences are used; above, only the simple exponentials are (as dp-accounting).
@@ -153,6 +154,14 @@ def _one_sided_loss(c: float, q: float, y: np.ndarray) -> np.ndarray:
 def gaussian_rdp(mu: float, orders: Sequence[float]) -> np.ndarray:
     """Rényi divergences of a mu-GDP mechanism."""
     return np.asarray(orders, dtype=float) * (0.5 * mu * mu)
+
+
+def check_orders(orders: Sequence[float]) -> tuple[float, ...]:
+    """Orders as floats, or an error if a divergence of one does not exist."""
+    found = tuple(check_finite("orders", float(order)) for order in orders)
+    if any(order <= 1 for order in found):
+        raise ValueError(f"`orders` must be above 1, got {min(found)}.")
+    return found
 
 
 def pure_rdp(epsilon: float, orders: Sequence[float]) -> np.ndarray:

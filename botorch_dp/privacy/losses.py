@@ -23,7 +23,13 @@ from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy._composition import Component, Contribution
 from botorch_dp.privacy._distributions import SampledKind
 from botorch_dp.privacy._gaussian import pure_dp_mu
-from botorch_dp.privacy._renyi import gaussian_rdp, laplace_rdp, pure_rdp, sampled_gaussian_rdp
+from botorch_dp.privacy._renyi import (
+    check_orders,
+    gaussian_rdp,
+    laplace_rdp,
+    pure_rdp,
+    sampled_gaussian_rdp,
+)
 
 #: What a charge costs: epsilon and delta of what is summed, mu of what is Gaussian.
 Cost = tuple[float, float, float]
@@ -82,7 +88,8 @@ class PrivacyLoss(ABC):
     def to_event(self, relation: NeighboringRelation) -> Any:
         """The event of dp-accounting that bounds it; see ``Guarantee.to_event``."""
         raise PrivacyError(
-            f"dp-accounting has no event that bounds a {type(self).__name__} under {relation.name}."
+            f"dp-accounting has no event that bounds a {type(self).__name__} under `relation` "
+            f"{relation.name}."
         )
 
     @property
@@ -101,9 +108,9 @@ class PrivacyLoss(ABC):
         """
         if self.summed is None:
             raise PrivacyError(
-                f"A {type(self).__name__} is neither Gaussian nor a sum of (epsilon, delta). Name "
-                "the delta at which it is charged to the summed compartment: "
-                "charge(guarantee, delta=...)."
+                f"A {type(self).__name__} is neither Gaussian nor a sum of (epsilon, delta), whether "
+                "`purely_gaussian` or not. Name the delta at which it is charged to the summed "
+                "compartment: charge(guarantee, delta=...)."
             )
         epsilon, delta = self.summed
         if purely_gaussian and delta == 0:
@@ -142,7 +149,7 @@ class PureLoss(PrivacyLoss):
 
     def rdp(self, orders: Sequence[float]) -> np.ndarray:
         """Those of randomized response, which dominates."""
-        return pure_rdp(self.epsilon, orders)
+        return pure_rdp(self.epsilon, check_orders(orders))
 
     def contribution(self) -> Contribution:
         """Randomized response dominates."""
@@ -150,7 +157,7 @@ class PureLoss(PrivacyLoss):
 
     def for_group(self, size: int) -> PureLoss:
         """As many times the epsilon."""
-        return PureLoss(size * self.epsilon)
+        return PureLoss(check_integer("size", size) * self.epsilon)
 
     def to_event(self, relation: NeighboringRelation) -> Any:
         """Randomized response, which dp-accounting knows under replace-one."""
@@ -180,7 +187,7 @@ class LaplaceLoss(PrivacyLoss):
 
     def rdp(self, orders: Sequence[float]) -> np.ndarray:
         """Exact."""
-        return laplace_rdp(self.epsilon, orders)
+        return laplace_rdp(self.epsilon, check_orders(orders))
 
     def contribution(self) -> Contribution:
         """Its own distribution."""
@@ -188,7 +195,7 @@ class LaplaceLoss(PrivacyLoss):
 
     def for_group(self, size: int) -> LaplaceLoss:
         """As many times the sensitivity."""
-        return LaplaceLoss(size * self.epsilon)
+        return LaplaceLoss(check_integer("size", size) * self.epsilon)
 
     def to_event(self, relation: NeighboringRelation) -> Any:
         """A Laplace mechanism, or the randomized response that dominates it."""
@@ -216,7 +223,7 @@ class GaussianLoss(PrivacyLoss):
 
     def rdp(self, orders: Sequence[float]) -> np.ndarray:
         """Exact."""
-        return gaussian_rdp(self.mu, orders)
+        return gaussian_rdp(self.mu, check_orders(orders))
 
     def contribution(self) -> Contribution:
         """Gaussian."""
@@ -224,7 +231,7 @@ class GaussianLoss(PrivacyLoss):
 
     def for_group(self, size: int) -> GaussianLoss:
         """As many times the sensitivity."""
-        return GaussianLoss(size * self.mu)
+        return GaussianLoss(check_integer("size", size) * self.mu)
 
     def to_event(self, relation: NeighboringRelation) -> Any:
         """A Gaussian mechanism."""
@@ -256,8 +263,8 @@ class ApproximateLoss(PrivacyLoss):
     def rdp(self, orders: Sequence[float]) -> np.ndarray:
         """Infinite: with probability delta everything may be revealed."""
         if self.delta > 0:
-            return np.full(len(orders), math.inf)
-        return pure_rdp(self.epsilon, orders)
+            return np.full(len(check_orders(orders)), math.inf)
+        return pure_rdp(self.epsilon, check_orders(orders))
 
     def contribution(self) -> Contribution:
         """Everything with probability delta, a pure mechanism otherwise."""
@@ -265,8 +272,10 @@ class ApproximateLoss(PrivacyLoss):
 
     def for_group(self, size: int) -> ApproximateLoss:
         """As many times the epsilon, and delta times 1 + e^epsilon + ... for each member."""
-        total = math.fsum(math.exp(min(i * self.epsilon, 700.0)) for i in range(size))
-        delta = self.delta * total
+        # The sum of a geometric series; 1 + 1e-12 exceeds what rounding takes from it.
+        growth = min(check_integer("size", size) * self.epsilon, 700.0)
+        total = math.expm1(growth) / math.expm1(self.epsilon) if self.epsilon > 1e-300 else size
+        delta = self.delta * total * (1 + 1e-12)
         if delta >= 1:
             raise PrivacyError(
                 f"An ({self.epsilon:g}, {self.delta:g})-private mechanism promises nothing to a "
@@ -306,7 +315,7 @@ class SampledSGDLoss(PrivacyLoss):
     def rdp(self, orders: Sequence[float]) -> np.ndarray:
         """Those of the dominating pair."""
         return self.steps * sampled_gaussian_rdp(
-            self.sampled_kind, self.noise_multiplier, self.sampling_fraction, orders
+            self.sampled_kind, self.noise_multiplier, self.sampling_fraction, check_orders(orders)
         )
 
 
@@ -358,6 +367,7 @@ class PoissonSGDLoss(SampledSGDLoss):
 
     def for_group(self, size: int) -> PoissonSGDLoss:
         """A lot holds one of them with probability 1 - (1 - q)^size, and moves at most so far."""
+        check_integer("size", size)
         together = self.sampling_probability
         if together < 1:
             together = -math.expm1(size * math.log1p(-together))

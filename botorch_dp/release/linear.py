@@ -368,6 +368,8 @@ class LinearChoice:
         Computed from ``m x n`` scores at the design. Scores beyond a bound count as that bound, NaN
         as the worse one.
         """
+        num_points = self.weights.shape[1]
+        checked_scores(scores, num_points=num_points, num_records=self.num_records, name="scores")
         low, high = self.bounds
         worse = high if self.negate else low
         total = grid_levels(self.num_records) * self.num_records

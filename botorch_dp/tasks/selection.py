@@ -115,7 +115,7 @@ class SparseVectorProblem(PrivacyUtilityProblem):
         Errors are computed at some noises and interpolated monotonically between them; epsilons
         are exact.
         """
-        check_integer("num_noises", num_noises, at_least=2)
+        check_integer("num_noises", num_noises, at_least=2, at_most=10**6)
         noise_range, positives = self.space.parameters.values()
         assert isinstance(noise_range, Real) and isinstance(positives, Integer)
         noises = np.geomspace(noise_range.low, noise_range.high, num_noises)
