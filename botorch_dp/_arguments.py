@@ -47,8 +47,17 @@ class _Unloaded(type):
         return module is not None and (not isinstance(kind, type) or isinstance(value, kind))
 
 
-def checked(target: F) -> F:
+def checked_but(*names: str) -> Callable[[F], F]:
+    """As :func:`checked`, but for arguments whose own checks say more than their types do."""
+    return lambda target: checked(target, names)
+
+
+def checked(target: F, but: Sequence[str] = ()) -> F:
     """Decorator of a public function, or of a class: its constructor and public methods.
+
+    Args:
+        target: What is decorated.
+        but: Names of arguments that are left alone.
 
     Example:
         >>> @checked
@@ -59,18 +68,18 @@ def checked(target: F) -> F:
         TypeError: `number` must be a real number, got str.
     """
     if not isinstance(target, type):
-        return _wrapped(target)
+        return _wrapped(target, but)
     for name, member in list(vars(target).items()):
         kind = type(member) if isinstance(member, staticmethod | classmethod) else None
         function = member.__func__ if kind else member
         public = name in _SPECIAL or not name.startswith("_")
         if public and isinstance(function, types.FunctionType):
-            wrapped = _wrapped(function, method=kind is not staticmethod)
+            wrapped = _wrapped(function, but, method=kind is not staticmethod)
             setattr(target, name, kind(wrapped) if kind else wrapped)
     return target
 
 
-def _wrapped(function: Any, *, method: bool = False) -> Any:
+def _wrapped(function: Any, but: Sequence[str], *, method: bool = False) -> Any:
     signature = inspect.signature(function)
     parameters = list(signature.parameters.values())
     names = [p.name for p in parameters if p.kind not in _VARIADIC]
@@ -87,7 +96,7 @@ def _wrapped(function: Any, *, method: bool = False) -> Any:
         found = {}
         for parameter in parameters[1:] if method else parameters:
             check = _check_of(_resolved(parameter.annotation, function))
-            if check is not None:
+            if check is not None and parameter.name not in but:
                 found[parameter.name] = check
         return found
 
@@ -222,7 +231,9 @@ _SIMPLE: dict[Any, Check] = {
 
 
 def _instance(kind: type, words: str | None = None) -> Check:
-    name_of_kind = words or {"Tensor": "a torch.Tensor"}.get(kind.__name__, f"a {kind.__name__}")
+    named = {"Tensor": "torch.Tensor"}.get(kind.__name__, kind.__name__)
+    article = "an" if named[0] in "AEIOU" else "a"
+    name_of_kind = words or f"{article} {named}"
 
     def check(name: str, value: Any) -> None:
         if not isinstance(value, kind):
@@ -288,15 +299,18 @@ def _row(origin: Any, kinds: tuple[Any, ...]) -> Check:
 
     def check(name: str, value: Any) -> None:
         if isinstance(value, np.ndarray) or hasattr(value, "requires_grad"):
-            wanted = "".join(
-                {_number: "iuf", _integer: "iu"}.get(one, "") for one in each[:1] if one
-            )
+            wanted = "iuf" if each[:1] == [_number] else "iu" if each[:1] == [_integer] else ""
             if origin is tuple or len(value.shape) != 1 or _kind(value) not in wanted:
-                raise TypeError(f"`{name}` must be a sequence, got {_described(value)}.")
+                what = "a pair" if fixed and len(each) == 2 else "a sequence"
+                raise TypeError(f"`{name}` must be {what}, got {_described(value)}.")
             return
         if origin is Iterable and isinstance(value, Iterable) and not isinstance(value, str):
             return
-        if not isinstance(value, Sequence) or isinstance(value, str | bytes | bytearray):
+        is_row = isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
+        if fixed and len(each) == 2 and (not is_row or len(value) != 2):
+            kind = ValueError if is_row else TypeError
+            raise kind(f"`{name}` must be a pair, got {_brief(value)}.")
+        if not is_row:
             raise TypeError(f"`{name}` must be a sequence, got {type(value).__name__}.")
         if fixed and len(value) != len(each):
             raise ValueError(f"`{name}` must have {len(each)} entries, got {len(value)}.")
@@ -315,6 +329,10 @@ def _kind(array: Any) -> str:
     if isinstance(array, np.ndarray):
         return array.dtype.kind
     return "f" if array.is_floating_point() else "i" if str(array.dtype)[6:9] == "int" else "x"
+
+
+def _brief(value: Any) -> str:
+    return f"{len(value)} entries" if isinstance(value, Sequence) else type(value).__name__
 
 
 def _described(array: Any) -> str:

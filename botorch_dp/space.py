@@ -451,6 +451,8 @@ class SearchSpace:
     ) -> list[Config]:
         """Independent draws from each parameter's distribution, subject to the constraints."""
         check_size("count", check_integer("count", count), 1000 * count)
+        if not isinstance(seed, np.random.SeedSequence | None):
+            check_integer("seed", seed, at_least=0)
         generator = np.random.default_rng(seed)
         found: list[Config] = []
         in_vain = 0

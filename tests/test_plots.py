@@ -121,7 +121,7 @@ class TestFront:
     def test_wrong(self) -> None:
         with pytest.raises(ValueError, match="at least one front"):
             plot_front()
-        with pytest.raises(TypeError, match="ParetoFronts"):
+        with pytest.raises(TypeError, match="ParetoFront"):
             plot_hypervolume([1, 2])  # type: ignore[arg-type]
 
 

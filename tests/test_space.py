@@ -47,7 +47,7 @@ class TestRange:
             make()  # type: ignore[operator]
 
     def test_wrong_types(self) -> None:
-        with pytest.raises(TypeError, match="`low` of an Integer"):
+        with pytest.raises(TypeError, match="`low` must be an integer"):
             Integer(0.5, 2)  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="`distribution`"):
             Real(0.0, 1.0, distribution="uniform")  # type: ignore[arg-type]
@@ -133,7 +133,7 @@ class TestSearchSpace:
             SearchSpace()
 
     def test_not_a_parameter(self) -> None:
-        with pytest.raises(TypeError, match="`x` must be a Real, an Integer or a Choice"):
+        with pytest.raises(TypeError, match="`x` must be a Real or an Integer or a Choice"):
             SearchSpace(x=(0, 1))  # type: ignore[arg-type]
 
     def test_codes_of_configs_come_back(self) -> None:
@@ -207,7 +207,7 @@ class TestChoice:
             (lambda: Choice(), ValueError, "needs values"),
             (lambda: Choice("a", "a"), ValueError, "different"),
             (lambda: Choice(1, True), ValueError, "different"),
-            (lambda: Choice(("a", "b")), TypeError, "strings, numbers"),  # type: ignore[arg-type]
+            (lambda: Choice(("a", "b")), TypeError, "`values` must be a string"),  # type: ignore[arg-type]
             (lambda: Choice(math.nan), ValueError, "finite"),
             (lambda: Choice("a", "b", weights=[1.0]), ValueError, "`weights` must be 2"),
             (lambda: Choice("a", "b", weights=[1.0, 0.0]), ValueError, "`weights`"),
@@ -342,4 +342,4 @@ def test_the_space_serves_every_method() -> None:
         a.name for node in ast.walk(tree) if isinstance(node, ast.Import) for a in node.names
     }
     ours = {module for module in modules if module and module.startswith("botorch_dp")}
-    assert ours <= {"botorch_dp._checks", "botorch_dp.errors"}
+    assert ours <= {"botorch_dp._arguments", "botorch_dp._checks", "botorch_dp.errors"}

@@ -125,6 +125,13 @@ class _HypervolumeAcquisition(MultiObjectiveAnalyticAcquisitionFunction, ABC):
         Args:
             X_pending: An ``n x d``-dim tensor, or None when nothing is pending.
         """
+        if X_pending is not None:
+            check_tensor("X_pending", X_pending, finite=False)
+            if X_pending.dim() < 2 or X_pending.dtype != self.ref_point.dtype:
+                raise ValueError(
+                    f"`X_pending` must be n x d and {self.ref_point.dtype}, got "
+                    f"{tuple(X_pending.shape)} {X_pending.dtype}."
+                )
         # The base class in between refuses pending points altogether.
         AcquisitionFunction.set_X_pending(self, X_pending)
         self.model = self._given_model

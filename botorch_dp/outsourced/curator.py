@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from botorch_dp._arguments import checked
+from botorch_dp._arguments import checked, checked_but
 from botorch_dp._checks import check_integer, check_interval, check_positive, check_tensor
 from botorch_dp.errors import PrivacyError
 from botorch_dp.outsourced.query_log import Query, QueryLog
@@ -138,7 +138,7 @@ class PrivateAnswers:
         return float(release.value)
 
 
-@checked
+@checked_but("index")
 class Curator:
     """One released data set, and answers by row index.
 

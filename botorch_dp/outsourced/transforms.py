@@ -90,11 +90,13 @@ def column_space_residual(Z: Tensor, X: Tensor) -> float:
     """
     check_rows(X)
     check_tensor("Z", Z, shape=(X.shape[0], None))
+    X, Z = X.double(), Z.double()
     U, values, _ = torch.linalg.svd(centred(X), full_matrices=False)
     rounding = values.max() * max(X.shape) * torch.finfo(X.dtype).eps
     rank = int((values > rounding).sum())
     basis = U[:, :rank]
-    return float((Z - basis @ (basis.mT @ Z)).norm() / Z.norm())
+    length = Z.norm()
+    return float((Z - basis @ (basis.mT @ Z)).norm() / length) if length > 0 else 0.0
 
 
 def check_rows(X: object) -> Tensor:

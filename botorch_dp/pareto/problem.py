@@ -340,7 +340,7 @@ class PrivacyUtilityProblem:
         )
         return (trial.epsilon, trial.error, *further)
 
-    def measurement(self, answer: UtilityAnswer, seconds: float = math.nan) -> Measurement:
+    def measurement(self, answer: Any, seconds: float = math.nan) -> Measurement:
         """Check one answer of the utility oracle; an error does not quote it."""
         measured = self.measured_objectives
         extras: Mapping[str, float] = {}

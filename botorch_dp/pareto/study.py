@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Literal, get_args
 
 from botorch_dp._arguments import checked
-from botorch_dp._checks import check_integer
+from botorch_dp._checks import check_count, check_integer
 from botorch_dp.pareto.beliefs import EpsilonScale, PrivacyModel, require_complete
 from botorch_dp.pareto.front import OperatingPoint, ParetoFront, recommended
 from botorch_dp.pareto.problem import (
@@ -330,7 +330,7 @@ class DPareto:
         executor: ExecutorLike | None = None,
         progress: bool = False,
     ) -> tuple[list[Trial], Guarantee]:
-        check_integer("replicates", replicates)
+        check_count("replicates", replicates)
         with Workers(self.problem, executor) as workers:
             again = evaluate_again(
                 self._queue,

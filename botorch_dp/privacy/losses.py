@@ -108,7 +108,7 @@ class PrivacyLoss(ABC):
         """
         if self.summed is None:
             raise PrivacyError(
-                f"A {type(self).__name__} is neither Gaussian nor a sum of (epsilon, delta), whether "
+                f"A {type(self).__name__} is neither Gaussian nor a sum of (epsilon, delta), "
                 "`purely_gaussian` or not. Name the delta at which it is charged to the summed "
                 "compartment: charge(guarantee, delta=...)."
             )

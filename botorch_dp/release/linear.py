@@ -23,7 +23,7 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
-from botorch_dp._arguments import checked
+from botorch_dp._arguments import checked, checked_but
 from botorch_dp._checks import check_integer, check_interval, check_positive, check_tensor
 from botorch_dp.errors import NotPublicError
 from botorch_dp.models import FiniteSetGP
@@ -215,7 +215,7 @@ def check_public_design(design: object) -> PublicDesign:
 # The release
 
 
-@checked
+@checked_but("design", "record_losses")
 @dataclass(frozen=True, eq=False)
 class LinearChoice:
     r"""A choice with a large posterior mean, whatever the objective is.
@@ -436,7 +436,7 @@ def _check_source(record_losses: object) -> None:
         )
 
 
-@checked
+@checked_but("record_losses")
 def release_linear_choice(
     record_losses: PerRecordLosses | Tensor,
     choices: Tensor,

@@ -405,6 +405,7 @@ class NoiseFreeMaximum(PriorMaximum):
 
     def statistic(self, values: Tensor) -> float:
         """**Sensitive**: the last value, or the largest from the second on."""
+        check_tensor("values", values, shape=(None,), finite=False)
         known = plausible(values)
         return known[-1].item() if self.edition == "icml2015" else known[1:].max().item()
 

@@ -41,6 +41,7 @@ class SparseVectorUtility:
 
     def __call__(self, config: Config, seed: int) -> float:
         """Mean F1 score; a run without true positives counts as 0."""
+        check_integer("seed", seed, at_least=0)
         threshold_scale, query_scale = _noise_scales(config["noise"], config["max_positives"])
         generator = np.random.default_rng(seed)
         shape = (self.simulations, self.num_queries)

@@ -91,6 +91,11 @@ def accuracy(outputs: Tensor, targets: Tensor) -> float:
         outputs: Scores, ``n x 1`` (positive or not) or ``n x k`` (one per class).
         targets: Labels, ``n``.
     """
+    if outputs.dim() < 1 or outputs.shape[:-1] != targets.shape:
+        raise ValueError(
+            f"`targets` must be one for each row of `outputs`, got {tuple(targets.shape)} for "
+            f"{tuple(outputs.shape)}."
+        )
     usable = outputs.isfinite().all(dim=-1)
     if outputs.shape[-1] == 1:
         right = (outputs.squeeze(-1) > 0) == (targets > 0)
@@ -102,22 +107,43 @@ def accuracy(outputs: Tensor, targets: Tensor) -> float:
 @checked
 def logistic_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     """``log(1 + exp(-s f))`` with ``s = +1`` for positive targets and -1 for others, per record."""
-    scores = outputs.squeeze(-1)
+    scores = _one_for_each(outputs, targets)
     return F.binary_cross_entropy_with_logits(
         scores, (targets > 0).to(scores.dtype), reduction="none"
     )
 
 
+def _one_for_each(outputs: Tensor, targets: Tensor) -> Tensor:
+    """One score for each record, ``n``."""
+    scores = outputs.squeeze(-1)
+    if scores.shape != targets.shape or not scores.is_floating_point():
+        raise ValueError(
+            f"`outputs` must be one score for each of the `targets`, got {tuple(outputs.shape)} "
+            f"{outputs.dtype} for {tuple(targets.shape)}."
+        )
+    return scores
+
+
 @checked
 def hinge_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     """``max(0, 1 - s f)`` with ``s = +1`` for positive targets and -1 for others, per record."""
-    scores = outputs.squeeze(-1)
+    scores = _one_for_each(outputs, targets)
     return F.relu(1 - torch.where(targets > 0, scores, -scores))
 
 
 @checked
 def cross_entropy_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     """Softmax cross-entropy of integer classes, per record."""
+    if outputs.dim() not in (1, 2) or outputs.shape[:-1] != targets.shape:
+        raise ValueError(
+            f"`targets` must be one class for each row of `outputs`, got {tuple(targets.shape)} "
+            f"for {tuple(outputs.shape)}."
+        )
+    if not outputs.is_floating_point() or targets.dtype != torch.long:
+        raise TypeError(
+            f"`outputs` must be floating-point and `targets` of dtype torch.long, got "
+            f"{outputs.dtype} and {targets.dtype}."
+        )
     return F.cross_entropy(outputs, targets, reduction="none")
 
 

@@ -34,6 +34,8 @@ class TrainTest(NamedTuple):
     def __repr__(self) -> str:
         shapes = ", ".join(
             f"{name}: {tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
+            if isinstance(value, Tensor)
+            else f"{name}: {type(value).__name__}"
             for name, value in zip(self._fields, self, strict=True)
         )
         return f"TrainTest({shapes})"
