@@ -36,7 +36,7 @@ import warnings
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from decimal import Decimal
 from fractions import Fraction
@@ -259,7 +259,7 @@ def junk_values() -> list[Callable[[], Any]]:
         lambda: torch.tensor([math.nan]),
         lambda: torch.full((6, 2), math.nan).double(),
         lambda: torch.full((6, 2), math.inf).double(),
-        lambda: torch.full((6, 2), 1e308).double(),
+        lambda: torch.full((6, 2), 1e308, dtype=torch.double),
         lambda: torch.rand(3).double(),
         lambda: torch.rand(6, 2),
         lambda: torch.rand(6, 2).half(),
@@ -483,6 +483,21 @@ def _place(error: BaseException) -> str:
 # Running
 
 
+@contextmanager
+def alarms() -> Iterator[None]:
+    """Let a call that takes too long end in a :class:`HangError`."""
+
+    def late(*_: object) -> None:
+        raise HangError
+
+    before = {kind: signal.signal(kind, late) for kind in (signal.SIGALRM, signal.SIGPROF)}
+    try:
+        yield
+    finally:
+        for kind, handler in before.items():
+            signal.signal(kind, handler)
+
+
 def fuzz(
     *,
     examples: int,
@@ -492,30 +507,22 @@ def fuzz(
     patience: float = 10.0,
 ) -> Report:
     """Call everything ``examples`` times, in a folder of its own."""
-
-    def late(*_: object) -> None:
-        raise HangError
+    import uvicorn
 
     report = Report()
     end = time.monotonic() + seconds
-    import uvicorn
-
-    served, uvicorn.Server.run = uvicorn.Server.run, lambda self: None  # would wait for ever
-    before, folder = Path.cwd(), tempfile.TemporaryDirectory()
-    handlers = {number: signal.signal(number, late) for number in (signal.SIGALRM, signal.SIGPROF)}
-    os.chdir(folder.name)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+    served, before = uvicorn.Server.run, Path.cwd()
+    uvicorn.Server.run = lambda self: None  # it would wait for ever
+    with tempfile.TemporaryDirectory() as folder, alarms(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        os.chdir(folder)
+        try:
             for target in targets():
                 if chosen in target.name and time.monotonic() < end:
                     _fuzz_one(report, target, examples, number, end, patience)
-    finally:
-        uvicorn.Server.run = served
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        os.chdir(before)
-        folder.cleanup()
+        finally:
+            uvicorn.Server.run = served
+            os.chdir(before)
     return report
 
 
