@@ -157,9 +157,14 @@ class TrainingPlan:
             object.__setattr__(self, name, value)
 
     @property
+    def steps_per_epoch(self) -> int:
+        """Number of steps that count as one pass over the records, ``n // m``."""
+        return self.num_records // self.lot_size
+
+    @property
     def steps(self) -> int:
         """Number of steps of a complete run."""
-        return self.epochs * (self.num_records // self.lot_size)
+        return self.epochs * self.steps_per_epoch
 
     @property
     def sensitivity(self) -> float:

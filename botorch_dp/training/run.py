@@ -58,6 +58,8 @@ class TrainingRun:
         self.step = 0
         #: Filled places of all lots so far.
         self.drawn = 0
+        #: The utilities of all replicates by the step after which they were measured. Sensitive.
+        self.measured: dict[int, list[float]] = {}
         #: Lots drawn already; ``_block`` holds those and the ones before them for a checkpoint.
         self._ahead: list[_Lots] = []
         self._block = (torch.zeros(0, len(coins), 0), torch.zeros(0, len(coins)))
@@ -71,28 +73,53 @@ class TrainingRun:
             else None
         )
 
+    def pauses(self, epochs: Sequence[int], **how: Any) -> Iterator[int]:
+        """Train, and pause after each of these numbers of epochs, rising; stop after Ctrl-C.
+
+        Where the run is further already, there is no pause.
+
+        Args:
+            epochs: Where to pause; nothing is done after the last of them.
+            how: As for :meth:`run`.
+        """
+        for passes in epochs:
+            until = passes * self._plan.steps_per_epoch
+            if self.step > until:
+                continue
+            if not self.run(until=until, **how):
+                return
+            yield passes
+
     def run(
         self,
         *,
-        progress: bool,
-        stop_on_interrupt: bool,
-        file: Run | None,
-        checkpoint_seconds: float,
+        progress: bool = False,
+        stop_on_interrupt: bool = False,
+        file: Run | None = None,
+        checkpoint_seconds: float = 0.0,
+        until: int | None = None,
     ) -> bool:
-        """Take the remaining steps; nothing of them is shown to anybody.
+        """Take the steps up to ``until``, or all that remain; nothing of them is shown to anybody.
 
         Returns:
-            Whether all steps were taken; False after Ctrl-C, which takes effect between steps.
+            Whether to go on; False after Ctrl-C, which takes effect between steps.
 
         Raises:
             KeyboardInterrupt: After Ctrl-C unless ``stop_on_interrupt``, after a second one, and
                 before the first step, when there is nothing to return yet.
         """
         steps = self._plan.steps
+        until = steps if until is None else until
         saved = time.monotonic()
-        bar = tqdm(total=steps, initial=self.step, disable=not progress, unit="step")
+        bar = tqdm(
+            total=steps,
+            initial=self.step,
+            disable=not progress,
+            leave=until == steps,
+            unit="step",
+        )
         with bar, _interrupts_between_steps() as stop, torch.no_grad():
-            while self.step < steps and not stop.is_set():
+            while self.step < until and not stop.is_set():
                 self._advance()
                 bar.update()
                 if file is not None and time.monotonic() - saved >= checkpoint_seconds:
@@ -102,7 +129,7 @@ class TrainingRun:
             self.save(file)
         if stop.is_set() and (self.step == 0 or not stop_on_interrupt):
             raise KeyboardInterrupt
-        return self.step == steps
+        return self.step == steps or not stop.is_set()
 
     def _advance(self) -> None:
         plan = self._plan
@@ -166,6 +193,7 @@ class TrainingRun:
                 "ahead": places,
                 "ahead_sizes": sizes,
                 "kept": self._engine.kept,
+                "measured": self.measured,
             }
         )
 
@@ -178,6 +206,7 @@ class TrainingRun:
         self.show(stored)
         self._stock(stored["ahead"], stored["ahead_sizes"])
         self._engine.kept.copy_(stored["kept"])
+        self.measured = stored.get("measured", {})
         if self._adam is not None:
             # Where Adam keeps each of them, its count of steps included, is its own affair.
             self._adam.state[self._flat] = {
@@ -192,6 +221,8 @@ class TrainingRun:
 
     def show(self, shown: dict[str, Any]) -> None:
         """Go where :meth:`shown` was taken."""
+        if not torch.equal(self._flat, shown["parameters"]):
+            self.measured.clear()  # of another model
         self.step = shown["step"]
         self._flat.copy_(shown["parameters"])
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Unpack, get_args
+from typing import Any, Literal, NamedTuple, Unpack, get_args
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +47,26 @@ _STOPPED = "the moment at which training was stopped did not depend on the recor
 _NOTHING_KEPT = "the model and its loss keep nothing of a record from one call to the next"
 
 
+class CurvePoint(NamedTuple):
+    """How good a training was on its way. SENSITIVE: never publish it."""
+
+    epochs: int
+    """Passes over the records so far."""
+    utility: float
+    """The metric on the test records."""
+
+
+class EpochReport(NamedTuple):
+    """What a callback is told after an epoch. SENSITIVE: never publish it."""
+
+    epochs: int
+    """Passes over the records so far."""
+    utility: float
+    """The metric on the test records."""
+    loss: float
+    """The mean loss of the test records."""
+
+
 @dataclass(frozen=True, repr=False)
 class TrainingDiagnostics:
     """What was seen of the records in training. SENSITIVE: never publish it.
@@ -56,11 +76,13 @@ class TrainingDiagnostics:
         unusable_records: Training records with values that are not finite or classes that do not
             exist; they never contribute a gradient.
         dropped_gradients: Gradients that were not finite and counted as zero.
+        curve: The utilities on the way, where they were asked for.
     """
 
     accuracy: float
     unusable_records: int
     dropped_gradients: int
+    curve: tuple[CurvePoint, ...] = ()
 
     def __repr__(self) -> str:
         return "TrainingDiagnostics(sensitive)"
@@ -92,6 +114,15 @@ class Trained:
     def accuracy(self) -> float:
         """The utility on the test records. Sensitive."""
         return self.diagnostics.accuracy
+
+    @property
+    def curve(self) -> tuple[CurvePoint, ...]:
+        """``(epochs, utility)`` on the way, where ``curve=`` asked for it. Sensitive.
+
+        The cost of stopping there is ``plan.guarantee_after(epochs * plan.steps_per_epoch)``; the
+        guarantee of this training covers all of it.
+        """
+        return self.diagnostics.curve
 
     @property
     def interrupted(self) -> bool:
@@ -232,6 +263,8 @@ class DPTrainer:
         checkpoint_seconds: float = 60.0,
         progress: bool = False,
         on_interrupt: Literal["stop", "raise"] = "stop",
+        curve: Sequence[int] = (),
+        callback: Callable[[EpochReport], None] | None = None,
         **settings: Unpack[TrainingSettings],
     ) -> Trained:
         """Train one model.
@@ -254,6 +287,11 @@ class DPTrainer:
                 step, with the guarantee of the steps taken (with ``publish=True`` that is the
                 model of this run for good); ``"raise"`` raises ``KeyboardInterrupt``, and the run
                 can be continued. Both write the checkpoint first.
+            curve: Numbers of epochs, rising, after which to measure the utility on the test
+                records: see :attr:`Trained.curve`. Each is a shorter training of the same
+                settings, at no further cost in privacy.
+            callback: Told after each epoch how good the model is; the checkpoint is written
+                first. What it is told is sensitive.
             settings: ``learning_rate``, ``clip_norm``, ``noise_multiplier`` or
                 ``target_epsilon``, ``lot_size``, ``epochs`` and ``delta``; see
                 :class:`TrainingSettings`.
@@ -284,18 +322,31 @@ class DPTrainer:
             raise ValueError("`seed` is required, unless publish=True: give an integer such as 0.")
         if not publish:
             check_integer("seed", seed, at_least=0)
+        checkpoints = _check_curve(curve, plan)
+        if callback is not None and not callable(callback):
+            raise TypeError(f"`callback` must be callable, got {type(callback).__name__}.")
         run, engine = self._start(plan, [seed])
-        identity = self._identity(plan, [seed], engine, with_data=checkpoint is not None)
+        identity = self._identity(
+            plan, [seed], engine, checkpoints, with_data=checkpoint is not None
+        )
         with Run(checkpoint, what="a training", settings=identity, ledger=ledger) as file:
             run.resume(file)
 
             def train() -> None:
-                run.run(
+                stops = {*checkpoints, *(range(1, plan.epochs) if callback else ()), plan.epochs}
+                for epochs in run.pauses(
+                    sorted(stops),
                     progress=progress,
                     stop_on_interrupt=on_interrupt == "stop",
                     file=file,
                     checkpoint_seconds=checkpoint_seconds,
-                )
+                ):
+                    if callback is not None:
+                        (utility,) = self._measure(run, engine)
+                        loss = self._test_loss(engine.finished_models()[0])
+                        callback(EpochReport(epochs, utility, loss))
+                    elif epochs in checkpoints:
+                        self._measure(run, engine)
                 if publish:
                     self._check_final(engine.finished_models())
 
@@ -313,7 +364,7 @@ class DPTrainer:
                 run.show(model)
             else:
                 train()
-        (trained,) = self._finish(plan, run, engine, publish=publish)
+        (trained,) = self._finish(plan, run, engine, checkpoints, publish=publish)
         return trained
 
     def fit_replicates(
@@ -321,24 +372,84 @@ class DPTrainer:
         *,
         seeds: Sequence[int],
         progress: bool = False,
+        curve: Sequence[int] = (),
         **settings: Unpack[TrainingSettings],
     ) -> list[Trained]:
         """Train one model for each seed, with their own initial weights, lots and noise.
 
         To tune: the fused engine trains all of them in one batched computation. Ctrl-C raises
         ``KeyboardInterrupt``, so that a half-trained trial is not taken for a finished one.
+
+        Args:
+            seeds: Different non-negative integers.
+            progress: Show a progress bar.
+            curve: As for :meth:`fit`.
+            settings: As for :meth:`fit`.
         """
         plan = self.plan(**settings)
-        seeds = list(seeds)
-        if not seeds:
-            raise ValueError("`seeds` is empty: give at least one integer.")
-        for seed in seeds:
-            check_integer("each of `seeds`", seed, at_least=0)
-        if len(set(seeds)) < len(seeds):
-            raise ValueError("`seeds` must differ: the same seed gives the same model again.")
-        run, engine = self._start(plan, seeds)
-        run.run(progress=progress, stop_on_interrupt=False, file=None, checkpoint_seconds=0.0)
-        return self._finish(plan, run, engine, publish=False)
+        checkpoints = _check_curve(curve, plan)
+        run, engine = self._start(plan, _check_seeds(seeds))
+        for epochs in run.pauses(sorted({*checkpoints, plan.epochs}), progress=progress):
+            if epochs in checkpoints:
+                self._measure(run, engine)
+        return self._finish(plan, run, engine, checkpoints, publish=False)
+
+    def curve(
+        self,
+        checkpoints: Sequence[int],
+        *,
+        seeds: Sequence[int],
+        checkpoint: str | os.PathLike[str] | None = None,
+        checkpoint_seconds: float = 60.0,
+        progress: bool = False,
+        **settings: Unpack[TrainingSettings],
+    ) -> Iterator[tuple[int, list[float]]]:
+        """Train one model for each seed, and hand out their utilities on the way.
+
+        To tune: whoever has seen enough closes the iterator, and no further step is taken.
+
+        Args:
+            checkpoints: Numbers of epochs, rising, after which to measure.
+            seeds: Different non-negative integers.
+            checkpoint: A file from which a training that was cut off goes on: points that were
+                measured are handed out again at once. Sensitive; see :meth:`fit`.
+            checkpoint_seconds: Time between two checkpoints; one is written before each point.
+            progress: Show a progress bar.
+            settings: As for :meth:`fit`; no step is taken after the last of the checkpoints.
+
+        Yields:
+            The number of epochs, and the utility on the test records of each seed's model. These
+            are sensitive.
+
+        Example:
+            >>> for epochs, utilities in trainer.curve((1, 2, 4, 8), seeds=[0, 1], epochs=8,
+            ...     learning_rate=0.1, clip_norm=1.0, noise_multiplier=1.0, lot_size=50):
+            ...     if max(utilities) < 0.6:
+            ...         break
+        """
+        plan = self.plan(**settings)
+        stops = _check_curve(checkpoints, plan)
+        if not stops:
+            raise ValueError("`checkpoints` is empty: give at least one number of epochs.")
+        seeds = _check_seeds(seeds)
+        check_nonnegative("checkpoint_seconds", checkpoint_seconds)
+
+        def points() -> Iterator[tuple[int, list[float]]]:
+            run, engine = self._start(plan, seeds)
+            identity = self._identity(plan, seeds, engine, stops, with_data=checkpoint is not None)
+            with Run(checkpoint, what="a training", settings=identity) as file:
+                run.resume(file)
+                known = dict(self._known(plan, run, stops))
+                yield from known.items()
+                for epochs in run.pauses(
+                    [epochs for epochs in stops if epochs not in known],
+                    progress=progress,
+                    file=file,
+                    checkpoint_seconds=checkpoint_seconds,
+                ):
+                    yield epochs, self._measure(run, engine)
+
+        return points()
 
     def clipped_gradient_sum(
         self, model: nn.Module, indices: Tensor, clip_norm: float
@@ -446,6 +557,7 @@ class DPTrainer:
         plan: TrainingPlan,
         seeds: Sequence[int | None],
         engine: Engine,
+        curve: Sequence[int],
         *,
         with_data: bool,
     ) -> dict[str, Any]:
@@ -458,16 +570,24 @@ class DPTrainer:
             "parameters": list(engine.parameters.shape),
             "dtype": str(engine.parameters.dtype),
             "data": fingerprint(*data) if with_data else None,
+            **({"curve": list(curve)} if curve else {}),
         }
 
     def _finish(
-        self, plan: TrainingPlan, run: TrainingRun, engine: Engine, *, publish: bool
+        self,
+        plan: TrainingPlan,
+        run: TrainingRun,
+        engine: Engine,
+        curve: Sequence[int],
+        *,
+        publish: bool,
     ) -> list[Trained]:
         guarantee = plan.guarantee_after(run.step)
         if run.step < plan.steps:
             guarantee = replace(guarantee, assumptions=(*guarantee.assumptions, _STOPPED))
         unusable = int(len(self._records) - self._records.usable.sum())
-        models = engine.finished_models()
+        utilities = self._measure(run, engine)
+        points = self._known(plan, run, curve)
         return [
             Trained(
                 model=model,
@@ -475,12 +595,13 @@ class DPTrainer:
                 plan=plan,
                 steps=run.step,
                 diagnostics=TrainingDiagnostics(
-                    accuracy=self._score(model),
+                    accuracy=utilities[replicate],
                     unusable_records=unusable,
                     dropped_gradients=run.drawn - int(engine.kept),
+                    curve=tuple(CurvePoint(epochs, known[replicate]) for epochs, known in points),
                 ),
             )
-            for model in models
+            for replicate, model in enumerate(engine.finished_models())
         ]
 
     def _check_final(self, models: Sequence[nn.Module]) -> None:
@@ -493,9 +614,49 @@ class DPTrainer:
                     "shows at its final weights only, so that the guarantee does not hold."
                 ) from None
 
-    def _score(self, model: nn.Module) -> float:
+    @staticmethod
+    def _known(
+        plan: TrainingPlan, run: TrainingRun, curve: Sequence[int]
+    ) -> list[tuple[int, list[float]]]:
+        """The points of a curve that were measured."""
+        steps = {epochs: epochs * plan.steps_per_epoch for epochs in curve}
+        return [(e, run.measured[step]) for e, step in steps.items() if step in run.measured]
+
+    def _measure(self, run: TrainingRun, engine: Engine) -> list[float]:
+        """The utilities of all replicates where the run is, on the test records."""
+        if run.step not in run.measured:
+            run.measured[run.step] = [
+                float(self.metric(self._test_outputs(model), self.data.test_Y))
+                for model in engine.finished_models()
+            ]
+        return run.measured[run.step]
+
+    def _test_loss(self, model: nn.Module) -> float:
+        with torch.no_grad():
+            return float(self._loss(self._test_outputs(model), self.data.test_Y).mean())
+
+    def _test_outputs(self, model: nn.Module) -> Tensor:
         # A copy, because a model might keep something of the test records.
         model = copy.deepcopy(model)
         with torch.no_grad():
-            parts = [model(X) for X in self.data.test_X.split(_EVALUATION_BATCH)]
-        return float(self.metric(torch.cat(parts), self.data.test_Y))
+            return torch.cat([model(X) for X in self.data.test_X.split(_EVALUATION_BATCH)])
+
+
+def _check_seeds(seeds: Sequence[int]) -> list[int]:
+    seeds = [check_integer("each of `seeds`", seed, at_least=0) for seed in seeds]
+    if not seeds:
+        raise ValueError("`seeds` is empty: give at least one integer.")
+    if len(set(seeds)) < len(seeds):
+        raise ValueError("`seeds` must differ: the same seed gives the same model again.")
+    return seeds
+
+
+def _check_curve(curve: Sequence[int], plan: TrainingPlan) -> tuple[int, ...]:
+    if isinstance(curve, str) or not isinstance(curve, Iterable):
+        raise TypeError(f"A curve must be numbers of epochs such as (1, 2, 4), got {curve!r}.")
+    points = tuple(
+        check_integer("each checkpoint of a curve", epochs, at_most=plan.epochs) for epochs in curve
+    )
+    if list(points) != sorted(set(points)):
+        raise ValueError(f"The checkpoints of a curve must rise, got {points}.")
+    return points
