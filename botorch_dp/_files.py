@@ -203,15 +203,15 @@ class FileKind:
     Args:
         name: What messages call it.
         application_id: Marks the SQLite file: another database is not a damaged one of ours.
-        migrations: Statements that lead from each schema version to the next; their count is the
-            newest version.
+        migrations: Statements that lead from each schema version to the next, or functions of the
+            connection; their count is the newest version.
         error: What is raised; takes one message.
         if_lost: What a damaged file means and what to do about it.
     """
 
     name: str
     application_id: int
-    migrations: tuple[tuple[str, ...], ...]
+    migrations: tuple[tuple[str | Callable[[sqlite3.Connection], None], ...], ...]
     error: Callable[[str], Exception] = PrivacyError
     if_lost: str = "Put back a copy, or begin anew at another path."
 
@@ -413,7 +413,10 @@ class StateFile:
         """Bring the schema from ``version`` to the newest. Inside a transaction."""
         for statements in self.kind.migrations[version:]:
             for statement in statements:
-                connection.execute(statement)
+                if isinstance(statement, str):
+                    connection.execute(statement)
+                else:
+                    statement(connection)
         connection.execute(f"PRAGMA user_version = {len(self.kind.migrations)}")
 
     def _connected(self) -> sqlite3.Connection:

@@ -345,7 +345,7 @@ class Beliefs:
         #: All complete trials, and after them the pending and failed ones.
         self.incumbents = known.candidates([*(trial.config for trial in complete), *believed])
         train_X, believed_X = self.incumbents.codes.tensor_split([len(complete)])  # n x d, b x d
-        values = torch.tensor([problem.outcome(t) for t in complete], dtype=torch.double)
+        values = torch.tensor([problem.points(t)[-1].values for t in complete], dtype=torch.double)
         self._gps: dict[int, Model] = {}
         for index, scale in enumerate(self._scales):
             if index not in known.columns:

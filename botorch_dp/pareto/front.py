@@ -21,7 +21,7 @@ from torch import Tensor
 
 from botorch_dp._checks import check_finite
 from botorch_dp.pareto.beliefs import Beliefs, Candidates, require_complete
-from botorch_dp.pareto.problem import SEEDED, PrivacyUtilityProblem, Trial
+from botorch_dp.pareto.problem import SEEDED, Point, PrivacyUtilityProblem, Trial
 from botorch_dp.pareto.proposals import Proposer
 from botorch_dp.privacy import DEFAULT_DELTA, Guarantee, rounded_up
 from botorch_dp.space import Config
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 #: Columns of the exact objectives and of the models'.
 _EPSILON, _ERROR = 0, 1
-#: Measures trials again: (their numbers, replicates, ...) -> the trials with fresh utilities, and
-#: the guarantee of publishing these too.
+#: Measures points again: (points, replicates, ...) -> their trials with fresh utilities, and the
+#: guarantee of publishing these too.
 Reevaluator: TypeAlias = Callable[..., tuple[list[Trial], Guarantee]]
 
 
@@ -106,9 +106,11 @@ class ParetoFront:
         self.label = label
         self.observed = observed
         self._reevaluator = reevaluator
-        #: ``n x m`` objective values of all complete trials, in the order of their numbers.
+        #: What all complete trials measured, in the order of their numbers; of a curve, all points.
+        self.measured = tuple(point for trial in self.trials for point in problem.points(trial))
+        #: ``n x m`` objective values of :attr:`measured`.
         self.all_points = torch.from_numpy(
-            np.array([problem.outcome(trial) for trial in self.trials], dtype=np.float64)
+            np.array([point.values for point in self.measured], dtype=np.float64)
         )
         self._on_front = _front_indices(self.all_points)
 
@@ -123,14 +125,20 @@ class ParetoFront:
         return self.all_points[self._on_front]
 
     @property
+    def measured_on_front(self) -> list[Point]:
+        """What :attr:`points` are made of, in the same order."""
+        return [self.measured[i] for i in self._on_front]
+
+    @property
     def front_trials(self) -> list[Trial]:
-        """The trials on the front, by increasing epsilon."""
-        return [self.trials[i] for i in self._on_front]
+        """The trials on the front, in the order in which they come with increasing epsilon."""
+        by_number = {trial.number: trial for trial in self.trials}
+        return [by_number[n] for n in dict.fromkeys(p.trial for p in self.measured_on_front)]
 
     @property
     def configs(self) -> list[Config]:
         """The configs on the front, by increasing epsilon."""
-        return [dict(trial.config) for trial in self.front_trials]
+        return [dict(point.config) for point in self.measured_on_front]
 
     @property
     def objective_names(self) -> tuple[str, ...]:
@@ -155,19 +163,18 @@ class ParetoFront:
     def hypervolume_by_trial(self, ref_point: Sequence[float] | None = None) -> Tensor:
         """``n`` hypervolumes: after the first complete trial, after two, and so on."""
         ref = self._checked(ref_point)
-        volumes: list[float] = []
-        best = self.all_points[:0]
-        for point in self.all_points:
-            if bool((best <= point).all(dim=-1).any()):
-                volumes.append(volumes[-1])
-                continue
-            best = torch.cat([best, point.unsqueeze(0)])
-            best = best[_front_indices(best)]
-            volumes.append(dominated_volume(best, ref))
-        return torch.tensor(volumes, dtype=torch.double)
+        volumes: dict[int, float] = {}
+        best, volume = self.all_points[:0], 0.0
+        for measured, point in zip(self.measured, self.all_points, strict=True):
+            if not bool((best <= point).all(dim=-1).any()):
+                best = torch.cat([best, point.unsqueeze(0)])
+                best = best[_front_indices(best)]
+                volume = dominated_volume(best, ref)
+            volumes[measured.trial] = volume
+        return torch.tensor(list(volumes.values()), dtype=torch.double)
 
     def replicate_fronts(self) -> dict[str, Tensor]:
-        """Fronts of each trial's ``best``, ``mean`` and ``worst`` replicate, each ``k x 2``.
+        """Fronts of each point's ``best``, ``mean`` and ``worst`` replicate, each ``k x 2``.
 
         They show how much of the front is luck. The mean is over replicates, as everywhere else.
         """
@@ -179,7 +186,8 @@ class ParetoFront:
         fronts = {}
         for name, chosen in pick.items():
             points = torch.tensor(
-                [(t.epsilon, 1 - chosen(t.utilities)) for t in self.trials], dtype=torch.double
+                [(p.values[0], 1 - chosen(p.utilities)) for p in self.measured],
+                dtype=torch.double,
             )
             fronts[name] = points[_front_indices(points)]
         return fronts
@@ -200,9 +208,7 @@ class ParetoFront:
         """
         if self._reevaluator is None:
             raise ValueError("This front has no study; call `reevaluate` on `study.front()`.")
-        trials, guarantee = self._reevaluator(
-            [trial.number for trial in self.front_trials], replicates, **options
-        )
+        trials, guarantee = self._reevaluator(self.measured_on_front, replicates, **options)
         return ParetoFront(
             self.problem,
             trials,
@@ -214,15 +220,15 @@ class ParetoFront:
 
     def table(self) -> dict[str, list[Any]]:
         """Columns of the front: trial, objectives, best and worst error, config, seconds."""
-        trials = self.front_trials
-        columns: dict[str, list[Any]] = {"trial": [trial.number for trial in trials]}
+        measured = self.measured_on_front
+        columns: dict[str, list[Any]] = {"trial": [point.trial for point in measured]}
         for index, name in enumerate(self.objective_names):
             columns[name] = self.points[:, index].tolist()
-        columns["lowest_error"] = [1 - max(trial.utilities) for trial in trials]
-        columns["highest_error"] = [1 - min(trial.utilities) for trial in trials]
+        columns["lowest_error"] = [1 - max(point.utilities) for point in measured]
+        columns["highest_error"] = [1 - min(point.utilities) for point in measured]
         for name in self.problem.space.parameters:
-            columns[name] = [trial.config[name] for trial in trials]
-        columns["seconds"] = [trial.seconds for trial in trials]
+            columns[name] = [point.config[name] for point in measured]
+        columns["seconds"] = [point.seconds for point in measured]
         return columns
 
     def to_frame(self) -> Any:

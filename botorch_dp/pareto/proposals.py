@@ -40,7 +40,7 @@ from botorch_dp.pareto.beliefs import (
     PrivacyModel,
     objective_scales,
 )
-from botorch_dp.pareto.problem import PrivacyUtilityProblem, StudyError, Trial
+from botorch_dp.pareto.problem import CurvePlan, PrivacyUtilityProblem, StudyError, Trial
 from botorch_dp.space import Config, SearchSpace
 
 #: Scores candidates; the one with the largest score is tried next.
@@ -105,7 +105,8 @@ class Proposer:
         self._scales = objective_scales(problem, options.epsilon_scale)
         self._grid: list[Config] | None = None
         if options.acquisition == "grid":
-            grid = problem.space.grid(options.grid_levels)
+            whole = (problem.whole(config) for config in problem.space.grid(options.grid_levels))
+            grid = list({tuple(config.values()): config for config in whole}.values())
             order = np.random.default_rng(_stream(seed, "grid")).permutation(len(grid))
             self._grid = [grid[index] for index in order]
         self._spread: dict[str, list[Config]] = {}
@@ -117,13 +118,16 @@ class Proposer:
         return math.inf if self._grid is None else len(self._grid)
 
     def propose(self, trials: Sequence[Trial], number: int, initial: int) -> Config:
-        """The config of trial ``number``.
+        """The config of trial ``number``; of a curve, that of the longest training.
 
         Args:
             trials: All earlier trials, in order of their numbers.
             number: The new trial's number.
             initial: How many trials are drawn before models are consulted.
         """
+        return self.problem.whole(self._proposed(trials, number, initial))
+
+    def _proposed(self, trials: Sequence[Trial], number: int, initial: int) -> Config:
         if self._grid is not None:
             if number >= len(self._grid):
                 raise StudyError(
@@ -156,6 +160,20 @@ class Proposer:
                 "see what is wrong."
             )
         return best
+
+    def plan(self, config: Config, epsilon: float, trials: Sequence[Trial]) -> CurvePlan | None:
+        """Where the training of a config is measured, and where it may end; None for no curve.
+
+        Args:
+            config: What was proposed.
+            epsilon: Its exact epsilon.
+            trials: All earlier trials.
+        """
+        *along, _ = checkpoints = self.problem.checkpoints(config) or (0,)
+        if self.problem.resource is None:
+            return None
+        epsilons = [self.known.epsilon(self.problem.at(config, c)) for c in along]
+        return CurvePlan(checkpoints, (*epsilons, epsilon), (0.0,) * len(checkpoints))
 
     def beliefs(self, trials: Sequence[Trial]) -> Beliefs:
         """The models fitted to the complete trials, believing in the others."""

@@ -13,7 +13,7 @@ import pickle
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence, Sized
 from concurrent.futures import (
     FIRST_COMPLETED,
     BrokenExecutor,
@@ -26,6 +26,7 @@ from concurrent.futures import (
 )
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from numbers import Real as RealNumber
 from types import TracebackType
 from typing import Any, TypeAlias
 
@@ -35,6 +36,7 @@ from tqdm.auto import tqdm
 
 from botorch_dp.pareto.beliefs import require_complete
 from botorch_dp.pareto.problem import (
+    CurvePlan,
     InvalidUtilityError,
     Measurement,
     PrivacyUtilityProblem,
@@ -101,11 +103,12 @@ class TrialQueue:
         epsilon, error_type = math.nan, None
         try:
             epsilon = self._proposer.known.epsilon(config)
+            plan = self._proposer.plan(config, epsilon, trials)
         except Exception as error:
-            error_type = type(error).__name__
+            error_type, plan = type(error).__name__, None
         seeds = self.fresh_seeds(number, self.problem.replicates, start=0)
         trial = self.storage.add_trial(
-            number, config, tuple(seeds.values()), epsilon, error_type=error_type
+            number, config, tuple(seeds.values()), epsilon, error_type=error_type, plan=plan
         )
         if trial.state == "pending":
             self._taken.add(number)
@@ -138,12 +141,29 @@ class TrialQueue:
 
 @dataclass(frozen=True)
 class Task:
-    """One call of the utility oracle: some replicates of one trial."""
+    """One call of the utility oracle: some replicates of one trial.
+
+    Args:
+        trial: The trial's number.
+        config: What to train with.
+        replicates: Which ones.
+        seeds: One for each.
+        plan: Where utility is measured along the way; None if at the end only.
+        ahead: The checkpoints that are left.
+        attempt: Tells the points of this call from those of an earlier one that was cut off.
+    """
 
     trial: int
     config: Config
     replicates: tuple[int, ...]
     seeds: tuple[int, ...]
+    plan: CurvePlan | None = None
+    ahead: tuple[int, ...] = ()
+    attempt: int = 0
+
+
+#: Gets each point of a curve as it is measured: (task, checkpoint, answers, seconds, is_last).
+Report: TypeAlias = Callable[[Task, int, list[Any], float, bool], None]
 
 
 @dataclass(frozen=True)
@@ -163,11 +183,53 @@ class Result:
     retryable: bool = True
 
 
-def train(oracle: Callable[..., Any], together: bool, config: Config, seeds: Sequence[int]) -> Any:
-    """Call the oracle where the data are; returns its answers and the seconds it took."""
+def train(
+    oracle: Callable[..., Any], together: bool, task: Task, report: Report | None = None
+) -> list[tuple[int, list[Any], float]]:
+    """Call the oracle where the data are.
+
+    Returns:
+        At each checkpoint (0 if utility is measured at the end only) the answers, one for each
+        seed, and the seconds since the one before.
+    """
+    config, seeds = dict(task.config), list(task.seeds)
     start = time.perf_counter()
-    answers = oracle(config, list(seeds)) if together else [oracle(config, s) for s in seeds]
-    return list(answers), time.perf_counter() - start
+    if task.plan is None:
+        answers = oracle(config, seeds) if together else [oracle(config, s) for s in seeds]
+        return [(0, list(answers), time.perf_counter() - start)]
+    given = oracle(config, seeds if together else seeds[0], task.ahead)
+    if isinstance(given, Sized) and len(given) != len(task.ahead):
+        raise InvalidUtilityError(
+            f"`utility_curve` must return {len(task.ahead)} utilities, one for each of its "
+            f"`checkpoints`, got {len(given)}."
+        )
+    curve: list[tuple[int, list[Any], float]] = []
+    try:
+        answers_of = iter(given)
+        for checkpoint in task.ahead:
+            answer = next(answers_of)
+            answers = list(answer) if together else [answer]
+            is_last = task.plan.is_last(checkpoint, [_utility(a) for a in answers])
+            curve.append((checkpoint, answers, time.perf_counter() - start))
+            if report is not None:
+                report(task, *curve[-1], is_last)
+            if is_last:
+                break
+            start = time.perf_counter()
+    except StopIteration:
+        raise InvalidUtilityError(
+            f"`utility_curve` ended after {len(curve)} of {len(task.ahead)} `checkpoints`."
+        ) from None
+    finally:
+        if isinstance(given, Generator):
+            given.close()
+    return curve
+
+
+def _utility(answer: Any) -> float:
+    """The utility in an answer, as far as it is one; it is checked where its problem is known."""
+    utility = answer[0] if isinstance(answer, tuple) and answer else answer
+    return float(utility) if isinstance(utility, RealNumber) else math.nan
 
 
 class InlineExecutor(Executor):
@@ -265,12 +327,17 @@ class Workers:
         finally:
             torch.set_num_threads(threads)
 
-    def submit(self, task: Task) -> None:
-        """Start a task as soon as there is a worker for it."""
+    def submit(self, task: Task, report: Report | None = None) -> None:
+        """Start a task as soon as there is a worker for it.
+
+        Points of curves are reported as they come where the worker is a thread of this process;
+        from other processes they come with the result.
+        """
         problem = self._problem
+        here = isinstance(self._executor, (InlineExecutor, ThreadPoolExecutor))
         try:
             future = self._executor.submit(
-                train, problem.oracle, problem.replicates_together, dict(task.config), task.seeds
+                train, problem.oracle, problem.replicates_together, task, report if here else None
             )
         except (BrokenExecutor, RuntimeError) as error:
             # Broken, or shut down by somebody else. The task counts as in flight: a trial that
@@ -326,20 +393,17 @@ class Workers:
             raise ExecutorDiedError(type(error).__name__) from None
         if isinstance(error, KeyboardInterrupt):
             raise KeyboardInterrupt
+        if isinstance(error, StudyError):
+            # Not the training's: a point of its curve could not be stored.
+            raise error
         if error is not None:
-            return Result(task, error_type=type(error).__name__)
-        answers, seconds = future.result()
+            # A training that ends well in nonsense would do so again.
+            retryable = not isinstance(error, InvalidUtilityError)
+            return Result(task, error_type=type(error).__name__, retryable=retryable)
         try:
-            if len(answers) != len(task.seeds):
-                raise InvalidUtilityError(
-                    f"expected {len(task.seeds)} utilities, got {len(answers)}"
-                )
-            share = seconds / len(answers)
-            measurements = tuple(self._problem.measurement(a, share) for a in answers)
+            return Result(task, measurements=measured(self._problem, task, future.result()))
         except InvalidUtilityError as invalid:
-            # The training ended well; another one would be as meaningless.
             return Result(task, error_type=type(invalid).__name__, retryable=False)
-        return Result(task, measurements=measurements)
 
     def _made(self) -> Executor:
         assert self._make is not None
@@ -350,6 +414,21 @@ class Workers:
                 f"got {type(executor).__name__}."
             )
         return executor
+
+
+def measured(
+    problem: PrivacyUtilityProblem, task: Task, curve: Sequence[tuple[int, list[Any], float]]
+) -> tuple[Measurement, ...]:
+    """What :func:`train` returned, checked: a measurement for each replicate."""
+    points: list[dict[int, Measurement]] = [{} for _ in task.seeds]
+    for checkpoint, answers, seconds in curve:
+        if len(answers) != len(task.seeds):
+            raise InvalidUtilityError(f"expected {len(task.seeds)} utilities, got {len(answers)}")
+        for place, answer in zip(points, answers, strict=True):
+            place[checkpoint] = problem.measurement(answer, seconds / len(answers))
+    if task.plan is None:
+        return tuple(place[0] for place in points)
+    return tuple(Measurement.of_curve(place) for place in points)
 
 
 def _check_picklable(oracle: Callable[..., Any]) -> None:
@@ -411,7 +490,7 @@ class TrialLoop:
             while True:
                 try:
                     for task in retries:
-                        self._workers.submit(task)
+                        self._submit(task)
                     self._fill()
                     if not self._workers.in_flight:
                         return
@@ -444,7 +523,7 @@ class TrialLoop:
             self._taken.add(trial.number)
             self._alone = trial.suspect
             for task in self._tasks(trial):
-                self._workers.submit(task)
+                self._submit(task)
             active.add(trial.number)
 
     def _next(self, *, may_be_suspect: bool) -> Trial | None:
@@ -475,6 +554,31 @@ class TrialLoop:
             for group in groups
         ]
 
+    def _submit(self, task: Task) -> None:
+        """Start a task, at the checkpoint after the last one that was stored."""
+        trial = self._storage[task.trial]
+        if trial.plan is not None:
+            task = replace(
+                task,
+                plan=trial.plan,
+                ahead=trial.ahead(task.replicates),
+                attempt=self._storage.next_attempt(task.trial, task.replicates),
+            )
+        self._workers.submit(task, self._report)
+
+    def _report(
+        self, task: Task, checkpoint: int, answers: list[Any], seconds: float, is_last: bool
+    ) -> None:
+        """Store one point of a curve; its trial is finished with the last one."""
+        points = measured(self._queue.problem, task, [(checkpoint, answers, seconds)])
+        self._storage.add_points(
+            task.trial,
+            checkpoint,
+            {r: dict(m.curve)[checkpoint] for r, m in zip(task.replicates, points, strict=True)},
+            attempt=task.attempt,
+            is_last=is_last,
+        )
+
     def _is_pending(self, task: Task) -> bool:
         return self._storage[task.trial].state == "pending"
 
@@ -482,25 +586,36 @@ class TrialLoop:
         """Store a result; returns whether it is one, and not an error."""
         task = result.task
         if result.measurements is not None:
-            measured = dict(zip(task.replicates, result.measurements, strict=True))
-            self._storage.add_measurements(task.trial, measured)
+            missing = self._storage[task.trial].missing
+            measured = {
+                replicate: measurement
+                for replicate, measurement in zip(task.replicates, result.measurements, strict=True)
+                if replicate in missing
+            }
+            if measured:
+                self._storage.add_measurements(task.trial, measured, attempt=task.attempt)
             return True
         assert result.error_type is not None
         trial = self._queue.fail(
             task.trial,
             result.error_type,
-            trainings=len(task.replicates),
+            trainings=self._unseen(task),
             retryable=result.retryable,
         )
         if trial.state == "failed":
             self._workers.discard(task.trial)
         return False
 
+    def _unseen(self, task: Task) -> int:
+        """How many trainings of a task left no point, by which they would count already."""
+        attempts = (self._storage.next_attempt(task.trial, [r]) for r in task.replicates)
+        return sum(attempt <= task.attempt for attempt in attempts)
+
     def _bury(self, error_type: str) -> None:
         """An executor died. Blame the trial in flight if it was alone; go on if possible."""
         lost: dict[int, int] = {}
         for task in self._workers.in_flight:
-            lost[task.trial] = lost.get(task.trial, 0) + len(task.replicates)
+            lost[task.trial] = lost.get(task.trial, 0) + self._unseen(task)
         for number, trainings in lost.items():
             if len(lost) == 1:
                 self._queue.fail(number, error_type, trainings=trainings)
@@ -534,14 +649,14 @@ def evaluate_again(
     Args:
         queue: The study's trials; every result is stored as it comes.
         workers: Where to train.
-        trials: What to train again.
+        trials: What to train again, each with the plan of the points that are wanted.
         replicates: How often.
         progress: Whether to show a progress bar.
     """
     fresh: dict[int, dict[int, Measurement]] = {trial.number: {} for trial in trials}
     errors: set[str] = set()
     try:
-        _train_fresh(queue, workers, fresh, errors, replicates, progress)
+        _train_fresh(queue, workers, trials, fresh, errors, replicates, progress)
     except ExecutorDiedError as death:
         raise ExecutorDiedError(
             f"The executor died ({death}) while the front was measured again. The study's trials "
@@ -571,19 +686,21 @@ def evaluate_again(
 def _train_fresh(
     queue: TrialQueue,
     workers: Workers,
+    trials: Sequence[Trial],
     fresh: dict[int, dict[int, Measurement]],
     errors: set[str],
     replicates: int,
     progress: bool,
 ) -> None:
-    """Train the trials that ``fresh`` names; add measurements to it, and types to ``errors``."""
+    """Train trials again; add measurements to ``fresh``, and types to ``errors``."""
     together = queue.problem.replicates_together
-    for number in fresh:
-        seeds = queue.fresh_seeds(number, replicates)
+    for trial in trials:
+        seeds = queue.fresh_seeds(trial.number, replicates)
         groups = [tuple(seeds)] if together else [(replicate,) for replicate in seeds]
         for group in groups:
             group_seeds = tuple(seeds[replicate] for replicate in group)
-            workers.submit(Task(number, queue.storage[number].config, group, group_seeds))
+            ahead = () if trial.plan is None else trial.plan.checkpoints
+            workers.submit(Task(trial.number, trial.config, group, group_seeds, trial.plan, ahead))
     with tqdm(total=len(fresh) * replicates, disable=not progress, unit="training") as bar:
         while workers.in_flight:
             for result in workers.next_results():

@@ -15,14 +15,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from botorch_dp._checks import check_integer
 from botorch_dp.pareto.beliefs import EpsilonScale, PrivacyModel, require_complete
 from botorch_dp.pareto.front import OperatingPoint, ParetoFront, recommended
 from botorch_dp.pareto.problem import (
     SEEDED,
+    CurvePlan,
     InvalidUtilityError,
+    Measurement,
+    Point,
     PrivacyUtilityProblem,
     StudyError,
     Trial,
@@ -169,7 +172,11 @@ class DPareto:
     def tell(
         self,
         trial: Trial | int,
-        utilities: UtilityAnswer | list[UtilityAnswer] | None = None,
+        utilities: UtilityAnswer
+        | Mapping[int, UtilityAnswer]
+        | list[UtilityAnswer]
+        | list[Mapping[int, UtilityAnswer]]
+        | None = None,
         *,
         error: BaseException | None = None,
     ) -> Trial:
@@ -178,16 +185,14 @@ class DPareto:
         Args:
             trial: The trial, or its number.
             utilities: What the utility oracle answered; a list of it if ``trial.missing_seeds``
-                has several.
+                has several. Of a curve, a dictionary: the answer at each checkpoint.
             error: What it raised instead. Only the type is kept. A trial with attempts left stays
                 pending, and :meth:`ask` returns it again.
 
         Returns:
             The trial as it is now.
         """
-        current = self._storage[trial.number if isinstance(trial, Trial) else trial]
-        if current.state != "pending":
-            raise ValueError(f"Trial {current.number} is {current.state} already.")
+        current = self._pending(trial)
         if (utilities is None) == (error is None):
             raise ValueError("Give exactly one of `utilities` and `error`.")
         missing = current.missing
@@ -202,10 +207,61 @@ class DPareto:
                 f"Trial {current.number} waits for a list of {len(missing)} utilities, one for "
                 f"each of its `missing_seeds`; got {len(answers)}."
             )
-        measured = [self.problem.measurement(answer) for answer in answers]
+        measured = [self._measurement(current, answer) for answer in answers]
         return self._storage.add_measurements(
             current.number, dict(zip(missing, measured, strict=True))
         )
+
+    def report(
+        self, trial: Trial | int, checkpoint: int, utility: UtilityAnswer, *, replicate: int = 0
+    ) -> bool:
+        """Store one point of a pending trial's curve, from within a training loop of your own.
+
+        A training that is begun again after a kill may report all its points: those that are stored
+        already are kept. The last point finishes the replicate, and with it perhaps the trial.
+
+        Args:
+            trial: The trial, or its number.
+            checkpoint: One of ``trial.plan.checkpoints``.
+            utility: What the utility oracle would answer there.
+            replicate: Which training of the trial this is.
+
+        Returns:
+            Whether to go on training: False at the last checkpoint, and where the rest of the curve
+            is not worth its cost.
+        """
+        current = self._pending(trial)
+        plan = current.plan
+        if plan is None or checkpoint not in plan.checkpoints:
+            known = () if plan is None else plan.checkpoints
+            raise ValueError(f"`checkpoint` must be one of {known}, got {checkpoint!r}.")
+        if replicate not in current.missing:
+            raise ValueError(
+                f"`replicate` must be one of {current.missing}, which are not finished, "
+                f"got {replicate!r}."
+            )
+        point = self.problem.measurement(utility)
+        is_last = plan.is_last(checkpoint, [point.utility])
+        self._storage.add_points(current.number, checkpoint, {replicate: point}, is_last=is_last)
+        return not is_last
+
+    def _pending(self, trial: Trial | int) -> Trial:
+        current = self._storage[trial.number if isinstance(trial, Trial) else trial]
+        if current.state != "pending":
+            raise ValueError(f"Trial {current.number} is {current.state} already.")
+        return current
+
+    def _measurement(self, trial: Trial, answer: Any) -> Measurement:
+        """What was told of one replicate."""
+        if trial.plan is None:
+            return self.problem.measurement(answer)
+        known = trial.plan.checkpoints
+        if not isinstance(answer, Mapping) or not answer or not set(answer) <= set(known):
+            raise InvalidUtilityError(
+                f"Trial {trial.number} is a curve: tell a dictionary with the utility at each of "
+                f"its checkpoints {known} (or at the first ones, if training was stopped)."
+            )
+        return Measurement.of_curve({c: self.problem.measurement(u) for c, u in answer.items()})
 
     def run(
         self,
@@ -322,22 +378,32 @@ class DPareto:
 
     def _evaluate_again(
         self,
-        numbers: Sequence[int],
+        points: Sequence[Point],
         replicates: int,
         *,
         executor: ExecutorLike | None = None,
         progress: bool = False,
     ) -> tuple[list[Trial], Guarantee]:
         check_integer("replicates", replicates)
+        numbers = list(dict.fromkeys(point.trial for point in points))
         with Workers(self.problem, executor) as workers:
             again = evaluate_again(
                 self._queue,
                 workers,
-                trials=[self._storage[number] for number in numbers],
+                trials=[self._up_to(self._storage[n], points) for n in numbers],
                 replicates=replicates,
                 progress=progress,
             )
         return again, self.publication_guarantee()
+
+    def _up_to(self, trial: Trial, points: Sequence[Point]) -> Trial:
+        """A trial whose training ends where the last of these points is, and gives these only."""
+        if trial.plan is None:
+            return trial
+        name = self.problem.resource.name  # type: ignore[union-attr]
+        wanted = {p.config[name]: p.values[0] for p in points if p.trial == trial.number}
+        plan = CurvePlan(tuple(wanted), tuple(wanted.values()), (0.0,) * len(wanted))
+        return replace(trial, config=self.problem.at(trial.config, max(wanted)), plan=plan)
 
     def close(self) -> None:
         """Release the storage; everything is on disk already."""

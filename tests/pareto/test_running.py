@@ -31,9 +31,10 @@ def task(number: int = 0, seeds: tuple[int, ...] = (1,)) -> Task:
 
 
 def test_train_times_the_oracle() -> None:
-    answers, seconds = train(toy.Slow(0.02), False, CONFIG, (1, 2))
+    ((_, answers, seconds),) = train(toy.Slow(0.02), False, Task(0, CONFIG, (0, 1), (1, 2)))
     assert answers == [toy.utility(CONFIG, 1), toy.utility(CONFIG, 2)] and seconds >= 0.04
-    answers, _ = train(lambda config, seeds: [0.5] * len(seeds), True, CONFIG, (1, 2, 3))
+    task = Task(0, CONFIG, (0, 1, 2), (1, 2, 3))
+    ((_, answers, _),) = train(lambda config, seeds: [0.5] * len(seeds), True, task)
     assert answers == [0.5] * 3
 
 
