@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from botorch_dp._checks import check_integer
+from botorch_dp._checks import check_integer, needs_extra
 from botorch_dp._files import atomic_write
 from botorch_dp.training import TrainTest
 
@@ -73,7 +73,8 @@ def breast_cancer(
     *, test_share: float = 0.3, seed: int = 0, dtype: torch.dtype = torch.float32
 ) -> TrainTest:
     """Scikit-learn's breast cancer data (569 x 30, two classes), bundled; features in [0, 1]."""
-    from sklearn.datasets import load_breast_cancer
+    with needs_extra("sklearn", "This data set"):
+        from sklearn.datasets import load_breast_cancer
 
     X, y = load_breast_cancer(return_X_y=True)
     # Physical limits would be public; for a demonstration the observed ones do.
@@ -85,7 +86,8 @@ def digits(
     *, test_share: float = 0.3, seed: int = 0, dtype: torch.dtype = torch.float32
 ) -> TrainTest:
     """Scikit-learn's handwritten digits (1797 x 64, ten classes), bundled; pixels in [0, 1]."""
-    from sklearn.datasets import load_digits
+    with needs_extra("sklearn", "This data set"):
+        from sklearn.datasets import load_digits
 
     X, y = load_digits(return_X_y=True)
     return _shuffled(X / 16.0, y, test_share, seed, dtype)
@@ -201,7 +203,8 @@ def download(url: str) -> bytes:
 
 
 def _fetch_adult() -> Arrays:
-    from sklearn.datasets import load_svmlight_file
+    with needs_extra("sklearn", "This data set"):
+        from sklearn.datasets import load_svmlight_file
 
     def part(name: str) -> tuple[NDArray[np.uint8], NDArray[np.int8]]:
         # The number of features is stated: the test file lacks the last one.
@@ -221,7 +224,8 @@ def _fetch_adult() -> Arrays:
 
 
 def _fetch_mnist() -> Arrays:
-    from sklearn.datasets import fetch_openml
+    with needs_extra("sklearn", "This data set"):
+        from sklearn.datasets import fetch_openml
 
     X, y = fetch_openml(
         "mnist_784", version=1, return_X_y=True, as_frame=False, data_home=str(cache_folder())

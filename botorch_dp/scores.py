@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from botorch_dp._checks import check_integer, check_positive, check_tensor
+from botorch_dp._checks import check_integer, check_positive, check_tensor, needs_extra
 from botorch_dp.errors import PrivacyError
 from botorch_dp.space import SearchSpace
 
@@ -213,7 +213,8 @@ class EstimatorScores:
         return torch.stack([self._losses(config) for config in configs])
 
     def _losses(self, config: Mapping[str, Any]) -> Tensor:
-        from sklearn.base import clone
+        with needs_extra("sklearn", "`per_record_scores`"):
+            from sklearn.base import clone
 
         fitted = clone(self._estimator).set_params(**config)
         fitted.fit(self._train_X, self._train_y)

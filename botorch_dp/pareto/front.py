@@ -19,7 +19,7 @@ from botorch.utils.multi_objective.hypervolume import Hypervolume
 from botorch.utils.multi_objective.pareto import is_non_dominated
 from torch import Tensor
 
-from botorch_dp._checks import check_finite
+from botorch_dp._checks import check_finite, needs_extra
 from botorch_dp.pareto.beliefs import Beliefs, Candidates, require_complete
 from botorch_dp.pareto.problem import SEEDED, Point, PrivacyUtilityProblem, Trial
 from botorch_dp.pareto.proposals import Proposer
@@ -233,12 +233,8 @@ class ParetoFront:
 
     def to_frame(self) -> Any:
         """The :meth:`table` as a pandas data frame; ``frame.attrs["guarantee"]`` is the caption."""
-        try:
+        with needs_extra("frames", "`to_frame` (`table()` returns plain columns)"):
             import pandas
-        except ImportError:
-            raise ImportError(
-                "`to_frame` needs pandas, which is not installed; `table()` returns plain columns."
-            ) from None
         frame = pandas.DataFrame(self.table())
         frame.attrs["guarantee"] = self.caption
         return frame
