@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import groupby, islice
 from typing import Any, Literal, NamedTuple, Unpack, get_args
 
 import torch
@@ -19,13 +22,16 @@ from botorch_dp.training.fused import (
     Engine,
     FusedEngine,
     parameter_views,
+    stack_parameters,
     trainable,
     why_not_fused,
 )
 from botorch_dp.training.networks import OUTPUT_GRADIENTS, Loss, accuracy
 from botorch_dp.training.per_record import PerRecordEngine, check_contributions, examine
 from botorch_dp.training.plan import (
-    Optimizer,
+    OPTIMIZERS,
+    STABILITY,
+    Clipping,
     Sampling,
     TrainingPlan,
     TrainingSettings,
@@ -39,10 +45,18 @@ from botorch_dp.training.randomness import (
 )
 from botorch_dp.training.records import TrainingRecords, TrainTest, check_data
 from botorch_dp.training.run import TrainingRun
+from botorch_dp.training.step_rules import (
+    OptimizerFactory,
+    ScheduleFactory,
+    StepRule,
+    make_rule,
+)
 
 EngineName = Literal["auto", "fused", "per_record", "opacus"]
 
 _EVALUATION_BATCH = 4096
+#: Configurations are trained together as far as their parameters hold at most so many numbers.
+_NUMBERS_TOGETHER = 2**24
 _STOPPED = "the moment at which training was stopped did not depend on the records"
 _NOTHING_KEPT = "the model and its loss keep nothing of a record from one call to the next"
 
@@ -158,8 +172,9 @@ class DPTrainer:
     Guarantee: clipping bounds each record's part of the sum by ``L`` whatever the record is (a
     gradient that is not finite counts as zero), so the sum has sensitivity ``S`` and a step is a
     Gaussian mechanism on a random lot; steps compose adaptively, and the optimizer, the schedule
-    and every later use of the parameters are post-processing. Status ``"conditional"`` with
-    ``publish=True`` and ``"none"`` under a seed.
+    and every later use of the parameters are post-processing. Normalized gradients [Bu2023],
+    ``L grad_i / (|grad_i| + .01)``, are shorter than ``L`` for every record, too: ``S`` is the
+    same. Status ``"conditional"`` with ``publish=True`` and ``"none"`` under a seed.
 
     Two engines compute the same sums. ``"fused"`` is for stacks of linear layers with elementwise
     activations and costs little more than plain SGD; all replicates are trained in one batched
@@ -178,7 +193,16 @@ class DPTrainer:
         loss: Takes outputs and targets and returns one loss for each record, or their mean. It
             must not raise for any value of a record: an exception would tell about it.
         data: :class:`TrainTest` on one device.
-        optimizer: ``"sgd"`` or ``"adam"`` (with torch's default moments).
+        optimizer: ``"sgd"``, ``"adam"`` (with torch's default moments), ``"schedule_free"``
+            (descent with an average in place of a schedule), ``"scale_free"`` (no learning rate to
+            choose); or what makes an optimizer of ``torch.optim`` from a list of parameters and
+            ``lr=``, such as ``torch.optim.AdamW`` or ``partial(torch.optim.SGD, momentum=0.9,
+            weight_decay=1e-4)``. It sees noisy gradients only. See :mod:`.step_rules`.
+        schedule: Makes a schedule of ``torch.optim.lr_scheduler`` from the optimizer and the number
+            of steps; it is stepped after every step.
+        clipping: ``"flat"`` clips gradients to ``clip_norm``; ``"normalized"`` brings all of them
+            to it, so that only the product of ``clip_norm`` and the learning rate matters, and
+            ``clip_norm`` may be left out.
         sampling: ``"poisson"`` or ``"without_replacement"``.
         relation: ``NeighboringRelation.REPLACE_ONE``, or for Poisson lots ``ADD_OR_REMOVE_ONE``.
             Epsilons under different relations cannot be compared.
@@ -206,7 +230,9 @@ class DPTrainer:
         loss: Loss,
         data: TrainTest,
         *,
-        optimizer: Optimizer = "sgd",
+        optimizer: str | OptimizerFactory = "sgd",
+        schedule: ScheduleFactory | None = None,
+        clipping: Clipping = "flat",
         sampling: Sampling = "poisson",
         relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
         engine: EngineName = "auto",
@@ -215,13 +241,14 @@ class DPTrainer:
         if engine not in get_args(EngineName):
             raise ValueError(f"`engine` must be one of {get_args(EngineName)}, got {engine!r}.")
         self.data = check_data(data)
-        self.optimizer: Optimizer = optimizer
+        self.optimizer = optimizer
+        self.schedule = schedule
+        self.clipping: Clipping = clipping
         self.sampling: Sampling = sampling
         self.relation = relation
         self.metric = metric
         self._model_factory = model_factory
-        with seeded_torch(0):
-            model = model_factory()
+        model = self._new_model(0)
         self._check_model(model)
         model.train()
         self._loss = loss
@@ -232,11 +259,16 @@ class DPTrainer:
         )
         self._check_contributions(model, precise=False, random_weights=True)
         # Wrong names are refused here rather than at the first run.
-        self.plan(learning_rate=1.0, clip_norm=1.0, noise_multiplier=1.0, lot_size=1, epochs=1)
+        self._optimizer_name = _name_of(optimizer)
+        plan = self.plan(
+            learning_rate=1.0, clip_norm=1.0, noise_multiplier=1.0, lot_size=1, epochs=1
+        )
+        self._try_rule(model, plan)
 
     def __repr__(self) -> str:
         return (
-            f"DPTrainer({self.data!r}, optimizer={self.optimizer!r}, sampling={self.sampling!r}, "
+            f"DPTrainer({self.data!r}, optimizer={self._optimizer_name!r}, "
+            f"clipping={self.clipping!r}, sampling={self.sampling!r}, "
             f"relation={self.relation.name}, engine={self.engine!r})"
         )
 
@@ -245,7 +277,8 @@ class DPTrainer:
         return make_plan(
             settings,
             num_records=len(self.data.train_X),
-            optimizer=self.optimizer,
+            optimizer=self._optimizer_name,
+            clipping=self.clipping,
             sampling=self.sampling,
             relation=self.relation,
             conditions=()
@@ -325,10 +358,8 @@ class DPTrainer:
         checkpoints = _check_curve(curve, plan)
         if callback is not None and not callable(callback):
             raise TypeError(f"`callback` must be callable, got {type(callback).__name__}.")
-        run, engine = self._start(plan, [seed])
-        identity = self._identity(
-            plan, [seed], engine, checkpoints, with_data=checkpoint is not None
-        )
+        run, engine = self._start([plan], [seed])
+        identity = self._identity(run, [seed], engine, checkpoints, checkpoint is not None)
         with Run(checkpoint, what="a training", settings=identity, ledger=ledger) as file:
             run.resume(file)
 
@@ -342,13 +373,13 @@ class DPTrainer:
                     checkpoint_seconds=checkpoint_seconds,
                 ):
                     if callback is not None:
-                        (utility,) = self._measure(run, engine)
-                        loss = self._test_loss(engine.finished_models()[0])
+                        (utility,) = self._measure(run)
+                        loss = self._test_loss(run.models()[0])
                         callback(EpochReport(epochs, utility, loss))
                     elif epochs in checkpoints:
-                        self._measure(run, engine)
+                        self._measure(run)
                 if publish:
-                    self._check_final(engine.finished_models())
+                    self._check_final(run.models())
 
             if publish:
                 # The noise of the steps stays in the house. What is shown is one model, stored
@@ -364,7 +395,7 @@ class DPTrainer:
                 run.show(model)
             else:
                 train()
-        (trained,) = self._finish(plan, run, engine, checkpoints, publish=publish)
+        (trained,) = self._finish(run, engine, checkpoints, publish=publish)
         return trained
 
     def fit_replicates(
@@ -386,13 +417,73 @@ class DPTrainer:
             curve: As for :meth:`fit`.
             settings: As for :meth:`fit`.
         """
-        plan = self.plan(**settings)
-        checkpoints = _check_curve(curve, plan)
-        run, engine = self._start(plan, _check_seeds(seeds))
-        for epochs in run.pauses(sorted({*checkpoints, plan.epochs}), progress=progress):
-            if epochs in checkpoints:
-                self._measure(run, engine)
-        return self._finish(plan, run, engine, checkpoints, publish=False)
+        seeds = _check_seeds(seeds)
+        if len(set(seeds)) < len(seeds):
+            raise ValueError("`seeds` must differ: the same seed gives the same model again.")
+        return self.fit_configurations(
+            [settings] * len(seeds), seeds=seeds, progress=progress, curve=curve
+        )
+
+    def fit_configurations(
+        self,
+        configurations: Sequence[TrainingSettings],
+        *,
+        seeds: Sequence[int],
+        progress: bool = False,
+        curve: Sequence[int] = (),
+    ) -> list[Trained]:
+        """Train one model for each configuration; each is what :meth:`fit` makes of it.
+
+        To tune: the fused engine trains configurations of one lot size in one batched computation,
+        whatever their learning rates, clipping norms, noise and epochs. Ctrl-C raises
+        ``KeyboardInterrupt``.
+
+        Args:
+            configurations: The settings of :meth:`fit`, one dictionary for each model.
+            seeds: One for each of them; they may be equal.
+            progress: Show a progress bar.
+            curve: As for :meth:`fit`; a configuration leaves out what lies beyond its own epochs.
+
+        Example:
+            >>> common = {"clip_norm": 1.0, "noise_multiplier": 1.0, "lot_size": 50, "epochs": 2}
+            >>> several = [{**common, "learning_rate": rate} for rate in (0.01, 0.1, 1.0)]
+            >>> trained = trainer.fit_configurations(several, seeds=[0, 0, 0])
+        """
+        plans = [self.plan(**settings) for settings in configurations]
+        seeds = _check_seeds(seeds)
+        if len(plans) != len(seeds):
+            raise ValueError(
+                "`configurations` and `seeds` need one entry for each model, got "
+                f"{len(plans)} and {len(seeds)}."
+            )
+        longest = max(plans, key=lambda plan: plan.epochs)
+        checkpoints = set(_check_curve(curve, longest))
+        trained: dict[int, Trained] = {}
+        for places in self._together(plans):
+            run, engine = self._start([plans[i] for i in places], [seeds[i] for i in places])
+            ends = {plan.epochs for plan in run.plans}
+            stops = sorted({*ends, *(e for e in checkpoints if e <= max(ends))})
+            for epochs in run.pauses(stops, progress=progress):
+                asked = epochs in checkpoints
+                rows = [
+                    row
+                    for row, plan in enumerate(run.plans)
+                    if plan.epochs == epochs or (asked and plan.epochs > epochs)
+                ]
+                self._measure(run, rows)
+            trained |= zip(places, self._finish(run, engine, sorted(checkpoints)), strict=True)
+        return [trained[place] for place in range(len(plans))]
+
+    def _together(self, plans: Sequence[TrainingPlan]) -> Iterator[list[int]]:
+        """The places of plans to train at once: of one lot size, those of more steps first."""
+        size = sum(parameter.numel() for parameter in trainable(self._new_model(0)))
+        most = max(1, _NUMBERS_TOGETHER // size)
+        order = sorted(
+            range(len(plans)), key=lambda place: (plans[place].lot_size, -plans[place].steps)
+        )
+        for _, group in groupby(order, key=lambda place: plans[place].lot_size):
+            while part := list(islice(group, most)):
+                yield part
 
     def curve(
         self,
@@ -435,19 +526,20 @@ class DPTrainer:
         check_nonnegative("checkpoint_seconds", checkpoint_seconds)
 
         def points() -> Iterator[tuple[int, list[float]]]:
-            run, engine = self._start(plan, seeds)
-            identity = self._identity(plan, seeds, engine, stops, with_data=checkpoint is not None)
+            run, engine = self._start([plan] * len(seeds), seeds)
+            identity = self._identity(run, seeds, engine, stops, checkpoint is not None)
             with Run(checkpoint, what="a training", settings=identity) as file:
                 run.resume(file)
-                known = dict(self._known(plan, run, stops))
-                yield from known.items()
+                known = dict(run.known(stops))
+                for epochs, utilities in known.items():
+                    yield epochs, list(utilities.values())
                 for epochs in run.pauses(
                     [epochs for epochs in stops if epochs not in known],
                     progress=progress,
                     file=file,
                     checkpoint_seconds=checkpoint_seconds,
                 ):
-                    yield epochs, self._measure(run, engine)
+                    yield epochs, self._measure(run)
 
         return points()
 
@@ -459,7 +551,8 @@ class DPTrainer:
         Args:
             model: A model such as the factory makes; it is left as it is.
             indices: Places in the training data, ``m``.
-            clip_norm: Largest norm of one record's gradient.
+            clip_norm: Largest norm of one record's gradient; infinity clips nothing, whatever
+                ``clipping`` is.
 
         Returns:
             One tensor for each trainable parameter, in the order of ``model.parameters()``.
@@ -471,7 +564,9 @@ class DPTrainer:
             raise ValueError(f"`indices` must lie between 0 and {len(self._records) - 1}.")
         twin = copy.deepcopy(model)
         self._check_model(twin)
-        engine = self._make_engine([twin], self._records, [SystemRandomness()], precise=False)
+        engine = self._make_engine(
+            [twin], self._records, [SystemRandomness()], precise=False, clip=clip_norm < math.inf
+        )
         lots = indices.to(self._records.X.device).unsqueeze(0)
         sums = engine.clipped_sums(lots, None, float(clip_norm))
         return [view[0].clone() for view in parameter_views(sums, twin)]
@@ -496,6 +591,10 @@ class DPTrainer:
                     f"The model is on {parameter.device} but the data on {X.device}; move one."
                 )
 
+    def _new_model(self, seed: int) -> nn.Module:
+        with seeded_torch(seed):
+            return self._model_factory()
+
     def _choose_engine(
         self, engine: EngineName, model: nn.Module
     ) -> Literal["fused", "per_record"]:
@@ -515,14 +614,20 @@ class DPTrainer:
         coins: Sequence[Randomness],
         *,
         precise: bool,
+        clip: bool = True,
     ) -> Engine:
         for model in models:
             model.train()
+        stability = STABILITY if clip and self.clipping == "normalized" else 0.0
         if self.engine == "fused":
-            return FusedEngine(models, records, self._loss, precise=precise)
-        forward_seeds = coins if self._traits.draws else None
+            return FusedEngine(models, records, self._loss, precise=precise, stability=stability)
         return PerRecordEngine(
-            models, records, self._loss, precise=precise, forward_seeds=forward_seeds
+            models,
+            records,
+            self._loss,
+            precise=precise,
+            forward_seeds=coins if self._traits.draws else None,
+            stability=stability,
         )
 
     def _check_contributions(
@@ -538,35 +643,52 @@ class DPTrainer:
             random_weights=random_weights,
         )
 
-    def _start(self, plan: TrainingPlan, seeds: Sequence[int | None]) -> tuple[TrainingRun, Engine]:
+    def _make_rule(
+        self, parameters: Tensor, plans: Sequence[TrainingPlan], model: nn.Module
+    ) -> StepRule:
+        return make_rule(parameters, plans, model, self.optimizer, self.schedule)
+
+    def _try_rule(self, model: nn.Module, plan: TrainingPlan) -> None:
+        """Take a step along given gradients before any training."""
+        parameters = stack_parameters([model])
+        rule = self._make_rule(parameters, [plan], model)
+        try:
+            rule.step(torch.ones_like(parameters))
+        except Exception as error:
+            raise ValueError(
+                f"`optimizer` {self._optimizer_name} cannot take a step along given gradients "
+                f"({type(error).__name__}: {error}). Choose one that needs nothing else."
+            ) from error
+
+    def _start(
+        self, plans: Sequence[TrainingPlan], seeds: Sequence[int | None]
+    ) -> tuple[TrainingRun, Engine]:
         """Fresh models and coins: from seeds, or from the operating system where a seed is None."""
         device = self.data.train_X.device
         coins = [
             SystemRandomness() if seed is None else SeededRandomness(int(seed), device)
             for seed in seeds
         ]
-        models = []
-        for each in coins:
-            with seeded_torch(each.torch_seed()):
-                models.append(self._model_factory())
+        models = [self._new_model(each.torch_seed()) for each in coins]
         engine = self._make_engine(models, self._records, coins, precise=None in seeds)
-        return TrainingRun(plan, engine, coins), engine
+        rule = self._make_rule(engine.parameters, plans, models[0])
+        return TrainingRun(plans, engine, coins, rule), engine
 
     def _identity(
         self,
-        plan: TrainingPlan,
+        run: TrainingRun,
         seeds: Sequence[int | None],
         engine: Engine,
         curve: Sequence[int],
-        *,
         with_data: bool,
     ) -> dict[str, Any]:
         """All that a run depends on, JSON-ready; a file is continued by the same run only."""
         data = (self.data.train_X, self.data.train_Y)
         return {
-            **plan.to_dict(),
+            **run.plans[0].to_dict(),
             "seeds": [None if seed is None else int(seed) for seed in seeds],
             "engine": self.engine,
+            "rule": run.rule.settings(),
             "parameters": list(engine.parameters.shape),
             "dtype": str(engine.parameters.dtype),
             "data": fingerprint(*data) if with_data else None,
@@ -574,35 +696,37 @@ class DPTrainer:
         }
 
     def _finish(
-        self,
-        plan: TrainingPlan,
-        run: TrainingRun,
-        engine: Engine,
-        curve: Sequence[int],
-        *,
-        publish: bool,
+        self, run: TrainingRun, engine: Engine, curve: Sequence[int], *, publish: bool = False
     ) -> list[Trained]:
-        guarantee = plan.guarantee_after(run.step)
-        if run.step < plan.steps:
-            guarantee = replace(guarantee, assumptions=(*guarantee.assumptions, _STOPPED))
         unusable = int(len(self._records) - self._records.usable.sum())
-        utilities = self._measure(run, engine)
-        points = self._known(plan, run, curve)
-        return [
-            Trained(
-                model=model,
-                guarantee=guarantee if publish else guarantee.simulated(),
-                plan=plan,
-                steps=run.step,
-                diagnostics=TrainingDiagnostics(
-                    accuracy=utilities[replicate],
-                    unusable_records=unusable,
-                    dropped_gradients=run.drawn - int(engine.kept),
-                    curve=tuple(CurvePoint(epochs, known[replicate]) for epochs, known in points),
-                ),
+        dropped = run.drawn - int(engine.kept)
+        self._measure(run, [row for row, plan in enumerate(run.plans) if plan.steps >= run.step])
+        finished = []
+        for place, (plan, model) in enumerate(zip(run.plans, run.models(), strict=True)):
+            steps = min(run.step, plan.steps)
+            guarantee = plan.guarantee_after(steps)
+            if steps < plan.steps:
+                guarantee = replace(guarantee, assumptions=(*guarantee.assumptions, _STOPPED))
+            points = [
+                CurvePoint(epochs, utilities[place])
+                for epochs, utilities in run.known(curve)
+                if place in utilities
+            ]
+            finished.append(
+                Trained(
+                    model=model,
+                    guarantee=guarantee if publish else guarantee.simulated(),
+                    plan=plan,
+                    steps=steps,
+                    diagnostics=TrainingDiagnostics(
+                        accuracy=run.measured[steps][place],
+                        unusable_records=unusable,
+                        dropped_gradients=dropped,
+                        curve=tuple(points),
+                    ),
+                )
             )
-            for replicate, model in enumerate(engine.finished_models())
-        ]
+        return finished
 
     def _check_final(self, models: Sequence[nn.Module]) -> None:
         for model in models:
@@ -614,22 +738,16 @@ class DPTrainer:
                     "shows at its final weights only, so that the guarantee does not hold."
                 ) from None
 
-    @staticmethod
-    def _known(
-        plan: TrainingPlan, run: TrainingRun, curve: Sequence[int]
-    ) -> list[tuple[int, list[float]]]:
-        """The points of a curve that were measured."""
-        steps = {epochs: epochs * plan.steps_per_epoch for epochs in curve}
-        return [(e, run.measured[step]) for e, step in steps.items() if step in run.measured]
-
-    def _measure(self, run: TrainingRun, engine: Engine) -> list[float]:
-        """The utilities of all replicates where the run is, on the test records."""
-        if run.step not in run.measured:
-            run.measured[run.step] = [
-                float(self.metric(self._test_outputs(model), self.data.test_Y))
-                for model in engine.finished_models()
-            ]
-        return run.measured[run.step]
+    def _measure(self, run: TrainingRun, rows: Sequence[int] | None = None) -> list[float]:
+        """The utilities of these replicates, or of all, on the test records where the run is."""
+        rows = range(len(run.plans)) if rows is None else rows
+        known = run.measured.setdefault(run.step, {})
+        if any(row not in known for row in rows):
+            models = run.models()
+            for row in rows:
+                outputs = self._test_outputs(models[row])
+                known[row] = float(self.metric(outputs, self.data.test_Y))
+        return [known[row] for row in rows]
 
     def _test_loss(self, model: nn.Module) -> float:
         with torch.no_grad():
@@ -642,12 +760,28 @@ class DPTrainer:
             return torch.cat([model(X) for X in self.data.test_X.split(_EVALUATION_BATCH)])
 
 
+def _name_of(optimizer: object) -> str:
+    """The name of a rule, or of what a factory makes."""
+    if isinstance(optimizer, str):
+        if optimizer not in OPTIMIZERS:
+            raise ValueError(
+                f"`optimizer` must be one of {tuple(OPTIMIZERS)} or make a torch.optim.Optimizer, "
+                f"got {optimizer!r}."
+            )
+        return optimizer
+    if not callable(optimizer):
+        raise TypeError(
+            "`optimizer` must be a name, or make a torch.optim.Optimizer from a list of parameters "
+            f"and lr=, such as torch.optim.AdamW; got {type(optimizer).__name__}."
+        )
+    inner = optimizer.func if isinstance(optimizer, partial) else optimizer
+    return str(getattr(inner, "__name__", type(inner).__name__))
+
+
 def _check_seeds(seeds: Sequence[int]) -> list[int]:
     seeds = [check_integer("each of `seeds`", seed, at_least=0) for seed in seeds]
     if not seeds:
         raise ValueError("`seeds` is empty: give at least one integer.")
-    if len(set(seeds)) < len(seeds):
-        raise ValueError("`seeds` must differ: the same seed gives the same model again.")
     return seeds
 
 

@@ -128,9 +128,9 @@ def test_a_killed_curve_goes_on_from_its_last_point(
     measured: list[int] = []
     measure = DPTrainer._measure
 
-    def noted(self: DPTrainer, run: Any, engine: Any) -> list[float]:
+    def noted(self: DPTrainer, run: Any) -> list[float]:
         measured.append(run.step)
-        return measure(self, run, engine)
+        return measure(self, run)
 
     monkeypatch.setattr(DPTrainer, "_measure", noted)
     resumed = list(each.curve(CURVE, **LONG, seeds=[4, 6], checkpoint=path))
