@@ -9,17 +9,25 @@ from __future__ import annotations
 
 import math
 import os
+import time
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
-from botorch_dp._checks import check_integer
+from botorch_dp._checks import check_integer, check_positive
 from botorch_dp.pareto.beliefs import EpsilonScale, PrivacyModel, require_complete
-from botorch_dp.pareto.front import OperatingPoint, ParetoFront, recommended
+from botorch_dp.pareto.front import (
+    OperatingPoint,
+    ParetoFront,
+    data_frame,
+    guarantee_sentence,
+    point_table,
+    recommended,
+)
 from botorch_dp.pareto.problem import (
     SEEDED,
     CurvePlan,
@@ -50,10 +58,13 @@ from botorch_dp.privacy import (
     PureLoss,
     compose,
 )
+from botorch_dp.space import Config
 
 AcquisitionName = Literal["ehvi", "hvpoi", "log_hvpoi", "qlogehvi", "random", "grid"]
 
 TestOrTraining = Literal["training", "test"]
+#: Told of each trial that has ended.
+Callback: TypeAlias = "Callable[[DPareto, Trial], object]"
 
 _FIXED_TOTAL = (
     "the total was fixed as a budget before the first training: configs depend on earlier results, "
@@ -75,8 +86,10 @@ class DPareto:
             improvement, with epsilon known. ``"hvpoi"`` and ``"log_hvpoi"``: the criterion of
             [Avent2020] and its logarithm. ``"qlogehvi"``: BoTorch's. ``"random"`` and ``"grid"``:
             the baselines. Or an :class:`~botorch_dp.pareto.proposals.AcquisitionFactory`.
-        storage: A file that keeps the study; an existing study is continued. None keeps it in
-            memory. The file is private and locked while the study is open.
+        storage: A file that keeps the study; an existing study is continued, also in a wider space
+            (longer ranges, more values, fewer constraints, parameters that are active for new
+            values only). None keeps it in memory. The file is private and locked while the study
+            is open.
         seed: Fixes the proposals and the trainings' seeds. None draws one (or takes the stored).
         privacy_model: ``"exact"`` computes epsilon for every candidate; ``"gp"`` models it from
             the trials, for oracles that are too slow for that. [Avent2020] does the latter.
@@ -140,6 +153,7 @@ class DPareto:
             self._storage.close()
             raise
         self._queue = TrialQueue(problem, self._storage, self._proposer, retries=self.retries)
+        self._stopping = False
 
     @property
     def seed(self) -> int:
@@ -207,7 +221,7 @@ class DPareto:
                 f"Trial {current.number} waits for a list of {len(missing)} utilities, one for "
                 f"each of its `missing_seeds`; got {len(answers)}."
             )
-        measured = [self._measurement(current, answer) for answer in answers]
+        measured = [self._measurement(current.plan, answer) for answer in answers]
         return self._storage.add_measurements(
             current.number, dict(zip(missing, measured, strict=True))
         )
@@ -251,17 +265,45 @@ class DPareto:
             raise ValueError(f"Trial {current.number} is {current.state} already.")
         return current
 
-    def _measurement(self, trial: Trial, answer: Any) -> Measurement:
+    def _measurement(self, plan: CurvePlan | None, answer: Any) -> Measurement:
         """What was told of one replicate."""
-        if trial.plan is None:
+        if plan is None:
             return self.problem.measurement(answer)
-        known = trial.plan.checkpoints
+        known = plan.checkpoints
         if not isinstance(answer, Mapping) or not answer or not set(answer) <= set(known):
             raise InvalidUtilityError(
-                f"Trial {trial.number} is a curve: tell a dictionary with the utility at each of "
-                f"its checkpoints {known} (or at the first ones, if training was stopped)."
+                f"The trial is a curve: give a dictionary with the utility at each of its "
+                f"checkpoints {known} (or at the first ones, if training was stopped)."
             )
         return Measurement.of_curve({c: self.problem.measurement(u) for c, u in answer.items()})
+
+    def add_trial(
+        self,
+        config: Config,
+        utilities: UtilityAnswer
+        | Mapping[int, UtilityAnswer]
+        | list[UtilityAnswer]
+        | list[Mapping[int, UtilityAnswer]],
+    ) -> Trial:
+        """Add what was measured elsewhere, as a complete trial of its own.
+
+        Args:
+            config: The hyper-parameters; they must lie in the space.
+            utilities: What the utility oracle answered, or a list with one answer for each
+                training. Of a curve, a dictionary: the answer at each checkpoint. Each counts as a
+                training of the study, under the problem's promise.
+
+        Example:
+            >>> study.add_trial({"noise": 1.0, "epochs": 8}, [0.81, 0.79])
+        """
+        config = self.problem.space.check(config)
+        answers = utilities if isinstance(utilities, list) else [utilities]
+        if not answers:
+            raise ValueError("`utilities` is empty: give what was measured.")
+        epsilon = self._proposer.known.epsilon(config)
+        plan = self._proposer.plan(config, epsilon, ())
+        measured = [self._measurement(plan, answer) for answer in answers]
+        return self._queue.add(config, epsilon, measured, plan)
 
     def run(
         self,
@@ -271,11 +313,15 @@ class DPareto:
         executor: ExecutorLike | None = None,
         progress: bool = False,
         asynchronous: bool = True,
+        *,
+        timeout: float | None = None,
+        callbacks: Sequence[Callback] = (),
     ) -> ParetoFront:
         """Propose and train until the study has so many trials.
 
         Ctrl-C ends it cleanly: what has finished is kept and its front returned (with a warning);
-        call ``run`` again to go on.
+        call ``run`` again to go on. A mistake in an oracle ends it at the first trials, with its
+        cause.
 
         Args:
             trials: Of the whole study, earlier and failed ones included.
@@ -286,14 +332,28 @@ class DPareto:
             progress: Whether to show a progress bar.
             asynchronous: Whether a new trial starts whenever one ends. Otherwise a whole batch is
                 awaited, which wastes time but repeats exactly, whatever ends first.
+            timeout: Seconds after which no more trainings start; those in flight are awaited.
+            callbacks: Each is called as ``callback(study, trial)`` with every trial that has ended,
+                in this thread, once it is stored. It may call :meth:`stop`; what it raises ends
+                the run.
         """
         for name, value in (("trials", trials), ("initial", initial), ("batch_size", batch_size)):
             check_integer(name, value)
-        if trials > self._proposer.largest_number:
+        seconds = math.inf if timeout is None else check_positive("timeout", timeout)
+        if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
+            raise TypeError("`callbacks` must be a sequence of functions `(study, trial) -> None`.")
+        most = self._proposer.most_trials(self.trials)
+        if trials > most:
             raise ValueError(
-                f"`trials` = {trials} is more than the grid's {self._proposer.largest_number:g} "
-                "points; raise `grid_levels`."
+                f"`trials` = {trials} is more than the grid's {most:g} points; raise `grid_levels`."
             )
+        self._stopping = False
+        deadline = time.monotonic() + seconds
+
+        def tell_all(trial: Trial) -> None:
+            for callback in callbacks:
+                callback(self, trial)
+
         try:
             with Workers(self.problem, executor) as workers:
                 loop = TrialLoop(
@@ -303,6 +363,8 @@ class DPareto:
                     initial=initial,
                     batch_size=batch_size,
                     asynchronous=asynchronous,
+                    may_start=lambda: not self._stopping and time.monotonic() < deadline,
+                    on_end=tell_all,
                 )
                 loop.run(progress=progress)
         except KeyboardInterrupt:
@@ -315,6 +377,43 @@ class DPareto:
                 stacklevel=2,
             )
         return self.front()
+
+    def stop(self) -> None:
+        """Let the running :meth:`run` start no more trainings; those in flight are awaited."""
+        self._stopping = True
+
+    def table(self) -> dict[str, list[Any]]:
+        """Columns of *all* trials: as of a front's table, and how each of them ended. Sensitive.
+
+        A curve has a row for each of its points.
+        """
+        unmeasured = (math.nan,) * (len(self.problem.objective_names) - 1)
+        rows: list[tuple[Trial, Point]] = []
+        for trial in self.trials:
+            nothing = Point(trial.number, trial.config, (trial.epsilon, *unmeasured), (), math.nan)
+            points = self.problem.points(trial) if trial.finished else []
+            rows += [(trial, point) for point in points or [nothing]]
+        columns: dict[str, list[Any]] = {"trial": [], "state": [trial.state for trial, _ in rows]}
+        columns |= point_table(self.problem, [point for _, point in rows])
+        columns["trainings"] = [trial.num_trainings for trial, _ in rows]
+        columns["failures"] = [", ".join(trial.failures) for trial, _ in rows]
+        return columns
+
+    def to_frame(self) -> Any:
+        """The :meth:`table` as a pandas data frame.
+
+        ``frame.attrs["guarantee"]`` says what publishing it costs.
+        """
+        trained = any(trial.num_trainings for trial in self.trials)
+        caption = (
+            guarantee_sentence(
+                self.publication_guarantee(),
+                test_records=self.problem.promise.utility_guarantee is not None,
+            )
+            if trained
+            else "Nothing was trained yet."
+        )
+        return data_frame(self.table(), caption)
 
     def front(self) -> ParetoFront:
         """The Pareto front of the trials so far. Sensitive; see its ``caption``."""
