@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from botorch_dp.pareto import Objective, StudyError, Trial, beliefs
+from botorch_dp.pareto import Objective, StudyError, Trial
 from botorch_dp.pareto.beliefs import (
     Beliefs,
     KnownObjectives,
@@ -345,7 +345,7 @@ class TestKnownObjectives:
 
 def test_what_was_considered_is_forgotten_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory does not grow with the configs that were ever considered; answers do not change."""
-    monkeypatch.setattr(beliefs, "_REMEMBERED", 50)
+    monkeypatch.setattr("botorch_dp.pareto.beliefs._REMEMBERED", 50)
     known = KnownObjectives(toy.problem(), with_epsilon=True)
     often = toy.SPACE.sample(10, seed=99)
     for seed in range(20):
