@@ -211,9 +211,13 @@ class Real(_Scale):
 
     def draw(self, u: NDArray[np.float64]) -> list[float]:
         """Values at the quantiles ``u`` of the sampling distribution."""
+        return self._shortened(self.quantile(u))
+
+    def quantile(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The same as an array, with all digits."""
         if self.distribution is None:
-            return self.decode(u)
-        return self._shortened(self.distribution.quantile(u, self.low, self.high))
+            return self._values(u)
+        return self.distribution.quantile(u, self.low, self.high)
 
     def levels(self, count: int) -> list[float]:
         """``count`` equidistant values in the parameter's scale."""
@@ -269,6 +273,10 @@ class Integer(_Scale):
         Each integer owns the unit interval around it, so that the ends of the range get their
         full share.
         """
+        return [int(value) for value in self.quantile(u)]
+
+    def quantile(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The same as an array of floats."""
         low, high = self.low - 0.5, self.high + 0.5
         if self.distribution is not None:
             values = self.distribution.quantile(u, low, high)
@@ -276,7 +284,8 @@ class Integer(_Scale):
             values = low * np.exp(u * math.log(high / low))
         else:
             values = low + u * (high - low)
-        return [int(value) for value in np.clip(np.rint(values), self.low, self.high)]
+        clipped: NDArray[np.float64] = np.clip(np.rint(values), self.low, self.high)
+        return clipped
 
     def levels(self, count: int) -> list[int]:
         """At most ``count`` different integers, equidistant in the parameter's scale."""
@@ -343,11 +352,11 @@ class Choice:
 
     def draw(self, u: NDArray[np.float64]) -> list[Scalar]:
         """Values at the quantiles ``u`` of the sampling distribution."""
-        return self._at(u, self.weights)
+        return [self.values[place] for place in self.places(u, self.weights)]
 
     def spread(self, u: NDArray[np.float64]) -> list[Scalar]:
         """Values at quantiles of the uniform distribution, whatever the weights."""
-        return self._at(u, None)
+        return [self.values[place] for place in self.places(u, None)]
 
     def levels(self, count: int) -> list[Scalar]:
         """All values: they have no order in which to leave some out."""
@@ -360,10 +369,11 @@ class Choice:
                 return known
         raise ValueError(f"`{name}` must be one of {self.values}, got {value!r}.")
 
-    def _at(self, u: NDArray[np.float64], weights: Sequence[float] | None) -> list[Scalar]:
+    def places(self, u: NDArray[np.float64], weights: Sequence[float] | None) -> NDArray[np.int64]:
+        """Which of the values stand at quantiles of a distribution."""
         shares = np.cumsum(np.ones(len(self.values)) if weights is None else np.asarray(weights))
         places = np.searchsorted(shares / shares[-1], u, side="right")
-        return [self.values[place] for place in np.minimum(places, len(self.values) - 1)]
+        return np.minimum(places, len(self.values) - 1)
 
     def __repr__(self) -> str:
         inside = ", ".join(map(repr, self.values))

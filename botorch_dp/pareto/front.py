@@ -407,6 +407,17 @@ def recommended(
     )
 
 
+def by_expected_error(proposer: Proposer, trials: Sequence[Trial], epsilon: float) -> list[Config]:
+    """Configs of the complete trials within an epsilon, by the error that the models expect."""
+    within = [trial for trial in trials if trial.epsilon <= epsilon]
+    candidates = proposer.known.candidates([trial.config for trial in within])
+    errors = (
+        _expected_error(*_error_beliefs(proposer.beliefs(trials), candidates)) if within else ()
+    )
+    order = sorted(range(len(within)), key=lambda place: float(errors[place]))
+    return [dict(within[place].config) for place in order]
+
+
 def _error_beliefs(beliefs: Beliefs, candidates: Candidates) -> tuple[Tensor, Tensor]:
     means, stds = beliefs.predict(candidates)
     return means[:, _ERROR], stds[:, _ERROR]

@@ -107,11 +107,18 @@ class TrialQueue:
         trials = self.storage.trials()
         if number >= initial and self.storage.count("failed") == number:
             require_complete(trials, "front to improve")
-        config = self._proposer.propose(trials, number, initial)
+        trial = self.enqueue(self._proposer.propose(trials, number, initial))
+        if trial.state == "pending":
+            self._taken.add(number)
+        return trial
+
+    def enqueue(self, config: Config) -> Trial:
+        """A new trial of this config, stored and waiting; failed if an exact oracle fails on it."""
+        number = len(self.storage)
         epsilon, error_type = math.nan, None
         try:
             epsilon = self._proposer.known.epsilon(config)
-            plan = self._proposer.plan(config, epsilon, trials)
+            plan = self._proposer.plan(config, epsilon, self.storage.trials())
         except Exception as error:
             # Nothing that an exact oracle says is sensitive.
             if self.nothing_works(error, and_failed=1):
@@ -122,12 +129,9 @@ class TrialQueue:
                 ) from error
             error_type, plan = type(error).__name__, None
         seeds = self.fresh_seeds(number, self.problem.replicates, start=0)
-        trial = self.storage.add_trial(
+        return self.storage.add_trial(
             number, config, tuple(seeds.values()), epsilon, error_type=error_type, plan=plan
         )
-        if trial.state == "pending":
-            self._taken.add(number)
-        return trial
 
     def add(
         self,

@@ -23,6 +23,7 @@ from botorch_dp.pareto.beliefs import EpsilonScale, PrivacyModel, require_comple
 from botorch_dp.pareto.front import (
     OperatingPoint,
     ParetoFront,
+    by_expected_error,
     data_frame,
     guarantee_sentence,
     point_table,
@@ -98,6 +99,10 @@ class DPareto:
         retries: How often a trial that raised is trained again before it counts as failed.
         candidates: Space-filling candidates for each proposal.
         grid_levels: Values of each parameter, for ``acquisition="grid"``.
+        warm_start: A study of the same space on a public twin of the data (see
+            :func:`~botorch_dp.datasets.public_twin`), or configs; a new study begins with the
+            :meth:`best_configs` of it, and draws fewer initial ones. They must be known without the
+            records.
 
     Example:
         >>> study = DPareto(problem, storage="study.sqlite", seed=0)
@@ -118,6 +123,7 @@ class DPareto:
         retries: int = 1,
         candidates: int = 2048,
         grid_levels: int | Mapping[str, int] = 3,
+        warm_start: DPareto | Sequence[Config] | None = None,
     ) -> None:
         if not isinstance(problem, PrivacyUtilityProblem):
             raise TypeError(
@@ -138,6 +144,7 @@ class DPareto:
             check_integer("seed", seed, at_least=0)
         self.problem = problem
         self.retries = check_integer("retries", retries, at_least=0)
+        starting = _checked_configs(warm_start, problem)
         options = ProposalOptions(
             acquisition=acquisition,
             privacy_model=privacy_model,
@@ -154,6 +161,9 @@ class DPareto:
             raise
         self._queue = TrialQueue(problem, self._storage, self._proposer, retries=self.retries)
         self._stopping = False
+        if len(self._storage) == 0:
+            for config in starting:
+                self._queue.enqueue(config)
 
     @property
     def seed(self) -> int:
@@ -425,6 +435,27 @@ class DPareto:
             reevaluator=self._evaluate_again,
         )
 
+    def best_configs(self, count: int = 8, *, epsilon: float | None = None) -> list[Config]:
+        """At most ``count`` different configs to start another study from, the best one first.
+
+        Args:
+            count: How many.
+            epsilon: Those expected to be most accurate within this epsilon: the recommended one,
+                then tried ones by what the models believe of them. If None, the recommended ones
+                for epsilons from the front's smallest to the reference point's.
+        """
+        check_integer("count", count)
+        if epsilon is not None:
+            trials = require_complete(self.trials, "config to start from")
+            found = [self.recommend(epsilon).config]
+            found += by_expected_error(self._exact_proposer, trials, epsilon)
+        else:
+            least, most = self.front().points[0, 0].item(), self.problem.ref_point[0]
+            least = min(max(least, 1e-3 * most), most)
+            ladder = [most * (least / most) ** (k / max(count - 1, 1)) for k in range(count)]
+            found = [self.recommend(rung * (1 + 1e-9)).config for rung in ladder]
+        return list({tuple(config.items()): config for config in found}.values())[:count]
+
     def recommend(self, epsilon: float, *, level: float = 0.95) -> OperatingPoint:
         """The config expected to be most accurate within ``epsilon``, tried or not.
 
@@ -432,12 +463,15 @@ class DPareto:
             epsilon: The largest acceptable epsilon; the recommended config's is exact.
             level: Probability of the predicted error's interval, under the model.
         """
-        proposer = self._proposer
-        if proposer.options.privacy_model != "exact":
-            # The search may go without the exact epsilon; what is deployed may not.
-            exact = replace(proposer.options, privacy_model="exact")
-            proposer = Proposer(self.problem, seed=self.seed, options=exact)
-        return recommended(proposer, self.trials, epsilon, level)
+        return recommended(self._exact_proposer, self.trials, epsilon, level)
+
+    @property
+    def _exact_proposer(self) -> Proposer:
+        """The search may go without the exact epsilon; what is deployed may not."""
+        if self._proposer.options.privacy_model == "exact":
+            return self._proposer
+        exact = replace(self._proposer.options, privacy_model="exact")
+        return Proposer(self.problem, seed=self.seed, options=exact)
 
     def publication_guarantee(self, data: TestOrTraining = "training") -> Guarantee:
         """What publishing the front (or anything else the study knows) promises.
@@ -521,6 +555,21 @@ class DPareto:
 
     def __repr__(self) -> str:
         return f"DPareto({self.problem.name!r}, {len(self._storage)} trials, seed={self.seed})"
+
+
+def _checked_configs(
+    warm_start: DPareto | Sequence[Config] | None, problem: PrivacyUtilityProblem
+) -> list[Config]:
+    """What a study shall begin with."""
+    if warm_start is None:
+        return []
+    configs = warm_start.best_configs() if isinstance(warm_start, DPareto) else warm_start
+    if not isinstance(configs, Sequence) or not all(isinstance(c, Mapping) for c in configs):
+        raise TypeError(
+            "`warm_start` must be a DPareto or a sequence of configs, "
+            f"got {type(warm_start).__name__}."
+        )
+    return [problem.space.check(config) for config in configs]
 
 
 def _publication(
