@@ -67,3 +67,15 @@ def check_folder(name: str, path: Path | None) -> None:
         raise ValueError(f"{name}: there is no folder {folder}.")
     if not os.access(folder, os.W_OK):
         raise ValueError(f"{name}: no permission to write to {folder}.")
+
+
+def check_figure(name: str, path: Path | None) -> None:
+    """The same for a figure, whose suffix must name a format that can be drawn."""
+    check_folder(name, path)
+    if path is None:
+        return
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    kinds = FigureCanvasBase.get_supported_filetypes()
+    if path.suffix.lstrip(".").lower() not in kinds:
+        raise ValueError(f"{name} must end in one of {', '.join(sorted(kinds))}, got {path.name}.")

@@ -15,7 +15,7 @@ from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from botorch_dp.cli.arguments import check_folder, count, did_you_mean, positive
+from botorch_dp.cli.arguments import check_figure, check_folder, count, did_you_mean, positive
 
 if TYPE_CHECKING:
     from botorch_dp.pareto import DPareto, ParetoFront, PrivacyUtilityProblem
@@ -173,7 +173,7 @@ def load_problem(options: argparse.Namespace) -> PrivacyUtilityProblem:
 
 def _pareto(options: argparse.Namespace) -> int:
     check_folder("--storage", options.storage)
-    check_folder("--plot", options.plot)
+    check_figure("--plot", options.plot)
     problem = load_problem(options)
     from botorch_dp.pareto import DPareto
 

@@ -21,6 +21,7 @@ from botorch_dp.space import (
     ShiftedExponential,
     TruncatedNormal,
     Uniform,
+    When,
 )
 
 __all__ = [
@@ -43,4 +44,5 @@ __all__ = [
     "Trial",
     "TruncatedNormal",
     "Uniform",
+    "When",
 ]

@@ -219,25 +219,15 @@ class ParetoFront:
         )
 
     def table(self) -> dict[str, list[Any]]:
-        """Columns of the front: trial, objectives, best and worst error, config, seconds."""
-        measured = self.measured_on_front
-        columns: dict[str, list[Any]] = {"trial": [point.trial for point in measured]}
-        for index, name in enumerate(self.objective_names):
-            columns[name] = self.points[:, index].tolist()
-        columns["lowest_error"] = [1 - max(point.utilities) for point in measured]
-        columns["highest_error"] = [1 - min(point.utilities) for point in measured]
-        for name in self.problem.space.parameters:
-            columns[name] = [point.config[name] for point in measured]
-        columns["seconds"] = [point.seconds for point in measured]
-        return columns
+        """Columns of the front: trial, objectives, best and worst error, config, seconds.
+
+        A parameter that is not active in a config is None there.
+        """
+        return point_table(self.problem, self.measured_on_front)
 
     def to_frame(self) -> Any:
         """The :meth:`table` as a pandas data frame; ``frame.attrs["guarantee"]`` is the caption."""
-        with needs_extra("frames", "`to_frame` (`table()` returns plain columns)"):
-            import pandas
-        frame = pandas.DataFrame(self.table())
-        frame.attrs["guarantee"] = self.caption
-        return frame
+        return data_frame(self.table(), self.caption)
 
     def plot(self, ax: Axes | None = None, **options: Any) -> Figure:
         """Draw the front; see :func:`botorch_dp.plots.plot_front` for the options."""
@@ -331,6 +321,31 @@ def guarantee_sentence(guarantee: Guarantee, *, test_records: bool = False) -> s
     )
 
 
+def point_table(problem: PrivacyUtilityProblem, points: Sequence[Point]) -> dict[str, list[Any]]:
+    """Columns of points: trial, objectives, best and worst error, config, seconds.
+
+    NaN where nothing was measured, None where a parameter is not active.
+    """
+    columns: dict[str, list[Any]] = {"trial": [point.trial for point in points]}
+    for index, name in enumerate(problem.objective_names):
+        columns[name] = [point.values[index] for point in points]
+    columns["lowest_error"] = [1 - max(point.utilities, default=math.nan) for point in points]
+    columns["highest_error"] = [1 - min(point.utilities, default=math.nan) for point in points]
+    for name in problem.space.parameters:
+        columns[name] = [point.config.get(name) for point in points]
+    columns["seconds"] = [point.seconds for point in points]
+    return columns
+
+
+def data_frame(columns: dict[str, list[Any]], caption: str) -> Any:
+    """Columns as a pandas data frame; ``frame.attrs["guarantee"]`` is the caption."""
+    with needs_extra("frames", "`to_frame` (`table()` returns plain columns)"):
+        import pandas
+    frame = pandas.DataFrame(columns)
+    frame.attrs["guarantee"] = caption
+    return frame
+
+
 def _front_indices(points: Tensor) -> list[int]:
     """Indices of the points no other dominates, by increasing first objective."""
     if points.shape[-1] == 2:
@@ -390,6 +405,17 @@ def recommended(
         level=level,
         tried=any(trial.config == config for trial in trials if trial.state == "complete"),
     )
+
+
+def by_expected_error(proposer: Proposer, trials: Sequence[Trial], epsilon: float) -> list[Config]:
+    """Configs of the complete trials within an epsilon, by the error that the models expect."""
+    within = [trial for trial in trials if trial.epsilon <= epsilon]
+    candidates = proposer.known.candidates([trial.config for trial in within])
+    errors = (
+        _expected_error(*_error_beliefs(proposer.beliefs(trials), candidates)) if within else ()
+    )
+    order = sorted(range(len(within)), key=lambda place: float(errors[place]))
+    return [dict(within[place].config) for place in order]
 
 
 def _error_beliefs(beliefs: Beliefs, candidates: Candidates) -> tuple[Tensor, Tensor]:

@@ -47,8 +47,16 @@ class InvalidEpsilonError(ValueError):
     """The privacy oracle answered something that is no finite epsilon >= 0."""
 
 
+class MistakenEpsilonError(InvalidEpsilonError, TypeError):
+    """An answer of the privacy oracle that is not even a number."""
+
+
 class InvalidUtilityError(ValueError):
     """The utility oracle answered something that is no utility in [0, 1]."""
+
+
+class MistakenUtilityError(InvalidUtilityError):
+    """An answer that no training could give, and so a mistake in the oracle: percent, a tensor."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +120,8 @@ class Resource:
         parameter = space.parameters.get(self.name)
         if not isinstance(parameter, Integer):
             raise ValueError(f"`resource` must name an Integer of the space, got {self.name!r}.")
+        if parameter.active is not None:
+            raise ValueError(f"`resource` {self.name!r} must be active everywhere in the space.")
         low, high = parameter.low, parameter.high
         if self.checkpoints is None:
             halves = (round(2 ** (half / 2)) for half in range(2 * max(high, 1).bit_length()))
@@ -447,9 +457,19 @@ class PrivacyUtilityProblem:
         return tuple(o for o in self.objectives if o.function is None)
 
     def epsilon(self, config: Config) -> float:
-        """The exact epsilon of one training, or :class:`InvalidEpsilonError`."""
+        """The exact epsilon of one training.
+
+        Raises:
+            InvalidEpsilonError: ``privacy`` answered a number that is no finite epsilon >= 0.
+            Exception: What ``privacy`` raises.
+        """
         value = self.privacy(dict(config))
-        if not isinstance(value, RealNumber) or not 0 <= float(value) < math.inf:
+        if isinstance(value, bool) or not isinstance(value, RealNumber):
+            raise MistakenEpsilonError(
+                f"`privacy` must return a finite epsilon >= 0, such as float(epsilon), "
+                f"got {type(value).__name__} for {config}."
+            )
+        if not 0 <= float(value) < math.inf:
             raise InvalidEpsilonError(
                 f"`privacy` must return a finite epsilon >= 0, got {value!r} for {config}."
             )
@@ -541,22 +561,25 @@ class PrivacyUtilityProblem:
                 isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], Mapping)
             ):
                 names = [objective.name for objective in measured]
-                raise InvalidUtilityError(
+                raise MistakenUtilityError(
                     f"`utility` must return (utility, dict of {names}), "
                     f"got {type(answer).__name__}."
                 )
             answer, extras = answer
         if isinstance(answer, bool) or not isinstance(answer, RealNumber):
-            raise InvalidUtilityError(
-                f"`utility` must return a real number in [0, 1], got {type(answer).__name__}."
+            raise MistakenUtilityError(
+                f"`utility` must return a real number in [0, 1], such as float(accuracy), "
+                f"got {type(answer).__name__}."
             )
+        if math.isnan(answer):
+            raise InvalidUtilityError("`utility` must return a number in [0, 1], not NaN.")
         if not 0 <= float(answer) <= 1:
-            raise InvalidUtilityError(
-                "`utility` must return a number in [0, 1] (a share, not percent; not NaN)."
+            raise MistakenUtilityError(
+                "`utility` must return a number in [0, 1]: a share, not percent."
             )
         missing = [objective.name for objective in measured if objective.name not in extras]
         if missing:
-            raise InvalidUtilityError(f"`utility` did not return the objectives {missing}.")
+            raise MistakenUtilityError(f"`utility` did not return the objectives {missing}.")
         return Measurement(
             utility=float(answer),
             objectives=tuple(objective.check(extras[objective.name]) for objective in measured),

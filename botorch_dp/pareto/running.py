@@ -2,8 +2,8 @@
 
 A study keeps its executor busy, stores what comes back before anything else is risked, and survives
 what goes wrong. Executors are this process, threads, processes or a Dask cluster. Whatever a
-training raises is reduced to the type of its error before anybody sees it: the message may quote
-records.
+training raises is reduced to the type of its error before it is stored, and to the lines of code
+that it passed through before it is shown: the message may quote records.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import pickle
 import time
+import traceback
 import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence, Sized
@@ -39,6 +40,7 @@ from botorch_dp.pareto.problem import (
     CurvePlan,
     InvalidUtilityError,
     Measurement,
+    MistakenUtilityError,
     PrivacyUtilityProblem,
     StudyError,
     Trial,
@@ -47,6 +49,12 @@ from botorch_dp.pareto.proposals import Proposer
 from botorch_dp.pareto.storage import StudyStorage
 from botorch_dp.space import Config
 
+#: So many trials that fail before any has finished are no bad luck.
+_HOPELESS = 5
+#: Errors of code that cannot work with any config; one of them before any success is enough.
+_MISTAKES = (TypeError, NameError, AttributeError, ImportError, SyntaxError, NotImplementedError)
+#: Lines of code that an error is shown with.
+_SHOWN_FRAMES = 4
 #: An executor, or something that makes one (again, after one died).
 ExecutorLike: TypeAlias = Executor | Callable[[], Executor]
 
@@ -99,31 +107,82 @@ class TrialQueue:
         trials = self.storage.trials()
         if number >= initial and self.storage.count("failed") == number:
             require_complete(trials, "front to improve")
-        config = self._proposer.propose(trials, number, initial)
-        epsilon, error_type = math.nan, None
-        try:
-            epsilon = self._proposer.known.epsilon(config)
-            plan = self._proposer.plan(config, epsilon, trials)
-        except Exception as error:
-            error_type, plan = type(error).__name__, None
-        seeds = self.fresh_seeds(number, self.problem.replicates, start=0)
-        trial = self.storage.add_trial(
-            number, config, tuple(seeds.values()), epsilon, error_type=error_type, plan=plan
-        )
+        trial = self.enqueue(self._proposer.propose(trials, number, initial))
         if trial.state == "pending":
             self._taken.add(number)
         return trial
 
-    def fail(
-        self, number: int, error_type: str, *, trainings: int, retryable: bool = True
+    def enqueue(self, config: Config) -> Trial:
+        """A new trial of this config, stored and waiting; failed if an exact oracle fails on it."""
+        number = len(self.storage)
+        epsilon, error_type = math.nan, None
+        try:
+            epsilon = self._proposer.known.epsilon(config)
+            plan = self._proposer.plan(config, epsilon, self.storage.trials())
+        except Exception as error:
+            # Nothing that an exact oracle says is sensitive.
+            if self.nothing_works(error, and_failed=1):
+                raise StudyError(
+                    f"An exact oracle (`privacy`, or the `function` of an objective) fails with "
+                    f"{type(error).__name__}: {error} on {config}, and no trial has finished yet. "
+                    "Correct it and go on; the study is as it was."
+                ) from error
+            error_type, plan = type(error).__name__, None
+        seeds = self.fresh_seeds(number, self.problem.replicates, start=0)
+        return self.storage.add_trial(
+            number, config, tuple(seeds.values()), epsilon, error_type=error_type, plan=plan
+        )
+
+    def add(
+        self,
+        config: Config,
+        epsilon: float,
+        measured: Sequence[Measurement],
+        plan: CurvePlan | None,
     ) -> Trial:
-        """Store a failed attempt; the trial has failed when no attempt is left."""
+        """A complete trial that was trained elsewhere; its seeds are for re-evaluations only."""
+        number = len(self.storage)
+        seeds = self.fresh_seeds(number, len(measured), start=0)
+        return self.storage.add_trial(
+            number, config, tuple(seeds.values()), epsilon, measurements=measured, plan=plan
+        )
+
+    def nothing_works(self, error: Exception | bool, *, and_failed: int = 0) -> bool:
+        """Whether the study should end because nothing has finished and a mistake is plain.
+
+        Args:
+            error: What was raised just now, or whether it was a plain mistake.
+            and_failed: How many trials have just failed, beside those that are stored.
+        """
+        if self.storage.count("complete"):
+            return False
+        plain = error if isinstance(error, bool) else isinstance(error, _MISTAKES)
+        return plain or self.storage.count("failed") + and_failed >= _HOPELESS
+
+    def fail(
+        self,
+        number: int,
+        error_type: str,
+        *,
+        trainings: int,
+        retryable: bool = True,
+        spared: bool = False,
+    ) -> Trial:
+        """Store a failed attempt; the trial has failed when no attempt is left.
+
+        Args:
+            number: The trial.
+            error_type: Name of the exception's class.
+            trainings: How many trainings the attempt may have begun.
+            retryable: Whether another attempt could end differently.
+            spared: Whether the trial gets one in any case.
+        """
         attempts = len(self.storage[number].failures) + 1
         return self.storage.add_failure(
             number,
             error_type,
             trainings=trainings,
-            is_last=not retryable or attempts > self._retries,
+            is_last=not spared and (not retryable or attempts > self._retries),
         )
 
     def fresh_seeds(self, number: int, count: int, *, start: int | None = None) -> dict[int, int]:
@@ -173,14 +232,55 @@ class Result:
     Args:
         task: The task.
         measurements: One for each of its replicates; None if it failed.
-        error_type: Name of the exception's class; None if it succeeded.
-        retryable: Whether another attempt could end differently.
+        failure: What may be known of the error; None if it succeeded.
     """
 
     task: Task
     measurements: tuple[Measurement, ...] | None = field(default=None, repr=False)
-    error_type: str | None = None
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What leaves the place where a training raised.
+
+    Args:
+        error_type: Name of the exception's class.
+        retryable: Whether another attempt could end differently.
+        mistake: Whether the error is one of code, which no config and no seed can help.
+        shown: What may be shown of the error.
+    """
+
+    error_type: str
     retryable: bool = True
+    mistake: bool = False
+    shown: str = field(default="", repr=False)
+
+    @classmethod
+    def of(cls, error: Exception) -> Failure:
+        """Lines of code are shown; the message is not, for it may quote records."""
+        if isinstance(error, InvalidUtilityError):
+            # Another training would end in the same nonsense. The message is ours.
+            kind = InvalidUtilityError.__name__
+            mistake = isinstance(error, MistakenUtilityError)
+            return cls(kind, False, mistake, f"{kind}: {error}")
+        frames = traceback.extract_tb(error.__traceback__)[2:][-_SHOWN_FRAMES:]
+        lines = [f"\n  {f.filename}, line {f.lineno}, in {f.name}: {f.line}" for f in frames]
+        kind = type(error).__name__
+        return cls(kind, True, isinstance(error, _MISTAKES), f"{kind}, raised in{''.join(lines)}")
+
+
+def attempt(
+    oracle: Callable[..., Any], together: bool, task: Task, report: Report | None = None
+) -> list[tuple[int, list[Any], float]] | Failure:
+    """What :func:`train` returns, or what may be known of the error that it raises."""
+    try:
+        return train(oracle, together, task, report)
+    except StudyError:
+        # Not the training's: a point of its curve could not be stored.
+        raise
+    except Exception as error:
+        return Failure.of(error)
 
 
 def train(
@@ -199,7 +299,7 @@ def train(
         return [(0, list(answers), time.perf_counter() - start)]
     given = oracle(config, seeds if together else seeds[0], task.ahead)
     if isinstance(given, Sized) and len(given) != len(task.ahead):
-        raise InvalidUtilityError(
+        raise MistakenUtilityError(
             f"`utility_curve` must return {len(task.ahead)} utilities, one for each of its "
             f"`checkpoints`, got {len(given)}."
         )
@@ -217,7 +317,7 @@ def train(
                 break
             start = time.perf_counter()
     except StopIteration:
-        raise InvalidUtilityError(
+        raise MistakenUtilityError(
             f"`utility_curve` ended after {len(curve)} of {len(task.ahead)} `checkpoints`."
         ) from None
     finally:
@@ -337,7 +437,11 @@ class Workers:
         here = isinstance(self._executor, (InlineExecutor, ThreadPoolExecutor))
         try:
             future = self._executor.submit(
-                train, problem.oracle, problem.replicates_together, task, report if here else None
+                attempt,
+                problem.oracle,
+                problem.replicates_together,
+                task,
+                report if here else None,
             )
         except (BrokenExecutor, RuntimeError) as error:
             # Broken, or shut down by somebody else. The task counts as in flight: a trial that
@@ -394,16 +498,14 @@ class Workers:
         if isinstance(error, KeyboardInterrupt):
             raise KeyboardInterrupt
         if isinstance(error, StudyError):
-            # Not the training's: a point of its curve could not be stored.
             raise error
-        if error is not None:
-            # A training that ends well in nonsense would do so again.
-            retryable = not isinstance(error, InvalidUtilityError)
-            return Result(task, error_type=type(error).__name__, retryable=retryable)
-        try:
-            return Result(task, measurements=measured(self._problem, task, future.result()))
-        except InvalidUtilityError as invalid:
-            return Result(task, error_type=type(invalid).__name__, retryable=False)
+        answer = future.result() if error is None else Failure.of(error)  # type: ignore[arg-type]
+        if not isinstance(answer, Failure):
+            try:
+                return Result(task, measurements=measured(self._problem, task, answer))
+            except InvalidUtilityError as invalid:
+                answer = Failure.of(invalid)
+        return Result(task, failure=answer)
 
     def _made(self) -> Executor:
         assert self._make is not None
@@ -423,7 +525,10 @@ def measured(
     points: list[dict[int, Measurement]] = [{} for _ in task.seeds]
     for checkpoint, answers, seconds in curve:
         if len(answers) != len(task.seeds):
-            raise InvalidUtilityError(f"expected {len(task.seeds)} utilities, got {len(answers)}")
+            raise MistakenUtilityError(
+                f"`utility_replicates` must return {len(task.seeds)} utilities, one for each seed, "
+                f"got {len(answers)}."
+            )
         for place, answer in zip(points, answers, strict=True):
             place[checkpoint] = problem.measurement(answer, seconds / len(answers))
     if task.plan is None:
@@ -451,6 +556,8 @@ class TrialLoop:
         initial: How many of them are drawn before models are consulted.
         batch_size: How many are trained at a time.
         asynchronous: Whether to start a new one whenever one ends.
+        may_start: Whether anything more may be started; what runs is awaited in any case.
+        on_end: Told of each trial that has ended.
     """
 
     def __init__(
@@ -462,6 +569,8 @@ class TrialLoop:
         initial: int,
         batch_size: int,
         asynchronous: bool,
+        may_start: Callable[[], bool] = lambda: True,
+        on_end: Callable[[Trial], None] = lambda trial: None,
     ) -> None:
         self._queue = queue
         self._storage = queue.storage
@@ -470,6 +579,8 @@ class TrialLoop:
         self._initial = initial
         self._batch_size = batch_size
         self._asynchronous = asynchronous
+        self._may_start = may_start
+        self._on_end = on_end
         # A trial that brought down an executor, alone or in company, is put to the test alone.
         self._alone = False
         self._taken: set[int] = set()
@@ -491,7 +602,8 @@ class TrialLoop:
                 try:
                     for task in retries:
                         self._submit(task)
-                    self._fill()
+                    if self._may_start():
+                        self._fill()
                     if not self._workers.in_flight:
                         return
                     results = self._workers.next_results()
@@ -499,9 +611,39 @@ class TrialLoop:
                     self._bury(str(death))
                     results = []
                 # Everything is stored before anything else is risked.
-                failed = [result.task for result in results if not self._stored(result)]
-                retries = [task for task in failed if self._is_pending(task)]
+                failed = [result for result in results if not self._stored(result)]
                 self._show(bar)
+                self._tell_of_ended()
+                self._end_if_hopeless(failed)
+                retries = [
+                    result.task
+                    for result in failed
+                    if self._is_pending(result.task) and self._may_start()
+                ]
+
+    def _tell_of_ended(self) -> None:
+        for number in sorted(self._taken):
+            if self._storage[number].state != "pending":
+                self._taken.discard(number)
+                self._on_end(self._storage[number])
+
+    def _end_if_hopeless(self, failed: Sequence[Result]) -> None:
+        """Raise if the failures of a study in which nothing has finished look like a mistake."""
+        for result in failed:
+            failure, task = result.failure, result.task
+            if failure is None or not self._queue.nothing_works(failure.mistake):
+                continue
+            arguments: list[Any] = [task.config, *task.seeds]
+            if self._queue.problem.replicates_together:
+                arguments = [task.config, list(task.seeds)]
+            if task.plan is not None:
+                arguments.append(task.ahead)
+            raise StudyError(
+                f"The utility oracle failed with {failure.shown}\nNo trial has finished yet, so "
+                "this looks like a mistake in the oracle. A message of it is not shown, for it may "
+                f"quote records: call `problem.oracle({', '.join(map(repr, arguments))})` by hand "
+                "to see it. Then call `run` again: what waits for another attempt gets it."
+            )
 
     def _show(self, bar: tqdm) -> None:
         bar.n = len(self._storage) - self._storage.count("pending")
@@ -521,6 +663,8 @@ class TrialLoop:
             if trial is None:
                 return
             self._taken.add(trial.number)
+            if not self._may_start():  # proposing takes time, too
+                return
             self._alone = trial.suspect
             for task in self._tasks(trial):
                 self._submit(task)
@@ -538,6 +682,7 @@ class TrialLoop:
                 trial = self._queue.propose(self._initial)
             if trial.state == "pending":
                 return trial
+            self._on_end(trial)
         return None
 
     def _tasks(self, trial: Trial) -> list[Task]:
@@ -595,12 +740,14 @@ class TrialLoop:
             if measured:
                 self._storage.add_measurements(task.trial, measured, attempt=task.attempt)
             return True
-        assert result.error_type is not None
+        failure = result.failure
+        assert failure is not None
         trial = self._queue.fail(
             task.trial,
-            result.error_type,
+            failure.error_type,
             trainings=self._unseen(task),
-            retryable=result.retryable,
+            retryable=failure.retryable,
+            spared=failure.mistake and self._queue.nothing_works(True),
         )
         if trial.state == "failed":
             self._workers.discard(task.trial)
@@ -621,6 +768,7 @@ class TrialLoop:
                 self._queue.fail(number, error_type, trainings=trainings)
             else:
                 self._storage.add_failure(number, error_type, trainings=trainings, blamed=False)
+        self._tell_of_ended()
         # Also those that waited for another attempt: all are taken up again from the books.
         for number in self._taken:
             self._queue.release(number)
@@ -711,8 +859,7 @@ def _train_fresh(
                     queue.storage.add_measurements(number, measured)
                     fresh[number] |= measured
                     continue
-                assert result.error_type is not None
-                errors.add(result.error_type)
-                queue.storage.add_failure(
-                    number, result.error_type, trainings=len(group), blamed=False
-                )
+                assert result.failure is not None
+                error_type = result.failure.error_type
+                errors.add(error_type)
+                queue.storage.add_failure(number, error_type, trainings=len(group), blamed=False)

@@ -28,7 +28,7 @@ from typing import Any
 
 from botorch_dp._files import MEMORY, FileKind, StateFile, differences, now
 from botorch_dp.pareto.problem import CurvePlan, Measurement, State, StudyError, Trial
-from botorch_dp.space import Config
+from botorch_dp.space import Config, narrowings
 
 _NOTICE = (
     "This file holds utilities measured on sensitive records, without noise: "
@@ -214,9 +214,13 @@ class StudyStorage(StateFile):
         *,
         error_type: str | None = None,
         plan: CurvePlan | None = None,
+        measurements: Sequence[Measurement] = (),
     ) -> Trial:
-        """Fix a proposed trial before it trains; with an error, one that never will."""
-        state = "pending" if error_type is None else "failed"
+        """Fix a proposed trial before it trains; with an error, one that never will.
+
+        With one measurement for each of its seeds, it is complete.
+        """
+        state = "failed" if error_type is not None else "complete" if measurements else "pending"
         with self._changing(number) as connection:
             self.execute(
                 "INSERT INTO trial (number, config, seeds, epsilon, created_at, state, plan) "
@@ -234,6 +238,7 @@ class StudyStorage(StateFile):
             seal_study(connection)
             if error_type is not None:
                 self._insert_failure(number, error_type, 0, blamed=True)
+            self._insert_measurements(number, dict(enumerate(measurements)), attempt=0)
         return self[number]
 
     def add_measurements(
@@ -242,15 +247,7 @@ class StudyStorage(StateFile):
         """Store finished trainings by replicate; a trial is complete when none is missing."""
         with self._changing(number):
             trial = self[number]
-            for replicate, measurement in measurements.items():
-                self._insert_points(number, replicate, dict(measurement.curve), attempt)
-            self.executemany(
-                "INSERT INTO measurement VALUES (?, ?, ?, ?, ?, ?)",
-                [
-                    (number, replicate, m.utility, json.dumps(m.objectives), m.seconds, now())
-                    for replicate, m in measurements.items()
-                ],
-            )
+            self._insert_measurements(number, measurements, attempt)
             if trial.state == "pending" and set(trial.missing) <= set(measurements):
                 self._set_state(number, "complete")
         return self[number]
@@ -329,6 +326,19 @@ class StudyStorage(StateFile):
                 self._set_state(number, "failed")
         return self[number]
 
+    def _insert_measurements(
+        self, number: int, measurements: Mapping[int, Measurement], attempt: int
+    ) -> None:
+        for replicate, measurement in measurements.items():
+            self._insert_points(number, replicate, dict(measurement.curve), attempt)
+        self.executemany(
+            "INSERT INTO measurement VALUES (?, ?, ?, ?, ?, ?)",
+            [
+                (number, replicate, m.utility, json.dumps(m.objectives), m.seconds, now())
+                for replicate, m in measurements.items()
+            ],
+        )
+
     def _insert_failure(
         self, number: int, error_type: str, trainings: int, *, blamed: bool
     ) -> None:
@@ -382,17 +392,28 @@ class StudyStorage(StateFile):
             range(trials)
         ):
             raise self.damaged("trials are missing")
-        changed = differences(json.loads(stored), dict(description))
+        before, given = json.loads(stored), dict(description)
+        changed, refused = differences(before, given), []
+        if changed and "space" in before and "space" in given:
+            refused = narrowings(before["space"], given["space"])
+            if not refused:
+                changed = differences(before | {"space": given["space"]}, given)
         if changed:
+            reasons = "; ".join(changed + refused)
             raise StudyError(
-                f"{self.path} holds a study of another problem: {'; '.join(changed)}. "
-                "Give this problem a file of its own, or make the problem as it was."
+                f"{self.path} holds a study of another problem: {reasons}. Give this problem a "
+                "file of its own, or make the problem as it was: a space may get wider, not "
+                "narrower."
             )
         if seed is not None and int(stored_seed) != seed:
             raise StudyError(
                 f"{self.path} holds a study with seed {stored_seed}, got seed={seed}. Pass "
                 "seed=None to continue it."
             )
+        if differences(before, given):
+            with self.transaction() as connection:
+                self.execute("UPDATE study SET description = ?", (json.dumps(description),))
+                seal_study(connection)
         return int(stored_seed)
 
 

@@ -9,17 +9,26 @@ from __future__ import annotations
 
 import math
 import os
+import time
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
-from botorch_dp._checks import check_integer
+from botorch_dp._checks import check_integer, check_positive
 from botorch_dp.pareto.beliefs import EpsilonScale, PrivacyModel, require_complete
-from botorch_dp.pareto.front import OperatingPoint, ParetoFront, recommended
+from botorch_dp.pareto.front import (
+    OperatingPoint,
+    ParetoFront,
+    by_expected_error,
+    data_frame,
+    guarantee_sentence,
+    point_table,
+    recommended,
+)
 from botorch_dp.pareto.problem import (
     SEEDED,
     CurvePlan,
@@ -50,10 +59,13 @@ from botorch_dp.privacy import (
     PureLoss,
     compose,
 )
+from botorch_dp.space import Config
 
 AcquisitionName = Literal["ehvi", "hvpoi", "log_hvpoi", "qlogehvi", "random", "grid"]
 
 TestOrTraining = Literal["training", "test"]
+#: Told of each trial that has ended.
+Callback: TypeAlias = "Callable[[DPareto, Trial], object]"
 
 _FIXED_TOTAL = (
     "the total was fixed as a budget before the first training: configs depend on earlier results, "
@@ -75,8 +87,10 @@ class DPareto:
             improvement, with epsilon known. ``"hvpoi"`` and ``"log_hvpoi"``: the criterion of
             [Avent2020] and its logarithm. ``"qlogehvi"``: BoTorch's. ``"random"`` and ``"grid"``:
             the baselines. Or an :class:`~botorch_dp.pareto.proposals.AcquisitionFactory`.
-        storage: A file that keeps the study; an existing study is continued. None keeps it in
-            memory. The file is private and locked while the study is open.
+        storage: A file that keeps the study; an existing study is continued, also in a wider space
+            (longer ranges, more values, fewer constraints, parameters that are active for new
+            values only). None keeps it in memory. The file is private and locked while the study
+            is open.
         seed: Fixes the proposals and the trainings' seeds. None draws one (or takes the stored).
         privacy_model: ``"exact"`` computes epsilon for every candidate; ``"gp"`` models it from
             the trials, for oracles that are too slow for that. [Avent2020] does the latter.
@@ -85,6 +99,10 @@ class DPareto:
         retries: How often a trial that raised is trained again before it counts as failed.
         candidates: Space-filling candidates for each proposal.
         grid_levels: Values of each parameter, for ``acquisition="grid"``.
+        warm_start: A study of the same space on a public twin of the data (see
+            :func:`~botorch_dp.datasets.public_twin`), or configs; a new study begins with the
+            :meth:`best_configs` of it, and draws fewer initial ones. They must be known without the
+            records.
 
     Example:
         >>> study = DPareto(problem, storage="study.sqlite", seed=0)
@@ -105,6 +123,7 @@ class DPareto:
         retries: int = 1,
         candidates: int = 2048,
         grid_levels: int | Mapping[str, int] = 3,
+        warm_start: DPareto | Sequence[Config] | None = None,
     ) -> None:
         if not isinstance(problem, PrivacyUtilityProblem):
             raise TypeError(
@@ -125,6 +144,7 @@ class DPareto:
             check_integer("seed", seed, at_least=0)
         self.problem = problem
         self.retries = check_integer("retries", retries, at_least=0)
+        starting = _checked_configs(warm_start, problem)
         options = ProposalOptions(
             acquisition=acquisition,
             privacy_model=privacy_model,
@@ -140,6 +160,10 @@ class DPareto:
             self._storage.close()
             raise
         self._queue = TrialQueue(problem, self._storage, self._proposer, retries=self.retries)
+        self._stopping = False
+        if len(self._storage) == 0:
+            for config in starting:
+                self._queue.enqueue(config)
 
     @property
     def seed(self) -> int:
@@ -207,7 +231,7 @@ class DPareto:
                 f"Trial {current.number} waits for a list of {len(missing)} utilities, one for "
                 f"each of its `missing_seeds`; got {len(answers)}."
             )
-        measured = [self._measurement(current, answer) for answer in answers]
+        measured = [self._measurement(current.plan, answer) for answer in answers]
         return self._storage.add_measurements(
             current.number, dict(zip(missing, measured, strict=True))
         )
@@ -251,17 +275,45 @@ class DPareto:
             raise ValueError(f"Trial {current.number} is {current.state} already.")
         return current
 
-    def _measurement(self, trial: Trial, answer: Any) -> Measurement:
+    def _measurement(self, plan: CurvePlan | None, answer: Any) -> Measurement:
         """What was told of one replicate."""
-        if trial.plan is None:
+        if plan is None:
             return self.problem.measurement(answer)
-        known = trial.plan.checkpoints
+        known = plan.checkpoints
         if not isinstance(answer, Mapping) or not answer or not set(answer) <= set(known):
             raise InvalidUtilityError(
-                f"Trial {trial.number} is a curve: tell a dictionary with the utility at each of "
-                f"its checkpoints {known} (or at the first ones, if training was stopped)."
+                f"The trial is a curve: give a dictionary with the utility at each of its "
+                f"checkpoints {known} (or at the first ones, if training was stopped)."
             )
         return Measurement.of_curve({c: self.problem.measurement(u) for c, u in answer.items()})
+
+    def add_trial(
+        self,
+        config: Config,
+        utilities: UtilityAnswer
+        | Mapping[int, UtilityAnswer]
+        | list[UtilityAnswer]
+        | list[Mapping[int, UtilityAnswer]],
+    ) -> Trial:
+        """Add what was measured elsewhere, as a complete trial of its own.
+
+        Args:
+            config: The hyper-parameters; they must lie in the space.
+            utilities: What the utility oracle answered, or a list with one answer for each
+                training. Of a curve, a dictionary: the answer at each checkpoint. Each counts as a
+                training of the study, under the problem's promise.
+
+        Example:
+            >>> study.add_trial({"noise": 1.0, "epochs": 8}, [0.81, 0.79])
+        """
+        config = self.problem.space.check(config)
+        answers = utilities if isinstance(utilities, list) else [utilities]
+        if not answers:
+            raise ValueError("`utilities` is empty: give what was measured.")
+        epsilon = self._proposer.known.epsilon(config)
+        plan = self._proposer.plan(config, epsilon, ())
+        measured = [self._measurement(plan, answer) for answer in answers]
+        return self._queue.add(config, epsilon, measured, plan)
 
     def run(
         self,
@@ -271,11 +323,15 @@ class DPareto:
         executor: ExecutorLike | None = None,
         progress: bool = False,
         asynchronous: bool = True,
+        *,
+        timeout: float | None = None,
+        callbacks: Sequence[Callback] = (),
     ) -> ParetoFront:
         """Propose and train until the study has so many trials.
 
         Ctrl-C ends it cleanly: what has finished is kept and its front returned (with a warning);
-        call ``run`` again to go on.
+        call ``run`` again to go on. A mistake in an oracle ends it at the first trials, with its
+        cause.
 
         Args:
             trials: Of the whole study, earlier and failed ones included.
@@ -286,14 +342,28 @@ class DPareto:
             progress: Whether to show a progress bar.
             asynchronous: Whether a new trial starts whenever one ends. Otherwise a whole batch is
                 awaited, which wastes time but repeats exactly, whatever ends first.
+            timeout: Seconds after which no more trainings start; those in flight are awaited.
+            callbacks: Each is called as ``callback(study, trial)`` with every trial that has ended,
+                in this thread, once it is stored. It may call :meth:`stop`; what it raises ends
+                the run.
         """
         for name, value in (("trials", trials), ("initial", initial), ("batch_size", batch_size)):
             check_integer(name, value)
-        if trials > self._proposer.largest_number:
+        seconds = math.inf if timeout is None else check_positive("timeout", timeout)
+        if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
+            raise TypeError("`callbacks` must be a sequence of functions `(study, trial) -> None`.")
+        most = self._proposer.most_trials(self.trials)
+        if trials > most:
             raise ValueError(
-                f"`trials` = {trials} is more than the grid's {self._proposer.largest_number:g} "
-                "points; raise `grid_levels`."
+                f"`trials` = {trials} is more than the grid's {most:g} points; raise `grid_levels`."
             )
+        self._stopping = False
+        deadline = time.monotonic() + seconds
+
+        def tell_all(trial: Trial) -> None:
+            for callback in callbacks:
+                callback(self, trial)
+
         try:
             with Workers(self.problem, executor) as workers:
                 loop = TrialLoop(
@@ -303,6 +373,8 @@ class DPareto:
                     initial=initial,
                     batch_size=batch_size,
                     asynchronous=asynchronous,
+                    may_start=lambda: not self._stopping and time.monotonic() < deadline,
+                    on_end=tell_all,
                 )
                 loop.run(progress=progress)
         except KeyboardInterrupt:
@@ -316,6 +388,43 @@ class DPareto:
             )
         return self.front()
 
+    def stop(self) -> None:
+        """Let the running :meth:`run` start no more trainings; those in flight are awaited."""
+        self._stopping = True
+
+    def table(self) -> dict[str, list[Any]]:
+        """Columns of *all* trials: as of a front's table, and how each of them ended. Sensitive.
+
+        A curve has a row for each of its points.
+        """
+        unmeasured = (math.nan,) * (len(self.problem.objective_names) - 1)
+        rows: list[tuple[Trial, Point]] = []
+        for trial in self.trials:
+            nothing = Point(trial.number, trial.config, (trial.epsilon, *unmeasured), (), math.nan)
+            points = self.problem.points(trial) if trial.finished else []
+            rows += [(trial, point) for point in points or [nothing]]
+        columns: dict[str, list[Any]] = {"trial": [], "state": [trial.state for trial, _ in rows]}
+        columns |= point_table(self.problem, [point for _, point in rows])
+        columns["trainings"] = [trial.num_trainings for trial, _ in rows]
+        columns["failures"] = [", ".join(trial.failures) for trial, _ in rows]
+        return columns
+
+    def to_frame(self) -> Any:
+        """The :meth:`table` as a pandas data frame.
+
+        ``frame.attrs["guarantee"]`` says what publishing it costs.
+        """
+        trained = any(trial.num_trainings for trial in self.trials)
+        caption = (
+            guarantee_sentence(
+                self.publication_guarantee(),
+                test_records=self.problem.promise.utility_guarantee is not None,
+            )
+            if trained
+            else "Nothing was trained yet."
+        )
+        return data_frame(self.table(), caption)
+
     def front(self) -> ParetoFront:
         """The Pareto front of the trials so far. Sensitive; see its ``caption``."""
         trials = self.trials
@@ -326,6 +435,27 @@ class DPareto:
             reevaluator=self._evaluate_again,
         )
 
+    def best_configs(self, count: int = 8, *, epsilon: float | None = None) -> list[Config]:
+        """At most ``count`` different configs to start another study from, the best one first.
+
+        Args:
+            count: How many.
+            epsilon: Those expected to be most accurate within this epsilon: the recommended one,
+                then tried ones by what the models believe of them. If None, the recommended ones
+                for epsilons from the front's smallest to the reference point's.
+        """
+        check_integer("count", count)
+        if epsilon is not None:
+            trials = require_complete(self.trials, "config to start from")
+            found = [self.recommend(epsilon).config]
+            found += by_expected_error(self._exact_proposer, trials, epsilon)
+        else:
+            least, most = self.front().points[0, 0].item(), self.problem.ref_point[0]
+            least = min(max(least, 1e-3 * most), most)
+            ladder = [most * (least / most) ** (k / max(count - 1, 1)) for k in range(count)]
+            found = [self.recommend(rung * (1 + 1e-9)).config for rung in ladder]
+        return list({tuple(config.items()): config for config in found}.values())[:count]
+
     def recommend(self, epsilon: float, *, level: float = 0.95) -> OperatingPoint:
         """The config expected to be most accurate within ``epsilon``, tried or not.
 
@@ -333,12 +463,15 @@ class DPareto:
             epsilon: The largest acceptable epsilon; the recommended config's is exact.
             level: Probability of the predicted error's interval, under the model.
         """
-        proposer = self._proposer
-        if proposer.options.privacy_model != "exact":
-            # The search may go without the exact epsilon; what is deployed may not.
-            exact = replace(proposer.options, privacy_model="exact")
-            proposer = Proposer(self.problem, seed=self.seed, options=exact)
-        return recommended(proposer, self.trials, epsilon, level)
+        return recommended(self._exact_proposer, self.trials, epsilon, level)
+
+    @property
+    def _exact_proposer(self) -> Proposer:
+        """The search may go without the exact epsilon; what is deployed may not."""
+        if self._proposer.options.privacy_model == "exact":
+            return self._proposer
+        exact = replace(self._proposer.options, privacy_model="exact")
+        return Proposer(self.problem, seed=self.seed, options=exact)
 
     def publication_guarantee(self, data: TestOrTraining = "training") -> Guarantee:
         """What publishing the front (or anything else the study knows) promises.
@@ -422,6 +555,21 @@ class DPareto:
 
     def __repr__(self) -> str:
         return f"DPareto({self.problem.name!r}, {len(self._storage)} trials, seed={self.seed})"
+
+
+def _checked_configs(
+    warm_start: DPareto | Sequence[Config] | None, problem: PrivacyUtilityProblem
+) -> list[Config]:
+    """What a study shall begin with."""
+    if warm_start is None:
+        return []
+    configs = warm_start.best_configs() if isinstance(warm_start, DPareto) else warm_start
+    if not isinstance(configs, Sequence) or not all(isinstance(c, Mapping) for c in configs):
+        raise TypeError(
+            "`warm_start` must be a DPareto or a sequence of configs, "
+            f"got {type(warm_start).__name__}."
+        )
+    return [problem.space.check(config) for config in configs]
 
 
 def _publication(
