@@ -51,6 +51,8 @@
     recommend(Number(slider.value));
   }
 
+  const inFull = (cell) => cell.dataset.value ?? cell.textContent;
+
   function sort(head) {
     const row = head.parentElement;
     const column = [...row.children].indexOf(head);
@@ -58,7 +60,7 @@
     for (const other of row.children) other.removeAttribute("aria-sort");
     head.setAttribute("aria-sort", sign > 0 ? "ascending" : "descending");
     const body = row.closest("table").tBodies[0];
-    const value = (line) => line.cells[column].dataset.value;
+    const value = (line) => inFull(line.cells[column]);
     const compare = (a, b) => {
       const [x, y] = [value(a), value(b)];
       if (x === "" || y === "") return (x === "") - (y === ""); // what is missing comes last
@@ -71,7 +73,7 @@
   function save(name) {
     const quoted = (text) => (/[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
     const lines = [...byId(name).rows].map((row) =>
-      [...row.cells].map((cell) => quoted(cell.dataset.value ?? cell.textContent)).join(",")
+      [...row.cells].map((cell) => quoted(inFull(cell))).join(",")
     );
     const link = document.createElement("a");
     link.href = URL.createObjectURL(new Blob([lines.join("\n") + "\n"], { type: "text/csv" }));

@@ -149,8 +149,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Any]], *, name: str) -> s
     lines = []
     for row in rows:
         cells = (
-            f'<td class="{_kind(value)}" data-value="{escape(_plain(value))}">'
-            f"{escape(shown(value))}</td>"
+            f'<td class="{_kind(value)}"{_in_full(value)}>{escape(shown(value))}</td>'
             for value in row
         )
         lines.append(f"<tr>{''.join(cells)}</tr>")
@@ -170,11 +169,9 @@ def _kind(value: object) -> str:
     return "words" if len(value) < 40 else "sentence"
 
 
-def _plain(value: object) -> str:
-    """A value in full, for sorting and for the file."""
-    if isinstance(value, float):
-        return "" if math.isnan(value) else repr(value)
-    return "" if value is None else str(value)
+def _in_full(value: object) -> str:
+    """An attribute with the value for sorting and for the file, where it is shown shortened."""
+    return f' data-value="{value!r}"' if isinstance(value, float) and value == value else ""
 
 
 def shown(value: object) -> str:
