@@ -213,7 +213,7 @@ class DPareto:
             current.number, dict(zip(missing, measured, strict=True))
         )
 
-    def report(
+    def tell_point(
         self, trial: Trial | int, checkpoint: int, utility: UtilityAnswer, *, replicate: int = 0
     ) -> bool:
         """Store one point of a pending trial's curve, from within a training loop of your own.

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from botorch_dp import __version__
+from botorch_dp._checks import needs_extra
 from botorch_dp._files import atomic_write
 
 #: A figure of Bokeh, which is loaded on first use: it changes filters of warnings.
@@ -106,12 +107,8 @@ class Page:
 
 def figure(x_label: str, y_label: str, *, height: int = 380, **options: Any) -> Figure:
     """An empty figure as wide as its place, with labelled axes."""
-    try:
+    with needs_extra("report", "A report"):
         from bokeh.plotting import figure as new
-    except ImportError:
-        raise ImportError(
-            "A report needs Bokeh, which is not installed: pip install 'botorch_dp[report]'."
-        ) from None
     made = new(
         height=height,
         sizing_mode="stretch_width",

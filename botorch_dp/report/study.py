@@ -20,6 +20,7 @@ from botorch_dp.pareto.front import OperatingPoint, ParetoFront, expected_error,
 from botorch_dp.pareto.problem import (
     Objective,
     PrivacyUtilityProblem,
+    Resource,
     StudyError,
     TrainingPromise,
     Trial,
@@ -27,7 +28,7 @@ from botorch_dp.pareto.problem import (
 from botorch_dp.pareto.proposals import ProposalOptions, Proposer
 from botorch_dp.pareto.storage import StudyStorage
 from botorch_dp.pareto.study import publication
-from botorch_dp.privacy import NeighboringRelation, PrivacyUnit, rounded_up
+from botorch_dp.privacy import DEFAULT_DELTA, NeighboringRelation, PrivacyUnit, rounded_up
 from botorch_dp.report.page import (
     BLACK,
     BLUE,
@@ -157,12 +158,14 @@ def study_page(view: StudyView) -> Page:
             view.problem, complete, guarantee=lambda: publication(view.problem, view.trials)
         )
         beliefs = _Modelled(view, complete) if len(complete) >= 2 else None
-        _recommendation_and_front(page, view, front, beliefs)
+        marks = _marks(view, front, beliefs)
+        _recommendation(page, view, front, beliefs)
+        _front(page, view, front, marks)
         _curves(page, view, front)
         _hypervolume(page, front)
         if beliefs is not None:
             _importance(page, view, beliefs)
-            _slices(page, view, front)
+            _slices(page, view, marks)
         _parallel(page, view, front)
     _all_trials(page, view, front.front_trials if complete else [])
     return page
@@ -221,10 +224,10 @@ def _price(page: Page, view: StudyView) -> None:
     training = publication(view.problem, view.trials)
     test = publication(view.problem, view.trials, "test")
     front = ParetoFront(view.problem, view.complete, guarantee=training) if view.complete else None
-    priced = training.void is None and training.summed is not None
+    priced = training.void is None
     if priced:
-        assert training.summed is not None
-        epsilon, delta = training.summed
+        delta = training.quoted_delta or DEFAULT_DELTA
+        epsilon, delta = training.summed or (training.epsilon(delta), delta)
         headline = f"ε = {rounded_up(epsilon)}" + (f", δ = {rounded_up(delta)}" if delta else "")
     else:
         headline = "No guarantee: it must not be published."
@@ -246,39 +249,42 @@ def _price(page: Page, view: StudyView) -> None:
     page.section(title, *parts)
 
 
-def _recommendation_and_front(
+def _recommendation(
     page: Page, view: StudyView, front: ParetoFront, beliefs: _Modelled | None
 ) -> None:
+    """The slider; the page's script fills in what belongs to its stop."""
     stops = _stops(front, view.problem.ref_point[0])
-    points = [] if beliefs is None else _recommended(view, beliefs, stops)
-    place = page.place("front", _front_figure(view, front, beliefs), _front_in_words(front))
-    note = (
+    points = [] if beliefs is None else _recommended(view, front, beliefs, stops)
+    if beliefs is None or not points:
+        return
+    page.data["recommendations"] = [
+        _stop(view, front, beliefs, limit, point) for limit, point in points
+    ]
+    start = min(range(len(points)), key=lambda i: abs(math.log(points[i][0])))
+    which = (
+        "among those that were tried (the file does not hold the privacy oracle)."
+        if view.recommend is None
+        else "tried or not. Its ε is exact."
+    )
+    page.section(
+        "What to deploy",
+        "<p>The configuration expected to be most accurate within this ε, by the study's models, "
+        f"{which}</p>",
+        '<div class="slider"><label for="epsilon">largest ε allowed</label>'
+        f'<input id="epsilon" type="range" min="0" max="{len(points) - 1}" value="{start}">'
+        '<output id="epsilon-shown" for="epsilon"></output></div>',
+        '<dl id="recommendation" aria-live="polite"></dl>',
+    )
+
+
+def _front(page: Page, view: StudyView, front: ParetoFront, marks: Any) -> None:
+    page.section(
+        "The front",
+        page.place("front", _front_figure(view, front, marks), _front_in_words(front)),
         f'<p class="note">{escape(_epsilon_in_words(view))} Grey circles are trials, filled '
         "diamonds the front, and the large open square is the recommendation. Bars span the "
-        "replicates of a trial from best to worst. Point at a mark to see its trial.</p>"
+        "replicates of a trial from best to worst. Point at a mark to see its trial.</p>",
     )
-    if points and beliefs is not None:
-        page.data["recommendations"] = [
-            _stop(view, beliefs, limit, point) for limit, point in points
-        ]
-        start = min(range(len(points)), key=lambda i: abs(math.log(points[i][0])))
-        about = (
-            "The configuration expected to be most accurate within this ε, by the study's models, "
-            + (
-                "among those that were tried (the file does not hold the privacy oracle)."
-                if view.recommend is None
-                else "tried or not. Its ε is exact."
-            )
-        )
-        page.section(
-            "What to deploy",
-            f"<p>{about}</p>",
-            '<div class="slider"><label for="epsilon">largest ε allowed</label>'
-            f'<input id="epsilon" type="range" min="0" max="{len(points) - 1}" value="{start}">'
-            '<output id="epsilon-shown" for="epsilon"></output></div>',
-            '<dl id="recommendation" aria-live="polite"></dl>',
-        )
-    page.section("The front", place, note)
 
 
 def _stops(front: ParetoFront, reference: float) -> list[float]:
@@ -296,7 +302,7 @@ def _stops(front: ParetoFront, reference: float) -> list[float]:
 
 
 def _recommended(
-    view: StudyView, beliefs: _Modelled, stops: Sequence[float]
+    view: StudyView, front: ParetoFront, beliefs: _Modelled, stops: Sequence[float]
 ) -> list[tuple[float, OperatingPoint]]:
     points = []
     if view.recommend is not None:
@@ -306,22 +312,26 @@ def _recommended(
             except ValueError:
                 continue  # nothing in the space has so small an epsilon
         return points
-    trials = view.complete
-    predicted = list(zip(*beliefs.errors([trial.config for trial in trials]), strict=True))
+    predicted = list(zip(*beliefs.errors([point.config for point in front.measured]), strict=True))
     for limit in stops:
-        within = [i for i, trial in enumerate(trials) if trial.epsilon <= limit]
+        within = [i for i, point in enumerate(front.measured) if point.values[0] <= limit]
         if within:
             best = min(within, key=lambda i: predicted[i][0])
             error, low, high = predicted[best]
-            config, epsilon = trials[best].config, trials[best].epsilon
-            points.append(
-                (limit, OperatingPoint(config, epsilon, error, (low, high), _LEVEL, True))
+            chosen = OperatingPoint(
+                config=front.measured[best].config,
+                epsilon=front.measured[best].values[0],
+                error=error,
+                interval=(low, high),
+                level=_LEVEL,
+                tried=True,
             )
+            points.append((limit, chosen))
     return points
 
 
 def _stop(
-    view: StudyView, beliefs: _Modelled, limit: float, point: OperatingPoint
+    view: StudyView, front: ParetoFront, beliefs: _Modelled, limit: float, point: OperatingPoint
 ) -> dict[str, Any]:
     """What the page shows at one stop of the slider."""
     low, high = point.interval
@@ -345,7 +355,7 @@ def _stop(
             }
         )
     marked = {
-        "x": [max(point.epsilon, _smallest(view.complete))],
+        "x": [max(point.epsilon, _smallest(front))],
         "y": [point.error],
         "low": [low],
         "high": [high],
@@ -354,39 +364,57 @@ def _stop(
     return {"limit": f"{limit:g}", "words": words, "point": marked, "slices": slices}
 
 
-def _smallest(trials: Sequence[Trial]) -> float:
+def _smallest(front: ParetoFront) -> float:
     """Where epsilon = 0 is drawn on a logarithmic axis."""
-    positive = [trial.epsilon for trial in trials if trial.epsilon > 0]
+    positive = [epsilon for epsilon in front.all_points[:, 0].tolist() if epsilon > 0]
     return min(positive) / 2 if positive else 1e-3
 
 
-def _columns(
-    view: StudyView, trials: Sequence[Trial], beliefs: _Modelled | None
-) -> dict[str, list[Any]]:
-    """What a mark says about its trial, by name."""
-    smallest = _smallest(view.complete)
+def _marks(view: StudyView, front: ParetoFront, beliefs: _Modelled | None) -> Any:
+    """One mark for each point that was measured, with what it says; all figures share them."""
+    points, smallest = front.measured, _smallest(front)
+    on_front = {id(point) for point in front.measured_on_front}
     columns: dict[str, list[Any]] = {
-        "x": [max(trial.epsilon, smallest) for trial in trials],
-        "y": [trial.error for trial in trials],
-        "low": [1 - max(trial.utilities) for trial in trials],
-        "high": [1 - min(trial.utilities) for trial in trials],
-        "trial": [str(trial.number) for trial in trials],
-        "ε": [rounded_up(trial.epsilon) for trial in trials],
-        "configuration": [_in_words(trial.config) for trial in trials],
+        "x": [max(point.values[0], smallest) for point in points],
+        "y": [point.values[1] for point in points],
+        "low": [1 - max(point.utilities) for point in points],
+        "high": [1 - min(point.utilities) for point in points],
+        "mark": ["diamond" if id(point) in on_front else "circle" for point in points],
+        "size": [9 if id(point) in on_front else 6 for point in points],
+        "fill": [BLUE if id(point) in on_front else "#ffffff" for point in points],
+        "line": [BLACK if id(point) in on_front else GREY for point in points],
+        "group": ["front" if id(point) in on_front else "trials" for point in points],
+        "trial": [str(point.trial) for point in points],
+        "ε": [rounded_up(point.values[0]) for point in points],
+        "configuration": [_in_words(point.config) for point in points],
     }
     columns["error"] = [
-        f"{trial.error:.4f}"
-        + (f" ({low:.4f} to {high:.4f}, {n} trainings)" if (n := len(trial.utilities)) > 1 else "")
-        for trial, low, high in zip(trials, columns["low"], columns["high"], strict=True)
+        f"{error:.4f}" + (f" ({low:.4f} to {high:.4f}, {count} trainings)" if count > 1 else "")
+        for error, low, high, count in zip(
+            columns["y"],
+            columns["low"],
+            columns["high"],
+            (len(point.utilities) for point in points),
+            strict=True,
+        )
     ]
     if beliefs is not None:
         columns["model"] = [
             f"{error:.4f} (95% interval {low:.4f} to {high:.4f})"
             for error, low, high in zip(
-                *beliefs.errors([trial.config for trial in trials]), strict=True
+                *beliefs.errors([point.config for point in points]), strict=True
             )
         ]
-    return columns
+    for index, (name, parameter) in enumerate(view.problem.space.parameters.items()):
+        values = [point.config[name] for point in points]
+        columns[f"parameter {index}"] = (
+            [shown(value) for value in values] if isinstance(parameter, Choice) else values
+        )
+    return source(columns)
+
+
+def _told(marks: Any) -> list[str]:
+    return [n for n in ("trial", "ε", "error", "model", "configuration") if n in marks.data]
 
 
 def _in_words(config: Config) -> str:
@@ -399,33 +427,23 @@ def _epsilon_in_words(view: StudyView) -> str:
     return f"ε is of one training{level}, when {promise.unit.relation.value}."
 
 
-def _front_figure(view: StudyView, front: ParetoFront, beliefs: _Modelled | None) -> Any:
-    made = figure(
-        "privacy loss ε of one training", "error (1 − utility)", height=440, x_axis_type="log"
+def _front_figure(view: StudyView, front: ParetoFront, marks: Any) -> Any:
+    x_label, y_label = "privacy loss ε of one training", "error (1 − utility)"
+    made = figure(x_label, y_label, height=440, x_axis_type="log")
+    points = [[max(e, _smallest(front)), error] for e, error, *_ in front.points.tolist()]
+    until = max(view.problem.ref_point[0], points[-1][0])
+    x, y = zip(*points, (until, min(error for _, error in points)), strict=True)
+    if len(front.objective_names) == 2:
+        made.step(x, y, mode="after", line_color=BLUE, line_width=2)
+    bars = [(e, p) for (e, _), p in zip(points, front.measured_on_front, strict=True)]
+    made.segment(
+        [e for e, _ in bars],
+        [1 - max(p.utilities) for _, p in bars],
+        [e for e, _ in bars],
+        [1 - min(p.utilities) for _, p in bars],
+        line_color=BLUE,
     )
-    on_front = {trial.number for trial in front.front_trials}
-    others = [trial for trial in front.trials if trial.number not in on_front]
-    best = source(_columns(view, front.front_trials, beliefs))
-    told = [name for name in ("trial", "ε", "error", "model", "configuration") if name in best.data]
-    rest = source(_columns(view, others, beliefs))
-    grey = made.scatter(
-        "x", "y", source=rest, size=6, fill_color=None, line_color=GREY, legend_label="trials"
-    )
-    steps = sorted(zip(best.data["x"], best.data["y"], strict=True))
-    until = max(view.problem.ref_point[0], steps[-1][0])
-    x, y = [*(e for e, _ in steps), until], [*(e for _, e in steps), steps[-1][1]]
-    made.step(x, y, mode="after", line_color=BLUE, line_width=2)
-    made.segment("x", "low", "x", "high", source=best, line_color=BLUE, line_width=1)
-    marks = made.scatter(
-        "x",
-        "y",
-        source=best,
-        size=9,
-        marker="diamond",
-        fill_color=BLUE,
-        line_color=BLACK,
-        legend_label="front",
-    )
+    dots = _scatter(made, "x", marks, legend_group="group")
     now = source({key: [] for key in ("x", "y", "low", "high", "limit")}, "recommended")
     made.segment("x", "low", "x", "high", source=now, line_color=ORANGE, line_width=3)
     made.scatter(
@@ -439,22 +457,71 @@ def _front_figure(view: StudyView, front: ParetoFront, beliefs: _Modelled | None
         line_width=3,
         legend_label="recommended",
     )
-    made.legend.click_policy = "hide"
-    hover(made, [grey, marks], *told)
+    hover(made, [dots], *_told(marks))
     return made
+
+
+def _scatter(made: Any, x: str, marks: Any, **options: Any) -> Any:
+    return made.scatter(
+        x,
+        "y",
+        source=marks,
+        marker="mark",
+        size="size",
+        fill_color="fill",
+        line_color="line",
+        fill_alpha=0.8,
+        **options,
+    )
 
 
 def _front_in_words(front: ParetoFront) -> str:
     ends = [front.points[0].tolist(), front.points[-1].tolist()]
     said = " to ".join(f"error {error:.3f} at epsilon {epsilon:.3g}" for epsilon, error, *_ in ends)
-    return (
-        f"Error against epsilon: {len(front)} of {len(front.trials)} trials are on the front, from "
-        f"{said}."
-    )
+    return f"Error against epsilon, {len(front)} points on the front: {said}."
 
 
 def _curves(page: Page, view: StudyView, front: ParetoFront) -> None:
-    """Nothing, until a study keeps what was measured during its trainings."""
+    """Error along the trainings, where a problem measures it there."""
+    resource = view.problem.resource
+    if resource is None:
+        return
+    best = {trial.number for trial in front.front_trials}
+    ordered = sorted(front.trials, key=lambda trial: (trial.number not in best, -trial.number))
+    drawn = ordered[:_MOST_CURVES][::-1]
+    logarithmic = getattr(view.problem.space.parameters[resource.name], "log", False)
+    made = figure(resource.name, "error", x_axis_type="log" if logarithmic else "linear")
+    for is_best, colour, dash in ((False, GREY, "dotted"), (True, BLUE, "solid")):
+        chosen = [trial for trial in drawn if (trial.number in best) is is_best]
+        points = [view.problem.points(trial) for trial in chosen]
+        if not chosen:
+            continue
+        data = source(
+            {
+                "xs": [[point.config[resource.name] for point in curve] for curve in points],
+                "ys": [[point.values[1] for point in curve] for curve in points],
+                "trial": [str(trial.number) for trial in chosen],
+                "configuration": [_in_words(trial.config) for trial in chosen],
+            }
+        )
+        lines = made.multi_line(
+            "xs",
+            "ys",
+            source=data,
+            line_color=colour,
+            line_dash=dash,
+            line_width=2,
+            hover_line_color=ORANGE,
+            legend_label="reaches the front" if is_best else "others",
+        )
+        hover(made, [lines], "trial", "configuration")
+    page.section(
+        "Curves of trainings",
+        page.place("curves", made, f"Error against {resource.name} of {len(drawn)} trials."),
+        f'<p class="note">Mean error of a trial\'s trainings along {escape(resource.name)}: every '
+        "point of a curve is a training that could have ended there, at a smaller ε. "
+        f"{len(drawn)} of {len(front.trials)} trials, those that reach the front first.</p>",
+    )
 
 
 def _hypervolume(page: Page, front: ParetoFront) -> None:
@@ -534,15 +601,14 @@ def _levels(view: StudyView, name: str) -> list[Any]:
     return parameter.levels(_SLICE_POINTS)
 
 
-def _slices(page: Page, view: StudyView, front: ParetoFront) -> None:
+def _slices(page: Page, view: StudyView, marks: Any) -> None:
     if "recommendations" not in page.data:
         return
-    trials, on_front = front.trials, {trial.number for trial in front.front_trials}
     parts = []
     for index, (name, parameter) in enumerate(view.problem.space.parameters.items()):
         levels = _levels(view, name)
         categories = isinstance(parameter, Choice)
-        options: dict[str, Any] = {"y_range": _error_range(trials)}
+        options: dict[str, Any] = {"y_range": _error_range(marks.data["y"])}
         if categories:
             options["x_range"] = [shown(value) for value in levels]
         elif getattr(parameter, "log", False):
@@ -551,19 +617,6 @@ def _slices(page: Page, view: StudyView, front: ParetoFront) -> None:
         at = [shown(level) if categories else level for level in levels]
         empty = [math.nan] * len(levels)
         model = source({"x": at, "error": empty, "low": empty, "high": empty}, f"slice {index}")
-        data = source(
-            {
-                "x": [
-                    shown(trial.config[name]) if categories else trial.config[name]
-                    for trial in trials
-                ],
-                "y": [trial.error for trial in trials],
-                "trial": [str(trial.number) for trial in trials],
-                "configuration": [_in_words(trial.config) for trial in trials],
-                "mark": ["diamond" if t.number in on_front else "circle" for t in trials],
-                "fill": [BLUE if t.number in on_front else "#ffffff" for t in trials],
-            }
-        )
         if categories:
             made.segment("x", "low", "x", "high", source=model, line_color=ORANGE, line_width=3)
             made.scatter(
@@ -579,17 +632,8 @@ def _slices(page: Page, view: StudyView, front: ParetoFront) -> None:
         else:
             made.varea("x", "low", "high", source=model, fill_color=ORANGE, fill_alpha=0.2)
             made.line("x", "error", source=model, line_color=ORANGE, line_width=2)
-        dots = made.scatter(
-            "x",
-            "y",
-            source=data,
-            marker="mark",
-            size=6,
-            fill_color="fill",
-            line_color=GREY,
-            fill_alpha=0.7,
-        )
-        hover(made, [dots], "trial", "configuration")
+        dots = _scatter(made, f"parameter {index}", marks)
+        hover(made, [dots], *_told(marks))
         parts.append(page.place(f"slice{index}", made, f"Error of the trials against {name}."))
     page.section(
         "Slices",
@@ -600,31 +644,33 @@ def _slices(page: Page, view: StudyView, front: ParetoFront) -> None:
     )
 
 
-def _error_range(trials: Sequence[Trial]) -> tuple[float, float]:
-    errors = [trial.error for trial in trials]
+def _error_range(errors: Sequence[float]) -> tuple[float, float]:
     margin = 0.05 * (max(errors) - min(errors)) or 0.01
     return min(errors) - margin, max(errors) + margin
 
 
 def _parallel(page: Page, view: StudyView, front: ParetoFront) -> None:
     """One line for each trial across all parameters, epsilon and error."""
-    on_front = {trial.number for trial in front.front_trials}
-    trials = list(front.trials)
+    best = front.measured_on_front
+    on_front = {id(point) for point in best}
+    # Of a curve the points on the front, and its end.
+    ends = {point.trial: point for point in front.measured}
+    rest = [point for point in ends.values() if id(point) not in on_front]
+    points = [*rest, *best]
     axes: list[tuple[str, list[float], list[tuple[float, str]]]] = []
     for name, parameter in view.problem.space.parameters.items():
-        values = [trial.config[name] for trial in trials]
+        values = [point.config[name] for point in points]
         if isinstance(parameter, Choice):
             last = max(1, len(parameter.values) - 1)
             order = {value: index / last for index, value in enumerate(parameter.values)}
             ticks = [(place, shown(value)) for value, place in order.items()]
             axes.append((name, [order[value] for value in values], ticks))
         else:
-            ends = [(0.0, shown(parameter.low)), (1.0, shown(parameter.high))]
-            axes.append((name, parameter.encode(values).tolist(), ends))
-    smallest = _smallest(trials)
-    logs = [math.log(max(trial.epsilon, smallest)) for trial in trials]
+            ticks = [(0.0, shown(parameter.low)), (1.0, shown(parameter.high))]
+            axes.append((name, parameter.encode(values).tolist(), ticks))
+    logs = [math.log(max(point.values[0], _smallest(front))) for point in points]
     axes.append(("ε (log)", *_unit(logs, lambda value: shown(math.exp(value)))))
-    axes.append(("error", *_unit([trial.error for trial in trials], shown)))
+    axes.append(("error", *_unit([point.values[1] for point in points], shown)))
 
     made = figure(
         "",
@@ -633,20 +679,19 @@ def _parallel(page: Page, view: StudyView, front: ParetoFront) -> None:
         x_range=(-0.4, len(axes) - 0.6),
         y_range=(-0.12, 1.12),
     )
-    columns = _columns(view, trials, None)
     for is_front, colour, width, alpha, legend in (
         (False, GREY, 1, 0.35, "trials"),
         (True, BLUE, 2.5, 0.9, "front"),
     ):
-        chosen = [i for i, t in enumerate(trials) if (t.number in on_front) is is_front]
+        chosen = range(len(rest), len(points)) if is_front else range(len(rest))
         data = source(
             {
                 "xs": [list(range(len(axes))) for _ in chosen],
                 "ys": [[places[i] for _, places, _ in axes] for i in chosen],
-                **{
-                    key: [columns[key][i] for i in chosen]
-                    for key in ("trial", "ε", "error", "configuration")
-                },
+                "trial": [str(points[i].trial) for i in chosen],
+                "ε": [rounded_up(points[i].values[0]) for i in chosen],
+                "error": [f"{points[i].values[1]:.4f}" for i in chosen],
+                "configuration": [_in_words(points[i].config) for i in chosen],
             }
         )
         lines = made.multi_line(
@@ -751,7 +796,7 @@ def _stored_problem(description: dict[str, Any], trials: Sequence[Trial]) -> Pri
     return PrivacyUtilityProblem(
         SearchSpace(**parameters),
         privacy=lambda config: epsilons[tuple(config.values())],
-        utility=lambda config, seed: math.nan,
+        **_stored_oracle(description.get("resource")),
         ref_point=tuple(description["ref_point"]),
         replicates=description["replicates"],
         # Those with a function are known to it alone; measured ones are in the file.
@@ -767,3 +812,13 @@ def _stored_problem(description: dict[str, Any], trials: Sequence[Trial]) -> Pri
         ),
         name=description["name"],
     )
+
+
+def _stored_oracle(resource: dict[str, Any] | None) -> dict[str, Any]:
+    """Stands for what the file does not hold; nothing is trained for a report."""
+    if resource is None:
+        return {"utility": lambda config, seed: math.nan}
+    return {
+        "utility_curve": lambda config, seed, checkpoints: [math.nan for _ in checkpoints],
+        "resource": Resource(resource["name"], tuple(resource["checkpoints"])),
+    }

@@ -235,6 +235,33 @@ class TestInTheBrowser:
             assert len(lines) == 301
             assert lines[0].startswith("trial,state,noise,epochs,optimizer,epsilon,error")
 
+    def test_curves_of_trainings(self, tmp_path: Path, browser: Any) -> None:
+        def along(config: Config, seed: int, checkpoints: list[int]) -> list[float]:
+            return [utility({**config, "epochs": epochs}, seed) for epochs in checkpoints]
+
+        curve = problem(utility=None, utility_curve=along, resource="epochs")
+        with DPareto(curve, storage=tmp_path / "s", seed=0) as study:
+            study.run(8, initial=6)
+            trials = study.trials
+            study.report(tmp_path / "r.html")
+        study_report(tmp_path / "s", tmp_path / "file.html")
+        for name in ("r.html", "file.html"):
+            with opened(browser, f"file://{tmp_path}/{name}") as page:
+                wait_until_drawn(page)
+                assert "Curves of trainings" in page.inner_text("body")
+                drawn = page.evaluate(
+                    """Bokeh.documents[0].roots()
+                    .filter(f => f.below[0].axis_label === "epochs" && f.left[0].axis_label)
+                    .flatMap(f => f.renderers.map(r => r.data_source.data))
+                    .filter(d => d.xs)
+                    .flatMap(d => [...d.trial].map((t, i) => [t, [...d.xs[i]], [...d.ys[i]]]))"""
+                )
+            shown = {int(t): (x, y) for t, x, y in drawn}
+            for trial in trials:
+                points = curve.points(trial)
+                assert shown[trial.number][0] == [p.config["epochs"] for p in points]
+                assert shown[trial.number][1] == pytest.approx([p.values[1] for p in points])
+
     @pytest.mark.parametrize("width", [1200, 390])
     def test_nothing_sticks_out(self, made: Path, browser: Any, width: int) -> None:
         with opened(browser, f"file://{made}/front.html", width=width) as page:
