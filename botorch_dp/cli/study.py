@@ -86,6 +86,11 @@ def add_commands(commands: Any) -> None:
 
 def _add_problem_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("task", metavar="TASK", help=_TASK_HELP)
+    add_problem_options(parser)
+
+
+def add_problem_options(parser: argparse.ArgumentParser) -> None:
+    """The settings of a ready task."""
     parser.add_argument("--data", help="data set of a ready task, such as breast_cancer or digits")
     parser.add_argument(
         "--replicates", type=count, help="trainings that one trial averages, for a ready task"

@@ -363,7 +363,12 @@ def _shown(value: object) -> str:
 
 
 def recommended(
-    proposer: Proposer, trials: Sequence[Trial], epsilon: float, level: float
+    proposer: Proposer,
+    trials: Sequence[Trial],
+    epsilon: float,
+    level: float,
+    *,
+    fitted: Beliefs | None = None,
 ) -> OperatingPoint:
     """The config with the smallest expected error among those whose epsilon is small enough.
 
@@ -372,16 +377,17 @@ def recommended(
         trials: All trials.
         epsilon: The largest acceptable epsilon.
         level: The interval's probability.
+        fitted: The proposer's beliefs about these trials, where they are at hand.
     """
     if math.isnan(epsilon) or check_finite("epsilon", epsilon) < 0:
         raise ValueError(f"`epsilon` must be finite and at least 0, got {epsilon}.")
     if not 0 < level < 1:
         raise ValueError(f"`level` must lie in (0, 1), got {level}.")
     require_complete(trials, "config to recommend")
-    beliefs = proposer.beliefs(trials)
+    beliefs = proposer.beliefs(trials) if fitted is None else fitted
 
     def within(candidates: Candidates) -> Tensor:
-        errors = _expected_error(*_error_beliefs(beliefs, candidates))
+        errors = expected_error(*_error_beliefs(beliefs, candidates))
         return (-errors).where(candidates.known[:, _EPSILON] <= epsilon, -math.inf)
 
     config = proposer.search(within, beliefs, len(trials))
@@ -400,7 +406,7 @@ def recommended(
     return OperatingPoint(
         config=config,
         epsilon=proposer.known.epsilon(config),
-        error=float(_expected_error(mean, std)),
+        error=float(expected_error(mean, std)),
         interval=(float(torch.sigmoid(-mean - z * std)), float(torch.sigmoid(-mean + z * std))),
         level=level,
         tried=any(trial.config == config for trial in trials if trial.state == "complete"),
@@ -411,9 +417,7 @@ def by_expected_error(proposer: Proposer, trials: Sequence[Trial], epsilon: floa
     """Configs of the complete trials within an epsilon, by the error that the models expect."""
     within = [trial for trial in trials if trial.epsilon <= epsilon]
     candidates = proposer.known.candidates([trial.config for trial in within])
-    errors = (
-        _expected_error(*_error_beliefs(proposer.beliefs(trials), candidates)) if within else ()
-    )
+    errors = expected_error(*_error_beliefs(proposer.beliefs(trials), candidates)) if within else ()
     order = sorted(range(len(within)), key=lambda place: float(errors[place]))
     return [dict(within[place].config) for place in order]
 
@@ -423,7 +427,7 @@ def _error_beliefs(beliefs: Beliefs, candidates: Candidates) -> tuple[Tensor, Te
     return means[:, _ERROR], stds[:, _ERROR]
 
 
-def _expected_error(mean: Tensor, std: Tensor) -> Tensor:
+def expected_error(mean: Tensor, std: Tensor) -> Tensor:
     """Mean of ``sigmoid(-y)`` for Gaussian ``y``, by Gauss-Hermite quadrature."""
     nodes, weights = (torch.from_numpy(a) for a in np.polynomial.hermite_e.hermegauss(20))
     values = torch.sigmoid(-(mean.unsqueeze(-1) + std.unsqueeze(-1) * nodes))

@@ -122,7 +122,8 @@ class StudyStorage(StateFile):
     Args:
         path: Where the study lives; an existing study is continued. None or ":memory:" keeps it in
             memory.
-        description: What the study optimizes; must agree with an existing file.
+        description: What the study optimizes; must agree with an existing file. None reads a copy
+            of whatever study the file holds, without waiting for its lock or disturbing who has it.
         seed: The study's seed. None takes an existing study's own, or a random one.
 
     Raises:
@@ -133,7 +134,7 @@ class StudyStorage(StateFile):
         self,
         path: str | os.PathLike[str] | None,
         *,
-        description: Mapping[str, Any],
+        description: Mapping[str, Any] | None,
         seed: int | None = None,
     ) -> None:
         words = json.dumps(description)
@@ -151,7 +152,13 @@ class StudyStorage(StateFile):
         self._trials: list[Trial] = []
         self._pending: set[int] = set()
         self._states: Counter[State] = Counter()
-        super().__init__(MEMORY if path is None else path, STUDY, create, exclusive=path != MEMORY)
+        super().__init__(
+            MEMORY if path is None else path,
+            STUDY,
+            None if description is None else create,
+            exclusive=path != MEMORY,
+            copied=description is None,
+        )
         try:
             self.seed = self._matched(description, seed)
             with self.explained():
@@ -379,7 +386,7 @@ class StudyStorage(StateFile):
         (self._pending.add if trial.state == "pending" else self._pending.discard)(number)
         self._trials[number : number + 1] = [trial]
 
-    def _matched(self, description: Mapping[str, Any], seed: int | None) -> int:
+    def _matched(self, description: Mapping[str, Any] | None, seed: int | None) -> int:
         """The study's seed, once its description is known to be ours."""
         rows = self.query("SELECT description, seed, trials, digest FROM study")
         if len(rows) != 1:
@@ -392,7 +399,11 @@ class StudyStorage(StateFile):
             range(trials)
         ):
             raise self.damaged("trials are missing")
-        before, given = json.loads(stored), dict(description)
+        #: What the study optimizes, as the file has it.
+        self.description: dict[str, Any] = json.loads(stored)
+        if description is None:
+            return int(stored_seed)
+        before, given = self.description, dict(description)
         changed, refused = differences(before, given), []
         if changed and "space" in before and "space" in given:
             refused = narrowings(before["space"], given["space"])

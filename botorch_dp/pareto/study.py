@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -236,7 +237,7 @@ class DPareto:
             current.number, dict(zip(missing, measured, strict=True))
         )
 
-    def report(
+    def tell_point(
         self, trial: Trial | int, checkpoint: int, utility: UtilityAnswer, *, replicate: int = 0
     ) -> bool:
         """Store one point of a pending trial's curve, from within a training loop of your own.
@@ -431,7 +432,7 @@ class DPareto:
         return ParetoFront(
             self.problem,
             require_complete(trials, "front"),
-            guarantee=partial(_publication, self.problem, trials, "training"),
+            guarantee=partial(publication, self.problem, trials, "training"),
             reevaluator=self._evaluate_again,
         )
 
@@ -473,6 +474,25 @@ class DPareto:
         exact = replace(self._proposer.options, privacy_model="exact")
         return Proposer(self.problem, seed=self.seed, options=exact)
 
+    def report(self, path: str | os.PathLike[str]) -> Path:
+        """Write what is known so far as one HTML file, to be opened without any network.
+
+        The front, the recommendation for each epsilon, hypervolume, the importance of parameters,
+        all trials, and what publishing any of it costs. The file is as sensitive as the study, and
+        only its owner may read it. Needs the extra ``report``.
+
+        Args:
+            path: Where; must end in .html.
+
+        Example:
+            >>> study.report("front.html")
+        """
+        from botorch_dp.report.study import StudyView, study_report
+
+        proposer = self._exact_proposer
+        view = StudyView.of_problem(self.problem, self.trials, proposer, self.seed)
+        return study_report(view, path)
+
     def publication_guarantee(self, data: TestOrTraining = "training") -> Guarantee:
         """What publishing the front (or anything else the study knows) promises.
 
@@ -487,7 +507,7 @@ class DPareto:
         """
         if data not in ("training", "test"):
             raise ValueError(f"`data` must be 'training' or 'test', got {data!r}.")
-        return _publication(self.problem, self.trials, data)
+        return publication(self.problem, self.trials, data)
 
     def _check_stored_epsilons(self) -> None:
         """Refuse to go on with another privacy oracle: the study would mix two epsilons."""
@@ -572,10 +592,13 @@ def _checked_configs(
     return [problem.space.check(config) for config in configs]
 
 
-def _publication(
-    problem: PrivacyUtilityProblem, trials: Sequence[Trial], data: TestOrTraining
+def publication(
+    problem: PrivacyUtilityProblem, trials: Sequence[Trial], data: TestOrTraining = "training"
 ) -> Guarantee:
-    """What publishing everything that is known of the trials promises."""
+    """What publishing everything that is known of the trials promises.
+
+    See :meth:`DPareto.publication_guarantee`.
+    """
     trained = [trial for trial in trials if trial.num_trainings > 0]
     if not trained:
         raise StudyError("Nothing was trained yet, so there is nothing to publish.")

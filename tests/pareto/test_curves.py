@@ -214,7 +214,7 @@ class TestReport:
             (trial,) = by_hand.ask()
             for checkpoint in trial.plan.checkpoints:
                 config = {**trial.config, "epochs": checkpoint}
-                goes_on = by_hand.report(trial, checkpoint, toy.utility(config, trial.seeds[0]))
+                goes_on = by_hand.tell_point(trial, checkpoint, toy.utility(config, trial.seeds[0]))
                 assert goes_on == (checkpoint != trial.plan.checkpoints[-1])
         assert by_hand.front().all_points.equal(expected.all_points)
 
@@ -229,20 +229,20 @@ class TestReport:
         by_hand = study()
         (trial,) = by_hand.ask()
         with pytest.raises(ValueError, match="`checkpoint` must be one of"):
-            by_hand.report(trial, 5000, 0.5)
+            by_hand.tell_point(trial, 5000, 0.5)
         with pytest.raises(ValueError, match="`replicate` must be one of"):
-            by_hand.report(trial, 1, 0.5, replicate=1)
+            by_hand.tell_point(trial, 1, 0.5, replicate=1)
         with pytest.raises(InvalidUtilityError, match="is a curve"):
             by_hand.tell(trial, 0.5)
         with pytest.raises(InvalidUtilityError):
-            by_hand.report(trial, 1, 50.0)
+            by_hand.tell_point(trial, 1, 50.0)
         by_hand.tell(trial, {1: 0.5})
         with pytest.raises(ValueError, match="complete already"):
-            by_hand.report(trial, 1, 0.5)
+            by_hand.tell_point(trial, 1, 0.5)
         ordinary = DPareto(toy.problem(), seed=0, acquisition="random")
         (trial,) = ordinary.ask()
         with pytest.raises(ValueError, match="`checkpoint`"):
-            ordinary.report(trial, 1, 0.5)
+            ordinary.tell_point(trial, 1, 0.5)
 
 
 class DiesAt:
