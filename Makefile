@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 # Small matrices on a few shared cores: threads that wait for each other cost more than they bring.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-slow lint bench audit mutants tutorials clean
+.PHONY: help demo test test-slow lint bench audit mutants tutorials dist clean
 .DEFAULT_GOAL := help
 
 help:
@@ -19,6 +19,7 @@ help:
 	@echo "make audit      try to break every mechanism, a million draws each"
 	@echo "make mutants    break each line that carries a proof, and see a test fail"
 	@echo "make tutorials  execute the notebooks"
+	@echo "make dist       build the package, and try it in clean environments"
 	@echo "make clean      remove .venv and everything generated"
 
 # Reinstalled only when the dependencies change; the package itself is linked, not copied.
@@ -53,6 +54,18 @@ mutants: $(STAMP)
 
 tutorials: $(STAMP)
 	@$(BIN)/python tutorials/execute.py
+
+# Each file goes into an environment of its own, with no extras.
+dist: $(STAMP)
+	@rm -rf dist build
+	@$(BIN)/python -m build --outdir dist
+	@for file in dist/*.whl dist/*.tar.gz; do \
+		echo "Trying $$file ..."; \
+		$(PYTHON) -m venv --clear build/clean || exit 1; \
+		build/clean/bin/python -m pip install --quiet --disable-pip-version-check \
+			-c constraints.txt $$file || exit 1; \
+		(cd build && clean/bin/python ../tests/installed.py) || exit 1; \
+	done
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info demo .pytest_cache .mypy_cache .ruff_cache

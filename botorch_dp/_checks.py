@@ -1,12 +1,14 @@
 """Argument checks shared by all rooms: each names the argument, the value and the fix.
 
-Only public parameters pass through here; the values of a private tensor never reach a message.
+Only public parameters pass through here; the values of a sensitive tensor never reach a message.
 """
 
 from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from numbers import Integral, Real
 from typing import TYPE_CHECKING
 
@@ -16,6 +18,19 @@ if TYPE_CHECKING:
 #: The most that a number alone may ask for; what the caller holds in memory may be larger.
 LARGEST_BYTES = 2**33
 LARGEST_COUNT = 10**9
+
+
+@contextmanager
+def needs_extra(extra: str, what: str) -> Iterator[None]:
+    """Around an import that only some users need: an error says what to install."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"{what} needs {error.name}, which is not installed: "
+            f"`pip install 'botorch_dp[{extra}]'`.",
+            name=error.name,
+        ) from error
 
 
 def check_real(name: str, value: object) -> float:

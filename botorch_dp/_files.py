@@ -224,15 +224,15 @@ class FileKind:
     Args:
         name: What messages call it.
         application_id: Marks the SQLite file: another database is not a damaged one of ours.
-        migrations: Statements that lead from each schema version to the next; their count is the
-            newest version.
+        migrations: Statements that lead from each schema version to the next, or functions of the
+            connection; their count is the newest version.
         error: What is raised; takes one message.
         if_lost: What a damaged file means and what to do about it.
     """
 
     name: str
     application_id: int
-    migrations: tuple[tuple[str, ...], ...]
+    migrations: tuple[tuple[str | Callable[[sqlite3.Connection], None], ...], ...]
     error: Callable[[str], Exception] = PrivacyError
     if_lost: str = "Put back a copy, or begin anew at another path."
 
@@ -246,6 +246,8 @@ class StateFile:
         create: Fills a new file, inside its first transaction; None to open an existing one only.
         exclusive: Whether nobody else may have the file open meanwhile. Otherwise other processes
             and forks may share it.
+        copied: Whether to read a copy in memory of what is committed now. The file, its lock and
+            its holder are left alone.
 
     Raises:
         Exception: ``kind.error`` with a reason, if the file is damaged, of another kind, in use,
@@ -259,6 +261,7 @@ class StateFile:
         create: Callable[[sqlite3.Connection], None] | None,
         *,
         exclusive: bool,
+        copied: bool = False,
     ) -> None:
         self.kind = kind
         self.path = MEMORY if str(path) == MEMORY else os.path.realpath(path)
@@ -269,12 +272,15 @@ class StateFile:
         self._identity: tuple[int, int] | None = None
         self._closed = False
         self._pid = os.getpid()
+        self._in_memory = copied or self.path == MEMORY
         self.created = self.path == MEMORY or not os.path.lexists(self.path)
         if self.created and create is None:
             raise self.error(f"There is no {kind.name} at {self.path}.")
         try:
             with self.explained():
-                if self.path == MEMORY:
+                if copied:
+                    self._connection = self._copy()
+                elif self.path == MEMORY:
                     assert create is not None
                     self._connection = _connect(MEMORY)
                     self._build(self._connection, create)
@@ -439,7 +445,10 @@ class StateFile:
         """Bring the schema from ``version`` to the newest. Inside a transaction."""
         for statements in self.kind.migrations[version:]:
             for statement in statements:
-                connection.execute(statement)
+                if isinstance(statement, str):
+                    connection.execute(statement)
+                else:
+                    statement(connection)
         connection.execute(f"PRAGMA user_version = {len(self.kind.migrations)}")
 
     def _connected(self) -> sqlite3.Connection:
@@ -447,7 +456,7 @@ class StateFile:
         name = self.kind.name
         if self._closed:
             raise self.error(f"The {name} {self.path} is closed: open it again to go on.")
-        if self.path == MEMORY:
+        if self._in_memory:
             if self._connection is None:
                 raise self.error(
                     f"A {name} in memory cannot be shared with a forked process, which would spend "
@@ -490,11 +499,8 @@ class StateFile:
 
     def _open(self) -> sqlite3.Connection:
         """Connect, after checking that the file is what it should be; bring it up to date."""
-        path, kind = self.path, self.kind
-        if not os.path.isfile(path):
-            raise self.error(f"{path} is not a file: give the {kind.name} the path of a file.")
-        if os.path.getsize(path) == 0:
-            raise self.damaged("it is empty")
+        path = self.path
+        self._check_is_file()
         if not os.access(path, os.R_OK | os.W_OK) or not os.access(os.path.dirname(path), os.W_OK):
             raise self._read_only()
         self._checked_identity()
@@ -503,26 +509,55 @@ class StateFile:
             self._take_lock()
         connection = _connect(Path(path).as_uri() + "?mode=rw")
         try:
-            if _pragma(connection, "application_id") != kind.application_id:
-                raise self.error(f"{path} is an SQLite file but no {kind.name}: check the path.")
-            if _pragma(connection, "user_version") > len(kind.migrations):
-                raise self.error(
-                    f"The {kind.name} {path} was written by a newer version of botorch_dp: upgrade "
-                    "botorch_dp to use it."
-                )
+            self._check_kind(connection)
             if os.stat(path).st_mode & 0o077:
                 os.chmod(path, OWNER_ONLY)
-            if _pragma(connection, "quick_check") != "ok":
-                raise self.damaged("SQLite's integrity check fails")
-            if _pragma(connection, "user_version") < len(kind.migrations):
-                _execute(connection, "BEGIN IMMEDIATE")
-                # Another process may have been first while this one waited for the lock.
-                self._migrate(connection, _pragma(connection, "user_version"))
-                _execute(connection, "COMMIT")
+            self._bring_up_to_date(connection)
         except BaseException:
             connection.close()
             raise
         return connection
+
+    def _copy(self) -> sqlite3.Connection:
+        """A copy in memory, brought up to date there."""
+        self._check_is_file()
+        connection = _connect(MEMORY)
+        try:
+            with closing(sqlite3.connect(Path(self.path).as_uri() + "?mode=ro", uri=True)) as file:
+                file.backup(connection)  # waits while somebody commits
+            self._check_kind(connection)
+            self._bring_up_to_date(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _check_is_file(self) -> None:
+        if not os.path.isfile(self.path):
+            raise self.error(
+                f"{self.path} is not a file: give the {self.kind.name} the path of a file."
+            )
+        if os.path.getsize(self.path) == 0:
+            raise self.damaged("it is empty")
+
+    def _check_kind(self, connection: sqlite3.Connection) -> None:
+        path, kind = self.path, self.kind
+        if _pragma(connection, "application_id") != kind.application_id:
+            raise self.error(f"{path} is an SQLite file but no {kind.name}: check the path.")
+        if _pragma(connection, "user_version") > len(kind.migrations):
+            raise self.error(
+                f"The {kind.name} {path} was written by a newer version of botorch_dp: upgrade "
+                "botorch_dp to use it."
+            )
+
+    def _bring_up_to_date(self, connection: sqlite3.Connection) -> None:
+        if _pragma(connection, "quick_check") != "ok":
+            raise self.damaged("SQLite's integrity check fails")
+        if _pragma(connection, "user_version") < len(self.kind.migrations):
+            _execute(connection, "BEGIN IMMEDIATE")
+            # Another process may have been first while this one waited for the lock.
+            self._migrate(connection, _pragma(connection, "user_version"))
+            _execute(connection, "COMMIT")
 
     def _take_lock(self) -> None:
         """Hold the file alone. The lock belongs to the inode, whatever name it was opened by."""

@@ -17,13 +17,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from botorch_dp._arguments import checked
+from botorch_dp._checks import needs_extra
 from botorch_dp._files import atomic_write
 from botorch_dp.pareto.front import ParetoFront, non_dominated
 from botorch_dp.privacy import Guarantee
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+
+    with needs_extra("plots", "A figure"):
+        from matplotlib.figure import Figure
 
 _CAPTION_WIDTH = 98
 _TRIALS: dict[str, Any] = {
@@ -144,7 +147,8 @@ def plot_guarantee(*guarantees: Guarantee, labels: Sequence[str] | None = None) 
     Example:
         >>> figure = plot_guarantee(descent.guarantee, labels=["mu = 1"])
     """
-    from matplotlib.figure import Figure
+    with needs_extra("plots", "A figure"):
+        from matplotlib.figure import Figure
 
     if not guarantees or any(g.void is not None for g in guarantees):
         raise ValueError("`guarantees` must be one or more that promise something.")
@@ -205,7 +209,8 @@ def _check_fronts(fronts: Sequence[ParetoFront]) -> None:
 
 
 def _axes(ax: Axes | None) -> tuple[Figure, Axes]:
-    from matplotlib.figure import Figure
+    with needs_extra("plots", "A figure"):
+        from matplotlib.figure import Figure
 
     class ShownFigure(Figure):
         """A figure that notebooks show by itself, whether pyplot is in use or not."""

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from botorch_dp._arguments import checked
-from botorch_dp._checks import check_integer, check_positive, check_tensor
+from botorch_dp._checks import check_integer, check_positive, check_tensor, needs_extra
 from botorch_dp.errors import PrivacyError
 from botorch_dp.space import SearchSpace
 
@@ -37,6 +37,8 @@ Records = TypeVar("Records", Tensor, tuple[Tensor, ...])
 #: A double holds every integer up to this one, so sums below it are exact in any order: a score
 #: rounded to an integer moves the sum by what it moves itself, and not by a rounding error more.
 _LARGEST_EXACT = 2**53
+#: How many scores are clipped and added at a time.
+_BLOCK = 1 << 15
 
 #: What rests on the caller wherever scores of single records are bounded one by one.
 OWN_RECORD_ONLY = "a record's score depends on that record and on public things only"
@@ -96,9 +98,16 @@ def clipped_sum(scores: Tensor, bounds: tuple[float, float], *, nan_as: float) -
     """
     low, high = bounds
     levels = grid_levels(len(scores))
-    clipped = torch.nan_to_num(scores.double(), nan=nan_as, posinf=high, neginf=low)
-    fraction = (clipped.clamp(low, high) - low) / (high - low)
-    return (fraction * levels).round().clamp(0, levels).sum().item()
+    total = 0.0
+    size = min(_BLOCK, len(scores)) if scores.device.type == "cpu" else len(scores)
+    space = scores.new_empty(size, dtype=torch.double)
+    # Blocks stay in the processor's cache from one operation to the next.
+    for block in scores.split(size):
+        level = torch.clamp(block.double(), low, high, out=space[: len(block)])
+        level.masked_fill_(level.isnan(), nan_as)
+        level.sub_(low).div_(high - low).mul_(levels).round_().clamp_(0, levels)
+        total += level.sum().item()
+    return total
 
 
 # --- From a scikit-learn estimator. ---
@@ -207,7 +216,8 @@ class EstimatorScores:
         return torch.stack([self._losses(config) for config in configs])
 
     def _losses(self, config: Mapping[str, Any]) -> Tensor:
-        from sklearn.base import clone
+        with needs_extra("sklearn", "`per_record_scores`"):
+            from sklearn.base import clone
 
         fitted = clone(self._estimator).set_params(**config)
         fitted.fit(self._train_X, self._train_y)

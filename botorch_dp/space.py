@@ -4,6 +4,9 @@ A *config* is a dict of plain values, as the user's functions get it. Its *code*
 unit cube: one coordinate for each number, linear or logarithmic, and one for each value of a
 choice (one-hot). Integers are rounded when a code is turned into a config, and models are shown
 the code of the rounded config only, so that they never learn about a point that cannot be tried.
+
+A parameter may be active only where another one takes certain values (:class:`When`). Where it is
+not, configs lack it, and codes have the middle of its range: models see no difference there.
 """
 
 from __future__ import annotations
@@ -97,6 +100,46 @@ class Uniform:
 Distribution: TypeAlias = ShiftedExponential | TruncatedNormal | Uniform
 
 
+@checked
+@dataclass(frozen=True, init=False)
+class When:
+    """Where a parameter is active: another one is, and takes one of some values.
+
+    Args:
+        parameter: Name of a Choice or an Integer that comes earlier in the space.
+        values: Those of its values at which the parameter is active.
+
+    Example:
+        >>> beta = Real(0.5, 0.999, active=When("optimizer", "adam"))
+    """
+
+    parameter: str
+    values: tuple[Scalar, ...]
+
+    def __init__(self, parameter: str, *values: Scalar) -> None:
+        if not isinstance(parameter, str):
+            raise TypeError(f"`parameter` must be the name of one, got {type(parameter).__name__}.")
+        if not values:
+            raise ValueError('`values` is empty: name some, as in When("optimizer", "adam").')
+        object.__setattr__(self, "parameter", parameter)
+        object.__setattr__(self, "values", values)
+
+    def __call__(self, config: Mapping[str, Any]) -> bool:
+        """Whether the parameter is active beside these earlier ones."""
+        return self.parameter in config and config[self.parameter] in self.values
+
+    def __repr__(self) -> str:
+        return f"When({', '.join(map(repr, (self.parameter, *self.values)))})"
+
+
+def _check_condition(condition: object) -> None:
+    if condition is not None and not isinstance(condition, When):
+        raise TypeError(
+            '`active` must be a condition, as in When("optimizer", "adam"), or None (always), '
+            f"got {type(condition).__name__}."
+        )
+
+
 def _check_distribution(distribution: Distribution | None, high: float) -> None:
     if distribution is None:
         return
@@ -145,14 +188,17 @@ class Real(_Scale):
         log: Whether the models and the uniform draws see its logarithm. Right for what spans
             orders of magnitude: learning rates, noise, clipping norms.
         distribution: How random and initial trials draw it; uniform in its scale if None.
+        active: Where the parameter plays a part; everywhere if None.
     """
 
     low: float
     high: float
     log: bool = False
     distribution: Distribution | None = None
+    active: When | None = None
 
     def __post_init__(self) -> None:
+        _check_condition(self.active)
         low, high = check_finite("low", self.low), check_finite("high", self.high)
         if not low < high:
             raise ValueError(f"`Real` needs low < high, got low={low}, high={high}.")
@@ -172,9 +218,13 @@ class Real(_Scale):
 
     def draw(self, u: NDArray[np.float64]) -> list[float]:
         """Values at the quantiles ``u`` of the sampling distribution."""
+        return self._shortened(self.quantile(u))
+
+    def quantile(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The same as an array, with all digits."""
         if self.distribution is None:
-            return self.decode(u)
-        return self._shortened(self.distribution.quantile(u, self.low, self.high))
+            return self._values(u)
+        return self.distribution.quantile(u, self.low, self.high)
 
     def levels(self, count: int) -> list[float]:
         """``count`` equidistant values in the parameter's scale."""
@@ -202,8 +252,10 @@ class Integer(_Scale):
     high: int
     log: bool = False
     distribution: Distribution | None = None
+    active: When | None = None
 
     def __post_init__(self) -> None:
+        _check_condition(self.active)
         for name, end in (("low", self.low), ("high", self.high)):
             if isinstance(end, bool) or not isinstance(end, Integral):
                 raise TypeError(f"`{name}` of an Integer must be an integer, got {end!r}.")
@@ -229,6 +281,10 @@ class Integer(_Scale):
         Each integer owns the unit interval around it, so that the ends of the range get their
         full share.
         """
+        return [int(value) for value in self.quantile(u)]
+
+    def quantile(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The same as an array of floats."""
         low, high = self.low - 0.5, self.high + 0.5
         if self.distribution is not None:
             values = self.distribution.quantile(u, low, high)
@@ -236,7 +292,8 @@ class Integer(_Scale):
             values = low * np.exp(u * math.log(high / low))
         else:
             values = low + u * (high - low)
-        return [int(value) for value in np.clip(np.rint(values), self.low, self.high)]
+        clipped: NDArray[np.float64] = np.clip(np.rint(values), self.low, self.high)
+        return clipped
 
     def levels(self, count: int) -> list[int]:
         """At most ``count`` different integers, equidistant in the parameter's scale."""
@@ -255,6 +312,7 @@ class Choice:
     Args:
         values: What to choose from: strings, numbers, booleans or None, all different.
         weights: How often random and initial trials draw each of them; equally often if None.
+        active: Where the parameter plays a part; everywhere if None.
 
     Example:
         >>> Choice("sgd", "adam")
@@ -262,8 +320,15 @@ class Choice:
 
     values: tuple[Scalar, ...]
     weights: tuple[float, ...] | None
+    active: When | None
 
-    def __init__(self, *values: Scalar, weights: Sequence[float] | None = None) -> None:
+    def __init__(
+        self,
+        *values: Scalar,
+        weights: Sequence[float] | None = None,
+        active: When | None = None,
+    ) -> None:
+        _check_condition(active)
         if not values:
             raise ValueError('A Choice needs values, as in Choice("sgd", "adam").')
         for value in values:
@@ -283,6 +348,7 @@ class Choice:
                 raise ValueError(f"`weights` must be {len(values)}, got {len(weights)}.")
         object.__setattr__(self, "values", values)
         object.__setattr__(self, "weights", weights)
+        object.__setattr__(self, "active", active)
 
     def decode(self, codes: NDArray[np.float64]) -> list[Scalar]:
         """The value whose coordinate is largest, for each of ``n x k`` codes."""
@@ -297,11 +363,11 @@ class Choice:
 
     def draw(self, u: NDArray[np.float64]) -> list[Scalar]:
         """Values at the quantiles ``u`` of the sampling distribution."""
-        return self._at(u, self.weights)
+        return [self.values[place] for place in self.places(u, self.weights)]
 
     def spread(self, u: NDArray[np.float64]) -> list[Scalar]:
         """Values at quantiles of the uniform distribution, whatever the weights."""
-        return self._at(u, None)
+        return [self.values[place] for place in self.places(u, None)]
 
     def levels(self, count: int) -> list[Scalar]:
         """All values: they have no order in which to leave some out."""
@@ -314,14 +380,17 @@ class Choice:
                 return known
         raise ValueError(f"`{name}` must be one of {self.values}, got {value!r}.")
 
-    def _at(self, u: NDArray[np.float64], weights: Sequence[float] | None) -> list[Scalar]:
+    def places(self, u: NDArray[np.float64], weights: Sequence[float] | None) -> NDArray[np.int64]:
+        """Which of the values stand at quantiles of a distribution."""
         shares = np.cumsum(np.ones(len(self.values)) if weights is None else np.asarray(weights))
         places = np.searchsorted(shares / shares[-1], u, side="right")
-        return [self.values[place] for place in np.minimum(places, len(self.values) - 1)]
+        return np.minimum(places, len(self.values) - 1)
 
     def __repr__(self) -> str:
         inside = ", ".join(map(repr, self.values))
-        return f"Choice({inside}{'' if self.weights is None else f', weights={self.weights}'})"
+        options = {"weights": self.weights, "active": self.active}
+        inside += "".join(f", {name}={o!r}" for name, o in options.items() if o is not None)
+        return f"Choice({inside})"
 
 
 Parameter: TypeAlias = Real | Integer | Choice
@@ -333,7 +402,8 @@ class SearchSpace:
 
     Args:
         constraints: Functions ``config -> bool``; a config is tried only if all of them say True.
-            They must be cheap, and must not look at any record.
+            They must be cheap, and must not look at any record. A config lacks the parameters that
+            are not active in it.
         parameters: A :class:`Real`, :class:`Integer` or :class:`Choice` for each name.
 
     Example:
@@ -342,10 +412,11 @@ class SearchSpace:
         ...     learning_rate=Real(1e-3, 1.0, log=True),
         ...     clip_norm=Real(0.1, 4.0, distribution=ShiftedExponential(rate=1.0)),
         ...     optimizer=Choice("sgd", "adam"),
+        ...     momentum=Real(0.0, 0.99, active=When("optimizer", "sgd")),
         ...     constraints=[lambda config: config["epochs"] * config["learning_rate"] < 10],
         ... )
-        >>> space.sample(1, seed=0)[0].keys()
-        dict_keys(['epochs', 'learning_rate', 'clip_norm', 'optimizer'])
+        >>> sorted({len(config) for config in space.sample(20, seed=0)})
+        [4, 5]
     """
 
     def __init__(self, *, constraints: Sequence[Constraint] = (), **parameters: Parameter) -> None:
@@ -363,6 +434,7 @@ class SearchSpace:
         if not isinstance(constraints, Sequence) or not all(map(callable, constraints)):
             raise TypeError("`constraints` must be a sequence of functions `config -> bool`.")
         self._parameters = dict(parameters)
+        self._conditions = _checked_conditions(parameters)
         self.constraints = tuple(constraints)
         self._columns: dict[str, slice] = {}
         start = 0
@@ -387,17 +459,37 @@ class SearchSpace:
         """The coordinates of each parameter in a code."""
         return dict(self._columns)
 
+    @property
+    def has_conditions(self) -> bool:
+        """Whether some parameters are not active everywhere."""
+        return bool(self._conditions)
+
     def encode(self, configs: Sequence[Config]) -> Tensor:
         """The ``n x d`` codes of configs."""
+        needed = self._parameters.keys() - self._conditions
         for config in configs:
-            if not config.keys() >= self._parameters.keys():
-                raise ValueError(f"`configs` must name {list(self._parameters)}, got {config}.")
-        widths = [columns.stop - columns.start for columns in self._columns.values()]
-        blocks = [
-            parameter.encode([config[name] for config in configs]).reshape(len(configs), width)
-            for (name, parameter), width in zip(self._parameters.items(), widths, strict=True)
-        ]
-        return torch.from_numpy(np.concatenate(blocks, axis=-1)).double()
+            if not config.keys() >= needed:
+                raise ValueError(f"`configs` must name {sorted(needed)}, got {config}.")
+        codes = np.empty((len(configs), self.dim))
+        for name, columns in self._columns.items():
+            parameter, width = self._parameters[name], columns.stop - columns.start
+            rows: slice | list[int] = slice(None)
+            if name in self._conditions:
+                codes[:, columns] = 1 / width if isinstance(parameter, Choice) else 0.5
+                rows = [i for i, config in enumerate(configs) if name in config]
+            values = [config[name] for config in configs if name in config]
+            codes[rows, columns] = parameter.encode(values).reshape(len(values), width)
+        return torch.from_numpy(codes)
+
+    def inactive(self, codes: Tensor) -> Tensor:
+        """Which coordinates of ``n x d`` codes stand for parameters that are not active there."""
+        idle = torch.zeros(codes.shape, dtype=torch.bool)
+        if self._conditions:
+            configs = self.decode(codes)
+            for name in self._conditions:
+                rows = torch.tensor([name not in config for config in configs], dtype=torch.bool)
+                idle[:, self._columns[name]] = rows.unsqueeze(-1)
+        return idle
 
     def decode(self, codes: Tensor) -> list[Config]:
         """The configs nearest to ``n x d`` points of the unit cube."""
@@ -485,22 +577,33 @@ class SearchSpace:
         if size > _LARGEST_GRID:
             raise ValueError(f"A grid of {size} points is too large; lower `levels`.")
         rows = itertools.product(*values)
-        configs = [dict(zip(self._parameters, row, strict=True)) for row in rows]
-        allowed = [config for config in configs if self.satisfies(config)]
+        # Combinations that differ in what is not active are one config.
+        configs = {tuple(config.values()): config for config in map(self._of_values, rows)}
+        allowed = [config for config in configs.values() if self.satisfies(config)]
         if not allowed:
             raise self.nothing_allowed(size)
         return allowed
 
     def check(self, config: Mapping[str, Any]) -> Config:
         """Return ``config`` as a plain dict in the space's order, or raise if it is outside."""
-        missing = [name for name in self._parameters if name not in config]
+        if not isinstance(config, Mapping):
+            raise TypeError(f"`config` must be a dict, got {type(config).__name__}.")
         unknown = [name for name in config if name not in self._parameters]
-        if missing or unknown:
+        checked: Config = {}
+        missing, idle = [], []
+        for name, parameter in self._parameters.items():
+            active = self._is_active(name, checked)
+            if active and name in config:
+                checked[name] = parameter.check(name, config[name])
+            elif active:
+                missing.append(name)
+            elif name in config:
+                idle.append(f"{name} (active={self._conditions[name]})")
+        if missing or unknown or idle:
             raise ValueError(
-                f"`config` must have exactly the parameters {list(self._parameters)}: "
-                f"missing {missing}, unknown {unknown}."
+                f"`config` must have exactly the active ones of {list(self._parameters)}: "
+                f"missing {missing}, unknown {unknown}, not active {idle}."
             )
-        checked = {name: p.check(name, config[name]) for name, p in self._parameters.items()}
         if not self.satisfies(checked):
             raise ValueError(f"`config` violates a constraint of the space: {checked}.")
         return checked
@@ -532,7 +635,18 @@ class SearchSpace:
         return f"SearchSpace({', '.join(inside)})"
 
     def _assemble(self, columns: list[list[Any]]) -> list[Config]:
-        return [dict(zip(self._parameters, row, strict=True)) for row in zip(*columns, strict=True)]
+        return [self._of_values(row) for row in zip(*columns, strict=True)]
+
+    def _of_values(self, values: Sequence[Any]) -> Config:
+        """The config of values for all parameters, without those that are not active."""
+        config = dict(zip(self._parameters, values, strict=True))
+        for name in self._conditions:
+            if not self._is_active(name, config):
+                del config[name]
+        return config
+
+    def _is_active(self, name: str, earlier: Mapping[str, Any]) -> bool:
+        return name not in self._conditions or self._conditions[name](earlier)
 
     def _level_counts(self, levels: int | Mapping[str, int]) -> dict[str, int]:
         if not isinstance(levels, Mapping):
@@ -549,8 +663,86 @@ def _equidistant(count: int) -> NDArray[np.float64]:
     return np.linspace(0.0, 1.0, count) if count > 1 else np.array([0.5])
 
 
+def _checked_conditions(parameters: Mapping[str, Parameter]) -> dict[str, When]:
+    """Where the parameters that are not always active are, in order."""
+    conditions: dict[str, When] = {}
+    earlier: dict[str, Parameter] = {}
+    for name, parameter in parameters.items():
+        condition = parameter.active
+        if condition is not None:
+            other = earlier.get(condition.parameter)
+            if not isinstance(other, (Choice, Integer)):
+                raise ValueError(
+                    f"`{name}` has active={condition}, which must name a Choice or an Integer that "
+                    f"comes before it in the space: one of "
+                    f"{[n for n, p in earlier.items() if not isinstance(p, Real)]}."
+                )
+            values = (other.check(condition.parameter, value) for value in condition.values)
+            conditions[name] = When(condition.parameter, *values)
+        earlier[name] = parameter
+    return conditions
+
+
+@checked
+def narrowings(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
+    """Why configs of one space might be refused by another one, in words; empty if none is.
+
+    Scales and distributions may differ: they say how configs are drawn and seen, and not which
+    there are.
+
+    Args:
+        stored: What :meth:`SearchSpace.to_dict` said of the one.
+        given: The same of the other.
+    """
+    found = []
+    added = list(given.get("constraints", ()))
+    for name in stored.get("constraints", ()):
+        if name in added:
+            added.remove(name)
+    found += [f"constraint {name} is new" for name in added]
+    names = [name for name in stored if name != "constraints"]
+    if names != [name for name in given if name in names]:
+        return [*found, f"the parameters {names} are not all there, in this order"]
+    for name, parameter in given.items():
+        if name == "constraints":
+            continue
+        if _activity(given, name, stored) != _activity(stored, name, stored):
+            found.append(f"`{name}` is active elsewhere, where stored configs have another form")
+        before = stored.get(name)
+        if before is None:
+            continue
+        if parameter["kind"] != before["kind"]:
+            found.append(f"`{name}` was a {before['kind']} and is a {parameter['kind']}")
+        elif "values" in before:
+            gone = before["values"] != [v for v in parameter["values"] if v in before["values"]]
+            if gone:
+                found.append(f"`{name}` lacks some of {before['values']}, or has them reordered")
+        elif parameter["low"] > before["low"] or parameter["high"] < before["high"]:
+            found.append(f"`{name}` no longer spans {before['low']} to {before['high']}")
+    return found
+
+
+def _activity(space: Mapping[str, Any], name: str, stored: Mapping[str, Any]) -> Any:
+    """Where a parameter is active among the configs of the stored space, in comparable form."""
+    if name not in space:
+        return "nowhere"
+    condition = space[name].get("active")
+    if condition is None:
+        return "everywhere"
+    parent = stored.get(condition["parameter"])
+    if parent is None:
+        return "nowhere"
+    if "values" in parent:
+        values = [value for value in parent["values"] if value in condition["values"]]
+    else:
+        values = [v for v in sorted(condition["values"]) if parent["low"] <= v <= parent["high"]]
+    return (condition["parameter"], values) if values else "nowhere"
+
+
 def _described(parameter: Parameter) -> dict[str, Any]:
     state = asdict(parameter)
+    if parameter.active is None:
+        del state["active"]
     if not isinstance(parameter, Choice) and parameter.distribution is not None:
         state["distribution"]["kind"] = type(parameter.distribution).__name__
     return state

@@ -22,6 +22,7 @@ from botorch.utils.transforms import is_ensemble
 from torch import Tensor
 
 from botorch_dp._arguments import checked
+from botorch_dp._checks import needs_extra
 from botorch_dp.acquisition.gradient_trace import GradientTrace
 from botorch_dp.acquisition.hvpoi import (
     HypervolumeProbabilityOfImprovement,
@@ -186,13 +187,9 @@ def register_with_ax() -> None:
         >>> register_with_ax()
         >>> client = Client.load_from_json_file("experiment.json")
     """
-    try:
+    with needs_extra("ax", "`register_with_ax`"):
         from ax.storage.botorch_modular_registry import register_acquisition_function
         from ax.storage.json_store.registry import CORE_DECODER_REGISTRY
-    except ImportError as error:
-        raise ImportError(
-            "Ax is not installed; install the extra with `pip install 'botorch_dp[ax]'`."
-        ) from error
 
     for acquisition_function in (
         GradientTrace,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import importlib.util
 import math
 import os
 import re
@@ -67,3 +68,22 @@ def check_folder(name: str, path: Path | None) -> None:
         raise ValueError(f"{name}: there is no folder {folder}.")
     if not os.access(folder, os.W_OK):
         raise ValueError(f"{name}: no permission to write to {folder}.")
+
+
+def check_figure(name: str, path: Path | None) -> None:
+    """The same for a figure, whose suffix must name a format that can be drawn."""
+    check_folder(name, path)
+    if path is None:
+        return
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    kinds = FigureCanvasBase.get_supported_filetypes()
+    if path.suffix.lstrip(".").lower() not in kinds:
+        raise ValueError(f"{name} must end in one of {', '.join(sorted(kinds))}, got {path.name}.")
+
+
+def check_extra(extra: str, *modules: str) -> None:
+    """Notice a missing extra before anything is loaded."""
+    missing = [module for module in modules if importlib.util.find_spec(module) is None]
+    if missing:
+        raise ValueError(f"This needs {' and '.join(missing)}: pip install 'botorch_dp[{extra}]'.")

@@ -15,7 +15,7 @@ from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from botorch_dp.cli.arguments import check_folder, count, did_you_mean, positive
+from botorch_dp.cli.arguments import check_figure, check_folder, count, did_you_mean, positive
 
 if TYPE_CHECKING:
     from botorch_dp.pareto import DPareto, ParetoFront, PrivacyUtilityProblem
@@ -86,6 +86,11 @@ def add_commands(commands: Any) -> None:
 
 def _add_problem_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("task", metavar="TASK", help=_TASK_HELP)
+    add_problem_options(parser)
+
+
+def add_problem_options(parser: argparse.ArgumentParser) -> None:
+    """The settings of a ready task."""
     parser.add_argument("--data", help="data set of a ready task, such as breast_cancer or digits")
     parser.add_argument(
         "--replicates", type=count, help="trainings that one trial averages, for a ready task"
@@ -173,7 +178,7 @@ def load_problem(options: argparse.Namespace) -> PrivacyUtilityProblem:
 
 def _pareto(options: argparse.Namespace) -> int:
     check_folder("--storage", options.storage)
-    check_folder("--plot", options.plot)
+    check_figure("--plot", options.plot)
     problem = load_problem(options)
     from botorch_dp.pareto import DPareto
 

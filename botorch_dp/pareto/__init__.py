@@ -6,6 +6,7 @@ from botorch_dp.pareto.problem import (
     InvalidUtilityError,
     Objective,
     PrivacyUtilityProblem,
+    Resource,
     StudyError,
     TrainingPromise,
     Trial,
@@ -20,6 +21,7 @@ from botorch_dp.space import (
     ShiftedExponential,
     TruncatedNormal,
     Uniform,
+    When,
 )
 
 __all__ = [
@@ -34,6 +36,7 @@ __all__ = [
     "ParetoFront",
     "PrivacyUtilityProblem",
     "Real",
+    "Resource",
     "SearchSpace",
     "ShiftedExponential",
     "StudyError",
@@ -41,4 +44,5 @@ __all__ = [
     "Trial",
     "TruncatedNormal",
     "Uniform",
+    "When",
 ]

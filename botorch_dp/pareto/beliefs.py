@@ -49,6 +49,9 @@ _CHUNK = 256
 _SLOW = 5.0
 #: Candidates that even the slowest oracle is asked about.
 _FEWEST = 32
+#: Configs whose exact objectives are remembered: those of some proposals. A study that runs for
+#: weeks must not grow with all that it ever considered.
+_REMEMBERED = 16_384
 
 
 @dataclass(frozen=True)
@@ -220,9 +223,15 @@ class KnownObjectives:
             for (key, config), epsilon in zip(unknown.items(), epsilons, strict=False):
                 self._rows[key] = self._row(config, epsilon)
             self._warn_of_failures()
+        for key in keys:
+            if key in self._rows:  # what was asked for last is forgotten last
+                self._rows[key] = self._rows.pop(key)
         # What a slow oracle was not asked about is not proposed now, and not remembered.
         nothing = (math.nan,) * len(self.columns)
         rows = [self._rows.get(key, nothing) for key in keys]
+        for cache in (self._rows, self._exact):
+            while len(cache) > max(_REMEMBERED, len(keys)):
+                del cache[next(iter(cache))]
         return torch.tensor(rows, dtype=torch.double).reshape(len(rows), len(self.columns))
 
     def _epsilons(self, configs: list[Config]) -> list[list[float]]:
@@ -345,7 +354,7 @@ class Beliefs:
         #: All complete trials, and after them the pending and failed ones.
         self.incumbents = known.candidates([*(trial.config for trial in complete), *believed])
         train_X, believed_X = self.incumbents.codes.tensor_split([len(complete)])  # n x d, b x d
-        values = torch.tensor([problem.outcome(t) for t in complete], dtype=torch.double)
+        values = torch.tensor([problem.points(t)[-1].values for t in complete], dtype=torch.double)
         self._gps: dict[int, Model] = {}
         for index, scale in enumerate(self._scales):
             if index not in known.columns:

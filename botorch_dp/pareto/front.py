@@ -20,9 +20,9 @@ from botorch.utils.multi_objective.pareto import is_non_dominated
 from torch import Tensor
 
 from botorch_dp._arguments import checked
-from botorch_dp._checks import check_finite
+from botorch_dp._checks import check_finite, needs_extra
 from botorch_dp.pareto.beliefs import Beliefs, Candidates, require_complete
-from botorch_dp.pareto.problem import SEEDED, PrivacyUtilityProblem, Trial
+from botorch_dp.pareto.problem import SEEDED, Point, PrivacyUtilityProblem, Trial
 from botorch_dp.pareto.proposals import Proposer
 from botorch_dp.privacy import DEFAULT_DELTA, Guarantee, rounded_up
 from botorch_dp.space import Config
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 #: Columns of the exact objectives and of the models'.
 _EPSILON, _ERROR = 0, 1
-#: Measures trials again: (their numbers, replicates, ...) -> the trials with fresh utilities, and
-#: the guarantee of publishing these too.
+#: Measures points again: (points, replicates, ...) -> their trials with fresh utilities, and the
+#: guarantee of publishing these too.
 Reevaluator: TypeAlias = Callable[..., tuple[list[Trial], Guarantee]]
 
 
@@ -109,9 +109,11 @@ class ParetoFront:
         self.label = label
         self.observed = observed
         self._reevaluator = reevaluator
-        #: ``n x m`` objective values of all complete trials, in the order of their numbers.
+        #: What all complete trials measured, in the order of their numbers; of a curve, all points.
+        self.measured = tuple(point for trial in self.trials for point in problem.points(trial))
+        #: ``n x m`` objective values of :attr:`measured`.
         self.all_points = torch.from_numpy(
-            np.array([problem.outcome(trial) for trial in self.trials], dtype=np.float64)
+            np.array([point.values for point in self.measured], dtype=np.float64)
         )
         self._on_front = _front_indices(self.all_points)
 
@@ -126,14 +128,20 @@ class ParetoFront:
         return self.all_points[self._on_front]
 
     @property
+    def measured_on_front(self) -> list[Point]:
+        """What :attr:`points` are made of, in the same order."""
+        return [self.measured[i] for i in self._on_front]
+
+    @property
     def front_trials(self) -> list[Trial]:
-        """The trials on the front, by increasing epsilon."""
-        return [self.trials[i] for i in self._on_front]
+        """The trials on the front, in the order in which they come with increasing epsilon."""
+        by_number = {trial.number: trial for trial in self.trials}
+        return [by_number[n] for n in dict.fromkeys(p.trial for p in self.measured_on_front)]
 
     @property
     def configs(self) -> list[Config]:
         """The configs on the front, by increasing epsilon."""
-        return [dict(trial.config) for trial in self.front_trials]
+        return [dict(point.config) for point in self.measured_on_front]
 
     @property
     def objective_names(self) -> tuple[str, ...]:
@@ -158,19 +166,18 @@ class ParetoFront:
     def hypervolume_by_trial(self, ref_point: Sequence[float] | None = None) -> Tensor:
         """``n`` hypervolumes: after the first complete trial, after two, and so on."""
         ref = self._checked(ref_point)
-        volumes: list[float] = []
-        best = self.all_points[:0]
-        for point in self.all_points:
-            if bool((best <= point).all(dim=-1).any()):
-                volumes.append(volumes[-1])
-                continue
-            best = torch.cat([best, point.unsqueeze(0)])
-            best = best[_front_indices(best)]
-            volumes.append(dominated_volume(best, ref))
-        return torch.tensor(volumes, dtype=torch.double)
+        volumes: dict[int, float] = {}
+        best, volume = self.all_points[:0], 0.0
+        for measured, point in zip(self.measured, self.all_points, strict=True):
+            if not bool((best <= point).all(dim=-1).any()):
+                best = torch.cat([best, point.unsqueeze(0)])
+                best = best[_front_indices(best)]
+                volume = dominated_volume(best, ref)
+            volumes[measured.trial] = volume
+        return torch.tensor(list(volumes.values()), dtype=torch.double)
 
     def replicate_fronts(self) -> dict[str, Tensor]:
-        """Fronts of each trial's ``best``, ``mean`` and ``worst`` replicate, each ``k x 2``.
+        """Fronts of each point's ``best``, ``mean`` and ``worst`` replicate, each ``k x 2``.
 
         They show how much of the front is luck. The mean is over replicates, as everywhere else.
         """
@@ -182,7 +189,8 @@ class ParetoFront:
         fronts = {}
         for name, chosen in pick.items():
             points = torch.tensor(
-                [(t.epsilon, 1 - chosen(t.utilities)) for t in self.trials], dtype=torch.double
+                [(p.values[0], 1 - chosen(p.utilities)) for p in self.measured],
+                dtype=torch.double,
             )
             fronts[name] = points[_front_indices(points)]
         return fronts
@@ -203,9 +211,7 @@ class ParetoFront:
         """
         if self._reevaluator is None:
             raise ValueError("This front has no study; call `reevaluate` on `study.front()`.")
-        trials, guarantee = self._reevaluator(
-            [trial.number for trial in self.front_trials], replicates, **options
-        )
+        trials, guarantee = self._reevaluator(self.measured_on_front, replicates, **options)
         return ParetoFront(
             self.problem,
             trials,
@@ -216,29 +222,15 @@ class ParetoFront:
         )
 
     def table(self) -> dict[str, list[Any]]:
-        """Columns of the front: trial, objectives, best and worst error, config, seconds."""
-        trials = self.front_trials
-        columns: dict[str, list[Any]] = {"trial": [trial.number for trial in trials]}
-        for index, name in enumerate(self.objective_names):
-            columns[name] = self.points[:, index].tolist()
-        columns["lowest_error"] = [1 - max(trial.utilities) for trial in trials]
-        columns["highest_error"] = [1 - min(trial.utilities) for trial in trials]
-        for name in self.problem.space.parameters:
-            columns[name] = [trial.config[name] for trial in trials]
-        columns["seconds"] = [trial.seconds for trial in trials]
-        return columns
+        """Columns of the front: trial, objectives, best and worst error, config, seconds.
+
+        A parameter that is not active in a config is None there.
+        """
+        return point_table(self.problem, self.measured_on_front)
 
     def to_frame(self) -> Any:
         """The :meth:`table` as a pandas data frame; ``frame.attrs["guarantee"]`` is the caption."""
-        try:
-            import pandas
-        except ImportError:
-            raise ImportError(
-                "`to_frame` needs pandas, which is not installed; `table()` returns plain columns."
-            ) from None
-        frame = pandas.DataFrame(self.table())
-        frame.attrs["guarantee"] = self.caption
-        return frame
+        return data_frame(self.table(), self.caption)
 
     def plot(self, ax: Axes | None = None, **options: Any) -> Figure:
         """Draw the front; see :func:`botorch_dp.plots.plot_front` for the options."""
@@ -332,6 +324,31 @@ def guarantee_sentence(guarantee: Guarantee, *, test_records: bool = False) -> s
     )
 
 
+def point_table(problem: PrivacyUtilityProblem, points: Sequence[Point]) -> dict[str, list[Any]]:
+    """Columns of points: trial, objectives, best and worst error, config, seconds.
+
+    NaN where nothing was measured, None where a parameter is not active.
+    """
+    columns: dict[str, list[Any]] = {"trial": [point.trial for point in points]}
+    for index, name in enumerate(problem.objective_names):
+        columns[name] = [point.values[index] for point in points]
+    columns["lowest_error"] = [1 - max(point.utilities, default=math.nan) for point in points]
+    columns["highest_error"] = [1 - min(point.utilities, default=math.nan) for point in points]
+    for name in problem.space.parameters:
+        columns[name] = [point.config.get(name) for point in points]
+    columns["seconds"] = [point.seconds for point in points]
+    return columns
+
+
+def data_frame(columns: dict[str, list[Any]], caption: str) -> Any:
+    """Columns as a pandas data frame; ``frame.attrs["guarantee"]`` is the caption."""
+    with needs_extra("frames", "`to_frame` (`table()` returns plain columns)"):
+        import pandas
+    frame = pandas.DataFrame(columns)
+    frame.attrs["guarantee"] = caption
+    return frame
+
+
 def _front_indices(points: Tensor) -> list[int]:
     """Indices of the points no other dominates, by increasing first objective."""
     if points.shape[-1] == 2:
@@ -349,7 +366,12 @@ def _shown(value: object) -> str:
 
 
 def recommended(
-    proposer: Proposer, trials: Sequence[Trial], epsilon: float, level: float
+    proposer: Proposer,
+    trials: Sequence[Trial],
+    epsilon: float,
+    level: float,
+    *,
+    fitted: Beliefs | None = None,
 ) -> OperatingPoint:
     """The config with the smallest expected error among those whose epsilon is small enough.
 
@@ -358,16 +380,17 @@ def recommended(
         trials: All trials.
         epsilon: The largest acceptable epsilon.
         level: The interval's probability.
+        fitted: The proposer's beliefs about these trials, where they are at hand.
     """
     if math.isnan(epsilon) or check_finite("epsilon", epsilon) < 0:
         raise ValueError(f"`epsilon` must be finite and at least 0, got {epsilon}.")
     if not 0 < level < 1:
         raise ValueError(f"`level` must lie in (0, 1), got {level}.")
     require_complete(trials, "config to recommend")
-    beliefs = proposer.beliefs(trials)
+    beliefs = proposer.beliefs(trials) if fitted is None else fitted
 
     def within(candidates: Candidates) -> Tensor:
-        errors = _expected_error(*_error_beliefs(beliefs, candidates))
+        errors = expected_error(*_error_beliefs(beliefs, candidates))
         return (-errors).where(candidates.known[:, _EPSILON] <= epsilon, -math.inf)
 
     config = proposer.search(within, beliefs, len(trials))
@@ -386,11 +409,20 @@ def recommended(
     return OperatingPoint(
         config=config,
         epsilon=proposer.known.epsilon(config),
-        error=float(_expected_error(mean, std)),
+        error=float(expected_error(mean, std)),
         interval=(float(torch.sigmoid(-mean - z * std)), float(torch.sigmoid(-mean + z * std))),
         level=level,
         tried=any(trial.config == config for trial in trials if trial.state == "complete"),
     )
+
+
+def by_expected_error(proposer: Proposer, trials: Sequence[Trial], epsilon: float) -> list[Config]:
+    """Configs of the complete trials within an epsilon, by the error that the models expect."""
+    within = [trial for trial in trials if trial.epsilon <= epsilon]
+    candidates = proposer.known.candidates([trial.config for trial in within])
+    errors = expected_error(*_error_beliefs(proposer.beliefs(trials), candidates)) if within else ()
+    order = sorted(range(len(within)), key=lambda place: float(errors[place]))
+    return [dict(within[place].config) for place in order]
 
 
 def _error_beliefs(beliefs: Beliefs, candidates: Candidates) -> tuple[Tensor, Tensor]:
@@ -398,7 +430,7 @@ def _error_beliefs(beliefs: Beliefs, candidates: Candidates) -> tuple[Tensor, Te
     return means[:, _ERROR], stds[:, _ERROR]
 
 
-def _expected_error(mean: Tensor, std: Tensor) -> Tensor:
+def expected_error(mean: Tensor, std: Tensor) -> Tensor:
     """Mean of ``sigmoid(-y)`` for Gaussian ``y``, by Gauss-Hermite quadrature."""
     nodes, weights = (torch.from_numpy(a) for a in np.polynomial.hermite_e.hermegauss(20))
     values = torch.sigmoid(-(mean.unsqueeze(-1) + std.unsqueeze(-1) * nodes))

@@ -1,13 +1,14 @@
 """What a study optimizes, and the trials it makes.
 
 A problem is a space, an exact privacy oracle and a noisy utility oracle. A trial is a frozen record
-of what was tried and what came of it.
+of what was tried and what came of it: one point, or a curve of points where utility is measured
+along the way.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from numbers import Real as RealNumber
@@ -23,7 +24,7 @@ from botorch_dp.privacy import (
     PureLoss,
     check_unit,
 )
-from botorch_dp.space import Config, SearchSpace
+from botorch_dp.space import Config, Integer, SearchSpace
 
 #: What one training gives: a utility, or a utility and further measured objectives by name.
 UtilityAnswer: TypeAlias = float | tuple[float, Mapping[str, float]]
@@ -47,8 +48,16 @@ class InvalidEpsilonError(ValueError):
     """The privacy oracle answered something that is no finite epsilon >= 0."""
 
 
+class MistakenEpsilonError(InvalidEpsilonError, TypeError):
+    """An answer of the privacy oracle that is not even a number."""
+
+
 class InvalidUtilityError(ValueError):
     """The utility oracle answered something that is no utility in [0, 1]."""
+
+
+class MistakenUtilityError(InvalidUtilityError):
+    """An answer that no training could give, and so a mistake in the oracle: percent, a tensor."""
 
 
 @checked
@@ -89,13 +98,95 @@ class Objective:
         return float(value)  # type: ignore[arg-type]
 
 
+@checked
+@dataclass(frozen=True)
+class Resource:
+    """The integer parameter along which a training is measured: its epochs, rounds or trees.
+
+    A training of 64 epochs passes through the models of every shorter training of the same config,
+    and an analysis such as DP-SGD's covers each of them: one training is a curve of points.
+
+    Args:
+        name: The parameter's name.
+        checkpoints: The values of it where utility is measured, increasing; the last value of a
+            training is always one. By default each is about 1.4 times the one before it.
+        cost: ``config -> cost`` of a training, in any unit (gradient steps, seconds); the value of
+            the parameter itself if None. Proposals weigh what a training promises against it.
+    """
+
+    name: str
+    checkpoints: tuple[int, ...] | None = None
+    cost: Callable[[Config], float] | None = None
+
+    def within(self, space: SearchSpace) -> Resource:
+        """The resource with its checkpoints, once it is known to be a parameter of the space."""
+        parameter = space.parameters.get(self.name)
+        if not isinstance(parameter, Integer):
+            raise ValueError(f"`resource` must name an Integer of the space, got {self.name!r}.")
+        if parameter.active is not None:
+            raise ValueError(f"`resource` {self.name!r} must be active everywhere in the space.")
+        low, high = parameter.low, parameter.high
+        if self.checkpoints is None:
+            halves = (round(2 ** (half / 2)) for half in range(2 * max(high, 1).bit_length()))
+            values = sorted({low, *(value for value in halves if low < value < high)})
+        else:
+            values = [
+                check_integer("checkpoints", value, at_least=low, at_most=high)
+                for value in self.checkpoints
+            ]
+            if values != sorted(set(values)):
+                raise ValueError(f"`checkpoints` must increase, got {self.checkpoints}.")
+        return replace(self, checkpoints=tuple(values))
+
+
+@dataclass(frozen=True)
+class CurvePlan:
+    """What is fixed of a curve before its training begins.
+
+    Args:
+        checkpoints: Where utility is measured, increasing.
+        epsilons: The exact epsilon of stopping at each of them.
+        stops: The utility at each of them below which the rest is not worth its cost.
+    """
+
+    checkpoints: tuple[int, ...]
+    epsilons: tuple[float, ...]
+    stops: tuple[float, ...]
+
+    def is_last(self, checkpoint: int, utilities: Sequence[float]) -> bool:
+        """Whether a training ends at a checkpoint where it has these utilities, one a replicate."""
+        place = self.checkpoints.index(checkpoint)
+        return place + 1 == len(self.checkpoints) or fmean(utilities) < self.stops[place]
+
+    def after(self, checkpoint: int | None) -> tuple[int, ...]:
+        """The checkpoints after one of them; all of them if None."""
+        return tuple(c for c in self.checkpoints if checkpoint is None or c > checkpoint)
+
+
 @dataclass(frozen=True)
 class Measurement:
-    """What one training gave: its utility, further measured objectives, and how long it took."""
+    """What one training gave: its utility, further measured objectives, and how long it took.
+
+    Args:
+        utility: At the end.
+        objectives: At the end.
+        seconds: Of all of it.
+        curve: Where utility was measured along the way: each checkpoint with what was measured
+            there (the seconds since the one before it), the end included. Empty if it was measured
+            at the end only.
+    """
 
     utility: float
     objectives: tuple[float, ...] = ()
     seconds: float = math.nan
+    curve: tuple[tuple[int, Measurement], ...] = ()
+
+    @classmethod
+    def of_curve(cls, curve: Mapping[int, Measurement]) -> Measurement:
+        """A training by its points, at least one."""
+        points = tuple(sorted(curve.items()))
+        end = points[-1][1]
+        return replace(end, seconds=sum(point.seconds for _, point in points), curve=points)
 
     def __repr__(self) -> str:
         return "Measurement(sensitive)"
@@ -118,6 +209,11 @@ class Trial:
             quote records.
         failed_trainings: How many trainings those attempts may have begun.
         suspect: Whether an executor died while this trial was in flight among others.
+        plan: Where utility is measured along the way; None if at the end only. Then ``epsilon`` is
+            that of the last checkpoint.
+        begun: What was measured so far of replicates that are not finished. Sensitive.
+        interrupted_trainings: How many trainings were measured along the way and begun again, or
+            wait for it.
     """
 
     number: int
@@ -130,6 +226,9 @@ class Trial:
     failures: tuple[str, ...] = ()
     failed_trainings: int = 0
     suspect: bool = False
+    plan: CurvePlan | None = None
+    begun: Mapping[int, Mapping[int, Measurement]] = field(default_factory=dict, repr=False)
+    interrupted_trainings: int = 0
 
     @property
     def finished(self) -> tuple[Measurement, ...]:
@@ -165,8 +264,36 @@ class Trial:
 
     @property
     def num_trainings(self) -> int:
-        """How often the utility oracle was asked, re-evaluations and failed attempts included."""
-        return len(self.finished) + len(self.fresh) + self.failed_trainings
+        """How often a training was begun, re-evaluations and failed attempts included."""
+        ended = len(self.finished) + len(self.fresh)
+        return ended + self.failed_trainings + self.interrupted_trainings
+
+    def ahead(self, replicates: Sequence[int]) -> tuple[int, ...]:
+        """The checkpoints that some of the replicates have not reached yet."""
+        if self.plan is None:
+            return ()
+        reached = [max(self.begun.get(replicate, ()), default=None) for replicate in replicates]
+        behind = None if None in reached else min(reached)  # type: ignore[type-var]
+        return self.plan.after(behind)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One point that a trial measured: what a front is made of.
+
+    Args:
+        trial: The trial's number.
+        config: The hyper-parameters that lead there; of a curve, with the resource's value there.
+        values: Mean objective values: epsilon, error, further objectives. Sensitive.
+        utilities: One for each replicate. Sensitive.
+        seconds: Training time up to there, of all replicates together.
+    """
+
+    trial: int
+    config: Config
+    values: tuple[float, ...] = field(repr=False)
+    utilities: tuple[float, ...] = field(repr=False)
+    seconds: float
 
 
 @checked
@@ -236,6 +363,17 @@ class PrivacyUtilityProblem:
         promise: What epsilon speaks of (delta, neighbouring relation), and what else is known about
             the privacy of one training; see :class:`TrainingPromise`.
         name: How a stored study recognizes the problem; the utility oracle's name by default.
+        utility_curve: ``config, seed, checkpoints -> utilities``, in place of ``utility``, where
+            utility can be measured along the way: one for each checkpoint, in a sequence or from a
+            generator. From a generator each is stored as it comes, and a training whose rest is not
+            worth its cost ends: the generator is closed. After a kill, the function is called again
+            with the checkpoints that are left. A loop that keeps its own state goes on from it; any
+            other trains again from its seed, and passes through the same models if its noise
+            follows from the seed.
+        resource: The integer parameter that counts how far a training is, such as ``"epochs"``, or
+            a :class:`Resource`. ``privacy`` is asked with its value at each checkpoint, and must
+            cover all models up to there. With it, ``utility_replicates`` takes the checkpoints too,
+            and gives a list with one utility for each seed at each of them.
 
     Example:
         >>> problem = PrivacyUtilityProblem(
@@ -257,20 +395,32 @@ class PrivacyUtilityProblem:
         privacy_batch: Callable[[Sequence[Config]], Sequence[float]] | None = None,
         replicates: int = 1,
         objectives: Sequence[Objective] = (),
-        utility_replicates: Callable[[Config, Sequence[int]], Sequence[UtilityAnswer]]
-        | None = None,
+        utility_replicates: Callable[..., Iterable[Any]] | None = None,
         promise: TrainingPromise | None = None,
         name: str | None = None,
+        utility_curve: Callable[[Config, int, Sequence[int]], Iterable[UtilityAnswer]]
+        | None = None,
+        resource: str | Resource | None = None,
     ) -> None:
         if not isinstance(space, SearchSpace):
             raise TypeError(f"`space` must be a SearchSpace, got {type(space).__name__}.")
         if not callable(privacy):
             raise TypeError(f"`privacy` must be callable, got {type(privacy).__name__}.")
-        if (utility is None) == (utility_replicates is None):
-            raise ValueError("Give exactly one of `utility` and `utility_replicates`.")
-        oracle = utility if utility is not None else utility_replicates
+        oracles = [o for o in (utility, utility_replicates, utility_curve) if o is not None]
+        if len(oracles) != 1:
+            raise ValueError(
+                "Give exactly one of `utility`, `utility_replicates` and `utility_curve`."
+            )
+        oracle: Any = oracles[0]
         if not callable(oracle):
             raise TypeError(f"`utility` must be callable, got {type(oracle).__name__}.")
+        if utility_curve is not None and resource is None:
+            raise ValueError(
+                "`utility_curve` needs `resource`: the name of the integer parameter that counts "
+                'how far a training is, such as "epochs".'
+            )
+        if utility is not None and resource is not None:
+            raise ValueError("`resource` needs `utility_curve`: `utility` is measured at the end.")
         if not isinstance(ref_point, (tuple, list)) or len(ref_point) != 2:
             raise ValueError(f"`ref_point` must be a pair (epsilon, error), got {ref_point!r}.")
         check_positive("ref_point[0]", ref_point[0])
@@ -282,7 +432,11 @@ class PrivacyUtilityProblem:
         promise = TrainingPromise() if promise is None else promise
         if not isinstance(promise, TrainingPromise):
             raise TypeError(f"`promise` must be a TrainingPromise, got {type(promise).__name__}.")
+        named = Resource(resource) if isinstance(resource, str) else resource
+        if named is not None and not isinstance(named, Resource):
+            raise TypeError(f"`resource` must be a name or a Resource, got {resource!r}.")
         self.space = space
+        self.resource = None if named is None else named.within(space)
         self.privacy = privacy
         self.privacy_batch = privacy_batch
         self.oracle: Callable[..., Any] = oracle
@@ -309,9 +463,19 @@ class PrivacyUtilityProblem:
         return tuple(o for o in self.objectives if o.function is None)
 
     def epsilon(self, config: Config) -> float:
-        """The exact epsilon of one training, or :class:`InvalidEpsilonError`."""
+        """The exact epsilon of one training.
+
+        Raises:
+            InvalidEpsilonError: ``privacy`` answered a number that is no finite epsilon >= 0.
+            Exception: What ``privacy`` raises.
+        """
         value = self.privacy(dict(config))
-        if not isinstance(value, RealNumber) or not 0 <= float(value) < math.inf:
+        if isinstance(value, bool) or not isinstance(value, RealNumber):
+            raise MistakenEpsilonError(
+                f"`privacy` must return a finite epsilon >= 0, such as float(epsilon), "
+                f"got {type(value).__name__} for {config}."
+            )
+        if not 0 <= float(value) < math.inf:
             raise InvalidEpsilonError(
                 f"`privacy` must return a finite epsilon >= 0, got {value!r} for {config}."
             )
@@ -329,16 +493,70 @@ class PrivacyUtilityProblem:
             )
         return bounds
 
-    def outcome(self, trial: Trial) -> tuple[float, ...]:
-        """The mean objective values of a complete trial: (epsilon, error, further objectives)."""
-        if not self.objectives:
-            return (trial.epsilon, trial.error)
-        measured = iter(zip(*(m.objectives for m in trial.finished), strict=True))
-        further = (
-            fmean(next(measured)) if o.function is None else o.known(trial.config)
-            for o in self.objectives
+    def at(self, config: Config, checkpoint: int) -> Config:
+        """The config whose training ends at a checkpoint."""
+        assert self.resource is not None
+        return {**config, self.resource.name: checkpoint}
+
+    def whole(self, config: Config) -> Config:
+        """The config of the longest training that passes through this one, if it is a curve."""
+        if self.resource is None:
+            return config
+        ends = (self.space.parameters[self.resource.name].high, *self.resource.checkpoints[::-1])  # type: ignore
+        longer = (self.at(config, end) for end in ends if end > config[self.resource.name])
+        return next((c for c in longer if self.space.satisfies(c)), config)
+
+    def checkpoints(self, config: Config) -> tuple[int, ...]:
+        """Where a training of a config is measured: its resource's checkpoints, and its own end.
+
+        Empty if utility is measured at the end only. What a constraint forbids is left out.
+        """
+        if self.resource is None:
+            return ()
+        assert self.resource.checkpoints is not None
+        end = config[self.resource.name]
+        along = (c for c in self.resource.checkpoints if c < end)
+        return (*(c for c in along if self.space.satisfies(self.at(config, c))), end)
+
+    def cost(self, config: Config) -> float:
+        """What a training of a config costs, in the unit of its resource; 1 if it has none."""
+        if self.resource is None:
+            return 1.0
+        if self.resource.cost is None:
+            return float(config[self.resource.name])
+        return check_positive("cost", self.resource.cost(dict(config)))
+
+    def points(self, trial: Trial) -> list[Point]:
+        """The points of a complete trial: one, or as many as all its replicates measured."""
+        if trial.plan is None:
+            return [self._point(trial, trial.config, trial.epsilon, trial.finished)]
+        points = []
+        curves = [dict(m.curve) for m in trial.finished]
+        plan, seconds = trial.plan, 0.0
+        for checkpoint, epsilon in zip(plan.checkpoints, plan.epsilons, strict=True):
+            if not curves or any(checkpoint not in curve for curve in curves):
+                continue
+            measured = [curve[checkpoint] for curve in curves]
+            point = self._point(trial, self.at(trial.config, checkpoint), epsilon, measured)
+            seconds += point.seconds
+            points.append(replace(point, seconds=seconds))
+        return points
+
+    def _point(
+        self, trial: Trial, config: Config, epsilon: float, measured: Sequence[Measurement]
+    ) -> Point:
+        utilities = tuple(m.utility for m in measured)
+        further = iter(zip(*(m.objectives for m in measured), strict=True))
+        values = (
+            fmean(next(further)) if o.function is None else o.known(config) for o in self.objectives
         )
-        return (trial.epsilon, trial.error, *further)
+        return Point(
+            trial=trial.number,
+            config=config,
+            values=(epsilon, 1.0 - fmean(utilities), *values),
+            utilities=utilities,
+            seconds=sum(m.seconds for m in measured),
+        )
 
     def measurement(self, answer: Any, seconds: float = math.nan) -> Measurement:
         """Check one answer of the utility oracle; an error does not quote it."""
@@ -349,22 +567,25 @@ class PrivacyUtilityProblem:
                 isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], Mapping)
             ):
                 names = [objective.name for objective in measured]
-                raise InvalidUtilityError(
+                raise MistakenUtilityError(
                     f"`utility` must return (utility, dict of {names}), "
                     f"got {type(answer).__name__}."
                 )
             answer, extras = answer
         if isinstance(answer, bool) or not isinstance(answer, RealNumber):
-            raise InvalidUtilityError(
-                f"`utility` must return a real number in [0, 1], got {type(answer).__name__}."
+            raise MistakenUtilityError(
+                f"`utility` must return a real number in [0, 1], such as float(accuracy), "
+                f"got {type(answer).__name__}."
             )
+        if math.isnan(answer):
+            raise InvalidUtilityError("`utility` must return a number in [0, 1], not NaN.")
         if not 0 <= float(answer) <= 1:
-            raise InvalidUtilityError(
-                "`utility` must return a number in [0, 1] (a share, not percent; not NaN)."
+            raise MistakenUtilityError(
+                "`utility` must return a number in [0, 1]: a share, not percent."
             )
         missing = [objective.name for objective in measured if objective.name not in extras]
         if missing:
-            raise InvalidUtilityError(f"`utility` did not return the objectives {missing}.")
+            raise MistakenUtilityError(f"`utility` did not return the objectives {missing}.")
         return Measurement(
             utility=float(answer),
             objectives=tuple(objective.check(extras[objective.name]) for objective in measured),
@@ -392,6 +613,11 @@ class PrivacyUtilityProblem:
         }
         if self.promise.secret_noise:
             described["secret_noise"] = True
+        if self.resource is not None:
+            described["resource"] = {
+                "name": self.resource.name,
+                "checkpoints": self.resource.checkpoints,
+            }
         return described
 
     def __repr__(self) -> str:

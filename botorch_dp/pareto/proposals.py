@@ -40,7 +40,7 @@ from botorch_dp.pareto.beliefs import (
     PrivacyModel,
     objective_scales,
 )
-from botorch_dp.pareto.problem import PrivacyUtilityProblem, StudyError, Trial
+from botorch_dp.pareto.problem import CurvePlan, PrivacyUtilityProblem, StudyError, Trial
 from botorch_dp.space import Config, SearchSpace
 
 #: Scores candidates; the one with the largest score is tried next.
@@ -105,32 +105,41 @@ class Proposer:
         self._scales = objective_scales(problem, options.epsilon_scale)
         self._grid: list[Config] | None = None
         if options.acquisition == "grid":
-            grid = problem.space.grid(options.grid_levels)
+            whole = (problem.whole(config) for config in problem.space.grid(options.grid_levels))
+            grid = list({tuple(config.values()): config for config in whole}.values())
             order = np.random.default_rng(_stream(seed, "grid")).permutation(len(grid))
             self._grid = [grid[index] for index in order]
         self._spread: dict[str, list[Config]] = {}
         self._pool: Candidates | None = None
 
-    @property
-    def largest_number(self) -> float:
-        """How many trials there can be."""
-        return math.inf if self._grid is None else len(self._grid)
+    def most_trials(self, trials: Sequence[Trial]) -> float:
+        """How many trials there can be, these included."""
+        return math.inf if self._grid is None else len(trials) + len(self._untried(trials))
+
+    def _untried(self, trials: Sequence[Trial]) -> list[Config]:
+        """What is left of the grid, in its order."""
+        tried = {tuple(trial.config.items()) for trial in trials}
+        return [config for config in self._grid or () if tuple(config.items()) not in tried]
 
     def propose(self, trials: Sequence[Trial], number: int, initial: int) -> Config:
-        """The config of trial ``number``.
+        """The config of trial ``number``; of a curve, that of the longest training.
 
         Args:
             trials: All earlier trials, in order of their numbers.
             number: The new trial's number.
             initial: How many trials are drawn before models are consulted.
         """
+        return self.problem.whole(self._proposed(trials, number, initial))
+
+    def _proposed(self, trials: Sequence[Trial], number: int, initial: int) -> Config:
         if self._grid is not None:
-            if number >= len(self._grid):
+            left = self._untried(trials)
+            if not left:
                 raise StudyError(
                     f"The grid has {len(self._grid)} points and all were proposed; start a study "
                     "with larger `grid_levels`."
                 )
-            return self._grid[number]
+            return left[0]
         space = self.problem.space
         if self.options.acquisition == "random":
             return space.sample(1, seed=_stream(self._seed, "random", number))[0]
@@ -156,6 +165,20 @@ class Proposer:
                 "see what is wrong."
             )
         return best
+
+    def plan(self, config: Config, epsilon: float, trials: Sequence[Trial]) -> CurvePlan | None:
+        """Where the training of a config is measured, and where it may end; None for no curve.
+
+        Args:
+            config: What was proposed.
+            epsilon: Its exact epsilon.
+            trials: All earlier trials.
+        """
+        *along, _ = checkpoints = self.problem.checkpoints(config) or (0,)
+        if self.problem.resource is None:
+            return None
+        epsilons = [self.known.epsilon(self.problem.at(config, c)) for c in along]
+        return CurvePlan(checkpoints, (*epsilons, epsilon), (0.0,) * len(checkpoints))
 
     def beliefs(self, trials: Sequence[Trial]) -> Beliefs:
         """The models fitted to the complete trials, believing in the others."""
@@ -374,7 +397,8 @@ def _steps_from(
     """About ``count`` points, ``n x d``, Gaussian steps of each length away from the starts.
 
     A step changes each parameter with probability 1/2: one parameter alone often has to move by
-    more than all of them together may. Choices have no small steps: some take another value.
+    more than all of them together may. Choices have no small steps: some take another value. Where
+    a parameter was not active there is nothing to be near to: it is drawn anew.
     """
     if len(starts) == 0:
         return starts
@@ -385,6 +409,10 @@ def _steps_from(
     moved = torch.rand(shape, generator=generator, dtype=starts.dtype) < 0.5
     steps = noise * moved * torch.tensor(lengths, dtype=starts.dtype).reshape(-1, 1, 1, 1)
     points = (starts + steps).clamp(0, 1)
+    idle = space.inactive(starts)
+    if idle.any():
+        anywhere = torch.rand(shape, generator=generator, dtype=starts.dtype)
+        points = torch.where(idle, anywhere, points)
     for columns in space.columns.values():
         width = columns.stop - columns.start
         if width == 1:
@@ -392,6 +420,7 @@ def _steps_from(
         drawn = torch.randint(width, shape[:3], generator=generator)
         other = torch.nn.functional.one_hot(drawn, width).to(starts.dtype)
         switched = torch.rand((*shape[:3], 1), generator=generator) < _SWITCH
+        switched |= idle[:, columns.start, None]
         points[..., columns] = torch.where(switched, other, starts[:, columns])
     return points.reshape(-1, dim)
 

@@ -2,8 +2,8 @@
 
 A study keeps its executor busy, stores what comes back before anything else is risked, and survives
 what goes wrong. Executors are this process, threads, processes or a Dask cluster. Whatever a
-training raises is reduced to the type of its error before anybody sees it: the message may quote
-records.
+training raises is reduced to the type of its error before it is stored, and to the lines of code
+that it passed through before it is shown: the message may quote records.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from __future__ import annotations
 import math
 import pickle
 import time
+import traceback
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence, Sized
 from concurrent.futures import (
     FIRST_COMPLETED,
     BrokenExecutor,
@@ -26,6 +27,7 @@ from concurrent.futures import (
 )
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from numbers import Real as RealNumber
 from types import TracebackType
 from typing import Any, TypeAlias
 
@@ -35,8 +37,10 @@ from tqdm.auto import tqdm
 
 from botorch_dp.pareto.beliefs import require_complete
 from botorch_dp.pareto.problem import (
+    CurvePlan,
     InvalidUtilityError,
     Measurement,
+    MistakenUtilityError,
     PrivacyUtilityProblem,
     StudyError,
     Trial,
@@ -45,6 +49,12 @@ from botorch_dp.pareto.proposals import Proposer
 from botorch_dp.pareto.storage import StudyStorage
 from botorch_dp.space import Config
 
+#: So many trials that fail before any has finished are no bad luck.
+_HOPELESS = 5
+#: Errors of code that cannot work with any config; one of them before any success is enough.
+_MISTAKES = (TypeError, NameError, AttributeError, ImportError, SyntaxError, NotImplementedError)
+#: Lines of code that an error is shown with.
+_SHOWN_FRAMES = 4
 #: An executor, or something that makes one (again, after one died).
 ExecutorLike: TypeAlias = Executor | Callable[[], Executor]
 
@@ -97,30 +107,82 @@ class TrialQueue:
         trials = self.storage.trials()
         if number >= initial and self.storage.count("failed") == number:
             require_complete(trials, "front to improve")
-        config = self._proposer.propose(trials, number, initial)
-        epsilon, error_type = math.nan, None
-        try:
-            epsilon = self._proposer.known.epsilon(config)
-        except Exception as error:
-            error_type = type(error).__name__
-        seeds = self.fresh_seeds(number, self.problem.replicates, start=0)
-        trial = self.storage.add_trial(
-            number, config, tuple(seeds.values()), epsilon, error_type=error_type
-        )
+        trial = self.enqueue(self._proposer.propose(trials, number, initial))
         if trial.state == "pending":
             self._taken.add(number)
         return trial
 
-    def fail(
-        self, number: int, error_type: str, *, trainings: int, retryable: bool = True
+    def enqueue(self, config: Config) -> Trial:
+        """A new trial of this config, stored and waiting; failed if an exact oracle fails on it."""
+        number = len(self.storage)
+        epsilon, error_type = math.nan, None
+        try:
+            epsilon = self._proposer.known.epsilon(config)
+            plan = self._proposer.plan(config, epsilon, self.storage.trials())
+        except Exception as error:
+            # Nothing that an exact oracle says is sensitive.
+            if self.nothing_works(error, and_failed=1):
+                raise StudyError(
+                    f"An exact oracle (`privacy`, or the `function` of an objective) fails with "
+                    f"{type(error).__name__}: {error} on {config}, and no trial has finished yet. "
+                    "Correct it and go on; the study is as it was."
+                ) from error
+            error_type, plan = type(error).__name__, None
+        seeds = self.fresh_seeds(number, self.problem.replicates, start=0)
+        return self.storage.add_trial(
+            number, config, tuple(seeds.values()), epsilon, error_type=error_type, plan=plan
+        )
+
+    def add(
+        self,
+        config: Config,
+        epsilon: float,
+        measured: Sequence[Measurement],
+        plan: CurvePlan | None,
     ) -> Trial:
-        """Store a failed attempt; the trial has failed when no attempt is left."""
+        """A complete trial that was trained elsewhere; its seeds are for re-evaluations only."""
+        number = len(self.storage)
+        seeds = self.fresh_seeds(number, len(measured), start=0)
+        return self.storage.add_trial(
+            number, config, tuple(seeds.values()), epsilon, measurements=measured, plan=plan
+        )
+
+    def nothing_works(self, error: Exception | bool, *, and_failed: int = 0) -> bool:
+        """Whether the study should end because nothing has finished and a mistake is plain.
+
+        Args:
+            error: What was raised just now, or whether it was a plain mistake.
+            and_failed: How many trials have just failed, beside those that are stored.
+        """
+        if self.storage.count("complete"):
+            return False
+        plain = error if isinstance(error, bool) else isinstance(error, _MISTAKES)
+        return plain or self.storage.count("failed") + and_failed >= _HOPELESS
+
+    def fail(
+        self,
+        number: int,
+        error_type: str,
+        *,
+        trainings: int,
+        retryable: bool = True,
+        spared: bool = False,
+    ) -> Trial:
+        """Store a failed attempt; the trial has failed when no attempt is left.
+
+        Args:
+            number: The trial.
+            error_type: Name of the exception's class.
+            trainings: How many trainings the attempt may have begun.
+            retryable: Whether another attempt could end differently.
+            spared: Whether the trial gets one in any case.
+        """
         attempts = len(self.storage[number].failures) + 1
         return self.storage.add_failure(
             number,
             error_type,
             trainings=trainings,
-            is_last=not retryable or attempts > self._retries,
+            is_last=not spared and (not retryable or attempts > self._retries),
         )
 
     def fresh_seeds(self, number: int, count: int, *, start: int | None = None) -> dict[int, int]:
@@ -138,12 +200,29 @@ class TrialQueue:
 
 @dataclass(frozen=True)
 class Task:
-    """One call of the utility oracle: some replicates of one trial."""
+    """One call of the utility oracle: some replicates of one trial.
+
+    Args:
+        trial: The trial's number.
+        config: What to train with.
+        replicates: Which ones.
+        seeds: One for each.
+        plan: Where utility is measured along the way; None if at the end only.
+        ahead: The checkpoints that are left.
+        attempt: Tells the points of this call from those of an earlier one that was cut off.
+    """
 
     trial: int
     config: Config
     replicates: tuple[int, ...]
     seeds: tuple[int, ...]
+    plan: CurvePlan | None = None
+    ahead: tuple[int, ...] = ()
+    attempt: int = 0
+
+
+#: Gets each point of a curve as it is measured: (task, checkpoint, answers, seconds, is_last).
+Report: TypeAlias = Callable[[Task, int, list[Any], float, bool], None]
 
 
 @dataclass(frozen=True)
@@ -153,21 +232,104 @@ class Result:
     Args:
         task: The task.
         measurements: One for each of its replicates; None if it failed.
-        error_type: Name of the exception's class; None if it succeeded.
-        retryable: Whether another attempt could end differently.
+        failure: What may be known of the error; None if it succeeded.
     """
 
     task: Task
     measurements: tuple[Measurement, ...] | None = field(default=None, repr=False)
-    error_type: str | None = None
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What leaves the place where a training raised.
+
+    Args:
+        error_type: Name of the exception's class.
+        retryable: Whether another attempt could end differently.
+        mistake: Whether the error is one of code, which no config and no seed can help.
+        shown: What may be shown of the error.
+    """
+
+    error_type: str
     retryable: bool = True
+    mistake: bool = False
+    shown: str = field(default="", repr=False)
+
+    @classmethod
+    def of(cls, error: Exception) -> Failure:
+        """Lines of code are shown; the message is not, for it may quote records."""
+        if isinstance(error, InvalidUtilityError):
+            # Another training would end in the same nonsense. The message is ours.
+            kind = InvalidUtilityError.__name__
+            mistake = isinstance(error, MistakenUtilityError)
+            return cls(kind, False, mistake, f"{kind}: {error}")
+        frames = traceback.extract_tb(error.__traceback__)[2:][-_SHOWN_FRAMES:]
+        lines = [f"\n  {f.filename}, line {f.lineno}, in {f.name}: {f.line}" for f in frames]
+        kind = type(error).__name__
+        return cls(kind, True, isinstance(error, _MISTAKES), f"{kind}, raised in{''.join(lines)}")
 
 
-def train(oracle: Callable[..., Any], together: bool, config: Config, seeds: Sequence[int]) -> Any:
-    """Call the oracle where the data are; returns its answers and the seconds it took."""
+def attempt(
+    oracle: Callable[..., Any], together: bool, task: Task, report: Report | None = None
+) -> list[tuple[int, list[Any], float]] | Failure:
+    """What :func:`train` returns, or what may be known of the error that it raises."""
+    try:
+        return train(oracle, together, task, report)
+    except StudyError:
+        # Not the training's: a point of its curve could not be stored.
+        raise
+    except Exception as error:
+        return Failure.of(error)
+
+
+def train(
+    oracle: Callable[..., Any], together: bool, task: Task, report: Report | None = None
+) -> list[tuple[int, list[Any], float]]:
+    """Call the oracle where the data are.
+
+    Returns:
+        At each checkpoint (0 if utility is measured at the end only) the answers, one for each
+        seed, and the seconds since the one before.
+    """
+    config, seeds = dict(task.config), list(task.seeds)
     start = time.perf_counter()
-    answers = oracle(config, list(seeds)) if together else [oracle(config, s) for s in seeds]
-    return list(answers), time.perf_counter() - start
+    if task.plan is None:
+        answers = oracle(config, seeds) if together else [oracle(config, s) for s in seeds]
+        return [(0, list(answers), time.perf_counter() - start)]
+    given = oracle(config, seeds if together else seeds[0], task.ahead)
+    if isinstance(given, Sized) and len(given) != len(task.ahead):
+        raise MistakenUtilityError(
+            f"`utility_curve` must return {len(task.ahead)} utilities, one for each of its "
+            f"`checkpoints`, got {len(given)}."
+        )
+    curve: list[tuple[int, list[Any], float]] = []
+    try:
+        answers_of = iter(given)
+        for checkpoint in task.ahead:
+            answer = next(answers_of)
+            answers = list(answer) if together else [answer]
+            is_last = task.plan.is_last(checkpoint, [_utility(a) for a in answers])
+            curve.append((checkpoint, answers, time.perf_counter() - start))
+            if report is not None:
+                report(task, *curve[-1], is_last)
+            if is_last:
+                break
+            start = time.perf_counter()
+    except StopIteration:
+        raise MistakenUtilityError(
+            f"`utility_curve` ended after {len(curve)} of {len(task.ahead)} `checkpoints`."
+        ) from None
+    finally:
+        if isinstance(given, Generator):
+            given.close()
+    return curve
+
+
+def _utility(answer: Any) -> float:
+    """The utility in an answer, as far as it is one; it is checked where its problem is known."""
+    utility = answer[0] if isinstance(answer, tuple) and answer else answer
+    return float(utility) if isinstance(utility, RealNumber) else math.nan
 
 
 class InlineExecutor(Executor):
@@ -265,12 +427,21 @@ class Workers:
         finally:
             torch.set_num_threads(threads)
 
-    def submit(self, task: Task) -> None:
-        """Start a task as soon as there is a worker for it."""
+    def submit(self, task: Task, report: Report | None = None) -> None:
+        """Start a task as soon as there is a worker for it.
+
+        Points of curves are reported as they come where the worker is a thread of this process;
+        from other processes they come with the result.
+        """
         problem = self._problem
+        here = isinstance(self._executor, (InlineExecutor, ThreadPoolExecutor))
         try:
             future = self._executor.submit(
-                train, problem.oracle, problem.replicates_together, dict(task.config), task.seeds
+                attempt,
+                problem.oracle,
+                problem.replicates_together,
+                task,
+                report if here else None,
             )
         except (BrokenExecutor, RuntimeError) as error:
             # Broken, or shut down by somebody else. The task counts as in flight: a trial that
@@ -326,20 +497,15 @@ class Workers:
             raise ExecutorDiedError(type(error).__name__) from None
         if isinstance(error, KeyboardInterrupt):
             raise KeyboardInterrupt
-        if error is not None:
-            return Result(task, error_type=type(error).__name__)
-        answers, seconds = future.result()
-        try:
-            if len(answers) != len(task.seeds):
-                raise InvalidUtilityError(
-                    f"expected {len(task.seeds)} utilities, got {len(answers)}"
-                )
-            share = seconds / len(answers)
-            measurements = tuple(self._problem.measurement(a, share) for a in answers)
-        except InvalidUtilityError as invalid:
-            # The training ended well; another one would be as meaningless.
-            return Result(task, error_type=type(invalid).__name__, retryable=False)
-        return Result(task, measurements=measurements)
+        if isinstance(error, StudyError):
+            raise error
+        answer = future.result() if error is None else Failure.of(error)  # type: ignore[arg-type]
+        if not isinstance(answer, Failure):
+            try:
+                return Result(task, measurements=measured(self._problem, task, answer))
+            except InvalidUtilityError as invalid:
+                answer = Failure.of(invalid)
+        return Result(task, failure=answer)
 
     def _made(self) -> Executor:
         assert self._make is not None
@@ -350,6 +516,24 @@ class Workers:
                 f"got {type(executor).__name__}."
             )
         return executor
+
+
+def measured(
+    problem: PrivacyUtilityProblem, task: Task, curve: Sequence[tuple[int, list[Any], float]]
+) -> tuple[Measurement, ...]:
+    """What :func:`train` returned, checked: a measurement for each replicate."""
+    points: list[dict[int, Measurement]] = [{} for _ in task.seeds]
+    for checkpoint, answers, seconds in curve:
+        if len(answers) != len(task.seeds):
+            raise MistakenUtilityError(
+                f"`utility_replicates` must return {len(task.seeds)} utilities, one for each seed, "
+                f"got {len(answers)}."
+            )
+        for place, answer in zip(points, answers, strict=True):
+            place[checkpoint] = problem.measurement(answer, seconds / len(answers))
+    if task.plan is None:
+        return tuple(place[0] for place in points)
+    return tuple(Measurement.of_curve(place) for place in points)
 
 
 def _check_picklable(oracle: Callable[..., Any]) -> None:
@@ -372,6 +556,8 @@ class TrialLoop:
         initial: How many of them are drawn before models are consulted.
         batch_size: How many are trained at a time.
         asynchronous: Whether to start a new one whenever one ends.
+        may_start: Whether anything more may be started; what runs is awaited in any case.
+        on_end: Told of each trial that has ended.
     """
 
     def __init__(
@@ -383,6 +569,8 @@ class TrialLoop:
         initial: int,
         batch_size: int,
         asynchronous: bool,
+        may_start: Callable[[], bool] = lambda: True,
+        on_end: Callable[[Trial], None] = lambda trial: None,
     ) -> None:
         self._queue = queue
         self._storage = queue.storage
@@ -391,6 +579,8 @@ class TrialLoop:
         self._initial = initial
         self._batch_size = batch_size
         self._asynchronous = asynchronous
+        self._may_start = may_start
+        self._on_end = on_end
         # A trial that brought down an executor, alone or in company, is put to the test alone.
         self._alone = False
         self._taken: set[int] = set()
@@ -411,8 +601,9 @@ class TrialLoop:
             while True:
                 try:
                     for task in retries:
-                        self._workers.submit(task)
-                    self._fill()
+                        self._submit(task)
+                    if self._may_start():
+                        self._fill()
                     if not self._workers.in_flight:
                         return
                     results = self._workers.next_results()
@@ -420,9 +611,39 @@ class TrialLoop:
                     self._bury(str(death))
                     results = []
                 # Everything is stored before anything else is risked.
-                failed = [result.task for result in results if not self._stored(result)]
-                retries = [task for task in failed if self._is_pending(task)]
+                failed = [result for result in results if not self._stored(result)]
                 self._show(bar)
+                self._tell_of_ended()
+                self._end_if_hopeless(failed)
+                retries = [
+                    result.task
+                    for result in failed
+                    if self._is_pending(result.task) and self._may_start()
+                ]
+
+    def _tell_of_ended(self) -> None:
+        for number in sorted(self._taken):
+            if self._storage[number].state != "pending":
+                self._taken.discard(number)
+                self._on_end(self._storage[number])
+
+    def _end_if_hopeless(self, failed: Sequence[Result]) -> None:
+        """Raise if the failures of a study in which nothing has finished look like a mistake."""
+        for result in failed:
+            failure, task = result.failure, result.task
+            if failure is None or not self._queue.nothing_works(failure.mistake):
+                continue
+            arguments: list[Any] = [task.config, *task.seeds]
+            if self._queue.problem.replicates_together:
+                arguments = [task.config, list(task.seeds)]
+            if task.plan is not None:
+                arguments.append(task.ahead)
+            raise StudyError(
+                f"The utility oracle failed with {failure.shown}\nNo trial has finished yet, so "
+                "this looks like a mistake in the oracle. A message of it is not shown, for it may "
+                f"quote records: call `problem.oracle({', '.join(map(repr, arguments))})` by hand "
+                "to see it. Then call `run` again: what waits for another attempt gets it."
+            )
 
     def _show(self, bar: tqdm) -> None:
         bar.n = len(self._storage) - self._storage.count("pending")
@@ -442,9 +663,11 @@ class TrialLoop:
             if trial is None:
                 return
             self._taken.add(trial.number)
+            if not self._may_start():  # proposing takes time, too
+                return
             self._alone = trial.suspect
             for task in self._tasks(trial):
-                self._workers.submit(task)
+                self._submit(task)
             active.add(trial.number)
 
     def _next(self, *, may_be_suspect: bool) -> Trial | None:
@@ -459,6 +682,7 @@ class TrialLoop:
                 trial = self._queue.propose(self._initial)
             if trial.state == "pending":
                 return trial
+            self._on_end(trial)
         return None
 
     def _tasks(self, trial: Trial) -> list[Task]:
@@ -475,6 +699,31 @@ class TrialLoop:
             for group in groups
         ]
 
+    def _submit(self, task: Task) -> None:
+        """Start a task, at the checkpoint after the last one that was stored."""
+        trial = self._storage[task.trial]
+        if trial.plan is not None:
+            task = replace(
+                task,
+                plan=trial.plan,
+                ahead=trial.ahead(task.replicates),
+                attempt=self._storage.next_attempt(task.trial, task.replicates),
+            )
+        self._workers.submit(task, self._report)
+
+    def _report(
+        self, task: Task, checkpoint: int, answers: list[Any], seconds: float, is_last: bool
+    ) -> None:
+        """Store one point of a curve; its trial is finished with the last one."""
+        points = measured(self._queue.problem, task, [(checkpoint, answers, seconds)])
+        self._storage.add_points(
+            task.trial,
+            checkpoint,
+            {r: dict(m.curve)[checkpoint] for r, m in zip(task.replicates, points, strict=True)},
+            attempt=task.attempt,
+            is_last=is_last,
+        )
+
     def _is_pending(self, task: Task) -> bool:
         return self._storage[task.trial].state == "pending"
 
@@ -482,30 +731,44 @@ class TrialLoop:
         """Store a result; returns whether it is one, and not an error."""
         task = result.task
         if result.measurements is not None:
-            measured = dict(zip(task.replicates, result.measurements, strict=True))
-            self._storage.add_measurements(task.trial, measured)
+            missing = self._storage[task.trial].missing
+            measured = {
+                replicate: measurement
+                for replicate, measurement in zip(task.replicates, result.measurements, strict=True)
+                if replicate in missing
+            }
+            if measured:
+                self._storage.add_measurements(task.trial, measured, attempt=task.attempt)
             return True
-        assert result.error_type is not None
+        failure = result.failure
+        assert failure is not None
         trial = self._queue.fail(
             task.trial,
-            result.error_type,
-            trainings=len(task.replicates),
-            retryable=result.retryable,
+            failure.error_type,
+            trainings=self._unseen(task),
+            retryable=failure.retryable,
+            spared=failure.mistake and self._queue.nothing_works(True),
         )
         if trial.state == "failed":
             self._workers.discard(task.trial)
         return False
 
+    def _unseen(self, task: Task) -> int:
+        """How many trainings of a task left no point, by which they would count already."""
+        attempts = (self._storage.next_attempt(task.trial, [r]) for r in task.replicates)
+        return sum(attempt <= task.attempt for attempt in attempts)
+
     def _bury(self, error_type: str) -> None:
         """An executor died. Blame the trial in flight if it was alone; go on if possible."""
         lost: dict[int, int] = {}
         for task in self._workers.in_flight:
-            lost[task.trial] = lost.get(task.trial, 0) + len(task.replicates)
+            lost[task.trial] = lost.get(task.trial, 0) + self._unseen(task)
         for number, trainings in lost.items():
             if len(lost) == 1:
                 self._queue.fail(number, error_type, trainings=trainings)
             else:
                 self._storage.add_failure(number, error_type, trainings=trainings, blamed=False)
+        self._tell_of_ended()
         # Also those that waited for another attempt: all are taken up again from the books.
         for number in self._taken:
             self._queue.release(number)
@@ -534,14 +797,14 @@ def evaluate_again(
     Args:
         queue: The study's trials; every result is stored as it comes.
         workers: Where to train.
-        trials: What to train again.
+        trials: What to train again, each with the plan of the points that are wanted.
         replicates: How often.
         progress: Whether to show a progress bar.
     """
     fresh: dict[int, dict[int, Measurement]] = {trial.number: {} for trial in trials}
     errors: set[str] = set()
     try:
-        _train_fresh(queue, workers, fresh, errors, replicates, progress)
+        _train_fresh(queue, workers, trials, fresh, errors, replicates, progress)
     except ExecutorDiedError as death:
         raise ExecutorDiedError(
             f"The executor died ({death}) while the front was measured again. The study's trials "
@@ -571,19 +834,21 @@ def evaluate_again(
 def _train_fresh(
     queue: TrialQueue,
     workers: Workers,
+    trials: Sequence[Trial],
     fresh: dict[int, dict[int, Measurement]],
     errors: set[str],
     replicates: int,
     progress: bool,
 ) -> None:
-    """Train the trials that ``fresh`` names; add measurements to it, and types to ``errors``."""
+    """Train trials again; add measurements to ``fresh``, and types to ``errors``."""
     together = queue.problem.replicates_together
-    for number in fresh:
-        seeds = queue.fresh_seeds(number, replicates)
+    for trial in trials:
+        seeds = queue.fresh_seeds(trial.number, replicates)
         groups = [tuple(seeds)] if together else [(replicate,) for replicate in seeds]
         for group in groups:
             group_seeds = tuple(seeds[replicate] for replicate in group)
-            workers.submit(Task(number, queue.storage[number].config, group, group_seeds))
+            ahead = () if trial.plan is None else trial.plan.checkpoints
+            workers.submit(Task(trial.number, trial.config, group, group_seeds, trial.plan, ahead))
     with tqdm(total=len(fresh) * replicates, disable=not progress, unit="training") as bar:
         while workers.in_flight:
             for result in workers.next_results():
@@ -594,8 +859,7 @@ def _train_fresh(
                     queue.storage.add_measurements(number, measured)
                     fresh[number] |= measured
                     continue
-                assert result.error_type is not None
-                errors.add(result.error_type)
-                queue.storage.add_failure(
-                    number, result.error_type, trainings=len(group), blamed=False
-                )
+                assert result.failure is not None
+                error_type = result.failure.error_type
+                errors.add(error_type)
+                queue.storage.add_failure(number, error_type, trainings=len(group), blamed=False)

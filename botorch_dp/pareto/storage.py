@@ -5,12 +5,17 @@ What must hold, and what makes it hold:
 * *A finished training is never lost.* Each is committed, synced to disk, before the study goes on.
 * *A trial is fixed before it trains.* Its number, config and seeds are committed first, so that
   after a crash the same trial is trained again, not another one.
+* *A point of a curve is a result too.* Each is committed when it is measured, and not asked for
+  again.
+* *What is read is what was written.* Each trial has a checksum of all its rows, and the study one
+  of its own that covers how many trials there are; what does not fit is refused as damaged.
 * *One study, one process.* The file is exclusive; see :class:`~botorch_dp._files.StateFile`.
 * *Measured utilities are sensitive*, and the file says so in its own table.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -18,16 +23,61 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from typing import Any
 
 from botorch_dp._files import MEMORY, FileKind, StateFile, differences, now
-from botorch_dp.pareto.problem import Measurement, State, StudyError, Trial
-from botorch_dp.space import Config
+from botorch_dp.pareto.problem import CurvePlan, Measurement, State, StudyError, Trial
+from botorch_dp.space import Config, narrowings
 
 _NOTICE = (
     "This file holds utilities measured on sensitive records, without noise: "
     "keep the file to yourself and publish only what its guarantee covers."
 )
+
+#: All that is stored of a trial, by table; the columns that :func:`_trial` reads come first.
+_PARTS = {
+    "trial": "SELECT number, config, seeds, epsilon, state, plan, created_at FROM trial "
+    "WHERE number = ?",
+    "measurement": "SELECT replicate, utility, objectives, seconds, finished_at FROM measurement "
+    "WHERE trial = ? ORDER BY replicate",
+    "point": "SELECT replicate, utility, objectives, seconds, checkpoint, attempt, measured_at "
+    "FROM point WHERE trial = ? ORDER BY replicate, checkpoint",
+    "failure": "SELECT error_type, trainings, blamed, failed_at FROM failure WHERE trial = ? "
+    "ORDER BY id",
+}
+
+
+def _rows(connection: sqlite3.Connection, number: int) -> dict[str, list[tuple]]:
+    return {name: connection.execute(q, (number,)).fetchall() for name, q in _PARTS.items()}
+
+
+def _checksum(rows: object) -> str:
+    return hashlib.sha256(json.dumps(rows, default=repr).encode()).hexdigest()
+
+
+def _study_rows(connection: sqlite3.Connection) -> list[tuple]:
+    query = "SELECT notice, description, seed, created_at, trials FROM study"
+    return connection.execute(query).fetchall()
+
+
+def seal_trial(connection: sqlite3.Connection, number: int) -> None:
+    """Write the checksum of a trial. Ends each transaction that changes one."""
+    digest = _checksum(_rows(connection, number))
+    connection.execute("UPDATE trial SET digest = ? WHERE number = ?", (digest, number))
+
+
+def seal_study(connection: sqlite3.Connection) -> None:
+    """Write the number of trials, and the study's checksum."""
+    connection.execute("UPDATE study SET trials = (SELECT COUNT(*) FROM trial)")
+    connection.execute("UPDATE study SET digest = ?", (_checksum(_study_rows(connection)),))
+
+
+def _seal_all(connection: sqlite3.Connection) -> None:
+    for (number,) in connection.execute("SELECT number FROM trial").fetchall():
+        seal_trial(connection, number)
+    seal_study(connection)
+
 
 STUDY = FileKind(
     name="study",
@@ -49,6 +99,19 @@ STUDY = FileKind(
             "trainings INTEGER NOT NULL, "
             "blamed INTEGER NOT NULL CHECK (blamed IN (0, 1)), failed_at TEXT NOT NULL)",
         ),
+        # Version 2: points of curves, and checksums.
+        (
+            "ALTER TABLE trial ADD COLUMN plan TEXT",
+            "ALTER TABLE trial ADD COLUMN digest TEXT NOT NULL DEFAULT ''",
+            "ALTER TABLE study ADD COLUMN trials INTEGER NOT NULL DEFAULT 0",
+            "ALTER TABLE study ADD COLUMN digest TEXT NOT NULL DEFAULT ''",
+            "CREATE TABLE point (trial INTEGER NOT NULL REFERENCES trial, "
+            "replicate INTEGER NOT NULL, attempt INTEGER NOT NULL, checkpoint INTEGER NOT NULL, "
+            "utility REAL NOT NULL CHECK (utility BETWEEN 0 AND 1), objectives TEXT NOT NULL, "
+            "seconds REAL, measured_at TEXT NOT NULL, "
+            "PRIMARY KEY (trial, replicate, checkpoint))",
+            _seal_all,
+        ),
     ),
 )
 
@@ -59,7 +122,8 @@ class StudyStorage(StateFile):
     Args:
         path: Where the study lives; an existing study is continued. None or ":memory:" keeps it in
             memory.
-        description: What the study optimizes; must agree with an existing file.
+        description: What the study optimizes; must agree with an existing file. None reads a copy
+            of whatever study the file holds, without waiting for its lock or disturbing who has it.
         seed: The study's seed. None takes an existing study's own, or a random one.
 
     Raises:
@@ -70,7 +134,7 @@ class StudyStorage(StateFile):
         self,
         path: str | os.PathLike[str] | None,
         *,
-        description: Mapping[str, Any],
+        description: Mapping[str, Any] | None,
         seed: int | None = None,
     ) -> None:
         words = json.dumps(description)
@@ -79,17 +143,27 @@ class StudyStorage(StateFile):
             # More bits than this make no difference to a search.
             chosen = int.from_bytes(os.urandom(8)) if seed is None else seed
             connection.execute(
-                "INSERT INTO study VALUES (1, ?, ?, ?, ?)", (_NOTICE, words, str(chosen), now())
+                "INSERT INTO study (id, notice, description, seed, created_at) "
+                "VALUES (1, ?, ?, ?, ?)",
+                (_NOTICE, words, str(chosen), now()),
             )
+            seal_study(connection)
 
         self._trials: list[Trial] = []
         self._pending: set[int] = set()
         self._states: Counter[State] = Counter()
-        super().__init__(MEMORY if path is None else path, STUDY, create, exclusive=path != MEMORY)
+        super().__init__(
+            MEMORY if path is None else path,
+            STUDY,
+            None if description is None else create,
+            exclusive=path != MEMORY,
+            copied=description is None,
+        )
         try:
             self.seed = self._matched(description, seed)
-            for (number,) in self.query("SELECT number FROM trial ORDER BY number"):
-                self._reload(number)
+            with self.explained():
+                for (number,) in self.query("SELECT number FROM trial ORDER BY number"):
+                    self._reload(number)
         except BaseException:
             self.close()
             raise
@@ -123,11 +197,20 @@ class StudyStorage(StateFile):
 
     def next_replicate(self, number: int) -> int:
         """The first replicate of a trial that was never measured, after all that were."""
+        return 1 + self._largest("replicate", "measurement WHERE trial = ?", (number,))
+
+    def next_attempt(self, number: int, replicates: Sequence[int]) -> int:
+        """A number for an attempt to train some replicates whose curves may have begun."""
+        attempts = (
+            self._largest("attempt", "point WHERE trial = ? AND replicate = ?", (number, r))
+            for r in replicates
+        )
+        return 1 + max(attempts)
+
+    def _largest(self, column: str, rows: str, values: Sequence[object]) -> int:
         with self.lock:
-            (last,) = self.execute(
-                "SELECT MAX(replicate) FROM measurement WHERE trial = ?", (number,)
-            ).fetchone()
-        return 0 if last is None else int(last) + 1
+            (last,) = self.execute(f"SELECT MAX({column}) FROM {rows}", values).fetchone()
+        return -1 if last is None else int(last)
 
     def add_trial(
         self,
@@ -137,12 +220,18 @@ class StudyStorage(StateFile):
         epsilon: float,
         *,
         error_type: str | None = None,
+        plan: CurvePlan | None = None,
+        measurements: Sequence[Measurement] = (),
     ) -> Trial:
-        """Fix a proposed trial before it trains; with an error, one that never will."""
-        state = "pending" if error_type is None else "failed"
-        with self._changing(number):
+        """Fix a proposed trial before it trains; with an error, one that never will.
+
+        With one measurement for each of its seeds, it is complete.
+        """
+        state = "failed" if error_type is not None else "complete" if measurements else "pending"
+        with self._changing(number) as connection:
             self.execute(
-                "INSERT INTO trial VALUES (?, ?, ?, ?, ?, ?)",
+                "INSERT INTO trial (number, config, seeds, epsilon, created_at, state, plan) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?)",
                 (
                     number,
                     json.dumps(config),
@@ -150,26 +239,75 @@ class StudyStorage(StateFile):
                     None if math.isnan(epsilon) else epsilon,
                     now(),
                     state,
+                    None if plan is None else json.dumps(asdict(plan)),
                 ),
             )
+            seal_study(connection)
             if error_type is not None:
                 self._insert_failure(number, error_type, 0, blamed=True)
+            self._insert_measurements(number, dict(enumerate(measurements)), attempt=0)
         return self[number]
 
-    def add_measurements(self, number: int, measurements: Mapping[int, Measurement]) -> Trial:
+    def add_measurements(
+        self, number: int, measurements: Mapping[int, Measurement], *, attempt: int = 0
+    ) -> Trial:
         """Store finished trainings by replicate; a trial is complete when none is missing."""
         with self._changing(number):
             trial = self[number]
-            self.executemany(
-                "INSERT INTO measurement VALUES (?, ?, ?, ?, ?, ?)",
-                [
-                    (number, replicate, m.utility, json.dumps(m.objectives), m.seconds, now())
-                    for replicate, m in measurements.items()
-                ],
-            )
+            self._insert_measurements(number, measurements, attempt)
             if trial.state == "pending" and set(trial.missing) <= set(measurements):
                 self._set_state(number, "complete")
         return self[number]
+
+    def add_points(
+        self,
+        number: int,
+        checkpoint: int,
+        points: Mapping[int, Measurement],
+        *,
+        attempt: int = 0,
+        is_last: bool = False,
+    ) -> Trial:
+        """Store what replicates of a pending trial gave at one checkpoint.
+
+        Args:
+            number: The trial.
+            checkpoint: Where.
+            points: By replicate.
+            attempt: From :meth:`next_attempt` when the training began.
+            is_last: Whether their trainings end there.
+        """
+        with self._changing(number):
+            for replicate, point in points.items():
+                self._insert_points(number, replicate, {checkpoint: point}, attempt)
+            if is_last:
+                self._reload(number)
+                begun = self[number].begun
+                ended = {r: Measurement.of_curve(begun[r]) for r in points if r in begun}
+                self.add_measurements(number, ended)
+        return self[number]
+
+    def _insert_points(
+        self, number: int, replicate: int, curve: Mapping[int, Measurement], attempt: int
+    ) -> None:
+        """Those that are there already stay: a training that was begun again passes them again."""
+        self.executemany(
+            "INSERT INTO point (trial, replicate, attempt, checkpoint, utility, objectives, "
+            "seconds, measured_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
+            [
+                (
+                    number,
+                    replicate,
+                    attempt,
+                    at,
+                    m.utility,
+                    json.dumps(m.objectives),
+                    m.seconds,
+                    now(),
+                )
+                for at, m in curve.items()
+            ],
+        )
 
     def add_failure(
         self,
@@ -195,6 +333,19 @@ class StudyStorage(StateFile):
                 self._set_state(number, "failed")
         return self[number]
 
+    def _insert_measurements(
+        self, number: int, measurements: Mapping[int, Measurement], attempt: int
+    ) -> None:
+        for replicate, measurement in measurements.items():
+            self._insert_points(number, replicate, dict(measurement.curve), attempt)
+        self.executemany(
+            "INSERT INTO measurement VALUES (?, ?, ?, ?, ?, ?)",
+            [
+                (number, replicate, m.utility, json.dumps(m.objectives), m.seconds, now())
+                for replicate, m in measurements.items()
+            ],
+        )
+
     def _insert_failure(
         self, number: int, error_type: str, trainings: int, *, blamed: bool
     ) -> None:
@@ -208,74 +359,89 @@ class StudyStorage(StateFile):
         self.execute("UPDATE trial SET state = ? WHERE number = ?", (state, number))
 
     @contextmanager
-    def _changing(self, number: int) -> Iterator[None]:
+    def _changing(self, number: int) -> Iterator[sqlite3.Connection]:
         """All or nothing, whatever interrupts it (Ctrl-C included); concerns one trial."""
         with self.lock:
             try:
-                with self.transaction():
-                    yield
+                with self.transaction() as connection:
+                    yield connection
+                    seal_trial(connection, number)
             finally:
                 if not self.closed:
                     self._reload(number)
 
     def _reload(self, number: int) -> None:
         """Bring the copy of a trial in memory up to date; nobody else writes to the file."""
-        execute = self.execute
-        row = execute(
-            "SELECT number, config, seeds, epsilon, state FROM trial WHERE number = ?", (number,)
-        ).fetchone()
-        if row is None:
+        stored = self.execute("SELECT digest FROM trial WHERE number = ?", (number,)).fetchone()
+        if stored is None:
             return
-        measurements = execute(
-            "SELECT replicate, utility, objectives, seconds FROM measurement WHERE trial = ? "
-            "ORDER BY replicate",
-            (number,),
-        )
-        measured = {
-            replicate: Measurement(
-                utility, tuple(json.loads(objectives)), math.nan if seconds is None else seconds
-            )
-            for replicate, utility, objectives, seconds in measurements
-        }
-        failures = execute(
-            "SELECT error_type, trainings, blamed FROM failure WHERE trial = ? ORDER BY id",
-            (number,),
-        ).fetchall()
-        trial = _trial(row, measured, failures)
+        connection = self._connected()
+        rows = _rows(connection, number)
+        if not connection.in_transaction and _checksum(rows) != stored[0]:
+            raise self.damaged(f"what it says of trial {number} was altered")
+        trial = _trial(rows)
         if number < len(self._trials):
             self._states[self._trials[number].state] -= 1
         self._states[trial.state] += 1
         (self._pending.add if trial.state == "pending" else self._pending.discard)(number)
         self._trials[number : number + 1] = [trial]
 
-    def _matched(self, description: Mapping[str, Any], seed: int | None) -> int:
+    def _matched(self, description: Mapping[str, Any] | None, seed: int | None) -> int:
         """The study's seed, once its description is known to be ours."""
-        rows = self.query("SELECT description, seed FROM study")
+        rows = self.query("SELECT description, seed, trials, digest FROM study")
         if len(rows) != 1:
             raise self.damaged("it describes no study")
-        ((stored, stored_seed),) = rows
-        changed = differences(json.loads(stored), dict(description))
+        ((stored, stored_seed, trials, digest),) = rows
+        with self.explained():
+            if _checksum(_study_rows(self._connected())) != digest:
+                raise self.damaged("what it says of the study was altered")
+        if [n for (n,) in self.query("SELECT number FROM trial ORDER BY number")] != list(
+            range(trials)
+        ):
+            raise self.damaged("trials are missing")
+        #: What the study optimizes, as the file has it.
+        self.description: dict[str, Any] = json.loads(stored)
+        if description is None:
+            return int(stored_seed)
+        before, given = self.description, dict(description)
+        changed, refused = differences(before, given), []
+        if changed and "space" in before and "space" in given:
+            refused = narrowings(before["space"], given["space"])
+            if not refused:
+                changed = differences(before | {"space": given["space"]}, given)
         if changed:
+            reasons = "; ".join(changed + refused)
             raise StudyError(
-                f"{self.path} holds a study of another problem: {'; '.join(changed)}. "
-                "Give this problem a file of its own, or make the problem as it was."
+                f"{self.path} holds a study of another problem: {reasons}. Give this problem a "
+                "file of its own, or make the problem as it was: a space may get wider, not "
+                "narrower."
             )
         if seed is not None and int(stored_seed) != seed:
             raise StudyError(
                 f"{self.path} holds a study with seed {stored_seed}, got seed={seed}. Pass "
                 "seed=None to continue it."
             )
+        if differences(before, given):
+            with self.transaction() as connection:
+                self.execute("UPDATE study SET description = ?", (json.dumps(description),))
+                seal_study(connection)
         return int(stored_seed)
 
 
-def _trial(
-    row: tuple[Any, ...],
-    measured: Mapping[int, Measurement],
-    failures: Sequence[tuple[str, int, int]],
-) -> Trial:
-    number, config, seeds, epsilon, state = row
+def _trial(rows: Mapping[str, Sequence[tuple[Any, ...]]]) -> Trial:
+    """A trial from its rows; see :data:`_PARTS`."""
+    ((number, config, seeds, epsilon, state, plan, *_),) = rows["trial"]
     seeds = tuple(json.loads(seeds))
-    blamed = [kind for kind, _, is_blamed in failures if is_blamed]
+    curves: dict[int, dict[int, Measurement]] = {}
+    for row in rows["point"]:
+        curves.setdefault(row[0], {})[row[4]] = _measurement(row)
+    measured = {
+        row[0]: replace(_measurement(row), curve=tuple(sorted(curves.get(row[0], {}).items())))
+        for row in rows["measurement"]
+    }
+    begun = {r: curve for r, curve in curves.items() if r not in measured}
+    attempts = {(row[0], row[5]) for row in rows["point"]}
+    blamed = [kind for kind, _, is_blamed, _ in rows["failure"] if is_blamed]
     return Trial(
         number=number,
         config=json.loads(config),
@@ -285,6 +451,20 @@ def _trial(
         measurements=tuple(measured.get(replicate) for replicate in range(len(seeds))),
         fresh=tuple(m for replicate, m in measured.items() if replicate >= len(seeds)),
         failures=tuple(blamed),
-        failed_trainings=sum(trainings for _, trainings, _ in failures),
-        suspect=len(blamed) < len(failures),
+        failed_trainings=sum(trainings for _, trainings, *_ in rows["failure"]),
+        suspect=len(blamed) < len(rows["failure"]),
+        plan=None if plan is None else _plan(json.loads(plan)),
+        begun=begun,
+        interrupted_trainings=len(attempts) - (len(curves) - len(begun)),
     )
+
+
+def _measurement(row: tuple[Any, ...]) -> Measurement:
+    _, utility, objectives, seconds, *_ = row
+    return Measurement(
+        utility, tuple(json.loads(objectives)), math.nan if seconds is None else seconds
+    )
+
+
+def _plan(stored: Mapping[str, Sequence[Any]]) -> CurvePlan:
+    return CurvePlan(**{name: tuple(values) for name, values in stored.items()})

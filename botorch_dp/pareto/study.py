@@ -9,21 +9,34 @@ from __future__ import annotations
 
 import math
 import os
+import time
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import TracebackType
-from typing import Literal, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from botorch_dp._arguments import checked
-from botorch_dp._checks import check_count, check_integer
+from botorch_dp._checks import check_count, check_integer, check_positive
 from botorch_dp.pareto.beliefs import EpsilonScale, PrivacyModel, require_complete
-from botorch_dp.pareto.front import OperatingPoint, ParetoFront, recommended
+from botorch_dp.pareto.front import (
+    OperatingPoint,
+    ParetoFront,
+    by_expected_error,
+    data_frame,
+    guarantee_sentence,
+    point_table,
+    recommended,
+)
 from botorch_dp.pareto.problem import (
     SEEDED,
+    CurvePlan,
     InvalidUtilityError,
+    Measurement,
+    Point,
     PrivacyUtilityProblem,
     StudyError,
     Trial,
@@ -48,10 +61,13 @@ from botorch_dp.privacy import (
     PureLoss,
     compose,
 )
+from botorch_dp.space import Config
 
 AcquisitionName = Literal["ehvi", "hvpoi", "log_hvpoi", "qlogehvi", "random", "grid"]
 
 TestOrTraining = Literal["training", "test"]
+#: Told of each trial that has ended.
+Callback: TypeAlias = "Callable[[DPareto, Trial], object]"
 
 _FIXED_TOTAL = (
     "the total was fixed as a budget before the first training: configs depend on earlier results, "
@@ -74,8 +90,10 @@ class DPareto:
             improvement, with epsilon known. ``"hvpoi"`` and ``"log_hvpoi"``: the criterion of
             [Avent2020] and its logarithm. ``"qlogehvi"``: BoTorch's. ``"random"`` and ``"grid"``:
             the baselines. Or an :class:`~botorch_dp.pareto.proposals.AcquisitionFactory`.
-        storage: A file that keeps the study; an existing study is continued. None keeps it in
-            memory. The file is private and locked while the study is open.
+        storage: A file that keeps the study; an existing study is continued, also in a wider space
+            (longer ranges, more values, fewer constraints, parameters that are active for new
+            values only). None keeps it in memory. The file is private and locked while the study
+            is open.
         seed: Fixes the proposals and the trainings' seeds. None draws one (or takes the stored).
         privacy_model: ``"exact"`` computes epsilon for every candidate; ``"gp"`` models it from
             the trials, for oracles that are too slow for that. [Avent2020] does the latter.
@@ -84,6 +102,10 @@ class DPareto:
         retries: How often a trial that raised is trained again before it counts as failed.
         candidates: Space-filling candidates for each proposal.
         grid_levels: Values of each parameter, for ``acquisition="grid"``.
+        warm_start: A study of the same space on a public twin of the data (see
+            :func:`~botorch_dp.datasets.public_twin`), or configs; a new study begins with the
+            :meth:`best_configs` of it, and draws fewer initial ones. They must be known without the
+            records.
 
     Example:
         >>> study = DPareto(problem, storage="study.sqlite", seed=0)
@@ -104,6 +126,7 @@ class DPareto:
         retries: int = 1,
         candidates: int = 2048,
         grid_levels: int | Mapping[str, int] = 3,
+        warm_start: DPareto | Sequence[Config] | None = None,
     ) -> None:
         if not isinstance(problem, PrivacyUtilityProblem):
             raise TypeError(
@@ -124,6 +147,7 @@ class DPareto:
             check_integer("seed", seed, at_least=0)
         self.problem = problem
         self.retries = check_integer("retries", retries, at_least=0)
+        starting = _checked_configs(warm_start, problem)
         options = ProposalOptions(
             acquisition=acquisition,
             privacy_model=privacy_model,
@@ -139,6 +163,10 @@ class DPareto:
             self._storage.close()
             raise
         self._queue = TrialQueue(problem, self._storage, self._proposer, retries=self.retries)
+        self._stopping = False
+        if len(self._storage) == 0:
+            for config in starting:
+                self._queue.enqueue(config)
 
     @property
     def seed(self) -> int:
@@ -171,7 +199,11 @@ class DPareto:
     def tell(
         self,
         trial: Trial | int,
-        utilities: UtilityAnswer | list[UtilityAnswer] | None = None,
+        utilities: UtilityAnswer
+        | Mapping[int, UtilityAnswer]
+        | list[UtilityAnswer]
+        | list[Mapping[int, UtilityAnswer]]
+        | None = None,
         *,
         error: BaseException | None = None,
     ) -> Trial:
@@ -180,16 +212,14 @@ class DPareto:
         Args:
             trial: The trial, or its number.
             utilities: What the utility oracle answered; a list of it if ``trial.missing_seeds``
-                has several.
+                has several. Of a curve, a dictionary: the answer at each checkpoint.
             error: What it raised instead. Only the type is kept. A trial with attempts left stays
                 pending, and :meth:`ask` returns it again.
 
         Returns:
             The trial as it is now.
         """
-        current = self._storage[trial.number if isinstance(trial, Trial) else trial]
-        if current.state != "pending":
-            raise ValueError(f"Trial {current.number} is {current.state} already.")
+        current = self._pending(trial)
         if (utilities is None) == (error is None):
             raise ValueError("Give exactly one of `utilities` and `error`.")
         missing = current.missing
@@ -204,10 +234,89 @@ class DPareto:
                 f"Trial {current.number} waits for a list of {len(missing)} utilities, one for "
                 f"each of its `missing_seeds`; got {len(answers)}."
             )
-        measured = [self.problem.measurement(answer) for answer in answers]
+        measured = [self._measurement(current.plan, answer) for answer in answers]
         return self._storage.add_measurements(
             current.number, dict(zip(missing, measured, strict=True))
         )
+
+    def tell_point(
+        self, trial: Trial | int, checkpoint: int, utility: UtilityAnswer, *, replicate: int = 0
+    ) -> bool:
+        """Store one point of a pending trial's curve, from within a training loop of your own.
+
+        A training that is begun again after a kill may report all its points: those that are stored
+        already are kept. The last point finishes the replicate, and with it perhaps the trial.
+
+        Args:
+            trial: The trial, or its number.
+            checkpoint: One of ``trial.plan.checkpoints``.
+            utility: What the utility oracle would answer there.
+            replicate: Which training of the trial this is.
+
+        Returns:
+            Whether to go on training: False at the last checkpoint, and where the rest of the curve
+            is not worth its cost.
+        """
+        current = self._pending(trial)
+        plan = current.plan
+        if plan is None or checkpoint not in plan.checkpoints:
+            known = () if plan is None else plan.checkpoints
+            raise ValueError(f"`checkpoint` must be one of {known}, got {checkpoint!r}.")
+        if replicate not in current.missing:
+            raise ValueError(
+                f"`replicate` must be one of {current.missing}, which are not finished, "
+                f"got {replicate!r}."
+            )
+        point = self.problem.measurement(utility)
+        is_last = plan.is_last(checkpoint, [point.utility])
+        self._storage.add_points(current.number, checkpoint, {replicate: point}, is_last=is_last)
+        return not is_last
+
+    def _pending(self, trial: Trial | int) -> Trial:
+        current = self._storage[trial.number if isinstance(trial, Trial) else trial]
+        if current.state != "pending":
+            raise ValueError(f"Trial {current.number} is {current.state} already.")
+        return current
+
+    def _measurement(self, plan: CurvePlan | None, answer: Any) -> Measurement:
+        """What was told of one replicate."""
+        if plan is None:
+            return self.problem.measurement(answer)
+        known = plan.checkpoints
+        if not isinstance(answer, Mapping) or not answer or not set(answer) <= set(known):
+            raise InvalidUtilityError(
+                f"The trial is a curve: give a dictionary with the utility at each of its "
+                f"checkpoints {known} (or at the first ones, if training was stopped)."
+            )
+        return Measurement.of_curve({c: self.problem.measurement(u) for c, u in answer.items()})
+
+    def add_trial(
+        self,
+        config: Config,
+        utilities: UtilityAnswer
+        | Mapping[int, UtilityAnswer]
+        | list[UtilityAnswer]
+        | list[Mapping[int, UtilityAnswer]],
+    ) -> Trial:
+        """Add what was measured elsewhere, as a complete trial of its own.
+
+        Args:
+            config: The hyper-parameters; they must lie in the space.
+            utilities: What the utility oracle answered, or a list with one answer for each
+                training. Of a curve, a dictionary: the answer at each checkpoint. Each counts as a
+                training of the study, under the problem's promise.
+
+        Example:
+            >>> study.add_trial({"noise": 1.0, "epochs": 8}, [0.81, 0.79])
+        """
+        config = self.problem.space.check(config)
+        answers = utilities if isinstance(utilities, list) else [utilities]
+        if not answers:
+            raise ValueError("`utilities` is empty: give what was measured.")
+        epsilon = self._proposer.known.epsilon(config)
+        plan = self._proposer.plan(config, epsilon, ())
+        measured = [self._measurement(plan, answer) for answer in answers]
+        return self._queue.add(config, epsilon, measured, plan)
 
     def run(
         self,
@@ -217,11 +326,15 @@ class DPareto:
         executor: ExecutorLike | None = None,
         progress: bool = False,
         asynchronous: bool = True,
+        *,
+        timeout: float | None = None,
+        callbacks: Sequence[Callback] = (),
     ) -> ParetoFront:
         """Propose and train until the study has so many trials.
 
         Ctrl-C ends it cleanly: what has finished is kept and its front returned (with a warning);
-        call ``run`` again to go on.
+        call ``run`` again to go on. A mistake in an oracle ends it at the first trials, with its
+        cause.
 
         Args:
             trials: Of the whole study, earlier and failed ones included.
@@ -232,14 +345,28 @@ class DPareto:
             progress: Whether to show a progress bar.
             asynchronous: Whether a new trial starts whenever one ends. Otherwise a whole batch is
                 awaited, which wastes time but repeats exactly, whatever ends first.
+            timeout: Seconds after which no more trainings start; those in flight are awaited.
+            callbacks: Each is called as ``callback(study, trial)`` with every trial that has ended,
+                in this thread, once it is stored. It may call :meth:`stop`; what it raises ends
+                the run.
         """
         for name, value in (("trials", trials), ("initial", initial), ("batch_size", batch_size)):
             check_integer(name, value)
-        if trials > self._proposer.largest_number:
+        seconds = math.inf if timeout is None else check_positive("timeout", timeout)
+        if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
+            raise TypeError("`callbacks` must be a sequence of functions `(study, trial) -> None`.")
+        most = self._proposer.most_trials(self.trials)
+        if trials > most:
             raise ValueError(
-                f"`trials` = {trials} is more than the grid's {self._proposer.largest_number:g} "
-                "points; raise `grid_levels`."
+                f"`trials` = {trials} is more than the grid's {most:g} points; raise `grid_levels`."
             )
+        self._stopping = False
+        deadline = time.monotonic() + seconds
+
+        def tell_all(trial: Trial) -> None:
+            for callback in callbacks:
+                callback(self, trial)
+
         try:
             with Workers(self.problem, executor) as workers:
                 loop = TrialLoop(
@@ -249,6 +376,8 @@ class DPareto:
                     initial=initial,
                     batch_size=batch_size,
                     asynchronous=asynchronous,
+                    may_start=lambda: not self._stopping and time.monotonic() < deadline,
+                    on_end=tell_all,
                 )
                 loop.run(progress=progress)
         except KeyboardInterrupt:
@@ -262,15 +391,73 @@ class DPareto:
             )
         return self.front()
 
+    def stop(self) -> None:
+        """Let the running :meth:`run` start no more trainings; those in flight are awaited."""
+        self._stopping = True
+
+    def table(self) -> dict[str, list[Any]]:
+        """Columns of *all* trials: as of a front's table, and how each of them ended. Sensitive.
+
+        A curve has a row for each of its points.
+        """
+        unmeasured = (math.nan,) * (len(self.problem.objective_names) - 1)
+        rows: list[tuple[Trial, Point]] = []
+        for trial in self.trials:
+            nothing = Point(trial.number, trial.config, (trial.epsilon, *unmeasured), (), math.nan)
+            points = self.problem.points(trial) if trial.finished else []
+            rows += [(trial, point) for point in points or [nothing]]
+        columns: dict[str, list[Any]] = {"trial": [], "state": [trial.state for trial, _ in rows]}
+        columns |= point_table(self.problem, [point for _, point in rows])
+        columns["trainings"] = [trial.num_trainings for trial, _ in rows]
+        columns["failures"] = [", ".join(trial.failures) for trial, _ in rows]
+        return columns
+
+    def to_frame(self) -> Any:
+        """The :meth:`table` as a pandas data frame.
+
+        ``frame.attrs["guarantee"]`` says what publishing it costs.
+        """
+        trained = any(trial.num_trainings for trial in self.trials)
+        caption = (
+            guarantee_sentence(
+                self.publication_guarantee(),
+                test_records=self.problem.promise.utility_guarantee is not None,
+            )
+            if trained
+            else "Nothing was trained yet."
+        )
+        return data_frame(self.table(), caption)
+
     def front(self) -> ParetoFront:
         """The Pareto front of the trials so far. Sensitive; see its ``caption``."""
         trials = self.trials
         return ParetoFront(
             self.problem,
             require_complete(trials, "front"),
-            guarantee=partial(_publication, self.problem, trials, "training"),
+            guarantee=partial(publication, self.problem, trials, "training"),
             reevaluator=self._evaluate_again,
         )
+
+    def best_configs(self, count: int = 8, *, epsilon: float | None = None) -> list[Config]:
+        """At most ``count`` different configs to start another study from, the best one first.
+
+        Args:
+            count: How many.
+            epsilon: Those expected to be most accurate within this epsilon: the recommended one,
+                then tried ones by what the models believe of them. If None, the recommended ones
+                for epsilons from the front's smallest to the reference point's.
+        """
+        check_integer("count", count)
+        if epsilon is not None:
+            trials = require_complete(self.trials, "config to start from")
+            found = [self.recommend(epsilon).config]
+            found += by_expected_error(self._exact_proposer, trials, epsilon)
+        else:
+            least, most = self.front().points[0, 0].item(), self.problem.ref_point[0]
+            least = min(max(least, 1e-3 * most), most)
+            ladder = [most * (least / most) ** (k / max(count - 1, 1)) for k in range(count)]
+            found = [self.recommend(rung * (1 + 1e-9)).config for rung in ladder]
+        return list({tuple(config.items()): config for config in found}.values())[:count]
 
     def recommend(self, epsilon: float, *, level: float = 0.95) -> OperatingPoint:
         """The config expected to be most accurate within ``epsilon``, tried or not.
@@ -279,12 +466,34 @@ class DPareto:
             epsilon: The largest acceptable epsilon; the recommended config's is exact.
             level: Probability of the predicted error's interval, under the model.
         """
-        proposer = self._proposer
-        if proposer.options.privacy_model != "exact":
-            # The search may go without the exact epsilon; what is deployed may not.
-            exact = replace(proposer.options, privacy_model="exact")
-            proposer = Proposer(self.problem, seed=self.seed, options=exact)
-        return recommended(proposer, self.trials, epsilon, level)
+        return recommended(self._exact_proposer, self.trials, epsilon, level)
+
+    @property
+    def _exact_proposer(self) -> Proposer:
+        """The search may go without the exact epsilon; what is deployed may not."""
+        if self._proposer.options.privacy_model == "exact":
+            return self._proposer
+        exact = replace(self._proposer.options, privacy_model="exact")
+        return Proposer(self.problem, seed=self.seed, options=exact)
+
+    def report(self, path: str | os.PathLike[str]) -> Path:
+        """Write what is known so far as one HTML file, to be opened without any network.
+
+        The front, the recommendation for each epsilon, hypervolume, the importance of parameters,
+        all trials, and what publishing any of it costs. The file is as sensitive as the study, and
+        only its owner may read it. Needs the extra ``report``.
+
+        Args:
+            path: Where; must end in .html.
+
+        Example:
+            >>> study.report("front.html")
+        """
+        from botorch_dp.report.study import StudyView, study_report
+
+        proposer = self._exact_proposer
+        view = StudyView.of_problem(self.problem, self.trials, proposer, self.seed)
+        return study_report(view, path)
 
     def publication_guarantee(self, data: TestOrTraining = "training") -> Guarantee:
         """What publishing the front (or anything else the study knows) promises.
@@ -300,7 +509,7 @@ class DPareto:
         """
         if data not in ("training", "test"):
             raise ValueError(f"`data` must be 'training' or 'test', got {data!r}.")
-        return _publication(self.problem, self.trials, data)
+        return publication(self.problem, self.trials, data)
 
     def _check_stored_epsilons(self) -> None:
         """Refuse to go on with another privacy oracle: the study would mix two epsilons."""
@@ -324,22 +533,32 @@ class DPareto:
 
     def _evaluate_again(
         self,
-        numbers: Sequence[int],
+        points: Sequence[Point],
         replicates: int,
         *,
         executor: ExecutorLike | None = None,
         progress: bool = False,
     ) -> tuple[list[Trial], Guarantee]:
         check_count("replicates", replicates)
+        numbers = list(dict.fromkeys(point.trial for point in points))
         with Workers(self.problem, executor) as workers:
             again = evaluate_again(
                 self._queue,
                 workers,
-                trials=[self._storage[number] for number in numbers],
+                trials=[self._up_to(self._storage[n], points) for n in numbers],
                 replicates=replicates,
                 progress=progress,
             )
         return again, self.publication_guarantee()
+
+    def _up_to(self, trial: Trial, points: Sequence[Point]) -> Trial:
+        """A trial whose training ends where the last of these points is, and gives these only."""
+        if trial.plan is None:
+            return trial
+        name = self.problem.resource.name  # type: ignore[union-attr]
+        wanted = {p.config[name]: p.values[0] for p in points if p.trial == trial.number}
+        plan = CurvePlan(tuple(wanted), tuple(wanted.values()), (0.0,) * len(wanted))
+        return replace(trial, config=self.problem.at(trial.config, max(wanted)), plan=plan)
 
     def close(self) -> None:
         """Release the storage; everything is on disk already."""
@@ -360,10 +579,28 @@ class DPareto:
         return f"DPareto({self.problem.name!r}, {len(self._storage)} trials, seed={self.seed})"
 
 
-def _publication(
-    problem: PrivacyUtilityProblem, trials: Sequence[Trial], data: TestOrTraining
+def _checked_configs(
+    warm_start: DPareto | Sequence[Config] | None, problem: PrivacyUtilityProblem
+) -> list[Config]:
+    """What a study shall begin with."""
+    if warm_start is None:
+        return []
+    configs = warm_start.best_configs() if isinstance(warm_start, DPareto) else warm_start
+    if not isinstance(configs, Sequence) or not all(isinstance(c, Mapping) for c in configs):
+        raise TypeError(
+            "`warm_start` must be a DPareto or a sequence of configs, "
+            f"got {type(warm_start).__name__}."
+        )
+    return [problem.space.check(config) for config in configs]
+
+
+def publication(
+    problem: PrivacyUtilityProblem, trials: Sequence[Trial], data: TestOrTraining = "training"
 ) -> Guarantee:
-    """What publishing everything that is known of the trials promises."""
+    """What publishing everything that is known of the trials promises.
+
+    See :meth:`DPareto.publication_guarantee`.
+    """
     trained = [trial for trial in trials if trial.num_trainings > 0]
     if not trained:
         raise StudyError("Nothing was trained yet, so there is nothing to publish.")

@@ -51,6 +51,14 @@ from botorch_dp.privacy.mechanisms import (
     sparse_vector,
     sparse_vector_guarantee,
 )
+from botorch_dp.privacy.selection import (
+    BaseProfile,
+    Selection,
+    TrialNumber,
+    selection_epsilon,
+    selection_rdp,
+    training_noise,
+)
 
 __all__ = [
     "DEFAULT_DELTA",
@@ -58,6 +66,7 @@ __all__ = [
     "SIMULATED",
     "ApproximateLoss",
     "AuditReport",
+    "BaseProfile",
     "BudgetExhausted",
     "FixedLotSGDLoss",
     "GaussianLoss",
@@ -75,6 +84,8 @@ __all__ = [
     "PrivacyUnit",
     "PureLoss",
     "Release",
+    "Selection",
+    "TrialNumber",
     "audit_epsilon",
     "check_unit",
     "compose",
@@ -99,6 +110,9 @@ __all__ = [
     "renyi_budget",
     "renyi_epsilon",
     "rounded_up",
+    "selection_epsilon",
+    "selection_rdp",
     "sparse_vector",
     "sparse_vector_guarantee",
+    "training_noise",
 ]

@@ -83,7 +83,7 @@ def dp_sgd_loss(
     relation: NeighboringRelation | None = None,
 ) -> PoissonSGDLoss | FixedLotSGDLoss:
     """The privacy loss of a DP-SGD run, as a record for a ``Guarantee``; arguments as below."""
-    relation = _checked_relation(sampling, relation)
+    relation = checked_relation(sampling, relation)
     check_integer("num_records", num_records)
     check_integer("lot_size", lot_size, at_most=num_records)
     if sampling == "poisson":
@@ -184,7 +184,7 @@ def dp_sgd_epsilons(
     Returns:
         ``b`` epsilons.
     """
-    relation = _checked_relation(sampling, relation)
+    relation = checked_relation(sampling, relation)
     check_integer("num_records", num_records)
     check_delta("delta", delta)
     noise, lots, lengths = np.broadcast_arrays(noise_multipliers, lot_sizes, steps)
@@ -204,7 +204,7 @@ def dp_sgd_epsilons(
     for index in np.flatnonzero((fractions == 1) & (mus <= LARGEST_MU)):
         epsilons[index] = gaussian_epsilon(float(mus[index]), delta)
     if sampled.any():
-        kind = _sampled_kind(sampling, relation)
+        kind = sampled_kind(sampling, relation)
         sums = Sums(
             [sampled_gaussian(kind, noise[sampled], fractions[sampled])],
             [lengths[sampled]],
@@ -344,13 +344,13 @@ def renyi_budget(epsilon: float, delta: float, order: float) -> float:
     return max(0.0, penalty * (1 - 1e-14))
 
 
-def _sampled_kind(sampling: Sampling, relation: NeighboringRelation) -> SampledKind:
+def sampled_kind(sampling: Sampling, relation: NeighboringRelation) -> SampledKind:
     if sampling == "without_replacement":
         return "fixed"
     return "replace" if relation is NeighboringRelation.REPLACE_ONE else "add_or_remove"
 
 
-def _checked_relation(sampling: str, relation: NeighboringRelation | None) -> NeighboringRelation:
+def checked_relation(sampling: str, relation: NeighboringRelation | None) -> NeighboringRelation:
     if sampling not in _SAMPLINGS:
         raise ValueError(
             f"`sampling` must be one of {_SAMPLINGS}, got {sampling!r}. A shuffled pass over the "

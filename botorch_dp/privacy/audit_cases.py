@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ import torch
 
 from botorch_dp.privacy import (
     Guarantee,
+    PrivacyUnit,
+    PureLoss,
     audit_epsilon,
     exponential_guarantee,
     exponential_mechanism,
@@ -32,6 +35,7 @@ from botorch_dp.privacy import (
 from botorch_dp.privacy._noise import SelectionMethod, noise_source
 from botorch_dp.privacy.audit import AuditReport
 from botorch_dp.privacy.mechanisms import SparseVectorPlan, noisy_comparisons
+from botorch_dp.privacy.selection import TrialNumber
 
 CONFIDENCE = 1 - 1e-6
 
@@ -177,6 +181,30 @@ def _numpy_laplace(data: list[float], size: int) -> np.ndarray:
     return data[0] + generator.laplace(size=size)
 
 
+#: One trial of the selection is purely epsilon-DP; its number is geometric.
+TRIAL_EPSILON, TRIALS = 0.3, TrialNumber(20)
+
+
+def _selection(*, fixed: bool = False) -> Batched:
+    """The best of a secret number of outcomes, whose probabilities go from bad to good."""
+
+    def mechanism(outcome: list[float], size: int) -> np.ndarray:
+        generator = np.random.default_rng(secrets.randbits(128))
+        numbers = np.full(size, int(TRIALS.mean))
+        if not fixed:
+            numbers = np.array([TRIALS.draw() for _ in range(size)])
+        drawn = generator.choice(len(outcome), p=outcome, size=int(numbers.sum()))
+        return np.maximum.reduceat(drawn, np.cumsum(numbers) - numbers)
+
+    return mechanism
+
+
+def _selection_by_records(outcome: list[float], size: int) -> np.ndarray:
+    """A fair coin as outcome, but which side counts as the better one is up to the records."""
+    best: np.ndarray = _selection()([0.5, 0.5], size)
+    return best if outcome[1] > outcome[0] else 1 - best
+
+
 def _pattern(runs: np.ndarray) -> np.ndarray:
     """One integer for each run."""
     return runs @ 3 ** np.arange(runs.shape[1])
@@ -269,6 +297,22 @@ CASES = [
         neighbor=[1.0] * 4 + [0.0] * 4,
         claim=sparse_vector_guarantee(noise=SVT_NOISE, max_positives=1),
         projection=_pattern,
+    ),
+    Case(
+        "Private selection",
+        _selection(),
+        {
+            "a public number of trials": _selection(fixed=True),
+            "a score without noise": _selection_by_records,
+        },
+        # The best outcome is likelier on the neighbour, the second best on the data.
+        data=[0.395, 0.405, 0.2],
+        neighbor=[
+            1 - 0.405 * math.exp(-TRIAL_EPSILON) - 0.2 * math.exp(TRIAL_EPSILON),
+            0.405 * math.exp(-TRIAL_EPSILON),
+            0.2 * math.exp(TRIAL_EPSILON),
+        ],
+        claim=Guarantee("private selection", PrivacyUnit(), (PureLoss(3 * TRIAL_EPSILON),)),
     ),
 ]
 

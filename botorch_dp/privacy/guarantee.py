@@ -16,7 +16,7 @@ import numpy as np
 from scipy.special import ndtr, ndtri
 
 from botorch_dp._arguments import checked
-from botorch_dp._checks import check_delta, check_integer, check_nonnegative
+from botorch_dp._checks import check_delta, check_integer, check_nonnegative, needs_extra
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy._composition import composed_delta, composed_deltas, composed_epsilon
 from botorch_dp.privacy.losses import (
@@ -264,7 +264,8 @@ class Guarantee:
             >>> g.to_event().noise_multiplier
             4.0
         """
-        from dp_accounting import dp_event  # takes a second, and only this needs it
+        with needs_extra("accounting", "`to_event`"):
+            from dp_accounting import dp_event  # takes a second, and only this needs it
 
         if self.void is not None:
             return dp_event.NonPrivateDpEvent()

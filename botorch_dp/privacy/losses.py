@@ -18,7 +18,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 from botorch_dp._arguments import checked
-from botorch_dp._checks import check_delta, check_integer, check_nonnegative, check_positive
+from botorch_dp._checks import (
+    check_delta,
+    check_integer,
+    check_nonnegative,
+    check_positive,
+    needs_extra,
+)
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy._composition import Component, Contribution
 from botorch_dp.privacy._distributions import SampledKind
@@ -442,7 +448,8 @@ class FixedLotSGDLoss(SampledSGDLoss):
 
 
 def _events() -> Any:
-    from dp_accounting import dp_event  # takes a second, and only `to_event` needs it
+    with needs_extra("accounting", "`to_event`"):
+        from dp_accounting import dp_event  # takes a second, and only `to_event` needs it
 
     return dp_event
 

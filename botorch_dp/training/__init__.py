@@ -18,10 +18,18 @@ from botorch_dp.training.output_perturbation import (
 )
 from botorch_dp.training.plan import TrainingPlan, TrainingSettings
 from botorch_dp.training.records import TrainTest
-from botorch_dp.training.trainer import DPTrainer, Trained, TrainingDiagnostics
+from botorch_dp.training.trainer import (
+    CurvePoint,
+    DPTrainer,
+    EpochReport,
+    Trained,
+    TrainingDiagnostics,
+)
 
 __all__ = [
+    "CurvePoint",
     "DPTrainer",
+    "EpochReport",
     "OutputPerturbedLogisticRegression",
     "PerturbedModel",
     "TrainTest",

@@ -36,22 +36,24 @@ class Engine(Protocol):
     """Trainable parameters, ``R x p``; whoever changes them in place changes the models."""
     kept: Tensor
     """How many gradients were finite so far, of all filled places of all lots. Sensitive."""
+    models: Sequence[nn.Module]
+    """The replicates, for :func:`write_back`; training does not change them."""
 
-    def clipped_sums(self, lots: Tensor, filled: Tensor | None, clip_norm: float) -> Tensor:
-        """The sums of clipped gradients over one lot for each replicate.
+    def clipped_sums(
+        self, lots: Tensor, filled: Tensor | None, clip_norm: float | Tensor
+    ) -> Tensor:
+        """The sums of clipped gradients over one lot for each of the first ``k`` replicates.
 
         Args:
-            lots: Indices of records, ``R x m``.
-            filled: Which places of the lots are filled (1) and which are empty (0), ``R x m``;
+            lots: Indices of records, ``k x m``.
+            filled: Which places of the lots are filled (1) and which are empty (0), ``k x m``;
                 None if all are filled.
-            clip_norm: The largest l2 norm of a record's gradient over all parameters.
+            clip_norm: The largest l2 norm of a record's gradient over all parameters: one for all,
+                or ``k x 1``.
 
         Returns:
-            ``R x p``; the caller may change it, and the next call overwrites it.
+            ``k x p``; the caller may change it, and the next call overwrites it.
         """
-
-    def finished_models(self) -> list[nn.Module]:
-        """The replicates as ordinary modules in evaluation mode."""
 
 
 def trainable(model: nn.Module) -> list[nn.Parameter]:
@@ -85,13 +87,20 @@ def write_back(matrix: Tensor, models: Sequence[nn.Module]) -> list[nn.Module]:
     return list(models)
 
 
-def clip_factors(norms: Tensor, clip_norm: float) -> Tensor:
-    """``min(1, clip_norm / norm)``, and 0 where the norm is not finite or out of all proportion.
+def clip_factors(norms: Tensor, clip_norm: float | Tensor, stability: float = 0.0) -> Tensor:
+    """What gradients of these norms are multiplied with, so that none exceeds ``clip_norm``.
+
+    ``min(1, C / norm)``; or, with a positive ``stability`` ``s``, the normalized ``C / (norm + s)``
+    of [Bu2023], under which a gradient's norm becomes ``C norm / (norm + s) < C``. 0 where the norm
+    is not finite or out of all proportion.
 
     The same operations whatever the norms are: a record can neither raise an error nor change the
     time. What is multiplied with a factor of 0 must be made finite by the caller.
     """
-    factors = norms.reciprocal().mul_(clip_norm).clamp_(max=1.0).nan_to_num_(nan=0.0)
+    if stability:
+        factors = (norms + stability).reciprocal_().mul_(clip_norm).nan_to_num_(nan=0.0)
+    else:
+        factors = norms.reciprocal().mul_(clip_norm).clamp_(max=1.0).nan_to_num_(nan=0.0)
     # A subnormal factor has lost its digits and could exceed the quotient that it stands for.
     return F.threshold(factors, torch.finfo(factors.dtype).tiny, 0.0, inplace=True)
 
@@ -170,10 +179,11 @@ class _Linear:
         return self.weight_sum is not None or self.bias_sum is not None
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """``R x m x in -> R x m x out``."""
+        """``k x m x in -> k x m x out``, by the first k replicates."""
+        weight = self.weight[: len(inputs)].mT
         if self.bias is None:
-            return torch.bmm(inputs, self.weight.mT)
-        return torch.baddbmm(self.bias.unsqueeze(1), inputs, self.weight.mT)
+            return torch.bmm(inputs, weight)
+        return torch.baddbmm(self.bias[: len(inputs)].unsqueeze(1), inputs, weight)
 
     def gradient_scale(self, norms: Tensor) -> Tensor:
         """``sqrt(‖a‖² + 1)`` over what trains here: the gradient's norm is this times ``‖g‖``.
@@ -194,12 +204,20 @@ class FusedEngine:
         records: The training data.
         loss: Takes the outputs and targets of a batch of one, or has a known gradient.
         precise: Whether to clip and add up in double precision.
+        stability: Positive to normalize gradients; see :func:`clip_factors`.
     """
 
     def __init__(
-        self, models: Sequence[nn.Module], records: TrainingRecords, loss: Loss, *, precise: bool
+        self,
+        models: Sequence[nn.Module],
+        records: TrainingRecords,
+        loss: Loss,
+        *,
+        precise: bool,
+        stability: float = 0.0,
     ) -> None:
-        self._models, self._records, self._loss = models, records, loss
+        self.models, self._records, self._loss = models, records, loss
+        self._stability = stability
         self.parameters = stack_parameters(models)
         self._type = torch.float64 if precise else self.parameters.dtype
         self.kept = torch.zeros((), dtype=torch.long, device=self.parameters.device)
@@ -209,7 +227,9 @@ class FusedEngine:
         first = next(i for i, x in enumerate(self._layers) if isinstance(x, _Linear) and x.trains)
         self._frozen, self._active = self._layers[:first], self._layers[first:]
 
-    def clipped_sums(self, lots: Tensor, filled: Tensor | None, clip_norm: float) -> Tensor:
+    def clipped_sums(
+        self, lots: Tensor, filled: Tensor | None, clip_norm: float | Tensor
+    ) -> Tensor:
         """See :class:`Engine`."""
         replicates, size = lots.shape
         indices = lots.flatten()
@@ -226,7 +246,7 @@ class FusedEngine:
                 norm.mul_(layer.gradient_scale(torch.linalg.vector_norm(a, dim=-1)))
             norms.append(norm)
         total = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms), dim=0)
-        factors = clip_factors(total, clip_norm)
+        factors = clip_factors(total, clip_norm, self._stability)
         if filled is not None:
             factors.mul_(filled)
         self.kept.add_(factors.count_nonzero())
@@ -236,14 +256,10 @@ class FusedEngine:
             # A factor of 0 stands for a gradient that is not finite: 0 times infinity is NaN.
             clipped = (g * factors).nan_to_num_(0.0, 0.0, 0.0)
             if layer.weight_sum is not None:
-                torch.bmm(clipped.mT, a, out=layer.weight_sum)
+                torch.bmm(clipped.mT, a, out=layer.weight_sum[:replicates])
             if layer.bias_sum is not None:
-                torch.sum(clipped, dim=1, out=layer.bias_sum)
-        return self._sums
-
-    def finished_models(self) -> list[nn.Module]:
-        """See :class:`Engine`."""
-        return write_back(self.parameters, self._models)
+                torch.sum(clipped, dim=1, out=layer.bias_sum[:replicates])
+        return self._sums[:replicates]
 
     def _backward(
         self, inputs: Tensor, targets: Tensor
@@ -307,12 +323,12 @@ class FusedEngine:
         return torch.where(self._records.usable, scales, torch.nan).to(self._type)
 
     def _stack_layers(self) -> list[_Linear | nn.Module]:
-        model = self._models[0]
+        model = self.models[0]
         values = dict(
             zip(map(id, trainable(model)), parameter_views(self.parameters, model), strict=True)
         )
         sums = dict(zip(map(id, trainable(model)), parameter_views(self._sums, model), strict=True))
-        every_layer = zip(*(_flat_layers(replicate) for replicate in self._models), strict=True)
+        every_layer = zip(*(_flat_layers(replicate) for replicate in self.models), strict=True)
         layers: list[_Linear | nn.Module] = []
         for copies in every_layer:
             layer = copies[0]

@@ -33,7 +33,6 @@ from botorch_dp.training.fused import (
     parameter_views,
     stack_parameters,
     trainable,
-    write_back,
 )
 from botorch_dp.training.networks import Loss
 from botorch_dp.training.randomness import Randomness, SeededRandomness, seeded_torch
@@ -61,6 +60,7 @@ class PerRecordEngine:
         precise: Whether to clip and add up in double precision.
         forward_seeds: One source of seeds for each replicate if the model draws random numbers
             in training; None if it does not.
+        stability: Positive to normalize gradients; see :func:`.fused.clip_factors`.
     """
 
     def __init__(
@@ -71,8 +71,10 @@ class PerRecordEngine:
         *,
         precise: bool,
         forward_seeds: Sequence[Randomness] | None = None,
+        stability: float = 0.0,
     ) -> None:
-        self._models, self._records, self._loss = models, records, loss
+        self.models, self._records, self._loss = models, records, loss
+        self._stability = stability
         self._forward_seeds = forward_seeds
         self.parameters = stack_parameters(models)
         self.kept = torch.zeros((), dtype=torch.long, device=self.parameters.device)
@@ -95,7 +97,9 @@ class PerRecordEngine:
             grad(self._loss_of_one), in_dims=(None, None, 0, 0), randomness="different"
         )
 
-    def clipped_sums(self, lots: Tensor, filled: Tensor | None, clip_norm: float) -> Tensor:
+    def clipped_sums(
+        self, lots: Tensor, filled: Tensor | None, clip_norm: float | Tensor
+    ) -> Tensor:
         """See :class:`~botorch_dp.training.fused.Engine`."""
         self._sums.zero_()
         for replicate, lot in enumerate(lots):
@@ -105,13 +109,9 @@ class PerRecordEngine:
                     replicate,
                     lot[places],
                     None if filled is None else filled[replicate, places],
-                    clip_norm,
+                    clip_norm[replicate] if isinstance(clip_norm, Tensor) else clip_norm,
                 )
-        return self._sums
-
-    def finished_models(self) -> list[nn.Module]:
-        """See :class:`~botorch_dp.training.fused.Engine`."""
-        return write_back(self.parameters, self._models)
+        return self._sums[: len(lots)]
 
     def _loss_of_one(
         self, values: dict[str, Tensor], frozen: dict[str, Tensor], x: Tensor, y: Tensor
@@ -120,7 +120,7 @@ class PerRecordEngine:
         return self._loss(outputs, y.unsqueeze(0)).sum()
 
     def _add_clipped(
-        self, replicate: int, part: Tensor, filled: Tensor | None, clip_norm: float
+        self, replicate: int, part: Tensor, filled: Tensor | None, clip_norm: float | Tensor
     ) -> None:
         X, Y = self._records.X.index_select(0, part), self._records.Y.index_select(0, part)
         rows = parameter_views(self.parameters[replicate].unsqueeze(0), self._twin)
@@ -137,7 +137,7 @@ class PerRecordEngine:
             found = self._gradients(values, frozen, X, Y)
         samples = [_own_memory(found[name].detach().to(self._sums.dtype)) for name in self._names]
         norms = torch.stack([torch.linalg.vector_norm(g.flatten(1), dim=1) for g in samples])
-        factors = clip_factors(torch.linalg.vector_norm(norms, dim=0), clip_norm)
+        factors = clip_factors(torch.linalg.vector_norm(norms, dim=0), clip_norm, self._stability)
         factors.mul_(self._records.usable[part])
         if filled is not None:
             factors.mul_(filled)

@@ -25,7 +25,7 @@ from botorch_dp.privacy import (
 )
 from botorch_dp.training.randomness import Randomness
 
-Optimizer = Literal["sgd", "adam"]
+Clipping = Literal["flat", "normalized"]
 Sampling = Literal["poisson", "without_replacement"]
 REPLACE_ONE = NeighboringRelation.REPLACE_ONE
 
@@ -36,7 +36,17 @@ SMALLEST_CLIP_NORM = 1e-12
 SMALLEST_PUBLISHED_NOISE = 1e-3
 LARGEST_PUBLISHED_LOT = 80_000
 
-_OPTIMIZERS = {"sgd": "DP-SGD", "adam": "DP-Adam"}
+#: Rules for steps that have a name, and what the mechanism is called with them.
+OPTIMIZERS = {
+    "sgd": "DP-SGD",
+    "adam": "DP-Adam",
+    "schedule_free": "schedule-free DP-SGD",
+    "scale_free": "scale-free DP-SGD",
+}
+#: What normalized gradients are divided by beside their norm, as in [Bu2023].
+STABILITY = 0.01
+#: How far scale-free steps may carry the weights; see :class:`.step_rules.ScaleFree`.
+DISTANCE = 20.0
 _LOTS = {
     "without_replacement": "lots of fixed size without replacement",
     "poisson": "Poisson-sampled lots",
@@ -63,8 +73,10 @@ class TrainingSettings(TypedDict, total=False):
     """What is chosen for a run: the keyword arguments of ``plan``, ``fit`` and ``fit_replicates``.
 
     Args:
-        learning_rate: Step size.
-        clip_norm: Largest l2 norm of one record's gradient, ``L``.
+        learning_rate: Step size; with ``optimizer="scale_free"`` the distance that the weights may
+            go, 20 unless given.
+        clip_norm: Largest l2 norm of one record's gradient, ``L``; with ``clipping="normalized"``
+            the norm that all gradients are brought to, 1 unless given.
         noise_multiplier: Standard deviation of the noise on the sum of clipped gradients divided
             by the sensitivity of that sum, which is ``2 L`` if one record is replaced and ``L`` if
             one is added or removed. 0 is plain clipped training without any promise.
@@ -75,8 +87,8 @@ class TrainingSettings(TypedDict, total=False):
         delta: Where epsilon is evaluated, 1e-5 unless given; charged to a ledger.
     """
 
-    learning_rate: Required[float]
-    clip_norm: Required[float]
+    learning_rate: float
+    clip_norm: float
     noise_multiplier: float
     target_epsilon: float
     lot_size: Required[int]
@@ -96,7 +108,8 @@ class TrainingPlan:
         noise_multiplier: Noise in units of :attr:`sensitivity`.
         lot_size: Number of records in a lot.
         epochs: Passes over so many records.
-        optimizer: ``"sgd"`` or ``"adam"``.
+        optimizer: The name of the rule that takes the steps.
+        clipping: ``"flat"`` or ``"normalized"``.
         sampling: ``"poisson"`` (each record joins by its own coin of probability ``m / n``, as in
             [Abadi2016]; the sum is divided by the expected size ``m``) or
             ``"without_replacement"`` (fresh uniform subsets of fixed size, as in [Avent2020]; the
@@ -119,7 +132,8 @@ class TrainingPlan:
     noise_multiplier: float
     lot_size: int
     epochs: int
-    optimizer: Optimizer = "sgd"
+    optimizer: str = "sgd"
+    clipping: Clipping = "flat"
     sampling: Sampling = "poisson"
     relation: NeighboringRelation = REPLACE_ONE
     delta: float = 1e-5
@@ -133,7 +147,9 @@ class TrainingPlan:
             "learning_rate": check_positive("learning_rate", self.learning_rate),
             "noise_multiplier": noise_multiplier,
             "clip_norm": check_positive(
-                "clip_norm", self.clip_norm, allow_inf=noise_multiplier == 0
+                "clip_norm",
+                self.clip_norm,
+                allow_inf=noise_multiplier == 0 and self.clipping == "flat",
             ),
             "lot_size": check_integer("lot_size", self.lot_size, at_most=num_records),
             "epochs": check_integer("epochs", self.epochs),
@@ -144,7 +160,9 @@ class TrainingPlan:
                 f"`clip_norm` must be at least {SMALLEST_CLIP_NORM}, got {self.clip_norm}: smaller "
                 "gradients cannot be measured. Scale the loss up."
             )
-        _check_choice("optimizer", self.optimizer, get_args(Optimizer))
+        if not isinstance(self.optimizer, str) or not self.optimizer:
+            raise TypeError(f"`optimizer` must be a rule's name, got {self.optimizer!r}.")
+        _check_choice("clipping", self.clipping, get_args(Clipping))
         _check_choice("sampling", self.sampling, get_args(Sampling))
         if not isinstance(self.relation, NeighboringRelation):
             raise TypeError(f"`relation` must be a NeighboringRelation, got {self.relation!r}.")
@@ -159,9 +177,14 @@ class TrainingPlan:
             object.__setattr__(self, name, value)
 
     @property
+    def steps_per_epoch(self) -> int:
+        """Number of steps that count as one pass over the records, ``n // m``."""
+        return self.num_records // self.lot_size
+
+    @property
     def steps(self) -> int:
         """Number of steps of a complete run."""
-        return self.epochs * (self.num_records // self.lot_size)
+        return self.epochs * self.steps_per_epoch
 
     @property
     def sensitivity(self) -> float:
@@ -202,7 +225,9 @@ class TrainingPlan:
 
     def guarantee_after(self, steps: int) -> Guarantee:
         """What the first steps of a run promise."""
-        mechanism = f"{_OPTIMIZERS[self.optimizer]} on {_LOTS[self.sampling]}"
+        name = OPTIMIZERS.get(self.optimizer, f"DP-SGD with steps of {self.optimizer}")
+        normalized = ", gradients normalized," if self.clipping == "normalized" else ""
+        mechanism = f"{name}{normalized} on {_LOTS[self.sampling]}"
         unit = PrivacyUnit("one training record", self.relation)
         if self.relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
             unit = unit.given(_COUNT_IS_PUBLIC)
@@ -253,6 +278,10 @@ def make_plan(settings: TrainingSettings, **fixed: Any) -> TrainingPlan:
         fixed: The arguments of :class:`TrainingPlan` that are no settings.
     """
     chosen: dict[str, Any] = dict(settings)
+    if fixed.get("optimizer") == "scale_free":
+        chosen.setdefault("learning_rate", DISTANCE)
+    if fixed.get("clipping") == "normalized":
+        chosen.setdefault("clip_norm", 1.0)
     target = chosen.pop("target_epsilon", None)
     if (target is None) == (chosen.get("noise_multiplier") is None):
         raise TypeError("Give either `noise_multiplier` or `target_epsilon`.")

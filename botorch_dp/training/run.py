@@ -1,4 +1,4 @@
-"""The training loop: DP-SGD and DP-Adam over an engine, with stops, checkpoints and progress.
+"""The training loop over an engine and a step rule, with stops, checkpoints and progress.
 
 Each step is Algorithm 3 (SGD) or 4 (Adam) of [Avent2020]: draw a lot, add up the clipped
 gradients, add noise to the sum, divide by the lot size ``m``, hand the result to the optimizer:
@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from botorch_dp.privacy.runs import Run
-from botorch_dp.training.fused import Engine
+from botorch_dp.training.fused import Engine, write_back
 from botorch_dp.training.plan import TrainingPlan
 from botorch_dp.training.randomness import Randomness
+from botorch_dp.training.step_rules import StepRule
 
 
 class _Lots(NamedTuple):
@@ -44,55 +45,105 @@ class TrainingRun:
     """A run of all replicates in step.
 
     Args:
-        plan: The public parameters.
+        plans: The public parameters of each replicate; they agree in all that concerns lots, and
+            those of more steps come first.
         engine: Holds the parameters of all replicates.
         coins: The source of randomness of each replicate.
+        rule: Moves the parameters.
     """
 
     def __init__(
         self,
-        plan: TrainingPlan,
+        plans: Sequence[TrainingPlan],
         engine: Engine,
         coins: Sequence[Randomness],
+        rule: StepRule,
     ) -> None:
         self.step = 0
         #: Filled places of all lots so far.
         self.drawn = 0
+        #: By the step after which they were measured, the utilities of replicates. Sensitive.
+        self.measured: dict[int, dict[int, float]] = {}
         #: Lots drawn already; ``_block`` holds those and the ones before them for a checkpoint.
         self._ahead: list[_Lots] = []
         self._block = (torch.zeros(0, len(coins), 0), torch.zeros(0, len(coins)))
-        self._plan, self._engine, self._coins = plan, engine, coins
-        self._sensitivity = plan.sensitivity
-        self._flat = engine.parameters.requires_grad_(False)
-        # Adam acts on each number alone: to it, the parameters of all replicates are one tensor.
-        self._adam = (
-            torch.optim.Adam([self._flat], lr=plan.learning_rate, fused=True)
-            if plan.optimizer == "adam"
-            else None
+        self.plans, self.rule = plans, rule
+        self._engine, self._coins = engine, coins
+        self._steps = [plan.steps for plan in plans]
+        self._parameters = engine.parameters.requires_grad_(False)
+        self._clip_norms = torch.tensor(
+            [[plan.clip_norm] for plan in plans],
+            dtype=torch.float64,
+            device=self._parameters.device,
         )
+        self._shown: Tensor | None = None
+
+    @property
+    def moving(self) -> int:
+        """How many of the replicates have steps to take; they are the first ones."""
+        return sum(steps > self.step for steps in self._steps)
+
+    @property
+    def result(self) -> Tensor:
+        """The parameters to evaluate and to hand out, ``R x p``."""
+        return self.rule.result() if self._shown is None else self._shown
+
+    def models(self) -> list[nn.Module]:
+        """The replicates where they are now, as ordinary modules in evaluation mode."""
+        return write_back(self.result, self._engine.models)
+
+    def known(self, curve: Sequence[int]) -> list[tuple[int, dict[int, float]]]:
+        """The points of a curve that were measured."""
+        steps = {epochs: epochs * self.plans[0].steps_per_epoch for epochs in curve}
+        return [(e, self.measured[step]) for e, step in steps.items() if step in self.measured]
+
+    def pauses(self, epochs: Sequence[int], **how: Any) -> Iterator[int]:
+        """Train, and pause after each of these numbers of epochs, rising; stop after Ctrl-C.
+
+        Where the run is further already, there is no pause.
+
+        Args:
+            epochs: Where to pause; nothing is done after the last of them.
+            how: As for :meth:`run`.
+        """
+        for passes in epochs:
+            until = passes * self.plans[0].steps_per_epoch
+            if self.step > until:
+                continue
+            if not self.run(until=until, **how):
+                return
+            yield passes
 
     def run(
         self,
         *,
-        progress: bool,
-        stop_on_interrupt: bool,
-        file: Run | None,
-        checkpoint_seconds: float,
+        progress: bool = False,
+        stop_on_interrupt: bool = False,
+        file: Run | None = None,
+        checkpoint_seconds: float = 0.0,
+        until: int | None = None,
     ) -> bool:
-        """Take the remaining steps; nothing of them is shown to anybody.
+        """Take the steps up to ``until``, or all that remain; nothing of them is shown to anybody.
 
         Returns:
-            Whether all steps were taken; False after Ctrl-C, which takes effect between steps.
+            Whether to go on; False after Ctrl-C, which takes effect between steps.
 
         Raises:
             KeyboardInterrupt: After Ctrl-C unless ``stop_on_interrupt``, after a second one, and
                 before the first step, when there is nothing to return yet.
         """
-        steps = self._plan.steps
+        steps = self._steps[0]
+        until = steps if until is None else until
         saved = time.monotonic()
-        bar = tqdm(total=steps, initial=self.step, disable=not progress, unit="step")
+        bar = tqdm(
+            total=steps,
+            initial=self.step,
+            disable=not progress,
+            leave=until == steps,
+            unit="step",
+        )
         with bar, _interrupts_between_steps() as stop, torch.no_grad():
-            while self.step < steps and not stop.is_set():
+            while self.step < until and not stop.is_set():
                 self._advance()
                 bar.update()
                 if file is not None and time.monotonic() - saved >= checkpoint_seconds:
@@ -102,34 +153,29 @@ class TrainingRun:
             self.save(file)
         if stop.is_set() and (self.step == 0 or not stop_on_interrupt):
             raise KeyboardInterrupt
-        return self.step == steps
+        return self.step == steps or not stop.is_set()
 
     def _advance(self) -> None:
-        plan = self._plan
         if not self._ahead:
             self._draw_ahead()
         lots, filled, size = self._ahead.pop(0)
         self.drawn += size
-        sums = self._engine.clipped_sums(lots, filled, plan.clip_norm)
-        if plan.noise_multiplier > 0:
-            for row, coins in zip(sums, self._coins, strict=True):
+        sums = self._engine.clipped_sums(lots, filled, self._clip_norms[: len(lots)])
+        for row, plan, coins in zip(sums, self.plans, self._coins, strict=False):
+            if plan.noise_multiplier > 0:
                 coins.perturb_(
-                    row, sensitivity=self._sensitivity, noise_multiplier=plan.noise_multiplier
+                    row, sensitivity=plan.sensitivity, noise_multiplier=plan.noise_multiplier
                 )
-        gradient = sums.to(self._flat.dtype)
-        if self._adam is None:
-            self._flat.add_(gradient, alpha=-plan.learning_rate / plan.lot_size)
-        else:
-            self._flat.grad = gradient.div_(plan.lot_size)
-            self._adam.step()
+        self.rule.step(sums.to(self._parameters.dtype))
         self.step += 1
 
     def _draw_ahead(self) -> None:
         """The lots of the next steps: drawing several at once is faster than one at a time."""
-        replicates = len(self._coins)
-        most = max(1, _PLACES_AHEAD // (replicates * self._plan.lot_size))
-        count = min(_LOTS_AHEAD, most, self._plan.steps - self.step)
-        lots = [self._plan.draw_lot(coins) for _ in range(count) for coins in self._coins]
+        replicates, plan = self.moving, self.plans[0]
+        most = max(1, _PLACES_AHEAD // (replicates * plan.lot_size))
+        count = min(_LOTS_AHEAD, most, self._steps[replicates - 1] - self.step)
+        coins = self._coins[:replicates]
+        lots = [plan.draw_lot(each) for _ in range(count) for each in coins]
         sizes = torch.tensor([len(lot) for lot in lots]).view(count, replicates)
         places = nn.utils.rnn.pad_sequence(lots, batch_first=True)  # with record 0
         self._stock(places.view(count, replicates, places.shape[1]), sizes)
@@ -142,7 +188,7 @@ class TrainingRun:
         """
         self._block = places, sizes
         filled = torch.arange(places.shape[2]) < sizes.unsqueeze(2)
-        places, filled = places.to(self._flat.device), filled.to(self._flat.device)
+        places, filled = (part.to(self._parameters.device) for part in (places, filled))
         self._ahead = [
             _Lots(
                 place[:, : max(size)],
@@ -154,18 +200,18 @@ class TrainingRun:
 
     def save(self, file: Run) -> None:
         """Store everything the remaining steps depend on."""
-        adam = {} if self._adam is None else self._adam.state[self._flat]
         places, sizes = (part[len(part) - len(self._ahead) :] for part in self._block)
         file.put(
             training={
                 "step": self.step,
                 "drawn": self.drawn,
                 "coins": [coins.state() for coins in self._coins],
-                "parameters": self._flat,
-                "adam": dict(adam),
+                "parameters": self._parameters,
+                "rule": self.rule.state(),
                 "ahead": places,
                 "ahead_sizes": sizes,
                 "kept": self._engine.kept,
+                "measured": self.measured,
             }
         )
 
@@ -174,26 +220,24 @@ class TrainingRun:
         stored = file.get("training")
         if stored is None:
             return
-        self.drawn = stored["drawn"]
-        self.show(stored)
+        self.step, self.drawn = stored["step"], stored["drawn"]
+        self._parameters.copy_(stored["parameters"])
+        self.rule.load(stored["rule"])
         self._stock(stored["ahead"], stored["ahead_sizes"])
         self._engine.kept.copy_(stored["kept"])
-        if self._adam is not None:
-            # Where Adam keeps each of them, its count of steps included, is its own affair.
-            self._adam.state[self._flat] = {
-                name: value.to(self._flat.device) for name, value in stored["adam"].items()
-            }
+        self.measured = stored["measured"]
         for coins, state in zip(self._coins, stored["coins"], strict=True):
             coins.restore(state)
 
     def shown(self) -> dict[str, Any]:
         """What a published run shows: how far it came, and the parameters there."""
-        return {"step": self.step, "parameters": self._flat}
+        return {"step": self.step, "parameters": self.result}
 
     def show(self, shown: dict[str, Any]) -> None:
-        """Go where :meth:`shown` was taken."""
-        self.step = shown["step"]
-        self._flat.copy_(shown["parameters"])
+        """Be what :meth:`shown` told, for good."""
+        if self.step != shown["step"] or not torch.equal(self.result, shown["parameters"]):
+            self.measured.pop(shown["step"], None)  # of another model
+        self.step, self._shown = shown["step"], shown["parameters"]
 
 
 @contextmanager

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Unpack, get_args
+from functools import partial
+from itertools import groupby, islice
+from typing import Any, Literal, NamedTuple, Unpack, get_args
 
 import torch
 from torch import Tensor, nn
@@ -20,13 +23,16 @@ from botorch_dp.training.fused import (
     Engine,
     FusedEngine,
     parameter_views,
+    stack_parameters,
     trainable,
     why_not_fused,
 )
 from botorch_dp.training.networks import OUTPUT_GRADIENTS, Loss, accuracy
 from botorch_dp.training.per_record import PerRecordEngine, check_contributions, examine
 from botorch_dp.training.plan import (
-    Optimizer,
+    OPTIMIZERS,
+    STABILITY,
+    Clipping,
     Sampling,
     TrainingPlan,
     TrainingSettings,
@@ -40,12 +46,40 @@ from botorch_dp.training.randomness import (
 )
 from botorch_dp.training.records import TrainingRecords, TrainTest, check_data
 from botorch_dp.training.run import TrainingRun
+from botorch_dp.training.step_rules import (
+    OptimizerFactory,
+    ScheduleFactory,
+    StepRule,
+    make_rule,
+)
 
 EngineName = Literal["auto", "fused", "per_record", "opacus"]
 
 _EVALUATION_BATCH = 4096
+#: Configurations are trained together as far as their parameters hold at most so many numbers.
+_NUMBERS_TOGETHER = 2**24
 _STOPPED = "the moment at which training was stopped did not depend on the records"
 _NOTHING_KEPT = "the model and its loss keep nothing of a record from one call to the next"
+
+
+class CurvePoint(NamedTuple):
+    """How good a training was on its way. SENSITIVE: never publish it."""
+
+    epochs: int
+    """Passes over the records so far."""
+    utility: float
+    """The metric on the test records."""
+
+
+class EpochReport(NamedTuple):
+    """What a callback is told after an epoch. SENSITIVE: never publish it."""
+
+    epochs: int
+    """Passes over the records so far."""
+    utility: float
+    """The metric on the test records."""
+    loss: float
+    """The mean loss of the test records."""
 
 
 @checked
@@ -58,11 +92,13 @@ class TrainingDiagnostics:
         unusable_records: Training records with values that are not finite or classes that do not
             exist; they never contribute a gradient.
         dropped_gradients: Gradients that were not finite and counted as zero.
+        curve: The utilities on the way, where they were asked for.
     """
 
     accuracy: float
     unusable_records: int
     dropped_gradients: int
+    curve: tuple[CurvePoint, ...] = ()
 
     def __repr__(self) -> str:
         return "TrainingDiagnostics(sensitive)"
@@ -95,6 +131,15 @@ class Trained:
     def accuracy(self) -> float:
         """The utility on the test records. Sensitive."""
         return self.diagnostics.accuracy
+
+    @property
+    def curve(self) -> tuple[CurvePoint, ...]:
+        """``(epochs, utility)`` on the way, where ``curve=`` asked for it. Sensitive.
+
+        The cost of stopping there is ``plan.guarantee_after(epochs * plan.steps_per_epoch)``; the
+        guarantee of this training covers all of it.
+        """
+        return self.diagnostics.curve
 
     @property
     def interrupted(self) -> bool:
@@ -131,8 +176,9 @@ class DPTrainer:
     Guarantee: clipping bounds each record's part of the sum by ``L`` whatever the record is (a
     gradient that is not finite counts as zero), so the sum has sensitivity ``S`` and a step is a
     Gaussian mechanism on a random lot; steps compose adaptively, and the optimizer, the schedule
-    and every later use of the parameters are post-processing. Status ``"conditional"`` with
-    ``publish=True`` and ``"none"`` under a seed.
+    and every later use of the parameters are post-processing. Normalized gradients [Bu2023],
+    ``L grad_i / (|grad_i| + .01)``, are shorter than ``L`` for every record, too: ``S`` is the
+    same. Status ``"conditional"`` with ``publish=True`` and ``"none"`` under a seed.
 
     Two engines compute the same sums. ``"fused"`` is for stacks of linear layers with elementwise
     activations and costs little more than plain SGD; all replicates are trained in one batched
@@ -151,7 +197,16 @@ class DPTrainer:
         loss: Takes outputs and targets and returns one loss for each record, or their mean. It
             must not raise for any value of a record: an exception would tell about it.
         data: :class:`TrainTest` on one device.
-        optimizer: ``"sgd"`` or ``"adam"`` (with torch's default moments).
+        optimizer: ``"sgd"``, ``"adam"`` (with torch's default moments), ``"schedule_free"``
+            (descent with an average in place of a schedule), ``"scale_free"`` (no learning rate to
+            choose); or what makes an optimizer of ``torch.optim`` from a list of parameters and
+            ``lr=``, such as ``torch.optim.AdamW`` or ``partial(torch.optim.SGD, momentum=0.9,
+            weight_decay=1e-4)``. It sees noisy gradients only. See :mod:`.step_rules`.
+        schedule: Makes a schedule of ``torch.optim.lr_scheduler`` from the optimizer and the number
+            of steps; it is stepped after every step.
+        clipping: ``"flat"`` clips gradients to ``clip_norm``; ``"normalized"`` brings all of them
+            to it, so that only the product of ``clip_norm`` and the learning rate matters, and
+            ``clip_norm`` may be left out.
         sampling: ``"poisson"`` or ``"without_replacement"``.
         relation: ``NeighboringRelation.REPLACE_ONE``, or for Poisson lots ``ADD_OR_REMOVE_ONE``.
             Epsilons under different relations cannot be compared.
@@ -179,7 +234,9 @@ class DPTrainer:
         loss: Loss,
         data: TrainTest,
         *,
-        optimizer: Optimizer = "sgd",
+        optimizer: str | OptimizerFactory = "sgd",
+        schedule: ScheduleFactory | None = None,
+        clipping: Clipping = "flat",
         sampling: Sampling = "poisson",
         relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
         engine: EngineName = "auto",
@@ -188,13 +245,14 @@ class DPTrainer:
         if engine not in get_args(EngineName):
             raise ValueError(f"`engine` must be one of {get_args(EngineName)}, got {engine!r}.")
         self.data = check_data(data)
-        self.optimizer: Optimizer = optimizer
+        self.optimizer = optimizer
+        self.schedule = schedule
+        self.clipping: Clipping = clipping
         self.sampling: Sampling = sampling
         self.relation = relation
         self.metric = metric
         self._model_factory = model_factory
-        with seeded_torch(0):
-            model = model_factory()
+        model = self._new_model(0)
         self._check_model(model)
         model.train()
         self._loss = loss
@@ -205,11 +263,16 @@ class DPTrainer:
         )
         self._check_contributions(model, precise=False, random_weights=True)
         # Wrong names are refused here rather than at the first run.
-        self.plan(learning_rate=1.0, clip_norm=1.0, noise_multiplier=1.0, lot_size=1, epochs=1)
+        self._optimizer_name = _name_of(optimizer)
+        plan = self.plan(
+            learning_rate=1.0, clip_norm=1.0, noise_multiplier=1.0, lot_size=1, epochs=1
+        )
+        self._try_rule(model, plan)
 
     def __repr__(self) -> str:
         return (
-            f"DPTrainer({self.data!r}, optimizer={self.optimizer!r}, sampling={self.sampling!r}, "
+            f"DPTrainer({self.data!r}, optimizer={self._optimizer_name!r}, "
+            f"clipping={self.clipping!r}, sampling={self.sampling!r}, "
             f"relation={self.relation.name}, engine={self.engine!r})"
         )
 
@@ -218,7 +281,8 @@ class DPTrainer:
         return make_plan(
             settings,
             num_records=len(self.data.train_X),
-            optimizer=self.optimizer,
+            optimizer=self._optimizer_name,
+            clipping=self.clipping,
             sampling=self.sampling,
             relation=self.relation,
             conditions=()
@@ -236,6 +300,8 @@ class DPTrainer:
         checkpoint_seconds: float = 60.0,
         progress: bool = False,
         on_interrupt: Literal["stop", "raise"] = "stop",
+        curve: Sequence[int] = (),
+        callback: Callable[[EpochReport], None] | None = None,
         **settings: Unpack[TrainingSettings],
     ) -> Trained:
         """Train one model.
@@ -258,6 +324,11 @@ class DPTrainer:
                 step, with the guarantee of the steps taken (with ``publish=True`` that is the
                 model of this run for good); ``"raise"`` raises ``KeyboardInterrupt``, and the run
                 can be continued. Both write the checkpoint first.
+            curve: Numbers of epochs, rising, after which to measure the utility on the test
+                records: see :attr:`Trained.curve`. Each is a shorter training of the same
+                settings, at no further cost in privacy.
+            callback: Told after each epoch how good the model is; the checkpoint is written
+                first. What it is told is sensitive.
             settings: ``learning_rate``, ``clip_norm``, ``noise_multiplier`` or
                 ``target_epsilon``, ``lot_size``, ``epochs`` and ``delta``; see
                 :class:`TrainingSettings`.
@@ -288,20 +359,31 @@ class DPTrainer:
             raise ValueError("`seed` is required, unless publish=True: give an integer such as 0.")
         if not publish:
             check_integer("seed", seed, at_least=0)
-        run, engine = self._start(plan, [seed])
-        identity = self._identity(plan, [seed], engine, with_data=checkpoint is not None)
+        checkpoints = _check_curve(curve, plan)
+        if callback is not None and not callable(callback):
+            raise TypeError(f"`callback` must be callable, got {type(callback).__name__}.")
+        run, engine = self._start([plan], [seed])
+        identity = self._identity(run, [seed], engine, checkpoints, checkpoint is not None)
         with Run(checkpoint, what="a training", settings=identity, ledger=ledger) as file:
             run.resume(file)
 
             def train() -> None:
-                run.run(
+                stops = {*checkpoints, *(range(1, plan.epochs) if callback else ()), plan.epochs}
+                for epochs in run.pauses(
+                    sorted(stops),
                     progress=progress,
                     stop_on_interrupt=on_interrupt == "stop",
                     file=file,
                     checkpoint_seconds=checkpoint_seconds,
-                )
+                ):
+                    if callback is not None:
+                        (utility,) = self._measure(run)
+                        loss = self._test_loss(run.models()[0])
+                        callback(EpochReport(epochs, utility, loss))
+                    elif epochs in checkpoints:
+                        self._measure(run)
                 if publish:
-                    self._check_final(engine.finished_models())
+                    self._check_final(run.models())
 
             if publish:
                 # The noise of the steps stays in the house. What is shown is one model, stored
@@ -317,7 +399,7 @@ class DPTrainer:
                 run.show(model)
             else:
                 train()
-        (trained,) = self._finish(plan, run, engine, publish=publish)
+        (trained,) = self._finish(run, engine, checkpoints, publish=publish)
         return trained
 
     def fit_replicates(
@@ -325,24 +407,145 @@ class DPTrainer:
         *,
         seeds: Sequence[int],
         progress: bool = False,
+        curve: Sequence[int] = (),
         **settings: Unpack[TrainingSettings],
     ) -> list[Trained]:
         """Train one model for each seed, with their own initial weights, lots and noise.
 
         To tune: the fused engine trains all of them in one batched computation. Ctrl-C raises
         ``KeyboardInterrupt``, so that a half-trained trial is not taken for a finished one.
+
+        Args:
+            seeds: Different non-negative integers.
+            progress: Show a progress bar.
+            curve: As for :meth:`fit`.
+            settings: As for :meth:`fit`.
         """
-        plan = self.plan(**settings)
-        seeds = list(seeds)
-        if not seeds:
-            raise ValueError("`seeds` is empty: give at least one integer.")
-        for seed in seeds:
-            check_integer("each of `seeds`", seed, at_least=0)
+        seeds = _check_seeds(seeds)
         if len(set(seeds)) < len(seeds):
             raise ValueError("`seeds` must differ: the same seed gives the same model again.")
-        run, engine = self._start(plan, seeds)
-        run.run(progress=progress, stop_on_interrupt=False, file=None, checkpoint_seconds=0.0)
-        return self._finish(plan, run, engine, publish=False)
+        return self.fit_configurations(
+            [settings] * len(seeds), seeds=seeds, progress=progress, curve=curve
+        )
+
+    def fit_configurations(
+        self,
+        configurations: Sequence[TrainingSettings],
+        *,
+        seeds: Sequence[int],
+        progress: bool = False,
+        curve: Sequence[int] = (),
+    ) -> list[Trained]:
+        """Train one model for each configuration; each is what :meth:`fit` makes of it.
+
+        To tune: the fused engine trains configurations of one lot size in one batched computation,
+        whatever their learning rates, clipping norms, noise and epochs. Ctrl-C raises
+        ``KeyboardInterrupt``.
+
+        Args:
+            configurations: The settings of :meth:`fit`, one dictionary for each model.
+            seeds: One for each of them; they may be equal.
+            progress: Show a progress bar.
+            curve: As for :meth:`fit`; a configuration leaves out what lies beyond its own epochs.
+
+        Example:
+            >>> common = {"clip_norm": 1.0, "noise_multiplier": 1.0, "lot_size": 50, "epochs": 2}
+            >>> several = [{**common, "learning_rate": rate} for rate in (0.01, 0.1, 1.0)]
+            >>> trained = trainer.fit_configurations(several, seeds=[0, 0, 0])
+        """
+        plans = [self.plan(**settings) for settings in configurations]
+        seeds = _check_seeds(seeds)
+        if len(plans) != len(seeds):
+            raise ValueError(
+                "`configurations` and `seeds` need one entry for each model, got "
+                f"{len(plans)} and {len(seeds)}."
+            )
+        longest = max(plans, key=lambda plan: plan.epochs)
+        checkpoints = set(_check_curve(curve, longest))
+        trained: dict[int, Trained] = {}
+        for places in self._together(plans):
+            run, engine = self._start([plans[i] for i in places], [seeds[i] for i in places])
+            ends = {plan.epochs for plan in run.plans}
+            stops = sorted({*ends, *(e for e in checkpoints if e <= max(ends))})
+            for epochs in run.pauses(stops, progress=progress):
+                asked = epochs in checkpoints
+                rows = [
+                    row
+                    for row, plan in enumerate(run.plans)
+                    if plan.epochs == epochs or (asked and plan.epochs > epochs)
+                ]
+                self._measure(run, rows)
+            trained |= zip(places, self._finish(run, engine, sorted(checkpoints)), strict=True)
+        return [trained[place] for place in range(len(plans))]
+
+    def _together(self, plans: Sequence[TrainingPlan]) -> Iterator[list[int]]:
+        """The places of plans to train at once: of one lot size, those of more steps first."""
+        size = sum(parameter.numel() for parameter in trainable(self._new_model(0)))
+        most = max(1, _NUMBERS_TOGETHER // size)
+        order = sorted(
+            range(len(plans)), key=lambda place: (plans[place].lot_size, -plans[place].steps)
+        )
+        for _, group in groupby(order, key=lambda place: plans[place].lot_size):
+            while part := list(islice(group, most)):
+                yield part
+
+    def curve(
+        self,
+        checkpoints: Sequence[int],
+        *,
+        seeds: Sequence[int],
+        checkpoint: str | os.PathLike[str] | None = None,
+        checkpoint_seconds: float = 60.0,
+        progress: bool = False,
+        **settings: Unpack[TrainingSettings],
+    ) -> Iterator[tuple[int, list[float]]]:
+        """Train one model for each seed, and hand out their utilities on the way.
+
+        To tune: whoever has seen enough closes the iterator, and no further step is taken.
+
+        Args:
+            checkpoints: Numbers of epochs, rising, after which to measure.
+            seeds: Different non-negative integers.
+            checkpoint: A file from which a training that was cut off goes on: points that were
+                measured are handed out again at once. Sensitive; see :meth:`fit`.
+            checkpoint_seconds: Time between two checkpoints; one is written before each point.
+            progress: Show a progress bar.
+            settings: As for :meth:`fit`; no step is taken after the last of the checkpoints.
+
+        Yields:
+            The number of epochs, and the utility on the test records of each seed's model. These
+            are sensitive.
+
+        Example:
+            >>> for epochs, utilities in trainer.curve((1, 2, 4, 8), seeds=[0, 1], epochs=8,
+            ...     learning_rate=0.1, clip_norm=1.0, noise_multiplier=1.0, lot_size=50):
+            ...     if max(utilities) < 0.6:
+            ...         break
+        """
+        plan = self.plan(**settings)
+        stops = _check_curve(checkpoints, plan)
+        if not stops:
+            raise ValueError("`checkpoints` is empty: give at least one number of epochs.")
+        seeds = _check_seeds(seeds)
+        check_nonnegative("checkpoint_seconds", checkpoint_seconds)
+
+        def points() -> Iterator[tuple[int, list[float]]]:
+            run, engine = self._start([plan] * len(seeds), seeds)
+            identity = self._identity(run, seeds, engine, stops, checkpoint is not None)
+            with Run(checkpoint, what="a training", settings=identity) as file:
+                run.resume(file)
+                known = dict(run.known(stops))
+                for epochs, utilities in known.items():
+                    yield epochs, list(utilities.values())
+                for epochs in run.pauses(
+                    [epochs for epochs in stops if epochs not in known],
+                    progress=progress,
+                    file=file,
+                    checkpoint_seconds=checkpoint_seconds,
+                ):
+                    yield epochs, self._measure(run)
+
+        return points()
 
     def clipped_gradient_sum(
         self, model: nn.Module, indices: Tensor, clip_norm: float
@@ -352,7 +555,8 @@ class DPTrainer:
         Args:
             model: A model such as the factory makes; it is left as it is.
             indices: Places in the training data, ``m``.
-            clip_norm: Largest norm of one record's gradient.
+            clip_norm: Largest norm of one record's gradient; infinity clips nothing, whatever
+                ``clipping`` is.
 
         Returns:
             One tensor for each trainable parameter, in the order of ``model.parameters()``.
@@ -364,7 +568,9 @@ class DPTrainer:
             raise ValueError(f"`indices` must lie between 0 and {len(self._records) - 1}.")
         twin = copy.deepcopy(model)
         self._check_model(twin)
-        engine = self._make_engine([twin], self._records, [SystemRandomness()], precise=False)
+        engine = self._make_engine(
+            [twin], self._records, [SystemRandomness()], precise=False, clip=clip_norm < math.inf
+        )
         lots = indices.to(self._records.X.device).unsqueeze(0)
         sums = engine.clipped_sums(lots, None, float(clip_norm))
         return [view[0].clone() for view in parameter_views(sums, twin)]
@@ -389,6 +595,10 @@ class DPTrainer:
                     f"The model is on {parameter.device} but the data on {X.device}; move one."
                 )
 
+    def _new_model(self, seed: int) -> nn.Module:
+        with seeded_torch(seed):
+            return self._model_factory()
+
     def _choose_engine(
         self, engine: EngineName, model: nn.Module
     ) -> Literal["fused", "per_record"]:
@@ -408,14 +618,20 @@ class DPTrainer:
         coins: Sequence[Randomness],
         *,
         precise: bool,
+        clip: bool = True,
     ) -> Engine:
         for model in models:
             model.train()
+        stability = STABILITY if clip and self.clipping == "normalized" else 0.0
         if self.engine == "fused":
-            return FusedEngine(models, records, self._loss, precise=precise)
-        forward_seeds = coins if self._traits.draws else None
+            return FusedEngine(models, records, self._loss, precise=precise, stability=stability)
         return PerRecordEngine(
-            models, records, self._loss, precise=precise, forward_seeds=forward_seeds
+            models,
+            records,
+            self._loss,
+            precise=precise,
+            forward_seeds=coins if self._traits.draws else None,
+            stability=stability,
         )
 
     def _check_contributions(
@@ -431,61 +647,90 @@ class DPTrainer:
             random_weights=random_weights,
         )
 
-    def _start(self, plan: TrainingPlan, seeds: Sequence[int | None]) -> tuple[TrainingRun, Engine]:
+    def _make_rule(
+        self, parameters: Tensor, plans: Sequence[TrainingPlan], model: nn.Module
+    ) -> StepRule:
+        return make_rule(parameters, plans, model, self.optimizer, self.schedule)
+
+    def _try_rule(self, model: nn.Module, plan: TrainingPlan) -> None:
+        """Take a step along given gradients before any training."""
+        parameters = stack_parameters([model])
+        rule = self._make_rule(parameters, [plan], model)
+        try:
+            rule.step(torch.ones_like(parameters))
+        except Exception as error:
+            raise ValueError(
+                f"`optimizer` {self._optimizer_name} cannot take a step along given gradients "
+                f"({type(error).__name__}: {error}). Choose one that needs nothing else."
+            ) from error
+
+    def _start(
+        self, plans: Sequence[TrainingPlan], seeds: Sequence[int | None]
+    ) -> tuple[TrainingRun, Engine]:
         """Fresh models and coins: from seeds, or from the operating system where a seed is None."""
         device = self.data.train_X.device
         coins = [
             SystemRandomness() if seed is None else SeededRandomness(int(seed), device)
             for seed in seeds
         ]
-        models = []
-        for each in coins:
-            with seeded_torch(each.torch_seed()):
-                models.append(self._model_factory())
+        models = [self._new_model(each.torch_seed()) for each in coins]
         engine = self._make_engine(models, self._records, coins, precise=None in seeds)
-        return TrainingRun(plan, engine, coins), engine
+        rule = self._make_rule(engine.parameters, plans, models[0])
+        return TrainingRun(plans, engine, coins, rule), engine
 
     def _identity(
         self,
-        plan: TrainingPlan,
+        run: TrainingRun,
         seeds: Sequence[int | None],
         engine: Engine,
-        *,
+        curve: Sequence[int],
         with_data: bool,
     ) -> dict[str, Any]:
         """All that a run depends on, JSON-ready; a file is continued by the same run only."""
         data = (self.data.train_X, self.data.train_Y)
         return {
-            **plan.to_dict(),
+            **run.plans[0].to_dict(),
             "seeds": [None if seed is None else int(seed) for seed in seeds],
             "engine": self.engine,
+            "rule": run.rule.settings(),
             "parameters": list(engine.parameters.shape),
             "dtype": str(engine.parameters.dtype),
             "data": fingerprint(*data) if with_data else None,
+            **({"curve": list(curve)} if curve else {}),
         }
 
     def _finish(
-        self, plan: TrainingPlan, run: TrainingRun, engine: Engine, *, publish: bool
+        self, run: TrainingRun, engine: Engine, curve: Sequence[int], *, publish: bool = False
     ) -> list[Trained]:
-        guarantee = plan.guarantee_after(run.step)
-        if run.step < plan.steps:
-            guarantee = replace(guarantee, assumptions=(*guarantee.assumptions, _STOPPED))
         unusable = int(len(self._records) - self._records.usable.sum())
-        models = engine.finished_models()
-        return [
-            Trained(
-                model=model,
-                guarantee=guarantee if publish else guarantee.simulated(),
-                plan=plan,
-                steps=run.step,
-                diagnostics=TrainingDiagnostics(
-                    accuracy=self._score(model),
-                    unusable_records=unusable,
-                    dropped_gradients=run.drawn - int(engine.kept),
-                ),
+        dropped = run.drawn - int(engine.kept)
+        self._measure(run, [row for row, plan in enumerate(run.plans) if plan.steps >= run.step])
+        finished = []
+        for place, (plan, model) in enumerate(zip(run.plans, run.models(), strict=True)):
+            steps = min(run.step, plan.steps)
+            guarantee = plan.guarantee_after(steps)
+            if steps < plan.steps:
+                guarantee = replace(guarantee, assumptions=(*guarantee.assumptions, _STOPPED))
+            points = [
+                CurvePoint(epochs, utilities[place])
+                for epochs, utilities in run.known(curve)
+                if place in utilities
+            ]
+            finished.append(
+                Trained(
+                    model=model,
+                    guarantee=guarantee if publish else guarantee.simulated(),
+                    plan=plan,
+                    steps=steps,
+                    diagnostics=TrainingDiagnostics(
+                        accuracy=run.measured[steps][place],
+                        unusable_records=unusable,
+                        dropped_gradients=dropped,
+                        curve=tuple(points),
+                    ),
+                )
             )
-            for model in models
-        ]
+        return finished
 
     def _check_final(self, models: Sequence[nn.Module]) -> None:
         for model in models:
@@ -497,9 +742,59 @@ class DPTrainer:
                     "shows at its final weights only, so that the guarantee does not hold."
                 ) from None
 
-    def _score(self, model: nn.Module) -> float:
+    def _measure(self, run: TrainingRun, rows: Sequence[int] | None = None) -> list[float]:
+        """The utilities of these replicates, or of all, on the test records where the run is."""
+        rows = range(len(run.plans)) if rows is None else rows
+        known = run.measured.setdefault(run.step, {})
+        if any(row not in known for row in rows):
+            models = run.models()
+            for row in rows:
+                outputs = self._test_outputs(models[row])
+                known[row] = float(self.metric(outputs, self.data.test_Y))
+        return [known[row] for row in rows]
+
+    def _test_loss(self, model: nn.Module) -> float:
+        with torch.no_grad():
+            return float(self._loss(self._test_outputs(model), self.data.test_Y).mean())
+
+    def _test_outputs(self, model: nn.Module) -> Tensor:
         # A copy, because a model might keep something of the test records.
         model = copy.deepcopy(model)
         with torch.no_grad():
-            parts = [model(X) for X in self.data.test_X.split(_EVALUATION_BATCH)]
-        return float(self.metric(torch.cat(parts), self.data.test_Y))
+            return torch.cat([model(X) for X in self.data.test_X.split(_EVALUATION_BATCH)])
+
+
+def _name_of(optimizer: object) -> str:
+    """The name of a rule, or of what a factory makes."""
+    if isinstance(optimizer, str):
+        if optimizer not in OPTIMIZERS:
+            raise ValueError(
+                f"`optimizer` must be one of {tuple(OPTIMIZERS)} or make a torch.optim.Optimizer, "
+                f"got {optimizer!r}."
+            )
+        return optimizer
+    if not callable(optimizer):
+        raise TypeError(
+            "`optimizer` must be a name, or make a torch.optim.Optimizer from a list of parameters "
+            f"and lr=, such as torch.optim.AdamW; got {type(optimizer).__name__}."
+        )
+    inner = optimizer.func if isinstance(optimizer, partial) else optimizer
+    return str(getattr(inner, "__name__", type(inner).__name__))
+
+
+def _check_seeds(seeds: Sequence[int]) -> list[int]:
+    seeds = [check_integer("each of `seeds`", seed, at_least=0) for seed in seeds]
+    if not seeds:
+        raise ValueError("`seeds` is empty: give at least one integer.")
+    return seeds
+
+
+def _check_curve(curve: Sequence[int], plan: TrainingPlan) -> tuple[int, ...]:
+    if isinstance(curve, str) or not isinstance(curve, Iterable):
+        raise TypeError(f"A curve must be numbers of epochs such as (1, 2, 4), got {curve!r}.")
+    points = tuple(
+        check_integer("each checkpoint of a curve", epochs, at_most=plan.epochs) for epochs in curve
+    )
+    if list(points) != sorted(set(points)):
+        raise ValueError(f"The checkpoints of a curve must rise, got {points}.")
+    return points

@@ -306,6 +306,8 @@ class PrivateSearch:
             return begin + "the budget has no delta, which Gaussian noise on gradients would need."
         if smooth == 0:
             return begin + "there is no number whose slope could be followed."
+        if self.space.has_conditions:
+            return begin + "a number that is not active everywhere has no slope there."
         if self.space.constraints:
             return begin + "constraints would cut the stencils that gradients are inferred from."
         if smooth <= _FEW:

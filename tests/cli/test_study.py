@@ -80,6 +80,15 @@ class TestPareto:
             assert code == 1
             assert f"{flag}: there is no folder" in err
 
+    @pytest.mark.parametrize("name", ["f.foo", "f", ".png"])
+    def test_a_figure_that_cannot_be_drawn_is_refused_before_training(
+        self, own: str, capsys, name: str
+    ) -> None:
+        code, _, err = call(capsys, "pareto", own, "--storage", "s.sqlite", "--plot", name)
+        assert code == 1
+        assert "--plot must end in one of" in err and "png" in err
+        assert not Path("s.sqlite").exists()
+
     @pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write anywhere")
     def test_no_permission(self, own: str, capsys, tmp_path: Path) -> None:
         locked = tmp_path / "locked"

@@ -341,3 +341,16 @@ class TestKnownObjectives:
         joined = candidates[torch.tensor([0, 1])] + candidates[torch.tensor([5])]
         assert len(joined) == 3
         assert torch.equal(joined.known, candidates.known[[0, 1, 5]])
+
+
+def test_what_was_considered_is_forgotten_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory does not grow with the configs that were ever considered; answers do not change."""
+    monkeypatch.setattr("botorch_dp.pareto.beliefs._REMEMBERED", 50)
+    known = KnownObjectives(toy.problem(), with_epsilon=True)
+    often = toy.SPACE.sample(10, seed=99)
+    for seed in range(20):
+        configs = [*often, *toy.SPACE.sample(30, seed=seed)]
+        expected = torch.tensor([[toy.epsilon(c)] for c in configs], dtype=torch.double)
+        assert known(configs).equal(expected)
+        assert len(known._rows) <= 50 and len(known._exact) <= 50
+    assert all(tuple(config.values()) in known._rows for config in often)

@@ -196,9 +196,9 @@ class TestFailures:
 
     def test_all_initial_trials_fail(self) -> None:
         tried = study(toy.problem(lambda config, seed: 87.5), acquisition="ehvi")
-        with pytest.raises(StudyError, match=r"4 trials so far failed with \['InvalidUtility"):
+        with pytest.raises(StudyError, match="a share, not percent"):
             tried.run(10, initial=4)
-        assert len(tried.trials) == 4, "no budget is spent on what cannot work"
+        assert len(tried.trials) == 1, "no budget is spent on what cannot work"
 
     def test_no_message_of_an_oracle_reaches_the_caller(self) -> None:
         def train(config: dict[str, Any], seed: int) -> float:

@@ -144,7 +144,7 @@ class TestTables:
 
         def without(name: str, *args: Any, **kwargs: Any) -> Any:
             if name == "pandas":
-                raise ImportError(name)
+                raise ModuleNotFoundError(name, name=name)
             return real(name, *args, **kwargs)
 
         monkeypatch.setattr(builtins, "__import__", without)

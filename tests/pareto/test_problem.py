@@ -185,4 +185,4 @@ class TestTrial:
             epsilon=2.0,
             measurements=(Measurement(0.5, (1.0, 5.0)), Measurement(0.5, (3.0, 6.0))),
         )
-        assert problem.outcome(trial) == (2.0, 0.5, 2.0, 4.0, 5.5)
+        assert problem.points(trial)[0].values == (2.0, 0.5, 2.0, 4.0, 5.5)

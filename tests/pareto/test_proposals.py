@@ -27,6 +27,7 @@ from botorch_dp.pareto import (
     Real,
     SearchSpace,
     StudyError,
+    Trial,
 )
 from botorch_dp.pareto.beliefs import objective_scales
 from botorch_dp.pareto.front import dominated_volume
@@ -279,12 +280,16 @@ class TestGrid:
         problem = PrivacyUtilityProblem(space, privacy=lambda c: 1.0, utility=lambda c, s: 0.5)
         options = replace(SMALL, acquisition="grid", grid_levels=3)
         proposer = Proposer(problem, seed=0, options=options)
-        assert proposer.largest_number == 9
-        configs = [proposer.propose([], number, initial=16) for number in range(9)]
+        trials: list[Trial] = []
+        for number in range(9):
+            assert proposer.most_trials(trials) == 9
+            config = proposer.propose(trials, number, initial=16)
+            trials.append(Trial(number, config, (1,), 1.0))
+        configs = [trial.config for trial in trials]
         assert sorted(map(str, configs)) == sorted(map(str, space.grid(3)))
         assert configs != space.grid(3)
         with pytest.raises(StudyError, match="9 points"):
-            proposer.propose([], 9, initial=16)
+            proposer.propose(trials, 9, initial=16)
 
 
 def mixed_utility(config: dict[str, Any], seed: int) -> float:

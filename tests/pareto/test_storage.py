@@ -16,7 +16,8 @@ from botorch_dp.pareto.storage import STUDY, StudyStorage
 #: A forked child need not import torch again.
 FORK = multiprocessing.get_context("fork")
 
-DESCRIPTION: dict[str, Any] = {"space": {"a": {"low": 0.0}}, "replicates": 2}
+SPACE = {"a": {"kind": "Real", "low": 0.0, "high": 2.0}}
+DESCRIPTION: dict[str, Any] = {"space": SPACE, "replicates": 2}
 
 
 @pytest.fixture
@@ -178,17 +179,26 @@ class TestFile:
 
     def test_other_description_says_what_differs(self, path: Path) -> None:
         opened(path).close()
-        other = {"space": {"a": {"low": 1.0}, "b": {}}, "replicates": 2}
-        with pytest.raises(StudyError, match=r"`space.a.low` was 0.0 and is 1.0; `space.b` is new"):
+        other = {"space": {"a": DESCRIPTION["space"]["a"] | {"low": 1.0}}, "replicates": 2}
+        with pytest.raises(StudyError, match=r"`space.a.low` was 0.0 and is 1.0"):
             opened(path, other)
         with pytest.raises(StudyError, match="`replicates` is missing"):
             opened(path, {"space": DESCRIPTION["space"]})
         opened(path).close()
 
+    def test_a_wider_space_is_the_new_one(self, path: Path) -> None:
+        wider = {"space": {"a": SPACE["a"] | {"low": -1.0}}, "replicates": 2}
+        opened(path).close()
+        opened(path, wider).close()
+        with pytest.raises(StudyError, match="no longer spans"):
+            opened(path)
+        with pytest.raises(StudyError, match="`replicates` was 2 and is 3"):
+            opened(path, wider | {"replicates": 3})
+
     def test_another_order_differs_too(self, path: Path) -> None:
-        opened(path, {"space": {"a": 1, "b": 2}}).close()
+        opened(path, {"space": {"a": SPACE["a"], "b": SPACE["a"]}}).close()
         with pytest.raises(StudyError, match="`space` has another order"):
-            opened(path, {"space": {"b": 2, "a": 1}})
+            opened(path, {"space": {"b": SPACE["a"], "a": SPACE["a"]}})
 
     def test_other_seed(self, path: Path) -> None:
         opened(path, seed=5).close()

@@ -6,7 +6,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -70,8 +70,19 @@ class KillsOnce:
         raise AssertionError("unreachable")
 
 
+def curve(config: Config, seed: int, checkpoints: Sequence[int]) -> Iterator[float]:
+    """The utility along a training: its luck stays with it."""
+    for checkpoint in checkpoints:
+        yield utility({**config, "epochs": checkpoint}, seed)
+
+
+def curve_problem(train: Callable[..., Any] = curve, **options: Any) -> PrivacyUtilityProblem:
+    """The problem of :func:`problem`, measured along the way."""
+    return problem(None, utility_curve=train, resource="epochs", **options)
+
+
 def problem(
-    train: Callable[[Config, int], Any] = utility, *, replicates: int = 1, **options: Any
+    train: Callable[[Config, int], Any] | None = utility, *, replicates: int = 1, **options: Any
 ) -> PrivacyUtilityProblem:
     """The problem; options of its promise may be given directly."""
     names = [each.name for each in fields(TrainingPromise)]

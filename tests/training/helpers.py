@@ -22,7 +22,7 @@ from botorch_dp.training import (
     cross_entropy_loss,
     multilayer_perceptron,
 )
-from botorch_dp.training.fused import FusedEngine
+from botorch_dp.training.fused import FusedEngine, write_back
 from botorch_dp.training.per_record import PerRecordEngine
 from botorch_dp.training.records import TrainingRecords
 
@@ -119,7 +119,8 @@ def per_example_gradients(
 
 
 def clipped_sum(rows: list[Tensor], clip_norm: float) -> Tensor:
-    return torch.stack([row * min(1.0, clip_norm / float(row.norm())) for row in rows]).sum(dim=0)
+    factors = [min(1.0, clip_norm / max(float(row.norm()), 1e-300)) for row in rows]
+    return torch.stack([row * c for row, c in zip(rows, factors, strict=True)]).sum(dim=0)
 
 
 def opacus_clipped_sum(
@@ -255,7 +256,7 @@ def assert_models_follow_the_matrix(engine: type[FusedEngine] | type[PerRecordEn
     made.clipped_sums(torch.tensor([[0, 1], [2, 3]]), None, 1.0)
     rows = torch.randn_like(made.parameters)
     made.parameters.copy_(rows)
-    finished = made.finished_models()
+    finished = write_back(made.parameters, made.models)
     made.parameters.zero_()
     for model, row, bias in zip(finished, rows, before, strict=True):
         assert type(model) is nn.Sequential

@@ -113,7 +113,9 @@ def test_no_noise_promises_nothing() -> None:
         ({"noise_multiplier": "1"}, "noise_multiplier"),
         ({"delta": 0.0}, "delta"),
         ({"delta": 1.0}, "delta"),
-        ({"optimizer": "adagrad"}, "`optimizer` must be one of"),
+        ({"optimizer": ""}, "`optimizer` must be a rule's name"),
+        ({"clipping": "soft"}, "`clipping` must be one of"),
+        ({"clipping": "normalized", "noise_multiplier": 0.0, "clip_norm": math.inf}, "clip_norm"),
         ({"sampling": "shuffled"}, "`sampling` must be one of"),
     ],
 )

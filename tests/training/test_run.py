@@ -21,6 +21,7 @@ from botorch_dp.training import (
     multilayer_perceptron,
 )
 from botorch_dp.training.run import TrainingRun
+from botorch_dp.training.step_rules import Descent
 from tests.training.helpers import (
     FLOAT_DATA,
     LOTS,
@@ -41,10 +42,12 @@ class WrittenEngine:
     def __init__(self) -> None:
         self.parameters = torch.zeros(2, 2, dtype=torch.float64)
         self.kept = torch.zeros((), dtype=torch.long)
+        self.models: list[torch.nn.Module] = []
         self.seen: list[tuple[list[list[int]], list[list[bool]] | None, float]] = []
 
-    def clipped_sums(self, lots: Tensor, filled: Tensor | None, clip_norm: float) -> Tensor:
-        self.seen.append((lots.tolist(), None if filled is None else filled.tolist(), clip_norm))
+    def clipped_sums(self, lots: Tensor, filled: Tensor | None, clip_norm: Tensor) -> Tensor:
+        (norm,) = set(clip_norm.flatten().tolist())
+        self.seen.append((lots.tolist(), None if filled is None else filled.tolist(), norm))
         return torch.tensor([[2.0, -4.0], [6.0, 0.0]], dtype=torch.float64)
 
 
@@ -93,7 +96,9 @@ def written(
         **plan,
     }
     engine, coins = WrittenEngine(), [WrittenCoins(each) for each in lots]
-    return TrainingRun(TrainingPlan(**settings), engine, coins), engine, coins
+    plans = [TrainingPlan(**settings)] * len(lots)
+    rule = Descent(engine.parameters, plans)
+    return TrainingRun(plans, engine, coins, rule), engine, coins
 
 
 def take_steps(run: TrainingRun, file: Run | None = None, seconds: float = 60.0) -> bool:

@@ -1,0 +1,97 @@
+"""``report`` and ``dashboard``: a study or a ledger to look at in a browser."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+from botorch_dp.cli.arguments import check_extra, check_folder, count
+from botorch_dp.cli.study import add_problem_options, check_task, load_problem
+
+_TOKEN_VARIABLE = "BOTORCH_DP_TOKEN"
+#: Where SQLite keeps a file's application id, and the ids of our files.
+_ID_PLACE, _STUDY, _LEDGER = 68, b"DPar", b"DPBL"
+
+
+def add_commands(commands: Any) -> None:
+    """Add the commands of this module to the command line."""
+    report = commands.add_parser(
+        "report",
+        help="a study or a ledger as one HTML file",
+        description="Write one HTML file that needs no network: of a study its front, what to "
+        "deploy within each epsilon, and what publishing it costs; of a ledger what was spent on "
+        "what, and what is left. It is sensitive and readable by its owner only. The study may be "
+        "running.",
+    )
+    report.add_argument("path", type=Path, metavar="FILE", help="of a study or a ledger")
+    report.add_argument("--out", type=Path, metavar="HTML", help="default: FILE's name with .html")
+    report.add_argument(
+        "--task",
+        metavar="TASK",
+        help="the study's problem, as for `pareto`: recommendations may then be configurations "
+        "that were never tried",
+    )
+    add_problem_options(report)
+    report.set_defaults(run=_report)
+
+    dashboard = commands.add_parser(
+        "dashboard",
+        help="the report of a running study, live",
+        description="Serve the report of a study on the loopback interface while it runs; the "
+        "page follows the study. The study's file is only read. The token is read from "
+        f"{_TOKEN_VARIABLE}, or drawn and printed.",
+    )
+    dashboard.add_argument("path", type=Path, metavar="FILE", help="of a study")
+    dashboard.add_argument("--port", type=count, default=8766, help="default: 8766")
+    dashboard.set_defaults(run=_dashboard)
+
+
+def _kind(path: Path) -> bytes:
+    """Which kind of file of ours it is, without loading anything."""
+    if not path.is_file():
+        raise ValueError(f"There is no file {path}.")
+    with path.open("rb") as file:
+        file.seek(_ID_PLACE)
+        kind = file.read(4)
+    if kind not in (_STUDY, _LEDGER):
+        raise ValueError(f"{path} is neither a study nor a ledger.")
+    return kind
+
+
+def _report(options: argparse.Namespace) -> int:
+    kind = _kind(options.path)
+    out: Path = options.out or Path(options.path.name).with_suffix(".html")
+    check_folder("--out", out)
+    check_extra("report", "bokeh")
+    if options.task is None and (options.data or options.replicates):
+        raise ValueError("--data and --replicates belong to a --task.")
+    if kind == _LEDGER:
+        if options.task is not None:
+            raise ValueError(f"{options.path} is a ledger, which has no --task.")
+        from botorch_dp.report import ledger_report
+
+        print(ledger_report(options.path, out))
+        return 0
+    if options.task is not None:
+        check_task(options)
+    from botorch_dp.report import StudyView, study_report
+
+    problem = None if options.task is None else load_problem(options)
+    print(study_report(StudyView.of_file(options.path, problem), out))
+    return 0
+
+
+def _dashboard(options: argparse.Namespace) -> int:
+    if _kind(options.path) != _STUDY:
+        raise ValueError(f"{options.path} is a ledger; `botorch-dp report` shows one.")
+    check_extra("report", "bokeh")
+    check_extra("service", "starlette", "uvicorn")
+    from botorch_dp.report import serve_dashboard
+
+    token = os.environ.get(_TOKEN_VARIABLE) or secrets.token_urlsafe(24)
+    print(f"http://127.0.0.1:{options.port}/?token={token} (Ctrl-C ends it)", flush=True)
+    serve_dashboard(options.path, token=token, port=options.port)
+    return 0

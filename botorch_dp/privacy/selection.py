@@ -1,0 +1,540 @@
+r"""Private selection: many outputs of one private mechanism, of which the best one is published.
+
+The *base* mechanism gives an outcome with a score: a training of a random configuration, and how
+good its model is. It runs K times, K being random and kept secret, and the outcome with the best
+score is published [Liu2019]. How much that reveals depends on the law of K, and hardly on its mean.
+
+**Setting.** P and P' are the laws of one outcome on two neighbouring data sets, and
+:math:`\delta(\epsilon)` bounds :math:`H_{e^\epsilon}` of both (P, P') and (P', P),
+:math:`H_\alpha(P \| P') = \sup_S P(S) - \alpha P'(S)`. Outcomes are ordered by score, equal ones by
+a uniform number that each trial draws for itself. K has the generating function
+:math:`f(x) = E x^K`. Let u(y) be the probability under P of an outcome better than y. The best of K
+has the density
+
+.. math:: \sum_k P(K = k) \, k (1 - u)^{k - 1} = f'(1 - u)
+
+relative to P; with K = 0 something fixed is published, as often on either data set.
+
+**Profile bound.** Every known :math:`(\epsilon_i, \delta_i)` limits what P' may do to a set that P
+gives u: :math:`u' \le G(u) = \min_i \min(e^{\epsilon_i} u + \delta_i,
+1 - e^{-\epsilon_i} (1 - u - \delta_i))`. Since f' increases, with
+:math:`w(u) = f'(1 - u)`, :math:`v(u) = f'(1 - G(u))`, :math:`r = dP'/dP`,
+:math:`\alpha = e^\epsilon \ge 1`, the selections A and A' obey
+
+.. math::
+    H_\alpha(A \| A') \le \int (w(u) - \alpha v(u) r)_+ dP \le \int \psi(r) \, dP, \qquad
+    \psi(r) = \max_u (w(u) - \alpha v(u) r)_+ .
+
+:math:`\psi` is convex and falls. Any function above it that is linear between knots
+:math:`r_i = e^{-\epsilon_i}` and zero from the last knot on is :math:`\sum_i s_i (r_i - r)_+` with
+:math:`s_i \ge 0`, and :math:`\int (r_i - r)_+ dP = r_i H_{1/r_i}(P \| P') \le r_i \delta_i`. So the
+price follows from finitely many points of the base's profile; knots below :math:`\epsilon = 0`
+come from :math:`\delta(-\epsilon) \le 1 - e^{-\epsilon} (1 - \delta(\epsilon))`.
+[Koskela2024] bounds the two factors of each term one by one, by
+:math:`E[K] \, \delta(\epsilon - \sup \log(w/v))`; keeping them together is tighter. Exchanging
+maximum and integral would give what a base whose best outcomes are likelier under P' attains.
+
+**Proposals that follow earlier outcomes** [Wang2023]. Let the law of each trial, given the earlier
+ones, have a density between c and C relative to P, and likewise P'. One factor bounds the trial
+that wins and one each that loses, so A has a density of at most :math:`C f'(1 - c u)`, and A' one
+of at least :math:`c f'(1 - C u')`: the bound holds with :math:`w(u) = C f'(1 - c u)` and
+:math:`v(u) = c f'(1 - C G(u))`.
+
+**Thresholds** [Liu2019]. With geometric K, :math:`P(K \ge j) = (1 - \gamma)^{j-1}`, publish the
+first outcome whose score reaches a public threshold, and nothing if none of K does. With p the
+probability to reach it, outcomes above have the density
+:math:`F(p) = 1 / (\gamma + (1 - \gamma) p)` and nothing has :math:`\gamma (1 - p) F(p)`, no more
+than those below would have with the same density. So :math:`H_\alpha(A \| A')
+\le \max_p \int (F(p) - \alpha F(G(p)) r)_+ dP`: here the maximum stands outside.
+
+**Rényi bounds** [Papernot2022]: :func:`selection_rdp`. They are rarely the better ones at one
+delta.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from scipy.optimize import brentq
+
+from botorch_dp._arguments import checked
+from botorch_dp._checks import check_delta, check_finite, check_nonnegative, check_positive
+from botorch_dp.errors import PrivacyError
+from botorch_dp.privacy._composition import composed_deltas, composed_epsilon
+from botorch_dp.privacy._distributions import sampled_gaussian
+from botorch_dp.privacy._fourier import FAST, Sums
+from botorch_dp.privacy._gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
+from botorch_dp.privacy._renyi import DENSE_ORDERS, rdp_delta, rdp_epsilon
+from botorch_dp.privacy.accounting import Sampling, checked_relation, sampled_kind
+from botorch_dp.privacy.losses import NeighboringRelation, PrivacyLoss
+
+#: Points of a profile, and how far they reach: the last delta is this share of delta / mean.
+_POINTS = 20
+_LAST_SHARE = 1e-4
+#: The first epsilon, in units of a mu.
+_FIRST = 0.25
+#: Shares of outcomes at which weights are compared; bins between them are rounded to the safe side.
+_BINS = 800
+#: What rounding may get wrong, relatively.
+_ROUNDING = 1e-9
+#: Trials beyond this have no business here, and neither has a law that makes them likely.
+_MOST_TRIALS = 100_000
+
+
+# --- How many trials. ---
+
+
+@checked
+@dataclass(frozen=True)
+class TrialNumber:
+    """The law of the secret number of trials.
+
+    A truncated negative binomial [Papernot2022], which is at least 1: ``shape=1`` is geometric,
+    ``shape=0`` logarithmic. Smaller shapes are cheaper, and make very few trials likelier.
+    ``shape=inf`` is Poisson: nearly fixed, possibly 0, and dear for many trials.
+
+    Args:
+        mean: The expected number, above 1 (Poisson: above 0).
+        shape: The shape, above -1.
+
+    Example:
+        >>> round(TrialNumber(40).chance_of_at_most(2), 3)
+        0.049
+    """
+
+    mean: float
+    shape: float = 1.0
+
+    def __post_init__(self) -> None:
+        mean = check_positive("mean", self.mean)
+        if mean > _MOST_TRIALS:
+            raise ValueError(f"`mean` must be at most {_MOST_TRIALS:,}, got {mean}.")
+        shape = self.shape if self.shape == math.inf else check_finite("shape", self.shape)
+        if not shape > -1:
+            raise ValueError(f"`shape` must be above -1, got {self.shape}.")
+        if shape < math.inf and mean <= 1:
+            raise ValueError(
+                f"`mean` must be above 1, got {mean}: a single training needs no selection."
+            )
+        object.__setattr__(self, "mean", mean)
+        object.__setattr__(self, "shape", float(shape))
+
+    @property
+    def is_poisson(self) -> bool:
+        """Whether there may be no trial at all."""
+        return self.shape == math.inf
+
+    @cached_property
+    def gamma(self) -> float:
+        """The parameter of the truncated negative binomial: the smaller, the more trials."""
+
+        def log_mean(log_gamma: float) -> float:
+            gap, power = -math.expm1(log_gamma), self.shape * log_gamma
+            scale = power / math.expm1(power) if abs(power) > 1e-12 else 1.0
+            return math.log(scale * gap / -log_gamma) - log_gamma
+
+        found = brentq(lambda x: log_mean(x) - math.log(self.mean), -300.0, -1e-12, xtol=1e-14)
+        return math.exp(found)
+
+    def slope(self, u: np.ndarray | float) -> np.ndarray:
+        """f'(1 - u): how many times as likely as a single outcome the best one is at u."""
+        u = np.asarray(u, dtype=float)
+        if self.is_poisson:
+            return self.mean * np.exp(-self.mean * u)
+        kappa = (1 - self.gamma) / self.gamma
+        return self.mean * (1 + kappa * u) ** (-(1 + self.shape))
+
+    @cached_property
+    def _probabilities(self) -> np.ndarray:
+        """P(K = k) for k = 0, 1, ... until almost nothing is left."""
+        if self.is_poisson:
+            most = int(self.mean + 12 * math.sqrt(self.mean) + 40)
+            k = np.arange(1, most + 1)
+            return np.exp(-self.mean + np.concatenate([[0.0], np.cumsum(np.log(self.mean / k))]))
+        gamma, eta = self.gamma, self.shape
+        if eta == 0:
+            first = (1 - gamma) / -math.log(gamma)
+        else:
+            first = (1 - gamma) * eta / math.expm1(-eta * math.log(gamma))
+        most = min(int(60 * (1 + max(eta, 0)) / gamma) + 60, 50 * _MOST_TRIALS)
+        k = np.arange(1, most)
+        ratios = np.cumsum(np.log((1 - gamma) * (k + eta) / (k + 1)))
+        return np.concatenate([[0.0, first], first * np.exp(ratios)])
+
+    @cached_property
+    def _cumulative(self) -> np.ndarray:
+        return np.cumsum(self._probabilities)
+
+    def chance_of_at_most(self, number: int) -> float:
+        """P(K <= number)."""
+        return float(min(1.0, self._cumulative[min(number, len(self._cumulative) - 1)]))
+
+    def quantile(self, probability: float) -> int:
+        """The least number that is not exceeded with this probability."""
+        return int(np.searchsorted(self._cumulative, probability))
+
+    def draw(self) -> int:
+        """One number, from the operating system's entropy. **Secret**: publishing it is a leak."""
+        return self.quantile(secrets.randbits(53) / 2**53)
+
+
+# --- What is known of the base. ---
+
+
+@checked
+@dataclass(frozen=True)
+class BaseProfile:
+    """Points (epsilon, delta) that one trial keeps to, in both directions.
+
+    Args:
+        epsilons: Positive and increasing.
+        deltas: One for each, in [0, 1).
+    """
+
+    epsilons: tuple[float, ...]
+    deltas: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.epsilons or len(self.epsilons) != len(self.deltas):
+            raise ValueError("`epsilons` and `deltas` must be as many, at least one.")
+        steps = np.diff((0.0, *self.epsilons))
+        if not (np.isfinite(self.epsilons).all() and (steps > 0).all()):
+            raise ValueError("`epsilons` must be positive, finite and increasing.")
+        for delta in self.deltas:
+            check_delta("deltas", delta, allow_zero=True)
+
+    @classmethod
+    def of_mu(cls, mu: float, smallest_delta: float) -> BaseProfile:
+        """Those of a mu-GDP mechanism."""
+        return _of_mu(check_positive("mu", mu), smallest_delta)
+
+    @classmethod
+    def of(cls, losses: Sequence[PrivacyLoss], smallest_delta: float) -> BaseProfile:
+        """Those of a composition of losses."""
+        losses, last = tuple(losses), composed_epsilon(losses, smallest_delta)
+        if not math.isfinite(last):
+            raise PrivacyError(
+                f"One trial has no finite epsilon at delta = {smallest_delta:.3g}, which a "
+                "selection asks for: it needs more noise, or no delta of its own."
+            )
+        epsilons = max(last, 1e-9) * np.linspace(0, 1, 2 * _POINTS + 1)[1:]
+        deltas = composed_deltas(losses, epsilons.tolist())
+        return cls(tuple(epsilons.tolist()), tuple(deltas))
+
+    @cached_property
+    def _signed(self) -> tuple[np.ndarray, np.ndarray]:
+        """All points, those at zero and below included, from the smallest epsilon on."""
+        epsilons, deltas = np.array(self.epsilons), np.array(self.deltas)
+        # The total variation of an (epsilon, delta)-DP pair is attained by randomized response.
+        at_zero = np.min(deltas + (1 - deltas) * np.tanh(epsilons / 2))
+        below = 1 - np.exp(-epsilons) * (1 - deltas)
+        return (
+            np.concatenate([-epsilons[::-1], [0.0], epsilons]),
+            np.minimum(np.concatenate([below[::-1], [at_zero], deltas]) * (1 + _ROUNDING), 1.0),
+        )
+
+    def other(self, u: np.ndarray) -> np.ndarray:
+        """G(u): the most that the neighbour may give to a set of probability u."""
+        epsilons, deltas = (part[:, None] for part in self._signed)
+        factor = np.exp(np.minimum(epsilons, 700.0))
+        upper = (factor * u + deltas).min(axis=0)
+        lower = (1 - (1 - u - deltas) / factor).min(axis=0)
+        return np.clip(np.minimum(upper, lower) * (1 + _ROUNDING), 0.0, 1.0)
+
+    def expected(self, psi: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+        """Bounds on the integrals of convex falling functions of the likelihood ratio.
+
+        Args:
+            psi: Likelihood ratios, ``k``, to values, ``b x k``.
+
+        Returns:
+            ``b`` bounds; at least 1 where the function is not zero at the last knot.
+        """
+        epsilons, deltas = self._signed
+        ratios = np.exp(-epsilons)[::-1]
+        values = psi(np.concatenate([[0.0], ratios]))
+        slopes = np.diff(values, axis=-1) / np.diff(ratios, prepend=0.0)
+        slopes = np.concatenate([slopes, np.zeros((len(values), 1))], axis=-1)
+        steps = np.maximum(np.diff(slopes, axis=-1), 0.0)
+        total = (steps * ratios * deltas[::-1]).sum(axis=-1) * (1 + _ROUNDING)
+        return np.where(values[:, -1] > 0, np.inf, total)
+
+
+def _of_mu(mu: float, smallest_delta: float) -> BaseProfile:
+    last = max(gaussian_epsilon(mu, smallest_delta), 2 * _FIRST * mu)
+    epsilons = np.linspace(_FIRST * mu, last, _POINTS).tolist()
+    return BaseProfile(tuple(epsilons), tuple(gaussian_delta(mu, e) for e in epsilons))
+
+
+# --- What a selection costs. ---
+
+
+@checked
+@dataclass(frozen=True)
+class Selection:
+    """How one of many outcomes is chosen.
+
+    Args:
+        number: The law of the secret number of trials.
+        density: The least and the largest density (c, C) of a proposal relative to the base
+            distribution; (1, 1) if proposals do not look at earlier outcomes.
+        by_threshold: Publish the first outcome that reaches a public threshold, not the best one.
+
+    Example:
+        >>> selection = Selection(TrialNumber(40))
+        >>> base = BaseProfile.of_mu(0.14, 1e-11)
+        >>> round(selection.epsilon(base, 1e-5), 2)
+        0.98
+    """
+
+    number: TrialNumber
+    density: tuple[float, float] = (1.0, 1.0)
+    by_threshold: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.number, TrialNumber):
+            raise TypeError(f"`number` must be a TrialNumber, got {type(self.number).__name__}.")
+        low, high = self.density
+        if not (0 < check_finite("density", low) <= 1 <= check_finite("density", high)):
+            raise ValueError(f"`density` must be (c, C) with 0 < c <= 1 <= C, got {self.density}.")
+        if self.by_threshold and (self.number.shape != 1 or high > low):
+            raise PrivacyError(
+                "A selection by threshold is proven for a geometric number of trials "
+                "(shape=1) and independent proposals only."
+            )
+
+    def delta(self, base: BaseProfile, epsilon: float) -> float:
+        """The smallest delta known to hold at ``epsilon`` for what is published."""
+        alpha = math.exp(min(check_nonnegative("epsilon", epsilon), 700.0))
+        return self._delta(base, alpha)
+
+    def epsilon(self, base: BaseProfile, delta: float) -> float:
+        """The smallest epsilon known to hold at ``delta`` for what is published."""
+        check_delta("delta", delta, allow_zero=True)
+        low, high = 0.0, 1.0
+        while self.delta(base, high) > delta:
+            low, high = high, 2 * high
+            if high > 600:
+                return math.inf
+        if low == 0 and self.delta(base, 0.0) <= delta:
+            return 0.0
+        while high - low > 1e-6 * high:
+            middle = 0.5 * (low + high)
+            low, high = (low, middle) if self.delta(base, middle) <= delta else (middle, high)
+        return high
+
+    def mu(self, epsilon: float, delta: float) -> float:
+        """The largest mu for which trials that keep to :meth:`profile` meet (epsilon, delta).
+
+        Raises:
+            PrivacyError: If no noise meets the budget: the proposals alone cost more.
+        """
+        epsilon, delta = check_positive("epsilon", epsilon), check_delta("delta", delta)
+
+        def fits(mu: float) -> bool:
+            return self.delta(self.profile(mu, delta), epsilon) <= delta
+
+        high = gaussian_mu(epsilon, delta)
+        low = high / 2
+        while not fits(low):
+            low, high = low / 2, low
+            if low < 1e-4 * gaussian_mu(epsilon, delta):
+                raise PrivacyError(
+                    f"No noise meets epsilon = {epsilon:g} at delta = {delta:g} with these "
+                    "proposals and this number of trials: ask for fewer trials, or for proposals "
+                    "that do not follow earlier outcomes."
+                )
+        while high - low > 1e-4 * low:
+            middle = math.sqrt(low * high)
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        return low
+
+    def profile(self, mu: float, delta: float) -> BaseProfile:
+        """The points that a trial must keep to, those of mu-GDP, for a selection at ``delta``."""
+        return _of_mu(mu, _LAST_SHARE * delta / max(self.number.mean, 1.0))
+
+    def _delta(self, base: BaseProfile, alpha: float) -> float:
+        smallest = 1e-8 / max(self.number.mean, 1.0)
+        u = np.union1d(np.geomspace(smallest, 1.0, _BINS), np.linspace(0.0, 1.0, _BINS))
+        low, high = self.density
+        other = base.other(u)
+        if self.by_threshold:
+            gamma = self.number.gamma
+            most = 1 / (gamma + (1 - gamma) * u[:-1])
+            least = 1 / (gamma + (1 - gamma) * other[1:])
+        else:
+            most = high * self.number.slope(low * u[:-1])
+            least = low * self.number.slope(high * other[1:])
+            if high > 1:  # beyond probability 1 an outcome better than u is certain
+                least = np.where(high * other[1:] >= 1, self._slope_at_certainty(), least)
+
+        def lines(ratios: np.ndarray) -> np.ndarray:
+            return np.maximum(
+                most[:, None] * (1 + _ROUNDING) - alpha * least[:, None] * ratios, 0.0
+            )
+
+        if self.by_threshold:
+            return float(min(1.0, base.expected(lines).max()))
+        return float(min(1.0, base.expected(lambda r: lines(r).max(0, keepdims=True))[0]))
+
+    def _slope_at_certainty(self) -> float:
+        """f'(0), the chance of exactly one trial."""
+        return float(self.number.slope(1.0))
+
+
+@checked
+def selection_epsilon(
+    losses: Sequence[PrivacyLoss],
+    number: TrialNumber,
+    delta: float,
+    *,
+    density: tuple[float, float] = (1.0, 1.0),
+    by_threshold: bool = False,
+) -> float:
+    """The epsilon at ``delta`` of publishing the best of a secret number of outcomes.
+
+    The smaller one of the profile bound and, for independent proposals, of the Rényi bound.
+
+    Args:
+        losses: What one trial may reveal of its outcome, score included.
+        number: The law of the number of trials.
+        delta: In (0, 1).
+        density: See :class:`Selection`.
+        by_threshold: See :class:`Selection`.
+
+    Example:
+        >>> from botorch_dp.privacy import GaussianLoss
+        >>> round(selection_epsilon((GaussianLoss(0.14),), TrialNumber(40), 1e-5), 2)
+        0.97
+    """
+    delta = check_delta("delta", delta)
+    selection = Selection(number, density, by_threshold)
+    base = BaseProfile.of(losses, _LAST_SHARE * delta / max(number.mean, 1.0))
+    epsilon = selection.epsilon(base, delta)
+    if density != (1.0, 1.0) or by_threshold:
+        return epsilon
+    rdp = np.sum([loss.rdp(DENSE_ORDERS) for loss in losses], axis=0)
+    return min(epsilon, rdp_epsilon(DENSE_ORDERS, selection_rdp(DENSE_ORDERS, rdp, number), delta))
+
+
+@checked
+def selection_rdp(orders: Sequence[float], rdp: np.ndarray, number: TrialNumber) -> np.ndarray:
+    r"""Rényi divergences of publishing the best of a secret number of outcomes [Papernot2022].
+
+    For a truncated negative binomial number, from any two orders of the base,
+
+    .. math:: \epsilon'(\lambda) \le \epsilon(\lambda) + (1 + \eta)
+        \Big(1 - \frac1{\hat\lambda}\Big) \hat\epsilon + (1 + \eta)
+        \frac{\log(1/\gamma)}{\hat\lambda} + \frac{\log E[K]}{\lambda - 1},
+
+    and for a Poisson number :math:`\epsilon'(\lambda) \le \epsilon(\lambda) + E[K] \hat\delta +
+    \log E[K] / (\lambda - 1)` with :math:`\hat\delta` at
+    :math:`\hat\epsilon = \log(1 + 1/(\lambda - 1))`.
+
+    Args:
+        orders: Increasing, each above 1.
+        rdp: The divergences of one outcome, one for each order.
+        number: The law of the number of trials.
+    """
+    alphas, rdp = np.asarray(orders, dtype=float), np.asarray(rdp, dtype=float)
+    common = rdp + max(math.log(number.mean), 0.0) / (alphas - 1)
+    if number.is_poisson:
+        hats = [rdp_delta(orders, rdp, math.log1p(1 / (a - 1))) for a in alphas]
+        result = common + number.mean * np.array(hats)
+    else:
+        more = np.min((1 - 1 / alphas) * rdp - math.log(number.gamma) / alphas)
+        result = common + (1 + number.shape) * more
+    # Divergences grow with their order: a smaller one at a larger order holds here, too.
+    return np.minimum.accumulate(result[::-1])[::-1]
+
+
+# --- What one training needs. ---
+
+
+@checked
+def training_noise(
+    base: BaseProfile,
+    lot_sizes: Sequence[int] | np.ndarray,
+    steps: Sequence[int] | np.ndarray,
+    *,
+    num_records: int,
+    sampling: Sampling = "poisson",
+    relation: NeighboringRelation | None = None,
+    beside_mu: float = 0.0,
+    tolerance: float = 2e-3,
+) -> np.ndarray:
+    """The least noise multipliers with which trainings keep to all points of a profile.
+
+    Args:
+        base: The points.
+        lot_sizes: ``b``.
+        steps: ``b``.
+        num_records: Number of records.
+        sampling: How lots are drawn.
+        relation: REPLACE_ONE if None.
+        beside_mu: A Gaussian mechanism on the same records that is part of the outcome: its score.
+        tolerance: How far above the least value the result may be, relatively.
+
+    Returns:
+        ``b`` noise multipliers, in units of the sensitivity of the summed gradient.
+    """
+    kind = sampled_kind(sampling, checked_relation(sampling, relation))
+    lots, lengths = np.broadcast_arrays(lot_sizes, np.asarray(steps, dtype=float))
+    fractions, points = lots / float(num_records), len(base.epsilons)
+    targets, log_deltas = np.array(base.epsilons), np.log(base.deltas)
+
+    def keep(noise: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Whether each of the trainings keeps to all points."""
+        good = np.empty(len(rows), dtype=bool)
+        full = fractions[rows] >= 1
+        for place in np.flatnonzero(full):
+            mu = math.hypot(math.sqrt(lengths[rows[place]]) / noise[place], beside_mu)
+            good[place] = all(
+                gaussian_epsilon(mu, math.exp(d)) <= e
+                for e, d in zip(targets, log_deltas, strict=True)
+            )
+        sampled = rows[~full]
+        if len(sampled):
+            repeated = [
+                np.repeat(values, points)
+                for values in (noise[~full], fractions[sampled], lengths[sampled])
+            ]
+            sums = Sums(
+                [sampled_gaussian(kind, repeated[0], repeated[1])],
+                [repeated[2]],
+                np.full(len(repeated[0]), beside_mu),
+            )
+            found = sums.epsilons(np.tile(log_deltas, len(sampled)), FAST)
+            good[~full] = (found.reshape(len(sampled), points) <= targets).all(axis=1)
+        return good
+
+    rows = np.arange(len(fractions))
+    # About what the central limit theorem says, the first point being a share of mu.
+    high = np.maximum(fractions * np.sqrt(lengths), 0.3) * 0.75 * _FIRST / min(base.epsilons)
+    low, pending = np.full(len(rows), np.nan), rows
+    while len(pending):
+        good = keep(high[pending], pending)
+        low[pending[~good]] = high[pending[~good]]
+        high[pending[~good]] *= 1.5
+        if high.max() > 1e9:
+            raise PrivacyError(
+                "No noise on the gradients keeps a training to this level: what is released "
+                "beside it takes all of it."
+            )
+        pending = pending[~good]
+    pending = rows[np.isnan(low)]
+    while len(pending):
+        low[pending] = high[pending] / 1.5
+        good = keep(low[pending], pending)
+        high[pending[good]] = low[pending[good]]
+        pending = pending[good & (low[pending] > 1e-3)]
+    while (pending := rows[high > low * (1 + tolerance)]).size:
+        middle = np.sqrt(low[pending] * high[pending])
+        good = keep(middle, pending)
+        high[pending[good]], low[pending[~good]] = middle[good], middle[~good]
+    return high

@@ -1,0 +1,54 @@
+"""A real browser for tests that look at pages: Chromium, without a window and without a network."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+
+@contextmanager
+def chromium() -> Iterator[Any]:
+    """A browser, or a skipped test that says what is missing."""
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="pages are looked at through playwright, which is missing"
+    )
+    path = shutil.which("chromium") or shutil.which("google-chrome")
+    if path is None:
+        pytest.skip("pages are looked at in Chromium, which is not installed")
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(
+            executable_path=path,
+            args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"],
+        )
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+@contextmanager
+def opened(browser: Any, url: str, *, width: int = 1200) -> Iterator[Any]:
+    """A page that may ask for nothing but itself and has no error."""
+    page = browser.new_page(viewport={"width": width, "height": 900})
+    asked: list[str] = []
+    errors: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("console", lambda m: errors.append(m.text) if m.type == "error" else None)
+    page.goto(url)
+    try:
+        yield page
+    finally:
+        page.close()
+    origin = url.split("?")[0].rsplit("/", 1)[0]
+    assert all(other.startswith((origin, "data:", "blob:")) for other in asked), asked
+    assert not errors, errors
+
+
+def wait_until_drawn(page: Any) -> None:
+    """Wait for a report's figures. Its security policy forbids the page to evaluate a condition."""
+    page.locator("html[data-drawn]").wait_for(state="attached", timeout=60_000)

@@ -1,0 +1,280 @@
+"""Parameters that are active under conditions only, from the space to a finished study."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from botorch_dp.pareto import DPareto, PrivacyUtilityProblem, StudyError
+from botorch_dp.space import Choice, Config, Integer, Real, SearchSpace, When, narrowings
+
+
+def space(**more: Any) -> SearchSpace:
+    """An optimizer with parameters of its own, and layers with widths of their own."""
+    return SearchSpace(
+        noise=Real(0.1, 10.0, log=True),
+        optimizer=Choice("sgd", "adam"),
+        momentum=Real(0.0, 0.9, active=When("optimizer", "sgd")),
+        nesterov=Choice(False, True, active=When("optimizer", "sgd")),
+        damping=Real(0.0, 1.0, active=When("nesterov", True)),
+        layers=Integer(1, 3),
+        width=Integer(8, 64, log=True, active=When("layers", 2, 3)),
+        **more,
+    )
+
+
+def is_right(config: Config) -> bool:
+    """Written down anew, for this space alone."""
+    expected = {"noise", "optimizer", "layers"}
+    if config["optimizer"] == "sgd":
+        expected |= {"momentum", "nesterov"} | ({"damping"} if config["nesterov"] else set())
+    if config["layers"] > 1:
+        expected.add("width")
+    return set(config) == expected
+
+
+class TestSpace:
+    def test_configs_have_what_is_active(self) -> None:
+        rows = np.random.default_rng(0).random((300, 7))
+        drawn = [*space().sample(300, seed=0), *space().draw(rows), *space().spread(rows)]
+        assert all(map(is_right, drawn))
+        assert {len(config) for config in drawn} == {3, 4, 5, 6, 7}
+        assert all(space().check(config) == config for config in drawn)
+
+    def test_codes_come_back(self) -> None:
+        configs = space().sample(200, seed=1)
+        codes = space().encode(configs)
+        assert codes.shape == (200, space().dim) and ((codes >= 0) & (codes <= 1)).all()
+        again = space().decode(codes)
+        assert all(map(is_right, again))
+        for config, other in zip(configs, again, strict=True):
+            assert config.keys() == other.keys()
+            assert config["optimizer"] == other["optimizer"]
+            assert config.get("width") == other.get("width")
+
+    def test_models_see_no_difference_in_what_is_not_active(self) -> None:
+        codes = torch.rand(100, space().dim, dtype=torch.double)
+        other = torch.where(space().inactive(codes), torch.rand_like(codes), codes)
+        assert not codes.equal(other)
+        assert space().round(codes).equal(space().round(other))
+        assert space().decode(codes) == space().decode(other)
+
+    def test_idle_coordinates(self) -> None:
+        named = space()
+        config = {"noise": 1.0, "optimizer": "adam", "layers": 1}
+        idle = named.inactive(named.encode([config]))[0]
+        for name, columns in named.columns.items():
+            assert bool(idle[columns].all()) == (name not in config)
+            assert bool(idle[columns].any()) == (name not in config)
+
+    def test_a_grid_has_each_config_once(self) -> None:
+        grid = space().grid(2)
+        assert all(map(is_right, grid))
+        keys = [json.dumps(config) for config in grid]
+        assert len(set(keys)) == len(keys)
+        # noise x (adam, or momentum x (plain, or two dampings)) x (one layer, or two widths)
+        assert len(grid) == 2 * (1 + 2 * (1 + 2)) * (1 + 2)
+
+    @pytest.mark.parametrize(
+        ("config", "match"),
+        [
+            ({"noise": 1.0, "optimizer": "adam"}, r"missing \['layers'\]"),
+            ({"noise": 1.0, "optimizer": "sgd", "layers": 1}, r"missing \['momentum', 'nesterov'"),
+            (
+                {"noise": 1.0, "optimizer": "adam", "layers": 1, "momentum": 0.5},
+                r"not active \[.momentum \(active=When\('optimizer', 'sgd'\)\)",
+            ),
+            ({"noise": 1.0, "optimizer": "adam", "layers": 2, "width": 7}, "`width` must be from"),
+            ([1.0], "`config` must be a dict"),
+        ],
+    )
+    def test_wrong_configs(self, config: Any, match: str) -> None:
+        with pytest.raises((ValueError, TypeError), match=match):
+            space().check(config)
+
+    @pytest.mark.parametrize(
+        ("parameters", "match"),
+        [
+            ({"a": Real(0, 1, active=When("b", 1)), "b": Choice(1, 2)}, "comes before it"),
+            ({"b": Real(0, 1), "a": Real(0, 1, active=When("b", 1))}, "a Choice or an Integer"),
+            ({"b": Choice("x"), "a": Real(0, 1, active=When("b", "y"))}, "`b` must be one of"),
+            ({"b": Integer(1, 3), "a": Choice(1, active=When("b", 4))}, "`b` must be from 1 to 3"),
+        ],
+    )
+    def test_wrong_conditions(self, parameters: dict[str, Any], match: str) -> None:
+        with pytest.raises(ValueError, match=match):
+            SearchSpace(**parameters)
+
+    def test_wrong_arguments(self) -> None:
+        for make in (Real, Integer):
+            with pytest.raises(TypeError, match="`active` must be a condition"):
+                make(1, 2, active="sgd")
+        with pytest.raises(TypeError, match="`active` must be a condition"):
+            Choice(1, 2, active=lambda config: True)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="`values` is empty"):
+            When("a")
+        with pytest.raises(TypeError, match="`parameter` must be the name"):
+            When(1, 2)  # type: ignore[arg-type]
+
+    def test_described_and_compared(self) -> None:
+        assert space() == space()
+        assert json.loads(json.dumps(space().to_dict()))["momentum"]["active"] == {
+            "parameter": "optimizer",
+            "values": ["sgd"],
+        }
+        assert "active" not in space().to_dict()["noise"]
+        assert "active=When('nesterov', True)" in repr(space())
+
+
+class TestWider:
+    """Every config of the old space must be one of the new space."""
+
+    OLD = SearchSpace(
+        x=Real(0.0, 1.0),
+        n=Integer(2, 4),
+        kind=Choice("a", "b"),
+        y=Real(0.0, 1.0, active=When("kind", "a")),
+    )
+
+    def changed(self, **parameters: Any) -> SearchSpace:
+        return SearchSpace(**({**self.OLD.parameters} | parameters))
+
+    def narrowed(self, new: SearchSpace) -> list[str]:
+        return narrowings(json.loads(json.dumps(self.OLD.to_dict())), new.to_dict())
+
+    def test_wider(self) -> None:
+        wider = [
+            self.OLD,
+            self.changed(x=Real(-1.0, 2.0)),
+            self.changed(x=Real(0.0, 1.0, distribution=None)),
+            self.changed(n=Integer(1, 5, log=True)),
+            self.changed(kind=Choice("a", "b", "c")),
+            self.changed(
+                kind=Choice("a", "b", "c"), y=Real(0.0, 1.0, active=When("kind", "a", "c"))
+            ),
+            self.changed(kind=Choice("a", "b", "c"), z=Real(0.0, 1.0, active=When("kind", "c"))),
+            self.changed(n=Integer(2, 6), z=Choice(1, 2, active=When("n", 5, 6))),
+        ]
+        for new in wider:
+            assert self.narrowed(new) == []
+            assert all(new.check(config) for config in self.OLD.sample(50, seed=0))
+
+    def test_narrower_or_of_another_form(self) -> None:
+        refused = {
+            "`x` no longer spans": self.changed(x=Real(0.5, 2.0)),
+            "`n` no longer spans": self.changed(n=Integer(3, 9)),
+            "`n` was a Integer and is a Real": self.changed(n=Real(1.0, 9.0)),
+            "`kind` lacks some": self.changed(
+                kind=Choice("a", "c"), y=Real(0.0, 1.0, active=When("kind", "a"))
+            ),
+            "not all there": SearchSpace(x=Real(0.0, 1.0), kind=Choice("a", "b")),
+            "`z` is active elsewhere": self.changed(z=Real(0.0, 1.0)),
+            "`y` is active elsewhere": self.changed(y=Real(0.0, 1.0)),
+            "constraint": SearchSpace(constraints=[is_right], **self.OLD.parameters),
+        }
+        for match, new in refused.items():
+            assert any(match in reason for reason in self.narrowed(new)), match
+        elsewhere = self.changed(y=Real(0.0, 1.0, active=When("kind", "a", "b")))
+        assert any("`y` is active elsewhere" in reason for reason in self.narrowed(elsewhere))
+
+    def test_a_study_goes_on_in_a_wider_space(self, tmp_path: Path) -> None:
+        path = tmp_path / "study.sqlite"
+        narrow = SearchSpace(noise=Real(0.5, 2.0, log=True), optimizer=Choice("sgd"))
+        wide = SearchSpace(
+            noise=Real(0.1, 10.0, log=True),
+            optimizer=Choice("sgd", "adam"),
+            beta=Real(0.0, 1.0, active=When("optimizer", "adam")),
+        )
+        with DPareto(problem(narrow), storage=path, seed=0, candidates=64) as study:
+            study.run(8, initial=6)
+            before = study.trials
+        for _ in range(2):
+            with DPareto(problem(wide), storage=path, candidates=64) as study:
+                front = study.run(len(study.trials) + 8, initial=6)
+                assert study.trials[:8] == before
+        new = [trial.config for trial in front.trials[8:]]
+        assert any(config["optimizer"] == "adam" and "beta" in config for config in new)
+        assert any(not 0.5 <= config["noise"] <= 2.0 for config in new)
+        with pytest.raises(StudyError, match="are not all there"):
+            DPareto(problem(narrow), storage=path)
+
+    def test_a_grid_goes_on_too(self, tmp_path: Path) -> None:
+        path = tmp_path / "study.sqlite"
+        spaces = [SearchSpace(noise=Integer(2, high), kind=Choice("a", "b")) for high in (3, 5)]
+        options: dict[str, Any] = {"storage": path, "acquisition": "grid", "grid_levels": 9}
+        with DPareto(problem(spaces[0]), seed=0, **options) as study:
+            study.run(3)
+        with DPareto(problem(spaces[1]), **options) as study:
+            study.run(8)
+            with pytest.raises(ValueError, match="more than the grid's 8 points"):
+                study.run(9)
+            tried = {tuple(trial.config.items()) for trial in study.trials}
+        assert len(tried) == 8
+
+
+def privacy(config: Config) -> float:
+    return 1 / config["noise"]
+
+
+def utility(config: Config, seed: int) -> float:
+    best = {"sgd": 0.3, "adam": 0.5 - abs(config.get("beta", 0.5) - 0.7)}
+    return 0.4 + best.get(config.get("optimizer", ""), 0.0) - 0.02 * config["noise"]
+
+
+def problem(within: SearchSpace) -> PrivacyUtilityProblem:
+    return PrivacyUtilityProblem(within, privacy=privacy, utility=utility, name="conditions")
+
+
+def best_momentum(config: Config, seed: int) -> float:
+    """Best with momentum .8, which only sgd has; adam is better than sgd without it."""
+    if config["optimizer"] == "adam":
+        return 0.6 - 0.01 * config["noise"]
+    return 0.8 - abs(config["momentum"] - 0.8) - 0.01 * config["noise"]
+
+
+class TestStudy:
+    @pytest.mark.parametrize("acquisition", ["ehvi", "hvpoi", "qlogehvi", "random"])
+    def test_every_proposal_has_the_right_form(self, acquisition: Any, tmp_path: Path) -> None:
+        whole = PrivacyUtilityProblem(space(), privacy=privacy, utility=utility, name="conditions")
+        path = tmp_path / "study.sqlite"
+        options: dict[str, Any] = {"acquisition": acquisition, "candidates": 64, "storage": path}
+        with DPareto(whole, seed=0, **options) as study:
+            front = study.run(10, initial=6)
+            assert all(is_right(trial.config) for trial in study.trials)
+            assert is_right(study.recommend(1.0).config)
+        with DPareto(whole, **options) as again:
+            assert again.front().configs == front.configs
+            table = again.table()
+        assert table["width"] == [trial.config.get("width") for trial in front.trials]
+        assert "None" in str(front) or all("width" in config for config in front.configs)
+
+    def test_finds_the_optimum_within_a_branch(self) -> None:
+        within = SearchSpace(
+            noise=Real(0.5, 2.0, log=True),
+            optimizer=Choice("adam", "sgd", weights=(3, 1)),
+            momentum=Real(0.0, 0.99, active=When("optimizer", "sgd")),
+        )
+        tuned = PrivacyUtilityProblem(within, privacy=privacy, utility=best_momentum)
+        front = DPareto(tuned, seed=0, candidates=128).run(24, initial=8)
+        best = max(front.trials, key=lambda trial: trial.utilities)
+        assert best.config["optimizer"] == "sgd"
+        assert best.config["momentum"] == pytest.approx(0.8, abs=0.05)
+
+    def test_steps_into_a_branch_go_anywhere_in_it(self) -> None:
+        from botorch_dp.pareto.proposals import _steps_from
+
+        start = {"noise": 1.0, "optimizer": "adam", "layers": 1}
+        generator = torch.Generator().manual_seed(0)
+        steps = _steps_from(space(), space().encode([start]), (0.02,), 2000, generator)
+        configs = space().decode(steps)
+        momenta = sorted(c["momentum"] for c in configs if c["optimizer"] == "sgd")
+        assert len(momenta) > 100 and momenta[5] < 0.1 and momenta[-5] > 0.8
+        assert {c["nesterov"] for c in configs if "nesterov" in c} == {False, True}
+        gaps = [b - a for a, b in itertools.pairwise(momenta)]
+        assert max(gaps) < 0.1

@@ -1,0 +1,322 @@
+"""The price of publishing the best of a secret number of outcomes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from dp_accounting import dp_event
+from dp_accounting.rdp import RdpAccountant
+from scipy.stats import chisquare, norm
+
+from botorch_dp.errors import PrivacyError
+from botorch_dp.privacy import (
+    ApproximateLoss,
+    GaussianLoss,
+    NeighboringRelation,
+    PoissonSGDLoss,
+    PureLoss,
+    gaussian_delta,
+    gaussian_mu,
+)
+from botorch_dp.privacy._composition import composed_delta
+from botorch_dp.privacy._renyi import gaussian_rdp
+from botorch_dp.privacy.selection import (
+    BaseProfile,
+    Selection,
+    TrialNumber,
+    selection_epsilon,
+    selection_rdp,
+    training_noise,
+)
+
+LAWS = [
+    TrialNumber(5.0, -0.5),
+    TrialNumber(40.0, 0.0),
+    TrialNumber(3.0, 0.5),
+    TrialNumber(40.0, 1.0),
+    TrialNumber(10.0, 3.0),
+    TrialNumber(6.0, math.inf),
+    TrialNumber(0.7, math.inf),
+]
+EPSILONS = np.linspace(0.0, 6.0, 61)
+
+
+def hockey_stick(p: np.ndarray, q: np.ndarray, epsilon: float) -> float:
+    return float(np.maximum(p - math.exp(epsilon) * q, 0).sum())
+
+
+def generating(law: TrialNumber, x: float) -> float:
+    p = law._probabilities
+    return float(p @ x ** np.arange(len(p)))
+
+
+def best_of(law: TrialNumber, base: np.ndarray) -> np.ndarray:
+    """The exact law of the best outcome, outcomes being listed from bad to good; nothing first."""
+    reached = np.concatenate([[0.0], np.cumsum(base)])
+    values = np.array([generating(law, min(x, 1.0)) for x in reached])
+    return np.concatenate([[values[0]], np.diff(values)])
+
+
+class TestTrialNumber:
+    @pytest.mark.parametrize("law", LAWS, ids=str)
+    def test_probabilities_have_the_mean_and_the_slope(self, law: TrialNumber) -> None:
+        p = law._probabilities
+        k = np.arange(len(p))
+        assert p.sum() == pytest.approx(1.0, abs=1e-9)
+        assert p @ k == pytest.approx(law.mean, rel=1e-6)
+        for u in (0.0, 0.01, 0.3, 0.9):
+            assert law.slope(u) == pytest.approx(p[1:] @ (k[1:] * (1 - u) ** (k[1:] - 1)), rel=1e-6)
+
+    def test_known_laws(self) -> None:
+        assert TrialNumber(40).gamma == pytest.approx(1 / 40)
+        assert TrialNumber(40)._probabilities[:3] == pytest.approx([0, 1 / 40, 39 / 1600])
+        logarithmic = TrialNumber(3.0, 0.0)
+        p = 1 - logarithmic.gamma
+        assert logarithmic._probabilities[2] == pytest.approx(-(p**2) / 2 / math.log(1 - p))
+
+    @pytest.mark.parametrize("law", [TrialNumber(4.0), TrialNumber(2.0, math.inf)], ids=str)
+    def test_draws_follow_the_law(self, law: TrialNumber) -> None:
+        drawn = np.bincount([law.draw() for _ in range(4000)], minlength=8)
+        head = np.append(drawn[:7], drawn[7:].sum())
+        p = law._probabilities
+        expected = 4000 * np.append(p[:7], p[7:].sum())
+        used = expected > 0
+        assert chisquare(head[used], expected[used] * 4000 / expected.sum()).pvalue > 1e-6
+        assert not drawn[:1].any() or law.is_poisson
+
+    def test_quantiles(self) -> None:
+        law = TrialNumber(40)
+        most = law.quantile(0.99)
+        assert law.chance_of_at_most(most) >= 0.99 > law.chance_of_at_most(most - 1)
+
+    @pytest.mark.parametrize(
+        ("mean", "shape"), [(1.0, 1.0), (0.0, math.inf), (40, -1.0), (1e9, 1.0), (math.nan, 1.0)]
+    )
+    def test_nonsense_is_refused(self, mean: float, shape: float) -> None:
+        with pytest.raises(ValueError, match=r"`(mean|shape)` must be"):
+            TrialNumber(mean, shape)
+
+
+class TestRenyi:
+    @pytest.mark.parametrize("shape", [0.0, 0.5, 1.0, 3.0, math.inf])
+    @pytest.mark.parametrize("mean", [1.5, 40.0])
+    def test_agrees_with_dp_accounting(self, mean: float, shape: float) -> None:
+        orders = [1.5, 2.0, 3.0, 5.0, 8.0, 16.0, 32.0, 64.0]
+        event = dp_event.RepeatAndSelectDpEvent(dp_event.GaussianDpEvent(4.0), mean, shape)
+        theirs = RdpAccountant(orders).compose(event)._rdp
+        ours = selection_rdp(orders, gaussian_rdp(0.25, orders), TrialNumber(mean, shape))
+        if shape == math.inf:  # divergences grow with their order: theirs may be lowered, too
+            theirs = np.minimum.accumulate(theirs[::-1])[::-1]
+        assert ours == pytest.approx(theirs, rel=1e-6)
+
+
+class TestProfileBound:
+    """Against the exact law of the selection from a base with few outcomes."""
+
+    @pytest.mark.parametrize("law", LAWS, ids=str)
+    def test_randomized_response_in_every_order(self, law: TrialNumber) -> None:
+        """A base of three outcomes under three pairs of laws, whichever outcome is the best."""
+        a, b = 0.4, 1.1
+        pairs = [
+            (np.array([0.5, 0.3, 0.2]), np.array([0.5 * math.exp(-a), 0.3 * math.exp(a), 0.0])),
+            (np.array([0.9, 0.05, 0.05]), np.array([0.86, 0.05 * math.exp(-b), 0.0])),
+            (np.array([0.3, 0.69, 0.01]), np.array([0.5, 0.49, 0.0])),
+        ]
+        for p, q in pairs:
+            q[2] = 1 - q.sum()
+            grid = np.linspace(0.02, 2.0, 60)
+            deltas = [max(hockey_stick(p, q, e), hockey_stick(q, p, e)) for e in grid]
+            base = BaseProfile(tuple(grid), tuple(deltas))
+            selection = Selection(law)
+            for order in itertools.permutations(range(3)):
+                one, other = (best_of(law, part[list(order)]) for part in (p, q))
+                for epsilon in EPSILONS:
+                    exact = max(
+                        hockey_stick(one, other, epsilon), hockey_stick(other, one, epsilon)
+                    )
+                    assert exact <= selection.delta(base, epsilon) + 1e-9
+
+    def test_pure_bases_cost_two_plus_shape(self) -> None:
+        for shape in (0.0, 1.0, 2.0):
+            law = TrialNumber(30.0, shape)
+            bound = selection_epsilon((PureLoss(0.2),), law, 1e-12)
+            assert 0.9 < bound / (0.2 * (2 + shape)) < 1.005
+
+    @pytest.mark.parametrize("shape", [1.0, 0.0, math.inf])
+    def test_is_nearly_attained(self, shape: float) -> None:
+        """A Gaussian base whose best outcomes are those likelier on the neighbour."""
+        law = TrialNumber(8.0 if shape == math.inf else 40.0, shape)
+        mu, cells = 0.2, 40_000
+        edges = np.linspace(-9, 9, cells + 1)
+        p, q = np.diff(norm.cdf(edges)), np.diff(norm.cdf(edges, loc=mu))
+        selection = Selection(law)
+        base = selection.profile(mu, 1e-5)
+        bound = selection.epsilon(base, 1e-5)
+        best = 0.0
+        for share in np.geomspace(0.001, 0.5, 25):
+            # From bad to good: middling ones, those that betray P, those that betray the other.
+            top = int(np.searchsorted(edges, norm.isf(share)))
+            order = np.concatenate([np.arange(top - 1, -1, -1), np.arange(top, cells)])
+            one, other = best_of_fast(law, p[order]), best_of_fast(law, q[order])
+            low, high = 0.0, 20.0
+            while high - low > 1e-3:
+                middle = 0.5 * (low + high)
+                leaks = hockey_stick(one, other, middle) > 1e-5
+                low, high = (middle, high) if leaks else (low, middle)
+            best = max(best, low)
+        assert 0.85 * bound <= best <= bound
+
+    @pytest.mark.parametrize("law", [TrialNumber(6.0), TrialNumber(3.0, math.inf)], ids=str)
+    def test_proposals_that_follow_the_last_outcome(self, law: TrialNumber) -> None:
+        """Two configurations of two outcomes; the next one leans to where the last one went."""
+        low, high = 0.8, 1.2
+        good = {"data": (0.3, 0.5), "neighbor": (0.45, 0.35)}
+        grid = np.linspace(0.02, 1.5, 40)
+
+        def outcome(side: str, share: float) -> np.ndarray:
+            """Probabilities of (configuration, good or not), the first having this share."""
+            a, b = good[side]
+            return np.array([share * (1 - a), share * a, (1 - share) * (1 - b), (1 - share) * b])
+
+        p, q = outcome("data", 0.5), outcome("neighbor", 0.5)
+        deltas = [max(hockey_stick(p, q, e), hockey_stick(q, p, e)) for e in grid]
+        base = BaseProfile(tuple(grid), tuple(deltas))
+        selection = Selection(law, density=(low, high))
+        for lean in itertools.product((low / 2, high / 2), repeat=4):
+            for rank in ((0, 1, 2, 3), (2, 0, 3, 1), (3, 2, 1, 0)):
+                laws = [
+                    self._adaptive(law, lambda s, side=side: outcome(side, s), lean, rank)
+                    for side in ("data", "neighbor")
+                ]
+                for epsilon in EPSILONS[::3]:
+                    exact = max(hockey_stick(*laws, epsilon), hockey_stick(*laws[::-1], epsilon))
+                    assert exact <= selection.delta(base, epsilon) + 1e-7
+
+    @staticmethod
+    def _adaptive(law: TrialNumber, outcome, lean, rank) -> np.ndarray:
+        """The law of the best outcome, by dynamic programming over (best, last) of k trials."""
+        p = law._probabilities
+        state = np.zeros((4, 4))
+        for y, chance in enumerate(outcome(0.5)):
+            state[y, y] = chance
+        total = np.zeros(5)
+        total[4] = p[0]
+        for k in range(1, min(len(p), 120)):
+            total[:4] += p[k] * state.sum(1)
+            following = np.zeros((4, 4))
+            for (best, last), mass in np.ndenumerate(state):
+                for y, chance in enumerate(outcome(lean[last])):
+                    winner = y if rank[y] > rank[best] else best
+                    following[winner, y] += mass * chance
+            state = following
+        return total
+
+    def test_thresholds_exactly(self) -> None:
+        law, gamma = TrialNumber(12.0), 1 / 12
+        p, q = np.array([0.85, 0.1, 0.05]), np.array([0.8, 0.08, 0.12])
+        grid = np.linspace(0.02, 2.0, 60)
+        deltas = [max(hockey_stick(p, q, e), hockey_stick(q, p, e)) for e in grid]
+        base = BaseProfile(tuple(grid), tuple(deltas))
+        selection = Selection(law, by_threshold=True)
+
+        def published(base: np.ndarray, reach: tuple[int, ...]) -> np.ndarray:
+            share = base[list(reach)].sum()
+            first = base[list(reach)] / (gamma + (1 - gamma) * share)
+            return np.append(first, 1 - first.sum())
+
+        for reach in [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2)]:
+            one, other = published(p, reach), published(q, reach)
+            for epsilon in EPSILONS:
+                exact = max(hockey_stick(one, other, epsilon), hockey_stick(other, one, epsilon))
+                assert exact <= selection.delta(base, epsilon) + 1e-9
+
+    def test_thresholds_cost_less_than_the_best(self) -> None:
+        best, first = Selection(TrialNumber(40)), Selection(TrialNumber(40), by_threshold=True)
+        assert first.mu(1.0, 1e-5) > 1.1 * best.mu(1.0, 1e-5)
+
+    def test_profiles_beat_renyi(self) -> None:
+        law, mu = TrialNumber(40), 0.14
+        orders = [1.5, 2, 4, 8, 12, 16, 20, 24, 32, 48, 64, 128]
+        accountant = RdpAccountant(orders)
+        accountant.compose(dp_event.RepeatAndSelectDpEvent(dp_event.GaussianDpEvent(1 / mu), 40, 1))
+        assert (
+            selection_epsilon((GaussianLoss(mu),), law, 1e-5) < accountant.get_epsilon(1e-5) - 0.1
+        )
+
+
+def best_of_fast(law: TrialNumber, base: np.ndarray) -> np.ndarray:
+    """:func:`best_of` for many small cells, by the density at the middle of each."""
+    better = 1 - np.cumsum(base) + base / 2
+    return base * law.slope(np.clip(better, 0, 1))
+
+
+class TestLevel:
+    @pytest.mark.parametrize(
+        "law", [TrialNumber(40), TrialNumber(12, 0.0), TrialNumber(5, math.inf)]
+    )
+    @pytest.mark.parametrize("epsilon", [0.1, 1.0, 3.0])
+    def test_the_largest_mu_meets_the_budget_and_a_larger_one_does_not(
+        self, law: TrialNumber, epsilon: float
+    ) -> None:
+        selection = Selection(law)
+        mu = selection.mu(epsilon, 1e-5)
+        assert selection.delta(selection.profile(mu, 1e-5), epsilon) <= 1e-5
+        more = mu * 1.001
+        assert selection.delta(selection.profile(more, 1e-5), epsilon) > 1e-5
+        assert mu < gaussian_mu(epsilon, 1e-5)
+
+    def test_proposals_that_cost_more_than_the_budget_are_refused(self) -> None:
+        with pytest.raises(PrivacyError, match="No noise meets"):
+            Selection(TrialNumber(40), density=(0.5, 2.0)).mu(0.1, 1e-5)
+
+    def test_a_base_without_a_finite_epsilon_is_refused(self) -> None:
+        with pytest.raises(PrivacyError, match="no finite epsilon"):
+            selection_epsilon((ApproximateLoss(0.1, 1e-6),), TrialNumber(40), 1e-5)
+
+    @pytest.mark.parametrize("density", [(0.0, 1.0), (1.1, 1.2), (0.9, 0.95)])
+    def test_densities_that_are_none(self, density: tuple[float, float]) -> None:
+        with pytest.raises(ValueError, match="`density` must be"):
+            Selection(TrialNumber(40), density)
+
+    def test_a_threshold_needs_a_geometric_number(self) -> None:
+        with pytest.raises(PrivacyError, match="geometric"):
+            Selection(TrialNumber(40, 0.0), by_threshold=True)
+
+
+class TestTrainingNoise:
+    BASE = Selection(TrialNumber(40)).profile(0.14, 1e-5)
+
+    @pytest.mark.parametrize("beside", [0.0, 0.05])
+    @pytest.mark.parametrize("lot", [64, 1024, 5000])
+    def test_keeps_to_all_points_and_hardly_more(self, lot: int, beside: float) -> None:
+        n, steps = 5000, 200
+        (noise,) = training_noise(self.BASE, [lot], [steps], num_records=n, beside_mu=beside)
+
+        def excess(z: float) -> float:
+            if lot == n:
+                mu = math.hypot(math.sqrt(steps) / z, beside)
+                found = [gaussian_delta(mu, e) for e in self.BASE.epsilons]
+            else:
+                losses = (PoissonSGDLoss(z, lot / n, steps, NeighboringRelation.REPLACE_ONE),)
+                losses += (GaussianLoss(beside),) if beside else ()
+                found = [composed_delta(losses, e) for e in self.BASE.epsilons]
+            return max(a - b for a, b in zip(np.log(found), np.log(self.BASE.deltas), strict=True))
+
+        assert excess(noise) <= 1e-9
+        assert excess(0.98 * noise) > 0
+
+    def test_several_at_once(self) -> None:
+        lots, steps = [32, 256, 5000], [150, 100, 10]
+        together = training_noise(self.BASE, lots, steps, num_records=5000)
+        alone = [
+            training_noise(self.BASE, [m], [s], num_records=5000)[0]
+            for m, s in zip(lots, steps, strict=True)
+        ]
+        assert together == pytest.approx(alone, rel=3e-3)
+
+    def test_a_score_that_takes_everything_is_refused(self) -> None:
+        with pytest.raises(PrivacyError, match="released beside it"):
+            training_noise(self.BASE, [64], [10], num_records=5000, beside_mu=0.2)

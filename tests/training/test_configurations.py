@@ -1,0 +1,95 @@
+"""Configurations trained together are the trainings of each of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from botorch_dp.training import DPTrainer
+from botorch_dp.training.run import TrainingRun
+from tests.training.helpers import ENGINES, trainer, weights
+from tests.training.test_step_rules import CHOICES
+
+#: Everything differs that may differ, in no order.
+CONFIGURATIONS: list[dict[str, Any]] = [
+    {"learning_rate": 0.1, "clip_norm": 0.5, "noise_multiplier": 0.8, "lot_size": 6, "epochs": 2},
+    {"learning_rate": 0.3, "clip_norm": 2.0, "noise_multiplier": 0.0, "lot_size": 6, "epochs": 4},
+    {"learning_rate": 0.2, "clip_norm": 0.1, "target_epsilon": 3.0, "lot_size": 9, "epochs": 3},
+    {"learning_rate": 1.0, "clip_norm": 1.0, "noise_multiplier": 3.0, "lot_size": 6, "epochs": 1},
+    {"learning_rate": 0.1, "clip_norm": 0.5, "noise_multiplier": 0.8, "lot_size": 6, "epochs": 4},
+]
+SEEDS = [3, 3, 5, 2**70, 7]
+
+
+def assert_each_is_alone(each: DPTrainer, curve: tuple[int, ...] = (1, 3)) -> None:
+    together = each.fit_configurations(CONFIGURATIONS, seeds=SEEDS, curve=curve)
+    for settings, seed, found in zip(CONFIGURATIONS, SEEDS, together, strict=True):
+        own = [epochs for epochs in curve if epochs <= settings["epochs"]]
+        alone = each.fit(**settings, seed=seed, curve=own)
+        assert found.plan == alone.plan
+        assert (found.steps, found.interrupted) == (alone.steps, False)
+        assert found.guarantee == alone.guarantee
+        torch.testing.assert_close(weights(found.model), weights(alone.model), rtol=1e-4, atol=1e-5)
+        assert found.curve == alone.curve
+        assert found.accuracy == alone.accuracy
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("sampling", ["poisson", "without_replacement"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_configurations_are_trained_as_if_alone(engine: str, sampling: str, optimizer: str) -> None:
+    assert_each_is_alone(trainer(engine=engine, sampling=sampling, optimizer=optimizer))
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_with_every_rule(name: str) -> None:
+    assert_each_is_alone(trainer(**CHOICES[name]))
+
+
+def test_normalized() -> None:
+    quiet = trainer(clipping="normalized")
+    loud = [{**one, "noise_multiplier": 1.0} for one in CONFIGURATIONS if "target" not in one]
+    for settings in loud:
+        settings.pop("target_epsilon", None)
+    together = quiet.fit_configurations(loud, seeds=SEEDS)
+    for settings, seed, found in zip(loud, SEEDS, together, strict=True):
+        alone = quiet.fit(**settings, seed=seed)
+        torch.testing.assert_close(weights(found.model), weights(alone.model), rtol=1e-4, atol=1e-5)
+
+
+def test_those_of_one_lot_size_share_their_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[int] = []
+    advance = TrainingRun._advance
+
+    def noted(run: TrainingRun) -> None:
+        rows.append(run.moving)
+        advance(run)
+
+    monkeypatch.setattr(TrainingRun, "_advance", noted)
+    trainer().fit_configurations(CONFIGURATIONS, seeds=SEEDS)
+    assert rows == [4] * 10 + [3] * 10 + [2] * 20 + [1] * 18
+
+
+def test_large_models_are_trained_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    each = trainer()
+    whole = each.fit_configurations(CONFIGURATIONS, seeds=SEEDS)
+    monkeypatch.setattr("botorch_dp.training.trainer._NUMBERS_TOGETHER", 100)
+    parts = each.fit_configurations(CONFIGURATIONS, seeds=SEEDS)
+    for one, other in zip(whole, parts, strict=True):
+        torch.testing.assert_close(weights(one.model), weights(other.model), rtol=1e-4, atol=1e-5)
+
+
+def test_wrong_configurations_are_refused_before_training() -> None:
+    each = trainer()
+    for configurations, seeds, message in (
+        (CONFIGURATIONS, [1, 2], "got 5 and 2"),
+        ([], [], "`seeds` is empty"),
+        (CONFIGURATIONS[:1], [-1], "each of `seeds`"),
+        ([{**CONFIGURATIONS[0], "lot_size": 0}], [1], "lot_size"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            each.fit_configurations(configurations, seeds=seeds)
+    with pytest.raises(ValueError, match="from 1 to 4, got 5"):
+        each.fit_configurations(CONFIGURATIONS, seeds=SEEDS, curve=(5,))
