@@ -149,7 +149,7 @@ def _for_type_checkers(name: str, function: Any) -> Any:
     source = inspect.getsource(sys.modules[function.__module__])
     for block in ast.parse(source).body:
         if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING":
-            for line in block.body:
+            for line in ast.walk(block):
                 if isinstance(line, ast.ImportFrom) and name in {part.name for part in line.names}:
                     return _Unloaded(name, (), {"module": line.module})
     return Any
@@ -174,6 +174,8 @@ def _check_of(kind: Any) -> Check | None:
         return _callable
     if origin is type:
         return _instance(type, "a class")
+    if typing.is_typeddict(kind):
+        return _instance(Mapping, "a mapping")
     if isinstance(origin or kind, type) and kind not in (Any, object):
         if getattr(kind, "_is_protocol", False):
             return _like(kind)

@@ -211,6 +211,48 @@ def output_perturbed() -> training.OutputPerturbedLogisticRegression:
 #: By "Class.method.parameter", "function.parameter" or "parameter", in this order.
 VALUES: dict[str, Callable[[], Any]] = {
     "record_losses": lambda: losses,
+    "configurations": lambda: [{name: make() for name, make in SETTINGS.items()}],
+    "fit_configurations.seeds": lambda: [0],
+    "DPareto.add_trial.utilities": lambda: 0.5,
+    "report.path": lambda: "report.html",
+    "study_report.path": lambda: "report.html",
+    "ledger_report.path": lambda: "report.html",
+    "ledger_report.ledger": lambda: charged_ledger(),
+    "of_file.path": lambda: _study_file(),
+    "study_report.study": lambda: _study_file(),
+    "dashboard_app.path": lambda: _study_file(),
+    "serve_dashboard.path": lambda: _study_file(),
+    "checkpoint": lambda: 1,
+    "tell_point.utility": lambda: 0.5,
+    "points.trial": lambda: finished_front().front_trials[0],
+    "StudyView.trials": lambda: list(finished_front().front_trials),
+    "of_problem.trials": lambda: list(finished_front().front_trials),
+    "of_problem.proposer": lambda: study()._proposer,
+    "columns": lambda: [Real(0.0, 1.0), Integer(0, 3)],
+    "public_twin.num_records": lambda: 60,
+    "num_test": lambda: 20,
+    "Resource.name": lambda: "epochs",
+    "within.space": lambda: toy.SPACE,
+    "ahead.replicates": lambda: [0],
+    "parameter": lambda: "kind",
+    "When.values": lambda: ("a",),
+    "When.__call__.config": lambda: {"kind": "a"},
+    "epsilons": lambda: (0.5, 1.0),
+    "deltas": lambda: (1e-3, 1e-5),
+    "psi": lambda: np.abs,
+    "of.losses": lambda: [privacy.GaussianLoss(1.0)],
+    "selection_epsilon.losses": lambda: [privacy.GaussianLoss(1.0)],
+    "smallest_delta": lambda: 1e-6,
+    "BaseProfile.other.u": lambda: np.array([0.2]),
+    "slope.u": lambda: 0.5,
+    "Selection.number": lambda: privacy.TrialNumber(10),
+    "selection_epsilon.number": lambda: privacy.TrialNumber(10),
+    "selection_rdp.number": lambda: privacy.TrialNumber(10),
+    "TrialNumber.mean": lambda: 10.0,
+    "base": lambda: privacy.BaseProfile.of_mu(1.0, 1e-6),
+    "rdp": lambda: np.array([0.1, 0.2]),
+    "stored": dict,
+    "given": dict,
     "release_linear_choice.record_losses": lambda: losses,
     "LinearChoice.release.record_losses": lambda: losses,
     "initial": lambda: rows()[0],
@@ -592,6 +634,13 @@ def _questions() -> str:
     return "questions"
 
 
+def _study_file() -> str:
+    path = f"study {np.random.default_rng().integers(2**60)}"
+    with pareto.DPareto(toy.problem(), acquisition="random", storage=path, seed=0) as made:
+        made.run(2, initial=2)
+    return path
+
+
 def _saved() -> str:
     outsourced.save_dataset("dataset.npz", dataset())
     return "dataset.npz"
@@ -688,6 +737,7 @@ OBJECTS: dict[str, Callable[[], Any]] = {
     "BranchAndBound": lambda: release.BranchAndBound(
         exact_gp(), schedule=acquisition.UCBSchedule(6, delta=0.1)
     ),
+    "Resource": lambda: pareto.Resource("epochs"),
     "Objective": lambda: pareto.Objective("size", 10.0, lambda config: 1.0),
     "NoiseAwareAdagrad": lambda: _adagrad(),
     "CuratorClient": lambda: outsourced.CuratorClient(

@@ -495,7 +495,9 @@ class PrivacyUtilityProblem:
 
     def at(self, config: Config, checkpoint: int) -> Config:
         """The config whose training ends at a checkpoint."""
-        assert self.resource is not None
+        if self.resource is None:
+            raise ValueError("`checkpoint` goes with a problem that has a `resource`.")
+        check_integer("checkpoint", checkpoint)
         return {**config, self.resource.name: checkpoint}
 
     def whole(self, config: Config) -> Config:

@@ -326,6 +326,13 @@ class Guarantee:
     @classmethod
     def from_dict(cls, state: dict[str, Any]) -> Guarantee:
         """Inverse of :meth:`to_dict`; also reads the form that stored a status."""
+        try:
+            return cls._of_state(state)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"`state` describes no guarantee ({error!r}).") from error
+
+    @classmethod
+    def _of_state(cls, state: dict[str, Any]) -> Guarantee:
         conditions, assumptions, void = state["conditions"], state.get("assumptions", ()), None
         if "status" not in state:
             void = state["void"]

@@ -138,7 +138,7 @@ class MaxVarianceDesign(PublicDesign):
 
     def __post_init__(self) -> None:
         choices = check_tensor("choices", self.choices, shape=(None, None)).detach().clone()
-        check_integer("num_points", self.num_points)
+        check_integer("num_points", self.num_points, at_most=10**5)
         check_positive("noise_variance", self.noise_variance)
         object.__setattr__(self, "choices", choices)
         object.__setattr__(self, "kernel", frozen_kernel(self.kernel, choices))

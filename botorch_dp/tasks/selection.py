@@ -14,7 +14,7 @@ from scipy.stats import binom, hypergeom
 from torch import Tensor
 
 from botorch_dp._arguments import checked
-from botorch_dp._checks import check_integer
+from botorch_dp._checks import check_integer, check_positive
 from botorch_dp.pareto import PrivacyUtilityProblem, TrainingPromise
 from botorch_dp.privacy import Guarantee, sparse_vector_guarantee
 from botorch_dp.space import Config, Integer, Real, SearchSpace
@@ -42,6 +42,7 @@ class SparseVectorUtility:
     def __call__(self, config: Config, seed: int) -> float:
         """Mean F1 score; a run without true positives counts as 0."""
         check_integer("seed", seed, at_least=0)
+        _check_config(config)
         threshold_scale, query_scale = _noise_scales(config["noise"], config["max_positives"])
         generator = np.random.default_rng(seed)
         shape = (self.simulations, self.num_queries)
@@ -170,6 +171,7 @@ def sparse_vector(
 @checked
 def sparse_vector_epsilon(config: Config) -> float:
     """``(1 + (2C)^{1/3}) (1 + (2C)^{2/3}) / b``, for sensitivity 1 and the split used here."""
+    _check_config(config)
     root = math.cbrt(2 * config["max_positives"])
     return float((1 + root) * (1 + root**2) / config["noise"])
 
@@ -224,3 +226,10 @@ def _laplace_quadrature(
     # Intervals beyond the smallest double have no weight; any node will do there.
     tail = np.minimum(levels, 1 - levels).clip(min=np.finfo(float).tiny)
     return -np.sign(levels - 0.5) * np.log(2 * tail) * scales[:, None], weights
+
+
+def _check_config(config: Config) -> None:
+    if not config.keys() >= {"noise", "max_positives"}:
+        raise ValueError(f"`config` must have noise and max_positives, got {list(config)}.")
+    check_positive("config['noise']", config["noise"])
+    check_integer("config['max_positives']", config["max_positives"])

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from botorch_dp._arguments import checked
-from botorch_dp._checks import check_integer
+from botorch_dp._checks import check_integer, check_size
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -58,9 +58,13 @@ def multilayer_perceptron(
 
     Train it with :func:`~botorch_dp.training.cross_entropy_loss`.
     """
-    widths = [num_features, *hidden, num_classes]
-    for width in widths:
-        check_integer("each width", width)
+    widths = [
+        check_integer("num_features", num_features),
+        *(check_integer("hidden", width) for width in hidden),
+        check_integer("num_classes", num_classes),
+    ]
+    for width, after in pairwise(widths):
+        check_size("num_features, hidden or num_classes", max(width, after), 8 * width * after)
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(widths):
         layers += [nn.Linear(inputs, outputs, dtype=dtype), nn.ReLU()]
