@@ -214,7 +214,7 @@ def _none(name: str, value: Any) -> None:
 
 def _callable(name: str, value: Any) -> None:
     if not callable(value):
-        raise TypeError(f"`{name}` must be a function, got {type(value).__name__}.")
+        raise TypeError(f"`{name}` must be callable, got {type(value).__name__}.")
 
 
 def _path(name: str, value: Any) -> None:
@@ -272,7 +272,7 @@ def _any_of(kinds: tuple[Any, ...]) -> Check | None:
     if str in kinds and any(get_origin(kind) is PathLike or kind is PathLike for kind in kinds):
         kinds = tuple(k for k in kinds if k is not str)
     found = [_check_of(kind) for kind in kinds]
-    if None in found:
+    if None in found or np.ndarray in kinds:  # what can be made an array, numbers included
         return None
     checks = [check for check in found if check is not None]
 

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from botorch_dp._arguments import checked
+from botorch_dp._arguments import checked_but
 from botorch_dp._checks import check_integer, check_nonnegative, check_positive
 from botorch_dp.acquisition.gradient_trace import (
     Stencil,
@@ -67,7 +67,7 @@ class Proposal:
     radius: float
 
 
-@checked
+@checked_but("name")
 @dataclass(frozen=True)
 class Design:
     """Where to ask for losses, how many answers to keep, and what to assume of them.

@@ -20,7 +20,7 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from botorch_dp._arguments import checked
+from botorch_dp._arguments import checked_but
 from botorch_dp._checks import check_positive
 from botorch_dp._files import pack
 from botorch_dp.descent.clipping import ClippedMean, Observations, read_losses
@@ -84,7 +84,7 @@ class _Progress:
         return self.trajectory[-1]
 
 
-@checked
+@checked_but("kernel")
 class DPGIBO:
     r"""Minimize the mean loss over records, without gradients and under differential privacy.
 

@@ -15,7 +15,7 @@ from typing import Any, Generic, Literal, TypeVar
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from botorch_dp._arguments import checked
+from botorch_dp._arguments import checked, checked_but
 from botorch_dp._checks import check_delta, check_integer, check_nonnegative, needs_extra
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy._composition import composed_delta, composed_deltas, composed_epsilon
@@ -98,7 +98,7 @@ def check_unit(unit: object, *allowed: NeighboringRelation) -> PrivacyUnit:
     return unit
 
 
-@checked
+@checked_but("alpha")
 @dataclass(frozen=True)
 class Guarantee:
     """A differential-privacy statement about one output.
@@ -416,7 +416,7 @@ def compose(*guarantees: Guarantee) -> Guarantee:
     )
 
 
-@checked
+@checked_but("guarantee")
 @dataclass(frozen=True, eq=False)
 class Release(Generic[T_co]):
     """A value that may be published, with what is promised for it.

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from botorch_dp._arguments import checked
+from botorch_dp._arguments import checked, checked_but
 from botorch_dp._checks import (
     check_delta,
     check_integer,
@@ -325,7 +325,7 @@ class SampledSGDLoss(PrivacyLoss):
         )
 
 
-@checked
+@checked_but("relation")
 @dataclass(frozen=True)
 class PoissonSGDLoss(SampledSGDLoss):
     """DP-SGD on Poisson-sampled lots: every record joins a lot by a coin of its own.
@@ -386,6 +386,8 @@ class PoissonSGDLoss(SampledSGDLoss):
 
     def to_event(self, relation: NeighboringRelation) -> Any:
         """Poisson-sampled Gaussian mechanisms."""
+        if not isinstance(relation, NeighboringRelation):
+            raise TypeError(f"`relation` must be a NeighboringRelation, got {relation!r}.")
         noise = _events().GaussianDpEvent(relation.sum_sensitivity * self.noise_multiplier)
         step = _events().PoissonSampledDpEvent(self.sampling_probability, noise)
         return _events().SelfComposedDpEvent(step, self.steps)
