@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 import secrets
+import sqlite3
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,6 +90,11 @@ class Outcome:
         return "Outcome(sensitive)"
 
 
+_OF_THE_MACHINE = (OSError, MemoryError, sqlite3.Error)
+#: The worst outcome there is.
+FAILED = Outcome(-math.inf, None)
+
+
 def train_and_score(
     trainer: DPTrainer, settings: dict[str, Any], scoring: Scoring, seed: int | None
 ) -> Outcome:
@@ -106,12 +111,17 @@ def train_and_score(
 def train_once(
     trainer: DPTrainer, settings: dict[str, Any], scoring: Scoring, seed: int | None
 ) -> Outcome:
-    """The same; a failure, or a score that is no number, is the worst outcome and says nothing."""
-    with suppress(Exception):
+    """The same; a failure, or a score that is no number, is the worst outcome and says nothing.
+
+    A disk or a memory that is full is no outcome: the run stops, and may be continued.
+    """
+    try:
         outcome = train_and_score(trainer, settings, scoring, seed)
-        if math.isfinite(outcome.score):
-            return outcome
-    return Outcome(-math.inf, None)
+    except Exception as error:
+        if isinstance(error, _OF_THE_MACHINE) or isinstance(error.__cause__, _OF_THE_MACHINE):
+            raise
+        return FAILED
+    return outcome if math.isfinite(outcome.score) else FAILED
 
 
 # --- What is tried. ---
