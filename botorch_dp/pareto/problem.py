@@ -368,6 +368,8 @@ class PrivacyUtilityProblem:
             a :class:`Resource`. ``privacy`` is asked with its value at each checkpoint, and must
             cover all models up to there. With it, ``utility_replicates`` takes the checkpoints too,
             and gives a list with one utility for each seed at each of them.
+        trainer: Makes the :class:`~botorch_dp.training.DPTrainer` that can publish its models, for
+            :class:`~botorch_dp.tuning.PrivateFit`.
 
     Example:
         >>> problem = PrivacyUtilityProblem(
@@ -395,6 +397,7 @@ class PrivacyUtilityProblem:
         utility_curve: Callable[[Config, int, Sequence[int]], Iterable[UtilityAnswer]]
         | None = None,
         resource: str | Resource | None = None,
+        trainer: Callable[[], Any] | None = None,
     ) -> None:
         if not isinstance(space, SearchSpace):
             raise TypeError(f"`space` must be a SearchSpace, got {type(space).__name__}.")
@@ -429,6 +432,7 @@ class PrivacyUtilityProblem:
         named = Resource(resource) if isinstance(resource, str) else resource
         if named is not None and not isinstance(named, Resource):
             raise TypeError(f"`resource` must be a name or a Resource, got {resource!r}.")
+        self.trainer = trainer
         self.space = space
         self.resource = None if named is None else named.within(space)
         self.privacy = privacy

@@ -120,6 +120,14 @@ class PrivateTraining:
         trained = _trainer(self).fit_replicates(**config, seeds=list(seeds), delta=DELTA)
         return [model.accuracy for model in trained]
 
+    def trainer(self) -> DPTrainer:
+        """What publishes a model: on Poisson lots, which cost less than the paper's."""
+        data = _data(self.data)
+        factory, loss = _MODELS[self.model]
+        return DPTrainer(
+            partial(factory, data.train_X.shape[1]), loss, data, optimizer=self.optimizer
+        )
+
     def _steps(self, config: Config) -> int:
         return int(config["epochs"] * (self.num_records // config["lot_size"]))
 
@@ -285,6 +293,7 @@ def _problem(
         promise=TrainingPromise(DELTA, guarantee=oracles.guarantee),
         replicates=replicates,
         name=f"{oracles.model} with DP-{oracles.optimizer.upper()} on {oracles.data}",
+        trainer=oracles.trainer,
     )
 
 

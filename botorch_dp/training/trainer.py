@@ -571,6 +571,32 @@ class DPTrainer:
         sums = engine.clipped_sums(lots, None, float(clip_norm))
         return [view[0].clone() for view in parameter_views(sums, twin)]
 
+    def on(self, data: TrainTest) -> DPTrainer:
+        """The same trainer on other data of the same types and record shapes, such as a twin."""
+        data = check_data(data)
+        for mine, other in zip(self.data, data, strict=True):
+            if mine.dtype != other.dtype or mine.shape[1:] != other.shape[1:]:
+                raise ValueError(
+                    f"`data` must hold records of {tuple(mine.shape[1:])} {mine.dtype}, got "
+                    f"{tuple(other.shape[1:])} {other.dtype}."
+                )
+        twin = copy.copy(self)
+        twin.data = data
+        twin._records = TrainingRecords(data.train_X, data.train_Y, self._traits.num_classes)
+        return twin
+
+    def untrained(self, weights: dict[str, Tensor] | None = None) -> nn.Module:
+        """A model of the factory in evaluation mode; without ``weights`` always the same one."""
+        with seeded_torch(0):
+            model = self._model_factory()
+        if weights is not None:
+            model.load_state_dict(weights)
+        return model.eval()
+
+    def utility(self, model: nn.Module) -> float:
+        """The metric on the test records. Sensitive, unless these are public."""
+        return float(self.metric(self._test_outputs(model), self.data.test_Y))
+
     def _check_model(self, model: object) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"`model_factory` must return a Module, got {type(model).__name__}.")
