@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.__main__ import names
 from benchmarks.common import RESULTS
 from benchmarks.pages import PAGES, filled
 from benchmarks.reproductions import REPRODUCTIONS, Reproduction
@@ -101,6 +102,12 @@ def test_no_script_calls_a_problem_the_papers_when_it_is_not() -> None:
             assert "in place of" in doc or "stand-in" in doc, entry.item
         if entry.problem == "variant":
             assert "variant" in doc, entry.item
+
+
+def test_every_benchmark_says_how_long_it_takes_and_takes_a_folder() -> None:
+    """The parser in ``benchmarks.common`` does both, once for all."""
+    for script in names():
+        assert "BenchmarkParser(" in (ROOT / "benchmarks" / f"{script}.py").read_text(), script
 
 
 def test_scripts_that_name_a_papers_item_are_registered() -> None:
