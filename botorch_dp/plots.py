@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -166,7 +167,7 @@ def plot_guarantee(*guarantees: Guarantee, labels: Sequence[str] | None = None) 
     for ax in (left, right):
         ax.grid(alpha=0.3)
     caption = " ".join(str(guarantee) for guarantee in guarantees)
-    figure.supxlabel(textwrap.fill(caption, 120), fontsize=7.5, ha="center")
+    figure.supxlabel(_wrapped(caption, 120), fontsize=7.5, ha="center")
     return figure
 
 
@@ -228,7 +229,7 @@ def _finish(ax: Axes, fronts: Sequence[ParetoFront]) -> None:
     sentences = list(dict.fromkeys(front.caption for front in fronts))
     if len(sentences) > 1:
         sentences = [f"{front.label}: {front.caption}" for front in fronts]
-    lines = [textwrap.fill(sentence, _CAPTION_WIDTH) for sentence in sentences]
+    lines = [_wrapped(sentence, _CAPTION_WIDTH) for sentence in sentences]
     ax.annotate(
         "\n".join(lines),
         xy=(0, 0),
@@ -239,6 +240,13 @@ def _finish(ax: Axes, fronts: Sequence[ParetoFront]) -> None:
         fontsize=7.5,
         annotation_clip=False,
     )
+
+
+def _wrapped(text: str, width: int) -> str:
+    """``text`` in lines that break neither inside ``(ε = 1, δ = 1e-6)`` nor inside ``n = 5``."""
+    glued = re.sub(r"\([^()]{1,40}\)", lambda found: found[0].replace(" ", "\0"), text)
+    glued = re.sub(r" ([=<≤]) ", "\0\\1\0", glued)
+    return textwrap.fill(glued, width, break_on_hyphens=False).replace("\0", " ")
 
 
 def _projected(front: ParetoFront) -> NDArray[np.float64]:

@@ -29,18 +29,33 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def logistic_regression(
-    num_features: int, *, bias: bool = True, dtype: torch.dtype = torch.float32
+    num_features: int, *, bias: bool = True, zero: bool = False, dtype: torch.dtype = torch.float32
 ) -> nn.Module:
-    """One linear score; train it with :func:`~botorch_dp.training.logistic_loss`."""
+    """One linear score; train it with :func:`~botorch_dp.training.logistic_loss`.
+
+    Args:
+        num_features: The number of inputs.
+        bias: Whether the score has an intercept.
+        zero: Whether to start at zero weights, as Algorithms 3 and 4 of [Avent2020] do, rather than
+            at random ones.
+        dtype: Of the weights.
+    """
     check_integer("num_features", num_features)
-    return nn.Linear(num_features, 1, bias=bias, dtype=dtype)
+    model = nn.Linear(num_features, 1, bias=bias, dtype=dtype)
+    if zero:
+        for parameter in model.parameters():
+            nn.init.zeros_(parameter)
+    return model
 
 
 def linear_svm(
-    num_features: int, *, bias: bool = True, dtype: torch.dtype = torch.float32
+    num_features: int, *, bias: bool = True, zero: bool = False, dtype: torch.dtype = torch.float32
 ) -> nn.Module:
-    """One linear score; train it with :func:`~botorch_dp.training.hinge_loss`."""
-    return logistic_regression(num_features, bias=bias, dtype=dtype)
+    """One linear score; train it with :func:`~botorch_dp.training.hinge_loss`.
+
+    Arguments as in :func:`logistic_regression`.
+    """
+    return logistic_regression(num_features, bias=bias, zero=zero, dtype=dtype)
 
 
 def multilayer_perceptron(
