@@ -36,7 +36,7 @@ def add_commands(commands: Any) -> None:
         description="Train with well-chosen hyper-parameters and print the Pareto front of "
         "epsilon and error. The front is computed from the records: it is sensitive.",
     )
-    _add_problem_arguments(pareto)
+    add_problem_arguments(pareto)
     pareto.add_argument(
         "--trials", type=count, default=40, help="trials of the whole study (default: 40)"
     )
@@ -75,7 +75,7 @@ def add_commands(commands: Any) -> None:
         "accurate within EPSILON, tried or not. Epsilon is exact; the error is a prediction and "
         "sensitive.",
     )
-    _add_problem_arguments(recommend)
+    add_problem_arguments(recommend)
     recommend.add_argument("--storage", type=Path, required=True, help="file of the study")
     recommend.add_argument(
         "--epsilon", type=positive, required=True, help="largest epsilon allowed"
@@ -84,7 +84,8 @@ def add_commands(commands: Any) -> None:
     recommend.set_defaults(run=_recommend)
 
 
-def _add_problem_arguments(parser: argparse.ArgumentParser) -> None:
+def add_problem_arguments(parser: argparse.ArgumentParser) -> None:
+    """The problem, and the settings of a ready one."""
     parser.add_argument("task", metavar="TASK", help=_TASK_HELP)
     add_problem_options(parser)
 
