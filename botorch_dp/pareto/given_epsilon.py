@@ -65,6 +65,7 @@ def given_epsilon(
     solver = NoiseSolver(problem, noise, replaced)
     kind = "utility" if problem.resource is None else "utility_curve"
     kind = "utility_replicates" if problem.replicates_together else kind
+    oracle: dict[str, Any] = {kind: Solved(solver, problem.oracle)}
     promise = problem.promise
     if promise.guarantee is not None:
         promise = replace(promise, guarantee=Solved(solver, promise.guarantee))
@@ -72,7 +73,7 @@ def given_epsilon(
         space,
         privacy=Solved(solver, problem.privacy),
         privacy_batch=solver.bounds,
-        **{kind: Solved(solver, problem.oracle)},
+        **oracle,
         ref_point=problem.ref_point,
         replicates=problem.replicates,
         objectives=problem.objectives,
