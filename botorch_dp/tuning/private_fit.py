@@ -29,6 +29,7 @@ from botorch_dp.privacy import (
     ApproximateLoss,
     BaseProfile,
     Guarantee,
+    NeighboringRelation,
     PrivacyBudget,
     PrivacyLedger,
     PrivacyUnit,
@@ -40,7 +41,7 @@ from botorch_dp.privacy import (
     training_noise,
 )
 from botorch_dp.privacy.runs import Run, fingerprint
-from botorch_dp.space import Config, Integer, Real, SearchSpace
+from botorch_dp.space import Config, Integer, Parameter, Real, SearchSpace
 from botorch_dp.training import DPTrainer, TrainTest, accuracy
 from botorch_dp.training.plan import FIXED_BEFOREHAND, LARGEST_PUBLISHED_LOT
 from botorch_dp.tuning.selection import Scoring, Trials, train_and_score, train_once
@@ -51,6 +52,7 @@ TestRecords = Literal["sensitive", "public", "training"]
 _SECRET = "those it protects against learn neither how many trainings ran nor how long they took"
 _CHOSEN = "the space, the number of trials and all settings were chosen without the records"
 _FAILURES = "whether a training fails does not depend on what single records say"
+_COUNT_IS_PUBLIC = "the number of test records counts as public"
 _PUBLIC_TEST = "the test records, which choose the model, are public"
 #: The part of the squares of mu for a score that is measured on the training records.
 _SCORE_SHARE = 0.1
@@ -334,6 +336,8 @@ class PrivateFit:
         unit = PrivacyUnit("one test record", self.trainer.relation).given(_CHOSEN)
         if self._selects:
             unit = unit.given(_SECRET)
+        if unit.relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
+            unit = unit.given(_COUNT_IS_PUBLIC)
         return self._promise("noisy test scores", unit, self.test_budget, ())
 
     def rank_on(
@@ -662,13 +666,16 @@ def _default_space(trainer: DPTrainer) -> SearchSpace:
     """Ranges around what suits the number of records; lots are large, as noise wants them."""
     n = len(trainer.data.train_X)
     largest = max(1, min(n // 8, LARGEST_PUBLISHED_LOT))
-    adam = trainer.optimizer == "adam"
-    return SearchSpace(
-        learning_rate=Real(1e-3, 0.3, log=True) if adam else Real(0.03, 10.0, log=True),
-        clip_norm=Real(0.1, 4.0, log=True),
-        lot_size=Integer(max(1, largest // 16), largest, log=True),
-        epochs=Integer(4, 64, log=True),
-    )
+    known: dict[str, Parameter] = {
+        "lot_size": Integer(max(1, largest // 16), largest, log=True),
+        "epochs": Integer(4, 64, log=True),
+    }
+    if trainer.optimizer != "scale_free":  # which chooses its own steps
+        adam = trainer.optimizer == "adam"
+        known["learning_rate"] = Real(1e-3, 0.3, log=True) if adam else Real(0.03, 10.0, log=True)
+    if trainer.clipping == "flat":  # otherwise only its product with the learning rate matters
+        known["clip_norm"] = Real(0.1, 4.0, log=True)
+    return SearchSpace(constraints=(), **known)
 
 
 def _checked_space(trainer: DPTrainer, space: SearchSpace | None) -> SearchSpace:

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from botorch_dp.errors import BudgetExhausted, PrivacyError
-from botorch_dp.pareto import PrivacyUtilityProblem
+from botorch_dp.pareto import DPareto, PrivacyUtilityProblem
 from botorch_dp.privacy import (
     GaussianLoss,
     NeighboringRelation,
@@ -444,6 +444,30 @@ class TestRefused:
     def test_bad_arguments_of_a_run(self, options: Any) -> None:
         with pytest.raises((TypeError, ValueError)):
             fit().run(**options)
+
+
+def test_a_study_of_a_twin_leads() -> None:
+    noisy = SearchSpace(**SPACE.parameters, noise_multiplier=Real(0.5, 5.0, log=True))
+    problem = PrivacyUtilityProblem(
+        noisy,
+        privacy=lambda config: 3 / config["noise_multiplier"],
+        utility=lambda config, seed: 0.9 - 0.1 * abs(config["learning_rate"] - 1),
+    )
+    with DPareto(problem, seed=0) as study:
+        study.run(6, initial=5)
+        led = fit(warm_start=study)
+    assert led.method == "twin"
+    assert set(led.only_config) == set(SPACE.parameters)
+
+
+@pytest.mark.parametrize(
+    ("options", "missing"),
+    [({"optimizer": "scale_free"}, "learning_rate"), ({"clipping": "normalized"}, "clip_norm")],
+)
+def test_rules_with_fewer_knobs_have_smaller_spaces(options: dict[str, Any], missing: str) -> None:
+    private = PrivateFit(trainer(**options), budget=BUDGET, trials=2, method="default")
+    assert missing not in private.space.parameters
+    assert private.run().score is not None
 
 
 def test_a_ready_task_can_be_fitted() -> None:
