@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from botorch_dp.training.networks import Loss, output_gradient
-from botorch_dp.training.records import TrainingRecords
+from botorch_dp.training.records import Inputs, TrainingRecords
 
 
 class Engine(Protocol):
@@ -128,13 +128,15 @@ ELEMENTWISE = (
 )
 
 
-def why_not_fused(model: nn.Module, X: Tensor) -> str | None:
+def why_not_fused(model: nn.Module, X: Inputs) -> str | None:
     """Why this engine cannot train the model, or None if it can.
 
     Args:
         model: The model.
         X: Inputs, ``n x ...``; only shape and type are looked at.
     """
+    if isinstance(X, dict):
+        return "its inputs are several tensors"
     layers = _flat_layers(model)
     if layers and type(layers[0]) is nn.Flatten:
         if (layers[0].start_dim, layers[0].end_dim) != (1, -1):
@@ -301,6 +303,7 @@ class FusedEngine:
 
     @cached_property
     def _X(self) -> Tensor:
+        assert isinstance(self._records.X, Tensor)
         return self._records.X.flatten(1)
 
     def _gather(self, indices: Tensor) -> Tensor:
