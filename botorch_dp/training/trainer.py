@@ -607,17 +607,22 @@ class DPTrainer:
         sums = engine.clipped_sums(lots, None, float(clip_norm))
         return [view[0].clone() for view in parameter_views(sums, twin)]
 
+    @property
+    def tensors(self) -> TrainTest:
+        """The records as tensors; raises for data sets and named inputs, which are not."""
+        return check_data(self.data)
+
     def on(self, data: TrainTest) -> DPTrainer:
         """The same trainer on other data of the same types and record shapes, such as a twin."""
         data = check_data(data)
-        for mine, other in zip(self.data, data, strict=True):
+        for mine, other in zip(self.tensors, data, strict=True):
             if mine.dtype != other.dtype or mine.shape[1:] != other.shape[1:]:
                 raise ValueError(
                     f"`data` must hold records of {tuple(mine.shape[1:])} {mine.dtype}, got "
                     f"{tuple(other.shape[1:])} {other.dtype}."
                 )
         twin = copy.copy(self)
-        twin.data = data
+        twin.data = twin._form = data
         twin._records = TrainingRecords(data.train_X, data.train_Y, self._traits.num_classes)
         return twin
 
@@ -631,7 +636,7 @@ class DPTrainer:
 
     def utility(self, model: nn.Module) -> float:
         """The metric on the test records. Sensitive, unless these are public."""
-        return float(self.metric(self._test_outputs(model), self.data.test_Y))
+        return float(self.metric(*self._tested(model)))
 
     def _check_model(self, model: object) -> None:
         if not isinstance(model, nn.Module):

@@ -516,7 +516,7 @@ class PrivateFit:
     @property
     def _scored(self) -> int:
         """How many records the score is measured on."""
-        data = self.trainer.data
+        data = self.trainer.tensors
         return len(data.train_X if self.test_records == "training" else data.test_X)
 
     @cached_property
@@ -574,7 +574,7 @@ class PrivateFit:
 
     def _made_up(self, config: Config) -> tuple[DPTrainer, dict[str, Any]]:
         """The trainer on a few made-up records, and settings for a pass over them."""
-        plan, data = self.trainer.plan(**config, noise_multiplier=1.0), self.trainer.data
+        plan, data = self.trainer.plan(**config, noise_multiplier=1.0), self.trainer.tensors
         generator = torch.Generator().manual_seed(0)
         size = min(plan.num_records, 2 * plan.lot_size)
 
@@ -611,7 +611,7 @@ class PrivateFit:
 
     def _settings(self, with_data: bool) -> dict[str, Any]:
         """All that a run depends on; it is continued with the same settings only."""
-        plan, data = self.trainer.plan(**self._middle, noise_multiplier=1.0), self.trainer.data
+        plan, data = self.trainer.plan(**self._middle, noise_multiplier=1.0), self.trainer.tensors
         return {
             "space": self.space.to_dict(),
             "trainer": plan.to_dict(),
@@ -664,7 +664,7 @@ def _trainer_and_space(
 
 def _default_space(trainer: DPTrainer) -> SearchSpace:
     """Ranges around what suits the number of records; lots are large, as noise wants them."""
-    n = len(trainer.data.train_X)
+    n = len(trainer.tensors.train_X)
     largest = max(1, min(n // 8, LARGEST_PUBLISHED_LOT))
     known: dict[str, Parameter] = {
         "lot_size": Integer(max(1, largest // 16), largest, log=True),
@@ -697,7 +697,7 @@ def _checked_space(trainer: DPTrainer, space: SearchSpace | None) -> SearchSpace
             ) from None
     lots: list[Any] = list(space.parameters["lot_size"].levels(2))
     largest = max(lots)
-    limit = min(len(trainer.data.train_X), LARGEST_PUBLISHED_LOT)
+    limit = min(len(trainer.tensors.train_X), LARGEST_PUBLISHED_LOT)
     if largest > limit:
         raise ValueError(f"`space` has lots of {largest} records, and at most {limit} can be used.")
     return space

@@ -50,7 +50,7 @@ class Scoring:
         """The score, drawn from the operating system's entropy unless there is a seed."""
         if self.mu is None:
             return trainer.utility(model)
-        data = trainer.data
+        data = trainer.tensors
         X, Y = (
             (data.train_X, data.train_Y) if self.on_training_records else (data.test_X, data.test_Y)
         )
@@ -99,7 +99,7 @@ def train_and_score(
     trainer: DPTrainer, settings: dict[str, Any], scoring: Scoring, seed: int | None
 ) -> Outcome:
     """One training and its score, with noise from the operating system unless there is a seed."""
-    data = trainer.data
+    data = trainer.tensors
     # The trainer measures what nobody asks for here, and a test record might make that fail.
     nothing = torch.zeros_like(data.test_X[:1]), torch.zeros_like(data.test_Y[:1])
     blind = trainer.on(data._replace(test_X=nothing[0], test_Y=nothing[1]))

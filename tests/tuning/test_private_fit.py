@@ -424,6 +424,13 @@ class TestRefused:
             with pytest.raises(PrivacyError, match="publish"):
                 PrivateFit(given, SPACE, budget=BUDGET)
 
+    def test_records_that_are_no_tensors(self) -> None:
+        data = records()
+        pairs = [torch.utils.data.TensorDataset(*data[i : i + 2]) for i in (0, 2)]
+        reads = DPTrainer(partial(logistic_regression, 3), logistic_loss, (pairs[0], pairs[1]))
+        with pytest.raises(TypeError, match="`data` must be TrainTest"):
+            PrivateFit(reads, SPACE, budget=BUDGET)
+
     def test_a_metric_of_unknown_sensitivity(self) -> None:
         own = trainer(metric=lambda outputs, targets: 0.5)
         with pytest.raises(PrivacyError, match="metric"):
