@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-#: Audits and mutants have targets of their own (`make audit`); the rest is no benchmark.
-EXCEPT = {"__init__", "__main__", "common", "audit", "mutants"}
+#: Audits and mutants have targets of their own (`make audit`); pages are filled, not measured.
+EXCEPT = {"__init__", "__main__", "common", "audit", "mutants", "pages"}
 
 
 def names() -> list[str]:

@@ -22,7 +22,12 @@ import numpy as np
 from dp_accounting.pld import PLDAccountant, privacy_loss_distribution
 from dp_accounting.rdp import RdpAccountant, rdp_privacy_accountant
 
-from benchmarks.common import Ratio, interleaved_ratio, save_results
+from benchmarks.common import (
+    BenchmarkParser,
+    Ratio,
+    interleaved_ratio,
+    save_results,
+)
 from botorch_dp.privacy import (
     NeighboringRelation,
     dp_sgd_epsilon,
@@ -214,6 +219,7 @@ def measure_speed() -> dict[str, Any]:
 
 
 def main() -> None:
+    BenchmarkParser("accounting", __doc__, minutes=6).parse_args()
     references = measure_references()
     for row in references:
         print("  ".join(f"{name} {value:.4g}" for name, value in row.items()))

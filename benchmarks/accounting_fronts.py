@@ -10,7 +10,6 @@ Takes about five minutes. Run: ``BOTORCH_DP_DATA=folder python -m benchmarks.acc
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Sequence
 
@@ -18,7 +17,11 @@ import numpy as np
 import torch
 from tqdm import trange
 
-from benchmarks.common import mean_interval, save_results
+from benchmarks.common import (
+    BenchmarkParser,
+    mean_interval,
+    save_results,
+)
 from botorch_dp import tasks
 from botorch_dp.pareto import PrivacyUtilityProblem
 from botorch_dp.pareto.front import dominated_volume
@@ -92,11 +95,10 @@ def measure(name: str) -> dict[str, object]:
 
 def main() -> None:
     """Measure all problems and store the result."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = BenchmarkParser("accounting_fronts", __doc__, minutes=5)
     parser.add_argument("problem", nargs="*", help="only those that contain these words")
     options = parser.parse_args()
     chosen = [n for n in PROBLEMS if not options.problem or any(w in n for w in options.problem)]
-    print("Five minutes for all problems on one quiet core.")
     torch.set_num_threads(1)
     save_results("accounting_fronts", {name: measure(name) for name in chosen})
 

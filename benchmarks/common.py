@@ -1,4 +1,4 @@
-"""What every benchmark needs: fair timing, confidence intervals, results on disk.
+"""What every benchmark needs: fair timing, intervals, options, a folder for what comes out.
 
 Timings are ratios against a baseline in the same process, the two interleaved so that a noisy
 neighbour slows both. Set ``OMP_NUM_THREADS=1``: with shared cores, threads mostly wait.
@@ -6,6 +6,7 @@ neighbour slows both. Set ``OMP_NUM_THREADS=1``: with shared cores, threads most
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import os
@@ -18,7 +19,46 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.reproductions import REPRODUCTIONS
+
 RESULTS = Path(__file__).parent / "results"
+_out = RESULTS
+
+
+def results_folder() -> Path:
+    """Where results and figures go: ``benchmarks/results``, unless ``--out`` said otherwise."""
+    _out.mkdir(parents=True, exist_ok=True)
+    return _out
+
+
+class BenchmarkParser(argparse.ArgumentParser):
+    """Options of a benchmark; before it starts it says what it reproduces and how long it takes.
+
+    Args:
+        script: Its name.
+        doc: Its docstring.
+        minutes: How long it takes with the options' defaults on one of two shared cores.
+    """
+
+    def __init__(self, script: str, doc: str | None, *, minutes: float) -> None:
+        super().__init__(
+            prog=f"python -m benchmarks.{script}",
+            description=doc,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        self._script, self._minutes = script, minutes
+        self.add_argument("--out", type=Path, default=RESULTS, help="folder of what comes out")
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        global _out
+        options = super().parse_args(args, namespace)
+        _out = options.out
+        for entry in REPRODUCTIONS:
+            if entry.script == self._script:
+                print(f"[{entry.paper}] {entry.item}: {entry.problem}. {entry.departures}")
+        duration = f"{self._minutes:g} minutes" if self._minutes >= 1 else "less than a minute"
+        print(f"By default this takes about {duration}; results go to {_out}.", flush=True)
+        return options
 
 
 @dataclass(frozen=True)
@@ -99,11 +139,16 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval
     return Interval(mean, mean - half, mean + half, count)
 
 
+def paired_interval(values: Sequence[float], others: Sequence[float]) -> Interval:
+    """The mean difference of two methods that saw the same seeds."""
+    return mean_interval([a - b for a, b in zip(values, others, strict=True)])
+
+
 def save_results(name: str, results: dict[str, Any]) -> Path:
-    """Write ``results/<name>.json`` in one step, with what is needed to read it later."""
+    """Write ``<name>.json`` in one step, with what is needed to read it later."""
     import torch
 
-    RESULTS.mkdir(exist_ok=True)
+    folder = results_folder()
     record = {
         "machine": {
             "cpu_count": os.cpu_count(),
@@ -113,8 +158,8 @@ def save_results(name: str, results: dict[str, Any]) -> Path:
         },
         **results,
     }
-    path = RESULTS / f"{name}.json"
-    with tempfile.NamedTemporaryFile("w", dir=RESULTS, suffix=".tmp", delete=False) as file:
+    path = folder / f"{name}.json"
+    with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".tmp", delete=False) as file:
         json.dump(record, file, indent=1, default=_plain)
         file.write("\n")
     os.replace(file.name, path)

@@ -13,7 +13,6 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,7 +27,12 @@ from botorch.utils.transforms import (
 from gpytorch.kernels import Kernel, RBFKernel
 from torch import Tensor
 
-from benchmarks.common import Ratio, interleaved_ratio, save_results
+from benchmarks.common import (
+    BenchmarkParser,
+    Ratio,
+    interleaved_ratio,
+    save_results,
+)
 from botorch_dp.acquisition import GradientTrace
 from botorch_dp.descent import DPGIBO, Design
 from botorch_dp.models import public_gp
@@ -212,7 +216,7 @@ def growth(repeats: int) -> dict[str, dict[int, float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = BenchmarkParser("dp_gibo_speed", __doc__, minutes=4)
     parser.add_argument("--repeats", type=int, default=15)
     repeats = parser.parse_args().repeats
     torch.set_num_threads(1)

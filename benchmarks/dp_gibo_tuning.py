@@ -1,26 +1,29 @@
-"""Hyper-parameter tuning as in examples 4.3 and 4.4 of the DP-GIBO paper, with figures.
+"""Hyper-parameter tuning: examples 4.3, C.5 and 4.4 of the DP-GIBO paper [Sopa2025].
 
-    OMP_NUM_THREADS=1 BOTORCH_DP_DATA=<folder> python -m benchmarks.dp_gibo_tuning [--full]
+    OMP_NUM_THREADS=1 BOTORCH_DP_DATA=<folder> python -m benchmarks.dp_gibo_tuning [--tasks 4.3 C.5]
 
-- ``gp``, example 4.3: the 10 length-scales of a GP regression, n = 4500 validation records, b = 11,
-  T = 25, AdaGrad, mu = 1, against random search, GP-UCB and GIBO without noise. The paper's data
-  set is replaced by Friedman's first function (half of its ten inputs are irrelevant).
-- ``blog``, example 4.4: 33 parameters of a support vector regression (30 length-scales, C, the
-  tube's width, the overall scale), b = 34, T = 25. **Stand-in**: the paper uses the CT-slice
-  data, here it is UCI BlogFeedback with 30 features and target log(1 + comments).
-- ``cancer``: the same 33 parameters of a classifier on scikit-learn's breast-cancer data, which is
-  small (n = 369): an example where privacy is expensive.
+- 4.3: the 10 length-scales of a GP regression on data drawn from a 10-dimensional RBF GP, whose
+  length-scales are drawn from U[0, 5]^10, which is also the box; n = 4500 validation records,
+  b = 11, T = 25, AdaGrad, mu = 1, against random search, GP-UCB and GIBO, 20 draws of the function.
+- C.5: the same with noise of variance .01 in each evaluation, modelled as .01, 1 and .0001.
+- 4.4: 33 parameters of a support vector regression (30 length-scales, the tube's width, gamma, C)
+  in
+  the ranges of the authors' code, half squared error, n = 5000, b = 34, T = 25; mu = .2, 1 and
+  infinite as in figure 4. **The data are a stand-in**: BlogFeedback in place of the CT slices.
+- ``friedman`` and ``cancer`` are variants of ours: ten length-scales on Friedman's first function,
+  and 33 parameters of a classifier of scikit-learn's breast-cancer data.
 
-Every method sees the same number of evaluations. DP-GIBO and GIBO show the loss at their present
-iterate, the non-private searches the best they have seen. The clip norm is the median gradient
-length on *public* stand-in records that are in no validation set. By default ``blog`` is smaller
-than in the paper (sizes are printed); ``--full`` takes the paper's.
+Every method sees the same number of evaluations and starts at the centre. DP-GIBO and GIBO show the
+loss at their present iterate, the searches without privacy the best they have seen. The clip norm
+is the median gradient length at the start on public records of the same kind. Finished runs
+are kept in ``dp_gibo_tuning.partial.json``, so that a benchmark that was interrupted goes on.
 """
 
 from __future__ import annotations
 
-import argparse
+import json
 import math
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,98 +36,145 @@ from gpytorch.kernels import MaternKernel
 from torch import Tensor
 from tqdm import tqdm
 
-from benchmarks.common import RESULTS, mean_interval, save_results
+from benchmarks.common import (
+    BenchmarkParser,
+    mean_interval,
+    paired_interval,
+    results_folder,
+    save_results,
+)
 from benchmarks.data import blogfeedback
+from botorch_dp._files import atomic_write
 from botorch_dp.descent import DPGIBO, Design, NoiseAwareAdagrad, public_clip_norm
 
 Losses = Callable[[Tensor], Tensor]
-TITLES = {
-    "gp": "Length-scales of a GP regression on Friedman's first function (as example 4.3)",
-    "blog": "Support vector regression on BlogFeedback, a stand-in for CT slices (as example 4.4)",
-    "cancer": "Support vector classification of breast-cancer data",
-}
 
 
 @dataclass(frozen=True)
 class Task:
     """Losses of private and of public records in the unit cube."""
 
-    name: str
     dim: int
     losses: Losses
     public_losses: Losses
-    num_records: int
+
+
+def regression_errors(
+    X: Tensor, y: Tensor, scales: Callable[[Tensor], Tensor], train: int, rows: slice, theta: Tensor
+) -> Tensor:
+    """Squared errors of GP regressions, one for each row of ``theta``, at some rows; ``b x n``."""
+    losses = []
+    for point in theta:
+        scaled = X / scales(point)
+        a, b = scaled[:train], scaled[rows]
+        K = torch.exp(-0.5 * torch.cdist(a, a).square()) + 0.01 * torch.eye(train).double()
+        weights = torch.cholesky_solve(y[:train].unsqueeze(-1), torch.linalg.cholesky(K))
+        predicted = torch.exp(-0.5 * torch.cdist(b, a).square()) @ weights
+        losses.append((predicted.squeeze(-1) - y[rows]).square())
+    return torch.stack(losses)
+
+
+def box_scales(point: Tensor) -> Tensor:
+    """From the unit cube to [0, 5], but for a hundredth: a length-scale of 0 means nothing."""
+    return (5 * point).clamp_min(0.01)
+
+
+def gp_draw(seed: int, *, train: int, validation: int, noise: float = 0.0) -> Task:
+    """A draw of example 4.3: a function and its length-scales; inputs uniform in the unit cube."""
+    generator = torch.Generator().manual_seed(4300 + seed)
+    count = train + validation + 300
+    X = torch.rand(count, 10, dtype=torch.double, generator=generator)
+    truth = box_scales(torch.rand(10, dtype=torch.double, generator=generator))
+    scaled = X / truth
+    gram = torch.exp(-0.5 * torch.cdist(scaled, scaled).square()) + 1e-6 * torch.eye(count).double()
+    white = torch.randn(count, 1, dtype=torch.double, generator=generator)
+    y = (torch.linalg.cholesky(gram) @ white).squeeze(-1)
+    errors = partial(regression_errors, X, y, box_scales, train)
+    private = slice(train, train + validation)
+
+    def noisy(theta: Tensor) -> Tensor:
+        exact = errors(private, theta)
+        if noise == 0:
+            return exact
+        return exact + noise * torch.randn(exact.shape, dtype=torch.double, generator=generator)
+
+    return Task(10, noisy, partial(errors, slice(train + validation, None)))
 
 
 def friedman(seed: int, *, train: int, validation: int) -> Task:
-    """Squared errors of a GP regression with given length-scales, 10 of them."""
+    """Friedman's first function, half of whose ten inputs are irrelevant; scales from .1 to 10."""
     from sklearn.datasets import make_friedman1
 
     X, y = make_friedman1(train + validation + 500, n_features=10, noise=1.0, random_state=seed)
     inputs, outcomes = torch.tensor(X), torch.tensor((y - 14.4) / 4.9)  # known moments
-    train_X, train_Y = inputs[:train], outcomes[:train]
-
-    def errors(rows: slice, theta: Tensor) -> Tensor:
-        losses = []
-        for point in theta:
-            scale = 10 ** (2 * point - 1)  # length-scales from .1 to 10
-            a, b = train_X / scale, inputs[rows] / scale
-            K = torch.exp(-0.5 * torch.cdist(a, a).square()) + 0.04 * torch.eye(train).double()
-            weights = torch.cholesky_solve(train_Y.unsqueeze(-1), torch.linalg.cholesky(K))
-            predicted = torch.exp(-0.5 * torch.cdist(b, a).square()) @ weights
-            losses.append((predicted.squeeze(-1) - outcomes[rows]).square())
-        return torch.stack(losses)
-
+    errors = partial(
+        regression_errors, inputs, outcomes, lambda point: 10 ** (2 * point - 1), train
+    )
     private = slice(train, train + validation)
-    public = slice(train + validation, None)
-    return Task("gp", 10, partial(errors, private), partial(errors, public), validation)
+    return Task(10, partial(errors, private), partial(errors, slice(train + validation, None)))
 
 
-def support_vector_losses(
-    X: np.ndarray, y: np.ndarray, train: slice, rows: slice, classify: bool, theta: Tensor
+#: Logarithms of the 30 length-scales, the tube's width, gamma and C in the authors' code.
+SVR_LOW = np.array([-3.0] * 30 + [math.log(0.01), math.log(0.1), math.log(0.01)])
+SVR_HIGH = np.array([3.0] * 30 + [math.log(1.0), math.log(3.0), math.log(5.0)])
+
+
+def regression_machine(
+    X: np.ndarray, y: np.ndarray, train: slice, rows: slice, theta: Tensor
 ) -> Tensor:
-    """Absolute errors, or logistic losses of the margin, of one machine for each row of theta."""
-    from sklearn.svm import SVC, SVR
+    """Half squared errors of one support vector regression for each row of ``theta``."""
+    from sklearn.svm import SVR
 
     losses = []
     for point in theta.numpy():
-        scaled = X * 10 ** (1 - 2 * point[:30])  # length-scales from .1 to 10
-        C = 10 ** (3 * point[30] - 1)
-        gamma = 10 ** (2 * point[32] - 2.5)
-        if classify:
-            tube = 10 ** (2 * point[31] - 1)  # the classes' weight in place of a tube
-            machine: Any = SVC(C=C, gamma=gamma, class_weight={0: 1.0, 1: tube})
-        else:
-            machine = SVR(C=C, gamma=gamma, epsilon=10 ** (2 * point[31] - 2), max_iter=20_000)
+        values = np.exp(SVR_LOW + (SVR_HIGH - SVR_LOW) * point)
+        scaled = X / values[:30]
+        tube, gamma, C = values[30:]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of iterations, for absurd parameters
+            machine = SVR(C=C, gamma=gamma, epsilon=tube, max_iter=20_000)
             machine.fit(scaled[train], y[train])
-        if classify:
-            margin = (2 * y[rows] - 1) * machine.decision_function(scaled[rows])
-            losses.append(np.logaddexp(0.0, -margin))
-        else:
-            losses.append(np.abs(machine.predict(scaled[rows]) - y[rows]))
+        losses.append(0.5 * (machine.predict(scaled[rows]) - y[rows]) ** 2)
     return torch.tensor(np.stack(losses))
 
 
 def blog(seed: int, *, train: int, validation: int) -> Task:
-    """BlogFeedback, in place of the CT slices."""
+    """BlogFeedback, in place of the CT slices: 30 features, standardized log(1 + comments)."""
     data = blogfeedback()
     order = np.random.default_rng(seed).permutation(len(data.train_X))
     order = order[: train + validation + 300]
     X, y = data.train_X.numpy()[order], np.log1p(data.train_Y.numpy()[order])
-    # Features and their scale are chosen on the public rows at the end.
+    # Features and all scales are chosen on the public rows at the end.
     public = slice(train + validation, None)
-    spread = X[public].std(axis=0)
-    X = X[:, spread > 0]
+    X = X[:, X[public].std(axis=0) > 0]
     X = np.clip((X - X[public].mean(axis=0)) / X[public].std(axis=0), -5, 5)
+    y = (y - y[public].mean()) / y[public].std()
     relevance = np.abs(np.corrcoef(X[public].T, y[public])[-1, :-1])
-    X = X[:, relevance.argsort()[-30:]] / math.sqrt(30)
-    machine = partial(support_vector_losses, X, y, slice(0, train))
-    rows = slice(train, train + validation)
-    return Task(
-        "blog", 33, partial(machine, rows, False), partial(machine, public, False), validation
-    )
+    X = X[:, relevance.argsort()[-30:]]
+    machine = partial(regression_machine, X, y, slice(0, train))
+    private = slice(train, train + validation)
+    return Task(33, partial(machine, private), partial(machine, public))
+
+
+def classification_machine(
+    X: np.ndarray, y: np.ndarray, train: slice, rows: slice, theta: Tensor
+) -> Tensor:
+    """Logistic losses of the margin of one support vector machine for each row of ``theta``."""
+    from sklearn.svm import SVC
+
+    losses = []
+    for point in theta.numpy():
+        scaled = X * 10 ** (1 - 2 * point[:30])  # length-scales from .1 to 10
+        weight = 10 ** (2 * point[31] - 1)
+        machine = SVC(
+            C=10 ** (3 * point[30] - 1),
+            gamma=10 ** (2 * point[32] - 2.5),
+            class_weight={0: 1.0, 1: weight},
+        )
+        machine.fit(scaled[train], y[train])
+        margin = (2 * y[rows] - 1) * machine.decision_function(scaled[rows])
+        losses.append(np.logaddexp(0.0, -margin))
+    return torch.tensor(np.stack(losses))
 
 
 def cancer(seed: int, *, train: int, validation: int) -> Task:
@@ -136,11 +186,9 @@ def cancer(seed: int, *, train: int, validation: int) -> Task:
     X, y = data.data[order], data.target[order]
     public = slice(train + validation, None)
     X = np.clip((X - X[public].mean(axis=0)) / X[public].std(axis=0), -5, 5) / math.sqrt(30)
-    machine = partial(support_vector_losses, X, y, slice(0, train))
-    rows = slice(train, train + validation)
-    return Task(
-        "cancer", 33, partial(machine, rows, True), partial(machine, public, True), validation
-    )
+    machine = partial(classification_machine, X, y, slice(0, train))
+    private = slice(train, train + validation)
+    return Task(33, partial(machine, private), partial(machine, public))
 
 
 # --- Methods: each returns the mean loss after each batch of b evaluations. ---
@@ -151,15 +199,14 @@ def unit_box(dim: int) -> Tensor:
 
 
 def descend(
-    task: Task, seed: int, *, steps: int, mu: float, aware: bool = False
-) -> tuple[list[float], float]:
-    """The mean loss at each iterate, and at the average of the last half."""
+    task: Task, seed: int, *, steps: int, mu: float, aware: bool = False, noise: float = 0.0
+) -> list[float]:
     kernel = MaternKernel(nu=2.5).double()
     kernel.lengthscale = 0.5
     start = torch.full((task.dim,), 0.5, dtype=torch.double)
-    clip_norm = public_clip_norm(
-        task.public_losses, start, kernel=kernel, design=Design(radius=0.4), box=unit_box(task.dim)
-    )
+    box = unit_box(task.dim)
+    design = Design(radius=(0.4, 0.1), noise_variance=noise)
+    clip_norm = public_clip_norm(task.public_losses, start, kernel=kernel, design=design, box=box)
     make = NoiseAwareAdagrad if aware else torch.optim.Adagrad
     result = DPGIBO(
         task.losses,
@@ -167,15 +214,13 @@ def descend(
         kernel=kernel,
         mu=mu,
         steps=steps,
-        clip_norm=clip_norm,
-        box=unit_box(task.dim),
-        design=Design(radius=(0.4, 0.1)),
+        clip_norm=max(clip_norm, 1e-3),
+        box=box,
+        design=design,
         optimizer=lambda parameters: make(parameters, lr=0.1),
         unsafe_seed=seed,
     ).run()
-    path = torch.cat((result.trajectory.value, result.average.value.unsqueeze(0)))
-    values = task.losses(path).mean(-1).tolist()
-    return values[:-1], values[-1]
+    return [float(task.losses(x.unsqueeze(0)).mean()) for x in result.trajectory.value]
 
 
 def best_so_far(values: Tensor, batch: int) -> list[float]:
@@ -228,57 +273,176 @@ def gp_ucb(task: Task, seed: int, *, steps: int) -> list[float]:
     return [first, *best_so_far(-Y.squeeze(-1).clamp_min(Y[0]), batch)]
 
 
-def run(make: Callable[..., Task], seeds: int, steps: int, ucb: bool, **sizes: int) -> Any:
-    curves: dict[str, list[list[float]]] = {}
-    averages: dict[str, list[float]] = {}
-    for seed in tqdm(range(seeds), desc=make.__name__):
-        task = make(seed, **sizes)
-        for mu, aware in ((1.0, False), (1.0, True), (math.inf, False)):
-            name = "GIBO (not private)" if math.isinf(mu) else f"DP-GIBO, mu = {mu:g}"
-            name += ", noise-aware" if aware else ""
-            curve, average = descend(task, seed, steps=steps, mu=mu, aware=aware)
-            curves.setdefault(name, []).append(curve)
-            averages.setdefault(name, []).append(average)
-        searched = random_search(task, seed, steps=steps)
-        curves.setdefault("random search (not private)", []).append(searched)
-        if ucb:
-            curves.setdefault("GP-UCB (not private)", []).append(gp_ucb(task, seed, steps=steps))
-    title = (
-        f"{TITLES[task.name]}\nd = {task.dim}, n = {task.num_records}, b = {task.dim + 1}, "
-        f"T = {steps}; DP-GIBO: 1-GDP for all {steps} steps, replace-one (simulated noise)"
-    )
-    _figure(f"dp_gibo_{task.name}", title, curves, task.dim + 1)
-    return {
-        "sizes": {"seeds": seeds, "steps": steps, **sizes},
-        "start": mean_interval([path[0] for path in next(iter(curves.values()))]),
-        "final mean loss": {
-            name: mean_interval([path[-1] for path in paths]) for name, paths in curves.items()
+# --- What is run. ---
+
+Method = Callable[..., list[float]]
+PRIVATE, RANDOM = "DP-GIBO, mu = 1", "random search (not private)"
+DP: Method = partial(descend, mu=1.0)
+GIBO: Method = partial(descend, mu=math.inf)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One example: a problem for each draw, and methods for the same draws.
+
+    Args:
+        title: Of the figure.
+        make: Number of a draw to its task.
+        methods: By their names.
+        train: Training records.
+        validation: Private validation records, ``n``.
+        draws: How often everything is drawn again.
+    """
+
+    title: str
+    make: Callable[..., Task]
+    methods: dict[str, Method]
+    train: int
+    validation: int
+    draws: int
+
+
+EXPERIMENTS: dict[str, Experiment] = {
+    "4.3": Experiment(
+        "Example 4.3 of Sopa et al.: ten length-scales of a drawn GP",
+        gp_draw,
+        {
+            PRIVATE: DP,
+            "GIBO (not private)": GIBO,
+            RANDOM: random_search,
+            "GP-UCB (not private)": gp_ucb,
         },
-        "mean loss at the averaged iterate": {
-            name: mean_interval(values) for name, values in averages.items()
+        500, 4500, 20,
+    ),
+    "C.5": Experiment(
+        "Example C.5 of Sopa et al.: as 4.3, evaluations with noise of variance .01",
+        partial(gp_draw, noise=0.1),
+        {
+            "modelled as .01": partial(descend, mu=1.0, noise=0.01),
+            "modelled as 1": partial(descend, mu=1.0, noise=1.0),
+            "modelled as .0001": partial(descend, mu=1.0, noise=0.0001),
+        },
+        500, 4500, 10,
+    ),
+    "4.4": Experiment(
+        "Example 4.4 of Sopa et al. on BlogFeedback, a stand-in for CT slices",
+        blog,
+        {
+            "DP-GIBO, mu = 0.2": partial(descend, mu=0.2),
+            PRIVATE: DP,
+            "GIBO (not private)": GIBO,
+            RANDOM: random_search,
+        },
+        500, 5000, 5,
+    ),
+    "friedman": Experiment(
+        "A variant: ten length-scales on Friedman's first function",
+        friedman,
+        {PRIVATE: DP, "GIBO (not private)": GIBO, RANDOM: random_search},
+        150, 4500, 10,
+    ),
+    "cancer": Experiment(
+        "A variant: 33 parameters of a classifier of breast-cancer data",
+        cancer,
+        {
+            PRIVATE: DP,
+            "DP-GIBO, mu = 1, noise-aware": partial(descend, mu=1.0, aware=True),
+            "GIBO (not private)": GIBO,
+            RANDOM: random_search,
+        },
+        100, 369, 5,
+    ),
+}  # fmt: skip
+
+
+class Finished:
+    """Curves of runs that are done, on disk after each."""
+
+    def __init__(self) -> None:
+        self.path = results_folder() / "dp_gibo_tuning.partial.json"
+        self.curves: dict[str, list[float]] = (
+            json.loads(self.path.read_text()) if self.path.exists() else {}
+        )
+
+    def get(self, key: str, run: Callable[[], list[float]]) -> list[float]:
+        """The stored curve, or the one that ``run`` computes now."""
+        if key not in self.curves:
+            curve = run()
+            self.curves = (json.loads(self.path.read_text()) if self.path.exists() else {}) | {
+                key: curve
+            }
+            with atomic_write(self.path) as file:
+                file.write(json.dumps(self.curves, indent=0))
+        return self.curves[key]
+
+
+def run(name: str, experiment: Experiment, steps: int) -> dict[str, Any]:
+    finished = Finished()
+    sizes = {"train": experiment.train, "validation": experiment.validation}
+    curves: dict[str, list[list[float]]] = {method: [] for method in experiment.methods}
+    start = time.perf_counter()
+    for draw in tqdm(range(experiment.draws), desc=name):
+        task = None
+        for method, search in experiment.methods.items():
+            key = json.dumps([name, method, draw, steps, sizes])
+            if key not in finished.curves:
+                task = task or experiment.make(draw, **sizes)
+            curve = finished.get(key, lambda: search(task, draw, steps=steps))  # noqa: B023
+            curves[method].append(curve)
+    minutes = (time.perf_counter() - start) / 60
+    dim = 33 if name in ("4.4", "cancer") else 10
+    _figure(f"dp_gibo_{name.replace('.', '')}", experiment, curves, dim, steps)
+    final = {method: [curve[-1] for curve in paths] for method, paths in curves.items()}
+    first = next(iter(final))
+    return {
+        "problem": experiment.title,
+        "sizes": {"draws": experiment.draws, "steps": steps, "batch": dim + 1, **sizes},
+        "minutes": minutes,
+        "start": mean_interval([curve[0] for curve in curves[first]]),
+        "final mean loss": {method: mean_interval(values) for method, values in final.items()},
+        f"{first} minus another, paired": {
+            method: paired_interval(final[first], values)
+            for method, values in final.items()
+            if method != first
         },
     }
 
 
-def _figure(name: str, title: str, curves: dict[str, list[list[float]]], batch: int) -> None:
+def _figure(
+    name: str, experiment: Experiment, curves: dict[str, list[list[float]]], dim: int, steps: int
+) -> None:
     import matplotlib.pyplot as plt
 
-    figure, ax = plt.subplots(figsize=(7, 4.6))
-    for label, paths in curves.items():
+    figure, (left, right) = plt.subplots(
+        1, 2, figsize=(12, 4.6), width_ratios=(3, 2), layout="constrained"
+    )
+    styles = ("-", "--", "-.", ":")
+    for (label, paths), style in zip(curves.items(), styles, strict=False):
         values = np.array(paths)
-        evaluations = batch * np.arange(values.shape[1])
-        # Curves may coincide: a thick line below, a dashed one above.
-        style = {"ls": "--", "zorder": 5} if "not private" in label else {"lw": 2.5}
-        (line,) = ax.plot(evaluations, values.mean(axis=0), label=label, **style)
-        ax.fill_between(
-            evaluations, values.min(axis=0), values.max(axis=0), alpha=0.12, color=line.get_color()
-        )
-    ax.set_xlabel("evaluations of all validation records")
-    ax.set_ylabel("mean validation loss")
-    ax.set_title(f"{title}\n(mean and range over {len(paths)} replications)", fontsize=9)
-    ax.legend(frameon=False, fontsize=8)
-    figure.tight_layout()
-    figure.savefig(RESULTS / f"{name}.png", dpi=110)
+        evaluations = (dim + 1) * np.arange(values.shape[1])
+        low, middle, high = np.quantile(values, [0.25, 0.5, 0.75], axis=0)
+        (line,) = left.plot(evaluations, middle, style, lw=2, label=label)
+        left.fill_between(evaluations, low, high, alpha=0.12, color=line.get_color())
+    left.set_xlabel("evaluations of all validation records")
+    left.set_ylabel("mean validation loss (median, quartiles)")
+    left.legend(frameon=False, fontsize=8)
+    # Curves of the same draws lie on each other: their differences do not.
+    first, *others = curves
+    for place, other in enumerate(others):
+        differences = np.array(curves[other])[:, -1] - np.array(curves[first])[:, -1]
+        right.plot(np.full(len(differences), place), differences, "o", alpha=0.5)
+        right.plot([place - 0.2, place + 0.2], [differences.mean()] * 2, "k-")
+    right.axhline(0, color="0.6", lw=0.8)
+    right.set_xticks(range(len(others)), [o.replace(" (", "\n(") for o in others], fontsize=8)
+    right.set_ylabel(f"final loss minus that of\n{first}, draw by draw")
+    right.margins(x=0.25)
+    figure.suptitle(
+        f"{experiment.title}\nd = {dim}, n = {experiment.validation}, b = {dim + 1}, T = {steps}, "
+        f"{experiment.draws} draws; DP-GIBO: mu-GDP over all steps (mu = 1 unless said), "
+        "replace-one, simulated noise",
+        fontsize=10,
+    )
+    figure.savefig(results_folder() / f"{name}.png", dpi=110)
     plt.close(figure)
 
 
@@ -286,30 +450,22 @@ def main() -> None:
     import matplotlib as mpl
 
     mpl.use("Agg")
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tasks", nargs="+", default=["gp", "blog", "cancer"])
-    parser.add_argument("--full", action="store_true", help="the paper's size of blog (hours)")
-    arguments = parser.parse_args()
+    parser = BenchmarkParser("dp_gibo_tuning", __doc__, minutes=90)
+    parser.add_argument("--tasks", nargs="+", default=list(EXPERIMENTS), choices=EXPERIMENTS)
+    parser.add_argument("--steps", type=int, default=25)
+    for size in ("train", "validation", "draws"):
+        parser.add_argument(f"--{size}", type=int, help="in place of the example's")
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    full = arguments.full
-    runs = {
-        "gp": partial(
-            run, friedman, 10, 25, True, train=150, validation=4500
-        ),
-        "blog": partial(
-            run, blog, 5 if full else 3, 25, full,
-            train=500 if full else 300, validation=5000 if full else 3000,
-        ),
-        "cancer": partial(run, cancer, 5, 25, False, train=100, validation=369),
-    }  # fmt: skip
-    for name in arguments.tasks:
-        results = runs[name]()
-        print(name, results["sizes"], "" if full or name != "blog" else "(reduced)")
-        print(f"  start: {results['start']}")
-        for key in ("final mean loss", "mean loss at the averaged iterate"):
-            for method, interval in results[key].items():
-                print(f"  {key}, {method}: {interval}")
-        save_results(f"dp_gibo_{name}", results)
+    given = {k: getattr(options, k) for k in ("train", "validation", "draws")}
+    for name in options.tasks:
+        experiment = EXPERIMENTS[name]
+        changed = {k: v for k, v in given.items() if v is not None}
+        results = run(name, Experiment(**(experiment.__dict__ | changed)), options.steps)
+        for key, value in results.items():
+            for what, number in value.items() if isinstance(value, dict) else [("", value)]:
+                print(f"  {key}{': ' if what else ''}{what}: {number}")
+        save_results(f"dp_gibo_{name.replace('.', '')}", results)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Epsilons that the DPareto authors recorded, computed again.
+"""Epsilons that the DPareto authors [Avent2020] recorded, computed again.
 
 Their repository ships 32 results of one experiment (Adult, logistic regression with DP-Adam, lots
 without replacement, delta 1e-5). Each epsilon is computed here three ways:
@@ -26,7 +26,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import save_results
+from benchmarks.common import (
+    BenchmarkParser,
+    save_results,
+)
 from botorch_dp.privacy import dp_sgd_epsilon
 from botorch_dp.privacy._renyi import fixed_lot_rdp
 
@@ -84,6 +87,7 @@ def compared(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
+    BenchmarkParser("dpareto_records", __doc__, minutes=0.3).parse_args()
     folder = os.environ.get("BOTORCH_DP_DATA")
     if not folder:
         raise SystemExit("Set BOTORCH_DP_DATA to the folder that holds dpareto_records.json.")

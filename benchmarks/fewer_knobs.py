@@ -12,12 +12,14 @@ Run: ``OMP_NUM_THREADS=1 python -m benchmarks.fewer_knobs [--seeds N]``
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from functools import partial
 from typing import Any
 
-from benchmarks.common import save_results
+from benchmarks.common import (
+    BenchmarkParser,
+    save_results,
+)
 from botorch_dp import datasets
 from botorch_dp.training import (
     DPTrainer,
@@ -76,7 +78,7 @@ def accuracies(task: str, seeds: int) -> dict[str, dict[str, list[float]]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = BenchmarkParser("fewer_knobs", __doc__, minutes=5)
     parser.add_argument("--seeds", type=int, default=8)
     seeds = parser.parse_args().seeds
     results: dict[str, Any] = {"seeds": seeds, "rates": {k: list(v) for k, v in RATES.items()}}

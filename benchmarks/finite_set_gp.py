@@ -14,7 +14,6 @@ Run with ``OMP_NUM_THREADS=1 python -m benchmarks.finite_set_gp``.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import subprocess
@@ -28,7 +27,13 @@ from botorch.optim import optimize_acqf_discrete
 from gpytorch.kernels import MaternKernel
 from torch import Tensor
 
-from benchmarks.common import RESULTS, interleaved_ratio, save_results, seconds
+from benchmarks.common import (
+    BenchmarkParser,
+    interleaved_ratio,
+    results_folder,
+    save_results,
+    seconds,
+)
 from botorch_dp.acquisition import PrivateUpperConfidenceBound, UCBSchedule
 from botorch_dp.models import FiniteSetGP, public_gp
 
@@ -197,12 +202,12 @@ def draw_figure(rows: list[dict[str, float]]) -> None:
         axis.grid(True, which="major", alpha=0.3)
         axis.legend(fontsize=8, loc="lower right")
     figure.suptitle("GP-UCB on a FiniteSetGP: no privacy guarantee, search only", fontsize=10)
-    figure.savefig(RESULTS / "finite_set_gp.png", dpi=120)
+    figure.savefig(results_folder() / "finite_set_gp.png", dpi=120)
     plt.close(figure)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = BenchmarkParser("finite_set_gp", __doc__, minutes=4)
     parser.add_argument("--full", action="store_true", help="15 repeats instead of 5")
     options = parser.parse_args()
     torch.set_num_threads(1)

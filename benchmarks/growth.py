@@ -11,7 +11,6 @@ about five minutes and 3 GB; ``--quick`` leaves out the largest sizes. Writes
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import statistics
@@ -25,7 +24,12 @@ import torch
 from gpytorch.kernels import RBFKernel
 from matplotlib.figure import Figure
 
-from benchmarks.common import RESULTS, save_results, seconds
+from benchmarks.common import (
+    BenchmarkParser,
+    results_folder,
+    save_results,
+    seconds,
+)
 from benchmarks.dp_gibo_speed import trace_functions
 from botorch_dp.models import FiniteSetGP
 from botorch_dp.objectives import PrivateObjective
@@ -148,7 +152,7 @@ CASES: dict[str, tuple[str, Callable[[int], Callable[[], Any]], Sequence[int]]] 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = BenchmarkParser("growth", __doc__, minutes=5)
     parser.add_argument("--quick", action="store_true", help="without the largest sizes")
     parser.add_argument("--only", choices=sorted(CASES), action="append", help="this case only")
     options = parser.parse_args()
@@ -173,7 +177,7 @@ def main() -> None:
         print(f"{name} ({what}) {row}; exponent {exponent:.2f}", flush=True)
     if not options.only:
         save_results("growth", {"curves": results})
-        draw(results).savefig(RESULTS / "growth.png", dpi=120)
+        draw(results).savefig(results_folder() / "growth.png", dpi=120)
 
 
 def draw(results: dict[str, Any]) -> Figure:

@@ -20,7 +20,12 @@ from botorch.utils.multi_objective.box_decompositions.non_dominated import (
 )
 from botorch.utils.testing import MockModel, MockPosterior
 
-from benchmarks.common import Ratio, interleaved_ratio, save_results
+from benchmarks.common import (
+    BenchmarkParser,
+    Ratio,
+    interleaved_ratio,
+    save_results,
+)
 from botorch_dp.acquisition import (
     HypervolumeProbabilityOfImprovement,
     LogHypervolumeProbabilityOfImprovement,
@@ -73,6 +78,7 @@ def compare(num_objectives: int, num_points: int, batch: int, alone: bool) -> di
 
 
 def main() -> None:
+    BenchmarkParser("hvpoi", __doc__, minutes=4).parse_args()
     warnings.filterwarnings("ignore", module="botorch")
     torch.manual_seed(0)
     results = []

@@ -6,7 +6,11 @@ import statistics
 import subprocess
 import sys
 
-from benchmarks.common import save_results, seconds
+from benchmarks.common import (
+    BenchmarkParser,
+    save_results,
+    seconds,
+)
 
 BASELINE = "import botorch, opendp.prelude"
 CASES = {
@@ -23,6 +27,7 @@ def once(program: str) -> float:
 
 
 def main() -> None:
+    BenchmarkParser("import_time", __doc__, minutes=1).parse_args()
     programs = {"botorch + OpenDP": BASELINE, **CASES}
     times: dict[str, list[float]] = {name: [] for name in programs}
     for _ in range(6):

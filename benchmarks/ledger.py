@@ -12,7 +12,6 @@ Run: ``python -m benchmarks.ledger [--folder DISK]``
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import os
 import sqlite3
@@ -21,7 +20,13 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from benchmarks.common import Ratio, interleaved_ratio, save_results, seconds
+from benchmarks.common import (
+    BenchmarkParser,
+    Ratio,
+    interleaved_ratio,
+    save_results,
+    seconds,
+)
 from botorch_dp.privacy import (
     Guarantee,
     PrivacyBudget,
@@ -113,7 +118,7 @@ def measure(folder: Path) -> dict[str, dict[str, object]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = BenchmarkParser("ledger", __doc__, minutes=2)
     parser.add_argument("--folder", default=".", help="a folder on the disk to measure")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:

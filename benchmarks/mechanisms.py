@@ -7,7 +7,6 @@ The baseline draws the same distributions with numpy's floating-point noise, whi
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,11 @@ from typing import Any
 
 import torch
 
-from benchmarks.common import interleaved_ratio, save_results
+from benchmarks.common import (
+    BenchmarkParser,
+    interleaved_ratio,
+    save_results,
+)
 from botorch_dp.privacy import (
     exponential_mechanism,
     gaussian_mechanism,
@@ -55,7 +58,7 @@ def _peak_megabytes() -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = BenchmarkParser("mechanisms", __doc__, minutes=3)
     parser.add_argument("--quick", action="store_true", help="a tenth of the size")
     size = 100_000 if parser.parse_args().quick else 1_000_000
     torch.manual_seed(0)

@@ -11,7 +11,6 @@ Run with ``OMP_NUM_THREADS=1 python -m benchmarks.pareto_overhead``.
 
 from __future__ import annotations
 
-import argparse
 import math
 import statistics
 import tempfile
@@ -30,7 +29,10 @@ from botorch.utils.multi_objective.box_decompositions.non_dominated import (
 )
 from torch import Tensor
 
-from benchmarks.common import save_results
+from benchmarks.common import (
+    BenchmarkParser,
+    save_results,
+)
 from botorch_dp.pareto import (
     DPareto,
     Integer,
@@ -185,7 +187,7 @@ def measure(size: int, repeats: int, folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = BenchmarkParser("pareto_overhead", __doc__, minutes=10)
     parser.add_argument("--repeats", type=int, default=7)
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore", module="botorch|linear_operator|gpytorch")

@@ -13,7 +13,6 @@ keeps finished studies, so it can be interrupted and run again to go on. With
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -30,7 +29,12 @@ from botorch.utils.multi_objective.pareto import is_non_dominated
 from torch import Tensor
 from tqdm import tqdm
 
-from benchmarks.common import RESULTS, mean_interval, save_results
+from benchmarks.common import (
+    BenchmarkParser,
+    mean_interval,
+    results_folder,
+    save_results,
+)
 from botorch_dp import datasets
 from botorch_dp._files import atomic_write
 from botorch_dp.pareto import (
@@ -49,8 +53,6 @@ from botorch_dp.tasks.learning import OUTPUT_DELTA
 from botorch_dp.training import OutputPerturbedLogisticRegression
 
 INITIAL, TRIALS = 16, 80
-#: Finished studies of a benchmark that was interrupted.
-PARTIAL = RESULTS / "pareto_quality.partial.json"
 #: Label -> options of the study and how many times ``TRIALS`` it may train.
 METHODS: dict[str, tuple[dict[str, Any], int]] = {
     "ehvi": ({"acquisition": "ehvi"}, 1),
@@ -282,7 +284,7 @@ def draw(results: dict[str, Any], path: Path, seeds: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = BenchmarkParser("pareto_quality", __doc__, minutes=25)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--minutes", type=float, default=math.inf, help="stop, to go on later")
     parser.add_argument("--full", action="store_true", help="also the slower methods")
@@ -290,7 +292,9 @@ def main() -> None:
     warnings.filterwarnings("ignore", module="botorch|linear_operator|gpytorch")
     methods = {**METHODS, **MORE_METHODS} if arguments.full else METHODS
     started = time.monotonic()
-    done: dict[str, Any] = json.loads(PARTIAL.read_text()) if PARTIAL.exists() else {}
+    # Finished studies of a benchmark that was interrupted.
+    partial = results_folder() / "pareto_quality.partial.json"
+    done: dict[str, Any] = json.loads(partial.read_text()) if partial.exists() else {}
     results: dict[str, Any] = {}
     for make in (sparse_vector_problem, regression_problem):
         known = make()
@@ -301,7 +305,7 @@ def main() -> None:
                 key = f"{name}, {method}, {seed}"
                 if key not in done:
                     done[key] = run_method(known, method, seed)
-                    with atomic_write(PARTIAL) as file:
+                    with atomic_write(partial) as file:
                         json.dump(done, file)
                 runs[method].append(done[key])
             if time.monotonic() - started > 60 * arguments.minutes:
@@ -325,7 +329,7 @@ def main() -> None:
                     f"reference ahead by {one['reference_ahead_by']} "
                     f"({one['reference_wins']} of {arguments.seeds})"
                 )
-    draw(results, RESULTS / "pareto_quality.png", arguments.seeds)
+    draw(results, results_folder() / "pareto_quality.png", arguments.seeds)
     for result in results.values():
         for of_method in result["runs"].values():
             for run in of_method:
@@ -335,7 +339,7 @@ def main() -> None:
         "pareto_quality",
         {"seeds": arguments.seeds, "initial": INITIAL, "trials": TRIALS, "problems": results},
     )
-    PARTIAL.unlink()
+    partial.unlink()
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from botorch_dp.release import LinearChoice, PrivateChoice, PrivateGPUCB, PrivateMaximum
     from botorch_dp.space import SearchSpace
     from botorch_dp.training import DPTrainer
-    from botorch_dp.tuning import PrivateSearch
+    from botorch_dp.tuning import PrivateFit, PrivateSearch
 
 _ROOMS = {
     "DPGIBO": "descent",
@@ -34,6 +34,7 @@ _ROOMS = {
     "PrivacyLedger": "privacy",
     "PrivacyUtilityProblem": "pareto",
     "PrivateChoice": "release",
+    "PrivateFit": "tuning",
     "PrivateGPUCB": "release",
     "PrivateMaximum": "release",
     "PrivateObjective": "objectives",
@@ -54,6 +55,7 @@ __all__ = [
     "PrivacyLedger",
     "PrivacyUtilityProblem",
     "PrivateChoice",
+    "PrivateFit",
     "PrivateGPUCB",
     "PrivateMaximum",
     "PrivateObjective",

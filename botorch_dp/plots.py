@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from botorch_dp._arguments import checked
 from botorch_dp._checks import needs_extra
 from botorch_dp._files import atomic_write
-from botorch_dp.pareto.front import ParetoFront, non_dominated
+from botorch_dp.pareto.front import OperatingPoint, ParetoFront, non_dominated
 from botorch_dp.privacy import Guarantee
 
 if TYPE_CHECKING:
@@ -29,6 +30,11 @@ if TYPE_CHECKING:
         from matplotlib.figure import Figure
 
 _CAPTION_WIDTH = 98
+_EXPECTED = "The star is what the study's models expect of the recommended configuration."
+_LUCKY = (
+    " It may lie above the observed front, whose points are winners and partly lucky; the dotted "
+    "line is the front of the same trials as the models expect it."
+)
 _TRIALS: dict[str, Any] = {
     "color": "0.55",
     "marker": ".",
@@ -46,10 +52,12 @@ def plot_front(
     dominated: bool | None = None,
     band: bool | None = None,
     ref_point: Sequence[float] | None = None,
+    recommended: OperatingPoint | Sequence[OperatingPoint] = (),
 ) -> Figure:
     """Error against epsilon (on a logarithmic axis): one front, or several to compare.
 
-    A front that was evaluated again is drawn beside the one observed first (dashed).
+    A front that was evaluated again is drawn beside the one observed first (dashed). Points of one
+    training are joined by a thin line.
 
     Args:
         fronts: At least one; their labels go to the legend.
@@ -59,6 +67,8 @@ def plot_front(
         band: Whether to shade the span from each trial's best to its worst replicate. By default
             if there is one front with several replicates that is not drawn beside another.
         ref_point: The anti-ideal (epsilon, error) that bounds the shading; the problem's if None.
+        recommended: What ``study.recommend`` returned: stars. Beside them the first front is drawn
+            as the study's models expect it (dotted), and a sentence says why it lies higher.
 
     Returns:
         The figure.
@@ -78,9 +88,7 @@ def plot_front(
     for index, front in enumerate(fronts):
         color = f"C{index}"
         if trials:
-            points = front.all_points.numpy()
-            label = "trials" if index == 0 else None
-            ax.plot(_log_safe(points[:, 0], smallest), points[:, 1], label=label, **_TRIALS)
+            _draw_trials(ax, front, smallest, label="trials" if index == 0 else None)
         points = _projected(front)
         if front.observed is not None:
             observed = _projected(front.observed)
@@ -94,13 +102,14 @@ def plot_front(
         replicates = max(len(trial.utilities) for trial in front.trials)
         if band if band is not None else alone and front.observed is None and replicates > 1:
             _shade_band(ax, front, smallest, ref_epsilon, color)
+    notes = _draw_recommended(ax, fronts[0], recommended, smallest, ref_epsilon)
     ax.set_xscale("log")
     problem = fronts[0].problem
     promise = problem.promise
     level = f" at δ = {promise.delta:g}" if promise.delta > 0 else ""
     ax.set_xlabel(f"privacy loss ε{level} ({promise.unit.relation.value})")
     ax.set_ylabel("error (1 − utility)")
-    _finish(ax, fronts)
+    _finish(ax, fronts, notes)
     return figure
 
 
@@ -172,7 +181,7 @@ def plot_guarantee(*guarantees: Guarantee, labels: Sequence[str] | None = None) 
     for ax in (left, right):
         ax.grid(alpha=0.3)
     caption = " ".join(str(guarantee) for guarantee in guarantees)
-    figure.supxlabel(textwrap.fill(caption, 120), fontsize=7.5, ha="center")
+    figure.supxlabel(_wrapped(caption, 120), fontsize=7.5, ha="center")
     return figure
 
 
@@ -228,14 +237,14 @@ def _axes(ax: Axes | None) -> tuple[Figure, Axes]:
     return parent, ax
 
 
-def _finish(ax: Axes, fronts: Sequence[ParetoFront]) -> None:
-    """Legend, grid, and the sentence that belongs below."""
+def _finish(ax: Axes, fronts: Sequence[ParetoFront], notes: Sequence[str] = ()) -> None:
+    """Legend, grid, and the sentences that belong below."""
     ax.grid(True, which="major", alpha=0.3)
     ax.legend(fontsize="small")
     sentences = list(dict.fromkeys(front.caption for front in fronts))
     if len(sentences) > 1:
         sentences = [f"{front.label}: {front.caption}" for front in fronts]
-    lines = [textwrap.fill(sentence, _CAPTION_WIDTH) for sentence in sentences]
+    lines = [_wrapped(sentence, _CAPTION_WIDTH) for sentence in (*sentences, *notes)]
     ax.annotate(
         "\n".join(lines),
         xy=(0, 0),
@@ -246,6 +255,13 @@ def _finish(ax: Axes, fronts: Sequence[ParetoFront]) -> None:
         fontsize=7.5,
         annotation_clip=False,
     )
+
+
+def _wrapped(text: str, width: int) -> str:
+    """``text`` in lines that break neither inside ``(ε = 1, δ = 1e-6)`` nor inside ``n = 5``."""
+    glued = re.sub(r"\([^()]{1,40}\)", lambda found: found[0].replace(" ", "\0"), text)
+    glued = re.sub(r" ([=<≤]) ", "\0\\1\0", glued)
+    return textwrap.fill(glued, width, break_on_hyphens=False).replace("\0", " ")
 
 
 def _projected(front: ParetoFront) -> NDArray[np.float64]:
@@ -290,6 +306,52 @@ def _draw_steps(
         zorder=3,
         **style,
     )
+
+
+def _draw_trials(ax: Axes, front: ParetoFront, smallest: float, *, label: str | None) -> None:
+    """All points; those of one training are joined."""
+    points = front.all_points.numpy()
+    ax.plot(_log_safe(points[:, 0], smallest), points[:, 1], label=label, **_TRIALS)
+    if front.problem.resource is None:
+        return
+    numbers = np.array([point.trial for point in front.measured])
+    for number in np.unique(numbers):
+        curve = points[numbers == number]
+        ax.plot(_log_safe(curve[:, 0], smallest), curve[:, 1], color="0.8", lw=0.6, zorder=0.5)
+
+
+def _draw_recommended(
+    ax: Axes,
+    front: ParetoFront,
+    recommended: OperatingPoint | Sequence[OperatingPoint],
+    smallest: float,
+    until: float,
+) -> list[str]:
+    """Stars, and the front as the models see it; returns what to say about them."""
+    stars = [recommended] if isinstance(recommended, OperatingPoint) else list(recommended)
+    if not stars:
+        return []
+    epsilons = ", ".join(f"{star.epsilon:.3g}" for star in stars)
+    low, high = zip(*(star.interval for star in stars), strict=True)
+    errors = np.array([star.error for star in stars])
+    ax.errorbar(
+        [star.epsilon for star in stars],
+        errors,
+        yerr=np.abs(np.array([low, high]) - errors),
+        fmt="*",
+        color="C1",
+        markersize=14,
+        markeredgecolor="black",
+        capsize=3,
+        zorder=9,
+        label=f"recommended, ε = {epsilons}",
+    )
+    if front.shrunken is None:
+        return [_EXPECTED]
+    points = non_dominated(front.shrunken[:, :2]).numpy()
+    label = f"{front.label}, as expected"
+    _draw_steps(ax, points, smallest, until, color="C1", linestyle=":", label=label)
+    return [_EXPECTED + _LUCKY]
 
 
 def _shade_dominated(

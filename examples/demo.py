@@ -81,16 +81,7 @@ def _pareto_front(folder: Path, trials: int) -> None:
             print(f"The study in {folder}/study.sqlite has {known} trials already; it continues.")
         front = study.run(max(trials, known), progress=True)
         best = study.recommend(epsilon=1.0)
-    figure = front.plot()
-    axes = figure.axes[0]
-    axes.plot([best.epsilon], [best.error], "*", color="C1", ms=15, mec="k", zorder=9)
-    axes.annotate(
-        "recommended for ε = 1",
-        (best.epsilon, best.error),
-        xytext=(12, 14),
-        textcoords="offset points",
-        fontsize=9,
-    )
+    figure = front.plot(recommended=best)
     save_figure(figure, folder / "front.png")
     print("\n  epsilon   error\n" + "\n".join(f"  {e:7.3f}  {r:6.3f}" for e, r in front.points))
     print(f"\nFor epsilon = 1: {best}")

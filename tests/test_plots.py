@@ -11,6 +11,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from botorch_dp import plots
 from botorch_dp.pareto import ParetoFront, Trial
 from botorch_dp.pareto.problem import Measurement
 from botorch_dp.plots import plot_front, plot_guarantee, plot_hypervolume, save_figure
@@ -209,3 +210,12 @@ def test_a_guarantee_is_drawn_as_what_it_means(tmp_path: Path) -> None:
         plot_guarantee(gaussian.simulated())
     with pytest.raises(ValueError, match="`labels`"):
         plot_guarantee(gaussian, labels=[])
+
+
+def test_captions_break_neither_inside_a_pair_nor_beside_an_equals_sign() -> None:
+    sentence = "publishing it costs (ε = 13.8, δ = 1e-06) for one record, n = 5 in all"
+    for width in range(22, 60):
+        lines = plots._wrapped(sentence, width).split("\n")
+        assert " ".join(lines) == sentence
+        assert sum("(ε = 13.8, δ = 1e-06)" in line for line in lines) == 1
+        assert sum("n = 5" in line for line in lines) == 1

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 
 from botorch_dp import __version__
-from botorch_dp.cli import outsourcing, privacy, report, study
+from botorch_dp.cli import fitting, outsourcing, privacy, report, study
 from botorch_dp.cli.arguments import Parser
 
 _EPILOG = """examples:
@@ -26,6 +26,8 @@ _EPILOG = """examples:
   botorch-dp recommend adult_logistic_sgd --data breast_cancer \\
       --storage study.sqlite --epsilon 1                   what to deploy within epsilon = 1
   botorch-dp report study.sqlite                           the same to look at, one HTML file
+  botorch-dp fit adult_logistic_adam --data breast_cancer --epsilon 1 --delta 1e-5 \\
+      --model model.pt                                     the tuned model, for epsilon = 1
   botorch-dp calibrate dp-sgd --epsilon 1 --delta 1e-5 --records 50000 --lot 256 --epochs 10
   botorch-dp ledger show budget.sqlite                     what was spent, on what
   botorch-dp audit --samples 100000                        try to break every mechanism
@@ -43,7 +45,7 @@ def parser() -> Parser:
     top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     top.add_argument("--debug", action="store_true", help="show tracebacks of errors")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for module in (study, report, privacy, outsourcing):
+    for module in (study, fitting, report, privacy, outsourcing):
         module.add_commands(commands)
     return top
 

@@ -36,12 +36,12 @@ def add_commands(commands: Any) -> None:
         description="Train with well-chosen hyper-parameters and print the Pareto front of "
         "epsilon and error. The front is computed from the records: it is sensitive.",
     )
-    _add_problem_arguments(pareto)
+    add_problem_arguments(pareto)
     pareto.add_argument(
         "--trials", type=count, default=40, help="trials of the whole study (default: 40)"
     )
     pareto.add_argument(
-        "--initial", type=count, default=16, help="of them drawn at random (default: 16)"
+        "--initial", type=count, help="of them drawn at random (default: 16; 4 with --curves)"
     )
     pareto.add_argument("--workers", type=count, default=1, help="trainings at a time (default: 1)")
     pareto.add_argument(
@@ -75,7 +75,7 @@ def add_commands(commands: Any) -> None:
         "accurate within EPSILON, tried or not. Epsilon is exact; the error is a prediction and "
         "sensitive.",
     )
-    _add_problem_arguments(recommend)
+    add_problem_arguments(recommend)
     recommend.add_argument("--storage", type=Path, required=True, help="file of the study")
     recommend.add_argument(
         "--epsilon", type=positive, required=True, help="largest epsilon allowed"
@@ -84,7 +84,8 @@ def add_commands(commands: Any) -> None:
     recommend.set_defaults(run=_recommend)
 
 
-def _add_problem_arguments(parser: argparse.ArgumentParser) -> None:
+def add_problem_arguments(parser: argparse.ArgumentParser) -> None:
+    """The problem, and the settings of a ready one."""
     parser.add_argument("task", metavar="TASK", help=_TASK_HELP)
     add_problem_options(parser)
 
@@ -94,6 +95,11 @@ def add_problem_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", help="data set of a ready task, such as breast_cancer or digits")
     parser.add_argument(
         "--replicates", type=count, help="trainings that one trial averages, for a ready task"
+    )
+    parser.add_argument(
+        "--curves",
+        action="store_true",
+        help="measure utility along each training, where a ready task can: more points for less",
     )
 
 
@@ -139,6 +145,10 @@ def check_task(options: argparse.Namespace) -> None:
             f"There is no task {options.task!r}.{did_you_mean(options.task, READY)} Ready are "
             f"{', '.join(READY)}; your own is named MODULE:NAME."
         )
+    elif (
+        options.curves and "curves" not in inspect.signature(ready_tasks()[options.task]).parameters
+    ):
+        raise ValueError(f"Task {options.task!r} has no --curves: it is measured at the end only.")
     elif options.data is not None:
         choices = READY[options.task]
         if not choices:
@@ -160,6 +170,8 @@ def load_problem(options: argparse.Namespace) -> PrivacyUtilityProblem:
         for key, value in (("data", options.data), ("replicates", options.replicates))
         if value is not None
     }
+    if options.curves:
+        settings["curves"] = True
     if ":" not in options.task:
         return ready_tasks()[options.task](**settings)
     module, _, name = options.task.partition(":")

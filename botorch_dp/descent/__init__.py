@@ -20,6 +20,7 @@ How to choose the settings, all of which are public (measured in ``benchmarks/dp
   Both are covered by the one guarantee.
 """
 
+from botorch_dp.descent.bounds import DescentBound, DescentFacts
 from botorch_dp.descent.designs import Design
 from botorch_dp.descent.dp_gibo import DPGIBO
 from botorch_dp.descent.optimizers import NoiseAwareAdagrad
@@ -34,7 +35,9 @@ from botorch_dp.descent.start import private_start, public_clip_norm
 
 __all__ = [
     "DPGIBO",
+    "DescentBound",
     "DescentDiagnostics",
+    "DescentFacts",
     "DescentPlan",
     "DescentResult",
     "Design",

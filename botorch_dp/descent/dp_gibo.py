@@ -23,6 +23,7 @@ from tqdm.auto import tqdm
 from botorch_dp._arguments import checked_but
 from botorch_dp._checks import check_positive
 from botorch_dp._files import pack
+from botorch_dp.descent.bounds import DescentFacts
 from botorch_dp.descent.clipping import ClippedMean, Observations, read_losses
 from botorch_dp.descent.designs import (
     Design,
@@ -196,6 +197,7 @@ class DPGIBO:
         self._settings = settings
         self._record_losses = record_losses
         self._ledger = ledger
+        self._step_size = step_size if optimizer is None else None
         self._noise = observation_noise(derivatives, location, settings.design.noise_variance)
         #: What the optimizer works on; what was stored is in the progress.
         self._parameter = torch.nn.Parameter(location.clone())
@@ -304,12 +306,22 @@ class DPGIBO:
         trajectory = torch.stack(done.trajectory)
         second_half = trajectory[1:][done.steps // 2 :]
         location = self._released(trajectory[-1].clone())
+        settings = self._settings
+        facts = DescentFacts(
+            dim=len(settings.initial),
+            clip_norm=settings.clip_norm,
+            noise_std=location.scale or 0.0,
+            step_size=self._step_size,
+            noise_variance=self._noise,
+            has_box=settings.box is not None,
+        )
         return DescentResult(
             location=location,
             average=replace(location, value=second_half.mean(dim=0)),
             trajectory=replace(location, value=trajectory),
             history=done.history,
-            planned_steps=self._settings.steps,
+            planned_steps=settings.steps,
+            facts=facts,
             diagnostics=self._diagnostics,
         )
 

@@ -1,5 +1,13 @@
 """Outsourced optimization: a curator who holds the rows, a modeler who searches them."""
 
+from botorch_dp.outsourced.bounds import (
+    Distortion,
+    RegretBound,
+    projection_dim_for,
+    projection_distortion,
+    regret_bound,
+    regret_certificate,
+)
 from botorch_dp.outsourced.client import CuratorClient, CuratorRefusal, UnreadableResponse
 from botorch_dp.outsourced.curator import (
     Curator,
@@ -29,6 +37,7 @@ __all__ = [
     "Curator",
     "CuratorClient",
     "CuratorRefusal",
+    "Distortion",
     "FileCurator",
     "GaussianNoiseCurator",
     "InputNoiseRBF",
@@ -37,6 +46,7 @@ __all__ = [
     "PrivateAnswers",
     "QueryLimitReached",
     "RandomProjectionCurator",
+    "RegretBound",
     "RequestConflict",
     "UnreadableResponse",
     "UnusableAnswer",
@@ -45,6 +55,10 @@ __all__ = [
     "column_space_residual",
     "curator_app",
     "load_dataset",
+    "projection_dim_for",
+    "projection_distortion",
+    "regret_bound",
+    "regret_certificate",
     "save_dataset",
     "serve",
     "singular_floor",

@@ -1,4 +1,4 @@
-r"""The modeler: GP-UCB on the released rows, asking the curator one row index at a time.
+r"""The modeler: GP-UCB on the released rows, asking the curator for one or several at a time.
 
 Everything here is computed from the released rows and the answers, so it is post-processing: here,
 unlike in the other rooms, hyper-parameters may be learned from the data.
@@ -6,12 +6,15 @@ unlike in the other rooms, hyper-parameters may be learned from the data.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 import os
 import uuid
 from collections.abc import Callable
+from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -53,7 +56,9 @@ class Modeler:
     r"""GP-UCB over the rows of a released data set [Kharkovskii2020].
 
     At step ``t`` it asks for the row that maximizes ``mean + sqrt(beta_t) std`` with
-    ``beta_t = 2 log(n t^2 pi^2 / (6 delta))``.
+    ``beta_t = 2 log(n t^2 pi^2 / (6 delta))``. Of several rows that are to be measured at once,
+    each further one is chosen as if those before it had been answered with their posterior means,
+    which leaves the mean as it is and lowers the variance [Desautels2014].
 
     Args:
         Z: ``n x r`` released rows.
@@ -95,7 +100,7 @@ class Modeler:
         self._fitted = False
         self._refit_every = check_integer("refit_every", refit_every)
         self.history: list[Answer] = []
-        self._open: tuple[int, str] | None = None
+        self._open: dict[int, str] = {}  # rows asked for, and the ids of the questions
         if kernel is None:
             kernel, noise_std = _first_guess(Z), 0.1
         else:
@@ -124,16 +129,34 @@ class Modeler:
 
     def ask(self) -> int:
         """The row to measure next; the same until an answer is told."""
-        if self._open is None:
-            beta = self.schedule(len(self.history) + 1)
-            index = int(self._gp.upper_confidence_bound(beta).argmax())
-            request = uuid.uuid4().hex
-            self._keep({"index": index, "request_id": request})
-            self._open = (index, request)
-        return self._open[0]
+        return self.ask_batch(1)[0]
+
+    def ask_batch(self, size: int) -> list[int]:
+        """Different rows to measure at once; while questions are open, those and no others.
+
+        Args:
+            size: How many, at most ``n``.
+        """
+        check_integer("size", size, at_most=len(self.Z))
+        if not self._open:
+            gp = copy.deepcopy(self._gp) if size > 1 else self._gp
+            for number in range(size):
+                beta = self.schedule(len(self.history) + number + 1)
+                bound = gp.upper_confidence_bound(beta)
+                bound[list(self._open)] = -math.inf
+                index = int(bound.argmax())
+                request = uuid.uuid4().hex
+                self._keep({"index": index, "request_id": request})
+                self._open[index] = request
+                if number + 1 < size:
+                    gp.observe(index, float(gp.mean[index]))
+        return list(self._open)[:size]
 
     def tell(self, index: int, y: float) -> None:
-        """Learn an answer, to the last question or to any other.
+        """Learn an answer, to an open question or to any other.
+
+        An answer that was not asked for may change what is best to ask: open questions are
+        forgotten.
 
         Args:
             index: Row of ``Z``.
@@ -142,8 +165,12 @@ class Modeler:
         check_integer("index", index, at_least=0, at_most=len(self.Z) - 1)
         y = check_finite("y", y)
         self._keep({"index": index, "y": y})
-        self._open = None
+        self._close(index)
         self._learn(index, y)
+
+    def _close(self, index: int) -> None:
+        if self._open.pop(index, None) is None:
+            self._open.clear()
 
     def resume(self, checkpoint: str | os.PathLike[str]) -> None:
         """Learn what a file holds, an open question included, and keep all that comes in it.
@@ -155,7 +182,7 @@ class Modeler:
         path = os.path.realpath(check_path("checkpoint", checkpoint))
         if self._run is not None and self._run.path == path:
             return
-        if self._run is not None or self.history or self._open is not None:
+        if self._run is not None or self.history or self._open:
             raise ValueError(
                 f"`checkpoint` {os.path.basename(path)!r} must be given before the first question "
                 "is asked."
@@ -164,10 +191,10 @@ class Modeler:
         run = Run(path, what="an outsourced search", settings=settings)
         for entry in run.items("entry").values():
             if "y" in entry:
+                self._close(entry["index"])
                 self._learn(entry["index"], entry["y"])
-                self._open = None
             else:
-                self._open = (entry["index"], entry["request_id"])
+                self._open[entry["index"]] = entry["request_id"]
             self._entries += 1
         self._run = run
 
@@ -186,6 +213,8 @@ class Modeler:
         query: Callable[..., float],
         steps: int,
         *,
+        batch_size: int = 1,
+        executor: Executor | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         progress: bool = False,
     ) -> list[Answer]:
@@ -196,6 +225,9 @@ class Modeler:
                 If it takes ``request_id``, a question that was interrupted is repeated with the
                 same id, so that the curator neither counts nor charges it twice.
             steps: Answers in the history when done.
+            batch_size: How many rows are asked for at once.
+            executor: Where the questions of a batch are asked at the same time, such as a pool of
+                threads; one after the other if None.
             checkpoint: File that keeps questions and answers: a modeler that is started again on
                 the same rows goes on where the file ends. See :meth:`resume`.
             progress: Whether to show a progress bar.
@@ -207,12 +239,27 @@ class Modeler:
         if checkpoint is not None:
             self.resume(checkpoint)
         named = "request_id" in inspect.signature(query).parameters
-        todo = range(len(self.history), steps)
-        for _ in tqdm(todo, desc="Outsourced search", unit="query", disable=not progress):
-            index = self.ask()
-            assert self._open is not None
-            extra: dict[str, Any] = {"request_id": self._open[1]} if named else {}
-            self.tell(index, query(index, **extra))
+        check_integer("batch_size", batch_size, at_most=len(self.Z))
+        bar = tqdm(
+            desc="Outsourced search",
+            unit="query",
+            initial=len(self.history),
+            total=steps,
+            disable=not progress,
+        )
+        with bar:
+            while (left := steps - len(self.history)) > 0:
+                indices = self.ask_batch(min(batch_size, left))
+                calls = [
+                    partial(query, index, **({"request_id": self._open[index]} if named else {}))
+                    for index in indices
+                ]
+                pending: list[Callable[[], float]] = list(calls)
+                if executor is not None:
+                    pending = [executor.submit(call).result for call in calls]
+                for index, answer in zip(indices, pending, strict=True):
+                    self.tell(index, answer())
+                    bar.update()
         return list(self.history)
 
     def _learn(self, index: int, y: float) -> None:

@@ -1,6 +1,7 @@
 """DPareto: which accuracy each epsilon buys, found with few trainings."""
 
 from botorch_dp.pareto.front import OperatingPoint, ParetoFront
+from botorch_dp.pareto.given_epsilon import given_epsilon
 from botorch_dp.pareto.problem import (
     InvalidEpsilonError,
     InvalidUtilityError,
@@ -45,4 +46,5 @@ __all__ = [
     "TruncatedNormal",
     "Uniform",
     "When",
+    "given_epsilon",
 ]

@@ -8,6 +8,7 @@ Hypervolume is measured in other units, in which a reference point is natural: `
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 import warnings
@@ -28,7 +29,8 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
 from botorch_dp.acquisition.pending import believe
-from botorch_dp.pareto.problem import PrivacyUtilityProblem, StudyError, Trial
+from botorch_dp.pareto.curves import curve_gp, of_no_training
+from botorch_dp.pareto.problem import PrivacyUtilityProblem, StudyError, Trial, thinned
 from botorch_dp.space import Config
 
 PrivacyModel = Literal["exact", "gp"]
@@ -47,6 +49,9 @@ _CHUNK = 256
 #: Seconds that an oracle may take for the candidates of one step of a proposal. Then whoever waits
 #: is told what takes so long, and the proposal goes on with the candidates it has.
 _SLOW = 5.0
+#: Points of curves that a model sees in all, as far as it sees so many of each: fitting to more of
+#: them takes longer and teaches nothing.
+_MOST_POINTS, _FEWEST_POINTS = 96, 3
 #: Candidates that even the slowest oracle is asked about.
 _FEWEST = 32
 #: Configs whose exact objectives are remembered: those of some proposals. A study that runs for
@@ -329,6 +334,9 @@ class Beliefs:
     which takes away the uncertainty they will settle (or that cannot be settled), moves no mean,
     and has no part in fitting hyper-parameters.
 
+    The points of a curve are many and share their luck: models see some of them, and believe that
+    those of one training are off by the same.
+
     Args:
         problem: The problem.
         complete: The complete trials; at least one.
@@ -351,14 +359,26 @@ class Beliefs:
         self._known = known
         self._space = problem.space
         self._scales = list(scales)
-        #: All complete trials, and after them the pending and failed ones.
-        self.incumbents = known.candidates([*(trial.config for trial in complete), *believed])
-        train_X, believed_X = self.incumbents.codes.tensor_split([len(complete)])  # n x d, b x d
-        values = torch.tensor([problem.points(t)[-1].values for t in complete], dtype=torch.double)
+        points = [problem.points(trial) for trial in complete]
+        everything = [point for curve in points for point in curve]
+        thought = [c for config in believed for c in problem.along(config, _FEWEST_POINTS)]
+        #: What all complete trials measured, and after it what pending and failed ones would.
+        self.incumbents = known.candidates([*(point.config for point in everything), *thought])
+        codes, believed_X = self.incumbents.codes.tensor_split([len(everything)])  # n x d, b x d
+        if problem.resource is not None:
+            believed_X = of_no_training(believed_X)
+        values = torch.tensor([point.values for point in everything], dtype=torch.double)
+        trainings = torch.tensor([point.trial for point in everything])
+        seen = _seen([len(curve) for curve in points])
         self._gps: dict[int, Model] = {}
         for index, scale in enumerate(self._scales):
             if index not in known.columns:
-                gp = fitted_gp(train_X, scale.to_model(values[:, index : index + 1]), seed=seed)
+                gp = fitted_gp(
+                    codes[seen],
+                    scale.to_model(values[seen, index : index + 1]),
+                    seed=seed,
+                    trainings=None if problem.resource is None else trainings[seen],
+                )
                 with torch.no_grad():
                     self._gps[index] = believe(gp, believed_X) if believed else gp
         #: ``n x m`` posterior means there, in the scale of the models.
@@ -382,24 +402,48 @@ class Beliefs:
             stds.append(std)
         return torch.stack(means, dim=-1), torch.stack(stds, dim=-1)
 
+    def covariance(self, codes: Tensor) -> tuple[Tensor, Tensor, float]:
+        """Of the error at ``n x d`` codes: means, ``n x n`` covariance, a training's variance."""
+        gp: Any = self._gps[1]
+        with torch.no_grad():
+            posterior = gp.posterior(codes)
+            # An observation of a training that models have not seen, less what they predict.
+            scale = gp.outcome_transform.stdvs.squeeze() ** 2
+            luck = gp.covar_module.kernels[1].outputscale
+            noise = float((gp.likelihood.noise.mean() + luck) * scale)
+        covariance = posterior.distribution.covariance_matrix
+        return posterior.mean.squeeze(-1), covariance, noise
+
     def _exact(self, index: int) -> ExactObjective:
         column, to_model = self._known.columns[index], self._scales[index].to_model
         return ExactObjective(lambda X: to_model(self._known(self._space.decode(X))[:, column]))
 
 
-def fitted_gp(train_X: Tensor, train_Y: Tensor, *, seed: int) -> SingleTaskGP:
+def fitted_gp(
+    train_X: Tensor, train_Y: Tensor, *, seed: int, trainings: Tensor | None = None
+) -> SingleTaskGP:
     """A Matérn-5/2 GP with a length-scale for each parameter and inferred noise, ``n x 1`` data.
 
     The noise is inferred from all trials at once rather than from the replicates of each: the
     variance of three numbers is often tiny by luck, and such a trial would be trusted blindly.
+
+    Args:
+        train_X: ``n x d`` codes.
+        train_Y: ``n x 1``.
+        seed: For restarts of the fit.
+        trainings: Which training each is from, ``n``, if some share one.
     """
-    model = SingleTaskGP(
-        train_X,
-        train_Y,
-        covar_module=get_covar_module_with_dim_scaled_prior(
-            ard_num_dims=train_X.shape[-1], use_rbf_kernel=False
-        ),
-        outcome_transform=Standardize(m=1),
+    model = (
+        SingleTaskGP(
+            train_X,
+            train_Y,
+            covar_module=get_covar_module_with_dim_scaled_prior(
+                ard_num_dims=train_X.shape[-1], use_rbf_kernel=False
+            ),
+            outcome_transform=Standardize(m=1),
+        )
+        if trainings is None
+        else curve_gp(train_X, trainings, train_Y)
     )
     # Only a failed first attempt draws random restarts.
     with manual_seed(seed):
@@ -408,6 +452,17 @@ def fitted_gp(train_X: Tensor, train_Y: Tensor, *, seed: int) -> SingleTaskGP:
             optimizer_kwargs={"options": {"ftol": _FIT_TOLERANCE}},
         )
     return model
+
+
+def _seen(counts: Sequence[int]) -> list[int]:
+    """Which of all points models see: fewer of each curve, the more curves there are."""
+    most = max(_FEWEST_POINTS, _MOST_POINTS // len(counts))
+    starts = itertools.accumulate(counts, initial=0)
+    return [
+        start + place
+        for start, count in zip(starts, counts, strict=False)
+        for place in thinned(range(count), most)
+    ]
 
 
 def predicted(model: Model, X: Tensor) -> tuple[Tensor, Tensor]:

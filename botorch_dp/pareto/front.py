@@ -25,7 +25,7 @@ from botorch_dp.pareto.beliefs import Beliefs, Candidates, require_complete
 from botorch_dp.pareto.problem import SEEDED, Point, PrivacyUtilityProblem, Trial
 from botorch_dp.pareto.proposals import Proposer
 from botorch_dp.privacy import DEFAULT_DELTA, Guarantee, rounded_up
-from botorch_dp.space import Config
+from botorch_dp.space import Config, Real
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -84,6 +84,7 @@ class ParetoFront:
         label: Its name in figures.
         observed: The front that this one measured again, if any.
         reevaluator: How to measure trials again.
+        believer: What the study's models expect of :attr:`all_points`, ``n x m``.
 
     Example:
         >>> front = study.run(40)
@@ -100,6 +101,7 @@ class ParetoFront:
         label: str = "front",
         observed: ParetoFront | None = None,
         reevaluator: Reevaluator | None = None,
+        believer: Callable[[], Tensor] | None = None,
     ) -> None:
         if not trials:
             raise ValueError("`trials` is empty: a front needs at least one complete trial.")
@@ -109,6 +111,7 @@ class ParetoFront:
         self.label = label
         self.observed = observed
         self._reevaluator = reevaluator
+        self._believer = believer
         #: What all complete trials measured, in the order of their numbers; of a curve, all points.
         self.measured = tuple(point for trial in self.trials for point in problem.points(trial))
         #: ``n x m`` objective values of :attr:`measured`.
@@ -175,6 +178,17 @@ class ParetoFront:
                 volume = dominated_volume(best, ref)
             volumes[measured.trial] = volume
         return torch.tensor(list(volumes.values()), dtype=torch.double)
+
+    @cached_property
+    def shrunken(self) -> Tensor | None:
+        """The front that the study's models expect of the same trials, ``k x m``.
+
+        The best of many noisy trials are partly lucky. The models are not: they judge each by its
+        neighbours too. None if the front has no study, or a study of one trial.
+        """
+        if self._believer is None or len(self.trials) < 2:
+            return None
+        return non_dominated(self._believer())
 
     def replicate_fronts(self) -> dict[str, Tensor]:
         """Fronts of each point's ``best``, ``mean`` and ``worst`` replicate, each ``k x 2``.
@@ -247,6 +261,7 @@ class ParetoFront:
             label=label,
             observed=self.observed,
             reevaluator=self._reevaluator,
+            believer=self._believer,
         )
 
     def __len__(self) -> int:
@@ -269,7 +284,8 @@ class ParetoFront:
 
     def __getstate__(self) -> dict[str, Any]:
         # The study stays where its file is; its trials are in the front.
-        return self.__dict__ | {"_reevaluator": None, "_guarantee": self.guarantee}
+        here = {"_reevaluator": None, "_believer": None, "_guarantee": self.guarantee}
+        return self.__dict__ | here | {"shrunken": self.shrunken}
 
     def _checked(self, ref_point: Sequence[float] | None) -> Sequence[float]:
         if ref_point is None:
@@ -388,10 +404,21 @@ def recommended(
         raise ValueError(f"`level` must lie in (0, 1), got {level}.")
     require_complete(trials, "config to recommend")
     beliefs = proposer.beliefs(trials) if fitted is None else fitted
+    space = proposer.problem.space
+    given = space.parameters.get("epsilon") if proposer.problem.resource is None else None
+    asked = min(epsilon, given.high) if isinstance(given, Real) else math.nan
+
+    def held(candidates: Candidates) -> Candidates:
+        """The candidates at the epsilon that was asked for, if it is a parameter."""
+        if not isinstance(given, Real) or asked < given.low:
+            return candidates
+        return proposer.known.candidates([{**c, "epsilon": asked} for c in candidates.configs])
 
     def within(candidates: Candidates) -> Tensor:
+        candidates = held(candidates)
+        allowed = torch.tensor([space.satisfies(config) for config in candidates.configs])
         errors = expected_error(*_error_beliefs(beliefs, candidates))
-        return (-errors).where(candidates.known[:, _EPSILON] <= epsilon, -math.inf)
+        return (-errors).where(allowed & (candidates.known[:, _EPSILON] <= epsilon), -math.inf)
 
     config = proposer.search(within, beliefs, len(trials))
     if config is None:
@@ -404,6 +431,7 @@ def recommended(
                 f"is {smallest:.4g}. Widen the space (more noise, fewer steps) or ask for more."
             )
     assert config is not None
+    (config,) = held(proposer.known.candidates([config])).configs
     mean, std = _error_beliefs(beliefs, proposer.known.candidates([config]))
     z = NormalDist().inv_cdf(0.5 + level / 2)
     return OperatingPoint(
@@ -412,7 +440,12 @@ def recommended(
         error=float(expected_error(mean, std)),
         interval=(float(torch.sigmoid(-mean - z * std)), float(torch.sigmoid(-mean + z * std))),
         level=level,
-        tried=any(trial.config == config for trial in trials if trial.state == "complete"),
+        tried=any(
+            point.config == config
+            for trial in trials
+            if trial.state == "complete"
+            for point in proposer.problem.points(trial)
+        ),
     )
 
 

@@ -40,6 +40,14 @@ _TRAINING_RECORD = PrivacyUnit("one record of the training data")
 SEEDED = "the noise of its trainings follows from their seeds, which the study knows"
 
 
+def thinned(values: Sequence[int], most: int) -> list[int]:
+    """At most so many of some values, spread evenly, both ends among them."""
+    if len(values) <= most:
+        return list(values)
+    last = len(values) - 1
+    return [values[place] for place in sorted({round(last * i / (most - 1)) for i in range(most)})]
+
+
 class StudyError(RuntimeError):
     """A study that cannot go on as it is; the message says what to do. Nothing stored is lost."""
 
@@ -374,6 +382,8 @@ class PrivacyUtilityProblem:
             a :class:`Resource`. ``privacy`` is asked with its value at each checkpoint, and must
             cover all models up to there. With it, ``utility_replicates`` takes the checkpoints too,
             and gives a list with one utility for each seed at each of them.
+        trainer: Makes the :class:`~botorch_dp.training.DPTrainer` that can publish its models, for
+            :class:`~botorch_dp.tuning.PrivateFit`.
 
     Example:
         >>> problem = PrivacyUtilityProblem(
@@ -401,6 +411,7 @@ class PrivacyUtilityProblem:
         utility_curve: Callable[[Config, int, Sequence[int]], Iterable[UtilityAnswer]]
         | None = None,
         resource: str | Resource | None = None,
+        trainer: Callable[[], Any] | None = None,
     ) -> None:
         if not isinstance(space, SearchSpace):
             raise TypeError(f"`space` must be a SearchSpace, got {type(space).__name__}.")
@@ -435,6 +446,7 @@ class PrivacyUtilityProblem:
         named = Resource(resource) if isinstance(resource, str) else resource
         if named is not None and not isinstance(named, Resource):
             raise TypeError(f"`resource` must be a name or a Resource, got {resource!r}.")
+        self.trainer = trainer
         self.space = space
         self.resource = None if named is None else named.within(space)
         self.privacy = privacy
@@ -504,7 +516,12 @@ class PrivacyUtilityProblem:
         """The config of the longest training that passes through this one, if it is a curve."""
         if self.resource is None:
             return config
-        ends = (self.space.parameters[self.resource.name].high, *self.resource.checkpoints[::-1])  # type: ignore
+        parameter, checkpoints = (
+            self.space.parameters[self.resource.name],
+            self.resource.checkpoints,
+        )
+        assert isinstance(parameter, Integer) and checkpoints is not None
+        ends = (parameter.high, *reversed(checkpoints))
         longer = (self.at(config, end) for end in ends if end > config[self.resource.name])
         return next((c for c in longer if self.space.satisfies(c)), config)
 
@@ -519,6 +536,18 @@ class PrivacyUtilityProblem:
         end = config[self.resource.name]
         along = (c for c in self.resource.checkpoints if c < end)
         return (*(c for c in along if self.space.satisfies(self.at(config, c))), end)
+
+    def along(self, config: Config, most: int | None = None) -> list[Config]:
+        """The configs that a training of a config passes through, itself the last of them.
+
+        Args:
+            config: Where the training ends.
+            most: Leave out some of them if there are more than this.
+        """
+        if self.resource is None:
+            return [config]
+        checkpoints = self.checkpoints(config)
+        return [self.at(config, c) for c in thinned(checkpoints, most or len(checkpoints))]
 
     def cost(self, config: Config) -> float:
         """What a training of a config costs, in the unit of its resource; 1 if it has none."""

@@ -40,8 +40,15 @@ from botorch_dp.pareto.beliefs import (
     PrivacyModel,
     objective_scales,
 )
-from botorch_dp.pareto.problem import CurvePlan, PrivacyUtilityProblem, StudyError, Trial
-from botorch_dp.space import Config, SearchSpace
+from botorch_dp.pareto.curves import Staircase, expected_gains, stops
+from botorch_dp.pareto.problem import (
+    CurvePlan,
+    PrivacyUtilityProblem,
+    StudyError,
+    Trial,
+    thinned,
+)
+from botorch_dp.space import Config, Integer, SearchSpace
 
 #: Scores candidates; the one with the largest score is tried next.
 Score: TypeAlias = Callable[[Candidates], Tensor]
@@ -65,6 +72,8 @@ _MC_SAMPLES = 64
 #: Steps from the best configs, in units of the cube, and how many of each length.
 _LOCAL_STEPS = (0.02, 0.06, 0.2)
 _LOCAL_CANDIDATES = 512
+#: Curves have many points, and are compared by the share of so many candidates.
+_CURVES = 0.25
 #: Polishing: how many of the best candidates, and which steps they take in turn.
 _POLISHED = 8
 _POLISH_STEPS = (0.05, 0.02, 0.01, 0.005)
@@ -73,6 +82,15 @@ _POLISH_TRIES = 12
 _SWITCH = 0.25
 #: Points of a sequence that are drawn, in search of configs that constraints allow.
 _MOST_DRAWN = 2**17
+#: Checkpoints at which a training may be planned to end.
+_ENDS = 6
+#: How the expected gain of a curve is weighed against its cost; see :class:`WholeCurves`. The
+#: overhead is a share of the most expensive training.
+_POWER, _OVERHEAD = 0.25, 0.125
+#: A training goes on as long as its rest is worth this share of what a new training promises.
+_SHARE = 0.2
+#: By how many checkpoints the first trainings are shorter than the longest.
+_SHORTER = 2
 #: Acquisition functions get so many points at once; their memory grows with it.
 _CHUNK = 512
 
@@ -102,7 +120,7 @@ class Proposer:
         self.options = options
         self.known = KnownObjectives(problem, with_epsilon=options.privacy_model == "exact")
         self._seed = seed
-        self._scales = objective_scales(problem, options.epsilon_scale)
+        self.scales = objective_scales(problem, options.epsilon_scale)
         self._grid: list[Config] | None = None
         if options.acquisition == "grid":
             whole = (problem.whole(config) for config in problem.space.grid(options.grid_levels))
@@ -110,7 +128,9 @@ class Proposer:
             order = np.random.default_rng(_stream(seed, "grid")).permutation(len(grid))
             self._grid = [grid[index] for index in order]
         self._spread: dict[str, list[Config]] = {}
-        self._pool: Candidates | None = None
+        self._pools: dict[bool, Candidates] = {}
+        #: Where the training of a config that was just proposed may end early.
+        self._stops: tuple[Config, tuple[float, ...]] | None = None
 
     def most_trials(self, trials: Sequence[Trial]) -> float:
         """How many trials there can be, these included."""
@@ -129,7 +149,15 @@ class Proposer:
             number: The new trial's number.
             initial: How many trials are drawn before models are consulted.
         """
-        return self.problem.whole(self._proposed(trials, number, initial))
+        config = self._proposed(trials, number, initial)
+        whole = self.problem.whole(config)
+        if self.problem.resource is None or self.options.acquisition in ("random", "grid"):
+            return whole
+        if number < initial:
+            # What the first trainings tell soon is worth more than how they end.
+            name = self.problem.resource.name
+            return self.problem.along(whole)[-1 - _SHORTER] if whole[name] > 1 else whole
+        return config
 
     def _proposed(self, trials: Sequence[Trial], number: int, initial: int) -> Config:
         if self._grid is not None:
@@ -153,8 +181,13 @@ class Proposer:
             return drawn[number]
         beliefs = self.beliefs(trials)
         with manual_seed(self._torch_seed(number)), torch.no_grad():
-            score = self._score(beliefs)
-            best = self.search(score, beliefs, number)
+            if self.problem.resource is None:
+                best = self.search(self.score(beliefs), beliefs, number)
+            else:
+                curves = WholeCurves(self, beliefs)
+                best = self.search(curves, beliefs, number, whole=True)
+                if best is not None:
+                    self._stops = best, _ = curves.ended(best)
             if best is None:
                 # Nothing promises an improvement: look where least is known.
                 best = self.search(lambda c: _uncertainty(beliefs, c), beliefs, number)
@@ -178,7 +211,10 @@ class Proposer:
         if self.problem.resource is None:
             return None
         epsilons = [self.known.epsilon(self.problem.at(config, c)) for c in along]
-        return CurvePlan(checkpoints, (*epsilons, epsilon), (0.0,) * len(checkpoints))
+        stops = (0.0,) * len(checkpoints)
+        if self._stops is not None and self._stops[0] == config:
+            stops = self._stops[1]
+        return CurvePlan(checkpoints, (*epsilons, epsilon), stops)
 
     def beliefs(self, trials: Sequence[Trial]) -> Beliefs:
         """The models fitted to the complete trials, believing in the others."""
@@ -187,44 +223,62 @@ class Proposer:
             [trial for trial in trials if trial.state == "complete"],
             [trial.config for trial in trials if trial.state != "complete"],
             known=self.known,
-            scales=self._scales,
+            scales=self.scales,
             seed=self._torch_seed(len(trials)),
         )
 
-    def search(self, score: Score, beliefs: Beliefs, number: int) -> Config | None:
+    def search(
+        self, score: Score, beliefs: Beliefs, number: int, *, whole: bool = False
+    ) -> Config | None:
         """The config with the best score found; None if all scores are minus infinity.
 
         Args:
             score: Larger is better; not finite where nothing may be proposed.
             beliefs: Where the best configs so far are.
             number: Makes the random steps of this search its own.
+            whole: Whether to look at the longest trainings only, and score whole curves.
         """
         generator = torch.Generator().manual_seed(self._torch_seed(number))
         starts = _best_incumbents(beliefs)
-        found = self._fixed_pool() + self._near(starts, _LOCAL_STEPS, _LOCAL_CANDIDATES, generator)
+        share = _CURVES if whole else 1.0
+        local = int(share * _LOCAL_CANDIDATES)
+        found = self._pool(whole) + self._near(starts, _LOCAL_STEPS, local, generator, whole)
         scores = _scored(score, found)
         for step in _POLISH_STEPS:
             kept = scores.topk(min(_POLISHED, len(scores))).indices
             found, scores = found[kept], scores[kept]
             if len(scores) == 0 or scores[0] == -math.inf:
                 return None
-            tries = self._near(found.codes, (step,), _POLISH_TRIES * len(found), generator)
+            count = int(share * _POLISH_TRIES) * len(found)
+            tries = self._near(found.codes, (step,), count, generator, whole)
             found = found + tries
             scores = torch.cat([scores, _scored(score, tries)])
         return found.configs[int(scores.argmax())]
 
     def _near(
-        self, starts: Tensor, lengths: Sequence[float], count: int, generator: torch.Generator
+        self,
+        starts: Tensor,
+        lengths: Sequence[float],
+        count: int,
+        generator: torch.Generator,
+        whole: bool = False,
     ) -> Candidates:
         """Candidates around the codes of others, ``k x d``."""
-        return self.known.near(_steps_from(self.problem.space, starts, lengths, count, generator))
+        codes = _steps_from(self.problem.space, starts, lengths, count, generator)
+        if not whole:
+            return self.known.near(codes)
+        configs = map(self.problem.whole, self.problem.space.decode(codes))
+        return self.known.candidates([c for c in configs if self.problem.space.satisfies(c)])
 
-    def _fixed_pool(self) -> Candidates:
-        if self._pool is None:
+    def _pool(self, whole: bool) -> Candidates:
+        """The fixed candidates; the longest trainings that pass through some of them."""
+        if whole not in self._pools:
             count = self.options.candidates
             configs = self._quasi_random("candidates", count, self.problem.space.spread)
-            self._pool = self.known.candidates(configs)
-        return self._pool
+            if whole:
+                configs = list(map(self.problem.whole, configs[: max(16, int(_CURVES * count))]))
+            self._pools[whole] = self.known.candidates(configs)
+        return self._pools[whole]
 
     def _quasi_random(
         self, purpose: str, count: int, placed: Callable[[NDArray[np.float64]], list[Config]]
@@ -250,13 +304,14 @@ class Proposer:
     def _torch_seed(self, number: int) -> int:
         return _stream_seed(self._seed, "search", number)
 
-    def _score(self, beliefs: Beliefs) -> Score:
+    def score(self, beliefs: Beliefs) -> Score:
+        """How the acquisition values single points."""
         acquisition = self.options.acquisition
         if acquisition == "ehvi":
             return self._expected_improvement(beliefs)
         if acquisition == "qlogehvi":
             return _pointwise(self._monte_carlo_improvement(beliefs))
-        ref_point = torch.tensor([s.ref_model for s in self._scales], dtype=torch.double)
+        ref_point = torch.tensor([s.ref_model for s in self.scales], dtype=torch.double)
         factory: Any = {
             "hvpoi": HypervolumeProbabilityOfImprovement,
             "log_hvpoi": LogHypervolumeProbabilityOfImprovement,
@@ -267,7 +322,7 @@ class Proposer:
 
     def _expected_improvement(self, beliefs: Beliefs) -> Score:
         cells = self._partitioned(beliefs).get_hypercell_bounds()
-        maps = [scale.to_volume for scale in self._scales]
+        maps = [scale.to_volume for scale in self.scales]
 
         def score(candidates: Candidates) -> Tensor:
             return expected_hypervolume_improvement(*beliefs.predict(candidates), cells, maps)
@@ -290,12 +345,134 @@ class Proposer:
 
     def _partitioned(self, beliefs: Beliefs) -> FastNondominatedPartitioning:
         """The non-dominated space in the units of hypervolume, from the incumbents' means."""
-        ref_point = torch.tensor([s.ref_volume for s in self._scales], dtype=torch.double)
+        ref_point = torch.tensor([s.ref_volume for s in self.scales], dtype=torch.double)
         return FastNondominatedPartitioning(ref_point, Y=self._volumes(_defined(beliefs)))
 
     def _volumes(self, Y: Tensor, X: Tensor | None = None) -> Tensor:
         """From the scale of the models to the units of hypervolume, ``... x m``."""
-        return torch.stack([s.to_volume(Y[..., i]) for i, s in enumerate(self._scales)], dim=-1)
+        return torch.stack([s.to_volume(Y[..., i]) for i, s in enumerate(self.scales)], dim=-1)
+
+
+class WholeCurves:
+    """Scores configs by what the whole curve of their training promises, for its cost.
+
+    A score is the largest ``expected gain / (cost + overhead) ** power`` over the checkpoints at
+    which the training may end.
+
+    Args:
+        proposer: Knows the problem.
+        beliefs: What is believed of its objectives.
+    """
+
+    def __init__(self, proposer: Proposer, beliefs: Beliefs) -> None:
+        self._problem, self._known = proposer.problem, proposer.known
+        self._beliefs = beliefs
+        scale, error_scale = self._scales = proposer.scales[:2]
+        means = _defined(beliefs)
+        smallest = float(self._volume(scale.to_model(torch.zeros((), dtype=torch.double))))
+        self._staircase = Staircase.of(
+            self._volume(means[:, 0]),
+            self._error(means[:, 1]),
+            begin=smallest,
+            end=-scale.ref_volume,
+            worst=-error_scale.ref_volume,
+        )
+        resource = self._problem.resource
+        assert resource is not None and resource.checkpoints is not None
+        parameter = self._problem.space.parameters[resource.name]
+        assert isinstance(parameter, Integer)
+        self._ends = thinned((*resource.checkpoints, parameter.high), _ENDS)
+        costs = [self._problem.cost(config) for config in beliefs.incumbents.configs]
+        self._overhead = _OVERHEAD * max(costs)
+        # The gain of an end with further objectives, or by another criterion, is that of its point.
+        plain = proposer.options.acquisition == "ehvi" and len(proposer.scales) == 2
+        self._pointwise = None if plain else proposer.score(beliefs)
+
+    def _volume(self, epsilons: Tensor) -> Tensor:
+        """From the scale of the models to epsilon in the units of hypervolume."""
+        return -self._scales[0].to_volume(epsilons)
+
+    def _error(self, values: Tensor) -> Tensor:
+        return -self._scales[1].to_volume(values)
+
+    def __call__(self, candidates: Candidates) -> Tensor:
+        """The scores of configs, ``n``; minus infinity where nothing is gained."""
+        gains, costs = self._gains(candidates)
+        values = (gains / (costs + self._overhead) ** _POWER).amax(dim=-1)
+        return values.where(values > 0, -math.inf)
+
+    def ended(self, config: Config) -> tuple[Config, tuple[float, ...]]:
+        """A config with the best end of its training, and where it is to be stopped before."""
+        gains, costs = self._gains(self._known.candidates([config]))
+        values = (gains / (costs + self._overhead) ** _POWER)[0]
+        best = int(values.argmax())
+        config = self._cut(config, self._ends[best])
+        along = self._problem.along(config)
+        if self._pointwise is not None:
+            return config, (0.0,) * len(along)
+        candidates = self._known.candidates(along)
+        mean, covariance, noise = self._beliefs.covariance(candidates.codes)
+        rate = float(gains[0, best] / (costs[0, best] + self._overhead))
+        return config, stops(
+            self._staircase,
+            self._volume(self._beliefs.predict(candidates)[0][:, 0]),
+            mean,
+            covariance,
+            noise,
+            [self._problem.cost(each) for each in along],
+            _SHARE * rate,
+            self._error,
+        )
+
+    def _cut(self, config: Config, end: int) -> Config:
+        name = self._problem.resource.name  # type: ignore[union-attr]
+        return {**config, name: min(end, config[name])}
+
+    def _gains(self, candidates: Candidates) -> tuple[Tensor, Tensor]:
+        """Expected gains, and costs, by the checkpoint at which training ends, ``n x K``."""
+        space, name = self._problem.space, self._problem.resource.name  # type: ignore[union-attr]
+        configs = [self._cut(c, end) for c in candidates.configs for end in self._ends]
+        ends = [config[name] for config in configs]
+        codes = candidates.codes.repeat_interleave(len(self._ends), dim=0)
+        codes[:, space.columns[name].start] = torch.from_numpy(space.parameters[name].encode(ends))
+        shape = (len(candidates), len(self._ends))
+        costs = torch.tensor([self._problem.cost(c) for c in configs], dtype=torch.double)
+        if self._pointwise is not None:
+            points = Candidates(configs, codes, self._known(configs))
+            gains = _scored(self._pointwise, points).clamp_min(0.0)
+            return gains.reshape(shape), costs.reshape(shape)
+        points = Candidates(configs, codes, self._interpolated(configs, ends))
+        means, stds = self._beliefs.predict(points)
+        # Where an exact objective is missing, there is no point.
+        means = torch.where(points.possible.unsqueeze(-1), means, -math.inf).clamp_min(-30.0)
+        gains = expected_gains(
+            self._staircase,
+            self._volume(means[:, 0]).reshape(shape),
+            means[:, 1].reshape(shape),
+            stds[:, 1].nan_to_num(0.0).reshape(shape),
+            self._error,
+        )
+        return gains, costs.reshape(shape)
+
+    def _interpolated(self, configs: list[Config], ends: list[int]) -> Tensor:
+        """Exact objectives of some ends of each curve, ``nK x k``, and power laws between them.
+
+        A score needs no more, and the ends of thousands of curves would take long.
+        """
+        count = len(self._ends)
+        asked = [0, count // 2, count - 1]
+        exact = self._known([c for i, c in enumerate(configs) if i % count in asked])
+        known = exact.reshape(-1, len(asked), exact.shape[-1])  # n x 3 x k
+        lengths = torch.tensor(ends, dtype=torch.double).clamp_min(0.5).log().reshape(-1, count)
+        values = known.new_full((len(known), count, known.shape[-1]), math.nan)
+        logs = known.clamp_min(1e-12).log()
+        for low, high in ((0, 1), (1, 2)):
+            span = slice(asked[low], asked[high] + 1)
+            start, width = lengths[:, asked[low], None], lengths[:, asked[high], None]
+            share = (lengths[:, span] - start) / (width - start).clamp_min(1e-12)
+            rise = (logs[:, high] - logs[:, low]).unsqueeze(1) * share.unsqueeze(-1)
+            values[:, span] = (logs[:, low].unsqueeze(1) + rise).exp()
+        return values.reshape(-1, known.shape[-1])
 
 
 def expected_hypervolume_improvement(

@@ -19,6 +19,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TypeAlias, get_args
 
+import torch
+from torch import Tensor
+
 from botorch_dp._arguments import checked
 from botorch_dp._checks import check_count, check_integer, check_positive
 from botorch_dp.pareto.beliefs import EpsilonScale, PrivacyModel, require_complete
@@ -27,6 +30,7 @@ from botorch_dp.pareto.front import (
     ParetoFront,
     by_expected_error,
     data_frame,
+    expected_error,
     guarantee_sentence,
     point_table,
     recommended,
@@ -64,6 +68,9 @@ from botorch_dp.privacy import (
 from botorch_dp.space import Config
 
 AcquisitionName = Literal["ehvi", "hvpoi", "log_hvpoi", "qlogehvi", "random", "grid"]
+
+#: How many trials are drawn before models are consulted, unless told otherwise: a curve tells more.
+INITIAL, INITIAL_CURVES = 16, 4
 
 TestOrTraining = Literal["training", "test"]
 #: Told of each trial that has ended.
@@ -178,17 +185,18 @@ class DPareto:
         """All trials by number: complete, failed and pending."""
         return self._storage.trials()
 
-    def ask(self, q: int = 1, *, initial: int = 16) -> list[Trial]:
+    def ask(self, q: int = 1, *, initial: int | None = None) -> list[Trial]:
         """The next trials to train: those a crash left behind first, then new ones.
 
         They are stored before they are returned. Report each with :meth:`tell`.
 
         Args:
             q: How many; they are chosen to complement each other and all pending trials.
-            initial: How many trials of the study are drawn before models are consulted.
+            initial: How many trials of the study are drawn before models are consulted; 16 if
+                None, and 4 of curves.
         """
         check_integer("q", q)
-        check_integer("initial", initial)
+        initial = self._initial(initial)
         asked: list[Trial] = []
         while len(asked) < q:
             trial = self._queue.take() or self._queue.propose(initial)
@@ -321,7 +329,7 @@ class DPareto:
     def run(
         self,
         trials: int,
-        initial: int = 16,
+        initial: int | None = None,
         batch_size: int = 1,
         executor: ExecutorLike | None = None,
         progress: bool = False,
@@ -338,7 +346,8 @@ class DPareto:
 
         Args:
             trials: Of the whole study, earlier and failed ones included.
-            initial: How many of them are drawn before models are consulted.
+            initial: How many of them are drawn before models are consulted; 16 if None, and 4 of
+                curves.
             batch_size: How many are trained at a time; pending ones are accounted for.
             executor: Where trainings run: threads, processes, a Dask client's ``get_executor()``,
                 or a callable that makes an executor (and another one if it dies); None: here.
@@ -350,12 +359,13 @@ class DPareto:
                 in this thread, once it is stored. It may call :meth:`stop`; what it raises ends
                 the run.
         """
-        for name, value in (("trials", trials), ("initial", initial), ("batch_size", batch_size)):
+        for name, value in (("trials", trials), ("batch_size", batch_size)):
             check_integer(name, value)
         seconds = math.inf if timeout is None else check_positive("timeout", timeout)
         if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
             raise TypeError("`callbacks` must be a sequence of functions `(study, trial) -> None`.")
         most = self._proposer.most_trials(self.trials)
+        initial = self._initial(initial)
         if trials > most:
             raise ValueError(
                 f"`trials` = {trials} is more than the grid's {most:g} points; raise `grid_levels`."
@@ -428,6 +438,11 @@ class DPareto:
         )
         return data_frame(self.table(), caption)
 
+    def _initial(self, initial: int | None) -> int:
+        if initial is None:
+            return INITIAL if self.problem.resource is None else INITIAL_CURVES
+        return check_integer("initial", initial)
+
     def front(self) -> ParetoFront:
         """The Pareto front of the trials so far. Sensitive; see its ``caption``."""
         trials = self.trials
@@ -436,6 +451,7 @@ class DPareto:
             require_complete(trials, "front"),
             guarantee=partial(publication, self.problem, trials, "training"),
             reevaluator=self._evaluate_again,
+            believer=partial(self._believed, trials),
         )
 
     def best_configs(self, count: int = 8, *, epsilon: float | None = None) -> list[Config]:
@@ -458,6 +474,16 @@ class DPareto:
             ladder = [most * (least / most) ** (k / max(count - 1, 1)) for k in range(count)]
             found = [self.recommend(rung * (1 + 1e-9)).config for rung in ladder]
         return list({tuple(config.items()): config for config in found}.values())[:count]
+
+    def _believed(self, trials: Sequence[Trial]) -> Tensor:
+        """What models of these trials expect of the points that they measured, ``n x m``."""
+        complete = [trial for trial in trials if trial.state == "complete"]
+        measured = [point for trial in complete for point in self.problem.points(trial)]
+        beliefs = self._proposer.beliefs(complete)
+        means, stds = (part[: len(measured)] for part in beliefs.predict(beliefs.incumbents))
+        believed = torch.tensor([point.values for point in measured], dtype=torch.double)
+        believed[:, 1] = expected_error(means[:, 1], stds[:, 1])
+        return believed
 
     def recommend(self, epsilon: float, *, level: float = 0.95) -> OperatingPoint:
         """The config expected to be most accurate within ``epsilon``, tried or not.
@@ -608,8 +634,7 @@ def publication(
     parts: list[Guarantee] = []
     if data == "training":
         for trial in trained:
-            one = promise.of_training(problem.name, trial.config, trial.epsilon)
-            parts += [one] * trial.num_trainings
+            parts += _trainings(problem, trial)
     elif promise.utility_guarantee is not None:
         parts = [promise.utility_guarantee] * sum(trial.num_trainings for trial in trained)
     else:
@@ -623,6 +648,28 @@ def publication(
     if promise.secret_noise:
         return whole
     return replace(whole, void=SEEDED if whole.void is None else f"{whole.void}; {SEEDED}")
+
+
+def _trainings(problem: PrivacyUtilityProblem, trial: Trial) -> list[Guarantee]:
+    """What each training of a trial promises; a curve is paid for once, whatever was measured.
+
+    A training that was stopped early, after a look at its utility, took part of its steps. Where
+    losses add up step by step (Gaussian, or by Renyi divergence) it costs what it took: each step
+    is a mechanism that was chosen by earlier results, and :func:`_filtered` composes such. An
+    (epsilon, delta) statement speaks of the whole training, which may have been stopped anywhere.
+    """
+    whole = problem.promise.of_training(problem.name, trial.config, trial.epsilon)
+    if trial.plan is None or any(loss.summed is not None for loss in whole.losses):
+        return [whole] * trial.num_trainings
+    epsilons = dict(zip(trial.plan.checkpoints, trial.plan.epsilons, strict=True))
+    ends = [m.curve[-1][0] for m in (*trial.finished, *trial.fresh)]
+    parts = [
+        problem.promise.of_training(
+            problem.name, problem.at(trial.config, end), epsilons.get(end, trial.epsilon)
+        )
+        for end in ends
+    ]
+    return parts + [whole] * (trial.num_trainings - len(ends))
 
 
 def _filtered(parts: Sequence[Guarantee], delta: float) -> Guarantee:

@@ -14,7 +14,9 @@ What a release is worth follows from its noise alone. With ``scale`` the noise s
 * Laplace noise is at most ``scale * a`` in absolute value, but for probability ``delta``;
 * a choice drawn from ``n`` with probability proportional to ``exp(utility / scale)``, or by
   permute-and-flip at that scale, has a utility of at least ``max - scale * (log n + a)``, but for
-  probability ``delta``.
+  probability ``delta``. That is the published bound. The worst utilities are those of ``n - 1``
+  choices all so far below the best, which gives the exact one: for the exponential mechanism
+  ``scale * log((n - 1) (1 - delta) / delta)``.
 """
 
 from __future__ import annotations
@@ -158,8 +160,33 @@ def laplace_tail(scale: float, delta: float) -> float:
 
 
 def selection_tail(scale: float, num_choices: int, delta: float) -> float:
-    """How far a drawn utility stays from the best of ``num_choices``, but for that probability."""
+    """How far a drawn utility stays from the best of ``num_choices``, as published."""
     return scale * math.log(num_choices) + laplace_tail(scale, delta)
+
+
+def exact_selection_tail(
+    scale: float, num_choices: int, delta: float, method: SelectionMethod
+) -> float:
+    """How far a drawn utility stays from the best of ``num_choices``, but for that probability.
+
+    The smallest such number for arbitrary utilities: a worse choice is drawn more often the more
+    there are and the closer they are, so ``num_choices - 1`` choices at one distance are the worst.
+    """
+    check_delta("delta", delta)
+    if num_choices == 1:
+        return 0.0
+    odds = (num_choices - 1) * (1 - delta) / delta
+    high = max(0.0, scale * math.log(odds))
+    if method == "exponential":
+        return high
+    low = 0.0  # permute-and-flip draws a worse choice more seldom
+    for _ in range(60):
+        middle = (low + high) / 2
+        if best_choice_probability(scale, num_choices, middle, method) >= 1 - delta:
+            high = middle
+        else:
+            low = middle
+    return high
 
 
 def best_choice_probability(

@@ -29,6 +29,7 @@ from botorch_dp.release.assumptions import (
     blind_draw_remark,
     charge_then_draw,
     check_correlation,
+    exact_selection_tail,
     neighbor_gap,
     plausible,
     prior_conditions,
@@ -132,16 +133,32 @@ class PrivateChoice:
         )
 
     def utility(self, delta: float = 0.05) -> UtilityBound:
-        r"""How much worse than the best the drawn choice may be (Theorem 2).
+        r"""How much worse than the best the drawn choice may be: sharper than Theorem 2.
+
+        ``f(x) >= max f - 2 sqrt(2 log(n / self.delta)) - tail``, but for probability ``delta`` over
+        the mechanism's coins and ``self.delta`` over the prior. The tail of the draw is exact. The
+        posterior is used once, after all observations, so its bounds need to hold at that time
+        only: ``P(|Z| > b) <= exp(-b^2 / 2)`` for each of ``n`` choices.
+        """
+        tail = exact_selection_tail(self.scale, self.num_choices, delta, self.method)
+        width = math.sqrt(2 * math.log(self.num_choices / self.delta))
+        return self._utility(tail, width, delta)
+
+    def published_utility(self, delta: float = 0.05) -> UtilityBound:
+        r"""Theorem 2 as printed.
 
         ``f(x) >= max f - 2 sqrt(beta_{T+1}) - s (log n + log(1 / delta))``, but for probability
         ``delta`` over the mechanism's coins and ``self.delta`` over the prior.
         """
+        tail = selection_tail(self.scale, self.num_choices, delta)
+        return self._utility(tail, self.confidence_width, delta)
+
+    def _utility(self, noise: float, width: float, delta: float) -> UtilityBound:
         spread = 2 * prior_spread(self.num_choices)
         return UtilityBound(
             subject="the drawn choice is worse than the best one",
-            noise=selection_tail(self.scale, self.num_choices, delta),
-            model=2 * self.confidence_width,
+            noise=noise,
+            model=2 * width,
             probability=max(0.0, 1 - delta - self.delta),
             spread=spread,
             remark=blind_draw_remark(self.scale, self.num_choices, spread, self.method),

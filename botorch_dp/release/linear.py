@@ -53,7 +53,7 @@ from botorch_dp.release.assumptions import (
     UtilityBound,
     blind_draw_remark,
     charge_then_draw,
-    selection_tail,
+    exact_selection_tail,
 )
 
 # Designs
@@ -355,7 +355,7 @@ class LinearChoice:
         count = len(self.choices)
         return UtilityBound(
             subject="the drawn choice has a posterior mean worse than the best one",
-            noise=selection_tail(self.scale, count, delta),
+            noise=exact_selection_tail(self.scale, count, delta, self.method),
             model=0.0,
             probability=1 - delta,
             spread=self._width,

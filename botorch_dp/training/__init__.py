@@ -2,7 +2,9 @@
 
 from botorch_dp.training.audit import TrainingAuditReport, audit_training
 from botorch_dp.training.networks import (
+    LowRankLinear,
     accuracy,
+    add_adapters,
     cross_entropy_loss,
     hinge_loss,
     linear_svm,
@@ -30,6 +32,7 @@ __all__ = [
     "CurvePoint",
     "DPTrainer",
     "EpochReport",
+    "LowRankLinear",
     "OutputPerturbedLogisticRegression",
     "PerturbedModel",
     "TrainTest",
@@ -39,6 +42,7 @@ __all__ = [
     "TrainingPlan",
     "TrainingSettings",
     "accuracy",
+    "add_adapters",
     "audit_training",
     "cross_entropy_loss",
     "hinge_loss",

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from botorch_dp.training.networks import Loss, output_gradient
-from botorch_dp.training.records import TrainingRecords
+from botorch_dp.training.records import Inputs, TrainingRecords
 
 
 class Engine(Protocol):
@@ -128,13 +128,15 @@ ELEMENTWISE = (
 )
 
 
-def why_not_fused(model: nn.Module, X: Tensor) -> str | None:
+def why_not_fused(model: nn.Module, X: Inputs) -> str | None:
     """Why this engine cannot train the model, or None if it can.
 
     Args:
         model: The model.
         X: Inputs, ``n x ...``; only shape and type are looked at.
     """
+    if isinstance(X, dict):
+        return "its inputs are several tensors"
     layers = _flat_layers(model)
     if layers and type(layers[0]) is nn.Flatten:
         if (layers[0].start_dim, layers[0].end_dim) != (1, -1):
@@ -239,11 +241,12 @@ class FusedEngine:
 
         norms = []
         for position, (layer, a, g) in enumerate(zip(layers, layer_inputs, gradients, strict=True)):
-            norm = torch.linalg.vector_norm(g, dim=-1)
+            norm = torch.linalg.vector_norm(g, dim=-1, dtype=self._type)
             if position == 0:
                 norm.mul_(self._scales.index_select(0, indices).view(replicates, size))
             if position > 0 or self._frozen:
-                norm.mul_(layer.gradient_scale(torch.linalg.vector_norm(a, dim=-1)))
+                width = torch.linalg.vector_norm(a, dim=-1, dtype=self._type)
+                norm.mul_(layer.gradient_scale(width))
             norms.append(norm)
         total = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms), dim=0)
         factors = clip_factors(total, clip_norm, self._stability)
@@ -256,7 +259,7 @@ class FusedEngine:
             # A factor of 0 stands for a gradient that is not finite: 0 times infinity is NaN.
             clipped = (g * factors).nan_to_num_(0.0, 0.0, 0.0)
             if layer.weight_sum is not None:
-                torch.bmm(clipped.mT, a, out=layer.weight_sum[:replicates])
+                torch.bmm(clipped.mT, a.to(self._type), out=layer.weight_sum[:replicates])
             if layer.bias_sum is not None:
                 torch.sum(clipped, dim=1, out=layer.bias_sum[:replicates])
         return self._sums[:replicates]
@@ -296,10 +299,11 @@ class FusedEngine:
             a if position == 0 and not self._frozen else a.nan_to_num(0.0, 0.0, 0.0)
             for position, a in enumerate(layer_inputs)
         ]
-        return layers, [a.to(self._type) for a in finite], [g.to(self._type) for g in gradients]
+        return layers, finite, list(gradients)
 
     @cached_property
     def _X(self) -> Tensor:
+        assert isinstance(self._records.X, Tensor)
         return self._records.X.flatten(1)
 
     def _gather(self, indices: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 
 import torch
@@ -36,7 +36,17 @@ from botorch_dp.training.fused import (
 )
 from botorch_dp.training.networks import Loss
 from botorch_dp.training.randomness import Randomness, SeededRandomness, seeded_torch
-from botorch_dp.training.records import TrainingRecords, TrainTest, synthetic_records
+from botorch_dp.training.records import (
+    Inputs,
+    Records,
+    TrainingRecords,
+    TrainTest,
+    call,
+    count,
+    each_part,
+    parts,
+    synthetic_records,
+)
 
 #: Lots are processed in parts whose per-record gradients hold at most so many numbers.
 MAX_GRADIENT_NUMBERS = 2**27
@@ -66,7 +76,7 @@ class PerRecordEngine:
     def __init__(
         self,
         models: Sequence[nn.Module],
-        records: TrainingRecords,
+        records: Records,
         loss: Loss,
         *,
         precise: bool,
@@ -82,7 +92,7 @@ class PerRecordEngine:
             self.parameters, dtype=torch.float64 if precise else self.parameters.dtype
         )
         self._part = max(1, MAX_GRADIENT_NUMBERS // self.parameters.shape[1])
-        self._twin = copy.deepcopy(models[0])
+        self._twin = tolerant(copy.deepcopy(models[0]))
         self._names = [name for name, p in models[0].named_parameters() if p.requires_grad]
         self._frozen = [
             {
@@ -114,15 +124,17 @@ class PerRecordEngine:
         return self._sums[: len(lots)]
 
     def _loss_of_one(
-        self, values: dict[str, Tensor], frozen: dict[str, Tensor], x: Tensor, y: Tensor
+        self, values: dict[str, Tensor], frozen: dict[str, Tensor], x: Inputs, y: Tensor
     ) -> Tensor:
-        outputs = functional_call(self._twin, (values, frozen), (x.unsqueeze(0),))
+        one = each_part(lambda part: part.unsqueeze(0), x)
+        given = ((), one) if isinstance(one, dict) else ((one,), None)
+        outputs = functional_call(self._twin, (values, frozen), *given)
         return self._loss(outputs, y.unsqueeze(0)).sum()
 
     def _add_clipped(
         self, replicate: int, part: Tensor, filled: Tensor | None, clip_norm: float | Tensor
     ) -> None:
-        X, Y = self._records.X.index_select(0, part), self._records.Y.index_select(0, part)
+        X, Y, usable = self._records.take(part)
         rows = parameter_views(self.parameters[replicate].unsqueeze(0), self._twin)
         values = {name: row[0] for name, row in zip(self._names, rows, strict=True)}
         # A model may write to its buffers, as far as that depends on no record: not to ours.
@@ -138,7 +150,7 @@ class PerRecordEngine:
         samples = [_own_memory(found[name].detach().to(self._sums.dtype)) for name in self._names]
         norms = torch.stack([torch.linalg.vector_norm(g.flatten(1), dim=1) for g in samples])
         factors = clip_factors(torch.linalg.vector_norm(norms, dim=0), clip_norm, self._stability)
-        factors.mul_(self._records.usable[part])
+        factors.mul_(usable)
         if filled is not None:
             factors.mul_(filled)
         self.kept.add_(factors.count_nonzero())
@@ -147,6 +159,23 @@ class PerRecordEngine:
             # A factor of 0 stands for a gradient that is not finite: 0 times infinity is NaN.
             finite = sample.nan_to_num_(0.0, 0.0, 0.0)
             total[0] += torch.einsum("i,i...->...", factors, finite)
+
+
+class _TolerantEmbedding(nn.Embedding):
+    """Answers a token that does not exist with NaN, where torch would raise an error."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        exists = (tokens >= 0) & (tokens < self.num_embeddings)
+        rows = super().forward(torch.where(exists, tokens, 0))
+        return torch.where(exists.unsqueeze(-1), rows, torch.nan)
+
+
+def tolerant(model: nn.Module) -> nn.Module:
+    """The model, which no record's tokens make fail: their gradient is NaN, and counts as zero."""
+    for module in model.modules():
+        if type(module) is nn.Embedding:
+            module.__class__ = _TolerantEmbedding
+    return model
 
 
 def _own_memory(gradients: Tensor) -> Tensor:
@@ -177,7 +206,13 @@ def examine(model: nn.Module, loss: Loss, data: TrainTest) -> Traits:
     """
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            raise PrivacyError(_MIXES.format(what=type(module).__name__))
+            channels = module.num_features
+            groups = next(size for size in (32, 16, 8, 4, 2, 1) if channels % size == 0)
+            raise PrivacyError(
+                f"{type(module).__name__}({channels}) mixes the records of a batch: each is "
+                "normalized by a mean over all. Replace it by "
+                f"nn.GroupNorm({min(groups, channels)}, {channels})."
+            )
     generator = torch.Generator().manual_seed(0)
     _check_no_memory(model, data, generator)
     batch = synthetic_records(data, _BATCH, generator)
@@ -235,12 +270,12 @@ def check_contributions(
                 raise ValueError(
                     "The gradients of single records cannot be computed together: torch.func.vmap "
                     f"refuses the model or its loss ({error}). In place of nn.RNN and nn.GRU, use "
-                    "opacus.layers.DPRNN and DPGRU."
+                    "opacus.layers.DPRNN and DPGRU; in place of nn.LSTM, DPLSTM is faster."
                 ) from error
             return sums[0].double()
 
         for size in sizes:
-            lot = torch.arange(size, device=made.train_X.device)
+            lot = torch.arange(size, device=made.train_Y.device)
             exchanged = lot.clone()
             exchanged[size // 2] = max(sizes)
             others = lot != size // 2
@@ -274,7 +309,8 @@ class _SameSeed(SeededRandomness):
 
 def _lot_sizes(data: TrainTest) -> list[int]:
     """1, a few, and a record's own sizes: mistaking a dimension for the batch shows there."""
-    return sorted({*_LOT_SIZES, *(s for s in data.train_X.shape[1:] if 0 < s <= _LARGEST_LOT)})
+    own = (size for part in parts(data.train_X).values() for size in part.shape[1:])
+    return sorted({*_LOT_SIZES, *(size for size in own if 0 < size <= _LARGEST_LOT)})
 
 
 def _at_several_weights(model: nn.Module) -> Iterator[nn.Module]:
@@ -299,16 +335,16 @@ def _without_dropout(model: nn.Module) -> nn.Module:
     return model
 
 
-def _outputs(model: nn.Module, X: Tensor) -> tuple[Tensor, bool]:
+def _outputs(model: nn.Module, X: Inputs) -> tuple[Tensor, bool]:
     """One row for each record, and whether random numbers were drawn."""
     with seeded_torch(0), torch.no_grad():
         before = torch.get_rng_state()
-        outputs = model(X)
+        outputs = call(model, X)
         draws = not torch.equal(before, torch.get_rng_state())
-    if not isinstance(outputs, Tensor) or outputs.dim() == 0 or len(outputs) != len(X):
+    if not isinstance(outputs, Tensor) or outputs.dim() == 0 or len(outputs) != count(X):
         shape = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
         raise ValueError(
-            f"The model must return one row for each record, got shape {shape} for {len(X)} "
+            f"The model must return one row for each record, got shape {shape} for {count(X)} "
             "records."
         )
     return outputs, draws
@@ -320,29 +356,48 @@ def _check_loss(loss: Loss, outputs: Tensor, targets: Tensor) -> None:
         values = loss(outputs, targets)
         if not isinstance(values, Tensor):
             raise TypeError(f"`loss` must return a tensor, got {type(values).__name__}.")
-        if values.shape not in ((), (len(outputs),)):
-            raise ValueError(
-                f"`loss` must return one number for each record (shape {(len(outputs),)}) or their "
-                f"mean, got shape {tuple(values.shape)} for outputs {tuple(outputs.shape)} and "
-                f"targets {tuple(targets.shape)}; check that outputs and targets do not broadcast."
+        fits = values.shape in ((), (len(outputs),))
+        if fits:
+            alone = torch.stack(
+                [loss(o, t).sum() for o, t in zip(outputs.split(1), targets.split(1), strict=True)]
             )
-        alone = torch.stack(
-            [loss(o, t).sum() for o, t in zip(outputs.split(1), targets.split(1), strict=True)]
+            fits = _same(values, alone.mean() if values.dim() == 0 else alone)
+    if fits:
+        return
+    shapes = f"outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)}"
+    with suppress(RuntimeError):
+        both = torch.broadcast_shapes(outputs.shape, targets.shape)
+        if outputs.shape != targets.shape and both not in (outputs.shape, targets.shape):
+            raise ValueError(
+                f"`loss` compares {shapes}, which broadcast to {tuple(both)}: each output meets "
+                "every record's target. Let the model return outputs.squeeze(-1), or give targets "
+                "of shape n x 1."
+            )
+    if values.shape not in ((), (len(outputs),)):
+        raise ValueError(
+            f"`loss` must return one number for each record (shape {(len(outputs),)}) or their "
+            f"mean, got shape {tuple(values.shape)} for {shapes}; check that they do not broadcast."
         )
-    if values.dim() == 0 and not _same(values, alone.mean()):
+    if values.dim() == 0:
         raise PrivacyError(
             "`loss` returns one number that is not the mean of the records' own losses (it is a "
             "sum, or it weighs or mixes the records of a batch). Return one loss per record, for "
             'instance with reduction="none".'
         )
-    if values.dim() == 1 and not _same(values, alone):
-        raise PrivacyError(_MIXES.format(what="`loss`"))
+    raise PrivacyError(_MIXES.format(what="`loss`"))
 
 
 def _check_no_mixing(model: nn.Module, loss: Loss, data: TrainTest) -> None:
     """The outputs of a batch must be those of its records as batches of one."""
     together, _ = _outputs(model, data.train_X)
-    alone = torch.cat([_outputs(model, x)[0] for x in data.train_X.split(1)])
+    ones = zip(*(part.split(1) for part in parts(data.train_X).values()), strict=True)
+    names = list(data.train_X) if isinstance(data.train_X, dict) else None
+    alone = torch.cat(
+        [
+            _outputs(model, dict(zip(names, one, strict=True)) if names else one[0])[0]
+            for one in ones
+        ]
+    )
     if not _same(together, alone):
         raise PrivacyError(_MIXES.format(what="The model"))
     _check_loss(loss, together, data.train_Y)
@@ -356,7 +411,7 @@ def _check_no_memory(model: nn.Module, data: TrainTest, generator: torch.Generat
     for _ in range(2):
         twin = copy.deepcopy(model)
         with seeded_torch(0), torch.no_grad():
-            twin(synthetic_records(data, _BATCH, generator).train_X)
+            call(twin, synthetic_records(data, _BATCH, generator).train_X)
         left.append(dict(twin.named_buffers()))
     first, second = left
     depend = [name for name, value in first.items() if not torch.equal(value, second[name])]

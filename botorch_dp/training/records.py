@@ -7,38 +7,85 @@ lots but its gradient counts as zero.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from botorch_dp.errors import PrivacyError
+
+#: One tensor, ``n x ...``; or several by name, which a model takes as keyword arguments.
+Inputs = Tensor | dict[str, Tensor]
+
+_EVALUATION_BATCH = 4096
+
+
+def parts(X: Inputs) -> dict[str, Tensor]:
+    """The tensors of inputs by name; of a single tensor, by an empty one."""
+    return X if isinstance(X, dict) else {"": X}
+
+
+def each_part(function: Callable[[Tensor], Tensor], X: Inputs) -> Inputs:
+    """The inputs with every tensor replaced."""
+    if isinstance(X, dict):
+        return {name: function(part) for name, part in X.items()}
+    return function(X)
+
+
+def count(X: Inputs) -> int:
+    """How many records inputs hold."""
+    return len(next(iter(parts(X).values())))
+
+
+def call(model: nn.Module, X: Inputs) -> Any:
+    """What a model makes of its inputs."""
+    return model(**X) if isinstance(X, dict) else model(X)
 
 
 class TrainTest(NamedTuple):
     """Tensors to train on and to test on.
 
     Args:
-        train_X: Inputs, ``n x ...``, one record in each row.
+        train_X: Inputs, ``n x ...``, one record in each row; or several of them by name, such as
+            tokens and their mask, with which the model is called as ``model(**inputs)``.
         train_Y: Targets, ``n`` or ``n x ...``.
         test_X: Inputs of the test records.
         test_Y: Targets of the test records.
     """
 
-    train_X: Tensor  # noqa: N815
+    train_X: Any  # noqa: N815
     train_Y: Tensor  # noqa: N815
-    test_X: Tensor  # noqa: N815
+    test_X: Any  # noqa: N815
     test_Y: Tensor  # noqa: N815
 
     def __repr__(self) -> str:
         shapes = ", ".join(
-            f"{name}: {tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
-            if isinstance(value, Tensor)
-            else f"{name}: {type(value).__name__}"
-            for name, value in zip(self._fields, self, strict=True)
+            f"{name}{part and '.'}{part}: "
+            + (
+                f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
+                if isinstance(value, Tensor)
+                else type(value).__name__
+            )
+            for name, values in zip(self._fields, self, strict=True)
+            for part, value in parts(values).items()
         )
         return f"TrainTest({shapes})"
+
+
+class Records(Protocol):
+    """Training records that are taken by their places."""
+
+    def __len__(self) -> int:
+        """How many there are."""
+
+    def take(self, places: Tensor) -> tuple[Inputs, Tensor, Tensor]:
+        """Inputs and targets, all finite, and whether each record's gradient counts, ``m``."""
+
+    @property
+    def unusable(self) -> int:
+        """How many records' gradients do not count, as far as is known. Sensitive."""
 
 
 class TrainingRecords:
@@ -52,50 +99,152 @@ class TrainingRecords:
         num_classes: Number of classes if the targets are integer classes: others are unusable.
     """
 
-    def __init__(self, X: Tensor, Y: Tensor, num_classes: int | None) -> None:
+    def __init__(self, X: Inputs, Y: Tensor, num_classes: int | None) -> None:
         self._raw_X, self._raw_Y, self._num_classes = X, Y, num_classes
 
     def __len__(self) -> int:
-        return len(self._raw_X)
+        return len(self._raw_Y)
+
+    def take(self, places: Tensor) -> tuple[Inputs, Tensor, Tensor]:
+        """See :class:`Records`."""
+        X = each_part(lambda part: part.index_select(0, places), self.X)
+        return X, self.Y.index_select(0, places), self.usable.index_select(0, places)
+
+    @property
+    def unusable(self) -> int:
+        """See :class:`Records`."""
+        return len(self) - int(self.usable.sum())
 
     @cached_property
     def usable(self) -> Tensor:
         """Whether a record's gradient counts, ``n``."""
-        X, Y = self._raw_X, self._raw_Y
-        usable = X.isfinite().flatten(1).all(dim=1) if X.dim() > 1 else X.isfinite()
-        usable = usable & (Y.isfinite().flatten(1).all(dim=1) if Y.dim() > 1 else Y.isfinite())
-        if self._num_classes is not None:
-            usable = usable & (Y >= 0) & (self._num_classes > Y)
-        return usable
+        return _usable(self._raw_X, self._raw_Y, self._num_classes)
 
     @cached_property
-    def X(self) -> Tensor:
+    def X(self) -> Inputs:
         """Inputs, ``n x ...``; the rows of unusable records are zero."""
-        return self._zeroed(self._raw_X)
+        return each_part(lambda part: _zeroed(part, self.usable), self._raw_X)
 
     @cached_property
     def Y(self) -> Tensor:
         """Targets, ``n x ...``; those of unusable records are zero."""
-        return self._zeroed(self._raw_Y)
+        return _zeroed(self._raw_Y, self.usable)
 
     @cached_property
     def norms(self) -> Tensor:
-        """The l2 norm of each record's inputs, ``n``, in double precision."""
+        """The l2 norm of each record's inputs, a single tensor, ``n``, in double precision."""
+        assert isinstance(self.X, Tensor)
         return torch.linalg.vector_norm(self.X.flatten(1), dim=1, dtype=torch.float64)
 
-    def _zeroed(self, values: Tensor) -> Tensor:
-        rows = self.usable.view(-1, *[1] * (values.dim() - 1))
-        return torch.where(rows, values, torch.zeros_like(values))
+
+class DatasetRecords:
+    """Records of a map-style data set, read when a lot asks for them.
+
+    A record whose reading fails, or whose form is not the form of the first record, is unusable,
+    like one that is not finite: what one record does must not be seen.
+
+    Args:
+        dataset: Has a length, and gives ``(inputs, target)`` for a place.
+        num_classes: As for :class:`TrainingRecords`.
+    """
+
+    def __init__(self, dataset: Any, num_classes: int | None = None) -> None:
+        self.dataset, self.num_classes = dataset, num_classes
+        first = dataset[0]
+        if not isinstance(first, tuple | list) or len(first) != 2:
+            raise TypeError(
+                "A data set must give (inputs, target) for each place, got "
+                f"{type(first).__name__} at place 0."
+            )
+        self._X, self._Y = _as_record(*first)
+        self._bad: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __repr__(self) -> str:
+        return f"{type(self.dataset).__name__} of {len(self)} records"
+
+    @property
+    def unusable(self) -> int:
+        """See :class:`Records`; of those that were drawn so far."""
+        return len(self._bad)
+
+    def form(self) -> tuple[Inputs, Tensor]:
+        """Inputs and targets of one record, for their shapes and types."""
+        return each_part(lambda part: part.unsqueeze(0), self._X), self._Y.unsqueeze(0)
+
+    def take(self, places: Tensor) -> tuple[Inputs, Tensor, Tensor]:
+        """See :class:`Records`."""
+        read = [self._read(place) for place in places.tolist()]
+        Y = torch.stack([y for _, y, _ in read]) if read else self._Y.new_zeros(0, *self._Y.shape)
+        columns = {
+            name: torch.stack([parts(x)[name] for x, _, _ in read])
+            if read
+            else part.new_zeros(0, *part.shape)
+            for name, part in parts(self._X).items()
+        }
+        X: Inputs = columns if isinstance(self._X, dict) else columns[""]
+        usable = _usable(X, Y, self.num_classes)
+        usable &= torch.tensor([whole for _, _, whole in read], dtype=torch.bool).to(usable.device)
+        self._bad.update(places[~usable.to(places.device)].tolist())
+        return each_part(lambda part: _zeroed(part, usable), X), _zeroed(Y, usable), usable
+
+    def batches(self) -> Iterator[tuple[Inputs, Tensor]]:
+        """All records in order, as they are."""
+        for start in range(0, len(self), _EVALUATION_BATCH):
+            stop = min(len(self), start + _EVALUATION_BATCH)
+            X, Y, _ = self.take(torch.arange(start, stop))
+            yield X, Y
+
+    def _read(self, place: int) -> tuple[Inputs, Tensor, bool]:
+        try:
+            x, y = _as_record(*self.dataset[place])
+            if _form_of(x, y) == _form_of(self._X, self._Y):
+                return x, y, True
+        except Exception:
+            pass  # whatever it was, one record's error must not be seen
+        return each_part(torch.zeros_like, self._X), torch.zeros_like(self._Y), False
 
 
-def check_data(data: object) -> TrainTest:
-    """Return the data as :class:`TrainTest`, or raise if its form is wrong; no value is read."""
+def _as_record(x: Any, y: Any) -> tuple[Inputs, Tensor]:
+    if isinstance(x, Mapping):
+        return {name: torch.as_tensor(part) for name, part in x.items()}, torch.as_tensor(y)
+    return torch.as_tensor(x), torch.as_tensor(y)
+
+
+def _form_of(X: Inputs, Y: Tensor) -> list[tuple[object, ...]]:
+    return [(name, part.shape, part.dtype) for name, part in (*parts(X).items(), ("Y", Y))]
+
+
+def _usable(X: Inputs, Y: Tensor, num_classes: int | None) -> Tensor:
+    usable = torch.ones(len(Y), dtype=torch.bool, device=Y.device)
+    for values in (*parts(X).values(), Y):
+        finite = values.isfinite()
+        usable = usable & (finite.flatten(1).all(dim=1) if values.dim() > 1 else finite)
+    if num_classes is not None:
+        usable = usable & (Y >= 0) & (num_classes > Y)
+    return usable
+
+
+def _zeroed(values: Tensor, usable: Tensor) -> Tensor:
+    rows = usable.view(-1, *[1] * (values.dim() - 1))
+    return torch.where(rows, values, torch.zeros_like(values))
+
+
+def check_data(data: object, *, named_inputs: bool = False) -> TrainTest:
+    """Return the data as :class:`TrainTest`, or raise if its form is wrong; no value is read.
+
+    Args:
+        data: What was given.
+        named_inputs: Whether inputs may be several tensors by name.
+    """
     if isinstance(data, torch.utils.data.DataLoader):
         raise PrivacyError(
             "`data` is a DataLoader: going through a shuffled data set epoch by epoch is neither "
             "Poisson sampling nor sampling without replacement, and its privacy cannot be "
             "accounted as either. Pass tensors, TrainTest(train_X, train_Y, test_X, test_Y); the "
-            "trainer draws its own lots."
+            "trainer draws its own lots. Or pass a pair of map-style data sets."
         )
     if not isinstance(data, tuple) or len(data) != 4:
         raise TypeError(
@@ -103,36 +252,75 @@ def check_data(data: object) -> TrainTest:
             f"{type(data).__name__}."
         )
     data = TrainTest(*data)
-    for name, value in data._asdict().items():
+    named: dict[str, Any] = {}
+    for name, values in data._asdict().items():
+        if named_inputs and isinstance(values, dict) and name.endswith("_X"):
+            if not values or not all(isinstance(part, str) for part in values):
+                raise TypeError(f"`{name}` must name its inputs, got {list(values)}.")
+            named |= {f"{name}.{part}": value for part, value in values.items()}
+        else:
+            named[name] = values
+    for name, value in named.items():
         if not isinstance(value, Tensor):
             raise TypeError(f"`{name}` must be a torch.Tensor, got {type(value).__name__}.")
         if value.dim() == 0 or len(value) == 0:
             raise ValueError(
                 f"`{name}` must hold at least one record, got shape {tuple(value.shape)}."
             )
-        if value.device != data.train_X.device:
+        if value.device != next(iter(named.values())).device:
             raise ValueError(
-                f"`{name}` is on {value.device} but `train_X` on {data.train_X.device}; "
-                "move all four tensors to one device."
+                f"`{name}` is on {value.device} but `train_X` on "
+                f"{next(iter(named.values())).device}; move all tensors to one device."
             )
     for part in ("train", "test"):
-        X, Y = getattr(data, f"{part}_X"), getattr(data, f"{part}_Y")
-        if len(X) != len(Y):
-            raise ValueError(f"`{part}_X` has {len(X)} records but `{part}_Y` has {len(Y)}.")
-    for kind in ("X", "Y"):
-        train, test = getattr(data, f"train_{kind}"), getattr(data, f"test_{kind}")
-        if train.shape[1:] != test.shape[1:] or train.dtype != test.dtype:
+        targets = len(named[f"{part}_Y"])
+        for name, value in named.items():
+            if name.startswith(f"{part}_X") and len(value) != targets:
+                raise ValueError(f"`{name}` has {len(value)} records but `{part}_Y` has {targets}.")
+    for name, train in named.items():
+        if not name.startswith("train"):
+            continue
+        test = named.get(name.replace("train", "test", 1))
+        if test is None or train.shape[1:] != test.shape[1:] or train.dtype != test.dtype:
+            got = "nothing" if test is None else f"{test.dtype} {tuple(test.shape)}"
             raise ValueError(
-                f"`train_{kind}` and `test_{kind}` must agree in type and in all sizes but the "
-                f"first, got {train.dtype} {tuple(train.shape)} and {test.dtype} "
-                f"{tuple(test.shape)}."
+                f"`{name}` and `{name.replace('train', 'test', 1)}` must agree in type and in all "
+                f"sizes but the first, got {train.dtype} {tuple(train.shape)} and {got}."
             )
     return data
 
 
+def datasets_of(data: object) -> tuple[DatasetRecords, DatasetRecords] | None:
+    """The records of two map-style data sets; None if the data is no such pair."""
+    if not isinstance(data, tuple) or len(data) != 2 or isinstance(data[0], Tensor):
+        return None
+    for name, dataset in zip(("train", "test"), data, strict=True):
+        if isinstance(dataset, torch.utils.data.DataLoader):
+            check_data(dataset)
+        if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+            raise TypeError(
+                f"The {name} data set must have __getitem__ and __len__, got "
+                f"{type(dataset).__name__}: lots are drawn by place, which a stream does not allow."
+            )
+        if len(dataset) == 0:
+            raise ValueError(f"The {name} data set is empty.")
+    return DatasetRecords(data[0]), DatasetRecords(data[1])
+
+
+def form_of(train: DatasetRecords, test: DatasetRecords) -> TrainTest:
+    """One record of each data set, for their shapes and types."""
+    return TrainTest(*train.form(), *test.form())
+
+
+def batches_of(X: Inputs, Y: Tensor) -> Iterator[tuple[Inputs, Tensor]]:
+    """Parts of tensors, to evaluate a model on."""
+    for start in range(0, len(Y), _EVALUATION_BATCH):
+        rows = slice(start, start + _EVALUATION_BATCH)
+        yield each_part(lambda part, rows=rows: part[rows], X), Y[rows]  # type: ignore[misc]
+
+
 def synthetic_records(data: TrainTest, size: int, generator: torch.Generator) -> TrainTest:
     """Random data of the same form, to try a model and a loss on without touching a record."""
-    device = data.train_X.device
 
     def like(template: Tensor, low: int) -> Tensor:
         shape = (size, *template.shape[1:])
@@ -141,7 +329,8 @@ def synthetic_records(data: TrainTest, size: int, generator: torch.Generator) ->
         else:
             # Zeros and ones are valid classes, labels, tokens and probabilities.
             draw = torch.randint(2, shape, generator=generator).to(template.dtype)
-        return draw.to(device)
+        return draw.to(template.device)
 
-    X, Y = like(data.train_X, -1), like(data.train_Y, 0)
+    X = each_part(lambda part: like(part, -1), data.train_X)
+    Y = like(data.train_Y, 0)
     return TrainTest(X, Y, X, Y)

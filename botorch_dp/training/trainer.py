@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, Unpack, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from botorch_dp._arguments import checked
 from botorch_dp._checks import check_integer, check_nonnegative, check_positive
@@ -28,7 +29,12 @@ from botorch_dp.training.fused import (
     why_not_fused,
 )
 from botorch_dp.training.networks import OUTPUT_GRADIENTS, Loss, accuracy
-from botorch_dp.training.per_record import PerRecordEngine, check_contributions, examine
+from botorch_dp.training.per_record import (
+    PerRecordEngine,
+    check_contributions,
+    examine,
+    tolerant,
+)
 from botorch_dp.training.plan import (
     OPTIMIZERS,
     STABILITY,
@@ -44,7 +50,17 @@ from botorch_dp.training.randomness import (
     SystemRandomness,
     seeded_torch,
 )
-from botorch_dp.training.records import TrainingRecords, TrainTest, check_data
+from botorch_dp.training.records import (
+    Records,
+    TrainingRecords,
+    TrainTest,
+    batches_of,
+    call,
+    check_data,
+    datasets_of,
+    form_of,
+    parts,
+)
 from botorch_dp.training.run import TrainingRun
 from botorch_dp.training.step_rules import (
     OptimizerFactory,
@@ -55,7 +71,6 @@ from botorch_dp.training.step_rules import (
 
 EngineName = Literal["auto", "fused", "per_record", "opacus"]
 
-_EVALUATION_BATCH = 4096
 #: Configurations are trained together as far as their parameters hold at most so many numbers.
 _NUMBERS_TOGETHER = 2**24
 _STOPPED = "the moment at which training was stopped did not depend on the records"
@@ -196,7 +211,9 @@ class DPTrainer:
             function that can be pickled to train in other processes.
         loss: Takes outputs and targets and returns one loss for each record, or their mean. It
             must not raise for any value of a record: an exception would tell about it.
-        data: :class:`TrainTest` on one device.
+        data: :class:`TrainTest` on one device; or a pair of map-style data sets, to train on and to
+            test on, which give ``(inputs, target)`` for a place and are read lot by lot. The form
+            of their first records counts as public.
         optimizer: ``"sgd"``, ``"adam"`` (with torch's default moments), ``"schedule_free"``
             (descent with an average in place of a schedule), ``"scale_free"`` (no learning rate to
             choose); or what makes an optimizer of ``torch.optim`` from a list of parameters and
@@ -232,7 +249,7 @@ class DPTrainer:
         self,
         model_factory: Callable[[], nn.Module],
         loss: Loss,
-        data: TrainTest,
+        data: TrainTest | tuple[Any, Any],
         *,
         optimizer: str | OptimizerFactory = "sgd",
         schedule: ScheduleFactory | None = None,
@@ -244,23 +261,42 @@ class DPTrainer:
     ) -> None:
         if engine not in get_args(EngineName):
             raise ValueError(f"`engine` must be one of {get_args(EngineName)}, got {engine!r}.")
-        self.data = check_data(data)
+        self.data = data
+        # Of data sets, the first record of each stands for the form of all.
+        self._datasets = datasets_of(data)
+        form = data if self._datasets is None else form_of(*self._datasets)
+        self._form = check_data(form, named_inputs=True)
         self.optimizer = optimizer
         self.schedule = schedule
         self.clipping: Clipping = clipping
         self.sampling: Sampling = sampling
         self.relation = relation
         self.metric = metric
+        if isinstance(model_factory, nn.Module):
+            raise TypeError(
+                f"`model_factory` is a {type(model_factory).__name__}, and must make one: each "
+                "training begins with a fresh model. Pass a function that returns one, such as "
+                "lambda: copy.deepcopy(model)."
+            )
+        if not callable(model_factory):
+            raise TypeError(
+                f"`model_factory` must be callable, got {type(model_factory).__name__}."
+            )
         self._model_factory = model_factory
         model = self._new_model(0)
         self._check_model(model)
         model.train()
         self._loss = loss
-        self._traits = examine(model, loss, self.data)
+        self._traits = examine(model, loss, self._form)
         self.engine = self._choose_engine(engine, model)
-        self._records = TrainingRecords(
-            self.data.train_X, self.data.train_Y, self._traits.num_classes
-        )
+        self._records: Records
+        if self._datasets is None:
+            self._records = TrainingRecords(
+                self._form.train_X, self._form.train_Y, self._traits.num_classes
+            )
+        else:
+            self._records = self._datasets[0]
+            self._datasets[0].num_classes = self._traits.num_classes
         self._check_contributions(model, precise=False, random_weights=True)
         # Wrong names are refused here rather than at the first run.
         self._optimizer_name = _name_of(optimizer)
@@ -271,7 +307,7 @@ class DPTrainer:
 
     def __repr__(self) -> str:
         return (
-            f"DPTrainer({self.data!r}, optimizer={self._optimizer_name!r}, "
+            f"DPTrainer({self._datasets or self._form!r}, optimizer={self._optimizer_name!r}, "
             f"clipping={self.clipping!r}, sampling={self.sampling!r}, "
             f"relation={self.relation.name}, engine={self.engine!r})"
         )
@@ -280,7 +316,7 @@ class DPTrainer:
         """What :meth:`fit` would do with these settings, and its guarantee, at no cost."""
         return make_plan(
             settings,
-            num_records=len(self.data.train_X),
+            num_records=len(self._records),
             optimizer=self._optimizer_name,
             clipping=self.clipping,
             sampling=self.sampling,
@@ -571,28 +607,67 @@ class DPTrainer:
         engine = self._make_engine(
             [twin], self._records, [SystemRandomness()], precise=False, clip=clip_norm < math.inf
         )
-        lots = indices.to(self._records.X.device).unsqueeze(0)
+        lots = indices.to(self._form.train_Y.device).unsqueeze(0)
         sums = engine.clipped_sums(lots, None, float(clip_norm))
         return [view[0].clone() for view in parameter_views(sums, twin)]
+
+    @property
+    def tensors(self) -> TrainTest:
+        """The records as tensors; raises for data sets and named inputs, which are not."""
+        return check_data(self.data)
+
+    def on(self, data: TrainTest) -> DPTrainer:
+        """The same trainer on other data of the same types and record shapes, such as a twin."""
+        data = check_data(data)
+        for mine, other in zip(self.tensors, data, strict=True):
+            if mine.dtype != other.dtype or mine.shape[1:] != other.shape[1:]:
+                raise ValueError(
+                    f"`data` must hold records of {tuple(mine.shape[1:])} {mine.dtype}, got "
+                    f"{tuple(other.shape[1:])} {other.dtype}."
+                )
+        twin = copy.copy(self)
+        twin.data = twin._form = data
+        twin._records = TrainingRecords(data.train_X, data.train_Y, self._traits.num_classes)
+        return twin
+
+    def untrained(self, weights: dict[str, Tensor] | None = None) -> nn.Module:
+        """A model of the factory in evaluation mode; without ``weights`` always the same one."""
+        with seeded_torch(0):
+            model = self._model_factory()
+        if weights is not None:
+            model.load_state_dict(weights)
+        return model.eval()
+
+    def utility(self, model: nn.Module) -> float:
+        """The metric on the test records. Sensitive, unless these are public."""
+        return float(self.metric(*self._tested(model)))
 
     def _check_model(self, model: object) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"`model_factory` must return a Module, got {type(model).__name__}.")
+        for module in model.modules():
+            if any(map(is_lazy, (*module.parameters(False), *module.buffers(False)))):
+                raise ValueError(
+                    f"{type(module).__name__} has no weights yet: it would take their sizes from "
+                    "the first records that it sees. Give its sizes, for instance nn.Linear(20, 5) "
+                    "in place of nn.LazyLinear(5)."
+                )
         parameters = trainable(model)
         if not parameters:
             raise ValueError("The model has no trainable parameter; nothing is left to train.")
-        X = self.data.train_X
+        device = self._form.train_Y.device
+        types = {X.dtype for X in parts(self._form.train_X).values() if X.is_floating_point()}
         for parameter in parameters:
             if parameter.dtype not in (torch.float32, torch.float64):
                 raise TypeError(f"Parameters must be float32 or float64, got {parameter.dtype}.")
-            if X.is_floating_point() and parameter.dtype != X.dtype:
+            if types - {parameter.dtype}:
                 raise TypeError(
                     f"The model has parameters of type {parameter.dtype} but the inputs are "
-                    f"{X.dtype}; convert one of them."
+                    f"{(types - {parameter.dtype}).pop()}; convert one of them."
                 )
-            if parameter.device != X.device:
+            if parameter.device != device:
                 raise ValueError(
-                    f"The model is on {parameter.device} but the data on {X.device}; move one."
+                    f"The model is on {parameter.device} but the data on {device}; move one."
                 )
 
     def _new_model(self, seed: int) -> nn.Module:
@@ -604,7 +679,9 @@ class DPTrainer:
     ) -> Literal["fused", "per_record"]:
         if engine == "opacus":
             engine = "per_record"
-        reason = why_not_fused(model, self.data.train_X)
+        reason = why_not_fused(model, self._form.train_X)
+        if self._datasets is not None:
+            reason = "records of a data set are read one by one; pass tensors"
         if engine == "fused" and reason is not None:
             raise ValueError(
                 f"The fused engine cannot train this model: {reason}. Use engine='per_record'."
@@ -614,7 +691,7 @@ class DPTrainer:
     def _make_engine(
         self,
         models: list[nn.Module],
-        records: TrainingRecords,
+        records: Records,
         coins: Sequence[Randomness],
         *,
         precise: bool,
@@ -624,6 +701,7 @@ class DPTrainer:
             model.train()
         stability = STABILITY if clip and self.clipping == "normalized" else 0.0
         if self.engine == "fused":
+            assert isinstance(records, TrainingRecords)
             return FusedEngine(models, records, self._loss, precise=precise, stability=stability)
         return PerRecordEngine(
             models,
@@ -639,7 +717,7 @@ class DPTrainer:
     ) -> None:
         check_contributions(
             model,
-            self.data,
+            self._form,
             lambda twin, records, coins: self._make_engine(
                 [twin], records, [coins], precise=precise
             ),
@@ -668,7 +746,7 @@ class DPTrainer:
         self, plans: Sequence[TrainingPlan], seeds: Sequence[int | None]
     ) -> tuple[TrainingRun, Engine]:
         """Fresh models and coins: from seeds, or from the operating system where a seed is None."""
-        device = self.data.train_X.device
+        device = self._form.train_Y.device
         coins = [
             SystemRandomness() if seed is None else SeededRandomness(int(seed), device)
             for seed in seeds
@@ -687,7 +765,6 @@ class DPTrainer:
         with_data: bool,
     ) -> dict[str, Any]:
         """All that a run depends on, JSON-ready; a file is continued by the same run only."""
-        data = (self.data.train_X, self.data.train_Y)
         return {
             **run.plans[0].to_dict(),
             "seeds": [None if seed is None else int(seed) for seed in seeds],
@@ -695,14 +772,21 @@ class DPTrainer:
             "rule": run.rule.settings(),
             "parameters": list(engine.parameters.shape),
             "dtype": str(engine.parameters.dtype),
-            "data": fingerprint(*data) if with_data else None,
+            "data": self._fingerprint() if with_data else None,
             **({"curve": list(curve)} if curve else {}),
         }
+
+    def _fingerprint(self) -> str:
+        """A hash of all training records."""
+        if self._datasets is None:
+            return fingerprint(*parts(self._form.train_X).values(), self._form.train_Y)
+        digests = (fingerprint(*parts(X).values(), Y) for X, Y in self._datasets[0].batches())
+        return " ".join(digests)
 
     def _finish(
         self, run: TrainingRun, engine: Engine, curve: Sequence[int], *, publish: bool = False
     ) -> list[Trained]:
-        unusable = int(len(self._records) - self._records.usable.sum())
+        unusable = self._records.unusable
         dropped = run.drawn - int(engine.kept)
         self._measure(run, [row for row, plan in enumerate(run.plans) if plan.steps >= run.step])
         finished = []
@@ -749,19 +833,24 @@ class DPTrainer:
         if any(row not in known for row in rows):
             models = run.models()
             for row in rows:
-                outputs = self._test_outputs(models[row])
-                known[row] = float(self.metric(outputs, self.data.test_Y))
+                known[row] = float(self.metric(*self._tested(models[row])))
         return [known[row] for row in rows]
 
     def _test_loss(self, model: nn.Module) -> float:
         with torch.no_grad():
-            return float(self._loss(self._test_outputs(model), self.data.test_Y).mean())
+            return float(self._loss(*self._tested(model)).mean())
 
-    def _test_outputs(self, model: nn.Module) -> Tensor:
+    def _tested(self, model: nn.Module) -> tuple[Tensor, Tensor]:
+        """The model's outputs for the test records, and their targets."""
         # A copy, because a model might keep something of the test records.
-        model = copy.deepcopy(model)
+        model = tolerant(copy.deepcopy(model))
+        if self._datasets is None:
+            batches = batches_of(self._form.test_X, self._form.test_Y)
+        else:
+            batches = self._datasets[1].batches()
         with torch.no_grad():
-            return torch.cat([model(X) for X in self.data.test_X.split(_EVALUATION_BATCH)])
+            pairs = [(call(model, X), Y) for X, Y in batches]
+        return torch.cat([outputs for outputs, _ in pairs]), torch.cat([Y for _, Y in pairs])
 
 
 def _name_of(optimizer: object) -> str:

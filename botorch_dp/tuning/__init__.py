@@ -1,5 +1,6 @@
 """Tuning in one call: what to try, what it costs and what is published are decided together."""
 
+from botorch_dp.tuning.private_fit import FitPlan, FitResult, PrivateFit
 from botorch_dp.tuning.private_search import (
     PrivateSearch,
     SearchDiagnostics,
@@ -7,4 +8,12 @@ from botorch_dp.tuning.private_search import (
     SearchResult,
 )
 
-__all__ = ["PrivateSearch", "SearchDiagnostics", "SearchPlan", "SearchResult"]
+__all__ = [
+    "FitPlan",
+    "FitResult",
+    "PrivateFit",
+    "PrivateSearch",
+    "SearchDiagnostics",
+    "SearchPlan",
+    "SearchResult",
+]

@@ -99,7 +99,9 @@ class TestPareto:
 
     def test_storage_in_use(self, own: str, capsys) -> None:
 
-        options = type("Options", (), {"task": own, "data": None, "replicates": None})
+        options = type(
+            "Options", (), {"task": own, "data": None, "replicates": None, "curves": False}
+        )
         with DPareto(load_problem(options), storage="s.sqlite", seed=0):
             code, _, err = call(capsys, "pareto", own, "--storage", "s.sqlite", "--quiet")
         assert code == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,61 @@ def test_run_counts_earlier_answers() -> None:
     assert len(search.run(value, steps=3)) == 3
     assert search.history[0] == Answer(5, value(5))
     assert len(search.run(value, steps=3)) == 3
+
+
+class TestBatches:
+    def test_a_batch_is_chosen_as_if_answered_with_the_means(self) -> None:
+        search, one_by_one = modeler(), modeler()
+        for told in (17, 80, 140):
+            search.tell(told, value(told))
+            one_by_one.tell(told, value(told))
+        asked = search.ask_batch(4)
+        assert len(set(asked)) == 4 and search.ask_batch(4) == asked and search.ask() == asked[0]
+        for index in asked:
+            assert one_by_one.ask() == index
+            one_by_one.tell(index, float(one_by_one.mean[index]))
+
+    def test_finds_the_best_row_with_few_rounds(self) -> None:
+        search = modeler()
+        with ThreadPoolExecutor(5) as pool:
+            history = search.run(value, steps=58, batch_size=5, executor=pool)
+        assert len(history) == 58
+        assert max(a.y for a in history) >= max(value(i) for i in range(len(Z))) - 0.02
+        assert history == modeler().run(value, steps=58, batch_size=5)
+
+    def test_what_was_open_is_asked_again_with_its_ids(self, tmp_path: Path) -> None:
+        path = tmp_path / "journal.jsonl"
+        asked: list[tuple[int, str]] = []
+
+        def dies_on_third(index: int, *, request_id: str) -> float:
+            asked.append((index, request_id))
+            if len(asked) == 3:
+                raise Killed
+            return value(index)
+
+        first = modeler()
+        with pytest.raises(Killed):
+            first.run(dies_on_third, steps=8, batch_size=4, checkpoint=path)
+        first.close()
+        again = modeler()
+        history = again.run(dies_on_third, steps=8, batch_size=4, checkpoint=path)
+        assert asked[3] == asked[2]
+        assert len({request for _, request in asked}) == 8
+        assert history == modeler().run(value, steps=8, batch_size=4)
+
+    def test_an_answer_that_was_not_asked_for_forgets_what_is_open(self) -> None:
+        search = modeler()
+        first = search.ask_batch(2)
+        other = next(i for i in range(len(Z)) if i not in first)
+        search.tell(other, 5.0)
+        assert search.ask() != first[0] or search.ask_batch(2) != first
+
+    def test_the_size_is_checked(self) -> None:
+        for size in (0, len(Z) + 1, 1.5):
+            with pytest.raises((TypeError, ValueError), match="`size`"):
+                modeler().ask_batch(size)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="`batch_size`"):
+            modeler().run(value, steps=3, batch_size=0)
 
 
 def test_shows_a_progress_bar(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import signal
@@ -12,14 +13,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from botorch_dp.pareto import DPareto, Integer, Real, SearchSpace, StudyError
+from botorch_dp.acquisition.pending import believe
+from botorch_dp.pareto import DPareto, Integer, Objective, Real, SearchSpace, StudyError
+from botorch_dp.pareto.beliefs import fitted_gp, predicted
+from botorch_dp.pareto.curves import Staircase, expected_gains, of_no_training, stops
+from botorch_dp.pareto.front import dominated_volume
 from botorch_dp.pareto.problem import (
     CurvePlan,
     InvalidUtilityError,
     PrivacyUtilityProblem,
     Resource,
 )
+from botorch_dp.privacy import GaussianLoss, Guarantee, PrivacyUnit, PureLoss
 from tests.pareto import toy
 
 FORK = multiprocessing.get_context("fork")
@@ -204,6 +211,229 @@ class TestPrefixes:
         front = tried.run(1)
         assert [p.config["epochs"] for p in front.measured] == [1, 2, 3]
         assert closed == [7], "the generator was not closed"
+
+
+class TestGains:
+    """Against the volume that points dominate."""
+
+    @pytest.mark.parametrize("seed", range(5))
+    def test_of_known_curves(self, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        front = torch.rand(6, 2, generator=generator, dtype=torch.double)
+        front = front * torch.tensor([10.0, 0.5]) + torch.tensor([0.0, 0.1])
+        staircase = Staircase.of(front[:, 0], front[:, 1], begin=0.0, end=10.0, worst=1.0)
+        epsilons = 12 * torch.rand(3, 5, generator=generator, dtype=torch.double)
+        epsilons = epsilons.sort(dim=1).values
+        means = 1 + torch.randn(3, 5, generator=generator, dtype=torch.double)
+        gains = expected_gains(
+            staircase, epsilons, means, torch.zeros_like(means), lambda y: torch.sigmoid(-y)
+        )
+        before = dominated_volume(front, (10.0, 1.0))
+        for n in range(3):
+            for k in range(5):
+                points = torch.stack([epsilons[n], torch.sigmoid(-means[n])], dim=-1)[: k + 1]
+                after = dominated_volume(torch.cat([front, points]), (10.0, 1.0))
+                assert gains[n, k].item() == pytest.approx(after - before, abs=1e-9)
+
+    def test_uncertainty_moves_the_whole_curve(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        front = torch.tensor([[1.0, 0.4], [4.0, 0.2]], dtype=torch.double)
+        staircase = Staircase.of(front[:, 0], front[:, 1], begin=0.0, end=10.0, worst=1.0)
+        epsilons = torch.tensor([[0.5, 2.0, 6.0]], dtype=torch.double)
+        means = torch.tensor([[0.2, 0.8, 1.6]], dtype=torch.double)
+        stds = torch.tensor([[0.3, 0.4, 0.5]], dtype=torch.double)
+
+        def error(y: torch.Tensor) -> torch.Tensor:
+            return torch.sigmoid(-y)
+
+        found = expected_gains(staircase, epsilons, means, stds, error)
+        luck = torch.randn(200_000, 1, generator=generator, dtype=torch.double)
+        many = expected_gains(
+            staircase,
+            epsilons.expand(len(luck), -1),
+            means + luck * stds,
+            torch.zeros(len(luck), 3, dtype=torch.double),
+            error,
+        )
+        assert torch.allclose(found[0], many.mean(dim=0), rtol=0.02)
+
+    def test_an_empty_front_gains_from_the_reference(self) -> None:
+        nothing = torch.zeros(0, dtype=torch.double)
+        staircase = Staircase.of(nothing, nothing, begin=0.0, end=10.0, worst=1.0)
+        gains = expected_gains(
+            staircase,
+            torch.tensor([[2.0]], dtype=torch.double),
+            torch.zeros(1, 1, dtype=torch.double),
+            torch.zeros(1, 1, dtype=torch.double),
+            lambda y: torch.sigmoid(-y),
+        )
+        assert gains.item() == pytest.approx(4.0)
+
+    def test_stops_rise_with_the_rate_and_with_the_front(self) -> None:
+        epsilons = torch.tensor([0.5, 1.0, 2.0, 4.0], dtype=torch.double)
+        mean = torch.tensor([0.2, 0.6, 1.0, 1.4], dtype=torch.double)
+        covariance = 0.09 * torch.ones(4, 4, dtype=torch.double)
+
+        def found(best: float, rate: float) -> tuple[float, ...]:
+            staircase = Staircase.of(
+                torch.tensor([3.0], dtype=torch.double),
+                torch.tensor([best], dtype=torch.double),
+                begin=0.0,
+                end=10.0,
+                worst=1.0,
+            )
+            return stops(
+                staircase,
+                epsilons,
+                mean,
+                covariance,
+                0.001,
+                [1.0, 2.0, 4.0, 8.0],
+                rate,
+                lambda y: torch.sigmoid(-y),
+            )
+
+        assert found(0.4, 0.0) == (0.0, 0.0, 0.0, 0.0), "nothing is asked of the rest"
+        modest, strict = found(0.4, 0.05), found(0.4, 0.5)
+        assert modest[-1] == 0.0 and all(0 <= a <= b for a, b in zip(modest, strict, strict=True))
+        assert sum(found(0.05, 0.05)) > sum(modest), "beside a better front less is worth its cost"
+
+
+class TestGP:
+    @pytest.mark.parametrize("seed", range(3))
+    def test_does_not_learn_the_luck_of_a_training(self, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+
+        def normal(count: int) -> torch.Tensor:
+            return torch.randn(count, generator=generator, dtype=torch.double)
+
+        X = torch.rand(24, 2, generator=generator, dtype=torch.double).repeat_interleave(6, dim=0)
+        X[:, 1] = torch.linspace(0, 1, 6, dtype=torch.double).repeat(24)
+        Y = X.sum(dim=-1) + 0.1 * normal(24).repeat_interleave(6) + 0.02 * normal(144)
+        trainings = torch.arange(24).repeat_interleave(6)
+        at = torch.rand(200, 2, generator=generator, dtype=torch.double)
+        off, surprise = [], []
+        for shared in (trainings, None):
+            mean, std = predicted(fitted_gp(X, Y.unsqueeze(-1), seed=0, trainings=shared), at)
+            off.append((mean - at.sum(dim=-1)).square().mean())
+            surprise.append(((mean - at.sum(dim=-1)) / std).square().mean())
+        assert off[0] < off[1], "six points of one training are not six looks"
+        assert surprise[0] < surprise[1]
+
+    def test_believes_what_is_pending(self) -> None:
+        X = torch.rand(8, 2, generator=torch.Generator().manual_seed(1), dtype=torch.double)
+        gp = fitted_gp(X, X.sum(dim=-1, keepdim=True), seed=0, trainings=torch.arange(8))
+        at = torch.tensor([[0.9, 0.1]], dtype=torch.double)
+        believing = believe(gp, of_no_training(at))
+        (mean, std), (before, wider) = predicted(believing, at), predicted(gp, at)
+        assert torch.allclose(mean, before, atol=1e-6) and std < wider
+
+
+class TestProposals:
+    def test_the_resource_leaves_the_proposal(self) -> None:
+        for acquisition in ("random", "grid"):
+            tried = study(acquisition=acquisition)
+            tried.run(3)
+            assert {trial.config["epochs"] for trial in tried.trials} == {20}
+            configs = [tuple(trial.config.values()) for trial in tried.trials]
+            assert len(set(configs)) == len(configs)
+
+    def test_the_first_trainings_are_shorter(self) -> None:
+        tried = study(acquisition="ehvi", candidates=64)
+        tried.run(2)
+        assert all(1 < trial.config["epochs"] < 20 for trial in tried.trials)
+
+    def test_a_study_goes_on_as_if_it_had_not_stopped(self, tmp_path: Path) -> None:
+        options: dict[str, Any] = {"acquisition": "ehvi", "candidates": 64}
+        whole = study(**options).run(9).all_points
+        with study(storage=tmp_path / "study.sqlite", **options) as first:
+            first.run(6)
+        with study(storage=tmp_path / "study.sqlite", **options) as second:
+            assert second.run(9).all_points.equal(whole)
+
+    def test_stops_are_used(self) -> None:
+        tried = study(acquisition="ehvi", candidates=64)
+        tried.run(12)
+        plans = [trial.plan for trial in tried.trials[4:]]
+        assert any(any(plan.stops) for plan in plans)
+        for trial in tried.trials:
+            for place, (_, point) in enumerate(trial.finished[0].curve[:-1]):
+                assert point.utility >= trial.plan.stops[place]
+
+    @pytest.mark.parametrize("acquisition", ["hvpoi", "log_hvpoi", "qlogehvi"])
+    @pytest.mark.parametrize("privacy_model", ["exact", "gp"])
+    def test_other_criteria_take_curves(self, acquisition: str, privacy_model: Any) -> None:
+        tried = study(acquisition=acquisition, candidates=64, privacy_model=privacy_model)
+        assert len(tried.run(6).trials) == 6
+
+    def test_further_objectives(self) -> None:
+        size = Objective("size", 40.0, function=lambda config: 1.0 + config["epochs"])
+
+        def curve(config: Any, seed: int, checkpoints: Sequence[int]) -> Iterator[Any]:
+            for checkpoint in checkpoints:
+                yield toy.utility({**config, "epochs": checkpoint}, seed), {"time": checkpoint}
+
+        problem = toy.curve_problem(curve, objectives=[size, Objective("time", 30.0)])
+        front = study(problem, acquisition="ehvi", candidates=64).run(6)
+        for point in front.measured:
+            assert point.values[2:] == (1.0 + point.config["epochs"], point.config["epochs"])
+
+    def test_pending_curves_are_believed(self) -> None:
+        tried = study(acquisition="ehvi", candidates=64)
+        tried.run(5)
+        asked = tried.ask(3)
+        assert len({tuple(trial.config.values()) for trial in asked}) == 3
+
+    def test_better_than_chance_at_equal_epochs(self) -> None:
+        def volume(acquisition: str, seed: int) -> tuple[float, int]:
+            tried = study(acquisition=acquisition, candidates=256, seed=seed)
+            tried.run(16)
+            points = [p for t in tried.trials for p in tried.problem.points(t)]
+            true = [(p.values[0], toy.expected_error(p.config)) for p in points]
+            epochs = sum(max(dict(t.finished[0].curve)) for t in tried.trials)
+            return dominated_volume(torch.tensor(true, dtype=torch.double), (10.0, 1.0)), epochs
+
+        ours = [volume("ehvi", seed) for seed in range(3)]
+        random = [volume("random", seed) for seed in range(3)]
+        assert sum(v for v, _ in ours) > sum(v for v, _ in random)
+        assert sum(e for _, e in ours) <= sum(e for _, e in random)
+
+
+class TestRecommended:
+    def test_any_checkpoint_may_be_recommended(self) -> None:
+        tried = study(acquisition="ehvi", candidates=256)
+        tried.run(16)
+        for epsilon in (0.3, 1.0, 5.0):
+            point = tried.recommend(epsilon)
+            assert point.epsilon == toy.epsilon(point.config) <= epsilon
+            assert abs(point.error - toy.expected_error(point.config)) < 0.08
+
+
+class TestPrice:
+    def test_a_curve_is_paid_for_once(self) -> None:
+        tried = study(toy.curve_problem(secret_noise=True))
+        tried.run(2)
+        price = tried.publication_guarantee().epsilon(0.0)
+        assert price == pytest.approx(sum(trial.epsilon for trial in tried.trials))
+
+    @pytest.mark.parametrize("kind", ["gaussian", "pure"])
+    def test_a_stopped_training_pays_for_its_steps_where_they_add_up(self, kind: str) -> None:
+        def guarantee(config: Any) -> Guarantee:
+            mu = math.sqrt(config["epochs"]) / config["noise"]
+            loss = GaussianLoss(mu) if kind == "gaussian" else PureLoss(toy.epsilon(config))
+            return Guarantee("training", PrivacyUnit("one record"), (loss,))
+
+        tried = study(toy.curve_problem(secret_noise=True, guarantee=guarantee))
+        epsilons = tuple(toy.epsilon({"noise": 1.0, "epochs": c}) for c in CHECKPOINTS)
+        plan = CurvePlan(CHECKPOINTS, epsilons, (0.0, 0.0, 1.0, *[0.0] * 6))
+        tried._storage.add_trial(0, {"noise": 1.0, "epochs": 20}, (7,), epsilons[-1], plan=plan)
+        tried.run(1)
+        assert tried.trials[0].finished[0].curve[-1][0] == 3
+        (loss,) = tried.publication_guarantee().losses
+        if kind == "gaussian":
+            assert loss.mu == pytest.approx(math.sqrt(3))
+        else:
+            assert loss.epsilon == epsilons[-1]
 
 
 class TestReport:

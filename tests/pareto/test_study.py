@@ -64,7 +64,7 @@ class TestArguments:
             DPareto(toy.SPACE)  # type: ignore[arg-type]
 
     @pytest.mark.parametrize("name", ["trials", "initial", "batch_size"])
-    @pytest.mark.parametrize("value", [0, -3, 2.5, None])
+    @pytest.mark.parametrize("value", [0, -3, 2.5, "4"])
     def test_wrong_run(self, name: str, value: Any) -> None:
         with pytest.raises((ValueError, TypeError), match=f"`{name}`"):
             study().run(**({"trials": 4} | {name: value}))

@@ -336,7 +336,7 @@ def test_utility_is_said_before_anything_is_spent() -> None:
     large = mechanism(num_records=200_000, bounds=(0.0, 1.0))
     assert small.utility().drowned and not large.utility().drowned
     bound = large.utility(delta=0.1)
-    assert bound.noise == pytest.approx(large.scale * (math.log(41) + math.log(10)))
+    assert bound.noise == pytest.approx(large.scale * (math.log(40) + math.log(9)))
     assert bound.noise > replace(large, epsilon=2.0).utility(delta=0.1).noise
     with pytest.warns(UtilityWarning, match="a blind draw has 0.0244"):
         release_linear_choice(

@@ -279,7 +279,12 @@ def test_utility_bounds_by_hand():
     assert bound.noise == pytest.approx(8.968463243575544 * tail)
     beta = 2 * math.log(1000 * 2500 * math.pi**2 / 3e-4)
     regret = math.sqrt(8 / math.log(101) * beta * 30 / 50)
-    assert bound.model == pytest.approx(regret + 0.1 * math.sqrt(2 * math.log(150 / 1e-4)))
+    left = 1e-4 * (0.75 - 0.25 / 1000)
+    assert bound.model == pytest.approx(regret + 0.1 * math.sqrt(2 * math.log(50 / left)))
+    published = MECHANISMS["noisy"].published_utility()
+    assert published.model == pytest.approx(regret + 0.1 * math.sqrt(2 * math.log(150 / 1e-4)))
+    assert published.noise == bound.noise and published.probability == bound.probability
+    assert MECHANISMS["noise-free"].published_utility() == MECHANISMS["noise-free"].utility()
     assert bound.probability == pytest.approx(0.95 - 1e-4)
     bound = MECHANISMS["noise-free"].utility()
     assert bound.noise == pytest.approx(0.8998524181103064 * tail)

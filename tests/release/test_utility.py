@@ -4,6 +4,7 @@ import itertools
 import math
 import warnings
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from scipy.stats import laplace
 from botorch_dp.release import UtilityBound, UtilityWarning
 from botorch_dp.release.assumptions import (
     best_choice_probability,
+    exact_selection_tail,
     laplace_tail,
     prior_spread,
     selection_tail,
@@ -59,6 +61,25 @@ def test_laplace_tail_is_the_quantile_of_the_absolute_value(delta: float) -> Non
 def test_selection_tail_by_hand() -> None:
     assert selection_tail(2.0, 5, 0.25) == pytest.approx(2 * math.log(20))
     assert selection_tail(2.0, 1, 0.25) == laplace_tail(2.0, 0.25)
+
+
+@pytest.mark.parametrize("method", ["exponential", "permute_and_flip"])
+@pytest.mark.parametrize("delta", [0.4, 0.05, 1e-9])
+@pytest.mark.parametrize("num_choices", [2, 1000])
+def test_exact_selection_tail_is_attained_and_below_the_published(
+    num_choices: int, delta: float, method: Any
+) -> None:
+    tail = exact_selection_tail(2.0, num_choices, delta, method)
+    found = best_choice_probability(2.0, num_choices, tail, method)
+    assert found == pytest.approx(1 - delta, abs=1e-6 * delta + 1e-13)
+    assert tail < selection_tail(2.0, num_choices, delta)
+    # Broken twin: a little less is exceeded more often than stated.
+    assert best_choice_probability(2.0, num_choices, 0.9 * tail, method) < 1 - delta
+
+
+def test_exact_selection_tail_in_the_limits() -> None:
+    assert exact_selection_tail(1.0, 1, 0.1, "exponential") == 0.0
+    assert exact_selection_tail(1.0, 2, 0.9, "exponential") == 0.0
 
 
 @pytest.mark.parametrize("delta", [0.7, 0.05])

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import copy
 import json
 import math
+import os
+import pickle
 
 import numpy as np
 import pytest
@@ -11,6 +14,7 @@ from scipy import stats
 from botorch_dp.training.randomness import (
     SeededRandomness,
     SystemRandomness,
+    _system_bytes,
     _system_integers,
     seeded_torch,
 )
@@ -153,7 +157,8 @@ def test_published_noise_is_widened_by_what_rounding_may_add(
 ) -> None:
     """The sum to the grid: sqrt(p) / 2 cells for each neighbour; adding up: the stated slack."""
     monkeypatch.setattr(
-        "botorch_dp.training.randomness._system_normal", lambda size: np.full(size, 2.0**20)
+        "botorch_dp.training.randomness._system_normal",
+        lambda size: torch.full((size,), 2.0**20, dtype=torch.float64),
     )
     total = torch.zeros(numbers, dtype=torch.float64)
     SystemRandomness().perturb_(total, sensitivity=1.0, noise_multiplier=3.0)
@@ -182,6 +187,37 @@ def test_system_integers_are_uniform(bound: int) -> None:
 def test_bytes_and_fractions_make_the_stated_probability(probability: float) -> None:
     chosen = sum(len(SystemRandomness().choose_each(200_000, probability)) for _ in range(5))
     assert stats.binomtest(chosen, 1_000_000, probability).pvalue > FALSE_ALARM
+
+
+def drawn_now(coins: SystemRandomness) -> list[float]:
+    noise = torch.zeros(6, dtype=torch.float64)
+    coins.perturb_(noise, sensitivity=1.0, noise_multiplier=1.0)
+    return noise.tolist()
+
+
+def test_noise_made_ahead_is_used_once_and_by_one() -> None:
+    """Copies, pickles and forks of coins that have draws in store make their own."""
+    coins = SystemRandomness()
+    seen = [drawn_now(coins) for _ in range(3)]
+    seen += [drawn_now(each) for each in (copy.deepcopy(coins), pickle.loads(pickle.dumps(coins)))]
+    read, write = os.pipe()
+    if os.fork() == 0:
+        os.write(write, json.dumps(drawn_now(coins)).encode())
+        os._exit(0)
+    os.wait()
+    seen += [json.loads(os.read(read, 10_000)), drawn_now(coins)]
+    numbers = [number for each in seen for number in each]
+    assert len(set(numbers)) == len(numbers) == 42
+
+
+@pytest.mark.parametrize("size", [1, 2048, 2049, 100_000])
+def test_long_and_short_sequences_of_bytes_are_fresh_and_even(size: int) -> None:
+    first, second = (np.frombuffer(_system_bytes(size), np.uint8) for _ in range(2))
+    assert first.shape == (size,)
+    if size > 1:
+        assert not np.array_equal(first, second)
+        counts = np.bincount(np.concatenate([first, second]) >> 4, minlength=16)
+        assert stats.chisquare(counts).pvalue > FALSE_ALARM
 
 
 def test_global_generators_are_left_alone() -> None:

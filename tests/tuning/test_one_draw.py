@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from botorch_dp.privacy import PrivacyBudget, PrivacyLedger
-from botorch_dp.space import Real, SearchSpace
-from botorch_dp.tuning import PrivateSearch
+from botorch_dp.privacy import PrivacyBudget, PrivacyLedger, TrialNumber
+from botorch_dp.space import Integer, Real, SearchSpace
+from botorch_dp.training import DPTrainer, TrainTest, logistic_loss, logistic_regression
+from botorch_dp.tuning import PrivateFit, PrivateSearch
 from tests.one_draw import OneDraw
 
 _N = 40
@@ -69,3 +71,34 @@ class TestDescent(_Searches):
 def test_the_suite_tests_the_route_of_its_name(suite: type[_Searches]) -> None:
     plan = suite().make(None).search.plan(release_score=True)
     assert plan.route == suite.__name__.removeprefix("Test").lower()
+
+
+# --- PrivateFit ---
+
+
+class TestFit(OneDraw):
+    every = 3  # of a score, a configuration and a best model for each training
+
+    @pytest.fixture(autouse=True)
+    def two_trials(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Each run writes as often as any other."""
+        monkeypatch.setattr(TrialNumber, "draw", lambda self: 2)
+
+    def make(self, ledger: PrivacyLedger | None) -> Any:
+        generator = torch.Generator().manual_seed(0)
+        X = torch.randn(90, 2, generator=generator)
+        data = TrainTest(X[:60], (X[:60, 0] > 0).long(), X[60:], (X[60:, 0] > 0).long())
+        trainer = DPTrainer(partial(logistic_regression, 2), logistic_loss, data)
+        space = SearchSpace(
+            learning_rate=Real(0.1, 1.0),
+            clip_norm=Real(0.5, 1.0),
+            lot_size=Integer(20, 20),
+            epochs=Integer(1, 1),
+        )
+        return _Asked(PrivateFit(trainer, space, budget=PrivacyBudget(8.0, 1e-3), trials=2), ledger)
+
+    def draw(self, thing: Any, checkpoint: Path | None) -> Any:
+        result = thing.search.run(checkpoint=checkpoint, ledger=thing.ledger)
+        assert result.score is not None
+        weights = [w.tolist() for w in result.model.value.state_dict().values()]
+        return list(result.config.value.items()), result.score.value, weights

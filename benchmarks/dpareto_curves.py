@@ -1,0 +1,323 @@
+"""Fronts from whole curves: how much less training they take.
+
+One training of 64 epochs is twelve points of the front's candidates instead of one. Compared are
+
+* *curves*: DPareto on curves, which chooses how long to train and stops early;
+* *random curves*: configs drawn at random, each trained to the end and measured along the way;
+* *ordinary*: DPareto with utility measured at the end of each training only;
+* *ordinary random*: random search with utility measured at the end only.
+
+Fronts are chosen from noisy trials, so the trials on them are trained again with fresh seeds, and
+hypervolume to (10, 1) is that of the chosen points there: in epsilon, and in ln(epsilon / 0.05).
+All methods share the seeds of their studies; differences are paired over them. Effort is counted in
+gradient steps and in epochs.
+
+Run with ``OMP_NUM_THREADS=1 BOTORCH_DP_DATA=... python -m benchmarks.dpareto_curves``; it says how
+long it will take, keeps its studies in a folder and goes on where it was interrupted.
+``--setting mnist`` takes the two-layer network. Without the data sets, the bundled ones stand in.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.common import BenchmarkParser, mean_interval, save_results
+from botorch_dp import tasks
+from botorch_dp._files import atomic_write
+from botorch_dp.pareto import DPareto, Integer, PrivacyUtilityProblem, SearchSpace
+from botorch_dp.pareto.front import dominated_volume
+from botorch_dp.pareto.problem import Trial
+from botorch_dp.tasks.learning import PrivateTraining
+
+#: Where the axis of ln(epsilon) begins: below it nothing is learnt.
+SMALLEST = 0.05
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One problem, and how much of it is run.
+
+    Args:
+        oracles: Its model and data.
+        task: What builds it.
+        max_epochs: Upper end of the epochs' range.
+        min_lot: Lower end of the lot size's range.
+        replicates: Trainings of a trial.
+        again: Fresh trainings of each trial on a front.
+        stops: Method -> after how many trials the front is judged.
+    """
+
+    oracles: PrivateTraining
+    task: Any
+    max_epochs: int
+    min_lot: int
+    replicates: int
+    again: int
+    stops: dict[str, tuple[int, ...]]
+
+
+def settings(data_at_hand: bool) -> dict[str, Setting]:
+    adult = "adult" if data_at_hand else "breast_cancer"
+    mnist = "mnist" if data_at_hand else "digits"
+    return {
+        "adult": Setting(
+            PrivateTraining("logistic", adult, "sgd"),
+            tasks.adult_logistic_sgd,
+            max_epochs=64,
+            min_lot=8,
+            replicates=3,
+            again=4,
+            stops={
+                "curves": (8, 16, 24, 32),
+                "random curves": (8, 16),
+                "ordinary": (32, 64),
+                "ordinary random": (64,),
+            },
+        ),
+        "mnist": Setting(
+            PrivateTraining("mlp2", mnist, "sgd"),
+            tasks.mnist_mlp2_sgd,
+            max_epochs=8,
+            min_lot=200,
+            replicates=1,
+            again=3,
+            stops={"curves": (6, 12, 18, 24), "random curves": (6, 12)},
+        ),
+    }
+
+
+def problem(setting: Setting, method: str) -> PrivacyUtilityProblem:
+    """The setting's problem in its range, with or without curves."""
+    curves = method.endswith("curves")
+    made = setting.task(data=setting.oracles.data, replicates=setting.replicates, curves=curves)
+    parameters = dict(made.space.parameters)
+    parameters["epochs"] = Integer(1, setting.max_epochs, log=method != "ordinary random")
+    lots = parameters["lot_size"]
+    low, high = min(setting.min_lot, lots.high), lots.high
+    parameters["lot_size"] = Integer(low, high, log=True, distribution=lots.distribution)
+    return PrivacyUtilityProblem(
+        SearchSpace(**parameters),
+        privacy=made.privacy,
+        privacy_batch=made.privacy_batch,
+        utility_replicates=made.oracle,
+        resource=made.resource and replace(made.resource, checkpoints=None),
+        promise=made.promise,
+        replicates=setting.replicates,
+        name=f"{made.name}, {method}",
+    )
+
+
+def length(trial: Trial) -> int:
+    """Epochs that a trial trained."""
+    ends = [m.curve[-1][0] if m.curve else trial.config["epochs"] for m in trial.finished]
+    return max(ends)
+
+
+class Judge:
+    """Trains trials again with fresh seeds, once each, and keeps what came of it.
+
+    Args:
+        path: Where.
+        setting: How often.
+    """
+
+    def __init__(self, path: Path, setting: Setting) -> None:
+        self._path, self._setting = path, setting
+        self._known: dict[str, list[float]] = json.loads(path.read_text()) if path.exists() else {}
+
+    def errors(self, trial: Trial) -> dict[int, float]:
+        """Mean errors by epochs: along the trial's curve, or at its end."""
+        epochs = [c for c, _ in trial.finished[0].curve] or [trial.config["epochs"]]
+        epochs = [c for c in epochs if c <= length(trial)]
+        key = str(trial.number)
+        if key not in self._known:
+            seeds = [10_000_019 + 1_000 * trial.number + k for k in range(self._setting.again)]
+            config = {**trial.config, "epochs": epochs[-1]}
+            points = self._setting.oracles.curves(config, seeds, epochs)
+            self._known[key] = [1 - sum(u) / len(u) for u in points]
+            with atomic_write(self._path, owner_only=True) as file:
+                json.dump(self._known, file)
+        return dict(zip(epochs, self._known[key], strict=True))
+
+
+def volumes(points: Tensor, ref_point: tuple[float, float]) -> dict[str, float]:
+    """Hypervolume in epsilon and in ln(epsilon / 0.05)."""
+    logs = torch.stack([(points[:, 0].clamp_min(SMALLEST) / SMALLEST).log(), points[:, 1]], dim=-1)
+    return {
+        "linear": dominated_volume(points, ref_point),
+        "log": dominated_volume(logs, (math.log(ref_point[0] / SMALLEST), ref_point[1])),
+    }
+
+
+def run(setting: Setting, method: str, seed: int, folder: Path) -> dict[str, Any]:
+    """One study, or what is missing of it; its fronts after each stop."""
+    acquisition = "random" if method in ("random curves", "ordinary random") else "ehvi"
+    name = f"{setting.oracles.model}-{method}-{seed}".replace(" ", "-")
+    judge = Judge(folder / f"{name}.again.json", setting)
+    result: dict[str, Any] = {}
+    with DPareto(
+        problem(setting, method),
+        acquisition=acquisition,  # type: ignore[arg-type]
+        storage=folder / f"{name}.sqlite",
+        seed=seed,
+    ) as study:
+        before = len(study.trials)
+        for stop in setting.stops[method]:
+            start, trained = time.process_time(), sum(t.seconds for t in study.trials)
+            study.run(max(stop, len(study.trials)))
+            trained = sum(t.seconds for t in study.trials) - trained
+            spent = time.process_time() - start
+            trials = [t for t in study.trials if t.number < stop and t.state == "complete"]
+            points = [p for t in trials for p in study.problem.points(t)]
+            values = torch.tensor([p.values for p in points], dtype=torch.double)
+            chosen = [p for p, v in zip(points, values, strict=True) if _is_best(v, values)]
+            by_number = {t.number: t for t in trials}
+            again = torch.tensor(
+                [
+                    (p.values[0], judge.errors(by_number[p.trial])[p.config["epochs"]])
+                    for p in chosen
+                ],
+                dtype=torch.double,
+            )
+            epochs = [length(t) for t in trials]
+            steps = [setting.oracles.cost({**t.config, "epochs": length(t)}) for t in trials]
+            result[str(stop)] = {
+                "epochs": sum(epochs),
+                "steps": sum(steps),
+                "observed": volumes(values, study.problem.ref_point),
+                "again": volumes(again, study.problem.ref_point),
+                "points_on_front": len(chosen),
+                "own_seconds": spent if before == 0 else None,
+                "training_seconds": trained if before == 0 else None,
+            }
+    return result
+
+
+def _is_best(value: Tensor, values: Tensor) -> bool:
+    better = (values <= value).all(dim=-1) & (values < value).any(dim=-1)
+    return not bool(better.any())
+
+
+def expected_hours(setting: Setting, seeds: int) -> float:
+    """Core-hours, from the time of some steps here and an average config."""
+    lot = min(max(setting.min_lot, 128), setting.oracles.num_records // 2)
+    config = {"learning_rate": 0.01, "clip_norm": 1.0, "noise_multiplier": 2.0}
+    config |= {"lot_size": lot, "epochs": 1}
+    seconds = {}
+    for count in (setting.replicates, setting.again):
+        list(setting.oracles.curves(config, range(count), [1]))
+        start = time.process_time()
+        list(setting.oracles.curves(config, range(count), [1]))
+        seconds[count] = time.process_time() - start
+    epochs = {"curves": 0.5, "random curves": 1.0, "ordinary": 0.55, "ordinary random": 0.5}
+    total = 0.0
+    for method, stops in setting.stops.items():
+        trainings = stops[-1] * epochs[method] * setting.max_epochs * seconds[setting.replicates]
+        judged = 6 * len(stops) * 0.5 * setting.max_epochs * seconds[setting.again]
+        total += trainings + judged
+    return seeds * total / 3600
+
+
+def summarize(runs: dict[str, dict[str, Any]], setting: Setting) -> list[dict[str, Any]]:
+    """Means over the seeds that each method has, and the paired lead of curves at each stop."""
+    rows = []
+    for method, stops in setting.stops.items():
+        for stop in stops:
+            seeds = [s for s, found in runs.get(method, {}).items() if str(stop) in found]
+            if not seeds:
+                continue
+            at = [runs[method][s][str(stop)] for s in seeds]
+            row: dict[str, Any] = {"method": method, "trials": stop, "seeds": len(seeds)}
+            for key in ("epochs", "steps"):
+                row[key] = sum(one[key] for one in at) / len(at)
+            for scale in ("linear", "log"):
+                row[scale] = mean_interval([one["again"][scale] for one in at])
+                row[f"{scale}, luck"] = sum(
+                    one["observed"][scale] - one["again"][scale] for one in at
+                ) / len(at)
+                if method != "curves":
+                    row[f"{scale}, curves ahead by"] = leads(runs, method, stop, seeds, scale)
+            rows.append(row)
+    return rows
+
+
+def leads(
+    runs: dict[str, dict[str, Any]], method: str, stop: int, seeds: Sequence[str], scale: str
+) -> Any:
+    """By how much curves are ahead with at most as many steps, over the seeds that have both."""
+    found = []
+    for seed in seeds:
+        theirs = runs[method][seed][str(stop)]
+        ours = [
+            one["again"][scale]
+            for one in runs.get("curves", {}).get(seed, {}).values()
+            if one["steps"] <= theirs["steps"]
+        ]
+        if ours:
+            found.append(ours[-1] - theirs["again"][scale])
+    return mean_interval(found) if found else None
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    lines = [
+        f"{'method':16}{'trials':>7}{'seeds':>6}{'epochs':>8}{'ksteps':>8}"
+        f"{'hypervolume':>26}{'in ln(eps/.05)':>26}{'curves ahead by':>26}{'in ln':>26}"
+    ]
+    for row in rows:
+        ahead = [row.get(f"{scale}, curves ahead by") or "" for scale in ("linear", "log")]
+        lines.append(
+            f"{row['method']:16}{row['trials']:7}{row['seeds']:6}{row['epochs']:8.0f}"
+            f"{row['steps'] / 1000:8.0f}{row['linear']!s:>26}{row['log']!s:>26}"
+            f"{ahead[0]!s:>26}{ahead[1]!s:>26}"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = BenchmarkParser("dpareto_curves", __doc__, minutes=60)
+    parser.add_argument("--setting", choices=("adult", "mnist"), default="adult")
+    parser.add_argument("--seeds", type=int, default=4)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--methods", nargs="*", help="all by default")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="stop, to go on later")
+    parser.add_argument(
+        "--studies",
+        type=Path,
+        default=Path.home() / ".cache" / "botorch_dp" / "dpareto_curves",
+        help="folder of the studies; they hold measured utilities and are sensitive",
+    )
+    arguments = parser.parse_args()
+    warnings.filterwarnings("ignore", module="botorch|linear_operator|gpytorch")
+    setting = settings(bool(os.environ.get("BOTORCH_DP_DATA")))[arguments.setting]
+    hours = expected_hours(setting, arguments.seeds)
+    print(f"About {hours:.1f} core-hours here, less what is in {arguments.studies}.", flush=True)
+    arguments.studies.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    runs: dict[str, dict[str, Any]] = {}
+    for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
+        for method in arguments.methods or setting.stops:
+            if time.monotonic() - started > 60 * arguments.minutes:
+                continue
+            runs.setdefault(method, {})[str(seed)] = run(setting, method, seed, arguments.studies)
+            print(f"seed {seed}, {method}: {time.monotonic() - started:.0f} s", flush=True)
+    rows = summarize(runs, setting)
+    save_results(
+        f"dpareto_curves_{arguments.setting}",
+        {"data": setting.oracles.data, "rows": rows, "runs": runs},
+    )
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()

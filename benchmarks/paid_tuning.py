@@ -1,0 +1,341 @@
+"""What tuning costs when its own price is paid: accuracy of the published model at a total epsilon.
+
+    python -m benchmarks.paid_tuning [--out FOLDER] [--tasks adult mnist] [--report]
+
+For each task and each total epsilon (delta = 1e-5, Poisson lots, replace-one): configurations are
+drawn from the space and trained at the noise that each way of tuning can afford, once and for all
+(a *pool*); 200 runs of each way are then drawn from its pool, with as many trainings as its law
+says. That is exact for a space of the pool's configurations, and approximate otherwise. One part of
+the test records selects, with the noise that their own budget of the same size asks for; the other
+part, which nobody looks at, says how good the published model is. Pools are stored as they grow, so
+a run that was stopped goes on where it was. ``--real`` adds runs of ``PrivateFit`` from end to end.
+
+Ways: *unpaid* (best of 40 at the winner's own epsilon: the ceiling, which promises more than it
+keeps), *selection* (a secret number of random trainings, 40 expected), *few* (10 expected),
+*adaptive* (40 expected, proposals follow the scores), *twin* (one training of the configuration
+that did best on a generated twin), *default* (one training in the middle of the space), and
+*composition* (40 trainings, all of which may be published).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.common import RESULTS, save_results
+from benchmarks.twins import ADULT_COLUMNS, IMAGE_COLUMNS
+from botorch_dp import datasets
+from botorch_dp._files import atomic_write
+from botorch_dp.privacy import PrivacyBudget, TrialNumber, dp_sgd_noise_multiplier
+from botorch_dp.space import Integer, Real, SearchSpace
+from botorch_dp.training import (
+    DPTrainer,
+    TrainTest,
+    accuracy,
+    cross_entropy_loss,
+    logistic_loss,
+    logistic_regression,
+)
+from botorch_dp.training.networks import multilayer_perceptron
+from botorch_dp.tuning import PrivateFit
+from botorch_dp.tuning.selection import _upper_bounds
+
+EPSILONS, DELTA, TRIALS = (0.1, 0.3, 1.0, 3.0), 1e-5, 40
+RUNS, BOOTSTRAPS = 200, 60
+WAYS = ("unpaid", "selection", "few", "adaptive", "twin", "default", "composition")
+
+
+@dataclass(frozen=True)
+class Task:
+    """Records, of which the last ``held`` test records say how good a model is in the end."""
+
+    records: Callable[[], TrainTest]
+    held: int
+    trainer: Callable[[TrainTest], DPTrainer]
+    twin: Callable[..., TrainTest]
+    space: SearchSpace
+    pool: int
+    ways: tuple[str, ...] = WAYS
+
+
+def adult() -> TrainTest:
+    """All of Adult, 24,000 records of it to train on."""
+    data = datasets.adult()
+    X, y = torch.cat([data.train_X, data.test_X]), torch.cat([data.train_Y, data.test_Y])
+    order = torch.randperm(len(X), generator=torch.Generator().manual_seed(0))
+    X, y = X[order], y[order]
+    return TrainTest(X[:24_000], y[:24_000], X[24_000:], y[24_000:])
+
+
+TASKS = {
+    "adult": Task(
+        adult,
+        held=4_500,
+        trainer=lambda data: DPTrainer(
+            partial(logistic_regression, 123), logistic_loss, data, optimizer="adam"
+        ),
+        twin=partial(datasets.public_twin, ADULT_COLUMNS, class_shares=(0.76, 0.24), accuracy=0.85),
+        space=SearchSpace(
+            learning_rate=Real(1e-3, 0.3, log=True),
+            clip_norm=Real(0.05, 4.0, log=True),
+            lot_size=Integer(256, 4096, log=True),
+            epochs=Integer(4, 32, log=True),
+        ),
+        pool=64,
+    ),
+    "mnist": Task(
+        datasets.mnist,
+        held=5_000,
+        trainer=lambda data: DPTrainer(
+            partial(multilayer_perceptron, 784, 10, (64,)), cross_entropy_loss, data
+        ),
+        twin=partial(datasets.public_twin, IMAGE_COLUMNS, class_shares=(1,) * 10, accuracy=0.85),
+        space=SearchSpace(
+            learning_rate=Real(0.1, 5.0, log=True),
+            clip_norm=Real(0.1, 4.0, log=True),
+            lot_size=Integer(1000, 6000, log=True),
+            epochs=Integer(3, 12, log=True),
+        ),
+        pool=16,
+        ways=("unpaid", "selection", "default", "composition"),
+    ),
+}
+
+
+class Pools:
+    """Trainings of one task at the levels of all ways, in a file."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name, self.task = name, TASKS[name]
+        data, held = self.task.records(), self.task.held
+        self.data = data._replace(test_X=data.test_X[:-held], test_Y=data.test_Y[:-held])
+        self.held = data.test_X[-held:], data.test_Y[-held:]
+        self.trainer = self.task.trainer(self.data)
+        self.path = folder / f"paid_tuning_{name}.pool.json"
+        self.stored: dict[str, list[Any]] = {}
+        self._known: dict[tuple[str, float], tuple[TrialNumber, float, float]] = {}
+        if self.path.exists():
+            self.stored = json.loads(self.path.read_text())
+
+    def fit(self, way: str, epsilon: float) -> PrivateFit:
+        """The fit whose level a way's trainings have."""
+        method = {"unpaid": "default", "twin": "default", "few": "random", "selection": "random"}
+        return PrivateFit(
+            self.trainer,
+            self.task.space,
+            budget=PrivacyBudget(epsilon, DELTA),
+            trials=TrialNumber(10 if way == "few" else TRIALS),
+            method=method.get(way, way),  # type: ignore[arg-type]
+        )
+
+    def noise(self, way: str, epsilon: float) -> Callable[[dict[str, Any]], float]:
+        """From a configuration to its noise multiplier."""
+        if way != "composition":
+            return self.fit(way, epsilon).noise_multiplier
+
+        def composed(config: dict[str, Any]) -> float:
+            n, m = len(self.data.train_X), config["lot_size"]
+            return dp_sgd_noise_multiplier(
+                epsilon=epsilon,
+                delta=DELTA,
+                lot_size=m,
+                num_records=n,
+                steps=TRIALS * config["epochs"] * (n // m),
+                tolerance=1e-3,
+            )
+
+        return composed
+
+    def wanted(self, way: str, epsilon: float) -> list[dict[str, Any]]:
+        """The configurations that a way's pool shall have; the same ones for all that select."""
+        if way == "default":
+            return [self.fit(way, epsilon).only_config] * 8
+        if way == "twin":
+            return self._twin_best(epsilon) * 4
+        return self.task.space.sample(self.task.pool, seed=1)
+
+    def _twin_best(self, epsilon: float) -> list[dict[str, Any]]:
+        """The best of 16 configurations on each of two twins."""
+        key = f"twins {epsilon}"
+        if key not in self.stored:
+            fit, best = self.fit("selection", epsilon), []
+            for seed in range(2):
+                twin = self.task.twin(num_records=len(self.data.train_X), num_test=4000, seed=seed)
+                best.append(fit.rank_on(twin, count=16, seed=seed)[0])
+            self.stored[key] = best
+            self._save()
+        return self.stored[key]
+
+    def grow(self) -> None:
+        """Make all trainings that are missing, in turn at all levels."""
+        levels = [(way, e) for e in (1.0, 0.1, 3.0, 0.3) for way in self.task.ways if way != "twin"]
+        levels += [("twin", e) for e in EPSILONS if "twin" in self.task.ways]
+        noises = {level: self.noise(*level) for level in levels}
+        total = sum(8 if w in ("twin", "default") else self.task.pool for w, _ in levels)
+        made, start, done = (
+            0,
+            time.monotonic(),
+            sum(len(self.stored.get(f"{way} {e}", ())) for way, e in levels),
+        )
+        print(f"{self.name}: {total - done} of {total} trainings to make", flush=True)
+        for way, epsilon in levels:
+            pool = self.stored.setdefault(f"{way} {epsilon}", [])
+            for config in self.wanted(way, epsilon)[len(pool) :]:
+                settings = {**config, "noise_multiplier": noises[way, epsilon](config)}
+                trained = self.trainer.fit(**settings, delta=DELTA, seed=10_000 + len(pool))
+                with torch.no_grad():
+                    held = accuracy(trained.model(self.held[0]), self.held[1])
+                pool.append([config, trained.accuracy, held])
+                made += 1
+                if made % 8 == 1:
+                    self._save()
+                    left = (time.monotonic() - start) / made * (total - done - made)
+                    print(f"{self.name}: {made}, about {left / 60:.0f} minutes left", flush=True)
+        self._save()
+
+    def _save(self) -> None:
+        with atomic_write(self.path) as file:
+            json.dump(self.stored, file)
+
+    def published(
+        self, way: str, epsilon: float, kept: np.ndarray, runs: int, rng: np.random.Generator
+    ) -> float:
+        """Mean accuracy of published models, on records that nobody has looked at.
+
+        Args:
+            way: How it was tuned.
+            epsilon: The total.
+            kept: Which of the pool's trainings there are, with repetitions.
+            runs: How many runs to draw.
+            rng: Draws them.
+        """
+        pool = self.stored[f"{way} {epsilon}"]
+        scores, held = (np.array([row[i] for row in pool])[kept % len(pool)] for i in (1, 2))
+        if way in ("twin", "default"):
+            return float(held[: len(pool)].mean())
+        number, mu, lean = self._parameters(way, epsilon)
+        std = 1 / (mu * len(self.data.test_X))
+        codes = [pool[i % len(pool)][0] for i in kept] if way == "adaptive" else []
+        found = []
+        for _ in range(runs):
+            secret = way in ("selection", "few", "adaptive")
+            count = number.quantile(rng.random()) if secret else TRIALS
+            noisy = scores + std * rng.standard_normal(len(scores))
+            chosen = rng.integers(len(scores), size=count)
+            if way == "adaptive":
+                chosen = self._followed(codes, noisy, count, lean, rng)
+            found.append(held[chosen[int(noisy[chosen].argmax())]])
+        return float(np.mean(found))
+
+    def _parameters(self, way: str, epsilon: float) -> tuple[TrialNumber, float, float]:
+        if (way, epsilon) not in self._known:
+            fit = self.fit("selection" if way == "composition" else way, epsilon)
+            mu = fit._scoring.mu
+            assert mu is not None
+            self._known[way, epsilon] = fit.number, mu, fit._lean
+        return self._known[way, epsilon]
+
+    def _followed(
+        self,
+        configs: list[dict[str, Any]],
+        scores: np.ndarray,
+        count: int,
+        lean: float,
+        rng: np.random.Generator,
+    ) -> np.ndarray:
+        """Places of trainings whose proposals lean to the better half of what a model promises."""
+        chosen: list[int] = []
+        for _ in range(count):
+            pick = int(rng.integers(len(configs)))
+            if rng.random() < lean and len(chosen) >= 5:
+                seen = [(configs[i], scores[i]) for i in chosen]
+                order = np.argsort(-_upper_bounds(self.task.space, seen, configs))
+                pick = int(rng.choice(order[: len(configs) // 2]))
+            chosen.append(pick)
+        return np.array(chosen)
+
+    def report(self) -> dict[str, Any]:
+        """Mean accuracies, with 95% bootstrap intervals over the trainings of the pool.
+
+        The same configurations are in the pools of all ways that select, so the differences to
+        unpaid tuning are paired.
+        """
+        table: dict[str, Any] = {}
+        for epsilon in EPSILONS:
+            ways = [w for w in self.task.ways if len(self.stored.get(f"{w} {epsilon}", ())) >= 8]
+            size = max((len(self.stored[f"{w} {epsilon}"]) for w in ways), default=0)
+            whole = np.arange(size)
+            means = {
+                way: self.published(way, epsilon, whole, RUNS, np.random.default_rng(0))
+                for way in ways
+            }
+            draws: dict[str, list[float]] = {way: [] for way in ways}
+            for seed in range(BOOTSTRAPS):
+                kept = np.random.default_rng([1, seed]).integers(size, size=size)
+                for way in ways:
+                    rng = np.random.default_rng([2, seed])
+                    draws[way].append(self.published(way, epsilon, kept, 10, rng))
+            for way in ways:
+                lost = np.array(draws["unpaid"]) - draws[way]
+                table[f"{way} {epsilon}"] = {
+                    "accuracy": means[way],
+                    "interval": np.quantile(draws[way], [0.025, 0.975]).tolist(),
+                    "below unpaid": means["unpaid"] - means[way],
+                    "below unpaid, interval": np.quantile(lost, [0.025, 0.975]).tolist(),
+                    "trainings in the pool": len(self.stored[f"{way} {epsilon}"]),
+                }
+        return table
+
+
+def real_runs(name: str, folder: Path, seeds: int) -> list[dict[str, Any]]:
+    """``PrivateFit.run`` from end to end at epsilon = 1, with the system's noise."""
+    pools = Pools(name, folder)
+    path = folder / f"paid_tuning_{name}.real.json"
+    rows: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
+    while len(rows) < seeds:
+        start = time.monotonic()
+        fit = pools.fit("selection", 1.0)
+        result = fit.run(checkpoint=folder / f"paid_tuning_{name}.{len(rows)}.run")
+        with torch.no_grad():
+            held = accuracy(result.model.value(pools.held[0]), pools.held[1])
+        rows.append({"accuracy": held, "minutes": (time.monotonic() - start) / 60})
+        path.write_text(json.dumps(rows))
+        print(f"{name}, end to end: {rows[-1]}", flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--report", action="store_true", help="only from the pools there are")
+    parser.add_argument("--real", type=int, default=0, metavar="RUNS", help="runs end to end")
+    options = parser.parse_args()
+    print("About 20 minutes for adult and an hour for mnist on one idle core; --report is quick.")
+    results: dict[str, Any] = {}
+    for name in options.tasks:
+        pools = Pools(name, options.out)
+        if not options.report:
+            pools.grow()
+        results[name] = pools.report()
+        if options.real:
+            results[name]["end to end 1.0"] = real_runs(name, options.out, options.real)
+        for key, row in results[name].items():
+            print(name, key, row)
+    if options.out == RESULTS:
+        save_results("paid_tuning", results)
+    else:
+        (options.out / "paid_tuning.json").write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()

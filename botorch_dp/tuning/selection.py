@@ -1,0 +1,309 @@
+"""The trainings of a private selection: what they try, what they score, and which one is published.
+
+The number of trainings, their configurations and the numbers that break ties are drawn once and
+stored before the first training; whatever happens later, a run continues with the same ones. A
+training that fails is the worst outcome there is, and its error is not shown: dropping it, or
+raising, would make the number of trainings that count depend on the records.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import sqlite3
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from botorch_dp.privacy import TrialNumber, gaussian_mechanism
+from botorch_dp.privacy.runs import Run
+from botorch_dp.space import Config, SearchSpace
+from botorch_dp.training import DPTrainer, accuracy
+
+_BATCH = 4096
+#: Proposals that follow the models: drawn from so many draws of the base distribution, of which the
+#: better half counts double at most; models need some outcomes first.
+_POOL, _FEWEST_OUTCOMES = 256, 5
+
+
+# --- One training and its score. ---
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """How a model is scored: the share of records that it classifies right.
+
+    Args:
+        on_training_records: Rather than on the test records.
+        mu: With Gaussian noise of this mu on the number of records; None without noise.
+    """
+
+    on_training_records: bool = False
+    mu: float | None = None
+
+    def score(self, trainer: DPTrainer, model: nn.Module, seed: int | None) -> float:
+        """The score, drawn from the operating system's entropy unless there is a seed."""
+        if self.mu is None:
+            return trainer.utility(model)
+        data = trainer.tensors
+        X, Y = (
+            (data.train_X, data.train_Y) if self.on_training_records else (data.test_X, data.test_Y)
+        )
+        # A record more that is right, or one less: the number moves by 1.
+        right = float(_right(model, X, Y))
+        noisy = gaussian_mechanism(right, sensitivity=1.0, mu=self.mu, unsafe_seed=seed)
+        return float(noisy.value) / len(X)
+
+
+def _right(model: nn.Module, X: Tensor, Y: Tensor) -> int:
+    """How many records are classified right; one that cannot be classified is wrong, alone."""
+    right = 0
+    with torch.no_grad():
+        for batch, targets in zip(X.split(_BATCH), Y.split(_BATCH), strict=True):
+            try:
+                right += round(accuracy(model(batch), targets) * len(batch))
+            except Exception:
+                if len(batch) > 1:
+                    for x, y in zip(batch.split(1), targets.split(1), strict=True):
+                        right += _right(model, x, y)
+    return right
+
+
+@dataclass(frozen=True, repr=False)
+class Outcome:
+    """What came of a training. SENSITIVE, but for the one that is published.
+
+    Args:
+        score: Its score; minus infinity if the training failed.
+        weights: Of its model by name; None if it failed.
+    """
+
+    score: float
+    weights: dict[str, Tensor] | None
+
+    def __repr__(self) -> str:
+        return "Outcome(sensitive)"
+
+
+_OF_THE_MACHINE = (OSError, MemoryError, sqlite3.Error)
+#: The worst outcome there is.
+FAILED = Outcome(-math.inf, None)
+
+
+def train_and_score(
+    trainer: DPTrainer, settings: dict[str, Any], scoring: Scoring, seed: int | None
+) -> Outcome:
+    """One training and its score, with noise from the operating system unless there is a seed."""
+    data = trainer.tensors
+    # The trainer measures what nobody asks for here, and a test record might make that fail.
+    nothing = torch.zeros_like(data.test_X[:1]), torch.zeros_like(data.test_Y[:1])
+    blind = trainer.on(data._replace(test_X=nothing[0], test_Y=nothing[1]))
+    trained = blind.fit(**settings, seed=seed, publish=seed is None, on_interrupt="raise")
+    score = scoring.score(trainer, trained.model, seed)
+    return Outcome(score, dict(trained.model.state_dict()))
+
+
+def train_once(
+    trainer: DPTrainer, settings: dict[str, Any], scoring: Scoring, seed: int | None
+) -> Outcome:
+    """The same; a failure, or a score that is no number, is the worst outcome and says nothing.
+
+    A disk or a memory that is full is no outcome: the run stops, and may be continued.
+    """
+    try:
+        outcome = train_and_score(trainer, settings, scoring, seed)
+    except Exception as error:
+        if isinstance(error, _OF_THE_MACHINE) or isinstance(error.__cause__, _OF_THE_MACHINE):
+            raise
+        return FAILED
+    return outcome if math.isfinite(outcome.score) else FAILED
+
+
+# --- What is tried. ---
+
+
+def follow(
+    space: SearchSpace,
+    seen: Sequence[tuple[Config, float]],
+    lean: float,
+    seed: np.random.SeedSequence,
+) -> Config:
+    """A draw from the space whose density is within ``1 - lean`` and ``1 + lean`` of random ones.
+
+    With probability ``lean`` one of the better half of many random draws by a model's upper bound,
+    uniformly. Any draw is in that half with a probability of at most 1, and one of a half is
+    chosen, so its density is at most twice the base's, whatever the model says.
+    """
+    coins, draws = seed.spawn(2)
+    generator = np.random.default_rng(coins)
+    leaning = generator.random() < lean
+    usable = [(config, score) for config, score in seen if math.isfinite(score)]
+    pool = space.sample(_POOL if leaning else 1, seed=draws)
+    if not leaning or len(usable) < _FEWEST_OUTCOMES:
+        return pool[0]
+    promise = _upper_bounds(space, usable, pool)
+    better = np.argsort(-promise, kind="stable")[: _POOL // 2]
+    return pool[int(generator.choice(better))]
+
+
+def _upper_bounds(
+    space: SearchSpace, seen: Sequence[tuple[Config, float]], pool: Sequence[Config]
+) -> np.ndarray:
+    """Mean plus standard deviation of a Gaussian process on the scores, at each of ``pool``."""
+    X = space.encode([config for config, _ in seen]).numpy()
+    y = np.array([score for _, score in seen])
+    y = (y - y.mean()) / max(y.std(), 1e-9)
+    new = space.encode(list(pool)).numpy()
+
+    def kernel(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        squares = ((a[:, None] - b[None]) ** 2).sum(-1)
+        return np.exp(-squares / (2 * 0.3**2 * a.shape[1] / 2))
+
+    factor = np.linalg.cholesky(kernel(X, X) + 0.1 * np.eye(len(X)))
+    cross = np.linalg.solve(factor, kernel(X, new))
+    mean = cross.T @ np.linalg.solve(factor, y)
+    bounds: np.ndarray = mean + np.sqrt(np.maximum(1 - (cross**2).sum(0), 0.0))
+    return bounds
+
+
+# --- All of them. ---
+
+
+class Trials:
+    """The secret trials of one run, kept in its file.
+
+    Args:
+        run: The run.
+        space: What proposals are drawn from.
+        number: The law of their number; or the configuration of a single, known trial.
+        lean: How far proposals follow earlier outcomes; 0 for independent ones.
+        unsafe_seed: Makes all of it repeatable, for simulations.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        space: SearchSpace,
+        number: TrialNumber | Config,
+        *,
+        lean: float,
+        unsafe_seed: int | None,
+    ) -> None:
+        self._run, self._space, self._lean = run, space, lean
+        begun = run.get("trials")
+        if begun is None:
+            root = np.random.SeedSequence(
+                secrets.randbits(256) if unsafe_seed is None else unsafe_seed
+            )
+            if not isinstance(number, TrialNumber):
+                count = 1
+            elif unsafe_seed is None:
+                count = number.draw()
+            else:
+                count = number.quantile(np.random.default_rng(root.spawn(1)[0]).random())
+            begun = {"count": count, "entropy": str(root.entropy)}
+            run.put(trials=begun)
+        self._count: int = begun["count"]
+        self._entropy = int(begun["entropy"])
+        self._unsafe = unsafe_seed is not None
+        self._configs: dict[int, Config] = run.items("config")
+        if not isinstance(number, TrialNumber):
+            self._configs = {0: number}
+        self._scores: dict[int, float] = run.items("score")
+        self._best: dict[str, Any] | None = run.get("best")
+
+    def config(self, number: int) -> Config:
+        """What a trial tries: chosen when it begins, and kept."""
+        if number not in self._configs:
+            seed = self._seed(number, 0)
+            if self._lean > 0:
+                seen = [(self._configs[n], score) for n, score in sorted(self._scores.items())]
+                config = follow(self._space, seen, self._lean, seed)
+            else:
+                (config,) = self._space.sample(1, seed=seed)
+            self._run.add("config", number, config)
+            self._configs[number] = config
+        return self._configs[number]
+
+    def train(
+        self,
+        task: Callable[[Config, int | None], tuple[Callable[..., Outcome], tuple[Any, ...]]],
+        *,
+        threshold: float | None,
+        executor: Executor | None,
+        tick: Callable[[], object],
+    ) -> dict[str, Any] | None:
+        """Make all trainings that are missing, and return what is published; None for nothing.
+
+        Args:
+            task: From a configuration and a seed to a function and its arguments.
+            threshold: Publish the first trial that reaches it, rather than the best one.
+            executor: Where to train; here, one after the other, if None.
+            tick: Called after each.
+        """
+        todo = [number for number in range(self._count) if number not in self._scores]
+        width = 1 if executor is None else int(getattr(executor, "_max_workers", 8))
+        flying: dict[Future[Outcome], int] = {}
+        try:
+            while todo or flying:
+                if threshold is not None and self._reached(threshold):
+                    break
+                while todo and len(flying) < width:
+                    number = todo.pop(0)
+                    config = self.config(number)
+                    function, arguments = task(config, self._training_seed(number))
+                    if executor is None:
+                        self._keep(number, function(*arguments), threshold)
+                        tick()
+                        break
+                    flying[executor.submit(function, *arguments)] = number
+                if flying:
+                    done, _ = wait(flying, return_when=FIRST_COMPLETED)
+                    for future in done:
+                        self._keep(flying.pop(future), future.result(), threshold)
+                        tick()
+        finally:
+            for future in flying:
+                future.cancel()
+        return self._best
+
+    def _reached(self, threshold: float) -> bool:
+        """Whether the first of all trials to reach the threshold is known."""
+        for number in range(self._count):
+            if number not in self._scores:
+                return False
+            if self._scores[number] >= threshold:
+                return True
+        return False
+
+    def _keep(self, number: int, outcome: Outcome, threshold: float | None) -> None:
+        """Store an outcome; of the weights those that may yet be published only."""
+        tie = int(self._seed(number, 2).generate_state(1, np.uint64)[0])
+        # By score, or the first one over the threshold; the tie is this trial's own coin.
+        rank = [outcome.score, float(tie)]
+        if threshold is not None:
+            rank = [0.0 if outcome.score >= threshold else -math.inf, -float(number)]
+        better = self._best is None or rank > self._best["rank"]
+        with self._run.transaction():
+            self._run.add("score", number, outcome.score)
+            if outcome.weights is not None and rank[0] > -math.inf and better:
+                self._best = {
+                    "rank": rank,
+                    "config": self._configs[number],
+                    "score": outcome.score,
+                    "weights": {name: value.cpu() for name, value in outcome.weights.items()},
+                }
+                self._run.put(best=self._best)
+        self._scores[number] = outcome.score
+
+    def _seed(self, number: int, purpose: int) -> np.random.SeedSequence:
+        return np.random.SeedSequence(self._entropy, spawn_key=(7, number, purpose))
+
+    def _training_seed(self, number: int) -> int | None:
+        """None, so that noise comes from the operating system, but in a simulation."""
+        return int(self._seed(number, 1).generate_state(1)[0]) >> 1 if self._unsafe else None

@@ -1,0 +1,177 @@
+"""Bounds on a descent hold for runs, are reached where they can be, and break when shortened."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from gpytorch.kernels import PolynomialKernel, RBFKernel
+
+from botorch_dp.descent import DPGIBO, DescentFacts, DescentResult, Design
+from botorch_dp.descent.bounds import descent_bound
+
+FACTS = DescentFacts(
+    dim=2, clip_norm=math.inf, noise_std=0.0, step_size=0.5, noise_variance=0.0, has_box=False
+)
+KNOWN: dict[str, Any] = {"smoothness": 1.0, "convexity": 1.0, "start_distance": 1.0}
+
+
+def test_by_hand_without_noise() -> None:
+    """Two steps: D <- D/2 + .5 (2 sqrt(trace))."""
+    bound = descent_bound(FACTS, [0.04, 0.01], record_norm=2.0, **KNOWN)
+    assert bound.distance == pytest.approx((0.5 + 0.2) / 2 + 0.1)
+    assert (bound.start, bound.bias, bound.privacy) == pytest.approx((0.25, 0.2, 0.0))
+    assert bound.distance_within(1e-9) == pytest.approx(bound.distance)
+
+
+def test_by_hand_with_clipping_and_privacy() -> None:
+    facts = replace(FACTS, clip_norm=1.0, noise_std=0.1)
+    bound = descent_bound(facts, [0.0], record_norm=2.0, gradient_bound=1.5, **KNOWN)
+    noise = 0.5 * math.sqrt(2) * 0.1
+    assert bound.distance == pytest.approx(math.hypot(0.5 + 0.25, noise))
+    within = 0.5 + 0.25 + noise + 0.05 * math.sqrt(2 * math.log(1 / 0.01))
+    assert bound.distance_within(0.01) == pytest.approx(min(within, 10 * bound.distance))
+    assert "in root mean square" in str(bound)
+
+
+def test_gradient_bound_by_hand() -> None:
+    facts = replace(FACTS, noise_std=0.1)
+    bound = descent_bound(facts, [0.04], smoothness=1.0, record_norm=2.0, start_gap=3.0)
+    assert bound.distance is None
+    square = 2 * 3.0 / 0.5 + 0.4**2 + 0.5 * 2 * 0.1**2
+    assert bound.gradient == pytest.approx(math.sqrt(square))
+    with pytest.raises(ValueError, match="`convexity`"):
+        bound.distance_within(0.1)
+
+
+def data() -> torch.Tensor:
+    return 1 + torch.randn(40, 3, generator=torch.Generator().manual_seed(0)).double()
+
+
+def run(seed: int, mu: float = 2.0, clip_norm: float = 6.0, noise: float = 0.0) -> DescentResult:
+    records = data()
+    generator = torch.Generator().manual_seed(seed)
+    kernel = PolynomialKernel(power=2).double()
+    kernel.offset = 1.0
+
+    def losses(X: torch.Tensor) -> torch.Tensor:
+        exact = 0.5 * (X.unsqueeze(1) - records).square().sum(-1)
+        return exact + noise * torch.randn(exact.shape, generator=generator).double()
+
+    return DPGIBO(
+        losses,
+        torch.zeros(3).double(),
+        kernel=kernel,
+        mu=mu,
+        steps=30,
+        clip_norm=clip_norm,
+        design=Design(batch_size=4, noise_variance=noise**2),
+        step_size=0.3,
+        unsafe_seed=seed,
+    ).run()
+
+
+def known(gradient_bound: float | None) -> dict[str, Any]:
+    """What is true of these losses: the norm is that of x -> |x - a|^2 / 2 without its constant."""
+    records = data()
+    return {
+        "smoothness": 1.0,
+        "convexity": 1.0,
+        "record_norm": math.sqrt(3 / 4 + float(records.square().sum(-1).max()) / 2),
+        "gradient_bound": gradient_bound,
+        "start_distance": float(records.mean(0).norm()),
+    }
+
+
+def test_holds_for_runs_and_names_the_privacy_noise() -> None:
+    """Once the kernel is spanned, the mean square is that of the noise: nearly attained."""
+    target = data().mean(0)
+    results = [run(seed) for seed in range(60)]
+    assert (
+        max(float((x - data()).norm(dim=-1).max()) for r in results for x in r.trajectory.value) < 6
+    )
+    squares = [float((r.location.value - target).square().sum()) for r in results]
+    bound = results[0].bound(**known(6.0))
+    assert bound.distance is not None
+    found = math.sqrt(sum(squares) / 60)
+    # 180 squares of normals: five standard errors of the root of their mean are 27%.
+    assert bound.distance == pytest.approx(found, rel=0.27)
+    assert bound.start + bound.bias < 1e-3 and bound.privacy == pytest.approx(bound.distance)
+    assert max(squares) <= bound.distance_within(0.01) ** 2
+    # Broken twin: without the noise's dimension the bound is below what is seen.
+    assert bound.privacy / math.sqrt(3) < found / 1.27
+
+
+def test_holds_where_gradients_are_clipped() -> None:
+    target = data().mean(0)
+    result = run(0, mu=math.inf, clip_norm=0.5)
+    reached = float((result.location.value - target).norm())
+    longest = float((data() - target).norm(dim=-1).max()) + float(target.norm())
+    bound = result.bound(**known(longest))
+    assert bound.distance is not None and 0.01 < reached <= bound.distance
+
+
+def test_holds_with_noisy_evaluations() -> None:
+    target = data().mean(0)
+    results = [run(seed, mu=math.inf, clip_norm=math.inf, noise=0.1) for seed in range(10)]
+    bound = results[0].bound(**known(None), evaluation_noise=0.1)
+    exact = results[0].bound(**known(None))
+    assert bound.distance is not None and exact.distance is not None
+    assert bound.distance > exact.distance
+    assert bound.distance_within(0.25) == pytest.approx(2 * bound.distance)
+    for result in results:
+        assert float((result.location.value - target).norm()) <= bound.distance
+
+
+def test_an_inferred_gradient_is_off_by_at_most_its_norm_times_the_trace() -> None:
+    """For functions of the RBF's space with a constant on top, which the model does not know."""
+    from botorch_dp.models.gradient import GradientBelief, KernelFactor
+    from botorch_dp.models.kernels import kernel_derivatives
+
+    generator = torch.Generator().manual_seed(3)
+    kernel = RBFKernel().double()
+    centres = torch.randn(6, 2, dtype=torch.double, generator=generator)
+    for _ in range(20):
+        weights = torch.randn(6, dtype=torch.double, generator=generator)
+        gram = kernel(centres).to_dense().detach()
+        norm = float((weights @ gram @ weights).sqrt())
+        x = torch.zeros(2, dtype=torch.double, requires_grad=True)
+        (kernel(x.unsqueeze(0), centres).to_dense() @ weights).sum().backward()
+        points = torch.randn(4, 2, dtype=torch.double, generator=generator)
+        factor, _ = KernelFactor.empty(kernel_derivatives(kernel, like=x), 2).extended(points, 1e-3)
+        belief = GradientBelief(factor, torch.zeros(2).double(), unknown_mean=True)
+        values = kernel(points, centres).to_dense().detach() @ weights + 7.0
+        error = float((belief.weights.mT @ values - x.grad).norm())
+        assert error <= norm * math.sqrt(float(belief.trace))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"smoothness": 0.0}, "`smoothness`"),
+        ({"record_norm": -1.0}, "`record_norm`"),
+        ({"convexity": 2.0}, "`convexity`"),
+        ({"start_distance": None}, "`start_distance`"),
+        ({"convexity": None}, "`start_gap`"),
+        ({"smoothness": 4.0}, "`step_size`"),
+        ({"evaluation_noise": 0.1}, "`evaluation_noise`"),
+        ({"gradient_bound": -1.0}, "`gradient_bound`"),
+    ],
+)
+def test_arguments_are_named(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        descent_bound(FACTS, [0.1], **({"record_norm": 1.0} | KNOWN | changed))
+
+
+def test_what_a_bound_cannot_be_given_for_is_refused() -> None:
+    clipped = replace(FACTS, clip_norm=1.0)
+    with pytest.raises(ValueError, match="`gradient_bound` is needed"):
+        descent_bound(clipped, [0.1], record_norm=1.0, **KNOWN)
+    with pytest.raises(ValueError, match="plain descent"):
+        descent_bound(replace(FACTS, step_size=None), [0.1], record_norm=1.0, **KNOWN)
+    boxed = replace(FACTS, has_box=True)
+    with pytest.raises(ValueError, match="`start_gap`"):
+        descent_bound(boxed, [0.1], smoothness=1.0, record_norm=1.0, start_gap=1.0)

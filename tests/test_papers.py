@@ -1,0 +1,140 @@
+"""The papers' pages run as printed, and no benchmark calls a problem a paper's when it is not."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.__main__ import names
+from benchmarks.pages import PAGES, filled
+from benchmarks.reproductions import REPRODUCTIONS, Reproduction
+
+ROOT = Path(__file__).resolve().parents[1]
+SNIPPETS = [
+    (page.stem, snippet)
+    for page in PAGES
+    for snippet in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
+]
+COMMANDS = {
+    (page.stem, command)
+    for page in PAGES
+    for command in re.findall(r"`(python -m benchmarks\.[^`]+)`", page.read_text())
+}
+
+
+@pytest.mark.parametrize(
+    ("page", "snippet"), SNIPPETS, ids=[f"{page}-{n}" for n, (page, _) in enumerate(SNIPPETS)]
+)
+def test_snippets_run_as_printed(
+    page: str, snippet: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    exec(compile(snippet, f"{page}.md", "exec"), {"__name__": "__main__"})
+    assert capsys.readouterr().out.strip()
+
+
+def test_every_page_shows_what_is_wrong() -> None:
+    assert {page for page, _ in SNIPPETS} == {page.stem for page in PAGES} and len(PAGES) == 4
+    assert all(sum(p == page.stem for p, _ in SNIPPETS) >= 2 for page in PAGES)
+    assert all("## What is wrong in it" in page.read_text() for page in PAGES)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_tables_are_those_of_the_results(page: Path) -> None:
+    assert page.read_text() == filled(page.read_text()), "run `python -m benchmarks.pages`"
+
+
+@pytest.mark.parametrize(("page", "command"), sorted(COMMANDS))
+def test_commands_are_registered(page: str, command: str) -> None:
+    """A page names only scripts that the registry knows, with options that they take."""
+    script = command.split()[2].removeprefix("benchmarks.")
+    main = importlib.import_module(f"benchmarks.{script}").main
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [script, *command.split()[3:], "--help"])
+        with pytest.raises(SystemExit) as done:
+            main()
+    assert done.value.code == 0
+    assert script in {entry.script for entry in REPRODUCTIONS} | {"which_release", "pages"}
+
+
+NEEDS_DATA = {"Example 4.4 and the levels of mu of figure 4"}
+REDUCED = [entry for entry in REPRODUCTIONS if entry.reduced]
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        pytest.param(e, marks=[pytest.mark.data] if e.item in NEEDS_DATA else [], id=e.item)
+        for e in REDUCED
+    ],
+)
+def test_reproductions_run_in_a_reduced_size(
+    entry: Reproduction,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    module = importlib.import_module(f"benchmarks.{entry.script}")
+    argv = [*entry.options.split(), *entry.reduced.split(), "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", [entry.script, *argv])
+    module.main()
+    shown = capsys.readouterr().out
+    assert entry.item in shown and entry.problem in shown and "By default this takes" in shown
+    assert list(tmp_path.glob("*.json"))
+
+
+def docstring(script: str) -> str:
+    return importlib.import_module(f"benchmarks.{script}").__doc__ or ""
+
+
+def test_no_script_calls_a_problem_the_papers_when_it_is_not() -> None:
+    """What the registry calls a stand-in or a variant, the script calls so too."""
+    for entry in REPRODUCTIONS:
+        doc = docstring(entry.script).lower()
+        named = {"Avent2020": "dpareto paper"}.get(entry.paper, entry.paper.lower())
+        assert f"[{entry.paper.lower()}]" in doc or named in doc, entry.script
+        if entry.problem == "stand-in data":
+            assert "in place of" in doc or "stand-in" in doc, entry.item
+        if entry.problem == "variant":
+            assert "variant" in doc, entry.item
+
+
+#: Scripts that measure the code or say by themselves what they do and for how long.
+WITHOUT_PARSER = {
+    "dpareto_curves",
+    "dpareto_paper",
+    "faults",
+    "house",
+    "paid_tuning",
+    "trainers",
+    "twins",
+    "which_method",
+    "which_release",
+    "which_unseen",
+}
+
+
+def test_every_benchmark_says_how_long_it_takes_and_takes_a_folder() -> None:
+    """The parser in ``benchmarks.common`` does both, once for all."""
+    for script in set(names()) - WITHOUT_PARSER:
+        assert "BenchmarkParser(" in (ROOT / "benchmarks" / f"{script}.py").read_text(), script
+
+
+def test_scripts_that_name_a_papers_item_are_registered() -> None:
+    registered = {entry.script for entry in REPRODUCTIONS}
+    claim = re.compile(r"\b(example|examples|figure|figures|table|tables) [0-9C]", re.IGNORECASE)
+    for path in (ROOT / "benchmarks").glob("*.py"):
+        doc = path.read_text().split('"""')[1]
+        if claim.search(doc):
+            helpers = {"dpareto_figures", "dpareto_runs", "reproductions", "pages"}
+            assert path.stem in registered | helpers, f"{path.name}: {claim.search(doc)}"
+
+
+def test_the_registry_names_scripts_that_exist_and_no_item_twice() -> None:
+    for entry in REPRODUCTIONS:
+        assert (ROOT / "benchmarks" / f"{entry.script}.py").exists()
+    items = [(entry.paper, entry.item) for entry in REPRODUCTIONS]
+    assert len(set(items)) == len(items)

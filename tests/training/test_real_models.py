@@ -1,0 +1,291 @@
+"""Data sets, inputs by name, tokens, frozen backbones and adapters: one record, one gradient."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from opacus.layers import DPLSTM
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from botorch_dp.errors import PrivacyError
+from botorch_dp.training import (
+    DPTrainer,
+    TrainTest,
+    add_adapters,
+    cross_entropy_loss,
+    logistic_regression,
+    multilayer_perceptron,
+)
+from tests.training.helpers import (
+    FLOAT_DATA,
+    SETTINGS,
+    clipped_sum,
+    flat,
+    make_data,
+    weights,
+)
+
+WORDS, LENGTH = 11, 5
+
+
+class Encoder(nn.Module):
+    """A transformer encoder over tokens, with a mask, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(WORDS, 8)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
+        hidden = self.encoder(self.embedding(tokens)) * mask.unsqueeze(-1)
+        return self.head(hidden.sum(dim=1))
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(WORDS, 6)
+        self.cell = DPLSTM(6, 6, batch_first=True)
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
+        return self.head((self.cell(self.embedding(tokens))[0] * mask.unsqueeze(-1)).mean(dim=1))
+
+
+def adapted() -> nn.Module:
+    return add_adapters(Encoder(), rank=2)
+
+
+def text(n: int = 24, *, seed: int = 0) -> TrainTest:
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(WORDS, (n, LENGTH), generator=generator)
+    mask = torch.rand((n, LENGTH), generator=generator).lt(0.8).float()
+    Y = torch.randint(3, (n,), generator=generator)
+    inputs = {"tokens": tokens, "mask": mask}
+    return TrainTest(inputs, Y, inputs, Y)
+
+
+class Texts:
+    """A map-style data set of the same records."""
+
+    def __init__(self, data: TrainTest, *, spoiled: tuple[int, ...] = ()) -> None:
+        self.data, self.spoiled, self.read = data, spoiled, list[int]()
+
+    def __len__(self) -> int:
+        return len(self.data.train_Y)
+
+    def __getitem__(self, place: int) -> tuple[dict[str, Tensor], int]:
+        self.read.append(place)
+        if place in self.spoiled:
+            raise OSError(f"record {place} cannot be read")
+        inputs = {name: part[place] for name, part in self.data.train_X.items()}
+        return inputs, int(self.data.train_Y[place])
+
+
+def randomized(model: nn.Module, seed: int) -> nn.Module:
+    twin = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in twin.parameters():
+        parameter.data.copy_(torch.randn(parameter.shape, generator=generator) / 3)
+    return twin
+
+
+def records_gradients(model: nn.Module, data: TrainTest) -> list[Tensor]:
+    rows = []
+    moving = [p for p in model.parameters() if p.requires_grad]
+    for i in range(len(data.train_Y)):
+        one = {name: part[i : i + 1] for name, part in data.train_X.items()}
+        loss = cross_entropy_loss(model(**one), data.train_Y[i : i + 1]).sum()
+        rows.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, moving)]))
+    return rows
+
+
+@pytest.mark.parametrize("clipping", ["flat", "normalized"])
+@pytest.mark.parametrize("lazily", [False, True])
+@pytest.mark.parametrize("factory", [Encoder, Recurrent, adapted])
+def test_sums_are_those_of_single_records(factory: Any, lazily: bool, clipping: Any) -> None:
+    """At initial, random and final weights; the twin that clips a lot as one is far away."""
+    data = text()
+    given = (Texts(data), Texts(data)) if lazily else data
+    trainer = DPTrainer(factory, cross_entropy_loss, given, clipping=clipping)
+    assert trainer.engine == "per_record"
+    final = trainer.fit(**{**SETTINGS, "epochs": 1}, seed=0).model.train()
+    torch.manual_seed(0)
+    for model in (factory(), randomized(factory(), 1), final):
+        rows = records_gradients(model, data)
+        if clipping == "flat":
+            expected = clipped_sum(rows, 0.3)
+        else:
+            expected = torch.stack([0.3 * r / (r.norm() + 0.01) for r in rows]).sum(dim=0)
+        found = flat(trainer.clipped_gradient_sum(model, torch.arange(24), 0.3))
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        together = torch.stack(rows).mean(dim=0)
+        broken = 24 * together * min(1.0, 0.3 / float(together.norm()))
+        assert float((broken - expected).norm()) > 0.1
+
+
+def test_a_data_set_trains_the_same_model_as_its_tensors() -> None:
+    data = text()
+    eager = DPTrainer(Encoder, cross_entropy_loss, data).fit(**SETTINGS, seed=3, curve=(1, 2))
+    lazily = DPTrainer(Encoder, cross_entropy_loss, (Texts(data), Texts(data)))
+    lazy = lazily.fit(**SETTINGS, seed=3, curve=(1, 2))
+    assert torch.equal(weights(eager.model), weights(lazy.model))
+    assert eager.curve == lazy.curve
+
+
+def test_only_the_records_of_lots_are_read_after_the_first() -> None:
+    train = Texts(text(200))
+    trainer = DPTrainer(Encoder, cross_entropy_loss, (train, Texts(text())))
+    assert train.read == [0]  # for its form
+    train.read.clear()
+    drawn = trainer.fit(
+        learning_rate=0.1, clip_norm=1.0, noise_multiplier=1.0, lot_size=4, epochs=1, seed=0
+    )
+    assert drawn.steps == 50
+    assert 100 < len(train.read) < 320
+
+
+def test_a_record_that_cannot_be_read_counts_as_zero_and_says_nothing() -> None:
+    data = text()
+    trainer = DPTrainer(Encoder, cross_entropy_loss, (Texts(data, spoiled=(3, 7)), Texts(data)))
+    torch.manual_seed(0)
+    model = Encoder()
+    places = torch.tensor([1, 3, 5, 7])
+    found = flat(trainer.clipped_gradient_sum(model, places, 0.3))
+    rows = records_gradients(model, data)
+    expected = clipped_sum([rows[1], rows[5]], 0.3)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert trainer.fit(**SETTINGS, seed=0).diagnostics.unusable_records == 2
+
+
+@pytest.mark.parametrize("lazily", [False, True])
+@pytest.mark.parametrize("token", [-1, WORDS, 2**40])
+def test_a_token_that_does_not_exist_says_nothing(lazily: bool, token: int) -> None:
+    data = text()
+    broken = text()
+    broken.train_X["tokens"][5, 2] = token
+    given = (Texts(broken), Texts(data)) if lazily else broken._replace(test_X=data.test_X)
+    trainer = DPTrainer(Encoder, cross_entropy_loss, given)
+    torch.manual_seed(0)
+    model = Encoder()
+    found = flat(trainer.clipped_gradient_sum(model, torch.tensor([4, 5, 6]), 0.3))
+    rows = records_gradients(model, data)
+    torch.testing.assert_close(found, clipped_sum([rows[4], rows[6]], 0.3), rtol=1e-4, atol=1e-5)
+    assert type(trainer.fit(**SETTINGS, seed=0).model.embedding) is nn.Embedding
+
+
+def test_resumes_and_notices_other_records(tmp_path: Path) -> None:
+    data, other = text(), text(seed=1)
+    trainer = DPTrainer(Encoder, cross_entropy_loss, (Texts(data), Texts(data)))
+    first = trainer.fit(**SETTINGS, seed=0, checkpoint=tmp_path / "run")
+    again = trainer.fit(**SETTINGS, seed=0, checkpoint=tmp_path / "run")
+    assert torch.equal(weights(first.model), weights(again.model))
+    trainer = DPTrainer(Encoder, cross_entropy_loss, (Texts(other), Texts(data)))
+    with pytest.raises(PrivacyError, match="`data` was"):
+        trainer.fit(**SETTINGS, seed=0, checkpoint=tmp_path / "run")
+
+
+def test_adapters_begin_as_the_model_and_move_alone() -> None:
+    torch.manual_seed(0)
+    model = Encoder()
+    inputs = text().train_X
+    twin = add_adapters(copy.deepcopy(model), rank=2)
+    torch.testing.assert_close(twin(**inputs), model(**inputs))
+    moving = [name for name, p in twin.named_parameters() if p.requires_grad]
+    assert moving and all(name.endswith((".down", ".up")) for name in moving)
+    assert sum(p.numel() for p in twin.parameters() if p.requires_grad) < 500
+    trainer = DPTrainer(lambda: copy.deepcopy(twin), cross_entropy_loss, text())
+    trained = trainer.fit(**SETTINGS, publish=True).model
+    for (name, before), after in zip(twin.named_parameters(), trained.parameters(), strict=True):
+        assert torch.equal(before, after) == (name not in moving)
+    assert add_adapters(Encoder(), rank=2, train=("head",)).head.weight.requires_grad
+    for arguments, message in (
+        ({"rank": 0}, "rank"),
+        ({"rank": 2, "train": ("tail",)}, "`train` names 'tail'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            add_adapters(Encoder(), **arguments)
+    with pytest.raises(ValueError, match="no linear layer"):
+        add_adapters(nn.Sequential(nn.ReLU()), rank=2)
+
+
+class Stream(IterableDataset):  # type: ignore[type-arg]
+    def __iter__(self) -> Any:
+        return iter([])
+
+
+DATASET = TensorDataset(FLOAT_DATA.train_X, FLOAT_DATA.train_Y)
+
+
+@pytest.mark.parametrize(
+    "data, error, message",
+    [
+        ((Stream(), DATASET), TypeError, "train data set must have __getitem__ and __len__"),
+        ((DATASET, DataLoader(DATASET, shuffle=True)), PrivacyError, "map-style data sets"),
+        ((DATASET, []), ValueError, "test data set is empty"),
+        (([1, 2], DATASET), TypeError, r"must give \(inputs, target\)"),
+        (FLOAT_DATA._replace(train_X={}), TypeError, "must name its inputs"),
+        (
+            FLOAT_DATA._replace(train_X={"a": FLOAT_DATA.train_X}),
+            ValueError,
+            "`train_X.a` and `test_X.a` must agree.*and nothing",
+        ),
+    ],
+)
+def test_wrong_data_is_named(data: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        DPTrainer(partial(multilayer_perceptron, 7, 3, (6,)), cross_entropy_loss, data)
+
+
+def squared(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs - targets).square().mean()
+
+
+@pytest.mark.parametrize(
+    "factory, loss, error, message",
+    [
+        (
+            partial(logistic_regression, 7),
+            squared,
+            ValueError,
+            r"outputs \(6, 1\) and targets \(6,\), which broadcast to \(6, 6\).*squeeze",
+        ),
+        (logistic_regression(7), squared, TypeError, "`model_factory` is a Linear, and must make"),
+        (3, squared, TypeError, "must be callable, got int"),
+        (lambda: nn.LazyLinear(3), cross_entropy_loss, ValueError, "LazyLinear has no weights"),
+        (
+            lambda: nn.Sequential(nn.Linear(7, 12), nn.BatchNorm1d(12), nn.Linear(12, 3)),
+            cross_entropy_loss,
+            PrivacyError,
+            r"BatchNorm1d\(12\).*nn.GroupNorm\(4, 12\)",
+        ),
+    ],
+)
+def test_errors_name_the_cause_and_the_fix(
+    factory: Any, loss: Any, error: type[Exception], message: str
+) -> None:
+    data = FLOAT_DATA
+    if loss is squared:
+        data = TrainTest(data.train_X, data.train_Y.float(), data.test_X, data.test_Y.float())
+    with pytest.raises(error, match=message):
+        DPTrainer(factory, loss, data)
+
+
+def test_a_data_set_of_plain_vectors_is_trained_record_by_record() -> None:
+    data = make_data(dtype=torch.float32)
+    pair = tuple(TensorDataset(X, Y) for X, Y in (data[:2], data[2:]))
+    factory = partial(multilayer_perceptron, 7, 3, (6,))
+    lazily = DPTrainer(factory, cross_entropy_loss, pair)  # type: ignore[arg-type]
+    eager = DPTrainer(factory, cross_entropy_loss, data, engine="per_record")
+    one, other = (each.fit(**SETTINGS, seed=0) for each in (lazily, eager))
+    assert torch.equal(weights(one.model), weights(other.model))
+    with pytest.raises(ValueError, match="pass tensors"):
+        DPTrainer(factory, cross_entropy_loss, pair, engine="fused")  # type: ignore[arg-type]

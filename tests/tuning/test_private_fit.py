@@ -1,0 +1,492 @@
+"""PrivateFit: what it publishes, what it keeps to itself, and what it refuses."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import stat
+import time
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from functools import partial, partialmethod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from botorch_dp.errors import BudgetExhausted, PrivacyError
+from botorch_dp.pareto import DPareto, PrivacyUtilityProblem
+from botorch_dp.privacy import (
+    GaussianLoss,
+    NeighboringRelation,
+    PrivacyBudget,
+    PrivacyLedger,
+    TrialNumber,
+    gaussian_mu,
+    selection_epsilon,
+)
+from botorch_dp.privacy._composition import composed_delta
+from botorch_dp.privacy.runs import Run
+from botorch_dp.space import Choice, Integer, Real, SearchSpace
+from botorch_dp.training import DPTrainer, TrainTest, logistic_loss, logistic_regression
+from botorch_dp.tuning import PrivateFit
+from botorch_dp.tuning import selection as mechanics
+from botorch_dp.tuning.selection import FAILED, Outcome, Scoring, follow
+
+_N = 240
+BUDGET = PrivacyBudget(5.0, 1e-4)
+SPACE = SearchSpace(
+    learning_rate=Real(0.1, 2.0, log=True),
+    clip_norm=Real(0.5, 1.0),
+    lot_size=Integer(20, 40),
+    epochs=Integer(1, 2),
+)
+
+
+def records(seed: int = 0) -> TrainTest:
+    generator = torch.Generator().manual_seed(seed)
+    X = torch.randn(_N + 60, 3, generator=generator)
+    y = (X @ torch.tensor([1.0, -2.0, 0.5]) > 0).long()
+    return TrainTest(X[:_N], y[:_N], X[_N:], y[_N:])
+
+
+def trainer(**options: Any) -> DPTrainer:
+    return DPTrainer(partial(logistic_regression, 3), logistic_loss, records(), **options)
+
+
+def fit(**options: Any) -> PrivateFit:
+    settings = {"budget": BUDGET, "trials": 4, **options}
+    return PrivateFit(settings.pop("trainer", None) or trainer(), SPACE, **settings)
+
+
+@pytest.fixture
+def three_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TrialNumber, "draw", lambda self: 3)
+
+
+def scored(scores: list[float]) -> Any:
+    """Trainings that take no time and have these scores, in the order of the calls."""
+    left = iter(scores)
+
+    def train_once(trainer: DPTrainer, *_: Any) -> Outcome:
+        score = next(left)
+        if not math.isfinite(score):
+            return FAILED
+        return Outcome(score, {"weight": torch.full((1, 3), score), "bias": torch.zeros(1)})
+
+    return train_once
+
+
+def _number(law: TrialNumber, count: int) -> int:
+    return count
+
+
+class TestPublished:
+    @pytest.mark.parametrize("test_records", ["sensitive", "public", "training"])
+    def test_a_model_its_configuration_and_its_score(self, test_records: Any) -> None:
+        result = fit(test_records=test_records).run()
+        assert SPACE.check({k: v for k, v in result.config.value.items() if k in SPACE.parameters})
+        assert result.config.value["noise_multiplier"] > 0
+        assert result.score is not None and 0.4 < result.score.value < 1.3
+        assert result.model.value(torch.zeros(2, 3)).shape == (2, 1)
+        assert result.guarantee.epsilon(BUDGET.delta) == BUDGET.epsilon
+        assert result.guarantee.quoted_delta == BUDGET.delta
+        assert result.guarantee.status == "conditional"
+        assert (result.test_guarantee is not None) == (test_records == "sensitive")
+        assert (result.score.scale is None) == (test_records == "public")
+
+    def test_both_guarantees_are_printed(self) -> None:
+        private = fit(test_budget=PrivacyBudget(0.5, 1e-4))
+        text = f"{private.plan()}"
+        assert "(5, 0.0001)-differentially private for one training record" in text
+        assert "(0.5, 0.0001)-differentially private for one test record" in text
+        assert "neither how many trainings ran nor how long they took" in text
+
+    def test_the_best_score_wins(self, monkeypatch: pytest.MonkeyPatch, three_trials: None) -> None:
+        for scores in ([0.2, 0.9, 0.5], [0.9, 0.2, 0.5], [-math.inf, 0.1, 0.3]):
+            monkeypatch.setattr("botorch_dp.tuning.private_fit.train_once", scored(scores))
+            result = fit().run()
+            assert result.score is not None and result.score.value == max(scores)
+            assert torch.equal(result.model.value.weight, torch.full((1, 3), max(scores)))
+
+    def test_equal_scores_are_drawn_for(
+        self, monkeypatch: pytest.MonkeyPatch, three_trials: None
+    ) -> None:
+        chosen: Counter[int] = Counter()
+        private = fit()
+        monkeypatch.setattr(PrivateFit, "noise_multiplier", lambda self, config: 1.0)
+        for _ in range(60):
+            monkeypatch.setattr("botorch_dp.tuning.private_fit.train_once", scored([0.5] * 3))
+            asked: list[Any] = []
+            config = mechanics.Trials.config
+
+            def noted(
+                self: Any, number: int, config: Any = config, asked: Any = asked
+            ) -> dict[str, Any]:
+                asked.append(config(self, number))
+                return asked[-1]
+
+            monkeypatch.setattr(mechanics.Trials, "config", noted)
+            won = private.run().config.value["learning_rate"]
+            monkeypatch.setattr(mechanics.Trials, "config", config)
+            chosen[[c["learning_rate"] for c in asked].index(won)] += 1
+        assert min(chosen[i] for i in range(3)) >= 4
+
+    def test_failures_and_empty_draws_publish_what_was_fixed_before(
+        self, monkeypatch: pytest.MonkeyPatch, three_trials: None
+    ) -> None:
+        private = fit(trials=TrialNumber(2, math.inf))
+        published = []
+        for scores in ([-math.inf] * 3, []):
+            monkeypatch.setattr("botorch_dp.tuning.private_fit.train_once", scored(scores))
+            monkeypatch.setattr(TrialNumber, "draw", partialmethod(_number, count=len(scores)))
+            result = private.run()
+            assert result.score is None
+            published.append((result.config.value, result.model.value.weight.tolist()))
+        assert published[0] == published[1]
+
+    def test_an_exception_in_a_training_does_not_tell(
+        self, monkeypatch: pytest.MonkeyPatch, three_trials: None, capfd: Any
+    ) -> None:
+        private = fit()
+        honest, calls = DPTrainer.fit, []
+
+        def failing(self: DPTrainer, **settings: Any) -> Any:
+            calls.append(settings)
+            if len(calls) in (2, 3):  # the first one is the rehearsal
+                raise ValueError("record 17 is Alice")
+            return honest(self, **settings)
+
+        monkeypatch.setattr(DPTrainer, "fit", failing)
+        assert private.run().score is not None
+        monkeypatch.setattr(DPTrainer, "fit", honest)
+        assert "Alice" not in "".join(capfd.readouterr())
+
+    def test_what_fails_on_any_records_fails_before_the_charge(self, tmp_path: Path) -> None:
+        broken = fit(trainer=trainer(metric=lambda outputs, targets: 1 / 0), test_records="public")
+        with (
+            PrivacyLedger(tmp_path / "a.ledger", PrivacyBudget(9.0, 1e-3)) as ledger,
+            pytest.raises(ZeroDivisionError),
+        ):
+            broken.run(ledger=ledger)
+        with PrivacyLedger(tmp_path / "a.ledger") as ledger:
+            assert not ledger.entries()
+
+    def test_the_first_one_over_a_threshold(
+        self, monkeypatch: pytest.MonkeyPatch, three_trials: None
+    ) -> None:
+        private = fit(threshold=0.6)
+        for scores, wanted in (([0.2, 0.7, 0.9], 0.7), ([0.2, 0.3, 0.4], None)):
+            monkeypatch.setattr("botorch_dp.tuning.private_fit.train_once", scored(scores))
+            result = private.run()
+            assert (result.score.value if result.score else None) == wanted
+
+    def test_one_training_with_the_whole_budget(self) -> None:
+        single, many = fit(method="default"), fit()
+        config = single.only_config
+        assert single.noise_multiplier(config) < 0.8 * many.noise_multiplier(config)
+        assert single.plan().expected_trainings == 1
+        result = single.run()
+        assert {k: v for k, v in result.config.value.items() if k in config} == config
+
+    def test_a_twin_leads(self) -> None:
+        plain = fit()
+        ranked = plain.rank_on(records(seed=5), count=6)
+        assert len(ranked) == 6
+        assert ranked == plain.rank_on(records(seed=5), count=6)
+        led = fit(warm_start=ranked)
+        assert led.method == "twin"
+        config = led.run().config.value
+        assert {k: config[k] for k in ranked[0]} == ranked[0]
+
+    def test_other_threads_and_processes_train_too(self, three_trials: None) -> None:
+        with ThreadPoolExecutor(2) as threads:
+            assert fit().run(executor=threads).score is not None
+        with ProcessPoolExecutor(2) as processes:
+            assert fit().run(executor=processes).score is not None
+
+
+class TestSecret:
+    def test_a_resumed_run_keeps_number_and_configurations(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path = tmp_path / "run"
+        numbers = iter([5, 2])
+        monkeypatch.setattr(TrialNumber, "draw", lambda self: next(numbers))
+        private, seen = fit(), []
+        trained = mechanics.train_once
+
+        def interrupted(trainer: DPTrainer, settings: dict[str, Any], *rest: Any) -> Outcome:
+            seen.append(settings["learning_rate"])
+            if len(seen) == 3:
+                raise KeyboardInterrupt
+            return trained(trainer, settings, *rest)
+
+        monkeypatch.setattr("botorch_dp.tuning.private_fit.train_once", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            private.run(checkpoint=path)
+        assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+        first = private.run(checkpoint=path)
+        assert len(seen) == 6 and seen[2] == seen[3]
+        again = fit().run(checkpoint=path)
+        assert len(seen) == 6
+        assert first.config.value == again.config.value
+        assert torch.equal(first.model.value.weight, again.model.value.weight)
+
+    def test_nothing_shown_counts_trainings(
+        self, three_trials: None, capfd: pytest.CaptureFixture
+    ) -> None:
+        result = fit().run(progress=True)
+        shown = "".join(capfd.readouterr())
+        assert "training for" in shown
+        assert not re.search(r"\d+/\d+|it/s|%", shown)
+        assert "count" not in repr(result)
+
+    def test_time_can_be_fixed(self, three_trials: None, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("botorch_dp.tuning.private_fit.train_once", scored([0.5] * 3))
+        start = time.monotonic()
+        fit().run(at_least=4.0)
+        assert 4.0 <= time.monotonic() - start
+
+    def test_one_price_for_all_before_anything_is_trained(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, three_trials: None
+    ) -> None:
+        events: list[str] = []
+        private = fit(test_budget=PrivacyBudget(6.0, 1e-5))
+        with PrivacyLedger(tmp_path / "a.ledger", PrivacyBudget(6.5, 1e-3)) as ledger:
+            trained = mechanics.train_once
+
+            def noted(*arguments: Any) -> Outcome:
+                events.append(f"{len(ledger.entries())} charged")
+                return trained(*arguments)
+
+            monkeypatch.setattr("botorch_dp.tuning.private_fit.train_once", noted)
+            private.run(ledger=ledger)
+            (entry,) = ledger.entries()
+            assert (entry.epsilon, entry.delta) == (6.0, 1e-4)
+            assert entry.guarantee.protects == "one training record or one test record"
+            assert events == ["1 charged"] * 3
+            with pytest.raises(BudgetExhausted):
+                private.run(ledger=ledger)
+            assert len(events) == 3
+
+    def test_a_simulation_promises_nothing_and_repeats(self, tmp_path: Path) -> None:
+        one, two = (fit(unsafe_seed=3).run() for _ in range(2))
+        assert one.guarantee.status == "none"
+        assert one.config.value == two.config.value
+        assert torch.equal(one.model.value.weight, two.model.value.weight)
+        with PrivacyLedger(budget=BUDGET) as ledger, pytest.raises(PrivacyError, match="simulated"):
+            fit(unsafe_seed=3).run(ledger=ledger)
+
+
+class TestLevel:
+    @pytest.mark.parametrize("method", ["random", "default"])
+    @pytest.mark.parametrize("test_records", ["public", "training"])
+    def test_every_configuration_keeps_to_one_level(self, method: Any, test_records: Any) -> None:
+        private = fit(method=method, test_records=test_records)
+        base, _ = private._level()
+        for config in SPACE.sample(3, seed=1):
+            noise = private.noise_multiplier(config)
+            plan = private.trainer.plan(**config, noise_multiplier=noise)
+            losses = [plan.privacy_loss(plan.steps)]
+            if test_records == "training":
+                losses.append(GaussianLoss(private._scoring.mu))
+            for epsilon, delta in zip(base.epsilons, base.deltas, strict=True):
+                assert composed_delta(losses, epsilon) <= delta * (1 + 1e-6)
+
+    def test_the_score_of_sensitive_test_records_keeps_to_their_budget(self) -> None:
+        private = fit(test_budget=PrivacyBudget(0.7, 1e-5))
+        mu = private._scoring.mu
+        assert mu is not None
+        found = selection_epsilon((GaussianLoss(mu),), private.number, 1e-5)
+        assert 0.66 < found <= 0.7
+        assert mu < gaussian_mu(0.7, 1e-5)
+
+    @pytest.mark.parametrize("value", [1e30, -1e30, math.nan, math.inf])
+    @pytest.mark.parametrize("place", range(3))
+    def test_a_test_record_moves_the_count_by_one(self, value: float, place: int) -> None:
+        data = records()
+        model = trainer().untrained()
+        counts = []
+        for X in (data.test_X, data.test_X.clone().index_fill_(0, torch.tensor(place), value)):
+            for flip in (0, 1):
+                Y = data.test_Y.clone()
+                Y[place] = (Y[place] + flip) % 2
+                counts.append(mechanics._right(model, X, Y))
+        assert max(counts) - min(counts) <= 1
+
+    def test_a_record_that_cannot_be_classified_is_wrong_alone(self) -> None:
+        class Picky(torch.nn.Module):
+            def forward(self, X: torch.Tensor) -> torch.Tensor:
+                if (X[:, 0] > 100).any():
+                    raise IndexError("out of range")
+                return X[:, :1]
+
+        X, Y = torch.ones(50, 3), torch.ones(50).long()
+        assert mechanics._right(Picky(), X, Y) == 50
+        X[7, 0] = 1000.0
+        assert mechanics._right(Picky(), X, Y) == 49
+
+    def test_a_plan_says_what_else_it_would_cost(self) -> None:
+        plan = fit(trials=40).plan()
+        noise = plan.noise_multipliers
+        assert noise["unpaid tuning"] < noise["this"] < noise["composition"]
+        assert plan.expected_trainings == 40
+        assert 0 < plan.expected_hours < 1
+        assert "40 trainings expected" in str(plan)
+
+    def test_adding_or_removing_records(self) -> None:
+        added = trainer(relation=NeighboringRelation.ADD_OR_REMOVE_ONE)
+        private = fit(trainer=added)
+        assert private.guarantee.relation is NeighboringRelation.ADD_OR_REMOVE_ONE
+        assert private.run().guarantee.epsilon(BUDGET.delta) == BUDGET.epsilon
+
+
+class TestAdaptive:
+    def test_the_density_of_proposals_stays_within_its_bounds(self) -> None:
+        """With a history that praises one of four values as loudly as it can."""
+        space = SearchSpace(value=Choice("a", "b", "c", "d"))
+        seen = [({"value": v}, 1.0 if v == "a" else 0.0) for v in "abcd" * 3]
+        lean, draws = 0.5, 4000
+        drawn = Counter(
+            follow(space, seen, lean, np.random.SeedSequence(n))["value"] for n in range(draws)
+        )
+        margin = 5 * math.sqrt(0.25 * draws)
+        for value in "abcd":
+            assert (1 - lean) / 4 * draws - margin < drawn[value] < (1 + lean) / 4 * draws + margin
+        assert drawn["a"] > 1.3 * draws / 4  # and it does follow
+
+    def test_it_pays_for_following(self) -> None:
+        config = fit().only_config
+        assert fit(method="adaptive").noise_multiplier(config) > fit().noise_multiplier(config)
+
+    def test_it_runs(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(TrialNumber, "draw", lambda self: 8)
+        result = fit(method="adaptive").run()
+        assert result.score is not None
+        assert "adaptive proposals" in result.guarantee.mechanism
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("options", "error", "message"),
+        [
+            ({"budget": PrivacyBudget(1.0)}, PrivacyError, "no delta"),
+            ({"budget": 1.0}, TypeError, "`budget` must be"),
+            ({"trials": [1, 2, 3]}, PrivacyError, "must be random and stay secret"),
+            ({"trials": range(40)}, PrivacyError, "must be random and stay secret"),
+            ({"trials": 1}, ValueError, "`mean` must be above 1"),
+            ({"method": "best"}, ValueError, "`method` must be one of"),
+            ({"method": "twin"}, ValueError, "`warm_start` is needed"),
+            ({"test_records": "shared"}, ValueError, "`test_records` must be"),
+            ({"test_records": "public", "test_budget": BUDGET}, ValueError, "`test_budget` is for"),
+            ({"threshold": math.nan}, ValueError, "`threshold`"),
+            ({"threshold": 0.5, "method": "default"}, ValueError, "`threshold` is for"),
+            (
+                {"threshold": 0.5, "trials": TrialNumber(9, 0.0)},
+                PrivacyError,
+                "geometric number of trials",
+            ),
+            ({"warm_start": [{"learning_rate": 1.0}]}, ValueError, "must have exactly"),
+            ({"warm_start": [3]}, TypeError, "`warm_start` must be"),
+            ({"unsafe_seed": -1}, ValueError, "unsafe_seed"),
+            (
+                {"trials": TrialNumber(5000, math.inf), "budget": PrivacyBudget(0.01, 1e-6)},
+                PrivacyError,
+                "No noise meets",
+            ),
+        ],
+    )
+    def test_bad_arguments(self, options: Any, error: type[Exception], message: str) -> None:
+        with pytest.raises(error, match=message):
+            fit(**options)
+
+    def test_spaces(self) -> None:
+        base = dict(SPACE.parameters)
+        for changed, message in (
+            ({**base, "noise_multiplier": Real(1, 2)}, "follows from the budget"),
+            ({k: v for k, v in base.items() if k != "epochs"}, "must name the settings"),
+            ({**base, "lot_size": Integer(1, 241)}, "240"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                PrivateFit(trainer(), SearchSpace(**changed), budget=BUDGET)
+        wide = PrivateFit(trainer(), budget=BUDGET).space
+        assert set(wide.parameters) == set(SPACE.parameters)
+
+    def test_what_cannot_publish(self) -> None:
+        problem = PrivacyUtilityProblem(
+            SPACE, privacy=lambda config: 1.0, utility=lambda config, seed: 0.5
+        )
+        for given in (problem, object(), None):
+            with pytest.raises(PrivacyError, match="publish"):
+                PrivateFit(given, SPACE, budget=BUDGET)
+
+    def test_records_that_are_no_tensors(self) -> None:
+        data = records()
+        pairs = [torch.utils.data.TensorDataset(*data[i : i + 2]) for i in (0, 2)]
+        reads = DPTrainer(partial(logistic_regression, 3), logistic_loss, (pairs[0], pairs[1]))
+        with pytest.raises(TypeError, match="`data` must be TrainTest"):
+            PrivateFit(reads, SPACE, budget=BUDGET)
+
+    def test_a_metric_of_unknown_sensitivity(self) -> None:
+        own = trainer(metric=lambda outputs, targets: 0.5)
+        with pytest.raises(PrivacyError, match="metric"):
+            PrivateFit(own, SPACE, budget=BUDGET)
+        PrivateFit(own, SPACE, budget=BUDGET, test_records="public")
+
+    def test_a_file_of_other_settings(self, tmp_path: Path) -> None:
+        fit(method="default").run(checkpoint=tmp_path / "run")
+        with pytest.raises(PrivacyError, match="other settings"):
+            fit(method="default", budget=PrivacyBudget(4.0, 1e-4)).run(checkpoint=tmp_path / "run")
+        with (
+            Run(tmp_path / "other", what="something", settings={}),
+            pytest.raises(PrivacyError, match=r"in use|of something"),
+        ):
+            fit().run(checkpoint=tmp_path / "other")
+
+    @pytest.mark.parametrize("options", [{"executor": 3}, {"ledger": "a.ledger"}, {"at_least": -1}])
+    def test_bad_arguments_of_a_run(self, options: Any) -> None:
+        with pytest.raises((TypeError, ValueError)):
+            fit().run(**options)
+
+
+def test_a_study_of_a_twin_leads() -> None:
+    noisy = SearchSpace(**SPACE.parameters, noise_multiplier=Real(0.5, 5.0, log=True))
+    problem = PrivacyUtilityProblem(
+        noisy,
+        privacy=lambda config: 3 / config["noise_multiplier"],
+        utility=lambda config, seed: 0.9 - 0.1 * abs(config["learning_rate"] - 1),
+    )
+    with DPareto(problem, seed=0) as study:
+        study.run(6, initial=5)
+        led = fit(warm_start=study)
+    assert led.method == "twin"
+    assert set(led.only_config) == set(SPACE.parameters)
+
+
+@pytest.mark.parametrize(
+    ("options", "missing"),
+    [({"optimizer": "scale_free"}, "learning_rate"), ({"clipping": "normalized"}, "clip_norm")],
+)
+def test_rules_with_fewer_knobs_have_smaller_spaces(options: dict[str, Any], missing: str) -> None:
+    private = PrivateFit(trainer(**options), budget=BUDGET, trials=2, method="default")
+    assert missing not in private.space.parameters
+    assert private.run().score is not None
+
+
+def test_a_ready_task_can_be_fitted() -> None:
+    from botorch_dp.tasks import adult_logistic_sgd
+
+    problem = adult_logistic_sgd(data="breast_cancer")
+    private = PrivateFit(problem, budget=PrivacyBudget(3.0, 1e-4), trials=2)
+    assert "noise_multiplier" not in private.space.parameters
+    assert private.trainer.sampling == "poisson"
+
+
+def test_scores_without_noise_are_the_trainers_metric() -> None:
+    plain = trainer()
+    model = plain.untrained()
+    assert Scoring().score(plain, model, None) == plain.utility(model)
