@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 # Small matrices on a few shared cores: threads that wait for each other cost more than they bring.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-slow lint bench audit mutants tutorials dist clean
+.PHONY: help demo test test-slow lint bench audit mutants fuzz faults tutorials dist clean
 .DEFAULT_GOAL := help
 
 help:
@@ -18,6 +18,8 @@ help:
 	@echo "make bench      every claim about speed and quality, measured again"
 	@echo "make audit      try to break every mechanism, a million draws each"
 	@echo "make mutants    break each line that carries a proof, and see a test fail"
+	@echo "make fuzz       call everything public with anything, for a quarter of an hour"
+	@echo "make faults     kill, tear, flip, fill the disk, send junk: what was lost (nothing)"
 	@echo "make tutorials  execute the notebooks"
 	@echo "make dist       build the package, and try it in clean environments"
 	@echo "make clean      remove .venv and everything generated"
@@ -51,6 +53,12 @@ audit: $(STAMP)
 
 mutants: $(STAMP)
 	@$(BIN)/python -m benchmarks.mutants
+
+fuzz: $(STAMP)
+	@$(BIN)/python -m tests.fuzzing --examples 300 --seconds 900 --seed $$RANDOM$$$$
+
+faults: $(STAMP)
+	@$(BIN)/python -m benchmarks.faults
 
 tutorials: $(STAMP)
 	@$(BIN)/python tutorials/execute.py

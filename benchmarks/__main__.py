@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-#: Audits and mutants have targets of their own (`make audit`); pages are filled, not measured.
-EXCEPT = {"__init__", "__main__", "common", "audit", "mutants", "pages"}
+#: Audits, mutants and faults have targets of their own (`make audit`); pages are filled.
+EXCEPT = {"__init__", "__main__", "common", "audit", "faults", "mutants", "pages"}
 
 
 def names() -> list[str]:

@@ -28,7 +28,8 @@ Check = Callable[[str, Any], None]
 
 #: Methods without an underscore, and these, are checked.
 _SPECIAL = {"__init__", "__call__", "__new__"}
-_EMPTY = inspect.Parameter.empty
+#: Whose arithmetic fails for our arguments only.
+_BELOW = {"botorch_dp", "fractions", "numpy", "opendp", "scipy"}
 _VARIADIC = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
 
 
@@ -121,6 +122,8 @@ def _wrapped(function: Any, but: Sequence[str], *, method: bool = False) -> Any:
         try:
             return function(*args, **kwargs)
         except (OverflowError, ZeroDivisionError, OutOfRange) as error:
+            if not _is_ours(error):
+                raise
             given = dict.fromkeys((*positional[method : len(args)], *kwargs))
             what = ", ".join(f"`{name}`" for name in given) or "what this object was made with"
             raise OutOfRange(
@@ -128,6 +131,15 @@ def _wrapped(function: Any, but: Sequence[str], *, method: bool = False) -> Any:
             ) from error
 
     return call
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Whether arithmetic failed in this package or below it, not in a function that was passed."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    name = "" if trace is None else trace.tb_frame.f_globals.get("__name__", "")
+    return name.partition(".")[0] in _BELOW
 
 
 def _resolved(annotation: Any, function: Any) -> Any:
@@ -190,6 +202,16 @@ def _number(name: str, value: Any) -> None:
 def _integer(name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"`{name}` must be an integer, got {type(value).__name__}.")
+
+
+def _numbers(name: str, value: Any) -> None:
+    """Whatever NumPy makes an array of numbers of."""
+    try:
+        kind = np.asarray(value).dtype.kind
+    except (TypeError, ValueError, RuntimeError):
+        kind = "O"
+    if kind not in "iuf":
+        raise TypeError(f"`{name}` must be numbers, got {type(value).__name__}.")
 
 
 def _flag(name: str, value: Any) -> None:
@@ -272,7 +294,9 @@ def _any_of(kinds: tuple[Any, ...]) -> Check | None:
     if str in kinds and any(get_origin(kind) is PathLike or kind is PathLike for kind in kinds):
         kinds = tuple(k for k in kinds if k is not str)
     found = [_check_of(kind) for kind in kinds]
-    if None in found or np.ndarray in kinds:  # what can be made an array, numbers included
+    if np.ndarray in kinds:
+        return _numbers
+    if None in found:
         return None
     checks = [check for check in found if check is not None]
 

@@ -51,6 +51,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 import botorch_dp
+from botorch_dp.errors import AlreadyReleased
 
 #: Not called: they talk to strangers on the network, or wait for ever by design.
 EXCEPT = {
@@ -65,7 +66,16 @@ EXCEPT = {
     "botorch_dp.tasks.private_logistic_regression",
 }
 #: Attributes whose documentation says that they may be NaN.
-MAY_BE_NAN = {"seconds", "accuracy", "test_accuracy", "utility", "loss", "epsilon"}
+MAY_BE_NAN = {
+    "seconds",
+    "accuracy",
+    "test_accuracy",
+    "utility",
+    "loss",
+    "epsilon",
+    "error",
+    "lowest_error",
+}
 #: Nobody answers these here.
 UNREACHABLE = {"CuratorClient.": ConnectionError, "FileCurator.": TimeoutError}
 ADDRESS_SPACE = 16 * 2**30
@@ -408,9 +418,9 @@ def _touch(thing: Any) -> None:
 
 def _refusal(target: Target, error: BaseException) -> str:
     if isinstance(error, TypeError | ValueError):
-        public = type(error) in _public_errors() and type(error).__name__ != "PrivacyError"
+        public = isinstance(error, _public_errors()) and type(error).__name__ != "PrivacyError"
         return "refusal" if public or _names_argument(target, str(error)) else "nameless"
-    if type(error) in _public_errors():
+    if isinstance(error, _public_errors()):
         return "refusal"
     if isinstance(error, OSError) and error.filename is not None:
         return "refusal"
@@ -432,14 +442,15 @@ def _names_argument(target: Target, message: str) -> bool:
 
 
 @cache
-def _public_errors() -> frozenset[type]:
-    return frozenset(
+def _public_errors() -> tuple[type[Exception], ...]:
+    own = [
         value
         for room in rooms()
         if room != "botorch_dp.cli"
         for _, value in exported(room)
         if isinstance(value, type) and issubclass(value, Exception)
-    ) | {importlib.import_module("botorch_dp.errors").AlreadyReleased, UnsupportedError}
+    ]
+    return (*own, AlreadyReleased, UnsupportedError)
 
 
 def _nan(value: Any, depth: int = 4) -> str | None:

@@ -103,7 +103,9 @@ class Design:
 
     def __post_init__(self) -> None:
         if self.name not in get_args(DesignName):
-            raise ValueError(f"`design` must be one of {get_args(DesignName)}, got {self.name!r}.")
+            raise ValueError(
+                f"`design` (its `name`) must be one of {get_args(DesignName)}, got {self.name!r}."
+            )
         if self.mean not in get_args(PriorMean):
             raise ValueError(f"`mean` must be one of {get_args(PriorMean)}, got {self.mean!r}.")
         if self.batch_size is not None:

@@ -63,7 +63,13 @@ import numpy as np
 from scipy.optimize import brentq
 
 from botorch_dp._arguments import checked
-from botorch_dp._checks import check_delta, check_finite, check_nonnegative, check_positive
+from botorch_dp._checks import (
+    check_delta,
+    check_finite,
+    check_integer,
+    check_nonnegative,
+    check_positive,
+)
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy._composition import composed_deltas, composed_epsilon
 from botorch_dp.privacy._distributions import sampled_gaussian
@@ -172,10 +178,12 @@ class TrialNumber:
 
     def chance_of_at_most(self, number: int) -> float:
         """P(K <= number)."""
+        check_integer("number", number, at_least=0)
         return float(min(1.0, self._cumulative[min(number, len(self._cumulative) - 1)]))
 
     def quantile(self, probability: float) -> int:
         """The least number that is not exceeded with this probability."""
+        check_delta("probability", probability, allow_zero=True)
         return int(np.searchsorted(self._cumulative, probability))
 
     def draw(self) -> int:
@@ -211,11 +219,12 @@ class BaseProfile:
     @classmethod
     def of_mu(cls, mu: float, smallest_delta: float) -> BaseProfile:
         """Those of a mu-GDP mechanism."""
-        return _of_mu(check_positive("mu", mu), smallest_delta)
+        return _of_mu(check_positive("mu", mu), check_delta("smallest_delta", smallest_delta))
 
     @classmethod
     def of(cls, losses: Sequence[PrivacyLoss], smallest_delta: float) -> BaseProfile:
         """Those of a composition of losses."""
+        check_delta("smallest_delta", smallest_delta, allow_zero=True)
         losses, last = tuple(losses), composed_epsilon(losses, smallest_delta)
         if not math.isfinite(last):
             raise PrivacyError(
@@ -335,6 +344,10 @@ class Selection:
             PrivacyError: If no noise meets the budget: the proposals alone cost more.
         """
         epsilon, delta = check_positive("epsilon", epsilon), check_delta("delta", delta)
+        if epsilon > 1e4:
+            raise ValueError(
+                f"`epsilon` must be at most 1e4, where nothing is hidden, got {epsilon}."
+            )
 
         def fits(mu: float) -> bool:
             return self.delta(self.profile(mu, delta), epsilon) <= delta

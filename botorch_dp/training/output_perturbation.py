@@ -127,12 +127,16 @@ class OutputPerturbedLogisticRegression:
     def sensitivity(self, *, regularization: float) -> float:
         """How far one replaced record can move the weights."""
         check_positive("regularization", regularization)
-        return 4 / (regularization * self.num_records)
+        distance = 4 / (regularization * self.num_records)
+        if not 1e-90 < distance < 1e90:
+            raise ValueError(f"`regularization` = {regularization:g} is out of all proportion.")
+        return distance
 
     def guarantee(self, *, regularization: float, noise_std: float) -> Guarantee:
         """What publishing the weights promises, from the parameters alone."""
         sensitivity = self.sensitivity(regularization=regularization)
-        check_positive("noise_std", noise_std)
+        if not 1e-90 < check_positive("noise_std", noise_std) / sensitivity < 1e90:
+            raise ValueError(f"`noise_std` = {noise_std:g} is out of all proportion.")
         noise = gaussian_guarantee(sensitivity=sensitivity, mu=sensitivity / noise_std)
         unit = PrivacyUnit("one training record", conditions=(FIXED_BEFOREHAND,))
         return replace(noise, unit=unit, quoted_delta=self.delta)

@@ -635,7 +635,10 @@ class DPTrainer:
         with seeded_torch(0):
             model = self._model_factory()
         if weights is not None:
-            model.load_state_dict(weights)
+            try:
+                model.load_state_dict(weights)
+            except (RuntimeError, TypeError, AttributeError) as error:
+                raise ValueError(f"`weights` are of another model: {error}") from error
         return model.eval()
 
     def utility(self, model: nn.Module) -> float:
