@@ -8,8 +8,8 @@ methods share the seeds of their studies; differences are paired over them.
 By default sizes are reduced so that all of it takes some twenty minutes of one core (see
 ``dpareto_runs.REDUCED``): fewer epochs, trials and replicates; all training records are used.
 ``--full`` takes the paper's sizes: 16 + 256 trials of 10 replicates, 1,500 random points from the
-paper's distributions as in figure 5, of which 19 draws of 256 test the lead as in Table 2, and grids
-that are linear in the parameters. It says first how many core-hours that is; ``--settings`` names
+paper's distributions as in figure 5, of which 19 draws of 256 test the lead as in Table 2, and
+grids linear in the parameters. It says first how many core-hours that is; ``--settings`` names
 the problems to run, and ``--minutes`` ends it, to be gone on with later.
 
 Run with ``OMP_NUM_THREADS=1 python -m benchmarks.dpareto_paper``. The studies are kept in a folder
