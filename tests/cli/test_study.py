@@ -45,6 +45,18 @@ class TestPareto:
             assert code == 0, err
             assert json.loads(out)["trials"] == 4
 
+    def test_curves(self, capsys) -> None:
+        task = ("adult_logistic_sgd", "--data", "breast_cancer", "--replicates", "1", "--curves")
+        files = ("--storage", "c.sqlite")
+        code, out, err = call(capsys, "pareto", *task, *files, "--trials", "5", "--quiet", "--json")
+        assert code == 0, err
+        front = json.loads(out)["front"]
+        assert len(set(front["trial"])) < len(front["trial"])
+        code, out, _ = call(capsys, "recommend", *task, *files, "--epsilon", "1", "--json")
+        assert code == 0 and json.loads(out)["epsilon"] <= 1
+        code, _, err = call(capsys, "pareto", "sparse_vector", "--curves", "--quiet")
+        assert code == 1 and "has no --curves" in err
+
     def test_reevaluated_front(self, own: str, capsys) -> None:
         arguments = ("pareto", own, "--trials", "5", "--initial", "5", "--quiet")
         code, out, _ = call(capsys, *arguments, "--reevaluate", "2", "--json")
