@@ -51,7 +51,9 @@ from botorch_dp.tuning.selection import _upper_bounds
 
 EPSILONS, DELTA, TRIALS = (0.1, 0.3, 1.0, 3.0), 1e-5, 40
 RUNS, BOOTSTRAPS = 200, 60
-WAYS = ("unpaid", "selection", "few", "adaptive", "twin", "default", "composition")
+WAYS = ("unpaid", "selection", "few", "adaptive", "twin", "led", "default", "composition")
+#: Expected numbers of trainings, 40 unless said here; and how many of each twin's best are tried.
+NUMBERS, BEST = {"few": TrialNumber(10), "led": TrialNumber(5)}, 6
 
 
 @dataclass(frozen=True)
@@ -103,9 +105,9 @@ TASKS = {
             learning_rate=Real(0.1, 5.0, log=True),
             clip_norm=Real(0.1, 4.0, log=True),
             lot_size=Integer(1000, 6000, log=True),
-            epochs=Integer(3, 12, log=True),
+            epochs=Integer(3, 10, log=True),
         ),
-        pool=16,
+        pool=12,
         ways=("unpaid", "selection", "default", "composition"),
     ),
 }
@@ -128,12 +130,13 @@ class Pools:
 
     def fit(self, way: str, epsilon: float) -> PrivateFit:
         """The fit whose level a way's trainings have."""
-        method = {"unpaid": "default", "twin": "default", "few": "random", "selection": "random"}
+        method = {"unpaid": "default", "twin": "default"}
+        method |= dict.fromkeys(("few", "selection", "led"), "random")
         return PrivateFit(
             self.trainer,
             self.task.space,
             budget=PrivacyBudget(epsilon, DELTA),
-            trials=TrialNumber(10 if way == "few" else TRIALS),
+            trials=NUMBERS.get(way, TrialNumber(TRIALS)),
             method=method.get(way, way),  # type: ignore[arg-type]
         )
 
@@ -160,27 +163,32 @@ class Pools:
         if way == "default":
             return [self.fit(way, epsilon).only_config] * 8
         if way == "twin":
-            return self._twin_best(epsilon) * 4
+            return [ranked[0] for ranked in self._ranked(epsilon)] * 4
+        if way == "led":
+            return [config for ranked in self._ranked(epsilon) for config in ranked[:BEST]] * 2
         return self.task.space.sample(self.task.pool, seed=1)
 
-    def _twin_best(self, epsilon: float) -> list[dict[str, Any]]:
-        """The best of 16 configurations on each of two twins."""
+    def _ranked(self, epsilon: float) -> list[list[dict[str, Any]]]:
+        """16 configurations on each of two twins, the best one first."""
         key = f"twins {epsilon}"
         if key not in self.stored:
-            fit, best = self.fit("selection", epsilon), []
+            fit = self.fit("selection", epsilon)
+            ranked = []
             for seed in range(2):
                 twin = self.task.twin(num_records=len(self.data.train_X), num_test=4000, seed=seed)
-                best.append(fit.rank_on(twin, count=16, seed=seed)[0])
-            self.stored[key] = best
+                ranked.append(fit.rank_on(twin, count=16, seed=seed))
+            self.stored[key] = ranked
             self._save()
         return self.stored[key]
 
     def grow(self) -> None:
         """Make all trainings that are missing, in turn at all levels."""
-        levels = [(way, e) for e in (1.0, 0.1, 3.0, 0.3) for way in self.task.ways if way != "twin"]
-        levels += [("twin", e) for e in EPSILONS if "twin" in self.task.ways]
+        order = (1.0, 0.1, 3.0, 0.3)
+        levels = [(w, e) for e in order for w in self.task.ways if w not in ("twin", "led")]
+        levels += [(w, e) for e in order for w in ("twin", "led") if w in self.task.ways]
         noises = {level: self.noise(*level) for level in levels}
-        total = sum(8 if w in ("twin", "default") else self.task.pool for w, _ in levels)
+        sizes = {"twin": 8, "default": 8, "led": 4 * BEST}
+        total = sum(sizes.get(way, self.task.pool) for way, _ in levels)
         made, start, done = (
             0,
             time.monotonic(),
@@ -227,7 +235,7 @@ class Pools:
         codes = [pool[i % len(pool)][0] for i in kept] if way == "adaptive" else []
         found = []
         for _ in range(runs):
-            secret = way in ("selection", "few", "adaptive")
+            secret = way in ("selection", "few", "adaptive", "led")
             count = number.quantile(rng.random()) if secret else TRIALS
             noisy = scores + std * rng.standard_normal(len(scores))
             chosen = rng.integers(len(scores), size=count)
