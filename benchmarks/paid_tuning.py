@@ -7,8 +7,9 @@ drawn from the space and trained at the noise that each way of tuning can afford
 (a *pool*); 200 runs of each way are then drawn from its pool, with as many trainings as its law
 says. That is exact for a space of the pool's configurations, and approximate otherwise. One part of
 the test records selects, with and without the noise that a budget of their own, of the same size,
-asks for; the other part, which nobody looks at, says how good the published model is. Pools are stored as they grow, so
-a run that was stopped goes on where it was. ``--real`` adds runs of ``PrivateFit`` from end to end.
+asks for; the other part, which nobody looks at, says how good the published model is. Pools are
+stored as they grow, so a run that was stopped goes on where it was. ``--real`` adds runs of
+``PrivateFit`` from end to end.
 
 Ways:
 
