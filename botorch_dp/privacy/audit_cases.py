@@ -199,6 +199,22 @@ def _selection(*, fixed: bool = False) -> Batched:
     return mechanism
 
 
+def _threshold(*, fixed: bool = False) -> Batched:
+    """The first outcome above the first one, of a secret number of trials; 0 if there is none."""
+
+    def mechanism(outcome: list[float], size: int) -> np.ndarray:
+        generator = np.random.default_rng(secrets.randbits(128))
+        numbers = np.full(size, int(TRIALS.mean))
+        if not fixed:
+            numbers = np.array([TRIALS.draw() for _ in range(size)])
+        above = np.array(outcome[1:])
+        first = generator.geometric(above.sum(), size=size)
+        which = 1 + generator.choice(len(above), p=above / above.sum(), size=size)
+        return np.where(first <= numbers, which, 0)
+
+    return mechanism
+
+
 def _selection_by_records(outcome: list[float], size: int) -> np.ndarray:
     """A fair coin as outcome, but which side counts as the better one is up to the records."""
     best: np.ndarray = _selection()([0.5, 0.5], size)
@@ -313,6 +329,15 @@ CASES = [
             0.2 * math.exp(TRIAL_EPSILON),
         ],
         claim=Guarantee("private selection", PrivacyUnit(), (PureLoss(3 * TRIAL_EPSILON),)),
+    ),
+    Case(
+        "Private threshold",
+        _threshold(),
+        {"a public number of trials": _threshold(fixed=True)},
+        data=[0.8, 0.15, 0.05],
+        neighbor=[1 - 0.2 * math.exp(TRIAL_EPSILON)]
+        + [share * math.exp(TRIAL_EPSILON) for share in (0.15, 0.05)],
+        claim=Guarantee("selection by threshold", PrivacyUnit(), (PureLoss(2 * TRIAL_EPSILON),)),
     ),
 ]
 
