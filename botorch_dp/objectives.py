@@ -433,7 +433,7 @@ class PrivateObjective:
         return evaluations.Y.clone(), evaluations.Yvar.clone()
 
     def _checked_points(self, X: object) -> Tensor:
-        X = check_tensor("X", X, shape=(None, None)).detach()
+        X = check_tensor("X", X, shape=("b", "d")).detach()
         with self._lock:
             known = self._history[0].X if self._history else X
         if X.shape[1] != known.shape[1]:

@@ -380,7 +380,7 @@ def check_per_record(
     if not callable(make_scores):
         raise TypeError(f"`make_scores` must be callable, got {type(make_scores).__name__}.")
     parts = _record_parts(records)
-    X = check_tensor("X", X, shape=(None, None)).detach()
+    X = check_tensor("X", X, shape=("b", "d")).detach()
     trials = check_integer("trials", trials)
     check_positive("rtol", rtol)
     generator = np.random.default_rng(check_integer("seed", seed, at_least=0))

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from botorch_dp._checks import check_integer
 from botorch_dp.privacy import (
     Guarantee,
     PrivacyUnit,
@@ -33,7 +34,7 @@ from botorch_dp.privacy import (
     sparse_vector_guarantee,
 )
 from botorch_dp.privacy._noise import SelectionMethod, noise_source
-from botorch_dp.privacy.audit import AuditReport
+from botorch_dp.privacy.audit import FEWEST_SAMPLES, AuditReport
 from botorch_dp.privacy.mechanisms import SparseVectorPlan, noisy_comparisons
 from botorch_dp.privacy.selection import TrialNumber
 
@@ -370,6 +371,7 @@ def run_audits(*, samples: int, only: str = "", as_json: bool = False) -> list[A
         only: Part of the mechanisms' names, in any case.
         as_json: Print JSON at the end instead of the table.
     """
+    check_integer("samples", samples, at_least=FEWEST_SAMPLES)
     wanted = only.lower().replace("_", " ").replace("-", " ")
     cases = [case for case in CASES if wanted in case.name.lower().replace("-", " ")]
     if not cases:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from botorch_dp import datasets
+from botorch_dp._checks import check_choice
 from botorch_dp.pareto import (
     Integer,
     PrivacyUtilityProblem,
@@ -259,7 +260,7 @@ def private_logistic_regression(
         data: ``"adult"``, or ``"breast_cancer"``, which is always at hand.
         replicates: Trainings whose accuracies one trial averages (50 in the paper).
     """
-    _check_data(data, ("adult", "breast_cancer"))
+    check_choice("data", data, ("adult", "breast_cancer"))
     oracles = OutputPerturbation(data)
     return PrivacyUtilityProblem(
         SearchSpace(regularization=Real(1e-4, 1.0, log=True), noise_std=Real(0.1, 10.0, log=True)),
@@ -274,7 +275,7 @@ def private_logistic_regression(
 def _binary_problem(
     model: str, data: str, optimizer: Literal["sgd", "adam"], replicates: int, curves: bool
 ) -> PrivacyUtilityProblem:
-    _check_data(data, ("adult", "breast_cancer"))
+    check_choice("data", data, ("adult", "breast_cancer"))
     oracles = PrivateTraining(model, data, optimizer)
     space = SearchSpace(
         epochs=Integer(1, 64, log=True, distribution=Uniform()),
@@ -291,7 +292,7 @@ def _binary_problem(
 
 
 def _image_problem(model: str, data: str, replicates: int, curves: bool) -> PrivacyUtilityProblem:
-    _check_data(data, ("mnist", "digits"))
+    check_choice("data", data, ("mnist", "digits"))
     oracles = PrivateTraining(model, data, "sgd")
     space = SearchSpace(
         epochs=Integer(1, 400, log=True, distribution=Uniform()),
@@ -321,8 +322,3 @@ def _problem(
         name=f"{oracles.model} with DP-{oracles.optimizer.upper()} on {oracles.data}",
         trainer=oracles.trainer,
     )
-
-
-def _check_data(data: str, choices: tuple[str, ...]) -> None:
-    if data not in choices:
-        raise ValueError(f"`data` must be one of {choices}, got {data!r}.")
