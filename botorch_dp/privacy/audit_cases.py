@@ -337,8 +337,8 @@ CASES = [
         "Private threshold",
         _threshold(),
         {"a public number of trials": _threshold(fixed=True)},
-        data=[0.75, 0.05, 0.2],
-        neighbor=_tilted(0.05, 0.2),
+        data=[0.85, 0.05, 0.1],
+        neighbor=_tilted(0.05, 0.1),
         claim=Guarantee("selection by threshold", PrivacyUnit(), (PureLoss(2 * TRIAL_EPSILON),)),
     ),
 ]
