@@ -183,7 +183,13 @@ def _numpy_laplace(data: list[float], size: int) -> np.ndarray:
 
 
 #: One trial of the selection is purely epsilon-DP; its number is geometric.
-TRIAL_EPSILON, TRIALS = 0.3, TrialNumber(20)
+TRIAL_EPSILON, TRIALS = 1.0, TrialNumber(20)
+
+
+def _tilted(second: float, best: float) -> list[float]:
+    """Three outcomes, the best one likelier than on the data and the second one less likely."""
+    second, best = second * math.exp(-TRIAL_EPSILON), best * math.exp(TRIAL_EPSILON)
+    return [1 - second - best, second, best]
 
 
 def _selection(*, fixed: bool = False) -> Batched:
@@ -217,9 +223,10 @@ def _threshold(*, fixed: bool = False) -> Batched:
 
 
 def _selection_by_records(outcome: list[float], size: int) -> np.ndarray:
-    """A fair coin as outcome, but which side counts as the better one is up to the records."""
-    best: np.ndarray = _selection()([0.5, 0.5], size)
-    return best if outcome[1] > outcome[0] else 1 - best
+    """A biased coin as outcome; which of its sides is the better one is up to the records."""
+    if outcome[2] > outcome[1]:
+        return 1 - _selection()([0.2, 0.8], size)
+    return _selection()([0.8, 0.2], size)
 
 
 def _pattern(runs: np.ndarray) -> np.ndarray:
@@ -323,21 +330,16 @@ CASES = [
             "a score without noise": _selection_by_records,
         },
         # The best outcome is likelier on the neighbour, the second best on the data.
-        data=[0.395, 0.405, 0.2],
-        neighbor=[
-            1 - 0.405 * math.exp(-TRIAL_EPSILON) - 0.2 * math.exp(TRIAL_EPSILON),
-            0.405 * math.exp(-TRIAL_EPSILON),
-            0.2 * math.exp(TRIAL_EPSILON),
-        ],
+        data=[0.6, 0.2, 0.2],
+        neighbor=_tilted(0.2, 0.2),
         claim=Guarantee("private selection", PrivacyUnit(), (PureLoss(3 * TRIAL_EPSILON),)),
     ),
     Case(
         "Private threshold",
         _threshold(),
         {"a public number of trials": _threshold(fixed=True)},
-        data=[0.8, 0.15, 0.05],
-        neighbor=[1 - 0.2 * math.exp(TRIAL_EPSILON)]
-        + [share * math.exp(TRIAL_EPSILON) for share in (0.15, 0.05)],
+        data=[0.85, 0.05, 0.1],
+        neighbor=_tilted(0.05, 0.1),
         claim=Guarantee("selection by threshold", PrivacyUnit(), (PureLoss(2 * TRIAL_EPSILON),)),
     ),
 ]
