@@ -21,6 +21,7 @@ mpl.use("Agg")
 from matplotlib import pyplot as plt
 
 COLORS = {"0.3": "C0", "1": "C1", "3": "C2"}
+STYLES = {"PrivateSearch": "o-", "DPGIBO": "s--", "permute-and-flip": ":"}
 #: Task and n to epsilon to the difference and the single method.
 Differences = dict[str, dict[str, tuple[Interval, str]]]
 
@@ -52,25 +53,47 @@ def counts(found: Differences) -> dict[str, int]:
 
 def plot(found: Differences) -> None:
     grid = read("which_unseen_grid").get("judged", {})
-    figure, (left, right) = plt.subplots(
-        1, 2, figsize=(13, 0.42 * len(found) + 2.2), width_ratios=(1.5, 1), layout="constrained"
+    figure, axes = plt.subplots(
+        1,
+        2 if grid else 1,
+        figsize=(13 if grid else 9, 0.42 * len(found) + 2.2),
+        width_ratios=(1.5, 1) if grid else (1,),
+        layout="constrained",
+        squeeze=False,
     )
+    plot_differences(found, axes[0][0])
+    if grid:
+        plot_grid(grid, axes[0][1])
+    figure.supxlabel(
+        "Replace-one, (epsilon, 1e-6), or (epsilon, 0) for permute-and-flip; regret in units of a "
+        "random choice's;\n95% intervals of paired differences, fresh seeds. Linear within 0.05. "
+        "Simulated noise: nothing is promised for the figure.",
+        fontsize=8,
+    )
+    figure.savefig(RESULTS / "which_wins.png", dpi=100)
+    plt.close(figure)
+
+
+def plot_differences(found: Differences, axis: Any) -> None:
     for row, levels in enumerate(found.values()):
         for shift, (epsilon, (gap, _)) in zip((-0.22, 0, 0.22), levels.items(), strict=False):
             bars = [[gap.mean - gap.low], [gap.high - gap.mean]]
             style = {"color": COLORS[epsilon], "markersize": 5, "elinewidth": 1.6}
             label = f"epsilon = {epsilon}" if row == 0 else None
-            left.errorbar(gap.mean, row + shift, xerr=bars, fmt="o", label=label, **style)
-    left.axvline(0, color="0.3", linewidth=1)
-    left.set_yticks(range(len(found)), list(found), fontsize=8)
-    left.invert_yaxis()
-    left.set_xscale("symlog", linthresh=0.05)
-    ticks = [-0.5, -0.2, -0.05, 0, 0.05, 0.2]
-    left.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    left.set_xlim(-0.9, 0.5)
-    left.set_xlabel("regret of PrivateSearch minus that of the best single method")
-    left.legend(fontsize=8, loc="lower right")
-    left.grid(alpha=0.3)
+            axis.errorbar(gap.mean, row + shift, xerr=bars, fmt="o", label=label, **style)
+    axis.axvline(0, color="0.3", linewidth=1)
+    axis.set_yticks(range(len(found)), list(found), fontsize=8)
+    axis.invert_yaxis()
+    axis.set_xscale("symlog", linthresh=0.05)
+    ticks = [-0.5, -0.2, -0.05, 0, 0.05, 0.2, 0.5]
+    axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axis.set_xlim(-0.9, 0.9)
+    axis.set_xlabel("regret of PrivateSearch minus that of the best single method")
+    axis.legend(fontsize=8, loc="upper right")
+    axis.grid(alpha=0.3)
+
+
+def plot_grid(grid: dict[str, Any], axis: Any) -> None:
     levels_of: dict[int, list[tuple[int, str]]] = {}
     for case in grid:
         d, n = (int(number) for number in re.findall(r"[dn] = (\d+)", case))
@@ -81,26 +104,18 @@ def plot(found: Differences) -> None:
             ("DPGIBO", "s--"),
             ("permute-and-flip", ":"),
         ):
-            means = [grid[case]["regret"][method] for _, case in sorted(cases)]
-            label = f"{method}, d = {d}"
+            means = [grid[case]["regret"][method]["mean"] for _, case in sorted(cases)]
             numbers = [n for n, _ in sorted(cases)]
-            right.plot(numbers, [m["mean"] for m in means], style, color=color, label=label, ms=4)
-    right.set_xscale("log")
-    right.set_yscale("symlog", linthresh=0.05)
-    right.set_yticks([0, 0.05, 0.1, 0.2, 0.5, 1], ["0", ".05", ".1", ".2", ".5", "1"])
-    right.set_xlabel("number of records n")
-    right.set_ylabel("regret / regret of a random choice")
-    right.set_title("ripples, epsilon = 1", fontsize=9)
-    right.grid(alpha=0.3)
-    right.legend(fontsize=7, ncol=2)
-    figure.supxlabel(
-        "Replace-one, (epsilon, 1e-6), or (epsilon, 0) for permute-and-flip; regret in units of a "
-        "random choice's; 95% intervals of paired differences, fresh seeds. Linear within 0.05.\n"
-        "Simulated noise: nothing is promised for the figure.",
-        fontsize=8,
-    )
-    figure.savefig(RESULTS / "which_wins.png", dpi=100)
-    plt.close(figure)
+            label = f"{method}, d = {d}"
+            axis.plot(numbers, means, style, color=color, label=label, markersize=4)
+    axis.set_xscale("log")
+    axis.set_yscale("symlog", linthresh=0.05)
+    axis.set_yticks([0, 0.05, 0.1, 0.2, 0.5, 1], ["0", ".05", ".1", ".2", ".5", "1"])
+    axis.set_xlabel("number of records n")
+    axis.set_ylabel("regret / regret of a random choice")
+    axis.set_title("ripples, epsilon = 1", fontsize=9)
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=7, ncol=2)
 
 
 def main() -> None:
