@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 # Small matrices on a few shared cores: threads that wait for each other cost more than they bring.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-slow lint bench audit mutants fuzz faults tutorials dist clean
+.PHONY: help demo test test-slow lint bench audit mutants fuzz faults tutorials docs dist clean
 .DEFAULT_GOAL := help
 
 help:
@@ -21,6 +21,7 @@ help:
 	@echo "make fuzz       call everything public with anything, for a quarter of an hour"
 	@echo "make faults     kill, tear, flip, fill the disk, send junk: what was lost (nothing)"
 	@echo "make tutorials  execute the notebooks"
+	@echo "make docs       the documentation site, into site/"
 	@echo "make dist       build the package, and try it in clean environments"
 	@echo "make clean      remove .venv and everything generated"
 
@@ -63,6 +64,10 @@ faults: $(STAMP)
 tutorials: $(STAMP)
 	@$(BIN)/python tutorials/execute.py
 
+docs: $(STAMP)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "Open site/index.html"
+
 # Each file goes into an environment of its own, with no extras.
 dist: $(STAMP)
 	@rm -rf dist build
@@ -76,5 +81,5 @@ dist: $(STAMP)
 	done
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info demo .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build dist site *.egg-info demo .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

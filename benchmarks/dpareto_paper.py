@@ -7,7 +7,10 @@ methods share the seeds of their studies; differences are paired over them.
 
 By default sizes are reduced so that all of it takes some twenty minutes of one core (see
 ``dpareto_runs.REDUCED``): fewer epochs, trials and replicates; all training records are used.
-``--full`` takes the paper's sizes: days of one core for Adult, months for MNIST.
+``--full`` takes the paper's sizes: 16 + 256 trials of 10 replicates, 1,500 random points from the
+paper's distributions as in figure 5, of which 19 draws of 256 test the lead as in Table 2, and
+grids linear in the parameters. It says first how many core-hours that is; ``--settings`` names
+the problems to run, and ``--minutes`` ends it, to be gone on with later.
 
 Run with ``OMP_NUM_THREADS=1 python -m benchmarks.dpareto_paper``. The studies are kept in a folder
 of their own, so that an interrupted run goes on where it was.
@@ -15,8 +18,8 @@ of their own, so that an interrupted run goes on where it was.
 
 from __future__ import annotations
 
-import argparse
 import json
+import math
 import time
 import warnings
 from collections.abc import Sequence
@@ -26,9 +29,15 @@ from typing import Any
 
 from tqdm import tqdm
 
-from benchmarks.common import RESULTS, Interval, mean_interval, save_results
+from benchmarks.common import (
+    BenchmarkParser,
+    Interval,
+    mean_interval,
+    results_folder,
+    save_results,
+)
 from benchmarks.dpareto_figures import draw
-from benchmarks.dpareto_runs import FULL, REDUCED, Setting, run_study
+from benchmarks.dpareto_runs import DRAWN, FULL, REDUCED, Setting, expected_hours, run_study
 
 NAME = "dpareto_paper"
 #: By how much DPareto's hypervolume is ahead in the paper's Table 2 where it is most.
@@ -48,9 +57,9 @@ def jobs(settings: Sequence[Setting]) -> list[tuple[Setting, str, int]]:
     return sorted(every, key=lambda job: (job[2], job[1].startswith("grid")))
 
 
-def earlier_runs(settings: Sequence[Setting]) -> Runs:
+def earlier_runs(settings: Sequence[Setting], name: str) -> Runs:
     """What the results file has already, if it is from the same settings."""
-    path = RESULTS / f"{NAME}.json"
+    path = results_folder() / f"{name}.json"
     record = json.loads(path.read_text()) if path.exists() else {}
     same = record.get("settings") == json.loads(json.dumps(described(settings)))
     return record["runs"] if same else {}
@@ -113,7 +122,19 @@ def summarized(setting: Setting, runs: dict[str, dict[str, dict[str, Any]]]) -> 
     return summary
 
 
-def report(settings: Sequence[Setting], runs: Runs, wall: float) -> dict[str, Any]:
+def test_of_table_2(runs: dict[str, dict[str, dict[str, Any]]]) -> dict[str, Any] | None:
+    """Whether DPareto's front of 256 trials is ahead of all 19 draws of 256 random points."""
+    ours = runs.get("DPareto", {}).get("0")
+    draws = runs.get("random", {}).get("0", {}).get("random_draws")
+    if ours is None or draws is None:
+        return None
+    volume = ours["observed_by_trial"][DRAWN - 1]
+    linear = [draw["linear"] for draw in draws]
+    behind = sum(volume > other for other in linear)
+    return {"dpareto": volume, "draws": linear, "ahead_of": behind, "of": len(linear)}
+
+
+def report(settings: Sequence[Setting], runs: Runs, wall: float, name: str) -> dict[str, Any]:
     """Everything that is known so far, on disk."""
     summary = {
         setting.label: summarized(setting, runs[setting.label])
@@ -131,11 +152,12 @@ def report(settings: Sequence[Setting], runs: Runs, wall: float) -> dict[str, An
         for part in ("training", "loop", "evaluating_again")
     }
     save_results(
-        NAME,
+        name,
         {
             "settings": described(settings),
             "paper": {"largest_gap_of_table_2": PAPER_GAP},
             "summary": summary,
+            "test_of_table_2": {label: test_of_table_2(runs[label]) for label in summary},
             "processor_seconds": totals,
             "wall_seconds_of_last_call": wall,
             "runs": runs,
@@ -165,8 +187,10 @@ def table(summary: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = BenchmarkParser(NAME, __doc__, minutes=20)
     parser.add_argument("--full", action="store_true", help="the paper's sizes")
+    parser.add_argument("--settings", nargs="*", choices=[s.label for s in FULL], help="only these")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="stop, to go on later")
     parser.add_argument(
         "--studies",
         type=Path,
@@ -175,17 +199,30 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore", module="botorch|linear_operator|gpytorch")
-    settings = FULL if arguments.full else REDUCED
-    arguments.studies.mkdir(parents=True, exist_ok=True)
-    runs = earlier_runs(settings)
+    settings = [
+        each
+        for each in (FULL if arguments.full else REDUCED)
+        if not arguments.settings or each.label in arguments.settings
+    ]
+    name = f"{NAME}_full" if arguments.full else NAME
+    if arguments.full:
+        hours = expected_hours(settings)
+        each = ", ".join(f"{label} {value:.1f}" for label, value in hours.items())
+        print(f"About {sum(hours.values()):.1f} core-hours here ({each}).", flush=True)
+    folder = arguments.studies / "full" if arguments.full else arguments.studies
+    folder.mkdir(parents=True, exist_ok=True)
+    runs = earlier_runs(settings, name)
     start = time.perf_counter()
+    deadline = time.monotonic() + 60 * arguments.minutes
     for setting, method, seed in tqdm(jobs(settings), unit="study"):
         by_seed = runs.setdefault(setting.label, {}).setdefault(method, {})
-        if str(seed) not in by_seed:
-            by_seed[str(seed)] = run_study(setting, method, seed, arguments.studies)
-            report(settings, runs, time.perf_counter() - start)
-    print(table(report(settings, runs, time.perf_counter() - start)))
-    draw(settings, runs, arguments.studies, RESULTS)
+        if str(seed) not in by_seed and time.monotonic() < deadline:
+            done = run_study(setting, method, seed, folder, deadline)
+            if done is not None:
+                by_seed[str(seed)] = done
+                report(settings, runs, time.perf_counter() - start, name)
+    print(table(report(settings, runs, time.perf_counter() - start, name)))
+    draw(settings, runs, folder, results_folder())
 
 
 if __name__ == "__main__":

@@ -6,15 +6,21 @@ For each task and each total epsilon (delta = 1e-5, Poisson lots, replace-one): 
 drawn from the space and trained at the noise that each way of tuning can afford, once and for all
 (a *pool*); 200 runs of each way are then drawn from its pool, with as many trainings as its law
 says. That is exact for a space of the pool's configurations, and approximate otherwise. One part of
-the test records selects, with the noise that their own budget of the same size asks for; the other
-part, which nobody looks at, says how good the published model is. Pools are stored as they grow, so
-a run that was stopped goes on where it was. ``--real`` adds runs of ``PrivateFit`` from end to end.
+the test records selects, with and without the noise that a budget of their own, of the same size,
+asks for; the other part, which nobody looks at, says how good the published model is. Pools are
+stored as they grow, so a run that was stopped goes on where it was. ``--real`` adds runs of
+``PrivateFit`` from end to end.
 
-Ways: *unpaid* (best of 40 at the winner's own epsilon: the ceiling, which promises more than it
-keeps), *selection* (a secret number of random trainings, 40 expected), *few* (10 expected),
-*adaptive* (40 expected, proposals follow the scores), *twin* (one training of the configuration
-that did best on a generated twin), *default* (one training in the middle of the space), and
-*composition* (40 trainings, all of which may be published).
+Ways:
+
+* *unpaid*: the best of 40 at the winner's own epsilon, a ceiling that promises more than it keeps;
+* *selection*: a secret number of random trainings, 20 expected, shape 3, as ``PrivateFit`` does;
+* *forty* and *few*: 40 expected, geometric; 10 expected, shape 5;
+* *adaptive*: as forty, but proposals follow the scores;
+* *twin*: one training of the configuration that did best on a generated twin;
+* *led*: 5 expected trainings among the six best on each of two twins;
+* *default*: one training in the middle of the space;
+* *composition*: 40 random trainings, all of which may be published.
 """
 
 from __future__ import annotations
@@ -51,7 +57,17 @@ from botorch_dp.tuning.selection import _upper_bounds
 
 EPSILONS, DELTA, TRIALS = (0.1, 0.3, 1.0, 3.0), 1e-5, 40
 RUNS, BOOTSTRAPS = 200, 60
-WAYS = ("unpaid", "selection", "few", "adaptive", "twin", "default", "composition")
+SOME_WAYS = ("unpaid", "selection", "forty", "few", "default", "composition")
+WAYS = (*SOME_WAYS, "adaptive", "twin", "led")
+#: The laws of the number of trainings, and how many of each twin's best are tried.
+NUMBERS = {
+    "selection": TrialNumber(20, 3.0),
+    "forty": TrialNumber(40),
+    "adaptive": TrialNumber(40),
+    "few": TrialNumber(10, 5.0),
+    "led": TrialNumber(5, 5.0),
+}
+BEST = 6
 
 
 @dataclass(frozen=True)
@@ -103,10 +119,10 @@ TASKS = {
             learning_rate=Real(0.1, 5.0, log=True),
             clip_norm=Real(0.1, 4.0, log=True),
             lot_size=Integer(1000, 6000, log=True),
-            epochs=Integer(3, 12, log=True),
+            epochs=Integer(3, 10, log=True),
         ),
-        pool=16,
-        ways=("unpaid", "selection", "default", "composition"),
+        pool=12,
+        ways=SOME_WAYS,
     ),
 }
 
@@ -128,12 +144,13 @@ class Pools:
 
     def fit(self, way: str, epsilon: float) -> PrivateFit:
         """The fit whose level a way's trainings have."""
-        method = {"unpaid": "default", "twin": "default", "few": "random", "selection": "random"}
+        method = {"unpaid": "default", "twin": "default"}
+        method |= dict.fromkeys(("selection", "forty", "few", "led"), "random")
         return PrivateFit(
             self.trainer,
             self.task.space,
             budget=PrivacyBudget(epsilon, DELTA),
-            trials=TrialNumber(10 if way == "few" else TRIALS),
+            trials=NUMBERS.get(way, TrialNumber(TRIALS)),
             method=method.get(way, way),  # type: ignore[arg-type]
         )
 
@@ -160,27 +177,32 @@ class Pools:
         if way == "default":
             return [self.fit(way, epsilon).only_config] * 8
         if way == "twin":
-            return self._twin_best(epsilon) * 4
+            return [ranked[0] for ranked in self._ranked(epsilon)] * 4
+        if way == "led":
+            return [config for ranked in self._ranked(epsilon) for config in ranked[:BEST]] * 2
         return self.task.space.sample(self.task.pool, seed=1)
 
-    def _twin_best(self, epsilon: float) -> list[dict[str, Any]]:
-        """The best of 16 configurations on each of two twins."""
+    def _ranked(self, epsilon: float) -> list[list[dict[str, Any]]]:
+        """16 configurations on each of two twins, the best one first."""
         key = f"twins {epsilon}"
         if key not in self.stored:
-            fit, best = self.fit("selection", epsilon), []
+            fit = self.fit("selection", epsilon)
+            ranked = []
             for seed in range(2):
                 twin = self.task.twin(num_records=len(self.data.train_X), num_test=4000, seed=seed)
-                best.append(fit.rank_on(twin, count=16, seed=seed)[0])
-            self.stored[key] = best
+                ranked.append(fit.rank_on(twin, count=16, seed=seed))
+            self.stored[key] = ranked
             self._save()
         return self.stored[key]
 
     def grow(self) -> None:
         """Make all trainings that are missing, in turn at all levels."""
-        levels = [(way, e) for e in (1.0, 0.1, 3.0, 0.3) for way in self.task.ways if way != "twin"]
-        levels += [("twin", e) for e in EPSILONS if "twin" in self.task.ways]
+        order = (1.0, 0.1, 3.0, 0.3)
+        levels = [(w, e) for e in order for w in self.task.ways if w not in ("twin", "led")]
+        levels += [(w, e) for e in order for w in ("twin", "led") if w in self.task.ways]
         noises = {level: self.noise(*level) for level in levels}
-        total = sum(8 if w in ("twin", "default") else self.task.pool for w, _ in levels)
+        sizes = {"twin": 8, "default": 8, "led": 4 * BEST}
+        total = sum(sizes.get(way, self.task.pool) for way, _ in levels)
         made, start, done = (
             0,
             time.monotonic(),
@@ -207,7 +229,14 @@ class Pools:
             json.dump(self.stored, file)
 
     def published(
-        self, way: str, epsilon: float, kept: np.ndarray, runs: int, rng: np.random.Generator
+        self,
+        way: str,
+        epsilon: float,
+        kept: np.ndarray,
+        runs: int,
+        rng: np.random.Generator,
+        *,
+        sensitive: bool,
     ) -> float:
         """Mean accuracy of published models, on records that nobody has looked at.
 
@@ -217,22 +246,22 @@ class Pools:
             kept: Which of the pool's trainings there are, with repetitions.
             runs: How many runs to draw.
             rng: Draws them.
+            sensitive: Whether the test records that select are, too; nobody pays for that unpaid.
         """
         pool = self.stored[f"{way} {epsilon}"]
         scores, held = (np.array([row[i] for row in pool])[kept % len(pool)] for i in (1, 2))
         if way in ("twin", "default"):
             return float(held[: len(pool)].mean())
         number, mu, lean = self._parameters(way, epsilon)
-        std = 1 / (mu * len(self.data.test_X))
-        codes = [pool[i % len(pool)][0] for i in kept] if way == "adaptive" else []
+        std = 1 / (mu * len(self.data.test_X)) if sensitive and way != "unpaid" else 0.0
+        configs = [pool[i % len(pool)][0] for i in kept] if way == "adaptive" else []
         found = []
         for _ in range(runs):
-            secret = way in ("selection", "few", "adaptive")
-            count = number.quantile(rng.random()) if secret else TRIALS
+            count = TRIALS if way in ("unpaid", "composition") else number.quantile(rng.random())
             noisy = scores + std * rng.standard_normal(len(scores))
             chosen = rng.integers(len(scores), size=count)
             if way == "adaptive":
-                chosen = self._followed(codes, noisy, count, lean, rng)
+                chosen = self._followed(configs, noisy, count, lean, rng)
             found.append(held[chosen[int(noisy[chosen].argmax())]])
         return float(np.mean(found))
 
@@ -273,27 +302,37 @@ class Pools:
         for epsilon in EPSILONS:
             ways = [w for w in self.task.ways if len(self.stored.get(f"{w} {epsilon}", ())) >= 8]
             size = max((len(self.stored[f"{w} {epsilon}"]) for w in ways), default=0)
-            whole = np.arange(size)
-            means = {
-                way: self.published(way, epsilon, whole, RUNS, np.random.default_rng(0))
-                for way in ways
-            }
-            draws: dict[str, list[float]] = {way: [] for way in ways}
-            for seed in range(BOOTSTRAPS):
-                kept = np.random.default_rng([1, seed]).integers(size, size=size)
-                for way in ways:
-                    rng = np.random.default_rng([2, seed])
-                    draws[way].append(self.published(way, epsilon, kept, 10, rng))
-            for way in ways:
-                lost = np.array(draws["unpaid"]) - draws[way]
-                table[f"{way} {epsilon}"] = {
-                    "accuracy": means[way],
-                    "interval": np.quantile(draws[way], [0.025, 0.975]).tolist(),
-                    "below unpaid": means["unpaid"] - means[way],
-                    "below unpaid, interval": np.quantile(lost, [0.025, 0.975]).tolist(),
-                    "trainings in the pool": len(self.stored[f"{way} {epsilon}"]),
-                }
+            for sensitive in (False, True):
+                name = "sensitive test records" if sensitive else "public test records"
+                found = {way: self._draws(way, epsilon, size, sensitive) for way in ways}
+                for way, (mean, draws) in found.items():
+                    best, unpaid = found["unpaid"]
+                    pool = len(self.stored[f"{way} {epsilon}"])
+                    row = table.setdefault(f"{way} {epsilon}", {"pool": pool})
+                    row[name] = {
+                        "accuracy": mean,
+                        "interval": np.quantile(draws, [0.025, 0.975]).tolist(),
+                        "below unpaid": best - mean,
+                        "below unpaid, interval": np.quantile(
+                            unpaid - draws, [0.025, 0.975]
+                        ).tolist(),
+                    }
         return table
+
+    def _draws(
+        self, way: str, epsilon: float, size: int, sensitive: bool
+    ) -> tuple[float, np.ndarray]:
+        """The mean over many runs, and those over ten runs from resampled pools."""
+
+        def one(kept: np.ndarray, runs: int, seed: int) -> float:
+            rng = np.random.default_rng([2, seed])
+            return self.published(way, epsilon, kept, runs, rng, sensitive=sensitive)
+
+        resampled = [
+            one(np.random.default_rng([1, seed]).integers(size, size=size), 10, seed)
+            for seed in range(BOOTSTRAPS)
+        ]
+        return one(np.arange(size), RUNS, 0), np.array(resampled)
 
 
 def real_runs(name: str, folder: Path, seeds: int) -> list[dict[str, Any]]:

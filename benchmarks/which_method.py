@@ -19,7 +19,9 @@ neither trivial nor hopeless; n grows with d here, so the two cannot be told apa
 ``which_tasks``, methods in ``which_searches``.
 
 Results are saved after each task of each seed, and ``--resume`` goes on from there. By default few
-seeds and three epsilons are run; ``--full`` takes 20 seeds and five epsilons (hours).
+seeds and three epsilons are run; ``--full`` takes 20 seeds and five epsilons (hours). ``--fresh``
+leaves out the seeds that a rule of PrivateSearch was chosen on (0 to 5) and all but the two single
+methods that were best on those, and has a result of its own, ``which_method_fresh``.
 """
 
 from __future__ import annotations
@@ -60,12 +62,19 @@ RIVALS = (
 )
 
 
+#: For the seeds that nobody looked at.
+LEADERS = ("DPGIBO", "permute-and-flip, no model", "PrivateSearch")
+FIRST_FRESH = 6
+
+
 @dataclass
 class Outcomes:
     """What was measured of one task: ``losses[method][epsilon]`` holds one number a seed."""
 
     title: str
     epsilons: Sequence[float]
+    searches: Sequence[str] = tuple(SEARCHES)
+    marks: Sequence[str] = tuple(MARKS)
     losses: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     best: list[float] = field(default_factory=list)
     blind: list[float] = field(default_factory=list)
@@ -73,10 +82,10 @@ class Outcomes:
     def add(self, trial: Trial, seed: int) -> None:
         losses = {
             (name, epsilon): self._loss(trial, name, epsilon, seed)
-            for name in (*SEARCHES, *MARKS)
+            for name in (*self.searches, *self.marks)
             for epsilon in (self.epsilons if name in SEARCHES else self.epsilons[:1])
         }
-        for name in (*SEARCHES, *MARKS):
+        for name in (*self.searches, *self.marks):
             for epsilon in self.epsilons:
                 loss = losses.get((name, epsilon), losses[name, self.epsilons[0]])
                 self.losses.setdefault(name, {}).setdefault(f"{epsilon:g}", []).append(loss)
@@ -112,6 +121,15 @@ class Outcomes:
         gap = mean_interval([a - b for a, b in pairs])
         return int(gap.low > 0) - int(gap.high < 0)
 
+    def against_best(self, epsilon: str) -> tuple[str, Interval]:
+        """The best single method, and by how much PrivateSearch has more regret."""
+        singles = [name for name in self.searches if name != "PrivateSearch"]
+        rival = min(singles, key=lambda name: self.regret(name, epsilon).mean)
+        pairs = zip(
+            self.regrets("PrivateSearch", epsilon), self.regrets(rival, epsilon), strict=True
+        )
+        return rival, mean_interval([a - b for a, b in pairs])
+
     def record(self) -> dict[str, Any]:
         names = list(self.losses)
         levels = [f"{epsilon:g}" for epsilon in self.epsilons]
@@ -121,6 +139,7 @@ class Outcomes:
             "true mean loss": {
                 name: {e: mean_interval(self.losses[name][e]) for e in levels} for name in names
             },
+            "PrivateSearch minus the best single method": {e: self.against_best(e) for e in levels},
             "best seen by any": mean_interval(self.best),
             "losses by seed": self.losses,
             "best by seed": self.best,
@@ -169,16 +188,18 @@ def conclusions(outcomes: dict[str, Outcomes]) -> list[str]:
     lines = []
     cells = [(o, f"{e:g}") for o in outcomes.values() for e in o.epsilons]
     for outcome, epsilon in cells:
-        ranked = sorted(SEARCHES, key=lambda name: outcome.regret(name, epsilon).mean)
+        ranked = sorted(outcome.searches, key=lambda name: outcome.regret(name, epsilon).mean)
         tied = [n for n in ranked[1:] if outcome.difference(n, ranked[0], epsilon) == 0]
         lines.append(
             f"{outcome.title.split(',')[0]}, d = {outcome.title.split('d = ')[1].split(',')[0]}, "
             f"epsilon = {epsilon}: best is {ranked[0]}"
             + (f"; not told apart: {', '.join(tied)}" if tied else "")
         )
-    for name in (*PAPERS, "PrivateSearch"):
+    known = cells[0][0].losses
+    for name in (name for name in (*PAPERS, "PrivateSearch") if name in known):
         against = []
-        for rival in (*RIVALS, "DPGIBO") if name == "PrivateSearch" else RIVALS:
+        rivals = (*RIVALS, "DPGIBO") if name == "PrivateSearch" else RIVALS
+        for rival in (rival for rival in rivals if rival in known):
             signs = [outcome.difference(name, rival, epsilon) for outcome, epsilon in cells]
             against.append(f"{signs.count(1)} to {rival} (wins {signs.count(-1)})")
         lines.append(f"{name} loses, of {len(cells)} cases, " + ", ".join(against))
@@ -247,10 +268,10 @@ def plot(outcomes: dict[str, Outcomes]) -> None:
     plt.close(figure)
 
 
-def save(outcomes: dict[str, Outcomes], sizes: dict[str, Any]) -> None:
+def save(outcomes: dict[str, Outcomes], sizes: dict[str, Any], file: str) -> None:
     measured = {key: outcome for key, outcome in outcomes.items() if outcome.best}
     save_results(
-        "which_method",
+        file,
         {
             "what": "true regret of what is published, in units of a random choice's",
             "sizes": sizes,
@@ -264,9 +285,9 @@ def save(outcomes: dict[str, Outcomes], sizes: dict[str, Any]) -> None:
     )
 
 
-def resume(outcomes: dict[str, Outcomes], tasks: dict[str, Task]) -> None:
+def resume(outcomes: dict[str, Outcomes], tasks: dict[str, Task], file: str) -> None:
     """Take over the seeds of an earlier run at the same sizes; methods added since catch up."""
-    stored = json.loads((RESULTS / "which_method.json").read_text())["tasks"]
+    stored = json.loads((RESULTS / f"{file}.json").read_text())["tasks"]
     for key, outcome in outcomes.items():
         if key not in stored:
             continue
@@ -274,7 +295,7 @@ def resume(outcomes: dict[str, Outcomes], tasks: dict[str, Task]) -> None:
             raise SystemExit(f"the stored {key} is {stored[key]['title']}, not {outcome.title}")
         losses = stored[key]["losses by seed"]
         levels = {f"{epsilon:g}" for epsilon in outcome.epsilons}
-        missing = [name for name in SEARCHES if name not in losses]
+        missing = [name for name in outcome.searches if name not in losses]
         if set(losses) - {*SEARCHES, *MARKS} or any(set(row) != levels for row in losses.values()):
             raise SystemExit(f"the stored {key} has other methods or epsilons")
         outcome.best = stored[key]["best by seed"]
@@ -286,7 +307,7 @@ def resume(outcomes: dict[str, Outcomes], tasks: dict[str, Task]) -> None:
                     loss = outcome._loss(trial, name, epsilon, seed)
                     losses.setdefault(name, {}).setdefault(f"{epsilon:g}", []).append(loss)
             outcome.best[seed] = min(outcome.best[seed], trial.best)
-        outcome.losses = {name: losses[name] for name in (*SEARCHES, *MARKS)}
+        outcome.losses = {name: losses[name] for name in (*outcome.searches, *outcome.marks)}
 
 
 def main() -> None:
@@ -295,6 +316,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=None, help="6, or 20 with --full")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no seed after that")
     parser.add_argument("--resume", action="store_true", help="keep the seeds that are stored")
+    parser.add_argument("--fresh", action="store_true", help="other seeds, the best methods only")
     parser.add_argument("--full", action="store_true", help="also epsilon = .1 and 10 (hours)")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -303,26 +325,32 @@ def main() -> None:
     seeds = arguments.seeds or (20 if arguments.full else 6)
     tasks = {key: TASKS[key]() for key in arguments.tasks}
     outcomes = {key: Outcomes(title(task), epsilons) for key, task in tasks.items()}
+    file, first = "which_method", 0
+    if arguments.fresh:
+        file, first = "which_method_fresh", FIRST_FRESH
+        for outcome in outcomes.values():
+            outcome.searches, outcome.marks = LEADERS, ()
     start = time.perf_counter()
-    sizes: dict[str, Any] = {"reduced": not arguments.full}
-    if arguments.resume:
-        resume(outcomes, tasks)
+    sizes: dict[str, Any] = {"reduced": not arguments.full, "first seed": first}
+    if arguments.resume and (RESULTS / f"{file}.json").exists():
+        resume(outcomes, tasks, file)
         sizes["seeds"] = min(len(outcome.best) for outcome in outcomes.values())
-        save(outcomes, sizes)
-    for seed in tqdm(range(seeds), desc="seeds"):
+        save(outcomes, sizes, file)
+    for number in tqdm(range(seeds), desc="seeds"):
         if time.perf_counter() - start > 60 * arguments.minutes:
             break
         for key, task in tasks.items():
-            if len(outcomes[key].best) > seed:
+            if len(outcomes[key].best) > number:
                 continue
-            outcomes[key].add(Trial(task, seed), seed)
+            outcomes[key].add(Trial(task, first + number), first + number)
             sizes["seeds"] = min(len(outcome.best) for outcome in outcomes.values())
-            save(outcomes, sizes)
+            save(outcomes, sizes, file)
     print(f"\n{sizes}{'' if arguments.full else ': a reduced run; --full takes more seeds'}\n")
     print(table(outcomes), "\n")
     print("Paired differences at 95%, not corrected for the number of comparisons:")
     print("\n".join(conclusions(outcomes)))
-    plot(outcomes)
+    if not arguments.fresh:
+        plot(outcomes)
 
 
 if __name__ == "__main__":

@@ -67,7 +67,10 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     if name not in _ROOMS:
-        raise AttributeError(f"module 'botorch_dp' has no attribute {name!r}")
+        from botorch_dp._checks import did_you_mean
+
+        guess = did_you_mean(name, __all__)
+        raise AttributeError(f"module 'botorch_dp' has no attribute {name!r}.{guess}")
     value = getattr(import_module(f"botorch_dp.{_ROOMS[name]}"), name)
     globals()[name] = value
     return value

@@ -5,9 +5,10 @@ Only public parameters pass through here; the values of a sensitive tensor never
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from numbers import Integral, Real
 from typing import TYPE_CHECKING
@@ -31,6 +32,34 @@ def needs_extra(extra: str, what: str) -> Iterator[None]:
             f"`pip install 'botorch_dp[{extra}]'`.",
             name=error.name,
         ) from error
+
+
+def did_you_mean(word: object, choices: Iterable[object]) -> str:
+    """`` Did you mean 'pareto'?``, or nothing where no choice is near.
+
+    Example:
+        >>> did_you_mean("pareot", ["tasks", "pareto"])
+        " Did you mean 'pareto'?"
+    """
+    near = difflib.get_close_matches(str(word), [str(choice) for choice in choices], n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def check_choice(name: str, value: object, choices: tuple[str, ...], *, otherwise: str = "") -> str:
+    """Return ``value``, or raise if it is none of the choices.
+
+    Args:
+        name: The argument's name, for the message.
+        value: What the caller was given.
+        choices: The names that are allowed.
+        otherwise: What else is allowed, in words.
+    """
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(
+            f"`{name}` must be one of {choices}{otherwise}, got {value!r}."
+            f"{did_you_mean(value, choices)}"
+        )
+    return value
 
 
 def check_real(name: str, value: object) -> float:
@@ -138,14 +167,14 @@ def check_path(name: str, value: object) -> str | os.PathLike[str]:
 
 
 def check_tensor(
-    name: str, value: object, *, shape: tuple[int | None, ...] | None = None, finite: bool = True
+    name: str, value: object, *, shape: tuple[int | str, ...] | None = None, finite: bool = True
 ) -> Tensor:
     """Return ``value``, or raise if it is not a floating-point tensor of the given shape.
 
     Args:
         name: The argument's name, for the message.
         value: What the caller was given.
-        shape: Expected sizes; ``None`` stands for any size of at least 1.
+        shape: Expected sizes; a name such as ``"d"`` stands for any size of at least 1.
         finite: Whether to refuse NaN and infinities. Only for public tensors and for inputs of a
             mechanism as a whole: an error must never depend on a single record.
     """
@@ -159,11 +188,11 @@ def check_tensor(
         )
     if shape is not None:
         matches = value.dim() == len(shape) and all(
-            size >= 1 if want is None else size == want
+            size == want if isinstance(want, int) else size >= 1
             for size, want in zip(value.shape, shape, strict=True)
         )
         if not matches:
-            wanted = " x ".join("n" if size is None else str(size) for size in shape)
+            wanted = " x ".join(map(str, shape))
             raise ValueError(f"`{name}` must have shape {wanted}, got {tuple(value.shape)}.")
     if finite and not bool(torch.isfinite(value).all()):
         raise ValueError(f"`{name}` must be finite, but holds NaN or infinite entries.")

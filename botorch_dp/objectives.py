@@ -48,8 +48,11 @@ from botorch_dp.scores import (
     known_num_records,
     per_record_scores,
 )
+from botorch_dp.statistics import AUC, F1, Statistic
 
 __all__ = [
+    "AUC",
+    "F1",
     "EstimatorScores",
     "Evaluations",
     "ObjectiveDiagnostics",
@@ -57,6 +60,7 @@ __all__ = [
     "PerRecordLosses",
     "PerRecordReport",
     "PrivateObjective",
+    "Statistic",
     "check_per_record",
     "per_record_scores",
 ]
@@ -270,7 +274,13 @@ class PrivateObjective:
         self.record_losses = record_losses
         self.bounds = check_interval("bounds", bounds)
         self.mu = check_positive("mu", mu)
-        self.num_records = known_num_records(record_losses, num_records)
+        self.num_records = known_num_records(record_losses, num_records, takes_statistic=True)
+        self._statistic: Statistic | None = getattr(record_losses, "statistic", None)
+        if self._statistic is not None and self.bounds != (0.0, 1.0):
+            raise ValueError(
+                f"`bounds` must be (0.0, 1.0), which 1 - {self._statistic.name} lies in, got "
+                f"{self.bounds}."
+            )
         self.ledger = ledger
         self.negate = bool(negate)
         self.label = label
@@ -284,6 +294,8 @@ class PrivateObjective:
                 f"{self._width / self.mu:g}; rescale the scores by a public factor."
             )
         unit = check_unit(unit, NeighboringRelation.REPLACE_ONE).given(OWN_RECORD_ONLY)
+        if self._statistic is not None:
+            unit = unit.given(*self._statistic.conditions)
         self._one_evaluation = Guarantee("Gaussian mechanism", unit, (GaussianLoss(self.mu),))
         self._planned: int | None = None
         self._seeds = None if unsafe_seed is None else np.random.SeedSequence(unsafe_seed)
@@ -391,6 +403,8 @@ class PrivateObjective:
         """Standard deviation of each ``Y``; public."""
         if self.num_records is None:
             raise ValueError("The noise depends on the number of records: pass `num_records`.")
+        if self._statistic is not None:
+            return self._statistic.sensitivity * abs(self._statistic.unit) / self.mu
         return self._width / (self.num_records * self.mu)
 
     @property
@@ -421,6 +435,10 @@ class PrivateObjective:
         )
         num_records = self._agreed_num_records(scores)
         levels = grid_levels(num_records)
+        offset, unit = self.bounds[0], self._width / (levels * num_records)
+        if self._statistic is not None:
+            levels = self._statistic.sensitivity
+            offset, unit = self._statistic.offset, self._statistic.unit
         noisy_sums = [
             gaussian_mechanism(
                 self._sum(row), sensitivity=levels, mu=self.mu, unsafe_seed=seed
@@ -428,8 +446,7 @@ class PrivateObjective:
             for row, seed in zip(scores, self._next_seeds(len(X)), strict=True)
         ]
         # From here on everything is post-processing of released sums.
-        mean = torch.tensor(noisy_sums, dtype=torch.double).unsqueeze(-1) / (levels * num_records)
-        Y = self.bounds[0] + self._width * mean
+        Y = offset + unit * torch.tensor(noisy_sums, dtype=torch.double).unsqueeze(-1)
         Yvar = torch.full_like(Y, self.noise_std**2)
         evaluations = Evaluations(X.clone(), (-Y if self.negate else Y).to(X), Yvar.to(X))
         with self._lock:
@@ -437,7 +454,7 @@ class PrivateObjective:
         return evaluations.Y.clone(), evaluations.Yvar.clone()
 
     def _checked_points(self, X: object) -> Tensor:
-        X = check_tensor("X", X, shape=(None, None)).detach()
+        X = check_tensor("X", X, shape=("b", "d")).detach()
         with self._lock:
             known = self._history[0].X if self._history else X
         if X.shape[1] != known.shape[1]:
@@ -460,6 +477,8 @@ class PrivateObjective:
 
     def _sum(self, scores: Tensor) -> float:
         """One evaluation's clipped sum; what was clipped is counted."""
+        if self._statistic is not None:
+            return self._statistic.units(scores.cpu())
         with self._lock:
             self.diagnostics.count(scores, self.bounds)
         return clipped_sum(scores, self.bounds, nan_as=self.bounds[1 if self.negate else 0])

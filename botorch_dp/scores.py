@@ -22,6 +22,7 @@ from botorch_dp._arguments import checked
 from botorch_dp._checks import check_integer, check_positive, check_tensor, needs_extra
 from botorch_dp.errors import PrivacyError
 from botorch_dp.space import SearchSpace
+from botorch_dp.statistics import AUC, F1, Statistic
 
 __all__ = [
     "EstimatorScores",
@@ -56,8 +57,26 @@ class PerRecordLosses(Protocol):
         """Scores of ``n`` records at ``b`` points: ``b x d -> b x n``."""
 
 
-def known_num_records(record_losses: object, num_records: int | None) -> int | None:
-    """``num_records``, or what ``record_losses`` says of itself in an attribute, or None."""
+def known_num_records(
+    record_losses: object, num_records: int | None, *, takes_statistic: bool = False
+) -> int | None:
+    """``num_records``, or what ``record_losses`` says of itself in an attribute, or None.
+
+    Where a mean over records is needed, what is scored by a statistic of all is refused.
+    """
+    statistic = getattr(record_losses, "statistic", None)
+    if statistic is not None:
+        if not takes_statistic:
+            raise TypeError(
+                f"`record_losses` is scored by {statistic.name}, which is no mean over records, so "
+                "that no record has a loss of its own. PrivateObjective and PrivateSearch take it."
+            )
+        if num_records not in (None, statistic.num_records):
+            raise ValueError(
+                f"`num_records` = {num_records}, but {statistic.name} is of "
+                f"{statistic.num_records} records."
+            )
+        return int(statistic.num_records)
     if num_records is None:
         num_records = getattr(record_losses, "num_records", None)
     return None if num_records is None else check_integer("num_records", num_records)
@@ -112,15 +131,15 @@ def clipped_sum(scores: Tensor, bounds: tuple[float, float], *, nan_as: float) -
 
 # --- From a scikit-learn estimator. ---
 
-RecordLoss = Literal["zero_one", "log", "squared", "absolute"]
+RecordLoss = Literal["zero_one", "log", "squared", "absolute", "roc_auc", "f1"]
 #: Scores that are no mean over records, and what can be done instead.
 _NO_MEANS = {
     **dict.fromkeys(
         ("roc_auc", "average_precision", "auc", "f1", "precision", "recall", "balanced_accuracy"),
         "it compares records with each other or divides by a number that depends on them, so one "
-        'record moves the others\' part. Use "log", which rewards the same ranking, or weigh '
-        "classes by public shares: a callable that returns one loss for each record, such as "
-        "(y != prediction) / share_of_class[y]",
+        'record moves the others\' part. Use "roc_auc", "f1" where labels are public, or "log", '
+        "which rewards the same ranking; or weigh classes by public shares: a callable that "
+        "returns one loss for each record, such as (y != prediction) / share_of_class[y]",
     ),
     **dict.fromkeys(
         ("r2", "explained_variance", "max_error", "median_absolute_error"),
@@ -130,7 +149,8 @@ _NO_MEANS = {
     **dict.fromkeys(
         ("cv", "cross_val_score", "cross_validation", "kfold"),
         "fits that read other validation records make every score depend on all of them. Fit on "
-        "the training records, which are public here",
+        "the training records, which are public here; folds of those may be averaged over, as long "
+        "as it depends on a record alone which fits score it",
     ),
 }
 
@@ -142,6 +162,8 @@ def per_record_scores(
     train: tuple[Any, Any],
     validation: tuple[Any, Any],
     loss: RecordLoss | Callable[[Any, Any], Any] = "zero_one",
+    *,
+    labels_are_public: bool = False,
 ) -> EstimatorScores:
     """Losses of single validation records for configurations of a scikit-learn estimator.
 
@@ -157,7 +179,12 @@ def per_record_scores(
         validation: ``(X, y)``, protected.
         loss: ``"zero_one"``, ``"log"`` (of the true label's probability), ``"squared"``,
             ``"absolute"``, or a function of the true labels and of what ``predict`` returned with
-            one number for each record. It must not compare records with each other.
+            one number for each record. It must not compare records with each other. For two
+            classes also ``"roc_auc"`` and ``"f1"``, which stand for ``1 - AUC`` and ``1 - F1``;
+            PrivateObjective and the selection of PrivateSearch take them, with the noise that
+            :class:`~botorch_dp.statistics.AUC` and :class:`~botorch_dp.statistics.F1` need.
+        labels_are_public: Whether the validation labels, and with them the sizes of the classes,
+            may be known to everybody. Only these two losses ask; F1 needs it, AUC gains by it.
 
     Returns:
         A function from ``b`` configurations to ``b x n`` losses, with ``num_records``. A record
@@ -169,7 +196,9 @@ def per_record_scores(
         >>> scores = per_record_scores(SVC(), space, (train_X, train_y), (X, y), "zero_one")
         >>> PrivateSearch(scores, space, bounds=(0.0, 1.0), budget=budget, evaluations=60).run()
     """
-    return EstimatorScores(estimator, space, train, validation, loss)
+    return EstimatorScores(
+        estimator, space, train, validation, loss, labels_are_public=labels_are_public
+    )
 
 
 @checked
@@ -183,6 +212,8 @@ class EstimatorScores:
         train: tuple[Any, Any],
         validation: tuple[Any, Any],
         loss: RecordLoss | Callable[[Any, Any], Any],
+        *,
+        labels_are_public: bool = False,
     ) -> None:
         wanted = ("fit", "predict", "set_params", "get_params")
         missing = [name for name in wanted if not callable(getattr(estimator, name, None))]
@@ -204,6 +235,10 @@ class EstimatorScores:
         self._y = np.asarray(y)
         self._loss = _checked_loss(loss, estimator)
         self._estimator = estimator
+        #: What makes a loss of the predictions of all records, where it is no mean over them.
+        self.statistic: Statistic | None = None
+        if loss in ("roc_auc", "f1"):
+            self.statistic = self._ranking(str(loss), labels_are_public)
         self._bad = _not_finite(self._X, self.num_records)
         if self._bad is not None and self._bad.any():
             # Estimators refuse such rows all together. A public row takes their place in the
@@ -214,6 +249,19 @@ class EstimatorScores:
     def __call__(self, configs: Sequence[Mapping[str, Any]]) -> Tensor:
         """``b`` configurations to ``b x n`` losses."""
         return torch.stack([self._losses(config) for config in configs])
+
+    def _ranking(self, loss: str, labels_are_public: bool) -> Statistic:
+        classes = np.unique(np.asarray(self._train_y))
+        if len(classes) != 2:
+            raise ValueError(
+                f"`loss` = {loss!r} is for two classes, got {len(classes)} in the training labels."
+            )
+        negative, self._positive = classes
+        labels = np.where(self._y == self._positive, 1, np.where(self._y == negative, 0, -1))
+        if loss == "f1":
+            return F1(labels, labels_are_public=labels_are_public)
+        share = float((np.asarray(self._train_y) == self._positive).mean())
+        return AUC(labels, labels_are_public=labels_are_public, share=share)
 
     def _losses(self, config: Mapping[str, Any]) -> Tensor:
         with needs_extra("sklearn", "`per_record_scores`"):
@@ -246,7 +294,13 @@ class EstimatorScores:
             is_true = y[:, None] == np.asarray(fitted.classes_)[None, :]
             with np.errstate(divide="ignore"):
                 return -np.log((probabilities * is_true).sum(-1))
+        if self._loss == "roc_auc":
+            if hasattr(fitted, "decision_function"):
+                return np.asarray(fitted.decision_function(X), dtype=np.float64)
+            return np.asarray(fitted.predict_proba(X), dtype=np.float64)[:, 1]
         predicted = np.asarray(fitted.predict(X))
+        if self._loss == "f1":
+            return (predicted == self._positive).astype(np.float64)
         if self._loss == "zero_one":
             return (predicted != y).astype(np.float64)
         if callable(self._loss):
@@ -286,6 +340,12 @@ def _checked_loss(loss: object, estimator: Any) -> RecordLoss | Callable[[Any, A
         raise ValueError(
             f'`loss` = "log" needs probabilities, which {type(estimator).__name__} does not '
             'predict. Use "zero_one", or an estimator with predict_proba.'
+        )
+    ranks = hasattr(estimator, "decision_function") or hasattr(estimator, "predict_proba")
+    if loss == "roc_auc" and not ranks:
+        raise ValueError(
+            f'`loss` = "roc_auc" needs numbers to rank by, which {type(estimator).__name__} does '
+            "not predict. Use an estimator with decision_function or predict_proba."
         )
     return loss  # type: ignore[return-value]
 
@@ -390,7 +450,7 @@ def check_per_record(
     if not callable(make_scores):
         raise TypeError(f"`make_scores` must be callable, got {type(make_scores).__name__}.")
     parts = _record_parts(records)
-    X = check_tensor("X", X, shape=(None, None)).detach()
+    X = check_tensor("X", X, shape=("b", "d")).detach()
     trials = check_integer("trials", trials)
     check_positive("rtol", rtol)
     generator = np.random.default_rng(check_integer("seed", seed, at_least=0))

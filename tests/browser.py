@@ -44,7 +44,7 @@ def opened(browser: Any, url: str, *, width: int = 1200) -> Iterator[Any]:
         yield page
     finally:
         page.close()
-    origin = url.split("?")[0].rsplit("/", 1)[0]
+    origin = "file:" if url.startswith("file:") else url.split("?")[0].rsplit("/", 1)[0]
     assert all(other.startswith((origin, "data:", "blob:")) for other in asked), asked
     assert not errors, errors
 

@@ -52,11 +52,11 @@ def test_interval() -> None:
 
 def test_tensor() -> None:
     X = torch.zeros(3, 2)
-    assert checks.check_tensor("X", X, shape=(None, 2)) is X
+    assert checks.check_tensor("X", X, shape=("n", 2)) is X
     with pytest.raises(ValueError, match=r"shape n x 3, got \(3, 2\)"):
-        checks.check_tensor("X", X, shape=(None, 3))
+        checks.check_tensor("X", X, shape=("n", 3))
     with pytest.raises(ValueError, match="shape"):
-        checks.check_tensor("X", torch.zeros(0, 2), shape=(None, 2))
+        checks.check_tensor("X", torch.zeros(0, 2), shape=("n", 2))
     with pytest.raises(TypeError, match=r"\.double"):
         checks.check_tensor("X", torch.zeros(3, dtype=torch.long))
     with pytest.raises(TypeError, match="ndarray"):

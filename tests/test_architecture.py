@@ -19,6 +19,7 @@ ROOMS = [
     "models",
     "space",
     "acquisition",
+    "statistics",
     "scores",
     "objectives",
     "release",

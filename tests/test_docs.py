@@ -24,6 +24,19 @@ def test_readme_snippets_run_as_printed(
     assert capsys.readouterr().out.strip()
 
 
+FRONTS = re.findall(
+    r"```python\n(.*?)```", (ROOT / "docs" / "fronts.md").read_text(), flags=re.DOTALL
+)
+
+
+@pytest.mark.parametrize("snippet", FRONTS)
+def test_snippets_about_fronts_run_as_printed(
+    snippet: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    exec(compile(snippet, "fronts.md", "exec"), {"__name__": "__main__"})
+    assert "epsilon" in capsys.readouterr().out
+
+
 def test_readme_has_a_snippet_for_each_job() -> None:
     assert len(SNIPPETS) == 5
     assert all(snippet.count("\n") <= 14 for snippet in SNIPPETS)

@@ -112,7 +112,7 @@ def test_what_is_wrong_with_the_estimator_is_shown():
         scores([{"n_neighbors": 50}])
 
 
-@pytest.mark.parametrize("name", ["roc_auc", "roc_auc_ovr", "f1", "f1_weighted", "r2", "cv"])
+@pytest.mark.parametrize("name", ["auc", "roc_auc_ovr", "precision", "f1_weighted", "r2", "cv"])
 def test_scores_that_are_no_mean_over_records_are_refused_with_advice(name):
     with pytest.raises(PrivacyError, match=r"record by record.*(Use|Fit)"):
         per_record_scores(LogisticRegression(), SPACE, TRAIN, VALIDATION, name)

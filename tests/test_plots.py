@@ -12,7 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from botorch_dp import plots
-from botorch_dp.pareto import ParetoFront, Trial
+from botorch_dp.pareto import DPareto, ParetoFront, Trial
+from botorch_dp.pareto.front import dominated_volume
 from botorch_dp.pareto.problem import Measurement
 from botorch_dp.plots import plot_front, plot_guarantee, plot_hypervolume, save_figure
 from botorch_dp.privacy import Guarantee, PrivacyUnit
@@ -219,3 +220,46 @@ def test_captions_break_neither_inside_a_pair_nor_beside_an_equals_sign() -> Non
         assert " ".join(lines) == sentence
         assert sum("(ε = 13.8, δ = 1e-06)" in line for line in lines) == 1
         assert sum("n = 5" in line for line in lines) == 1
+
+
+class TestRecommended:
+    def test_a_star_beside_the_front_as_expected(self) -> None:
+        study = DPareto(toy.curve_problem(), seed=0, acquisition="random")
+        front = study.run(5)
+        point = study.recommend(2.0)
+        figure = front.plot(recommended=point)
+        (axes,) = figure.axes
+        labels = axes.get_legend_handles_labels()[1]
+        assert "front, as expected" in labels and f"recommended, ε = {point.epsilon:.3g}" in labels
+        caption = " ".join(axes.texts[-1].get_text().split())
+        assert "partly lucky" in caption
+        dotted = next(line for line in axes.lines if line.get_label() == "front, as expected")
+        assert front.shrunken is not None
+        assert np.allclose(dotted.get_ydata()[:-1], front.shrunken[:, 1])
+        plain = front.plot()
+        assert "partly lucky" not in plain.axes[0].texts[-1].get_text()
+
+    def test_the_models_do_not_believe_in_luck(self) -> None:
+        front = DPareto(toy.problem(), seed=0, acquisition="random").run(40)
+        true = [toy.expected_error(config) for config in front.configs]
+        lucky = np.mean(np.array(true) - front.points[:, 1].numpy())
+        assert lucky > 0, "winners are lucky"
+        assert front.shrunken is not None
+        believed = dominated_volume(front.shrunken, (10.0, 1.0))
+        assert believed < front.hypervolume()
+
+    def test_a_front_without_a_study_has_a_star_only(self) -> None:
+        study = DPareto(toy.problem(), seed=0, acquisition="random")
+        front = study.run(5)
+        alone = ParetoFront(front.problem, front.trials, guarantee=front.guarantee)
+        assert alone.shrunken is None
+        labels = alone.plot(recommended=[study.recommend(2.0)]).axes[0].get_legend_handles_labels()
+        assert "front, as expected" not in labels[1]
+
+    def test_points_of_one_training_are_joined(self) -> None:
+        front = DPareto(toy.curve_problem(), seed=0, acquisition="random").run(3)
+        joined = [line for line in front.plot().axes[0].lines if line.get_color() == "0.8"]
+        assert sorted(len(line.get_xdata()) for line in joined) == sorted(
+            len(trial.plan.checkpoints)
+            for trial in front.trials  # type: ignore[union-attr]
+        )

@@ -35,7 +35,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from botorch_dp._arguments import checked
-from botorch_dp._checks import check_positive, check_tensor
+from botorch_dp._checks import check_choice, check_positive, check_tensor
 from botorch_dp.acquisition.pending import believe
 
 Region = Literal["unbounded", "box"]
@@ -63,8 +63,7 @@ class _HypervolumeAcquisition(MultiObjectiveAnalyticAcquisitionFunction, ABC):
         posterior_transform: PosteriorTransform | None = None,
         X_pending: Tensor | None = None,
     ) -> None:
-        if region not in get_args(Region):
-            raise ValueError(f"`region` must be one of {get_args(Region)}, got {region!r}.")
+        check_choice("region", region, get_args(Region))
         own_ref_point: Tensor = partitioning.ref_point
         num_objectives = len(own_ref_point)
         like_front: dict[str, Any] = {"dtype": own_ref_point.dtype, "device": own_ref_point.device}

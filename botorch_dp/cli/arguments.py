@@ -7,14 +7,15 @@ answered at once.
 from __future__ import annotations
 
 import argparse
-import difflib
 import importlib.util
 import math
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
+
+from botorch_dp._checks import did_you_mean
 
 
 class Parser(argparse.ArgumentParser):
@@ -25,18 +26,18 @@ class Parser(argparse.ArgumentParser):
         wrong = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)$", message)
         if wrong:
             message += did_you_mean(wrong[1], re.findall(r"[\w-]+", wrong[2]))
+        unknown = re.match(r"unrecognized arguments: (-\S+)", message)
+        if unknown:
+            message += did_you_mean(unknown[1].partition("=")[0], self._options())
         super().error(message)
 
-
-def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """`` Did you mean 'pareto'?``, or nothing where no choice is near.
-
-    Example:
-        >>> did_you_mean("pareot", ["tasks", "pareto"])
-        " Did you mean 'pareto'?"
-    """
-    near = difflib.get_close_matches(word, list(choices), n=1)
-    return f" Did you mean {near[0]!r}?" if near else ""
+    def _options(self) -> set[str]:
+        """The options of this parser and of its commands."""
+        found = set(self._option_string_actions)
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                found.update(*(part._options() for part in action.choices.values()))
+        return found
 
 
 def _number(
@@ -54,8 +55,19 @@ def _number(
     return convert
 
 
-count = _number(int, lambda value: value >= 1, "a whole number of at least 1")
+def _whole(text: str) -> int:
+    """A whole number, also one that is written as 1e3."""
+    value = float(text)
+    if not value.is_integer():
+        raise ValueError
+    return int(text) if text.lstrip("+-").isdigit() else int(value)
+
+
+count = _number(_whole, lambda value: value >= 1, "a whole number of at least 1")
+at_least_100 = _number(_whole, lambda value: value >= 100, "a whole number of at least 100")
+whole = _number(_whole, lambda value: value >= 0, "a whole number of at least 0")
 positive = _number(float, lambda value: 0 < value < math.inf, "a finite number above 0")
+nonnegative = _number(float, lambda value: 0 <= value < math.inf, "a finite number of at least 0")
 probability = _number(float, lambda value: 0 < value < 1, "a probability between 0 and 1")
 
 

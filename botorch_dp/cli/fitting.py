@@ -29,7 +29,7 @@ def add_commands(commands: Any) -> None:
     fit.add_argument("--epsilon", type=positive, required=True, help="of all that is published")
     fit.add_argument("--delta", type=probability, required=True, help="of all that is published")
     fit.add_argument(
-        "--trials", type=count, default=40, help="expected number of trainings (default: 40)"
+        "--trials", type=count, default=20, help="expected number of trainings (default: 20)"
     )
     fit.add_argument(
         "--method",

@@ -12,6 +12,16 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from botorch_dp.cli.arguments import (
+    check_extra,
+    check_folder,
+    count,
+    nonnegative,
+    positive,
+    probability,
+    whole,
+)
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -39,18 +49,18 @@ def add_commands(commands: Any) -> None:
         "row index",
     )
     curator.add_argument("--state", type=Path, required=True, help="folder kept between starts")
-    curator.add_argument("--epsilon", type=float, required=True)
-    curator.add_argument("--delta", type=float, required=True)
+    curator.add_argument("--epsilon", type=positive, required=True)
+    curator.add_argument("--delta", type=probability, required=True)
     curator.add_argument(
-        "--row-distance", type=float, default=1.0, help="how far a neighbour's row may move"
+        "--row-distance", type=positive, default=1.0, help="how far a neighbour's row may move"
     )
-    curator.add_argument("--projection-dim", type=int, help="project to so many columns first")
+    curator.add_argument("--projection-dim", type=count, help="project to so many columns first")
     curator.add_argument(
         "--ledger", type=Path, help="existing privacy ledger that the release is charged to"
     )
-    curator.add_argument("--max-queries", type=int, help="answer no more than this, ever")
+    curator.add_argument("--max-queries", type=count, help="answer no more than this, ever")
     curator.add_argument("--host", default="127.0.0.1")
-    curator.add_argument("--port", type=int, default=8765)
+    curator.add_argument("--port", type=whole, default=8765)
     curator.set_defaults(run=_curator)
 
     modeler = commands.add_parser(
@@ -60,16 +70,19 @@ def add_commands(commands: Any) -> None:
         f"{_TOKEN_VARIABLE}.",
     )
     modeler.add_argument("url", help="where the curator serves, such as http://127.0.0.1:8765")
-    modeler.add_argument("--steps", type=int, default=50, help="answers in all (default: 50)")
+    modeler.add_argument("--steps", type=count, default=50, help="answers in all (default: 50)")
     modeler.add_argument("--checkpoint", type=Path, help="file from which a search goes on")
     modeler.add_argument(
-        "--lengthscale", type=float, help="of the rows' kernel; learned from answers by default"
+        "--lengthscale", type=positive, help="of the rows' kernel; learned from answers by default"
     )
     modeler.add_argument(
-        "--noise-std", type=float, default=0.1, help="of the answers, with --lengthscale"
+        "--noise-std", type=nonnegative, default=0.1, help="of the answers, with --lengthscale"
     )
     modeler.add_argument(
-        "--delta", type=float, default=0.1, help="failure probability of the bounds (default: .1)"
+        "--delta",
+        type=probability,
+        default=0.1,
+        help="failure probability of the bounds (default: .1)",
     )
     modeler.add_argument("--quiet", action="store_true", help="no progress bar")
     modeler.add_argument("--json", action="store_true", help="print all answers for programs")
@@ -87,9 +100,15 @@ def _token() -> str:
 
 
 def _curator(options: argparse.Namespace) -> int:
+    token = _token()
+    _check_source(options.rows)
+    if _is_table(options.evaluate):
+        _check_source(Path(options.evaluate))
+    if options.ledger is not None:
+        _check_ledger(options.ledger)
+    check_extra("service", "starlette", "uvicorn")
     from botorch_dp.outsourced import serve
 
-    token = _token()
     curator = open_curator(options)
     print(f"{curator.num_rows} rows, {curator.num_queries} queries so far. {curator.promise}")
     print(f"Serving on http://{options.host}:{options.port} (Ctrl-C ends it)", flush=True)
@@ -105,7 +124,7 @@ def open_curator(options: argparse.Namespace) -> Curator:
     """
     from botorch_dp.outsourced import GaussianNoiseCurator, save_dataset
 
-    evaluate, rows = _evaluation(options.evaluate), _table(options.rows)
+    evaluate, rows = _evaluation(options.evaluate), table(options.rows)
     options.state.mkdir(mode=0o700, parents=True, exist_ok=True)
     with ExitStack() as stack:
         # Only the release of the rows is charged: the ledger is not held while answers are given.
@@ -129,17 +148,30 @@ def _ledger(path: Path | None, stack: ExitStack) -> PrivacyLedger | None:
 
     if path is None:
         return None
+    _check_ledger(path)
+    return stack.enter_context(PrivacyLedger(path))
+
+
+def _check_ledger(path: Path) -> None:
     if not path.exists():
         raise ValueError(
             f"There is no ledger at {path}: create it once, in Python, by PrivacyLedger(path, "
             "PrivacyBudget(epsilon, delta))."
         )
-    return stack.enter_context(PrivacyLedger(path))
+
+
+def _check_source(path: Path) -> None:
+    if not path.exists():
+        raise ValueError(f"There is no file {path}.")
+
+
+def _is_table(source: str) -> bool:
+    return Path(source).suffix in {".npy", ".csv", ".npz"}
 
 
 def _evaluation(source: str) -> Callable[[int], float]:
-    if Path(source).suffix in {".npy", ".csv", ".npz"}:
-        values = _table(Path(source)).flatten()
+    if _is_table(source):
+        values = table(Path(source)).flatten()
         return lambda index: float(values[index])
     module_name, _, name = source.partition(":")
     sys.path.insert(0, os.getcwd())
@@ -154,16 +186,15 @@ def _evaluation(source: str) -> Callable[[int], float]:
     return function
 
 
-def _table(path: Path) -> Tensor:
+def table(path: Path) -> Tensor:
     """Numbers of a file as an ``n x d`` tensor; no value appears in an error."""
     import numpy as np
     import torch
 
-    if not path.exists():
-        raise ValueError(f"There is no file {path}.")
+    _check_source(path)
     try:
         if path.suffix == ".csv":
-            array = np.loadtxt(path, delimiter=",", ndmin=2)
+            array = np.loadtxt(path, delimiter=",", ndmin=2, skiprows=int(_has_header(path)))
         elif path.suffix == ".npz":
             with np.load(path, allow_pickle=False) as archive:
                 array = archive["X"]
@@ -173,16 +204,35 @@ def _table(path: Path) -> Tensor:
     except (ValueError, KeyError, OSError):
         # The reason may quote a sensitive value.
         raise ValueError(
-            f"{path} does not hold a table of numbers (.csv without a header, .npy, or .npz "
-            "with an array X)."
+            f"{path} does not hold a table of numbers (.csv, .npy, or .npz with an array X)."
         ) from None
     return torch.from_numpy(array if array.ndim > 1 else array[:, None])
 
 
+def _has_header(path: Path) -> bool:
+    """Whether the first line names columns: no cell of it is a number.
+
+    A line with some numbers in it is a damaged row and no header: it must not be dropped silently.
+    """
+    with path.open() as file:
+        cells = file.readline().strip().split(",")
+    return any(cells) and not any(map(_is_number, cells))
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return not cell.strip()
+    return True
+
+
 def _modeler(options: argparse.Namespace) -> int:
+    token = _token()
+    check_folder("--checkpoint", options.checkpoint)
     from botorch_dp.outsourced import CuratorClient, InputNoiseRBF, Modeler
 
-    remote = CuratorClient(options.url, token=_token())
+    remote = CuratorClient(options.url, token=token)
     release = remote.dataset()
     settings: dict[str, Any] = {}
     if options.lengthscale is not None:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from botorch_dp.cli.arguments import count, positive, probability
+from botorch_dp.cli.arguments import at_least_100, count, positive, probability
 
 
 def add_commands(commands: Any) -> None:
@@ -29,7 +29,10 @@ def add_commands(commands: Any) -> None:
     )
     audit.add_argument("mechanism", nargs="?", default="", help="only those called like this")
     audit.add_argument(
-        "--samples", type=count, default=100_000, help="draws from each data set (default: 100000)"
+        "--samples",
+        type=at_least_100,
+        default=100_000,
+        help="draws from each data set (default: 100000)",
     )
     audit.add_argument("--json", action="store_true", help="for programs")
     audit.set_defaults(run=_audit)

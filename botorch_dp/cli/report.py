@@ -29,6 +29,9 @@ def add_commands(commands: Any) -> None:
     report.add_argument("path", type=Path, metavar="FILE", help="of a study or a ledger")
     report.add_argument("--out", type=Path, metavar="HTML", help="default: FILE's name with .html")
     report.add_argument(
+        "--csv", type=Path, metavar="CSV", help="write a study's trials into this file instead"
+    )
+    report.add_argument(
         "--task",
         metavar="TASK",
         help="the study's problem, as for `pareto`: recommendations may then be configurations "
@@ -65,6 +68,14 @@ def _report(options: argparse.Namespace) -> int:
     kind = _kind(options.path)
     out: Path = options.out or Path(options.path.name).with_suffix(".html")
     check_folder("--out", out)
+    check_folder("--csv", options.csv)
+    if options.csv is not None:
+        if kind == _LEDGER or options.out or options.task:
+            raise ValueError("--csv goes with a study, without --out and --task.")
+        from botorch_dp.report import StudyView, trials_csv
+
+        print(trials_csv(StudyView.of_file(options.path), options.csv))
+        return 0
     check_extra("report", "bokeh")
     if options.task is None and (options.data or options.replicates):
         raise ValueError("--data and --replicates belong to a --task.")

@@ -12,13 +12,25 @@ import os
 import sys
 import warnings
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from botorch_dp.cli.arguments import check_figure, check_folder, count, did_you_mean, positive
+from botorch_dp._checks import did_you_mean
+from botorch_dp.cli.arguments import (
+    check_extra,
+    check_figure,
+    check_folder,
+    count,
+    positive,
+    whole,
+)
 
 if TYPE_CHECKING:
     from botorch_dp.pareto import DPareto, ParetoFront, PrivacyUtilityProblem
+
+#: How long a Dask scheduler may take to answer.
+_DASK_SECONDS = 20
 
 _TASK_HELP = """a ready task (`botorch-dp tasks` lists them), or MODULE:NAME of your own
 PrivacyUtilityProblem, or of a function that returns one; MODULE is looked up from here"""
@@ -44,18 +56,54 @@ def add_commands(commands: Any) -> None:
         "--initial", type=count, help="of them drawn at random (default: 16; 4 with --curves)"
     )
     pareto.add_argument("--workers", type=count, default=1, help="trainings at a time (default: 1)")
-    pareto.add_argument(
+    places = pareto.add_mutually_exclusive_group()
+    places.add_argument(
         "--threads", action="store_true", help="workers are threads instead of processes"
+    )
+    places.add_argument(
+        "--dask",
+        metavar="ADDRESS",
+        help="train on a Dask cluster, such as tcp://10.0.0.1:8786; --workers trainings at a time",
     )
     pareto.add_argument(
         "--storage", type=Path, help="file that keeps the study; an existing one is continued"
     )
-    pareto.add_argument("--seed", type=int, help="makes the study repeatable")
+    pareto.add_argument("--seed", type=whole, help="makes the study repeatable")
     pareto.add_argument(
         "--acquisition",
         default="ehvi",
         choices=["ehvi", "hvpoi", "log_hvpoi", "qlogehvi", "random", "grid"],
         help="how configurations are chosen (default: ehvi)",
+    )
+    pareto.add_argument(
+        "--privacy-model",
+        default="exact",
+        choices=["exact", "gp"],
+        help="whether epsilon is computed for every candidate or modelled (default: exact)",
+    )
+    pareto.add_argument(
+        "--epsilon-scale",
+        default="linear",
+        choices=["linear", "log"],
+        help="whether hypervolume is improved in epsilon or in its logarithm (default: linear)",
+    )
+    pareto.add_argument(
+        "--candidates",
+        type=count,
+        default=2048,
+        help="space-filling candidates for each proposal (default: 2048)",
+    )
+    pareto.add_argument(
+        "--retries",
+        type=whole,
+        default=1,
+        help="how often a trial that failed is trained again (default: 1)",
+    )
+    pareto.add_argument(
+        "--timeout",
+        type=positive,
+        metavar="SECONDS",
+        help="start no more trainings after so many seconds; run again to go on",
     )
     pareto.add_argument(
         "--reevaluate",
@@ -64,6 +112,7 @@ def add_commands(commands: Any) -> None:
         help="train the front's configurations K times again with fresh seeds: the honest front",
     )
     pareto.add_argument("--plot", type=Path, metavar="PNG", help="draw the front into a file")
+    pareto.add_argument("--csv", type=Path, metavar="CSV", help="write all trials into a file")
     pareto.add_argument("--quiet", action="store_true", help="no progress bar")
     pareto.add_argument("--json", action="store_true", help="print the front for programs")
     pareto.set_defaults(run=_pareto)
@@ -191,13 +240,23 @@ def load_problem(options: argparse.Namespace) -> PrivacyUtilityProblem:
 def _pareto(options: argparse.Namespace) -> int:
     check_folder("--storage", options.storage)
     check_figure("--plot", options.plot)
+    check_folder("--csv", options.csv)
+    if options.dask is not None:
+        check_extra("dask", "distributed")
     problem = load_problem(options)
     from botorch_dp.pareto import DPareto
 
     with (
         warnings.catch_warnings(record=True) as caught,
         DPareto(
-            problem, acquisition=options.acquisition, storage=options.storage, seed=options.seed
+            problem,
+            acquisition=options.acquisition,
+            storage=options.storage,
+            seed=options.seed,
+            privacy_model=options.privacy_model,
+            epsilon_scale=options.epsilon_scale,
+            retries=options.retries,
+            candidates=options.candidates,
         ) as study,
     ):
         warnings.simplefilter("once", UserWarning)
@@ -205,6 +264,10 @@ def _pareto(options: argparse.Namespace) -> int:
         if options.reevaluate and not _interrupted(caught):
             front = front.reevaluate(options.reevaluate, progress=not options.quiet)
         _report(front, options, len(study.trials))
+        if options.csv is not None:
+            from botorch_dp.report import StudyView, trials_csv
+
+            trials_csv(StudyView(problem, study.trials, study.seed), options.csv)
     for warning in caught:
         print(f"botorch-dp: warning: {warning.message}", file=sys.stderr)
     return 130 if _interrupted(caught) else 0
@@ -212,7 +275,13 @@ def _pareto(options: argparse.Namespace) -> int:
 
 def _run(study: DPareto, options: argparse.Namespace) -> ParetoFront:
     executor: Any = None
-    if options.workers > 1:
+    client: Any = nullcontext()
+    if options.dask is not None:
+        from distributed import Client
+
+        client = Client(options.dask, timeout=_DASK_SECONDS)
+        executor = client.get_executor()
+    elif options.workers > 1:
 
         def executor() -> Executor:
             if options.threads:
@@ -221,13 +290,15 @@ def _run(study: DPareto, options: argparse.Namespace) -> ParetoFront:
             context = multiprocessing.get_context("spawn")
             return ProcessPoolExecutor(options.workers, mp_context=context)
 
-    return study.run(
-        options.trials,
-        initial=options.initial,
-        batch_size=options.workers,
-        executor=executor,
-        progress=not options.quiet,
-    )
+    with client:
+        return study.run(
+            options.trials,
+            initial=options.initial,
+            batch_size=options.workers,
+            executor=executor,
+            progress=not options.quiet,
+            timeout=options.timeout,
+        )
 
 
 def _interrupted(caught: list[warnings.WarningMessage]) -> bool:

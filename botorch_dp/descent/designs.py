@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from botorch_dp._arguments import checked_but
-from botorch_dp._checks import check_integer, check_nonnegative, check_positive
+from botorch_dp._checks import check_choice, check_integer, check_nonnegative, check_positive
 from botorch_dp.acquisition.gradient_trace import (
     Stencil,
     leading_basis,
@@ -102,12 +102,8 @@ class Design:
     max_points: int = 2000
 
     def __post_init__(self) -> None:
-        if self.name not in get_args(DesignName):
-            raise ValueError(
-                f"`design` (its `name`) must be one of {get_args(DesignName)}, got {self.name!r}."
-            )
-        if self.mean not in get_args(PriorMean):
-            raise ValueError(f"`mean` must be one of {get_args(PriorMean)}, got {self.mean!r}.")
+        check_choice("design (its name)", self.name, get_args(DesignName))
+        check_choice("mean", self.mean, get_args(PriorMean))
         if self.batch_size is not None:
             check_integer("batch_size", self.batch_size)
         if self.tolerance is not None:

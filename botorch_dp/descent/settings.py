@@ -77,7 +77,7 @@ class DescentSettings:
     unsafe_seed: int | None = None
 
     def __post_init__(self) -> None:
-        initial = check_tensor("initial", self.initial, shape=(None,)).detach().clone()
+        initial = check_tensor("initial", self.initial, shape=("d",)).detach().clone()
         check_integer("max_points", self.design.max_points, at_least=self.design.size(len(initial)))
         if self.unsafe_seed is not None:
             check_integer("unsafe_seed", self.unsafe_seed, at_least=0)
@@ -171,7 +171,7 @@ def gradient_noise_std(*, clip_norm: float, mu: float, steps: int, num_records: 
 
 def check_box(box: object, dim: int | None = None) -> Tensor:
     """The ``2 x d`` box, or an error that says what is wrong with it."""
-    lower, upper = checked = check_tensor("box", box, shape=(2, dim))
+    lower, upper = checked = check_tensor("box", box, shape=(2, dim or "d"))
     if bool((lower > upper).any()):
         raise ValueError("`box` must have lower <= upper in every coordinate.")
     return checked

@@ -167,7 +167,7 @@ def public_clip_norm(
     """
     if not 0 <= quantile <= 1:
         raise ValueError(f"`quantile` must lie in [0, 1], got {quantile}.")
-    check_tensor("location", location, shape=(None,))
+    check_tensor("location", location, shape=("d",))
     design = as_design(design)
     box = None if box is None else check_box(box, len(location)).to(location)
     derivatives = kernel_derivatives(kernel, like=location)

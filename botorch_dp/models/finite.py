@@ -66,7 +66,7 @@ class FiniteSetGP:
     """
 
     def __init__(self, choices: Tensor, *, kernel: Kernel, noise_variance: float) -> None:
-        check_tensor("choices", choices, shape=(None, None))
+        check_tensor("choices", choices, shape=("m", "d"))
         # One coordinate after the other, for long passes through the memory.
         self._columns = choices.detach().T.contiguous()  # d x n
         self.choices = self._columns.T

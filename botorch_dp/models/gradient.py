@@ -533,7 +533,7 @@ def _posterior_mean(model: Any, belief: GradientBelief) -> Tensor:
 
 
 def _check_location(model: Any, location: Tensor) -> Tensor:
-    check_tensor("location", location, shape=(None,))
+    check_tensor("location", location, shape=("d",))
     inputs = model.train_inputs[0]
     if location.dtype != inputs.dtype:
         raise ValueError(

@@ -71,7 +71,7 @@ def public_gp(
         >>> model = public_gp(X, Y, kernel=MaternKernel(nu=2.5), noise_variance=0.01)
         >>> check_public(model)
     """
-    check_tensor("train_X", train_X, shape=(None, None))
+    check_tensor("train_X", train_X, shape=("n", "d"))
     check_tensor("train_Y", train_Y, shape=(len(train_X), 1))
     check_nonnegative("noise_variance", noise_variance)
     # A lower limit of zero: GPyTorch's default would round a tiny noise up to 1e-4.

@@ -254,7 +254,7 @@ def regret_certificate(
     Returns:
         The smallest of the bounds over the steps, infinite without one.
     """
-    check_tensor("X", X, shape=(None, None))
+    check_tensor("X", X, shape=("n", "d"))
     schedule = UCBSchedule(len(X), delta=delta, split=6)
     gp = FiniteSetGP(X, kernel=kernel, noise_variance=check_positive("noise_std", noise_std) ** 2)
     best = math.inf

@@ -6,6 +6,7 @@ import http.client
 import json
 import math
 import socket
+import ssl
 import threading
 import time
 import urllib.parse
@@ -122,6 +123,12 @@ class CuratorClient:
             try:
                 status, headers, content = _exchange(request, self._timeout, largest)
             except (OSError, http.client.IncompleteRead) as error:
+                if isinstance(getattr(error, "reason", error), ssl.SSLCertVerificationError):
+                    raise ConnectionError(
+                        f"The certificate of {self._url} is not trusted, and asking again does not "
+                        "change that. Have it signed by an authority that this machine knows, or "
+                        "set SSL_CERT_FILE to the file of the one that signed it."
+                    ) from None
                 problem = str(error) or type(error).__name__
             else:
                 if status == 200:

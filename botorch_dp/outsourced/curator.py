@@ -173,7 +173,7 @@ class Curator:
     ) -> None:
         if not isinstance(dataset, Release):
             raise TypeError(f"`dataset` must be a Release, got {type(dataset).__name__}.")
-        check_tensor("dataset", dataset.value, shape=(None, None))
+        check_tensor("dataset", dataset.value, shape=("n", "d"))
         self._open(lambda: dataset, evaluate, answers, max_queries, log, unsafe_seed)
 
     def _open(

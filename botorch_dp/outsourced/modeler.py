@@ -87,7 +87,7 @@ class Modeler:
         mean: float = 0.0,
         refit_every: int = 5,
     ) -> None:
-        check_tensor("Z", Z, shape=(None, None))
+        check_tensor("Z", Z, shape=("n", "d"))
         self.Z = Z
         self.schedule = UCBSchedule(len(Z), delta=delta, split=6)
         self.learns = kernel is None

@@ -89,7 +89,7 @@ def column_space_residual(Z: Tensor, X: Tensor) -> float:
         X: ``n x d`` candidate rows.
     """
     check_rows(X)
-    check_tensor("Z", Z, shape=(X.shape[0], None))
+    check_tensor("Z", Z, shape=(X.shape[0], "m"))
     X, Z = X.double(), Z.double()
     U, values, _ = torch.linalg.svd(centred(X), full_matrices=False)
     rounding = values.max() * max(X.shape) * torch.finfo(X.dtype).eps
@@ -101,7 +101,7 @@ def column_space_residual(Z: Tensor, X: Tensor) -> float:
 
 def check_rows(X: object) -> Tensor:
     """Refuse anything but an ``n x d`` tensor of finite numbers, without quoting any."""
-    return check_tensor("X", X, shape=(None, None))
+    return check_tensor("X", X, shape=("n", "d"))
 
 
 def public_projection(dim: int, projection_dim: int, seed: int) -> Tensor:

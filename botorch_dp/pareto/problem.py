@@ -449,6 +449,7 @@ class PrivacyUtilityProblem:
         self.trainer = trainer
         self.space = space
         self.resource = None if named is None else named.within(space)
+        self._own_checkpoints = None if named is None else named.checkpoints
         self.privacy = privacy
         self.privacy_batch = privacy_batch
         self.oracle: Callable[..., Any] = oracle
@@ -647,7 +648,7 @@ class PrivacyUtilityProblem:
         if self.resource is not None:
             described["resource"] = {
                 "name": self.resource.name,
-                "checkpoints": self.resource.checkpoints,
+                "checkpoints": self._own_checkpoints,
             }
         return described
 

@@ -7,6 +7,7 @@ needed, so that integers, the exact epsilon and any acquisition function are tre
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -155,8 +156,8 @@ class Proposer:
             return whole
         if number < initial:
             # What the first trainings tell soon is worth more than how they end.
-            name = self.problem.resource.name
-            return self.problem.along(whole)[-1 - _SHORTER] if whole[name] > 1 else whole
+            along = self.problem.along(whole)
+            return along[max(len(along) - 1 - _SHORTER, len(along) // 2)]
         return config
 
     def _proposed(self, trials: Sequence[Trial], number: int, initial: int) -> Config:
@@ -460,13 +461,15 @@ class WholeCurves:
         A score needs no more, and the ends of thousands of curves would take long.
         """
         count = len(self._ends)
-        asked = [0, count // 2, count - 1]
+        asked = sorted({0, count // 2, count - 1})
         exact = self._known([c for i, c in enumerate(configs) if i % count in asked])
         known = exact.reshape(-1, len(asked), exact.shape[-1])  # n x 3 x k
+        if len(asked) == count:
+            return exact
         lengths = torch.tensor(ends, dtype=torch.double).clamp_min(0.5).log().reshape(-1, count)
         values = known.new_full((len(known), count, known.shape[-1]), math.nan)
         logs = known.clamp_min(1e-12).log()
-        for low, high in ((0, 1), (1, 2)):
+        for low, high in itertools.pairwise(range(len(asked))):
             span = slice(asked[low], asked[high] + 1)
             start, width = lengths[:, asked[low], None], lengths[:, asked[high], None]
             share = (lengths[:, span] - start) / (width - start).clamp_min(1e-12)

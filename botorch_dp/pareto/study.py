@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from botorch_dp._arguments import checked
-from botorch_dp._checks import check_count, check_integer, check_positive
+from botorch_dp._checks import check_choice, check_count, check_integer, check_positive
 from botorch_dp.pareto.beliefs import EpsilonScale, PrivacyModel, require_complete
 from botorch_dp.pareto.front import (
     OperatingPoint,
@@ -139,17 +139,14 @@ class DPareto:
             raise TypeError(
                 f"`problem` must be a PrivacyUtilityProblem, got {type(problem).__name__}."
             )
-        if acquisition not in get_args(AcquisitionName) and not callable(acquisition):
-            raise ValueError(
-                f"`acquisition` must be one of {get_args(AcquisitionName)} or a callable, "
-                f"got {acquisition!r}."
-            )
+        if not callable(acquisition):
+            names = get_args(AcquisitionName)
+            check_choice("acquisition", acquisition, names, otherwise=" or a callable")
         for name, value, kind in (
             ("privacy_model", privacy_model, PrivacyModel),
             ("epsilon_scale", epsilon_scale, EpsilonScale),
         ):
-            if value not in get_args(kind):
-                raise ValueError(f"`{name}` must be one of {get_args(kind)}, got {value!r}.")
+            check_choice(name, value, get_args(kind))
         if seed is not None:
             check_integer("seed", seed, at_least=0)
         self.problem = problem

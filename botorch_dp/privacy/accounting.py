@@ -31,7 +31,13 @@ import numpy as np
 from scipy.optimize import brentq
 
 from botorch_dp._arguments import checked
-from botorch_dp._checks import check_delta, check_integer, check_positive
+from botorch_dp._checks import (
+    check_choice,
+    check_delta,
+    check_integer,
+    check_positive,
+    did_you_mean,
+)
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy._composition import LARGEST_MU, composed_epsilon
 from botorch_dp.privacy._distributions import SampledKind, sampled_gaussian
@@ -139,8 +145,7 @@ def dp_sgd_epsilon(
         relation=relation,
     )
     check_delta("delta", delta)
-    if accountant not in _ACCOUNTANTS:
-        raise ValueError(f"`accountant` must be one of {_ACCOUNTANTS}, got {accountant!r}.")
+    check_choice("accountant", accountant, _ACCOUNTANTS)
     if accountant == "pld":
         return composed_epsilon((loss,), delta)
     return _renyi_epsilon(loss, delta)
@@ -353,8 +358,9 @@ def sampled_kind(sampling: Sampling, relation: NeighboringRelation) -> SampledKi
 def checked_relation(sampling: str, relation: NeighboringRelation | None) -> NeighboringRelation:
     if sampling not in _SAMPLINGS:
         raise ValueError(
-            f"`sampling` must be one of {_SAMPLINGS}, got {sampling!r}. A shuffled pass over the "
-            "data is neither, and nothing as good is proven for it: draw each lot afresh."
+            f"`sampling` must be one of {_SAMPLINGS}, got {sampling!r}."
+            f"{did_you_mean(sampling, _SAMPLINGS)} A shuffled pass over the data is neither, and "
+            "nothing as good is proven for it: draw each lot afresh."
         )
     if relation is None:
         return NeighboringRelation.REPLACE_ONE

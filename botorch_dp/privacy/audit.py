@@ -28,6 +28,10 @@ from botorch_dp.privacy.guarantee import Guarantee, Release
 _CELLS = 128
 
 
+#: Fewer draws show nothing.
+FEWEST_SAMPLES = 100
+
+
 @checked
 @dataclass(frozen=True)
 class AuditReport:
@@ -134,7 +138,7 @@ def audit_epsilon(
         >>> report.passes
         True
     """
-    samples = check_integer("samples", samples, at_least=100)
+    samples = check_integer("samples", samples, at_least=FEWEST_SAMPLES)
     delta = check_delta("delta", delta, allow_zero=True)
     check_delta("confidence", confidence)
     if isinstance(claim, Guarantee):

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from botorch_dp._checks import check_integer
 from botorch_dp.privacy import (
     Guarantee,
     PrivacyUnit,
@@ -33,7 +34,7 @@ from botorch_dp.privacy import (
     sparse_vector_guarantee,
 )
 from botorch_dp.privacy._noise import SelectionMethod, noise_source
-from botorch_dp.privacy.audit import AuditReport
+from botorch_dp.privacy.audit import FEWEST_SAMPLES, AuditReport
 from botorch_dp.privacy.mechanisms import SparseVectorPlan, noisy_comparisons
 from botorch_dp.privacy.selection import TrialNumber
 
@@ -182,7 +183,13 @@ def _numpy_laplace(data: list[float], size: int) -> np.ndarray:
 
 
 #: One trial of the selection is purely epsilon-DP; its number is geometric.
-TRIAL_EPSILON, TRIALS = 0.3, TrialNumber(20)
+TRIAL_EPSILON, TRIALS = 1.0, TrialNumber(20)
+
+
+def _tilted(second: float, best: float) -> list[float]:
+    """Three outcomes, the best one likelier than on the data and the second one less likely."""
+    second, best = second * math.exp(-TRIAL_EPSILON), best * math.exp(TRIAL_EPSILON)
+    return [1 - second - best, second, best]
 
 
 def _selection(*, fixed: bool = False) -> Batched:
@@ -199,10 +206,27 @@ def _selection(*, fixed: bool = False) -> Batched:
     return mechanism
 
 
+def _threshold(*, fixed: bool = False) -> Batched:
+    """The first outcome above the first one, of a secret number of trials; 0 if there is none."""
+
+    def mechanism(outcome: list[float], size: int) -> np.ndarray:
+        generator = np.random.default_rng(secrets.randbits(128))
+        numbers = np.full(size, int(TRIALS.mean))
+        if not fixed:
+            numbers = np.array([TRIALS.draw() for _ in range(size)])
+        above = np.array(outcome[1:])
+        first = generator.geometric(above.sum(), size=size)
+        which = 1 + generator.choice(len(above), p=above / above.sum(), size=size)
+        return np.where(first <= numbers, which, 0)
+
+    return mechanism
+
+
 def _selection_by_records(outcome: list[float], size: int) -> np.ndarray:
-    """A fair coin as outcome, but which side counts as the better one is up to the records."""
-    best: np.ndarray = _selection()([0.5, 0.5], size)
-    return best if outcome[1] > outcome[0] else 1 - best
+    """A biased coin as outcome; which of its sides is the better one is up to the records."""
+    if outcome[2] > outcome[1]:
+        return 1 - _selection()([0.2, 0.8], size)
+    return _selection()([0.8, 0.2], size)
 
 
 def _pattern(runs: np.ndarray) -> np.ndarray:
@@ -306,13 +330,17 @@ CASES = [
             "a score without noise": _selection_by_records,
         },
         # The best outcome is likelier on the neighbour, the second best on the data.
-        data=[0.395, 0.405, 0.2],
-        neighbor=[
-            1 - 0.405 * math.exp(-TRIAL_EPSILON) - 0.2 * math.exp(TRIAL_EPSILON),
-            0.405 * math.exp(-TRIAL_EPSILON),
-            0.2 * math.exp(TRIAL_EPSILON),
-        ],
+        data=[0.6, 0.2, 0.2],
+        neighbor=_tilted(0.2, 0.2),
         claim=Guarantee("private selection", PrivacyUnit(), (PureLoss(3 * TRIAL_EPSILON),)),
+    ),
+    Case(
+        "Private threshold",
+        _threshold(),
+        {"a public number of trials": _threshold(fixed=True)},
+        data=[0.85, 0.05, 0.1],
+        neighbor=_tilted(0.05, 0.1),
+        claim=Guarantee("selection by threshold", PrivacyUnit(), (PureLoss(2 * TRIAL_EPSILON),)),
     ),
 ]
 
@@ -345,6 +373,7 @@ def run_audits(*, samples: int, only: str = "", as_json: bool = False) -> list[A
         only: Part of the mechanisms' names, in any case.
         as_json: Print JSON at the end instead of the table.
     """
+    check_integer("samples", samples, at_least=FEWEST_SAMPLES)
     wanted = only.lower().replace("_", " ").replace("-", " ")
     cases = [case for case in CASES if wanted in case.name.lower().replace("-", " ")]
     if not cases:

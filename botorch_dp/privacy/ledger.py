@@ -292,6 +292,13 @@ class PrivacyLedger:
         cost = stated or cost_of(guarantee, compartments)
         totals = self._file.totals()
         if not compartments.can_bear(totals, cost):
+            if cost[2] > 0 and self._budget.delta == 0:
+                raise PrivacyError(
+                    f"The {guarantee.mechanism} needs a budget with delta > 0, and the ledger's is "
+                    f"PrivacyBudget({self._budget.epsilon:g}): Gaussian noise has no pure epsilon. "
+                    "Start a ledger with PrivacyBudget(epsilon, 1e-6) or so, or use Laplace "
+                    "noise. Nothing was charged and nothing was read."
+                )
             raise self._exhausted(guarantee, compartments, totals, cost)
         if chosen is None:
             self._file.settle("summed", "nothing" if is_gaussian else "all")

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from botorch_dp._arguments import checked
 from botorch_dp._checks import (
+    check_choice,
     check_delta,
     check_finite,
     check_integer,
@@ -228,8 +229,7 @@ def exponential_guarantee(
     """What :func:`exponential_mechanism` promises; see there."""
     sensitivity = check_positive("sensitivity", sensitivity)
     epsilon = check_positive("epsilon", epsilon)
-    if method not in get_args(SelectionMethod):
-        raise ValueError(f"`method` must be one of {get_args(SelectionMethod)}, got {method!r}.")
+    check_choice("method", method, get_args(SelectionMethod))
     if monotonic and unit.relation is not NeighboringRelation.ADD_OR_REMOVE_ONE:
         raise PrivacyError(
             f"`monotonic=True` halves the noise, which under {unit.relation.name} breaks the "
@@ -296,7 +296,7 @@ def exponential_mechanism(
         >>> release.value in (0, 1)
         True
     """
-    utilities = check_tensor("utilities", utilities, shape=(None,), finite=False)
+    utilities = check_tensor("utilities", utilities, shape=("m",), finite=False)
     guarantee = exponential_guarantee(
         sensitivity=sensitivity,
         epsilon=epsilon,
@@ -441,7 +441,7 @@ def sparse_vector(
         >>> len(release.value) <= 3
         True
     """
-    answers = check_tensor("answers", answers, shape=(None,), finite=False)
+    answers = check_tensor("answers", answers, shape=("T",), finite=False)
     threshold = check_finite("threshold", threshold)
     plan = SparseVectorPlan.make(noise, max_positives, sensitivity)
     guarantee = sparse_vector_guarantee(

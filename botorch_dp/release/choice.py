@@ -185,7 +185,7 @@ class PrivateChoice:
         Returns:
             The chosen row of ``choices``, with the scale ``s`` in ``exp(mean / s)``.
         """
-        check_tensor("choices", choices, shape=(None, None))
+        check_tensor("choices", choices, shape=("m", "d"))
         if len(choices) != self.num_choices:
             raise ValueError(
                 f"`choices` must hold {self.num_choices} rows, the agreed `num_choices`, got "
@@ -232,7 +232,7 @@ def release_choice(
         ... )
         >>> print(release.guarantee)
     """
-    check_tensor("choices", choices, shape=(None, None))
+    check_tensor("choices", choices, shape=("m", "d"))
     return PrivateChoice(num_choices=len(choices), **settings).release(
         mean, choices, num_records=num_records, ledger=ledger, unsafe_seed=unsafe_seed
     )

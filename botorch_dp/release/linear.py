@@ -95,7 +95,7 @@ class SobolDesign(PublicDesign):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        box = check_tensor("box", self.box, shape=(2, None)).detach().clone()
+        box = check_tensor("box", self.box, shape=(2, "d")).detach().clone()
         if not bool((box[0] <= box[1]).all()):
             raise ValueError("`box` must hold the lower corner in row 0, the upper in row 1.")
         check_integer("num_points", self.num_points)
@@ -137,7 +137,7 @@ class MaxVarianceDesign(PublicDesign):
     noise_variance: float
 
     def __post_init__(self) -> None:
-        choices = check_tensor("choices", self.choices, shape=(None, None)).detach().clone()
+        choices = check_tensor("choices", self.choices, shape=("m", "d")).detach().clone()
         check_integer("num_points", self.num_points, at_most=10**5)
         check_positive("noise_variance", self.noise_variance)
         object.__setattr__(self, "choices", choices)
@@ -177,7 +177,7 @@ class StatedDesign(PublicDesign):
     origin: str
 
     def __post_init__(self) -> None:
-        chosen = check_tensor("chosen", self.chosen, shape=(None, None)).detach().clone()
+        chosen = check_tensor("chosen", self.chosen, shape=("T", "d")).detach().clone()
         if not isinstance(self.origin, str) or not self.origin.strip():
             raise ValueError(
                 "`origin` must say how the points were chosen without looking at sensitive values."
@@ -272,7 +272,7 @@ class LinearChoice:
     unit: PrivacyUnit = VALIDATION_RECORD
 
     def __post_init__(self) -> None:
-        choices = check_tensor("choices", self.choices, shape=(None, None)).detach().clone()
+        choices = check_tensor("choices", self.choices, shape=("m", "d")).detach().clone()
         object.__setattr__(self, "choices", choices)
         check_public_design(self.design)
         if self._points.shape[1] != choices.shape[1]:

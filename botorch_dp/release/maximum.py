@@ -17,7 +17,13 @@ from typing import Any, Literal, get_args
 from torch import Tensor
 
 from botorch_dp._arguments import checked
-from botorch_dp._checks import check_delta, check_integer, check_positive, check_tensor
+from botorch_dp._checks import (
+    check_choice,
+    check_delta,
+    check_integer,
+    check_positive,
+    check_tensor,
+)
 from botorch_dp.acquisition.ucb import UCBSchedule
 from botorch_dp.privacy import (
     ApproximateLoss,
@@ -120,7 +126,7 @@ class LaplaceMaximum(ABC):
             ledger: Charged before ``values`` are looked at.
             unsafe_seed: Simulate with reproducible noise. The release then promises nothing.
         """
-        check_tensor("values", values, shape=(None,), finite=False)
+        check_tensor("values", values, shape=("T",), finite=False)
         return charge_then_draw(
             self,
             partial(self._draw, values, unsafe_seed),
@@ -250,7 +256,7 @@ class PrivateMaximum(PriorMaximum):
         super()._check()
         check_positive("noise_std", self.noise_std)
         check_positive("information_gain", self.information_gain)
-        _check_edition(self.edition, get_args(Edition))
+        check_choice("edition", self.edition, get_args(Edition))
         least = 0.5 * math.log1p(self.noise_std**-2)
         if self.information_gain < least * (1 - 1e-9):
             raise ValueError(
@@ -377,7 +383,7 @@ class NoiseFreeMaximum(PriorMaximum):
         check_integer("dim", self.dim)
         check_positive("amplitude", self.amplitude)
         check_positive("rate", self.rate)
-        _check_edition(self.edition, get_args(NoiseFreeEdition))
+        check_choice("edition", self.edition, get_args(NoiseFreeEdition))
 
     @property
     def regret(self) -> float:
@@ -418,7 +424,7 @@ class NoiseFreeMaximum(PriorMaximum):
 
     def statistic(self, values: Tensor) -> float:
         """**Sensitive**: the last value, or the largest from the second on."""
-        check_tensor("values", values, shape=(None,), finite=False)
+        check_tensor("values", values, shape=("n",), finite=False)
         known = plausible(values)
         return known[-1].item() if self.edition == "icml2015" else known[1:].max().item()
 
@@ -487,7 +493,7 @@ class LipschitzMaximum(LaplaceMaximum):
                 f"`lambda_max` = {self.lambda_max:g} must not be below `lambda_min` = "
                 f"{self.lambda_min:g}."
             )
-        _check_edition(self.edition, get_args(LipschitzEdition))
+        check_choice("edition", self.edition, get_args(LipschitzEdition))
         if self.max_loss is not None:
             check_positive("max_loss", self.max_loss)
         elif self.edition == "corrected" and not self.equal_at_zero:
@@ -594,7 +600,7 @@ def release_noise_free_maximum(
 
     The number of ``values`` is ``steps``; it must not depend on the records.
     """
-    check_tensor("values", values, shape=(None,), finite=False)
+    check_tensor("values", values, shape=("T",), finite=False)
     return NoiseFreeMaximum(steps=len(values), **settings).release(
         values, num_records=num_records, ledger=ledger, unsafe_seed=unsafe_seed
     )
@@ -610,8 +616,3 @@ def release_lipschitz_maximum(
 ) -> Release[float]:
     """Release a Lipschitz learner's best score: :class:`LipschitzMaximum` in one call."""
     return LipschitzMaximum(**settings).release(values, ledger=ledger, unsafe_seed=unsafe_seed)
-
-
-def _check_edition(edition: str, editions: tuple[str, ...]) -> None:
-    if edition not in editions:
-        raise ValueError(f"`edition` must be one of {editions}, got {edition!r}.")

@@ -342,7 +342,7 @@ class _PrivateOptimizer(ABC):
     def __init__(
         self, choices: Tensor, kernel: Kernel, method: SelectionMethod, **shared: Any
     ) -> None:
-        check_tensor("choices", choices, shape=(None, None))
+        check_tensor("choices", choices, shape=("m", "d"))
         self.choices = choices.detach()
         self.kernel = frozen_kernel(kernel, self.choices)
         check_unit_variance(self.kernel, self.choices)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from botorch_dp._arguments import checked
-from botorch_dp._files import differences
+from botorch_dp._files import atomic_write, differences
 from botorch_dp.pareto.beliefs import Beliefs, KnownObjectives, objective_scales
 from botorch_dp.pareto.front import OperatingPoint, ParetoFront, expected_error, recommended
 from botorch_dp.pareto.problem import (
@@ -29,7 +30,13 @@ from botorch_dp.pareto.problem import (
 from botorch_dp.pareto.proposals import ProposalOptions, Proposer
 from botorch_dp.pareto.storage import StudyStorage
 from botorch_dp.pareto.study import publication
-from botorch_dp.privacy import DEFAULT_DELTA, NeighboringRelation, PrivacyUnit, rounded_up
+from botorch_dp.privacy import (
+    DEFAULT_DELTA,
+    Guarantee,
+    NeighboringRelation,
+    PrivacyUnit,
+    rounded_up,
+)
 from botorch_dp.report.page import (
     BLACK,
     BLUE,
@@ -42,7 +49,7 @@ from botorch_dp.report.page import (
     source,
     table,
 )
-from botorch_dp.space import Choice, Config, Integer, Real, SearchSpace
+from botorch_dp.space import Choice, Config, Integer, Real, SearchSpace, When
 
 _NOTICE = (
     "Every error, interval, curve and recommendation on this page, and the choice of the "
@@ -59,6 +66,8 @@ _ERROR = 1
 #: The probability of intervals, and the normal quantile of one.
 _LEVEL = 0.95
 _Z95 = 1.96
+#: Stands for the value of a choice where it plays no part.
+_IDLE = "not active"
 #: Trials shown as curves; those on the front come first.
 _MOST_CURVES = 60
 
@@ -170,7 +179,7 @@ def study_page(view: StudyView) -> Page:
             _importance(page, view, beliefs)
             _slices(page, view, marks)
         _parallel(page, view, front)
-    _all_trials(page, view, front.front_trials if complete else [])
+    _all_trials(page, view)
     return page
 
 
@@ -204,14 +213,15 @@ class _Modelled:
         names = list(self._space.parameters)
         engine = torch.quasirandom.SobolEngine(2 * len(names), scramble=True, seed=0)
         points = engine.draw(_SAMPLES, dtype=torch.double).numpy()
-        first = self._space.spread(points[:, : len(names)])
-        second = self._space.spread(points[:, len(names) :])
-        base = self._predict(first)[0][:, :2]
+        first, second = points[:, : len(names)], points[:, len(names) :]
+        base = self._predict(self._space.spread(first))[0][:, :2]
         variance = base.var(dim=0)
         effects = {}
-        for name in names:
-            mixed = [a | {name: b[name]} for a, b in zip(first, second, strict=True)]
-            moved = ((base - self._predict(mixed)[0][:, :2]) ** 2).mean(dim=0) / (2 * variance)
+        for index, name in enumerate(names):
+            mixed = first.copy()
+            mixed[:, index] = second[:, index]
+            other = self._predict(self._space.spread(mixed))[0][:, :2]
+            moved = ((base - other) ** 2).mean(dim=0) / (2 * variance)
             # What is constant has no parts.
             epsilon, error = moved.where(variance > 0, 0.0).tolist()
             effects[name] = (epsilon, error)
@@ -347,16 +357,15 @@ def _stop(
         ),
         ("origin", "tried" if point.tried else "never tried"),
     ]
-    slices = []
+    slices: list[dict[str, list[Any]]] = []
     for name in view.problem.space.parameters:
-        configs = [point.config | {name: value} for value in _levels(view, name)]
-        middle, lower, upper = beliefs.errors(configs)
-        slices.append(
-            {
-                key: [float(f"{value:.4g}") for value in values]
-                for key, values in (("error", middle), ("low", lower), ("high", upper))
-            }
-        )
+        levels = _levels(view, name)
+        if name not in point.config:  # nothing to show where it plays no part
+            slices.append({key: [None] * len(levels) for key in ("error", "low", "high")})
+            continue
+        configs = [_moved(view.problem.space, point.config, name, value) for value in levels]
+        columns = zip(("error", "low", "high"), beliefs.errors(configs), strict=True)
+        slices.append({k: [float(f"{value:.4g}") for value in values] for k, values in columns})
     marked = {
         "x": [max(point.epsilon, _smallest(front))],
         "y": [point.error],
@@ -365,6 +374,15 @@ def _stop(
         "limit": [limit],
     }
     return {"limit": f"{limit:g}", "words": words, "point": marked, "slices": slices}
+
+
+def _moved(space: SearchSpace, config: Config, name: str, value: Any) -> Config:
+    """The config with another value; what becomes active by it is set to its middle."""
+    moved: Config = {}
+    for each, parameter in space.parameters.items():
+        if parameter.active is None or parameter.active(moved):
+            moved[each] = value if each == name else config.get(each, parameter.levels(1)[0])
+    return moved
 
 
 def _smallest(front: ParetoFront) -> float:
@@ -409,10 +427,13 @@ def _marks(view: StudyView, front: ParetoFront, beliefs: _Modelled | None) -> An
             )
         ]
     for index, (name, parameter) in enumerate(view.problem.space.parameters.items()):
-        values = [point.config[name] for point in points]
-        columns[f"parameter {index}"] = (
-            [shown(value) for value in values] if isinstance(parameter, Choice) else values
-        )
+        is_choice = isinstance(parameter, Choice)
+        columns[f"parameter {index}"] = [
+            (shown(point.config[name]) if is_choice else point.config[name])
+            if name in point.config
+            else (_IDLE if is_choice else math.nan)
+            for point in points
+        ]
     return source(columns)
 
 
@@ -613,7 +634,8 @@ def _slices(page: Page, view: StudyView, marks: Any) -> None:
         categories = isinstance(parameter, Choice)
         options: dict[str, Any] = {"y_range": _error_range(marks.data["y"])}
         if categories:
-            options["x_range"] = [shown(value) for value in levels]
+            idle = [] if parameter.active is None else [_IDLE]
+            options["x_range"] = [shown(value) for value in levels] + idle
         elif getattr(parameter, "log", False):
             options["x_axis_type"] = "log"
         made = figure(name, "error", height=260, **options)
@@ -660,17 +682,20 @@ def _parallel(page: Page, view: StudyView, front: ParetoFront) -> None:
     ends = {point.trial: point for point in front.measured}
     rest = [point for point in ends.values() if id(point) not in on_front]
     points = [*rest, *best]
-    axes: list[tuple[str, list[float], list[tuple[float, str]]]] = []
+    axes: list[tuple[str, Sequence[float | None], list[tuple[float, str]]]] = []
     for name, parameter in view.problem.space.parameters.items():
-        values = [point.config[name] for point in points]
+        values = [point.config.get(name) for point in points]
         if isinstance(parameter, Choice):
             last = max(1, len(parameter.values) - 1)
             order = {value: index / last for index, value in enumerate(parameter.values)}
             ticks = [(place, shown(value)) for value, place in order.items()]
-            axes.append((name, [order[value] for value in values], ticks))
+            configs = [point.config for point in points]
+            axes.append((name, [order[c[name]] if name in c else None for c in configs], ticks))
         else:
             ticks = [(0.0, shown(parameter.low)), (1.0, shown(parameter.high))]
-            axes.append((name, parameter.encode(values).tolist(), ticks))
+            active = [value for value in values if value is not None]
+            codes = iter(parameter.encode(active).tolist())
+            axes.append((name, [None if v is None else next(codes) for v in values], ticks))
     logs = [math.log(max(point.values[0], _smallest(front))) for point in points]
     axes.append(("ε (log)", *_unit(logs, lambda value: shown(math.exp(value)))))
     axes.append(("error", *_unit([point.values[1] for point in points], shown)))
@@ -690,7 +715,11 @@ def _parallel(page: Page, view: StudyView, front: ParetoFront) -> None:
         data = source(
             {
                 "xs": [list(range(len(axes))) for _ in chosen],
-                "ys": [[places[i] for _, places, _ in axes] for i in chosen],
+                # A line has a gap where a parameter plays no part.
+                "ys": [
+                    [math.nan if (at := places[i]) is None else at for _, places, _ in axes]
+                    for i in chosen
+                ],
                 "trial": [str(points[i].trial) for i in chosen],
                 "ε": [rounded_up(points[i].values[0]) for i in chosen],
                 "error": [f"{points[i].values[1]:.4f}" for i in chosen],
@@ -746,11 +775,32 @@ def _unit(
     return places, [(0.0, text(low)), (1.0, text(high))][: 2 if high > low else 1]
 
 
-def _all_trials(page: Page, view: StudyView, front: Sequence[Trial]) -> None:
+def _all_trials(page: Page, view: StudyView) -> None:
+    page.section(
+        "All trials",
+        '<p class="note">Click a head to sort. Errors are means over the trainings of a trial.</p>',
+        table(*_table(view), name="trials"),
+    )
+
+
+@checked
+def trials_csv(view: StudyView, path: str | os.PathLike[str]) -> Path:
+    """Write all trials as comma-separated values, for their owner only: they are sensitive."""
+    head, rows = _table(view)
+    with atomic_write(path, owner_only=True) as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(head)
+        writer.writerows(["" if value != value else value for value in row] for row in rows)
+    return Path(path)
+
+
+def _table(view: StudyView) -> tuple[list[str], list[list[Any]]]:
+    """Names of the columns, and a row for each trial."""
+    complete = view.complete
+    front = ParetoFront(view.problem, complete, guarantee=_unasked).front_trials if complete else []
     on_front = {trial.number for trial in front}
     names = list(view.problem.space.parameters)
     further = [objective.name for objective in view.problem.measured_objectives]
-    head = ["trial", "state", *names, "epsilon", "error", "lowest error", "highest error"]
     rows = []
     for trial in view.trials:
         errors = [1 - utility for utility in trial.utilities]
@@ -765,7 +815,7 @@ def _all_trials(page: Page, view: StudyView, front: Sequence[Trial]) -> None:
             [
                 trial.number,
                 f"{state} ({trial.failures[-1]})" if trial.failures else state,
-                *(trial.config[name] for name in names),
+                *(trial.config.get(name) for name in names),
                 trial.epsilon,
                 trial.error,
                 min(errors, default=math.nan),
@@ -775,12 +825,12 @@ def _all_trials(page: Page, view: StudyView, front: Sequence[Trial]) -> None:
                 trial.seconds,
             ]
         )
-    head += [*further, "trainings", "seconds"]
-    page.section(
-        "All trials",
-        '<p class="note">Click a head to sort. Errors are means over the trainings of a trial.</p>',
-        table(head, rows, name="trials"),
-    )
+    errors_of = ["epsilon", "error", "lowest error", "highest error"]
+    return ["trial", "state", *names, *errors_of, *further, "trainings", "seconds"], rows
+
+
+def _unasked() -> Guarantee:
+    raise AssertionError("a table states no guarantee")
 
 
 def _stored_problem(description: dict[str, Any], trials: Sequence[Trial]) -> PrivacyUtilityProblem:
@@ -791,10 +841,13 @@ def _stored_problem(description: dict[str, Any], trials: Sequence[Trial]) -> Pri
     for name, state in description["space"].items():
         if name == "constraints" and isinstance(state, list):
             continue
+        where = state.get("active")
+        active = where and When(where["parameter"], *where["values"])
         if state["kind"] == "Choice":
-            parameters[name] = Choice(*state["values"])
+            parameters[name] = Choice(*state["values"], active=active)
         else:
-            parameters[name] = kinds[state["kind"]](state["low"], state["high"], log=state["log"])
+            low, high, log = state["low"], state["high"], state["log"]
+            parameters[name] = kinds[state["kind"]](low, high, log=log, active=active)
     relation = NeighboringRelation[description["relation"]]
     return PrivacyUtilityProblem(
         SearchSpace(**parameters),

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from botorch_dp import datasets
 from botorch_dp._arguments import checked
+from botorch_dp._checks import check_choice
 from botorch_dp.pareto import (
     Integer,
     PrivacyUtilityProblem,
@@ -266,7 +267,7 @@ def private_logistic_regression(
         data: ``"adult"``, or ``"breast_cancer"``, which is always at hand.
         replicates: Trainings whose accuracies one trial averages (50 in the paper).
     """
-    _check_data(data, ("adult", "breast_cancer"))
+    check_choice("data", data, ("adult", "breast_cancer"))
     oracles = OutputPerturbation(data)
     return PrivacyUtilityProblem(
         SearchSpace(regularization=Real(1e-4, 1.0, log=True), noise_std=Real(0.1, 10.0, log=True)),
@@ -281,7 +282,7 @@ def private_logistic_regression(
 def _binary_problem(
     model: str, data: str, optimizer: Literal["sgd", "adam"], replicates: int, curves: bool
 ) -> PrivacyUtilityProblem:
-    _check_data(data, ("adult", "breast_cancer"))
+    check_choice("data", data, ("adult", "breast_cancer"))
     oracles = PrivateTraining(model, data, optimizer)
     space = SearchSpace(
         epochs=Integer(1, 64, log=True, distribution=Uniform()),
@@ -298,7 +299,7 @@ def _binary_problem(
 
 
 def _image_problem(model: str, data: str, replicates: int, curves: bool) -> PrivacyUtilityProblem:
-    _check_data(data, ("mnist", "digits"))
+    check_choice("data", data, ("mnist", "digits"))
     oracles = PrivateTraining(model, data, "sgd")
     space = SearchSpace(
         epochs=Integer(1, 400, log=True, distribution=Uniform()),
@@ -328,8 +329,3 @@ def _problem(
         name=f"{oracles.model} with DP-{oracles.optimizer.upper()} on {oracles.data}",
         trainer=oracles.trainer,
     )
-
-
-def _check_data(data: str, choices: tuple[str, ...]) -> None:
-    if data not in choices:
-        raise ValueError(f"`data` must be one of {choices}, got {data!r}.")

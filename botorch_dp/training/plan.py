@@ -13,7 +13,13 @@ from typing import Any, Literal, Required, TypedDict, get_args
 from torch import Tensor
 
 from botorch_dp._arguments import checked
-from botorch_dp._checks import check_delta, check_integer, check_nonnegative, check_positive
+from botorch_dp._checks import (
+    check_choice,
+    check_delta,
+    check_integer,
+    check_nonnegative,
+    check_positive,
+)
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import (
     Guarantee,
@@ -162,8 +168,8 @@ class TrainingPlan:
             )
         if not isinstance(self.optimizer, str) or not self.optimizer:
             raise TypeError(f"`optimizer` must be a rule's name, got {self.optimizer!r}.")
-        _check_choice("clipping", self.clipping, get_args(Clipping))
-        _check_choice("sampling", self.sampling, get_args(Sampling))
+        check_choice("clipping", self.clipping, get_args(Clipping))
+        check_choice("sampling", self.sampling, get_args(Sampling))
         if not isinstance(self.relation, NeighboringRelation):
             raise TypeError(f"`relation` must be a NeighboringRelation, got {self.relation!r}.")
         if self.relation not in _RELATIONS[self.sampling]:
@@ -299,8 +305,3 @@ def make_plan(settings: TrainingSettings, **fixed: Any) -> TrainingPlan:
         relation=plan.relation,
     )
     return replace(plan, noise_multiplier=noise_multiplier)
-
-
-def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"`{name}` must be one of {choices}, got {value!r}.")

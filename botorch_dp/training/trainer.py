@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from botorch_dp._arguments import checked
-from botorch_dp._checks import check_integer, check_nonnegative, check_positive
+from botorch_dp._checks import check_choice, check_integer, check_nonnegative, check_positive
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import Guarantee, NeighboringRelation, PrivacyLedger
 from botorch_dp.privacy.runs import Run, fingerprint
@@ -259,8 +259,7 @@ class DPTrainer:
         engine: EngineName = "auto",
         metric: Callable[[Tensor, Tensor], float] = accuracy,
     ) -> None:
-        if engine not in get_args(EngineName):
-            raise ValueError(f"`engine` must be one of {get_args(EngineName)}, got {engine!r}.")
+        check_choice("engine", engine, get_args(EngineName))
         self.data = data
         # Of data sets, the first record of each stands for the form of all.
         self._datasets = datasets_of(data)

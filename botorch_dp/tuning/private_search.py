@@ -40,16 +40,17 @@ from botorch_dp.privacy import (
 from botorch_dp.privacy.runs import Run
 from botorch_dp.scores import OWN_RECORD_ONLY, known_num_records
 from botorch_dp.space import Config, SearchSpace
-from botorch_dp.tuning.searching import Coordinates, Part, ScoreTable, Searching
+from botorch_dp.statistics import Statistic
+from botorch_dp.tuning.searching import Coordinates, Mapper, Part, ScoreTable, Searching
 
 RecordScores = Callable[[list[Config]], Any]
 Route = Literal["selection", "descent"]
 
 _CHOSEN = "the space, the bounds and the settings were chosen without the records"
 #: With so few numbers to tune, space-filling points come close enough by themselves.
-_FEW = 3
+_FEW = 2
 #: More steps than this only divide the budget further; evaluations left over widen each stencil.
-_FEWEST_STEPS, _MOST_STEPS = 5, 25
+_MOST_STEPS = 25
 #: The part of the evaluations and, in squares of mu, of the budget that chooses categories.
 _CATEGORY_EVALUATIONS, _CATEGORY_SHARE = 0.25, 0.1
 #: The squares of mu for the clip norms, and for the score where it is released.
@@ -148,9 +149,9 @@ class PrivateSearch:
     before anything is read:
 
     - *selection* costs a pure epsilon: permute-and-flip [McKenna2020] on the mean scores of
-      ``evaluations`` configurations that fill the space. It is taken for up to three numbers,
-      where there is nothing but categories, under constraints, without a delta, and where noise
-      would drown the gradients;
+      ``evaluations`` configurations that fill the space. It is taken for up to two numbers,
+      where there is nothing but categories, under constraints, without a delta, for scores that
+      are no mean over records (AUC, F1), and where noise would drown the gradients;
     - *descent* costs ``gaussian_mu(epsilon, delta)``: categories are chosen by permute-and-flip,
       with all numbers in the middle of their ranges; then a clip norm is selected and gradients
       are released (see :class:`~botorch_dp.descent.DPGIBO`), and a Gaussian process on the
@@ -168,8 +169,9 @@ class PrivateSearch:
     Args:
         record_scores: A list of ``b`` configurations (dictionaries) to ``b x n`` scores, a tensor
             or an array with one column for each record. A record's scores may depend on that
-            record and on public things only: no cross-validation over the records, no score such
-            as AUC that is no mean over them. See :func:`~botorch_dp.objectives.per_record_scores`.
+            record and on public things only: no cross-validation over the records. What has an
+            attribute ``statistic``, such as AUC, returns predictions of single records instead. See
+            :func:`~botorch_dp.objectives.per_record_scores`.
         space: What may be tried. Models see its scale, so give ``log=True`` where it belongs.
         bounds: Public bounds ``(lo, hi)`` of a score.
         budget: What may be spent; without a delta a selection is the only route.
@@ -220,7 +222,13 @@ class PrivateSearch:
         self.bounds = check_interval("bounds", bounds)
         self._width = check_positive("bounds", self.bounds[1] - self.bounds[0])
         self.evaluations = check_integer("evaluations", evaluations, at_least=2)
-        n = known_num_records(record_scores, num_records)
+        n = known_num_records(record_scores, num_records, takes_statistic=True)
+        self.statistic: Statistic | None = getattr(record_scores, "statistic", None)
+        if self.statistic is not None and (self.bounds != (0.0, 1.0) or maximize):
+            raise ValueError(
+                f"`record_scores` is scored by 1 - {self.statistic.name}, a loss: `bounds` must be "
+                f"(0.0, 1.0) and `maximize` False, got {self.bounds} and {maximize}."
+            )
         if n is None:
             raise ValueError(
                 "`num_records` is needed: the noise and the route depend on how many records the "
@@ -234,7 +242,12 @@ class PrivateSearch:
         self.budget = budget
         self.maximize = maximize
         checked = check_unit(unit, NeighboringRelation.REPLACE_ONE)
-        self._unit = checked.given(OWN_RECORD_ONLY, "the number of records is public", _CHOSEN)
+        self._unit = checked.given(
+            OWN_RECORD_ONLY,
+            "the number of records is public",
+            _CHOSEN,
+            *(self.statistic.conditions if self.statistic else ()),
+        )
         if unsafe_seed is not None:
             unsafe_seed = check_integer("unsafe_seed", unsafe_seed, at_least=0)
         self.unsafe_seed = unsafe_seed
@@ -252,6 +265,7 @@ class PrivateSearch:
         checkpoint: str | os.PathLike[str] | None = None,
         ledger: PrivacyLedger | None = None,
         release_score: bool = False,
+        executor: Mapper | None = None,
     ) -> SearchResult:
         """Search, and release one configuration.
 
@@ -263,7 +277,16 @@ class PrivateSearch:
             ledger: Charged for each part before the records are asked for it.
             release_score: Whether to release the mean score of the configuration too, for a share
                 of the budget and one evaluation; :meth:`plan` says what it costs.
+            executor: Evaluates the configurations of a step in parallel, one in each call of
+                ``record_scores``: a ``concurrent.futures`` executor of threads or processes, a Dask
+                client's ``get_executor()``, or a ``ray.util.multiprocessing.Pool``. The result is
+                the same, and the noise is drawn here.
         """
+        if executor is not None and not callable(getattr(executor, "map", None)):
+            raise TypeError(
+                "`executor` must have `map`, as executors of concurrent.futures and pools do; got "
+                f"{type(executor).__name__}."
+            )
         if ledger is not None:
             if not isinstance(ledger, PrivacyLedger):
                 raise TypeError(f"`ledger` must be a PrivacyLedger, got {type(ledger).__name__}.")
@@ -281,7 +304,7 @@ class PrivateSearch:
                 check_bearable(ledger, plan.guarantee)
             total = sum(plan.evaluations.values())
             with tqdm(total=total, desc="PrivateSearch", disable=not progress) as bar:
-                table = ScoreTable(self, run, diagnostics, bar.update)
+                table = ScoreTable(self, run, diagnostics, bar.update, executor)
                 searching = Searching(self, plan, run, table)
                 config = run.get("config")
                 if config is None:
@@ -302,6 +325,11 @@ class PrivateSearch:
         """Why the route must be a selection, or None where a descent is better."""
         smooth = len(self.coordinates.smooth)
         begin = "Permute-and-flip on space-filling configurations, because "
+        if self.statistic is not None:
+            return begin + (
+                f"{self.statistic.name} is no mean over records, so that no record has a gradient "
+                "of its own."
+            )
         if self.budget.delta == 0:
             return begin + "the budget has no delta, which Gaussian noise on gradients would need."
         if smooth == 0:
@@ -315,13 +343,10 @@ class PrivateSearch:
                 f"{smooth} number{'s' if smooth > 1 else ''} to tune leave few gaps between them."
             )
         descent = self._descent_plan("", release_score)
-        if descent.steps < _FEWEST_STEPS:
-            needed = (
-                _FEWEST_STEPS * (smooth + 1) + self.evaluations - descent.evaluations["gradients"]
-            )
+        if not descent.steps:
             return begin + (
-                f"{self.evaluations} evaluations are too few for {_FEWEST_STEPS} gradients in "
-                f"{smooth} numbers; about {needed} would do."
+                f"{self.evaluations} evaluations are too few for a gradient in {smooth} numbers, "
+                f"which takes {smooth + 1} of its own."
             )
         ratio = self.noise_to_clip(descent)
         if ratio > math.sqrt(descent.steps):
@@ -344,15 +369,15 @@ class PrivateSearch:
         wanted = max(self.evaluations - release_score, 1)
         count = len(self.coordinates.filling(wanted))
         evaluations: dict[Part, int] = {"selection": count}
-        scale = 2 * self._width / (self.num_records * shares["selection"])
+        scale = 2 * self._one_record / shares["selection"]
         tail = scale * math.log(count / 0.05)
         noise = (
-            f"The mean score of the chosen one of {count} configurations is within {tail:.2g} of "
+            f"The score of the chosen one of {count} configurations is within {tail:.2g} of "
             "the best one's, with a probability of 95%."
         )
         if release_score:
             evaluations["score"] = 1
-            std = math.sqrt(2) * self._width / (self.num_records * shares["score"])
+            std = math.sqrt(2) * self._one_record / shares["score"]
             noise += f" The released score's noise has a standard deviation of {std:.2g}."
         return SearchPlan(
             route="selection",
@@ -410,9 +435,16 @@ class PrivateSearch:
             f"{math.sqrt(steps):.2g}."
         )
         if release_score:
-            std = self._width / (self.num_records * shares["score"])
+            std = self._one_record / shares["score"]
             noise += f" The released score's noise has a standard deviation of {std:.2g}."
         return SearchPlan(**{**_fields(plan), "noise": noise})
+
+    @property
+    def _one_record(self) -> float:
+        """By how much one record may move the score of a configuration."""
+        if self.statistic is not None:
+            return self.statistic.sensitivity * abs(self.statistic.unit)
+        return self._width / self.num_records
 
     def _guarantee(self, loss: PrivacyLoss) -> Guarantee:
         guarantee = Guarantee("Private search", self._unit, (loss,))
@@ -428,6 +460,7 @@ class PrivateSearch:
             "evaluations": dict(plan.evaluations),
             "num_records": self.num_records,
             "maximize": self.maximize,
+            "statistic": self.statistic.name if self.statistic else "",
             "unit": [self._unit.protects, *self._unit.conditions],
             "route": plan.route,
             "shares": dict(plan.shares),

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -44,6 +44,14 @@ if TYPE_CHECKING:
 
 Part = Literal["selection", "clip norm", "gradients", "score"]
 
+
+class Mapper(Protocol):
+    """What evaluates in parallel: an executor of ``concurrent.futures``, or a pool of processes."""
+
+    def map(self, function: Callable[[Any], Any], items: Sequence[Any], /) -> Iterable[Any]:
+        """The function's answers, in the order of the items."""
+
+
 #: Configurations asked for at a time: what an interrupted run loses at most.
 _CHUNK = 16
 #: Integers with fewer values than this are chosen like categories: they have no slope.
@@ -58,8 +66,9 @@ _LARGEST_MODEL = 600
 _CLIP_CHOICES = 3
 #: Clip norms to choose from, for losses scaled to [0, 1] over the unit cube.
 _CLIP_NORMS = [2.0 ** (k / 2) for k in range(-10, 9)]
-#: What an octave away from one costs, in units of the noise of the counts.
-_PREFERENCE = 2.0
+#: The one to take where noise hides the counts, and what an octave away from it costs in units of
+#: that noise.
+_PREFERRED, _PREFERENCE = 0.25, 2.0
 #: Which part of the gradients may be longer than the clip norm: at least, at most.
 _LONGER = (0.05, 0.5)
 #: The same, in units of the noise's length over the clip norm.
@@ -142,7 +151,10 @@ class Coordinates:
 
 
 class ScoreTable:
-    """Losses of all records at what was asked for: in [0, 1], small is good. **Sensitive.**"""
+    """Losses of all records at what was asked for: in [0, 1], small is good. **Sensitive.**
+
+    Where a statistic scores all records together, their predictions.
+    """
 
     def __init__(
         self,
@@ -150,9 +162,10 @@ class ScoreTable:
         run: Run,
         diagnostics: ObjectiveDiagnostics,
         tick: Callable[[int], object],
+        executor: Mapper | None = None,
     ) -> None:
         self._search, self._run, self._diagnostics = search, run, diagnostics
-        self._tick = tick
+        self._tick, self._executor = tick, executor
         self._stored: dict[int, dict[str, Any]] = run.items("scores")
 
     def __contains__(self, number: int) -> bool:
@@ -174,22 +187,31 @@ class ScoreTable:
 
     def _asked(self, configs: list[Config]) -> Tensor:
         search = self._search
-        scores = search.record_scores([dict(config) for config in configs])
-        if isinstance(scores, np.ndarray) and scores.dtype.kind in "fiub":
-            scores = torch.from_numpy(np.ascontiguousarray(scores))
-        scores = checked_scores(
-            scores,
-            num_points=len(configs),
-            num_records=search.num_records,
-            name="record_scores",
-        )
-        scores = scores.cpu().double()
+        copies = [dict(config) for config in configs]
+        if self._executor is None:
+            scores = self._checked(search.record_scores(copies), len(copies))
+        else:
+            rows = self._executor.map(search.record_scores, [[config] for config in copies])
+            scores = torch.cat([self._checked(row, 1) for row in rows])
+        if search.statistic is not None:
+            return scores
         self._diagnostics.count(scores, search.bounds)
         low, high = search.bounds
         worst = low if search.maximize else high
         within = scores.nan_to_num(nan=worst, posinf=high, neginf=low).clamp(low, high)
         fractions = ((within - low) / (high - low)).clamp(0.0, 1.0)
         return 1 - fractions if search.maximize else fractions
+
+    def _checked(self, scores: object, num_points: int) -> Tensor:
+        if isinstance(scores, np.ndarray) and scores.dtype.kind in "fiub":
+            scores = torch.from_numpy(np.ascontiguousarray(scores))
+        checked = checked_scores(
+            scores,
+            num_points=num_points,
+            num_records=self._search.num_records,
+            name="record_scores",
+        )
+        return checked.cpu().double()
 
 
 class Searching:
@@ -216,21 +238,20 @@ class Searching:
         """The noisy mean score of a configuration, and the scale of its noise."""
         search, share = self._search, self._plan.shares["score"]
         number = 1_000_000_000  # after all others
-        levels, n = grid_levels(search.num_records), search.num_records
+        one_record, offset, unit = self._units()
         mechanism: Callable[..., Release[float]] = gaussian_mechanism
         level: dict[str, float] = {"mu": share}
         if self._plan.route == "selection":
             mechanism, level = laplace_mechanism, {"epsilon": share}
 
         def read() -> float:
-            losses = self._table.losses(number, [config])
-            return clipped_sum(losses[0], (0.0, 1.0), nan_as=1.0)
+            return self._counted(self._table.losses(number, [config])[0])
 
         def draw(total: float) -> list[float]:
             seed = self._seed(number)
-            noisy = mechanism(total, sensitivity=levels, unsafe_seed=seed, **level)
+            noisy = mechanism(total, sensitivity=one_record, unsafe_seed=seed, **level)
             assert noisy.scale is not None
-            return [noisy.value / (levels * n), noisy.scale / (levels * n)]
+            return [offset + unit * noisy.value, abs(unit) * noisy.scale]
 
         loss, scale = self._released("score", share, draw, read, key="score")
         fraction = 1 - loss if search.maximize else loss
@@ -245,11 +266,24 @@ class Searching:
             chunks = [candidates[i : i + _CHUNK] for i in range(0, len(candidates), _CHUNK)]
             losses = (self._table.losses(number, chunk) for number, chunk in enumerate(chunks))
             rows = itertools.chain.from_iterable(losses)
-            sums = [clipped_sum(row, (0.0, 1.0), nan_as=1.0) for row in rows]
-            return -torch.tensor(sums, dtype=torch.double)
+            return torch.tensor([self._counted(row) for row in rows], dtype=torch.double) * sign
 
-        levels = grid_levels(self._search.num_records)
-        return candidates[self._selected("selection", share, read, levels, key="selection", seed=0)]
+        one_record, _, unit = self._units()
+        sign = -1 if unit > 0 else 1
+        chosen = self._selected("selection", share, read, one_record, key="selection", seed=0)
+        return candidates[chosen]
+
+    def _counted(self, row: Tensor) -> float:
+        """One configuration's score in whole units."""
+        statistic = self._search.statistic
+        return statistic.units(row) if statistic else clipped_sum(row, (0.0, 1.0), nan_as=1.0)
+
+    def _units(self) -> tuple[float, float, float]:
+        """How many units one record moves, the loss of no units, and of each."""
+        statistic, n = self._search.statistic, self._search.num_records
+        if statistic is not None:
+            return statistic.sensitivity, statistic.offset, statistic.unit
+        return grid_levels(n), 0.0, 1 / (grid_levels(n) * n)
 
     def _descended(self, base: Config, first: int) -> Config:
         """Follow noisy gradients from the configuration ``base``."""
@@ -330,7 +364,8 @@ class Searching:
         by ``p`` as ``c`` falls, while the noise falls by its ratio to the clip norm: where the two
         balance, ``p`` is that ratio. Biases of different records cancel in part, so four times
         that is allowed, but no less than a twentieth and no more than half of the records. Where
-        noise drowns the counts, a public preference for one unit decides.
+        noise drowns the counts, a public preference decides, for a small one: what most gradients
+        exceed makes of each record a vote for its direction, of which noise hides the least.
         """
         n = self._search.num_records
         ratio = self._search.noise_to_clip(self._plan)
@@ -339,7 +374,8 @@ class Searching:
 
         share = split_evenly(self._plan.shares["clip norm"], len(self._clip_steps()))
         # Counts, and with them all utilities, are integers: no rounding moves them further.
-        preference = (_PREFERENCE * limits.log2().abs() / pure_dp_epsilon(share)).round()
+        octaves = (limits / _PREFERRED).log2().abs()
+        preference = (_PREFERENCE * octaves / pure_dp_epsilon(share)).round()
 
         def read() -> Tensor:
             longer = torch.zeros(len(limits), dtype=torch.double)

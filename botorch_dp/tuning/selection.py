@@ -182,6 +182,7 @@ class Trials:
         space: What proposals are drawn from.
         number: The law of their number; or the configuration of a single, known trial.
         lean: How far proposals follow earlier outcomes; 0 for independent ones.
+        starts: Draw from these configurations, equally often, rather than from the space.
         unsafe_seed: Makes all of it repeatable, for simulations.
     """
 
@@ -192,9 +193,10 @@ class Trials:
         number: TrialNumber | Config,
         *,
         lean: float,
+        starts: Sequence[Config] = (),
         unsafe_seed: int | None,
     ) -> None:
-        self._run, self._space, self._lean = run, space, lean
+        self._run, self._space, self._lean, self._starts = run, space, lean, starts
         begun = run.get("trials")
         if begun is None:
             root = np.random.SeedSequence(
@@ -224,6 +226,9 @@ class Trials:
             if self._lean > 0:
                 seen = [(self._configs[n], score) for n, score in sorted(self._scores.items())]
                 config = follow(self._space, seen, self._lean, seed)
+            elif self._starts:
+                place = np.random.default_rng(seed).integers(len(self._starts))
+                config = dict(self._starts[int(place)])
             else:
                 (config,) = self._space.sample(1, seed=seed)
             self._run.add("config", number, config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -13,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from botorch_dp.cli import main
+from botorch_dp.cli.main import parser
 from tests.cli.calling import OWN_PROBLEM, SCRIPT, call
+from tests.conftest import ROOT
 
 
 class TestInstalledScript:
@@ -44,6 +47,15 @@ class TestInstalledScript:
             "pareto sparse_vector --plot no_folder/file",
             "pareto no_such_module:problem",
             "recommend sparse_vector --storage no_file --epsilon 1",
+            "pareto sparse_vector --csv no_folder/file",
+            "pareto sparse_vector --trials 1.5",
+            "report no_file",
+            "report pyproject.toml --out no_folder/file.html",
+            "dashboard no_file",
+            "audit --samples 10",
+            "curator no_file --evaluate no_file.csv --state s --epsilon 1 --delta 1e-5",
+            "curator pyproject.toml --evaluate no_file.csv --state s --epsilon 1 --delta 1e-5",
+            "modeler http://127.0.0.1:1 --checkpoint no_folder/file",
             "ledger show no_file",
             "calibrate laplace --sensitivity 1 --epsilon -1",
             "calibrate dp-sgd --epsilon 1 --delta .1 --records 9 --lot 10 --epochs 1",
@@ -56,11 +68,14 @@ for arguments in {refused!r}:
         code = main(arguments.split())
     except SystemExit as exit:
         code = exit.code
-    heavy = [m for m in ("torch", "numpy", "opendp", "matplotlib") if m in sys.modules]
+    heavy = [m for m in ("torch", "bokeh", "numpy", "opendp", "matplotlib") if m in sys.modules]
     print(arguments, code, heavy, file=sys.stderr)
     assert (code == 0) is (arguments == "--help") and not heavy
 """
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+        token = {**os.environ, "BOTORCH_DP_TOKEN": "a-token-for-the-tests"}
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, env=token
+        )
         assert done.returncode == 0, done.stderr
 
     @pytest.mark.parametrize(
@@ -85,6 +100,8 @@ for arguments in {refused!r}:
             (["ledger", "shwo", "x"], "show"),
             (["pareto", "x", "--acquisition", "ehiv"], "ehvi"),
             (["pareto", "adult_logistic_sdg"], "adult_logistic_sgd"),
+            (["pareto", "adult_logistic_sgd", "--trails", "9"], "--trials"),
+            (["pareto", "adult_logistic_sgd", "--aquisition=ehvi"], "--acquisition"),
             (["pareto", "adult_logistic_sgd", "--data", "breast-cancer"], "breast_cancer"),
         ],
     )
@@ -97,6 +114,30 @@ for arguments in {refused!r}:
             code = exit.code
         assert code in {1, 2}
         assert f"Did you mean '{guess}'?" in capsys.readouterr().err
+
+    @pytest.mark.parametrize(
+        ("arguments", "wanted"),
+        [
+            (["pareto", "x", "--trials", "many"], "must be a whole number of at least 1"),
+            (["pareto", "x", "--seed", "1.5"], "must be a whole number of at least 0"),
+            (["modeler", "u", "--noise-std", "x"], "must be a finite number of at least 0"),
+            (["modeler", "u", "--delta", "2"], "must be a probability between 0 and 1"),
+            (["audit", "--samples", "10"], "must be a whole number of at least 100"),
+        ],
+    )
+    def test_numbers_are_asked_for_in_plain_words(
+        self, arguments: list[str], wanted: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with pytest.raises(SystemExit, match="2"):
+            main(arguments)
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert wanted in captured.err
+        assert not re.search(r"invalid \w+ value", captured.err)
+
+    def test_a_whole_number_may_have_an_exponent(self) -> None:
+        options = parser().parse_args(["pareto", "x", "--trials", "1e2", "--seed", "0"])
+        assert (options.trials, options.seed) == (100, 0)
 
     def test_module_form(self) -> None:
         done = subprocess.run(

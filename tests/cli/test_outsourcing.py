@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from botorch_dp.cli.main import parser
-from botorch_dp.cli.outsourcing import open_curator
+from botorch_dp.cli.outsourcing import open_curator, table
 from botorch_dp.errors import BudgetExhausted, PrivacyError
 from botorch_dp.outsourced import load_dataset
 from botorch_dp.privacy import PrivacyBudget, PrivacyLedger
@@ -86,6 +86,27 @@ class TestOutsourcing:
         assert code == 1
         assert "table of numbers" in err
         assert "Smith" not in err
+
+    @pytest.mark.parametrize(
+        ("text", "rows"),
+        [
+            ("age,income\n1,2\n3,4\n", [[1.0, 2.0], [3.0, 4.0]]),
+            ('"age","income"\n1,2\n', [[1.0, 2.0]]),
+            ("1,2\n3,4\n", [[1.0, 2.0], [3.0, 4.0]]),
+            # A damaged first row is no header: it is not dropped.
+            ("Smith,2\n3,4\n", None),
+            ("age,income\nSmith,4\n", None),
+        ],
+    )
+    def test_a_header_is_no_row(self, tmp_path: Path, text: str, rows: list | None) -> None:
+        path = tmp_path / "rows.csv"
+        path.write_text(text)
+        if rows is None:
+            with pytest.raises(ValueError, match="table of numbers") as caught:
+                table(path)
+            assert "Smith" not in str(caught.value).replace(str(path), "")
+        else:
+            assert table(path).tolist() == rows
 
 
 class TestState:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ import pytest
 from botorch_dp.cli import main
 from botorch_dp.cli.study import load_problem, ready_tasks
 from botorch_dp.pareto import DPareto
-from tests.cli.calling import call
+from tests.cli.calling import OWN_PROBLEM, call
 
 
 class TestPareto:
@@ -44,6 +46,18 @@ class TestPareto:
             code, out, err = call(capsys, *arguments, "--json", "--quiet", flag)
             assert code == 0, err
             assert json.loads(out)["trials"] == 4
+
+    def test_curves(self, capsys) -> None:
+        task = ("adult_logistic_sgd", "--data", "breast_cancer", "--replicates", "1", "--curves")
+        files = ("--storage", "c.sqlite")
+        code, out, err = call(capsys, "pareto", *task, *files, "--trials", "5", "--quiet", "--json")
+        assert code == 0, err
+        front = json.loads(out)["front"]
+        assert len(set(front["trial"])) < len(front["trial"])
+        code, out, _ = call(capsys, "recommend", *task, *files, "--epsilon", "1", "--json")
+        assert code == 0 and json.loads(out)["epsilon"] <= 1
+        code, _, err = call(capsys, "pareto", "sparse_vector", "--curves", "--quiet")
+        assert code == 1 and "has no --curves" in err
 
     def test_reevaluated_front(self, own: str, capsys) -> None:
         arguments = ("pareto", own, "--trials", "5", "--initial", "5", "--quiet")
@@ -127,3 +141,68 @@ def test_tasks(capsys) -> None:
     assert all(len(row["about"]) > 20 for row in rows.values())
     code, out, _ = call(capsys, "tasks")
     assert "sparse_vector" in out
+
+
+class TestSettings:
+    def test_reach_the_study(
+        self, capsys, own: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        import botorch_dp.pareto.study as module
+
+        seen: dict[str, object] = {}
+        given = module.DPareto.__init__
+
+        def spied(self: object, problem: object, **settings: object) -> None:
+            seen.update(settings)
+            given(self, problem, **settings)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(module.DPareto, "__init__", spied)
+        code, _, err = call(
+            capsys,
+            *("pareto", own, "--trials", "3", "--quiet", "--retries", "0"),
+            *("--epsilon-scale", "log", "--privacy-model", "gp", "--candidates", "64"),
+        )
+        assert code == 0, err
+        wanted = {"retries": 0, "epsilon_scale": "log", "privacy_model": "gp", "candidates": 64}
+        assert seen.items() >= wanted.items()
+
+    def test_a_time_limit_ends_it(
+        self, capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "sleepy.py").write_text(OWN_PROBLEM.format(seconds=0.2))
+        monkeypatch.chdir(tmp_path)
+        code, out, err = call(
+            capsys,
+            *("pareto", "sleepy:problem", "--trials", "99", "--quiet", "--json"),
+            *("--timeout", "1", "--initial", "99"),
+        )
+        assert code == 0, err
+        assert 1 <= json.loads(out)["trials"] < 10
+
+    def test_all_trials_as_csv(self, capsys, own: str, tmp_path: Path) -> None:
+        study = ("pareto", own, "--trials", "4", "--quiet", "--storage", "s.sqlite")
+        code, _, err = call(capsys, *study, "--csv", "now.csv")
+        assert code == 0, err
+        assert call(capsys, "report", "s.sqlite", "--csv", "later.csv")[:2] == (0, "later.csv\n")
+        now = (tmp_path / "now.csv").read_text()
+        assert now == (tmp_path / "later.csv").read_text()
+        assert stat.S_IMODE((tmp_path / "now.csv").stat().st_mode) == 0o600
+        rows = list(csv.DictReader(now.splitlines()))
+        assert [row["trial"] for row in rows] == ["0", "1", "2", "3"]
+        for row in rows:
+            # Every digit is there.
+            assert float(row["epsilon"]) == 1 / float(row["noise"])
+            assert float(row["error"]) == 1 - 1 / (1 + float(row["noise"]))
+
+    def test_on_a_dask_cluster(self, capsys, own: str) -> None:
+        distributed = pytest.importorskip("distributed", reason="needs the extra `dask`")
+        with distributed.LocalCluster(
+            n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None
+        ) as cluster:
+            code, out, err = call(
+                capsys,
+                *("pareto", own, "--trials", "3", "--quiet", "--json"),
+                *("--dask", cluster.scheduler_address, "--workers", "2"),
+            )
+        assert code == 0, err
+        assert json.loads(out)["trials"] == 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
+import random
 import signal
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -93,6 +94,20 @@ class TestProblem:
         steps = Resource("epochs", cost=lambda config: 100.0 * config["epochs"])
         problem = toy.problem(None, utility_curve=toy.curve, resource=steps)
         assert problem.cost({"noise": 1.0, "epochs": 5}) == 500.0
+
+    def test_longer_trainings_are_a_wider_space(self, tmp_path: Path) -> None:
+        def problem(longest: int) -> PrivacyUtilityProblem:
+            space = SearchSpace(noise=Real(0.1, 10.0, log=True), epochs=Integer(1, longest))
+            return PrivacyUtilityProblem(
+                space, privacy=toy.epsilon, utility_curve=toy.curve, resource="epochs", name="toy"
+            )
+
+        path = tmp_path / "study.sqlite"
+        with study(problem(10), storage=path) as tried:
+            tried.run(2)
+        with study(problem(40), storage=path) as wider:
+            front = wider.run(4)
+        assert max(point.config["epochs"] for point in front.measured) == 40
 
     def test_another_resource_is_another_study(self, tmp_path: Path) -> None:
         study(storage=tmp_path / "study.sqlite").close()
@@ -343,6 +358,15 @@ class TestProposals:
         tried.run(2)
         assert all(1 < trial.config["epochs"] < 20 for trial in tried.trials)
 
+    @pytest.mark.parametrize("longest", [1, 2, 3, 5])
+    def test_short_ranges(self, longest: int) -> None:
+        space = SearchSpace(noise=Real(0.1, 10.0, log=True), epochs=Integer(1, longest))
+        problem = PrivacyUtilityProblem(
+            space, privacy=toy.epsilon, utility_curve=toy.curve, resource="epochs"
+        )
+        front = study(problem, acquisition="ehvi", candidates=64).run(6)
+        assert all(point.config["epochs"] <= longest for point in front.measured)
+
     def test_a_study_goes_on_as_if_it_had_not_stopped(self, tmp_path: Path) -> None:
         options: dict[str, Any] = {"acquisition": "ehvi", "candidates": 64}
         whole = study(**options).run(9).all_points
@@ -565,6 +589,27 @@ class TestChecksums:
             assert connection.execute(change).rowcount > 0
         with pytest.raises(StudyError, match=r"damaged|another problem"):
             study(storage=path, seed=None)
+
+    def test_flipped_bytes_are_refused_or_change_nothing(self, tmp_path: Path) -> None:
+        path = tmp_path / "study.sqlite"
+        with study(toy.curve_problem(replicates=2), storage=path) as tried:
+            tried.run(4)
+            expected = tried.trials
+        whole, generator = path.read_bytes(), random.Random(0)
+        refused = 0
+        for number in range(150):
+            content = bytearray(whole)
+            start = generator.randrange(len(content))
+            for place in range(start, min(start + generator.choice([1, 1, 8]), len(content))):
+                content[place] = generator.randrange(256)
+            damaged = tmp_path / f"{number}.sqlite"
+            damaged.write_bytes(content)
+            try:
+                with study(toy.curve_problem(replicates=2), storage=damaged, seed=None) as opened:
+                    assert opened.trials == expected
+            except StudyError:
+                refused += 1
+        assert refused > 20
 
     def test_untouched(self, tmp_path: Path) -> None:
         path = tmp_path / "study.sqlite"

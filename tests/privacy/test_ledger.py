@@ -153,7 +153,9 @@ def test_refused_first_charge_decides_nothing() -> None:
 
 def test_budget_without_delta_refuses_gaussian_noise() -> None:
     with PrivacyLedger(budget=PrivacyBudget(1.0)) as ledger:
-        assert not accepts(ledger, gaussian(1e-9))
+        with pytest.raises(PrivacyError, match="needs a budget with delta > 0"):
+            ledger.charge(gaussian(1e-9))
+        assert ledger.entries() == []
         assert accepts(ledger, pure(1.0))
 
 

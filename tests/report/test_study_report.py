@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import re
@@ -23,9 +24,9 @@ from botorch_dp.pareto import (
     StudyError,
     TrainingPromise,
 )
-from botorch_dp.report import StudyView, study_report
+from botorch_dp.report import StudyView, study_report, trials_csv
 from botorch_dp.report.study import study_page
-from botorch_dp.space import Config
+from botorch_dp.space import Config, When
 from tests.browser import chromium, opened, wait_until_drawn
 from tests.pareto import toy
 
@@ -170,6 +171,36 @@ class TestFromTheFileAlone:
     def test_a_wrong_path(self, made: Path, tmp_path: Path, name: str, message: str) -> None:
         with pytest.raises(ValueError, match=message):
             study_report(made / "study.sqlite", tmp_path / name)
+
+
+def test_parameters_that_are_not_always_active(tmp_path: Path) -> None:
+    space = SearchSpace(
+        noise=Real(0.1, 10.0, log=True),
+        epochs=Integer(1, 20),
+        optimizer=Choice("sgd", "adam"),
+        momentum=Real(0.0, 0.9, active=When("optimizer", "sgd")),
+        variant=Choice("plain", "amsgrad", active=When("optimizer", "adam")),
+    )
+    conditional = PrivacyUtilityProblem(
+        space, privacy=toy.epsilon, utility=utility, name="conditional"
+    )
+    with DPareto(conditional, storage=tmp_path / "s", seed=0, acquisition="random") as study:
+        study.run(12)
+        path = study.report(tmp_path / "r.html")
+        trials = study.trials
+    stops = data_of(path)["recommendations"]
+    names = list(space.parameters)
+    for stop in stops:
+        words = dict(stop["words"])
+        for name in ("momentum", "variant"):
+            errors = stop["slices"][names.index(name)]["error"]
+            assert (name in words) is (None not in errors)
+    alone = StudyView.of_file(tmp_path / "s")
+    assert alone.problem.space.to_dict() == space.to_dict()
+    study_report(alone, tmp_path / "file.html")
+    rows = list(csv.DictReader(trials_csv(alone, tmp_path / "t.csv").read_text().splitlines()))
+    for row, trial in zip(rows, trials, strict=True):
+        assert (row["momentum"] == "") is ("momentum" not in trial.config)
 
 
 class TestInTheBrowser:

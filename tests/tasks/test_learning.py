@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 import pickle
+from pathlib import Path
 from typing import get_args
 
 import pytest
 
 from botorch_dp import tasks
-from botorch_dp.pareto import DPareto, PrivacyUtilityProblem
+from botorch_dp.pareto import DPareto, PrivacyUtilityProblem, StudyError
 from botorch_dp.privacy import NeighboringRelation, dp_sgd_epsilon, gaussian_epsilon
 
 BUNDLED = [
@@ -111,6 +112,32 @@ def test_a_short_study() -> None:
     front = DPareto(problem, seed=0).run(8, initial=6)
     assert len(front.points) >= 1
     assert front.hypervolume() > 0
+
+
+@pytest.mark.parametrize("name", ["adult_logistic_sgd", "adult_logistic_adam", "adult_svm_sgd"])
+def test_a_curve_passes_through_the_shorter_trainings(name: str) -> None:
+    make = getattr(tasks, name)
+    problem = make(data="breast_cancer", replicates=2, curves=True)
+    config = {**CHEAP, "noise_multiplier": 1.0, "epochs": 4}
+    seeds = [0, 1]
+    along = dict(zip((1, 2, 4), problem.oracle(config, seeds, (1, 2, 4)), strict=True))
+    plain = make(data="breast_cancer", replicates=2)
+    for epochs, utilities in along.items():
+        assert utilities == pytest.approx(plain.oracle({**config, "epochs": epochs}, seeds))
+    steps = 4 * (398 // config["lot_size"])
+    assert problem.cost(config) == steps, "effort is counted in gradient steps"
+
+
+def test_a_study_of_curves_goes_on_after_it_was_stored(tmp_path: Path) -> None:
+    problem = tasks.adult_logistic_sgd(data="breast_cancer", replicates=2, curves=True)
+    with DPareto(problem, storage=tmp_path / "study.sqlite", seed=0, candidates=64) as study:
+        study.run(5)
+    with DPareto(problem, storage=tmp_path / "study.sqlite", candidates=64) as study:
+        front = study.run(6)
+    assert len(front.measured) > 6
+    plain = tasks.adult_logistic_sgd(data="breast_cancer", replicates=2)
+    with pytest.raises(StudyError, match="`resource` is missing"):
+        DPareto(plain, storage=tmp_path / "study.sqlite")
 
 
 @pytest.mark.data

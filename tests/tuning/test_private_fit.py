@@ -202,6 +202,19 @@ class TestPublished:
         config = led.run().config.value
         assert {k: config[k] for k in ranked[0]} == ranked[0]
 
+    def test_a_selection_among_given_configurations(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(TrialNumber, "draw", lambda self: 12)
+        monkeypatch.setattr("botorch_dp.tuning.private_fit.train_once", scored([0.5] * 12))
+        starts = SPACE.sample(2, seed=3)
+        asked = []
+        config = mechanics.Trials.config
+        monkeypatch.setattr(
+            mechanics.Trials, "config", lambda s, n: asked.append(config(s, n)) or asked[-1]
+        )
+        fit(method="random", warm_start=starts).run()
+        rates = {c["learning_rate"] for c in asked}
+        assert rates == {c["learning_rate"] for c in starts}
+
     def test_other_threads_and_processes_train_too(self, three_trials: None) -> None:
         with ThreadPoolExecutor(2) as threads:
             assert fit().run(executor=threads).score is not None
@@ -392,6 +405,11 @@ class TestRefused:
             ),
             ({"warm_start": [{"learning_rate": 1.0}]}, ValueError, "must have exactly"),
             ({"warm_start": [3]}, TypeError, "`warm_start` must be"),
+            (
+                {"warm_start": SPACE.sample(1, seed=0), "method": "adaptive"},
+                ValueError,
+                "`warm_start` is for",
+            ),
             ({"unsafe_seed": -1}, ValueError, "unsafe_seed"),
             (
                 {"trials": TrialNumber(5000, math.inf), "budget": PrivacyBudget(0.01, 1e-6)},
@@ -463,7 +481,7 @@ def test_a_study_of_a_twin_leads() -> None:
     with DPareto(problem, seed=0) as study:
         study.run(6, initial=5)
         led = fit(warm_start=study)
-    assert led.method == "twin"
+    assert led.method == "twin" and len(led.starts) > 1
     assert set(led.only_config) == set(SPACE.parameters)
 
 

@@ -20,7 +20,7 @@ from botorch_dp.privacy import (
     gaussian_mu,
 )
 from botorch_dp.space import Choice, Integer, Real, SearchSpace
-from botorch_dp.tuning import PrivateSearch
+from botorch_dp.tuning import PrivateSearch, searching
 from botorch_dp.tuning.gradient_model import GradientModel, gradient_gram
 from botorch_dp.tuning.private_search import split_squares, split_sum
 
@@ -142,7 +142,7 @@ def test_a_ledger_that_cannot_bear_the_whole_run_refuses_before_anything_is_read
         ({"budget": PURE}, "no delta"),
         ({"space": SearchSpace(k=Choice("a", "b", "c"))}, "no number"),
         ({"space": cube(2)}, "2 numbers"),
-        ({"evaluations": 20}, "too few"),
+        ({"evaluations": 4}, "too few"),
         ({"num_records": 10}, "drown"),
         (
             {"space": SearchSpace(**cube(4).parameters, constraints=[lambda c: c["x0"] > 0])},
@@ -156,6 +156,34 @@ def test_why_it_is_a_selection(changes, words):
     assert words in plan.reason
     assert plan.shares == {"selection": 1.0}
     assert "95%" in plan.noise
+
+
+def test_few_evaluations_make_few_gradients():
+    plan = search(evaluations=5).plan()
+    assert (plan.route, plan.steps, plan.batch_size) == ("descent", 1, 5)
+    found = search(budget=RICH, evaluations=11).run().config.value
+    start = bowl()([{name: 0.5 for name in found}]).mean()
+    assert bowl()([found]).mean() < 0.5 * start
+
+
+def test_where_noise_hides_the_counts_a_small_clip_norm_is_preferred(monkeypatch):
+    chosen = []
+
+    def noted(*args, **kwargs):
+        name = kwargs["key"]
+        index = searching.Searching._original(*args, **kwargs)
+        if name.startswith("clip norm"):
+            chosen.append(searching._CLIP_NORMS[index])
+        return index
+
+    monkeypatch.setattr(
+        searching.Searching, "_original", searching.Searching._selected, raising=False
+    )
+    monkeypatch.setattr(searching.Searching, "_selected", noted)
+    for seed in range(8):
+        search(budget=PrivacyBudget(0.3, 1e-6), evaluations=25, unsafe_seed=seed).run()
+    middle = sorted(chosen)[len(chosen) // 2]
+    assert 0.1 < middle < 0.6 and len(chosen) == 24
 
 
 def test_plan_reads_nothing_and_says_the_price_and_the_noise():

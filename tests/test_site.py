@@ -1,0 +1,146 @@
+"""The documentation site: built in time, whole, without a network, and fit to be looked at."""
+
+from __future__ import annotations
+
+import html
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+
+from tests.browser import chromium, opened
+from tests.conftest import ROOT
+
+if importlib.util.find_spec("material") is None:
+    pytest.skip("the site is built with MkDocs Material, which is missing", allow_module_level=True)
+
+
+#: What docstrings are typed with, and nobody should read.
+_UNRENDERED = r":(?:class|func|meth|mod|attr|data|math):|\.\. math::|&gt;&gt;&gt; "
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built as `make docs` builds it: a warning is an error."""
+    folder = tmp_path_factory.mktemp("site")
+    start = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert time.monotonic() - start < 120
+    return folder
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as started:
+        yield started
+
+
+def pages_of(site: Path) -> list[Path]:
+    return sorted(page for page in site.rglob("*.html") if page.name != "404.html")
+
+
+def test_has_all_that_it_should(site: Path) -> None:
+    names = {str(page.relative_to(site)) for page in pages_of(site)}
+    sources = [p for p in (ROOT / "docs").rglob("*.md")]
+    assert {str(p.relative_to(ROOT / "docs").with_suffix(".html")) for p in sources} <= names
+    notebooks = sorted((ROOT / "tutorials").glob("*.ipynb"))
+    assert {f"tutorials/{notebook.stem}.html" for notebook in notebooks} <= names
+    for name in ("index", "which_method", "command_line", "changelog", "contributing", "security"):
+        assert f"{name}.html" in names
+    menu = (site / "index.html").read_text()
+    for name in names:
+        assert f'href="{name}"' in menu or name == "index.html", f"{name} is in no menu"
+
+
+def test_every_public_name_is_in_the_reference(site: Path) -> None:
+    import botorch_dp
+
+    for room in ("privacy", "pareto", "release", "descent", "training", "tuning", "outsourced"):
+        text = (site / "reference" / f"{room}.html").read_text()
+        package = __import__(f"botorch_dp.{room}", fromlist=["__all__"])
+        for name in package.__all__:
+            assert f'id="botorch_dp.{room}.{name}"' in text, f"{room}.{name}"
+    assert set(botorch_dp.__all__) <= set(
+        re.findall(r'id="botorch_dp\.\w+\.(\w+)"', "".join(p.read_text() for p in pages_of(site)))
+    )
+
+
+def test_docstrings_are_rendered(site: Path) -> None:
+    """No role, formula or doctest is left as it was typed."""
+    for page in pages_of(site):
+        text = re.sub(r"<pre.*?</pre>", "", page.read_text(), flags=re.S)
+        left = re.search(_UNRENDERED, text)
+        assert left is None, f"{page.relative_to(site)}: {text[left.start() :][:80]}"
+    assert "<math" in (site / "reference" / "privacy.html").read_text()
+    assert 'references.html#Avent2020">' in (site / "reference" / "pareto.html").read_text()
+
+
+def test_asks_no_other_place(site: Path) -> None:
+    for page in pages_of(site):
+        found = re.findall(
+            r'<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)="(https?:[^"]*)"', page.read_text()
+        )
+        assert not found, f"{page.relative_to(site)} asks for {found}"
+
+
+def test_links_and_anchors_lead_somewhere(site: Path) -> None:
+    ids = {
+        page: set(re.findall(r'\b(?:id|name)="?([^"\s>]+)', page.read_text()))
+        for page in pages_of(site)
+    }
+    for page in ids:
+        for target in re.findall(r'<a\b[^>]*\bhref="([^"]*)"', page.read_text()):
+            if re.match(r"[a-z]+:", target) or target in ("", "."):
+                continue
+            path, _, anchor = html.unescape(target).partition("#")
+            linked = (page.parent / unquote(path)).resolve() if path else page
+            assert linked.exists(), f"{page.relative_to(site)} links to {target}"
+            if anchor and linked in ids and anchor != "__skip":
+                known = ids[linked]
+                assert unquote(anchor) in known, f"{page.relative_to(site)} links to {target}"
+
+
+def test_every_figure_of_the_benchmarks_is_shown(site: Path) -> None:
+    text = (site / "benchmarks.html").read_text()
+    for figure in (ROOT / "benchmarks" / "results").glob("*.png"):
+        assert f'src="benchmarks/results/{figure.name}"' in text, figure.name
+        assert (site / "benchmarks" / "results" / figure.name).stat().st_size > 0
+
+
+@pytest.mark.parametrize("width", [1300, 390])
+def test_in_the_browser(site: Path, browser: Any, width: int) -> None:
+    """Opened as files, on a wide and on a narrow screen."""
+    for page in pages_of(site):
+        with opened(browser, f"file://{site}/{page.relative_to(site)}", width=width) as seen:
+            name = page.relative_to(site)
+            assert seen.evaluate("document.documentElement.scrollWidth") <= width, name
+            broken = seen.evaluate(
+                "[...document.images].filter(i => !i.complete || !i.naturalWidth).map(i => i.src)"
+            )
+            assert not broken, f"{name}: {broken}"
+            assert len(seen.inner_text("article h1")) > 1, name
+
+
+def test_search_works_from_a_file(site: Path, browser: Any) -> None:
+    with opened(browser, f"file://{site}/guides/train.html") as page:
+        page.locator(".md-search__input").wait_for(state="attached")
+        page.keyboard.press("/")
+        page.keyboard.type("permute_and_flip")
+        results = page.locator(".md-search-result__item")
+        results.first.wait_for(timeout=30_000)
+        assert "Publish one configuration" in "".join(results.all_inner_texts())
