@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 #: How long a Dask scheduler may take to answer.
 _DASK_SECONDS = 20
 
-_TASK_HELP = """a ready task (`botorch-dp tasks` lists them), or MODULE:NAME of your own
+TASK_HELP = """a ready task (`botorch-dp tasks` lists them), or MODULE:NAME of your own
 PrivacyUtilityProblem, or of a function that returns one; MODULE is looked up from here"""
 
 
@@ -135,7 +135,7 @@ def add_commands(commands: Any) -> None:
 
 def add_problem_arguments(parser: argparse.ArgumentParser) -> None:
     """The problem, and the settings of a ready one."""
-    parser.add_argument("task", metavar="TASK", help=_TASK_HELP)
+    parser.add_argument("task", metavar="TASK", help=TASK_HELP)
     add_problem_options(parser)
 
 
