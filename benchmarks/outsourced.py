@@ -333,7 +333,7 @@ def certificates(problem: Problem, table: Table, runs: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = BenchmarkParser("outsourced", __doc__, minutes=20)
+    parser = BenchmarkParser("outsourced", __doc__, minutes=12)
     parser.add_argument("--runs", type=int, default=50)
     parser.add_argument("--tables", type=int, nargs="+", default=list(range(1, 10)))
     parser.add_argument("--steps", type=int, help="queries, in place of the table's")
