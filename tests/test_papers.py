@@ -103,7 +103,7 @@ def test_no_script_calls_a_problem_the_papers_when_it_is_not() -> None:
 
 
 #: Scripts that say by themselves what they do and for how long.
-WITH_A_PARSER_OF_THEIR_OWN = {"dpareto_curves", "dpareto_paper", "faults", "house", "paid_tuning"}
+WITH_A_PARSER_OF_THEIR_OWN = {"faults", "house", "paid_tuning"}
 
 
 def test_every_benchmark_says_how_long_it_takes_and_takes_a_folder() -> None:
