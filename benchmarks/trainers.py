@@ -18,7 +18,6 @@ Run: ``OMP_NUM_THREADS=1 python -m benchmarks.trainers [--turns N]``
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import warnings
 from collections.abc import Callable
@@ -33,7 +32,11 @@ from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
 from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 from torch import Tensor, nn
 
-from benchmarks.common import save_results, seconds
+from benchmarks.common import (
+    BenchmarkParser,
+    save_results,
+    seconds,
+)
 from botorch_dp.training import (
     DPTrainer,
     TrainTest,
@@ -286,7 +289,7 @@ def _compared(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = BenchmarkParser("trainers", __doc__, minutes=12)
     parser.add_argument("--turns", type=int, default=9)
     turns = parser.parse_args().turns
     torch.manual_seed(0)
