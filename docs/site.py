@@ -60,9 +60,12 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
         "Reference": [{f"botorch_dp.{room}": f"reference/{room}.md"} for room in ROOMS],
     }
     assert config.nav is not None
-    for section in config.nav:
-        (name,) = section
-        section[name] = filled.get(name) or section[name]
+    menu = {name: part for section in config.nav for name, part in section.items()}
+    listed = re.findall(r"[\w/]+\.md", str(menu))
+    # A page that nobody put into the menu is a guide.
+    own = sorted(page.name for page in (ROOT / "docs").glob("*.md"))
+    menu["Guides"] += [page for page in own if page not in listed]
+    config.nav = [{name: filled.get(name) or part} for name, part in menu.items()]
     return config
 
 
