@@ -2,11 +2,11 @@
 
 One step on random data of the shapes of Adult (30,956 x 123) and of a fifth of MNIST
 (12,000 x 784), and of a small convolutional network, an encoder and a recurrent network, in one
-process and one thread. The methods take turns, each for its own number of steps; a ratio is how much longer a
-method takes than the trainer, in the same turn; times are the process's own. All private methods draw a lot, clip every
-record's gradient and add noise. The trainer's figure includes everything that
-:meth:`DPTrainer.fit` does, from fresh weights to the accuracy on 10 records, on Poisson lots;
-what it checks before anything is trained is timed apart.
+process and one thread. The methods take turns, each for its own number of steps; times are the
+process's own, and a ratio is how much longer a method takes than the trainer, in the same turn. All
+private methods draw a lot, clip every record's gradient and add noise. The trainer's figure
+includes everything that :meth:`DPTrainer.fit` does, from fresh weights to the accuracy on 10
+records, on Poisson lots; what it checks before anything is trained is timed apart.
 
 Targets: logistic regression as fast as plain SGD and twice as fast as the hooks; the network at
 most 1.4 times plain SGD, 50 times faster than the hooks, 1.4 times faster than ghost clipping;
