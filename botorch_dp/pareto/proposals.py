@@ -85,14 +85,14 @@ _SWITCH = 0.25
 _MOST_DRAWN = 2**17
 #: Checkpoints at which a training may be planned to end.
 _ENDS = 6
-#: How the expected gain of a curve is weighed against its cost, by the scale of epsilon; see
-#: :class:`WholeCurves`. Volume in epsilon itself is mostly gained by long trainings. The overhead
-#: is a share of the most expensive training.
-_POWER, _OVERHEAD = {"linear": 0.0, "log": 0.25}, 0.125
+#: How the expected gain of a curve is weighed against its cost; see :class:`WholeCurves`. Volume
+#: in epsilon itself is mostly gained by long trainings, so the power is small. The overhead is a
+#: share of the most expensive training.
+_POWER, _OVERHEAD = 0.25, 0.125
 #: A training goes on as long as its rest is worth this share of what a new training promises.
-_SHARE = 0.1
+_SHARE = 0.2
 #: By how many checkpoints the first trainings are shorter than the longest.
-_SHORTER = {"linear": 0, "log": 2}
+_SHORTER = 2
 #: Acquisition functions get so many points at once; their memory grows with it.
 _CHUNK = 512
 
@@ -158,8 +158,7 @@ class Proposer:
         if number < initial:
             # What the first trainings tell soon is worth more than how they end.
             along = self.problem.along(whole)
-            shorter = _SHORTER[self.options.epsilon_scale]
-            return along[max(len(along) - 1 - shorter, len(along) // 2)]
+            return along[max(len(along) - 1 - _SHORTER, len(along) // 2)]
         return config
 
     def _proposed(self, trials: Sequence[Trial], number: int, initial: int) -> Config:
@@ -387,7 +386,6 @@ class WholeCurves:
         self._ends = thinned((*resource.checkpoints, parameter.high), _ENDS)
         costs = [self._problem.cost(config) for config in beliefs.incumbents.configs]
         self._overhead = _OVERHEAD * max(costs)
-        self._power = _POWER[proposer.options.epsilon_scale]
         # The gain of an end with further objectives, or by another criterion, is that of its point.
         plain = proposer.options.acquisition == "ehvi" and len(proposer.scales) == 2
         self._pointwise = None if plain else proposer.score(beliefs)
@@ -402,13 +400,13 @@ class WholeCurves:
     def __call__(self, candidates: Candidates) -> Tensor:
         """The scores of configs, ``n``; minus infinity where nothing is gained."""
         gains, costs = self._gains(candidates)
-        values = (gains / (costs + self._overhead) ** self._power).amax(dim=-1)
+        values = (gains / (costs + self._overhead) ** _POWER).amax(dim=-1)
         return values.where(values > 0, -math.inf)
 
     def ended(self, config: Config) -> tuple[Config, tuple[float, ...]]:
         """A config with the best end of its training, and where it is to be stopped before."""
         gains, costs = self._gains(self._known.candidates([config]))
-        values = (gains / (costs + self._overhead) ** self._power)[0]
+        values = (gains / (costs + self._overhead) ** _POWER)[0]
         best = int(values.argmax())
         config = self._cut(config, self._ends[best])
         along = self._problem.along(config)

@@ -353,13 +353,10 @@ class TestProposals:
             configs = [tuple(trial.config.values()) for trial in tried.trials]
             assert len(set(configs)) == len(configs)
 
-    def test_the_first_trainings_are_shorter_where_small_epsilons_count(self) -> None:
-        tried = study(acquisition="ehvi", candidates=64, epsilon_scale="log")
-        tried.run(2)
-        assert all(1 < trial.config["epochs"] < 20 for trial in tried.trials)
+    def test_the_first_trainings_are_shorter(self) -> None:
         tried = study(acquisition="ehvi", candidates=64)
         tried.run(2)
-        assert all(trial.config["epochs"] == 20 for trial in tried.trials)
+        assert all(1 < trial.config["epochs"] < 20 for trial in tried.trials)
 
     @pytest.mark.parametrize("longest", [1, 2, 3, 5])
     def test_short_ranges(self, longest: int) -> None:
