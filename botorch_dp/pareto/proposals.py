@@ -85,8 +85,9 @@ _SWITCH = 0.25
 _MOST_DRAWN = 2**17
 #: Checkpoints at which a training may be planned to end.
 _ENDS = 6
-#: How the expected gain of a curve is weighed against its cost; see :class:`WholeCurves`. The
-#: overhead is a share of the most expensive training.
+#: How the expected gain of a curve is weighed against its cost; see :class:`WholeCurves`. Volume
+#: in epsilon itself is mostly gained by long trainings, so the power is small. The overhead is a
+#: share of the most expensive training.
 _POWER, _OVERHEAD = 0.25, 0.125
 #: A training goes on as long as its rest is worth this share of what a new training promises.
 _SHARE = 0.2
