@@ -68,6 +68,12 @@ def add_commands(commands: Any) -> None:
     pareto.add_argument(
         "--storage", type=Path, help="file that keeps the study; an existing one is continued"
     )
+    pareto.add_argument(
+        "--training-timeout",
+        type=positive,
+        metavar="SECONDS",
+        help="after which one training is ended and its trial has failed (not with --threads)",
+    )
     pareto.add_argument("--seed", type=whole, help="makes the study repeatable")
     pareto.add_argument(
         "--acquisition",
@@ -298,6 +304,7 @@ def _run(study: DPareto, options: argparse.Namespace) -> ParetoFront:
             executor=executor,
             progress=not options.quiet,
             timeout=options.timeout,
+            training_timeout=options.training_timeout,
         )
 
 

@@ -215,7 +215,7 @@ class ParetoFront:
 
         Args:
             replicates: New trainings for each config.
-            options: ``executor`` and ``progress``, as in ``DPareto.run``.
+            options: ``executor``, ``progress`` and ``training_timeout``, as in ``DPareto.run``.
 
         Returns:
             The front of the new measurements; its ``observed`` is this one.

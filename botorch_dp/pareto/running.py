@@ -8,8 +8,12 @@ that it passed through before it is shown: the message may quote records.
 
 from __future__ import annotations
 
+import faulthandler
 import math
+import os
 import pickle
+import signal
+import threading
 import time
 import traceback
 import warnings
@@ -35,6 +39,7 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 
+from botorch_dp._checks import check_positive
 from botorch_dp.pareto.beliefs import require_complete
 from botorch_dp.pareto.problem import (
     CurvePlan,
@@ -53,10 +58,21 @@ from botorch_dp.space import Config
 _HOPELESS = 5
 #: Errors of code that cannot work with any config; one of them before any success is enough.
 _MISTAKES = (TypeError, NameError, AttributeError, ImportError, SyntaxError, NotImplementedError)
+#: Seconds that an overdue training gets to unwind before its process is ended.
+_GRACE = 5.0
 #: Lines of code that an error is shown with.
 _SHOWN_FRAMES = 4
+_NO_LIMITS = (
+    "`training_timeout` needs trainings that can be ended: on a POSIX system, in worker processes "
+    "(`executor=ProcessPoolExecutor(...)`) or in the main thread (executor=None). A thread cannot "
+    "be ended."
+)
 #: An executor, or something that makes one (again, after one died).
 ExecutorLike: TypeAlias = Executor | Callable[[], Executor]
+
+
+class TrainingTimeout(BaseException):
+    """A training took longer than it may. Raised in its midst, past any ``except Exception``."""
 
 
 class ExecutorDiedError(StudyError):
@@ -257,8 +273,11 @@ class Failure:
     shown: str = field(default="", repr=False)
 
     @classmethod
-    def of(cls, error: Exception) -> Failure:
+    def of(cls, error: BaseException) -> Failure:
         """Lines of code are shown; the message is not, for it may quote records."""
+        if isinstance(error, TrainingTimeout):
+            # Another attempt would take as long to fail.
+            return cls(TrainingTimeout.__name__, False, False, "TrainingTimeout.")
         if isinstance(error, InvalidUtilityError):
             # Another training would end in the same nonsense. The message is ours.
             kind = InvalidUtilityError.__name__
@@ -270,16 +289,68 @@ class Failure:
         return cls(kind, True, isinstance(error, _MISTAKES), f"{kind}, raised in{''.join(lines)}")
 
 
+@contextmanager
+def time_limit(seconds: float | None, *, ends_process: bool) -> Iterator[None]:
+    """Raise :class:`TrainingTimeout` in this thread, which must be its process's main one, in time.
+
+    Args:
+        seconds: How long the work inside may take; None for any time.
+        ends_process: Whether to end the process if it does not come out of C code some seconds
+            later, where Python cannot raise. By a watchdog that does not need the interpreter.
+    """
+    if seconds is None:
+        yield
+        return
+    armed = True
+
+    def expire(*_: object) -> None:
+        if armed:
+            raise TrainingTimeout
+
+    start = time.monotonic()
+    handler = signal.signal(signal.SIGALRM, expire)
+    # Again and again: code that catches everything may catch the first one.
+    earlier, _ = signal.setitimer(signal.ITIMER_REAL, seconds, _GRACE)
+    try:
+        with open(os.devnull, "w") as nowhere:
+            if ends_process:
+                faulthandler.dump_traceback_later(seconds + _GRACE, exit=True, file=nowhere)
+            try:
+                yield
+            finally:
+                armed = False
+                if ends_process:
+                    faulthandler.cancel_dump_traceback_later()
+    finally:
+        left = max(earlier - (time.monotonic() - start), 1e-3) if earlier else 0.0
+        signal.setitimer(signal.ITIMER_REAL, left)
+        signal.signal(signal.SIGALRM, handler)
+
+
+def _has_time_limits() -> bool:
+    """Whether this thread can be interrupted."""
+    is_main = threading.current_thread() is threading.main_thread()
+    return is_main and hasattr(signal, "setitimer")
+
+
 def attempt(
-    oracle: Callable[..., Any], together: bool, task: Task, report: Report | None = None
+    oracle: Callable[..., Any],
+    together: bool,
+    task: Task,
+    report: Report | None = None,
+    limit: float | None = None,
+    ends_process: bool = False,
 ) -> list[tuple[int, list[Any], float]] | Failure:
     """What :func:`train` returns, or what may be known of the error that it raises."""
+    if limit is not None and not _has_time_limits():
+        return Failure("RuntimeError", mistake=True, shown=f"RuntimeError: {_NO_LIMITS}")
     try:
-        return train(oracle, together, task, report)
+        with time_limit(limit, ends_process=ends_process):
+            return train(oracle, together, task, report)
     except StudyError:
         # Not the training's: a point of its curve could not be stored.
         raise
-    except Exception as error:
+    except (Exception, TrainingTimeout) as error:
         return Failure.of(error)
 
 
@@ -362,10 +433,20 @@ class Workers:
         problem: Whose utility oracle to call.
         executor: An executor, which is left running; or a callable that makes one, which is shut
             down here and made again if it dies; or None for this thread.
+        training_timeout: Seconds that one call of the oracle may take.
     """
 
-    def __init__(self, problem: PrivacyUtilityProblem, executor: ExecutorLike | None) -> None:
+    def __init__(
+        self,
+        problem: PrivacyUtilityProblem,
+        executor: ExecutorLike | None,
+        *,
+        training_timeout: float | None = None,
+    ) -> None:
         self._problem = problem
+        if training_timeout is not None:
+            training_timeout = check_positive("training_timeout", training_timeout)
+        self._limit = training_timeout
         self._make: Callable[[], Executor] | None = None
         if executor is None:
             self._executor: Executor = InlineExecutor()
@@ -380,9 +461,14 @@ class Workers:
                 f"`get_executor()`), a callable that makes one, or None; "
                 f"got {type(executor).__name__}."
             )
-        if isinstance(self._executor, ProcessPoolExecutor):
+        self._has_processes = isinstance(self._executor, ProcessPoolExecutor)
+        if self._has_processes:
             _check_picklable(problem.oracle)
+        here = executor is None and not _has_time_limits()
+        if self._limit is not None and (here or isinstance(self._executor, ThreadPoolExecutor)):
+            raise ValueError(_NO_LIMITS)
         self._futures: dict[Future[Any], Task] = {}
+        self._submitted: dict[Future[Any], float] = {}
 
     def __enter__(self) -> Workers:
         return self
@@ -403,6 +489,15 @@ class Workers:
     def in_flight(self) -> list[Task]:
         """The tasks that were submitted and not reported yet."""
         return list(self._futures.values())
+
+    @property
+    def overdue(self) -> set[int]:
+        """Trials whose trainings should have been ended: one of them if a process was ended."""
+        if self._limit is None:
+            return set()
+        latest = time.monotonic() - self._limit - _GRACE
+        submitted = self._submitted
+        return {t.trial for f, t in self._futures.items() if submitted.get(f, math.inf) <= latest}
 
     @property
     def replaceable(self) -> bool:
@@ -442,6 +537,8 @@ class Workers:
                 problem.replicates_together,
                 task,
                 report if here else None,
+                self._limit,
+                self._has_processes,
             )
         except (BrokenExecutor, RuntimeError) as error:
             # Broken, or shut down by somebody else. The task counts as in flight: a trial that
@@ -449,6 +546,7 @@ class Workers:
             self._futures[Future()] = task
             raise ExecutorDiedError(type(error).__name__) from None
         self._futures[future] = task
+        self._submitted[future] = time.monotonic()
 
     def discard(self, trial: int) -> None:
         """Forget the tasks of a trial; those that run are left to end unseen."""
@@ -459,6 +557,7 @@ class Workers:
     def replace(self) -> None:
         """Make a new executor in place of one that died; nothing is in flight afterwards."""
         self._futures.clear()
+        self._submitted.clear()
         self._executor.shutdown(wait=False, cancel_futures=True)
         self._executor = self._made()
 
@@ -486,6 +585,7 @@ class Workers:
                     break
                 raise
             del self._futures[future]
+            self._submitted.pop(future, None)
             results.append(result)
         return results
 
@@ -499,7 +599,7 @@ class Workers:
             raise KeyboardInterrupt
         if isinstance(error, StudyError):
             raise error
-        answer = future.result() if error is None else Failure.of(error)  # type: ignore[arg-type]
+        answer = future.result() if error is None else Failure.of(error)
         if not isinstance(answer, Failure):
             try:
                 return Result(task, measurements=measured(self._problem, task, answer))
@@ -763,8 +863,12 @@ class TrialLoop:
         lost: dict[int, int] = {}
         for task in self._workers.in_flight:
             lost[task.trial] = lost.get(task.trial, 0) + self._unseen(task)
+        overdue = self._workers.overdue
         for number, trainings in lost.items():
-            if len(lost) == 1:
+            if overdue == {number}:
+                kind = TrainingTimeout.__name__
+                self._queue.fail(number, kind, trainings=trainings, retryable=False)
+            elif len(lost) == 1:
                 self._queue.fail(number, error_type, trainings=trainings)
             else:
                 self._storage.add_failure(number, error_type, trainings=trainings, blamed=False)

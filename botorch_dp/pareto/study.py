@@ -331,6 +331,7 @@ class DPareto:
         asynchronous: bool = True,
         *,
         timeout: float | None = None,
+        training_timeout: float | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> ParetoFront:
         """Propose and train until the study has so many trials.
@@ -350,6 +351,11 @@ class DPareto:
             asynchronous: Whether a new trial starts whenever one ends. Otherwise a whole batch is
                 awaited, which wastes time but repeats exactly, whatever ends first.
             timeout: Seconds after which no more trainings start; those in flight are awaited.
+            training_timeout: Seconds after which one call of the utility oracle is ended and its
+                trial has failed with ``TrainingTimeout``. Needs worker processes, or ``executor``
+                None in the main thread, where code that never comes back to Python cannot be ended.
+                A process that hangs there is ended itself, so give a callable that makes another
+                pool.
             callbacks: Each is called as ``callback(study, trial)`` with every trial that has ended,
                 in this thread, once it is stored. It may call :meth:`stop`; what it raises ends
                 the run.
@@ -373,7 +379,7 @@ class DPareto:
                 callback(self, trial)
 
         try:
-            with Workers(self.problem, executor) as workers:
+            with Workers(self.problem, executor, training_timeout=training_timeout) as workers:
                 loop = TrialLoop(
                     self._queue,
                     workers,
@@ -559,10 +565,11 @@ class DPareto:
         *,
         executor: ExecutorLike | None = None,
         progress: bool = False,
+        training_timeout: float | None = None,
     ) -> tuple[list[Trial], Guarantee]:
         check_integer("replicates", replicates)
         numbers = list(dict.fromkeys(point.trial for point in points))
-        with Workers(self.problem, executor) as workers:
+        with Workers(self.problem, executor, training_timeout=training_timeout) as workers:
             again = evaluate_again(
                 self._queue,
                 workers,
