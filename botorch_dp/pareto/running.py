@@ -31,6 +31,7 @@ from concurrent.futures import (
 )
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from numbers import Real as RealNumber
 from types import TracebackType
 from typing import Any, TypeAlias
@@ -40,7 +41,9 @@ import torch
 from tqdm.auto import tqdm
 
 from botorch_dp._checks import check_positive
+from botorch_dp.errors import BudgetExhausted, PrivacyError
 from botorch_dp.pareto.beliefs import require_complete
+from botorch_dp.pareto.paying import Purse
 from botorch_dp.pareto.problem import (
     CurvePlan,
     InvalidUtilityError,
@@ -50,7 +53,7 @@ from botorch_dp.pareto.problem import (
     StudyError,
     Trial,
 )
-from botorch_dp.pareto.proposals import Proposer
+from botorch_dp.pareto.proposals import NothingAffordableError, Proposer
 from botorch_dp.pareto.storage import StudyStorage
 from botorch_dp.space import Config
 
@@ -58,6 +61,8 @@ from botorch_dp.space import Config
 _HOPELESS = 5
 #: Errors of code that cannot work with any config; one of them before any success is enough.
 _MISTAKES = (TypeError, NameError, AttributeError, ImportError, SyntaxError, NotImplementedError)
+#: Trainings elsewhere that can be paid for at a time.
+_PAYERS = 64
 #: Seconds that an overdue training gets to unwind before its process is ended.
 _GRACE = 5.0
 #: Lines of code that an error is shown with.
@@ -265,12 +270,14 @@ class Failure:
         retryable: Whether another attempt could end differently.
         mistake: Whether the error is one of code, which no config and no seed can help.
         shown: What may be shown of the error.
+        begun: Whether a training may have begun.
     """
 
     error_type: str
     retryable: bool = True
     mistake: bool = False
     shown: str = field(default="", repr=False)
+    begun: bool = True
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
@@ -403,6 +410,14 @@ def _utility(answer: Any) -> float:
     return float(utility) if isinstance(utility, RealNumber) else math.nan
 
 
+class _FailedError(Exception):
+    """Carries a failure out of what was paid for."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.error_type)
+        self.failure = failure
+
+
 class InlineExecutor(Executor):
     """Runs tasks in this thread, one at a time, when somebody waits for them."""
 
@@ -434,6 +449,7 @@ class Workers:
         executor: An executor, which is left running; or a callable that makes one, which is shut
             down here and made again if it dies; or None for this thread.
         training_timeout: Seconds that one call of the oracle may take.
+        purse: What pays for the trainings, if anything does.
     """
 
     def __init__(
@@ -442,8 +458,12 @@ class Workers:
         executor: ExecutorLike | None,
         *,
         training_timeout: float | None = None,
+        purse: Purse | None = None,
     ) -> None:
         self._problem = problem
+        self._purse = purse
+        # Where trainings run elsewhere, somebody here waits for what was paid for, and stores it.
+        self._payers = None if purse is None else ThreadPoolExecutor(_PAYERS)
         if training_timeout is not None:
             training_timeout = check_positive("training_timeout", training_timeout)
         self._limit = training_timeout
@@ -481,6 +501,8 @@ class Workers:
     ) -> None:
         for future in self._futures:
             future.cancel()
+        if self._payers is not None:
+            self._payers.shutdown(wait=error is None, cancel_futures=True)
         if self._make is not None:
             # After an interruption nobody waits for trainings whose results nobody will read.
             self._executor.shutdown(wait=error is None, cancel_futures=True)
@@ -530,16 +552,25 @@ class Workers:
         """
         problem = self._problem
         here = isinstance(self._executor, (InlineExecutor, ThreadPoolExecutor))
+        call: Callable[..., Any] = partial(
+            attempt,
+            problem.oracle,
+            problem.replicates_together,
+            task,
+            report if here else None,
+            self._limit,
+            self._has_processes,
+        )
         try:
-            future = self._executor.submit(
-                attempt,
-                problem.oracle,
-                problem.replicates_together,
-                task,
-                report if here else None,
-                self._limit,
-                self._has_processes,
-            )
+            if self._payers is None:
+                future = self._executor.submit(call)
+            elif here:
+                future = self._executor.submit(self._paid, task, call)
+            else:
+                executor = self._executor
+                future = self._payers.submit(
+                    self._paid, task, lambda: executor.submit(call).result()
+                )
         except (BrokenExecutor, RuntimeError) as error:
             # Broken, or shut down by somebody else. The task counts as in flight: a trial that
             # brings down every executor must not be tried for ever.
@@ -547,6 +578,31 @@ class Workers:
             raise ExecutorDiedError(type(error).__name__) from None
         self._futures[future] = task
         self._submitted[future] = time.monotonic()
+
+    def _paid(self, task: Task, call: Callable[[], Any]) -> tuple[Measurement, ...] | Failure:
+        """Charge for a training, then call it, once; see :class:`Purse`."""
+        assert self._purse is not None
+
+        def draw() -> tuple[Measurement, ...]:
+            try:
+                answer = call()
+            except RuntimeError as error:
+                if isinstance(error, StudyError):
+                    raise
+                raise BrokenExecutor(type(error).__name__) from None
+            if isinstance(answer, Failure):
+                raise _FailedError(answer)
+            return measured(self._problem, task, answer)
+
+        try:
+            return self._purse.train(task.trial, task.replicates, task.config, draw)
+        except _FailedError as failed:
+            return failed.failure
+        except InvalidUtilityError as invalid:
+            return Failure.of(invalid)
+        except BudgetExhausted as exhausted:
+            kind = type(exhausted).__name__
+            return Failure(kind, retryable=False, shown=f"{kind}: {exhausted}", begun=False)
 
     def discard(self, trial: int) -> None:
         """Forget the tasks of a trial; those that run are left to end unseen."""
@@ -597,9 +653,12 @@ class Workers:
             raise ExecutorDiedError(type(error).__name__) from None
         if isinstance(error, KeyboardInterrupt):
             raise KeyboardInterrupt
-        if isinstance(error, StudyError):
+        if isinstance(error, (StudyError, PrivacyError)):
+            # Not the training's: something could not be stored or charged.
             raise error
         answer = future.result() if error is None else Failure.of(error)
+        if isinstance(answer, tuple):
+            return Result(task, measurements=answer)
         if not isinstance(answer, Failure):
             try:
                 return Result(task, measurements=measured(self._problem, task, answer))
@@ -684,6 +743,8 @@ class TrialLoop:
         # A trial that brought down an executor, alone or in company, is put to the test alone.
         self._alone = False
         self._taken: set[int] = set()
+        #: Whether nothing that could be proposed can be paid for.
+        self.exhausted = False
 
     def run(self, *, progress: bool) -> None:
         """Train; returns when nothing is left to do."""
@@ -777,9 +838,14 @@ class TrialLoop:
                 self._queue.release(waiting.number)
                 return None
             return waiting
-        while len(self._storage) < self._target:
-            with self._workers.leaving_cores_to_trainings():
-                trial = self._queue.propose(self._initial)
+        while len(self._storage) < self._target and not self.exhausted:
+            try:
+                with self._workers.leaving_cores_to_trainings():
+                    trial = self._queue.propose(self._initial)
+            except NothingAffordableError:
+                # What runs is paid for, and awaited.
+                self.exhausted = True
+                return None
             if trial.state == "pending":
                 return trial
             self._on_end(trial)
@@ -845,7 +911,7 @@ class TrialLoop:
         trial = self._queue.fail(
             task.trial,
             failure.error_type,
-            trainings=self._unseen(task),
+            trainings=self._unseen(task) if failure.begun else 0,
             retryable=failure.retryable,
             spared=failure.mistake and self._queue.nothing_works(True),
         )

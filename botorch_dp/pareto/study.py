@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from botorch_dp._checks import check_choice, check_integer, check_positive
+from botorch_dp._files import MEMORY
 from botorch_dp.pareto.beliefs import EpsilonScale, PrivacyModel, require_complete
 from botorch_dp.pareto.front import (
     OperatingPoint,
@@ -34,6 +35,7 @@ from botorch_dp.pareto.front import (
     point_table,
     recommended,
 )
+from botorch_dp.pareto.paying import Purse, check_payable, fitting
 from botorch_dp.pareto.problem import (
     SEEDED,
     CurvePlan,
@@ -59,9 +61,13 @@ from botorch_dp.privacy import (
     ApproximateLoss,
     GaussianLoss,
     Guarantee,
+    PrivacyBudget,
+    PrivacyError,
+    PrivacyLedger,
     PrivacyLoss,
     PrivacyUnit,
     PureLoss,
+    Release,
     compose,
 )
 from botorch_dp.space import Config
@@ -111,6 +117,11 @@ class DPareto:
             :func:`~botorch_dp.datasets.public_twin`), or configs; a new study begins with the
             :meth:`best_configs` of it, and draws fewer initial ones. They must be known without the
             records.
+        budget: Pays for the trainings, so that all of the study may be published at its price: what
+            may be spent, kept beside ``storage`` in a file with the suffix ``.ledger``; or a
+            ledger. Each training (replicates, retries and re-evaluations too) is charged before it
+            begins, and the run ends when no config in the space can be paid for. Needs a problem
+            whose promise has ``secret_noise``.
 
     Example:
         >>> study = DPareto(problem, storage="study.sqlite", seed=0)
@@ -132,6 +143,7 @@ class DPareto:
         candidates: int = 2048,
         grid_levels: int | Mapping[str, int] = 3,
         warm_start: DPareto | Sequence[Config] | None = None,
+        budget: PrivacyBudget | PrivacyLedger | None = None,
     ) -> None:
         if not isinstance(problem, PrivacyUtilityProblem):
             raise TypeError(
@@ -148,6 +160,7 @@ class DPareto:
         if seed is not None:
             check_integer("seed", seed, at_least=0)
         self.problem = problem
+        self._own_ledger: PrivacyLedger | None = None
         self.retries = check_integer("retries", retries, at_least=0)
         starting = _checked_configs(warm_start, problem)
         options = ProposalOptions(
@@ -157,12 +170,21 @@ class DPareto:
             candidates=check_integer("candidates", candidates, at_least=16),
             grid_levels=grid_levels,
         )
-        self._storage = StudyStorage(storage, description=problem.description(), seed=seed)
+        description = problem.description()
+        if budget is not None:
+            check_payable(budget, problem)
+            description["paid"] = True
+        self._purse: Purse | None = None
+        self._storage = StudyStorage(storage, description=description, seed=seed)
         try:
             self._proposer = Proposer(problem, seed=self._storage.seed, options=options)
+            if budget is not None:
+                ledger = self._opened(budget)
+                self._purse = Purse(problem, ledger, self._storage.identity)
+                self._proposer.affords = self._purse.affords
             self._check_stored_epsilons()
         except BaseException:
-            self._storage.close()
+            self.close()
             raise
         self._queue = TrialQueue(problem, self._storage, self._proposer, retries=self.retries)
         self._stopping = False
@@ -183,7 +205,8 @@ class DPareto:
     def ask(self, q: int = 1, *, initial: int | None = None) -> list[Trial]:
         """The next trials to train: those a crash left behind first, then new ones.
 
-        They are stored before they are returned. Report each with :meth:`tell`.
+        They are stored before they are returned, and charged if the study is paid for (again, if a
+        trial is asked for again). Report each with :meth:`tell`.
 
         Args:
             q: How many; they are chosen to complement each other and all pending trials.
@@ -195,8 +218,15 @@ class DPareto:
         asked: list[Trial] = []
         while len(asked) < q:
             trial = self._queue.take() or self._queue.propose(initial)
-            if trial.state == "pending":
-                asked.append(trial)
+            if trial.state != "pending":
+                continue
+            if self._purse is not None:
+                try:
+                    self._purse.charge(trial.number, trial.config, len(trial.missing))
+                except BaseException:
+                    self._queue.release(trial.number)
+                    raise
+            asked.append(trial)
         return asked
 
     def tell(
@@ -312,6 +342,12 @@ class DPareto:
         Example:
             >>> study.add_trial({"noise": 1.0, "epochs": 8}, [0.81, 0.79])
         """
+        if self._purse is not None:
+            raise PrivacyError(
+                "`add_trial` on a study that is paid for: its ledger knows nothing of trainings "
+                "that were made elsewhere. Give their configs as `warm_start` if they are public, "
+                "or let the study train them."
+            )
         config = self.problem.space.check(config)
         answers = utilities if isinstance(utilities, list) else [utilities]
         if not answers:
@@ -379,7 +415,9 @@ class DPareto:
                 callback(self, trial)
 
         try:
-            with Workers(self.problem, executor, training_timeout=training_timeout) as workers:
+            with Workers(
+                self.problem, executor, training_timeout=training_timeout, purse=self._purse
+            ) as workers:
                 loop = TrialLoop(
                     self._queue,
                     workers,
@@ -391,6 +429,17 @@ class DPareto:
                     on_end=tell_all,
                 )
                 loop.run(progress=progress)
+            if loop.exhausted and self._storage.count("complete"):
+                warnings.warn(
+                    f"The budget cannot bear another trial: the study ends with "
+                    f"{len(self._storage)} of {trials}. This is their front.",
+                    stacklevel=2,
+                )
+            elif loop.exhausted:
+                raise StudyError(
+                    "The budget cannot bear a single trial of what would be proposed: raise it, or "
+                    "narrow the space to cheaper trainings (more noise, fewer steps)."
+                )
         except KeyboardInterrupt:
             if not self._storage.count("complete"):
                 raise
@@ -433,6 +482,7 @@ class DPareto:
             guarantee_sentence(
                 self.publication_guarantee(),
                 test_records=self.problem.promise.utility_guarantee is not None,
+                paid=self._purse is not None,
             )
             if trained
             else "Nothing was trained yet."
@@ -450,7 +500,10 @@ class DPareto:
         return ParetoFront(
             self.problem,
             require_complete(trials, "front"),
-            guarantee=partial(publication, self.problem, trials, "training"),
+            guarantee=partial(publication, self.problem, trials, "training")
+            if self._purse is None
+            else self.publication_guarantee(),
+            paid=self._purse is not None,
             reevaluator=self._evaluate_again,
             believer=partial(self._believed, trials),
         )
@@ -528,7 +581,9 @@ class DPareto:
         Which configs are on the front depends on all trainings, so the guarantee covers *all* of
         them, not only those on the front: replicates, re-evaluations, and failed attempts. It is
         void unless the problem's promise says that their noise is secret. Trials are chosen by the
-        results of earlier ones, so they are composed by a filter; see :func:`_filtered`.
+        results of earlier ones, so they are composed by a filter; see :func:`_filtered`. If the
+        study was paid for, it is the guarantee of its ledger: the budget, however much of it was
+        spent.
 
         Args:
             data: Whose records: those trained on, or those the utility was measured on. The latter
@@ -536,7 +591,44 @@ class DPareto:
         """
         if data not in ("training", "test"):
             raise ValueError(f"`data` must be 'training' or 'test', got {data!r}.")
+        if self._purse is not None and data == "training":
+            if not any(trial.num_trainings for trial in self.trials):
+                raise _nothing_to_publish()
+            return self._purse.ledger.guarantee
         return publication(self.problem, self.trials, data)
+
+    def publish(self, *, test_records_are_public: bool = False) -> Release[ParetoFront]:
+        """The front, to be shown to others: with its figures, its models, and all trials.
+
+        Only of a study that was paid for (``budget=``).
+
+        Args:
+            test_records_are_public: Utilities are computed from the test records. Say so if these
+                are public; otherwise the problem's promise needs a ``utility_guarantee``.
+
+        Returns:
+            The front, under the ledger's guarantee for the training records. Its ``caption``
+            belongs under every figure of it.
+        """
+        if self._purse is None:
+            raise PrivacyError(
+                "This study was not paid for, so it cannot be published: its trainings were "
+                "charged to nothing. Begin one with `budget=PrivacyBudget(epsilon, delta)` and a "
+                "problem that trains with secret noise."
+            )
+        front = self.front()
+        guarantee = front.guarantee
+        if self.problem.promise.utility_guarantee is None:
+            if not test_records_are_public:
+                raise PrivacyError(
+                    "The utilities were computed from the test records without noise, so the front "
+                    "would tell about these. If they are public, say so by "
+                    "`test_records_are_public=True`; otherwise let the oracle release noisy "
+                    "utilities, with a `utility_guarantee` in the problem's promise."
+                )
+            unit = guarantee.unit.given("the test records are public")
+            guarantee = replace(guarantee, unit=unit)
+        return Release(front, guarantee)
 
     def _check_stored_epsilons(self) -> None:
         """Refuse to go on with another privacy oracle: the study would mix two epsilons."""
@@ -569,11 +661,21 @@ class DPareto:
     ) -> tuple[list[Trial], Guarantee]:
         check_integer("replicates", replicates)
         numbers = list(dict.fromkeys(point.trial for point in points))
-        with Workers(self.problem, executor, training_timeout=training_timeout) as workers:
+        wanted = [self._up_to(self._storage[n], points) for n in numbers]
+        if self._purse is not None and not self._purse.bears(
+            [trial.config for trial in wanted], replicates
+        ):
+            raise StudyError(
+                f"The budget cannot bear {replicates} more trainings of each of the front's "
+                f"{len(wanted)} configs; nothing was trained. Ask for fewer `replicates`."
+            )
+        with Workers(
+            self.problem, executor, training_timeout=training_timeout, purse=self._purse
+        ) as workers:
             again = evaluate_again(
                 self._queue,
                 workers,
-                trials=[self._up_to(self._storage[n], points) for n in numbers],
+                trials=wanted,
                 replicates=replicates,
                 progress=progress,
             )
@@ -588,9 +690,31 @@ class DPareto:
         plan = CurvePlan(tuple(wanted), tuple(wanted.values()), (0.0,) * len(wanted))
         return replace(trial, config=self.problem.at(trial.config, max(wanted)), plan=plan)
 
+    def _opened(self, budget: PrivacyBudget | PrivacyLedger) -> PrivacyLedger:
+        """The ledger of a paid study; its own one is closed with it."""
+        if isinstance(budget, PrivacyLedger):
+            return budget
+        stored = self._storage.path
+        path = stored if stored == MEMORY else f"{stored}.ledger"
+        self._own_ledger = PrivacyLedger(path, fitting(budget, self.problem))
+        return self._own_ledger
+
+    @property
+    def ledger(self) -> PrivacyLedger | None:
+        """What trainings are charged to; None if they are not paid for."""
+        return None if self._purse is None else self._purse.ledger
+
     def close(self) -> None:
         """Release the storage; everything is on disk already."""
         self._storage.close()
+        if self._own_ledger is not None:
+            self._own_ledger.close()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        raise TypeError(
+            "A study is not copied or pickled, for two of them would train the same trials. Open "
+            "its file in another process instead, or make a new DPareto."
+        )
 
     def __enter__(self) -> DPareto:
         return self
@@ -622,6 +746,10 @@ def _checked_configs(
     return [problem.space.check(config) for config in configs]
 
 
+def _nothing_to_publish() -> StudyError:
+    return StudyError("Nothing was trained yet, so there is nothing to publish.")
+
+
 def publication(
     problem: PrivacyUtilityProblem, trials: Sequence[Trial], data: TestOrTraining = "training"
 ) -> Guarantee:
@@ -631,7 +759,7 @@ def publication(
     """
     trained = [trial for trial in trials if trial.num_trainings > 0]
     if not trained:
-        raise StudyError("Nothing was trained yet, so there is nothing to publish.")
+        raise _nothing_to_publish()
     promise = problem.promise
     parts: list[Guarantee] = []
     if data == "training":

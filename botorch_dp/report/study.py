@@ -105,6 +105,7 @@ class StudyView:
             storage.close()
         if problem is None:
             return cls(_stored_problem(description, trials), trials, seed)
+        description.pop("paid", None)
         changed = differences(description, problem.description())
         if changed:
             raise StudyError(f"{path} holds a study of another problem: {'; '.join(changed)}.")
