@@ -18,6 +18,7 @@ from torch import Tensor
 from botorch_dp._files import atomic_write, differences
 from botorch_dp.pareto.beliefs import Beliefs, KnownObjectives, objective_scales
 from botorch_dp.pareto.front import OperatingPoint, ParetoFront, expected_error, recommended
+from botorch_dp.pareto.paying import publication
 from botorch_dp.pareto.problem import (
     Objective,
     PrivacyUtilityProblem,
@@ -28,7 +29,6 @@ from botorch_dp.pareto.problem import (
 )
 from botorch_dp.pareto.proposals import ProposalOptions, Proposer
 from botorch_dp.pareto.storage import StudyStorage
-from botorch_dp.pareto.study import publication
 from botorch_dp.privacy import (
     DEFAULT_DELTA,
     Guarantee,

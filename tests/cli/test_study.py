@@ -60,7 +60,8 @@ class TestPareto:
         code, _, err = call(capsys, "pareto", "sparse_vector", "--curves", "--quiet")
         assert code == 1 and "has no --curves" in err
 
-    def test_paid_for(self, capsys) -> None:
+    def test_paid_for(self, capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
         arguments = ("pareto", "adult_logistic_sgd", "--data", "breast_cancer", "--quiet")
         paid = (*arguments, "--storage", "s.sqlite", "--budget", "20", "1e-5", "--seed", "0")
         code, out, err = call(capsys, *paid, "--trials", "3", "--initial", "3", "--json")

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from botorch_dp.pareto import DPareto, StudyError, running
-from botorch_dp.pareto.running import TrainingTimeout, time_limit
+from botorch_dp.pareto import DPareto, StudyError, workers
+from botorch_dp.pareto.workers import TrainingTimeout, time_limit
 from botorch_dp.space import Config
 from tests.pareto import toy
 
@@ -81,7 +81,7 @@ def test_in_worker_processes(way: str) -> None:
 
 
 def test_a_process_that_hangs_in_c_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "_GRACE", 0.3)
+    monkeypatch.setattr(workers, "_GRACE", 0.3)
     tried = study("c")
     start = time.monotonic()
     tried.run(
