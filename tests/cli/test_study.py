@@ -48,9 +48,9 @@ class TestPareto:
             assert code == 0, err
             assert json.loads(out)["trials"] == 4
 
-    def test_curves(self, capsys) -> None:
+    def test_curves(self, tmp_path: Path, capsys) -> None:
         task = ("adult_logistic_sgd", "--data", "breast_cancer", "--replicates", "1", "--curves")
-        files = ("--storage", "c.sqlite")
+        files = ("--storage", str(tmp_path / "c.sqlite"))
         code, out, err = call(capsys, "pareto", *task, *files, "--trials", "5", "--quiet", "--json")
         assert code == 0, err
         front = json.loads(out)["front"]
