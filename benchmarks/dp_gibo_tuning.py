@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,6 +37,7 @@ from tqdm import tqdm
 
 from benchmarks.common import (
     BenchmarkParser,
+    Interval,
     mean_interval,
     paired_interval,
     results_folder,
@@ -52,11 +52,23 @@ Losses = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Task:
-    """Losses of private and of public records in the unit cube."""
+    """Losses of private and of public records in the unit cube.
+
+    Args:
+        dim: ``d``.
+        losses: Of the private records, as a search sees them.
+        public_losses: Of public records of the same kind.
+        exact: Of the private records without the noise of evaluations, to judge by; ``losses`` if
+            None.
+    """
 
     dim: int
     losses: Losses
     public_losses: Losses
+    exact: Losses | None = None
+
+    def mean_loss(self, point: Tensor) -> float:
+        return float((self.exact or self.losses)(point.unsqueeze(0)).mean())
 
 
 def regression_errors(
@@ -98,7 +110,8 @@ def gp_draw(seed: int, *, train: int, validation: int, noise: float = 0.0) -> Ta
             return exact
         return exact + noise * torch.randn(exact.shape, dtype=torch.double, generator=generator)
 
-    return Task(10, noisy, partial(errors, slice(train + validation, None)))
+    public = partial(errors, slice(train + validation, None))
+    return Task(10, noisy, public, exact=partial(errors, private))
 
 
 def friedman(seed: int, *, train: int, validation: int) -> Task:
@@ -220,7 +233,7 @@ def descend(
         optimizer=lambda parameters: make(parameters, lr=0.1),
         unsafe_seed=seed,
     ).run()
-    return [float(task.losses(x.unsqueeze(0)).mean()) for x in result.trajectory.value]
+    return [task.mean_loss(x) for x in result.trajectory.value]
 
 
 def best_so_far(values: Tensor, batch: int) -> list[float]:
@@ -380,7 +393,6 @@ def run(name: str, experiment: Experiment, steps: int) -> dict[str, Any]:
     finished = Finished()
     sizes = {"train": experiment.train, "validation": experiment.validation}
     curves: dict[str, list[list[float]]] = {method: [] for method in experiment.methods}
-    start = time.perf_counter()
     for draw in tqdm(range(experiment.draws), desc=name):
         task = None
         for method, search in experiment.methods.items():
@@ -389,7 +401,6 @@ def run(name: str, experiment: Experiment, steps: int) -> dict[str, Any]:
                 task = task or experiment.make(draw, **sizes)
             curve = finished.get(key, lambda: search(task, draw, steps=steps))  # noqa: B023
             curves[method].append(curve)
-    minutes = (time.perf_counter() - start) / 60
     dim = 33 if name in ("4.4", "cancer") else 10
     _figure(f"dp_gibo_{name.replace('.', '')}", experiment, curves, dim, steps)
     final = {method: [curve[-1] for curve in paths] for method, paths in curves.items()}
@@ -397,7 +408,6 @@ def run(name: str, experiment: Experiment, steps: int) -> dict[str, Any]:
     return {
         "problem": experiment.title,
         "sizes": {"draws": experiment.draws, "steps": steps, "batch": dim + 1, **sizes},
-        "minutes": minutes,
         "start": mean_interval([curve[0] for curve in curves[first]]),
         "final mean loss": {method: mean_interval(values) for method, values in final.items()},
         f"{first} minus another, paired": {
@@ -405,7 +415,18 @@ def run(name: str, experiment: Experiment, steps: int) -> dict[str, Any]:
             for method, values in final.items()
             if method != first
         },
+        f"{first} over another, geometric mean of pairs": {
+            method: geometric_ratio(final[first], values)
+            for method, values in final.items()
+            if method != first
+        },
     }
+
+
+def geometric_ratio(values: list[float], others: list[float]) -> Interval:
+    """The geometric mean of the ratios of pairs; losses of different draws differ by decades."""
+    logs = paired_interval(np.log(values).tolist(), np.log(others).tolist())
+    return Interval(math.exp(logs.mean), math.exp(logs.low), math.exp(logs.high), logs.count)
 
 
 def _figure(
@@ -426,15 +447,24 @@ def _figure(
     left.set_xlabel("evaluations of all validation records")
     left.set_ylabel("mean validation loss (median, quartiles)")
     left.legend(frameon=False, fontsize=8)
-    # Curves of the same draws lie on each other: their differences do not.
+    # Curves of the same draws lie on each other: their ratios do not.
     first, *others = curves
     for place, other in enumerate(others):
-        differences = np.array(curves[other])[:, -1] - np.array(curves[first])[:, -1]
-        right.plot(np.full(len(differences), place), differences, "o", alpha=0.5)
-        right.plot([place - 0.2, place + 0.2], [differences.mean()] * 2, "k-")
-    right.axhline(0, color="0.6", lw=0.8)
-    right.set_xticks(range(len(others)), [o.replace(" (", "\n(") for o in others], fontsize=8)
-    right.set_ylabel(f"final loss minus that of\n{first}, draw by draw")
+        ratios = np.array(curves[other])[:, -1] / np.array(curves[first])[:, -1]
+        spread = np.linspace(-0.15, 0.15, len(ratios))
+        right.plot(place + spread, ratios, "o", alpha=0.6)
+        right.plot([place - 0.25, place + 0.25], [np.exp(np.log(ratios).mean())] * 2, "k-")
+    right.axhline(1, color="0.6", lw=0.8)
+    for axis in (left, right):
+        low, high = axis.get_ylim()
+        if low <= 0 or high / low > 10:
+            axis.set_yscale("log")
+    right.set_xticks(
+        range(len(others)),
+        [o.replace(" (", "\n(").replace(", mu = 1,", "\n") for o in others],
+        fontsize=8,
+    )
+    right.set_ylabel(f"final loss over that of {first}\n(a point for each draw; geometric means)")
     right.margins(x=0.25)
     figure.suptitle(
         f"{experiment.title}\nd = {dim}, n = {experiment.validation}, b = {dim + 1}, T = {steps}, "

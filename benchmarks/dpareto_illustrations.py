@@ -150,7 +150,7 @@ def draw(found: dict[str, Any], path: Any) -> None:
 
 
 def main() -> None:
-    parser = BenchmarkParser("dpareto_illustrations", __doc__, minutes=4)
+    parser = BenchmarkParser("dpareto_illustrations", __doc__, minutes=1)
     parser.add_argument("--side", type=int, default=60, help="points along each side of a map")
     parser.add_argument("--trials", type=int, default=32)
     options = parser.parse_args()

@@ -21,6 +21,7 @@ Beside the published transform, which has no guarantee, stands ``GaussianNoiseCu
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import time
@@ -39,7 +40,6 @@ from tqdm.auto import tqdm
 
 from benchmarks.common import (
     BenchmarkParser,
-    Interval,
     mean_interval,
     results_folder,
     save_results,
@@ -333,16 +333,21 @@ def certificates(problem: Problem, table: Table, runs: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = BenchmarkParser("outsourced", __doc__, minutes=20)
+    parser = BenchmarkParser("outsourced", __doc__, minutes=12)
     parser.add_argument("--runs", type=int, default=50)
     parser.add_argument("--tables", type=int, nargs="+", default=list(range(1, 10)))
     parser.add_argument("--steps", type=int, help="queries, in place of the table's")
     parser.add_argument("--rows", type=int, help="at most so many rows")
     parser.add_argument("--batch", type=int, default=5, help="rows asked for at once")
     options = parser.parse_args()
-    results: dict[str, Any] = {"runs": options.runs, "tables": {}}
-    start = time.perf_counter()
+    path = results_folder() / "outsourced.json"
+    stored = json.loads(path.read_text()) if path.exists() else {}
+    # Tables of an earlier call stay, if it made as many runs.
+    results: dict[str, Any] = stored if stored.get("runs") == options.runs else {}
+    results = {"runs": options.runs, "tables": {}, "minutes": 0.0, **results}
+    results.pop("machine", None)
     for table in tqdm([t for t in tables() if t.number in options.tables], desc="tables"):
+        start = time.perf_counter()
         problem = problem_of(table.data, options.rows)
         if problem is None:
             tqdm.write(f"table {table.number}: the {table.data} data need BOTORCH_DP_DATA")
@@ -350,6 +355,8 @@ def main() -> None:
         table = Table(**(table.__dict__ | ({"steps": options.steps} if options.steps else {})))
         entry = table_results(problem, table, options.runs)
         results["tables"][str(table.number)] = entry
+        if table.number == 1:
+            results |= beside_table_1(problem, table, options.runs, options.batch)
         tqdm.write(
             f"\nTable {table.number}: {problem.name}, log eps = {table.log_epsilon}, simple regret "
             f"after {table.steps} queries"
@@ -358,35 +365,34 @@ def main() -> None:
             tqdm.write(f"  {name:20s} {entry[name]['final']}")
         for r, cell in entry["random projection"].items():
             tqdm.write(f"  r = {r:16s} {cell['final']}  printed: {cell['printed']}")
-    first = tables()[0]
-    if options.steps:
-        first = Table(**(first.__dict__ | {"steps": options.steps}))
-    synthetic = problem_of("synthetic", options.rows)
-    assert synthetic is not None
-    side = math.isqrt(len(synthetic.X))
-    results["printed length-scale 1.25, without privacy"] = measured(
-        gp_draws(1.25, side), first, as_they_are, options.runs
-    )
-    results["Branin-Hoo"] = {
-        "without privacy": measured(branin(), first, as_they_are, options.runs),
-        "Gaussian noise": measured(
-            branin(), first, partial(noised, epsilon=math.exp(1.1)), options.runs
-        ),
-    }
-    results["batches"] = {
-        str(size): measured(synthetic, first, as_they_are, options.runs, size)["final"]
-        for size in (1, options.batch)
-    }
-    results["lemma 1"] = lemma(len(synthetic.X), 2)
-    results["certificates"] = certificates(synthetic, first, min(options.runs, 20))
+        results["minutes"] += (time.perf_counter() - start) / 60
+        save_results("outsourced", results)
+    draw(json.loads(path.read_text()))
+
+
+def beside_table_1(problem: Problem, table: Table, runs: int, batch: int) -> dict[str, Any]:
+    """The printed length-scale, Branin-Hoo, batches of questions, bounds, and the time it takes."""
+    noise = partial(noised, epsilon=math.exp(table.log_epsilon))
+    printed = gp_draws(1.25, math.isqrt(len(problem.X)))
     Z = torch.rand(36_000, 3, dtype=torch.double)
     timing = Modeler(Z, kernel=RBFKernel().double(), noise_std=0.1, delta=0.1)
-    results["seconds, 36,000 rows x 50 steps"] = seconds(lambda: timing.run(lambda i: 0.0, 50))
-    results["minutes"] = (time.perf_counter() - start) / 60
+    found = {
+        "printed length-scale 1.25, without privacy": measured(printed, table, as_they_are, runs),
+        "Branin-Hoo": {
+            "without privacy": measured(branin(), table, as_they_are, runs),
+            "Gaussian noise": measured(branin(), table, noise, runs),
+        },
+        "batches": {
+            str(size): measured(problem, table, as_they_are, runs, size)["final"]
+            for size in (1, batch)
+        },
+        "lemma 1": lemma(len(problem.X), 2),
+        "certificates": certificates(problem, table, min(runs, 20)),
+        "seconds, 36,000 rows x 50 steps": seconds(lambda: timing.run(lambda i: 0.0, 50)),
+    }
     for name in ("batches", "lemma 1", "certificates"):
-        print(f"{name}: {results[name]}")
-    save_results("outsourced", results)
-    draw(results)
+        tqdm.write(f"{name}: {found[name]}")
+    return found
 
 
 def draw(results: dict[str, Any]) -> None:
@@ -418,9 +424,9 @@ def draw(results: dict[str, Any]) -> None:
             axis.plot(steps, np.maximum(cell["curve"], 1e-3), color=colour, ls=style, label=label)
         # All intervals at the same place would lie on each other.
         for place, (_, cell, colour, _) in enumerate(curves):
-            final: Interval = cell["final"]
+            final = cell["final"]
             x = len(cell["curve"]) * (1.03 + 0.02 * place)
-            low, high = max(final.low, 1e-3), max(final.high, 1e-3)
+            low, high = max(final["low"], 1e-3), max(final["high"], 1e-3)
             axis.plot([x, x], [low, high], color=colour, lw=2)
         record = entries[0]["record"]
         axis.set_title(

@@ -39,9 +39,10 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
-def command(script: str, item: str) -> str:
+def how(script: str, item: str) -> list[str]:
+    """The minutes and the command of a reproduction."""
     found = next(e for e in REPRODUCTIONS if e.script == script and e.item.startswith(item))
-    return f"`{found.command}`"
+    return [f"{found.minutes:g}", f"`{found.command}`"]
 
 
 def kusner() -> str:
@@ -95,23 +96,25 @@ def dp_gibo() -> str:
     first, second = load("dp_gibo_41"), load("dp_gibo_42")
     if first:
         size = f"n = 50, T = {first['steps']}, {first['seeds']} seeds"
-        run = command("dp_gibo_examples", "Example 4.1")
+        run = how("dp_gibo_examples", "Example 4.1")
         for name, value in first["final distance from the mean"].items():
             bound = first["bound on the distance (root mean square)"]
             key = name if name in bound else f"{name}, B = 1"
             rows.append(
                 ["4.1: distance from the mean, " + name, "figure", shown(value),
-                 f"bound {bound[key]:.2g}; {size}", run]
+                 f"bound {bound[key]:.2g}; {size}", *run]
             )  # fmt: skip
     if second:
         size = f"n = 100, T = {second['steps']}, {second['seeds']} seeds"
-        run = command("dp_gibo_examples", "Example 4.2")
+        run = how("dp_gibo_examples", "Example 4.2")
         for name, value in second["final distance from the minimum"].items():
             rows.append(
-                ["4.2: distance from the minimum, " + name, "figure", shown(value), size, run]
+                ["4.2: distance from the minimum, " + name, "figure", shown(value), size, *run]
             )
         paired = second["DP-GIBO minus noisy gradient descent, distance"]
-        rows.append(["4.2: DP-GIBO minus noisy descent, paired", "level", shown(paired), size, run])
+        rows.append(
+            ["4.2: DP-GIBO minus noisy descent, paired", "level", shown(paired), size, *run]
+        )
     labels = {
         "43": ("4.3", "Example 4.3"),
         "C5": ("C.5", "Appendix C.5"),
@@ -125,15 +128,19 @@ def dp_gibo() -> str:
             continue
         sizes = found["sizes"]
         size = f"n = {sizes['validation']}, T = {sizes['steps']}, {sizes['draws']} draws"
-        run = command("dp_gibo_tuning", item)
-        rows.append([f"{label}: mean loss at the start", "", shown(found["start"]), size, run])
+        run = how("dp_gibo_tuning", item)
+        theirs = "" if "variant" in label else "figure"
+        rows.append([f"{label}: mean loss at the start", "", shown(found["start"]), size, *run])
         for method, value in found["final mean loss"].items():
-            rows.append([f"{label}: final mean loss, {method}", "figure", shown(value), size, run])
+            rows.append([f"{label}: final mean loss, {method}", theirs, shown(value), size, *run])
         paired_key = next(key for key in found if key.endswith("paired"))
         reference = paired_key.split(" minus")[0]
         for method, value in found[paired_key].items():
-            rows.append([f"{label}: {reference} minus {method}", "", shown(value), size, run])
-    return table(["item", "theirs", "ours", "size", "command"], rows)
+            rows.append([f"{label}: {reference} minus {method}", "", shown(value), size, *run])
+        ratio_key = next(key for key in found if "geometric" in key)
+        for method, value in found[ratio_key].items():
+            rows.append([f"{label}: {reference} over {method}", "", shown(value), size, *run])
+    return table(["item", "theirs", "ours", "size", "minutes", "command"], rows)
 
 
 def dpareto() -> str:
@@ -144,8 +151,7 @@ def dpareto() -> str:
         rows.append(
             [f"Figures 1 to 4: {entry['problem']}, hypervolume", "figure",
              f"{entry['hypervolume found']:.4g} of {entry['hypervolume of the true front']:.4g}",
-             f"{entry['trials']} trials", f"{entry['minutes']:.1f}",
-             command("dpareto_illustrations", "Figures 1")]
+             f"{entry['trials']} trials", *how("dpareto_illustrations", "Figures 1")]
         )  # fmt: skip
     paper = load("dpareto_paper") or {"summary": {}, "settings": {}}
     for setting, methods in paper["summary"].items():
@@ -155,12 +161,12 @@ def dpareto() -> str:
             if method in ("DPareto", "random"):
                 item = f"Table 2, {setting}: hypervolume trained again, {method}"
                 again = shown(entry["linear"]["evaluated_again"])
-                run = command("dpareto_paper", "Tables 2")
-                rows.append([item, "lead of up to .158", again, size, "", run])
+                run = how("dpareto_paper", "Tables 2")
+                rows.append([item, "lead of up to .158", again, size, *run])
     if load("dpareto_records"):
         rows.append(
             ["ε of the authors' result files", "32 values", "24 equal to 1e-6, 8 at large orders",
-             "32 records", ".1", command("dpareto_records", "Result")]
+             "32 records", *how("dpareto_records", "Result")]
         )  # fmt: skip
     return table(["item", "theirs", "ours", "size", "minutes", "command"], rows)
 

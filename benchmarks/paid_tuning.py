@@ -198,8 +198,7 @@ class Pools:
     def grow(self) -> None:
         """Make all trainings that are missing, in turn at all levels."""
         order = (1.0, 0.1, 3.0, 0.3)
-        levels = [(w, e) for e in order for w in self.task.ways if w not in ("twin", "led")]
-        levels += [(w, e) for e in order for w in ("twin", "led") if w in self.task.ways]
+        levels = [(way, epsilon) for epsilon in order for way in self.task.ways]
         noises = {level: self.noise(*level) for level in levels}
         sizes = {"twin": 8, "default": 8, "led": 4 * BEST}
         total = sum(sizes.get(way, self.task.pool) for way, _ in levels)

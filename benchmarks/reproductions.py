@@ -24,6 +24,7 @@ class Reproduction:
         item: The table, figure or example, as the paper numbers it.
         problem: How far the problem is the paper's.
         departures: What differs from the text or is not in it.
+        minutes: How long it took, on one of two shared cores.
         options: Options of the command.
         reduced: Options that make it run within seconds, to see that it runs.
     """
@@ -33,6 +34,7 @@ class Reproduction:
     item: str
     problem: Problem
     departures: str
+    minutes: float
     options: str = ""
     reduced: str = ""
 
@@ -49,6 +51,7 @@ REPRODUCTIONS: tuple[Reproduction, ...] = (
         "Example 4.1",
         "as in the text",
         "The data are drawn anew; the step size is ours.",
+        2.5,
         "--examples 4.1",
         "--seeds 2 --steps 12",
     ),
@@ -59,6 +62,7 @@ REPRODUCTIONS: tuple[Reproduction, ...] = (
         "as in the text",
         "The data are drawn anew; coefficients, kernel and step size are ours, and B is the true "
         "bound sqrt(2).",
+        1,
         "--examples 4.2",
         "--seeds 2 --steps 12",
     ),
@@ -69,6 +73,7 @@ REPRODUCTIONS: tuple[Reproduction, ...] = (
         "as in the text",
         "Inputs (uniform in the unit cube), 500 training records, the clip norm and the step size "
         "are ours.",
+        25,
         "--tasks 4.3",
         "--draws 1 --steps 2 --train 30 --validation 60",
     ),
@@ -78,6 +83,7 @@ REPRODUCTIONS: tuple[Reproduction, ...] = (
         "Appendix C.5",
         "as in the text",
         "As example 4.3, with evaluations whose noise has variance .01.",
+        8,
         "--tasks C.5",
         "--draws 1 --steps 2 --train 30 --validation 60",
     ),
@@ -88,6 +94,7 @@ REPRODUCTIONS: tuple[Reproduction, ...] = (
         "stand-in data",
         "BlogFeedback in place of the CT slices, which could not be had; ranges, loss, AdaGrad and "
         "the levels .2, 1 and infinity of mu are those of the authors' code.",
+        20,
         "--tasks 4.4",
         "--draws 1 --steps 2 --train 30 --validation 60",
     ),
@@ -97,6 +104,7 @@ REPRODUCTIONS: tuple[Reproduction, ...] = (
         "Friedman's first function, after example 4.3",
         "variant",
         "Ten length-scales of a Gaussian process regression on another function.",
+        2,
         "--tasks friedman",
         "--draws 1 --steps 2 --train 30 --validation 60",
     ),
@@ -106,6 +114,7 @@ REPRODUCTIONS: tuple[Reproduction, ...] = (
         "Breast cancer, after example 4.4",
         "variant",
         "A classifier with 33 parameters on 369 records: an example where privacy is expensive.",
+        1.5,
         "--tasks cancer",
         "--draws 1 --steps 2 --train 100 --validation 60",
     ),
@@ -117,6 +126,7 @@ REPRODUCTIONS: tuple[Reproduction, ...] = (
         "Function draws are as in the text, with an effective length-scale of 6.25 in place of the "
         "printed 1.25. Loans and properties are public data of the same kind. The printed numbers "
         "of table 1 are at hand; which cells tables 4 to 9 have is assumed.",
+        12,
         "",
         "--runs 2 --steps 4 --rows 400",
     ),
@@ -126,6 +136,7 @@ REPRODUCTIONS: tuple[Reproduction, ...] = (
         "Theorems 1 to 8",
         "as in the text",
         "The paper has no experiments: these are its bounds at common sizes.",
+        0.2,
     ),
     Reproduction(
         "dpareto_illustrations",
@@ -134,6 +145,7 @@ REPRODUCTIONS: tuple[Reproduction, ...] = (
         "as in the text",
         "Private logistic regression on Adult and the sparse vector technique; grids and the "
         "number of trials shown are ours.",
+        1,
         "",
         "--side 4 --trials 18",
     ),
@@ -143,6 +155,7 @@ REPRODUCTIONS: tuple[Reproduction, ...] = (
         "Tables 2 to 4 and figures 5 to 8",
         "as in the text",
         "Sizes are reduced by default; --full is the paper's.",
+        17,
     ),
     Reproduction(
         "dpareto_records",
@@ -150,5 +163,6 @@ REPRODUCTIONS: tuple[Reproduction, ...] = (
         "Result files of the authors' repository",
         "as in the text",
         "Their epsilons are computed again.",
+        0.1,
     ),
 )

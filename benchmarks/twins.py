@@ -16,7 +16,6 @@ dark. An interval is over twins of several seeds.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,7 +29,12 @@ from scipy.stats import spearmanr
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
-from benchmarks.common import RESULTS, mean_interval, save_results
+from benchmarks.common import (
+    BenchmarkParser,
+    mean_interval,
+    results_folder,
+    save_results,
+)
 from botorch_dp import datasets
 from botorch_dp.datasets import public_twin
 from botorch_dp.space import Choice, Integer, Real, SearchSpace, ShiftedExponential
@@ -163,7 +167,7 @@ def errors(task: Task, data: TrainTest, seeds: list[int], configs: list[dict[str
 
 def measure(name: str, *, quick: bool) -> dict[str, Any]:
     """All trainings of one task, kept in a file as they come."""
-    task, part = TASKS[name], RESULTS / f".twins_{name}{'_quick' if quick else ''}.json"
+    task, part = TASKS[name], results_folder() / f".twins_{name}{'_quick' if quick else ''}.json"
     done: dict[str, Any] = json.loads(part.read_text()) if part.exists() else {}
     configs = task.space.sample(6 if quick else 24, seed=0)
     seeds = list(range(2 if quick else task.seeds))
@@ -201,11 +205,11 @@ def summary(done: dict[str, Any], configs: list[dict[str, Any]]) -> dict[str, An
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = BenchmarkParser("twins", __doc__, minutes=20)
     parser.add_argument("--quick", action="store_true", help="few configurations and seeds")
     parser.add_argument("--tasks", nargs="*", default=list(TASKS), choices=list(TASKS))
     options = parser.parse_args()
-    path = RESULTS / "twins.json"
+    path = results_folder() / "twins.json"
     results = json.loads(Path(path).read_text())["tasks"] if path.exists() else {}
     for name in options.tasks:
         found = measure(name, quick=options.quick)

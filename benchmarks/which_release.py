@@ -22,7 +22,6 @@ Run: ``python -m benchmarks.which_release [--seeds 20]``
 
 from __future__ import annotations
 
-import argparse
 import math
 import time
 import warnings
@@ -38,7 +37,13 @@ from gpytorch.kernels import MaternKernel
 from torch import Tensor
 from tqdm import tqdm
 
-from benchmarks.common import RESULTS, Interval, mean_interval, save_results
+from benchmarks.common import (
+    BenchmarkParser,
+    Interval,
+    mean_interval,
+    results_folder,
+    save_results,
+)
 from botorch_dp.acquisition.ucb import UCBSchedule
 from botorch_dp.models import FiniteSetGP, public_gp
 from botorch_dp.objectives import PrivateObjective
@@ -358,11 +363,11 @@ def plot(results: dict[str, dict[str, dict[str, Interval]]], seeds: int) -> None
         fontsize=8.5,
     )
     figure.tight_layout(rect=(0, 0.05, 1, 0.92))
-    figure.savefig(RESULTS / "which_release.png", dpi=90)
+    figure.savefig(results_folder() / "which_release.png", dpi=90)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = BenchmarkParser("which_release", __doc__, minutes=60)
     parser.add_argument("--seeds", type=int, default=20)
     arguments = parser.parse_args()
     warnings.simplefilter("ignore", UtilityWarning)

@@ -96,7 +96,7 @@ def plot_differences(found: Differences, axis: Any) -> None:
 def plot_grid(grid: dict[str, Any], axis: Any) -> None:
     levels_of: dict[int, list[tuple[int, str]]] = {}
     for case in grid:
-        d, n = (int(number) for number in re.findall(r"[dn] = (\d+)", case))
+        d, n = (int(number) for number in re.findall(r"\b[dn] = (\d+)", case))
         levels_of.setdefault(d, []).append((n, case))
     for color, (d, cases) in zip(("C3", "C4", "C5", "C6"), sorted(levels_of.items()), strict=False):
         for method, style in (

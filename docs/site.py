@@ -49,7 +49,6 @@ ROOMS = [
     "plots",
     "report",
 ]
-_CHOOSING = "Which method for which situation"
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -60,9 +59,12 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
         "Reference": [{f"botorch_dp.{room}": f"reference/{room}.md"} for room in ROOMS],
     }
     assert config.nav is not None
-    for section in config.nav:
-        (name,) = section
-        section[name] = filled.get(name) or section[name]
+    menu = {name: part for section in config.nav for name, part in section.items()}
+    listed = re.findall(r"[\w/]+\.md", str(menu))
+    # A page that nobody put into the menu is a guide.
+    own = sorted(page.name for page in (ROOT / "docs").glob("*.md"))
+    menu["Guides"] += [page for page in own if page not in listed]
+    config.nav = [{name: filled.get(name) or part} for name, part in menu.items()]
     return config
 
 
@@ -70,7 +72,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages and figures that lie elsewhere."""
     for source, page in MOVED.items():
         files.append(File.generated(config, page, content=(ROOT / source).read_text()))
-    files.append(File.generated(config, "which_method.md", content=_which_method()))
     files.append(File.generated(config, "command_line.md", content=_command_line()))
     for figure in sorted((ROOT / "benchmarks/results").glob("*.png")):
         place = f"benchmarks/results/{figure.name}"
@@ -88,7 +89,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     place = page.file.src_uri
     if place == "benchmarks.md":
         markdown += _further_figures(markdown)
-    origins = {page: source for source, page in MOVED.items()} | {"which_method.md": "README.md"}
+    origins = {page: source for source, page in MOVED.items()}
     origin = origins.get(place, f"docs/{place}")
 
     def led(match: re.Match[str]) -> str:
@@ -173,13 +174,6 @@ def notebook_markdown(path: Path) -> str:
                 if printed.strip():
                     parts.append(f"``` {{.text .output}}\n{printed.rstrip()}\n```")
     return "\n\n".join(parts)
-
-
-def _which_method() -> str:
-    """The section of the README by which people choose."""
-    text = (ROOT / "README.md").read_text()
-    (section,) = re.findall(rf"^## {_CHOOSING}\n(.*?)^## ", text, flags=re.M | re.S)
-    return f"# {_CHOOSING}\n{section}"
 
 
 def _command_line() -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -24,17 +24,21 @@ def test_readme_snippets_run_as_printed(
     assert capsys.readouterr().out.strip()
 
 
-FRONTS = re.findall(
-    r"```python\n(.*?)```", (ROOT / "docs" / "fronts.md").read_text(), flags=re.DOTALL
-)
+def _snippets_of_pages() -> Iterator[object]:
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        found = re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.M | re.S)
+        if found:
+            yield pytest.param(page, found, id=str(page.relative_to(ROOT / "docs")))
 
 
-@pytest.mark.parametrize("snippet", FRONTS)
-def test_snippets_about_fronts_run_as_printed(
-    snippet: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("page", "snippets"), _snippets_of_pages())
+def test_snippets_of_pages_run_one_after_the_other(
+    page: Path, snippets: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    exec(compile(snippet, "fronts.md", "exec"), {"__name__": "__main__"})
-    assert "epsilon" in capsys.readouterr().out
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": "__main__"}
+    for snippet in snippets:
+        exec(compile(snippet, page.name, "exec"), names)
 
 
 def test_readme_has_a_snippet_for_each_job() -> None:

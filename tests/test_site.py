@@ -60,7 +60,7 @@ def test_has_all_that_it_should(site: Path) -> None:
     assert {str(p.relative_to(ROOT / "docs").with_suffix(".html")) for p in sources} <= names
     notebooks = sorted((ROOT / "tutorials").glob("*.ipynb"))
     assert {f"tutorials/{notebook.stem}.html" for notebook in notebooks} <= names
-    for name in ("index", "which_method", "command_line", "changelog", "contributing", "security"):
+    for name in ("index", "command_line", "changelog", "contributing", "security"):
         assert f"{name}.html" in names
     menu = (site / "index.html").read_text()
     for name in names:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from botorch_dp.cli.arguments import check_folder, count, positive, probability
-from botorch_dp.cli.study import add_problem_arguments, check_task, load_problem
+from botorch_dp.cli.study import TASK_HELP, check_task, load_problem
 
 if TYPE_CHECKING:
     from botorch_dp.tuning import PrivateFit
@@ -25,7 +25,8 @@ def add_commands(commands: Any) -> None:
         "the best model, its configuration and its score, all for EPSILON. How many trainings "
         "there were is part of what must stay secret.",
     )
-    add_problem_arguments(fit)
+    fit.add_argument("task", metavar="TASK", help=TASK_HELP)
+    fit.add_argument("--data", help="data set of a ready task, such as breast_cancer or digits")
     fit.add_argument("--epsilon", type=positive, required=True, help="of all that is published")
     fit.add_argument("--delta", type=probability, required=True, help="of all that is published")
     fit.add_argument(
@@ -65,7 +66,7 @@ def add_commands(commands: Any) -> None:
     )
     fit.add_argument("--quiet", action="store_true", help="no progress line")
     fit.add_argument("--json", action="store_true", help="for programs")
-    fit.set_defaults(run=_fit)
+    fit.set_defaults(run=_fit, replicates=None, curves=False)
 
 
 def _fit(options: argparse.Namespace) -> int:

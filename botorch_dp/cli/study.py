@@ -28,11 +28,12 @@ from botorch_dp.cli.arguments import (
 
 if TYPE_CHECKING:
     from botorch_dp.pareto import DPareto, ParetoFront, PrivacyUtilityProblem
+    from botorch_dp.privacy import PrivacyBudget, PrivacyLedger
 
 #: How long a Dask scheduler may take to answer.
 _DASK_SECONDS = 20
 
-_TASK_HELP = """a ready task (`botorch-dp tasks` lists them), or MODULE:NAME of your own
+TASK_HELP = """a ready task (`botorch-dp tasks` lists them), or MODULE:NAME of your own
 PrivacyUtilityProblem, or of a function that returns one; MODULE is looked up from here"""
 
 
@@ -67,6 +68,20 @@ def add_commands(commands: Any) -> None:
     )
     pareto.add_argument(
         "--storage", type=Path, help="file that keeps the study; an existing one is continued"
+    )
+    pareto.add_argument(
+        "--training-timeout",
+        type=positive,
+        metavar="SECONDS",
+        help="after which one training is ended and its trial has failed (not with --threads)",
+    )
+    pareto.add_argument(
+        "--budget",
+        type=positive,
+        nargs=2,
+        metavar=("EPSILON", "DELTA"),
+        help="train with secret noise and charge every training, kept beside --storage, so that "
+        "the front may be published at this price",
     )
     pareto.add_argument("--seed", type=whole, help="makes the study repeatable")
     pareto.add_argument(
@@ -135,7 +150,7 @@ def add_commands(commands: Any) -> None:
 
 def add_problem_arguments(parser: argparse.ArgumentParser) -> None:
     """The problem, and the settings of a ready one."""
-    parser.add_argument("task", metavar="TASK", help=_TASK_HELP)
+    parser.add_argument("task", metavar="TASK", help=TASK_HELP)
     add_problem_options(parser)
 
 
@@ -221,8 +236,13 @@ def load_problem(options: argparse.Namespace) -> PrivacyUtilityProblem:
     }
     if options.curves:
         settings["curves"] = True
+    if _is_paid(options):
+        settings["publish"] = True
     if ":" not in options.task:
-        return ready_tasks()[options.task](**settings)
+        task = ready_tasks()[options.task]
+        if "publish" in settings and "publish" not in inspect.signature(task).parameters:
+            raise ValueError(f"Task {options.task!r} has only seeded trainings, so no --budget.")
+        return task(**settings)
     module, _, name = options.task.partition(":")
     try:
         problem = getattr(importlib.import_module(module), name)
@@ -235,6 +255,23 @@ def load_problem(options: argparse.Namespace) -> PrivacyUtilityProblem:
             f"{options.task!r} is a {type(problem).__name__}, not a PrivacyUtilityProblem."
         )
     return problem
+
+
+def _is_paid(options: argparse.Namespace) -> bool:
+    """Whether a study's trainings are paid for: it has a budget, or began with one."""
+    if getattr(options, "budget", None) is not None:
+        return True
+    storage = getattr(options, "storage", None)
+    return storage is not None and Path(f"{storage}.ledger").exists()
+
+
+def _budget(options: argparse.Namespace) -> PrivacyBudget | PrivacyLedger | None:
+    """What pays for a study: what was asked for, or what it began with."""
+    from botorch_dp.privacy import PrivacyBudget, PrivacyLedger
+
+    if getattr(options, "budget", None) is not None:
+        return PrivacyBudget(*options.budget)
+    return PrivacyLedger(f"{options.storage}.ledger") if _is_paid(options) else None
 
 
 def _pareto(options: argparse.Namespace) -> int:
@@ -257,6 +294,7 @@ def _pareto(options: argparse.Namespace) -> int:
             epsilon_scale=options.epsilon_scale,
             retries=options.retries,
             candidates=options.candidates,
+            budget=_budget(options),
         ) as study,
     ):
         warnings.simplefilter("once", UserWarning)
@@ -298,6 +336,7 @@ def _run(study: DPareto, options: argparse.Namespace) -> ParetoFront:
             executor=executor,
             progress=not options.quiet,
             timeout=options.timeout,
+            training_timeout=options.training_timeout,
         )
 
 
@@ -337,7 +376,7 @@ def _recommend(options: argparse.Namespace) -> int:
 
     from botorch_dp.pareto import DPareto
 
-    with DPareto(problem, storage=options.storage) as study:
+    with DPareto(problem, storage=options.storage, budget=_budget(options)) as study:
         point = study.recommend(options.epsilon)
     print(json.dumps(asdict(point), indent=1) if options.json else point)
     return 0

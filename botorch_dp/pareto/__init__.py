@@ -12,8 +12,8 @@ from botorch_dp.pareto.problem import (
     TrainingPromise,
     Trial,
 )
-from botorch_dp.pareto.running import ExecutorDiedError
 from botorch_dp.pareto.study import DPareto
+from botorch_dp.pareto.workers import ExecutorDiedError
 from botorch_dp.space import (
     Choice,
     Integer,

@@ -83,6 +83,7 @@ class ParetoFront:
             function that works it out when it is asked for.
         label: Its name in figures.
         observed: The front that this one measured again, if any.
+        paid: Whether all trainings were charged to a budget before they began.
         reevaluator: How to measure trials again.
         believer: What the study's models expect of :attr:`all_points`, ``n x m``.
 
@@ -102,6 +103,7 @@ class ParetoFront:
         observed: ParetoFront | None = None,
         reevaluator: Reevaluator | None = None,
         believer: Callable[[], Tensor] | None = None,
+        paid: bool = False,
     ) -> None:
         if not trials:
             raise ValueError("`trials` is empty: a front needs at least one complete trial.")
@@ -110,6 +112,7 @@ class ParetoFront:
         self._guarantee = guarantee
         self.label = label
         self.observed = observed
+        self.paid = paid
         self._reevaluator = reevaluator
         self._believer = believer
         #: What all complete trials measured, in the order of their numbers; of a curve, all points.
@@ -155,7 +158,9 @@ class ParetoFront:
     def caption(self) -> str:
         """One sentence that belongs under every figure and table of this front."""
         return guarantee_sentence(
-            self.guarantee, test_records=self.problem.promise.utility_guarantee is not None
+            self.guarantee,
+            test_records=self.problem.promise.utility_guarantee is not None,
+            paid=self.paid,
         )
 
     def hypervolume(self, ref_point: Sequence[float] | None = None) -> float:
@@ -218,7 +223,7 @@ class ParetoFront:
 
         Args:
             replicates: New trainings for each config.
-            options: ``executor`` and ``progress``, as in ``DPareto.run``.
+            options: ``executor``, ``progress`` and ``training_timeout``, as in ``DPareto.run``.
 
         Returns:
             The front of the new measurements; its ``observed`` is this one.
@@ -233,6 +238,7 @@ class ParetoFront:
             label=f"{self.label}, evaluated again",
             observed=self,
             reevaluator=self._reevaluator,
+            paid=self.paid,
         )
 
     def table(self) -> dict[str, list[Any]]:
@@ -262,6 +268,7 @@ class ParetoFront:
             observed=self.observed,
             reevaluator=self._reevaluator,
             believer=self._believer,
+            paid=self.paid,
         )
 
     def __len__(self) -> int:
@@ -310,12 +317,15 @@ def non_dominated(points: Tensor) -> Tensor:
     return points[_front_indices(points)]
 
 
-def guarantee_sentence(guarantee: Guarantee, *, test_records: bool = False) -> str:
+def guarantee_sentence(
+    guarantee: Guarantee, *, test_records: bool = False, paid: bool = False
+) -> str:
     """What publishing a front costs, in one sentence.
 
     Args:
         guarantee: What publishing everything measured promises a training record.
         test_records: Whether measured utilities promise the test records something, too.
+        paid: Whether all trainings were charged to a budget before they began.
     """
     opening = "Sensitive: computed from the records without noise"
     priced = replace(guarantee, void=None) if guarantee.void == SEEDED else guarantee
@@ -332,6 +342,8 @@ def guarantee_sentence(guarantee: Guarantee, *, test_records: bool = False) -> s
         cost = f"{cost}, on the conditions that its guarantee names"
     if not test_records:
         cost = f"{cost}; test records are not protected"
+    if paid:
+        return f"Computed from trainings that were paid for: publishing it costs {cost}."
     if guarantee.void is None:
         return f"{opening}; publishing it costs {cost}."
     return (

@@ -444,8 +444,6 @@ class PrivacyUtilityProblem:
         if not isinstance(promise, TrainingPromise):
             raise TypeError(f"`promise` must be a TrainingPromise, got {type(promise).__name__}.")
         named = Resource(resource) if isinstance(resource, str) else resource
-        if named is not None and not isinstance(named, Resource):
-            raise TypeError(f"`resource` must be a name or a Resource, got {resource!r}.")
         self.trainer = trainer
         self.space = space
         self.resource = None if named is None else named.within(space)

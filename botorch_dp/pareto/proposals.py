@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -69,6 +70,14 @@ class AcquisitionFactory(Protocol):
         """The acquisition function."""
 
 
+class NothingAffordableError(StudyError):
+    """No config that would be proposed can be paid for."""
+
+
+#: While something else promises a gain, a trial takes at most this part of what is left.
+_PACE = 4
+#: Configs that are drawn to find one that can be paid for.
+_DRAWN_TO_PAY = 512
 _MC_SAMPLES = 64
 #: Steps from the best configs, in units of the cube, and how many of each length.
 _LOCAL_STEPS = (0.02, 0.06, 0.2)
@@ -85,8 +94,9 @@ _SWITCH = 0.25
 _MOST_DRAWN = 2**17
 #: Checkpoints at which a training may be planned to end.
 _ENDS = 6
-#: How the expected gain of a curve is weighed against its cost; see :class:`WholeCurves`. The
-#: overhead is a share of the most expensive training.
+#: How the expected gain of a curve is weighed against its cost; see :class:`WholeCurves`. Volume
+#: in epsilon itself is mostly gained by long trainings, so the power is small. The overhead is a
+#: share of the most expensive training.
 _POWER, _OVERHEAD = 0.25, 0.125
 #: A training goes on as long as its rest is worth this share of what a new training promises.
 _SHARE = 0.2
@@ -132,6 +142,9 @@ class Proposer:
         self._pools: dict[bool, Candidates] = {}
         #: Where the training of a config that was just proposed may end early.
         self._stops: tuple[Config, tuple[float, ...]] | None = None
+        #: Says whether so many trials of a config can be paid for; None if nothing is paid.
+        self.affords: Callable[[int, Config], bool] | None = None
+        self._allows: Callable[[Config], bool] | None = None
 
     def most_trials(self, trials: Sequence[Trial]) -> float:
         """How many trials there can be, these included."""
@@ -150,7 +163,22 @@ class Proposer:
             number: The new trial's number.
             initial: How many trials are drawn before models are consulted.
         """
-        config = self._proposed(trials, number, initial)
+        affords = self.affords
+        if affords is None:
+            return self._ended(self._proposed(trials, number, initial), number, initial)
+        # No trial shall take all that is left while cheaper ones promise something.
+        for times in (_PACE, 1):
+            self._allows = partial(affords, times)
+            try:
+                return self._ended(self._proposed(trials, number, initial), number, initial)
+            except NothingAffordableError:
+                pass
+            finally:
+                self._allows = None
+        raise NothingAffordableError("The budget cannot bear another trial of this study.")
+
+    def _ended(self, config: Config, number: int, initial: int) -> Config:
+        """Where the training of a proposed config ends."""
         whole = self.problem.whole(config)
         if self.problem.resource is None or self.options.acquisition in ("random", "grid"):
             return whole
@@ -160,6 +188,31 @@ class Proposer:
             return along[max(len(along) - 1 - _SHORTER, len(along) // 2)]
         return config
 
+    def _first_allowed(self, configs: Iterable[Config]) -> Config:
+        for config in configs:
+            if self._allows is None or self._allows(config):
+                return config
+        raise NothingAffordableError
+
+    def _allowed_by(self, score: Score) -> Score:
+        """The score, minus infinity for the best ones that cannot be paid for."""
+        allows = self._allows
+        if allows is None:
+            return score
+
+        def allowed(candidates: Candidates) -> Tensor:
+            values, left = score(candidates), _POLISHED
+            for place in values.argsort(descending=True, stable=True).tolist():
+                if left == 0 or not values[place] > -math.inf:
+                    break
+                if allows(candidates.configs[place]):
+                    left -= 1
+                else:
+                    values[place] = -math.inf
+            return values
+
+        return allowed
+
     def _proposed(self, trials: Sequence[Trial], number: int, initial: int) -> Config:
         if self._grid is not None:
             left = self._untried(trials)
@@ -168,10 +221,14 @@ class Proposer:
                     f"The grid has {len(self._grid)} points and all were proposed; start a study "
                     "with larger `grid_levels`."
                 )
-            return left[0]
+            return self._first_allowed(left)
         space = self.problem.space
         if self.options.acquisition == "random":
-            return space.sample(1, seed=_stream(self._seed, "random", number))[0]
+            drawn = space.sample(
+                1 if self._allows is None else _DRAWN_TO_PAY,
+                seed=_stream(self._seed, "random", number),
+            )
+            return self._first_allowed(drawn)
         if number < initial or sum(trial.state == "complete" for trial in trials) < 2:
             drawn = self._quasi_random("initial", number + 1, space.draw)
             if number >= len(drawn):
@@ -179,7 +236,9 @@ class Proposer:
                     f"The space's constraints allow only {len(drawn)} of the configs drawn, and "
                     "all were proposed. Widen them, or lower `initial`."
                 )
-            return drawn[number]
+            if self._allows is not None:
+                drawn = self._quasi_random("initial", number + _DRAWN_TO_PAY, space.draw)
+            return self._first_allowed(drawn[number:])
         beliefs = self.beliefs(trials)
         with manual_seed(self._torch_seed(number)), torch.no_grad():
             if self.problem.resource is None:
@@ -192,6 +251,8 @@ class Proposer:
             if best is None:
                 # Nothing promises an improvement: look where least is known.
                 best = self.search(lambda c: _uncertainty(beliefs, c), beliefs, number)
+        if best is None and self._allows is not None:
+            raise NothingAffordableError
         if best is None:
             raise StudyError(
                 "The privacy oracle fails, or answers no finite epsilon >= 0, for all candidates "
@@ -239,6 +300,7 @@ class Proposer:
             number: Makes the random steps of this search its own.
             whole: Whether to look at the longest trainings only, and score whole curves.
         """
+        score = self._allowed_by(score)
         generator = torch.Generator().manual_seed(self._torch_seed(number))
         starts = _best_incumbents(beliefs)
         share = _CURVES if whole else 1.0

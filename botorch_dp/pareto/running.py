@@ -1,66 +1,43 @@
-"""Trials in training: who takes which, where they run, and what becomes of them.
+"""Trials in training: who takes which, and what becomes of them.
 
 A study keeps its executor busy, stores what comes back before anything else is risked, and survives
-what goes wrong. Executors are this process, threads, processes or a Dask cluster. Whatever a
-training raises is reduced to the type of its error before it is stored, and to the lines of code
-that it passed through before it is shown: the message may quote records.
+what goes wrong.
 """
 
 from __future__ import annotations
 
 import math
-import pickle
-import time
-import traceback
 import warnings
-from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence, Sized
-from concurrent.futures import (
-    FIRST_COMPLETED,
-    BrokenExecutor,
-    CancelledError,
-    Executor,
-    Future,
-    ProcessPoolExecutor,
-    ThreadPoolExecutor,
-    wait,
-)
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from numbers import Real as RealNumber
-from types import TracebackType
-from typing import Any, TypeAlias
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
-import torch
 from tqdm.auto import tqdm
 
 from botorch_dp.pareto.beliefs import require_complete
 from botorch_dp.pareto.problem import (
     CurvePlan,
-    InvalidUtilityError,
     Measurement,
-    MistakenUtilityError,
     PrivacyUtilityProblem,
     StudyError,
     Trial,
 )
-from botorch_dp.pareto.proposals import Proposer
+from botorch_dp.pareto.proposals import NothingAffordableError, Proposer
 from botorch_dp.pareto.storage import StudyStorage
+from botorch_dp.pareto.workers import (
+    MISTAKES,
+    ExecutorDiedError,
+    Result,
+    Task,
+    TrainingTimeout,
+    Workers,
+    measured,
+)
 from botorch_dp.space import Config
 
 #: So many trials that fail before any has finished are no bad luck.
 _HOPELESS = 5
-#: Errors of code that cannot work with any config; one of them before any success is enough.
-_MISTAKES = (TypeError, NameError, AttributeError, ImportError, SyntaxError, NotImplementedError)
-#: Lines of code that an error is shown with.
-_SHOWN_FRAMES = 4
-#: An executor, or something that makes one (again, after one died).
-ExecutorLike: TypeAlias = Executor | Callable[[], Executor]
-
-
-class ExecutorDiedError(StudyError):
-    """The executor broke down. Unfinished trials stay queued and are taken up by the next run."""
 
 
 class TrialQueue:
@@ -156,7 +133,7 @@ class TrialQueue:
         """
         if self.storage.count("complete"):
             return False
-        plain = error if isinstance(error, bool) else isinstance(error, _MISTAKES)
+        plain = error if isinstance(error, bool) else isinstance(error, MISTAKES)
         return plain or self.storage.count("failed") + and_failed >= _HOPELESS
 
     def fail(
@@ -198,354 +175,6 @@ class TrialQueue:
         }
 
 
-@dataclass(frozen=True)
-class Task:
-    """One call of the utility oracle: some replicates of one trial.
-
-    Args:
-        trial: The trial's number.
-        config: What to train with.
-        replicates: Which ones.
-        seeds: One for each.
-        plan: Where utility is measured along the way; None if at the end only.
-        ahead: The checkpoints that are left.
-        attempt: Tells the points of this call from those of an earlier one that was cut off.
-    """
-
-    trial: int
-    config: Config
-    replicates: tuple[int, ...]
-    seeds: tuple[int, ...]
-    plan: CurvePlan | None = None
-    ahead: tuple[int, ...] = ()
-    attempt: int = 0
-
-
-#: Gets each point of a curve as it is measured: (task, checkpoint, answers, seconds, is_last).
-Report: TypeAlias = Callable[[Task, int, list[Any], float, bool], None]
-
-
-@dataclass(frozen=True)
-class Result:
-    """What came of a task: measurements, or the type of an error.
-
-    Args:
-        task: The task.
-        measurements: One for each of its replicates; None if it failed.
-        failure: What may be known of the error; None if it succeeded.
-    """
-
-    task: Task
-    measurements: tuple[Measurement, ...] | None = field(default=None, repr=False)
-    failure: Failure | None = None
-
-
-@dataclass(frozen=True)
-class Failure:
-    """What leaves the place where a training raised.
-
-    Args:
-        error_type: Name of the exception's class.
-        retryable: Whether another attempt could end differently.
-        mistake: Whether the error is one of code, which no config and no seed can help.
-        shown: What may be shown of the error.
-    """
-
-    error_type: str
-    retryable: bool = True
-    mistake: bool = False
-    shown: str = field(default="", repr=False)
-
-    @classmethod
-    def of(cls, error: Exception) -> Failure:
-        """Lines of code are shown; the message is not, for it may quote records."""
-        if isinstance(error, InvalidUtilityError):
-            # Another training would end in the same nonsense. The message is ours.
-            kind = InvalidUtilityError.__name__
-            mistake = isinstance(error, MistakenUtilityError)
-            return cls(kind, False, mistake, f"{kind}: {error}")
-        frames = traceback.extract_tb(error.__traceback__)[2:][-_SHOWN_FRAMES:]
-        lines = [f"\n  {f.filename}, line {f.lineno}, in {f.name}: {f.line}" for f in frames]
-        kind = type(error).__name__
-        return cls(kind, True, isinstance(error, _MISTAKES), f"{kind}, raised in{''.join(lines)}")
-
-
-def attempt(
-    oracle: Callable[..., Any], together: bool, task: Task, report: Report | None = None
-) -> list[tuple[int, list[Any], float]] | Failure:
-    """What :func:`train` returns, or what may be known of the error that it raises."""
-    try:
-        return train(oracle, together, task, report)
-    except StudyError:
-        # Not the training's: a point of its curve could not be stored.
-        raise
-    except Exception as error:
-        return Failure.of(error)
-
-
-def train(
-    oracle: Callable[..., Any], together: bool, task: Task, report: Report | None = None
-) -> list[tuple[int, list[Any], float]]:
-    """Call the oracle where the data are.
-
-    Returns:
-        At each checkpoint (0 if utility is measured at the end only) the answers, one for each
-        seed, and the seconds since the one before.
-    """
-    config, seeds = dict(task.config), list(task.seeds)
-    start = time.perf_counter()
-    if task.plan is None:
-        answers = oracle(config, seeds) if together else [oracle(config, s) for s in seeds]
-        return [(0, list(answers), time.perf_counter() - start)]
-    given = oracle(config, seeds if together else seeds[0], task.ahead)
-    if isinstance(given, Sized) and len(given) != len(task.ahead):
-        raise MistakenUtilityError(
-            f"`utility_curve` must return {len(task.ahead)} utilities, one for each of its "
-            f"`checkpoints`, got {len(given)}."
-        )
-    curve: list[tuple[int, list[Any], float]] = []
-    try:
-        answers_of = iter(given)
-        for checkpoint in task.ahead:
-            answer = next(answers_of)
-            answers = list(answer) if together else [answer]
-            is_last = task.plan.is_last(checkpoint, [_utility(a) for a in answers])
-            curve.append((checkpoint, answers, time.perf_counter() - start))
-            if report is not None:
-                report(task, *curve[-1], is_last)
-            if is_last:
-                break
-            start = time.perf_counter()
-    except StopIteration:
-        raise MistakenUtilityError(
-            f"`utility_curve` ended after {len(curve)} of {len(task.ahead)} `checkpoints`."
-        ) from None
-    finally:
-        if isinstance(given, Generator):
-            given.close()
-    return curve
-
-
-def _utility(answer: Any) -> float:
-    """The utility in an answer, as far as it is one; it is checked where its problem is known."""
-    utility = answer[0] if isinstance(answer, tuple) and answer else answer
-    return float(utility) if isinstance(utility, RealNumber) else math.nan
-
-
-class InlineExecutor(Executor):
-    """Runs tasks in this thread, one at a time, when somebody waits for them."""
-
-    def __init__(self) -> None:
-        self._queue: deque[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]] = deque()
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Queue a call."""
-        future: Future[Any] = Future()
-        self._queue.append((future, fn, args))
-        return future
-
-    def run_next(self) -> None:
-        """Run the oldest call. Ctrl-C and the like go through."""
-        future, fn, args = self._queue.popleft()
-        if not future.set_running_or_notify_cancel():
-            return
-        try:
-            future.set_result(fn(*args))
-        except Exception as error:
-            future.set_exception(error)
-
-
-class Workers:
-    """Tasks in flight on an executor; as a context, it leaves nothing queued behind.
-
-    Args:
-        problem: Whose utility oracle to call.
-        executor: An executor, which is left running; or a callable that makes one, which is shut
-            down here and made again if it dies; or None for this thread.
-    """
-
-    def __init__(self, problem: PrivacyUtilityProblem, executor: ExecutorLike | None) -> None:
-        self._problem = problem
-        self._make: Callable[[], Executor] | None = None
-        if executor is None:
-            self._executor: Executor = InlineExecutor()
-        elif isinstance(executor, Executor):
-            self._executor = executor
-        elif callable(executor):
-            self._make = executor
-            self._executor = self._made()
-        else:
-            raise TypeError(
-                "`executor` must be a concurrent.futures.Executor (a Dask client has "
-                f"`get_executor()`), a callable that makes one, or None; "
-                f"got {type(executor).__name__}."
-            )
-        if isinstance(self._executor, ProcessPoolExecutor):
-            _check_picklable(problem.oracle)
-        self._futures: dict[Future[Any], Task] = {}
-
-    def __enter__(self) -> Workers:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        for future in self._futures:
-            future.cancel()
-        if self._make is not None:
-            # After an interruption nobody waits for trainings whose results nobody will read.
-            self._executor.shutdown(wait=error is None, cancel_futures=True)
-
-    @property
-    def in_flight(self) -> list[Task]:
-        """The tasks that were submitted and not reported yet."""
-        return list(self._futures.values())
-
-    @property
-    def replaceable(self) -> bool:
-        """Whether an executor that dies can be made again."""
-        return self._make is not None
-
-    @contextmanager
-    def leaving_cores_to_trainings(self) -> Iterator[None]:
-        """Compute with one thread here, while trainings elsewhere keep all cores busy.
-
-        Models of some hundred trials gain nothing from more threads, and lose twentyfold when
-        threads wait for each other on busy cores. Not if trainings are threads of this process:
-        the setting would be theirs too.
-        """
-        if isinstance(self._executor, ThreadPoolExecutor):
-            yield
-            return
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(threads)
-
-    def submit(self, task: Task, report: Report | None = None) -> None:
-        """Start a task as soon as there is a worker for it.
-
-        Points of curves are reported as they come where the worker is a thread of this process;
-        from other processes they come with the result.
-        """
-        problem = self._problem
-        here = isinstance(self._executor, (InlineExecutor, ThreadPoolExecutor))
-        try:
-            future = self._executor.submit(
-                attempt,
-                problem.oracle,
-                problem.replicates_together,
-                task,
-                report if here else None,
-            )
-        except (BrokenExecutor, RuntimeError) as error:
-            # Broken, or shut down by somebody else. The task counts as in flight: a trial that
-            # brings down every executor must not be tried for ever.
-            self._futures[Future()] = task
-            raise ExecutorDiedError(type(error).__name__) from None
-        self._futures[future] = task
-
-    def discard(self, trial: int) -> None:
-        """Forget the tasks of a trial; those that run are left to end unseen."""
-        for future in [f for f, task in self._futures.items() if task.trial == trial]:
-            future.cancel()
-            del self._futures[future]
-
-    def replace(self) -> None:
-        """Make a new executor in place of one that died; nothing is in flight afterwards."""
-        self._futures.clear()
-        self._executor.shutdown(wait=False, cancel_futures=True)
-        self._executor = self._made()
-
-    def next_results(self) -> list[Result]:
-        """Wait until at least one task ends, and report all that did.
-
-        Raises:
-            ExecutorDiedError: The executor broke, with everything in flight.
-            KeyboardInterrupt: Here or in a worker.
-        """
-        if isinstance(self._executor, InlineExecutor):
-            # The oldest calls may have been discarded since.
-            while not any(future.done() for future in self._futures):
-                self._executor.run_next()
-        done, _ = wait(self._futures, return_when=FIRST_COMPLETED)
-        results: list[Result] = []
-        # In the order of submission, so that the outcome does not depend on a set's order.
-        for future in [future for future in self._futures if future in done]:
-            task = self._futures[future]
-            try:
-                result = self._result(task, future)
-            except ExecutorDiedError:
-                if results:
-                    # What did finish comes first; the next call meets the dead executor again.
-                    break
-                raise
-            del self._futures[future]
-            results.append(result)
-        return results
-
-    def _result(self, task: Task, future: Future[Any]) -> Result:
-        if future.cancelled():
-            raise ExecutorDiedError(CancelledError.__name__)
-        error = future.exception()
-        if isinstance(error, BrokenExecutor):
-            raise ExecutorDiedError(type(error).__name__) from None
-        if isinstance(error, KeyboardInterrupt):
-            raise KeyboardInterrupt
-        if isinstance(error, StudyError):
-            raise error
-        answer = future.result() if error is None else Failure.of(error)  # type: ignore[arg-type]
-        if not isinstance(answer, Failure):
-            try:
-                return Result(task, measurements=measured(self._problem, task, answer))
-            except InvalidUtilityError as invalid:
-                answer = Failure.of(invalid)
-        return Result(task, failure=answer)
-
-    def _made(self) -> Executor:
-        assert self._make is not None
-        executor = self._make()
-        if not isinstance(executor, Executor):
-            raise TypeError(
-                "`executor()` must return a concurrent.futures.Executor, "
-                f"got {type(executor).__name__}."
-            )
-        return executor
-
-
-def measured(
-    problem: PrivacyUtilityProblem, task: Task, curve: Sequence[tuple[int, list[Any], float]]
-) -> tuple[Measurement, ...]:
-    """What :func:`train` returned, checked: a measurement for each replicate."""
-    points: list[dict[int, Measurement]] = [{} for _ in task.seeds]
-    for checkpoint, answers, seconds in curve:
-        if len(answers) != len(task.seeds):
-            raise MistakenUtilityError(
-                f"`utility_replicates` must return {len(task.seeds)} utilities, one for each seed, "
-                f"got {len(answers)}."
-            )
-        for place, answer in zip(points, answers, strict=True):
-            place[checkpoint] = problem.measurement(answer, seconds / len(answers))
-    if task.plan is None:
-        return tuple(place[0] for place in points)
-    return tuple(Measurement.of_curve(place) for place in points)
-
-
-def _check_picklable(oracle: Callable[..., Any]) -> None:
-    try:
-        pickle.dumps(oracle)
-    except (pickle.PicklingError, TypeError, AttributeError):
-        raise ValueError(
-            "`utility` cannot be sent to other processes: define it at the top level of a module "
-            "(no lambda, no nested function), or use threads."
-        ) from None
-
-
 class TrialLoop:
     """Trains trials until the study has enough of them.
 
@@ -584,6 +213,8 @@ class TrialLoop:
         # A trial that brought down an executor, alone or in company, is put to the test alone.
         self._alone = False
         self._taken: set[int] = set()
+        #: Whether nothing that could be proposed can be paid for.
+        self.exhausted = False
 
     def run(self, *, progress: bool) -> None:
         """Train; returns when nothing is left to do."""
@@ -677,9 +308,14 @@ class TrialLoop:
                 self._queue.release(waiting.number)
                 return None
             return waiting
-        while len(self._storage) < self._target:
-            with self._workers.leaving_cores_to_trainings():
-                trial = self._queue.propose(self._initial)
+        while len(self._storage) < self._target and not self.exhausted:
+            try:
+                with self._workers.leaving_cores_to_trainings():
+                    trial = self._queue.propose(self._initial)
+            except NothingAffordableError:
+                # What runs is paid for, and awaited.
+                self.exhausted = True
+                return None
             if trial.state == "pending":
                 return trial
             self._on_end(trial)
@@ -745,7 +381,7 @@ class TrialLoop:
         trial = self._queue.fail(
             task.trial,
             failure.error_type,
-            trainings=self._unseen(task),
+            trainings=self._unseen(task) if failure.begun else 0,
             retryable=failure.retryable,
             spared=failure.mistake and self._queue.nothing_works(True),
         )
@@ -763,8 +399,12 @@ class TrialLoop:
         lost: dict[int, int] = {}
         for task in self._workers.in_flight:
             lost[task.trial] = lost.get(task.trial, 0) + self._unseen(task)
+        overdue = self._workers.overdue
         for number, trainings in lost.items():
-            if len(lost) == 1:
+            if overdue == {number}:
+                kind = TrainingTimeout.__name__
+                self._queue.fail(number, kind, trainings=trainings, retryable=False)
+            elif len(lost) == 1:
                 self._queue.fail(number, error_type, trainings=trainings)
             else:
                 self._storage.add_failure(number, error_type, trainings=trainings, blamed=False)

@@ -20,6 +20,7 @@ import json
 import math
 import os
 import sqlite3
+import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -79,6 +80,11 @@ def _seal_all(connection: sqlite3.Connection) -> None:
     seal_study(connection)
 
 
+def _name(connection: sqlite3.Connection) -> None:
+    # Not by SQLite's generator, whose state a forked process shares.
+    connection.execute("INSERT INTO run VALUES (1, ?)", (uuid.uuid4().hex,))
+
+
 STUDY = FileKind(
     name="study",
     application_id=0x44506172,  # "DPar"
@@ -111,6 +117,11 @@ STUDY = FileKind(
             "seconds REAL, measured_at TEXT NOT NULL, "
             "PRIMARY KEY (trial, replicate, checkpoint))",
             _seal_all,
+        ),
+        # Version 3: a name for the study, under which its trainings are paid for.
+        (
+            "CREATE TABLE run (id INTEGER PRIMARY KEY CHECK (id = 1), identity TEXT NOT NULL)",
+            _name,
         ),
     ),
 )
@@ -167,6 +178,12 @@ class StudyStorage(StateFile):
         except BaseException:
             self.close()
             raise
+
+    @property
+    def identity(self) -> str:
+        """The study's name: the same for its file and copies of it, and for no other study."""
+        ((identity,),) = self.query("SELECT identity FROM run")
+        return str(identity)
 
     def __len__(self) -> int:
         return len(self._trials)

@@ -11,7 +11,6 @@ import math
 import os
 import time
 import warnings
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -24,6 +23,7 @@ from torch import Tensor
 
 from botorch_dp._arguments import checked
 from botorch_dp._checks import check_choice, check_count, check_integer, check_positive
+from botorch_dp._files import MEMORY
 from botorch_dp.pareto.beliefs import EpsilonScale, PrivacyModel, require_complete
 from botorch_dp.pareto.front import (
     OperatingPoint,
@@ -35,8 +35,15 @@ from botorch_dp.pareto.front import (
     point_table,
     recommended,
 )
+from botorch_dp.pareto.paying import (
+    Purse,
+    TestOrTraining,
+    check_payable,
+    fitting,
+    nothing_to_publish,
+    publication,
+)
 from botorch_dp.pareto.problem import (
-    SEEDED,
     CurvePlan,
     InvalidUtilityError,
     Measurement,
@@ -47,23 +54,15 @@ from botorch_dp.pareto.problem import (
     UtilityAnswer,
 )
 from botorch_dp.pareto.proposals import AcquisitionFactory, ProposalOptions, Proposer
-from botorch_dp.pareto.running import (
-    ExecutorLike,
-    TrialLoop,
-    TrialQueue,
-    Workers,
-    evaluate_again,
-)
+from botorch_dp.pareto.running import TrialLoop, TrialQueue, evaluate_again
 from botorch_dp.pareto.storage import StudyStorage
+from botorch_dp.pareto.workers import ExecutorLike, Workers
 from botorch_dp.privacy import (
-    DEFAULT_DELTA,
-    ApproximateLoss,
-    GaussianLoss,
     Guarantee,
-    PrivacyLoss,
-    PrivacyUnit,
-    PureLoss,
-    compose,
+    PrivacyBudget,
+    PrivacyError,
+    PrivacyLedger,
+    Release,
 )
 from botorch_dp.space import Config
 
@@ -72,17 +71,9 @@ AcquisitionName = Literal["ehvi", "hvpoi", "log_hvpoi", "qlogehvi", "random", "g
 #: How many trials are drawn before models are consulted, unless told otherwise: a curve tells more.
 INITIAL, INITIAL_CURVES = 16, 4
 
-TestOrTraining = Literal["training", "test"]
 #: Told of each trial that has ended.
 Callback: TypeAlias = "Callable[[DPareto, Trial], object]"
 
-_FIXED_TOTAL = (
-    "the total was fixed as a budget before the first training: configs depend on earlier results, "
-    "and a total that does so too is no guarantee [Rogers2016]"
-)
-#: The order at which Rényi divergences are added up. A filter needs one that no result can move;
-#: totals of whole studies are large, and large totals want a small order.
-_RENYI_ORDER = 2.0
 #: Relative differences of epsilon that another version of a library may make.
 _SAME_EPSILON = 1e-6
 
@@ -113,6 +104,11 @@ class DPareto:
             :func:`~botorch_dp.datasets.public_twin`), or configs; a new study begins with the
             :meth:`best_configs` of it, and draws fewer initial ones. They must be known without the
             records.
+        budget: Pays for the trainings, so that all of the study may be published at its price: what
+            may be spent, kept beside ``storage`` in a file with the suffix ``.ledger``; or a
+            ledger. Each training (replicates, retries and re-evaluations too) is charged before it
+            begins, and the run ends when no config in the space can be paid for. Needs a problem
+            whose promise has ``secret_noise``.
 
     Example:
         >>> study = DPareto(problem, storage="study.sqlite", seed=0)
@@ -134,6 +130,7 @@ class DPareto:
         candidates: int = 2048,
         grid_levels: int | Mapping[str, int] = 3,
         warm_start: DPareto | Sequence[Config] | None = None,
+        budget: PrivacyBudget | PrivacyLedger | None = None,
     ) -> None:
         if not isinstance(problem, PrivacyUtilityProblem):
             raise TypeError(
@@ -150,6 +147,7 @@ class DPareto:
         if seed is not None:
             check_integer("seed", seed, at_least=0)
         self.problem = problem
+        self._own_ledger: PrivacyLedger | None = None
         self.retries = check_integer("retries", retries, at_least=0)
         starting = _checked_configs(warm_start, problem)
         options = ProposalOptions(
@@ -159,12 +157,21 @@ class DPareto:
             candidates=check_integer("candidates", candidates, at_least=16),
             grid_levels=grid_levels,
         )
-        self._storage = StudyStorage(storage, description=problem.description(), seed=seed)
+        description = problem.description()
+        if budget is not None:
+            check_payable(budget, problem)
+            description["paid"] = True
+        self._purse: Purse | None = None
+        self._storage = StudyStorage(storage, description=description, seed=seed)
         try:
             self._proposer = Proposer(problem, seed=self._storage.seed, options=options)
+            if budget is not None:
+                ledger = self._opened(budget)
+                self._purse = Purse(problem, ledger, self._storage.identity)
+                self._proposer.affords = self._purse.affords
             self._check_stored_epsilons()
         except BaseException:
-            self._storage.close()
+            self.close()
             raise
         self._queue = TrialQueue(problem, self._storage, self._proposer, retries=self.retries)
         self._stopping = False
@@ -185,7 +192,8 @@ class DPareto:
     def ask(self, q: int = 1, *, initial: int | None = None) -> list[Trial]:
         """The next trials to train: those a crash left behind first, then new ones.
 
-        They are stored before they are returned. Report each with :meth:`tell`.
+        They are stored before they are returned, and charged if the study is paid for (again, if a
+        trial is asked for again). Report each with :meth:`tell`.
 
         Args:
             q: How many; they are chosen to complement each other and all pending trials.
@@ -197,8 +205,15 @@ class DPareto:
         asked: list[Trial] = []
         while len(asked) < q:
             trial = self._queue.take() or self._queue.propose(initial)
-            if trial.state == "pending":
-                asked.append(trial)
+            if trial.state != "pending":
+                continue
+            if self._purse is not None:
+                try:
+                    self._purse.charge(trial.number, trial.config, len(trial.missing))
+                except BaseException:
+                    self._queue.release(trial.number)
+                    raise
+            asked.append(trial)
         return asked
 
     def tell(
@@ -314,6 +329,12 @@ class DPareto:
         Example:
             >>> study.add_trial({"noise": 1.0, "epochs": 8}, [0.81, 0.79])
         """
+        if self._purse is not None:
+            raise PrivacyError(
+                "`add_trial` on a study that is paid for: its ledger knows nothing of trainings "
+                "that were made elsewhere. Give their configs as `warm_start` if they are public, "
+                "or let the study train them."
+            )
         config = self.problem.space.check(config)
         answers = utilities if isinstance(utilities, list) else [utilities]
         if not answers:
@@ -333,6 +354,7 @@ class DPareto:
         asynchronous: bool = True,
         *,
         timeout: float | None = None,
+        training_timeout: float | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> ParetoFront:
         """Propose and train until the study has so many trials.
@@ -352,6 +374,11 @@ class DPareto:
             asynchronous: Whether a new trial starts whenever one ends. Otherwise a whole batch is
                 awaited, which wastes time but repeats exactly, whatever ends first.
             timeout: Seconds after which no more trainings start; those in flight are awaited.
+            training_timeout: Seconds after which one call of the utility oracle is ended and its
+                trial has failed with ``TrainingTimeout``. Needs worker processes, or ``executor``
+                None in the main thread, where code that never comes back to Python cannot be ended.
+                A process that hangs there is ended itself, so give a callable that makes another
+                pool.
             callbacks: Each is called as ``callback(study, trial)`` with every trial that has ended,
                 in this thread, once it is stored. It may call :meth:`stop`; what it raises ends
                 the run.
@@ -375,7 +402,9 @@ class DPareto:
                 callback(self, trial)
 
         try:
-            with Workers(self.problem, executor) as workers:
+            with Workers(
+                self.problem, executor, training_timeout=training_timeout, purse=self._purse
+            ) as workers:
                 loop = TrialLoop(
                     self._queue,
                     workers,
@@ -387,6 +416,17 @@ class DPareto:
                     on_end=tell_all,
                 )
                 loop.run(progress=progress)
+            if loop.exhausted and self._storage.count("complete"):
+                warnings.warn(
+                    f"The budget cannot bear another trial: the study ends with "
+                    f"{len(self._storage)} of {trials}. This is their front.",
+                    stacklevel=2,
+                )
+            elif loop.exhausted:
+                raise StudyError(
+                    "The budget cannot bear a single trial of what would be proposed: raise it, or "
+                    "narrow the space to cheaper trainings (more noise, fewer steps)."
+                )
         except KeyboardInterrupt:
             if not self._storage.count("complete"):
                 raise
@@ -429,6 +469,7 @@ class DPareto:
             guarantee_sentence(
                 self.publication_guarantee(),
                 test_records=self.problem.promise.utility_guarantee is not None,
+                paid=self._purse is not None,
             )
             if trained
             else "Nothing was trained yet."
@@ -446,7 +487,10 @@ class DPareto:
         return ParetoFront(
             self.problem,
             require_complete(trials, "front"),
-            guarantee=partial(publication, self.problem, trials, "training"),
+            guarantee=partial(publication, self.problem, trials, "training")
+            if self._purse is None
+            else self.publication_guarantee(),
+            paid=self._purse is not None,
             reevaluator=self._evaluate_again,
             believer=partial(self._believed, trials),
         )
@@ -524,7 +568,9 @@ class DPareto:
         Which configs are on the front depends on all trainings, so the guarantee covers *all* of
         them, not only those on the front: replicates, re-evaluations, and failed attempts. It is
         void unless the problem's promise says that their noise is secret. Trials are chosen by the
-        results of earlier ones, so they are composed by a filter; see :func:`_filtered`.
+        results of earlier ones, so they are composed by a filter; see :func:`_filtered`. If the
+        study was paid for, it is the guarantee of its ledger: the budget, however much of it was
+        spent.
 
         Args:
             data: Whose records: those trained on, or those the utility was measured on. The latter
@@ -532,7 +578,44 @@ class DPareto:
         """
         if data not in ("training", "test"):
             raise ValueError(f"`data` must be 'training' or 'test', got {data!r}.")
+        if self._purse is not None and data == "training":
+            if not any(trial.num_trainings for trial in self.trials):
+                raise nothing_to_publish()
+            return self._purse.ledger.guarantee
         return publication(self.problem, self.trials, data)
+
+    def publish(self, *, test_records_are_public: bool = False) -> Release[ParetoFront]:
+        """The front, to be shown to others: with its figures, its models, and all trials.
+
+        Only of a study that was paid for (``budget=``).
+
+        Args:
+            test_records_are_public: Utilities are computed from the test records. Say so if these
+                are public; otherwise the problem's promise needs a ``utility_guarantee``.
+
+        Returns:
+            The front, under the ledger's guarantee for the training records. Its ``caption``
+            belongs under every figure of it.
+        """
+        if self._purse is None:
+            raise PrivacyError(
+                "This study was not paid for, so it cannot be published: its trainings were "
+                "charged to nothing. Begin one with `budget=PrivacyBudget(epsilon, delta)` and a "
+                "problem that trains with secret noise."
+            )
+        front = self.front()
+        guarantee = front.guarantee
+        if self.problem.promise.utility_guarantee is None:
+            if not test_records_are_public:
+                raise PrivacyError(
+                    "The utilities were computed from the test records without noise, so the front "
+                    "would tell about these. If they are public, say so by "
+                    "`test_records_are_public=True`; otherwise let the oracle release noisy "
+                    "utilities, with a `utility_guarantee` in the problem's promise."
+                )
+            unit = guarantee.unit.given("the test records are public")
+            guarantee = replace(guarantee, unit=unit)
+        return Release(front, guarantee)
 
     def _check_stored_epsilons(self) -> None:
         """Refuse to go on with another privacy oracle: the study would mix two epsilons."""
@@ -561,14 +644,25 @@ class DPareto:
         *,
         executor: ExecutorLike | None = None,
         progress: bool = False,
+        training_timeout: float | None = None,
     ) -> tuple[list[Trial], Guarantee]:
         check_count("replicates", replicates)
         numbers = list(dict.fromkeys(point.trial for point in points))
-        with Workers(self.problem, executor) as workers:
+        wanted = [self._up_to(self._storage[n], points) for n in numbers]
+        if self._purse is not None and not self._purse.bears(
+            [trial.config for trial in wanted], replicates
+        ):
+            raise StudyError(
+                f"The budget cannot bear {replicates} more trainings of each of the front's "
+                f"{len(wanted)} configs; nothing was trained. Ask for fewer `replicates`."
+            )
+        with Workers(
+            self.problem, executor, training_timeout=training_timeout, purse=self._purse
+        ) as workers:
             again = evaluate_again(
                 self._queue,
                 workers,
-                trials=[self._up_to(self._storage[n], points) for n in numbers],
+                trials=wanted,
                 replicates=replicates,
                 progress=progress,
             )
@@ -583,9 +677,31 @@ class DPareto:
         plan = CurvePlan(tuple(wanted), tuple(wanted.values()), (0.0,) * len(wanted))
         return replace(trial, config=self.problem.at(trial.config, max(wanted)), plan=plan)
 
+    def _opened(self, budget: PrivacyBudget | PrivacyLedger) -> PrivacyLedger:
+        """The ledger of a paid study; its own one is closed with it."""
+        if isinstance(budget, PrivacyLedger):
+            return budget
+        stored = self._storage.path
+        path = stored if stored == MEMORY else f"{stored}.ledger"
+        self._own_ledger = PrivacyLedger(path, fitting(budget, self.problem))
+        return self._own_ledger
+
+    @property
+    def ledger(self) -> PrivacyLedger | None:
+        """What trainings are charged to; None if they are not paid for."""
+        return None if self._purse is None else self._purse.ledger
+
     def close(self) -> None:
         """Release the storage; everything is on disk already."""
         self._storage.close()
+        if self._own_ledger is not None:
+            self._own_ledger.close()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        raise TypeError(
+            "A study is not copied or pickled, for two of them would train the same trials. Open "
+            "its file in another process instead, or make a new DPareto."
+        )
 
     def __enter__(self) -> DPareto:
         return self
@@ -615,125 +731,3 @@ def _checked_configs(
             f"got {type(warm_start).__name__}."
         )
     return [problem.space.check(config) for config in configs]
-
-
-def publication(
-    problem: PrivacyUtilityProblem, trials: Sequence[Trial], data: TestOrTraining = "training"
-) -> Guarantee:
-    """What publishing everything that is known of the trials promises.
-
-    See :meth:`DPareto.publication_guarantee`.
-    """
-    trained = [trial for trial in trials if trial.num_trainings > 0]
-    if not trained:
-        raise StudyError("Nothing was trained yet, so there is nothing to publish.")
-    promise = problem.promise
-    parts: list[Guarantee] = []
-    if data == "training":
-        for trial in trained:
-            parts += _trainings(problem, trial)
-    elif promise.utility_guarantee is not None:
-        parts = [promise.utility_guarantee] * sum(trial.num_trainings for trial in trained)
-    else:
-        return Guarantee(
-            mechanism="front of measured utilities",
-            unit=PrivacyUnit("one record of the test data", promise.unit.relation),
-            losses=(),
-            void="utilities are computed from the test records without noise",
-        )
-    whole = _filtered(parts, promise.delta)
-    if promise.secret_noise:
-        return whole
-    return replace(whole, void=SEEDED if whole.void is None else f"{whole.void}; {SEEDED}")
-
-
-def _trainings(problem: PrivacyUtilityProblem, trial: Trial) -> list[Guarantee]:
-    """What each training of a trial promises; a curve is paid for once, whatever was measured.
-
-    A training that was stopped early, after a look at its utility, took part of its steps. Where
-    losses add up step by step (Gaussian, or by Renyi divergence) it costs what it took: each step
-    is a mechanism that was chosen by earlier results, and :func:`_filtered` composes such. An
-    (epsilon, delta) statement speaks of the whole training, which may have been stopped anywhere.
-    """
-    whole = problem.promise.of_training(problem.name, trial.config, trial.epsilon)
-    if trial.plan is None or any(loss.summed is not None for loss in whole.losses):
-        return [whole] * trial.num_trainings
-    epsilons = dict(zip(trial.plan.checkpoints, trial.plan.epsilons, strict=True))
-    ends = [m.curve[-1][0] for m in (*trial.finished, *trial.fresh)]
-    parts = [
-        problem.promise.of_training(
-            problem.name, problem.at(trial.config, end), epsilons.get(end, trial.epsilon)
-        )
-        for end in ends
-    ]
-    return parts + [whole] * (trial.num_trainings - len(ends))
-
-
-def _filtered(parts: Sequence[Guarantee], delta: float) -> Guarantee:
-    r"""What mechanisms promise together when each was chosen by the results of those before it.
-
-    :func:`~botorch_dp.privacy.compose` takes the best of several bounds for the losses that
-    occurred. That is no bound here: which losses occur depends on earlier results, and two paths
-    that compose to delta = .375 each may be branches of one tree whose delta is .480. What follows
-    holds for the whole tree if the total stays within a budget on every path. The form is chosen by
-    the kinds of losses, which a problem has once and for all, and never by their values.
-
-    * *Sums*, for (epsilon, delta) losses. By induction from the leaves: if the rest of the tree
-      after any result ``y`` is (e - e1, d - d1)-DP, then ``P(S) <= d - d1 +
-      E_P[min(1, exp(e - e1) Q(S|y))]``, of which the first mechanism, (e1, d1)-DP, makes
-      ``P(S) <= d + exp(e) Q(S)``.
-    * *One mu*, for Gaussian losses alone. Mechanism i shows a Brownian motion with drift 0 or 1 for
-      another mu_i^2 units of its time. When to stop showing it may depend on what was seen; if
-      it is by time mu^2, all of it is a function of the path until then, mu-GDP [Smith2022].
-    * *Renyi divergence at one fixed order* ``a``, for all others [Feldman2021]: ``E_Q[(P/Q)^a]`` is
-      multiplied by at most ``exp((a - 1) r_i)`` at each step, whatever was seen before, so that it
-      ends below ``exp((a - 1) r)``. A minimum over orders would be taken after the results.
-      Losses with a delta are summed beside it: outside an event of probability d they multiply
-      the ratio by at most exp(e).
-
-    Args:
-        parts: At least one; all under one neighbouring relation.
-        delta: Where Rényi divergence becomes (epsilon, delta); the parts' own or the usual one if
-            it is 0.
-
-    Returns:
-        A guarantee with a single loss, and all conditions and assumptions of the parts.
-    """
-    whole = compose(*parts)
-    delta = delta or whole.quoted_delta or DEFAULT_DELTA
-    mus = [loss.mu for loss in whole.losses if isinstance(loss, GaussianLoss)]
-    total: PrivacyLoss | None = None
-    if len(mus) < len(whole.losses):
-        total = _summed(Counter(whole.losses), delta)
-    elif mus:
-        total = GaussianLoss(math.hypot(*mus))
-    if whole.void is None and total is None:
-        whole = replace(whole, void="its deltas add up to 1")
-    return replace(
-        whole,
-        losses=whole.losses if total is None else (total,),
-        assumptions=(*whole.assumptions, _FIXED_TOTAL),
-        quoted_delta=delta,
-    )
-
-
-def _summed(losses: Mapping[PrivacyLoss, int], delta: float) -> PrivacyLoss | None:
-    """Sums of epsilons and deltas, beside Rényi divergences if there are; None if delta >= 1."""
-    simple = all(loss.summed is not None for loss in losses)
-    epsilons, deltas, divergences = [], [], []
-    for loss, count in losses.items():
-        if loss.summed is not None and (simple or loss.summed[1] > 0 or loss.summed[0] == 0):
-            epsilons.append(count * loss.summed[0])
-            deltas.append(count * loss.summed[1])
-        else:
-            divergences.append(count * float(loss.rdp((_RENYI_ORDER,))[0]))
-    if divergences:
-        # From Rényi divergence to epsilon [Canonne2020].
-        order = _RENYI_ORDER
-        gained = math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
-        epsilons.append(max(0.0, math.fsum(divergences) + gained))
-        deltas.append(delta)
-    epsilon, delta = math.fsum(epsilons), math.fsum(deltas)
-    if delta >= 1:
-        return None
-    return ApproximateLoss(epsilon, delta) if delta > 0 else PureLoss(epsilon)

@@ -285,11 +285,7 @@ class PrivacyLedger:
             self._file.settle("relation", guarantee.relation.name)
         else:
             self._check_relation(settled["relation"], guarantee.relation)
-        # What has no (epsilon, delta) of its own cannot be summed: Gaussian noise, DP-SGD.
-        is_gaussian = stated is None and any(loss.summed is None for loss in guarantee.losses)
-        chosen = self._compartments(settled)
-        compartments = chosen or first_choice(self._budget, is_gaussian)
-        cost = stated or cost_of(guarantee, compartments)
+        compartments, cost = self._priced(guarantee, stated, settled)
         totals = self._file.totals()
         if not compartments.can_bear(totals, cost):
             if cost[2] > 0 and self._budget.delta == 0:
@@ -300,10 +296,36 @@ class PrivacyLedger:
                     "noise. Nothing was charged and nothing was read."
                 )
             raise self._exhausted(guarantee, compartments, totals, cost)
-        if chosen is None:
+        if self._compartments(settled) is None:
+            is_gaussian = _is_gaussian(guarantee, stated)
             self._file.settle("summed", "nothing" if is_gaussian else "all")
         document = json.dumps(_document(guarantee, delta), sort_keys=True)
         return self._file.append(label=label, guarantee=document, key=key, cost=cost)
+
+    def bears(self, price: Guarantee, *, delta: float | None = None) -> bool:
+        """Whether the budget could bear this charge now. Charges nothing, and promises nothing:
+        another charge may come first.
+
+        Args:
+            price: As for :meth:`charge`, with its errors.
+            delta: As for :meth:`charge`.
+        """
+        stated = _checked_price(price, "", delta)
+        with self._file.snapshot():
+            settled = self._file.settled()
+            if settled.get("relation") is not None:
+                self._check_relation(settled["relation"], price.relation)
+            compartments, cost = self._priced(price, stated, settled)
+            return compartments.can_bear(self._file.totals(), cost)
+
+    def _priced(
+        self, guarantee: Guarantee, stated: Cost | None, settled: Mapping[str, str]
+    ) -> tuple[Compartments, Cost]:
+        """The compartments that there are, or would be after this charge, and its cost in them."""
+        compartments = self._compartments(settled) or first_choice(
+            self._budget, _is_gaussian(guarantee, stated)
+        )
+        return compartments, stated or cost_of(guarantee, compartments)
 
     def spent(self) -> tuple[float, float]:
         """The part of the budget that charges have used, as (epsilon, delta), rounded up.
@@ -439,6 +461,11 @@ def _checked_price(guarantee: object, label: object, delta: float | None) -> Cos
     if not isinstance(label, str):
         raise TypeError(f"`label` must be a string, got {type(label).__name__}.")
     return None if delta is None else stated_cost(guarantee, delta)
+
+
+def _is_gaussian(guarantee: Guarantee, stated: Cost | None) -> bool:
+    """Whether a charge has no (epsilon, delta) of its own: Gaussian noise, DP-SGD."""
+    return stated is None and any(loss.summed is None for loss in guarantee.losses)
 
 
 def _document(guarantee: Guarantee, delta: float | None) -> dict[str, Any]:

@@ -37,7 +37,7 @@ maximum and integral would give what a base whose best outcomes are likelier und
 **Proposals that follow earlier outcomes** [Wang2023]. Let the law of each trial, given the earlier
 ones, have a density between c and C relative to P, and likewise P'. One factor bounds the trial
 that wins and one each that loses, so A has a density of at most :math:`C f'(1 - c u)`, and A' one
-of at least :math:`c f'(1 - C u')`: the bound holds with :math:`w(u) = C f'(1 - c u)` and
+of at least :math:`c f'((1 - C u')_+)`: the bound holds with :math:`w(u) = C f'(1 - c u)` and
 :math:`v(u) = c f'(1 - C G(u))`.
 
 **Thresholds** [Liu2019]. With geometric K, :math:`P(K \ge j) = (1 - \gamma)^{j-1}`, publish the
@@ -382,9 +382,8 @@ class Selection:
             least = 1 / (gamma + (1 - gamma) * other[1:])
         else:
             most = high * self.number.slope(low * u[:-1])
-            least = low * self.number.slope(high * other[1:])
-            if high > 1:  # beyond probability 1 an outcome better than u is certain
-                least = np.where(high * other[1:] >= 1, self._slope_at_certainty(), least)
+            # Where C u' reaches 1, all others may be better: f'(0) is left.
+            least = low * self.number.slope(np.minimum(high * other[1:], 1.0))
 
         def lines(ratios: np.ndarray) -> np.ndarray:
             return np.maximum(
@@ -394,10 +393,6 @@ class Selection:
         if self.by_threshold:
             return float(min(1.0, base.expected(lines).max()))
         return float(min(1.0, base.expected(lambda r: lines(r).max(0, keepdims=True))[0]))
-
-    def _slope_at_certainty(self) -> float:
-        """f'(0), the chance of exactly one trial."""
-        return float(self.number.slope(1.0))
 
 
 @checked

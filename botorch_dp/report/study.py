@@ -19,6 +19,7 @@ from botorch_dp._arguments import checked
 from botorch_dp._files import atomic_write, differences
 from botorch_dp.pareto.beliefs import Beliefs, KnownObjectives, objective_scales
 from botorch_dp.pareto.front import OperatingPoint, ParetoFront, expected_error, recommended
+from botorch_dp.pareto.paying import publication
 from botorch_dp.pareto.problem import (
     Objective,
     PrivacyUtilityProblem,
@@ -29,7 +30,6 @@ from botorch_dp.pareto.problem import (
 )
 from botorch_dp.pareto.proposals import ProposalOptions, Proposer
 from botorch_dp.pareto.storage import StudyStorage
-from botorch_dp.pareto.study import publication
 from botorch_dp.privacy import (
     DEFAULT_DELTA,
     Guarantee,
@@ -107,6 +107,7 @@ class StudyView:
             storage.close()
         if problem is None:
             return cls(_stored_problem(description, trials), trials, seed)
+        description.pop("paid", None)
         changed = differences(description, problem.description())
         if changed:
             raise StudyError(f"{path} holds a study of another problem: {'; '.join(changed)}.")

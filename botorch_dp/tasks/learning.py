@@ -81,11 +81,13 @@ class PrivateTraining:
         model: ``"logistic"``, ``"svm"``, ``"mlp1"`` or ``"mlp2"``.
         data: Name of the data set.
         optimizer: ``"sgd"`` or ``"adam"``.
+        publish: Whether noise comes from the operating system, whatever the seeds.
     """
 
     model: str
     data: str
     optimizer: Literal["sgd", "adam"]
+    publish: bool = False
 
     @property
     def num_records(self) -> int:
@@ -121,7 +123,10 @@ class PrivateTraining:
 
     def utilities(self, config: Config, seeds: Sequence[int]) -> list[float]:
         """Test accuracies of one model for each seed, trained together."""
-        trained = _trainer(self).fit_replicates(**config, seeds=list(seeds), delta=DELTA)
+        trainer = _trainer(self)
+        if self.publish:
+            return [trainer.fit(publish=True, **config, delta=DELTA).accuracy for _ in seeds]
+        trained = trainer.fit_replicates(**config, seeds=list(seeds), delta=DELTA)
         return [model.accuracy for model in trained]
 
     def trainer(self) -> DPTrainer:
@@ -193,7 +198,7 @@ def _regression(name: str) -> OutputPerturbedLogisticRegression:
 
 @checked
 def adult_logistic_sgd(
-    *, data: BinaryData = "adult", replicates: int = 1, curves: bool = False
+    *, data: BinaryData = "adult", replicates: int = 1, curves: bool = False, publish: bool = False
 ) -> PrivacyUtilityProblem:
     """Logistic regression with DP-SGD: the paper's "LogReg+SGD".
 
@@ -202,39 +207,41 @@ def adult_logistic_sgd(
         replicates: Trainings whose accuracies one trial averages (10 in the paper).
         curves: Whether accuracy is measured along each training, so that one of 64 epochs gives
             twelve points instead of one.
+        publish: Whether to train with noise from the operating system instead of seeds, for a study
+            that is paid for (``DPareto(budget=...)``). Not with curves.
 
     Example:
         >>> problem = adult_logistic_sgd(data="breast_cancer")
         >>> front = DPareto(problem, seed=0).run(32)
     """
-    return _binary_problem("logistic", data, "sgd", replicates, curves)
+    return _binary_problem("logistic", data, "sgd", replicates, curves, publish)
 
 
 @checked
 def adult_logistic_adam(
-    *, data: BinaryData = "adult", replicates: int = 1, curves: bool = False
+    *, data: BinaryData = "adult", replicates: int = 1, curves: bool = False, publish: bool = False
 ) -> PrivacyUtilityProblem:
     """Logistic regression with DP-Adam: the paper's "LogReg+ADAM".
 
     Arguments as in :func:`adult_logistic_sgd`.
     """
-    return _binary_problem("logistic", data, "adam", replicates, curves)
+    return _binary_problem("logistic", data, "adam", replicates, curves, publish)
 
 
 @checked
 def adult_svm_sgd(
-    *, data: BinaryData = "adult", replicates: int = 1, curves: bool = False
+    *, data: BinaryData = "adult", replicates: int = 1, curves: bool = False, publish: bool = False
 ) -> PrivacyUtilityProblem:
     """Linear support vector machine with DP-SGD: the paper's "SVM+SGD".
 
     Arguments as in :func:`adult_logistic_sgd`.
     """
-    return _binary_problem("svm", data, "sgd", replicates, curves)
+    return _binary_problem("svm", data, "sgd", replicates, curves, publish)
 
 
 @checked
 def mnist_mlp1_sgd(
-    *, data: ImageData = "mnist", replicates: int = 1, curves: bool = False
+    *, data: ImageData = "mnist", replicates: int = 1, curves: bool = False, publish: bool = False
 ) -> PrivacyUtilityProblem:
     """One hidden layer of 1000 units with DP-SGD: the paper's "MLP1+SGD".
 
@@ -242,19 +249,20 @@ def mnist_mlp1_sgd(
         data: ``"mnist"``, or ``"digits"`` (8 x 8 pixels), which is always at hand.
         replicates: Trainings whose accuracies one trial averages (10 in the paper).
         curves: As in :func:`adult_logistic_sgd`.
+        publish: As in :func:`adult_logistic_sgd`.
     """
-    return _image_problem("mlp1", data, replicates, curves)
+    return _image_problem("mlp1", data, replicates, curves, publish)
 
 
 @checked
 def mnist_mlp2_sgd(
-    *, data: ImageData = "mnist", replicates: int = 1, curves: bool = False
+    *, data: ImageData = "mnist", replicates: int = 1, curves: bool = False, publish: bool = False
 ) -> PrivacyUtilityProblem:
     """Hidden layers of 128 and 64 units with DP-SGD: the paper's "MLP2+SGD".
 
     Arguments as in :func:`mnist_mlp1_sgd`.
     """
-    return _image_problem("mlp2", data, replicates, curves)
+    return _image_problem("mlp2", data, replicates, curves, publish)
 
 
 @checked
@@ -280,10 +288,15 @@ def private_logistic_regression(
 
 
 def _binary_problem(
-    model: str, data: str, optimizer: Literal["sgd", "adam"], replicates: int, curves: bool
+    model: str,
+    data: str,
+    optimizer: Literal["sgd", "adam"],
+    replicates: int,
+    curves: bool,
+    publish: bool,
 ) -> PrivacyUtilityProblem:
     check_choice("data", data, ("adult", "breast_cancer"))
-    oracles = PrivateTraining(model, data, optimizer)
+    oracles = PrivateTraining(model, data, optimizer, publish)
     space = SearchSpace(
         epochs=Integer(1, 64, log=True, distribution=Uniform()),
         lot_size=Integer(
@@ -295,12 +308,14 @@ def _binary_problem(
         clip_norm=Real(0.1, 4.0, log=True, distribution=ShiftedExponential(0.1)),
         noise_multiplier=Real(0.1, 16.0, log=True, distribution=ShiftedExponential(0.1)),
     )
-    return _problem(oracles, space, replicates, curves)
+    return _problem(oracles, space, replicates, curves, publish)
 
 
-def _image_problem(model: str, data: str, replicates: int, curves: bool) -> PrivacyUtilityProblem:
+def _image_problem(
+    model: str, data: str, replicates: int, curves: bool, publish: bool
+) -> PrivacyUtilityProblem:
     check_choice("data", data, ("mnist", "digits"))
-    oracles = PrivateTraining(model, data, "sgd")
+    oracles = PrivateTraining(model, data, "sgd", publish)
     space = SearchSpace(
         epochs=Integer(1, 400, log=True, distribution=Uniform()),
         lot_size=Integer(
@@ -312,19 +327,21 @@ def _image_problem(model: str, data: str, replicates: int, curves: bool) -> Priv
         clip_norm=Real(0.1, 12.0, log=True, distribution=ShiftedExponential(0.5)),
         noise_multiplier=Real(0.1, 16.0, log=True, distribution=ShiftedExponential(0.5)),
     )
-    return _problem(oracles, space, replicates, curves)
+    return _problem(oracles, space, replicates, curves, publish)
 
 
 def _problem(
-    oracles: PrivateTraining, space: SearchSpace, replicates: int, curves: bool
+    oracles: PrivateTraining, space: SearchSpace, replicates: int, curves: bool, publish: bool
 ) -> PrivacyUtilityProblem:
+    if curves and publish:
+        raise ValueError("`publish` is not for `curves`: give one of the two.")
     return PrivacyUtilityProblem(
         space,
         privacy=oracles.epsilon,
         privacy_batch=oracles.epsilons,
         utility_replicates=oracles.curves if curves else oracles.utilities,
         resource=Resource("epochs", cost=oracles.cost) if curves else None,
-        promise=TrainingPromise(DELTA, guarantee=oracles.guarantee),
+        promise=TrainingPromise(DELTA, guarantee=oracles.guarantee, secret_noise=publish),
         replicates=replicates,
         name=f"{oracles.model} with DP-{oracles.optimizer.upper()} on {oracles.data}",
         trainer=oracles.trainer,

@@ -13,6 +13,7 @@ import pytest
 from botorch_dp.cli import main
 from botorch_dp.cli.study import load_problem, ready_tasks
 from botorch_dp.pareto import DPareto
+from botorch_dp.privacy import PrivacyLedger
 from tests.cli.calling import OWN_PROBLEM, call
 
 
@@ -47,9 +48,9 @@ class TestPareto:
             assert code == 0, err
             assert json.loads(out)["trials"] == 4
 
-    def test_curves(self, capsys) -> None:
+    def test_curves(self, tmp_path: Path, capsys) -> None:
         task = ("adult_logistic_sgd", "--data", "breast_cancer", "--replicates", "1", "--curves")
-        files = ("--storage", "c.sqlite")
+        files = ("--storage", str(tmp_path / "c.sqlite"))
         code, out, err = call(capsys, "pareto", *task, *files, "--trials", "5", "--quiet", "--json")
         assert code == 0, err
         front = json.loads(out)["front"]
@@ -58,6 +59,21 @@ class TestPareto:
         assert code == 0 and json.loads(out)["epsilon"] <= 1
         code, _, err = call(capsys, "pareto", "sparse_vector", "--curves", "--quiet")
         assert code == 1 and "has no --curves" in err
+
+    def test_paid_for(self, capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        arguments = ("pareto", "adult_logistic_sgd", "--data", "breast_cancer", "--quiet")
+        paid = (*arguments, "--storage", "s.sqlite", "--budget", "20", "1e-5", "--seed", "0")
+        code, out, err = call(capsys, *paid, "--trials", "3", "--initial", "3", "--json")
+        assert code == 0, err
+        assert "paid for: publishing it costs (ε = 20, δ = 1e-05)" in json.loads(out)["caption"]
+        with PrivacyLedger("s.sqlite.ledger") as ledger:
+            assert len(ledger.entries()) == 3
+        recommend = ("recommend", *arguments[1:4], "--storage", "s.sqlite", "--epsilon", "5")
+        code, out, err = call(capsys, *recommend)
+        assert code == 0, err
+        code, _, err = call(capsys, *arguments[:1], "sparse_vector", "--budget", "1", "1e-5")
+        assert code == 1 and "only seeded trainings" in err
 
     def test_reevaluated_front(self, own: str, capsys) -> None:
         arguments = ("pareto", own, "--trials", "5", "--initial", "5", "--quiet")

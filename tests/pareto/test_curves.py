@@ -85,7 +85,7 @@ class TestProblem:
             PrivacyUtilityProblem(toy.SPACE, privacy=toy.epsilon, **options)
 
     def test_resource_of_another_type(self) -> None:
-        with pytest.raises(TypeError, match="`resource` must be a name"):
+        with pytest.raises(TypeError, match="`resource` must be a"):
             toy.problem(None, utility_curve=toy.curve, resource=3)
 
     def test_cost(self) -> None:

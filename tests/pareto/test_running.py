@@ -11,8 +11,9 @@ import torch
 from botorch_dp.pareto import DPareto, ExecutorDiedError, PrivacyUtilityProblem, StudyError
 from botorch_dp.pareto.problem import Measurement
 from botorch_dp.pareto.proposals import ProposalOptions, Proposer
-from botorch_dp.pareto.running import InlineExecutor, Task, TrialQueue, Workers, train
+from botorch_dp.pareto.running import TrialQueue
 from botorch_dp.pareto.storage import StudyStorage
+from botorch_dp.pareto.workers import InlineExecutor, Task, Workers, train
 from tests.pareto import toy
 
 

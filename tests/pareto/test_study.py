@@ -18,7 +18,7 @@ from botorch_dp.pareto import (
     SearchSpace,
     StudyError,
 )
-from botorch_dp.pareto.study import _filtered
+from botorch_dp.pareto.paying import _filtered
 from botorch_dp.privacy import (
     ApproximateLoss,
     FixedLotSGDLoss,

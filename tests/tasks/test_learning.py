@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+import torch
 
 from botorch_dp import tasks
 from botorch_dp.pareto import DPareto, PrivacyUtilityProblem, StudyError
 from botorch_dp.privacy import NeighboringRelation, dp_sgd_epsilon, gaussian_epsilon
+from botorch_dp.tasks.learning import _MODELS
 
 BUNDLED = [
     (tasks.adult_logistic_sgd, "breast_cancer"),
@@ -162,3 +164,16 @@ def test_what_is_listed_as_ready_is_what_can_be_made() -> None:
         if inspect.isclass(annotations["return"])
         and issubclass(annotations["return"], PrivacyUtilityProblem)
     }
+
+
+@pytest.mark.parametrize("model", ["logistic", "svm"])
+def test_linear_models_start_at_zero_as_in_the_papers_algorithms(model: str) -> None:
+    factory, _ = _MODELS[model]
+    weights = torch.cat([p.detach().flatten() for p in factory(7).parameters()])
+    assert len(weights) == 8 and bool((weights == 0).all())
+
+
+def test_networks_cannot_start_at_zero() -> None:
+    for model in ("mlp1", "mlp2"):
+        factory, _ = _MODELS[model]
+        assert all(bool((p != 0).any()) for p in factory(7).parameters())

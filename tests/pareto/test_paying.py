@@ -1,0 +1,420 @@
+"""Studies that are paid for: every training is charged once, before it begins, and never beyond."""
+
+from __future__ import annotations
+
+import copy
+import math
+import multiprocessing
+import os
+import pickle
+import random
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from botorch_dp.errors import PrivacyError
+from botorch_dp.pareto import DPareto, PrivacyUtilityProblem, Real, SearchSpace, StudyError
+from botorch_dp.pareto.paying import Purse, fitting
+from botorch_dp.privacy import (
+    ApproximateLoss,
+    GaussianLoss,
+    Guarantee,
+    NeighboringRelation,
+    PoissonSGDLoss,
+    PrivacyBudget,
+    PrivacyLedger,
+    PrivacyUnit,
+    gaussian_epsilon,
+    gaussian_guarantee,
+)
+from botorch_dp.space import Config
+from tests.one_draw import OneDraw
+from tests.pareto import toy
+
+#: A forked child need not import torch again.
+FORK = multiprocessing.get_context("fork")
+BUDGET = PrivacyBudget(8.0, 1e-6)
+SPACE = SearchSpace(noise=Real(0.5, 5.0, log=True))
+
+
+def privacy(config: Config) -> float:
+    return gaussian_epsilon(1 / config["noise"], 1e-6)
+
+
+def guarantee(config: Config) -> Guarantee:
+    """One record moves the mean by at most 1."""
+    return gaussian_guarantee(sensitivity=1.0, mu=1 / config["noise"])
+
+
+@dataclass(frozen=True)
+class Trains:
+    """A "training" with noise of the operating system; it notes in a file that it began."""
+
+    log: str | None = None
+    mean: float = 0.0
+    fails_beyond: float = math.inf
+
+    def __call__(self, config: Config, seed: int) -> float:
+        if self.log is not None:
+            descriptor = os.open(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+            os.write(descriptor, f"{config['noise']}\n".encode())
+            os.close(descriptor)
+        if config["noise"] > self.fails_beyond:
+            raise OSError
+        noisy = self.mean + config["noise"] * np.random.default_rng().standard_normal()
+        return float(1 / (1 + math.exp(-noisy)))
+
+
+def problem(train: Any = Trains(), **options: Any) -> PrivacyUtilityProblem:
+    promise = {"delta": 1e-6, "guarantee": guarantee, "secret_noise": True}
+    promise |= {name: options.pop(name) for name in list(promise) if name in options}
+    return PrivacyUtilityProblem(
+        SPACE,
+        privacy=privacy,
+        utility=train,
+        promise=toy.TrainingPromise(**promise),
+        name="paid",
+        **options,
+    )
+
+
+def study(train: Any = Trains(), budget: Any = BUDGET, **options: Any) -> DPareto:
+    own = {"acquisition": "random", "candidates": 64, "seed": 0}
+    own |= {n: options.pop(n) for n in ("acquisition", "storage", "retries") if n in options}
+    return DPareto(problem(train, **options), budget=budget, **own)
+
+
+def began(log: Path) -> int:
+    return len(log.read_text().splitlines()) if log.exists() else 0
+
+
+def mu_spent(ledger: PrivacyLedger) -> float:
+    balance = ledger.balance()
+    assert balance is not None
+    return balance.mu_spent
+
+
+class TestPaying:
+    @pytest.mark.parametrize("acquisition", ["random", "ehvi", "grid"])
+    def test_ends_within_the_budget(self, acquisition: Any, tmp_path: Path) -> None:
+        log = tmp_path / "log"
+        tried = study(Trains(str(log)), acquisition=acquisition, storage=tmp_path / "s")
+        wanted = 3 if acquisition == "grid" else 60
+        if acquisition == "grid":
+            front = tried.run(wanted)
+        else:
+            with pytest.warns(UserWarning, match="The budget cannot bear another trial"):
+                front = tried.run(wanted, initial=6)
+        ledger = tried.ledger
+        assert ledger is not None
+        trainings = sum(trial.num_trainings for trial in tried.trials)
+        assert began(log) == len(ledger.entries()) == trainings == len(front.trials)
+        mus = [1 / trial.config["noise"] for trial in front.trials]
+        assert mu_spent(ledger) == pytest.approx(math.hypot(*mus))
+        assert gaussian_epsilon(math.hypot(*mus), BUDGET.delta) <= BUDGET.epsilon * (1 + 1e-9)
+        if acquisition != "grid":
+            # Nothing in the space can be paid for any more, or next to nothing.
+            left = math.sqrt(ledger.balance().mu_limit ** 2 - math.hypot(*mus) ** 2)  # type: ignore[union-attr]
+            assert left < 1.2 / 5.0
+
+    def test_no_first_trial_takes_it_all(self) -> None:
+        with pytest.warns(UserWarning, match="cannot bear another"):
+            front = study(budget=PrivacyBudget(3.0, 1e-6)).run(400)
+        assert len(front.trials) > 4
+        mus = [1 / trial.config["noise"] for trial in front.trials]
+        assert max(mus[:2]) < math.hypot(*mus) * 0.51
+
+    def test_replicates_retries_and_re_evaluations_are_charged(self, tmp_path: Path) -> None:
+        log = tmp_path / "log"
+        tried = study(Trains(str(log), fails_beyond=3.0), replicates=2, retries=1)
+        front = tried.run(8)
+        assert any(trial.state == "failed" for trial in tried.trials)
+        again = front.reevaluate(2)
+        assert tried.ledger is not None
+        assert len(tried.ledger.entries()) == began(log)
+        assert began(log) == sum(trial.num_trainings for trial in tried.trials)
+        assert again.paid and again.guarantee == tried.publication_guarantee()
+
+    def test_re_evaluations_beyond_it_are_refused_before_they_begin(self, tmp_path: Path) -> None:
+        log = tmp_path / "log"
+        tried = study(Trains(str(log)))
+        front = tried.run(4)
+        with pytest.raises(StudyError, match="cannot bear 1000 more trainings"):
+            front.reevaluate(1000)
+        assert began(log) == 4
+
+    @pytest.mark.parametrize("kind", ["threads", "processes"])
+    def test_elsewhere(self, kind: str, tmp_path: Path) -> None:
+        log = tmp_path / "log"
+        tried = study(Trains(str(log)), storage=tmp_path / "s", replicates=2)
+        make: Any = ThreadPoolExecutor if kind == "threads" else ProcessPoolExecutor
+        options = {} if kind == "threads" else {"mp_context": FORK}
+        with make(3, **options) as pool:
+            tried.run(6, batch_size=3, executor=pool)
+        assert tried.ledger is not None
+        assert len(tried.ledger.entries()) == began(log) == 12
+        assert [trial.state for trial in tried.trials] == ["complete"] * 6
+
+    def test_asked_for_by_hand(self) -> None:
+        tried = study(replicates=2)
+        (trial,) = tried.ask()
+        assert tried.ledger is not None and len(tried.ledger.entries()) == 1
+        assert mu_spent(tried.ledger) == pytest.approx(math.sqrt(2) / trial.config["noise"])
+        assert tried.tell(trial, [0.5, 0.5]).state == "complete"
+
+    def test_a_trial_left_behind_that_can_no_longer_be_paid_for(self, tmp_path: Path) -> None:
+        ledger = PrivacyLedger(tmp_path / "l", BUDGET)
+        with study(storage=tmp_path / "s", budget=ledger) as first:
+            first.run(2)
+            first._queue.propose(16)
+        left = ledger.balance().mu_limit ** 2 - ledger.balance().mu_spent ** 2  # type: ignore[union-attr]
+        ledger.charge(gaussian_guarantee(sensitivity=1.0, mu=math.sqrt(left) * 0.999999))
+        with (
+            study(storage=tmp_path / "s", budget=ledger) as second,
+            pytest.warns(UserWarning, match="cannot bear another"),
+        ):
+            second.run(6)
+            assert second.trials[2].failures == ("BudgetExhausted",)
+            assert second.trials[2].num_trainings == 0 and len(second.trials) == 3
+
+    def test_too_little_for_anything(self) -> None:
+        with pytest.raises(StudyError, match="cannot bear a single trial"):
+            study(budget=PrivacyBudget(1e-3, 1e-9)).run(4)
+
+
+class TestForms:
+    """The filter follows from the kinds of losses."""
+
+    def loss(self, loss: Any, **options: Any) -> PrivacyUtilityProblem:
+        unit = PrivacyUnit(relation=loss.relation or NeighboringRelation.REPLACE_ONE)
+        return problem(guarantee=lambda config: Guarantee("a training", unit, (loss,)), **options)
+
+    def test_dp_sgd_by_renyi_divergence(self) -> None:
+        loss = PoissonSGDLoss(2.0, 0.02, 100)
+        loss_epsilon = Guarantee("", PrivacyUnit(relation=loss.relation), (loss,)).epsilon(1e-6)
+        assert fitting(BUDGET, self.loss(loss)).renyi
+        tried = DPareto(self.loss(loss), budget=BUDGET, acquisition="random", seed=0)
+        with pytest.warns(UserWarning, match="cannot bear another"):
+            front = tried.run(500)
+        # Sums of epsilons would bear far fewer.
+        assert len(front.trials) > 2 * BUDGET.epsilon / loss_epsilon
+
+    def test_others(self) -> None:
+        assert not fitting(BUDGET, self.loss(GaussianLoss(0.1))).renyi
+        assert not fitting(BUDGET, self.loss(ApproximateLoss(0.1, 1e-9))).renyi
+        kept = PrivacyBudget(8.0, 1e-6, summed=0.5)
+        assert fitting(kept, self.loss(PoissonSGDLoss(2.0, 0.02, 100))) is kept
+
+    def test_sums(self) -> None:
+        tried = DPareto(
+            self.loss(ApproximateLoss(1.0, 1e-8)), budget=BUDGET, acquisition="random", seed=0
+        )
+        with pytest.warns(UserWarning, match="cannot bear another"):
+            assert len(tried.run(50).trials) == 8
+
+
+class TestPublishing:
+    def test_the_price_is_the_ledgers(self, tmp_path: Path) -> None:
+        tried = study(storage=tmp_path / "s")
+        with pytest.raises(StudyError, match="Nothing was trained"):
+            tried.publication_guarantee()
+        front = tried.run(5)
+        promised = tried.publication_guarantee()
+        assert tried.ledger is not None and promised == tried.ledger.guarantee
+        assert promised.epsilon(BUDGET.delta) == BUDGET.epsilon
+        text = str(promised)
+        for condition in ("secret", "without looking at the records"):
+            assert condition in text
+        assert "later" not in text and "fixed as a budget" not in text
+        assert "paid for: publishing it costs (ε = 8, δ = 1e-06)" in front.caption
+        assert "test records are not protected" in front.caption
+        assert "paid for" in tried.to_frame().attrs["guarantee"]
+        assert tried.publication_guarantee("test").void is not None
+
+    def test_publish(self, tmp_path: Path) -> None:
+        tried = study(storage=tmp_path / "s")
+        tried.run(5)
+        with pytest.raises(PrivacyError, match="test_records_are_public=True"):
+            tried.publish()
+        released = tried.publish(test_records_are_public=True)
+        assert released.value.points.equal(tried.front().points)
+        assert "the test records are public" in str(released.guarantee)
+        assert released.guarantee.epsilon(1e-6) == 8.0
+
+    def test_noisy_utilities_may_come_from_sensitive_test_records(self) -> None:
+        one = gaussian_guarantee(sensitivity=1.0, mu=0.1)
+        tried = DPareto(
+            PrivacyUtilityProblem(
+                SPACE,
+                privacy=privacy,
+                utility=Trains(),
+                promise=toy.TrainingPromise(
+                    1e-6, guarantee=guarantee, secret_noise=True, utility_guarantee=one
+                ),
+            ),
+            budget=BUDGET,
+            acquisition="random",
+        )
+        tried.run(4)
+        assert "test records" not in tried.publish().value.caption
+        assert tried.publication_guarantee("test").mu == pytest.approx(0.2)
+
+    def test_a_study_that_was_not_paid_for(self) -> None:
+        tried = study(budget=None)
+        tried.run(2)
+        with pytest.raises(PrivacyError, match="was not paid for"):
+            tried.publish()
+
+
+class TestRefused:
+    def test_seeded_trainings(self, tmp_path: Path) -> None:
+        with pytest.raises(PrivacyError, match="trainings are seeded"):
+            study(secret_noise=False, storage=tmp_path / "s")
+        assert not os.listdir(tmp_path)
+
+    def test_results_from_elsewhere(self) -> None:
+        with pytest.raises(PrivacyError, match="`add_trial`"):
+            study().add_trial({"noise": 1.0}, 0.5)
+
+    @pytest.mark.parametrize("budget", [8.0, (8.0, 1e-6), "8"])
+    def test_what_is_no_budget(self, budget: Any) -> None:
+        with pytest.raises(TypeError, match="`budget` must be a PrivacyBudget"):
+            study(budget=budget)
+
+    def test_another_budget_or_none_for_a_stored_study(self, tmp_path: Path) -> None:
+        path = tmp_path / "s"
+        study(storage=path).close()
+        with pytest.raises(StudyError, match="`paid` is missing"):
+            study(storage=path, budget=None)
+        with pytest.raises(PrivacyError, match="was opened with"):
+            study(storage=path, budget=PrivacyBudget(9.0, 1e-6))
+        study(storage=path).close()
+        study(storage=tmp_path / "free", budget=None).close()
+        with pytest.raises(StudyError, match="`paid` is new"):
+            study(storage=tmp_path / "free")
+
+    def test_copies(self) -> None:
+        for copied in (copy.deepcopy, copy.copy, pickle.dumps):
+            with pytest.raises(TypeError, match="not copied or pickled"):
+                copied(study())
+
+
+class TestKilled:
+    """Charges are trainings that began, but for those that a kill cut off between the two."""
+
+    def run(self, folder: Path) -> None:
+        with study(Trains(str(folder / "log")), storage=folder / "s", replicates=2) as running:
+            running.run(10)
+
+    def test_as_many_charges_as_draws(self, tmp_path: Path) -> None:
+        generator, kills = random.Random(3), 0
+        while True:
+            child = FORK.Process(target=self.run, args=(tmp_path,))
+            child.start()
+            child.join(generator.uniform(0.01, 0.35) if kills < 8 else 120)
+            if child.exitcode is not None:
+                assert child.exitcode == 0
+                break
+            child.kill()
+            child.join()
+            kills += 1
+            draws = began(tmp_path / "log")
+            if (tmp_path / "s.ledger").exists():
+                with PrivacyLedger(tmp_path / "s.ledger") as ledger:
+                    assert draws <= len(ledger.entries()) <= draws + kills
+        draws = began(tmp_path / "log")
+        with study(storage=tmp_path / "s", replicates=2) as finished:
+            assert finished.ledger is not None
+            charges = finished.ledger.entries()
+            assert draws <= len(charges) <= draws + kills
+            assert 20 <= draws <= 20 + kills
+            assert [trial.state for trial in finished.trials] == ["complete"] * 10
+
+    def test_what_was_drawn_and_stored_by_the_ledger_is_not_drawn_again(
+        self, tmp_path: Path
+    ) -> None:
+        log = tmp_path / "log"
+        with study(Trains(str(log)), storage=tmp_path / "s") as cut:
+            keep = cut._storage.add_measurements
+            cut._storage.add_measurements = lambda *_, **__: 1 / 0  # type: ignore[assignment]
+            with pytest.raises(ZeroDivisionError):
+                cut.run(1)
+            cut._storage.add_measurements = keep  # type: ignore[method-assign]
+        with study(Trains(str(log)), storage=tmp_path / "s") as again:
+            assert again.run(1).trials[0].state == "complete"
+            assert again.ledger is not None and len(again.ledger.entries()) == 1
+        assert began(log) == 1
+
+    def test_a_copied_study_shares_what_was_drawn(self, tmp_path: Path) -> None:
+        """Two copies of one file on one ledger: a key names a value, whoever asks."""
+        budget = PrivacyLedger(tmp_path / "l", BUDGET)
+        with study(storage=tmp_path / "a", budget=budget):
+            pass
+        (tmp_path / "b").write_bytes((tmp_path / "a").read_bytes())
+        utilities = []
+        for name in ("a", "b"):
+            with study(storage=tmp_path / name, budget=budget) as each:
+                utilities.append([trial.utilities for trial in each.run(5).trials])
+        assert utilities[0] == utilities[1] and len(budget.entries()) == 5
+
+
+@dataclass(frozen=True)
+class Run:
+    """A study that is yet to be begun, on a ledger."""
+
+    ledger: PrivacyLedger | None
+
+    def __call__(self, checkpoint: Path | None) -> list[float]:
+        try:
+            with study(storage=checkpoint, budget=self.ledger) as running:
+                return [trial.utilities[0] for trial in running.run(3).trials]
+        except StudyError as error:
+            raise PrivacyError(str(error)) from error
+
+
+class TestOneDraw(OneDraw):
+    draws = 3
+    every = 3
+
+    def make(self, ledger: PrivacyLedger | None) -> Run:
+        return Run(ledger)
+
+    def draw(self, thing: Run, checkpoint: Path | None) -> list[float]:
+        return thing(checkpoint)
+
+    @pytest.mark.skip("without a ledger nothing is paid; the study's own file replays")
+    def test_without_a_ledger_too(self, tmp_path: Path) -> None: ...
+
+
+class TestAudit:
+    """The mean of a training's noise, 0 or 1, is guessed from all that was ever drawn.
+
+    The best guess adds up what each draw tells: it errs as between two normal distributions that
+    are as far apart as the root of the sum of 1 / noise^2 over the draws, whatever was charged.
+    """
+
+    def epsilon_drawn(self, folder: Path) -> float:
+        log = folder / "log"
+        with pytest.warns(UserWarning, match="cannot bear another"):
+            study(Trains(str(log)), replicates=3, retries=2).run(200)
+        mu = math.hypot(*(1 / float(noise) for noise in log.read_text().split()))
+        return gaussian_epsilon(mu, BUDGET.delta)
+
+    def test_all_of_it_is_within_the_budget(self, tmp_path: Path) -> None:
+        epsilon = self.epsilon_drawn(tmp_path)
+        assert 0.8 * BUDGET.epsilon < epsilon <= BUDGET.epsilon * (1 + 1e-9)
+
+    def test_a_twin_that_charges_trials_instead_of_trainings_is_caught(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        train = Purse.train
+
+        def once(self: Purse, trial: int, replicates: Any, config: Config, draw: Any) -> Any:
+            return draw() if 0 not in replicates else train(self, trial, replicates, config, draw)
+
+        monkeypatch.setattr(Purse, "train", once)
+        assert self.epsilon_drawn(tmp_path) > 1.3 * BUDGET.epsilon

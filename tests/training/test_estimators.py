@@ -1,0 +1,210 @@
+"""Private estimators with scikit-learn's habits, as far as privacy allows."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer
+from sklearn.utils.estimator_checks import check_estimator
+
+from botorch_dp.errors import BudgetExhausted, PrivacyError
+from botorch_dp.privacy import PrivacyBudget, PrivacyLedger
+from botorch_dp.training.estimators import (
+    DPClassifier,
+    DPRegressor,
+    OutputPerturbedClassifier,
+    _bounds,
+)
+
+#: What privacy excludes, and why.
+EXCLUDED = {
+    name: reason
+    for reason, names in {
+        "a value of one record must not raise an error": (
+            "check_estimators_nan_inf",
+            "check_supervised_y_no_nan",
+        ),
+        "classes are public and not read from the targets": (
+            "check_classifiers_classes",
+            "check_classifiers_one_label",
+            "check_classifiers_regression_target",
+        ),
+        "whether an object is a number would show in an error": ("check_dtype_object",),
+        "noise hides so few records": ("check_classifiers_train", "check_regressors_train"),
+        "noise is drawn anew": (
+            "check_fit_idempotent",
+            "check_supervised_y_2d",
+            "check_classifier_data_not_an_array",
+            "check_regressor_data_not_an_array",
+        ),
+    }.items()
+    for name in names
+}
+
+
+def blobs(n: int = 3000, *, seed: int = 0) -> tuple[Any, Any]:
+    generator = np.random.default_rng(seed)
+    labels = generator.integers(2, size=n)
+    X = generator.normal(size=(n, 3)) + 3.0 * labels[:, None] * [1, -1, 0] + 10.0
+    return X, np.array(["no", "yes"])[labels]
+
+
+BOUNDS = (5.0, 17.0)
+CLASSES = ("yes", "no")
+CLASSIFIERS = [
+    DPClassifier(2.0, bounds=BOUNDS, classes=CLASSES, epochs=3),
+    DPClassifier(2.0, bounds=BOUNDS, classes=CLASSES, epochs=3, hidden=(8,)),
+    OutputPerturbedClassifier(2.0, bounds=BOUNDS, classes=CLASSES, epochs=2),
+]
+REGRESSOR = DPRegressor(2.0, bounds=BOUNDS, target_bounds=(0.0, 60.0), epochs=5)
+
+
+@pytest.mark.parametrize("estimator", CLASSIFIERS, ids=["linear", "network", "output"])
+def test_classifiers_learn_and_promise(estimator: Any) -> None:
+    X, y = blobs()
+    fitted = clone(estimator).fit(X, y)
+    assert list(fitted.classes_) == ["no", "yes"]
+    reached = LogisticRegression().fit(X, y).score(X, y)
+    assert fitted.score(X, y) > reached - 0.03
+    probabilities = fitted.predict_proba(X)
+    assert probabilities.shape == (3000, 2)
+    np.testing.assert_allclose(probabilities.sum(axis=1), 1)
+    assert ((probabilities[:, 1] > 0.5) == (fitted.predict(X) == "yes")).mean() > 0.999
+    assert fitted.guarantee_.epsilon(1e-5) <= 2.0 * (1 + 1e-6)
+    assert fitted.guarantee_.status != "none"
+    twin = pickle.loads(pickle.dumps(fitted))
+    assert (twin.predict(X) == fitted.predict(X)).all()
+
+
+def test_regression() -> None:
+    X, _ = blobs()
+    y = X @ [1.0, 2.0, -0.5] + 5
+    fitted = clone(REGRESSOR).fit(X, y)
+    assert fitted.score(X, y) > 0.8
+    assert fitted.predict(X + 1e6).max() <= 60.0
+    assert fitted.guarantee_.epsilon(1e-5) <= 2.0
+
+
+@pytest.mark.parametrize("estimator", [CLASSIFIERS[0], CLASSIFIERS[2]], ids=["sgd", "output"])
+def test_each_fit_is_a_release_and_is_charged(estimator: Any) -> None:
+    X, y = blobs(400)
+    ledger = PrivacyLedger(":memory:", PrivacyBudget(5.0, 1e-4))
+    first, second = (clone(estimator).fit(X, y, ledger=ledger) for _ in range(2))
+    assert len(ledger.entries()) == 2
+    assert not np.array_equal(first.decision_function(X), second.decision_function(X))
+    with pytest.raises(BudgetExhausted):
+        for _ in range(4):
+            clone(estimator).fit(X, y, ledger=ledger)
+    pipeline = make_pipeline(FunctionTransformer(lambda X: X + 0.0), clone(estimator))
+    name = pipeline.steps[-1][0]
+    wide = PrivacyLedger(":memory:", PrivacyBudget(5.0, 1e-4))
+    pipeline.fit(X, y, **{f"{name}__ledger": wide})
+    assert len(wide.entries()) == 1
+    assert set(pipeline.predict(X)) <= {"no", "yes"}
+
+
+@pytest.mark.parametrize("estimator", CLASSIFIERS, ids=["linear", "network", "output"])
+def test_a_seed_promises_nothing_and_no_seed_is_followed(estimator: Any) -> None:
+    X, y = blobs(300)
+    seeded = [clone(estimator).set_params(unsafe_seed=3).fit(X, y) for _ in range(2)]
+    assert (seeded[0].decision_function(X) == seeded[1].decision_function(X)).all()
+    assert seeded[0].guarantee_.status == "none"
+    ledger = PrivacyLedger(":memory:", PrivacyBudget(5.0, 1e-4))
+    with pytest.raises(PrivacyError, match="unsafe_seed"):
+        seeded[0].fit(X, y, ledger=ledger)
+    assert len(ledger.entries()) == 0
+    real = []
+    for _ in range(2):
+        np.random.seed(0)
+        real.append(clone(estimator).fit(X, y).decision_function(X))
+    assert not np.array_equal(*real)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e300, -1e300])
+@pytest.mark.parametrize("estimator", CLASSIFIERS, ids=["linear", "network", "output"])
+def test_nothing_that_a_record_says_raises_or_reaches_far(estimator: Any, value: float) -> None:
+    X, y = blobs(300)
+    X[7] = value
+    labels = y.astype(object)
+    labels[9] = "perhaps"
+    fitted = clone(estimator).fit(X, labels.astype(str))
+    assert np.isfinite(fitted.decision_function(X)).all()
+
+
+def test_targets_that_are_no_numbers_count_as_none() -> None:
+    X, _ = blobs(300)
+    y = X[:, 0].copy()
+    y[3], y[4], y[5] = np.nan, np.inf, -1e300
+    assert np.isfinite(clone(REGRESSOR).fit(X, y).predict(X)).all()
+
+
+def test_features_are_scaled_by_the_bounds_alone() -> None:
+    classifier = DPClassifier(bounds=([0.0, -2.0], [10.0, 2.0]))
+    classifier.n_features_in_ = 2
+    scaled = classifier._scaled(np.array([[5.0, 1.0], [99.0, -99.0], [np.nan, np.inf]]))
+    np.testing.assert_allclose(scaled[:2], [[0.0, 0.5], [1.0, -1.0]])
+    assert np.isnan(scaled[2]).all()
+    rows = OutputPerturbedClassifier(bounds=(0.0, 1.0))
+    rows.n_features_in_ = 3
+    made = rows._rows(np.array([[1.0, 1.0, 0.0], [0.5, 0.5, 0.5], [np.nan, 0.0, 0.0]]))
+    assert float(made.norm(dim=1).max()) <= 1 + 1e-6
+    assert made[2].eq(0).all() and not made[1].eq(0).all()
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"bounds": (1.0, 1.0)}, "low ones below the high ones"),
+        ({"bounds": (0.0, np.inf)}, "finite"),
+        ({"bounds": 3.0}, r"`bounds` must be \(low, high\)"),
+        ({"bounds": ([0.0, 0.0], [1.0, 1.0])}, "two rows of 3"),
+        ({"classes": ("yes",)}, "at least two different labels"),
+        ({"classes": ("yes", "yes")}, "at least two different labels"),
+        ({"epsilon": 0.0}, "epsilon"),
+        ({"delta": 0.0}, "delta"),
+        ({"lot_size": 0}, "lot_size"),
+        ({"epochs": 0}, "epochs"),
+        ({"unsafe_seed": -1}, "unsafe_seed"),
+    ],
+)
+def test_wrong_settings_are_refused_before_a_charge(change: dict[str, Any], message: str) -> None:
+    X, y = blobs(300)
+    ledger = PrivacyLedger(":memory:", PrivacyBudget(5.0, 1e-4))
+    with pytest.raises(ValueError, match=message):
+        clone(CLASSIFIERS[0]).set_params(**change).fit(X, y, ledger=ledger)
+    assert len(ledger.entries()) == 0
+
+
+def test_objects_and_shapes_are_refused() -> None:
+    X, y = blobs(300)
+    with pytest.raises(TypeError, match="holds objects"):
+        clone(CLASSIFIERS[0]).fit(X.astype(object), y)
+    with pytest.raises(ValueError, match="one target for each of 300 records"):
+        clone(CLASSIFIERS[0]).fit(X, y[:-1])
+    with pytest.raises(ValueError, match="unknown label type"):
+        clone(REGRESSOR).fit(X, y)
+    assert [float(b) for b in _bounds("b", (0, 1), ())] == [0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        DPClassifier(bounds=(-100.0, 100.0), epochs=1),
+        DPRegressor(bounds=(-100.0, 100.0), epochs=1),
+        OutputPerturbedClassifier(bounds=(-100.0, 100.0), epochs=1),
+    ],
+    ids=["classifier", "regressor", "output"],
+)
+def test_scikit_learns_own_checks(estimator: Any) -> None:
+    results = check_estimator(estimator, expected_failed_checks=EXCLUDED, on_fail=None)
+    failed = {
+        r["check_name"]: str(r["exception"])[:300] for r in results if r["status"] == "failed"
+    }
+    assert failed == {}
+    assert sum(r["status"] == "passed" for r in results) > 25
