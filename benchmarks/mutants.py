@@ -221,10 +221,10 @@ MUTANTS = [
             "((_LARGEST_EXACT // num_records).bit_length() - 1)",
             "((_LARGEST_EXACT // num_records).bit_length())",
         ),
-        (".round().clamp(0, levels).sum()", ".clamp(0, levels).sum()"),
+        (".round_().clamp_(0, levels)", ".clamp_(0, levels)"),
         (
-            "fraction = (clipped.clamp(low, high) - low)",
-            "fraction = (clipped - low)",
+            "torch.clamp(block.double(), low, high, out=space[: len(block)])",
+            "space[: len(block)].copy_(block)",
             "the levels are clamped once more, so that either clamp alone will do",
         ),
     ),
@@ -319,7 +319,7 @@ MUTANTS = [
         f"{BOUNDARIES} training/test_randomness.py",
         ("ROUNDING_SLACK = 2e-6", "ROUNDING_SLACK = 0.0"),
         (" + grid * math.sqrt(total.numel())", ""),
-        ("total.div_(grid).round_()", "total.div_(grid)"),
+        ("part.div_(grid).round_()", "part.div_(grid)"),
         (
             "border, fraction = divmod(256 * probability, 1.0)",
             "border, fraction = divmod(255 * probability, 1.0)",
@@ -329,12 +329,12 @@ MUTANTS = [
         "training/plan.py",
         f"{BOUNDARIES} training/test_plan.py",
         ("return self.relation.sum_sensitivity * self.clip_norm", "return self.clip_norm"),
-        ("self.epochs * (self.num_records // self.lot_size)", "self.num_records // self.lot_size"),
+        ("return self.epochs * self.steps_per_epoch", "return self.steps_per_epoch"),
     ),
     *_mutants(
         "training/run.py",
         "training/test_run.py training/test_training_privacy.py",
-        ("row, sensitivity=self._sensitivity,", "row, sensitivity=plan.clip_norm,"),
+        ("row, sensitivity=plan.sensitivity,", "row, sensitivity=plan.clip_norm,"),
     ),
     *_mutants(
         "training/fused.py",
@@ -346,8 +346,8 @@ MUTANTS = [
         "training/output_perturbation.py",
         f"{BOUNDARIES} training/test_output_perturbation.py",
         (
-            "return 4 / (regularization * self.num_records)",
-            "return 2 / (regularization * self.num_records)",
+            "distance = 4 / (regularization * self.num_records)",
+            "distance = 2 / (regularization * self.num_records)",
         ),
     ),
     *_mutants(

@@ -310,7 +310,7 @@ def test_noise_of_a_descent_by_hand() -> None:
 @pytest.mark.parametrize("size", [1, 64, 4096])
 def test_published_noise_is_widened_by_rounding(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A draw of one deviation shows the width: sensitivity, slack for sums, and the grid's part."""
-    monkeypatch.setattr(randomness, "_system_normal", lambda n: torch.ones(n).double().numpy())
+    monkeypatch.setattr(randomness, "_system_normal", lambda n: torch.ones(n).double())
     sensitivity, multiplier = 2.0, 1.5
     grid = 2.0 ** (1 - 24)  # 2^-24 of the largest power of two within the noise's deviation
     total = torch.zeros(size, dtype=torch.double)

@@ -875,7 +875,8 @@ def _stored_oracle(resource: dict[str, Any] | None) -> dict[str, Any]:
     """Stands for what the file does not hold; nothing is trained for a report."""
     if resource is None:
         return {"utility": lambda config, seed: math.nan}
+    checkpoints = resource["checkpoints"]  # None: the usual ones
     return {
         "utility_curve": lambda config, seed, checkpoints: [math.nan for _ in checkpoints],
-        "resource": Resource(resource["name"], tuple(resource["checkpoints"])),
+        "resource": Resource(resource["name"], checkpoints and tuple(checkpoints)),
     }
