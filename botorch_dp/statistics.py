@@ -171,7 +171,10 @@ def _checked_public(labels_are_public: object) -> bool:
 
 def _classes(labels: ArrayLike | Tensor) -> tuple[Tensor, Tensor]:
     """Which records are positive, and which negative."""
-    values = labels if isinstance(labels, Tensor) else torch.from_numpy(np.asarray(labels))
+    try:
+        values = labels if isinstance(labels, Tensor) else torch.from_numpy(np.asarray(labels))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise TypeError(f"`labels` must be numbers, got {type(labels).__name__}.") from error
     if values.dim() != 1 or values.is_complex():
         raise ValueError(f"`labels` must be n numbers, got shape {tuple(values.shape)}.")
     check_integer("the number of `labels`", len(values))
