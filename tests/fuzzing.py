@@ -75,6 +75,7 @@ MAY_BE_NAN = {
     "epsilon",
     "error",
     "lowest_error",
+    "highest_error",
 }
 #: Nobody answers these here.
 UNREACHABLE = {"CuratorClient.": ConnectionError, "FileCurator.": TimeoutError}
