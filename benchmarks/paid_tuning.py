@@ -358,7 +358,7 @@ def main() -> None:
     parser.add_argument("--report", action="store_true", help="only from the pools there are")
     parser.add_argument("--real", type=int, default=0, metavar="RUNS", help="runs end to end")
     options = parser.parse_args()
-    print("About 20 minutes for adult and an hour for mnist on one idle core; --report is quick.")
+    print("About 10 minutes for each task on one idle core; --report is quick.")
     results: dict[str, Any] = {}
     for name in options.tasks:
         pools = Pools(name, options.out)

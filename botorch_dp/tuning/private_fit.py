@@ -225,7 +225,7 @@ class PrivateFit:
         space: SearchSpace | None = None,
         *,
         budget: PrivacyBudget,
-        trials: float | TrialNumber = 20,
+        trials: Any = 20,
         method: Method = "auto",
         test_records: TestRecords = "sensitive",
         test_budget: PrivacyBudget | None = None,

@@ -438,8 +438,10 @@ class TestRefused:
         problem = PrivacyUtilityProblem(
             SPACE, privacy=lambda config: 1.0, utility=lambda config, seed: 0.5
         )
-        for given in (problem, object(), None):
-            with pytest.raises(PrivacyError, match="publish"):
+        with pytest.raises(PrivacyError, match="publish"):
+            PrivateFit(problem, SPACE, budget=BUDGET)
+        for given in (object(), None):
+            with pytest.raises(TypeError, match="`trainer_or_problem` must be"):
                 PrivateFit(given, SPACE, budget=BUDGET)
 
     def test_records_that_are_no_tensors(self) -> None:
