@@ -69,7 +69,8 @@ def store(path: Path, written: Callable[[], None]) -> None:
 
 def stored(path: Path) -> list[Any]:
     with Run(path, what="a run", settings={"a": 1}) as run:
-        return [(n, v["number"], v["rows"].tolist()) for n, v in run.items("item").items()]
+        items = [(n, v["number"], v["rows"].tolist()) for n, v in run.items("item").items()]
+        return [run.identity, *items]
 
 
 def train(path: Path, written: Callable[[], None]) -> None:

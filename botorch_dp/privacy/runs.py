@@ -52,6 +52,10 @@ RUN = FileKind(
 )
 
 
+#: The name under which a file keeps the checksum of its run.
+_SEAL = "the run"
+
+
 class Run:
     """One run, in a file or in memory. Threads may share it.
 
@@ -93,6 +97,9 @@ class Run:
                 "INSERT INTO run VALUES (1, ?, ?, ?, ?, ?)",
                 (_NOTICE, self._what, identity, words, now()),
             )
+            # A checksum of what the row says: with another identity, values would be drawn anew.
+            sealed = pack([self._what, identity, words])
+            connection.execute("INSERT INTO state VALUES (?, ?)", (_SEAL, sealed))
 
         self.path = None if path is None else os.path.realpath(path)
         self._file = StateFile(self.path or MEMORY, RUN, create, exclusive=self.path is not None)
@@ -101,6 +108,8 @@ class Run:
             if len(rows) != 1:
                 raise self._file.damaged("it names no run")
             ((stored_what, self._identity, stored),) = rows
+            if self.get(_SEAL, [*rows[0]]) != [*rows[0]]:
+                raise self._file.damaged("what it says about the run was altered")
             if stored_what != self._what:
                 raise PrivacyError(
                     f"`checkpoint` {self.path} is of {stored_what}, not of {self._what}: choose "

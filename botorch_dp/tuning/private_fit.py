@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from botorch_dp._arguments import checked
+from botorch_dp._arguments import checked, checked_but
 from botorch_dp._checks import check_finite, check_integer, check_nonnegative
 from botorch_dp.errors import PrivacyError
 from botorch_dp.pareto import DPareto, PrivacyUtilityProblem
@@ -163,7 +163,7 @@ class FitResult:
 # --- The fit. ---
 
 
-@checked
+@checked_but("trials", "trainer_or_problem")
 class PrivateFit:
     r"""Tune and train on sensitive records, and publish the model, all for one epsilon.
 

@@ -109,7 +109,7 @@ def test_the_file_is_for_its_owner_and_says_so(tmp_path: Path) -> None:
     assert "SENSITIVE" in notice and what == "DP-GIBO"
     # But for the losses all is public: nothing depends on a single record except through noise.
     assert names == {
-        "blocks", "points", "root", "trajectory", "history", "num_records", "optimizer",
+        "the run", "blocks", "points", "root", "trajectory", "history", "num_records", "optimizer",
     }  # fmt: skip
 
 
