@@ -7,8 +7,10 @@ what goes wrong.
 from __future__ import annotations
 
 import math
+import time
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +26,7 @@ from botorch_dp.pareto.problem import (
     Trial,
 )
 from botorch_dp.pareto.proposals import NothingAffordableError, Proposer
-from botorch_dp.pareto.storage import StudyStorage
+from botorch_dp.pareto.storage import NumberTakenError, StudyStorage
 from botorch_dp.pareto.workers import (
     MISTAKES,
     ExecutorDiedError,
@@ -38,6 +40,8 @@ from botorch_dp.space import Config
 
 #: So many trials that fail before any has finished are no bad luck.
 _HOPELESS = 5
+#: How often a run that has nothing left to do looks after other processes.
+_POLL_SECONDS = 0.1
 
 
 class TrialQueue:
@@ -66,10 +70,11 @@ class TrialQueue:
         # so it takes up what a crash left behind.
         self._taken: set[int] = set()
 
-    def take(self) -> Trial | None:
-        """The first pending trial that nobody trains, now taken."""
+    def take(self, *, asked: bool = False) -> Trial | None:
+        """The first pending trial that nobody trains, here or in another process, now taken."""
+        self.storage.refresh()
         for number in self.storage.pending():
-            if number not in self._taken:
+            if number not in self._taken and self.storage.claim(number, asked=asked):
                 self._taken.add(number)
                 return self.storage[number]
         return None
@@ -77,21 +82,29 @@ class TrialQueue:
     def release(self, number: int) -> None:
         """Give back a trial that will not be reported."""
         self._taken.discard(number)
+        self.storage.unclaim(number)
 
-    def propose(self, initial: int) -> Trial:
-        """A new trial, stored and taken; failed already if an exact oracle fails on its config."""
+    def propose(self, initial: int) -> Trial | None:
+        """A new trial, stored and taken; failed already if an exact oracle fails on its config.
+
+        None if another process has made one of its number in the meantime.
+        """
         number = len(self.storage)
         trials = self.storage.trials()
         if number >= initial and self.storage.count("failed") == number:
             require_complete(trials, "front to improve")
-        trial = self.enqueue(self._proposer.propose(trials, number, initial))
+        try:
+            config = self._proposer.propose(trials, number, initial)
+            trial = self.enqueue(config, number=number, claimed=True)
+        except NumberTakenError:
+            self.storage.refresh()
+            return None
         if trial.state == "pending":
             self._taken.add(number)
         return trial
 
-    def enqueue(self, config: Config) -> Trial:
+    def enqueue(self, config: Config, *, number: int, claimed: bool = False) -> Trial:
         """A new trial of this config, stored and waiting; failed if an exact oracle fails on it."""
-        number = len(self.storage)
         epsilon, error_type = math.nan, None
         try:
             epsilon = self._proposer.known.epsilon(config)
@@ -107,7 +120,13 @@ class TrialQueue:
             error_type, plan = type(error).__name__, None
         seeds = self.fresh_seeds(number, self.problem.replicates, start=0)
         return self.storage.add_trial(
-            number, config, tuple(seeds.values()), epsilon, error_type=error_type, plan=plan
+            number,
+            config,
+            tuple(seeds.values()),
+            epsilon,
+            error_type=error_type,
+            plan=plan,
+            claimed=claimed,
         )
 
     def add(
@@ -118,11 +137,14 @@ class TrialQueue:
         plan: CurvePlan | None,
     ) -> Trial:
         """A complete trial that was trained elsewhere; its seeds are for re-evaluations only."""
-        number = len(self.storage)
-        seeds = self.fresh_seeds(number, len(measured), start=0)
-        return self.storage.add_trial(
-            number, config, tuple(seeds.values()), epsilon, measurements=measured, plan=plan
-        )
+        while True:
+            self.storage.refresh()
+            number = len(self.storage)
+            seeds = tuple(self.fresh_seeds(number, len(measured), start=0).values())
+            with suppress(NumberTakenError):
+                return self.storage.add_trial(
+                    number, config, seeds, epsilon, measurements=measured, plan=plan
+                )
 
     def nothing_works(self, error: Exception | bool, *, and_failed: int = 0) -> bool:
         """Whether the study should end because nothing has finished and a mistake is plain.
@@ -236,6 +258,8 @@ class TrialLoop:
                     if self._may_start():
                         self._fill()
                     if not self._workers.in_flight:
+                        if self._others_work():
+                            continue
                         return
                     results = self._workers.next_results()
                 except ExecutorDiedError as death:
@@ -316,10 +340,19 @@ class TrialLoop:
                 # What runs is paid for, and awaited.
                 self.exhausted = True
                 return None
+            if trial is None:
+                continue
             if trial.state == "pending":
                 return trial
             self._on_end(trial)
         return None
+
+    def _others_work(self) -> bool:
+        """Whether trainings of other processes are worth waiting for: if one dies, this goes on."""
+        if not self._may_start() or not self._storage.others_at_work():
+            return False
+        time.sleep(_POLL_SECONDS)
+        return True
 
     def _tasks(self, trial: Trial) -> list[Task]:
         """One call for each missing replicate, or one for all if they are trained together."""

@@ -9,7 +9,9 @@ What must hold, and what makes it hold:
   again.
 * *What is read is what was written.* Each trial has a checksum of all its rows, and the study one
   of its own that covers how many trials there are; what does not fit is refused as damaged.
-* *One study, one process.* The file is exclusive; see :class:`~botorch_dp._files.StateFile`.
+* *One trial, one process.* Several processes may work on one study. A trial is claimed in the
+  transaction that makes it; what a process that ended has left is claimed anew. A process that is
+  alive keeps its claims until it closes the study.
 * *Measured utilities are sensitive*, and the file says so in its own table.
 """
 
@@ -23,12 +25,13 @@ import sqlite3
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from typing import Any
 
 from botorch_dp._files import MEMORY, FileKind, StateFile, differences, now
 from botorch_dp.pareto.problem import CurvePlan, Measurement, State, StudyError, Trial
+from botorch_dp.privacy._door import may_be_at_work, owner_words
 from botorch_dp.space import Config, narrowings
 
 _NOTICE = (
@@ -123,8 +126,18 @@ STUDY = FileKind(
             "CREATE TABLE run (id INTEGER PRIMARY KEY CHECK (id = 1), identity TEXT NOT NULL)",
             _name,
         ),
+        # Version 4: who trains which trial.
+        ("CREATE TABLE claim (trial INTEGER PRIMARY KEY REFERENCES trial, owner TEXT NOT NULL)",),
     ),
 )
+
+
+#: The storages that are open in this process, by its number: a fork inherits the set only.
+_OPEN: set[tuple[int, str]] = set()
+
+
+class NumberTakenError(StudyError):
+    """Another process has made a trial of this number in the meantime."""
 
 
 class StudyStorage(StateFile):
@@ -160,6 +173,10 @@ class StudyStorage(StateFile):
             )
             seal_study(connection)
 
+        self._token = uuid.uuid4().hex
+        self._claimed: set[int] = set()
+        self._version = -1
+        self._digests: list[str] = []
         self._trials: list[Trial] = []
         self._pending: set[int] = set()
         self._states: Counter[State] = Counter()
@@ -167,17 +184,104 @@ class StudyStorage(StateFile):
             MEMORY if path is None else path,
             STUDY,
             None if description is None else create,
-            exclusive=path != MEMORY,
+            exclusive=False,
             copied=description is None,
         )
         try:
-            self.seed = self._matched(description, seed)
             with self.explained():
-                for (number,) in self.query("SELECT number FROM trial ORDER BY number"):
-                    self._reload(number)
+                with self.snapshot():
+                    self.seed, is_wider = self._matched(description, seed)
+                if is_wider:
+                    with self.transaction() as connection:
+                        self.execute("UPDATE study SET description = ?", (words,))
+                        seal_study(connection)
+                ((self._words,),) = self.query("SELECT description FROM study")
+                self.refresh()
         except BaseException:
             self.close()
             raise
+        if description is not None:
+            _OPEN.add((os.getpid(), self._token))
+
+    def refresh(self) -> None:
+        """Bring the copies in memory up to date with what other processes have written."""
+        with self.lock, self.explained(), self.snapshot():
+            ((version,),) = self.query("PRAGMA data_version")
+            if version == self._version:
+                return
+            if self.query("SELECT description FROM study") != [(self._words,)]:
+                raise StudyError(
+                    f"Another process goes on with {self.path} in a wider space: open it again "
+                    "with the problem as it is now."
+                )
+            for number, digest in self.query("SELECT number, digest FROM trial ORDER BY number"):
+                if number >= len(self._trials) or self._digests[number] != digest:
+                    self._reload(number, check=True)
+            self._version = version
+
+    def claim(self, number: int, *, asked: bool = False) -> bool:
+        """Whether a pending trial is this storage's to train: nobody else trains it.
+
+        Args:
+            number: The trial.
+            asked: Whether somebody trains it by hand, for whom no run waits.
+        """
+        if not self._is_free(number):
+            return False
+        with self.transaction():
+            pending = self.query(
+                "SELECT 1 FROM trial WHERE number = ? AND state = 'pending'", (number,)
+            )
+            if not pending or not self._is_free(number):
+                return False
+            self._insert_claim(number, asked)
+        return True
+
+    def unclaim(self, number: int) -> None:
+        """Give back a claim, if there is one."""
+        if number in self._claimed and not self.closed:
+            with self.transaction():
+                self.execute("DELETE FROM claim WHERE trial = ?", (number,))
+            self._claimed.discard(number)
+
+    def others_at_work(self) -> bool:
+        """Whether other processes train trials of this study in a run of theirs."""
+        return any(
+            not self._is_mine(owner)
+            and not json.loads(owner)["asked"]
+            and may_be_at_work(owner, _OPEN)
+            for (owner,) in self.query("SELECT owner FROM claim")
+        )
+
+    def _insert_claim(self, number: int, asked: bool) -> None:
+        words = owner_words((os.getpid(), self._token), asked=asked)
+        self.execute("INSERT OR REPLACE INTO claim VALUES (?, ?)", (number, words))
+        self._claimed.add(number)
+
+    def _is_free(self, number: int) -> bool:
+        owners = self.query("SELECT owner FROM claim WHERE trial = ?", (number,))
+        return all(self._is_mine(o) or not may_be_at_work(o, _OPEN) for (o,) in owners)
+
+    def _is_mine(self, owner: str) -> bool:
+        return bool(json.loads(owner)["token"] == self._token)
+
+    def close(self) -> None:
+        """Release the file and all claims. What was committed stays."""
+        mine = (os.getpid(), self._token)
+        if mine in _OPEN:
+            with suppress(Exception):  # claims of a closed storage count for nothing
+                for number in list(self._claimed):
+                    self.unclaim(number)
+            _OPEN.discard(mine)
+        super().close()
+
+    def _connected(self) -> sqlite3.Connection:
+        if self._pid != os.getpid() and self.path != MEMORY:
+            raise self.error(
+                f"The study {self.path} belongs to the process that opened it, of which this one "
+                "is a fork. Open it here anew: several processes may work on one study."
+            )
+        return super()._connected()
 
     @property
     def identity(self) -> str:
@@ -239,13 +343,20 @@ class StudyStorage(StateFile):
         error_type: str | None = None,
         plan: CurvePlan | None = None,
         measurements: Sequence[Measurement] = (),
+        claimed: bool = False,
     ) -> Trial:
         """Fix a proposed trial before it trains; with an error, one that never will.
 
-        With one measurement for each of its seeds, it is complete.
+        With one measurement for each of its seeds, it is complete. ``claimed``: whether it is this
+        storage's to train.
+
+        Raises:
+            NumberTakenError: There is such a trial already.
         """
         state = "failed" if error_type is not None else "complete" if measurements else "pending"
         with self._changing(number) as connection:
+            if self.query("SELECT 1 FROM trial WHERE number = ?", (number,)):
+                raise NumberTakenError(f"Trial {number} was made by another process.")
             self.execute(
                 "INSERT INTO trial (number, config, seeds, epsilon, created_at, state, plan) "
                 "VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -260,6 +371,8 @@ class StudyStorage(StateFile):
                 ),
             )
             seal_study(connection)
+            if claimed and state == "pending":
+                self._insert_claim(number, asked=False)
             if error_type is not None:
                 self._insert_failure(number, error_type, 0, blamed=True)
             self._insert_measurements(number, dict(enumerate(measurements)), attempt=0)
@@ -374,6 +487,7 @@ class StudyStorage(StateFile):
 
     def _set_state(self, number: int, state: State) -> None:
         self.execute("UPDATE trial SET state = ? WHERE number = ?", (state, number))
+        self.execute("DELETE FROM claim WHERE trial = ?", (number,))
 
     @contextmanager
     def _changing(self, number: int) -> Iterator[sqlite3.Connection]:
@@ -387,24 +501,37 @@ class StudyStorage(StateFile):
                 if not self.closed:
                     self._reload(number)
 
-    def _reload(self, number: int) -> None:
-        """Bring the copy of a trial in memory up to date; nobody else writes to the file."""
-        stored = self.execute("SELECT digest FROM trial WHERE number = ?", (number,)).fetchone()
-        if stored is None:
-            return
+    def _reload(self, number: int, *, check: bool | None = None) -> None:
+        """Bring the copy of a trial in memory up to date.
+
+        Args:
+            number: The trial.
+            check: Whether its checksum must fit; unless it is being changed, if None.
+        """
         connection = self._connected()
-        rows = _rows(connection, number)
-        if not connection.in_transaction and _checksum(rows) != stored[0]:
+        check = not connection.in_transaction if check is None else check
+        with self.snapshot():
+            query = "SELECT digest FROM trial WHERE number = ?"
+            stored = self.execute(query, (number,)).fetchone()
+            if stored is None:
+                return
+            rows = _rows(connection, number)
+        if check and _checksum(rows) != stored[0]:
             raise self.damaged(f"what it says of trial {number} was altered")
         trial = _trial(rows)
+        if number > len(self._trials):
+            return  # those before it are not known yet
         if number < len(self._trials):
             self._states[self._trials[number].state] -= 1
         self._states[trial.state] += 1
         (self._pending.add if trial.state == "pending" else self._pending.discard)(number)
+        if trial.state != "pending":
+            self._claimed.discard(number)
         self._trials[number : number + 1] = [trial]
+        self._digests[number : number + 1] = [stored[0]]
 
-    def _matched(self, description: Mapping[str, Any] | None, seed: int | None) -> int:
-        """The study's seed, once its description is known to be ours."""
+    def _matched(self, description: Mapping[str, Any] | None, seed: int | None) -> tuple[int, bool]:
+        """The study's seed, once its description is known to be ours; whether ours is wider."""
         rows = self.query("SELECT description, seed, trials, digest FROM study")
         if len(rows) != 1:
             raise self.damaged("it describes no study")
@@ -419,7 +546,7 @@ class StudyStorage(StateFile):
         #: What the study optimizes, as the file has it.
         self.description: dict[str, Any] = json.loads(stored)
         if description is None:
-            return int(stored_seed)
+            return int(stored_seed), False
         before, given = self.description, dict(description)
         changed, refused = differences(before, given), []
         if changed and "space" in before and "space" in given:
@@ -438,11 +565,7 @@ class StudyStorage(StateFile):
                 f"{self.path} holds a study with seed {stored_seed}, got seed={seed}. Pass "
                 "seed=None to continue it."
             )
-        if differences(before, given):
-            with self.transaction() as connection:
-                self.execute("UPDATE study SET description = ?", (json.dumps(description),))
-                seal_study(connection)
-        return int(stored_seed)
+        return int(stored_seed), bool(differences(before, given))
 
 
 def _trial(rows: Mapping[str, Sequence[tuple[Any, ...]]]) -> Trial:

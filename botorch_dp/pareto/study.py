@@ -12,6 +12,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -55,7 +56,7 @@ from botorch_dp.pareto.problem import (
 )
 from botorch_dp.pareto.proposals import AcquisitionFactory, ProposalOptions, Proposer
 from botorch_dp.pareto.running import TrialLoop, TrialQueue, evaluate_again
-from botorch_dp.pareto.storage import StudyStorage
+from botorch_dp.pareto.storage import NumberTakenError, StudyStorage
 from botorch_dp.pareto.workers import ExecutorLike, Workers
 from botorch_dp.privacy import (
     Guarantee,
@@ -90,8 +91,9 @@ class DPareto:
             the baselines. Or an :class:`~botorch_dp.pareto.proposals.AcquisitionFactory`.
         storage: A file that keeps the study; an existing study is continued, also in a wider space
             (longer ranges, more values, fewer constraints, parameters that are active for new
-            values only). None keeps it in memory. The file is private and locked while the study
-            is open.
+            values only). None keeps it in memory. Several processes may work on one file at a
+            time: each trial is trained by one of them, and what one that died has left is taken up
+            by the others. Proposals then follow what ends first.
         seed: Fixes the proposals and the trainings' seeds. None draws one (or takes the stored).
         privacy_model: ``"exact"`` computes epsilon for every candidate; ``"gp"`` models it from
             the trials, for oracles that are too slow for that. [Avent2020] does the latter.
@@ -176,8 +178,9 @@ class DPareto:
         self._queue = TrialQueue(problem, self._storage, self._proposer, retries=self.retries)
         self._stopping = False
         if len(self._storage) == 0:
-            for config in starting:
-                self._queue.enqueue(config)
+            with suppress(NumberTakenError):  # another process was first
+                for number, config in enumerate(starting):
+                    self._queue.enqueue(config, number=number)
 
     @property
     def seed(self) -> int:
@@ -187,6 +190,7 @@ class DPareto:
     @property
     def trials(self) -> list[Trial]:
         """All trials by number: complete, failed and pending."""
+        self._storage.refresh()
         return self._storage.trials()
 
     def ask(self, q: int = 1, *, initial: int | None = None) -> list[Trial]:
@@ -204,9 +208,10 @@ class DPareto:
         initial = self._initial(initial)
         asked: list[Trial] = []
         while len(asked) < q:
-            trial = self._queue.take() or self._queue.propose(initial)
-            if trial.state != "pending":
+            trial = self._queue.take(asked=True) or self._queue.propose(initial)
+            if trial is None or trial.state != "pending":
                 continue
+            self._storage.claim(trial.number, asked=True)
             if self._purse is not None:
                 try:
                     self._purse.charge(trial.number, trial.config, len(trial.missing))
@@ -293,6 +298,7 @@ class DPareto:
         return not is_last
 
     def _pending(self, trial: Trial | int) -> Trial:
+        self._storage.refresh()
         current = self._storage[trial.number if isinstance(trial, Trial) else trial]
         if current.state != "pending":
             raise ValueError(f"`trial` {current.number} is {current.state} already.")

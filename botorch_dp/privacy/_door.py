@@ -23,7 +23,7 @@ import socket
 import sqlite3
 import subprocess
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -197,16 +197,25 @@ class Door:
 
 
 def _owner(work: tuple[int, str]) -> str:
+    return owner_words(work)
+
+
+def owner_words(work: tuple[int, str], **more: Any) -> str:
+    """Who claims something, in words that tell its process from a later one of its number."""
     pid, token = work
-    return json.dumps(
-        {"token": token, "pid": pid, "started": _started(pid), "host": socket.gethostname()}
-    )
+    known = {"token": token, "pid": pid, "started": _started(pid), "host": socket.gethostname()}
+    return json.dumps(known | more)
 
 
 def _is_alive(owner: str) -> bool:
     """Whether the process of a claim may still be at work; yes where that cannot be told."""
+    return may_be_at_work(owner, _AT_WORK)
+
+
+def may_be_at_work(owner: str, here: Container[tuple[int, str]]) -> bool:
+    """Whether an owner may still be at work; of this process, whether it is among those here."""
     known = json.loads(owner)
-    if (os.getpid(), known["token"]) in _AT_WORK or known["host"] != socket.gethostname():
+    if (os.getpid(), known["token"]) in here or known["host"] != socket.gethostname():
         return True
     if known["pid"] == os.getpid() and known["started"] == _started(os.getpid()):
         return False  # this process, and it is not at work on it

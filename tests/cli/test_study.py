@@ -127,15 +127,16 @@ class TestPareto:
         assert code == 1
         assert "no permission" in err
 
-    def test_storage_in_use(self, own: str, capsys) -> None:
+    def test_storage_that_another_study_has_open(self, own: str, capsys) -> None:
 
         options = type(
             "Options", (), {"task": own, "data": None, "replicates": None, "curves": False}
         )
         with DPareto(load_problem(options), storage="s.sqlite", seed=0):
-            code, _, err = call(capsys, "pareto", own, "--storage", "s.sqlite", "--quiet")
-        assert code == 1
-        assert "in use" in err
+            arguments = ("--trials", "3", "--initial", "3", "--quiet", "--json")
+            code, out, err = call(capsys, "pareto", own, "--storage", "s.sqlite", *arguments)
+        assert code == 0, err
+        assert json.loads(out)["trials"] == 3
 
     def test_recommend_without_a_study(self, own: str, capsys) -> None:
         code, _, err = call(capsys, "recommend", own, "--storage", "none", "--epsilon", "1")

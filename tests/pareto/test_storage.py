@@ -4,6 +4,7 @@ import multiprocessing
 import sqlite3
 import stat
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -150,18 +151,22 @@ class TestFile:
         assert opened(path).seed == first.seed
         assert opened(None).seed != first.seed
 
-    def test_in_use_here(self, path: Path) -> None:
-        storage = opened(path)
-        with pytest.raises(StudyError, match="in use"):
-            opened(path)
-        storage.close()
-        opened(path).close()
+    def test_two_of_one_process_share_it(self, path: Path) -> None:
+        first, second = opened(path), opened(path)
+        first.add_trial(0, {"a": 1.0}, (1,), 1.0, claimed=True)
+        second.refresh()
+        assert second.trials() == first.trials() and len(second) == 1
+        assert first.claim(0) and not second.claim(0)
+        first.close()
+        assert second.claim(0)
+        second.close()
 
-    def test_in_use_by_another_process_until_it_is_killed(self, path: Path) -> None:
+    def test_claimed_by_another_process_until_it_is_killed(self, path: Path) -> None:
         is_open = FORK.Event()
 
         def hold() -> None:
             storage = opened(path)
+            storage.add_trial(0, {"a": 1.0}, (1,), 1.0, claimed=True)
             is_open.set()
             time.sleep(60)
             storage.close()
@@ -170,12 +175,13 @@ class TestFile:
         other.start()
         try:
             assert is_open.wait(30)
-            with pytest.raises(StudyError, match="in use"):
-                opened(path)
+            with closing(opened(path)) as storage:
+                assert not storage.claim(0) and storage.others_at_work()
         finally:
             other.kill()
             other.join()
-        opened(path).close()
+        with closing(opened(path)) as storage:
+            assert not storage.others_at_work() and storage.claim(0)
 
     def test_other_description_says_what_differs(self, path: Path) -> None:
         opened(path).close()
