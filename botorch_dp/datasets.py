@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from botorch_dp._arguments import checked
-from botorch_dp._checks import check_integer, check_positive, needs_extra
+from botorch_dp._checks import check_integer, check_positive, check_size, needs_extra
 from botorch_dp._files import atomic_write
 from botorch_dp.space import Choice, Integer, Parameter, Real
 from botorch_dp.training import TrainTest
@@ -181,6 +181,8 @@ def public_twin(
         raise ValueError("`columns` must not have conditions (`active`): each record has them all.")
     check_integer("num_records", num_records)
     check_integer("num_test", num_test)
+    check_size("num_records", num_records, 100 * num_records * len(columns))
+    check_size("num_test", num_test, 100 * num_test * len(columns))
     check_integer("seed", seed, at_least=0)
     if not isinstance(class_shares, Sequence) or len(class_shares) < 2:
         raise ValueError(f"`class_shares` must be at least two shares, got {class_shares!r}.")
@@ -306,6 +308,8 @@ def fingerprint(arrays: Arrays) -> str:
     """SHA-256 of all arrays by name, each with its rows sorted."""
     digest = hashlib.sha256()
     for name in sorted(arrays):
+        if not isinstance(arrays[name], np.ndarray):
+            raise TypeError(f"`arrays` must be arrays by name, got {type(arrays[name]).__name__}.")
         values = np.ascontiguousarray(arrays[name].astype(np.float32))
         rows = values.reshape(len(values), -1)
         digest.update(f"{name} {rows.shape}".encode())

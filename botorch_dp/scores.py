@@ -248,6 +248,8 @@ class EstimatorScores:
 
     def __call__(self, configs: Sequence[Mapping[str, Any]]) -> Tensor:
         """``b`` configurations to ``b x n`` losses."""
+        if len(configs) == 0:
+            raise ValueError("`configs` must hold at least one configuration.")
         return torch.stack([self._losses(config) for config in configs])
 
     def _ranking(self, loss: str, labels_are_public: bool) -> Statistic:

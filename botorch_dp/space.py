@@ -82,6 +82,8 @@ class TruncatedNormal:
 
     def quantile(self, u: NDArray[np.float64], low: float, high: float) -> NDArray[np.float64]:
         """The value below which a share ``u`` of the mass in ``[low, high]`` lies."""
+        if not low < high:
+            raise ValueError(f"`low` must be below `high`, got {low} and {high}.")
         ends = (low - self.mean) / self.std, (high - self.mean) / self.std
         values: NDArray[np.float64] = self.mean + self.std * truncnorm.ppf(u, *ends)
         return values
@@ -382,6 +384,8 @@ class Choice:
 
     def places(self, u: NDArray[np.float64], weights: Sequence[float] | None) -> NDArray[np.int64]:
         """Which of the values stand at quantiles of a distribution."""
+        if weights is not None and len(weights) != len(self.values):
+            raise ValueError(f"`weights` must be {len(self.values)}, got {len(weights)}.")
         shares = np.cumsum(np.ones(len(self.values)) if weights is None else np.asarray(weights))
         places = np.searchsorted(shares / shares[-1], u, side="right")
         return np.minimum(places, len(self.values) - 1)
@@ -650,12 +654,15 @@ class SearchSpace:
 
     def _level_counts(self, levels: int | Mapping[str, int]) -> dict[str, int]:
         if not isinstance(levels, Mapping):
-            return dict.fromkeys(self._parameters, check_integer("levels", levels))
+            count = check_integer("levels", levels, at_most=10**6)
+            return dict.fromkeys(self._parameters, count)
         if set(levels) != set(self._parameters):
             raise ValueError(
                 f"`levels` must name exactly {list(self._parameters)}, got {list(levels)}."
             )
-        return {name: check_integer(f"levels[{name!r}]", n) for name, n in levels.items()}
+        return {
+            name: check_integer(f"levels[{name!r}]", n, at_most=10**6) for name, n in levels.items()
+        }
 
 
 def _equidistant(count: int) -> NDArray[np.float64]:
@@ -694,6 +701,9 @@ def narrowings(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]
         stored: What :meth:`SearchSpace.to_dict` said of the one.
         given: The same of the other.
     """
+    for name, space in (("stored", stored), ("given", given)):
+        if not all(isinstance(parameter, Mapping) for parameter in space.values()):
+            raise TypeError(f"`{name}` must be what `SearchSpace.to_dict` returns.")
     found = []
     added = list(given.get("constraints", ()))
     for name in stored.get("constraints", ()):

@@ -41,6 +41,9 @@ class NoiseAwareAdagrad(torch.optim.Optimizer):
         check_positive("lr", lr)
         if noise_std is not None:
             check_nonnegative("noise_std", noise_std)
+        params = list(params)
+        if not params:
+            raise ValueError("`params` must hold at least one tensor.")
         super().__init__(params, {"lr": lr, "noise_std": noise_std})
 
     @torch.no_grad()

@@ -298,7 +298,7 @@ def max_information_gain(
         ...     RBFKernel(), choices, num_observations=20, noise_variance=0.01
         ... )
     """
-    steps = check_integer("num_observations", num_observations)
+    steps = check_integer("num_observations", num_observations, at_most=10**6)
     check_positive("noise_variance", noise_variance)
     gp = FiniteSetGP(choices, kernel=kernel, noise_variance=noise_variance)
     bound = math.inf

@@ -301,7 +301,7 @@ class DPareto:
         self._storage.refresh()
         current = self._storage[trial.number if isinstance(trial, Trial) else trial]
         if current.state != "pending":
-            raise ValueError(f"Trial {current.number} is {current.state} already.")
+            raise ValueError(f"`trial` {current.number} is {current.state} already.")
         return current
 
     def _measurement(self, plan: CurvePlan | None, answer: Any) -> Measurement:
@@ -511,6 +511,7 @@ class DPareto:
                 for epsilons from the front's smallest to the reference point's.
         """
         check_integer("count", count)
+        check_integer("count", count, at_most=10**4)
         if epsilon is not None:
             trials = require_complete(self.trials, "config to start from")
             found = [self.recommend(epsilon).config]

@@ -192,7 +192,12 @@ def dp_sgd_epsilons(
     relation = checked_relation(sampling, relation)
     check_integer("num_records", num_records)
     check_delta("delta", delta)
-    noise, lots, lengths = np.broadcast_arrays(noise_multipliers, lot_sizes, steps)
+    try:
+        noise, lots, lengths = np.broadcast_arrays(noise_multipliers, lot_sizes, steps)
+    except ValueError as error:
+        raise ValueError(
+            f"`noise_multipliers`, `lot_sizes` and `steps` must have one length: {error}"
+        ) from error
     if noise.ndim != 1:
         raise ValueError(f"Settings must be one-dimensional, got shape {noise.shape}.")
     if not (np.isfinite(noise) & (noise > 0)).all():

@@ -21,7 +21,7 @@ from torch import Tensor
 from tqdm import trange
 
 from botorch_dp._arguments import checked
-from botorch_dp._checks import check_delta, check_integer, check_nonnegative
+from botorch_dp._checks import check_count, check_delta, check_integer, check_nonnegative
 from botorch_dp.privacy.guarantee import Guarantee, Release
 
 #: Events are unions of at most about this many cells of the outputs' range.
@@ -67,6 +67,7 @@ class AuditReport:
     @property
     def largest_detectable(self) -> float:
         """The bound for an event that always happens on one side and never on the other."""
+        check_integer("tested", self.tested, at_most=2**53)
         return _epsilon_bound(self.tested, 0, self.tested, self.delta, (1 - self.confidence) / 2)
 
     def __str__(self) -> str:
@@ -138,7 +139,7 @@ def audit_epsilon(
         >>> report.passes
         True
     """
-    samples = check_integer("samples", samples, at_least=FEWEST_SAMPLES)
+    samples = check_count("samples", samples, at_least=FEWEST_SAMPLES)
     delta = check_delta("delta", delta, allow_zero=True)
     check_delta("confidence", confidence)
     if isinstance(claim, Guarantee):

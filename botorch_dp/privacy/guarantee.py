@@ -446,6 +446,7 @@ def _joined_mechanisms(names: Iterable[str]) -> str:
 @checked
 def rounded_up(value: float, digits: int = 4) -> str:
     """``value`` to some significant digits, never smaller: a quoted guarantee must be true."""
+    check_integer("digits", digits, at_most=17)
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     step = 10.0 ** (math.floor(math.log10(abs(value))) - digits + 1)

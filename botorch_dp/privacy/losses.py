@@ -487,7 +487,7 @@ def loss_from_dict(state: dict[str, Any]) -> PrivacyLoss:
     """Inverse of :func:`loss_to_dict`, also for names of older files; unknown kinds are refused."""
     kind = state.get("kind")
     if kind not in _KINDS:
-        raise ValueError(f"`kind` must be one of {sorted(_KINDS)}, got {kind!r}.")
+        raise ValueError(f"`kind` of the `state` must be one of {sorted(_KINDS)}, got {kind!r}.")
     loss = _KINDS[kind]
     numbers = {loss._old_names.get(name, name): number for name, number in state.items()}
     del numbers["kind"]

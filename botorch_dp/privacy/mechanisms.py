@@ -64,7 +64,7 @@ def laplace_guarantee(
     """What :func:`laplace_mechanism` promises for ``num_values`` values; see there."""
     sensitivity = check_positive("sensitivity", sensitivity)
     epsilon = check_positive("epsilon", epsilon)
-    num_values = check_integer("num_values", num_values)
+    num_values = check_integer("num_values", num_values, at_most=2**31 - 1)
     laplace_scale(sensitivity, epsilon, num_values)
     # Only one coordinate's privacy-loss distribution is the Laplace mechanism's own.
     loss = LaplaceLoss(epsilon) if num_values == 1 else PureLoss(epsilon)

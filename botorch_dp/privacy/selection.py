@@ -64,6 +64,7 @@ from scipy.optimize import brentq
 
 from botorch_dp._arguments import checked
 from botorch_dp._checks import (
+    LARGEST_COUNT,
     check_delta,
     check_finite,
     check_integer,
@@ -228,8 +229,8 @@ class BaseProfile:
         losses, last = tuple(losses), composed_epsilon(losses, smallest_delta)
         if not math.isfinite(last):
             raise PrivacyError(
-                f"One trial has no finite epsilon at delta = {smallest_delta:.3g}, which a "
-                "selection asks for: it needs more noise, or no delta of its own."
+                f"One trial has no finite epsilon at `smallest_delta` {smallest_delta:.3g}, which "
+                "a selection asks for: it needs more noise, or no delta of its own."
             )
         epsilons = max(last, 1e-9) * np.linspace(0, 1, 2 * _POINTS + 1)[1:]
         deltas = composed_deltas(losses, epsilons.tolist())
@@ -266,7 +267,9 @@ class BaseProfile:
         """
         epsilons, deltas = self._signed
         ratios = np.exp(-epsilons)[::-1]
-        values = psi(np.concatenate([[0.0], ratios]))
+        values = np.asarray(psi(np.concatenate([[0.0], ratios])))
+        if values.ndim != 2 or values.shape[1] != len(ratios) + 1 or np.isnan(values).any():
+            raise ValueError(f"`psi` must return b x {len(ratios) + 1} numbers.")
         slopes = np.diff(values, axis=-1) / np.diff(ratios, prepend=0.0)
         slopes = np.concatenate([slopes, np.zeros((len(values), 1))], axis=-1)
         steps = np.maximum(np.diff(slopes, axis=-1), 0.0)
@@ -369,6 +372,9 @@ class Selection:
 
     def profile(self, mu: float, delta: float) -> BaseProfile:
         """The points that a trial must keep to, those of mu-GDP, for a selection at ``delta``."""
+        if not 1e-12 <= check_positive("mu", mu) <= 1e3:
+            raise ValueError(f"`mu` must lie in [1e-12, 1000], got {mu}.")
+        check_delta("delta", delta)
         return _of_mu(mu, _LAST_SHARE * delta / max(self.number.mean, 1.0))
 
     def _delta(self, base: BaseProfile, alpha: float) -> float:
@@ -492,7 +498,17 @@ def training_noise(
         ``b`` noise multipliers, in units of the sensitivity of the summed gradient.
     """
     kind = sampled_kind(sampling, checked_relation(sampling, relation))
-    lots, lengths = np.broadcast_arrays(lot_sizes, np.asarray(steps, dtype=float))
+    check_integer("num_records", num_records)
+    if not 1e-6 <= check_positive("tolerance", tolerance) <= 1:
+        raise ValueError(f"`tolerance` must lie in [1e-6, 1], got {tolerance}.")
+    try:
+        lots, lengths = np.broadcast_arrays(lot_sizes, np.asarray(steps, dtype=float))
+    except ValueError as error:
+        raise ValueError("`lot_sizes` and `steps` must have one length.") from error
+    if not ((lengths >= 1) & (lengths <= LARGEST_COUNT)).all():
+        raise ValueError(f"`steps` must be integers from 1 to {LARGEST_COUNT:,}.")
+    if not ((lots >= 1) & (lots <= num_records)).all():
+        raise ValueError(f"`lot_sizes` must be integers from 1 to {num_records}.")
     fractions, points = lots / float(num_records), len(base.epsilons)
     targets, log_deltas = np.array(base.epsilons), np.log(base.deltas)
 

@@ -24,7 +24,13 @@ from torch import Tensor
 from torch.quasirandom import SobolEngine
 
 from botorch_dp._arguments import checked, checked_but
-from botorch_dp._checks import check_integer, check_interval, check_positive, check_tensor
+from botorch_dp._checks import (
+    check_integer,
+    check_interval,
+    check_positive,
+    check_size,
+    check_tensor,
+)
 from botorch_dp.errors import NotPublicError
 from botorch_dp.models import FiniteSetGP
 from botorch_dp.models.public import frozen_kernel
@@ -98,7 +104,7 @@ class SobolDesign(PublicDesign):
         box = check_tensor("box", self.box, shape=(2, "d")).detach().clone()
         if not bool((box[0] <= box[1]).all()):
             raise ValueError("`box` must hold the lower corner in row 0, the upper in row 1.")
-        check_integer("num_points", self.num_points)
+        check_size("num_points", check_integer("num_points", self.num_points), 16 * self.num_points)
         check_integer("seed", self.seed, at_least=0)
         object.__setattr__(self, "box", box)
 

@@ -334,6 +334,7 @@ class PrivateMaximum(PriorMaximum):
 
     def statistic(self, values: Tensor) -> float:
         """**Sensitive**: the largest of the ``T`` observed values."""
+        check_tensor("values", values, shape=("n",), finite=False)
         return plausible(values, self.noise_std).max().item()
 
 

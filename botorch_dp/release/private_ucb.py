@@ -21,7 +21,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from botorch_dp._arguments import checked
-from botorch_dp._checks import check_integer, check_positive, check_tensor
+from botorch_dp._checks import check_finite, check_integer, check_positive, check_tensor
 from botorch_dp.acquisition.ucb import UCBSchedule
 from botorch_dp.models import FiniteSetGP, max_information_gain
 from botorch_dp.models.public import check_unit_variance, frozen_kernel
@@ -189,6 +189,7 @@ class BranchAndBound:
     def tell(self, index: int, value: float) -> None:
         """Take in an exact value and drop the choices that it rules out."""
         check_integer("index", index, at_least=0, at_most=len(self._seen) - 1)
+        value = check_finite("value", value)
         if bool(self._seen[index].isnan()):
             self.gp.observe(index, value)
         self._seen[index] = value

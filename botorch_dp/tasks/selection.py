@@ -99,6 +99,9 @@ class SparseVectorProblem(PrivacyUtilityProblem):
         order is hypergeometric, that over (A, B) is binomial, and that over the threshold is an
         integral.
         """
+        check_integer("max_positives", max_positives, at_most=10**6)
+        if noises.dtype.kind not in "iuf" or not (noises > 0).all():
+            raise ValueError("`noises` must be positive.")
         C, P, N = max_positives, self.num_positives, self.num_queries - self.num_positives
         score = _expected_f1(C, P, N)  # (P + 1) x (N + 1)
         threshold_scales, query_scales = _noise_scales(np.asarray(noises, dtype=float), C)

@@ -135,7 +135,7 @@ class OutputPerturbedLogisticRegression:
     def guarantee(self, *, regularization: float, noise_std: float) -> Guarantee:
         """What publishing the weights promises, from the parameters alone."""
         sensitivity = self.sensitivity(regularization=regularization)
-        if not 1e-90 < check_positive("noise_std", noise_std) / sensitivity < 1e90:
+        if not 1e-30 < check_positive("noise_std", noise_std) / sensitivity < 1e15:
             raise ValueError(f"`noise_std` = {noise_std:g} is out of all proportion.")
         noise = gaussian_guarantee(sensitivity=sensitivity, mu=sensitivity / noise_std)
         unit = PrivacyUnit("one training record", conditions=(FIXED_BEFOREHAND,))
