@@ -113,13 +113,13 @@ class TestSpace:
 
     def test_wrong_arguments(self) -> None:
         for make in (Real, Integer):
-            with pytest.raises(TypeError, match="`active` must be a (condition|When)"):
+            with pytest.raises(TypeError, match=r"`active` must be a (condition|When)"):
                 make(1, 2, active="sgd")
-        with pytest.raises(TypeError, match="`active` must be a (condition|When)"):
+        with pytest.raises(TypeError, match=r"`active` must be a (condition|When)"):
             Choice(1, 2, active=lambda config: True)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="`values` is empty"):
             When("a")
-        with pytest.raises(TypeError, match="`parameter` must be (the name|a string)"):
+        with pytest.raises(TypeError, match=r"`parameter` must be (the name|a string)"):
             When(1, 2)  # type: ignore[arg-type]
 
     def test_described_and_compared(self) -> None:
