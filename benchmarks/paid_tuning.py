@@ -400,7 +400,7 @@ def budgeted_runs(
         with DPareto(asked, budget=PrivacyBudget(epsilon, DELTA), seed=len(rows)) as study:
             study.run(most, initial=4)
             front = study.publish(test_records_are_public=True).value
-            best = max(trial.utilities[0] for trial in front.trials)
+            best = max(trial.utilities[0] for trial in front.front_trials)
             count = len(study.trials)
         row = {"accuracy": held[best], "trainings": count}
         rows.append({**row, "minutes": (time.monotonic() - start) / 60})

@@ -75,7 +75,7 @@ def test_a_seed_gives_one_twin() -> None:
         ({"num_test": 1.5}, TypeError, "`num_test`"),
         ({"seed": -1}, ValueError, "`seed`"),
         ({"class_shares": (1.0,)}, ValueError, "`class_shares`"),
-        ({"class_shares": 0.5}, ValueError, "`class_shares`"),
+        ({"class_shares": 0.5}, TypeError, "`class_shares`"),
         ({"class_shares": (0.5, 0.0)}, ValueError, "`class_shares`"),
         ({"class_shares": (0.9, 0.1)}, ValueError, "`accuracy` must lie between"),
         ({"accuracy": 1.0}, ValueError, "`accuracy`"),

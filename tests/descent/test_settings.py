@@ -62,7 +62,7 @@ def settings(**changes: Any) -> DescentSettings:
         ({"batch_size": 0}, "`batch_size`"),
         ({"tolerance": 0.0}, "`tolerance`"),
         ({"noise_variance": -1.0}, "`noise_variance`"),
-        ({"design": "sobol"}, "`design`"),
+        ({"design": "sobol"}, "`design"),
         ({"radius": -0.1}, "`radius`"),
         ({"mean": "linear"}, "`mean`"),
         ({"max_points": 2}, "`max_points`"),

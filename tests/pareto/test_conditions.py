@@ -91,7 +91,7 @@ class TestSpace:
                 r"not active \[.momentum \(active=When\('optimizer', 'sgd'\)\)",
             ),
             ({"noise": 1.0, "optimizer": "adam", "layers": 2, "width": 7}, "`width` must be from"),
-            ([1.0], "`config` must be a mapping"),
+            ([1.0], "`config` must be a (dict|mapping)"),
         ],
     )
     def test_wrong_configs(self, config: Any, match: str) -> None:
@@ -113,13 +113,13 @@ class TestSpace:
 
     def test_wrong_arguments(self) -> None:
         for make in (Real, Integer):
-            with pytest.raises(TypeError, match="`active` must be a When"):
+            with pytest.raises(TypeError, match=r"`active` must be a (condition|When)"):
                 make(1, 2, active="sgd")
-        with pytest.raises(TypeError, match="`active` must be a When"):
+        with pytest.raises(TypeError, match=r"`active` must be a (condition|When)"):
             Choice(1, 2, active=lambda config: True)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="`values` is empty"):
             When("a")
-        with pytest.raises(TypeError, match="`parameter` must be"):
+        with pytest.raises(TypeError, match=r"`parameter` must be (the name|a string)"):
             When(1, 2)  # type: ignore[arg-type]
 
     def test_described_and_compared(self) -> None:

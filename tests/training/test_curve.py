@@ -190,9 +190,9 @@ def test_what_a_callback_was_told_of_a_published_run_stays(tmp_path: Path) -> No
         ((1, 8), ValueError, "from 1 to 7, got 8"),
         ((2, 1), ValueError, "must rise"),
         ((1, 1), ValueError, "must rise"),
-        ((1.5,), TypeError, "each checkpoint of a curve"),
-        ("12", TypeError, "numbers of epochs"),
-        (3, TypeError, "numbers of epochs"),
+        ((1.5,), TypeError, "must be an integer, got float"),
+        ("12", TypeError, "must be a sequence, got str"),
+        (3, TypeError, "must be a sequence, got int"),
     ],
 )
 def test_wrong_curves_are_refused_before_training(

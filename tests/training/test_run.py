@@ -59,6 +59,9 @@ class WrittenCoins:
         self.asked: list[tuple[float, ...]] = []
         self.noise: list[tuple[float, float]] = []
 
+    def torch_seed(self) -> int:
+        return 0
+
     def choose(self, population: int, size: int) -> Tensor:
         return self._draw(population, size)
 

@@ -441,7 +441,7 @@ class TestRefused:
         with pytest.raises(PrivacyError, match="publish"):
             PrivateFit(problem, SPACE, budget=BUDGET)
         for given in (object(), None):
-            with pytest.raises(TypeError, match="`trainer_or_problem` must be"):
+            with pytest.raises(PrivacyError, match="`trainer_or_problem` must be"):
                 PrivateFit(given, SPACE, budget=BUDGET)
 
     def test_records_that_are_no_tensors(self) -> None:
