@@ -186,6 +186,8 @@ def check_tensor(
         raise TypeError(
             f"`{name}` must be a floating-point tensor, got {value.dtype}; call `.double()` on it."
         )
+    if value.layout != torch.strided:
+        raise TypeError(f"`{name}` must be a dense tensor, got {value.layout}; call `.to_dense()`.")
     if shape is not None:
         matches = value.dim() == len(shape) and all(
             size == want if isinstance(want, int) else size >= 1

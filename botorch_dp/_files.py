@@ -415,7 +415,10 @@ class StateFile:
         """Build the file aside, for its owner only, and link it into place when complete."""
         path = Path(self.path)
         if not path.parent.is_dir():
-            raise self.error(f"The folder {path.parent} does not exist: create it first.")
+            raise self.error(
+                f"The path of the {self.kind.name} leads nowhere, the folder {path.parent} does "
+                "not exist: create it first."
+            )
         # mkstemp creates the file exclusively and with mode 0600 before SQLite sees it.
         _check_locks(path.parent, self.error)
         descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)

@@ -526,15 +526,22 @@ class SearchSpace:
 
         A point stands for one config, so constraints play no part here.
         """
+        self._check_uniforms(uniforms)
         return self._assemble(
             [p.draw(uniforms[:, i]) for i, p in enumerate(self._parameters.values())]
         )
+
+    def _check_uniforms(self, uniforms: NDArray[np.float64]) -> None:
+        count = len(self._parameters)
+        if uniforms.ndim != 2 or uniforms.shape[1] != count or uniforms.dtype.kind not in "iuf":
+            raise ValueError(f"`uniforms` must be n x {count} numbers, got {uniforms.shape}.")
 
     def spread(self, uniforms: NDArray[np.float64]) -> list[Config]:
         """Configs that fill the space as evenly as ``n x k`` points of the cube do.
 
         Uniform in the scale of the models, whatever the distributions; without constraints.
         """
+        self._check_uniforms(uniforms)
         return self._assemble(
             [
                 p.spread(uniforms[:, i]) if isinstance(p, Choice) else p.decode(uniforms[:, i])
@@ -701,9 +708,6 @@ def narrowings(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]
         stored: What :meth:`SearchSpace.to_dict` said of the one.
         given: The same of the other.
     """
-    for name, space in (("stored", stored), ("given", given)):
-        if not all(isinstance(parameter, Mapping) for parameter in space.values()):
-            raise TypeError(f"`{name}` must be what `SearchSpace.to_dict` returns.")
     found = []
     added = list(given.get("constraints", ()))
     for name in stored.get("constraints", ()):
@@ -736,6 +740,8 @@ def _activity(space: Mapping[str, Any], name: str, stored: Mapping[str, Any]) ->
     """Where a parameter is active among the configs of the stored space, in comparable form."""
     if name not in space:
         return "nowhere"
+    if not isinstance(space[name], Mapping):
+        raise TypeError(f"`stored` and `given` must be spaces as `to_dict` says: {name!r} is not.")
     condition = space[name].get("active")
     if condition is None:
         return "everywhere"

@@ -388,6 +388,8 @@ def judged(target: Target, replaced: Mapping[str, Callable[[], Any]], patience: 
         _disarm()  # before the next one
         return "hang", _place(error), shown
     except (Exception, SystemExit) as error:
+        if traceback.extract_tb(error.__traceback__)[-1].filename.endswith("pareto/toy.py"):
+            return "refusal", "", shown  # the caller's own oracle raised it
         own_name = junk.get("name")
         if isinstance(own_name, str) and own_name in str(error):
             return "refusal", "", shown  # what to call the argument was an argument

@@ -64,8 +64,17 @@ def choose_projection_dim(X: Tensor, *, epsilon: float, delta: float) -> int:
     check_rows(X)
     smallest = float(torch.linalg.svdvals(centred(X)).min())
     largest = 0
-    while singular_floor(projection_dim=largest + 1, epsilon=epsilon, delta=delta) <= smallest:
-        largest += 1
+
+    def fits(columns: int) -> bool:
+        return singular_floor(projection_dim=columns, epsilon=epsilon, delta=delta) <= smallest
+
+    # The floor grows with the columns: double until it is too high, then halve the distance.
+    step = 1
+    while fits(largest + step):
+        largest, step = largest + step, 2 * step
+    while step > 1:
+        step //= 2
+        largest += step if fits(largest + step) else 0
     if largest == 0:
         raise ValueError(
             "No `projection_dim` satisfies the guideline at this epsilon and delta: every choice "

@@ -115,6 +115,8 @@ class OutputPerturbedLogisticRegression:
     @staticmethod
     def scaled(X: Tensor) -> Tensor:
         """Each record divided by its norm if that is above 1; one with NaN or inf becomes 0."""
+        if X.dim() < 2 or X.shape[-1] == 0:
+            raise ValueError(f"`X` must have shape n x d, got {tuple(X.shape)}.")
         real = X.to(_real(X))
         usable = real.isfinite().all(dim=-1, keepdim=True)
         real = torch.where(usable, real, torch.zeros_like(real))

@@ -183,7 +183,13 @@ class TorchRule:
         self._rows = []
         for row, plan in zip(parameters, plans, strict=True):
             leaves = [view[0] for view in parameter_views(row.unsqueeze(0), model)]
-            optimizer = factory(leaves, lr=plan.learning_rate)
+            try:
+                optimizer = factory(leaves, lr=plan.learning_rate)
+            except TypeError as error:
+                raise TypeError(
+                    f"`optimizer` must make a torch.optim.Optimizer from a list of parameters and "
+                    f"lr=, but raised {error}"
+                ) from error
             if not isinstance(optimizer, torch.optim.Optimizer):
                 raise TypeError(
                     "`optimizer` must make a torch.optim.Optimizer from a list of parameters and "

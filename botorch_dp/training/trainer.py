@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from botorch_dp._arguments import checked
+from botorch_dp._arguments import checked, checked_but
 from botorch_dp._checks import check_choice, check_integer, check_nonnegative, check_positive
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import Guarantee, NeighboringRelation, PrivacyLedger
@@ -173,7 +173,7 @@ class Trained:
         return f"Trained(steps={self.steps} of {self.plan.steps}, guarantee: {self.guarantee})"
 
 
-@checked
+@checked_but("optimizer")
 class DPTrainer:
     r"""Trains a model with DP-SGD or DP-Adam, fast enough to be tuned.
 

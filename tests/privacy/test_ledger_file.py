@@ -52,7 +52,7 @@ def test_wrong_arguments(tmp_path: Path) -> None:
         PrivacyLedger(tmp_path / "a.ledger", 1.0)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="`relation`"):
         PrivacyLedger(budget=PrivacyBudget(1.0), relation="REPLACE_ONE")  # type: ignore[arg-type]
-    with pytest.raises(PrivacyError, match="does not exist: create it"):
+    with pytest.raises(PrivacyError, match="not exist: create it"):
         PrivacyLedger(tmp_path / "missing" / "a.ledger", PrivacyBudget(1.0))
     with pytest.raises(PrivacyError, match="not a file"):
         PrivacyLedger(tmp_path, PrivacyBudget(1.0))
