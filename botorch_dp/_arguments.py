@@ -340,8 +340,10 @@ def _row(origin: Any, kinds: tuple[Any, ...]) -> Check:
             raise TypeError(f"`{name}` must be a sequence, got {type(value).__name__}.")
         if fixed and len(value) != len(each):
             raise ValueError(f"`{name}` must have {len(each)} entries, got {len(value)}.")
-        if isinstance(value, range) or not each:
+        if not each or (isinstance(value, range) and each[0] in (_number, _integer)):
             return
+        if isinstance(value, range):
+            value = value[:1]
         for position, part in enumerate(value):
             one = each[position if fixed else 0]
             if one is not None:

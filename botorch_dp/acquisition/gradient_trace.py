@@ -24,7 +24,7 @@ from botorch.utils.transforms import (
 from torch import Tensor
 
 from botorch_dp._arguments import checked
-from botorch_dp._checks import check_tensor
+from botorch_dp._checks import check_integer, check_size, check_tensor
 from botorch_dp.models.gradient import candidate_noise, exact_gp, gradient_beliefs
 
 Stencil = Literal["simplex", "central"]
@@ -170,7 +170,11 @@ def gen_gradient_trace_initial_conditions(
         )
     location, units = acq_function.location, acq_function.units
     basis = leading_basis(acq_function.covariance, units)
+    check_integer("num_restarts", num_restarts)
+    check_integer("raw_samples", raw_samples)
+    check_integer("q", q)
     count = max(raw_samples, num_restarts) // len(_STENCILS) + 1
+    check_size("q, raw_samples or num_restarts", max(count, q), 16 * count * q * (q + 8))
     radii = radius_grid(count, like=location)
     stencils = torch.cat(
         [

@@ -17,7 +17,13 @@ import torch
 from torch import Tensor
 
 from botorch_dp._arguments import checked, checked_but
-from botorch_dp._checks import check_integer, check_interval, check_positive, check_tensor
+from botorch_dp._checks import (
+    check_integer,
+    check_interval,
+    check_positive,
+    check_size,
+    check_tensor,
+)
 from botorch_dp.errors import PrivacyError
 from botorch_dp.outsourced.query_log import Query, QueryLog
 from botorch_dp.outsourced.transforms import (
@@ -390,6 +396,8 @@ class RandomProjectionCurator(Curator):
         check_rows(X)
         if unsafe_seed is not None:
             check_integer("unsafe_seed", unsafe_seed, at_least=0)
+        check_integer("projection_dim", projection_dim)
+        check_size("projection_dim", projection_dim, 100 * projection_dim * sum(X.shape))
         self.singular_floor = singular_floor(
             projection_dim=projection_dim, epsilon=epsilon, delta=delta
         )

@@ -98,7 +98,7 @@ class Run:
                 (_NOTICE, self._what, identity, words, now()),
             )
             # A checksum of what the row says: with another identity, values would be drawn anew.
-            sealed = pack([self._what, identity, words])
+            sealed = pack([_SEAL, [self._what, identity, words]])
             connection.execute("INSERT INTO state VALUES (?, ?)", (_SEAL, sealed))
 
         self.path = None if path is None else os.path.realpath(path)
@@ -108,8 +108,10 @@ class Run:
             if len(rows) != 1:
                 raise self._file.damaged("it names no run")
             ((stored_what, self._identity, stored),) = rows
-            if self.get(_SEAL, [*rows[0]]) != [*rows[0]]:
+            if self.get(_SEAL) != [*rows[0]]:
                 raise self._file.damaged("what it says about the run was altered")
+            if self.path is not None and self.resumed:
+                self._check_places()
             if stored_what != self._what:
                 raise PrivacyError(
                     f"`checkpoint` {self.path} is of {stored_what}, not of {self._what}: choose "
@@ -167,7 +169,7 @@ class Run:
         """Store values by name, replacing those of the same names, as one. Kept in files only."""
         if self.path is None:
             return
-        rows = [(name, pack(value)) for name, value in values.items()]
+        rows = [(name, pack([name, value])) for name, value in values.items()]
         with self.transaction():
             for row in rows:
                 self._file.execute("INSERT OR REPLACE INTO state VALUES (?, ?)", row)
@@ -177,11 +179,20 @@ class Run:
         rows = self._file.query("SELECT value FROM state WHERE name = ?", (name,))
         return self._unpacked(rows[0][0], name) if rows else default
 
+    def _check_places(self) -> None:
+        """Each value says under which name or number it was stored: none has moved."""
+        with self._file.snapshot():
+            for name, value in self._file.execute("SELECT name, value FROM state"):
+                self._unpacked(value, name)
+            items = self._file.execute("SELECT series, number, value FROM item")
+            for series, number, value in items:
+                self._unpacked(value, f"{series} {number}")
+
     def add(self, series: str, number: int, value: Any) -> None:
         """Store one value of a numbered series. Kept in files only."""
         if self.path is None:
             return
-        content = pack(value)
+        content = pack([f"{series} {number}", value])
         with self.transaction():
             self._file.execute("INSERT INTO item VALUES (?, ?, ?)", (series, number, content))
 
@@ -235,9 +246,12 @@ class Run:
 
     def _unpacked(self, content: bytes, name: str) -> Any:
         try:
-            return unpack(content)
-        except ValueError as error:
+            place, value = unpack(content)
+        except (TypeError, ValueError) as error:
             raise self._file.damaged(f"{name} was altered") from error
+        if place != name:
+            raise self._file.damaged(f"{name} was stored as {place}")
+        return value
 
 
 def _new_run(what: str, settings: dict[str, Any], ledger: PrivacyLedger | None) -> Run:

@@ -456,6 +456,8 @@ def selection_rdp(orders: Sequence[float], rdp: np.ndarray, number: TrialNumber)
         number: The law of the number of trials.
     """
     alphas, rdp = np.asarray(orders, dtype=float), np.asarray(rdp, dtype=float)
+    if not (np.isfinite(alphas) & (alphas > 1)).all():
+        raise ValueError("`orders` must be finite and above 1.")
     common = rdp + max(math.log(number.mean), 0.0) / (alphas - 1)
     if number.is_poisson:
         hats = [rdp_delta(orders, rdp, math.log1p(1 / (a - 1))) for a in alphas]

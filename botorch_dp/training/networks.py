@@ -42,7 +42,7 @@ def logistic_regression(
             at random ones.
         dtype: Of the weights.
     """
-    check_integer("num_features", num_features)
+    check_size("num_features", check_integer("num_features", num_features), 8 * num_features)
     model = nn.Linear(num_features, 1, bias=bias, dtype=dtype)
     if zero:
         for parameter in model.parameters():

@@ -232,7 +232,7 @@ def steps_stored(path: Path) -> int:
     with sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=10.0) as connection:
         found = connection.execute("SELECT value FROM state WHERE name = 'training'").fetchone()
     connection.close()
-    return 0 if found is None else unpack(found[0])["step"]
+    return 0 if found is None else unpack(found[0])[1]["step"]
 
 
 def test_a_killed_run_resumes(tmp_path: Path) -> None:
