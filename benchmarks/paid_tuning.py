@@ -397,7 +397,9 @@ def budgeted_runs(
     while len(rows) < seeds:
         start = time.monotonic()
         held.clear()
-        with DPareto(asked, budget=PrivacyBudget(epsilon, DELTA), seed=len(rows)) as study:
+        # Models would price thousands of configurations for each proposal.
+        budget = PrivacyBudget(epsilon, DELTA)
+        with DPareto(asked, acquisition="random", budget=budget, seed=len(rows)) as study:
             study.run(most, initial=4)
             front = study.publish(test_records_are_public=True).value
             best = max(trial.utilities[0] for trial in front.front_trials)

@@ -106,7 +106,7 @@ class TabulatedRegression:
         self.trainer = OutputPerturbedLogisticRegression(data, delta=OUTPUT_DELTA)
         strengths = np.repeat(10.0 ** (np.arange(self.levels) / 16 - 4), self.permutations)
         seeds = list(range(self.permutations)) * self.levels
-        models = self.trainer.fit_many([(s, 1e-50) for s in strengths], seeds=seeds)
+        models = self.trainer.fit_many([(s, 1e-25) for s in strengths], seeds=seeds)
         weights = torch.cat([model.model.weight for model in models]).double()
         self.weights = weights.reshape(self.levels, self.permutations, -1)
         X = self.trainer.scaled(data.test_X).double()

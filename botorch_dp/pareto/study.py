@@ -189,8 +189,9 @@ class DPareto:
 
     @property
     def trials(self) -> list[Trial]:
-        """All trials by number: complete, failed and pending."""
-        self._storage.refresh()
+        """All trials by number: complete, failed and pending; of a closed study, those it knew."""
+        if not self._storage.closed:
+            self._storage.refresh()
         return self._storage.trials()
 
     def ask(self, q: int = 1, *, initial: int | None = None) -> list[Trial]:

@@ -272,3 +272,9 @@ class TestMistakes:
         (trial,) = tried.ask()
         with pytest.raises(InvalidUtilityError, match="not percent"):
             tried.tell(trial, 87.0)
+
+
+def test_a_closed_study_still_shows_its_trials(tmp_path: Path) -> None:
+    with study(storage=tmp_path / "s.sqlite") as tried:
+        tried.run(3)
+    assert len(tried.trials) == 3
