@@ -554,7 +554,7 @@ class StateFile:
             )
 
     def _bring_up_to_date(self, connection: sqlite3.Connection) -> None:
-        if _pragma(connection, "quick_check") != "ok":
+        if _pragma(connection, "integrity_check") != "ok":
             raise self.damaged("SQLite's integrity check fails")
         if _pragma(connection, "user_version") < len(self.kind.migrations):
             _execute(connection, "BEGIN IMMEDIATE")
