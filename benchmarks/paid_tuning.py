@@ -9,9 +9,7 @@ says. That is exact for a space of the pool's configurations, and approximate ot
 the test records selects, with and without the noise that a budget of their own, of the same size,
 asks for; the other part, which nobody looks at, says how good the published model is. Pools are
 stored as they grow, so a run that was stopped goes on where it was. ``--real`` adds runs of
-``PrivateFit`` from end to end at epsilon = 1, and ``--budgeted`` budgeted studies at each epsilon:
-``DPareto(budget=)`` with epsilon in its space, the best model on the front of which is published
-(the records that select are public then).
+``PrivateFit`` from end to end.
 
 Ways:
 
@@ -43,14 +41,7 @@ from benchmarks.common import RESULTS, save_results
 from benchmarks.twins import ADULT_COLUMNS, IMAGE_COLUMNS
 from botorch_dp import datasets
 from botorch_dp._files import atomic_write
-from botorch_dp.pareto import DPareto, PrivacyUtilityProblem, TrainingPromise, given_epsilon
-from botorch_dp.privacy import (
-    Guarantee,
-    PrivacyBudget,
-    TrialNumber,
-    dp_sgd_epsilons,
-    dp_sgd_noise_multiplier,
-)
+from botorch_dp.privacy import PrivacyBudget, TrialNumber, dp_sgd_noise_multiplier
 from botorch_dp.space import Integer, Real, SearchSpace
 from botorch_dp.training import (
     DPTrainer,
@@ -360,64 +351,12 @@ def real_runs(name: str, folder: Path, seeds: int) -> list[dict[str, Any]]:
     return rows
 
 
-def budgeted_runs(
-    name: str, folder: Path, epsilon: float, seeds: int, most: int = 40
-) -> list[dict[str, Any]]:
-    """Studies that pay for every training of at most epsilon / 3, and publish their best model."""
-    pools = Pools(name, folder)
-    trainer, held = pools.trainer, {}
-    path = folder / f"paid_tuning_{name}.budgeted.json"
-    stored: dict[str, list[dict[str, Any]]] = json.loads(path.read_text()) if path.exists() else {}
-    rows = stored.setdefault(str(epsilon), [])
-
-    def promise(config: dict[str, Any]) -> Guarantee:
-        return trainer.plan(**config, delta=DELTA).guarantee
-
-    def utility(config: dict[str, Any], seed: int) -> float:
-        trained = trainer.fit(**config, delta=DELTA, publish=True)
-        with torch.no_grad():
-            held[trained.accuracy] = accuracy(trained.model(pools.held[0]), pools.held[1])
-        return trained.accuracy
-
-    parameters = {**pools.task.space.parameters, "noise_multiplier": Real(0.5, 500.0, log=True)}
-    problem = PrivacyUtilityProblem(
-        SearchSpace(**parameters),
-        privacy=lambda config: promise(config).epsilon(DELTA),
-        privacy_batch=lambda configs: dp_sgd_epsilons(
-            [config["noise_multiplier"] for config in configs],
-            [config["lot_size"] for config in configs],
-            [trainer.plan(**config).steps for config in configs],
-            num_records=len(pools.data.train_X),
-            delta=DELTA,
-        ).tolist(),
-        utility=utility,
-        promise=TrainingPromise(DELTA, guarantee=promise, secret_noise=True),
-    )
-    asked = given_epsilon(problem, "noise_multiplier", Real(epsilon / 12, epsilon / 3, log=True))
-    while len(rows) < seeds:
-        start = time.monotonic()
-        held.clear()
-        # Models would price thousands of configurations for each proposal.
-        budget = PrivacyBudget(epsilon, DELTA)
-        with DPareto(asked, acquisition="random", budget=budget, seed=len(rows)) as study:
-            study.run(most, initial=4)
-            front = study.publish(test_records_are_public=True).value
-            best = max(trial.utilities[0] for trial in front.front_trials)
-            count = len(study.trials)
-        row = {"accuracy": held[best], "trainings": count}
-        rows.append({**row, "minutes": (time.monotonic() - start) / 60})
-        path.write_text(json.dumps(stored))
-        print(f"{name}, budgeted, epsilon = {epsilon:g}: {rows[-1]}", flush=True)
-    return rows
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--report", action="store_true", help="only from the pools there are")
     parser.add_argument("--real", type=int, default=0, metavar="RUNS", help="runs end to end")
-    parser.add_argument("--budgeted", type=int, default=0, metavar="RUNS", help="studies")
     options = parser.parse_args()
     print("About 10 minutes for each task on one idle core; --report is quick.")
     results: dict[str, Any] = {}
@@ -428,9 +367,6 @@ def main() -> None:
         results[name] = pools.report()
         if options.real:
             results[name]["end to end 1.0"] = real_runs(name, options.out, options.real)
-        for epsilon in EPSILONS if options.budgeted else ():
-            rows = budgeted_runs(name, options.out, epsilon, options.budgeted)
-            results[name][f"budgeted {epsilon}"] = rows
         for key, row in results[name].items():
             print(name, key, row)
     if options.out == RESULTS:
