@@ -42,7 +42,7 @@ def test_snippets_of_pages_run_one_after_the_other(
 
 
 def test_readme_has_a_snippet_for_each_job() -> None:
-    assert len(SNIPPETS) == 5
+    assert len(SNIPPETS) == 6
     assert all(snippet.count("\n") <= 14 for snippet in SNIPPETS)
 
 
