@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -151,7 +152,13 @@ for arguments in {refused!r}:
         (tmp_path / "slow.py").write_text(OWN_PROBLEM.format(seconds=0.3))
         command = [SCRIPT, "pareto", "slow:problem", "--trials", "400", "--storage", "s.sqlite"]
         process = subprocess.Popen(
-            command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            command,
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            # Tests that a shell runs in the background inherit that Ctrl-C is ignored.
+            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
         )
         deadline = time.monotonic() + 120
         trained = tmp_path / "trained"

@@ -313,7 +313,7 @@ def plateau(optimizer: torch.optim.Optimizer, steps: int) -> Any:
     "options, error, message",
     [
         ({"optimizer": "adagrad"}, ValueError, "`optimizer` must be one of.*schedule_free"),
-        ({"optimizer": 3}, TypeError, "`optimizer` must be a string or callable, got int"),
+        ({"optimizer": 3}, TypeError, "such as torch.optim.AdamW; got int"),
         ({"optimizer": lambda p, lr: 3}, TypeError, "must make a torch.optim.Optimizer"),
         ({"optimizer": torch.optim.LBFGS}, ValueError, "LBFGS cannot take a step"),
         ({"schedule": lambda o, n: 3}, TypeError, "must make a schedule"),
