@@ -510,3 +510,13 @@ def test_scores_without_noise_are_the_trainers_metric() -> None:
     plain = trainer()
     model = plain.untrained()
     assert Scoring().score(plain, model, None) == plain.utility(model)
+
+
+@pytest.mark.parametrize("on_training_records", [False, True])
+def test_the_noise_of_a_score_is_that_of_its_mu(on_training_records: bool) -> None:
+    given = trainer()
+    model, scoring = given.untrained(), Scoring(on_training_records, mu=0.05)
+    count = _N if on_training_records else 60
+    scores = [count * scoring.score(given, model, seed) for seed in range(600)]
+    # A count moves by 1 with a record: a deviation of 1 / mu; 600 draws give it to 3%.
+    assert np.std(scores) == pytest.approx(20.0, rel=0.15)
