@@ -24,8 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from botorch_dp._arguments import checked
-from botorch_dp._checks import check_integer, check_positive, check_size, needs_extra
+from botorch_dp._checks import check_integer, check_positive, check_size, checked, needs_extra
 from botorch_dp._files import atomic_write
 from botorch_dp.space import Choice, Integer, Parameter, Real
 from botorch_dp.training import TrainTest

@@ -17,8 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from botorch_dp._arguments import checked
-from botorch_dp._checks import check_integer, check_interval, check_positive, check_tensor
+from botorch_dp._checks import check_integer, check_interval, check_positive, check_tensor, checked
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import (
     DEFAULT_DELTA,

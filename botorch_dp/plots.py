@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from botorch_dp._arguments import checked
-from botorch_dp._checks import needs_extra
+from botorch_dp._checks import checked, needs_extra
 from botorch_dp._files import atomic_write
 from botorch_dp.pareto.front import OperatingPoint, ParetoFront, non_dominated
 from botorch_dp.privacy import Guarantee

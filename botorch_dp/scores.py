@@ -18,8 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from botorch_dp._arguments import checked
-from botorch_dp._checks import check_integer, check_positive, check_tensor, needs_extra
+from botorch_dp._checks import check_integer, check_positive, check_tensor, checked, needs_extra
 from botorch_dp.errors import PrivacyError
 from botorch_dp.space import SearchSpace
 from botorch_dp.statistics import AUC, F1, Statistic

@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 from scipy.stats import truncnorm
 from torch import Tensor
 
-from botorch_dp._arguments import checked
-from botorch_dp._checks import check_finite, check_integer, check_positive, check_size
+from botorch_dp._checks import check_finite, check_integer, check_positive, check_size, checked
 
 #: Values of all parameters by name, as the user's functions get them.
 Config: TypeAlias = dict[str, Any]

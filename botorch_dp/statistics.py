@@ -14,8 +14,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from botorch_dp._arguments import checked
-from botorch_dp._checks import check_integer
+from botorch_dp._checks import check_integer, checked
 
 __all__ = ["AUC", "F1", "Statistic"]
 

@@ -497,7 +497,7 @@ def _place(error: BaseException) -> str:
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "botorch_dp/" in f.filename]
     if not frames:
         return "nowhere"
-    last = next((f for f in reversed(frames) if "_arguments" not in f.filename), frames[-1])
+    last = next((f for f in reversed(frames) if f.name != "call"), frames[-1])
     return f"{last.filename.rpartition('botorch_dp/')[2]}:{last.lineno}"
 
 

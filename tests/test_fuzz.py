@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from botorch_dp._arguments import checked
+from botorch_dp._checks import checked
 from tests import fuzzing
 from tests.fuzzing import Target, judged, targets
 

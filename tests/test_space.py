@@ -342,4 +342,4 @@ def test_the_space_serves_every_method() -> None:
         a.name for node in ast.walk(tree) if isinstance(node, ast.Import) for a in node.names
     }
     ours = {module for module in modules if module and module.startswith("botorch_dp")}
-    assert ours <= {"botorch_dp._arguments", "botorch_dp._checks", "botorch_dp.errors"}
+    assert ours <= {"botorch_dp._checks", "botorch_dp.errors"}

@@ -23,8 +23,7 @@ from botorch.utils.transforms import (
 )
 from torch import Tensor
 
-from botorch_dp._arguments import checked
-from botorch_dp._checks import check_integer, check_size, check_tensor
+from botorch_dp._checks import check_integer, check_size, check_tensor, checked
 from botorch_dp.models.gradient import candidate_noise, exact_gp, gradient_beliefs
 
 Stencil = Literal["simplex", "central"]

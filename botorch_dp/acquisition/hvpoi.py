@@ -34,8 +34,7 @@ from botorch.utils.transforms import (
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from botorch_dp._arguments import checked
-from botorch_dp._checks import check_choice, check_positive, check_tensor
+from botorch_dp._checks import check_choice, check_positive, check_tensor, checked
 from botorch_dp.acquisition.pending import believe
 
 Region = Literal["unbounded", "box"]

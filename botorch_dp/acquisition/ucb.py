@@ -13,8 +13,7 @@ from botorch.models.model import Model
 from botorch.utils.transforms import average_over_ensemble_models, t_batch_mode_transform
 from torch import Tensor
 
-from botorch_dp._arguments import checked
-from botorch_dp._checks import check_delta, check_integer, check_positive, check_tensor
+from botorch_dp._checks import check_delta, check_integer, check_positive, check_tensor, checked
 
 
 @checked

@@ -34,8 +34,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from botorch_dp._arguments import checked
-from botorch_dp._checks import check_delta, check_nonnegative, check_positive
+from botorch_dp._checks import check_delta, check_nonnegative, check_positive, checked
 
 
 @checked

@@ -9,8 +9,13 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from botorch_dp._arguments import checked_but
-from botorch_dp._checks import check_choice, check_integer, check_nonnegative, check_positive
+from botorch_dp._checks import (
+    check_choice,
+    check_integer,
+    check_nonnegative,
+    check_positive,
+    checked_but,
+)
 from botorch_dp.acquisition.gradient_trace import (
     Stencil,
     leading_basis,

@@ -20,8 +20,7 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from botorch_dp._arguments import checked_but
-from botorch_dp._checks import check_positive
+from botorch_dp._checks import check_positive, checked_but
 from botorch_dp._files import pack
 from botorch_dp.descent.bounds import DescentFacts
 from botorch_dp.descent.clipping import ClippedMean, Observations, read_losses

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from botorch_dp._arguments import checked
-from botorch_dp._checks import check_nonnegative, check_positive
+from botorch_dp._checks import check_nonnegative, check_positive, checked
 
 
 @checked

@@ -16,8 +16,7 @@ from botorch.models.model import Model
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from botorch_dp._arguments import checked
-from botorch_dp._checks import check_integer, check_positive, check_tensor
+from botorch_dp._checks import check_integer, check_positive, check_tensor, checked
 from botorch_dp.descent.bounds import DescentBound, DescentFacts, descent_bound
 from botorch_dp.descent.designs import Design
 from botorch_dp.errors import NotPublicError

@@ -9,8 +9,7 @@ from botorch.utils.sampling import draw_sobol_samples
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from botorch_dp._arguments import checked
-from botorch_dp._checks import check_integer, check_interval, check_positive, check_tensor
+from botorch_dp._checks import check_integer, check_interval, check_positive, check_tensor, checked
 from botorch_dp.descent.clipping import Observations, read_losses
 from botorch_dp.descent.designs import Design, DesignName, as_design, observation_noise
 from botorch_dp.descent.settings import PER_RECORD, check_box

@@ -19,8 +19,13 @@ from gpytorch.kernels import (
 )
 from torch import Tensor
 
-from botorch_dp._arguments import checked
-from botorch_dp._checks import check_integer, check_nonnegative, check_positive, check_tensor
+from botorch_dp._checks import (
+    check_integer,
+    check_nonnegative,
+    check_positive,
+    check_tensor,
+    checked,
+)
 from botorch_dp.models.public import frozen_kernel, prior_variance
 
 # Least noise the factor is computed with, in units of rounding at the largest prior variance. A

@@ -27,8 +27,7 @@ from botorch.utils.transforms import is_ensemble
 from gpytorch.models import ExactGP
 from torch import Tensor, nn
 
-from botorch_dp._arguments import checked
-from botorch_dp._checks import check_tensor
+from botorch_dp._checks import check_tensor, checked
 from botorch_dp.models.kernels import KernelDerivatives, kernel_derivatives
 
 # A new point whose variance, given the points kept so far, is below this fraction of the largest

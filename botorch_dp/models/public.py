@@ -19,8 +19,7 @@ from gpytorch.means import ConstantMean, ZeroMean
 from torch import Tensor
 from torch.nn import Module
 
-from botorch_dp._arguments import checked
-from botorch_dp._checks import check_nonnegative, check_tensor
+from botorch_dp._checks import check_nonnegative, check_tensor, checked
 from botorch_dp.errors import NotPublicError
 
 _UNIT_VARIANCE_TOLERANCE = 1e-6

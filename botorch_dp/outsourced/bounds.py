@@ -31,13 +31,13 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from botorch_dp._arguments import checked
 from botorch_dp._checks import (
     check_delta,
     check_integer,
     check_nonnegative,
     check_positive,
     check_tensor,
+    checked,
 )
 from botorch_dp.acquisition import UCBSchedule
 from botorch_dp.models import FiniteSetGP

@@ -18,8 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
-from botorch_dp._arguments import checked
-from botorch_dp._checks import check_integer, check_positive
+from botorch_dp._checks import check_integer, check_positive, checked
 from botorch_dp.outsourced.curator import check_request_id
 from botorch_dp.outsourced.exchange import LARGEST_DATASET, check_answer, dataset_from_bytes
 from botorch_dp.privacy import Release

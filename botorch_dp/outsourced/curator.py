@@ -16,13 +16,14 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from botorch_dp._arguments import checked, checked_but
 from botorch_dp._checks import (
     check_integer,
     check_interval,
     check_positive,
     check_size,
     check_tensor,
+    checked,
+    checked_but,
 )
 from botorch_dp.errors import PrivacyError
 from botorch_dp.outsourced.query_log import Query, QueryLog

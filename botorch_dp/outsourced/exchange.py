@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from botorch_dp._arguments import checked
-from botorch_dp._checks import check_positive
+from botorch_dp._checks import check_positive, checked
 from botorch_dp._files import atomic_write
 from botorch_dp.errors import BudgetExhausted
 from botorch_dp.outsourced.curator import Curator, InvalidIndex, UnusableAnswer, check_request_id

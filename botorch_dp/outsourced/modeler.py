@@ -25,7 +25,6 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from botorch_dp._arguments import checked
 from botorch_dp._checks import (
     check_finite,
     check_integer,
@@ -33,6 +32,7 @@ from botorch_dp._checks import (
     check_path,
     check_positive,
     check_tensor,
+    checked,
 )
 from botorch_dp.acquisition import UCBSchedule
 from botorch_dp.models import FiniteSetGP

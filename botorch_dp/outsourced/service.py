@@ -38,8 +38,7 @@ from collections import Counter, OrderedDict
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from botorch_dp._arguments import checked
-from botorch_dp._checks import check_integer, check_positive
+from botorch_dp._checks import check_integer, check_positive, checked
 from botorch_dp.outsourced.curator import Curator, check_request_id
 from botorch_dp.outsourced.exchange import answer_to, dataset_to_bytes
 

@@ -7,8 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from botorch_dp._arguments import checked
-from botorch_dp._checks import check_delta, check_integer, check_positive, check_tensor
+from botorch_dp._checks import check_delta, check_integer, check_positive, check_tensor, checked
 
 #: Projected coordinates are limited to this many row distances from 0.
 LARGEST_COORDINATE = 2.0**24

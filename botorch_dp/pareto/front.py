@@ -19,8 +19,7 @@ from botorch.utils.multi_objective.hypervolume import Hypervolume
 from botorch.utils.multi_objective.pareto import is_non_dominated
 from torch import Tensor
 
-from botorch_dp._arguments import checked
-from botorch_dp._checks import check_finite, needs_extra
+from botorch_dp._checks import check_finite, checked, needs_extra
 from botorch_dp.pareto.beliefs import Beliefs, Candidates, require_complete
 from botorch_dp.pareto.problem import SEEDED, Point, PrivacyUtilityProblem, Trial
 from botorch_dp.pareto.proposals import Proposer

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from botorch_dp._arguments import checked
+from botorch_dp._checks import checked
 from botorch_dp.pareto.problem import PrivacyUtilityProblem
 from botorch_dp.space import Config, Integer, Real, SearchSpace
 

@@ -15,8 +15,7 @@ from numbers import Real as RealNumber
 from statistics import fmean
 from typing import Any, Literal, TypeAlias
 
-from botorch_dp._arguments import checked
-from botorch_dp._checks import check_delta, check_finite, check_integer, check_positive
+from botorch_dp._checks import check_delta, check_finite, check_integer, check_positive, checked
 from botorch_dp.privacy import (
     ApproximateLoss,
     Guarantee,

@@ -22,8 +22,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import torch
 from torch import Tensor
 
-from botorch_dp._arguments import checked
-from botorch_dp._checks import check_choice, check_count, check_integer, check_positive
+from botorch_dp._checks import check_choice, check_count, check_integer, check_positive, checked
 from botorch_dp._files import MEMORY
 from botorch_dp.pareto.beliefs import EpsilonScale, PrivacyModel, require_complete
 from botorch_dp.pareto.front import (

@@ -19,8 +19,7 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import erfcx, erfinv, log_ndtr, ndtr, ndtri, ndtri_exp
 
-from botorch_dp._arguments import checked
-from botorch_dp._checks import check_delta, check_nonnegative, check_real
+from botorch_dp._checks import check_delta, check_nonnegative, check_real, checked
 
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 _SQRT_HALF = math.sqrt(0.5)

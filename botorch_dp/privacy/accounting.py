@@ -30,12 +30,12 @@ from typing import Literal
 import numpy as np
 from scipy.optimize import brentq
 
-from botorch_dp._arguments import checked
 from botorch_dp._checks import (
     check_choice,
     check_delta,
     check_integer,
     check_positive,
+    checked,
     did_you_mean,
 )
 from botorch_dp.errors import PrivacyError

@@ -20,8 +20,7 @@ from scipy.stats import beta
 from torch import Tensor
 from tqdm import trange
 
-from botorch_dp._arguments import checked
-from botorch_dp._checks import check_count, check_delta, check_integer, check_nonnegative
+from botorch_dp._checks import check_count, check_delta, check_integer, check_nonnegative, checked
 from botorch_dp.privacy.guarantee import Guarantee, Release
 
 #: Events are unions of at most about this many cells of the outputs' range.

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
-from botorch_dp._arguments import checked
-from botorch_dp._checks import check_delta, check_finite, check_positive
+from botorch_dp._checks import check_delta, check_finite, check_positive, checked
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy._gaussian import gaussian_epsilon, gaussian_mu
 from botorch_dp.privacy.accounting import renyi_budget, renyi_epsilon

@@ -15,8 +15,14 @@ from typing import Any, Generic, Literal, TypeVar
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from botorch_dp._arguments import checked, checked_but
-from botorch_dp._checks import check_delta, check_integer, check_nonnegative, needs_extra
+from botorch_dp._checks import (
+    check_delta,
+    check_integer,
+    check_nonnegative,
+    checked,
+    checked_but,
+    needs_extra,
+)
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy._composition import composed_delta, composed_deltas, composed_epsilon
 from botorch_dp.privacy.losses import (

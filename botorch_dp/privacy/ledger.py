@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from botorch_dp._arguments import checked
+from botorch_dp._checks import checked
 from botorch_dp._files import MEMORY
 from botorch_dp.errors import BudgetExhausted, PrivacyError
 from botorch_dp.privacy._door import Door

@@ -17,12 +17,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from botorch_dp._arguments import checked, checked_but
 from botorch_dp._checks import (
     check_delta,
     check_integer,
     check_nonnegative,
     check_positive,
+    checked,
+    checked_but,
     needs_extra,
 )
 from botorch_dp.errors import PrivacyError

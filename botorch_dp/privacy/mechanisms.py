@@ -19,7 +19,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from botorch_dp._arguments import checked
 from botorch_dp._checks import (
     check_choice,
     check_delta,
@@ -27,6 +26,7 @@ from botorch_dp._checks import (
     check_integer,
     check_positive,
     check_tensor,
+    checked,
 )
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy._gaussian import gaussian_mu

@@ -62,7 +62,6 @@ from functools import cached_property
 import numpy as np
 from scipy.optimize import brentq
 
-from botorch_dp._arguments import checked
 from botorch_dp._checks import (
     LARGEST_COUNT,
     check_delta,
@@ -70,6 +69,7 @@ from botorch_dp._checks import (
     check_integer,
     check_nonnegative,
     check_positive,
+    checked,
 )
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy._composition import composed_deltas, composed_epsilon

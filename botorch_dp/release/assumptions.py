@@ -31,8 +31,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from botorch_dp._arguments import checked
-from botorch_dp._checks import check_delta, check_finite, check_integer
+from botorch_dp._checks import check_delta, check_finite, check_integer, checked
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import Guarantee, PrivacyLedger, PrivacyUnit, Release
 from botorch_dp.privacy._noise import SelectionMethod

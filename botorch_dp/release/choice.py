@@ -9,8 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from botorch_dp._arguments import checked
-from botorch_dp._checks import check_delta, check_integer, check_positive, check_tensor
+from botorch_dp._checks import check_delta, check_integer, check_positive, check_tensor, checked
 from botorch_dp.acquisition.ucb import UCBSchedule
 from botorch_dp.privacy import (
     ApproximateLoss,

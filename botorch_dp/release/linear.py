@@ -23,13 +23,14 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
-from botorch_dp._arguments import checked, checked_but
 from botorch_dp._checks import (
     check_integer,
     check_interval,
     check_positive,
     check_size,
     check_tensor,
+    checked,
+    checked_but,
 )
 from botorch_dp.errors import NotPublicError
 from botorch_dp.models import FiniteSetGP

@@ -16,13 +16,13 @@ from typing import Any, Literal, get_args
 
 from torch import Tensor
 
-from botorch_dp._arguments import checked
 from botorch_dp._checks import (
     check_choice,
     check_delta,
     check_integer,
     check_positive,
     check_tensor,
+    checked,
 )
 from botorch_dp.acquisition.ucb import UCBSchedule
 from botorch_dp.privacy import (

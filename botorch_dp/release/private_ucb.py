@@ -20,8 +20,7 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 from tqdm import tqdm
 
-from botorch_dp._arguments import checked
-from botorch_dp._checks import check_finite, check_integer, check_positive, check_tensor
+from botorch_dp._checks import check_finite, check_integer, check_positive, check_tensor, checked
 from botorch_dp.acquisition.ucb import UCBSchedule
 from botorch_dp.models import FiniteSetGP, max_information_gain
 from botorch_dp.models.public import check_unit_variance, frozen_kernel

@@ -8,7 +8,7 @@ from fractions import Fraction
 from html import escape
 from pathlib import Path
 
-from botorch_dp._arguments import checked
+from botorch_dp._checks import checked
 from botorch_dp.privacy import LedgerEntry, PrivacyLedger
 from botorch_dp.privacy.budget import Compartments, Totals, first_choice
 from botorch_dp.report.page import (

@@ -16,7 +16,7 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
-from botorch_dp._arguments import checked
+from botorch_dp._checks import checked
 from botorch_dp.report.study import StudyView, study_page
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from botorch_dp._arguments import checked
+from botorch_dp._checks import checked
 from botorch_dp._files import atomic_write, differences
 from botorch_dp.pareto.beliefs import Beliefs, KnownObjectives, objective_scales
 from botorch_dp.pareto.front import OperatingPoint, ParetoFront, expected_error, recommended

@@ -16,8 +16,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from botorch_dp import datasets
-from botorch_dp._arguments import checked
-from botorch_dp._checks import check_choice
+from botorch_dp._checks import check_choice, checked
 from botorch_dp.pareto import (
     Integer,
     PrivacyUtilityProblem,

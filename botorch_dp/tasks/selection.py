@@ -13,8 +13,7 @@ from scipy.interpolate import PchipInterpolator
 from scipy.stats import binom, hypergeom
 from torch import Tensor
 
-from botorch_dp._arguments import checked
-from botorch_dp._checks import check_integer, check_positive
+from botorch_dp._checks import check_integer, check_positive, checked
 from botorch_dp.pareto import PrivacyUtilityProblem, TrainingPromise
 from botorch_dp.privacy import Guarantee, sparse_vector_guarantee
 from botorch_dp.space import Config, Integer, Real, SearchSpace

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from scipy.stats import binom
 from torch import Tensor, nn
 
-from botorch_dp._arguments import checked
-from botorch_dp._checks import check_delta, check_integer, check_nonnegative
+from botorch_dp._checks import check_delta, check_integer, check_nonnegative, checked
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import NeighboringRelation
 from botorch_dp.training.plan import TrainingSettings

@@ -23,8 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
-from botorch_dp._arguments import checked
-from botorch_dp._checks import check_integer, check_size
+from botorch_dp._checks import check_integer, check_size, checked
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from botorch_dp._arguments import checked
-from botorch_dp._checks import check_delta, check_integer, check_positive
+from botorch_dp._checks import check_delta, check_integer, check_positive, checked
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import (
     Guarantee,

@@ -12,13 +12,13 @@ from typing import Any, Literal, Required, TypedDict, get_args
 
 from torch import Tensor
 
-from botorch_dp._arguments import checked
 from botorch_dp._checks import (
     check_choice,
     check_delta,
     check_integer,
     check_nonnegative,
     check_positive,
+    checked,
 )
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import (

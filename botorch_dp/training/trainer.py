@@ -15,8 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from botorch_dp._arguments import checked, checked_but
-from botorch_dp._checks import check_choice, check_integer, check_nonnegative, check_positive
+from botorch_dp._checks import (
+    check_choice,
+    check_integer,
+    check_nonnegative,
+    check_positive,
+    checked,
+    checked_but,
+)
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import Guarantee, NeighboringRelation, PrivacyLedger
 from botorch_dp.privacy.runs import Run, fingerprint

@@ -22,8 +22,7 @@ import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from botorch_dp._arguments import checked, checked_but
-from botorch_dp._checks import check_finite, check_integer, check_nonnegative
+from botorch_dp._checks import check_finite, check_integer, check_nonnegative, checked, checked_but
 from botorch_dp.errors import PrivacyError
 from botorch_dp.pareto import DPareto, PrivacyUtilityProblem
 from botorch_dp.privacy import (

@@ -19,8 +19,7 @@ from typing import Any, Literal
 
 from tqdm.auto import tqdm
 
-from botorch_dp._arguments import checked
-from botorch_dp._checks import check_integer, check_interval, check_positive
+from botorch_dp._checks import check_integer, check_interval, check_positive, checked
 from botorch_dp.errors import PrivacyError
 from botorch_dp.objectives import ObjectiveDiagnostics, check_bearable, one_column_warning
 from botorch_dp.privacy import (

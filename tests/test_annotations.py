@@ -12,7 +12,7 @@ import torch
 from gpytorch.kernels import RBFKernel
 from typing_extensions import Unpack
 
-from botorch_dp._arguments import OutOfRange, checked, checked_but
+from botorch_dp._checks import OutOfRange, checked, checked_but
 from botorch_dp.outsourced import Modeler
 
 if TYPE_CHECKING:
