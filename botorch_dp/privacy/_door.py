@@ -237,7 +237,7 @@ def _started(pid: int) -> str | None:
             # The name of the program stands in brackets and may hold anything.
             fields = file.read().rpartition(")")[2].split()
         return None if fields[0] == "Z" else f"{_boot()} {fields[19]}"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the latter if it ends while we read
         if os.path.isdir("/proc/self"):
             return None
     listed = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True)

@@ -35,6 +35,18 @@ _STRETCHED = 32
 
 _torch_seed_lock = threading.RLock()
 
+#: Another object in each process; a process's number may be used again.
+_process = object()
+
+
+def _after_fork() -> None:
+    global _process
+    _process = object()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
 
 @contextmanager
 def seeded_torch(seed: int) -> Iterator[None]:
@@ -136,8 +148,8 @@ class SystemRandomness:
     """
 
     def __init__(self) -> None:
-        # Standard normal draws that nobody has seen; they are this process's, and used once.
-        self._normal, self._process = torch.empty(0, dtype=torch.float64), os.getpid()
+        # Standard normal draws that nobody has seen, with their process: each is used once.
+        self._spare: list[tuple[object, Tensor]] = []
 
     def __reduce__(self) -> tuple[object, ...]:
         return SystemRandomness, ()  # a copy draws for itself
@@ -182,10 +194,15 @@ class SystemRandomness:
 
     def _draw(self, size: int) -> Tensor:
         """Standard normal draws, used once; many are made at a time."""
-        if len(self._normal) < size or self._process != os.getpid():
-            self._normal, self._process = _system_normal(_CHUNK), os.getpid()
-        drawn, self._normal = self._normal[:size], self._normal[size:]
-        return drawn
+        try:
+            # Taken out before it is used, in one step: two threads never hold the same draws.
+            process, normal = self._spare.pop()
+        except IndexError:
+            process, normal = None, torch.empty(0, dtype=torch.float64)
+        if len(normal) < size or process is not _process:
+            normal = _system_normal(_CHUNK)
+        self._spare.append((_process, normal[size:]))
+        return normal[:size]
 
     def state(self) -> dict[str, Any]:
         """Nothing: what the operating system will draw next is unknown."""

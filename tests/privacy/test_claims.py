@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -65,4 +65,20 @@ def test_a_process_is_known_by_its_start_and_gone_when_it_has_ended() -> None:
     else:
         pytest.fail("a process that was killed still counts as alive")
     child.wait()
+    assert _door._started(child.pid) is None
+
+
+def test_a_process_that_ends_while_its_start_is_read_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Linux lets its file be opened, and then finds nobody to tell about."""
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+
+    def late(path: str) -> Any:
+        file = Path(path).open()  # noqa: SIM115 - for the caller
+        child.kill()
+        child.wait()
+        return file
+
+    monkeypatch.setattr(_door, "open", late, raising=False)
     assert _door._started(child.pid) is None

@@ -5,12 +5,18 @@ import json
 import math
 import os
 import pickle
+import sys
+import threading
+import time
+from types import FrameType
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 
+from botorch_dp.training import randomness
 from botorch_dp.training.randomness import (
     SeededRandomness,
     SystemRandomness,
@@ -208,6 +214,47 @@ def test_noise_made_ahead_is_used_once_and_by_one() -> None:
     seen += [json.loads(os.read(read, 10_000)), drawn_now(coins)]
     numbers = [number for each in seen for number in each]
     assert len(set(numbers)) == len(numbers) == 42
+
+
+def test_threads_never_share_a_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One object in several threads, which take turns after every single instruction."""
+    monkeypatch.setattr(randomness, "_CHUNK", 64)  # many borders between two stores of draws
+    coins, taken = SystemRandomness(), [[] for _ in range(4)]
+
+    def turns(frame: FrameType, event: str, _: object) -> Any:
+        if frame.f_code is not SystemRandomness._draw.__code__:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            time.sleep(0)
+        return turns
+
+    def draw(mine: list[torch.Tensor]) -> None:
+        sys.settrace(turns)
+        for _ in range(200):
+            mine.append(coins._draw(3).clone())
+
+    threads = [threading.Thread(target=draw, args=(mine,)) for mine in taken]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    drawn = torch.cat([draws for mine in taken for draws in mine])
+    assert len(drawn) == 4 * 200 * 3 and len(drawn.unique()) == len(drawn)
+
+
+def test_a_fork_of_the_same_number_begins_without_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers of processes are used again: a child of a child may have that of whoever drew."""
+    coins = SystemRandomness()
+    drawn_now(coins)
+    number = os.getpid()
+    read, write = os.pipe()
+    if os.fork() == 0:
+        monkeypatch.setattr(os, "getpid", lambda: number)
+        os.write(write, json.dumps(drawn_now(coins)).encode())
+        os._exit(0)
+    os.wait()
+    assert not set(json.loads(os.read(read, 10_000))) & set(drawn_now(coins))
 
 
 @pytest.mark.parametrize("size", [1, 2048, 2049, 100_000])
