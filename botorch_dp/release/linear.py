@@ -232,8 +232,8 @@ class LinearChoice:
     ``m0 + W (v - m0)``, with prior mean ``m0``; for losses its negative. A choice is drawn by the
     exponential mechanism.
 
-    *Sensitivity.* ``(b - a) / n * max ||W_i||_1``, for any scores whatsoever, plus a bound on the
-    rounding errors of the matrix product (relative 1e-14 or so). The sums over records are exact
+    *Sensitivity.* ``(b - a) / n * max ||W_i||_1``, for any scores whatsoever, plus a bound on
+    what the matrix product may round (relative 1e-14 or so). The sums over records are exact
     integers. The exponential mechanism then is epsilon-DP under replace-one: status **proven**.
     Only a design that was chosen without looking at sensitive values is accepted.
 
