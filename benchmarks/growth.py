@@ -41,7 +41,7 @@ from botorch_dp.privacy import (
     gaussian_guarantee,
     gaussian_mechanism,
 )
-from botorch_dp.privacy._ledger_file import _COLUMNS
+from botorch_dp.privacy.ledger import _COLUMNS
 from botorch_dp.space import Real, SearchSpace
 
 

@@ -31,7 +31,7 @@ from typing import Any
 
 from botorch_dp._files import MEMORY, FileKind, StateFile, differences, now
 from botorch_dp.pareto.problem import CurvePlan, Measurement, State, StudyError, Trial
-from botorch_dp.privacy._door import may_be_at_work, owner_words
+from botorch_dp.privacy.runs import may_be_at_work, owner_words
 from botorch_dp.space import Config, narrowings
 
 _NOTICE = (

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from botorch_dp.privacy import PrivacyBudget, PrivacyLedger, _door
+from botorch_dp.privacy import PrivacyBudget, PrivacyLedger, runs
 from tests.privacy.charging import in_child, pure, succeeded
 
 PRICE = pure(0.125)
@@ -38,34 +38,34 @@ def test_a_draw_that_failed_in_a_living_process_does_not_block_another(tmp_path:
 
 def test_nothing_is_left_at_work(tmp_path: Path) -> None:
     """Not even where the failure itself could not be written down."""
-    before = set(_door._AT_WORK)
+    before = set(runs._AT_WORK)
     ledger = PrivacyLedger(str(tmp_path / "ledger.sqlite"), BUDGET)
     ledger.release(PRICE, lambda: 1.0, key="first")
-    assert before == _door._AT_WORK
+    assert before == runs._AT_WORK
     with pytest.raises(ArithmeticError):
         ledger.release(PRICE, failing, key="second")
-    assert before == _door._AT_WORK
+    assert before == runs._AT_WORK
 
 
 def test_a_process_is_known_by_its_start_and_gone_when_it_has_ended() -> None:
     time.sleep(0.05)  # starts are counted in hundredths of a second
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
-        ours, others = _door._started(os.getpid()), _door._started(child.pid)
+        ours, others = runs._started(os.getpid()), runs._started(child.pid)
         assert ours is not None
         assert others is not None
         assert ours != others
-        assert ours == _door._started(os.getpid())
+        assert ours == runs._started(os.getpid())
     finally:
         child.kill()
     for _ in range(500):
-        if _door._started(child.pid) is None:  # not waited for: a zombie is nobody
+        if runs._started(child.pid) is None:  # not waited for: a zombie is nobody
             break
         time.sleep(0.01)
     else:
         pytest.fail("a process that was killed still counts as alive")
     child.wait()
-    assert _door._started(child.pid) is None
+    assert runs._started(child.pid) is None
 
 
 def test_a_process_that_ends_while_its_start_is_read_is_gone(
@@ -80,5 +80,5 @@ def test_a_process_that_ends_while_its_start_is_read_is_gone(
         child.wait()
         return file
 
-    monkeypatch.setattr(_door, "open", late, raising=False)
-    assert _door._started(child.pid) is None
+    monkeypatch.setattr(runs, "open", late, raising=False)
+    assert runs._started(child.pid) is None

@@ -19,7 +19,7 @@ import pytest
 
 from botorch_dp.errors import AlreadyReleased
 from botorch_dp.privacy import PrivacyBudget, PrivacyError, PrivacyLedger
-from botorch_dp.privacy._ledger_file import ChargeRow, LedgerFile
+from botorch_dp.privacy.ledger import ChargeRow, LedgerFile
 from tests.privacy.charging import accepts, gaussian, in_child, pure, succeeded
 
 BUDGET = PrivacyBudget(1.0, 1e-6)

@@ -19,7 +19,7 @@ from botorch_dp.privacy import (
     PrivacyError,
     PrivacyLedger,
 )
-from botorch_dp.privacy._ledger_file import LEDGER
+from botorch_dp.privacy.ledger import LEDGER
 from tests.privacy.charging import accepts, in_child, pure, succeeded
 
 ASSETS = Path(__file__).parent / "assets"

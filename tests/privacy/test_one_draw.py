@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from botorch_dp.errors import AlreadyReleased, BudgetExhausted, PrivacyError
-from botorch_dp.privacy import PrivacyBudget, PrivacyLedger, _door, laplace_mechanism
+from botorch_dp.privacy import PrivacyBudget, PrivacyLedger, laplace_mechanism, runs
 from botorch_dp.privacy.runs import Run, fingerprint
 from tests.one_draw import PLENTY, OneDraw, in_fork
 from tests.privacy.charging import in_child, pure, succeeded
@@ -241,7 +241,7 @@ def test_a_living_owner_elsewhere_is_not_disturbed(
 ) -> None:
     path = tmp_path / "a.ledger"
     with PrivacyLedger(path, PLENTY) as ledger, monkeypatch.context() as patch:
-        patch.setattr(_door.socket, "gethostname", lambda: "elsewhere")
+        patch.setattr(runs.socket, "gethostname", lambda: "elsewhere")
         with pytest.raises(AlreadyReleased, match="on elsewhere is drawing"):
 
             def ask_from_here() -> float:
@@ -252,18 +252,18 @@ def test_a_living_owner_elsewhere_is_not_disturbed(
 
 
 def test_a_process_number_used_again_is_another_process() -> None:
-    here = _door._owner((os.getpid(), "not at work"))
-    assert not _door._is_alive(here)
-    parent = _door._owner((os.getppid(), "x"))
-    assert _door._is_alive(parent)
-    earlier = parent.replace(str(_door._started(os.getppid())), "an earlier start")
-    assert not _door._is_alive(earlier)
+    here = runs.owner_words((os.getpid(), "not at work"))
+    assert not runs._is_alive(here)
+    parent = runs.owner_words((os.getppid(), "x"))
+    assert runs._is_alive(parent)
+    earlier = parent.replace(str(runs._started(os.getppid())), "an earlier start")
+    assert not runs._is_alive(earlier)
     work = (os.getpid(), "at work")
-    _door._AT_WORK.add(work)
+    runs._AT_WORK.add(work)
     try:
-        assert _door._is_alive(_door._owner(work))
+        assert runs._is_alive(runs.owner_words(work))
     finally:
-        _door._AT_WORK.discard(work)
+        runs._AT_WORK.discard(work)
 
 
 def test_a_value_that_came_second_is_thrown_away(tmp_path: Path) -> None:
@@ -273,7 +273,7 @@ def test_a_value_that_came_second_is_thrown_away(tmp_path: Path) -> None:
         inner: list[float] = []
 
         def thought_dead() -> float:
-            _door._AT_WORK.clear()
+            runs._AT_WORK.clear()
             inner.append(ledger.release(pure(0.5), noise, key="k"))
             return noise()
 
@@ -281,7 +281,7 @@ def test_a_value_that_came_second_is_thrown_away(tmp_path: Path) -> None:
         assert len(ledger.entries()) == 2
 
         def overtaken() -> float:
-            _door._AT_WORK.clear()
+            runs._AT_WORK.clear()
             ledger.release(pure(0.5), lambda x: x, read=lambda: 1.0, key="j")
             return 2.0
 
