@@ -196,6 +196,37 @@ class TestProfileBound:
                     exact = max(hockey_stick(*laws, epsilon), hockey_stick(*laws[::-1], epsilon))
                     assert exact <= bound + 1e-7
 
+    @pytest.mark.parametrize("law", LAWS, ids=str)
+    @pytest.mark.parametrize("u", [0.0, 0.2, 0.5])
+    def test_proposals_alone_tell_the_sides_apart(self, law: TrialNumber, u: float) -> None:
+        """Outcomes say nothing; proposals seek a slice and avoid what beats it, or conversely."""
+        low, high, width = 0.5, 1.5, 0.05
+        selection = Selection(law, density=(low, high))
+        silent = BaseProfile((1e-6, 1e-5), (0.0, 0.0))
+
+        def slice_wins(inside: float, above: float) -> float:
+            better = 1 - above * u
+            return generating(law, better) - generating(law, better - inside * width)
+
+        sought, avoided = slice_wins(high, low), slice_wins(low, high)
+        gaps = [(math.exp(e), selection.delta(silent, e)) for e in EPSILONS[:30]]
+        for alpha, bound in gaps:
+            assert sought - alpha * avoided <= bound + 1e-7
+        # What beats nothing and is beaten by nothing: all of a fair half.
+        if u == 0 and not law.is_poisson:
+            half = np.diff([generating(law, x) for x in (0.25, 1.0)])[0]
+            other = np.diff([generating(law, x) for x in (0.75, 1.0)])[0]
+            for alpha, bound in gaps:
+                assert half - alpha * other <= bound + 1e-7
+
+    def test_nothing_is_known_beyond_the_last_point(self) -> None:
+        base = BaseProfile((0.5, 1.0), (0.1, 0.01))
+        constant = base.expected(lambda ratios: np.ones((1, len(ratios))))
+        assert constant[0] >= 1
+        # An alpha that the last point does not reach.
+        assert Selection(TrialNumber(1.001)).delta(base, 0.2) >= 0.15
+        assert Selection(TrialNumber(1.001)).delta(base, 1.0) >= 0.01
+
     @staticmethod
     def _adaptive(law: TrialNumber, outcome, lean, rank) -> np.ndarray:
         """The law of the best outcome, by dynamic programming over (best, last) of k trials."""

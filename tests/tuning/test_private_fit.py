@@ -179,7 +179,11 @@ class TestPublished:
         self, monkeypatch: pytest.MonkeyPatch, three_trials: None
     ) -> None:
         private = fit(threshold=0.6)
-        for scores, wanted in (([0.2, 0.7, 0.9], 0.7), ([0.2, 0.3, 0.4], None)):
+        for scores, wanted in (
+            ([0.2, 0.7, 0.9], 0.7),
+            ([0.2, 0.6, 0.9], 0.6),
+            ([0.2, 0.3, 0.4], None),
+        ):
             monkeypatch.setattr("botorch_dp.tuning.private_fit.train_once", scored(scores))
             result = private.run()
             assert (result.score.value if result.score else None) == wanted
