@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from botorch_dp._checks import check_integer, check_interval, check_positive, check_tensor, checked
-from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import (
     DEFAULT_DELTA,
     ONE_RECORD,
@@ -35,6 +34,7 @@ from botorch_dp.privacy import (
     gaussian_mu,
     rounded_up,
 )
+from botorch_dp.privacy.ledger import check_payment
 from botorch_dp.scores import (
     OWN_RECORD_ONLY,
     EstimatorScores,
@@ -261,15 +261,7 @@ class PrivateObjective:
                 f"`record_losses` must be callable, got {type(record_losses).__name__}: pass a "
                 "function from points (b x d) to scores (b x n)."
             )
-        if ledger is not None and not isinstance(ledger, PrivacyLedger):
-            raise TypeError(f"`ledger` must be a PrivacyLedger, got {type(ledger).__name__}.")
-        if unsafe_seed is not None:
-            unsafe_seed = check_integer("unsafe_seed", unsafe_seed, at_least=0)
-            if ledger is not None:
-                raise PrivacyError(
-                    "`ledger` was given together with `unsafe_seed`: simulated noise promises "
-                    "nothing, so there is nothing to charge. Leave one of them out."
-                )
+        check_payment(ledger, unsafe_seed=unsafe_seed)
         self.record_losses = record_losses
         self.bounds = check_interval("bounds", bounds)
         self.mu = check_positive("mu", mu)

@@ -187,6 +187,14 @@ def _steps(options: argparse.Namespace) -> int:
 _LOTS = {"poisson": "Poisson (a coin each)", "without_replacement": "of fixed size"}
 
 
+def _print_ways(rows: list[dict[str, Any]], column: str, numbers: list[str]) -> None:
+    """One line for each way to draw lots and each relation, with a number of its own."""
+    print(f"{'lots':<23}{'protected against':<26}{'noise_multiplier':>17}{column:>12}")
+    for row, number in zip(rows, numbers, strict=True):
+        lots, relation = _LOTS[row["sampling"]], row["relation"]
+        print(f"{lots:<23}{relation:<26}{row['noise_multiplier']:>17.4f}{number:>12}")
+
+
 def _calibrate_dp_sgd(options: argparse.Namespace) -> int:
     steps = _steps(options)
     from botorch_dp.privacy import dp_sgd_noise_multiplier
@@ -202,24 +210,13 @@ def _calibrate_dp_sgd(options: argparse.Namespace) -> int:
             sampling=sampling,  # type: ignore[arg-type]
             relation=relation,
         )
-        rows.append(
-            {
-                "sampling": sampling,
-                "relation": words,
-                "noise_multiplier": multiplier,
-                "std_over_clip": relation.sum_sensitivity * multiplier,
-            }
-        )
+        row = {"sampling": sampling, "relation": words, "noise_multiplier": multiplier}
+        rows.append({**row, "std_over_clip": relation.sum_sensitivity * multiplier})
     if options.json:
         print(json.dumps({"steps": steps, "calibrations": rows}, indent=1))
         return 0
     print(f"{steps} steps, (epsilon, delta) = ({options.epsilon:g}, {options.delta:g})\n")
-    print(f"{'lots':<23}{'protected against':<26}{'noise_multiplier':>17}{'std / clip':>12}")
-    for row in rows:
-        print(
-            f"{_LOTS[row['sampling']]:<23}{row['relation']:<26}"
-            f"{row['noise_multiplier']:>17.4f}{row['std_over_clip']:>12.4f}"
-        )
+    _print_ways(rows, "std / clip", [f"{row['std_over_clip']:.4f}" for row in rows])
     print(
         "\nnoise_multiplier is the noise on the summed gradients over their sensitivity, which is "
         "2 x clip\nwhen a record is replaced and 1 x clip when it is added: epsilons of different "
@@ -246,24 +243,13 @@ def _epsilon_dp_sgd(options: argparse.Namespace) -> int:
             sampling=sampling,  # type: ignore[arg-type]
             relation=relation,
         )
-        rows.append(
-            {
-                "sampling": sampling,
-                "relation": words,
-                "noise_multiplier": multiplier,
-                "epsilon": epsilon,
-            }
-        )
+        row = {"sampling": sampling, "relation": words, "noise_multiplier": multiplier}
+        rows.append({**row, "epsilon": epsilon})
     if options.json:
         print(json.dumps({"steps": steps, "delta": options.delta, "epsilons": rows}, indent=1))
         return 0
     print(f"{steps} steps, noise of {noise:g} x clip, delta = {options.delta:g}\n")
-    print(f"{'lots':<23}{'protected against':<26}{'noise_multiplier':>17}{'epsilon':>12}")
-    for row in rows:
-        print(
-            f"{_LOTS[row['sampling']]:<23}{row['relation']:<26}"
-            f"{row['noise_multiplier']:>17.4f}{rounded_up(row['epsilon']):>12}"
-        )
+    _print_ways(rows, "epsilon", [rounded_up(row["epsilon"]) for row in rows])
     print(
         "\nnoise_multiplier is the noise over the sensitivity of the sum: 2 x clip when a record "
         "is replaced,\n1 x clip when it is added. Epsilons of different relations are not "

@@ -52,6 +52,7 @@ from botorch_dp.privacy import (
     Release,
     gaussian_mechanism,
 )
+from botorch_dp.privacy.ledger import check_payment
 from botorch_dp.privacy.runs import Run
 
 MakeOptimizer = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
@@ -183,11 +184,7 @@ class DPGIBO:
                 "`ledger` cannot be charged for `mu=inf`: plain GIBO promises nothing. Leave the "
                 "ledger out, or give a finite mu."
             )
-        if ledger is not None and unsafe_seed is not None:
-            raise PrivacyError(
-                "`ledger` was given together with `unsafe_seed`: simulated noise promises nothing, "
-                "so there is nothing to charge. Leave one of them out."
-            )
+        check_payment(ledger, unsafe_seed=unsafe_seed)
         check_public_kernel(kernel)
         location = settings.initial
         derivatives = kernel_derivatives(kernel, like=location)

@@ -13,7 +13,6 @@ from botorch_dp._checks import check_integer, check_interval, check_positive, ch
 from botorch_dp.descent.clipping import Observations, read_losses
 from botorch_dp.descent.designs import Design, DesignName, as_design, observation_noise
 from botorch_dp.descent.settings import PER_RECORD, check_box
-from botorch_dp.errors import PrivacyError
 from botorch_dp.models.gradient import GradientBelief, KernelFactor
 from botorch_dp.models.kernels import kernel_derivatives
 from botorch_dp.objectives import (
@@ -34,6 +33,7 @@ from botorch_dp.privacy import (
     exponential_mechanism,
     pure_dp_epsilon,
 )
+from botorch_dp.privacy.ledger import check_payment
 
 _CHOSEN = "the box and the bounds of a loss were chosen without the records"
 
@@ -96,15 +96,7 @@ def private_start(
     num_points = check_integer("num_points", num_points, at_least=2)
     epsilon = pure_dp_epsilon(check_positive("mu", mu))
     unit = check_unit(unit, NeighboringRelation.REPLACE_ONE).given(*PER_RECORD, _CHOSEN)
-    if unsafe_seed is not None:
-        check_integer("unsafe_seed", unsafe_seed, at_least=0)
-        if ledger is not None:
-            raise PrivacyError(
-                "`ledger` was given together with `unsafe_seed`: simulated noise promises nothing, "
-                "so there is nothing to charge. Leave one of them out."
-            )
-    if key is not None and ledger is None:
-        raise ValueError("`key` names a value in a ledger: pass `ledger=` too, or leave it out.")
+    check_payment(ledger, unsafe_seed=unsafe_seed, key=key)
     # The price does not depend on the scale, but a scale that cannot be had must raise now.
     price = exponential_guarantee(
         sensitivity=grid_levels(num_records or 1), epsilon=epsilon, method="permute_and_flip"

@@ -38,7 +38,7 @@ from fractions import Fraction
 from functools import lru_cache, partial
 from typing import Any, TypeVar
 
-from botorch_dp._checks import checked
+from botorch_dp._checks import check_integer, checked
 from botorch_dp._files import MEMORY, FileKind, StateFile, now
 from botorch_dp.errors import BudgetExhausted, PrivacyError
 from botorch_dp.privacy.budget import (
@@ -460,6 +460,29 @@ class PrivacyLedger:
             requested=compartments.in_epsilon_delta(cost),
             remaining=compartments.remaining(totals),
         )
+
+
+def check_payment(
+    ledger: object, *, unsafe_seed: int | None = None, key: str | None = None
+) -> None:
+    """Raise unless what is drawn with this seed can be paid for, and stored under this key.
+
+    Args:
+        ledger: What would be charged; None for nothing.
+        unsafe_seed: The seed of simulated noise, or None for real noise.
+        key: Names the value in the ledger.
+    """
+    if ledger is not None and not isinstance(ledger, PrivacyLedger):
+        raise TypeError(f"`ledger` must be a PrivacyLedger, got {type(ledger).__name__}.")
+    if unsafe_seed is not None:
+        check_integer("unsafe_seed", unsafe_seed, at_least=0)
+        if ledger is not None:
+            raise PrivacyError(
+                "`ledger` was given together with `unsafe_seed`: simulated noise promises "
+                "nothing, so there is nothing to charge. Leave one of them out."
+            )
+    if key is not None and ledger is None:
+        raise ValueError("`key` names a value in a ledger: pass `ledger=` too, or leave it out.")
 
 
 def _checked_price(guarantee: object, label: object, delta: float | None) -> Cost | None:

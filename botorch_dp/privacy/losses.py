@@ -175,22 +175,13 @@ class PureLoss(PrivacyLoss):
 
 @checked
 @dataclass(frozen=True)
-class LaplaceLoss(PrivacyLoss):
+class LaplaceLoss(PureLoss):
     """A scalar Laplace mechanism whose sensitivity is ``epsilon`` times its scale.
 
-    Also epsilon-DP, but its privacy-loss distribution composes better than the worst pure one.
+    It is epsilon-DP, and its privacy-loss distribution composes better than the worst pure one.
     """
 
     kind = "laplace"
-    epsilon: float
-
-    def __post_init__(self) -> None:
-        self._store(epsilon=check_nonnegative("epsilon", self.epsilon))
-
-    @property
-    def summed(self) -> tuple[float, float]:
-        """Epsilon."""
-        return self.epsilon, 0.0
 
     def rdp(self, orders: Sequence[float]) -> np.ndarray:
         """Exact."""

@@ -47,7 +47,7 @@ from botorch_dp.privacy.guarantee import (
     Release,
     check_unit,
 )
-from botorch_dp.privacy.ledger import PrivacyLedger
+from botorch_dp.privacy.ledger import PrivacyLedger, check_payment
 from botorch_dp.privacy.losses import GaussianLoss, LaplaceLoss, PrivacyLoss, PureLoss
 
 ValueT = TypeVar("ValueT", float, Tensor)
@@ -111,20 +111,12 @@ def laplace_mechanism(
     """
     values, rebuild = _as_doubles(value)
     guarantee = laplace_guarantee(
-        sensitivity=sensitivity,
-        epsilon=epsilon,
-        num_values=len(values),
-        unit=unit,
+        sensitivity=sensitivity, epsilon=epsilon, num_values=len(values), unit=unit
     )
     scale = laplace_scale(float(sensitivity), float(epsilon), len(values))
     source = noise_source(unsafe_seed)
     noisy = released(
-        lambda: source.add_laplace(values, scale),
-        guarantee,
-        scale=scale,
-        ledger=ledger,
-        key=key,
-        unsafe_seed=unsafe_seed,
+        lambda: source.add_laplace(values, scale), guarantee, scale, ledger, key, unsafe_seed
     )
     return Release(rebuild(noisy.value), noisy.guarantee, noisy.scale)
 
@@ -197,22 +189,13 @@ def gaussian_mechanism(
     """
     values, rebuild = _as_doubles(value)
     guarantee = gaussian_guarantee(
-        sensitivity=sensitivity,
-        mu=mu,
-        epsilon=epsilon,
-        delta=delta,
-        unit=unit,
+        sensitivity=sensitivity, mu=mu, epsilon=epsilon, delta=delta, unit=unit
     )
     assert guarantee.mu is not None  # of a single Gaussian loss
     scale = gaussian_scale(float(sensitivity), guarantee.mu, len(values))
     source = noise_source(unsafe_seed)
     noisy = released(
-        lambda: source.add_gaussian(values, scale),
-        guarantee,
-        scale=scale,
-        ledger=ledger,
-        key=key,
-        unsafe_seed=unsafe_seed,
+        lambda: source.add_gaussian(values, scale), guarantee, scale, ledger, key, unsafe_seed
     )
     return Release(rebuild(noisy.value), noisy.guarantee, noisy.scale)
 
@@ -298,23 +281,16 @@ def exponential_mechanism(
     """
     utilities = check_tensor("utilities", utilities, shape=("m",), finite=False)
     guarantee = exponential_guarantee(
-        sensitivity=sensitivity,
-        epsilon=epsilon,
-        method=method,
-        monotonic=monotonic,
-        unit=unit,
+        sensitivity=sensitivity, epsilon=epsilon, method=method, monotonic=monotonic, unit=unit
     )
     scale = selection_scale(float(sensitivity), float(epsilon), method, monotonic)
     scores = _without_holes(utilities, nan=-math.inf).numpy()
     source = noise_source(unsafe_seed)
-    return released(
-        lambda: int(source.select(scores, scale, method)[0]),
-        guarantee,
-        scale=scale,
-        ledger=ledger,
-        key=key,
-        unsafe_seed=unsafe_seed,
-    )
+
+    def draw() -> int:
+        return int(source.select(scores, scale, method)[0])
+
+    return released(draw, guarantee, scale, ledger, key, unsafe_seed)
 
 
 # The sparse vector technique: which of many queries exceed a threshold.
@@ -445,10 +421,7 @@ def sparse_vector(
     threshold = check_finite("threshold", threshold)
     plan = SparseVectorPlan.make(noise, max_positives, sensitivity)
     guarantee = sparse_vector_guarantee(
-        noise=noise,
-        max_positives=max_positives,
-        sensitivity=sensitivity,
-        unit=unit,
+        noise=noise, max_positives=max_positives, sensitivity=sensitivity, unit=unit
     )
     # Whether an answer is finite may depend on one record: NaN counts as the lowest answer.
     finite = answers.detach().cpu().double().nan_to_num(nan=-math.inf).numpy()
@@ -458,14 +431,7 @@ def sparse_vector(
         positives = noisy_comparisons(finite, threshold, plan, source)[0]
         return positives[: _stop(positives, plan.max_positives)].tolist()
 
-    return released(
-        draw,
-        guarantee,
-        scale=plan.query_scale * plan.step,
-        ledger=ledger,
-        key=key,
-        unsafe_seed=unsafe_seed,
-    )
+    return released(draw, guarantee, plan.query_scale * plan.step, ledger, key, unsafe_seed)
 
 
 def noisy_comparisons(
@@ -512,32 +478,19 @@ ReleasedT = TypeVar("ReleasedT")
 def released(
     draw: Callable[[], ReleasedT],
     guarantee: Guarantee,
-    *,
     scale: float,
     ledger: PrivacyLedger | None,
     key: str | None,
     unsafe_seed: int | None,
 ) -> Release[ReleasedT]:
     """What ``draw`` returns, through the ledger's door if there is a ledger."""
+    check_payment(ledger, unsafe_seed=unsafe_seed, key=key)
     if ledger is None:
-        if key is not None:
-            raise ValueError(
-                "`key` names a value in a ledger: pass `ledger=` too, or leave it out."
-            )
         value = draw()
-    elif unsafe_seed is not None:
-        raise PrivacyError(
-            "`ledger` was given together with `unsafe_seed`: simulated noise promises nothing, so "
-            "there is nothing to charge. Leave one of them out."
-        )
     else:
         about = {"scale": scale}
         value = ledger.release(guarantee, draw, key=key, label=guarantee.mechanism, about=about)
-    return Release(
-        value=value,
-        guarantee=guarantee if unsafe_seed is None else guarantee.simulated(),
-        scale=scale,
-    )
+    return Release(value, guarantee if unsafe_seed is None else guarantee.simulated(), scale)
 
 
 def _guarantee(

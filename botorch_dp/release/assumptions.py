@@ -32,9 +32,9 @@ import torch
 from torch import Tensor
 
 from botorch_dp._checks import check_delta, check_finite, check_integer, checked
-from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import Guarantee, PrivacyLedger, PrivacyUnit, Release
 from botorch_dp.privacy._noise import SelectionMethod
+from botorch_dp.privacy.ledger import check_payment
 
 VALIDATION_RECORD = PrivacyUnit("one record of the validation set")
 
@@ -267,18 +267,6 @@ class Mechanism(Protocol):
         """How far the released value may be from the best one, but for probability ``delta``."""
 
 
-def check_seed(unsafe_seed: int | None, ledger: PrivacyLedger | None) -> None:
-    """Raise unless noise can be simulated with this seed, and nobody is to pay for it."""
-    if unsafe_seed is None:
-        return
-    check_integer("unsafe_seed", unsafe_seed, at_least=0)
-    if ledger is not None:
-        raise PrivacyError(
-            "`ledger` was given together with `unsafe_seed`: simulated noise promises nothing, so "
-            "there is nothing to charge. Leave one of them out."
-        )
-
-
 def charge_then_draw(
     mechanism: Mechanism,
     draw: Callable[[], tuple[ValueT, float | None]],
@@ -296,7 +284,7 @@ def charge_then_draw(
         ledger: Charged before ``draw`` is called.
         unsafe_seed: The seed that ``draw`` simulates with, if any: then nothing is promised.
     """
-    check_seed(unsafe_seed, ledger)
+    check_payment(ledger, unsafe_seed=unsafe_seed)
     warn_if_drowned(mechanism.utility())
     price = mechanism.guarantee
     value, scale = draw() if ledger is None else ledger.release(price, draw, label=label)

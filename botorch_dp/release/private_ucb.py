@@ -26,11 +26,11 @@ from botorch_dp.models import FiniteSetGP, max_information_gain
 from botorch_dp.models.public import check_unit_variance, frozen_kernel
 from botorch_dp.privacy import Guarantee, PrivacyLedger, PrivacyUnit, Release, compose
 from botorch_dp.privacy._noise import SelectionMethod
+from botorch_dp.privacy.ledger import check_payment
 from botorch_dp.privacy.runs import Run, fingerprint
 from botorch_dp.release.assumptions import (
     VALIDATION_RECORD,
     UtilityBound,
-    check_seed,
     plausible,
     warn_if_delta_is_large,
     warn_if_drowned,
@@ -340,13 +340,28 @@ class _PrivateOptimizer(ABC):
     _noise_std: float = 0.0
 
     def __init__(
-        self, choices: Tensor, kernel: Kernel, method: SelectionMethod, **shared: Any
+        self,
+        choices: Tensor,
+        kernel: Kernel,
+        method: SelectionMethod,
+        unit: PrivacyUnit,
+        steps: int,
+        epsilon: float,
+        delta: float,
+        dataset_correlation: float,
     ) -> None:
         check_tensor("choices", choices, shape=("m", "d"))
         self.choices = choices.detach()
         self.kernel = frozen_kernel(kernel, self.choices)
         check_unit_variance(self.kernel, self.choices)
-        self._shared = {"num_choices": len(choices), **shared}  # by both releases
+        self._shared: dict[str, Any] = {  # by both releases
+            "num_choices": len(choices),
+            "steps": steps,
+            "epsilon": epsilon,
+            "delta": delta,
+            "dataset_correlation": dataset_correlation,
+            "unit": unit,
+        }
         self.choice = PrivateChoice(method=method, **self._shared)
 
     @abstractmethod
@@ -391,7 +406,7 @@ class _PrivateOptimizer(ABC):
             ledger: Charged for both releases before the objective is first called.
             unsafe_seed: Simulate with reproducible noise. The releases then promise nothing.
         """
-        check_seed(unsafe_seed, ledger)
+        check_payment(ledger, unsafe_seed=unsafe_seed)
         warn_if_delta_is_large(self.choice.delta, num_records)
         for bound in self.utility():
             warn_if_drowned(bound)
@@ -511,16 +526,7 @@ class PrivateGPUCB(_PrivateOptimizer):
         edition: Edition = "icml2015",
         unit: PrivacyUnit = VALIDATION_RECORD,
     ) -> None:
-        super().__init__(
-            choices,
-            kernel,
-            method,
-            steps=steps,
-            epsilon=epsilon,
-            delta=delta,
-            dataset_correlation=dataset_correlation,
-            unit=unit,
-        )
+        super().__init__(choices, kernel, method, unit, steps, epsilon, delta, dataset_correlation)
         self._noise_std = check_positive("noise_std", noise_std)
         gain = max_information_gain(
             self.kernel, self.choices, num_observations=steps, noise_variance=self._noise_std**2
@@ -579,16 +585,7 @@ class BranchAndBoundUCB(_PrivateOptimizer):
         edition: NoiseFreeEdition = "icml2015",
         unit: PrivacyUnit = VALIDATION_RECORD,
     ) -> None:
-        super().__init__(
-            choices,
-            kernel,
-            method,
-            steps=steps,
-            epsilon=epsilon,
-            delta=delta,
-            dataset_correlation=dataset_correlation,
-            unit=unit,
-        )
+        super().__init__(choices, kernel, method, unit, steps, epsilon, delta, dataset_correlation)
         self.maximum = NoiseFreeMaximum(
             **self._shared, dim=choices.shape[-1], amplitude=amplitude, rate=rate, edition=edition
         )

@@ -29,8 +29,8 @@ from scipy.sparse import issparse
 from torch import Tensor, nn
 
 from botorch_dp._checks import check_delta, check_integer, check_positive, needs_extra
-from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import Guarantee, NeighboringRelation, PrivacyLedger, gaussian_mu
+from botorch_dp.privacy.ledger import check_payment
 from botorch_dp.training.networks import cross_entropy_loss, multilayer_perceptron
 from botorch_dp.training.output_perturbation import OutputPerturbedLogisticRegression
 from botorch_dp.training.plan import Clipping, TrainingPlan, make_plan
@@ -92,11 +92,7 @@ class _Private(BaseEstimator):
         """What ``train`` returns: charged first, and read and noised in there."""
         if ledger is None:
             return train()
-        if self.unsafe_seed is not None:
-            raise PrivacyError(
-                "`ledger` was given together with `unsafe_seed`: simulated noise promises nothing, "
-                "and nothing is charged for it. Leave one of the two out."
-            )
+        check_payment(ledger, unsafe_seed=self.unsafe_seed)
         return ledger.release(
             guarantee,
             lambda noisy: noisy,

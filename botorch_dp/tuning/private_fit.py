@@ -40,6 +40,7 @@ from botorch_dp.privacy import (
     gaussian_mu,
     training_noise,
 )
+from botorch_dp.privacy.ledger import check_payment
 from botorch_dp.privacy.runs import Run, fingerprint
 from botorch_dp.space import Config, Integer, Parameter, Real, SearchSpace
 from botorch_dp.training import DPTrainer, TrainTest, accuracy
@@ -410,14 +411,7 @@ class PrivateFit:
                 f"`executor` must be a concurrent.futures.Executor or None, got "
                 f"{type(executor).__name__}."
             )
-        if ledger is not None:
-            if not isinstance(ledger, PrivacyLedger):
-                raise TypeError(f"`ledger` must be a PrivacyLedger, got {type(ledger).__name__}.")
-            if self.unsafe_seed is not None:
-                raise PrivacyError(
-                    "`ledger` was given together with `unsafe_seed`: simulated noise promises "
-                    "nothing, so there is nothing to charge. Leave one of them out."
-                )
+        check_payment(ledger, unsafe_seed=self.unsafe_seed)
         settings = {**self._settings(checkpoint is not None), "charged": ledger is not None}
         with Run(checkpoint, what="a private fit", settings=settings, ledger=ledger) as run:
             began = run.get("began") or time.time()

@@ -20,7 +20,6 @@ from typing import Any, Literal
 from tqdm.auto import tqdm
 
 from botorch_dp._checks import check_integer, check_interval, check_positive, checked
-from botorch_dp.errors import PrivacyError
 from botorch_dp.objectives import ObjectiveDiagnostics, check_bearable, one_column_warning
 from botorch_dp.privacy import (
     ONE_RECORD,
@@ -36,6 +35,7 @@ from botorch_dp.privacy import (
     check_unit,
     gaussian_mu,
 )
+from botorch_dp.privacy.ledger import check_payment
 from botorch_dp.privacy.runs import Run
 from botorch_dp.scores import OWN_RECORD_ONLY, known_num_records
 from botorch_dp.space import Config, SearchSpace
@@ -286,14 +286,7 @@ class PrivateSearch:
                 "`executor` must have `map`, as executors of concurrent.futures and pools do; got "
                 f"{type(executor).__name__}."
             )
-        if ledger is not None:
-            if not isinstance(ledger, PrivacyLedger):
-                raise TypeError(f"`ledger` must be a PrivacyLedger, got {type(ledger).__name__}.")
-            if self.unsafe_seed is not None:
-                raise PrivacyError(
-                    "`ledger` was given together with `unsafe_seed`: simulated noise promises "
-                    "nothing, so there is nothing to charge. Leave one of them out."
-                )
+        check_payment(ledger, unsafe_seed=self.unsafe_seed)
         plan = self.plan(release_score=release_score)
         diagnostics = SearchDiagnostics()
         # A run that was charged cannot go on where nobody charges: its keys are the ledger's.
