@@ -385,7 +385,6 @@ MUTANTS = [
     *_mutants(
         "tuning/selection.py",
         "tuning/test_private_fit.py",
-        ("if self._scores[number] >= threshold:", "if self._scores[number] > threshold:"),
         (
             "if number not in self._scores:\n                return False",
             "if False:\n                return False",

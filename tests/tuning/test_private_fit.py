@@ -290,6 +290,12 @@ class TestSecret:
                 private.run(ledger=ledger)
             assert len(events) == 3
 
+    @pytest.mark.parametrize("test_budget", [(6.0, 1e-5), (4.0, 1e-3), (6.0, 1e-3)])
+    def test_the_price_covers_records_of_both_kinds(self, test_budget: tuple[float, float]) -> None:
+        (loss,) = fit(test_budget=PrivacyBudget(*test_budget))._price.losses
+        assert loss.epsilon == max(5.0, test_budget[0])
+        assert loss.delta == max(1e-4, test_budget[1])
+
     def test_a_simulation_promises_nothing_and_repeats(self, tmp_path: Path) -> None:
         one, two = (fit(unsafe_seed=3).run() for _ in range(2))
         assert one.guarantee.status == "none"
