@@ -170,11 +170,7 @@ MUTANTS = [
             "if monotonic and unit.relation is not NeighboringRelation.ADD_OR_REMOVE_ONE:",
             "if False:",
         ),
-        ("elif unsafe_seed is not None:", "elif False:"),
-        (
-            "guarantee=guarantee if unsafe_seed is None else guarantee.simulated(),",
-            "guarantee=guarantee,",
-        ),
+        ("guarantee if unsafe_seed is None else guarantee.simulated()", "guarantee"),
     ),
     *_mutants(
         "privacy/_distributions.py",
@@ -186,7 +182,7 @@ MUTANTS = [
         ("losses = losses - self._one_sided_loss(-y)", "losses = losses + 0"),
     ),
     *_mutants(
-        "privacy/_door.py",
+        "privacy/runs.py",
         "privacy/test_claims.py privacy/test_one_draw.py",
         ("charge = pay() if drawing else paid", "charge = paid"),
         ("charge = pay() if drawing else paid", "charge = pay()"),
@@ -209,10 +205,14 @@ MUTANTS = [
     ),
     *_mutants(
         "privacy/ledger.py",
-        "privacy/test_one_draw.py privacy/test_ledger.py",
+        "privacy/test_one_draw.py privacy/test_ledger.py privacy/test_mechanisms.py",
         ("        if not compartments.can_bear(totals, cost):\n", "        if False:\n"),
         ("    if guarantee.void is not None:\n", "    if False:\n"),
         ("        if settled != relation.name:\n", "        if False:\n"),
+        (
+            "        if ledger is not None:\n            raise PrivacyError(",
+            "        if False:\n            raise PrivacyError(",
+        ),
     ),
     *_mutants(
         "scores.py",
