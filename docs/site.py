@@ -179,7 +179,7 @@ def notebook_markdown(path: Path) -> str:
 def _command_line() -> str:
     """The help of every command."""
     os.environ["COLUMNS"] = "84"
-    from botorch_dp.cli.main import parser
+    from botorch_dp.cli import parser
 
     parts = ["# The command line"]
 

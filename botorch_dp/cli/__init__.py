@@ -1,5 +1,72 @@
-"""The command line: ``botorch-dp``, or ``python -m botorch_dp``."""
+"""The command line, ``botorch-dp`` or ``python -m botorch_dp``: exit codes and one-line errors.
 
-from botorch_dp.cli.main import main
+===  =============================================================================
+0    done
+1    could not be done; one line on standard error says why (``--debug``: everything)
+2    wrong arguments
+130  interrupted (Ctrl-C); what was finished is kept
+===  =============================================================================
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from botorch_dp import __version__
+from botorch_dp.cli import fitting, outsourcing, privacy, report, study
+from botorch_dp.cli.arguments import Parser
 
 __all__ = ["main"]
+
+_EPILOG = """examples:
+  botorch-dp tasks                                         what is ready to run
+  botorch-dp pareto adult_logistic_sgd --data breast_cancer --trials 40 \\
+      --storage study.sqlite --plot front.png              a privacy-utility front
+  botorch-dp recommend adult_logistic_sgd --data breast_cancer \\
+      --storage study.sqlite --epsilon 1                   what to deploy within epsilon = 1
+  botorch-dp report study.sqlite                           the same to look at, one HTML file
+  botorch-dp fit adult_logistic_adam --data breast_cancer --epsilon 1 --delta 1e-5 \\
+      --model model.pt                                     the tuned model, for epsilon = 1
+  botorch-dp calibrate dp-sgd --epsilon 1 --delta 1e-5 --records 50000 --lot 256 --epochs 10
+  botorch-dp ledger show budget.sqlite                     what was spent, on what
+  botorch-dp audit --samples 100000                        try to break every mechanism
+"""
+
+
+def parser() -> Parser:
+    """The complete command line."""
+    top = Parser(
+        prog="botorch-dp",
+        description="Differentially private Bayesian optimization.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    top.add_argument("--debug", action="store_true", help="show tracebacks of errors")
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for module in (study, fitting, report, privacy, outsourcing):
+        module.add_commands(commands)
+    return top
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    options = parser().parse_args(arguments)
+    try:
+        return int(options.run(options))
+    except KeyboardInterrupt:
+        print("botorch-dp: interrupted; what was finished is kept", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader went away (`botorch-dp ... | head`): no error, and nothing more to say.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        if options.debug:
+            raise
+        reason = " ".join(str(error).split()) or type(error).__name__
+        print(f"botorch-dp: error: {reason}", file=sys.stderr)
+        return 1

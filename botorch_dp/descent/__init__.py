@@ -22,8 +22,7 @@ How to choose the settings, all of which are public (measured in ``benchmarks/dp
 
 from botorch_dp.descent.bounds import DescentBound, DescentFacts
 from botorch_dp.descent.designs import Design
-from botorch_dp.descent.dp_gibo import DPGIBO
-from botorch_dp.descent.optimizers import NoiseAwareAdagrad
+from botorch_dp.descent.dp_gibo import DPGIBO, NoiseAwareAdagrad
 from botorch_dp.descent.settings import (
     DescentDiagnostics,
     DescentPlan,

@@ -107,10 +107,6 @@ class KernelFactor:
         """``root^{-1} B`` for an ``N x m`` matrix."""
         return torch.linalg.solve_triangular(self.root, B, upper=False)
 
-    def unwhiten(self, B: Tensor) -> Tensor:
-        """``root^{-T} B`` for an ``N x m`` matrix."""
-        return torch.linalg.solve_triangular(self.root.mT, B, upper=True)
-
 
 def _independent_cholesky(matrix: Tensor, limit: Tensor) -> tuple[Tensor, Tensor]:
     """Cholesky factor over independent rows, those with a pivot above ``limit``, and their indices.

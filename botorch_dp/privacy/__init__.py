@@ -20,7 +20,6 @@ from botorch_dp.privacy.budget import PrivacyBudget
 from botorch_dp.privacy.guarantee import (
     DEFAULT_DELTA,
     ONE_RECORD,
-    SIMULATED,
     Guarantee,
     PrivacyUnit,
     Release,
@@ -38,8 +37,6 @@ from botorch_dp.privacy.losses import (
     PoissonSGDLoss,
     PrivacyLoss,
     PureLoss,
-    loss_from_dict,
-    loss_to_dict,
 )
 from botorch_dp.privacy.mechanisms import (
     exponential_guarantee,
@@ -63,7 +60,6 @@ from botorch_dp.privacy.selection import (
 __all__ = [
     "DEFAULT_DELTA",
     "ONE_RECORD",
-    "SIMULATED",
     "ApproximateLoss",
     "AuditReport",
     "BaseProfile",
@@ -103,8 +99,6 @@ __all__ = [
     "gaussian_mu",
     "laplace_guarantee",
     "laplace_mechanism",
-    "loss_from_dict",
-    "loss_to_dict",
     "pure_dp_epsilon",
     "pure_dp_mu",
     "renyi_budget",

@@ -469,14 +469,8 @@ _KINDS: dict[str, type[PrivacyLoss]] = {
 
 
 @checked
-def loss_to_dict(loss: PrivacyLoss) -> dict[str, Any]:
-    """The loss as JSON-ready numbers with its ``kind``."""
-    return loss.to_dict()
-
-
-@checked
 def loss_from_dict(state: dict[str, Any]) -> PrivacyLoss:
-    """Inverse of :func:`loss_to_dict`, also for names of older files; unknown kinds are refused."""
+    """Inverse of :meth:`PrivacyLoss.to_dict`, also for older files; unknown kinds are refused."""
     kind = state.get("kind")
     if kind not in _KINDS:
         raise ValueError(f"`kind` of the `state` must be one of {sorted(_KINDS)}, got {kind!r}.")

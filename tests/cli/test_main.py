@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from botorch_dp.cli import main
-from botorch_dp.cli.main import parser
+from botorch_dp.cli import main, parser
 from tests.cli.calling import OWN_PROBLEM, SCRIPT, call
 from tests.conftest import ROOT
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from botorch_dp.cli.main import parser
+from botorch_dp.cli import parser
 from botorch_dp.cli.outsourcing import open_curator, table
 from botorch_dp.errors import BudgetExhausted, PrivacyError
 from botorch_dp.outsourced import load_dataset

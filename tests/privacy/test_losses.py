@@ -24,7 +24,6 @@ from botorch_dp.privacy.losses import (
     PrivacyLoss,
     PureLoss,
     loss_from_dict,
-    loss_to_dict,
 )
 
 ONE_OF_EACH: list[PrivacyLoss] = [
@@ -41,7 +40,7 @@ ONE_OF_EACH: list[PrivacyLoss] = [
 @pytest.mark.parametrize("loss", ONE_OF_EACH, ids=lambda loss: type(loss).__name__)
 def test_travels_and_compares(loss: PrivacyLoss) -> None:
     for copy in (
-        loss_from_dict(json.loads(json.dumps(loss_to_dict(loss)))),
+        loss_from_dict(json.loads(json.dumps(loss.to_dict()))),
         pickle.loads(pickle.dumps(loss)),
         dataclasses.replace(loss),
     ):
@@ -57,7 +56,7 @@ def test_numbers_of_other_libraries_become_plain_ones(loss: PrivacyLoss) -> None
     copy = type(loss)(**numpy_numbers)
     assert copy == loss
     assert {type(number) for number in vars(copy).values()} <= {int, float, NeighboringRelation}
-    json.dumps(loss_to_dict(copy))
+    json.dumps(copy.to_dict())
 
 
 def test_kinds_with_equal_numbers_differ() -> None:

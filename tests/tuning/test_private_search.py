@@ -21,8 +21,8 @@ from botorch_dp.privacy import (
 )
 from botorch_dp.space import Choice, Integer, Real, SearchSpace
 from botorch_dp.tuning import PrivateSearch, searching
-from botorch_dp.tuning.gradient_model import GradientModel, gradient_gram
 from botorch_dp.tuning.private_search import split_squares, split_sum
+from botorch_dp.tuning.searching import GradientModel, gradient_gram
 
 N = 400
 PURE, GAUSSIAN = PrivacyBudget(1.0), PrivacyBudget(1.0, 1e-6)
