@@ -92,9 +92,29 @@ def single_users(root: Path) -> dict[str, str]:
     return {module: next(iter(who)) for module, who in sorted(users.items()) if len(who) == 1}
 
 
+def records_written_by_callers(root: Path) -> set[str]:
+    """Names that a document, an example or a tutorial calls: its reader writes their fields.
+
+    All other records are made by the library, and only read.
+    """
+    places = {"docs": "md", "tutorials": "ipynb", "examples": "py"}
+    texts = [f.read_text() for p, end in places.items() for f in (root / p).rglob(f"*.{end}")]
+    sources = "".join(f.read_text() for f in (root / "botorch_dp").rglob("*.py"))
+    texts += re.findall(r"^ +(?:>>>|\.\.\.) .*$", sources, re.MULTILINE)
+    return {name for text in texts for name in re.findall(r"\b([A-Z]\w+)\(", text)}
+
+
+def keyword_fields(record: ast.ClassDef) -> int:
+    """How many fields of a dataclass are given by keyword: those after ``KW_ONLY``, else all."""
+    fields = [ast.unparse(n.annotation) for n in record.body if isinstance(n, ast.AnnAssign)]
+    fields = fields[fields.index("KW_ONLY") + 1 :] if "KW_ONLY" in fields else fields
+    return sum(not field.startswith("ClassVar") for field in fields)
+
+
 def keyword_lists(root: Path) -> list[tuple[int, str]]:
-    """How many keyword-only arguments each function takes, and fields each record has."""
+    """How many keyword-only arguments each function takes, and each record that callers write."""
     found = []
+    written = records_written_by_callers(root)
     for path in sorted((root / "botorch_dp").rglob("*.py")):
         module = module_name(path, root).removeprefix("botorch_dp.")
 
@@ -106,29 +126,46 @@ def keyword_lists(root: Path) -> list[tuple[int, str]]:
                     found.append((len(child.args.kwonlyargs), inside))
                 elif isinstance(child, ast.ClassDef):
                     inside = f"{place}.{child.name}"
-                    if any("dataclass" in ast.unparse(d) for d in child.decorator_list):
-                        fields = [n for n in child.body if isinstance(n, ast.AnnAssign)]
-                        found.append((len(fields), inside))
+                    is_record = any("dataclass" in ast.unparse(d) for d in child.decorator_list)
+                    if is_record and child.name in written:
+                        found.append((keyword_fields(child), inside))
                 visit(child, inside)
 
         visit(ast.parse(path.read_text()), module)
     return sorted(found, key=lambda pair: (-pair[0], pair[1]))
 
 
-def repeated_runs(root: Path) -> list[tuple[str, str, int]]:
-    """Pairs of places with at least ``RUN`` equal lines of code in a row, and how many."""
+def set_aside(tree: ast.AST, *, signatures: bool) -> set[int]:
+    """Lines of imports and, if these are set aside too, of signatures and docstrings."""
+    lines: set[int] = set()
+    for node in ast.walk(tree):
+        first = last = None
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            first, last = node.lineno, node.end_lineno
+        elif not signatures:
+            continue
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            first, last = node.lineno, node.body[0].lineno - 1
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            first, last = node.lineno, node.end_lineno
+        if first is not None:
+            lines.update(range(first, (last or first) + 1))
+    return lines
+
+
+def repeated_runs(root: Path, *, signatures: bool) -> list[tuple[str, str, int]]:
+    """Pairs of places with at least ``RUN`` equal lines in a row, and how many.
+
+    Two functions with the same arguments say so twice, in their signatures and docstrings: that
+    is how a reader of either learns of them. Without ``signatures`` only other lines count.
+    """
     texts: dict[str, list[tuple[int, str]]] = {}
     for path in sorted((root / "botorch_dp").rglob("*.py")):
         source = path.read_text()
-        imports = {
-            number
-            for node in ast.walk(ast.parse(source))
-            if isinstance(node, ast.Import | ast.ImportFrom)
-            for number in range(node.lineno, (node.end_lineno or node.lineno) + 1)
-        }
+        left_out = set_aside(ast.parse(source), signatures=not signatures)
         lines = [(i, line.strip()) for i, line in enumerate(source.splitlines(), 1)]
         texts[str(path.relative_to(root / "botorch_dp"))] = [
-            (i, line) for i, line in lines if line and line[0] != "#" and i not in imports
+            (i, line) for i, line in lines if line and line[0] != "#" and i not in left_out
         ]
     places = defaultdict(list)
     for name, lines in texts.items():
@@ -312,7 +349,8 @@ def measure(root: Path) -> dict[str, Any]:
         "single_users": single_users(root),
         "longest_keyword_lists": lists[:8],
         "more_than_ten_keywords": [place for count, place in lists if count > MANY],
-        "repeated_runs": repeated_runs(root),
+        "repeated_runs": repeated_runs(root, signatures=True),
+        "repeated_code": repeated_runs(root, signatures=False),
         "journeys": json.loads(done.stdout),
     }
 
@@ -327,6 +365,8 @@ def show(found: dict[str, Any]) -> None:
         print(f"{'':26s}{count} {place}")
     runs = found["repeated_runs"]
     print(f"{'repeated runs of lines':26s}{len(runs)}")
+    runs = found["repeated_code"]
+    print(f"{'outside signatures':26s}{len(runs)}")
     for one, other, length in runs[:8]:
         print(f"{'':26s}{length} lines: {one}, {other}")
     for name, journey in found["journeys"].items():
@@ -356,8 +396,11 @@ def write(found: dict[str, Any]) -> None:
         "public names": found["public_names"],
         "modules with a single user": len(found["single_users"]),
         "most keyword arguments": f"{most} (`{where.removesuffix('.__init__').split('.')[-1]}`)",
-        "functions and records with more than ten": len(found["more_than_ten_keywords"]),
+        "functions, and records that callers write, with more than ten": len(
+            found["more_than_ten_keywords"]
+        ),
         "repeated runs of six or more lines": len(found["repeated_runs"]),
+        "the same, outside signatures and docstrings": len(found["repeated_code"]),
     }
     for name, journey in found["journeys"].items():
         now[name] = f"{journey['count']} files ({journey['cross_file_calls']})"

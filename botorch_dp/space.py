@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from numbers import Integral
 from typing import Any, TypeAlias
@@ -520,6 +520,10 @@ class SearchSpace:
         """Whether all constraints allow the config."""
         return all(bool(constraint(dict(config))) for constraint in self.constraints)
 
+    def allowed(self, configs: Iterable[Config]) -> list[Config]:
+        """Those of some configs that all constraints allow."""
+        return [c for c in configs if self.satisfies(c)] if self.constraints else list(configs)
+
     def draw(self, uniforms: NDArray[np.float64]) -> list[Config]:
         """Configs at quantiles, ``n x k`` in [0, 1), of the ``k`` parameters' distributions.
 
@@ -560,7 +564,7 @@ class SearchSpace:
         in_vain = 0
         while len(found) < count:
             drawn = self.draw(generator.random((count, len(self._parameters))))
-            allowed = [config for config in drawn if self.satisfies(config)]
+            allowed = self.allowed(drawn)
             in_vain = 0 if allowed else in_vain + count
             if in_vain >= _VAIN_DRAWS:
                 raise self.nothing_allowed(in_vain)
@@ -589,7 +593,7 @@ class SearchSpace:
         rows = itertools.product(*values)
         # Combinations that differ in what is not active are one config.
         configs = {tuple(config.values()): config for config in map(self._of_values, rows)}
-        allowed = [config for config in configs.values() if self.satisfies(config)]
+        allowed = self.allowed(configs.values())
         if not allowed:
             raise self.nothing_allowed(size)
         return allowed

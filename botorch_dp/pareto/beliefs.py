@@ -204,7 +204,7 @@ class KnownObjectives:
     def near(self, codes: Tensor) -> Candidates:
         """The configs nearest to ``n x d`` codes, but for those that a constraint forbids."""
         space = self._problem.space
-        return self.candidates([c for c in space.decode(codes) if space.satisfies(c)])
+        return self.candidates(space.allowed(space.decode(codes)))
 
     def epsilon(self, config: Config) -> float:
         """The exact epsilon of a config that shall be tried, asked for once.

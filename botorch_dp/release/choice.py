@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from torch import Tensor
@@ -97,7 +97,7 @@ class PrivateChoice:
             sensitivity=self.sensitivity, epsilon=self.epsilon, method=self.method
         )
 
-    @property
+    @cached_property
     def schedule(self) -> UCBSchedule:
         """The widths of the confidence bounds that the proof uses."""
         return UCBSchedule(self.num_choices, delta=self.delta)
@@ -107,7 +107,7 @@ class PrivateChoice:
         """``sqrt(beta_{T+1})``: how far the objective is from its posterior mean, at most."""
         return math.sqrt(self.schedule(self.steps + 1))
 
-    @property
+    @cached_property
     def sensitivity(self) -> float:
         """``D``: how far the posterior mean of one choice moves between neighbours, at most."""
         gap = neighbor_gap(self.dataset_correlation, 3 * self.num_choices, self.delta)
@@ -118,7 +118,7 @@ class PrivateChoice:
         """``s`` in probabilities proportional to ``exp(mean / s)``: ``2 D / epsilon``."""
         return 2 * self.sensitivity / self.epsilon
 
-    @property
+    @cached_property
     def guarantee(self) -> Guarantee:
         """What the release promises, and costs: (epsilon, delta), conditional on the prior."""
         return Guarantee(

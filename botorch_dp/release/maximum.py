@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Literal, get_args
 
 from torch import Tensor
@@ -264,7 +264,7 @@ class PrivateMaximum(PriorMaximum):
                 f"`noise_std` = {self.noise_std:g} gains {least:g}. Use `max_information_gain`."
             )
 
-    @property
+    @cached_property
     def regret(self) -> float:
         """``W``: the regret of the best visited point, at most."""
         beta = UCBSchedule(self.num_choices, delta=self.delta)(self.steps)
@@ -288,7 +288,7 @@ class PrivateMaximum(PriorMaximum):
         gap = neighbor_gap(self.dataset_correlation, count, self.delta)
         return self.regret + gap + self.noise_gap
 
-    @property
+    @cached_property
     def guarantee(self) -> Guarantee:
         """What the release promises, and costs: (epsilon, delta), conditional on the prior."""
         published = (
@@ -399,7 +399,7 @@ class NoiseFreeMaximum(PriorMaximum):
         gap = neighbor_gap(self.dataset_correlation, 2 * self.num_choices, self.delta)
         return self.regret + gap
 
-    @property
+    @cached_property
     def guarantee(self) -> Guarantee:
         """What the release promises, and costs: (epsilon, delta), conditional on its constants."""
         return self._promise(
@@ -524,7 +524,7 @@ class LipschitzMaximum(LaplaceMaximum):
         """``D``."""
         return self.record_gap / self.num_records + self.model_gap
 
-    @property
+    @cached_property
     def guarantee(self) -> Guarantee:
         """What the release promises, and costs: pure epsilon-DP, conditional on the constants."""
         void = None
