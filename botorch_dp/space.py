@@ -222,7 +222,7 @@ class Real(_Scale):
         return self._shortened(self.quantile(u))
 
     def quantile(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The same as an array, with all digits."""
+        """:meth:`draw` as an array, with all digits."""
         if self.distribution is None:
             return self._values(u)
         return self.distribution.quantile(u, self.low, self.high)
@@ -285,7 +285,7 @@ class Integer(_Scale):
         return [int(value) for value in self.quantile(u)]
 
     def quantile(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The same as an array of floats."""
+        """:meth:`draw` as an array of floats."""
         low, high = self.low - 0.5, self.high + 0.5
         if self.distribution is not None:
             values = self.distribution.quantile(u, low, high)
@@ -521,7 +521,7 @@ class SearchSpace:
         return all(bool(constraint(dict(config))) for constraint in self.constraints)
 
     def allowed(self, configs: Iterable[Config]) -> list[Config]:
-        """Those of some configs that all constraints allow."""
+        """The configs that all constraints allow."""
         return [c for c in configs if self.satisfies(c)] if self.constraints else list(configs)
 
     def draw(self, uniforms: NDArray[np.float64]) -> list[Config]:

@@ -96,7 +96,7 @@ class Composable(Protocol):
         """The relation it is proven under, or None if it is proven under any."""
 
     def contribution(self) -> Contribution:
-        """Its normal form."""
+        """The normal form that is composed."""
 
 
 def composed_epsilon(losses: Iterable[Composable], delta: float = 0.0) -> float:

@@ -78,7 +78,7 @@ class PrivacyLoss(ABC):
 
     @abstractmethod
     def contribution(self) -> Contribution:
-        """Its normal form for composition."""
+        """The normal form that is composed."""
 
     @abstractmethod
     def rdp(self, orders: Sequence[float]) -> np.ndarray:
@@ -155,7 +155,7 @@ class PureLoss(PrivacyLoss):
         return self.epsilon, 0.0
 
     def rdp(self, orders: Sequence[float]) -> np.ndarray:
-        """Those of randomized response, which dominates."""
+        """The divergences of randomized response, which dominates."""
         return pure_rdp(self.epsilon, check_orders(orders))
 
     def contribution(self) -> Contribution:
@@ -163,7 +163,7 @@ class PureLoss(PrivacyLoss):
         return Contribution(component=Component("pure", self.epsilon))
 
     def for_group(self, size: int) -> PureLoss:
-        """As many times the epsilon."""
+        """A loss of ``size`` times this epsilon."""
         return PureLoss(check_integer("size", size) * self.epsilon)
 
     def to_event(self, relation: NeighboringRelation) -> Any:
@@ -184,15 +184,15 @@ class LaplaceLoss(PureLoss):
     kind = "laplace"
 
     def rdp(self, orders: Sequence[float]) -> np.ndarray:
-        """Exact."""
+        """The divergences themselves, in closed form."""
         return laplace_rdp(self.epsilon, check_orders(orders))
 
     def contribution(self) -> Contribution:
-        """Its own distribution."""
+        """The Laplace mechanism's own distribution."""
         return Contribution(component=Component("laplace", self.epsilon))
 
     def for_group(self, size: int) -> LaplaceLoss:
-        """As many times the sensitivity."""
+        """A loss of ``size`` times this sensitivity."""
         return LaplaceLoss(check_integer("size", size) * self.epsilon)
 
     def to_event(self, relation: NeighboringRelation) -> Any:
@@ -216,11 +216,11 @@ class GaussianLoss(PrivacyLoss):
         self._store(mu=check_nonnegative("mu", self.mu))
 
     def cost(self, purely_gaussian: bool) -> Cost:
-        """Its mu, in either kind of ledger."""
+        """What a ledger of either kind charges: mu."""
         return 0.0, 0.0, self.mu
 
     def rdp(self, orders: Sequence[float]) -> np.ndarray:
-        """Exact."""
+        """The divergences themselves, in closed form."""
         return gaussian_rdp(self.mu, check_orders(orders))
 
     def contribution(self) -> Contribution:
@@ -228,7 +228,7 @@ class GaussianLoss(PrivacyLoss):
         return Contribution(mu=self.mu)
 
     def for_group(self, size: int) -> GaussianLoss:
-        """As many times the sensitivity."""
+        """A loss of ``size`` times this sensitivity."""
         return GaussianLoss(check_integer("size", size) * self.mu)
 
     def to_event(self, relation: NeighboringRelation) -> Any:
@@ -269,7 +269,7 @@ class ApproximateLoss(PrivacyLoss):
         return Contribution(lost=self.delta, component=Component("pure", self.epsilon))
 
     def for_group(self, size: int) -> ApproximateLoss:
-        """As many times the epsilon, and delta times 1 + e^epsilon + ... for each member."""
+        """``size`` times the epsilon, and delta times the sum of ``e^(i epsilon)``, i < size."""
         # The sum of a geometric series; 1 + 1e-12 exceeds what rounding takes from it.
         growth = min(check_integer("size", size) * self.epsilon, 700.0)
         total = math.expm1(growth) / math.expm1(self.epsilon) if self.epsilon > 1e-300 else size
@@ -304,14 +304,14 @@ class SampledSGDLoss(PrivacyLoss):
         """Which dominating pair a step has."""
 
     def contribution(self) -> Contribution:
-        """Its steps; those on all records are one Gaussian mechanism."""
+        """The steps; those on all records are one Gaussian mechanism."""
         z, fraction = self.noise_multiplier, self.sampling_fraction
         if fraction == 1:
             return Contribution(mu=math.sqrt(self.steps) / z if z > 1e-150 else math.inf)
         return Contribution(component=Component(self.sampled_kind, z, fraction), count=self.steps)
 
     def rdp(self, orders: Sequence[float]) -> np.ndarray:
-        """Those of the dominating pair."""
+        """The divergences of the dominating pair."""
         return self.steps * sampled_gaussian_rdp(
             self.sampled_kind, self.noise_multiplier, self.sampling_fraction, check_orders(orders)
         )

@@ -219,12 +219,12 @@ class BaseProfile:
 
     @classmethod
     def of_mu(cls, mu: float, smallest_delta: float) -> BaseProfile:
-        """Those of a mu-GDP mechanism."""
+        """The profile of a mu-GDP mechanism."""
         return _of_mu(check_positive("mu", mu), check_delta("smallest_delta", smallest_delta))
 
     @classmethod
     def of(cls, losses: Sequence[PrivacyLoss], smallest_delta: float) -> BaseProfile:
-        """Those of a composition of losses."""
+        """The profile of a composition of losses."""
         check_delta("smallest_delta", smallest_delta, allow_zero=True)
         losses, last = tuple(losses), composed_epsilon(losses, smallest_delta)
         if not math.isfinite(last):
