@@ -3,8 +3,8 @@
 ``python -m benchmarks.house`` counts files and lines of the package and of its tests, public names,
 modules with a single user, long keyword lists and repeated runs of lines; then it follows four
 small journeys and counts the files of the package that each visits and the calls that go from one
-of them to another. ``--tree FOLDER`` measures another checkout; ``--write`` puts the journeys into
-``docs/architecture.md`` and the figures into ``docs/benchmarks.md``.
+of them to another. ``--tree FOLDER`` measures another checkout; ``--write`` draws the tree and the
+journeys into ``docs/architecture.md`` and puts the figures into ``docs/benchmarks.md``.
 """
 
 from __future__ import annotations
@@ -374,10 +374,36 @@ def show(found: dict[str, Any]) -> None:
         print(f"{'':26s}{' '.join(journey['files'])}")
 
 
+def first_sentence(path: Path) -> str:
+    """The first line of a module's docstring, without markup."""
+    words = (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")[0]
+    return re.sub(r":\w+:|[`~]", "", words)
+
+
+def tree(page: str) -> str:
+    """All files with what they are, the rooms in the order of the table in the map."""
+    package = ROOT / "botorch_dp"
+    rooms = re.findall(r"^\| (`.*?`) \|", page.partition("\n## ")[0], re.MULTILINE)
+    names = ["errors.py", "_checks.py", "_files.py", *re.findall(r"`(.*?)`", " ".join(rooms))]
+    lines = ["botorch_dp/"]
+    for name in names:
+        room = package / name
+        if room.is_file():
+            lines.append(f"  {name:25s}{first_sentence(room)}")
+            continue
+        lines.append(f"  {name:25s}{first_sentence(room / '__init__.py')}")
+        for file in sorted(set(room.glob("*.py")) - {room / "__init__.py"}):
+            lines.append(f"    {file.name:23s}{first_sentence(file)}")
+    return "\n".join(lines)
+
+
 def write(found: dict[str, Any]) -> None:
-    """Put the journeys into the map, and the figures into the last column of their table."""
+    """Draw the tree and the journeys into the map, and put the figures into their table."""
     page = ROOT / "docs" / "architecture.md"
     text = page.read_text()
+    before, mark, rest = text.partition("<!-- tree -->\n```\n")
+    assert mark, "docs/architecture.md has no place for the tree"
+    text = f"{before}{mark}{tree(before)}\n```{rest.partition('```')[2]}"
     for name, journey in found["journeys"].items():
         listed = ", ".join(f"`{file}`" for file in journey["files"])
         heading = re.search(rf"^\*\*{name}\*\* \(`[^`]*`\)", text, re.MULTILINE | re.IGNORECASE)
@@ -416,7 +442,7 @@ def write(found: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tree", type=Path, help="another checkout; nothing is saved then")
-    parser.add_argument("--write", action="store_true", help="write the figures into docs/")
+    parser.add_argument("--write", action="store_true", help="write all of it into docs/")
     parser.add_argument("--journeys", action="store_true", help="only follow the journeys, as JSON")
     options = parser.parse_args()
     if options.journeys:

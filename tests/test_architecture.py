@@ -105,6 +105,27 @@ def test_every_room_is_listed() -> None:
     assert rooms <= set(ROOMS)
 
 
+def test_the_map_shows_what_there_is() -> None:
+    """Files of the tree exist (``python -m benchmarks.house --write`` draws it), formulas too."""
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    tree = page.partition("<!-- tree -->\n```\n")[2].partition("\n```")[0]
+    room, listed = PACKAGE, []
+    for indent, name in re.findall(r"^( +)([\w./]+)", tree, re.MULTILINE):
+        room = PACKAGE / name if len(indent) == 2 and name.endswith("/") else room
+        listed.append((PACKAGE if len(indent) == 2 else room) / name)
+    assert len(listed) > 80
+    assert [path for path in listed if not path.exists()] == []
+
+    formulas = re.findall(r"`([\w/]+\.py)::([\w.]+)`", page)
+    assert len(formulas) > 30
+    for file, name in formulas:
+        place: ast.AST = ast.parse((PACKAGE / file).read_text())
+        for part in name.split("."):
+            found = [n for n in ast.iter_child_nodes(place) if getattr(n, "name", None) == part]
+            assert found, f"{file} has no {name}"
+            place = found[0]
+
+
 def test_import_changes_no_global_state() -> None:
     """Importing every module leaves seeds, dtypes, threads, warnings, logging and linalg alone."""
     names = [

@@ -1,4 +1,4 @@
-"""Hypervolume-based probability of improvement, in closed form, for any number of objectives.
+"""HVPoI, the hypervolume-based probability of improvement, in closed form for any objectives.
 
 The arithmetic sums over the cells of a box decomposition of the non-dominated region. A cell is a
 product of intervals, so its volume and, for independent Gaussians, its probability are products

@@ -1,4 +1,4 @@
-r"""What the releases rest on, what they are worth, and the order of events they share.
+r"""What the releases rest on (Assumption 1), what they are worth, and the order they share.
 
 Assumption 1 of [Kusner2015] puts one prior over the objectives ``f_V`` of all data sets ``V``:
 ``cov(f_V(x), f_V'(x')) = k(V, V') k(x, x')`` with zero mean and ``k(x, x) = k(V, V) = 1``. For

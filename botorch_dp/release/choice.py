@@ -1,4 +1,4 @@
-"""The private choice: the best of a finite set by the exponential mechanism [Kusner2015]."""
+"""The private choice: one of a set, by the exponential mechanism (Algorithm 1 [Kusner2015])."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-r"""The private maximum: the best value of a search, with Laplace noise [Kusner2015].
+r"""The private maximum: a search's best value with Laplace noise (Algorithms 1 to 3 [Kusner2015]).
 
 Three searches and three bounds on how far the best value moves between neighbouring data sets:
 GP-UCB on noisy values (Algorithm 1), branch and bound on exact ones (Algorithm 2), and any search

@@ -1,4 +1,4 @@
-r"""Search a finite set, then release its best choice and its best value [Kusner2015].
+r"""Search a finite set, then release its best choice and value (Algorithms 1 and 2 [Kusner2015]).
 
 The searches, :class:`GPUCB` and :class:`BranchAndBound`, know nothing of privacy: what they visit
 and see stays in ``diagnostics``. The drivers, :class:`PrivateGPUCB` and
