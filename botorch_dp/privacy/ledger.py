@@ -225,7 +225,7 @@ class PrivacyLedger:
         """
         stated = _checked_price(guarantee, label, delta)
         with self._file.transaction():
-            return _entry(self._append(guarantee, stated, label, delta, None))
+            return _entry(self._append(guarantee, stated, label, delta, None), guarantee)
 
     def release(
         self,
@@ -298,7 +298,8 @@ class PrivacyLedger:
             self._file.settle("relation", guarantee.relation.name)
         else:
             self._check_relation(settled["relation"], guarantee.relation)
-        compartments, cost = self._priced(guarantee, stated, settled)
+        chosen = self._compartments(settled)
+        compartments, cost = self._priced(guarantee, stated, chosen)
         totals = self._file.totals()
         if not compartments.can_bear(totals, cost):
             if cost[2] > 0 and self._budget.delta == 0:
@@ -309,7 +310,7 @@ class PrivacyLedger:
                     "noise. Nothing was charged and nothing was read."
                 )
             raise self._exhausted(guarantee, compartments, totals, cost)
-        if self._compartments(settled) is None:
+        if chosen is None:
             is_gaussian = _is_gaussian(guarantee, stated)
             self._file.settle("summed", "nothing" if is_gaussian else "all")
         document = json.dumps(_document(guarantee, delta), sort_keys=True)
@@ -328,16 +329,14 @@ class PrivacyLedger:
             settled = self._file.settled()
             if settled.get("relation") is not None:
                 self._check_relation(settled["relation"], price.relation)
-            compartments, cost = self._priced(price, stated, settled)
+            compartments, cost = self._priced(price, stated, self._compartments(settled))
             return compartments.can_bear(self._file.totals(), cost)
 
     def _priced(
-        self, guarantee: Guarantee, stated: Cost | None, settled: Mapping[str, str]
+        self, guarantee: Guarantee, stated: Cost | None, chosen: Compartments | None
     ) -> tuple[Compartments, Cost]:
         """The compartments that there are, or would be after this charge, and its cost in them."""
-        compartments = self._compartments(settled) or first_choice(
-            self._budget, _is_gaussian(guarantee, stated)
-        )
+        compartments = chosen or first_choice(self._budget, _is_gaussian(guarantee, stated))
         return compartments, stated or cost_of(guarantee, compartments)
 
     def spent(self) -> tuple[float, float]:
@@ -375,7 +374,10 @@ class PrivacyLedger:
 
     def entries(self) -> list[LedgerEntry]:
         """All charges, oldest first."""
-        return [_entry(row) for row in self._file.rows()]
+        return [
+            _entry(row, Guarantee.from_dict(json.loads(row.guarantee)["guarantee"]))
+            for row in self._file.rows()
+        ]
 
     def close(self) -> None:
         """Release the file. What was charged stays charged."""
@@ -508,17 +510,8 @@ def _document(guarantee: Guarantee, delta: float | None) -> dict[str, Any]:
     return {"guarantee": guarantee.to_dict(), "delta": delta}
 
 
-def _entry(row: ChargeRow) -> LedgerEntry:
-    return LedgerEntry(
-        number=row.number,
-        charged_at=row.charged_at,
-        label=row.label,
-        key=row.key,
-        epsilon=row.epsilon,
-        delta=row.delta,
-        mu=row.mu,
-        guarantee=Guarantee.from_dict(json.loads(row.guarantee)["guarantee"]),
-    )
+def _entry(row: ChargeRow, guarantee: Guarantee) -> LedgerEntry:
+    return LedgerEntry(**{**vars(row), "guarantee": guarantee})
 
 
 # --- The file: charges and released values. ---
