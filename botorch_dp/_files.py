@@ -29,7 +29,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -232,12 +232,136 @@ class FileKind:
 
     name: str
     application_id: int
-    migrations: tuple[tuple[str | Callable[[sqlite3.Connection], None], ...], ...]
+    migrations: tuple[tuple[str | Callable[[Any], None], ...], ...]
     error: Callable[[str], Exception] = PrivacyError
     if_lost: str = "Put back a copy, or begin anew at another path."
 
 
-class StateFile:
+class Database:
+    """One database of a kind, wherever it lives. Threads may share it."""
+
+    kind: FileKind
+    path: str
+    #: Whether it was not there before.
+    created: bool
+    lock: threading.RLock
+    _connection: Any
+    _closed: bool = False
+
+    def error(self, message: str) -> Exception:
+        """An error of this kind of file."""
+        return self.kind.error(message)
+
+    def damaged(self, how: str) -> Exception:
+        """The error for a file that cannot be trusted."""
+        name, lost = self.kind.name, self.kind.if_lost
+        return self.error(f"The {name} {self.path} is damaged ({how}). {lost}")
+
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return self._closed
+
+    def __del__(self) -> None:
+        with suppress(Exception):
+            self.close()
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether this thread is in the midst of a transaction."""
+        with self.lock:
+            return self._connection is not None and bool(self._connection.in_transaction)
+
+    def close(self) -> None:
+        """Release it. What was committed stays."""
+        raise NotImplementedError
+
+    def changes(self) -> object:
+        """Something that is another one after somebody else has written."""
+        raise NotImplementedError
+
+    @contextmanager
+    def transaction(self) -> Iterator[Any]:
+        """All or nothing, whatever interrupts it; what was written is durable when it is left.
+
+        Inside another transaction of the same thread it is a part of that one.
+        """
+        with self.lock, self.explained():
+            connection = self._connected()
+            if connection.in_transaction:
+                yield connection
+                return
+            try:
+                self.execute("BEGIN IMMEDIATE")
+                connection = self._connected()  # another one, if it had to be made again
+                yield connection
+                self._commit(connection)
+            except BaseException:
+                if connection.in_transaction:
+                    with suppress(Exception):
+                        connection.execute("ROLLBACK")
+                raise
+
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """Let several reads see one state: that of the running transaction, or of their own."""
+        with self.lock, self.explained():
+            connection = self._connected()
+            if connection.in_transaction:
+                yield
+                return
+            try:
+                self.execute("BEGIN")
+                connection = self._connected()
+                yield
+            finally:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+
+    def query(self, statement: str, values: Sequence[object] = ()) -> list[tuple]:
+        """All rows of a statement."""
+        with self.lock, self.explained():
+            return self.execute(statement, values).fetchall()
+
+    def execute(self, statement: str, values: Sequence[object] = ()) -> Any:
+        """Run a statement as soon as others let it run."""
+        raise NotImplementedError
+
+    def executemany(self, statement: str, rows: Sequence[Sequence[object]]) -> None:
+        """Run a statement for each row. Inside a transaction."""
+        self._connected().executemany(statement, rows)
+
+    def explained(self) -> AbstractContextManager[None]:
+        """Turn errors of the database into sentences that say what to do."""
+        raise NotImplementedError
+
+    def _connected(self) -> Any:
+        raise NotImplementedError
+
+    def _commit(self, connection: Any) -> None:
+        self.execute("COMMIT")
+
+    def _set_version(self, connection: Any, version: int) -> None:
+        raise NotImplementedError
+
+    def _migrate(self, connection: Any, version: int) -> None:
+        """Bring the schema from ``version`` to the newest. Inside a transaction."""
+        for statements in self.kind.migrations[version:]:
+            for statement in statements:
+                if isinstance(statement, str):
+                    connection.execute(statement)
+                else:
+                    statement(connection)
+        self._set_version(connection, len(self.kind.migrations))
+
+    def _leave_to_parent(self) -> None:
+        """In a fork: connections do not survive one, so keep it unused and unclosed."""
+        if self._connection is not None:
+            _INHERITED.append(self._connection)
+            self._connection = None
+
+
+class StateFile(Database):
     """One SQLite file of a kind, or a database in memory. Threads may share it.
 
     Args:
@@ -270,7 +394,6 @@ class StateFile:
         self._connection: sqlite3.Connection | None = None
         self._holder: int | None = None
         self._identity: tuple[int, int] | None = None
-        self._closed = False
         self._pid = os.getpid()
         self._in_memory = copied or self.path == MEMORY
         self.created = self.path == MEMORY or not os.path.lexists(self.path)
@@ -292,25 +415,7 @@ class StateFile:
         except BaseException:
             self.close()
             raise
-        _survive_forks(self)
-
-    def error(self, message: str) -> Exception:
-        """An error of this kind of file."""
-        return self.kind.error(message)
-
-    def damaged(self, how: str) -> Exception:
-        """The error for a file that cannot be trusted."""
-        name, lost = self.kind.name, self.kind.if_lost
-        return self.error(f"The {name} {self.path} is damaged ({how}). {lost}")
-
-    @property
-    def closed(self) -> bool:
-        """Whether :meth:`close` was called."""
-        return self._closed
-
-    def __del__(self) -> None:
-        with suppress(Exception):
-            self.close()
+        survive_forks(self)
 
     def close(self) -> None:
         """Release the file. What was committed stays."""
@@ -322,54 +427,13 @@ class StateFile:
             # Last: closing any descriptor of a file drops SQLite's own locks on it.
             self._drop_lock()
 
-    @contextmanager
-    def transaction(self) -> Iterator[sqlite3.Connection]:
-        """All or nothing, whatever interrupts it; what was written is durable when it is left.
-
-        Inside another transaction of the same thread it is a part of that one.
-        """
-        with self.lock, self.explained():
-            connection = self._connected()
-            if connection.in_transaction:
-                yield connection
-                return
-            try:
-                self.execute("BEGIN IMMEDIATE")
-                yield connection
-                self.execute("COMMIT")
-            except BaseException:
-                if connection.in_transaction:
-                    with suppress(sqlite3.Error):
-                        connection.execute("ROLLBACK")
-                raise
-
-    @contextmanager
-    def snapshot(self) -> Iterator[None]:
-        """Let several reads see one state: that of the running transaction, or of their own."""
-        with self.lock, self.explained():
-            connection = self._connected()
-            if connection.in_transaction:
-                yield
-                return
-            try:
-                connection.execute("BEGIN")
-                yield
-            finally:
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-
-    def query(self, statement: str, values: Sequence[object] = ()) -> list[tuple]:
-        """All rows of a statement."""
-        with self.lock, self.explained():
-            return self.execute(statement, values).fetchall()
+    def changes(self) -> object:
+        """Something that is another one after another connection has written."""
+        return self.query("PRAGMA data_version")
 
     def execute(self, statement: str, values: Sequence[object] = ()) -> sqlite3.Cursor:
         """Run a statement as soon as other processes let it run."""
         return _execute(self._connected(), statement, values)
-
-    def executemany(self, statement: str, rows: Sequence[Sequence[object]]) -> None:
-        """Run a statement for each row. Inside a transaction."""
-        self._connected().executemany(statement, rows)
 
     @contextmanager
     def explained(self) -> Iterator[None]:
@@ -444,15 +508,8 @@ class StateFile:
         create(connection)
         connection.execute("COMMIT")
 
-    def _migrate(self, connection: sqlite3.Connection, version: int) -> None:
-        """Bring the schema from ``version`` to the newest. Inside a transaction."""
-        for statements in self.kind.migrations[version:]:
-            for statement in statements:
-                if isinstance(statement, str):
-                    connection.execute(statement)
-                else:
-                    statement(connection)
-        connection.execute(f"PRAGMA user_version = {len(self.kind.migrations)}")
+    def _set_version(self, connection: Any, version: int) -> None:
+        connection.execute(f"PRAGMA user_version = {version}")
 
     def _connected(self) -> sqlite3.Connection:
         """The connection of this process, to the file that was opened first."""
@@ -581,10 +638,7 @@ class StateFile:
             self._holder = None
 
     def _leave_to_parent(self) -> None:
-        """In a fork: SQLite connections do not survive one, so keep it unused and unclosed."""
-        if self._connection is not None:
-            _INHERITED.append(self._connection)
-            self._connection = None
+        super()._leave_to_parent()
         self._drop_lock()
 
 
@@ -701,13 +755,13 @@ def _pragma(connection: sqlite3.Connection, name: str) -> Any:
 
 
 _REGISTRY = threading.RLock()
-_FILES: weakref.WeakSet[StateFile] = weakref.WeakSet()
-_INHERITED: list[sqlite3.Connection] = []
-_HELD_FOR_FORK: list[StateFile] = []
+_FILES: weakref.WeakSet[Database] = weakref.WeakSet()
+_INHERITED: list[Any] = []
+_HELD_FOR_FORK: list[Database] = []
 _hooked = False
 
 
-def _survive_forks(file: StateFile) -> None:
+def survive_forks(file: Database) -> None:
     """Let ``file`` survive ``os.fork``: never amid a transaction, never on a shared connection."""
     global _hooked
     with _REGISTRY:

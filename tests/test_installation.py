@@ -23,6 +23,8 @@ MODULES = {
     "frames": "pandas",
     "ax": "ax",
     "dask": "distributed",
+    "ray": "ray",
+    "postgres": "psycopg",
     "service": "starlette",
 }
 
@@ -71,6 +73,11 @@ def test_every_module_is_imported_without_the_extras() -> None:
         (
             "from botorch_dp.acquisition import register_with_ax\nregister_with_ax()",
             "ax",
+        ),
+        (
+            "from botorch_dp.pareto.storage import StudyStorage\n"
+            "StudyStorage('postgresql://user@host/database', description={})",
+            "postgres",
         ),
     ],
 )

@@ -18,6 +18,7 @@ from dataclasses import asdict, replace
 from typing import Any, Literal
 
 from botorch_dp.errors import PrivacyError
+from botorch_dp.pareto.postgres import is_address
 from botorch_dp.pareto.problem import (
     SEEDED,
     Measurement,
@@ -53,8 +54,11 @@ _CHOSEN_BEFOREHAND = (
 )
 
 
-def check_payable(budget: object, problem: PrivacyUtilityProblem) -> None:
-    """Refuse what is no budget, and a problem whose trainings nothing may be charged for."""
+def check_payable(budget: object, problem: PrivacyUtilityProblem, storage: object) -> None:
+    """Refuse what is no budget, and a study whose trainings nothing may be charged for.
+
+    A ledger is a file. Of a study in a database, each host would have its own, and spend all of it.
+    """
     if not isinstance(budget, PrivacyBudget | PrivacyLedger):
         raise TypeError(
             f"`budget` must be a PrivacyBudget or a PrivacyLedger, got {type(budget).__name__}."
@@ -65,6 +69,12 @@ def check_payable(budget: object, problem: PrivacyUtilityProblem) -> None:
             "subtract the noise, so nothing may be charged for it. Let the utility oracle train "
             "with noise from the operating system (`DPTrainer.fit(publish=True)`), and say so by "
             "`TrainingPromise(secret_noise=True)`."
+        )
+    if is_address(storage):
+        raise PrivacyError(
+            "`budget` was given to a study in a database: what is spent is kept in a file, so that "
+            "each host would spend the whole budget. Keep a study that is paid for in a file on "
+            "one machine; its trainings may run on others (`executor=`)."
         )
 
 

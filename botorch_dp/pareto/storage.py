@@ -1,4 +1,4 @@
-"""A study in one SQLite file.
+"""A study in one SQLite file, or in a PostgreSQL database.
 
 What must hold, and what makes it hold:
 
@@ -11,8 +11,10 @@ What must hold, and what makes it hold:
   of its own that covers how many trials there are; what does not fit is refused as damaged.
 * *One trial, one process.* Several processes may work on one study. A trial is claimed in the
   transaction that makes it; what a process that ended has left is claimed anew. A process that is
-  alive keeps its claims until it closes the study.
-* *Measured utilities are sensitive*, and the file says so in its own table.
+  alive (in a database: connected) keeps its claims until it closes the study.
+* *Measured utilities are sensitive*, and the study says so in its own table.
+
+The statements are the same for both; :class:`~botorch_dp.pareto.postgres.Server` says what differs.
 """
 
 from __future__ import annotations
@@ -21,23 +23,29 @@ import hashlib
 import json
 import math
 import os
-import sqlite3
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
-from typing import Any
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from botorch_dp._files import MEMORY, FileKind, StateFile, differences, now
+from botorch_dp._files import MEMORY, Database, FileKind, StateFile, differences, now
+from botorch_dp.pareto.postgres import RETURN_SECONDS, DisconnectedError, Server, is_address
 from botorch_dp.pareto.problem import CurvePlan, Measurement, State, StudyError, Trial
 from botorch_dp.privacy.runs import may_be_at_work, owner_words
 from botorch_dp.space import Config, narrowings
 
+R = TypeVar("R")
+P = ParamSpec("P")
+
 _NOTICE = (
-    "This file holds utilities measured on sensitive records, without noise: "
-    "keep the file to yourself and publish only what its guarantee covers."
+    "This study holds utilities measured on sensitive records, without noise: "
+    "keep it to yourself and publish only what its guarantee covers."
 )
+#: How often a change is tried whose connection breaks in its midst.
+_ATTEMPTS = 5
 
 #: All that is stored of a trial, by table; the columns that :func:`_trial` reads come first.
 _PARTS = {
@@ -52,7 +60,7 @@ _PARTS = {
 }
 
 
-def _rows(connection: sqlite3.Connection, number: int) -> dict[str, list[tuple]]:
+def _rows(connection: Any, number: int) -> dict[str, list[tuple]]:
     return {name: connection.execute(q, (number,)).fetchall() for name, q in _PARTS.items()}
 
 
@@ -60,30 +68,30 @@ def _checksum(rows: object) -> str:
     return hashlib.sha256(json.dumps(rows, default=repr).encode()).hexdigest()
 
 
-def _study_rows(connection: sqlite3.Connection) -> list[tuple]:
+def _study_rows(connection: Any) -> list[tuple]:
     query = "SELECT notice, description, seed, created_at, trials FROM study"
     return connection.execute(query).fetchall()
 
 
-def seal_trial(connection: sqlite3.Connection, number: int) -> None:
+def seal_trial(connection: Any, number: int) -> None:
     """Write the checksum of a trial. Ends each transaction that changes one."""
     digest = _checksum(_rows(connection, number))
     connection.execute("UPDATE trial SET digest = ? WHERE number = ?", (digest, number))
 
 
-def seal_study(connection: sqlite3.Connection) -> None:
+def seal_study(connection: Any) -> None:
     """Write the number of trials, and the study's checksum."""
     connection.execute("UPDATE study SET trials = (SELECT COUNT(*) FROM trial)")
     connection.execute("UPDATE study SET digest = ?", (_checksum(_study_rows(connection)),))
 
 
-def _seal_all(connection: sqlite3.Connection) -> None:
+def _seal_all(connection: Any) -> None:
     for (number,) in connection.execute("SELECT number FROM trial").fetchall():
         seal_trial(connection, number)
     seal_study(connection)
 
 
-def _name(connection: sqlite3.Connection) -> None:
+def _name(connection: Any) -> None:
     # Not by SQLite's generator, whose state a forked process shares.
     connection.execute("INSERT INTO run VALUES (1, ?)", (uuid.uuid4().hex,))
 
@@ -140,18 +148,37 @@ class NumberTakenError(StudyError):
     """Another process has made a trial of this number in the meantime."""
 
 
-class StudyStorage(StateFile):
-    """The trials of one study, in a file or in memory.
+def _whole(
+    method: Callable[Concatenate[StudyStorage, P], R],
+) -> Callable[Concatenate[StudyStorage, P], R]:
+    """Do it again if a connection broke in its midst: of a transaction, nothing was kept."""
+
+    @wraps(method)
+    def until_whole(self: StudyStorage, *args: P.args, **options: P.kwargs) -> R:
+        attempts = 1 if self._state.in_transaction else _ATTEMPTS  # a part cannot be done again
+        while True:
+            attempts -= 1
+            try:
+                return method(self, *args, **options)
+            except DisconnectedError:
+                if not attempts:
+                    raise
+
+    return until_whole
+
+
+class StudyStorage:
+    """The trials of one study, in a file, in a database that hosts share, or in memory.
 
     Args:
-        path: Where the study lives; an existing study is continued. None or ":memory:" keeps it in
-            memory.
-        description: What the study optimizes; must agree with an existing file. None reads a copy
-            of whatever study the file holds, without waiting for its lock or disturbing who has it.
+        path: Where the study lives: a file, or the address of a PostgreSQL database; an existing
+            study is continued. None or ":memory:" keeps it in memory.
+        description: What the study optimizes; must agree with an existing one. None reads whatever
+            study is there, without waiting for its lock or disturbing who has it.
         seed: The study's seed. None takes an existing study's own, or a random one.
 
     Raises:
-        StudyError: The file is in use, holds something else, or another study.
+        StudyError: What is there is in use or out of reach, or another study, or something else.
     """
 
     def __init__(
@@ -163,7 +190,7 @@ class StudyStorage(StateFile):
     ) -> None:
         words = json.dumps(description)
 
-        def create(connection: sqlite3.Connection) -> None:
+        def create(connection: Any) -> None:
             # More bits than this make no difference to a search.
             chosen = int.from_bytes(os.urandom(8)) if seed is None else seed
             connection.execute(
@@ -174,28 +201,30 @@ class StudyStorage(StateFile):
             seal_study(connection)
 
         self._token = uuid.uuid4().hex
+        self._pid = os.getpid()
         self._claimed: set[int] = set()
-        self._version = -1
+        self._seen: object = None
         self._digests: list[str] = []
         self._trials: list[Trial] = []
         self._pending: set[int] = set()
         self._states: Counter[State] = Counter()
-        super().__init__(
-            MEMORY if path is None else path,
-            STUDY,
-            None if description is None else create,
-            exclusive=False,
-            copied=description is None,
-        )
+        fill = None if description is None else create
+        self._opened: Database
+        if is_address(path):
+            self._opened = Server(str(path), STUDY, fill, token=self._token)
+        else:
+            place = MEMORY if path is None else path
+            self._opened = StateFile(place, STUDY, fill, exclusive=False, copied=fill is None)
+        state = self._opened
         try:
-            with self.explained():
-                with self.snapshot():
+            with state.explained():
+                with state.snapshot():
                     self.seed, is_wider = self._matched(description, seed)
                 if is_wider:
-                    with self.transaction() as connection:
-                        self.execute("UPDATE study SET description = ?", (words,))
+                    with state.transaction() as connection:
+                        state.execute("UPDATE study SET description = ?", (words,))
                         seal_study(connection)
-                ((self._words,),) = self.query("SELECT description FROM study")
+                ((self._words,),) = state.query("SELECT description FROM study")
                 self.refresh()
         except BaseException:
             self.close()
@@ -203,22 +232,50 @@ class StudyStorage(StateFile):
         if description is not None:
             _OPEN.add((os.getpid(), self._token))
 
+    @property
+    def path(self) -> str:
+        """Where the study lives; without a password, if that is a database."""
+        return self._opened.path
+
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return self._opened.closed
+
+    @property
+    def _state(self) -> Database:
+        if self._pid != os.getpid() and self.path != MEMORY:
+            raise StudyError(
+                f"The study {self.path} belongs to the process that opened it, of which this one "
+                "is a fork. Open it here anew: several processes may work on one study."
+            )
+        return self._opened
+
+    @_whole
     def refresh(self) -> None:
         """Bring the copies in memory up to date with what other processes have written."""
-        with self.lock, self.explained(), self.snapshot():
-            ((version,),) = self.query("PRAGMA data_version")
-            if version == self._version:
+        state = self._state
+        with state.lock, state.explained(), state.snapshot():
+            seen = state.changes()
+            if seen == self._seen:
                 return
-            if self.query("SELECT description FROM study") != [(self._words,)]:
+            if state.query("SELECT description FROM study") != [(self._words,)]:
                 raise StudyError(
                     f"Another process goes on with {self.path} in a wider space: open it again "
                     "with the problem as it is now."
                 )
-            for number, digest in self.query("SELECT number, digest FROM trial ORDER BY number"):
+            stored = state.query("SELECT number, digest FROM trial ORDER BY number")
+            if len(stored) < len(self._trials):
+                raise StudyError(
+                    f"{self.path} has {len(stored)} trials, and had {len(self._trials)}: an older "
+                    "state of it was put back. Open it again to go on from there."
+                )
+            for number, digest in stored:
                 if number >= len(self._trials) or self._digests[number] != digest:
                     self._reload(number, check=True)
-            self._version = version
+            self._seen = seen
 
+    @_whole
     def claim(self, number: int, *, asked: bool = False) -> bool:
         """Whether a pending trial is this storage's to train: nobody else trains it.
 
@@ -228,8 +285,8 @@ class StudyStorage(StateFile):
         """
         if not self._is_free(number):
             return False
-        with self.transaction():
-            pending = self.query(
+        with self._state.transaction():
+            pending = self._state.query(
                 "SELECT 1 FROM trial WHERE number = ? AND state = 'pending'", (number,)
             )
             if not pending or not self._is_free(number):
@@ -237,11 +294,14 @@ class StudyStorage(StateFile):
             self._insert_claim(number, asked)
         return True
 
+    @_whole
     def unclaim(self, number: int) -> None:
         """Give back a claim, if there is one."""
         if number in self._claimed and not self.closed:
-            with self.transaction():
-                self.execute("DELETE FROM claim WHERE trial = ?", (number,))
+            with self._state.transaction():
+                # Whoever lost touch with a server for too long may have lost the claim, too.
+                if all(map(self._is_mine, self._owners(number))):
+                    self._state.execute("DELETE FROM claim WHERE trial = ?", (number,))
             self._claimed.discard(number)
 
     def others_at_work(self) -> bool:
@@ -249,18 +309,34 @@ class StudyStorage(StateFile):
         return any(
             not self._is_mine(owner)
             and not json.loads(owner)["asked"]
-            and may_be_at_work(owner, _OPEN)
-            for (owner,) in self.query("SELECT owner FROM claim")
+            and self._may_be_at_work(owner)
+            for (owner,) in self._state.query("SELECT owner FROM claim")
         )
+
+    def _may_be_at_work(self, owner: str) -> bool:
+        """Whether an owner may still train; in a database, who is connected or may come back."""
+        if not isinstance(self._state, Server):
+            return may_be_at_work(owner, _OPEN)
+        absent = self._state.absent(json.loads(owner)["token"])
+        return absent is None or (absent < RETURN_SECONDS and may_be_at_work(owner, _OPEN))
 
     def _insert_claim(self, number: int, asked: bool) -> None:
         words = owner_words((os.getpid(), self._token), asked=asked)
-        self.execute("INSERT OR REPLACE INTO claim VALUES (?, ?)", (number, words))
+        self._state.execute(
+            "INSERT INTO claim VALUES (?, ?) "
+            "ON CONFLICT (trial) DO UPDATE SET owner = excluded.owner",
+            (number, words),
+        )
         self._claimed.add(number)
 
     def _is_free(self, number: int) -> bool:
-        owners = self.query("SELECT owner FROM claim WHERE trial = ?", (number,))
-        return all(self._is_mine(o) or not may_be_at_work(o, _OPEN) for (o,) in owners)
+        owners = self._owners(number)
+        return all(self._is_mine(o) or not self._may_be_at_work(o) for o in owners)
+
+    def _owners(self, number: int) -> list[str]:
+        return [
+            o for (o,) in self._state.query("SELECT owner FROM claim WHERE trial = ?", (number,))
+        ]
 
     def _is_mine(self, owner: str) -> bool:
         return bool(json.loads(owner)["token"] == self._token)
@@ -273,20 +349,16 @@ class StudyStorage(StateFile):
                 for number in list(self._claimed):
                     self.unclaim(number)
             _OPEN.discard(mine)
-        super().close()
+        self._opened.close()
 
-    def _connected(self) -> sqlite3.Connection:
-        if self._pid != os.getpid() and self.path != MEMORY:
-            raise self.error(
-                f"The study {self.path} belongs to the process that opened it, of which this one "
-                "is a fork. Open it here anew: several processes may work on one study."
-            )
-        return super()._connected()
+    def __del__(self) -> None:
+        with suppress(Exception):
+            self.close()
 
     @property
     def identity(self) -> str:
         """The study's name: the same for its file and copies of it, and for no other study."""
-        ((identity,),) = self.query("SELECT identity FROM run")
+        ((identity,),) = self._state.query("SELECT identity FROM run")
         return str(identity)
 
     def __len__(self) -> int:
@@ -294,7 +366,7 @@ class StudyStorage(StateFile):
 
     def __getitem__(self, number: int) -> Trial:
         """One trial as it is now, or an error if there is none with this number."""
-        with self.lock:
+        with self._opened.lock:
             if not 0 <= number < len(self._trials):
                 raise ValueError(
                     f"`trial` {number} is unknown; the study has {len(self._trials)} trials."
@@ -303,17 +375,17 @@ class StudyStorage(StateFile):
 
     def trials(self) -> list[Trial]:
         """All trials in the order of their numbers."""
-        with self.lock:
+        with self._opened.lock:
             return list(self._trials)
 
     def pending(self) -> list[int]:
         """The numbers of the pending trials, in order."""
-        with self.lock:
+        with self._opened.lock:
             return sorted(self._pending)
 
     def count(self, state: State) -> int:
         """How many trials are in a state."""
-        with self.lock:
+        with self._opened.lock:
             return self._states[state]
 
     def next_replicate(self, number: int) -> int:
@@ -329,10 +401,10 @@ class StudyStorage(StateFile):
         return 1 + max(attempts)
 
     def _largest(self, column: str, rows: str, values: Sequence[object]) -> int:
-        with self.lock:
-            (last,) = self.execute(f"SELECT MAX({column}) FROM {rows}", values).fetchone()
+        ((last,),) = self._state.query(f"SELECT MAX({column}) FROM {rows}", values)
         return -1 if last is None else int(last)
 
+    @_whole
     def add_trial(
         self,
         number: int,
@@ -355,9 +427,9 @@ class StudyStorage(StateFile):
         """
         state = "failed" if error_type is not None else "complete" if measurements else "pending"
         with self._changing(number) as connection:
-            if self.query("SELECT 1 FROM trial WHERE number = ?", (number,)):
+            if self._state.query("SELECT 1 FROM trial WHERE number = ?", (number,)):
                 raise NumberTakenError(f"Trial {number} was made by another process.")
-            self.execute(
+            self._state.execute(
                 "INSERT INTO trial (number, config, seeds, epsilon, created_at, state, plan) "
                 "VALUES (?, ?, ?, ?, ?, ?, ?)",
                 (
@@ -378,10 +450,14 @@ class StudyStorage(StateFile):
             self._insert_measurements(number, dict(enumerate(measurements)), attempt=0)
         return self[number]
 
+    @_whole
     def add_measurements(
         self, number: int, measurements: Mapping[int, Measurement], *, attempt: int = 0
     ) -> Trial:
-        """Store finished trainings by replicate; a trial is complete when none is missing."""
+        """Store finished trainings by replicate; a trial is complete when none is missing.
+
+        What another process has stored of the same replicate in the meantime stays.
+        """
         with self._changing(number):
             trial = self[number]
             self._insert_measurements(number, measurements, attempt)
@@ -389,6 +465,7 @@ class StudyStorage(StateFile):
                 self._set_state(number, "complete")
         return self[number]
 
+    @_whole
     def add_points(
         self,
         number: int,
@@ -421,7 +498,7 @@ class StudyStorage(StateFile):
         self, number: int, replicate: int, curve: Mapping[int, Measurement], attempt: int
     ) -> None:
         """Those that are there already stay: a training that was begun again passes them again."""
-        self.executemany(
+        self._state.executemany(
             "INSERT INTO point (trial, replicate, attempt, checkpoint, utility, objectives, "
             "seconds, measured_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
             [
@@ -439,6 +516,7 @@ class StudyStorage(StateFile):
             ],
         )
 
+    @_whole
     def add_failure(
         self,
         number: int,
@@ -459,7 +537,7 @@ class StudyStorage(StateFile):
         """
         with self._changing(number):
             self._insert_failure(number, error_type, trainings, blamed=blamed)
-            if is_last:
+            if is_last and self[number].state == "pending":
                 self._set_state(number, "failed")
         return self[number]
 
@@ -468,8 +546,8 @@ class StudyStorage(StateFile):
     ) -> None:
         for replicate, measurement in measurements.items():
             self._insert_points(number, replicate, dict(measurement.curve), attempt)
-        self.executemany(
-            "INSERT INTO measurement VALUES (?, ?, ?, ?, ?, ?)",
+        self._state.executemany(
+            "INSERT INTO measurement VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
             [
                 (number, replicate, m.utility, json.dumps(m.objectives), m.seconds, now())
                 for replicate, m in measurements.items()
@@ -479,28 +557,30 @@ class StudyStorage(StateFile):
     def _insert_failure(
         self, number: int, error_type: str, trainings: int, *, blamed: bool
     ) -> None:
-        self.execute(
-            "INSERT INTO failure (trial, error_type, trainings, blamed, failed_at) "
-            "VALUES (?, ?, ?, ?, ?)",
+        self._state.execute(
+            "INSERT INTO failure (id, trial, error_type, trainings, blamed, failed_at) "
+            "VALUES ((SELECT COALESCE(MAX(id), 0) + 1 FROM failure), ?, ?, ?, ?, ?)",
             (number, error_type, trainings, int(blamed), now()),
         )
 
     def _set_state(self, number: int, state: State) -> None:
-        self.execute("UPDATE trial SET state = ? WHERE number = ?", (state, number))
-        self.execute("DELETE FROM claim WHERE trial = ?", (number,))
+        self._state.execute("UPDATE trial SET state = ? WHERE number = ?", (state, number))
+        self._state.execute("DELETE FROM claim WHERE trial = ?", (number,))
 
     @contextmanager
-    def _changing(self, number: int) -> Iterator[sqlite3.Connection]:
+    def _changing(self, number: int) -> Iterator[Any]:
         """All or nothing, whatever interrupts it (Ctrl-C included); concerns one trial."""
-        with self.lock:
+        with self._opened.lock:
             try:
-                with self.transaction() as connection:
+                with self._state.transaction() as connection:
+                    self._reload(number, check=False)
                     yield connection
                     seal_trial(connection, number)
             finally:
                 if not self.closed:
                     self._reload(number)
 
+    @_whole
     def _reload(self, number: int, *, check: bool | None = None) -> None:
         """Bring the copy of a trial in memory up to date.
 
@@ -508,16 +588,16 @@ class StudyStorage(StateFile):
             number: The trial.
             check: Whether its checksum must fit; unless it is being changed, if None.
         """
-        connection = self._connected()
-        check = not connection.in_transaction if check is None else check
-        with self.snapshot():
-            query = "SELECT digest FROM trial WHERE number = ?"
-            stored = self.execute(query, (number,)).fetchone()
-            if stored is None:
+        state = self._state
+        check = not state.in_transaction if check is None else check
+        with state.snapshot():
+            stored = state.query("SELECT digest FROM trial WHERE number = ?", (number,))
+            if not stored:
                 return
-            rows = _rows(connection, number)
-        if check and _checksum(rows) != stored[0]:
-            raise self.damaged(f"what it says of trial {number} was altered")
+            rows = _rows(state, number)
+        ((digest,),) = stored
+        if check and _checksum(rows) != digest:
+            raise state.damaged(f"what it says of trial {number} was altered")
         trial = _trial(rows)
         if number > len(self._trials):
             return  # those before it are not known yet
@@ -528,21 +608,21 @@ class StudyStorage(StateFile):
         if trial.state != "pending":
             self._claimed.discard(number)
         self._trials[number : number + 1] = [trial]
-        self._digests[number : number + 1] = [stored[0]]
+        self._digests[number : number + 1] = [digest]
 
     def _matched(self, description: Mapping[str, Any] | None, seed: int | None) -> tuple[int, bool]:
         """The study's seed, once its description is known to be ours; whether ours is wider."""
-        rows = self.query("SELECT description, seed, trials, digest FROM study")
+        rows = self._state.query("SELECT description, seed, trials, digest FROM study")
         if len(rows) != 1:
-            raise self.damaged("it describes no study")
+            raise self._state.damaged("it describes no study")
         ((stored, stored_seed, trials, digest),) = rows
-        with self.explained():
-            if _checksum(_study_rows(self._connected())) != digest:
-                raise self.damaged("what it says of the study was altered")
-        if [n for (n,) in self.query("SELECT number FROM trial ORDER BY number")] != list(
+        with self._state.explained():
+            if _checksum(_study_rows(self._state)) != digest:
+                raise self._state.damaged("what it says of the study was altered")
+        if [n for (n,) in self._state.query("SELECT number FROM trial ORDER BY number")] != list(
             range(trials)
         ):
-            raise self.damaged("trials are missing")
+            raise self._state.damaged("trials are missing")
         #: What the study optimizes, as the file has it.
         self.description: dict[str, Any] = json.loads(stored)
         if description is None:
@@ -557,7 +637,7 @@ class StudyStorage(StateFile):
             reasons = "; ".join(changed + refused)
             raise StudyError(
                 f"{self.path} holds a study of another problem: {reasons}. Give this problem a "
-                "file of its own, or make the problem as it was: a space may get wider, not "
+                "place of its own, or make the problem as it was: a space may get wider, not "
                 "narrower."
             )
         if seed is not None and int(stored_seed) != seed:

@@ -160,7 +160,7 @@ class DPareto:
         )
         description = problem.description()
         if budget is not None:
-            check_payable(budget, problem)
+            check_payable(budget, problem, storage)
             description["paid"] = True
         self._purse: Purse | None = None
         self._storage = StudyStorage(storage, description=description, seed=seed)
