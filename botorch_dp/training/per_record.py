@@ -20,6 +20,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -47,8 +48,9 @@ from botorch_dp.training.records import (
     parts,
     synthetic_records,
 )
+from botorch_dp.training.twins import open_twin
 
-#: Lots are processed in parts whose per-record gradients hold at most so many numbers.
+#: Lots are processed in parts for which clipping takes at most so many numbers.
 MAX_GRADIENT_NUMBERS = 2**27
 
 _BATCH = 6
@@ -91,8 +93,9 @@ class PerRecordEngine:
         self._sums = torch.empty_like(
             self.parameters, dtype=torch.float64 if precise else self.parameters.dtype
         )
-        self._part = max(1, MAX_GRADIENT_NUMBERS // self.parameters.shape[1])
-        self._twin = tolerant(copy.deepcopy(models[0]))
+        #: Numbers that clipping takes for each record of a lot, beside those of plain training.
+        self.record_numbers = self.parameters.shape[1]
+        self._twin = open_twin(copy.deepcopy(models[0]))
         self._names = [name for name, p in models[0].named_parameters() if p.requires_grad]
         self._frozen = [
             {
@@ -112,9 +115,10 @@ class PerRecordEngine:
     ) -> Tensor:
         """See :class:`~botorch_dp.training.fused.Engine`."""
         self._sums.zero_()
+        part = max(1, MAX_GRADIENT_NUMBERS // self.record_numbers)
         for replicate, lot in enumerate(lots):
-            for start in range(0, len(lot), self._part):
-                places = slice(start, start + self._part)
+            for start in range(0, len(lot), part):
+                places = slice(start, start + part)
                 self._add_clipped(
                     replicate,
                     lot[places],
@@ -135,10 +139,7 @@ class PerRecordEngine:
         self, replicate: int, part: Tensor, filled: Tensor | None, clip_norm: float | Tensor
     ) -> None:
         X, Y, usable = self._records.take(part)
-        rows = parameter_views(self.parameters[replicate].unsqueeze(0), self._twin)
-        values = {name: row[0] for name, row in zip(self._names, rows, strict=True)}
-        # A model may write to its buffers, as far as that depends on no record: not to ours.
-        frozen = {name: value.clone() for name, value in self._frozen[replicate].items()}
+        values, frozen = self._values(replicate)
         seeded = (
             nullcontext()
             if self._forward_seeds is None
@@ -146,41 +147,58 @@ class PerRecordEngine:
         )
         # The other kernels of attention would be called once for each record.
         with seeded, torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
-            found = self._gradients(values, frozen, X, Y)
-        samples = [_own_memory(found[name].detach().to(self._sums.dtype)) for name in self._names]
-        norms = torch.stack([torch.linalg.vector_norm(g.flatten(1), dim=1) for g in samples])
+            found = self._contributions(values, frozen, X, Y)
+        norms = torch.stack([each.norms() for each in found])
         factors = clip_factors(torch.linalg.vector_norm(norms, dim=0), clip_norm, self._stability)
         factors.mul_(usable)
         if filled is not None:
             factors.mul_(filled)
         self.kept.add_(factors.count_nonzero())
-        totals = parameter_views(self._sums[replicate].unsqueeze(0), self._twin)
-        for total, sample in zip(totals, samples, strict=True):
-            # A factor of 0 stands for a gradient that is not finite: 0 times infinity is NaN.
-            finite = sample.nan_to_num_(0.0, 0.0, 0.0)
-            total[0] += torch.einsum("i,i...->...", factors, finite)
+        totals = parameter_views(self._sums[replicate].unsqueeze(0), self.models[0])
+        for total, each in zip(totals, found, strict=True):
+            each.add_to(total[0], factors)
+
+    def _values(self, replicate: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """What is trained of a replicate, and what is not."""
+        rows = parameter_views(self.parameters[replicate].unsqueeze(0), self.models[0])
+        values = {name: row[0] for name, row in zip(self._names, rows, strict=True)}
+        # A model may write to its buffers, as far as that depends on no record: not to ours.
+        return values, {name: value.clone() for name, value in self._frozen[replicate].items()}
+
+    def _contributions(
+        self, values: dict[str, Tensor], frozen: dict[str, Tensor], X: Inputs, Y: Tensor
+    ) -> Sequence[Contribution]:
+        """What each record adds to the gradient of each parameter."""
+        found = self._gradients(values, frozen, X, Y)
+        return [Gradients(found[name].detach().to(self._sums.dtype)) for name in self._names]
 
 
-class _TolerantEmbedding(nn.Embedding):
-    """Answers a token that does not exist with NaN, where torch would raise an error."""
+class Contribution(Protocol):
+    """What each of ``m`` records adds to the gradient of one parameter."""
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        exists = (tokens >= 0) & (tokens < self.num_embeddings)
-        rows = super().forward(torch.where(exists, tokens, 0))
-        return torch.where(exists.unsqueeze(-1), rows, torch.nan)
+    def norms(self) -> Tensor:
+        """Their l2 norms, ``m``; not finite where a gradient is not."""
 
-
-def tolerant(model: nn.Module) -> nn.Module:
-    """The model, which no record's tokens make fail: their gradient is NaN, and counts as zero."""
-    for module in model.modules():
-        if type(module) is nn.Embedding:
-            module.__class__ = _TolerantEmbedding
-    return model
+    def add_to(self, total: Tensor, factors: Tensor) -> None:
+        """Add the gradients times ``factors`` (``m``) to ``total``; a factor of 0 means nothing."""
 
 
-def _own_memory(gradients: Tensor) -> Tensor:
-    """A gradient that is the same for all records, or throughout a bias, may be stored once."""
-    return gradients.clone() if 0 in gradients.stride() else gradients
+class Gradients:
+    """Gradients of single records as they are, ``m x ...``."""
+
+    def __init__(self, gradients: Tensor) -> None:
+        # What is the same for all records, or throughout a bias, may be stored once.
+        self._gradients = gradients.clone() if 0 in gradients.stride() else gradients
+
+    def norms(self) -> Tensor:
+        """See :class:`Contribution`."""
+        return torch.linalg.vector_norm(self._gradients.flatten(1), dim=1)
+
+    def add_to(self, total: Tensor, factors: Tensor) -> None:
+        """See :class:`Contribution`."""
+        # A factor of 0 stands for a gradient that is not finite: 0 times infinity is NaN.
+        finite = self._gradients.nan_to_num_(0.0, 0.0, 0.0)
+        total += (factors @ finite.flatten(1)).view_as(total)
 
 
 @dataclass(frozen=True)
@@ -255,10 +273,8 @@ def check_contributions(
         PrivacyError: If a record reached beyond its own clipped gradient.
         ValueError: If the gradients cannot be computed.
     """
-    generator = torch.Generator().manual_seed(1)
     sizes = _lot_sizes(data)
-    made = synthetic_records(data, max(sizes) + 1, generator)
-    records = TrainingRecords(made.train_X, made.train_Y, num_classes)
+    records, device = random_records(data, max(sizes) + 1, num_classes), data.train_Y.device
     for twin in _at_several_weights(model) if random_weights else [copy.deepcopy(model)]:
         limit = _TOLERANCE[trainable(twin)[0].dtype]
         engine = make_engine(twin, records, _SameSeed())
@@ -269,13 +285,13 @@ def check_contributions(
             except RuntimeError as error:
                 raise ValueError(
                     "The gradients of single records cannot be computed together: torch.func.vmap "
-                    f"refuses the model or its loss ({error}). In place of nn.RNN and nn.GRU, use "
-                    "opacus.layers.DPRNN and DPGRU; in place of nn.LSTM, DPLSTM is faster."
+                    f"refuses the model or its loss ({error}). Write it without values that decide "
+                    "what is computed (if, item, nonzero), and with layers that vmap knows."
                 ) from error
             return sums[0].double()
 
         for size in sizes:
-            lot = torch.arange(size, device=made.train_Y.device)
+            lot = torch.arange(size, device=device)
             exchanged = lot.clone()
             exchanged[size // 2] = max(sizes)
             others = lot != size // 2
@@ -295,6 +311,37 @@ def check_contributions(
                     "The same random records gave another gradient after others were seen: the "
                     "model or its loss keeps something from one call to the next. Remove that."
                 )
+
+
+def agree(
+    model: nn.Module,
+    data: TrainTest,
+    makers: Sequence[Callable[[nn.Module, TrainingRecords, Randomness], Engine]],
+    num_classes: int | None,
+) -> bool:
+    """Whether two engines give the same sums on synthetic records, at several weights.
+
+    Arguments as for :func:`check_contributions`, with the makers of both engines.
+    """
+    lot = torch.arange(_BATCH, device=data.train_Y.device).unsqueeze(0)
+    records = random_records(data, _BATCH, num_classes)
+    for twin in _at_several_weights(model):
+        try:
+            one, other = (
+                make(twin, records, _SameSeed()).clipped_sums(lot, None, clip_norm=1.0)
+                for make in makers
+            )
+        except (RuntimeError, ValueError):
+            return False
+        if not float((one - other).norm()) <= _TOLERANCE[one.dtype] * float(other.norm()):
+            return False
+    return True
+
+
+def random_records(data: TrainTest, size: int, num_classes: int | None) -> TrainingRecords:
+    """Synthetic records as an engine takes them."""
+    made = synthetic_records(data, size, torch.Generator().manual_seed(1))
+    return TrainingRecords(made.train_X, made.train_Y, num_classes)
 
 
 class _SameSeed(SeededRandomness):

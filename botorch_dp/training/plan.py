@@ -124,6 +124,8 @@ class TrainingPlan:
             lots ``ADD_OR_REMOVE_ONE``. Their epsilons cannot be compared.
         delta: Where :attr:`epsilon` is evaluated.
         conditions: What else the guarantee rests on, in sentences.
+        memory: What clipping takes at most beside the memory of plain training, in bytes; an
+            estimate, 0 if unknown.
 
     Example:
         >>> plan = TrainingPlan(num_records=1000, learning_rate=0.1, clip_norm=1.0,
@@ -144,6 +146,7 @@ class TrainingPlan:
     relation: NeighboringRelation = REPLACE_ONE
     delta: float = 1e-5
     conditions: tuple[str, ...] = ()
+    memory: int = 0
 
     def __post_init__(self) -> None:
         noise_multiplier = check_nonnegative("noise_multiplier", self.noise_multiplier)
@@ -271,9 +274,10 @@ class TrainingPlan:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready form."""
-        plain = {"relation": self.relation.name, "conditions": list(self.conditions)}
-        return {**asdict(self), **plain}
+        """What a run depends on, JSON-ready."""
+        plain = {**asdict(self), "conditions": list(self.conditions)}
+        del plain["memory"]
+        return {**plain, "relation": self.relation.name}
 
 
 def make_plan(settings: TrainingSettings, **fixed: Any) -> TrainingPlan:

@@ -28,7 +28,7 @@ from botorch_dp.training.records import TrainingRecords
 
 #: Probability that a correct implementation fails a statistical test.
 FALSE_ALARM = 1e-6
-ENGINES = ["fused", "per_record"]
+ENGINES = ["fused", "ghost", "per_record"]
 #: (relative to the sum's norm) rounding of the type; Opacus itself clips at norm + 1e-6.
 TOLERANCE = {torch.float32: 2e-6, torch.float64: 1e-13}
 #: Ways to draw lots, each under the relations it is accounted for.

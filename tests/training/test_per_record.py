@@ -295,8 +295,9 @@ def test_clipped_sums_of_other_layers(layer: nn.Module, shape: tuple[int, ...]) 
     width = layer(data.train_X[:1]).numel()
     model = nn.Sequential(layer, nn.Tanh(), nn.Flatten(), nn.Linear(width, 3))
     trainer = DPTrainer(lambda: model, cross_entropy_loss, data)
-    assert trainer.engine == "per_record"
-    assert_sums_agree(model, cross_entropy_loss, data, "per_record", 0.3)
+    assert trainer.engine == "ghost"
+    for engine in ("ghost", "per_record"):
+        assert_sums_agree(model, cross_entropy_loss, data, engine, 0.3)
 
 
 class Recurrent(nn.Module):
@@ -320,7 +321,7 @@ class Attending(nn.Module):
         return self.head(self.layer(self.embedding(tokens)).mean(dim=1))
 
 
-@pytest.mark.parametrize("layer", [nn.LSTM, DPLSTM, DPGRU, DPRNN])
+@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN, DPLSTM, DPGRU, DPRNN])
 def test_recurrent_models_with_the_batch_first(layer: type[nn.Module]) -> None:
     data = make_data(shape=(4, 3), dtype=torch.float32)
     torch.manual_seed(0)
@@ -333,10 +334,6 @@ def test_recurrent_models_with_the_batch_first(layer: type[nn.Module]) -> None:
 
 
 def test_models_that_cannot_be_vectorized_are_named() -> None:
-    data = make_data(shape=(4, 3), dtype=torch.float32)
-    with pytest.raises(ValueError, match=r"cannot be computed together.*DPGRU"):
-        DPTrainer(lambda: Recurrent(nn.GRU), cross_entropy_loss, data)
-
     class Branching(nn.Linear):
         def forward(self, X: Tensor) -> Tensor:
             return super().forward(X if float(X.sum()) > -1e9 else -X)
@@ -362,7 +359,7 @@ def test_parameters_used_twice() -> None:
 
 def assert_right(trainer: DPTrainer, model: nn.Module, data: TrainTest) -> None:
     """Held against single backward passes; Opacus itself accepts few of these models."""
-    assert trainer.engine == "per_record"
+    assert trainer.engine == "ghost"
     rows = per_example_gradients(
         model, cross_entropy_loss, data.train_X[INDICES], data.train_Y[INDICES]
     )

@@ -116,7 +116,7 @@ def test_sums_are_those_of_single_records(factory: Any, lazily: bool, clipping: 
     data = text()
     given = (Texts(data), Texts(data)) if lazily else data
     trainer = DPTrainer(factory, cross_entropy_loss, given, clipping=clipping)
-    assert trainer.engine == "per_record"
+    assert trainer.engine == "ghost"
     final = trainer.fit(**{**SETTINGS, "epochs": 1}, seed=0).model.train()
     torch.manual_seed(0)
     for model in (factory(), randomized(factory(), 1), final):
@@ -284,7 +284,7 @@ def test_a_data_set_of_plain_vectors_is_trained_record_by_record() -> None:
     pair = tuple(TensorDataset(X, Y) for X, Y in (data[:2], data[2:]))
     factory = partial(multilayer_perceptron, 7, 3, (6,))
     lazily = DPTrainer(factory, cross_entropy_loss, pair)  # type: ignore[arg-type]
-    eager = DPTrainer(factory, cross_entropy_loss, data, engine="per_record")
+    eager = DPTrainer(factory, cross_entropy_loss, data, engine="ghost")
     one, other = (each.fit(**SETTINGS, seed=0) for each in (lazily, eager))
     assert torch.equal(weights(one.model), weights(other.model))
     with pytest.raises(ValueError, match="pass tensors"):

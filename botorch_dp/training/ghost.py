@@ -1,0 +1,418 @@
+"""Clipping without the gradients of single records, for any model.
+
+For a linear map with inputs ``a_t`` and gradients ``g_t`` at its outputs (at the places ``t`` of a
+sequence), a record's gradient is ``sum_t g_t a_tᵀ``. Its norm follows from ``a`` and ``g``:
+``‖g‖ ‖a‖`` at a single place [Goodfellow2015], and the root of
+``sum_{t, s} (a_t · a_s) (g_t · g_s)`` at several [Li2022]. The sum of clipped gradients is one
+matrix product that plain SGD needs as well, with ``g`` multiplied by the clipping factors; so one
+backward pass, to the outputs of the layers, serves for both. Convolutions are linear maps of
+patches, and what a record adds to a table of embeddings is a few rows. Where a record's gradient is
+smaller than what would stand for it, it is formed.
+
+Each record is alone in its batch: the model is called on one record at a time, vectorized, and a
+*probe* of zeros that belongs to the record is added to the output of each layer; the gradient at
+the output is the one with respect to the probe. What is clipped and what is added up for a record
+are made of that record alone, whatever the model does.
+
+Layers are noticed by the functions of torch that they call with a trained parameter as the weight.
+A parameter that is used otherwise (scales of normalization, a table of embeddings that is the last
+layer's weight as well) is copied for each record, which gives the gradients of single records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
+from torch.overrides import TorchFunctionMode
+
+from botorch_dp.training.per_record import (
+    Contribution,
+    Gradients,
+    PerRecordEngine,
+)
+from botorch_dp.training.randomness import seeded_torch
+from botorch_dp.training.records import Inputs
+
+_Layer = Callable[..., Tensor]
+_LINEAR = ("input", "weight", "bias")
+_CONVOLUTION = (*_LINEAR, "stride", "padding", "dilation", "groups")
+#: The functions that are noticed, and the names of their arguments.
+_LAYERS: dict[_Layer, tuple[str, ...]] = {
+    F.linear: _LINEAR,
+    F.conv1d: _CONVOLUTION,
+    F.conv2d: _CONVOLUTION,
+    F.conv3d: _CONVOLUTION,
+    F.embedding: ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq"),
+}
+_WEIGHT_GRADIENTS: dict[_Layer, Callable[..., Tensor]] = {
+    F.conv1d: conv1d_weight,
+    F.conv2d: conv2d_weight,
+    F.conv3d: conv3d_weight,
+}
+_CHANGED = (
+    "The model calls other layers than the first time. Let its computation be the same at each "
+    "step, or use engine='per_record'."
+)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One call of a layer by one record."""
+
+    layer: _Layer
+    weight: str | None
+    """The name of its weight, if that is followed."""
+    bias: str | None
+    inputs: torch.Size
+    outputs: torch.Size
+    options: Mapping[str, Any]
+
+    @property
+    def places(self) -> int:
+        """At how many places the layer is applied."""
+        features = self.outputs[1 if self.layer in _WEIGHT_GRADIENTS else -1]
+        return self.outputs.numel() // features
+
+    def following(self, names: set[str]) -> _Call:
+        """The same call, of which only these parameters are followed."""
+        weight, bias = (name if name in names else None for name in (self.weight, self.bias))
+        return replace(self, weight=weight, bias=bias)
+
+
+class _Recorder(TorchFunctionMode):
+    """Notes the calls of layers, keeps their inputs and adds the probes to their outputs.
+
+    Args:
+        followed: The parameters to look out for.
+        probes: One for each call; None to learn which calls there are.
+    """
+
+    def __init__(
+        self, followed: Mapping[str, Tensor], probes: Sequence[Tensor] | None = None
+    ) -> None:
+        super().__init__()
+        self.calls: list[_Call] = []
+        self.inputs: list[Tensor] = []
+        #: Parameters that are used in a way for which there is no rule.
+        self.otherwise: set[str] = set()
+        self._names = {id(value): name for name, value in followed.items()}
+        self._probes = probes
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        output = func(*args, **kwargs)
+        if func in _LAYERS:
+            given = dict(zip(_LAYERS[func], args, strict=False)) | kwargs
+            weight, bias = (self._names.get(id(given.get(name))) for name in ("weight", "bias"))
+            options = _rule(func, given) if weight or bias else None
+            if options is not None:
+                self.inputs.append(given["input"])
+                shapes = given["input"].shape, output.shape
+                self.calls.append(_Call(func, weight, bias, *shapes, options))
+                return output if self._probes is None else output + self._probe(output)
+        if self._probes is None and _holds_tensors(output):
+            self.otherwise.update(self._used([*args, *kwargs.values()]))
+        return output
+
+    def _probe(self, output: Tensor) -> Tensor:
+        assert self._probes is not None
+        place = len(self.calls) - 1
+        if place >= len(self._probes) or self._probes[place].shape != output.shape:
+            raise ValueError(_CHANGED)
+        return self._probes[place]
+
+    def _used(self, values: Sequence[Any]) -> list[str]:
+        names = []
+        for value in values:
+            if isinstance(value, tuple | list):
+                names += self._used(value)
+            elif id(value) in self._names:
+                names.append(self._names[id(value)])
+        return names
+
+
+def _holds_tensors(output: Any) -> bool:
+    return any(
+        isinstance(value, Tensor)
+        for value in (output if isinstance(output, tuple | list) else [output])
+    )
+
+
+def _rule(layer: _Layer, given: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What the gradients of a layer follow from beside inputs and outputs; None: no rule."""
+    if layer is F.linear:
+        return {}
+    if layer is F.embedding:
+        if given.get("max_norm") is not None or given.get("scale_grad_by_freq"):
+            return None
+        return {"padding_idx": given.get("padding_idx")}
+    sizes = given["weight"].shape[2:]
+    if given["input"].dim() != len(sizes) + 2:
+        return None
+    stride, dilation = (_each(given.get(name, 1), len(sizes)) for name in ("stride", "dilation"))
+    padding = given.get("padding", 0)
+    if padding == "same":
+        both = [step * (size - 1) for step, size in zip(dilation, sizes, strict=True)]
+        if any(width % 2 for width in both):
+            return None
+        padding = [width // 2 for width in both]
+    padding = _each(0 if padding == "valid" else padding, len(sizes))
+    groups = given.get("groups", 1)
+    return {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+
+
+def _each(value: Any, dimensions: int) -> tuple[int, ...]:
+    values = tuple(value) if isinstance(value, tuple | list) else (value,)
+    return values * dimensions if len(values) == 1 else values
+
+
+def _numbers_of_products(calls: Sequence[_Call], weight: Tensor) -> int:
+    """How many numbers stand for a record's gradient if it is not formed, and their copies."""
+    return 2 * sum(call.places for call in calls) * (len(weight) + weight[0].numel())
+
+
+@dataclass
+class _Products:
+    """Gradients ``sum_t g_t a_tᵀ`` that are not formed.
+
+    Args:
+        inputs: ``a``, ``m x T x d``.
+        gradients: ``g``, ``m x T x p``.
+    """
+
+    inputs: Tensor
+    gradients: Tensor
+
+    def norms(self) -> Tensor:
+        """See :class:`.per_record.Contribution`."""
+        a, g = self.inputs, self.gradients
+        if a.shape[1] == 1:
+            norm = torch.linalg.vector_norm
+            return norm(a, dim=(1, 2)).mul_(norm(g, dim=(1, 2)))
+        squares = torch.bmm(a, a.mT).mul_(torch.bmm(g, g.mT)).sum(dim=(1, 2))
+        return squares.clamp_(min=0.0).sqrt_()
+
+    def add_to(self, total: Tensor, factors: Tensor) -> None:
+        """See :class:`.per_record.Contribution`."""
+        clipped = (self.gradients * factors.view(-1, 1, 1)).nan_to_num_(0.0, 0.0, 0.0)
+        finite = self.inputs.nan_to_num(0.0, 0.0, 0.0)
+        total.view(clipped.shape[-1], -1).addmm_(clipped.flatten(0, 1).mT, finite.flatten(0, 1))
+
+
+class _Rows:
+    """Gradients of a table of which each record uses a few rows.
+
+    Args:
+        tokens: The rows, ``m x T``.
+        gradients: With respect to what was taken from them, ``m x T x d``.
+    """
+
+    def __init__(self, tokens: Tensor, gradients: Tensor) -> None:
+        # A row's gradient is the sum over the places of its token; it is kept once.
+        ordered, order = tokens.sort(dim=1)
+        changes = F.pad(ordered[:, 1:] != ordered[:, :-1], (1, 0)).cumsum(dim=1)
+        places = torch.empty_like(changes).scatter_(1, order, changes)
+        self._tokens = torch.zeros_like(ordered).scatter_(1, changes, ordered)
+        self._rows = torch.zeros_like(gradients).scatter_add_(
+            1, places.unsqueeze(-1).expand_as(gradients), gradients
+        )
+
+    def norms(self) -> Tensor:
+        """See :class:`.per_record.Contribution`."""
+        return torch.linalg.vector_norm(self._rows, dim=(1, 2))
+
+    def add_to(self, total: Tensor, factors: Tensor) -> None:
+        """See :class:`.per_record.Contribution`."""
+        clipped = (self._rows * factors.view(-1, 1, 1)).nan_to_num_(0.0, 0.0, 0.0)
+        total.index_add_(0, self._tokens.flatten(), clipped.flatten(0, 1))
+
+
+class _Use(NamedTuple):
+    """A call by all records of a lot, what came in, and the gradients at what went out."""
+
+    call: _Call
+    inputs: Tensor
+    gradients: Tensor
+
+    def of_bias(self) -> Tensor:
+        """Gradients of the bias, ``m x p``."""
+        if self.call.layer in _WEIGHT_GRADIENTS:
+            return self.gradients.flatten(3).sum(dim=(1, 3))
+        return self.gradients.flatten(1, -2).sum(dim=1)
+
+    def of_weight(self, weight: Tensor) -> Tensor:
+        """Gradients of a convolution's weight, ``m x ...``: those of a convolution of groups."""
+        size = len(self.gradients)
+        inputs, gradients = (x.transpose(0, 1).flatten(1, 2) for x in (self.inputs, self.gradients))
+        options = {**self.call.options, "groups": size * self.call.options["groups"]}
+        found = _WEIGHT_GRADIENTS[self.call.layer](
+            inputs, (size * weight.shape[0], *weight.shape[1:]), gradients, **options
+        )
+        return found.view(size, *weight.shape)
+
+    def by_place(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs and gradients at each place, ``m x T x d`` and ``m x T x p``."""
+        size, options, gradients = len(self.gradients), self.call.options, self.gradients
+        if self.call.layer is F.linear:
+            return self.inputs.flatten(1, -2), gradients.flatten(1, -2)
+        if self.call.layer is F.embedding:
+            tokens = self.inputs.flatten(1).long().unsqueeze(-1)
+            gradients = gradients.flatten(1, -2)
+            if options["padding_idx"] is not None:
+                gradients = torch.where(tokens == options["padding_idx"], 0.0, gradients)
+            return tokens, gradients
+        how = {name: options[name] for name in ("dilation", "padding", "stride")}
+        patches = F.unfold(self.inputs.flatten(0, 1), weight.shape[2:], **how)
+        return tuple(
+            x.unflatten(0, (size, -1)).mT.flatten(1, 2)
+            for x in (patches, gradients.flatten(0, 1).flatten(2))
+        )
+
+
+class GhostEngine(PerRecordEngine):
+    """Sums of clipped gradients without the gradients of single records, where layers allow it.
+
+    Arguments as for :class:`.per_record.PerRecordEngine`. In double precision, the gradient of a
+    layer that is applied at several places is formed: where places cancel, a norm from products
+    has lost the digits that a proof would need.
+    """
+
+    #: What the model calls, and the parameters that are followed there, from the first lot on.
+    _calls: Sequence[_Call] | None = None
+    followed: Set[str] = frozenset()
+
+    def clipped_sums(
+        self, lots: Tensor, filled: Tensor | None, clip_norm: float | Tensor
+    ) -> Tensor:
+        """See :class:`~botorch_dp.training.fused.Engine`."""
+        if self._calls is None and lots.numel():
+            self._follow(lots[0, :1])
+        return super().clipped_sums(lots, filled, clip_norm)
+
+    def _follow(self, place: Tensor) -> None:
+        """Learn which layers the model calls; what a record says cannot change that."""
+        X, Y, _ = self._records.take(place)
+        values, frozen = self._values(0)
+        recorder = _Recorder(values)
+
+        def call(x: Inputs, y: Tensor) -> Tensor:
+            with recorder:
+                return self._loss_of_one(values, frozen, x, y)
+
+        with seeded_torch(0), torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+            vmap(call, randomness="different")(X, Y)
+        roles: dict[str, set[Any]] = {}
+        for each in recorder.calls:
+            for name, role in ((each.weight, each.layer), (each.bias, "bias")):
+                if name is not None:
+                    roles.setdefault(name, set()).add(role)
+        self.followed = {
+            name
+            for name, found in roles.items()
+            if len(found) == 1 and name not in recorder.otherwise
+        }
+        calls = [each.following(self.followed) for each in recorder.calls]
+        self._calls = [each for each in calls if each.weight or each.bias]
+        self.record_numbers = self._count(values)
+
+    def _count(self, values: Mapping[str, Tensor]) -> int:
+        assert self._calls is not None
+        numbers = sum(each.inputs.numel() + each.outputs.numel() for each in self._calls)
+        for name, value in values.items():
+            calls = [each for each in self._calls if each.weight == name]
+            if name not in self.followed:
+                numbers += 2 * value.numel()  # the copy and its gradient
+            elif calls and calls[0].layer is not F.embedding:
+                products = _numbers_of_products(calls, value)
+                numbers += value.numel() if self._forms(calls, value) else products
+        return numbers
+
+    def _forms(self, calls: Sequence[_Call], weight: Tensor) -> bool:
+        """Whether the gradients of single records are formed from the inputs and outputs."""
+        first = calls[0]
+        if sum(each.places for each in calls) == 1 and first.layer is F.linear:
+            return False
+        if self._sums.dtype != weight.dtype or first.layer in (F.conv1d, F.conv3d):
+            return True
+        if first.layer is F.conv2d and first.options["groups"] > 1:
+            return True
+        return _numbers_of_products(calls, weight) >= weight.numel()
+
+    def _contributions(
+        self, values: dict[str, Tensor], frozen: dict[str, Tensor], X: Inputs, Y: Tensor
+    ) -> list[Contribution]:
+        assert self._calls is not None
+        shared = {name: value for name, value in values.items() if name in self.followed}
+        copies = {
+            name: value.expand(len(Y), *value.shape).requires_grad_()
+            for name, value in values.items()
+            if name not in self.followed
+        }
+        zero = self.parameters.new_zeros(())
+        probes = [zero.expand(len(Y), *each.outputs).requires_grad_() for each in self._calls]
+
+        def call(
+            copies: dict[str, Tensor], probes: list[Tensor], x: Inputs, y: Tensor
+        ) -> tuple[Tensor, list[Tensor]]:
+            recorder = _Recorder(shared, probes)
+            with recorder:
+                loss = self._loss_of_one({**shared, **copies}, frozen, x, y)
+            if len(recorder.inputs) < len(probes):
+                raise ValueError(_CHANGED)
+            return loss, recorder.inputs
+
+        losses, inputs = vmap(call, randomness="different")(copies, probes, X, Y)
+        leaves = [*copies.values(), *probes]
+        found: Sequence[Tensor | None] = [None] * len(leaves)
+        if losses.requires_grad:
+            found = torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
+        gradients = [
+            torch.zeros_like(leaf) if each is None else each
+            for each, leaf in zip(found, leaves, strict=True)
+        ]
+        own = dict(zip(copies, gradients, strict=False))
+        seen = [
+            _Use(call, a.detach(), g)
+            for call, a, g in zip(self._calls, inputs, gradients[len(copies) :], strict=True)
+        ]
+        return [
+            Gradients(own[name].to(self._sums.dtype))
+            if name in own
+            else self._contribution(name, value, seen)
+            for name, value in values.items()
+        ]
+
+    def _contribution(self, name: str, value: Tensor, seen: Sequence[_Use]) -> Contribution:
+        """What records add to a parameter, from the inputs and gradients of the calls."""
+        kind = self._sums.dtype
+        biases = [use.of_bias() for use in seen if use.call.bias == name]
+        if biases:
+            return Gradients(_sum(biases).to(kind))
+        uses = [use for use in seen if use.call.weight == name]
+        calls = [use.call for use in uses]
+        forms = self._forms(calls, value)
+        if forms and calls[0].layer in _WEIGHT_GRADIENTS:
+            return Gradients(_sum([use.of_weight(value) for use in uses]).to(kind))
+        by_place = [use.by_place(value) for use in uses]
+        a, g = by_place[0]
+        if len(by_place) > 1:
+            a, g = (torch.cat(tensors, dim=1) for tensors in zip(*by_place, strict=True))
+        if calls[0].layer is F.embedding:
+            return _Rows(a.squeeze(-1), g.to(kind))
+        if forms:
+            return Gradients(torch.bmm(g.mT, a).to(kind))
+        return _Products(a.to(kind), g.to(kind))
+
+
+def _sum(tensors: Sequence[Tensor]) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.stack(tuple(tensors)).sum(dim=0)

@@ -1,0 +1,176 @@
+"""Torch's own layers, computed step by step where torch has one closed kernel for all of it.
+
+The engines call a model on one record at a time, vectorized, and look at the linear maps in it. A
+closed kernel cannot be vectorized fast, or at all, and hides its linear maps. The twins compute the
+same with the same parameters.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class _Embedding(nn.Embedding):
+    """Answers a token that does not exist with NaN, where torch would raise an error."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        exists = (tokens >= 0) & (tokens < self.num_embeddings)
+        rows = super().forward(torch.where(exists, tokens, 0))
+        return torch.where(exists.unsqueeze(-1), rows, torch.nan)
+
+
+class _Attention(nn.MultiheadAttention):
+    """Attention in plain products."""
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """As of ``nn.MultiheadAttention``."""
+        plain = self._qkv_same_embed_dim and self.bias_k is None and not self.add_zero_attn
+        if not plain or query.dim() != 3 or (is_causal and attn_mask is None):
+            return super().forward(
+                query,
+                key,
+                value,
+                key_padding_mask,
+                need_weights,
+                attn_mask,
+                average_attn_weights,
+                is_causal,
+            )
+        heads = self.num_heads
+        projected: dict[int, tuple[Tensor, ...]] = {}
+        for inputs in (query, key, value):  # most often the same one
+            if id(inputs) not in projected:
+                maps = F.linear(inputs, self.in_proj_weight, self.in_proj_bias)
+                maps = maps if self.batch_first else maps.transpose(0, 1)
+                split = maps.unflatten(-1, (3, heads, self.head_dim)).unbind(-3)
+                projected[id(inputs)] = tuple(part.transpose(1, 2) for part in split)
+        q, k, v = (projected[id(each)][i] for i, each in enumerate((query, key, value)))
+        scores = q @ k.mT * self.head_dim**-0.5  # b x heads x l x s
+        if attn_mask is not None:
+            per_head = attn_mask.dim() == 3
+            scores = _masked(scores, attn_mask.unflatten(0, (-1, heads)) if per_head else attn_mask)
+        if key_padding_mask is not None:
+            scores = _masked(scores, key_padding_mask[:, None, None, :])
+        weights = F.dropout(scores.softmax(dim=-1), self.dropout, self.training)
+        attended = (weights @ v).transpose(1, 2).flatten(2)
+        outputs = F.linear(attended, self.out_proj.weight, self.out_proj.bias)
+        shown = weights.mean(dim=1) if average_attn_weights else weights
+        return outputs if self.batch_first else outputs.transpose(0, 1), (
+            shown if need_weights else None
+        )
+
+
+def _masked(scores: Tensor, mask: Tensor) -> Tensor:
+    """Scores with a mask of what does not count, or of what is added."""
+    return scores.masked_fill(mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+
+
+class _Recurrent(nn.RNNBase):
+    """Recurrent layers, a step at a time."""
+
+    def forward(self, input: Any, hx: Any = None) -> Any:
+        """As of ``nn.LSTM``, ``nn.GRU`` and ``nn.RNN``."""
+        if not isinstance(input, Tensor) or input.dim() != 3:
+            return super().forward(input, hx)
+        sequence = input.transpose(0, 1) if self.batch_first else input
+        directions, long = 1 + self.bidirectional, self.mode == "LSTM"
+        size, rows = sequence.shape[1], self.num_layers * directions
+        if hx is None:
+            widths = (self.proj_size or self.hidden_size, self.hidden_size)
+            zeros = [sequence.new_zeros(rows, size, width) for width in widths]
+            hx = tuple(zeros) if long else zeros[0]
+        states = list(zip(*hx, strict=True)) if long else [(h,) for h in hx]
+        last: list[tuple[Tensor, ...]] = []
+        for layer in range(self.num_layers):
+            outputs = []
+            for direction in range(directions):
+                found, state = self._run(
+                    sequence, states[len(last)], layer, backwards=direction == 1
+                )
+                outputs.append(found)
+                last.append(state)
+            sequence = torch.cat(outputs, dim=-1)
+            if layer < self.num_layers - 1:
+                sequence = F.dropout(sequence, self.dropout, self.training)
+        ends = tuple(torch.stack(parts) for parts in zip(*last, strict=True))
+        sequence = sequence.transpose(0, 1) if self.batch_first else sequence
+        return sequence, ends if long else ends[0]
+
+    def _run(
+        self, sequence: Tensor, state: tuple[Tensor, ...], layer: int, *, backwards: bool
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """One layer in one direction: its states at each place, and the last one."""
+        name = f"_l{layer}" + "_reverse" * backwards
+        from_state, bias = getattr(self, f"weight_hh{name}"), getattr(self, f"bias_hh{name}", None)
+        inputs = F.linear(
+            sequence, getattr(self, f"weight_ih{name}"), getattr(self, f"bias_ih{name}", None)
+        ).unbind(0)
+        found = []
+        for x in reversed(inputs) if backwards else inputs:
+            h = F.linear(state[0], from_state, bias)
+            if self.mode == "LSTM":
+                enter, keep, new, leave = (x + h).chunk(4, dim=-1)
+                cell = keep.sigmoid() * state[1] + enter.sigmoid() * new.tanh()
+                shown = leave.sigmoid() * cell.tanh()
+                if self.proj_size:
+                    shown = F.linear(shown, getattr(self, f"weight_hr{name}"))
+                state = (shown, cell)
+            elif self.mode == "GRU":
+                (reset, keep, new), (r, z, n) = x.chunk(3, dim=-1), h.chunk(3, dim=-1)
+                keep = (keep + z).sigmoid()
+                new = (new + (reset + r).sigmoid() * n).tanh()
+                state = (new + keep * (state[0] - new),)
+            else:
+                state = ((x + h).tanh() if self.mode == "RNN_TANH" else (x + h).relu(),)
+            found.append(state[0])
+        return torch.stack(found[::-1] if backwards else found), state
+
+
+class _LSTM(_Recurrent, nn.LSTM):
+    pass
+
+
+class _GRU(_Recurrent, nn.GRU):
+    pass
+
+
+class _RNN(_Recurrent, nn.RNN):
+    pass
+
+
+_TWINS: dict[type[nn.Module], type[nn.Module]] = {
+    nn.MultiheadAttention: _Attention,
+    nn.LSTM: _LSTM,
+    nn.GRU: _GRU,
+    nn.RNN: _RNN,
+}
+
+
+def tolerant(model: nn.Module) -> nn.Module:
+    """The model, which no record's tokens make fail: their gradient is NaN, and counts as zero."""
+    for module in model.modules():
+        if type(module) is nn.Embedding:
+            module.__class__ = _Embedding
+    return model
+
+
+def open_twin(model: nn.Module) -> nn.Module:
+    """The model, tolerant and with open layers in place of closed ones; changed in place."""
+    for module in model.modules():
+        if type(module) in _TWINS:
+            module.__class__ = _TWINS[type(module)]
+    return tolerant(model)

@@ -1,0 +1,411 @@
+"""One record, one gradient, without the gradients: norms and sums from inputs and outputs."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from opacus.grad_sample import GradSampleModuleFastGradientClipping
+from opacus.layers import DPGRU, DPLSTM
+from opacus.optimizers import DPOptimizerFastGradientClipping
+from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+from torch import Tensor, nn
+
+from botorch_dp.training import (
+    DPTrainer,
+    TrainTest,
+    add_adapters,
+    cross_entropy_loss,
+    ghost,
+    per_record,
+)
+from botorch_dp.training.ghost import GhostEngine
+from botorch_dp.training.per_record import PerRecordEngine
+from tests.training.helpers import (
+    SETTINGS,
+    assert_models_follow_the_matrix,
+    assert_sums_by_hand,
+    clipped_sum,
+    flat,
+    linear_loss,
+    make_data,
+    per_example_gradients,
+    training_records,
+)
+from tests.training.test_per_record import ATTACKS, Attending, Recurrent, largest_move
+
+WORDS, LENGTH = 9, 6
+
+
+def images(channels: int = 2, size: tuple[int, ...] = (9, 9)) -> TrainTest:
+    return make_data(n=24, shape=(channels, *size), dtype=torch.float32)
+
+
+def sequences(width: int = 5) -> TrainTest:
+    return make_data(n=24, shape=(LENGTH, width), dtype=torch.float32)
+
+
+def tokens() -> TrainTest:
+    data = make_data(n=24, shape=(LENGTH,))
+    X = torch.randint(WORDS, (24, LENGTH), generator=torch.Generator().manual_seed(0))
+    return data._replace(train_X=X, test_X=X[:13])
+
+
+def headed(*layers: nn.Module, data: TrainTest) -> nn.Module:
+    body = nn.Sequential(*layers, nn.Tanh(), nn.Flatten())
+    return nn.Sequential(body, nn.Linear(body(data.train_X[:1]).shape[1], 3))
+
+
+class Tied(nn.Module):
+    """A table of embeddings that is the last layer's weight as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(WORDS, 4)
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden = torch.tanh(self.inner(self.table(tokens))).mean(dim=1)
+        return F.linear(hidden, self.table.weight)[:, :3]
+
+
+class Frames(nn.Module):
+    """Each place of a sequence is an image of its own: convolutions see many at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.head = nn.Conv1d(1, 3, 3, padding="same"), nn.Linear(3, 3)
+
+    def forward(self, X: Tensor) -> Tensor:
+        frames = X.reshape(-1, 1, X.shape[-1])
+        hidden = torch.tanh(self.convolution(frames)).mean(dim=-1)
+        return self.head(hidden).reshape(len(X), -1, 3).mean(dim=1)
+
+
+class Positions(nn.Module):
+    """A table that is asked for the same rows by every record."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(WORDS, 4, padding_idx=0), nn.Embedding(LENGTH, 4)
+        self.shift = nn.Parameter(torch.randn(LENGTH, 4))
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden = self.words(tokens) * self.places(torch.arange(LENGTH)) + self.shift
+        return self.head(torch.tanh(hidden).sum(dim=1))
+
+
+class Scaled(nn.Module):
+    """Uses the weight of a layer in its own way as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.Linear(5, 5), nn.Linear(5, 3)
+
+    def forward(self, X: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.layer(X)) @ self.layer.weight.T).mean(dim=1)
+
+
+def shared_convolution() -> nn.Module:
+    layer = nn.Conv2d(2, 2, 3, padding=1)
+    return headed(layer, nn.ReLU(inplace=True), layer, nn.MaxPool2d(3), data=images())
+
+
+def frozen() -> nn.Module:
+    model = headed(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.Conv2d(4, 3, 3), data=images())
+    model[0][0].requires_grad_(False)
+    model[0][2].weight.requires_grad_(False)
+    return model
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], TrainTest]] = {
+    "convolutions": (
+        lambda: headed(
+            nn.Conv2d(2, 4, 3, stride=2), nn.GroupNorm(2, 4), nn.Conv2d(4, 6, 2), data=images()
+        ),
+        images(),
+    ),
+    "dilated, grouped, same": (
+        lambda: headed(
+            nn.Conv2d(2, 4, 3, dilation=2, groups=2, bias=False),
+            nn.Conv2d(4, 3, (3, 2), padding="same"),
+            nn.Conv2d(3, 3, 3, padding=1, padding_mode="circular"),
+            data=images(),
+        ),
+        images(),
+    ),
+    "many channels at few places": (
+        lambda: headed(nn.Conv2d(2, 60, 3), nn.AvgPool2d(2), nn.Conv2d(60, 60, 2), data=images()),
+        images(),
+    ),
+    "one dimension": (
+        lambda: headed(nn.Conv1d(LENGTH, 3, 2, padding=1), data=sequences()),
+        sequences(),
+    ),
+    "three dimensions": (
+        lambda: headed(nn.Conv3d(2, 3, 2, stride=(1, 2, 1)), data=images(2, (3, 4, 5))),
+        images(2, (3, 4, 5)),
+    ),
+    "transposed": (
+        lambda: headed(nn.ConvTranspose2d(2, 3, 2), nn.Conv2d(3, 2, 5), data=images()),
+        images(),
+    ),
+    "shared convolution": (shared_convolution, images()),
+    "frames": (Frames, sequences()),
+    "wide on sequences": (
+        lambda: headed(
+            nn.Linear(5, 60), nn.LayerNorm(60), nn.Linear(60, 50), nn.Tanh(), data=sequences()
+        ),
+        sequences(),
+    ),
+    "LSTM": (lambda: Recurrent(DPLSTM, 5), sequences()),
+    "GRU": (lambda: Recurrent(DPGRU, 5), sequences()),
+    "torch's LSTM": (lambda: Recurrent(nn.LSTM, 5), sequences()),
+    "torch's GRU": (lambda: Recurrent(nn.GRU, 5), sequences()),
+    "encoder": (Attending, tokens()._replace(train_X=tokens().train_X.clamp(max=1))),
+    "tied": (Tied, tokens()),
+    "positions": (Positions, tokens()),
+    "frozen": (frozen, images()),
+    "adapters": (
+        lambda: add_adapters(headed(nn.Linear(5, 8), nn.Linear(8, 4), data=sequences()), rank=2),
+        sequences(),
+    ),
+    "weight used twice": (Scaled, sequences()),
+    "rectifiers with a slope": (
+        lambda: headed(nn.Linear(5, 4), nn.LayerNorm(4), nn.PReLU(), data=sequences()),
+        sequences(),
+    ),
+}
+
+
+def at_weights(factory: Callable[[], nn.Module], trainer: DPTrainer) -> dict[str, nn.Module]:
+    torch.manual_seed(0)
+    drawn = factory()
+    for parameter in drawn.parameters():
+        if parameter.requires_grad:
+            parameter.data.normal_(std=0.5)
+    final = trainer.fit(**{**SETTINGS, "epochs": 1}, seed=0).model.train()
+    return {"initial": factory(), "random": drawn, "final": final}
+
+
+def engine_of(model: nn.Module, data: TrainTest, *, precise: bool, **how: Any) -> GhostEngine:
+    twin = copy.deepcopy(model).train()
+    return GhostEngine(
+        [twin], training_records(data, 3), cross_entropy_loss, precise=precise, **how
+    )
+
+
+@pytest.mark.parametrize("precise", [False, True], ids=["single", "double"])
+@pytest.mark.parametrize("name", MODELS)
+def test_sums_are_those_of_single_records(name: str, precise: bool) -> None:
+    """At initial, random and final weights, for lots of several sizes."""
+    factory, data = MODELS[name]
+    trainer = DPTrainer(factory, cross_entropy_loss, data)
+    assert trainer.engine == "ghost"
+    for model in at_weights(factory, trainer).values():
+        rows = per_example_gradients(model, cross_entropy_loss, data.train_X, data.train_Y)
+        middle = float(torch.stack([row.norm() for row in rows]).median())
+        engine = engine_of(model, data, precise=precise)
+        for size in (1, 2, LENGTH, 24):
+            found = engine.clipped_sums(torch.arange(size).unsqueeze(0), None, middle)[0]
+            expected = clipped_sum(rows[:size], middle).to(found.dtype)
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-5 * middle)
+
+
+def test_what_is_formed_and_what_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test above covers each way, in single precision."""
+    ways: dict[str, set[str]] = {}
+    for name, (factory, data) in MODELS.items():
+        engine = engine_of(factory(), data, precise=False)
+        made = ways[name] = set()
+        for kind in (ghost._Products, ghost._Rows, ghost.Gradients):
+            original = kind.norms
+
+            def norms(
+                self: Any, kind: Any = kind, original: Any = original, made: Any = made
+            ) -> Tensor:
+                places = self.inputs.shape[1] if kind is ghost._Products else 0
+                made.add(kind.__name__ + (" at places" if places > 1 else ""))
+                return original(self)
+
+            monkeypatch.setattr(kind, "norms", norms)
+        engine.clipped_sums(torch.arange(4).unsqueeze(0), None, 1.0)
+        monkeypatch.undo()
+    assert "_Products at places" in ways["many channels at few places"] & ways["wide on sequences"]
+    assert "_Rows" in ways["positions"] & ways["encoder"]
+    assert "_Rows" not in ways["tied"]
+    assert all("_Products" in made for made in ways.values() if made != ways["weight used twice"])
+
+
+def test_sums_by_hand() -> None:
+    assert_sums_by_hand(GhostEngine)
+
+
+def test_finished_models_hold_the_rows() -> None:
+    assert_models_follow_the_matrix(GhostEngine)
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_no_record_moves_the_sum_by_more_than_two_clipping_norms(name: str) -> None:
+    """Whatever the model does to its batch: each record is alone in it."""
+
+    def sums(model: nn.Module, data: TrainTest) -> Tensor:
+        records = training_records(data, None)
+        engine = GhostEngine([model.train()], records, linear_loss, precise=False)
+        return engine.clipped_sums(torch.arange(len(records)).unsqueeze(0), None, 1.0)[0].clone()
+
+    assert largest_move(sums, ATTACKS[name]) <= 2 * (1 + 1e-5)
+
+
+def test_opacus_would_let_one_record_move_the_sum_further() -> None:
+    """Its norms are of gradients in a lot: what one record does to the others escapes them."""
+
+    def sums(model: nn.Module, data: TrainTest) -> Tensor:
+        wrapped = GradSampleModuleFastGradientClipping(
+            model.train(), max_grad_norm=1.0, use_ghost_clipping=True, loss_reduction="sum"
+        )
+        optimizer = DPOptimizerFastGradientClipping(
+            torch.optim.SGD(wrapped.parameters(), lr=0.0),
+            noise_multiplier=0.0,
+            max_grad_norm=1.0,
+            expected_batch_size=1,
+            loss_reduction="sum",
+        )
+
+        class Loss(nn.Module):
+            reduction = "sum"
+
+            def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+                return linear_loss(outputs, targets)
+
+        criterion = DPLossFastGradientClipping(wrapped, optimizer, Loss(), loss_reduction="sum")
+        criterion(wrapped(data.train_X), data.train_Y).backward()
+        optimizer.accumulate()
+        return flat([p.summed_grad for p in wrapped.parameters() if p.requires_grad])
+
+    assert largest_move(sums, ATTACKS["batch mean"]) > 10
+
+
+@pytest.mark.parametrize("broken", ["places alone", "half", "last call"])
+def test_wrong_norms_are_noticed(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trainer then computes the gradients of single records, or refuses if told not to."""
+    factory, data = MODELS["wide on sequences"]
+    norms = torch.linalg.vector_norm
+    twins: dict[str, Callable[[Any], Tensor]] = {
+        "places alone": lambda self: norms(
+            norms(self.inputs, dim=2) * norms(self.gradients, dim=2), dim=1
+        ),
+        "half": lambda self: 0.5 * norms(torch.bmm(self.gradients.mT, self.inputs), dim=(1, 2)),
+        "last call": lambda self: (
+            norms(self.inputs[:, -1], dim=1) * norms(self.gradients[:, -1], dim=1)
+        ),
+    }
+    monkeypatch.setattr(ghost._Products, "norms", twins[broken])
+    assert DPTrainer(factory, cross_entropy_loss, data).engine == "per_record"
+    with pytest.raises(ValueError, match=r"ghost engine cannot.*engine='per_record'"):
+        DPTrainer(factory, cross_entropy_loss, data, engine="ghost")
+
+
+def test_a_model_whose_calls_change_is_refused_by_name() -> None:
+    class Wandering(nn.Module):
+        calls = 0
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.head = nn.Linear(5, 5), nn.Linear(5, 3)
+
+        def forward(self, X: Tensor) -> Tensor:
+            for _ in range(Wandering.calls):
+                X = torch.tanh(self.layer(X))
+            return self.head(X).mean(dim=1)
+
+    data = sequences()
+    Wandering.calls = 1
+    engine = engine_of(Wandering(), data, precise=False)
+    lot = torch.arange(5).unsqueeze(0)
+    engine.clipped_sums(lot, None, 1.0)
+    for Wandering.calls in (0, 2):
+        with pytest.raises(ValueError, match=r"other layers than the first time.*per_record"):
+            engine.clipped_sums(lot, None, 1.0)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30, 1e38])
+@pytest.mark.parametrize("precise", [False, True], ids=["single", "double"])
+@pytest.mark.parametrize("name", ["wide on sequences", "convolutions", "LSTM"])
+def test_a_poisoned_record_moves_the_sum_by_at_most_the_clip(
+    name: str, precise: bool, value: float
+) -> None:
+    factory, data = MODELS[name]
+    torch.manual_seed(0)
+    model = factory()
+    X = data.train_X.clone()
+    X[0] = value
+    X[0].view(-1)[::2] *= -1
+    engine = engine_of(model, data._replace(train_X=X), precise=precise)
+    with_it = engine.clipped_sums(torch.arange(8).unsqueeze(0), None, 0.3)[0].clone()
+    without = engine.clipped_sums(torch.arange(1, 8).unsqueeze(0), None, 0.3)[0]
+    assert with_it.isfinite().all()
+    assert float((with_it - without).norm()) <= 0.3 * (1 + 1e-4)
+
+
+def test_places_that_cancel_are_not_underestimated_when_published() -> None:
+    """In double precision the gradients are formed, and clipped as they are."""
+    model = headed(nn.Linear(5, 60), nn.Linear(60, 60), data=sequences())
+    data = sequences()
+    X = data.train_X.clone()
+    X[0, 0], X[0, 1], X[0, 2:] = 1e12, -1e12, 0.0
+    engine = engine_of(model, data._replace(train_X=X), precise=True)
+    alone = engine.clipped_sums(torch.zeros(1, 1, dtype=torch.long), None, 0.3)[0]
+    assert float(alone.norm()) <= 0.3 * (1 + 1e-9)
+
+
+def test_memory_is_stated_and_bounds_the_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    factory, data = MODELS["many channels at few places"]
+    torch.manual_seed(0)
+    model = factory()
+    lot = torch.arange(24).unsqueeze(0)
+    engine = engine_of(model, data, precise=False)
+    whole = engine.clipped_sums(lot, None, 0.3)[0].clone()
+    monkeypatch.setattr(per_record, "MAX_GRADIENT_NUMBERS", 5 * engine.record_numbers)
+    sizes: list[int] = []
+    contributions = GhostEngine._contributions
+
+    def watched(self: GhostEngine, values: Any, frozen: Any, X: Any, Y: Tensor) -> Any:
+        sizes.append(len(Y))
+        return contributions(self, values, frozen, X, Y)
+
+    monkeypatch.setattr(GhostEngine, "_contributions", watched)
+    found = engine.clipped_sums(lot, None, 0.3)[0]
+    assert sizes == [5, 5, 5, 5, 4]
+    torch.testing.assert_close(found, whole, rtol=1e-5, atol=1e-6)
+    monkeypatch.undo()
+    stated = {
+        name: DPTrainer(factory, cross_entropy_loss, data, engine=name).plan(**SETTINGS).memory
+        for name in ("ghost", "per_record")
+    }
+    assert stated["ghost"] == 6 * 4 * engine.record_numbers
+    assert stated["per_record"] == 6 * 4 * sum(p.numel() for p in model.parameters())
+    assert stated["ghost"] < 0.5 * stated["per_record"]
+
+
+def test_dropout_is_the_same_as_for_single_gradients() -> None:
+    data = sequences()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 40), nn.Dropout(0.5), nn.Flatten(), nn.Linear(240, 3))
+    trainer = DPTrainer(lambda: copy.deepcopy(model), cross_entropy_loss, data)
+    assert trainer.engine == "ghost"
+    one, other = (
+        DPTrainer(lambda: copy.deepcopy(model), cross_entropy_loss, data, engine=engine).fit(
+            **SETTINGS, seed=1
+        )
+        for engine in ("ghost", "per_record")
+    )
+    for a, b in zip(one.model.parameters(), other.model.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    assert type(trainer._make_one(model, training_records(data, 3), None)) is GhostEngine
+    assert issubclass(GhostEngine, PerRecordEngine)
