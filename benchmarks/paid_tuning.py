@@ -9,7 +9,9 @@ says. That is exact for a space of the pool's configurations, and approximate ot
 the test records selects, with and without the noise that a budget of their own, of the same size,
 asks for; the other part, which nobody looks at, says how good the published model is. Pools are
 stored as they grow, so a run that was stopped goes on where it was. ``--real`` adds runs of
-``PrivateFit`` from end to end.
+``PrivateFit`` from end to end at epsilon = 1, and ``--budgeted`` budgeted studies at each epsilon:
+``DPareto(budget=)`` with epsilon in its space, the best model on the front of which is published
+(the records that select are public then).
 
 Ways:
 
@@ -26,6 +28,7 @@ Ways:
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import time
 from collections.abc import Callable
@@ -37,11 +40,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.common import RESULTS, save_results
+from benchmarks.common import RESULTS, mean_interval, save_results
 from benchmarks.twins import ADULT_COLUMNS, IMAGE_COLUMNS
 from botorch_dp import datasets
 from botorch_dp._files import atomic_write
-from botorch_dp.privacy import PrivacyBudget, TrialNumber, dp_sgd_noise_multiplier
+from botorch_dp.pareto import DPareto, PrivacyUtilityProblem, TrainingPromise, given_epsilon
+from botorch_dp.privacy import (
+    Guarantee,
+    PrivacyBudget,
+    TrialNumber,
+    dp_sgd_epsilons,
+    dp_sgd_noise_multiplier,
+)
 from botorch_dp.space import Integer, Real, SearchSpace
 from botorch_dp.training import (
     DPTrainer,
@@ -351,12 +361,71 @@ def real_runs(name: str, folder: Path, seeds: int) -> list[dict[str, Any]]:
     return rows
 
 
+def budgeted_runs(name: str, folder: Path, seeds: int, most: int = 60) -> dict[str, Any]:
+    """Studies that pay for every training of at most epsilon / 3, and publish their best model."""
+    pools = Pools(name, folder)
+    trainer, held = pools.trainer, {}
+    path = folder / f"paid_tuning_{name}.budgeted.json"
+    stored: dict[str, list[dict[str, Any]]] = json.loads(path.read_text()) if path.exists() else {}
+
+    def promise(config: dict[str, Any]) -> Guarantee:
+        return trainer.plan(**config, delta=DELTA).guarantee
+
+    def utility(config: dict[str, Any], seed: int) -> float:
+        trained = trainer.fit(**config, delta=DELTA, publish=True)
+        with torch.no_grad():
+            held[trained.accuracy] = accuracy(trained.model(pools.held[0]), pools.held[1])
+        return trained.accuracy
+
+    problem = PrivacyUtilityProblem(
+        SearchSpace(**pools.task.space.parameters, noise_multiplier=Real(0.5, 500.0, log=True)),
+        privacy=lambda config: promise(config).epsilon(DELTA),
+        privacy_batch=lambda configs: dp_sgd_epsilons(
+            [config["noise_multiplier"] for config in configs],
+            [config["lot_size"] for config in configs],
+            [trainer.plan(**config).steps for config in configs],
+            num_records=len(pools.data.train_X),
+            delta=DELTA,
+        ).tolist(),
+        utility=utility,
+        promise=TrainingPromise(DELTA, guarantee=promise, secret_noise=True),
+    )
+    for seed, epsilon in itertools.product(range(seeds), (1.0, 0.3, 3.0, 0.1)):
+        rows = stored.setdefault(str(epsilon), [])
+        if len(rows) > seed:
+            continue
+        start = time.process_time()
+        held.clear()
+        asked = given_epsilon(
+            problem, "noise_multiplier", Real(epsilon / 12, epsilon / 3, log=True)
+        )
+        with DPareto(asked, budget=PrivacyBudget(epsilon, DELTA), seed=seed) as study:
+            study.run(most, initial=4)
+            front = study.publish(test_records_are_public=True).value
+            best = max(trial.utilities[0] for trial in front.front_trials)
+            count = len(study.trials)
+        minutes = (time.process_time() - start) / 60
+        rows.append({"accuracy": held[best], "trainings": count, "minutes": minutes})
+        with atomic_write(path) as file:
+            json.dump(stored, file)
+        print(f"{name}, budgeted, epsilon = {epsilon:g}: {rows[-1]}", flush=True)
+    return {
+        f"budgeted {epsilon}": {
+            "accuracy": mean_interval([row["accuracy"] for row in rows]),
+            "trainings": [row["trainings"] for row in rows],
+            "minutes": [row["minutes"] for row in rows],
+        }
+        for epsilon, rows in stored.items()
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--report", action="store_true", help="only from the pools there are")
     parser.add_argument("--real", type=int, default=0, metavar="RUNS", help="runs end to end")
+    parser.add_argument("--budgeted", type=int, default=0, metavar="RUNS", help="studies")
     options = parser.parse_args()
     print("About 10 minutes for each task on one idle core; --report is quick.")
     results: dict[str, Any] = {}
@@ -367,6 +436,8 @@ def main() -> None:
         results[name] = pools.report()
         if options.real:
             results[name]["end to end 1.0"] = real_runs(name, options.out, options.real)
+        if options.budgeted:
+            results[name] |= budgeted_runs(name, options.out, options.budgeted)
         for key, row in results[name].items():
             print(name, key, row)
     if options.out == RESULTS:

@@ -84,13 +84,17 @@ def _steps(config: Config) -> int:
     return int(config["epochs"] * (RECORDS // config["lot_size"]))
 
 
-def utility(config: Config, seed: int) -> float:
-    """Better with more and longer steps, worse with more noise; a little luck."""
+def expected_error(config: Config) -> float:
+    """Smaller with more and longer steps, larger with more noise."""
     progress = config["learning_rate"] * _steps(config) * config["clip_norm"]
     noise = config["noise_multiplier"] * config["clip_norm"] / config["lot_size"]
-    error = 0.16 + 0.09 * math.exp(-progress) + 0.3 * math.tanh(8 * noise)
+    return 0.16 + 0.09 * math.exp(-progress) + 0.3 * math.tanh(8 * noise)
+
+
+def utility(config: Config, seed: int) -> float:
+    """With a little luck."""
     luck = torch.randn((), generator=torch.Generator().manual_seed(seed)).item()
-    return min(max(1 - error + 0.004 * luck, 0.0), 1.0)
+    return min(max(1 - expected_error(config) + 0.004 * luck, 0.0), 1.0)
 
 
 def make_problem() -> PrivacyUtilityProblem:

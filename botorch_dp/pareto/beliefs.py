@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from botorch.fit import fit_gpytorch_mll
 from botorch.models import SingleTaskGP
@@ -24,8 +25,10 @@ from botorch.models.deterministic import DeterministicModel
 from botorch.models.model import Model, ModelList
 from botorch.models.transforms import Standardize
 from botorch.models.utils.gpytorch_modules import get_covar_module_with_dim_scaled_prior
+from botorch.utils.multi_objective.pareto import is_non_dominated
 from botorch.utils.sampling import manual_seed
 from gpytorch.mlls import ExactMarginalLogLikelihood
+from gpytorch.settings import skip_posterior_variances
 from torch import Tensor
 
 from botorch_dp.acquisition.pending import believe
@@ -52,6 +55,9 @@ _SLOW = 5.0
 #: Points of curves that a model sees in all, as far as it sees so many of each: fitting to more of
 #: them takes longer and teaches nothing.
 _MOST_POINTS, _FEWEST_POINTS = 96, 3
+#: Points that a model sees at most, for a fit takes time with their cube. Below the 800 from which
+#: GPyTorch solves approximately.
+_MOST_SEEN = 512
 #: Candidates that even the slowest oracle is asked about.
 _FEWEST = 32
 #: Configs whose exact objectives are remembered: those of some proposals. A study that runs for
@@ -206,6 +212,10 @@ class KnownObjectives:
         space = self._problem.space
         return self.candidates(space.allowed(space.decode(codes)))
 
+    def remember(self, config: Config, epsilon: float) -> None:
+        """The exact epsilon of a config, known from before."""
+        self._exact[tuple(config.values())] = epsilon
+
     def epsilon(self, config: Config) -> float:
         """The exact epsilon of a config that shall be tried, asked for once.
 
@@ -335,7 +345,9 @@ class Beliefs:
     and has no part in fitting hyper-parameters.
 
     The points of a curve are many and share their luck: models see some of them, and believe that
-    those of one training are off by the same.
+    those of one training are off by the same. Of many trials models see some, too: half of these
+    are spread over all, and the others lie nearest to the front that the first half lets expect.
+    No trial is seen because of what it measured itself, so the lucky ones have no preference.
 
     Args:
         problem: The problem.
@@ -361,7 +373,9 @@ class Beliefs:
         self._scales = list(scales)
         points = [problem.points(trial) for trial in complete]
         everything = [point for curve in points for point in curve]
-        thought = [c for config in believed for c in problem.along(config, _FEWEST_POINTS)]
+        most = _MOST_SEEN if problem.resource is None else _MOST_SEEN // _FEWEST_POINTS
+        latest = list(believed)[-most:]
+        thought = [c for config in latest for c in problem.along(config, _FEWEST_POINTS)]
         #: What all complete trials measured, and after it what pending and failed ones would.
         self.incumbents = known.candidates([*(point.config for point in everything), *thought])
         codes, believed_X = self.incumbents.codes.tensor_split([len(everything)])  # n x d, b x d
@@ -369,20 +383,38 @@ class Beliefs:
             believed_X = of_no_training(believed_X)
         values = torch.tensor([point.values for point in everything], dtype=torch.double)
         trainings = torch.tensor([point.trial for point in everything])
-        seen = _seen([len(curve) for curve in points])
+        counts = [len(curve) for curve in points]
+
+        def fit(trials: Sequence[int]) -> None:
+            seen = _seen(counts, trials)
+            for index, scale in enumerate(self._scales):
+                if index not in known.columns:
+                    self._gps[index] = fitted_gp(
+                        codes[seen],
+                        scale.to_model(values[seen, index : index + 1]),
+                        seed=seed,
+                        trainings=None if problem.resource is None else trainings[seen],
+                    )
+
         self._gps: dict[int, Model] = {}
-        for index, scale in enumerate(self._scales):
-            if index not in known.columns:
-                gp = fitted_gp(
-                    codes[seen],
-                    scale.to_model(values[seen, index : index + 1]),
-                    seed=seed,
-                    trainings=None if problem.resource is None else trainings[seen],
-                )
-                with torch.no_grad():
-                    self._gps[index] = believe(gp, believed_X) if believed else gp
+        trials = list(range(len(points)))
+        if len(trials) > most:
+            ends = codes[torch.tensor(counts).cumsum(0) - 1]
+            spread = farthest(ends, most // 2)
+            fit(spread)
+            of = torch.arange(len(points)).repeat_interleave(torch.tensor(counts))
+            expected = self._means(self.incumbents)[: len(everything)].nan_to_num(-math.inf)
+            front = of[front_places(-expected)].unique()
+            distances = _distances(ends, ends[front]).amin(dim=-1)
+            distances[spread] = math.inf
+            near = distances.argsort(stable=True)[: most - len(spread)]
+            trials = sorted([*spread, *near.tolist()])
+        fit(trials)
+        if latest:
+            with torch.no_grad():
+                self._gps = {index: believe(gp, believed_X) for index, gp in self._gps.items()}
         #: ``n x m`` posterior means there, in the scale of the models.
-        self.incumbent_means = self.predict(self.incumbents)[0]
+        self.incumbent_means = self._means(self.incumbents)
 
     @property
     def model(self) -> Model:
@@ -392,15 +424,31 @@ class Beliefs:
     def predict(self, candidates: Candidates) -> tuple[Tensor, Tensor]:
         """Means and standard deviations, ``n x m``; NaN where an exact objective is undefined."""
         means, stds = [], []
-        for index, scale in enumerate(self._scales):
+        for index in range(len(self._scales)):
             if index in self._gps:
                 mean, std = predicted(self._gps[index], candidates.codes)
             else:
-                mean = scale.to_model(candidates.known[:, self._known.columns[index]])
+                mean = self._exact_values(index, candidates.known)
                 std = torch.zeros_like(mean)
             means.append(mean)
             stds.append(std)
         return torch.stack(means, dim=-1), torch.stack(stds, dim=-1)
+
+    def _means(self, candidates: Candidates) -> Tensor:
+        """The means of :meth:`predict` alone, which are had at once."""
+        means = []
+        with torch.no_grad(), skip_posterior_variances():
+            for index in range(len(self._scales)):
+                gp: Any = self._gps.get(index)
+                if gp is None:
+                    means.append(self._exact_values(index, candidates.known))
+                else:
+                    chunks = candidates.codes.split(_CHUNK)
+                    means.append(torch.cat([gp.posterior(X).mean.squeeze(-1) for X in chunks]))
+        return torch.stack(means, dim=-1)
+
+    def _exact_values(self, index: int, known: Tensor) -> Tensor:
+        return self._scales[index].to_model(known[:, self._known.columns[index]])
 
     def covariance(self, codes: Tensor) -> tuple[Tensor, Tensor, float]:
         """Of the error at ``n x d`` codes: means, ``n x n`` covariance, a training's variance."""
@@ -415,8 +463,9 @@ class Beliefs:
         return posterior.mean.squeeze(-1), covariance, noise
 
     def _exact(self, index: int) -> ExactObjective:
-        column, to_model = self._known.columns[index], self._scales[index].to_model
-        return ExactObjective(lambda X: to_model(self._known(self._space.decode(X))[:, column]))
+        return ExactObjective(
+            lambda X: self._exact_values(index, self._known(self._space.decode(X)))
+        )
 
 
 def fitted_gp(
@@ -454,15 +503,40 @@ def fitted_gp(
     return model
 
 
-def _seen(counts: Sequence[int]) -> list[int]:
-    """Which of all points models see: fewer of each curve, the more curves there are."""
-    most = max(_FEWEST_POINTS, _MOST_POINTS // len(counts))
-    starts = itertools.accumulate(counts, initial=0)
+def _seen(counts: Sequence[int], trials: Sequence[int]) -> list[int]:
+    """Which of all points models see of these trials: fewer of each curve, the more curves."""
+    most = max(_FEWEST_POINTS, _MOST_POINTS // len(trials))
+    starts = list(itertools.accumulate(counts, initial=0))
     return [
-        start + place
-        for start, count in zip(starts, counts, strict=False)
-        for place in thinned(range(count), most)
+        starts[trial] + place for trial in trials for place in thinned(range(counts[trial]), most)
     ]
+
+
+def farthest(codes: Tensor, count: int) -> list[int]:
+    """Places of ``count`` of the ``n x d`` codes, each the farthest from those before it."""
+    chosen = [0]
+    distances = _distances(codes, codes[:1]).squeeze(-1)
+    for _ in range(count - 1):
+        distances[chosen[-1]] = -1.0  # not again, also where all that are left are copies
+        chosen.append(int(distances.argmax()))
+        distances = distances.minimum(_distances(codes, codes[chosen[-1:]]).squeeze(-1))
+    return chosen
+
+
+def _distances(codes: Tensor, others: Tensor) -> Tensor:
+    return torch.cdist(codes, others, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+def front_places(points: Tensor) -> list[int]:
+    """Places of the points no other dominates, by increasing first objective; all minimized."""
+    if points.shape[-1] == 2:
+        # By the first objective, ties by the second: on the front is who lowers the second.
+        first, second = points.numpy().T
+        order = np.lexsort((second, first))
+        best_before = np.minimum.accumulate(np.append(np.inf, second[order]))[:-1]
+        return [int(index) for index in order[second[order] < best_before]]
+    indices = is_non_dominated(-points, deduplicate=True).nonzero().flatten().tolist()
+    return sorted(indices, key=lambda index: points[index].tolist())
 
 
 def predicted(model: Model, X: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import torch
 from botorch.utils.multi_objective.hypervolume import Hypervolume
-from botorch.utils.multi_objective.pareto import is_non_dominated
 from torch import Tensor
 
 from botorch_dp._checks import check_finite, checked, needs_extra
-from botorch_dp.pareto.beliefs import Beliefs, Candidates, require_complete
+from botorch_dp.pareto.beliefs import Beliefs, Candidates, front_places, require_complete
 from botorch_dp.pareto.problem import SEEDED, Point, PrivacyUtilityProblem, Trial
 from botorch_dp.pareto.proposals import Proposer
 from botorch_dp.privacy import DEFAULT_DELTA, Guarantee, rounded_up
@@ -114,13 +113,14 @@ class ParetoFront:
         self.paid = paid
         self._reevaluator = reevaluator
         self._believer = believer
-        #: What all complete trials measured, in the order of their numbers; of a curve, all points.
-        self.measured = tuple(point for trial in self.trials for point in problem.points(trial))
         #: ``n x m`` objective values of :attr:`measured`.
-        self.all_points = torch.from_numpy(
-            np.array([point.values for point in self.measured], dtype=np.float64)
-        )
-        self._on_front = _front_indices(self.all_points)
+        self.all_points = torch.from_numpy(np.array(problem.values(self.trials), dtype=np.float64))
+        self._on_front = front_places(self.all_points)
+
+    @cached_property
+    def measured(self) -> tuple[Point, ...]:
+        """What all complete trials measured, by their numbers; of a curve, all points."""
+        return tuple(point for trial in self.trials for point in self.problem.points(trial))
 
     @cached_property
     def guarantee(self) -> Guarantee:
@@ -178,7 +178,7 @@ class ParetoFront:
         for measured, point in zip(self.measured, self.all_points, strict=True):
             if not bool((best <= point).all(dim=-1).any()):
                 best = torch.cat([best, point.unsqueeze(0)])
-                best = best[_front_indices(best)]
+                best = best[front_places(best)]
                 volume = dominated_volume(best, ref)
             volumes[measured.trial] = volume
         return torch.tensor(list(volumes.values()), dtype=torch.double)
@@ -210,7 +210,7 @@ class ParetoFront:
                 [(p.values[0], 1 - chosen(p.utilities)) for p in self.measured],
                 dtype=torch.double,
             )
-            fronts[name] = points[_front_indices(points)]
+            fronts[name] = points[front_places(points)]
         return fronts
 
     def reevaluate(self, replicates: int, **options: Any) -> ParetoFront:
@@ -308,12 +308,12 @@ def dominated_volume(points: Tensor, ref_point: Sequence[float]) -> float:
     inside = points[(points < reference).all(dim=-1)]
     if len(inside) == 0:
         return 0.0
-    return float(Hypervolume(-reference).compute(-inside[_front_indices(inside)]))
+    return float(Hypervolume(-reference).compute(-inside[front_places(inside)]))
 
 
 def non_dominated(points: Tensor) -> Tensor:
     """The non-dominated ones of ``n x m`` points, by increasing first objective."""
-    return points[_front_indices(points)]
+    return points[front_places(points)]
 
 
 def guarantee_sentence(
@@ -374,18 +374,6 @@ def data_frame(columns: dict[str, list[Any]], caption: str) -> Any:
     frame = pandas.DataFrame(columns)
     frame.attrs["guarantee"] = caption
     return frame
-
-
-def _front_indices(points: Tensor) -> list[int]:
-    """Indices of the points no other dominates, by increasing first objective."""
-    if points.shape[-1] == 2:
-        # By the first objective, ties by the second: on the front is who lowers the second.
-        first, second = points.numpy().T
-        order = np.lexsort((second, first))
-        best_before = np.minimum.accumulate(np.append(np.inf, second[order]))[:-1]
-        return [int(index) for index in order[second[order] < best_before]]
-    indices = is_non_dominated(-points, deduplicate=True).nonzero().flatten().tolist()
-    return sorted(indices, key=lambda index: points[index].tolist())
 
 
 def _shown(value: object) -> str:

@@ -21,6 +21,8 @@ from botorch_dp.space import Config, Integer, Real, SearchSpace
 _NAME = "epsilon"
 #: Halvings of the logarithm of the noise, for the config that is tried and for candidates.
 _EXACT, _ROUGH = 48, 8
+#: By how much less noise, in its logarithm, bounds of a ``privacy_batch`` may mislead.
+_MARGIN = 0.01
 
 
 @checked
@@ -115,27 +117,40 @@ class NoiseSolver:
 
     def bounds(self, configs: Sequence[Config]) -> list[float]:
         """Upper bounds on the epsilons of many configs."""
+        if not self._whole:
+            given = np.array([config[_NAME] for config in configs])
+            least = self._epsilons(configs, np.full(len(configs), math.log(self._high)))
+            return [float(bound) for bound in np.maximum(given, least)]
+        return [float(bound) for bound in self._epsilons(configs, self._rough_logs(configs))]
+
+    def rough(self, configs: Sequence[Config]) -> list[Config]:
+        """Many configs with a little less noise than what is solved for.
+
+        It costs a little more, unless the ``privacy_batch`` is so far above ``privacy`` that less
+        noise is enough than the batch says.
+        """
+        logs = self._rough_logs(configs, _ROUGH + 4) - _MARGIN
+        return [self._with(c, n) for c, n in zip(configs, self._noises(logs), strict=True)]
+
+    def _rough_logs(self, configs: Sequence[Config], halvings: int = _ROUGH) -> np.ndarray:
+        """Logarithms of these noises."""
         wanted = [{**config, **self._whole} for config in configs]
         unique = {tuple(config.values()): config for config in wanted}
         given = np.array([config[_NAME] for config in unique.values()])
         low = np.full(len(unique), math.log(self._low))
         high = np.full(len(unique), math.log(self._high))
-        least = self._epsilons(unique.values(), high)
-        if not self._whole:
-            found = dict(zip(unique, np.maximum(given, least), strict=True))
-            return [float(found[tuple(config.values())]) for config in wanted]
-        for _ in range(_ROUGH):
+        for _ in range(halvings):
             middle = (low + high) / 2
             enough = self._epsilons(unique.values(), middle) <= given
             low, high = np.where(enough, low, middle), np.where(enough, middle, high)
-        # A little less noise than what is solved for costs a little more.
-        noises = dict(zip(unique, low, strict=True))
-        logs = np.array([noises[tuple(config.values())] for config in wanted])
-        return [float(value) for value in self._epsilons(configs, logs)]
+        logs = dict(zip(unique, low, strict=True))
+        return np.array([logs[tuple(config.values())] for config in wanted])
+
+    def _noises(self, logs: np.ndarray) -> list[float]:
+        return np.clip(np.exp(logs), self._low, self._high).tolist()
 
     def _epsilons(self, configs: Any, logs: np.ndarray) -> np.ndarray:
-        noises = np.clip(np.exp(logs), self._low, self._high).tolist()
-        solved = [self._with(c, noise) for c, noise in zip(configs, noises, strict=True)]
+        solved = [self._with(c, n) for c, n in zip(configs, self._noises(logs), strict=True)]
         if self._privacy_batch is not None:
             return np.array(self._privacy_batch(solved), dtype=float)
         return np.array([self._privacy(config) for config in solved], dtype=float)

@@ -18,6 +18,7 @@ from dataclasses import asdict, replace
 from typing import Any, Literal
 
 from botorch_dp.errors import PrivacyError
+from botorch_dp.pareto.given_epsilon import Solved
 from botorch_dp.pareto.postgres import is_address
 from botorch_dp.pareto.problem import (
     SEEDED,
@@ -109,8 +110,12 @@ class Purse:
 
     def price(self, config: Config, trainings: int = 1) -> Guarantee:
         """What so many trainings of a config cost together."""
-        epsilon = self._problem.epsilon(config)
-        one = self._problem.promise.of_training(self._problem.name, config, epsilon)
+        promise = self._problem.promise
+        epsilon = math.nan if promise.guarantee is not None else self._problem.epsilon(config)
+        one = promise.of_training(self._problem.name, config, epsilon)
+        return self._of(one, trainings)
+
+    def _of(self, one: Guarantee, trainings: int) -> Guarantee:
         one = replace(one, unit=one.unit.given(_CHOSEN_BEFOREHAND))
         return one if trainings == 1 else compose(*[one] * trainings)
 
@@ -127,6 +132,29 @@ class Purse:
         except Exception:
             # To consider a config is not to try it; see KnownObjectives.
             return False
+
+    def seems_to_afford(self, times: int, configs: Sequence[Config]) -> list[bool]:
+        """The same of many configs, by bounds on their prices that are had for all at once."""
+        whole = [self._problem.whole(config) for config in configs]
+        trainings = times * self._problem.replicates
+        try:
+            return [self.ledger.bears(self._of(one, trainings)) for one in self._bounds(whole)]
+        except Exception:  # one config can spoil a batch
+            if len(configs) == 1:
+                return [False]
+            return [self.seems_to_afford(times, [config])[0] for config in configs]
+
+    def _bounds(self, configs: Sequence[Config]) -> list[Guarantee]:
+        """What one training of each config costs at most."""
+        promise, name = self._problem.promise, self._problem.name
+        if isinstance(promise.guarantee, Solved):
+            solved = promise.guarantee.solver.rough(configs)
+            promise = replace(promise, guarantee=promise.guarantee.function)
+            return [promise.of_training(name, config, math.nan) for config in solved]
+        if promise.guarantee is not None:
+            return [promise.of_training(name, config, math.nan) for config in configs]
+        epsilons = self._problem.epsilon_bounds(configs)
+        return [promise.of_training(name, c, e) for c, e in zip(configs, epsilons, strict=True)]
 
     def train(
         self,

@@ -261,7 +261,7 @@ class Trial:
     @cached_property
     def error(self) -> float:
         """One minus the mean utility; NaN before any was measured. Sensitive."""
-        utilities = self.utilities
+        utilities = [m.utility for m in self.measurements if m is not None]
         return 1.0 - fmean(utilities) if utilities else math.nan
 
     @property
@@ -570,6 +570,12 @@ class PrivacyUtilityProblem:
             seconds += point.seconds
             points.append(replace(point, seconds=seconds))
         return points
+
+    def values(self, trials: Iterable[Trial]) -> list[tuple[float, ...]]:
+        """The objective values of the :meth:`points` of complete trials."""
+        if self.resource is None and not self.objectives:
+            return [(trial.epsilon, trial.error) for trial in trials]
+        return [point.values for trial in trials for point in self.points(trial)]
 
     def _point(
         self, trial: Trial, config: Config, epsilon: float, measured: Sequence[Measurement]

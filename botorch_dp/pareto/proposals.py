@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeAlias
@@ -25,7 +25,6 @@ from botorch.utils.multi_objective.box_decompositions.box_decomposition import B
 from botorch.utils.multi_objective.box_decompositions.non_dominated import (
     FastNondominatedPartitioning,
 )
-from botorch.utils.multi_objective.pareto import is_non_dominated
 from botorch.utils.sampling import manual_seed
 from numpy.typing import NDArray
 from torch import Tensor
@@ -40,6 +39,7 @@ from botorch_dp.pareto.beliefs import (
     EpsilonScale,
     KnownObjectives,
     PrivacyModel,
+    front_places,
     objective_scales,
 )
 from botorch_dp.pareto.curves import Staircase, expected_gains, stops
@@ -68,6 +68,16 @@ class AcquisitionFactory(Protocol):
         self, model: Model, ref_point: Tensor, partitioning: BoxDecomposition
     ) -> AcquisitionFunction:
         """The acquisition function."""
+
+
+class Payer(Protocol):
+    """Knows what can be paid for; see :class:`~botorch_dp.pareto.paying.Purse`."""
+
+    def affords(self, times: int, config: Config) -> bool:
+        """Whether so many trials of a config are within the budget."""
+
+    def seems_to_afford(self, times: int, configs: Sequence[Config]) -> list[bool]:
+        """The same of many configs, quickly."""
 
 
 class NothingAffordableError(StudyError):
@@ -142,9 +152,9 @@ class Proposer:
         self._pools: dict[bool, Candidates] = {}
         #: Where the training of a config that was just proposed may end early.
         self._stops: tuple[Config, tuple[float, ...]] | None = None
-        #: Says whether so many trials of a config can be paid for; None if nothing is paid.
-        self.affords: Callable[[int, Config], bool] | None = None
-        self._allows: Callable[[Config], bool] | None = None
+        #: Pays for the trials; None if nothing is paid.
+        self.purse: Payer | None = None
+        self._allows: Callable[[Sequence[Config]], list[bool]] | None = None
 
     def most_trials(self, trials: Sequence[Trial]) -> float:
         """How many trials there can be, these included."""
@@ -163,19 +173,29 @@ class Proposer:
             number: The new trial's number.
             initial: How many trials are drawn before models are consulted.
         """
-        affords = self.affords
-        if affords is None:
+        if self.purse is None:
             return self._ended(self._proposed(trials, number, initial), number, initial)
         # No trial shall take all that is left while cheaper ones promise something.
         for times in (_PACE, 1):
-            self._allows = partial(affords, times)
+            refused: list[Config] = []
+            self._allows = partial(self._affords, times, refused)
             try:
-                return self._ended(self._proposed(trials, number, initial), number, initial)
+                while len(refused) < _POLISHED:
+                    config = self._proposed(trials, number, initial)
+                    if self.purse.affords(times, config):
+                        return self._ended(config, number, initial)
+                    refused.append(config)
             except NothingAffordableError:
                 pass
             finally:
                 self._allows = None
         raise NothingAffordableError("The budget cannot bear another trial of this study.")
+
+    def _affords(self, times: int, refused: list[Config], configs: Sequence[Config]) -> list[bool]:
+        """Whether so many trials of each config seem to be affordable."""
+        assert self.purse is not None
+        seems = self.purse.seems_to_afford(times, configs)
+        return [fine and c not in refused for fine, c in zip(seems, configs, strict=True)]
 
     def _ended(self, config: Config, number: int, initial: int) -> Config:
         """Where the training of a proposed config ends."""
@@ -188,27 +208,36 @@ class Proposer:
             return along[max(len(along) - 1 - _SHORTER, len(along) // 2)]
         return config
 
-    def _first_allowed(self, configs: Iterable[Config]) -> Config:
-        for config in configs:
-            if self._allows is None or self._allows(config):
-                return config
+    def _allowed(self, configs: Sequence[Config]) -> Iterator[int]:
+        """Places of those that can be paid for, in order; the later ones are not asked about."""
+        start, count = 0, 1
+        while start < len(configs):
+            some = configs[start : start + count]
+            allowed = [True] * len(some) if self._allows is None else self._allows(some)
+            yield from (start + place for place, each in enumerate(allowed) if each)
+            start, count = start + count, 2 * count
+
+    def _first_allowed(self, configs: Sequence[Config]) -> Config:
+        for place in self._allowed(configs):
+            return configs[place]
         raise NothingAffordableError
 
     def _allowed_by(self, score: Score) -> Score:
         """The score, minus infinity for the best ones that cannot be paid for."""
-        allows = self._allows
-        if allows is None:
+        if self._allows is None:
             return score
 
         def allowed(candidates: Candidates) -> Tensor:
-            values, left = score(candidates), _POLISHED
-            for place in values.argsort(descending=True, stable=True).tolist():
-                if left == 0 or not values[place] > -math.inf:
-                    break
-                if allows(candidates.configs[place]):
-                    left -= 1
-                else:
-                    values[place] = -math.inf
+            values = score(candidates)
+            order = values.argsort(descending=True, stable=True)
+            order = order[values[order] > -math.inf]
+            best = [candidates.configs[place] for place in order.tolist()]
+            found = list(itertools.islice(self._allowed(best), _POLISHED))
+            refused = torch.ones(len(best), dtype=torch.bool)
+            refused[found] = False
+            if len(found) == _POLISHED:
+                refused[found[-1] :] = False
+            values[order[refused]] = -math.inf
             return values
 
         return allowed
@@ -626,7 +655,7 @@ def _defined(beliefs: Beliefs) -> Tensor:
 def _best_incumbents(beliefs: Beliefs) -> Tensor:
     """Codes of the incumbents on the believed front, ``k x d``."""
     codes = beliefs.incumbents.codes[beliefs.incumbents.possible]
-    return codes[is_non_dominated(_defined(beliefs))]
+    return codes[sorted(front_places(-_defined(beliefs)))]
 
 
 def _steps_from(

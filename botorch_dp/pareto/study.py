@@ -52,6 +52,7 @@ from botorch_dp.pareto.problem import (
     StudyError,
     Trial,
     UtilityAnswer,
+    thinned,
 )
 from botorch_dp.pareto.proposals import AcquisitionFactory, ProposalOptions, Proposer
 from botorch_dp.pareto.running import TrialLoop, TrialQueue, evaluate_again
@@ -74,13 +75,17 @@ INITIAL, INITIAL_CURVES = 16, 4
 #: Told of each trial that has ended.
 Callback: TypeAlias = "Callable[[DPareto, Trial], object]"
 
-#: Relative differences of epsilon that another version of a library may make.
-_SAME_EPSILON = 1e-6
+#: Relative differences of epsilon that another version of a library may make, and trials whose
+#: epsilons are worked out again when a study is opened, for that may take long.
+_SAME_EPSILON, _MOST_CHECKED = 1e-6, 512
 
 
 @checked
 class DPareto:
     """A study of a privacy-utility trade-off.
+
+    Models see 512 of its trials at most (and 170 curves), so that a proposal takes a second or two
+    however many there are: half of them spread over all, half near the front.
 
     Args:
         problem: The space and the oracles.
@@ -169,7 +174,7 @@ class DPareto:
             if budget is not None:
                 ledger = self._opened(budget)
                 self._purse = Purse(problem, ledger, self._storage.identity)
-                self._proposer.affords = self._purse.affords
+                self._proposer.purse = self._purse
             self._check_stored_epsilons()
         except BaseException:
             self.close()
@@ -626,9 +631,9 @@ class DPareto:
 
     def _check_stored_epsilons(self) -> None:
         """Refuse to go on with another privacy oracle: the study would mix two epsilons."""
-        for trial in self._storage.trials():
-            if math.isnan(trial.epsilon):
-                continue
+        trials = [trial for trial in self._storage.trials() if not math.isnan(trial.epsilon)]
+        for place in thinned(range(len(trials)), _MOST_CHECKED):
+            trial = trials[place]
             try:
                 now = self._proposer.known.epsilon(trial.config)
             except Exception as error:
@@ -643,6 +648,12 @@ class DPareto:
                     f"{trial.number} was {trial.epsilon:.9g} and is now {now:.9g}. Continue with "
                     "the old oracle, or give the new one a study of its own."
                 )
+        remember = self._proposer.known.remember
+        for trial in trials:
+            remember(trial.config, trial.epsilon)
+            if trial.plan is not None:
+                for end, epsilon in zip(trial.plan.checkpoints, trial.plan.epsilons, strict=True):
+                    remember(self.problem.at(trial.config, end), epsilon)
 
     def _evaluate_again(
         self,

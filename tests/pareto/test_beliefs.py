@@ -5,15 +5,17 @@ import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from botorch_dp.pareto import Objective, StudyError, Trial
+from botorch_dp.pareto import DPareto, Objective, StudyError, Trial
 from botorch_dp.pareto.beliefs import (
     Beliefs,
     KnownObjectives,
+    farthest,
     fitted_gp,
     objective_scales,
     predicted,
@@ -354,3 +356,103 @@ def test_what_was_considered_is_forgotten_in_time(monkeypatch: pytest.MonkeyPatc
         assert known(configs).equal(expected)
         assert len(known._rows) <= 50 and len(known._exact) <= 50
     assert all(tuple(config.values()) in known._rows for config in often)
+
+
+class TestManyTrials:
+    """Beyond a limit, models see some trials only."""
+
+    @pytest.fixture(autouse=True)
+    def few(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("botorch_dp.pareto.beliefs._MOST_SEEN", 24)
+
+    @staticmethod
+    def seen(found: Beliefs) -> set[tuple[float, ...]]:
+        (X,) = found._gps[1].train_inputs  # type: ignore[misc]
+        return {tuple(row) for row in X.tolist()}
+
+    def test_all_of_them_up_to_the_limit(self) -> None:
+        problem = toy.problem()
+        trials = complete_trials(problem, 24)
+        codes = problem.space.encode([trial.config for trial in trials])
+        assert self.seen(beliefs(problem, trials)) == {tuple(row) for row in codes.tolist()}
+
+    @pytest.mark.parametrize("exact", [True, False])
+    def test_half_spread_and_half_near_the_expected_front(self, exact: bool) -> None:
+        problem = toy.problem()
+        trials = complete_trials(problem, 200)
+        found = beliefs(problem, trials, exact=exact)
+        codes = problem.space.encode([trial.config for trial in trials])
+        seen = self.seen(found)
+        spread = {tuple(codes[place].tolist()) for place in farthest(codes, 12)}
+        assert len(seen) == 24 and spread < seen
+        # The others are nearer to the front than trials commonly are.
+        front = codes[found.incumbent_means.argsort(dim=0)[-1:, 0]] if not exact else None
+        if front is None:
+            errors = torch.tensor([toy.expected_error(trial.config) for trial in trials])
+            epsilons = torch.tensor([trial.epsilon for trial in trials])
+            dominated = (epsilons[:, None] > epsilons) & (errors[:, None] > errors)
+            front = codes[~dominated.any(dim=1)]
+            near = torch.cdist(torch.tensor(sorted(seen - spread)).double(), front).amin(dim=-1)
+            everywhere = torch.cdist(codes, front).amin(dim=-1)
+            assert near.mean() < 0.5 * everywhere.mean()
+        # What is not seen is predicted all the same.
+        assert found.incumbent_means.shape == (200, 2) and found.incumbent_means.isfinite().all()
+
+    def test_luck_does_not_make_a_trial_seen(self) -> None:
+        """Of the half near the front, no outcome decides which trials it holds."""
+        problem = toy.problem()
+        trials = complete_trials(problem, 100)
+        codes = problem.space.encode([trial.config for trial in trials])
+        spread = farthest(codes, 12)
+        lucky = [
+            trial
+            if trial.number in spread
+            else replace(trial, measurements=(Measurement(float(trial.number % 2)),))
+            for trial in trials
+        ]
+        assert self.seen(beliefs(problem, lucky)) == self.seen(beliefs(problem, trials))
+
+    def test_predictions_stay_close(self) -> None:
+        problem = toy.problem()
+        trials = complete_trials(problem, 200)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("botorch_dp.pareto.beliefs._MOST_SEEN", 512)
+            everything = beliefs(problem, trials).incumbent_means[:, 1]
+        some = beliefs(problem, trials).incumbent_means[:, 1]
+        assert (some - everything).abs().mean() < 0.15 * everything.std()
+
+    def test_many_copies_of_few_configs(self) -> None:
+        problem = toy.problem()
+        some = complete_trials(problem, 3)
+        copies = [replace(some[number % 3], number=number) for number in range(60)]
+        found = beliefs(problem, copies)
+        assert len(found._gps[1].train_inputs[0]) == 24  # type: ignore[index]
+
+    def test_believed_trials_are_limited_too(self) -> None:
+        problem = toy.problem()
+        failed = problem.space.sample(60, seed=1)
+        found = beliefs(problem, complete_trials(problem, 10), failed)
+        assert len(found.incumbents) == 10 + 24
+        assert found.incumbents.configs[-1] == failed[-1]
+
+    def test_curves(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("botorch_dp.pareto.beliefs._MOST_POINTS", 24)
+        study = DPareto(toy.curve_problem(), seed=0, candidates=64)
+        study.run(14, initial=12)
+        found = study._proposer.beliefs(study.trials)
+        assert len(found._gps[1].train_inputs[0]) <= 24  # type: ignore[index]
+        assert len({row[-1] for row in found._gps[1].train_inputs[0].tolist()}) == 8  # type: ignore[index]
+
+    def test_a_proposal_is_a_function_of_the_trials(self, tmp_path: Path) -> None:
+        whole = DPareto(toy.problem(), seed=0, candidates=64)
+        whole.run(40, initial=36)
+        DPareto(toy.problem(), seed=0, candidates=64, storage=tmp_path / "s").run(38, initial=36)
+        resumed = DPareto(toy.problem(), seed=0, candidates=64, storage=tmp_path / "s")
+        resumed.run(40, initial=36)
+        assert [t.config for t in resumed.trials] == [t.config for t in whole.trials]
+
+
+def test_farthest_codes() -> None:
+    codes = torch.tensor([[0.0], [0.1], [1.0], [0.5], [0.5]]).double()
+    assert farthest(codes, 3) == [0, 2, 3]
+    assert sorted(farthest(codes, 5)) == [0, 1, 2, 3, 4]
