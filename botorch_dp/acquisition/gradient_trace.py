@@ -1,4 +1,4 @@
-r"""How much will the gradient at a location still be in doubt after these observations?
+r"""How uncertain the gradient at a location will still be after more observations (for DP-GIBO).
 
 A joint search for such points from random starts fails from about thirty inputs on: there are a
 thousand numbers to choose, and almost every start is flat. A regular simplex around the location

@@ -1,4 +1,4 @@
-r"""What a Gaussian process knows of its own gradient at one location.
+r"""The gradient of a Gaussian process at one location: its posterior, and what would narrow it.
 
 With ``C = d/dx k(x, D)`` and ``K = k(D, D) + noise``, the gradient at ``x`` given values at ``D``
 is normal with

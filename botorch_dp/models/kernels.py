@@ -96,7 +96,7 @@ class KernelDerivatives(nn.Module, ABC):
     def covariances(self, anchors: Tensor, X: Tensor) -> tuple[Covariances, Pullback]:
         """All that the gradient's covariance after observing ``X`` takes, and its derivatives.
 
-        By automatic differentiation, unless a class knows better.
+        By automatic differentiation, unless a class has a closed form.
 
         Args:
             anchors: The location and, below it, the old points: ``1 + N x d``.

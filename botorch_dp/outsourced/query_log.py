@@ -48,7 +48,7 @@ class QueryLog:
     answer one request twice. Threads may share a log; a forked child may not use its parent's.
 
     Args:
-        path: The file, or ``":memory:"``. It holds answers: keep it in the house.
+        path: The file, or ``":memory:"``. It holds answers: never hand it out.
     """
 
     def __init__(self, path: str | os.PathLike[str] = MEMORY) -> None:

@@ -45,8 +45,8 @@ def choose_projection_dim(X: Tensor, *, epsilon: float, delta: float) -> int:
     """The published guideline: the most columns for which ``X`` needs no lifting.
 
     **The answer is sensitive**: it depends on the least singular value of ``X``, and
-    no noise is added. Compute it inside the house; sending it out is a release without any
-    guarantee.
+    no noise is added. Compute it where the rows are; sending it out is a release without
+    any guarantee.
 
     Args:
         X: ``n x d`` rows; centred here as the transform centres them.

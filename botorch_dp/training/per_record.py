@@ -203,7 +203,7 @@ class Gradients:
 
 @dataclass(frozen=True)
 class Traits:
-    """What synthetic data told about a model and its loss."""
+    """What was found on synthetic data about a model and its loss."""
 
     num_classes: int | None
     """The number of classes if the targets are classes."""

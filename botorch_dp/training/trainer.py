@@ -439,7 +439,7 @@ class DPTrainer:
                     self._check_final(run.models())
 
             if publish:
-                # The noise of the steps stays in the house. What is shown is one model, stored
+                # The noise of the steps is not shown. What is shown is one model, stored
                 # first; a run that is cut off before has shown nothing, and goes on unpaid.
                 model = file.release(
                     plan.guarantee,

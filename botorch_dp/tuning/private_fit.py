@@ -425,7 +425,7 @@ class PrivateFit:
                 bar_format="{desc}: training for {elapsed}",
                 disable=not progress,
             ) as bar:
-                # The noise of the trainings stays in the house; what is shown is stored first.
+                # The noise of the trainings is not shown; what is shown is stored first.
                 shown = run.release(
                     self._price,
                     self._shown,
@@ -670,7 +670,7 @@ def _trainer_and_space(
 
 
 def _default_space(trainer: DPTrainer) -> SearchSpace:
-    """Ranges around what suits the number of records; lots are large, as noise wants them."""
+    """Ranges around what suits the number of records; lots are large, which suits the noise."""
     n = len(trainer.tensors.train_X)
     largest = max(1, min(n // 8, LARGEST_PUBLISHED_LOT))
     known: dict[str, Parameter] = {
