@@ -383,7 +383,7 @@ MUTANTS = [
         ("(1 - lean, 1 + lean)", "(1.0, 1.0)"),
     ),
     *_mutants(
-        "tuning/selection.py",
+        "tuning/trainings.py",
         "tuning/test_private_fit.py",
         (
             "if number not in self._scores:\n                return False",
@@ -393,8 +393,8 @@ MUTANTS = [
         ("seed = self._seed(number, 0)", "seed = self._seed(0, 0)"),
     ),
     *_mutants(
-        "training/audit.py",
-        "training/test_audit.py",
+        "training/canaries.py",
+        "training/test_canaries.py",
         ("excess = 2 * canaries * delta *", "excess = canaries * delta *"),
         ("binom.sf(correct - 1,", "binom.sf(correct,"),
     ),

@@ -63,7 +63,7 @@ from botorch_dp.training import (
 )
 from botorch_dp.training.networks import multilayer_perceptron
 from botorch_dp.tuning import PrivateFit
-from botorch_dp.tuning.selection import _upper_bounds
+from botorch_dp.tuning.trainings import _upper_bounds
 
 EPSILONS, DELTA, TRIALS = (0.1, 0.3, 1.0, 3.0), 1e-5, 40
 RUNS, BOOTSTRAPS = 200, 60

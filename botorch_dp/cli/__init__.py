@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 
 from botorch_dp import __version__
-from botorch_dp.cli import fitting, outsourcing, privacy, report, study
+from botorch_dp.cli import fitting, fronts, outsourcing, pricing, report
 from botorch_dp.cli.arguments import Parser
 
 __all__ = ["main"]
@@ -47,7 +47,7 @@ def parser() -> Parser:
     top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     top.add_argument("--debug", action="store_true", help="show tracebacks of errors")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for module in (study, fitting, report, privacy, outsourcing):
+    for module in (fronts, fitting, report, pricing, outsourcing):
         module.add_commands(commands)
     return top
 

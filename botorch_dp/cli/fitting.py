@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from botorch_dp.cli.arguments import check_folder, count, positive, probability
-from botorch_dp.cli.study import TASK_HELP, check_task, load_problem
+from botorch_dp.cli.fronts import TASK_HELP, check_task, load_problem
 
 if TYPE_CHECKING:
     from botorch_dp.tuning import PrivateFit

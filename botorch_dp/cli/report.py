@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from botorch_dp.cli.arguments import check_extra, check_folder, count
-from botorch_dp.cli.study import add_problem_options, check_task, load_problem
+from botorch_dp.cli.fronts import add_problem_options, check_task, load_problem
 
 _TOKEN_VARIABLE = "BOTORCH_DP_TOKEN"
 #: Where SQLite keeps a file's application id, and the ids of our files.

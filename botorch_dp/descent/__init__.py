@@ -20,7 +20,7 @@ How to choose the settings, all of which are public (measured in ``benchmarks/dp
   Both are covered by the one guarantee.
 """
 
-from botorch_dp.descent.bounds import DescentBound, DescentFacts
+from botorch_dp.descent.convergence import DescentBound, DescentFacts
 from botorch_dp.descent.designs import Design
 from botorch_dp.descent.dp_gibo import DPGIBO, NoiseAwareAdagrad
 from botorch_dp.descent.settings import (

@@ -23,8 +23,8 @@ from tqdm.auto import tqdm
 
 from botorch_dp._checks import check_nonnegative, check_positive, checked, checked_but
 from botorch_dp._files import pack
-from botorch_dp.descent.bounds import DescentFacts
 from botorch_dp.descent.clipping import ClippedMean, Observations, read_losses
+from botorch_dp.descent.convergence import DescentFacts
 from botorch_dp.descent.designs import (
     Design,
     DesignName,

@@ -17,7 +17,7 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from botorch_dp._checks import check_integer, check_positive, check_tensor, checked
-from botorch_dp.descent.bounds import DescentBound, DescentFacts, descent_bound
+from botorch_dp.descent.convergence import DescentBound, DescentFacts, descent_bound
 from botorch_dp.descent.designs import Design
 from botorch_dp.errors import NotPublicError
 from botorch_dp.privacy import (
@@ -366,7 +366,7 @@ class DescentResult:
         """How far from the minimum this run may have ended, from its traces and what you know.
 
         Reads no record: what is known of the losses is said here, and the bound may be published
-        like the run if it was known without the records. See :mod:`.descent.bounds` for the
+        like the run if it was known without the records. See :mod:`.descent.convergence` for the
         statement and its proof, after Theorems 3.2 and 3.3 and Corollary 3.4 of [Sopa2025].
 
         Args:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         mnist_mlp2_sgd,
         private_logistic_regression,
     )
-    from botorch_dp.tasks.selection import (
+    from botorch_dp.tasks.queries import (
         SparseVectorProblem,
         SparseVectorUtility,
         sparse_vector,
@@ -34,13 +34,6 @@ READY: dict[str, tuple[str, ...]] = {
     "mnist_mlp2_sgd": ("mnist", "digits"),
     "private_logistic_regression": ("adult", "breast_cancer"),
     "sparse_vector": (),
-}
-
-_SELECTION = {
-    "SparseVectorProblem",
-    "SparseVectorUtility",
-    "sparse_vector",
-    "sparse_vector_epsilon",
 }
 
 __all__ = [
@@ -61,7 +54,7 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'botorch_dp.tasks' has no attribute {name!r}")
-    module = "selection" if name.lower().startswith("sparse") else "learning"
+    module = "queries" if name.lower().startswith("sparse") else "learning"
     value = getattr(import_module(f"botorch_dp.tasks.{module}"), name)
     globals()[name] = value
     return value

@@ -1,6 +1,6 @@
 """Training with differential privacy: DP-SGD and DP-Adam, fast enough to be tuned."""
 
-from botorch_dp.training.audit import TrainingAuditReport, audit_training
+from botorch_dp.training.canaries import TrainingAuditReport, audit_training
 from botorch_dp.training.networks import (
     LowRankLinear,
     accuracy,

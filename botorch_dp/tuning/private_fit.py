@@ -45,7 +45,7 @@ from botorch_dp.privacy.runs import Run, fingerprint
 from botorch_dp.space import Config, Integer, Parameter, Real, SearchSpace
 from botorch_dp.training import DPTrainer, TrainTest, accuracy
 from botorch_dp.training.plan import FIXED_BEFOREHAND, LARGEST_PUBLISHED_LOT
-from botorch_dp.tuning.selection import Scoring, Trials, train_and_score, train_once
+from botorch_dp.tuning.trainings import Scoring, Trials, train_and_score, train_once
 
 Method = Literal["auto", "random", "adaptive", "twin", "default"]
 TestRecords = Literal["sensitive", "public", "training"]

@@ -33,8 +33,8 @@ from botorch_dp.privacy.runs import Run
 from botorch_dp.space import Choice, Integer, Real, SearchSpace
 from botorch_dp.training import DPTrainer, TrainTest, logistic_loss, logistic_regression
 from botorch_dp.tuning import PrivateFit
-from botorch_dp.tuning import selection as mechanics
-from botorch_dp.tuning.selection import FAILED, Outcome, Scoring, follow
+from botorch_dp.tuning import trainings as mechanics
+from botorch_dp.tuning.trainings import FAILED, Outcome, Scoring, follow
 
 _N = 240
 BUDGET = PrivacyBudget(5.0, 1e-4)

@@ -11,7 +11,7 @@ import torch
 from gpytorch.kernels import PolynomialKernel, RBFKernel
 
 from botorch_dp.descent import DPGIBO, DescentFacts, DescentResult, Design
-from botorch_dp.descent.bounds import descent_bound
+from botorch_dp.descent.convergence import descent_bound
 
 FACTS = DescentFacts(
     dim=2, clip_norm=math.inf, noise_std=0.0, step_size=0.5, noise_variance=0.0, has_box=False

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from botorch_dp.cli import main
-from botorch_dp.cli.study import load_problem, ready_tasks
+from botorch_dp.cli.fronts import load_problem, ready_tasks
 from botorch_dp.pareto import DPareto
 from botorch_dp.privacy import PrivacyLedger
 from tests.cli.calling import OWN_PROBLEM, call

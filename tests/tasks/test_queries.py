@@ -43,14 +43,14 @@ class TestExpectedError:
         assert errors == pytest.approx([1 - 2 / 7, 1 - 6 / 9, 0.0, 0.0], abs=1e-6)
 
     def test_quadrature_has_converged(self) -> None:
-        from botorch_dp.tasks import selection
+        from botorch_dp.tasks import queries
 
         scales = np.array([1e-3, 0.2, 1.0, 30.0])
-        nodes, weights = selection._laplace_quadrature(scales)
+        nodes, weights = queries._laplace_quadrature(scales)
         assert weights.sum(axis=1) == pytest.approx(np.ones(4))
         for scale, row, weight in zip(scales, nodes, weights, strict=True):
             # P(rho + L >= 1/2) for independent Laplace draws of scales s and 1, in closed form.
-            values = selection._laplace_survival(0.5 - row, np.array(1.0))
+            values = queries._laplace_survival(0.5 - row, np.array(1.0))
             s = scale
             expected = (
                 0.5 * (np.exp(-0.5) - s**2 * np.exp(-0.5 / s)) / (1 - s**2)

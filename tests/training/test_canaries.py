@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import NeighboringRelation
 from botorch_dp.training import DPTrainer, TrainTest, logistic_loss, logistic_regression
-from botorch_dp.training.audit import audit_training, epsilon_from_guesses, guesses_p_value
+from botorch_dp.training.canaries import audit_training, epsilon_from_guesses, guesses_p_value
 from botorch_dp.training.networks import cross_entropy_loss
 from botorch_dp.training.randomness import SeededRandomness
 
