@@ -148,7 +148,7 @@ class SystemRandomness:
     """
 
     def __init__(self) -> None:
-        # Standard normal draws that nobody has seen, with their process: each is used once.
+        # Draws that nobody has seen, with their process and deviation: each is used once.
         self._spare: list[tuple[object, Tensor]] = []
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -177,9 +177,10 @@ class SystemRandomness:
         # One byte decides, except where it is the one at the border: there a fraction decides.
         border, fraction = divmod(256 * probability, 1.0)
         bytes_ = np.frombuffer(_system_bytes(population), dtype=np.uint8)
-        chosen = np.flatnonzero(bytes_ <= int(border))
+        chosen = (bytes_ <= int(border)).nonzero()[0]
         decided = bytes_[chosen] < int(border)
-        decided[~decided] = _system_uniform(len(decided) - int(decided.sum())) < fraction
+        undecided = (~decided).nonzero()[0]
+        decided[undecided] = _system_uniform(len(undecided)) < fraction
         return torch.from_numpy(chosen[decided])
 
     def perturb_(self, total: Tensor, *, sensitivity: float, noise_multiplier: float) -> None:
@@ -187,22 +188,22 @@ class SystemRandomness:
         exponent = math.floor(math.log2(noise_multiplier * sensitivity)) + GRID_EXPONENT
         grid = math.ldexp(1.0, exponent)
         widened = sensitivity * (1 + ROUNDING_SLACK) + grid * math.sqrt(total.numel())
-        scale = noise_multiplier * widened / grid
-        for part in total.split(_CHUNK):
-            noise = self._draw(len(part)).mul_(scale).round_().to(total.device)
+        cells = noise_multiplier * widened / grid
+        for part in total.split(_CHUNK) if total.numel() > _CHUNK else (total,):
+            noise = self._draw(part.numel(), cells).to(total.device)
             part.div_(grid).round_().add_(noise).mul_(grid)
 
-    def _draw(self, size: int) -> Tensor:
-        """Standard normal draws, used once; many are made at a time."""
+    def _draw(self, size: int, cells: float) -> Tensor:
+        """Normal draws of a deviation in cells, rounded, used once; many are made at a time."""
         try:
             # Taken out before it is used, in one step: two threads never hold the same draws.
-            process, normal = self._spare.pop()
+            made_for, noise = self._spare.pop()
         except IndexError:
-            process, normal = None, torch.empty(0, dtype=torch.float64)
-        if len(normal) < size or process is not _process:
-            normal = _system_normal(_CHUNK)
-        self._spare.append((_process, normal[size:]))
-        return normal[:size]
+            made_for, noise = None, torch.empty(0, dtype=torch.float64)
+        if noise.numel() < size or made_for != (_process, cells):
+            made_for, noise = (_process, cells), _system_normal(_CHUNK).mul_(cells).round_()
+        self._spare.append((made_for, noise[size:]))
+        return noise[:size]
 
     def state(self) -> dict[str, Any]:
         """Nothing: what the operating system will draw next is unknown."""
@@ -244,7 +245,11 @@ def _system_uniform(size: int) -> np.ndarray:
 def _system_normal(size: int) -> Tensor:
     """Standard normal draws in double precision, by Box and Muller (up to 8.6 deviations)."""
     pairs = (size + 1) // 2
-    uniform = torch.from_numpy(_system_uniform(2 * pairs))
-    radius, angle = uniform[:pairs], uniform[pairs:].mul_(2 * math.pi)
-    radius.add_(2.0**-54).log_().mul_(-2).sqrt_()
-    return torch.cat([radius * angle.cos(), angle.sin_().mul_(radius)])[:size]
+    uniform = _system_uniform(2 * pairs)
+    radius, angle = uniform[:pairs], torch.from_numpy(uniform[pairs:]).mul_(2 * math.pi)
+    # Logarithms and roots are faster in numpy, sines and cosines in torch.
+    radius = np.sqrt(-2 * np.log(radius + 2.0**-54))
+    drawn = torch.from_numpy(radius).repeat(2)
+    drawn[:pairs].mul_(angle.cos())
+    drawn[pairs:].mul_(angle.sin_())
+    return drawn[:size]
