@@ -54,7 +54,7 @@ class Observations:
 
     def within(self, limit: int) -> Observations:
         """The newest batches that have at most ``limit`` points together."""
-        sizes = [len(block) for block in self.blocks]
+        sizes = [block.shape[0] for block in self.blocks]
         dropped = 0
         while sum(sizes[dropped:]) > limit:
             dropped += 1
@@ -65,7 +65,7 @@ class Observations:
 
     def gradients(self, weights: Tensor) -> Iterator[Tensor]:
         """``weights^T L`` (``N x d`` and ``N x n``), some columns at a time: ``d x m``."""
-        parts = weights.split([len(block) for block in self.blocks])
+        parts = weights.split([block.shape[0] for block in self.blocks])
         for start in range(0, self.num_records, _CHUNK):
             chunk = slice(start, start + _CHUNK)
             total = parts[0].mT @ self.blocks[0][:, chunk]

@@ -232,7 +232,7 @@ def test_threads_never_share_a_draw(monkeypatch: pytest.MonkeyPatch) -> None:
     def draw(mine: list[torch.Tensor]) -> None:
         sys.settrace(turns)
         for _ in range(200):
-            mine.append(coins._draw(3).clone())
+            mine.append(coins._draw(3, 2.0**50).clone())
 
     threads = [threading.Thread(target=draw, args=(mine,)) for mine in taken]
     for thread in threads:
