@@ -295,10 +295,13 @@ def floor(
     slopes = [torch.randn(R, m, len(weight)) for weight in layers]
     sums = torch.zeros(R, sum(weight.numel() + len(weight) for weight in layers), dtype=precise)
     steps = setting.epochs * (n // m)
+    ahead: list[tuple[Tensor, ...]] = []
 
     def run() -> None:
         for _ in range(steps):
-            lots = [each.choose_each(n, m / n)[: m // 2].repeat(2) for each in coins]
+            if not ahead:
+                ahead.extend(zip(*(c.choose_each(n, m / n, 32) for c in coins), strict=True))
+            lots = [lot[: m // 2].repeat(2) for lot in ahead.pop()]
             below = [X.index_select(0, torch.cat(lots)).view(R, m, -1)]
             for weight in weights:
                 below.append(torch.bmm(below[-1], weight.mT))

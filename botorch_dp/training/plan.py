@@ -219,7 +219,7 @@ class TrainingPlan:
         """The indices of the next lots; of a Poisson-sampled one, possibly none."""
         n, m = self.num_records, self.lot_size
         if self.sampling == "poisson":
-            return [randomness.choose_each(n, m / n) for _ in range(count)]
+            return randomness.choose_each(n, m / n, count)
         return [randomness.choose(n, m) for _ in range(count)]
 
     def privacy_loss(self, steps: int) -> PrivacyLoss:

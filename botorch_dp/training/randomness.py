@@ -30,6 +30,8 @@ ROUNDING_SLACK = 2e-6
 
 #: Noise is drawn for so many numbers at once: what is computed on the way stays in the cache.
 _CHUNK = 2**14
+#: Lots are drawn together that take at most so many bytes: these stay in the cache, too.
+_BYTES_AT_ONCE = 2**18
 #: So many bytes of the operating system go into each long sequence.
 _STRETCHED = 32
 
@@ -72,8 +74,8 @@ class Randomness(Protocol):
     def choose(self, population: int, size: int) -> Tensor:
         """A uniform subset of ``range(population)`` of the given size, in no particular order."""
 
-    def choose_each(self, population: int, probability: float) -> Tensor:
-        """Each of ``range(population)`` independently with the given probability."""
+    def choose_each(self, population: int, probability: float, times: int) -> list[Tensor]:
+        """Each of ``range(population)`` independently with the given probability, some times."""
 
     def perturb_(self, total: Tensor, *, sensitivity: float, noise_multiplier: float) -> None:
         """Add Gaussian noise of ``noise_multiplier * sensitivity`` to a sum, in place."""
@@ -110,9 +112,12 @@ class SeededRandomness:
         # Floyd's algorithm or a tail shuffle: far below the cost of permuting the population.
         return torch.from_numpy(self._lots.choice(population, size, replace=False, shuffle=False))
 
-    def choose_each(self, population: int, probability: float) -> Tensor:
-        """Each of ``range(population)`` independently with the given probability."""
-        return self.choose(population, int(self._lots.binomial(population, probability)))
+    def choose_each(self, population: int, probability: float, times: int) -> list[Tensor]:
+        """Each of ``range(population)`` independently with the given probability, some times."""
+        binomial = self._lots.binomial
+        return [
+            self.choose(population, int(binomial(population, probability))) for _ in range(times)
+        ]
 
     def perturb_(self, total: Tensor, *, sensitivity: float, noise_multiplier: float) -> None:
         """Add Gaussian noise of ``noise_multiplier * sensitivity`` to a sum, in place."""
@@ -172,16 +177,22 @@ class SystemRandomness:
             drawn = drawn[np.sort(np.unique(drawn, return_index=True)[1])]
         return torch.from_numpy(drawn[:size])
 
-    def choose_each(self, population: int, probability: float) -> Tensor:
-        """Each of ``range(population)`` independently with the given probability."""
+    def choose_each(self, population: int, probability: float, times: int) -> list[Tensor]:
+        """Each of ``range(population)`` independently with the given probability, some times."""
+        at_once = max(1, _BYTES_AT_ONCE // population)
+        if times > at_once:
+            parts = [min(at_once, times - first) for first in range(0, times, at_once)]
+            return [lot for n in parts for lot in self.choose_each(population, probability, n)]
         # One byte decides, except where it is the one at the border: there a fraction decides.
         border, fraction = divmod(256 * probability, 1.0)
-        bytes_ = np.frombuffer(_system_bytes(population), dtype=np.uint8)
+        bytes_ = np.frombuffer(_system_bytes(times * population), dtype=np.uint8)
         chosen = (bytes_ <= int(border)).nonzero()[0]
         decided = bytes_[chosen] < int(border)
         undecided = (~decided).nonzero()[0]
         decided[undecided] = _system_uniform(len(undecided)) < fraction
-        return torch.from_numpy(chosen[decided])
+        starts = population * np.arange(times)
+        lots = np.split(chosen[decided], chosen[decided].searchsorted(starts[1:]))
+        return [torch.from_numpy(lot - start) for lot, start in zip(lots, starts, strict=True)]
 
     def perturb_(self, total: Tensor, *, sensitivity: float, noise_multiplier: float) -> None:
         """Add Gaussian noise of ``noise_multiplier * sensitivity`` to a sum, in place."""
