@@ -195,7 +195,7 @@ class TrainingRun:
         longer than lots of fixed size.
         """
         self._block = places, sizes
-        filled = torch.arange(places.shape[2]) < sizes.unsqueeze(2)
+        filled = torch.arange(places.shape[2], device=sizes.device) < sizes.unsqueeze(2)
         places, filled = (part.to(self._parameters.device) for part in (places, filled))
         self._ahead = [
             _Lots(
