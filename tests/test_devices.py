@@ -145,8 +145,8 @@ CASES: dict[str, tuple[Callable[[], Callable[[], None]], int]] = {
     "training with Adam": (lambda: training("adam"), 0),
     "training to publish": (lambda: training("sgd", publish=True), 0),
     "training in single precision": (lambda: training("scale_free", dtype=torch.float32), 0),
-    "DP-GIBO": (descent, 9),
-    "DP-GIBO in single precision": (lambda: descent(torch.float32), 9),
+    "DP-GIBO": (descent, 6),
+    "DP-GIBO in single precision": (lambda: descent(torch.float32), 6),
     "HVPoI": (lambda: hypervolume(HypervolumeProbabilityOfImprovement), 0),
     "its logarithm": (lambda: hypervolume(LogHypervolumeProbabilityOfImprovement), 0),
 }

@@ -114,7 +114,8 @@ def _independent_cholesky(matrix: Tensor, limit: Tensor) -> tuple[Tensor, Tensor
     The rows are taken in order if all are independent, else by the largest pivot.
     """
     root, failed = torch.linalg.cholesky_ex(matrix)
-    if not failed and bool((root.diagonal().square() > limit).all()):
+    independent = (root.diagonal().square() > limit).all()
+    if bool(independent.logical_and_(failed == 0)):  # one wait for the device
         return root, torch.arange(len(matrix), device=matrix.device)
     pivots = matrix.diagonal().clone()
     columns = torch.zeros_like(matrix)  # column j: the factor's column of the j-th kept row
