@@ -7,17 +7,24 @@
    set at a time or all in a batch, whichever is faster. Also the part of the time that BoTorch's
    protocol for acquisition functions and automatic differentiation take of any such function.
 2. One whole DP-GIBO step (design, factor, gradients, clipping, noise; the objective aside) against
-   the matrix products that no implementation can avoid, at d = 33, n = 5000, N = 850.
+   the matrix products that no implementation can avoid, at N/d/n = 850/33/5000, 340/33/5000 and
+   110/10/1000; and against its floor: the products, OpenDP's noise for d numbers, and one value
+   that goes through the door of a run in memory. What the door takes in a file is printed too.
 3. How a step grows with the number of points, parameters and records.
 """
 
 from __future__ import annotations
 
+import itertools
+import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from botorch.utils.transforms import (
     average_over_ensemble_models,
@@ -32,12 +39,16 @@ from benchmarks.common import (
     Ratio,
     interleaved_ratio,
     save_results,
+    seconds,
 )
 from botorch_dp.acquisition import GradientTrace
 from botorch_dp.descent import DPGIBO, Design
+from botorch_dp.descent.settings import DescentSettings
 from botorch_dp.models import public_gp
 from botorch_dp.models.gradient import KernelFactor
 from botorch_dp.models.kernels import kernel_derivatives
+from botorch_dp.privacy._noise import ExactNoise
+from botorch_dp.privacy.runs import Run
 
 NOISE = 1e-4
 
@@ -189,6 +200,41 @@ def unavoidable_products(num_points: int, d: int, n: int) -> Callable[[], Any]:
     return products
 
 
+def step_ratios(num_points: int, d: int, n: int, repeats: int, design: str) -> dict[str, Any]:
+    """A step over the products, and over its floor: medians over turns, with their ranges."""
+    values, price = np.zeros(d), DescentSettings(torch.zeros(d), 1.0, 1000, 1.0).step_price
+    in_memory = Run(None, what="a benchmark", settings={})
+    keys = map(str, itertools.count())
+    with tempfile.TemporaryDirectory() as folder:
+        in_file = Run(Path(folder) / "run", what="a benchmark", settings={})
+
+        def through(door: Run) -> Callable[[], Any]:
+            return lambda: door.release(price, lambda _: values, key=next(keys), read=lambda: None)
+
+        parts: dict[str, Callable[[], Any]] = {
+            "step": prepared_run(num_points, d, n, name=design, batch_size=d + 1),
+            "products": unavoidable_products(num_points, d, n),
+            "noise": lambda: ExactNoise().add_gaussian(values, 1.0),
+            "door": through(in_memory),
+            "door in a file": through(in_file),
+        }
+        for part in 3 * list(parts.values()):
+            part()
+        taken = [
+            {name: 1e3 * seconds(part, time.process_time) for name, part in parts.items()}
+            for _ in range(repeats)
+        ]
+        in_file.close()
+    found: dict[str, Any] = {
+        f"{name}, ms": statistics.median(turn[name] for turn in taken) for name in parts
+    }
+    for name, floor in {"products": ("products",), "floor": ("products", "noise", "door")}.items():
+        ratios = sorted(turn["step"] / sum(turn[part] for part in floor) for turn in taken)
+        found[f"step over {name}"] = statistics.median(ratios)
+        found[f"step over {name}, range"] = [ratios[0], ratios[-1]]
+    return found
+
+
 def milliseconds(step: Callable[[], Any], repeats: int) -> float:
     times = []
     for _ in range(repeats):
@@ -221,19 +267,14 @@ def main() -> None:
     repeats = parser.parse_args().repeats
     torch.set_num_threads(1)
     ratios = trace_ratios(3 * repeats)
-    for design in ("simplex", "central"):
-        step = prepared_run(850, 33, 5000, name=design, batch_size=34)
-        name = f"one step, d = 33, n = 5000, N = 850, {design}: products over step"
-        ratios[name] = interleaved_ratio(
-            unavoidable_products(850, 33, 5000),
-            step,
-            repeats=repeats,
-            warmup=3,
-            clock=time.process_time,
-        )
-        print(f"{name}: {ratios[name]}")
+    steps = {}
+    for sizes in ((850, 33, 5000), (340, 33, 5000), (110, 10, 1000)):
+        for design in ("simplex", "central"):
+            name = "one step, N = {}, d = {}, n = {}, ".format(*sizes) + design
+            steps[name] = step_ratios(*sizes, 3 * repeats, design)
+            print(name, {key: np.round(value, 2).tolist() for key, value in steps[name].items()})
     tables = growth(repeats)
-    save_results("dp_gibo_speed", {"ratios": ratios, "step_milliseconds": tables})
+    save_results("dp_gibo_speed", {"ratios": ratios, "steps": steps, "step_milliseconds": tables})
 
 
 if __name__ == "__main__":

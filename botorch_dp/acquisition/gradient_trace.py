@@ -9,6 +9,7 @@ and the only number left to choose is the radius.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any, Literal
 
 import torch
@@ -221,11 +222,17 @@ def regular_simplex(corners: int, *, like: Tensor) -> Tensor:
     """Unit vectors with equal angles that sum to zero, ``corners x max(corners - 1, 1)``.
 
     The columns of Helmert's matrix, whose rows are orthonormal and orthogonal to the ones vector.
-    A single corner is the number 1. The result has the dtype and device of ``like``.
+    A single corner is the number 1. The result has the dtype and device of ``like``, is kept for
+    the next call, and is not to be changed.
     """
+    return _regular_simplex(corners, like.dtype, like.device)
+
+
+@lru_cache(maxsize=8)
+def _regular_simplex(corners: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     if corners == 1:
-        return like.new_ones(1, 1)
-    column = torch.arange(corners, dtype=like.dtype, device=like.device)
+        return torch.ones(1, 1, dtype=dtype, device=device)
+    column = torch.arange(corners, dtype=dtype, device=device)
     row = column[1:].unsqueeze(-1)  # k = 1, ..., corners - 1
     helmert = torch.where(column < row, 1.0, torch.where(column == row, -row, 0.0))
     helmert = helmert / (row * (row + 1)).sqrt()

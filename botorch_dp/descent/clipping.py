@@ -54,7 +54,7 @@ class Observations:
 
     def within(self, limit: int) -> Observations:
         """The newest batches that have at most ``limit`` points together."""
-        sizes = [len(block) for block in self.blocks]
+        sizes = [block.shape[0] for block in self.blocks]
         dropped = 0
         while sum(sizes[dropped:]) > limit:
             dropped += 1
@@ -65,7 +65,7 @@ class Observations:
 
     def gradients(self, weights: Tensor) -> Iterator[Tensor]:
         """``weights^T L`` (``N x d`` and ``N x n``), some columns at a time: ``d x m``."""
-        parts = weights.split([len(block) for block in self.blocks])
+        parts = weights.split([block.shape[0] for block in self.blocks])
         for start in range(0, self.num_records, _CHUNK):
             chunk = slice(start, start + _CHUNK)
             total = parts[0].mT @ self.blocks[0][:, chunk]
@@ -109,16 +109,24 @@ class ClippedMean:
         dim: The number of parameters ``d``.
         num_records: ``n``, at most 2^31.
         clip_norm: ``B``; infinite for a plain mean, which has no sensitivity.
+        device: Of the gradients; torch's default if None.
     """
 
-    def __init__(self, dim: int, num_records: int, clip_norm: float) -> None:
+    def __init__(
+        self,
+        dim: int,
+        num_records: int,
+        clip_norm: float,
+        device: torch.device | None = None,
+    ) -> None:
         self.num_records = num_records
         self.bound = clip_norm * (1 - (4 * num_records + 2 * dim + 16) * _EPS)
         # A sum of n entries, each at most 2^bits, stays below 2^62; below 2^52 doubles are exact.
         bits = min(52, 62 - math.ceil(math.log2(num_records)))
         self.unit = clip_norm * 2.0**-bits
-        self.total = torch.zeros(dim, dtype=torch.double if self.is_plain else torch.int64)
-        self._counts = torch.zeros(2, dtype=torch.int64)
+        kind = torch.double if self.is_plain else torch.int64
+        self.total = torch.zeros(dim, dtype=kind, device=device)
+        self._counts = torch.zeros(2, dtype=torch.int64, device=device)
 
     @property
     def is_plain(self) -> bool:
@@ -143,9 +151,9 @@ class ClippedMean:
             shortened = directions.mul_(torch.minimum(scale, limit)).div_(self.unit)
             total = shortened.to(torch.int64).sum(dim=-1)  # rounds towards zero
             clipped = (finite & (largest > limit)).sum()
-        self.total = self.total.to(total.device) + total
+        self.total = self.total + total
         counts = torch.stack((clipped.long(), (~finite).sum()))
-        self._counts = self._counts.to(counts.device) + counts
+        self._counts = self._counts + counts
 
     def value(self) -> Tensor:
         """The mean over all ``n`` records, a ``d``-vector of doubles."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, get_args
 
 import torch
@@ -162,7 +163,7 @@ class Design:
         if len(belief.points):
             # As a polynomial kernel has once it is spanned, or any kernel in a converged run.
             known = torch.finfo(belief.location.dtype).eps ** _KNOWN_EXPONENT
-            limit = known * belief.prior.trace()
+            limit = known * belief.prior.diagonal().sum()
             if bool(belief.trace <= limit.clamp_min(self.tolerance or 0.0)):
                 return Proposal(belief.location.new_zeros(0, d), 0.0)
         radii = self._radii(belief.location.dtype, step, steps, previous)
@@ -207,12 +208,17 @@ class Design:
             return [first * (last / first) ** (step / max(steps - 1, 1))]
         if self.radius is not None:
             return [self.radius]
-        grid = radius_grid(_RADII, like=torch.zeros((), dtype=dtype))
+        grid = _grid(dtype)
         if previous is None:
-            return grid.tolist()
+            return list(grid)
         # The best radius settles soon: look again after 1, 2, 4, 8, ... steps only.
         factors = _NEIGHBOURS if step & (step - 1) == 0 else (1.0,)
-        return (previous * grid.new_tensor(factors)).clamp(grid[0], grid[-1]).tolist()
+        return [min(max(previous * factor, grid[0]), grid[-1]) for factor in factors]
+
+
+@lru_cache
+def _grid(dtype: torch.dtype) -> tuple[float, ...]:
+    return tuple(radius_grid(_RADII, like=torch.zeros((), dtype=dtype)).tolist())
 
 
 def _polished(

@@ -382,8 +382,8 @@ class DPGIBO:
 
     def _mean_gradient(self, observations: Observations, weights: Tensor) -> ClippedMean:
         """The clipped gradients of all records; their mean is not noisy yet."""
-        dim, n = len(self._settings.initial), observations.num_records
-        mean = ClippedMean(dim, n, self._settings.clip_norm)
+        initial, n = self._settings.initial, observations.num_records
+        mean = ClippedMean(len(initial), n, self._settings.clip_norm, initial.device)
         for gradients in observations.gradients(weights):
             mean.add(gradients)
         return mean

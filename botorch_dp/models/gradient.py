@@ -63,7 +63,7 @@ class KernelFactor:
         return cls(derivatives, unit.new_zeros(0, dim), unit.new_zeros(0, 0))
 
     def __len__(self) -> int:
-        return len(self.points)
+        return self.points.shape[0]  # a tensor's own length takes ten times as long
 
     def extended(self, X: Tensor, noise: Tensor | float = 0.0) -> tuple[KernelFactor, Tensor]:
         """A factor that also has those rows of ``X`` that are independent of all before them.
@@ -114,7 +114,8 @@ def _independent_cholesky(matrix: Tensor, limit: Tensor) -> tuple[Tensor, Tensor
     The rows are taken in order if all are independent, else by the largest pivot.
     """
     root, failed = torch.linalg.cholesky_ex(matrix)
-    if not failed and bool((root.diagonal().square() > limit).all()):
+    independent = (root.diagonal().square() > limit).all()
+    if bool(independent.logical_and_(failed == 0)):  # one wait for the device
         return root, torch.arange(len(matrix), device=matrix.device)
     pivots = matrix.diagonal().clone()
     columns = torch.zeros_like(matrix)  # column j: the factor's column of the j-th kept row
@@ -195,7 +196,7 @@ class GradientBelief(nn.Module):
 
     def _condition(self, factor: KernelFactor, whitened: Tensor) -> None:
         """Set what depends on the points, given ``root^{-1} [C^T, 1]`` for the first of them."""
-        old = len(whitened)
+        old = whitened.shape[0]
         with torch.no_grad():
             gradient = self._gradient(factor.points[old:])  # b x p
             columns = torch.nn.functional.pad(gradient, (0, 1), value=1.0)
@@ -204,15 +205,17 @@ class GradientBelief(nn.Module):
             new = torch.linalg.solve_triangular(corner, remaining, upper=False)
             whitened = torch.cat((whitened, new))
             crossed, ones = whitened[:, :-1], whitened[:, -1:]
-            self.register_buffer("anchors", torch.cat((self.location.unsqueeze(0), factor.points)))
-            self.register_buffer("root", factor.root)
-            self.register_buffer("whitened", whitened)  # N x p + 1, root^{-1} [C^T, 1]
-            self.register_buffer("known", whitened if self.unknown_mean else crossed)
-            # What the constant does to the gradient given the values; how well they pin it down.
-            self.register_buffer("mean_effect", -(crossed.mT @ ones).squeeze(-1))  # p
-            self.register_buffer("mean_precision", ones.square().sum())
-            self.register_buffer(
-                "trace_without_mean", self.prior.diagonal().sum() - crossed.square().sum()
+            # All at once: registering them one by one takes longer than computing them.
+            self._buffers.update(
+                anchors=torch.cat((self.location.unsqueeze(0), factor.points)),
+                root=factor.root,
+                whitened=whitened,  # N x p + 1, root^{-1} [C^T, 1]
+                known=whitened if self.unknown_mean else crossed,
+                # What the constant does to the gradient given the values; how well they pin it
+                # down.
+                mean_effect=-(crossed.mT @ ones).squeeze(-1),  # p
+                mean_precision=ones.square().sum(),
+                trace_without_mean=self.prior.diagonal().sum() - crossed.square().sum(),
             )
 
     @property
@@ -240,20 +243,23 @@ class GradientBelief(nn.Module):
     def covariance(self) -> Tensor:
         """Covariance of the gradient, ``p x p``."""
         covariance = self.prior - self.crossed.mT @ self.crossed
-        if self.unknown_mean and len(self.points):
+        if self.unknown_mean and self.anchors.shape[0] > 1:
             covariance = covariance + self.mean_effect.outer(self.mean_effect) / self.mean_precision
         return covariance
 
     @property
     def trace(self) -> Tensor:
         """Trace of :attr:`covariance`, at least 0 whatever the rounding."""
-        return self.covariance.diagonal().sum().clamp_min(0)
+        trace = self.trace_without_mean
+        if self.unknown_mean and self.anchors.shape[0] > 1:
+            trace = trace + self.mean_effect.square().sum() / self.mean_precision
+        return trace.clamp_min(0)
 
     @property
     def weights(self) -> Tensor:
         """``N x p`` matrix ``W``: the posterior mean of the gradient is ``W^T y``."""
         crossed = self.crossed
-        if self.unknown_mean and len(self.points):
+        if self.unknown_mean and self.anchors.shape[0] > 1:
             crossed = crossed + self.whitened[:, -1:] * (self.mean_effect / self.mean_precision)
         return torch.linalg.solve_triangular(self.root.mT, crossed, upper=True)
 

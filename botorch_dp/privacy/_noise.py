@@ -15,6 +15,7 @@ scale by some units in the last place until the map confirms the promised parame
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable
 from fractions import Fraction
 from functools import lru_cache
@@ -204,7 +205,10 @@ def _finite(values: Any) -> NDArray[np.float64]:
     return np.clip(np.asarray(values, dtype=np.float64), -limit, limit)
 
 
-# Measurements are built afresh for each use: that takes .1 ms, and nothing is shared by threads.
+def _kept_by_thread(build: Callable[[float, int], Any]) -> Callable[[float, int], Any]:
+    """Building a measurement takes longer than using it; threads share none."""
+    kept = lru_cache(maxsize=64)(lambda thread, scale, count: build(scale, count))
+    return lambda scale, count: kept(threading.get_ident(), scale, count)
 
 
 @lru_cache(maxsize=1)
@@ -225,12 +229,14 @@ def _lattice(scale: float) -> int:
     return math.frexp(scale)[1] - 1 - LATTICE_BITS
 
 
+@_kept_by_thread
 def _laplace(scale: float, count: int) -> Any:
     opendp = _opendp()
     distance = opendp.l1_distance(T="f64")
     return opendp.m.make_laplace(_doubles(count), distance, scale=scale, k=_lattice(scale))
 
 
+@_kept_by_thread
 def _gaussian(scale: float, count: int) -> Any:
     opendp = _opendp()
     distance = opendp.l2_distance(T="f64")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeVar, get_args
 
 import numpy as np
@@ -122,6 +123,7 @@ def laplace_mechanism(
 
 
 @checked
+@lru_cache(maxsize=64)
 def gaussian_guarantee(
     *,
     sensitivity: float,

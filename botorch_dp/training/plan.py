@@ -215,11 +215,12 @@ class TrainingPlan:
         """``guarantee.epsilon(delta)``; infinite without noise."""
         return self.guarantee.epsilon(self.delta)
 
-    def draw_lot(self, randomness: Randomness) -> Tensor:
-        """The indices of one lot; of a Poisson-sampled one, possibly none."""
+    def draw_lots(self, randomness: Randomness, count: int) -> list[Tensor]:
+        """The indices of the next lots; of a Poisson-sampled one, possibly none."""
+        n, m = self.num_records, self.lot_size
         if self.sampling == "poisson":
-            return randomness.choose_each(self.num_records, self.lot_size / self.num_records)
-        return randomness.choose(self.num_records, self.lot_size)
+            return randomness.choose_each(n, m / n, count)
+        return [randomness.choose(n, m) for _ in range(count)]
 
     def privacy_loss(self, steps: int) -> PrivacyLoss:
         """What the first steps may reveal."""

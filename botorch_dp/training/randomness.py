@@ -30,6 +30,8 @@ ROUNDING_SLACK = 2e-6
 
 #: Noise is drawn for so many numbers at once: what is computed on the way stays in the cache.
 _CHUNK = 2**14
+#: Lots are drawn together that take at most so many bytes: these stay in the cache, too.
+_BYTES_AT_ONCE = 2**18
 #: So many bytes of the operating system go into each long sequence.
 _STRETCHED = 32
 
@@ -72,8 +74,8 @@ class Randomness(Protocol):
     def choose(self, population: int, size: int) -> Tensor:
         """A uniform subset of ``range(population)`` of the given size, in no particular order."""
 
-    def choose_each(self, population: int, probability: float) -> Tensor:
-        """Each of ``range(population)`` independently with the given probability."""
+    def choose_each(self, population: int, probability: float, times: int) -> list[Tensor]:
+        """Each of ``range(population)`` independently with the given probability, some times."""
 
     def perturb_(self, total: Tensor, *, sensitivity: float, noise_multiplier: float) -> None:
         """Add Gaussian noise of ``noise_multiplier * sensitivity`` to a sum, in place."""
@@ -110,9 +112,12 @@ class SeededRandomness:
         # Floyd's algorithm or a tail shuffle: far below the cost of permuting the population.
         return torch.from_numpy(self._lots.choice(population, size, replace=False, shuffle=False))
 
-    def choose_each(self, population: int, probability: float) -> Tensor:
-        """Each of ``range(population)`` independently with the given probability."""
-        return self.choose(population, int(self._lots.binomial(population, probability)))
+    def choose_each(self, population: int, probability: float, times: int) -> list[Tensor]:
+        """Each of ``range(population)`` independently with the given probability, some times."""
+        binomial = self._lots.binomial
+        return [
+            self.choose(population, int(binomial(population, probability))) for _ in range(times)
+        ]
 
     def perturb_(self, total: Tensor, *, sensitivity: float, noise_multiplier: float) -> None:
         """Add Gaussian noise of ``noise_multiplier * sensitivity`` to a sum, in place."""
@@ -148,7 +153,7 @@ class SystemRandomness:
     """
 
     def __init__(self) -> None:
-        # Standard normal draws that nobody has seen, with their process: each is used once.
+        # Draws that nobody has seen, with their process and deviation: each is used once.
         self._spare: list[tuple[object, Tensor]] = []
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -172,37 +177,44 @@ class SystemRandomness:
             drawn = drawn[np.sort(np.unique(drawn, return_index=True)[1])]
         return torch.from_numpy(drawn[:size])
 
-    def choose_each(self, population: int, probability: float) -> Tensor:
-        """Each of ``range(population)`` independently with the given probability."""
+    def choose_each(self, population: int, probability: float, times: int) -> list[Tensor]:
+        """Each of ``range(population)`` independently with the given probability, some times."""
+        at_once = max(1, _BYTES_AT_ONCE // population)
+        if times > at_once:
+            parts = [min(at_once, times - first) for first in range(0, times, at_once)]
+            return [lot for n in parts for lot in self.choose_each(population, probability, n)]
         # One byte decides, except where it is the one at the border: there a fraction decides.
         border, fraction = divmod(256 * probability, 1.0)
-        bytes_ = np.frombuffer(_system_bytes(population), dtype=np.uint8)
-        chosen = np.flatnonzero(bytes_ <= int(border))
+        bytes_ = np.frombuffer(_system_bytes(times * population), dtype=np.uint8)
+        chosen = (bytes_ <= int(border)).nonzero()[0]
         decided = bytes_[chosen] < int(border)
-        decided[~decided] = _system_uniform(len(decided) - int(decided.sum())) < fraction
-        return torch.from_numpy(chosen[decided])
+        undecided = (~decided).nonzero()[0]
+        decided[undecided] = _system_uniform(len(undecided)) < fraction
+        starts = population * np.arange(times)
+        lots = np.split(chosen[decided], chosen[decided].searchsorted(starts[1:]))
+        return [torch.from_numpy(lot - start) for lot, start in zip(lots, starts, strict=True)]
 
     def perturb_(self, total: Tensor, *, sensitivity: float, noise_multiplier: float) -> None:
         """Add Gaussian noise of ``noise_multiplier * sensitivity`` to a sum, in place."""
         exponent = math.floor(math.log2(noise_multiplier * sensitivity)) + GRID_EXPONENT
         grid = math.ldexp(1.0, exponent)
         widened = sensitivity * (1 + ROUNDING_SLACK) + grid * math.sqrt(total.numel())
-        scale = noise_multiplier * widened / grid
-        for part in total.split(_CHUNK):
-            noise = self._draw(len(part)).mul_(scale).round_().to(total.device)
+        cells = noise_multiplier * widened / grid
+        for part in total.split(_CHUNK) if total.numel() > _CHUNK else (total,):
+            noise = self._draw(part.numel(), cells).to(total.device)
             part.div_(grid).round_().add_(noise).mul_(grid)
 
-    def _draw(self, size: int) -> Tensor:
-        """Standard normal draws, used once; many are made at a time."""
+    def _draw(self, size: int, cells: float) -> Tensor:
+        """Normal draws of a deviation in cells, rounded, used once; many are made at a time."""
         try:
             # Taken out before it is used, in one step: two threads never hold the same draws.
-            process, normal = self._spare.pop()
+            made_for, noise = self._spare.pop()
         except IndexError:
-            process, normal = None, torch.empty(0, dtype=torch.float64)
-        if len(normal) < size or process is not _process:
-            normal = _system_normal(_CHUNK)
-        self._spare.append((_process, normal[size:]))
-        return normal[:size]
+            made_for, noise = None, torch.empty(0, dtype=torch.float64)
+        if noise.numel() < size or made_for != (_process, cells):
+            made_for, noise = (_process, cells), _system_normal(_CHUNK).mul_(cells).round_()
+        self._spare.append((made_for, noise[size:]))
+        return noise[:size]
 
     def state(self) -> dict[str, Any]:
         """Nothing: what the operating system will draw next is unknown."""
@@ -244,7 +256,11 @@ def _system_uniform(size: int) -> np.ndarray:
 def _system_normal(size: int) -> Tensor:
     """Standard normal draws in double precision, by Box and Muller (up to 8.6 deviations)."""
     pairs = (size + 1) // 2
-    uniform = torch.from_numpy(_system_uniform(2 * pairs))
-    radius, angle = uniform[:pairs], uniform[pairs:].mul_(2 * math.pi)
-    radius.add_(2.0**-54).log_().mul_(-2).sqrt_()
-    return torch.cat([radius * angle.cos(), angle.sin_().mul_(radius)])[:size]
+    uniform = _system_uniform(2 * pairs)
+    radius, angle = uniform[:pairs], torch.from_numpy(uniform[pairs:]).mul_(2 * math.pi)
+    # Logarithms and roots are faster in numpy, sines and cosines in torch.
+    radius = np.sqrt(-2 * np.log(radius + 2.0**-54))
+    drawn = torch.from_numpy(radius).repeat(2)
+    drawn[:pairs].mul_(angle.cos())
+    drawn[pairs:].mul_(angle.sin_())
+    return drawn[:size]

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from tqdm import tqdm
@@ -70,6 +71,10 @@ class TrainingRun:
         self.plans, self.rule = plans, rule
         self._engine, self._coins = engine, coins
         self._steps = [plan.steps for plan in plans]
+        self._noise = [
+            {"sensitivity": plan.sensitivity, "noise_multiplier": plan.noise_multiplier}
+            for plan in plans
+        ]
         self._parameters = engine.parameters.requires_grad_(False)
         self._clip_norms = torch.tensor(
             [[plan.clip_norm] for plan in plans],
@@ -161,11 +166,9 @@ class TrainingRun:
         lots, filled, size = self._ahead.pop(0)
         self.drawn += size
         sums = self._engine.clipped_sums(lots, filled, self._clip_norms[: len(lots)])
-        for row, plan, coins in zip(sums, self.plans, self._coins, strict=False):
-            if plan.noise_multiplier > 0:
-                coins.perturb_(
-                    row, sensitivity=plan.sensitivity, noise_multiplier=plan.noise_multiplier
-                )
+        for row, noise, coins in zip(sums, self._noise, self._coins, strict=False):
+            if noise["noise_multiplier"] > 0:
+                coins.perturb_(row, **noise)
         self.rule.step(sums.to(self._parameters.dtype))
         self.step += 1
 
@@ -174,11 +177,16 @@ class TrainingRun:
         replicates, plan = self.moving, self.plans[0]
         most = max(1, _PLACES_AHEAD // (replicates * plan.lot_size))
         count = min(_LOTS_AHEAD, most, self._steps[replicates - 1] - self.step)
-        coins = self._coins[:replicates]
-        lots = [plan.draw_lot(each) for _ in range(count) for each in coins]
-        sizes = torch.tensor([len(lot) for lot in lots]).view(count, replicates)
-        places = nn.utils.rnn.pad_sequence(lots, batch_first=True)  # with record 0
-        self._stock(places.view(count, replicates, places.shape[1]), sizes)
+        lots = [
+            [lot.numpy() for lot in plan.draw_lots(coins, count)]
+            for coins in self._coins[:replicates]
+        ]
+        sizes = np.array([[len(lot) for lot in own] for own in lots]).T  # b x R
+        places = np.zeros((*sizes.shape, sizes.max()), dtype=np.int64)  # empty ones: record 0
+        for replicate, own in enumerate(lots):
+            for step, lot in enumerate(own):
+                places[step, replicate, : len(lot)] = lot
+        self._stock(torch.from_numpy(places), torch.from_numpy(sizes.copy()))
 
     def _stock(self, places: Tensor, sizes: Tensor) -> None:
         """Lay in lots: places, ``b x R x m``, of which the first ``sizes`` (``b x R``) count.
@@ -187,7 +195,7 @@ class TrainingRun:
         longer than lots of fixed size.
         """
         self._block = places, sizes
-        filled = torch.arange(places.shape[2]) < sizes.unsqueeze(2)
+        filled = torch.arange(places.shape[2], device=sizes.device) < sizes.unsqueeze(2)
         places, filled = (part.to(self._parameters.device) for part in (places, filled))
         self._ahead = [
             _Lots(

@@ -399,7 +399,7 @@ class Searching:
         n, dim = self._search.num_records, len(self._coordinates.smooth)
 
         def read() -> Tensor:
-            mean = ClippedMean(dim, n, clip_norm)
+            mean = ClippedMean(dim, n, clip_norm, weights.device)
             for part in seen().gradients(weights):
                 mean.add(part)
             return mean.value()

@@ -216,7 +216,7 @@ def test_a_target_is_met_and_never_exceeded(lots: str, target: float) -> None:
 def test_fixed_lots_have_their_size_and_no_record_twice(
     coins: SystemRandomness, population: int, size: int
 ) -> None:
-    lots = [lots_of(population, size, "without_replacement").draw_lot(coins) for _ in range(50)]
+    lots = lots_of(population, size, "without_replacement").draw_lots(coins, 50)
     for lot in lots:
         assert lot.dtype == torch.long
         assert len(lot) == len(lot.unique()) == size
@@ -227,7 +227,7 @@ def test_fixed_lots_have_their_size_and_no_record_twice(
 
 @both_kinds
 def test_poisson_lots_hold_each_record_with_probability_m_over_n(coins: SystemRandomness) -> None:
-    lots = [lots_of(50, 5, "poisson").draw_lot(coins) for _ in range(2000)]
+    lots = lots_of(50, 5, "poisson").draw_lots(coins, 2000)
     sizes = torch.tensor([len(lot) for lot in lots])
     assert stats.binomtest(int(sizes.sum()), 50 * 2000, 0.1).pvalue > FALSE_ALARM
     # As in n independent coins, the size varies by sqrt(n p (1 - p)) = 2.1; n - 1 lots would not.
@@ -239,6 +239,7 @@ def test_poisson_lots_hold_each_record_with_probability_m_over_n(coins: SystemRa
 
 @both_kinds
 def test_poisson_lots_may_be_empty_or_everyone(coins: SystemRandomness) -> None:
-    sizes = {len(lots_of(2, 1, "poisson").draw_lot(coins)) for _ in range(200)}
+    sizes = {len(lot) for lot in lots_of(2, 1, "poisson").draw_lots(coins, 200)}
     assert sizes == {0, 1, 2}  # one of them missing: 3 * 0.75^200 < 1e-24
-    assert sorted(lots_of(4, 4, "poisson").draw_lot(coins).tolist()) == [0, 1, 2, 3]
+    (everyone,) = lots_of(4, 4, "poisson").draw_lots(coins, 1)
+    assert sorted(everyone.tolist()) == [0, 1, 2, 3]

@@ -73,7 +73,7 @@ class TestBothKinds:
 
     def test_poisson_sampling(self, coins: SeededRandomness) -> None:
         """Sizes are binomial, and each record is as likely as any other."""
-        lots = [coins.choose_each(20, 0.3) for _ in range(3000)]
+        lots = coins.choose_each(20, 0.3, 3000)
         sizes = np.bincount([len(lot) for lot in lots], minlength=21)
         expected = 3000 * stats.binom(20, 0.3).pmf(np.arange(21))
         usual = expected > 10
@@ -81,7 +81,7 @@ class TestBothKinds:
         assert stats.chisquare(*together).pvalue > FALSE_ALARM
         members = np.bincount(torch.cat(lots).numpy(), minlength=20)
         assert stats.chisquare(members).pvalue > FALSE_ALARM
-        assert len(coins.choose_each(5, 1.0)) == 5
+        assert [len(lot) for lot in coins.choose_each(5, 1.0, 2)] == [5, 5]
 
     @pytest.mark.parametrize("sensitivity, multiplier", [(2.0, 1.0), (1e-3, 0.05), (50.0, 40.0)])
     def test_noise_has_the_stated_deviation(
@@ -191,7 +191,9 @@ def test_system_integers_are_uniform(bound: int) -> None:
 
 @pytest.mark.parametrize("probability", [1e-3, 0.5 / 256, 1 / 256, 1.5 / 256, 0.5, 0.999, 1.0])
 def test_bytes_and_fractions_make_the_stated_probability(probability: float) -> None:
-    chosen = sum(len(SystemRandomness().choose_each(200_000, probability)) for _ in range(5))
+    lots = SystemRandomness().choose_each(50_000, probability, 20)
+    chosen = sum(map(len, lots))
+    assert all(0 <= min(lot, default=0) and max(lot, default=0) < 50_000 for lot in lots)
     assert stats.binomtest(chosen, 1_000_000, probability).pvalue > FALSE_ALARM
 
 
@@ -232,7 +234,7 @@ def test_threads_never_share_a_draw(monkeypatch: pytest.MonkeyPatch) -> None:
     def draw(mine: list[torch.Tensor]) -> None:
         sys.settrace(turns)
         for _ in range(200):
-            mine.append(coins._draw(3).clone())
+            mine.append(coins._draw(3, 2.0**50).clone())
 
     threads = [threading.Thread(target=draw, args=(mine,)) for mine in taken]
     for thread in threads:

@@ -65,8 +65,8 @@ class WrittenCoins:
     def choose(self, population: int, size: int) -> Tensor:
         return self._draw(population, size)
 
-    def choose_each(self, population: int, probability: float) -> Tensor:
-        return self._draw(population, probability)
+    def choose_each(self, population: int, probability: float, times: int) -> list[Tensor]:
+        return [self._draw(population, probability) for _ in range(times)]
 
     def _draw(self, *asked: float) -> Tensor:
         self.asked.append(asked)

@@ -12,7 +12,7 @@ from botorch.utils.multi_objective.box_decompositions.non_dominated import (
 )
 from botorch.utils.testing import MockModel, MockPosterior
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from botorch_dp.acquisition import (
@@ -26,7 +26,9 @@ from botorch_dp.acquisition.gradient_trace import (
     radius_grid,
     stencil_directions,
 )
+from botorch_dp.descent import DPGIBO
 from botorch_dp.models import FiniteSetGP, public_gp
+from botorch_dp.training import DPTrainer, TrainTest, logistic_loss
 
 D = 3
 
@@ -88,12 +90,63 @@ def hypervolume(kind: type) -> Callable[[], None]:
     return lambda: acqf(X).sum().backward()
 
 
+def training(
+    optimizer: str, *, publish: bool = False, dtype: torch.dtype = torch.double
+) -> Callable[[], None]:
+    """Steps of three replicates, the drawing of their lots included."""
+    X = torch.rand(40, D, dtype=dtype)
+    data = TrainTest(X, (X[:, 0] > 0.5).to(dtype), X, (X[:, 0] > 0.5).to(dtype))
+    trainer = DPTrainer(
+        lambda: nn.Sequential(nn.Linear(D, 4), nn.ReLU(), nn.Linear(4, 1)).to(dtype),
+        logistic_loss,
+        data,
+        optimizer=optimizer,
+    )
+    plan = trainer.plan(
+        learning_rate=0.1, clip_norm=1.0, noise_multiplier=1.0, lot_size=4, epochs=9
+    )
+    run, _ = trainer._start([plan] * 3, [None] * 3 if publish else range(3))
+
+    def steps() -> None:
+        with torch.no_grad():
+            for _ in range(34):  # lots are drawn for 32 of them at once
+                run._advance()
+
+    return steps
+
+
+def descent(dtype: torch.dtype = torch.double) -> Callable[[], None]:
+    """A step of DP-GIBO with real noise."""
+    losses = torch.randn(D + 1, 30, dtype=dtype)
+    run = DPGIBO(
+        lambda X: losses,
+        torch.full((D,), 0.5, dtype=dtype),
+        kernel=ScaleKernel(RBFKernel()),
+        mu=1.0,
+        steps=9,
+        clip_norm=1.0,
+        box=torch.stack((torch.zeros(D, dtype=dtype), torch.ones(D, dtype=dtype))),
+    )
+    run.step()
+
+    def step() -> None:
+        run.step()
+
+    return step
+
+
 CASES: dict[str, tuple[Callable[[], Callable[[], None]], int]] = {
     # Whether a covariance is singular decides how it is solved with.
     "GradientTrace": (trace_and_slope, 1),
     "stencils": (stencils, 0),
     # The mean and the variance of the choice are read together, as a list of two.
     "FiniteSetGP": (observation, 0),
+    "training": (lambda: training("sgd"), 0),
+    "training with Adam": (lambda: training("adam"), 0),
+    "training to publish": (lambda: training("sgd", publish=True), 0),
+    "training in single precision": (lambda: training("scale_free", dtype=torch.float32), 0),
+    "DP-GIBO": (descent, 6),
+    "DP-GIBO in single precision": (lambda: descent(torch.float32), 6),
     "HVPoI": (lambda: hypervolume(HypervolumeProbabilityOfImprovement), 0),
     "its logarithm": (lambda: hypervolume(LogHypervolumeProbabilityOfImprovement), 0),
 }
