@@ -1,0 +1,239 @@
+"""Which curves to train: rules that choose from a pool of curves measured beforehand.
+
+Random configs of logistic regression are trained once each, to the end and with more replicates
+than a trial has. A simulated study draws which replicates it sees; the others are the truth that
+its front is judged by. So many studies cost no training, and rules are compared over twenty seeds
+and more. All rules are those of the package: they score the configs of the pool that are left.
+
+* *curves*: the expected gain of whole curves against its cost, with the planned ends and stops;
+* *random curves*: configs drawn at random, each to its end;
+* *ordinary*: expected hypervolume improvement of single points, each a training of its own.
+
+Run with ``OMP_NUM_THREADS=1 BOTORCH_DP_DATA=... python -m benchmarks.dpareto_pool``; the pool and
+finished simulations are kept in a folder, and it goes on where it was interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import torch
+from botorch.utils.sampling import manual_seed
+from torch import Tensor
+
+from benchmarks.common import BenchmarkParser, mean_interval, save_results
+from benchmarks.dpareto_curves import Setting, _is_best, problem, settings, volumes
+from botorch_dp._files import atomic_write
+from botorch_dp.pareto import PrivacyUtilityProblem
+from botorch_dp.pareto.problem import CurvePlan, Measurement, Trial
+from botorch_dp.pareto.proposals import ProposalOptions, Proposer, WholeCurves, _scored
+
+#: Replicates of each curve of the pool, and how many of them a trial sees.
+REPLICATES, SEEN = 8, 3
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One config of the pool, trained to the end.
+
+    Args:
+        config: With the longest training.
+        checkpoints: ``K`` numbers of epochs.
+        epsilons: ``K``.
+        points: ``K x REPLICATES`` utilities.
+    """
+
+    config: dict[str, Any]
+    checkpoints: list[int]
+    epsilons: list[float]
+    points: list[list[float]]
+
+
+def trained_pool(setting: Setting, path: Path, count: int) -> list[Curve]:
+    """Train what is missing of the pool; each curve is stored as it ends."""
+    known = json.loads(path.read_text()) if path.exists() else []
+    made = problem(setting, "random curves")
+    configs = made.space.sample(count, seed=77)
+    for number in range(len(known), count):
+        config = made.whole(configs[number])
+        checkpoints = list(made.checkpoints(config))
+        seeds = [9_000_000 + 100 * number + k for k in range(REPLICATES)]
+        points = [list(map(float, u)) for u in setting.oracles.curves(config, seeds, checkpoints)]
+        epsilons = [made.epsilon(made.at(config, c)) for c in checkpoints]
+        known.append(
+            {
+                "config": config,
+                "checkpoints": checkpoints,
+                "epsilons": epsilons,
+                "points": points,
+            }
+        )
+        with atomic_write(path, owner_only=True) as file:
+            json.dump(known, file)
+    return [Curve(**one) for one in known[:count]]
+
+
+class Simulation:
+    """One study on the pool.
+
+    Args:
+        pool: All curves.
+        whole: The problem, with curves.
+        rule: ``"curves"``, ``"random curves"`` or ``"ordinary"``.
+        seed: Of what is drawn.
+        scale: Of epsilon, in which hypervolume is improved.
+    """
+
+    def __init__(
+        self,
+        pool: Sequence[Curve],
+        whole: PrivacyUtilityProblem,
+        rule: str,
+        seed: int,
+        scale: Any = "linear",
+    ) -> None:
+        self._pool, self._rule = pool, rule
+        self._known = {
+            tuple({**curve.config, "epochs": c}.values()): e
+            for curve in pool
+            for c, e in zip(curve.checkpoints, curve.epsilons, strict=True)
+        }
+        self._problem = PrivacyUtilityProblem(
+            whole.space,
+            privacy=lambda config: self._known[tuple(config.values())],
+            utility_replicates=lambda *_: [],
+            resource=whole.resource if rule != "ordinary" else None,
+            replicates=SEEN,
+        )
+        self._cost = whole.cost
+        options = ProposalOptions(epsilon_scale=scale)
+        self._proposer = Proposer(self._problem, seed=seed, options=options)
+        self._rng = np.random.default_rng([seed, 5])
+        self._order = self._rng.permutation(len(pool)).tolist()
+        self._shown = [self._rng.permutation(REPLICATES) for _ in pool]
+        self._left = list(self._order)
+        self.trials: list[Trial] = []
+        self.chosen: list[int] = []
+        self.steps = 0.0
+
+    def run(self, trainings: int, initial: int) -> list[dict[str, Any]]:
+        """The fronts after each training."""
+        found = []
+        for number in range(trainings):
+            self._train(*self._next(number, initial))
+            found.append({"steps": self.steps, **self._judged()})
+        return found
+
+    def _next(self, number: int, initial: int) -> tuple[int, int, tuple[float, ...]]:
+        """Which curve, where it ends, and below which utilities it is stopped before."""
+        if self._rule == "random curves":
+            place = self._left.pop(0)
+            checkpoints = self._pool[place].checkpoints
+            return place, checkpoints[-1], (0.0,) * len(checkpoints)
+        if number < initial:
+            place = self._left.pop(0)
+            curve = self._pool[place]
+            if self._rule == "ordinary":
+                return place, int(self._rng.choice(curve.checkpoints)), ()
+            config = self._proposer._ended(curve.config, number, initial)
+            return place, config["epochs"], (0.0,) * len(curve.checkpoints)
+        beliefs = self._proposer.beliefs(self.trials)
+        with manual_seed(number), torch.no_grad():
+            if self._rule == "ordinary":
+                return self._best_point(self._proposer.score(beliefs))
+            curves = WholeCurves(self._proposer, beliefs)
+            configs = [self._pool[place].config for place in self._left]
+            scores = _scored(curves, self._proposer.known.candidates(configs))
+            place = self._left.pop(int(scores.argmax()))
+            config, stops = curves.ended(self._pool[place].config)
+            return place, config["epochs"], stops
+
+    def _best_point(self, score: Any) -> tuple[int, int, tuple[float, ...]]:
+        tried = {(n, t.config["epochs"]) for n, t in zip(self.chosen, self.trials, strict=True)}
+        points = [
+            (place, c)
+            for place in self._order
+            for c in self._pool[place].checkpoints
+            if (place, c) not in tried
+        ]
+        configs = [{**self._pool[place].config, "epochs": c} for place, c in points]
+        scores = _scored(score, self._proposer.known.candidates(configs))
+        place, end = points[int(scores.argmax())]
+        return place, end, ()
+
+    def _train(self, place: int, end: int, stops: tuple[float, ...]) -> None:
+        curve = self._pool[place]
+        seen = self._shown[place][:SEEN]
+        upto = curve.checkpoints.index(end) + 1
+        plan = None
+        if self._rule == "ordinary":
+            answers = [curve.points[upto - 1][r] for r in seen]
+            measured = tuple(Measurement(utility=u) for u in answers)
+        else:
+            plan = CurvePlan(
+                tuple(curve.checkpoints[:upto]),
+                tuple(curve.epsilons[:upto]),
+                (*stops[: upto - 1], 0.0),
+            )
+            for k in range(upto):
+                end = curve.checkpoints[k]
+                if plan.is_last(end, [curve.points[k][r] for r in seen]):
+                    break
+            upto = k + 1
+            measured = tuple(
+                Measurement.of_curve(
+                    {
+                        c: Measurement(utility=curve.points[j][r], seconds=0.0)
+                        for j, c in enumerate(curve.checkpoints[:upto])
+                    }
+                )
+                for r in seen
+            )
+        config = {**curve.config, "epochs": plan.checkpoints[-1] if plan else end}
+        self.trials.append(
+            Trial(
+                number=len(self.trials),
+                config=config,
+                seeds=tuple(range(SEEN)),
+                epsilon=self._known[tuple(config.values())],
+                state="complete",
+                measurements=measured,
+                plan=plan,
+            )
+        )
+        self.chosen.append(place)
+        self.steps += self._cost({**curve.config, "epochs": end})
+
+    def _judged(self) -> dict[str, float]:
+        """Hypervolume of the front's points by the replicates that were not seen."""
+        points = [p for trial in self.trials for p in self._problem.points(trial)]
+        values = torch.tensor([p.values for p in points], dtype=torch.double)
+        again = [
+            (p.values[0], self._truth(self.chosen[p.trial], p.config["epochs"]))
+            for p, v in zip(points, values, strict=True)
+            if _is_best(v, values)
+        ]
+        return volumes(torch.tensor(again, dtype=torch.double), self._problem.ref_point)
+
+    def _truth(self, place: int, checkpoint: int) -> float:
+        curve = self._pool[place]
+        row = curve.points[curve.checkpoints.index(checkpoint)]
+        return 1 - fmean(row[r] for r in self._shown[place][SEEN:])
+
+
+def ceiling(pool: Sequence[Curve]) -> dict[str, float]:
+    """Hypervolume of the front of the whole pool, by the means of all replicates."""
+    points = [
+        (e, 1 - fmean(u))
+        for curve in pool
+        for e, u in zip(curve.epsilons, curve.points, strict=True)
+    ]
+    return volumes(torch.tensor(points, dtype=torch.double), (10.0, 1.0))
