@@ -16,10 +16,8 @@ finished simulations are kept in a folder, and it goes on where it was interrupt
 from __future__ import annotations
 
 import json
-import os
-import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -27,10 +25,8 @@ from typing import Any
 import numpy as np
 import torch
 from botorch.utils.sampling import manual_seed
-from torch import Tensor
 
-from benchmarks.common import BenchmarkParser, mean_interval, save_results
-from benchmarks.dpareto_curves import Setting, _is_best, problem, settings, volumes
+from benchmarks.dpareto_curves import Setting, _is_best, problem, volumes
 from botorch_dp._files import atomic_write
 from botorch_dp.pareto import PrivacyUtilityProblem
 from botorch_dp.pareto.problem import CurvePlan, Measurement, Trial

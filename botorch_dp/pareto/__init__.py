@@ -3,6 +3,7 @@
 from botorch_dp.pareto.front import OperatingPoint, ParetoFront
 from botorch_dp.pareto.given_epsilon import given_epsilon
 from botorch_dp.pareto.problem import (
+    Batched,
     InvalidEpsilonError,
     InvalidUtilityError,
     Objective,
@@ -26,6 +27,7 @@ from botorch_dp.space import (
 )
 
 __all__ = [
+    "Batched",
     "Choice",
     "DPareto",
     "ExecutorDiedError",

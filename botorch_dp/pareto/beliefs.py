@@ -207,11 +207,6 @@ class KnownObjectives:
         """Configs with their codes and their exact objectives."""
         return Candidates(list(configs), self._problem.space.encode(configs), self(configs))
 
-    def near(self, codes: Tensor) -> Candidates:
-        """The configs nearest to ``n x d`` codes, but for those that a constraint forbids."""
-        space = self._problem.space
-        return self.candidates(space.allowed(space.decode(codes)))
-
     def remember(self, config: Config, epsilon: float) -> None:
         """The exact epsilon of a config, known from before."""
         self._exact[tuple(config.values())] = epsilon

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from botorch_dp._checks import checked
-from botorch_dp.pareto.problem import PrivacyUtilityProblem
+from botorch_dp.pareto.problem import Batched, PrivacyUtilityProblem
 from botorch_dp.space import Config, Integer, Real, SearchSpace
 
 _NAME = "epsilon"
@@ -84,7 +84,15 @@ def given_epsilon(
         promise=promise,
         name=f"{problem.name}, epsilon given",
         resource=problem.resource,
+        batched=_batched(problem, solver, noise),
     )
+
+
+def _batched(problem: PrivacyUtilityProblem, solver: NoiseSolver, noise: str) -> Batched | None:
+    batched = problem.batched
+    if batched is None or noise in batched.alike:
+        return None
+    return replace(batched, utilities=SolvedTogether(solver, batched.utilities))
 
 
 class NoiseSolver:
@@ -188,3 +196,11 @@ class Solved:
     def __call__(self, config: Config, *arguments: Any) -> Any:
         """The function's answer."""
         return self.function(self.solver(config), *arguments)
+
+
+class SolvedTogether(Solved):
+    """The same of a function of several configs."""
+
+    def __call__(self, configs: Any, *arguments: Any) -> Any:
+        """The function's answer."""
+        return self.function([self.solver(config) for config in configs], *arguments)

@@ -146,6 +146,44 @@ class Resource:
         return replace(self, checkpoints=tuple(values))
 
 
+@checked
+@dataclass(frozen=True)
+class Batched:
+    """Trains several configs in one computation, where that is faster than one after the other.
+
+    Args:
+        utilities: ``configs, seeds -> utilities``, of one training for each config and its seed:
+            those that the problem's own oracle gives, up to rounding. Where the problem has a
+            ``resource``, ``configs, seeds, checkpoints -> curves``: the checkpoints of each
+            training, and its utilities there in a sequence.
+        alike: Parameters that must be equal in all configs of one call.
+    """
+
+    utilities: Callable[..., Iterable[Any]]
+    alike: tuple[str, ...] = ()
+
+    def check_within(self, space: SearchSpace) -> None:
+        """Raise unless configs of the space can be made alike."""
+        for name in self.alike:
+            parameter = space.parameters.get(name)
+            if parameter is None or parameter.active is not None:
+                raise ValueError(
+                    f"`batched.alike` must name parameters of the space {list(space.parameters)} "
+                    f"that are always active, got {name!r}."
+                )
+            conditions = {n: p.active for n, p in space.parameters.items() if p.active is not None}
+            depend = [n for n, condition in conditions.items() if condition.parameter == name]
+            if depend:
+                raise ValueError(
+                    f"`batched.alike` has {name!r}, on which it depends whether {depend} are "
+                    "active. Leave it out, or make these always active."
+                )
+
+    def shared(self, config: Config) -> Config:
+        """What other configs must have in common with one that they are trained with."""
+        return {name: config[name] for name in self.alike}
+
+
 @dataclass(frozen=True)
 class CurvePlan:
     """What is fixed of a curve before its training begins.
@@ -383,6 +421,8 @@ class PrivacyUtilityProblem:
             and gives a list with one utility for each seed at each of them.
         trainer: Makes the :class:`~botorch_dp.training.DPTrainer` that can publish its models, for
             :class:`~botorch_dp.tuning.PrivateFit`.
+        batched: How several configs are trained in one computation, beside the oracle above, for
+            ``DPareto.run(together=...)``.
 
     Example:
         >>> problem = PrivacyUtilityProblem(
@@ -411,6 +451,7 @@ class PrivacyUtilityProblem:
         | None = None,
         resource: str | Resource | None = None,
         trainer: Callable[[], Any] | None = None,
+        batched: Batched | None = None,
     ) -> None:
         if not isinstance(space, SearchSpace):
             raise TypeError(f"`space` must be a SearchSpace, got {type(space).__name__}.")
@@ -443,7 +484,12 @@ class PrivacyUtilityProblem:
         if not isinstance(promise, TrainingPromise):
             raise TypeError(f"`promise` must be a TrainingPromise, got {type(promise).__name__}.")
         named = Resource(resource) if isinstance(resource, str) else resource
+        if batched is not None:
+            if not isinstance(batched, Batched):
+                raise TypeError(f"`batched` must be a Batched, got {type(batched).__name__}.")
+            batched.check_within(space)
         self.trainer = trainer
+        self.batched = batched
         self.space = space
         self.resource = None if named is None else named.within(space)
         self._own_checkpoints = None if named is None else named.checkpoints

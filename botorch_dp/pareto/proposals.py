@@ -92,8 +92,9 @@ _MC_SAMPLES = 64
 #: Steps from the best configs, in units of the cube, and how many of each length.
 _LOCAL_STEPS = (0.02, 0.06, 0.2)
 _LOCAL_CANDIDATES = 512
-#: Curves have many points, and are compared by the share of so many candidates.
-_CURVES = 0.25
+#: Curves have many points, and what is trained in company has one choice less: then this share of
+#: the candidates is looked at.
+_FEWER = 0.25
 #: Polishing: how many of the best candidates, and which steps they take in turn.
 _POLISHED = 8
 _POLISH_STEPS = (0.05, 0.02, 0.01, 0.005)
@@ -149,12 +150,14 @@ class Proposer:
             order = np.random.default_rng(_stream(seed, "grid")).permutation(len(grid))
             self._grid = [grid[index] for index in order]
         self._spread: dict[str, list[Config]] = {}
-        self._pools: dict[bool, Candidates] = {}
+        self._pools: dict[tuple[bool, tuple[object, ...]], Candidates] = {}
         #: Where the training of a config that was just proposed may end early.
         self._stops: tuple[Config, tuple[float, ...]] | None = None
         #: Pays for the trials; None if nothing is paid.
         self.purse: Payer | None = None
         self._allows: Callable[[Sequence[Config]], list[bool]] | None = None
+        #: What a config must have in common with those that it is trained together with.
+        self._shared: Config = {}
 
     def most_trials(self, trials: Sequence[Trial]) -> float:
         """How many trials there can be, these included."""
@@ -165,14 +168,19 @@ class Proposer:
         tried = {tuple(trial.config.items()) for trial in trials}
         return [config for config in self._grid or () if tuple(config.items()) not in tried]
 
-    def propose(self, trials: Sequence[Trial], number: int, initial: int) -> Config:
+    def propose(
+        self, trials: Sequence[Trial], number: int, initial: int, company: Config | None = None
+    ) -> Config:
         """The config of trial ``number``; of a curve, that of the longest training.
 
         Args:
             trials: All earlier trials, in order of their numbers.
             number: The new trial's number.
             initial: How many trials are drawn before models are consulted.
+            company: A config that it shall be trained together with, as far as constraints allow.
         """
+        batched = self.problem.batched
+        self._shared = {} if batched is None or company is None else batched.shared(company)
         if self.purse is None:
             return self._ended(self._proposed(trials, number, initial), number, initial)
         # No trial shall take all that is left while cheaper ones promise something.
@@ -207,6 +215,12 @@ class Proposer:
             along = self.problem.along(whole)
             return along[max(len(along) - 1 - _SHORTER, len(along) // 2)]
         return config
+
+    def _in_company(self, configs: Iterable[Config]) -> list[Config]:
+        """The configs as they can be trained together with the one that is given."""
+        if self._shared:
+            configs = ({**config, **self._shared} for config in configs)
+        return self.problem.space.allowed(configs)
 
     def _allowed(self, configs: Sequence[Config]) -> Iterator[int]:
         """Places of those that can be paid for, in order; the later ones are not asked about."""
@@ -250,14 +264,15 @@ class Proposer:
                     f"The grid has {len(self._grid)} points and all were proposed; start a study "
                     "with larger `grid_levels`."
                 )
-            return self._first_allowed(left)
+            alike = [config for config in left if config == {**config, **self._shared}]
+            return self._first_allowed(alike or left)
         space = self.problem.space
         if self.options.acquisition == "random":
             drawn = space.sample(
                 1 if self._allows is None else _DRAWN_TO_PAY,
                 seed=_stream(self._seed, "random", number),
             )
-            return self._first_allowed(drawn)
+            return self._first_allowed(self._in_company(drawn) or drawn)
         if number < initial or sum(trial.state == "complete" for trial in trials) < 2:
             drawn = self._quasi_random("initial", number + 1, space.draw)
             if number >= len(drawn):
@@ -267,7 +282,8 @@ class Proposer:
                 )
             if self._allows is not None:
                 drawn = self._quasi_random("initial", number + _DRAWN_TO_PAY, space.draw)
-            return self._first_allowed(drawn[number:])
+            drawn = drawn[number:]
+            return self._first_allowed(self._in_company(drawn) or drawn)
         beliefs = self.beliefs(trials)
         with manual_seed(self._torch_seed(number)), torch.no_grad():
             if self.problem.resource is None:
@@ -332,7 +348,7 @@ class Proposer:
         score = self._allowed_by(score)
         generator = torch.Generator().manual_seed(self._torch_seed(number))
         starts = _best_incumbents(beliefs)
-        share = _CURVES if whole else 1.0
+        share = _FEWER if whole else 1.0
         local = int(share * _LOCAL_CANDIDATES)
         found = self._pool(whole) + self._near(starts, _LOCAL_STEPS, local, generator, whole)
         scores = _scored(score, found)
@@ -357,20 +373,24 @@ class Proposer:
     ) -> Candidates:
         """Candidates around the codes of others, ``k x d``."""
         codes = _steps_from(self.problem.space, starts, lengths, count, generator)
-        if not whole:
-            return self.known.near(codes)
-        configs = map(self.problem.whole, self.problem.space.decode(codes))
-        return self.known.candidates([c for c in configs if self.problem.space.satisfies(c)])
+        configs: Iterable[Config] = self.problem.space.decode(codes)
+        if whole:
+            configs = map(self.problem.whole, configs)
+        return self.known.candidates(self._in_company(configs))
 
     def _pool(self, whole: bool) -> Candidates:
         """The fixed candidates; the longest trainings that pass through some of them."""
-        if whole not in self._pools:
+        shared = tuple(self._shared.values())
+        if (whole, shared) not in self._pools:
             count = self.options.candidates
             configs = self._quasi_random("candidates", count, self.problem.space.spread)
+            if whole or shared:
+                configs = configs[: max(16, int(_FEWER * count))]
             if whole:
-                configs = list(map(self.problem.whole, configs[: max(16, int(_CURVES * count))]))
-            self._pools[whole] = self.known.candidates(configs)
-        return self._pools[whole]
+                configs = list(map(self.problem.whole, configs))
+            self._pools = {known: c for known, c in self._pools.items() if not known[1]}
+            self._pools[whole, shared] = self.known.candidates(self._in_company(configs))
+        return self._pools[whole, shared]
 
     def _quasi_random(
         self, purpose: str, count: int, placed: Callable[[NDArray[np.float64]], list[Config]]

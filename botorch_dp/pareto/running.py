@@ -84,17 +84,23 @@ class TrialQueue:
         self._taken.discard(number)
         self.storage.unclaim(number)
 
-    def propose(self, initial: int) -> Trial | None:
+    def propose(self, initial: int, company: Trial | None = None) -> Trial | None:
         """A new trial, stored and taken; failed already if an exact oracle fails on its config.
 
         None if another process has made one of its number in the meantime.
+
+        Args:
+            initial: How many trials are drawn before models are consulted.
+            company: A trial that it may be trained together with.
         """
         number = len(self.storage)
         trials = self.storage.trials()
         if number >= initial and self.storage.count("failed") == number:
             require_complete(trials, "front to improve")
         try:
-            config = self._proposer.propose(trials, number, initial)
+            config = self._proposer.propose(
+                trials, number, initial, None if company is None else company.config
+            )
             trial = self.enqueue(config, number=number, claimed=True)
         except NumberTakenError:
             self.storage.refresh()
@@ -206,6 +212,7 @@ class TrialLoop:
         target: How many trials the study shall have.
         initial: How many of them are drawn before models are consulted.
         batch_size: How many are trained at a time.
+        together: How many of these are trained in one call of the problem's batched oracle.
         asynchronous: Whether to start a new one whenever one ends.
         may_start: Whether anything more may be started; what runs is awaited in any case.
         on_end: Told of each trial that has ended.
@@ -219,6 +226,7 @@ class TrialLoop:
         target: int,
         initial: int,
         batch_size: int,
+        together: int,
         asynchronous: bool,
         may_start: Callable[[], bool] = lambda: True,
         on_end: Callable[[Trial], None] = lambda trial: None,
@@ -229,6 +237,7 @@ class TrialLoop:
         self._target = target
         self._initial = initial
         self._batch_size = batch_size
+        self._together = together
         self._asynchronous = asynchronous
         self._may_start = may_start
         self._on_end = on_end
@@ -286,6 +295,12 @@ class TrialLoop:
         """Raise if the failures of a study in which nothing has finished look like a mistake."""
         for result in failed:
             failure, task = result.failure, result.task
+            if failure is not None and failure.in_company and failure.mistake:
+                raise StudyError(
+                    f"`batched.utilities` failed with {failure.shown}\nThis looks like a mistake "
+                    "in it. Call `run` again once it is corrected, or without `together`: what "
+                    "waits for another attempt gets it."
+                )
             if failure is None or not self._queue.nothing_works(failure.mistake):
                 continue
             arguments: list[Any] = [task.config, *task.seeds]
@@ -314,18 +329,44 @@ class TrialLoop:
             return
         self._alone = False
         while len(active) < self._batch_size and not self._alone:
-            trial = self._next(may_be_suspect=not active)
-            if trial is None:
+            most = min(self._together, self._batch_size - len(active))
+            company = self._company(most, may_be_suspect=not active)
+            if not company or not self._may_start():  # proposing takes time, too
                 return
-            self._taken.add(trial.number)
-            if not self._may_start():  # proposing takes time, too
-                return
-            self._alone = trial.suspect
-            for task in self._tasks(trial):
-                self._submit(task)
-            active.add(trial.number)
+            for trials in self._alike(company):
+                tasks = [task for trial in trials for task in self._tasks(trial)]
+                if len(trials) > 1:
+                    self._workers.submit_together([self._prepared(task) for task in tasks])
+                    continue
+                for task in tasks:
+                    self._submit(task)
+            active.update(trial.number for trial in company)
 
-    def _next(self, *, may_be_suspect: bool) -> Trial | None:
+    def _company(self, most: int, *, may_be_suspect: bool) -> list[Trial]:
+        """Trials to start at once, now taken: as many as may be trained together, if there are."""
+        company: list[Trial] = []
+        while len(company) < most and not self._alone and self._may_start():
+            first = company[0] if company else None
+            trial = self._next(may_be_suspect=may_be_suspect and not company, company=first)
+            if trial is None:
+                break
+            self._taken.add(trial.number)
+            self._alone = trial.suspect
+            company.append(trial)
+        return company
+
+    def _alike(self, company: Sequence[Trial]) -> list[list[Trial]]:
+        """The trials by what configs of one call must have in common."""
+        batched = self._queue.problem.batched
+        if batched is None:
+            return [[trial] for trial in company]
+        groups: dict[tuple[object, ...], list[Trial]] = {}
+        for trial in company:
+            key = tuple(batched.shared(trial.config).values())
+            groups.setdefault(key, []).append(trial)
+        return list(groups.values())
+
+    def _next(self, *, may_be_suspect: bool, company: Trial | None) -> Trial | None:
         waiting = self._queue.take()
         if waiting is not None:
             if waiting.suspect and not may_be_suspect:
@@ -335,7 +376,7 @@ class TrialLoop:
         while len(self._storage) < self._target and not self.exhausted:
             try:
                 with self._workers.leaving_cores_to_trainings():
-                    trial = self._queue.propose(self._initial)
+                    trial = self._queue.propose(self._initial, company)
             except NothingAffordableError:
                 # What runs is paid for, and awaited.
                 self.exhausted = True
@@ -369,16 +410,19 @@ class TrialLoop:
         ]
 
     def _submit(self, task: Task) -> None:
-        """Start a task, at the checkpoint after the last one that was stored."""
+        self._workers.submit(self._prepared(task), self._report)
+
+    def _prepared(self, task: Task) -> Task:
+        """The task from the checkpoint after the last one that was stored."""
         trial = self._storage[task.trial]
-        if trial.plan is not None:
-            task = replace(
-                task,
-                plan=trial.plan,
-                ahead=trial.ahead(task.replicates),
-                attempt=self._storage.next_attempt(task.trial, task.replicates),
-            )
-        self._workers.submit(task, self._report)
+        if trial.plan is None:
+            return task
+        return replace(
+            task,
+            plan=trial.plan,
+            ahead=trial.ahead(task.replicates),
+            attempt=self._storage.next_attempt(task.trial, task.replicates),
+        )
 
     def _report(
         self, task: Task, checkpoint: int, answers: list[Any], seconds: float, is_last: bool
@@ -411,6 +455,11 @@ class TrialLoop:
             return True
         failure = result.failure
         assert failure is not None
+        if failure.in_company:
+            # It may be any of them: each gets another attempt, alone.
+            kind, trainings = failure.error_type, self._unseen(task)
+            self._storage.add_failure(task.trial, kind, trainings=trainings, blamed=False)
+            return False
         trial = self._queue.fail(
             task.trial,
             failure.error_type,

@@ -367,6 +367,7 @@ class DPareto:
         timeout: float | None = None,
         training_timeout: float | None = None,
         callbacks: Sequence[Callback] = (),
+        together: int = 1,
     ) -> ParetoFront:
         """Propose and train until the study has so many trials.
 
@@ -393,9 +394,15 @@ class DPareto:
             callbacks: Each is called as ``callback(study, trial)`` with every trial that has ended,
                 in this thread, once it is stored. It may call :meth:`stop`; what it raises ends
                 the run.
+            together: How many trials are trained in one batched computation, by the problem's
+                ``batched``: the problems of our trainers have it, for configs of one lot size. They
+                are proposed for it and count as ``batch_size`` at least. The results are those of
+                trainings one after the other, up to rounding. Curves are then trained to their
+                planned ends.
         """
-        for name, value in (("trials", trials), ("batch_size", batch_size)):
+        for name, value in (("trials", trials), ("batch_size", batch_size), ("together", together)):
             check_integer(name, value)
+        self._check_together(together)
         seconds = math.inf if timeout is None else check_positive("timeout", timeout)
         if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
             raise TypeError("`callbacks` must be a sequence of functions `(study, trial) -> None`.")
@@ -421,7 +428,8 @@ class DPareto:
                     workers,
                     target=trials,
                     initial=initial,
-                    batch_size=batch_size,
+                    batch_size=max(batch_size, together),
+                    together=together,
                     asynchronous=asynchronous,
                     may_start=lambda: not self._stopping and time.monotonic() < deadline,
                     on_end=tell_all,
@@ -448,6 +456,18 @@ class DPareto:
                 stacklevel=2,
             )
         return self.front()
+
+    def _check_together(self, together: int) -> None:
+        if together > 1 and self.problem.batched is None:
+            raise ValueError(
+                f"`together` = {together} needs a problem whose trainer can train several configs "
+                "in one call: give it `batched=`, or use `batch_size` with an `executor`."
+            )
+        if together > 1 and self._purse is not None:
+            raise PrivacyError(
+                f"`together` = {together} on a study that is paid for: each of its trainings is "
+                "charged and released on its own. Use `batch_size` with an `executor`."
+            )
 
     def stop(self) -> None:
         """Let the running :meth:`run` start no more trainings; those in flight are awaited."""

@@ -16,7 +16,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence, Sized
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Sized
 from concurrent.futures import (
     FIRST_COMPLETED,
     BrokenExecutor,
@@ -28,11 +28,12 @@ from concurrent.futures import (
     wait,
 )
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from numbers import Real as RealNumber
 from types import TracebackType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 
@@ -62,6 +63,7 @@ _NO_LIMITS = (
     "(`executor=ProcessPoolExecutor(...)`) or in the main thread (executor=None). A thread cannot "
     "be ended."
 )
+_T = TypeVar("_T")
 #: An executor, or something that makes one (again, after one died).
 ExecutorLike: TypeAlias = Executor | Callable[[], Executor]
 
@@ -126,6 +128,8 @@ class Failure:
         mistake: Whether the error is one of code, which no config and no seed can help.
         shown: What may be shown of the error.
         begun: Whether a training may have begun.
+        in_company: Whether other trials were trained in the same call, any of which may be the
+            cause.
     """
 
     error_type: str
@@ -133,6 +137,7 @@ class Failure:
     mistake: bool = False
     shown: str = field(default="", repr=False)
     begun: bool = True
+    in_company: bool = False
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
@@ -196,19 +201,14 @@ def _has_time_limits() -> bool:
 
 
 def attempt(
-    oracle: Callable[..., Any],
-    together: bool,
-    task: Task,
-    report: Report | None = None,
-    limit: float | None = None,
-    ends_process: bool = False,
-) -> list[tuple[int, list[Any], float]] | Failure:
-    """What :func:`train` returns, or what may be known of the error that it raises."""
+    training: Callable[[], _T], limit: float | None = None, ends_process: bool = False
+) -> _T | Failure:
+    """What a training returns, or what may be known of the error that it raises."""
     if limit is not None and not _has_time_limits():
         return Failure("RuntimeError", mistake=True, shown=f"RuntimeError: {_NO_LIMITS}")
     try:
         with time_limit(limit, ends_process=ends_process):
-            return train(oracle, together, task, report)
+            return training()
     except StudyError:
         # Not the training's: a point of its curve could not be stored.
         raise
@@ -257,6 +257,42 @@ def train(
         if isinstance(given, Generator):
             given.close()
     return curve
+
+
+def train_together(
+    utilities: Callable[..., Iterable[Any]], tasks: Sequence[Task]
+) -> list[list[tuple[int, list[Any], float]]]:
+    """What :func:`train` returns for each of some tasks, from one call; all curves to their end."""
+    configs = [dict(task.config) for task in tasks for _ in task.seeds]
+    seeds = [seed for task in tasks for seed in task.seeds]
+    checkpoints = [task.ahead for task in tasks for _ in task.seeds]
+    start = time.perf_counter()
+    given = list(
+        utilities(configs, seeds)
+        if tasks[0].plan is None
+        else utilities(configs, seeds, checkpoints)
+    )
+    seconds = (time.perf_counter() - start) / len(seeds)
+    if len(given) != len(seeds):
+        raise MistakenUtilityError(
+            f"`batched.utilities` must return {len(seeds)} answers, one for each training, "
+            f"got {len(given)}."
+        )
+    if tasks[0].plan is not None and list(map(len, given)) != list(map(len, checkpoints)):
+        raise MistakenUtilityError(
+            "`batched.utilities` must return one utility for each of a training's `checkpoints`."
+        )
+    answers, found = iter(given), []
+    for task in tasks:
+        own = list(islice(answers, len(task.seeds)))
+        total = seconds * len(own)
+        if task.plan is None:
+            found.append([(0, own, total)])
+            continue
+        by_checkpoint = zip(task.ahead, zip(*own, strict=True), strict=True)
+        share = total / len(task.ahead)
+        found.append([(checkpoint, list(points), share) for checkpoint, points in by_checkpoint])
+    return found
 
 
 def _utility(answer: Any) -> float:
@@ -338,11 +374,13 @@ class Workers:
             )
         self._has_processes = isinstance(self._executor, ProcessPoolExecutor)
         if self._has_processes:
-            _check_picklable(problem.oracle)
+            _check_picklable("utility", problem.oracle)
         here = executor is None and not _has_time_limits()
         if self._limit is not None and (here or isinstance(self._executor, ThreadPoolExecutor)):
             raise ValueError(_NO_LIMITS)
         self._futures: dict[Future[Any], Task] = {}
+        #: Calls that train several tasks, each of which has a future of its own.
+        self._shared: list[Future[Any]] = []
         self._submitted: dict[Future[Any], float] = {}
 
     def __enter__(self) -> Workers:
@@ -354,7 +392,7 @@ class Workers:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        for future in self._futures:
+        for future in [*self._futures, *self._shared]:
             future.cancel()
         if self._payers is not None:
             self._payers.shutdown(wait=error is None, cancel_futures=True)
@@ -409,10 +447,13 @@ class Workers:
         here = isinstance(self._executor, (InlineExecutor, ThreadPoolExecutor))
         call: Callable[..., Any] = partial(
             attempt,
-            problem.oracle,
-            problem.replicates_together,
-            task,
-            report if here else None,
+            partial(
+                train,
+                problem.oracle,
+                problem.replicates_together,
+                task,
+                report if here else None,
+            ),
             self._limit,
             self._has_processes,
         )
@@ -433,6 +474,23 @@ class Workers:
             raise ExecutorDiedError(type(error).__name__) from None
         self._futures[future] = task
         self._submitted[future] = time.monotonic()
+
+    def submit_together(self, tasks: Sequence[Task]) -> None:
+        """Start tasks of several trials in one call of the problem's batched oracle."""
+        batched = self._problem.batched
+        assert batched is not None and self._purse is None
+        if self._has_processes:
+            _check_picklable("batched.utilities", batched.utilities)
+        training = partial(train_together, batched.utilities, tasks)
+        futures: list[Future[Any]] = [Future() for _ in tasks]
+        self._futures |= zip(futures, tasks, strict=True)
+        self._submitted |= dict.fromkeys(futures, time.monotonic())
+        try:
+            call = self._executor.submit(attempt, training, self._limit, self._has_processes)
+        except (BrokenExecutor, RuntimeError) as error:
+            raise ExecutorDiedError(type(error).__name__) from None
+        self._shared = [*(call for call in self._shared if not call.done()), call]
+        call.add_done_callback(partial(_hand_out, futures))
 
     def _paid(self, task: Task, call: Callable[[], Any]) -> tuple[Measurement, ...] | Failure:
         """Charge for a training, then call it, once; see :class:`Purse`."""
@@ -532,6 +590,21 @@ class Workers:
         return executor
 
 
+def _hand_out(futures: Sequence[Future[Any]], call: Future[Any]) -> None:
+    """Give each task its part of what a call for all of them gave."""
+    for place, future in enumerate(futures):
+        if call.cancelled():
+            future.cancel()
+        elif not future.set_running_or_notify_cancel():
+            continue  # its trial was discarded in the meantime
+        elif (error := call.exception()) is not None:
+            future.set_exception(error)
+        elif isinstance(call.result(), Failure):
+            future.set_result(replace(call.result(), in_company=True))
+        else:
+            future.set_result(call.result()[place])
+
+
 def measured(
     problem: PrivacyUtilityProblem, task: Task, curve: Sequence[tuple[int, list[Any], float]]
 ) -> tuple[Measurement, ...]:
@@ -550,11 +623,11 @@ def measured(
     return tuple(Measurement.of_curve(place) for place in points)
 
 
-def _check_picklable(oracle: Callable[..., Any]) -> None:
+def _check_picklable(name: str, oracle: Callable[..., Any]) -> None:
     try:
         pickle.dumps(oracle)
     except (pickle.PicklingError, TypeError, AttributeError):
         raise ValueError(
-            "`utility` cannot be sent to other processes: define it at the top level of a module "
+            f"`{name}` cannot be sent to other processes: define it at the top level of a module "
             "(no lambda, no nested function), or use threads."
         ) from None

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from botorch_dp import datasets
 from botorch_dp._checks import check_choice, checked
 from botorch_dp.pareto import (
+    Batched,
     Integer,
     PrivacyUtilityProblem,
     Real,
@@ -143,6 +144,24 @@ class PrivateTraining:
         points = _trainer(self).curve(checkpoints, seeds=list(seeds), **config, delta=DELTA)
         for _, utilities in points:
             yield utilities
+
+    def utilities_together(self, configs: Sequence[Config], seeds: Sequence[int]) -> list[float]:
+        """Test accuracies of one model for each config and its seed, of one lot size."""
+        settings: Any = [{**config, "delta": DELTA} for config in configs]
+        return [m.accuracy for m in _trainer(self).fit_configurations(settings, seeds=list(seeds))]
+
+    def curves_together(
+        self, configs: Sequence[Config], seeds: Sequence[int], checkpoints: Sequence[Sequence[int]]
+    ) -> list[list[float]]:
+        """Test accuracies along these trainings, each at checkpoints of its own."""
+        settings: Any = [{**config, "delta": DELTA} for config in configs]
+        every = sorted({epochs for own in checkpoints for epochs in own})
+        trained = _trainer(self).fit_configurations(settings, seeds=list(seeds), curve=every)
+        curves = [dict(model.curve) for model in trained]
+        return [
+            [curve[epochs] for epochs in own]
+            for curve, own in zip(curves, checkpoints, strict=True)
+        ]
 
     def cost(self, config: Config) -> float:
         """Gradient steps of a training: what it takes, whatever the size of its lots."""
@@ -344,4 +363,9 @@ def _problem(
         replicates=replicates,
         name=f"{oracles.model} with DP-{oracles.optimizer.upper()} on {oracles.data}",
         trainer=oracles.trainer,
+        batched=None
+        if publish
+        else Batched(
+            oracles.curves_together if curves else oracles.utilities_together, ("lot_size",)
+        ),
     )
