@@ -106,11 +106,12 @@ _MOST_DRAWN = 2**17
 #: Checkpoints at which a training may be planned to end.
 _ENDS = 6
 #: How the expected gain of a curve is weighed against its cost; see :class:`WholeCurves`. Volume
-#: in epsilon itself is mostly gained by long trainings, so the power is small. The overhead is a
-#: share of the most expensive training.
-_POWER, _OVERHEAD = 0.25, 0.125
+#: in epsilon itself is mostly gained by long trainings, so the power is small: on a pool of stored
+#: curves, larger ones save steps and reach less with the same steps. The overhead is a share of
+#: the most expensive training.
+_POWER, _OVERHEAD = 0.1, 0.125
 #: A training goes on as long as its rest is worth this share of what a new training promises.
-_SHARE = 0.2
+_SHARE = 0.1
 #: By how many checkpoints the first trainings are shorter than the longest.
 _SHORTER = 2
 #: Acquisition functions get so many points at once; their memory grows with it.
