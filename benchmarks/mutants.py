@@ -334,7 +334,7 @@ MUTANTS = [
     *_mutants(
         "training/run.py",
         "training/test_run.py training/test_training_privacy.py",
-        ("row, sensitivity=plan.sensitivity,", "row, sensitivity=plan.clip_norm,"),
+        ('{"sensitivity": plan.sensitivity,', '{"sensitivity": plan.clip_norm,'),
     ),
     *_mutants(
         "training/fused.py",

@@ -105,6 +105,15 @@ def test_every_room_is_listed() -> None:
     assert rooms <= set(ROOMS)
 
 
+def test_a_module_name_occurs_in_one_room_only() -> None:
+    """But for reports, which are named after what they show."""
+    rooms: dict[str, set[str]] = {}
+    for path in MODULES:
+        if not path.name.startswith("__") and room_of(path) != "report":
+            rooms.setdefault(path.stem, set()).add(room_of(path))
+    assert {name: where for name, where in rooms.items() if len(where) > 1} == {}
+
+
 def test_the_map_shows_what_there_is() -> None:
     """Files of the tree exist (``python -m benchmarks.house --write`` draws it), formulas too."""
     page = (ROOT / "docs" / "architecture.md").read_text()

@@ -128,8 +128,9 @@ class TrainingPlan:
             estimate, 0 if unknown.
 
     Example:
-        >>> plan = TrainingPlan(num_records=1000, learning_rate=0.1, clip_norm=1.0,
-        ...                     noise_multiplier=2.0, lot_size=10, epochs=1)
+        >>> plan = trainer.plan(  # a DPTrainer of 1,000 records
+        ...     learning_rate=0.1, clip_norm=1.0, noise_multiplier=2.0, lot_size=10, epochs=1
+        ... )
         >>> plan.steps, plan.noise_std
         (100, 4.0)
     """
