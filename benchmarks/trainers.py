@@ -163,7 +163,7 @@ def any_model(factory: Callable[[], nn.Module], X: Tensor) -> Setting:
     y = torch.randint(10, (len(X),))
     data = TrainTest(X, y, X[:10], y[:10])
     loss = nn.CrossEntropyLoss()
-    return Setting(factory, cross_entropy_loss, loss, data, lot_size=128, epochs=1, slow_steps=5)
+    return Setting(factory, cross_entropy_loss, loss, data, lot_size=128, epochs=5, slow_steps=5)
 
 
 def random_lot(setting: Setting) -> tuple[Tensor, Tensor]:

@@ -93,6 +93,10 @@ class PerRecordEngine:
         self._sums = torch.empty_like(
             self.parameters, dtype=torch.float64 if precise else self.parameters.dtype
         )
+        #: The columns of each trained tensor, for all replicates: making views takes time.
+        self._trained, self._totals = (
+            parameter_views(matrix, models[0]) for matrix in (self.parameters, self._sums)
+        )
         #: Numbers that clipping takes for each record of a lot, beside those of plain training.
         self.record_numbers = self.parameters.shape[1]
         self._twin = open_twin(copy.deepcopy(models[0]))
@@ -154,14 +158,13 @@ class PerRecordEngine:
         if filled is not None:
             factors.mul_(filled)
         self.kept.add_(factors.count_nonzero())
-        totals = parameter_views(self._sums[replicate].unsqueeze(0), self.models[0])
-        for total, each in zip(totals, found, strict=True):
-            each.add_to(total[0], factors)
+        for total, each in zip(self._totals, found, strict=True):
+            each.add_to(total[replicate], factors)
 
     def _values(self, replicate: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """What is trained of a replicate, and what is not."""
-        rows = parameter_views(self.parameters[replicate].unsqueeze(0), self.models[0])
-        values = {name: row[0] for name, row in zip(self._names, rows, strict=True)}
+        named = zip(self._names, self._trained, strict=True)
+        values = {name: rows[replicate] for name, rows in named}
         # A model may write to its buffers, as far as that depends on no record: not to ours.
         return values, {name: value.clone() for name, value in self._frozen[replicate].items()}
 
