@@ -241,6 +241,11 @@ class Curator:
         """How many questions were accepted so far, restarts included."""
         return len(self._log)
 
+    @property
+    def log_path(self) -> str | None:
+        """The file of questions and answers; None if they are in memory."""
+        return self._log.path
+
     def query_log(self) -> list[Query]:
         """What was asked, and when; never what was answered."""
         return self._log.entries()
