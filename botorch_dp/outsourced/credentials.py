@@ -168,10 +168,11 @@ def _is_plain(token: str) -> bool:
     return all("!" <= character <= "~" for character in token)
 
 
-def read_tokens(path: str | os.PathLike[str]) -> list[str]:
+def read_tokens(path: str | os.PathLike[str], *, for_metrics: bool = True) -> list[str]:
     """The lines of a token file that are neither empty nor comments.
 
-    Each is a token of 16 characters or more, or ``metrics`` and a token for the metrics only.
+    Each is a token of 16 characters or more, or (if asked ``for_metrics``) ``metrics`` and a token
+    for the metrics only.
     """
     content = _content("token_file", path)
     lines = [line.strip() for line in content.decode("ascii", "replace").splitlines()]
@@ -185,9 +186,10 @@ def read_tokens(path: str | os.PathLike[str]) -> list[str]:
                 f"{_SHORTEST_TOKEN} printable ASCII characters without spaces (`metrics` may stand "
                 f"before it); token {number} is none."
             ) from None
-    if all(token.startswith(_METRICS) for token in tokens):
+    questions = [token for token in tokens if not token.startswith(_METRICS)]
+    if not questions:
         raise ValueError(f"`token_file` {os.fspath(path)} holds no token for questions.")
-    return tokens
+    return tokens if for_metrics else questions
 
 
 class Tokens:

@@ -103,7 +103,7 @@ class Metrics:
     """
 
     def __init__(self, workers: int = 1) -> None:
-        self._shape = (workers, len(_PATHS), len(_STATUSES) + len(_SECONDS) + 3)
+        self._shape = (workers, len(_PATHS), len(_STATUSES) + len(_SECONDS) + 2)
         shared = multiprocessing.get_context("spawn").RawArray
         self._requests = shared("d", int(np.prod(self._shape)))
         self._levels = shared("d", 3 * workers)
