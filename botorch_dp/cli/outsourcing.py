@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import logging
+import math
 import os
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,9 +40,9 @@ def add_commands(commands: Any) -> None:
         "curator",
         help="hold the rows and answer a modeler over HTTP",
         description="Release the rows once with Gaussian noise and serve them, and answers by row "
-        f"index, on the loopback interface. The shared token is read from {_TOKEN_VARIABLE}. "
-        "Started again with the same --state, it serves the same released rows and goes on "
-        "counting queries; one process at a time holds a --state.",
+        f"index, on the loopback interface. The shared token is read from {_TOKEN_VARIABLE}, or "
+        "tokens from --token-file. Started again with the same --state, also beside the first one, "
+        "it serves the same released rows, repeats its answers and goes on counting queries.",
     )
     curator.add_argument("rows", type=Path, help="sensitive rows: .npy, .csv, or .npz with array X")
     curator.add_argument(
@@ -61,6 +64,24 @@ def add_commands(commands: Any) -> None:
     curator.add_argument("--max-queries", type=count, help="answer no more than this, ever")
     curator.add_argument("--host", default="127.0.0.1")
     curator.add_argument("--port", type=whole, default=8765)
+    curator.add_argument("--workers", type=count, default=1, help="processes that share the port")
+    curator.add_argument(
+        "--rate",
+        type=positive,
+        default=20.0,
+        help="requests a second for each address and worker (default: 20)",
+    )
+    curator.add_argument(
+        "--token-file",
+        type=Path,
+        help="one valid token a line, read again when it changes; 'metrics' before a token lets it "
+        "see /metrics only",
+    )
+    curator.add_argument("--certfile", type=Path, help="certificate (PEM), to speak HTTPS")
+    curator.add_argument("--keyfile", type=Path, help="its key, if it is in a file of its own")
+    curator.add_argument(
+        "--client-cafile", type=Path, help="ask clients for certificates that these sign"
+    )
     curator.set_defaults(run=_curator)
 
     modeler = commands.add_parser(
@@ -84,6 +105,12 @@ def add_commands(commands: Any) -> None:
         default=0.1,
         help="failure probability of the bounds (default: .1)",
     )
+    modeler.add_argument("--token-file", type=Path, help="file that holds the shared token")
+    modeler.add_argument(
+        "--cafile", type=Path, help="who signed the curator's certificate, if not widely known"
+    )
+    modeler.add_argument("--certfile", type=Path, help="certificate to show to the curator")
+    modeler.add_argument("--keyfile", type=Path, help="its key, if it is in a file of its own")
     modeler.add_argument("--quiet", action="store_true", help="no progress bar")
     modeler.add_argument("--json", action="store_true", help="print all answers for programs")
     modeler.set_defaults(run=_modeler)
@@ -93,27 +120,53 @@ def _token() -> str:
     token = os.environ.get(_TOKEN_VARIABLE, "")
     if not token:
         raise ValueError(
-            f"Set {_TOKEN_VARIABLE} to the shared token (16 characters or more); it is not an "
-            "argument because others can read those."
+            f"Set {_TOKEN_VARIABLE} to the shared token (16 characters or more), or give a "
+            "--token-file; it is not an argument because others can read those."
         )
     return token
 
 
 def _curator(options: argparse.Namespace) -> int:
-    token = _token()
+    token = None if options.token_file is not None else _token()
     _check_source(options.rows)
     if _is_table(options.evaluate):
         _check_source(Path(options.evaluate))
     if options.ledger is not None:
         _check_ledger(options.ledger)
+    if options.certfile is None and (options.keyfile or options.client_cafile):
+        raise ValueError("--keyfile and --client-cafile need a --certfile.")
     check_extra("service", "starlette", "uvicorn")
-    from botorch_dp.outsourced import serve
+    from botorch_dp.outsourced import TLS, serve
 
-    curator = open_curator(options)
-    print(f"{curator.num_rows} rows, {curator.num_queries} queries so far. {curator.promise}")
-    print(f"Serving on http://{options.host}:{options.port} (Ctrl-C ends it)", flush=True)
-    serve(curator, token=token, host=options.host, port=options.port)
+    tls = None
+    if options.certfile is not None:
+        tls = TLS(options.certfile, options.keyfile, options.client_cafile)
+    serve(
+        partial(_told_curator, options),
+        token=token,
+        token_file=options.token_file,
+        host=options.host,
+        port=options.port,
+        tls=tls,
+        workers=options.workers,
+        rate=options.rate,
+        burst=math.ceil(2 * options.rate),
+        ready=lambda url: print(f"Serving on {url} (Ctrl-C ends it)", flush=True),
+    )
     return 0
+
+
+def _told_curator(options: argparse.Namespace) -> Curator:
+    """The curator of this process, which tells on standard error what happens."""
+    import multiprocessing
+
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(process)d %(message)s"
+    )
+    curator = open_curator(options)
+    if multiprocessing.parent_process() is None:
+        print(f"{curator.num_rows} rows, {curator.num_queries} queries so far. {curator.promise}")
+    return curator
 
 
 def open_curator(options: argparse.Namespace) -> Curator:
@@ -228,11 +281,19 @@ def _is_number(cell: str) -> bool:
 
 
 def _modeler(options: argparse.Namespace) -> int:
-    token = _token()
+    token = None if options.token_file is not None else _token()
     check_folder("--checkpoint", options.checkpoint)
+    check_extra("service", "urllib3")
     from botorch_dp.outsourced import CuratorClient, InputNoiseRBF, Modeler
+    from botorch_dp.outsourced.credentials import read_tokens
 
-    remote = CuratorClient(options.url, token=token)
+    remote = CuratorClient(
+        options.url,
+        token=token or read_tokens(options.token_file, for_metrics=False)[0],
+        cafile=options.cafile,
+        certfile=options.certfile,
+        keyfile=options.keyfile,
+    )
     release = remote.dataset()
     settings: dict[str, Any] = {}
     if options.lengthscale is not None:

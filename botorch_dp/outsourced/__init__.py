@@ -9,6 +9,7 @@ from botorch_dp.outsourced.bounds import (
     regret_certificate,
 )
 from botorch_dp.outsourced.client import CuratorClient, CuratorRefusal, UnreadableResponse
+from botorch_dp.outsourced.credentials import TLS
 from botorch_dp.outsourced.curator import (
     Curator,
     GaussianNoiseCurator,
@@ -25,7 +26,8 @@ from botorch_dp.outsourced.exchange import (
 )
 from botorch_dp.outsourced.modeler import Answer, InputNoiseRBF, Modeler
 from botorch_dp.outsourced.query_log import QueryLimitReached, RequestConflict
-from botorch_dp.outsourced.service import curator_app, serve
+from botorch_dp.outsourced.server import serve
+from botorch_dp.outsourced.service import curator_app
 from botorch_dp.outsourced.transforms import (
     choose_projection_dim,
     column_space_residual,
@@ -33,6 +35,7 @@ from botorch_dp.outsourced.transforms import (
 )
 
 __all__ = [
+    "TLS",
     "Answer",
     "Curator",
     "CuratorClient",

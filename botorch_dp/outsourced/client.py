@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import math
+import os
 import socket
 import ssl
 import threading
@@ -12,13 +13,13 @@ import time
 import urllib.parse
 import urllib.request
 import uuid
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 from torch import Tensor
 
 from botorch_dp._checks import check_integer, check_positive, checked
+from botorch_dp.outsourced.credentials import client_context
 from botorch_dp.outsourced.curator import check_request_id
 from botorch_dp.outsourced.exchange import LARGEST_DATASET, check_answer, dataset_from_bytes
 from botorch_dp.privacy import Release
@@ -46,11 +47,14 @@ class UnreadableResponse(RuntimeError):
 class CuratorClient:
     """Asks a curator's service; its :meth:`query` goes into ``Modeler.run``.
 
-    A lost connection, a restart of the service and its rate limit are waited out, with the same
-    request id, so nothing is counted twice. A curator that stays away ends in
-    ``ConnectionError``; run again with the same checkpoint to go on. Redirects are not followed:
-    the token goes to ``url`` only (or to the proxy that the environment names). What is no answer
-    of a curator ends in :class:`UnreadableResponse`.
+    What passes is waited out, with the same request id, so nothing is counted twice: an unknown
+    or silent host, a refused or lost connection, a restart of the service, its rate limit, a proxy
+    without a service behind it. A curator that stays away ends in ``ConnectionError``; run again
+    with the same checkpoint to go on. What asking again does not change is final at once: a wrong
+    token or question is a :class:`CuratorRefusal`, a certificate that one side does not trust a
+    ``ConnectionError``. Redirects are not followed: the token goes to ``url`` only (or to the proxy
+    that the environment names). What is no answer of a curator ends in
+    :class:`UnreadableResponse`.
 
     Args:
         url: Where the service is, such as ``"https://curator.example"``.
@@ -59,6 +63,10 @@ class CuratorClient:
             that the curator says it is still measuring.
         patience: Seconds to keep trying before giving up.
         largest: Bytes of the largest data set to accept, packed or unpacked.
+        cafile: Authorities that sign the service's certificate, in PEM; by default those that this
+            machine knows.
+        certfile: Certificate that this client shows to a service that asks for one, in PEM.
+        keyfile: Its key without a pass phrase; by default it stands in ``certfile``.
 
     Example:
         >>> remote = CuratorClient("http://127.0.0.1:8765", token="a-long-shared-secret")
@@ -74,8 +82,16 @@ class CuratorClient:
         timeout: float = 60.0,
         patience: float = 60.0,
         largest: int = LARGEST_DATASET,
+        cafile: str | os.PathLike[str] | None = None,
+        certfile: str | os.PathLike[str] | None = None,
+        keyfile: str | os.PathLike[str] | None = None,
     ) -> None:
         _check_url(url)
+        context = None
+        if url.startswith("https:"):
+            context = client_context(cafile, certfile, keyfile)
+        elif cafile is not None or certfile is not None or keyfile is not None:
+            raise ValueError("`cafile`, `certfile` and `keyfile` need a `url` of https.")
         if not isinstance(token, str) or not token.isascii() or not token.isprintable():
             raise ValueError("`token` must be a string of printable ASCII characters.")
         self._url = url.rstrip("/")
@@ -83,6 +99,7 @@ class CuratorClient:
         self._timeout = check_positive("timeout", timeout)
         self._patience = check_positive("patience", patience)
         self._largest = check_integer("largest", largest)
+        self._connections = _connections(self._url, context)
 
     def dataset(self) -> Release[Tensor]:
         """The released rows with their guarantee."""
@@ -110,25 +127,19 @@ class CuratorClient:
     def _request(
         self, path: str, body: bytes | None = None, *, largest: int = _LARGEST_MESSAGE
     ) -> bytes:
-        request = urllib.request.Request(
-            self._url + path,
-            data=body,
-            headers={"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"},
-        )
+        """The content of an answer; what passes is waited out here.
+
+        The retries of urllib3 count attempts, each in a deeper call; what a search waits for is
+        counted in hours.
+        """
         start = time.monotonic()
         deadline = start + self._patience
         pause = 0.1
         while True:
             try:
-                status, headers, content = _exchange(request, self._timeout, largest)
-            except (OSError, http.client.IncompleteRead) as error:
-                if isinstance(getattr(error, "reason", error), ssl.SSLCertVerificationError):
-                    raise ConnectionError(
-                        f"The certificate of {self._url} is not trusted, and asking again does not "
-                        "change that. Have it signed by an authority that this machine knows, or "
-                        "set SSL_CERT_FILE to the file of the one that signed it."
-                    ) from None
-                problem = str(error) or type(error).__name__
+                status, headers, content = self._exchange(path, body, largest)
+            except _Passing as error:
+                problem = str(error)
             else:
                 if status == 200:
                     return content
@@ -147,96 +158,165 @@ class CuratorClient:
             time.sleep(pause)
             pause = min(2 * pause, 5.0)
 
+    def _exchange(self, path: str, body: bytes | None, largest: int) -> tuple[int, Any, bytes]:
+        """Status, headers and content of one request that takes ``timeout`` at most, as a whole."""
+        limit = _NOW.limit = _Limit(self._timeout)
+        try:
+            response = self._connections.request(
+                "GET" if body is None else "POST",
+                self._url + path,
+                body=body,
+                headers={
+                    "Authorization": f"Bearer {self._token}",
+                    "Content-Type": "application/json",
+                },
+                timeout=self._timeout,
+                retries=False,
+                redirect=False,
+                preload_content=False,
+                decode_content=False,
+            )
+            try:
+                content = _content(response, largest)
+            except BaseException:
+                response.close()
+                raise
+            if limit.passed.is_set():
+                raise TimeoutError
+            return response.status, response.headers, content
+        except Exception as error:
+            if limit.passed.is_set():
+                raise _Passing(f"no whole answer in {self._timeout:g} s") from None
+            raise _told_apart(error, self._url) from None
+        finally:
+            limit.end()
+
     def __repr__(self) -> str:
         return f"CuratorClient({self._url!r})"
 
 
-def _exchange(
-    request: urllib.request.Request, seconds: float, largest: int
-) -> tuple[int, Any, bytes]:
-    """Status, headers and content of one request that takes ``seconds`` at most, as a whole.
+class _Passing(Exception):
+    """What may be over when asked again."""
 
-    A timeout of a socket is counted anew for every byte that trickles in. So a timer cuts the
-    connection, in whatever state it is.
+
+def _told_apart(error: Exception, url: str) -> Exception:
+    """What passes, what is final, and what is no answer."""
+    from urllib3 import exceptions
+
+    if isinstance(error, UnreadableResponse):
+        return error
+    cause = next((part for part in reversed(error.args) if isinstance(part, Exception)), error)
+    ended = ssl.SSLEOFError | ssl.SSLZeroReturnError | ssl.SSLSyscallError
+    if isinstance(error, exceptions.SSLError) and not isinstance(cause, ended):
+        return ConnectionError(f"{_words(cause, url)} Asking again does not change that.")
+    junk = http.client.HTTPException, UnicodeError
+    lost = OSError, http.client.IncompleteRead
+    if isinstance(cause, junk) and not isinstance(cause, lost):
+        # The message of each kind quotes what was sent.
+        return UnreadableResponse(f"This is no answer of HTTP ({type(cause).__name__}).")
+    if isinstance(error, exceptions.HTTPError | OSError):
+        reason = getattr(cause, "reason", None) or getattr(cause, "strerror", None) or cause
+        return _Passing(str(reason) or type(cause).__name__)
+    return UnreadableResponse(f"This is no answer of HTTP ({type(error).__name__}).")
+
+
+def _words(error: Exception, url: str) -> str:
+    """What is wrong with TLS, and what to do."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return (
+            f"The certificate of {url} is not trusted ({error.verify_message}). Have it signed by "
+            "an authority that this machine knows, or name the one that signed it by `cafile`."
+        )
+    reason = str(getattr(error, "reason", None) or type(error).__name__)
+    if "ALERT" in reason:
+        return (
+            f"{url} ended the encrypted connection ({reason}). If it asks for certificates, name "
+            "one that it trusts by `certfile` and `keyfile`."
+        )
+    return f"No encrypted connection to {url} is possible ({reason}); does it speak plain HTTP?"
+
+
+class _Limit:
+    """Cuts the connection of an exchange after some seconds, in whatever state it is.
+
+    A timeout of a socket is counted anew for every byte that trickles in.
     """
-    sockets: list[socket.socket] = []
-    late = threading.Event()
 
-    def keep(sock: socket.socket) -> None:
-        sockets.append(sock)
-        if late.is_set():
-            cut()
+    def __init__(self, seconds: float) -> None:
+        self.passed = threading.Event()
+        self._sockets: list[Any] = []
+        self._timer = threading.Timer(seconds, self._cut)
+        self._timer.daemon = True
+        self._timer.start()
 
-    def cut() -> None:
-        late.set()
-        for sock in sockets:
+    def watch(self, sock: Any) -> None:
+        """Cut this one too."""
+        self._sockets.append(sock)
+        if self.passed.is_set():
+            self._cut()
+
+    def end(self) -> None:
+        """The exchange is over."""
+        self._timer.cancel()
+
+    def _cut(self) -> None:
+        self.passed.set()
+        for sock in self._sockets:
             with suppress(OSError):
                 # Not the method of an encrypted socket, which another thread is reading.
                 socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
-    timer = threading.Timer(seconds, cut)
-    timer.daemon = True
-    timer.start()
-    try:
-        with _opener(keep).open(request, timeout=seconds) as response:
-            content = _content(response, largest)
-            if late.is_set():
-                raise TimeoutError
-            return response.status, response.headers, content
-    except Exception as error:
-        if late.is_set():
-            raise TimeoutError(f"no whole answer in {seconds:g} s") from None
-        if isinstance(error, OSError | http.client.IncompleteRead | UnreadableResponse):
-            raise
-        # Other errors are junk where HTTP should be, each kind with a message that quotes it.
-        raise UnreadableResponse(f"This is no answer of HTTP ({type(error).__name__}).") from None
-    finally:
-        timer.cancel()
+
+#: The limit of the exchange that a thread is at.
+_NOW = threading.local()
 
 
-def _opener(keep: Callable[[socket.socket], None]) -> urllib.request.OpenerDirector:
-    """An opener that returns whatever status comes, and shows each socket to ``keep``."""
+def _connections(url: str, context: ssl.SSLContext | None) -> Any:
+    """urllib3's pool of connections, through the proxy that the environment names, if any."""
+    import urllib3
+    from urllib3 import connection, connectionpool
 
-    def connects(kind: type[http.client.HTTPConnection]) -> Any:
-        class Connection(kind):  # type: ignore[misc, valid-type]
+    def limited(kind: Any) -> Any:
+        class Limited(kind):
             def connect(self) -> None:
                 super().connect()
-                keep(self.sock)
+                _NOW.limit.watch(self.sock)
 
-        return Connection
+            def request(self, *arguments: Any, **settings: Any) -> None:
+                if self.sock is not None:  # a connection that was used before
+                    _NOW.limit.watch(self.sock)
+                super().request(*arguments, **settings)
 
-    class Plain(urllib.request.HTTPHandler):
-        def http_open(self, request: urllib.request.Request) -> Any:
-            return self.do_open(connects(http.client.HTTPConnection), request)
+        return Limited
 
-    class Encrypted(urllib.request.HTTPSHandler):
-        def https_open(self, request: urllib.request.Request) -> Any:
-            return self.do_open(connects(http.client.HTTPSConnection), request)
+    class Plain(connectionpool.HTTPConnectionPool):
+        ConnectionCls = limited(connection.HTTPConnection)
 
-    class AsItIs(urllib.request.HTTPErrorProcessor):
-        """Redirects are followed, and errors raised, by what this one replaces."""
+    class Encrypted(connectionpool.HTTPSConnectionPool):
+        ConnectionCls = limited(connection.HTTPSConnection)
 
-        def http_response(self, request: urllib.request.Request, response: Any) -> Any:
-            return response
+    parts = urllib.parse.urlsplit(url)
+    proxy = urllib.request.getproxies().get(parts.scheme)
+    if proxy and not urllib.request.proxy_bypass(parts.netloc):
+        pool: Any = urllib3.ProxyManager(proxy, ssl_context=context)
+    else:
+        pool = urllib3.PoolManager(ssl_context=context)
+    pool.pool_classes_by_scheme = {"http": Plain, "https": Encrypted}
+    return pool
 
-        https_response = http_response
 
-    return urllib.request.build_opener(Plain, Encrypted, AsItIs)
-
-
-def _content(response: http.client.HTTPResponse, largest: int) -> bytes:
+def _content(response: Any, largest: int) -> bytes:
     """All of an answer; of an error page the beginning is enough."""
     is_error = response.status >= 300
     chunks, size = [], 0
-    while chunk := response.read1(2**16):
+    for chunk in response.stream(2**16, decode_content=False):
         chunks.append(chunk)
         size += len(chunk)
         if is_error and size > _LARGEST_MESSAGE:
-            return b"".join(chunks)
+            response.close()
+            break
         if size > largest:
             raise UnreadableResponse(f"The answer is larger than {largest} bytes.")
-    if response.length:
-        raise http.client.IncompleteRead(b"", response.length)
     return b"".join(chunks)
 
 
@@ -264,6 +344,7 @@ def _check_url(url: object) -> None:
         if not isinstance(url, str) or not url.isascii() or not url.isprintable() or " " in url:
             raise ValueError
         parts = urllib.parse.urlsplit(url)
+        (parts.hostname or "").encode("idna")
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
             raise ValueError
         if parts.username is not None or parts.query or parts.fragment:

@@ -153,7 +153,8 @@ class Curator:
     that were released before, from a file for instance.
 
     Threads may ask at once; rows are then measured at once too, so that a measurement that hangs
-    holds up nobody else. Copies and forked processes may not ask.
+    holds up nobody else. Copies and forked processes may not ask; curators of several processes may
+    share a ``log``, and answer each question once.
 
     Args:
         evaluate: Row index to measured value. Called from several threads if several ask.
@@ -161,7 +162,7 @@ class Curator:
         answers: How to release answers that are sensitive themselves; by default they are sent
             as measured, and no guarantee covers them.
         max_queries: The most questions that will be answered, over all restarts.
-        log: File of questions and answers; by default in memory. One curator at a time holds it.
+        log: File of questions and answers; by default in memory.
         unsafe_seed: Reproducible noise of private answers, for simulations.
     """
 
@@ -240,6 +241,11 @@ class Curator:
         """How many questions were accepted so far, restarts included."""
         return len(self._log)
 
+    @property
+    def log_path(self) -> str | None:
+        """The file of questions and answers; None if they are in memory."""
+        return self._log.path
+
     def query_log(self) -> list[Query]:
         """What was asked, and when; never what was answered."""
         return self._log.entries()
@@ -273,8 +279,12 @@ class Curator:
         with self._alone(request):
             number, answer = self._log.open_request(request, index, limit=self.max_queries)
             if answer is None:
-                answer = self._measure(index, request, number)
-                self._log.close_request(request, answer)
+                try:
+                    measured = self._measure(index, request, number)
+                    answer = self._log.close_request(request, measured)
+                except BaseException:
+                    self._log.leave_request(request)
+                    raise
         if not math.isfinite(answer):
             raise UnusableAnswer(f"Row {index} was measured, and its value is not finite.")
         return answer
@@ -301,7 +311,7 @@ class Curator:
         if private is None:
             return float(self._evaluate(index))
         seed = None if self._unsafe_seed is None else self._unsafe_seed + number
-        return self._log.release(
+        return self._log.release_once(
             private.price(),
             lambda: float(self._evaluate(index)),
             lambda measured: private._released(measured, unsafe_seed=seed),
@@ -319,7 +329,8 @@ class Curator:
     def __reduce__(self) -> NoReturn:
         raise PrivacyError(
             "A curator cannot be copied: the copy would answer the same questions with noise of "
-            "its own. Share the object among threads, or serve it."
+            "its own. Share the object among threads, serve it, or make another one with the same "
+            "`log`."
         )
 
 
@@ -566,7 +577,7 @@ class GaussianNoiseCurator(Curator):
                     "fingerprint of the rows": fingerprint(X.detach().double()),
                 }
                 with self._log.settled(settings):
-                    value, scale = self._log.release(
+                    value, scale = self._log.release_once(
                         price, read, draw, key="rows", label=label, ledger=ledger
                     )
             largest = torch.finfo(X.dtype).max

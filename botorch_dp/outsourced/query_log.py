@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from botorch_dp._files import MEMORY, differences
-from botorch_dp.errors import BudgetExhausted, PrivacyError
+from botorch_dp._files import BUSY_SECONDS, MEMORY, FileKind, differences, pack, unpack
+from botorch_dp.errors import AlreadyReleased, BudgetExhausted, PrivacyError
 from botorch_dp.privacy import Guarantee, PrivacyLedger
-from botorch_dp.privacy.runs import Run
+from botorch_dp.privacy.runs import RUN, Run, may_be_at_work, owner_words
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+#: How often a question is looked at that another process is measuring.
+_LOOK_SECONDS = 0.05
+#: Questions that this process measures, by its number: a fork inherits the set, but not the work.
+_AT_WORK: set[tuple[int, str]] = set()
 
 
 class QueryLimitReached(RuntimeError):
@@ -38,37 +43,48 @@ class Query:
     answered: bool
 
 
-class QueryLog:
+class QueryLog(Run):
     """Questions and answers in one file that only its owner can read (mode 0600).
 
     A question is on disk before it is answered and an answer before it is sent. A repeated
-    request is therefore recognized after a restart too, and gets the answer it was given.
+    request is therefore recognized after a restart too, and gets the answer it was given. They are
+    looked up in the file: what the log holds in memory does not grow with it.
 
-    One log at a time holds the file, until it is closed or its process ends: two of them would
-    answer one request twice. Threads may share a log; a forked child may not use its parent's.
+    Threads and processes may share a file. Who measures a question has claimed it in the file, and
+    whoever else asks it meanwhile waits for that answer; if the process that measures ends, another
+    one takes over. A forked child may not use its parent's log, but may open the file.
 
     Args:
         path: The file, or ``":memory:"``. It holds answers: never hand it out.
     """
 
+    kind = FileKind(
+        name="query log",
+        application_id=0x4450716C,  # "DPql"
+        migrations=(
+            (
+                *RUN.migrations[0],
+                "CREATE TABLE question (number INTEGER PRIMARY KEY, request TEXT NOT NULL UNIQUE, "
+                "asked BLOB NOT NULL, owner TEXT, answer BLOB)",
+            ),
+        ),
+        if_lost="Put back a copy, or begin a new log at another path: the rows and every answer "
+        "are then released anew, and charged anew.",
+    )
+    exclusive = False
+
     def __init__(self, path: str | os.PathLike[str] = MEMORY) -> None:
         if not isinstance(path, str | os.PathLike):
             raise TypeError(f"`log` must be a path, got {type(path).__name__}.")
-        self._owner = os.getpid()
-        self._lock = threading.RLock()
-        self._run = Run(
+        self._works: dict[str, tuple[int, str]] = {}
+        super().__init__(
             None if str(path) == MEMORY else path, what="a curator's questions", settings={}
         )
-        self._answers: dict[int, float] = self._run.items("answer")
-        self._queries = {
-            request: Query(number, request, index, asked_at, number in self._answers)
-            for number, (request, index, asked_at) in self._run.items("question").items()
-        }
 
     @property
     def in_memory(self) -> bool:
         """Whether nothing outlives this object."""
-        return self._run.path is None
+        return self.path is None
 
     @contextmanager
     def settled(self, settings: Mapping[str, Any]) -> Iterator[None]:
@@ -76,23 +92,23 @@ class QueryLog:
 
         If the budget cannot bear the release, the settings are free again.
         """
-        with self._lock:
-            stored = self._run.get("settings")
+        with self.transaction():
+            stored = self.get("settings")
             changed = [] if stored is None else differences(stored, settings)
             if changed:
                 raise PrivacyError(
-                    f"`log` {self._run.path} belongs to rows that were released with other "
+                    f"`log` {self.path} belongs to rows that were released with other "
                     f"settings ({'; '.join(changed)}). Go on with those, or choose another path "
                     "(a second release, at a second cost)."
                 )
-            self._run.put(settings=settings)
-            try:
-                yield
-            except BudgetExhausted:
-                self._run.put(settings=stored)
-                raise
+            self.put(settings=settings)
+        try:
+            yield
+        except BudgetExhausted:
+            self.put(settings=stored)
+            raise
 
-    def release(
+    def release_once(
         self,
         price: Guarantee,
         read: Callable[[], R],
@@ -113,65 +129,137 @@ class QueryLog:
             ledger: What it is charged to, if anything.
         """
         self._check_owner()
-        if ledger is None:
-            return self._run.release(price, draw, key=key, label=label, read=read)
-        name = f"{self._run.identity}/{key}"
-        return ledger.release(price, draw, key=name, label=label, read=read)
+        deadline = time.monotonic() + BUSY_SECONDS
+        while True:
+            try:
+                if ledger is None:
+                    return self.release(price, draw, key=key, label=label, read=read)
+                name = f"{self.identity}/{key}"
+                return ledger.release(price, draw, key=name, label=label, read=read)
+            except AlreadyReleased:  # another process draws it now
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(_LOOK_SECONDS)
 
     def open_request(
         self, request: str, index: int, *, limit: int | None
     ) -> tuple[int, float | None]:
-        """Record a question, or find it again.
+        """Record a question, or find it again; without an answer, claim it.
+
+        While another process measures it, this one waits.
 
         Returns:
-            Its number, and the answer given before to the same request (None if it has none yet).
+            Its number, and the answer given before to the same request. None asks the caller to
+            measure the row, and then to call :meth:`close_request` or :meth:`leave_request`.
 
         Raises:
             QueryLimitReached: Nothing is recorded then.
             RequestConflict: If the same request asked for another row before.
         """
         self._check_owner()
-        with self._lock:
-            found = self._queries.get(request)
-            if found is None:
-                number = len(self._queries) + 1
-                if limit is not None and number > limit:
-                    raise QueryLimitReached(f"The limit of {limit} queries is reached.")
-                query = Query(number, request, index, time.time(), answered=False)
-                self._run.add("question", number, [request, index, query.asked_at])
-                self._queries[request] = query
-                return number, None
-            if found.index != index:
+        work = (os.getpid(), uuid.uuid4().hex)
+        while True:
+            query, answer, owner = self._found(request)
+            if query is not None and query.index != index:
                 raise RequestConflict(
-                    f"`request_id` {request!r} asked for row {found.index} before and for row "
+                    f"`request_id` {request!r} asked for row {query.index} before and for row "
                     f"{index} now: give each question its own id."
                 )
-            return found.number, self._answers.get(found.number)
+            if query is not None and query.answered:
+                return query.number, answer
+            if owner is not None and may_be_at_work(owner, _AT_WORK):
+                time.sleep(_LOOK_SECONDS)
+            elif number := self._claimed(request, index, limit, work, before=owner):
+                self._works[request] = work
+                return number, None
 
-    def close_request(self, request: str, answer: float) -> None:
-        """Record the answer before it is sent."""
+    def _claimed(
+        self, request: str, index: int, limit: int | None, work: tuple[int, str], before: str | None
+    ) -> int | None:
+        """The number of a question that is now claimed; None if another process was first."""
+        with self.transaction():
+            rows = self._file.query(
+                "SELECT number, owner IS ? AND answer IS NULL FROM question WHERE request = ?",
+                (before, request),
+            )
+            if rows:
+                number, is_free = rows[0]
+                if not is_free:
+                    return None
+            else:
+                number = len(self) + 1
+                if limit is not None and number > limit:
+                    raise QueryLimitReached(f"The limit of {limit} queries is reached.")
+                asked = pack([number, request, index, time.time()])
+                self._file.execute(
+                    "INSERT INTO question VALUES (?, ?, ?, NULL, NULL)", (number, request, asked)
+                )
+            self._file.execute(
+                "UPDATE question SET owner = ? WHERE number = ?", (owner_words(work), number)
+            )
+            _AT_WORK.add(work)
+        return int(number)
+
+    def close_request(self, request: str, answer: float) -> float:
+        """Record the answer before it is sent; returns what is recorded, which never changes."""
         self._check_owner()
-        with self._lock:
-            query = self._queries[request]
-            self._run.add("answer", query.number, answer)
-            self._answers[query.number] = answer
-            self._queries[request] = replace(query, answered=True)
+        content = pack([request, answer])
+        with self.transaction():
+            self._file.execute(
+                "UPDATE question SET answer = ?, owner = NULL WHERE request = ? AND answer IS NULL",
+                (content, request),
+            )
+            _, recorded, _ = self._found(request)
+        _AT_WORK.discard(self._works.pop(request))
+        assert recorded is not None
+        return recorded
+
+    def leave_request(self, request: str) -> None:
+        """Leave a question unanswered; whoever asks it next measures it."""
+        _AT_WORK.discard(self._works.pop(request))
+        # If this fails, other processes wait until this one has ended.
+        with suppress(Exception), self.transaction():
+            self._file.execute("UPDATE question SET owner = NULL WHERE request = ?", (request,))
 
     def entries(self) -> list[Query]:
         """All questions in order, without their answers."""
-        with self._lock:
-            return list(self._queries.values())
+        numbers = self._file.query("SELECT request FROM question ORDER BY number")
+        found = [self._found(request)[0] for (request,) in numbers]
+        return [query for query in found if query is not None]
+
+    def _found(self, request: str) -> tuple[Query | None, float | None, str | None]:
+        """A question, its answer, and who measures it."""
+        rows = self._file.query(
+            "SELECT number, asked, answer, owner FROM question WHERE request = ?", (request,)
+        )
+        if not rows:
+            return None, None, None
+        number, asked, content, owner = rows[0]
+        try:
+            *names, index, asked_at = unpack(asked)
+            named, answer = (request, None) if content is None else unpack(content)
+            query = Query(number, request, index, asked_at, content is not None)
+        except (TypeError, ValueError) as error:
+            raise self._file.damaged(f"question {number} was altered") from error
+        if names != [number, request] or named != request:
+            raise self._file.damaged(f"question {number} was stored elsewhere")
+        return query, answer, owner
 
     def __len__(self) -> int:
-        return len(self._queries)
+        if self._file.closed:
+            return self._last_number
+        return int(self._file.query("SELECT coalesce(max(number), 0) FROM question")[0][0])
 
     def close(self) -> None:
         """Let go of the file; nothing can be asked afterwards."""
-        self._run.close()
+        self._last_number = len(self)
+        super().close()
+        for request in list(self._works):
+            _AT_WORK.discard(self._works.pop(request))
 
     def _check_owner(self) -> None:
-        if os.getpid() != self._owner:
+        if os.getpid() != self._pid:
             raise PrivacyError(
                 "A forked process cannot use its parent's curator: both could answer the same "
-                "question. Ask the parent, or serve the curator."
+                "question. Make a curator of its own with the same `log`."
             )

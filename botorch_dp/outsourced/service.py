@@ -1,9 +1,11 @@
 """The curator as a small HTTP service: the released rows, and answers by row index.
 
-Needs the extra ``service`` (Starlette and uvicorn). Every request carries a bearer token. Nothing
-but released values, row numbers and counts ever appears in a response or in the log.
+Needs the extra ``service`` (Starlette and uvicorn). Every request but the first carries a bearer
+token. Nothing but released values, row numbers and counts ever appears in a response or in the log.
 
 ===================  ==========================================================================
+``GET /health``      ``{"status": "alive"}``, for a balancer; without a token, and not limited
+``GET /metrics``     counts and times of requests in the text format of Prometheus
 ``GET /status``      rows, columns, queries accepted and left, the guarantees in words
 ``GET /dataset``     the released rows as ``.npz``
 ``POST /query``      ``{"index": 3, "request_id": "..."}`` to ``{"y": ...}``; the same id is
@@ -14,48 +16,61 @@ but released values, row numbers and counts ever appears in a response or in the
 What is done against strangers, by whom:
 
 * *uvicorn* bounds a request's head, closes idle connections and drops what is not HTTP.
-* *This module* closes connections whose request is not whole in time, and when too many wait for
-  theirs, the oldest one of the busiest address. Requests are counted for each address, those with
-  a wrong token apart from those with the right one: a flood of guesses is refused, and does not
-  lock out the owner of the token, not even at the same address. A token must therefore resist
-  unlimited guessing: draw it at random, by ``python -c "import secrets;
-  print(secrets.token_urlsafe(32))"``.
-* *A proxy* in front must do the rest. The service speaks plain HTTP and listens on the loopback
-  interface by default; the proxy terminates TLS, withstands floods that fill the line, and sets
-  ``X-Forwarded-For``, without which all of its clients count as one address.
+* *server.py* closes connections whose request is not whole in time, and when too many wait for
+  theirs, the oldest one of the busiest address.
+* *This module* counts requests for each address, those with a wrong token apart from those with
+  the right one: a flood of guesses is refused, and does not lock out the owner of the token, not
+  even at the same address. A token must therefore resist unlimited guessing: draw it at random, by
+  ``python -c "import secrets; print(secrets.token_urlsafe(32))"``.
+* *A proxy* in front must withstand floods that fill the line, and set ``X-Forwarded-For``, without
+  which all of its clients count as one address. The service listens on the loopback interface by
+  default; TLS is ended by the proxy or, with :class:`~botorch_dp.outsourced.TLS`, by the service.
+
+The metrics hold nothing sensitive: they count requests and statuses, and the times they took, all
+of which the modeler sees at its own end. When and whether a measurement fails is a function of its
+row as far as the curator's own function makes it one; that it depends on no single record is a
+condition of :class:`~botorch_dp.outsourced.PrivateAnswers`. Strangers are still not told how far a
+search has come, so the metrics need a token: any valid one, or one that opens nothing else.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hmac
 import ipaddress
 import json
 import logging
+import multiprocessing
+import os
 import threading
 import time
-from collections import Counter, OrderedDict
+from bisect import bisect_left
+from collections import OrderedDict
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from botorch_dp._checks import check_integer, check_positive, checked
+from botorch_dp.outsourced.credentials import Tokens
 from botorch_dp.outsourced.curator import Curator, check_request_id
 from botorch_dp.outsourced.exchange import answer_to, dataset_to_bytes
 
 if TYPE_CHECKING:
-    import uvicorn
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
 
 logger = logging.getLogger(__name__)
 
-_SHORTEST_TOKEN = 16
 _LARGEST_BODY = 4096
 #: Addresses whose requests are counted; the one that was silent for longest is forgotten.
 _ADDRESSES = 1024
 #: Seconds until a question whose row is still being measured is answered with 202.
 _ANSWER_WITHIN = 15.0
+_PATHS = ("/health", "/metrics", "/status", "/dataset", "/query", "other")
+_STATUSES = (200, 202, 400, 401, 403, 404, 405, 409, 422, 429, 500, 503)
+#: Upper ends of the classes that times of requests are counted in, in seconds.
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
 class _RateLimits:
@@ -77,23 +92,143 @@ class _RateLimits:
         return wait
 
 
-def check_token(token: object) -> str:
-    """Return ``token``, or raise if it is too short or cannot stand in a header."""
-    if not isinstance(token, str) or len(token) < _SHORTEST_TOKEN or not _is_plain(token):
-        raise ValueError(
-            f"`token` must be a string of at least {_SHORTEST_TOKEN} printable ASCII characters "
-            "without spaces."
+class Metrics:
+    """What was asked of a service, and how long it took, in memory that its workers share.
+
+    Each worker writes a row of its own, so that nothing is locked and a killed worker leaves no
+    count behind that is half made. Only the event loop of the worker writes.
+
+    Args:
+        workers: How many.
+    """
+
+    def __init__(self, workers: int = 1) -> None:
+        self._shape = (workers, len(_PATHS), len(_STATUSES) + len(_SECONDS) + 2)
+        shared = multiprocessing.get_context("spawn").RawArray
+        self._requests = shared("d", int(np.prod(self._shape)))
+        self._levels = shared("d", 3 * workers)
+        self._worker = 0
+
+    def begin(self, worker: int = 0) -> None:
+        """Count a worker that starts; what its predecessor was at is over."""
+        self._worker = worker
+        self._level(0, 1.0)
+        self._levels[3 * worker + 1] = self._levels[3 * worker + 2] = 0.0
+
+    def starts(self) -> int:
+        """How many workers have started so far."""
+        return int(sum(self._levels[::3]))
+
+    def count(self, path: str, status: int, seconds: float) -> None:
+        """Count one request."""
+        place = _PATHS.index(path) if path in _PATHS else len(_PATHS) - 1
+        if status not in _STATUSES:
+            status = 500 if status >= 500 else 400
+        first = (self._worker * self._shape[1] + place) * self._shape[2]
+        for number, more in (
+            (_STATUSES.index(status), 1.0),
+            (len(_STATUSES) + bisect_left(_SECONDS, seconds), 1.0),
+            (self._shape[2] - 1, seconds),
+        ):
+            self._requests[first + number] += more
+
+    def in_flight(self, more: int) -> None:
+        """Count requests that are being answered up or down."""
+        self._level(1, more)
+
+    def measuring(self, more: int) -> None:
+        """Count rows that are being measured up or down."""
+        self._level(2, more)
+
+    def _level(self, number: int, more: float) -> None:
+        self._levels[3 * self._worker + number] += more
+
+    def __str__(self) -> str:
+        """All workers' sums in the text format of Prometheus."""
+        table = np.reshape(self._requests, self._shape).sum(axis=0)
+        starts, in_flight, measuring = np.reshape(self._levels, (-1, 3)).sum(axis=0)
+        lines: list[str] = []
+
+        def family(name: str, kind: str, about: str, *values: tuple[str, float]) -> None:
+            name = f"botorch_dp_{name}"
+            lines.extend((f"# HELP {name} {about}", f"# TYPE {name} {kind}"))
+            lines.extend(f"{name}{labels} {value:.15g}" for labels, value in values)
+
+        counts, times = table[:, : len(_STATUSES)], table[:, len(_STATUSES) :]
+        family(
+            "requests_total",
+            "counter",
+            "Requests answered, by path and status.",
+            *(
+                (f'{{path="{path}",status="{status}"}}', count)
+                for path, row in zip(_PATHS, counts, strict=True)
+                for status, count in zip(_STATUSES, row, strict=True)
+                if count
+            ),
         )
-    return token
+        family(
+            "request_seconds",
+            "histogram",
+            "Seconds until a request was answered.",
+            *(
+                value
+                for path, row in zip(_PATHS, times, strict=True)
+                if row.any()
+                for value in (
+                    *(
+                        (f'_bucket{{path="{path}",le="{end}"}}', below)
+                        for end, below in zip((*_SECONDS, "+Inf"), np.cumsum(row[:-1]), strict=True)
+                    ),
+                    (f'_count{{path="{path}"}}', row[:-1].sum()),
+                    (f'_sum{{path="{path}"}}', row[-1]),
+                )
+            ),
+        )
+        family("requests_in_flight", "gauge", "Requests being answered.", ("", in_flight))
+        family("rows_being_measured", "gauge", "Rows being measured.", ("", measuring))
+        family("worker_starts_total", "counter", "Workers started so far.", ("", starts))
+        return "\n".join((*lines, ""))
 
 
-def _is_plain(token: str) -> bool:
-    return all("!" <= character <= "~" for character in token)
+class _Counted:
+    """An ASGI application whose requests are counted."""
+
+    def __init__(self, app: Any, metrics: Metrics) -> None:
+        self._app, self._metrics = app, metrics
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        status, start = 500, time.perf_counter()
+
+        async def noted(message: Any) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        self._metrics.in_flight(1)
+        try:
+            await self._app(scope, receive, noted)
+        finally:
+            self._metrics.in_flight(-1)
+            self._metrics.count(scope["path"], status, time.perf_counter() - start)
+
+
+def check_limits(rate: float, burst: int, measurements: int) -> None:
+    """Raise if a service cannot be limited so."""
+    check_positive("rate", rate)
+    check_integer("burst", burst)
+    check_integer("measurements", measurements)
 
 
 @checked
 def curator_app(
-    curator: Curator, *, token: str, rate: float = 20.0, burst: int = 40, measurements: int = 8
+    curator: Curator,
+    *,
+    token: str | None = None,
+    token_file: str | os.PathLike[str] | None = None,
+    rate: float = 20.0,
+    burst: int = 40,
+    measurements: int = 8,
+    metrics: Metrics | None = None,
 ) -> Starlette:
     """An ASGI application that serves one curator.
 
@@ -101,45 +236,66 @@ def curator_app(
         curator: Answers the questions; give it a ``log`` file so that its count of queries
             survives a restart.
         token: Shared secret of at least 16 characters; compared in constant time.
+        token_file: In its place, a file of one token a line, all of them valid; read again when it
+            changes. ``metrics`` before a token lets it see ``/metrics`` and nothing else.
         rate: Requests a second that each address may send on average; more get status 429.
         burst: Requests that may come at once.
         measurements: Rows that are measured at once, each in a thread of its own. A measurement
             that hangs holds one of these places; further questions get status 503.
+        metrics: Where to count, if several workers share it.
     """
     from starlette.applications import Starlette
+    from starlette.middleware import Middleware
     from starlette.requests import ClientDisconnect
     from starlette.responses import JSONResponse, Response
     from starlette.routing import Route
 
     if not isinstance(curator, Curator):
         raise TypeError(f"`curator` must be a Curator, got {type(curator).__name__}.")
-    check_integer("measurements", measurements)
-    check_positive("rate", rate)
-    check_integer("burst", burst)
+    check_limits(rate, burst, measurements)
     owners, strangers = _RateLimits(rate, burst), _RateLimits(rate, burst)
-    expected = f"Bearer {check_token(token)}".encode()
+    tokens = Tokens(token, token_file)
+    if metrics is None:
+        metrics = Metrics()
+        metrics.begin()
+    counts = metrics
     archive = dataset_to_bytes(curator.dataset)
     measured_now: dict[tuple[object, str], asyncio.Future[tuple[int, dict[str, Any]]]] = {}
 
     def refusal(status: int, reason: str, **headers: str) -> Response:
         return JSONResponse({"error": reason}, status, headers=headers)
 
-    def admitted(request: Request) -> Response | None:
-        given = request.headers.get("authorization", "").encode()
-        is_owner = hmac.compare_digest(given, expected)
-        wait = (owners if is_owner else strangers).seconds_to_wait(_address(request))
+    def admitted(request: Request, *watchers: str) -> Response | None:
+        sender = tokens.sender(request.headers.get("authorization", ""))
+        limits = strangers if sender is None else owners
+        wait = limits.seconds_to_wait(_address(request))
         if wait > 0:
             return refusal(429, "Too many requests.", **{"Retry-After": f"{wait:.3f}"})
-        if not is_owner:
+        if sender is None:
             return refusal(
                 401, "A valid bearer token is required.", **{"WWW-Authenticate": "Bearer"}
             )
+        if sender not in ("owner", *watchers):
+            return refusal(403, "This token opens the metrics only.")
         return None
+
+    async def health(request: Request) -> Response:
+        return JSONResponse({"status": "alive"})
+
+    async def shown_metrics(request: Request) -> Response:
+        if (refused := admitted(request, "watcher")) is not None:
+            return refused
+        return Response(str(counts), media_type="text/plain; version=0.0.4")
 
     async def status(request: Request) -> Response:
         if (refused := admitted(request)) is not None:
             return refused
-        asked = curator.num_queries
+        try:
+            # In a thread: another process may be writing to the log.
+            asked = await asyncio.to_thread(lambda: curator.num_queries)
+        except Exception as error:
+            logger.error("The log cannot be read (%s).", type(error).__name__)
+            return refusal(503, "The curator's log cannot be read.")
         most = curator.max_queries
         return JSONResponse(
             {
@@ -173,7 +329,13 @@ def curator_app(
             if len(measured_now) >= measurements:
                 return refusal(503, "Too many rows are being measured.", **{"Retry-After": "1"})
             answer = measured_now[question] = _in_thread(curator, *question)
-            answer.add_done_callback(lambda _: measured_now.pop(question))
+            counts.measuring(1)
+
+            def measured(_: object) -> None:
+                measured_now.pop(question)
+                counts.measuring(-1)
+
+            answer.add_done_callback(measured)
         await asyncio.wait({answer}, timeout=_ANSWER_WITHIN)
         if not answer.done():
             return JSONResponse(
@@ -186,10 +348,13 @@ def curator_app(
 
     return Starlette(
         routes=[
+            Route("/health", health),
+            Route("/metrics", shown_metrics),
             Route("/status", status),
             Route("/dataset", dataset),
             Route("/query", query, methods=["POST"]),
-        ]
+        ],
+        middleware=[Middleware(_Counted, metrics=counts)],
     )
 
 
@@ -236,142 +401,3 @@ def _in_thread(
 
     threading.Thread(target=work, name=f"row {index}", daemon=True).start()
     return future
-
-
-def curator_server(
-    app: Starlette,
-    *,
-    host: str = "127.0.0.1",
-    port: int = 8765,
-    request_seconds: float = 10.0,
-    connections: int = 100,
-) -> uvicorn.Server:
-    """A uvicorn server whose connections are limited; see :func:`serve`.
-
-    Args:
-        app: From :func:`curator_app`.
-        host: Interface to listen on.
-        port: Port to listen on.
-        request_seconds: Seconds within which a connection must send a whole request.
-        connections: Connections that may wait for a whole request at once. Those whose row is
-            being measured do not count.
-    """
-    import uvicorn
-
-    check_positive("request_seconds", request_seconds)
-    check_integer("connections", connections)
-    return uvicorn.Server(
-        uvicorn.Config(
-            app,
-            host=host,
-            port=check_integer("port", port, at_least=0, at_most=65535),
-            http=_limited_protocol(request_seconds, connections),
-            ws="none",
-            lifespan="off",
-            # A line for every request that is not HTTP would let strangers fill the disk.
-            log_level="error",
-            access_log=False,
-            server_header=False,
-            # One round of the loop accepts no more than this: descriptors stay few.
-            backlog=128,
-            timeout_keep_alive=5,
-            timeout_graceful_shutdown=5,
-            h11_max_incomplete_event_size=16 * 1024,
-        )
-    )
-
-
-def _limited_protocol(request_seconds: float, connections: int) -> type[asyncio.Protocol]:
-    """uvicorn's HTTP protocol, which itself waits for ever for the rest of a request."""
-    import h11
-    from uvicorn.protocols.http.h11_impl import H11Protocol
-
-    #: Connections without a whole request, oldest first.
-    waiting: dict[Limited, None] = {}
-
-    class Limited(H11Protocol):
-        deadline: asyncio.TimerHandle | None = None
-        unsent, gone = 0, False
-
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            self.watch()
-            if len(waiting) > connections:
-                crowd = Counter(other.host for other in waiting).most_common(1)[0][0]
-                next(other for other in waiting if other.host == crowd).drop()
-
-        def data_received(self, data: bytes) -> None:
-            try:
-                super().data_received(data)
-            except h11.LocalProtocolError:
-                # uvicorn answers junk after its answer, which the protocol forbids.
-                self.drop()
-            self.watch()
-
-        def on_response_complete(self) -> None:
-            super().on_response_complete()
-            self.watch()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self.gone = True
-            self.rest()
-            super().connection_lost(exc)
-
-        @property
-        def host(self) -> str:
-            return self.client[0] if self.client else ""
-
-        def watch(self) -> None:
-            cycle = self.cycle
-            if cycle is not None and not cycle.more_body and not cycle.response_complete:
-                self.rest()
-            elif self not in waiting and not self.gone:
-                waiting[self] = None
-                self.deadline = self.loop.call_later(request_seconds, self.expire)
-
-        def rest(self) -> None:
-            waiting.pop(self, None)
-            if self.deadline is not None:
-                self.deadline.cancel()
-
-        def drop(self) -> None:
-            self.gone = True
-            self.rest()
-            self.transport.abort()
-
-        def expire(self) -> None:
-            unsent = self.transport.get_write_buffer_size()
-            if 0 < unsent and unsent != self.unsent:  # still reading the answer before
-                self.unsent = unsent
-                self.deadline = self.loop.call_later(request_seconds, self.expire)
-            else:
-                self.drop()
-
-    return Limited
-
-
-@checked
-def serve(
-    curator: Curator,
-    *,
-    token: str,
-    host: str = "127.0.0.1",
-    port: int = 8765,
-    rate: float = 20.0,
-    burst: int = 40,
-    measurements: int = 8,
-) -> None:
-    """Serve a curator until interrupted.
-
-    Args:
-        curator: See :func:`curator_app`.
-        token: Shared secret.
-        host: Interface to listen on; the loopback one by default, for a proxy in front.
-        port: Port to listen on.
-        rate: Requests a second for each address, on average.
-        burst: Requests at once.
-        measurements: Rows measured at once.
-    """
-    app = curator_app(curator, token=token, rate=rate, burst=burst, measurements=measurements)
-    with suppress(KeyboardInterrupt):
-        curator_server(app, host=host, port=port).run()

@@ -32,7 +32,7 @@ import subprocess
 import uuid
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from botorch_dp._files import MEMORY, FileKind, StateFile, differences, now, pack, unpack
 from botorch_dp.errors import AlreadyReleased, PrivacyError
@@ -313,6 +313,12 @@ class Run:
         ...     run.put(step=1)
     """
 
+    #: What the file is; a run that keeps more than values adds its own tables.
+    kind: ClassVar[FileKind] = RUN
+    #: Whether one handle at a time holds the file. Without it, every decision that a run takes must
+    #: be one transaction; released values need nothing more, the door keeps them apart.
+    exclusive: ClassVar[bool] = True
+
     def __init__(
         self,
         path: str | os.PathLike[str] | None,
@@ -340,7 +346,8 @@ class Run:
             connection.execute("INSERT INTO state VALUES (?, ?)", (_SEAL, sealed))
 
         self.path = None if path is None else os.path.realpath(path)
-        self._file = StateFile(self.path or MEMORY, RUN, create, exclusive=self.path is not None)
+        alone = self.exclusive and self.path is not None
+        self._file = StateFile(self.path or MEMORY, self.kind, create, exclusive=alone)
         try:
             rows = self._file.query("SELECT what, identity, settings FROM run")
             if len(rows) != 1:

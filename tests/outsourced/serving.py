@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
 
-from botorch_dp.outsourced import GaussianNoiseCurator, curator_app
-from botorch_dp.outsourced.service import curator_server
+from botorch_dp.outsourced import TLS, GaussianNoiseCurator, curator_app
+from botorch_dp.outsourced.server import curator_server, listen
 
 pytest.importorskip("uvicorn")
 
@@ -37,26 +40,35 @@ def free_port() -> int:
 
 
 @contextmanager
+def memory_folder() -> Iterator[Path]:
+    """A folder in memory where there is one: a thousand commits to a disk take half a minute."""
+    shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(dir=shared) as name:
+        yield Path(name)
+
+
+@contextmanager
 def serving(
     curator,
     *,
     port: int | None = None,
     request_seconds: float = 10.0,
     connections: int = 100,
-    **limits,
+    tls: TLS | None = None,
+    **settings,
 ) -> Iterator[str]:
-    port = port or free_port()
-    app = curator_app(curator, token=TOKEN, **{"rate": 1e6, "burst": 10**6, **limits})
-    server = curator_server(
-        app, port=port, request_seconds=request_seconds, connections=connections
-    )
-    thread = threading.Thread(target=server.run, daemon=True)
+    secret = {} if "token_file" in settings else {"token": TOKEN}
+    app = curator_app(curator, **{"rate": 1e6, "burst": 10**6, **secret, **settings})
+    server = curator_server(app, tls=tls, request_seconds=request_seconds, connections=connections)
+    listener = listen("127.0.0.1", port or 0)
+    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
     deadline = time.monotonic() + 20
     while not server.started and time.monotonic() < deadline:
         time.sleep(0.01)
     try:
-        yield f"http://127.0.0.1:{port}"
+        scheme = "http" if tls is None else "https"
+        yield f"{scheme}://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True
         thread.join(timeout=20)

@@ -380,15 +380,16 @@ class TestWrongArguments:
             GaussianNoiseCurator(X, ledger=ledger, **settings)
         assert ledger.entries() == []
 
-    def test_nothing_is_charged_for_a_log_that_is_held(self, tmp_path: Path) -> None:
+    def test_a_shared_log_is_charged_once(self, tmp_path: Path) -> None:
         ledger = PrivacyLedger(
             budget=PrivacyBudget(1.1, 1e-6), relation=NeighboringRelation.BOUNDED_ROW
         )
-        first = noisy(log=tmp_path / "log")
-        with pytest.raises(PrivacyError, match="in use"):
-            noisy(log=tmp_path / "log", ledger=ledger)
-        assert ledger.entries() == []
-        first.close()
+        first = noisy(log=tmp_path / "log", ledger=ledger)
+        second = noisy(log=tmp_path / "log", ledger=ledger)
+        assert torch.equal(first.dataset.value, second.dataset.value)
+        assert len(ledger.entries()) == 1
+        with pytest.raises(PrivacyError, match="`charged`"):
+            noisy(log=tmp_path / "log")
 
     def test_a_refused_charge_lets_go_of_the_log(self, tmp_path: Path) -> None:
         ledger = PrivacyLedger(

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
-import subprocess
-import sys
+import signal
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from botorch_dp.errors import BudgetExhausted, PrivacyError
+from botorch_dp.outsourced import PrivateAnswers
 from botorch_dp.outsourced.query_log import QueryLimitReached, QueryLog, RequestConflict
+from botorch_dp.privacy import PrivacyLedger
+from tests.one_draw import PLENTY, in_fork
+from tests.outsourced.serving import make_curator, memory_folder
 
 
 def test_a_question_is_on_disk_before_its_answer(tmp_path: Path) -> None:
@@ -43,27 +49,86 @@ def test_any_number_is_an_answer(tmp_path: Path, answer: float) -> None:
     assert math.isnan(known) if math.isnan(answer) else known == answer
 
 
-class TestOneHolder:
-    def test_a_second_handle_is_refused_until_the_first_lets_go(self, tmp_path: Path) -> None:
+class TestSharing:
+    """Several handles and processes on one file: each question is measured and answered once."""
+
+    def test_a_second_handle_waits_for_the_first_ones_answer(self, tmp_path: Path) -> None:
         path = tmp_path / "log.sqlite"
         log = QueryLog(path)
         os.symlink(path, tmp_path / "other_name")
-        for name in (path, tmp_path / "other_name"):
-            with pytest.raises(PrivacyError, match="in use"):
-                QueryLog(name)
-        log.open_request("a", 3, limit=None)
-        with pytest.raises(PrivacyError, match="in use"):
-            QueryLog(path)
-        log.close()
-        QueryLog(path).close()
+        other = QueryLog(tmp_path / "other_name")
+        assert log.open_request("a", 3, limit=None) == (1, None)
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(other.open_request, "a", 3, limit=None)
+            with pytest.raises(TimeoutError):
+                asked.result(timeout=0.2)
+            log.close_request("a", 0.25)
+            assert asked.result(timeout=5) == (1, 0.25)
+        assert other.open_request("b", 3, limit=None) == (2, None)
+        assert len(log) == 2
+        with pytest.raises(RequestConflict):
+            log.open_request("b", 4, limit=None)
+        with pytest.raises(QueryLimitReached):
+            log.open_request("c", 4, limit=2)
 
-    def test_a_second_process_is_refused(self, tmp_path: Path) -> None:
+    def test_what_one_leaves_another_measures(self, tmp_path: Path) -> None:
+        log, other = QueryLog(tmp_path / "log.sqlite"), QueryLog(tmp_path / "log.sqlite")
+        log.open_request("a", 3, limit=None)
+        log.leave_request("a")
+        assert other.open_request("a", 3, limit=None) == (1, None)
+        other.close()  # amid the measurement
+        assert log.open_request("a", 3, limit=None) == (1, None)
+        assert log.close_request("a", 0.5) == 0.5
+
+    def test_an_answer_never_changes(self, tmp_path: Path) -> None:
+        log = QueryLog(tmp_path / "log.sqlite")
+        log.open_request("a", 3, limit=None)
+        other = QueryLog(tmp_path / "log.sqlite")
+        other._works["a"] = (0, "as if it had taken over by mistake")
+        assert other.close_request("a", 0.5) == 0.5
+        assert log.close_request("a", 0.75) == 0.5
+
+    def test_a_killed_process_leaves_its_question_to_others(self, tmp_path: Path) -> None:
         path = tmp_path / "log.sqlite"
+
+        def dies() -> None:
+            QueryLog(path).open_request("a", 3, limit=None)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        assert in_fork(dies) is None
         log = QueryLog(path)
-        program = f"from botorch_dp.outsourced.query_log import QueryLog; QueryLog({str(path)!r})"
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-        assert "in use" in done.stderr
-        log.close()
+        assert log.open_request("a", 3, limit=1) == (1, None)
+        log.close_request("a", 0.5)
+
+    def test_processes_that_ask_the_same_at_once(self, tmp_path: Path) -> None:
+        """One answer and one charge for each id, one measurement too, and the limit holds."""
+        ledger, measured = tmp_path / "a.ledger", tmp_path / "measured"
+        PrivacyLedger(ledger, PLENTY).close()
+        measured.touch()
+
+        def asks() -> list[float]:
+            def measure(index: int) -> float:
+                with measured.open("a") as file:
+                    file.write(f"{index}\n")
+                return 0.5
+
+            with PrivacyLedger(ledger) as paid:
+                answers = PrivateAnswers(epsilon=0.01, bounds=(0.0, 1.0), ledger=paid)
+                house = make_curator(
+                    measure, answers=answers, log=tmp_path / "log.sqlite", max_queries=5
+                )
+                with pytest.raises(QueryLimitReached):
+                    for index in range(6):
+                        house.query(index, request_id=f"row {index}")
+                return [house.query(index, request_id=f"row {index}") for index in range(5)]
+
+        with ThreadPoolExecutor(4) as pool:  # each forks
+            found = list(pool.map(lambda _: in_fork(asks), range(4)))
+        assert all(isinstance(answers, list) for answers in found), found
+        assert len(set(map(tuple, found))) == 1
+        assert sorted(map(int, measured.read_text().split())) == list(range(5))
+        with PrivacyLedger(ledger) as paid:
+            assert len(paid.entries()) == 5
 
     @pytest.mark.parametrize("name", [":memory:", "log.sqlite"])
     def test_a_forked_child_is_refused(self, tmp_path: Path, name: str) -> None:
@@ -94,6 +159,32 @@ def test_refusals_record_nothing(tmp_path: Path) -> None:
         log.open_request("a", 4, limit=1)
     assert [entry.request for entry in log.entries()] == ["a"]
     log.close()
+
+
+@pytest.mark.parametrize("count", [1500, pytest.param(60_000, marks=pytest.mark.slow)])
+def test_memory_does_not_grow_with_the_answers(count: int) -> None:
+    """Answered, repeated and refused questions leave nothing behind in memory."""
+    with memory_folder() as folder:
+        house = make_curator(log=folder / "log.sqlite", max_queries=count + 200)
+
+        def ask(numbers: range) -> None:
+            for number in numbers:
+                first = house.query(number % 30, request_id=f"question {number}")
+                assert house.query(number % 30, request_id=f"question {number}") == first
+                with pytest.raises(RequestConflict):
+                    house.query((number + 1) % 30, request_id=f"question {number}")
+
+        tracemalloc.start()
+        ask(range(200))
+        gc.collect()
+        before = tracemalloc.get_traced_memory()[0]
+        ask(range(200, count + 200))
+        gc.collect()
+        grown = tracemalloc.get_traced_memory()[0] - before
+        tracemalloc.stop()
+        assert house.num_queries == count + 200
+        # In dictionaries, a question and its answer took some 500 bytes.
+        assert grown < 20_000 + 2 * count, f"{grown} bytes after {count} questions"
 
 
 def test_settings_are_settled_once(tmp_path: Path) -> None:
