@@ -71,6 +71,19 @@ nonnegative = _number(float, lambda value: 0 <= value < math.inf, "a finite numb
 probability = _number(float, lambda value: 0 < value < 1, "a probability between 0 and 1")
 
 
+def place(text: str) -> Path | str:
+    """Where a study is: a file, or the address of a database."""
+    return text if "://" in text else Path(text)
+
+
+def check_place(name: str, place: Path | str | None) -> None:
+    """Notice a missing folder, or a missing driver, before anything is loaded."""
+    if isinstance(place, str):
+        check_extra("postgres", "psycopg")
+    else:
+        check_folder(name, place)
+
+
 def check_folder(name: str, path: Path | None) -> None:
     """Notice a folder that is missing or locked before hours of work, not after."""
     if path is None:

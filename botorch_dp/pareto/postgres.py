@@ -414,6 +414,12 @@ def _driver() -> Any:
     return psycopg
 
 
+def shown_address(address: str) -> str:
+    """The address of a study without its password."""
+    is_address(address)  # or it is refused
+    return _parsed(address)[1]
+
+
 def _parsed(address: str) -> tuple[dict[str, Any], str, str]:
     """Settings of the connection, the address without any secret, and the study's schema."""
     driver = _driver()

@@ -388,6 +388,11 @@ class StudyStorage:
         with self._opened.lock:
             return self._states[state]
 
+    def fingerprint(self) -> str:
+        """A word that is another one when anything about the trials has changed."""
+        with self._opened.lock:
+            return _checksum(self._digests)
+
     def next_replicate(self, number: int) -> int:
         """The first replicate of a trial that was never measured, after all that were."""
         return 1 + self._largest("replicate", "measurement WHERE trial = ?", (number,))
