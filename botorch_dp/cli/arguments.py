@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from botorch_dp._addresses import Address
 from botorch_dp._checks import did_you_mean
 
 
@@ -77,9 +78,9 @@ def place(text: str) -> Path | str:
 
 
 def check_place(name: str, place: Path | str | None) -> None:
-    """Notice a missing folder, or a missing driver, before anything is loaded."""
+    """Notice a missing folder, or a server out of reach, before anything is loaded."""
     if isinstance(place, str):
-        check_extra("postgres", "psycopg")
+        Address.parsed(place).connected().close()
     else:
         check_folder(name, place)
 

@@ -16,6 +16,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from botorch_dp._addresses import Address
 from botorch_dp._checks import did_you_mean
 from botorch_dp.cli.arguments import (
     check_extra,
@@ -388,9 +389,7 @@ def _report(front: ParetoFront, options: argparse.Namespace, trials: int) -> Non
 
 def _shown(storage: Path | str) -> str:
     """A file, or an address without its password."""
-    from botorch_dp.pareto.postgres import shown_address
-
-    return str(storage) if isinstance(storage, Path) else shown_address(storage)
+    return str(storage) if isinstance(storage, Path) else Address.parsed(storage).shown
 
 
 def _recommend(options: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ import secrets
 from pathlib import Path
 from typing import Any
 
+from botorch_dp._addresses import Address
 from botorch_dp.cli.arguments import check_extra, check_folder, check_place, count, place
 from botorch_dp.cli.fronts import add_problem_options, check_task, load_problem
 
@@ -75,9 +76,7 @@ def _page(path: Path | str) -> Path:
     """Where the report of a file or a database goes unless told otherwise."""
     if isinstance(path, Path):
         return Path(path.name).with_suffix(".html")
-    from botorch_dp.pareto.postgres import shown_address
-
-    return Path(shown_address(path).rpartition("=")[2] + ".html")
+    return Path(f"{Address.parsed(path).study}.html")
 
 
 def _report(options: argparse.Namespace) -> int:

@@ -16,8 +16,8 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
+from botorch_dp._addresses import is_address
 from botorch_dp._checks import checked
-from botorch_dp.pareto.postgres import is_address
 from botorch_dp.pareto.storage import StudyStorage
 from botorch_dp.report.study import StudyView, study_page
 
