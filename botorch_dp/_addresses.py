@@ -89,7 +89,8 @@ class Address:
             options = parse_qsl(parts.query, keep_blank_values=True)
             names = [value for name, value in options if name == "study"]
             rest = urlencode([pair for pair in options if pair[0] != "study"], quote_via=quote)
-            given = psycopg.conninfo.conninfo_to_dict(parts._replace(query=rest).geturl())
+            place = address.partition("?")[0] + (f"?{rest}" if rest else "")
+            given = psycopg.conninfo.conninfo_to_dict(place)
         except (ValueError, psycopg.Error):
             raise wrong from None
         user, host, port = (str(given.get(key, "")) for key in ("user", "host", "port"))

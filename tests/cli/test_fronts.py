@@ -286,11 +286,10 @@ class TestInADatabase:
             code, out, err = call(capsys, command, *arguments)
             assert code in (1, 2) and words in err and "top-secret" not in out + err
 
-    def test_not_paid_for(self, capsys) -> None:
-        pytest.importorskip("psycopg", reason="needs the extra `postgres`")
+    def test_not_paid_for(self, capsys, postgres_server: PostgresServer) -> None:
         code, _, err = call(
             capsys,
             *("pareto", "adult_logistic_sgd", "--data", "breast_cancer", "--budget", "9", "1e-5"),
-            *("--storage", "postgresql://me@127.0.0.1:9/db"),
+            *("--storage", postgres_server.address("paid")),
         )
         assert code == 1 and "each host would spend the whole budget" in err
