@@ -26,8 +26,9 @@ LOCKED, OWNER = "locked", "owner"
 class PostgresServer:
     """A server in a folder of its own, on the loopback interface."""
 
-    def __init__(self, programs: Path, folder: Path) -> None:
+    def __init__(self, programs: Path, folder: Path, *, durable: bool) -> None:
         self._programs = programs
+        self._durable = durable
         self._folder = folder
         # PostgreSQL refuses to run as root.
         self._account: dict[str, Any] = {"user": "postgres"} if os.geteuid() == 0 else {}
@@ -52,7 +53,9 @@ class PostgresServer:
 
     def start(self) -> None:
         """Start it, also again."""
-        settings = f"-p {self.port} -h 127.0.0.1 -k {self._folder} -F -c full_page_writes=off"
+        settings = f"-p {self.port} -h 127.0.0.1 -k {self._folder}"
+        if not self._durable:
+            settings += " -F -c full_page_writes=off"
         log = self._folder / "log"
         self._run("pg_ctl", "-D", self._data, "-l", log, "-w", "-t", "60", "-o", settings, "start")
 
@@ -98,8 +101,12 @@ def programs() -> Path | None:
 
 
 @contextmanager
-def server() -> Iterator[PostgresServer]:
-    """A server, while this lasts; a test that asks for one is skipped where there is none."""
+def server(*, durable: bool = False) -> Iterator[PostgresServer]:
+    """A server, while this lasts; a test that asks for one is skipped where there is none.
+
+    Args:
+        durable: Whether it waits for the disk, as a server must that is not for tests.
+    """
     place = programs()
     if place is None:
         pytest.skip("PostgreSQL is not installed (Debian: apt install postgresql)")
@@ -108,7 +115,7 @@ def server() -> Iterator[PostgresServer]:
     folder = Path(tempfile.mkdtemp(prefix="botorch_dp_pg_"))
     running = None
     try:
-        running = PostgresServer(place, folder)
+        running = PostgresServer(place, folder, durable=durable)
         yield running
     finally:
         if running is not None:

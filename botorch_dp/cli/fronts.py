@@ -16,12 +16,15 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from botorch_dp._addresses import Address
 from botorch_dp._checks import did_you_mean
 from botorch_dp.cli.arguments import (
     check_extra,
     check_figure,
     check_folder,
+    check_place,
     count,
+    place,
     positive,
     whole,
 )
@@ -66,8 +69,16 @@ def add_commands(commands: Any) -> None:
         metavar="ADDRESS",
         help="train on a Dask cluster, such as tcp://10.0.0.1:8786; --workers trainings at a time",
     )
+    places.add_argument(
+        "--ray",
+        metavar="ADDRESS",
+        help="train on a Ray cluster: auto, or such as ray://10.0.0.1:10001",
+    )
     pareto.add_argument(
-        "--storage", type=Path, help="file that keeps the study; an existing one is continued"
+        "--storage",
+        type=place,
+        help="file that keeps the study, or a PostgreSQL database that hosts share, such as "
+        "postgresql://user@host/database?study=name; an existing one is continued",
     )
     pareto.add_argument(
         "--training-timeout",
@@ -140,7 +151,9 @@ def add_commands(commands: Any) -> None:
         "sensitive.",
     )
     add_problem_arguments(recommend)
-    recommend.add_argument("--storage", type=Path, required=True, help="file of the study")
+    recommend.add_argument(
+        "--storage", type=place, required=True, help="file or database of the study"
+    )
     recommend.add_argument(
         "--epsilon", type=positive, required=True, help="largest epsilon allowed"
     )
@@ -275,11 +288,13 @@ def _budget(options: argparse.Namespace) -> PrivacyBudget | PrivacyLedger | None
 
 
 def _pareto(options: argparse.Namespace) -> int:
-    check_folder("--storage", options.storage)
+    check_place("--storage", options.storage)
     check_figure("--plot", options.plot)
     check_folder("--csv", options.csv)
     if options.dask is not None:
         check_extra("dask", "distributed")
+    if options.ray is not None:
+        check_extra("ray", "ray")
     problem = load_problem(options)
     from botorch_dp.pareto import DPareto
 
@@ -318,7 +333,11 @@ def _run(study: DPareto, options: argparse.Namespace) -> ParetoFront:
         from distributed import Client
 
         client = Client(options.dask, timeout=_DASK_SECONDS)
-        executor = client.get_executor()
+        executor = client
+    elif options.ray is not None:
+        from botorch_dp.pareto import RayExecutor
+
+        executor = RayExecutor(options.ray)
     elif options.workers > 1:
 
         def executor() -> Executor:
@@ -365,12 +384,25 @@ def _report(front: ParetoFront, options: argparse.Namespace, trials: int) -> Non
     if options.plot is not None:
         print(f"Figure: {options.plot}")
     if options.storage is not None:
-        print(f"Study: {options.storage} (run again with more --trials to go on)")
+        print(f"Study: {_shown(options.storage)} (run again with more --trials to go on)")
+
+
+def _shown(storage: Path | str) -> str:
+    """A file, or an address without its password."""
+    return str(storage) if isinstance(storage, Path) else Address.parsed(storage).shown
 
 
 def _recommend(options: argparse.Namespace) -> int:
-    if not options.storage.exists():
-        raise ValueError(f"There is no study at {options.storage}; `botorch-dp pareto` makes one.")
+    check_place("--storage", options.storage)
+    if isinstance(options.storage, Path):
+        if not options.storage.exists():
+            raise ValueError(
+                f"There is no study at {options.storage}; `botorch-dp pareto` makes one."
+            )
+    else:
+        from botorch_dp.pareto.storage import StudyStorage
+
+        StudyStorage(options.storage, description=None).close()
     problem = load_problem(options)
     from dataclasses import asdict
 

@@ -8,7 +8,8 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-from botorch_dp.cli.arguments import check_extra, check_folder, count
+from botorch_dp._addresses import Address
+from botorch_dp.cli.arguments import check_extra, check_folder, check_place, count, place
 from botorch_dp.cli.fronts import add_problem_options, check_task, load_problem
 
 _TOKEN_VARIABLE = "BOTORCH_DP_TOKEN"
@@ -26,8 +27,10 @@ def add_commands(commands: Any) -> None:
         "what, and what is left. It is sensitive and readable by its owner only. The study may be "
         "running.",
     )
-    report.add_argument("path", type=Path, metavar="FILE", help="of a study or a ledger")
-    report.add_argument("--out", type=Path, metavar="HTML", help="default: FILE's name with .html")
+    report.add_argument(
+        "path", type=place, metavar="FILE", help="of a study or a ledger, or a study's database"
+    )
+    report.add_argument("--out", type=Path, metavar="HTML", help="default: its name with .html")
     report.add_argument(
         "--csv", type=Path, metavar="CSV", help="write a study's trials into this file instead"
     )
@@ -47,13 +50,18 @@ def add_commands(commands: Any) -> None:
         "page follows the study. The study's file is only read. The token is read from "
         f"{_TOKEN_VARIABLE}, or drawn and printed.",
     )
-    dashboard.add_argument("path", type=Path, metavar="FILE", help="of a study")
+    dashboard.add_argument(
+        "path", type=place, metavar="FILE", help="of a study, or the address of its database"
+    )
     dashboard.add_argument("--port", type=count, default=8766, help="default: 8766")
     dashboard.set_defaults(run=_dashboard)
 
 
-def _kind(path: Path) -> bytes:
+def _kind(path: Path | str) -> bytes:
     """Which kind of file of ours it is, without loading anything."""
+    if isinstance(path, str):
+        check_place("FILE", path)
+        return _STUDY
     if not path.is_file():
         raise ValueError(f"There is no file {path}.")
     with path.open("rb") as file:
@@ -64,9 +72,16 @@ def _kind(path: Path) -> bytes:
     return kind
 
 
+def _page(path: Path | str) -> Path:
+    """Where the report of a file or a database goes unless told otherwise."""
+    if isinstance(path, Path):
+        return Path(path.name).with_suffix(".html")
+    return Path(f"{Address.parsed(path).study}.html")
+
+
 def _report(options: argparse.Namespace) -> int:
     kind = _kind(options.path)
-    out: Path = options.out or Path(options.path.name).with_suffix(".html")
+    out: Path = options.out or _page(options.path)
     check_folder("--out", out)
     check_folder("--csv", options.csv)
     if options.csv is not None:

@@ -1,5 +1,6 @@
 """DPareto: which accuracy each epsilon buys, found with few trainings."""
 
+from botorch_dp.pareto.executors import RayExecutor
 from botorch_dp.pareto.front import OperatingPoint, ParetoFront
 from botorch_dp.pareto.given_epsilon import given_epsilon
 from botorch_dp.pareto.problem import (
@@ -38,6 +39,7 @@ __all__ = [
     "OperatingPoint",
     "ParetoFront",
     "PrivacyUtilityProblem",
+    "RayExecutor",
     "Real",
     "Resource",
     "SearchSpace",

@@ -17,9 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Literal
 
+from botorch_dp._addresses import is_address
 from botorch_dp.errors import PrivacyError
 from botorch_dp.pareto.given_epsilon import Solved
-from botorch_dp.pareto.postgres import is_address
 from botorch_dp.pareto.problem import (
     SEEDED,
     Measurement,

@@ -19,16 +19,14 @@ import functools
 import hashlib
 import math
 import os
-import re
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
-from botorch_dp._checks import needs_extra
+from botorch_dp._addresses import Address, driver
 from botorch_dp._files import BUSY_SECONDS, Database, FileKind, survive_forks
 from botorch_dp.pareto.problem import StudyError
 
@@ -42,17 +40,6 @@ _KEEP_SECONDS = 2.0
 #: How long a server may be out of reach in the midst of a study.
 PATIENCE_SECONDS = 60.0
 _RETRY_SECONDS = 0.2
-#: Unless the address says otherwise. A host that went away is noticed within half a minute, by
-#: either side.
-_CONNECTION = {
-    "application_name": "botorch_dp",
-    "client_encoding": "utf8",
-    "connect_timeout": "10",
-    "keepalives_idle": "10",
-    "keepalives_interval": "5",
-    "keepalives_count": "4",
-    "tcp_user_timeout": "30000",
-}
 _SESSION = (
     "SELECT set_config('synchronous_commit', 'on', false) "
     "WHERE current_setting('synchronous_commit') IN ('off', 'local')",
@@ -62,16 +49,13 @@ _SESSION = (
     f"SET lock_timeout = {int(1000 * BUSY_SECONDS)}",
 )
 _OLDEST = 13
-_SCHEMES = ("postgresql", "postgres")
 #: A study has a schema of its own, whose name begins with this.
-_PREFIX, _DEFAULT_NAME = "dpareto_", "study"
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,48}")
+_PREFIX = "dpareto_"
 _HELD = (
     "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1 "
     "AND (classid::bigint << 32) | objid::bigint = ? "
     "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
 )
-_EXAMPLE = "postgresql://user@host:5432/database?study=name"
 
 
 class DisconnectedError(StudyError):
@@ -80,25 +64,6 @@ class DisconnectedError(StudyError):
 
 class UnreachableError(StudyError):
     """The server cannot be reached, or lets nobody in."""
-
-
-def is_address(storage: object) -> bool:
-    """Whether a study lives in a database: at an address, and not in a file.
-
-    Raises:
-        ValueError: It is the address of something else.
-    """
-    text = os.fspath(storage) if isinstance(storage, str | os.PathLike) else ""
-    scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):/", str(text))
-    if scheme is None:
-        return False
-    if scheme[1] not in _SCHEMES or not isinstance(storage, str):
-        given = f"{scheme[1]}:" if isinstance(storage, str) else type(storage).__name__
-        raise ValueError(
-            f"`storage` must be a file, or the address of a PostgreSQL database as a string "
-            f"({_EXAMPLE!r}); got {given!r}."
-        )
-    return True
 
 
 class Server(Database):
@@ -128,7 +93,9 @@ class Server(Database):
         self._key = _lock_key(token)
         self._absent: dict[str, float] = {}
         self._user = ""
-        self._parameters, self.path, self._schema = _parsed(address)
+        self._address = Address.parsed(address)
+        self.path = self._address.shown
+        self._schema = _PREFIX + self._address.study
         self.created = False
         with self.explained():
             self._connection = self._connect(is_new=True)
@@ -162,7 +129,7 @@ class Server(Database):
         inside = connection.in_transaction
         try:
             return connection.execute(statement, values)
-        except _driver().OperationalError:
+        except driver().OperationalError:
             if inside or not connection.lost:
                 raise
         return self._connected().execute(statement, values)
@@ -172,21 +139,20 @@ class Server(Database):
         """Turn errors of the server into sentences that say what to do."""
         try:
             yield
-        except _driver().Error as error:
+        except driver().Error as error:
             # Not as its cause: what a driver says may quote rows, or an address.
             raise self._explanation(error) from None
 
     def _explanation(self, error: psycopg.Error) -> Exception:
-        errors = _driver().errors
-        said = self._said(error)
+        errors = driver().errors
+        said = self._address.said(error)
         if self._connection is not None and self._connection.lost:
             return self._disconnected(said)
         if isinstance(error, errors.InsufficientPrivilege):
             return self.error(
                 f"`storage` {self.path} may not be used by role {self._user!r} ({said}). Let the "
-                f"owner of the database run: GRANT CREATE ON DATABASE "
-                f"{self._parameters['dbname']} TO {self._user}; or the owner of the study grant "
-                f"it ALL on the schema {self._schema} and on the tables in it."
+                "owner of the database grant it CREATE there, or the owner of the study ALL on the "
+                f"schema {self._schema} and on the tables in it."
             )
         if isinstance(error, errors.LockNotAvailable | errors.QueryCanceled):
             return self.error(
@@ -208,14 +174,6 @@ class Server(Database):
             "stored there: call `run` again to go on."
         )
 
-    def _said(self, error: psycopg.Error) -> str:
-        """The first line of what the server or the driver says, without the password."""
-        text = error.diag.message_primary or str(error) or type(error).__name__
-        for secret in (self._parameters.get("password"), os.environ.get("PGPASSWORD")):
-            if secret:
-                text = text.replace(str(secret), "***")
-        return text.strip().splitlines()[0].rstrip(".")
-
     def _connected(self) -> _Connection:
         if self._closed:
             raise self.error(f"The {self.kind.name} {self.path} is closed: open it again to go on.")
@@ -226,22 +184,18 @@ class Server(Database):
             try:
                 self._connection = self._connect(is_new=False)
                 return self._connection
-            except (UnreachableError, _driver().OperationalError):
+            except (UnreachableError, driver().OperationalError):
                 if time.monotonic() > deadline:
                     raise
             time.sleep(_RETRY_SECONDS)
 
     def _connect(self, *, is_new: bool) -> _Connection:
         """A connection to what is there, checked and up to date."""
-        driver = _driver()
         try:
-            raw = driver.connect(**self._parameters, autocommit=True)
-        except driver.OperationalError as error:
-            raise UnreachableError(
-                f"`storage` {self.path} cannot be reached ({self._said(error)}). Check host, port, "
-                "database, user and password (in ~/.pgpass or PGPASSWORD), and that the server "
-                "runs." + ("" if is_new else " What was acknowledged is stored there.")
-            ) from None
+            raw = self._address.connected()
+        except ConnectionError as error:
+            kept = "" if is_new else " What was acknowledged is stored there."
+            raise UnreachableError(f"{error}{kept}") from None
         connection = _Connection(raw)
         try:
             self._user = raw.info.user
@@ -318,11 +272,11 @@ class Server(Database):
         number = connection.value("SELECT pg_current_xact_id_if_assigned()::text")
         try:
             connection.execute("COMMIT")
-        except _driver().OperationalError as error:
+        except driver().OperationalError as error:
             if not connection.lost:
                 raise
             if number is not None and not self._was_kept(number):
-                raise self._disconnected(self._said(error)) from None
+                raise self._disconnected(self._address.said(error)) from None
 
     def _was_kept(self, number: str) -> bool:
         while True:
@@ -356,7 +310,7 @@ class _Connection:
     @property
     def in_transaction(self) -> bool:
         """Whether it is in the midst of one."""
-        status = _driver().pq.TransactionStatus
+        status = driver().pq.TransactionStatus
         return self._raw.info.transaction_status in (status.INTRANS, status.INERROR)
 
     def execute(self, statement: str, values: Sequence[object] = ()) -> Any:
@@ -364,7 +318,7 @@ class _Connection:
         said: Any = _translated(statement)
         try:
             return self._raw.execute(said, [*map(_plain, values)] if values else None)
-        except _driver().OperationalError as error:
+        except driver().OperationalError as error:
             if (error.sqlstate or "").startswith("57P"):  # the server ended it
                 self._raw.close()
             raise
@@ -406,44 +360,6 @@ def _plain(value: object) -> object:
 def _lock_key(words: str) -> int:
     """The number of an advisory lock."""
     return int.from_bytes(hashlib.sha256(words.encode()).digest()[:8], "big", signed=True)
-
-
-def _driver() -> Any:
-    with needs_extra("postgres", "A study in a PostgreSQL database"):
-        import psycopg
-    return psycopg
-
-
-def _parsed(address: str) -> tuple[dict[str, Any], str, str]:
-    """Settings of the connection, the address without any secret, and the study's schema."""
-    driver = _driver()
-    # What is given holds a password, perhaps: no error may quote it.
-    wrong = ValueError(
-        f"`storage` is no address of a PostgreSQL database: write it as {_EXAMPLE!r}, with the "
-        "special characters of a password as %40 and the like (or give it in ~/.pgpass or "
-        "PGPASSWORD)."
-    )
-    try:
-        parts = urlsplit(address)
-        options = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
-        names = [value for name, value in options if name == "study"]
-        rest = urlencode([pair for pair in options if pair[0] != "study"], quote_via=quote)
-        given = driver.conninfo.conninfo_to_dict(parts._replace(query=rest).geturl())
-    except (ValueError, driver.Error):
-        raise wrong from None
-    user, host, port = (str(given.get(key, "")) for key in ("user", "host", "port"))
-    ports_are_numbers = not port or all(map(str.isdigit, port.split(",")))
-    if parts.fragment or "@" in host or not given.get("dbname") or not ports_are_numbers:
-        raise wrong
-    name = names[-1] if names else _DEFAULT_NAME
-    if not _NAME.fullmatch(name):
-        raise ValueError(
-            "`storage`: the name after `study=` must be 1 to 48 letters, digits, '_' or '-', got "
-            f"{name!r}."
-        )
-    shown = (f"{user}@" if user else "") + host + (f":{port}" if port else "")
-    shown = f"postgresql://{shown}/{given['dbname']}?study={name}"
-    return {**_CONNECTION, **given}, shown, _PREFIX + name
 
 
 def _keep(reference: weakref.ref[Server]) -> None:

@@ -31,8 +31,9 @@ from dataclasses import asdict, replace
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from botorch_dp._addresses import is_address
 from botorch_dp._files import MEMORY, Database, FileKind, StateFile, differences, now
-from botorch_dp.pareto.postgres import RETURN_SECONDS, DisconnectedError, Server, is_address
+from botorch_dp.pareto.postgres import RETURN_SECONDS, DisconnectedError, Server
 from botorch_dp.pareto.problem import CurvePlan, Measurement, State, StudyError, Trial
 from botorch_dp.privacy.runs import may_be_at_work, owner_words
 from botorch_dp.space import Config, narrowings
@@ -387,6 +388,11 @@ class StudyStorage:
         """How many trials are in a state."""
         with self._opened.lock:
             return self._states[state]
+
+    def fingerprint(self) -> str:
+        """A word that is another one when anything about the trials has changed."""
+        with self._opened.lock:
+            return _checksum(self._digests)
 
     def next_replicate(self, number: int) -> int:
         """The first replicate of a trial that was never measured, after all that were."""

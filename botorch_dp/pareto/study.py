@@ -93,11 +93,12 @@ class DPareto:
             improvement, with epsilon known. ``"hvpoi"`` and ``"log_hvpoi"``: the criterion of
             [Avent2020] and its logarithm. ``"qlogehvi"``: BoTorch's. ``"random"`` and ``"grid"``:
             the baselines. Or an :class:`~botorch_dp.pareto.proposals.AcquisitionFactory`.
-        storage: A file that keeps the study; an existing study is continued, also in a wider space
-            (longer ranges, more values, fewer constraints, parameters that are active for new
-            values only). None keeps it in memory. Several processes may work on one file at a
-            time: each trial is trained by one of them, and what one that died has left is taken up
-            by the others. Proposals then follow what ends first.
+        storage: A file that keeps the study, or a PostgreSQL database that hosts share
+            (``"postgresql://user@host/database?study=name"``); an existing study is continued, also
+            in a wider space (longer ranges, more values, fewer constraints, parameters that are
+            active for new values only). None keeps it in memory. Several processes may work on one
+            study at a time: each trial is trained by one of them, and what one that died has left
+            is taken up by the others. Proposals then follow what ends first.
         seed: Fixes the proposals and the trainings' seeds. None draws one (or takes the stored).
         privacy_model: ``"exact"`` computes epsilon for every candidate; ``"gp"`` models it from
             the trials, for oracles that are too slow for that. [Avent2020] does the latter.
@@ -380,8 +381,9 @@ class DPareto:
             initial: How many of them are drawn before models are consulted; 16 if None, and 4 of
                 curves.
             batch_size: How many are trained at a time; pending ones are accounted for.
-            executor: Where trainings run: threads, processes, a Dask client's ``get_executor()``,
-                or a callable that makes an executor (and another one if it dies); None: here.
+            executor: Where trainings run: threads, processes, a Dask client, a
+                :class:`RayExecutor`, or a callable that makes an executor (and another one if it
+                dies); None: here.
             progress: Whether to show a progress bar.
             asynchronous: Whether a new trial starts whenever one ends. Otherwise a whole batch is
                 awaited, which wastes time but repeats exactly, whatever ends first.

@@ -1,7 +1,7 @@
 """Where trainings run, and what comes back of them: measurements, or what may be known of an error.
 
-Executors are this process, threads, processes or a Dask cluster. Whatever a training raises is
-reduced to the type of its error before it is stored, and to the lines of code that it passed
+Executors are this process, threads, processes, or a Dask or Ray cluster. Whatever a training raises
+is reduced to the type of its error before it is stored, and to the lines of code that it passed
 through before it is shown: the message may quote records.
 """
 
@@ -33,12 +33,13 @@ from functools import partial
 from itertools import islice
 from numbers import Real as RealNumber
 from types import TracebackType
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import torch
 
 from botorch_dp._checks import check_positive
 from botorch_dp.errors import BudgetExhausted, PrivacyError
+from botorch_dp.pareto.executors import Once, is_dask
 from botorch_dp.pareto.paying import Purse
 from botorch_dp.pareto.problem import (
     CurvePlan,
@@ -64,8 +65,19 @@ _NO_LIMITS = (
     "be ended."
 )
 _T = TypeVar("_T")
-#: An executor, or something that makes one (again, after one died).
-ExecutorLike: TypeAlias = Executor | Callable[[], Executor]
+
+
+@runtime_checkable
+class HasExecutor(Protocol):
+    """A Dask client."""
+
+    def get_executor(self, **options: Any) -> Executor:
+        """Its executor."""
+        raise NotImplementedError
+
+
+#: An executor, a Dask client, or something that makes an executor (again, after one died).
+ExecutorLike: TypeAlias = Executor | HasExecutor | Callable[[], Executor]
 
 
 class TrainingTimeout(BaseException):
@@ -337,8 +349,8 @@ class Workers:
 
     Args:
         problem: Whose utility oracle to call.
-        executor: An executor, which is left running; or a callable that makes one, which is shut
-            down here and made again if it dies; or None for this thread.
+        executor: An executor or a Dask client, which is left running; or a callable that makes an
+            executor, which is shut down here and made again if it dies; or None for this thread.
         training_timeout: Seconds that one call of the oracle may take.
         purse: What pays for the trainings, if anything does.
     """
@@ -363,14 +375,17 @@ class Workers:
             self._executor: Executor = InlineExecutor()
         elif isinstance(executor, Executor):
             self._executor = executor
+        elif isinstance(executor, HasExecutor):
+            # Not "pure": a second attempt is not answered by what came of the first one.
+            self._executor = executor.get_executor(pure=False)
         elif callable(executor):
             self._make = executor
             self._executor = self._made()
         else:
             raise TypeError(
-                "`executor` must be a concurrent.futures.Executor (a Dask client has "
-                f"`get_executor()`), a callable that makes one, or None; "
-                f"got {type(executor).__name__}."
+                "`executor` must be a concurrent.futures.Executor (for Ray: a RayExecutor), a Dask "
+                f"client, a callable that makes an executor, or None; got "
+                f"{type(executor).__name__}."
             )
         self._has_processes = isinstance(self._executor, ProcessPoolExecutor)
         if self._has_processes:
@@ -464,6 +479,9 @@ class Workers:
                 future = self._executor.submit(self._paid, task, call)
             else:
                 executor = self._executor
+                if is_dask(executor):
+                    # Not retried by Dask: another attempt is another charge.
+                    call = Once(call, Failure("KilledWorker", shown="KilledWorker."))
                 future = self._payers.submit(
                     self._paid, task, lambda: executor.submit(call).result()
                 )

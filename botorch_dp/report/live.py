@@ -16,7 +16,9 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
+from botorch_dp._addresses import is_address
 from botorch_dp._checks import checked
+from botorch_dp.pareto.storage import StudyStorage
 from botorch_dp.report.study import StudyView, study_page
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ def dashboard_app(path: str | os.PathLike[str], *, token: str) -> Starlette:
     """An ASGI application that shows one study.
 
     Args:
-        path: The study's file; read only, and only while a page is made.
+        path: The study's file, or the address of its database; read only.
         token: Shared secret of at least 16 characters; compared in constant time.
     """
     from starlette.applications import Starlette
@@ -47,7 +49,12 @@ def dashboard_app(path: str | os.PathLike[str], *, token: str) -> Starlette:
     lock = threading.Lock()
     made: dict[str, str] = {}
 
+    database = StudyStorage(path, description=None) if is_address(path) else None
+
     def state() -> str:
+        if database is not None:
+            database.refresh()
+            return database.fingerprint()
         status = os.stat(path)
         return f"{status.st_ino}-{status.st_mtime_ns}-{status.st_size}"
 
@@ -73,7 +80,7 @@ def dashboard_app(path: str | os.PathLike[str], *, token: str) -> Starlette:
     async def tell_state(request: Request) -> Response:
         if not admitted(request):
             return JSONResponse({"error": "A valid token is required."}, 401)
-        return JSONResponse({"state": state()}, headers=_PRIVATE)
+        return JSONResponse({"state": await run_in_threadpool(state)}, headers=_PRIVATE)
 
     return Starlette(
         routes=[Route("/", show), Route("/state", tell_state)],

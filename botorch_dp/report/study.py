@@ -97,7 +97,7 @@ class StudyView:
         """What the file of a study holds now, while its study goes on or after it ended.
 
         Args:
-            path: The file; neither changed nor locked.
+            path: The file, or the address of a database; neither changed nor locked.
             problem: Its problem, if the oracles are at hand.
         """
         storage = StudyStorage(path, description=None)
@@ -110,7 +110,9 @@ class StudyView:
         description.pop("paid", None)
         changed = differences(description, problem.description())
         if changed:
-            raise StudyError(f"{path} holds a study of another problem: {'; '.join(changed)}.")
+            raise StudyError(
+                f"{storage.path} holds a study of another problem: {'; '.join(changed)}."
+            )
         return cls.of_problem(
             problem, trials, Proposer(problem, seed=seed, options=ProposalOptions()), seed
         )
@@ -142,7 +144,7 @@ def study_report(study: StudyView | str | os.PathLike[str], path: str | os.PathL
     """Write a study's report: one HTML file that needs no network. See ``DPareto.report``.
 
     Args:
-        study: A view, or the file of a study, which is read without its lock.
+        study: A view, or the file or database of a study, which is read without its lock.
         path: Where; its owner alone may read it.
 
     Example:

@@ -15,6 +15,7 @@ from botorch_dp.cli.fronts import load_problem, ready_tasks
 from botorch_dp.pareto import DPareto
 from botorch_dp.privacy import PrivacyLedger
 from tests.cli.calling import OWN_PROBLEM, call
+from tests.postgres import LOCKED, PASSWORD, PostgresServer
 
 
 class TestPareto:
@@ -223,3 +224,72 @@ class TestSettings:
             )
         assert code == 0, err
         assert json.loads(out)["trials"] == 3
+
+    @pytest.mark.slow
+    def test_on_a_ray_cluster(self, capsys, own: str) -> None:
+        ray = pytest.importorskip("ray", reason="needs the extra `ray`")
+        ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+        try:
+            code, out, err = call(
+                capsys, "pareto", own, "--trials", "3", "--quiet", "--json", "--ray", "auto"
+            )
+        finally:
+            ray.shutdown()
+        assert code == 0, err
+        assert json.loads(out)["trials"] == 3
+
+    def test_one_cluster_at_a_time(self, capsys, own: str) -> None:
+        with pytest.raises(SystemExit):
+            call(capsys, "pareto", own, "--ray", "auto", "--dask", "tcp://127.0.0.1:1")
+        assert "not allowed with" in capsys.readouterr().err
+
+
+class TestInADatabase:
+    """Whatever takes the file of a study takes the address of one."""
+
+    def test_from_the_study_to_its_report(
+        self, capsys, own: str, tmp_path: Path, postgres_server: PostgresServer
+    ) -> None:
+        postgres_server.sql("CREATE SCHEMA dpareto_cli")
+        postgres_server.sql(f"ALTER SCHEMA dpareto_cli OWNER TO {LOCKED}")
+        place = postgres_server.address("cli", user=LOCKED, password=PASSWORD)
+        code, _, err = call(capsys, "recommend", own, "--storage", place, "--epsilon", "1")
+        assert code == 1 and "There is no study" in err
+        code, out, err = call(capsys, "pareto", own, "--trials", "3", "--quiet", "--storage", place)
+        assert code == 0, err
+        assert "cli (run again" in out and "cret@" not in out + err
+        code, out, err = call(
+            capsys, "pareto", own, "--trials", "5", "--quiet", "--json", "--storage", place
+        )
+        assert code == 0 and json.loads(out)["trials"] == 5, err
+        code, out, err = call(capsys, "recommend", own, "--storage", place, "--epsilon", "9")
+        assert code == 0, err
+        assert call(capsys, "report", place)[:2] == (0, "cli.html\n")
+        assert "5 trials" in (tmp_path / "cli.html").read_text()
+        assert call(capsys, "report", place, "--csv", "cli.csv")[0] == 0
+        assert len((tmp_path / "cli.csv").read_text().splitlines()) == 6
+
+    @pytest.mark.parametrize("command", ["pareto", "recommend", "report", "dashboard"])
+    def test_errors(self, capsys, own: str, command: str) -> None:
+        pytest.importorskip("psycopg", reason="needs the extra `postgres`")
+        for place, words in (
+            ("postgresql://me:top-secret@127.0.0.1:9/db", "cannot be reached"),
+            ("postgresql://me:top-secret@127.0.0.1", "is no address"),
+            ("mysql://me:top-secret@127.0.0.1/db", "must be a file, or the address"),
+        ):
+            arguments = {
+                "pareto": (own, "--storage", place),
+                "recommend": (own, "--storage", place, "--epsilon", "1"),
+                "report": (place,),
+                "dashboard": (place,),
+            }[command]
+            code, out, err = call(capsys, command, *arguments)
+            assert code in (1, 2) and words in err and "top-secret" not in out + err
+
+    def test_not_paid_for(self, capsys, postgres_server: PostgresServer) -> None:
+        code, _, err = call(
+            capsys,
+            *("pareto", "adult_logistic_sgd", "--data", "breast_cancer", "--budget", "9", "1e-5"),
+            *("--storage", postgres_server.address("paid")),
+        )
+        assert code == 1 and "each host would spend the whole budget" in err

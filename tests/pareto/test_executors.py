@@ -64,7 +64,7 @@ class TestExecutors:
         with dask_client() as client:
             # Lambdas travel here: Dask pickles by value.
             problem = toy.problem(lambda config, seed: toy.utility(config, seed), replicates=2)
-            front = study(problem).run(6, batch_size=3, executor=client.get_executor())
+            front = study(problem).run(6, batch_size=3, executor=client)
         assert front.all_points.equal(self.expected)
 
 
