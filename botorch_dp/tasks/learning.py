@@ -140,7 +140,17 @@ class PrivateTraining:
     def curves(
         self, config: Config, seeds: Sequence[int], checkpoints: Sequence[int]
     ) -> Iterator[list[float]]:
-        """Test accuracies along the training of one model for each seed, trained together."""
+        """Test accuracies along the training of one model for each seed, trained together.
+
+        With noise from the operating system, one after the other and to the end: the models on the
+        way follow from the noisy gradients that the whole training is charged for.
+        """
+        if self.publish:
+            end: Any = {**config, "delta": DELTA}
+            trained = [_trainer(self).fit(publish=True, curve=checkpoints, **end) for _ in seeds]
+            for points_of_all in zip(*(model.curve for model in trained), strict=True):
+                yield [point.utility for point in points_of_all]
+            return
         points = _trainer(self).curve(checkpoints, seeds=list(seeds), **config, delta=DELTA)
         for _, utilities in points:
             yield utilities
@@ -226,7 +236,8 @@ def adult_logistic_sgd(
         curves: Whether accuracy is measured along each training, so that one of 64 epochs gives
             twelve points instead of one.
         publish: Whether to train with noise from the operating system instead of seeds, for a study
-            that is paid for (``DPareto(budget=...)``). Not with curves.
+            that is paid for (``DPareto(budget=...)``). The whole training of a curve is charged,
+            once, and does not end early.
 
     Example:
         >>> problem = adult_logistic_sgd(data="breast_cancer")
@@ -351,8 +362,6 @@ def _image_problem(
 def _problem(
     oracles: PrivateTraining, space: SearchSpace, replicates: int, curves: bool, publish: bool
 ) -> PrivacyUtilityProblem:
-    if curves and publish:
-        raise ValueError("`publish` is not for `curves`: give one of the two.")
     return PrivacyUtilityProblem(
         space,
         privacy=oracles.epsilon,

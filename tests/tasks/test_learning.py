@@ -12,7 +12,7 @@ import torch
 
 from botorch_dp import tasks
 from botorch_dp.pareto import DPareto, PrivacyUtilityProblem, StudyError
-from botorch_dp.privacy import NeighboringRelation, dp_sgd_epsilon, gaussian_epsilon
+from botorch_dp.privacy import NeighboringRelation, PrivacyBudget, dp_sgd_epsilon, gaussian_epsilon
 from botorch_dp.tasks.learning import _MODELS
 
 BUNDLED = [
@@ -177,3 +177,21 @@ def test_networks_cannot_start_at_zero() -> None:
     for model in ("mlp1", "mlp2"):
         factory, _ = _MODELS[model]
         assert all(bool((p != 0).any()) for p in factory(7).parameters())
+
+
+def test_a_published_study_of_curves_pays_for_each_training_once() -> None:
+    """The models on the way are made of the noisy gradients that the whole training pays for."""
+    problem = tasks.adult_logistic_sgd(
+        data="breast_cancer", curves=True, publish=True, replicates=2
+    )
+    with DPareto(problem, seed=0, budget=PrivacyBudget(60.0, 1e-4)) as study:
+        study.run(5, initial=5)
+        assert study.ledger is not None
+        entries = study.ledger.entries()
+        assert [entry.label for entry in entries] == [f"trial {n}" for n in range(5)]
+        assert max(len(m.curve) for t in study.trials for m in t.finished) > 5
+        assert all("2 x DP-SGD" in entry.guarantee.mechanism for entry in entries)
+        assert all(trial.num_trainings == 2 for trial in study.trials)
+        assert "test records are public" in str(
+            study.publish(test_records_are_public=True).guarantee
+        )
