@@ -90,6 +90,8 @@ def test_imports_come_from_rooms_below(path: Path) -> None:
         if target == "__version__" or (late and (room, target) in LATE_EXCEPTIONS):
             continue
         assert target in allowed, f"{path.name} ({room}) imports from {target}"
+    for other in re.findall(r"from botorch_dp\.(\w+)\._\w+ import", path.read_text()):
+        assert other == room, f"{path.name} imports from a file that {other}/ keeps to itself"
 
 
 @pytest.mark.parametrize("room", sorted({room_of(path) for path in MODULES} - {"__main__"}))

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,8 @@ from typing_extensions import override
 
 from botorch_dp._checks import check_integer
 
-SelectionMethod = Literal["exponential", "permute_and_flip"]
+if TYPE_CHECKING:
+    from botorch_dp.privacy.mechanisms import SelectionMethod
 
 #: Outside these limits a scale loses digits to the ends of the double range.
 SMALLEST_SCALE, LARGEST_SCALE = 1e-100, 1e300

@@ -33,9 +33,9 @@ from botorch_dp.privacy import (
     laplace_mechanism,
     sparse_vector_guarantee,
 )
-from botorch_dp.privacy._noise import SelectionMethod, noise_source
+from botorch_dp.privacy._noise import noise_source
 from botorch_dp.privacy.audit import FEWEST_SAMPLES, AuditReport
-from botorch_dp.privacy.mechanisms import SparseVectorPlan, noisy_comparisons
+from botorch_dp.privacy.mechanisms import SelectionMethod, SparseVectorPlan, noisy_comparisons
 from botorch_dp.privacy.selection import TrialNumber
 
 CONFIDENCE = 1 - 1e-6

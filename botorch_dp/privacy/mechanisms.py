@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeVar, get_args
+from typing import Literal, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -33,7 +33,6 @@ from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy._gaussian import gaussian_mu
 from botorch_dp.privacy._noise import (
     NoiseSource,
-    SelectionMethod,
     gaussian_scale,
     integer_laplace_epsilon,
     laplace_scale,
@@ -50,6 +49,9 @@ from botorch_dp.privacy.guarantee import (
 )
 from botorch_dp.privacy.ledger import PrivacyLedger, check_payment
 from botorch_dp.privacy.losses import GaussianLoss, LaplaceLoss, PrivacyLoss, PureLoss
+
+#: How an index is drawn; see :func:`exponential_mechanism`.
+SelectionMethod = Literal["exponential", "permute_and_flip"]
 
 ValueT = TypeVar("ValueT", float, Tensor)
 

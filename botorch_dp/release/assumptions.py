@@ -33,8 +33,8 @@ from torch import Tensor
 
 from botorch_dp._checks import check_delta, check_finite, check_integer, checked
 from botorch_dp.privacy import Guarantee, PrivacyLedger, PrivacyUnit, Release
-from botorch_dp.privacy._noise import SelectionMethod
 from botorch_dp.privacy.ledger import check_payment
+from botorch_dp.privacy.mechanisms import SelectionMethod
 
 VALIDATION_RECORD = PrivacyUnit("one record of the validation set")
 

@@ -54,7 +54,7 @@ from botorch_dp.privacy import (
     exponential_guarantee,
     exponential_mechanism,
 )
-from botorch_dp.privacy._noise import SelectionMethod
+from botorch_dp.privacy.mechanisms import SelectionMethod
 from botorch_dp.release.assumptions import (
     VALIDATION_RECORD,
     UtilityBound,
