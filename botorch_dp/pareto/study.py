@@ -16,7 +16,6 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
@@ -746,12 +745,7 @@ class DPareto:
     def __enter__(self) -> DPareto:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
