@@ -184,7 +184,7 @@ def main() -> None:
 
 def draw(results: dict[str, Any]) -> Figure:
     """All curves, in CPU seconds over the size."""
-    figure = Figure(figsize=(8, 5), layout="constrained")
+    figure = Figure(figsize=(11, 5), layout="constrained")
     axes = figure.subplots()
     for marker, (name, result) in zip("osvD^P*Xh", results.items(), strict=True):
         sizes, spent = zip(*result["seconds"].items(), strict=True)
@@ -193,7 +193,7 @@ def draw(results: dict[str, Any]) -> Figure:
     axes.set_xlabel("size: records, points, choices, charges, trials, ...")
     axes.set_ylabel("CPU seconds, one thread")
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+    figure.legend(fontsize=8, loc="outside right upper")
     axes.set_title("How cost grows; the exponent is that between the two largest sizes")
     return figure
 
