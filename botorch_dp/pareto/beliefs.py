@@ -340,9 +340,10 @@ class Beliefs:
     and has no part in fitting hyper-parameters.
 
     The points of a curve are many and share their luck: models see some of them, and believe that
-    those of one training are off by the same. Of many trials models see some, too: half of these
-    are spread over all, and the others lie nearest to the front that the first half lets expect.
-    No trial is seen because of what it measured itself, so the lucky ones have no preference.
+    those of one training are off by the same. Of many trials models see some, too: half of
+    these are spread over all, a quarter are the latest, and the others lie nearest to the front
+    that the first half lets expect. No trial is seen because of what it measured itself, so lucky
+    ones have no preference; and what was proposed lately is seen, so it is not proposed again.
 
     Args:
         problem: The problem.
@@ -401,9 +402,9 @@ class Beliefs:
             expected = self._means(self.incumbents)[: len(everything)].nan_to_num(-math.inf)
             front = of[front_places(-expected)].unique()
             distances = _distances(ends, ends[front]).amin(dim=-1)
-            distances[spread] = math.inf
-            near = distances.argsort(stable=True)[: most - len(spread)]
-            trials = sorted([*spread, *near.tolist()])
+            distances[spread] = -1.0
+            distances[-(most // 4) :] = -1.0
+            trials = distances.argsort(stable=True)[:most].sort().values.tolist()
         fit(trials)
         if latest:
             with torch.no_grad():

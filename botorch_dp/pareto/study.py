@@ -84,7 +84,8 @@ class DPareto:
     """A study of a privacy-utility trade-off.
 
     Models see 512 of its trials at most (and 170 curves), so that a proposal takes a second or two
-    however many there are: half of them spread over all, half near the front.
+    however many there are: half of them spread over all, a quarter the latest, a quarter near the
+    front.
 
     Args:
         problem: The space and the oracles.

@@ -377,24 +377,24 @@ class TestManyTrials:
         assert self.seen(beliefs(problem, trials)) == {tuple(row) for row in codes.tolist()}
 
     @pytest.mark.parametrize("exact", [True, False])
-    def test_half_spread_and_half_near_the_expected_front(self, exact: bool) -> None:
+    def test_some_are_spread_some_the_latest_some_near_the_expected_front(
+        self, exact: bool
+    ) -> None:
         problem = toy.problem()
         trials = complete_trials(problem, 200)
         found = beliefs(problem, trials, exact=exact)
         codes = problem.space.encode([trial.config for trial in trials])
         seen = self.seen(found)
         spread = {tuple(codes[place].tolist()) for place in farthest(codes, 12)}
-        assert len(seen) == 24 and spread < seen
-        # The others are nearer to the front than trials commonly are.
-        front = codes[found.incumbent_means.argsort(dim=0)[-1:, 0]] if not exact else None
-        if front is None:
-            errors = torch.tensor([toy.expected_error(trial.config) for trial in trials])
-            epsilons = torch.tensor([trial.epsilon for trial in trials])
-            dominated = (epsilons[:, None] > epsilons) & (errors[:, None] > errors)
-            front = codes[~dominated.any(dim=1)]
-            near = torch.cdist(torch.tensor(sorted(seen - spread)).double(), front).amin(dim=-1)
-            everywhere = torch.cdist(codes, front).amin(dim=-1)
-            assert near.mean() < 0.5 * everywhere.mean()
+        latest = {tuple(row) for row in codes[-6:].tolist()}
+        assert len(seen) == 24 and spread | latest < seen
+        errors = torch.tensor([toy.expected_error(trial.config) for trial in trials])
+        epsilons = torch.tensor([trial.epsilon for trial in trials])
+        dominated = (epsilons[:, None] > epsilons) & (errors[:, None] > errors)
+        front = codes[~dominated.any(dim=1)]
+        near = torch.cdist(torch.tensor(sorted(seen - spread - latest)).double(), front)
+        everywhere = torch.cdist(codes, front).amin(dim=-1)
+        assert near.amin(dim=-1).mean() < 0.5 * everywhere.mean()
         # What is not seen is predicted all the same.
         assert found.incumbent_means.shape == (200, 2) and found.incumbent_means.isfinite().all()
 
@@ -403,7 +403,7 @@ class TestManyTrials:
         problem = toy.problem()
         trials = complete_trials(problem, 100)
         codes = problem.space.encode([trial.config for trial in trials])
-        spread = farthest(codes, 12)
+        spread = {*farthest(codes, 12)}
         lucky = [
             trial
             if trial.number in spread
