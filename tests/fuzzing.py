@@ -53,8 +53,9 @@ from hypothesis import strategies as st
 import botorch_dp
 from botorch_dp.errors import AlreadyReleased
 
-#: Not called: they talk to strangers on the network, or wait for ever by design.
+#: Not called: they talk to strangers on the network, start a cluster, or wait for ever by design.
 EXCEPT = {
+    "botorch_dp.pareto.RayExecutor",
     "botorch_dp.datasets.download",
     "botorch_dp.datasets.adult",
     "botorch_dp.datasets.mnist",

@@ -8,11 +8,12 @@ from concurrent.futures import Executor, Future
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from botorch_dp._checks import needs_extra
+from botorch_dp._checks import checked, needs_extra
 
 T = TypeVar("T")
 
 
+@checked
 class RayExecutor(Executor):
     """Runs calls as tasks of a Ray cluster. Needs the extra ``ray``.
 

@@ -127,6 +127,7 @@ class TestDask:
 @pytest.fixture(scope="module")
 def ray() -> Iterator[Any]:
     ray = pytest.importorskip("ray", reason="needs the extra `ray`")
+    ray.shutdown()
     ray.init(
         num_cpus=2,
         include_dashboard=False,
@@ -191,3 +192,5 @@ class TestRay:
     def test_ray_may_not_try_again_by_itself(self) -> None:
         with pytest.raises(ValueError, match="`max_retries`"):
             RayExecutor(max_retries=3)
+        with pytest.raises(TypeError, match="`address`"):
+            RayExecutor(3)  # type: ignore[arg-type]
