@@ -1,9 +1,9 @@
 """A study's own time for a trial in a PostgreSQL database against an SQLite file.
 
 The space and the epsilon are those of ``pareto_overhead``. A trial is proposed, stored, claimed,
-told and stored; both wait for the disk. The server is a real one on this machine, so that the
-network's own time comes on top: some eighteen round trips for a trial (counted here, too). Both
-sides take turns; time on the wall, for half of the work is the server's.
+told and stored; both wait for the disk. The server is a real one on this machine: a network's own
+time comes on top, once for each statement (counted here, too). Both sides take turns; time on the
+wall, for half of the work is the server's.
 
 Run with ``OMP_NUM_THREADS=1 python -m benchmarks.shared_storage``.
 """
