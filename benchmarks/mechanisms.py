@@ -7,7 +7,9 @@ The baseline draws the same distributions with numpy's floating-point noise, whi
 
 from __future__ import annotations
 
+import json
 import multiprocessing
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ import torch
 from benchmarks.common import (
     BenchmarkParser,
     interleaved_ratio,
+    results_folder,
     save_results,
 )
 from botorch_dp.privacy import (
@@ -60,11 +63,25 @@ def _peak_megabytes() -> float:
 def main() -> None:
     parser = BenchmarkParser("mechanisms", __doc__, minutes=3)
     parser.add_argument("--quick", action="store_true", help="a tenth of the size")
-    size = 100_000 if parser.parse_args().quick else 1_000_000
+    parser.add_argument("--values", action="store_true", help="noise only; selections are kept")
+    options = parser.parse_args()
+    size = 100_000 if options.quick else 1_000_000
     torch.manual_seed(0)
     torch.set_num_threads(1)
     results: dict[str, Any] = {"size": size, "selection": [], "values": []}
+    if options.values:
+        stored = json.loads((results_folder() / "mechanisms.json").read_text())
+        results["selection"] = stored["selection"]
+    else:
+        results["selection"] = selections(size)
+    results["values"] = values(size // 20)
+    if not options.quick:
+        save_results("mechanisms", results)
 
+
+def selections(size: int) -> list[dict[str, Any]]:
+    """Selections among many utilities: seconds and memory."""
+    found = []
     print(f"Selection among {size:,} utilities, exact against simulated noise:")
     fresh = multiprocessing.get_context("spawn")
     for method in ("exponential", "permute_and_flip"):
@@ -82,12 +99,16 @@ def main() -> None:
                 f"{ratio.median:.3g} times the simulation's time "
                 f"({ratio.low:.3g} to {ratio.high:.3g})"
             )
-            results["selection"].append(
+            found.append(
                 {"method": method, "utilities": case, "time": ratio, "megabytes": megabytes}
             )
+    return found
 
+
+def values(count: int) -> list[dict[str, Any]]:
+    """Noisy values, many at once and one alone: seconds of the process."""
+    found = []
     print("\nNoise, exact against simulated, per value:")
-    count = size // 20
     calls: dict[str, Callable[[torch.Tensor, int | None], Any]] = {
         "Laplace": lambda v, seed: laplace_mechanism(
             v, sensitivity=1.0, epsilon=1.0, unsafe_seed=seed
@@ -100,16 +121,18 @@ def main() -> None:
         ),
     }
     for name, call in calls.items():
-        for values in (count, 1):
-            vector = torch.zeros(values, dtype=torch.float64)
+        for many in (count, 1):
+            vector = torch.zeros(many, dtype=torch.float64)
             ratio = interleaved_ratio(
-                lambda c=call, v=vector: c(v, 0), lambda c=call, v=vector: c(v, None), repeats=5
+                lambda c=call, v=vector: c(v, 0),
+                lambda c=call, v=vector: c(v, None),
+                repeats=5,
+                clock=time.process_time,
             )
-            microseconds = ratio.baseline_seconds / values * 1e6
-            print(f"  {name:<14}{values:>8,} at once: {microseconds:>8.1f} microseconds a value")
-            results["values"].append({"mechanism": name, "values": values, "time": ratio})
-    if size == 1_000_000:
-        save_results("mechanisms", results)
+            microseconds = ratio.baseline_seconds / many * 1e6
+            print(f"  {name:<14}{many:>8,} at once: {microseconds:>8.1f} microseconds a value")
+            found.append({"mechanism": name, "values": many, "time": ratio})
+    return found
 
 
 if __name__ == "__main__":

@@ -16,13 +16,15 @@ Poisson lots at most 1.15 times fixed ones; publishing at most 1.3 times a seede
 replicates 5 times and ten configurations 4 times as fast as one after the other; the engine for
 any model at most 1.5 times plain SGD; the checks at most a second.
 
-Then the wall's time of plain SGD and of the trainer with two threads, as parts of that with one.
+``--threads`` adds the wall's time of plain SGD and of the trainer with two threads over that with
+one; it says something only on a machine where two cores are free.
 
-Run: ``OMP_NUM_THREADS=1 python -m benchmarks.trainers [--turns N]``
+Run: ``OMP_NUM_THREADS=1 python -m benchmarks.trainers [--turns N] [--only NAME]``
 """
 
 from __future__ import annotations
 
+import json
 import statistics
 import time
 import warnings
@@ -40,6 +42,7 @@ from torch import Tensor, nn
 
 from benchmarks.common import (
     BenchmarkParser,
+    results_folder,
     save_results,
     seconds,
 )
@@ -402,23 +405,27 @@ def _compared(
 def main() -> None:
     parser = BenchmarkParser("trainers", __doc__, minutes=12)
     parser.add_argument("--turns", type=int, default=9)
-    turns = parser.parse_args().turns
+    parser.add_argument("--only", default="", help="settings whose names contain this")
+    parser.add_argument("--threads", action="store_true", help="also with two threads")
+    options = parser.parse_args()
     torch.manual_seed(0)
     warnings.filterwarnings("ignore", message="Full backward hook")
-    results: dict[str, object] = {"turns": turns}
+    stored = results_folder() / "trainers.json"
+    results = json.loads(stored.read_text()) if options.only and stored.exists() else {}
     for name, make in (
         ("logistic regression 123-1, lot 256", adult),
-        ("network 784-1000-10, lot 600", mnist),
         ("convolutional network, 28 x 28, lot 128", convolutional),
         ("encoder, 20 tokens, lot 128", encoder),
         ("recurrent network, 20 tokens, lot 128", recurrent),
+        ("network 784-1000-10, lot 600", mnist),
     ):
-        print(name)
-        results[name] = measure(make(), turns)
-    for name, make in (("logistic regression", adult), ("network", mnist), ("encoder", encoder)):
-        print(f"{name}, one and two threads")
-        results[f"{name}, two threads"] = threads(make(), turns)
-    print(save_results("trainers", results))
+        if options.only in name:
+            print(name)
+            found = measure(make(), options.turns)
+            if options.threads:
+                found["two threads"] = threads(make(), options.turns)
+            results[name] = {"turns": options.turns, **found}
+            save_results("trainers", results)
 
 
 if __name__ == "__main__":

@@ -86,8 +86,9 @@ class KernelFactor:
             limit = largest * torch.finfo(X.dtype).eps ** _DEPENDENCE_EXPONENT
             corner, kept = _independent_cholesky(remaining, limit)
             old, new = len(self), len(kept)
-            root = X.new_zeros(old + new, old + new)
+            root = X.new_empty(old + new, old + new)
             root[:old, :old] = self.root
+            root[:old, old:] = 0.0
             root[old:, :old] = crossed[:, kept].mT
             root[old:, old:] = corner
         return KernelFactor(self.derivatives, torch.cat((self.points, X[kept])), root), kept
