@@ -26,6 +26,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from botorch_dp._checks import (
+    check_count,
     check_finite,
     check_integer,
     check_nonnegative,
@@ -235,7 +236,7 @@ class Modeler:
         Returns:
             The history. What was answered before an error stays in :attr:`history`.
         """
-        check_integer("steps", steps)
+        check_count("steps", steps)
         if checkpoint is not None:
             self.resume(checkpoint)
         named = "request_id" in inspect.signature(query).parameters

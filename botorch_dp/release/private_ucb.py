@@ -528,6 +528,7 @@ class PrivateGPUCB(_PrivateOptimizer):
     ) -> None:
         super().__init__(choices, kernel, method, unit, steps, epsilon, delta, dataset_correlation)
         self._noise_std = check_positive("noise_std", noise_std)
+        check_integer("steps", steps, at_most=10**6)
         gain = max_information_gain(
             self.kernel, self.choices, num_observations=steps, noise_variance=self._noise_std**2
         )
