@@ -386,7 +386,7 @@ def _check_of(kind: Any) -> Check | None:
         return _row(origin, parts)
     if origin in (Mapping, dict):
         return _instance(Mapping, "a mapping")
-    if np.ndarray in (origin, kind):
+    if getattr(origin or kind, "__name__", "") == "ndarray":
         return _array(parts)
     if origin is Callable or kind is Callable:
         return _callable
@@ -420,12 +420,15 @@ def check_reals(name: str, value: Any) -> None:
 
 def _array(parts: tuple[Any, ...]) -> Check:
     """The check of ``NDArray[dtype]``; of a bare ``ndarray``, whatever its numbers are."""
+    import numpy as np
+
     wanted = get_args(parts[1])[0] if len(parts) == 2 else Any
     real = isinstance(wanted, type) and issubclass(wanted, np.floating | np.integer)
 
     def check(name: str, value: Any) -> None:
-        if not isinstance(value, np.ndarray) or value.dtype.kind not in ("iuf" if real else "iufb"):
-            found = value.dtype if isinstance(value, np.ndarray) else type(value).__name__
+        is_array = isinstance(value, np.ndarray)
+        if not is_array or value.dtype.kind not in ("iuf" if real else "iufb"):
+            found = value.dtype if is_array else type(value).__name__
             raise TypeError(f"`{name}` must be a NumPy array of numbers, got {found}.")
 
     return check if wanted is Any or real else _instance(np.ndarray)
