@@ -303,8 +303,8 @@ def kills(
                 os._exit(1)
         os.close(writing)
         seen, start = b"", time.perf_counter()
-        while seen.count(b"w") < 2:
-            seen += os.read(reading, 1)
+        while seen.count(b"w") < 2 and (more := os.read(reading, 1)):
+            seen += more
         time.sleep(rng.random() * (time.perf_counter() - start))
         for child in children:
             os.kill(child, signal.SIGKILL)

@@ -23,7 +23,6 @@ from botorch.models import SingleTaskGP
 from gpytorch.kernels import Kernel, RBFKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from botorch_dp._checks import (
     check_count,
@@ -35,6 +34,7 @@ from botorch_dp._checks import (
     check_tensor,
     checked,
 )
+from botorch_dp._progress import ProgressBar
 from botorch_dp.acquisition import UCBSchedule
 from botorch_dp.models import FiniteSetGP
 from botorch_dp.privacy.runs import Run, fingerprint
@@ -241,7 +241,7 @@ class Modeler:
             self.resume(checkpoint)
         named = "request_id" in inspect.signature(query).parameters
         check_integer("batch_size", batch_size, at_most=len(self.Z))
-        bar = tqdm(
+        bar = ProgressBar(
             desc="Outsourced search",
             unit="query",
             initial=len(self.history),

@@ -20,7 +20,6 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 
 from botorch_dp._checks import (
     check_count,
@@ -30,6 +29,7 @@ from botorch_dp._checks import (
     checked,
     checked_but,
 )
+from botorch_dp._progress import ProgressBar
 from botorch_dp.errors import PrivacyError
 from botorch_dp.pareto import DPareto, PrivacyUtilityProblem
 from botorch_dp.privacy import (
@@ -427,7 +427,7 @@ class PrivateFit:
                 # What fails for reasons of its own fails here, before anything is charged.
                 twin, once = self._made_up(self.only_config)
                 train_and_score(twin, once, self._scoring, self.unsafe_seed)
-            with tqdm(
+            with ProgressBar(
                 desc="PrivateFit",
                 bar_format="{desc}: training for {elapsed}",
                 disable=not progress,
