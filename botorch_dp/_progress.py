@@ -12,7 +12,7 @@ import threading
 from tqdm.auto import tqdm
 
 
-class ProgressBar(tqdm):  # type: ignore[type-arg]
+class ProgressBar(tqdm):
     """A bar of tqdm's whose lock is for the threads of one process."""
 
     _lock = threading.RLock()
