@@ -1,8 +1,9 @@
-"""What is lost when things break: kills, flipped bits, full disks, hostile requests, fuzzed calls.
+"""What is lost when things break: kills, torn writes, flipped bits, full disks, hostile strangers.
 
 ``make faults`` takes some minutes and prints one table: what was tried, and what was lost. Lost is
-what was acknowledged and is gone or different, what a file says otherwise without an error, a
-request that was answered as it must not be, and a call that ended as no caller should see.
+what was acknowledged and is gone or different, noise that was drawn without a charge of its own,
+what a file says otherwise without an error, a request that was answered as it must not be, and a
+call that ended as no caller should see.
 """
 
 from __future__ import annotations
@@ -14,70 +15,108 @@ import random
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from gpytorch.kernels import RBFKernel
 
 from benchmarks.common import save_results
-from botorch_dp.outsourced import CuratorClient, Modeler, load_dataset, save_dataset
+from botorch_dp import _files
+from botorch_dp.outsourced import (
+    CuratorClient,
+    CuratorRefusal,
+    FileCurator,
+    Modeler,
+    UnreadableResponse,
+    answer_questions,
+    load_dataset,
+    save_dataset,
+)
+from botorch_dp.outsourced.exchange import _read_lines
 from botorch_dp.pareto import DPareto
-from botorch_dp.privacy import PrivacyBudget, PrivacyLedger, laplace_guarantee
+from botorch_dp.privacy import PrivacyBudget, PrivacyLedger, TrialNumber, laplace_guarantee
 from botorch_dp.privacy.runs import Run
-from tests.one_draw import in_fork
-from tests.outsourced.serving import connected, make_curator, question, raw, serving
+from tests import one_draw
+from tests.disk import Disk
+from tests.one_draw import OneDraw, in_fork
+from tests.outsourced.serving import TOKEN, connected, make_curator, question, raw, serving
+from tests.pareto import test_paying as paying
 from tests.pareto import toy
 
 ROWS = torch.rand(40, 2, dtype=torch.double, generator=torch.Generator().manual_seed(0))
+MANY = torch.rand(2000, 2, dtype=torch.double, generator=torch.Generator().manual_seed(1))
 PRICE = laplace_guarantee(sensitivity=1.0, epsilon=0.125)
 PLENTY = PrivacyBudget(1e5, 1e-6)
+
+#: Takes down that noise was "drawn", or that something was "written".
+Tell = Callable[[str], Any]
 
 
 # One file of each kind: how to write to it without end, and all that it says.
 
 
-def charge(path: Path, written: Callable[[], None]) -> None:
+def draw(tell: Tell) -> float:
+    tell("drawn")
+    return int.from_bytes(os.urandom(6)) / 2**48
+
+
+def charge(path: Path, tell: Tell) -> None:
     with PrivacyLedger(path, PLENTY) as ledger:
         while True:
-            ledger.release(PRICE, lambda: 1.5, key=f"value {len(ledger.entries())}")
-            written()
+            key = f"value {len(_released(ledger))} of {os.getpid()}"
+            ledger.release(PRICE, lambda: draw(tell), key=key)
+            tell("written")
 
 
-def charges(path: Path) -> list[Any]:
+def _released(ledger: PrivacyLedger) -> list[Any]:
+    rows = ledger._file.query("SELECT key FROM released ORDER BY claim")
+    return [(key, ledger._door.find(key)) for (key,) in rows]
+
+
+def released(path: Path) -> list[Any]:
     with PrivacyLedger(path) as ledger:
         ledger.spent()
-        values = ledger._file.query("SELECT key FROM released ORDER BY key")
-        known = [ledger._door.find(key) for (key,) in values]
-        return [(e.number, e.key, e.epsilon, e.label) for e in ledger.entries()][: len(known)]
+        return _released(ledger)
 
 
-def store(path: Path, written: Callable[[], None]) -> None:
+def charges(path: Path) -> int:
+    with PrivacyLedger(path) as ledger:
+        assert ledger.spent()[0] == 0.125 * len(ledger.entries())
+        return len(ledger.entries())
+
+
+def store(path: Path, tell: Tell) -> None:
     with Run(path, what="a run", settings={"a": 1}) as run:
         number = len(run.items("item"))
         while True:
-            run.add("item", number, {"rows": ROWS[:4], "number": number})
-            written()
+            value = run.release(PRICE, lambda: draw(tell), key=f"value {number}")
+            run.add("item", number, {"rows": ROWS[:4], "number": number, "value": value})
+            tell("written")
             number += 1
 
 
 def stored(path: Path) -> list[Any]:
     with Run(path, what="a run", settings={"a": 1}) as run:
-        items = [(n, v["number"], v["rows"].tolist()) for n, v in run.items("item").items()]
-        return [run.identity, *items]
+        items = run.items("item").items()
+        return [(n, v["number"], v["rows"].tolist(), v["value"]) for n, v in items]
 
 
-def train(path: Path, written: Callable[[], None]) -> None:
+def train(path: Path, tell: Tell) -> None:
     with DPareto(toy.problem(), acquisition="random", storage=path, seed=0) as study:
         while True:
-            study.run(len(study.trials) + 1)
-            written()
+            study.run(len(study.trials) + 1, callbacks=[lambda *_: tell("written")])
 
 
 def trained(path: Path) -> list[Any]:
@@ -85,11 +124,34 @@ def trained(path: Path) -> list[Any]:
         return [(t.number, t.config, t.utilities) for t in study.trials if t.state == "complete"]
 
 
-def ask(path: Path, written: Callable[[], None]) -> None:
+def pay(path: Path, tell: Tell) -> None:
+    class Trains(paying.Trains):
+        def __call__(self, config: Any, seed: int) -> float:
+            tell("drawn")
+            return super().__call__(config, seed)
+
+    with paying.study(Trains(), PrivacyBudget(1e4, 1e-6), storage=path) as study:
+        while True:
+            study.run(len(study.trials) + 1)
+            tell("written")
+
+
+def paid(path: Path) -> list[Any]:
+    with paying.study(budget=PrivacyBudget(1e4, 1e-6), storage=path) as study:
+        return [(t.number, t.config, t.utilities) for t in study.trials if t.state == "complete"]
+
+
+def paid_charges(path: Path) -> int:
+    with paying.study(budget=PrivacyBudget(1e4, 1e-6), storage=path) as study:
+        assert study.ledger is not None
+        return len(study.ledger.entries())
+
+
+def ask(path: Path, tell: Tell) -> None:
     with closing(make_curator(log=path)) as curator:
         while True:
             curator.query(curator.num_queries % 30, request_id=f"q{curator.num_queries}")
-            written()
+            tell("written")
 
 
 def asked(path: Path) -> list[Any]:
@@ -104,11 +166,11 @@ def _modeler(path: Path) -> Modeler:
     return modeler
 
 
-def search(path: Path, written: Callable[[], None]) -> None:
+def search(path: Path, tell: Tell) -> None:
     with closing(_modeler(path)) as modeler:
         while True:
             modeler.tell(modeler.ask(), 0.5)
-            written()
+            tell("written")
 
 
 def searched(path: Path) -> list[Any]:
@@ -116,174 +178,480 @@ def searched(path: Path) -> list[Any]:
         return [(answer.index, answer.y) for answer in modeler.history]
 
 
-KINDS: dict[str, tuple[Callable[..., None], Callable[[Path], list[Any]]]] = {
-    "ledger": (charge, charges),
-    "checkpoint": (store, stored),
-    "study": (train, trained),
-    "curator's log": (ask, asked),
-    "modeler's checkpoint": (search, searched),
+def publish(path: Path, tell: Tell) -> None:
+    number = len(published(path))
+    while True:
+        number += 20
+        release = make_curator().dataset
+        save_dataset(path, type(release)(MANY[:number].clone(), release.guarantee))
+        tell("written")
+
+
+def published(path: Path) -> list[Any]:
+    return load_dataset(path).value.tolist() if path.exists() else []
+
+
+def exchange(path: Path, tell: Tell) -> None:
+    questions, curator = path.with_name("questions"), make_curator()
+    number = len(exchanged(path))
+    while True:
+        remote = FileCurator(questions, path, timeout=1e-3, interval=1e-3)
+        with suppress(TimeoutError):
+            remote.query(number % 30, request_id=f"q{number}")
+        answer_questions(curator, questions, path)
+        remote.query(number % 30, request_id=f"q{number}")
+        tell("written")
+        number += 1
+
+
+def exchanged(path: Path) -> list[Any]:
+    questions = path.with_name("questions")
+    if questions.exists():
+        answer_questions(make_curator(), questions, path)  # what is left of the questions
+    entries = _read_lines(path) if path.exists() else []
+    return sorted({int(entry["request_id"][1:]): entry["y"] for entry in entries}.items())
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of file.
+
+    Args:
+        write: Goes on for ever.
+        read: What was written, in order.
+        charges: How many charges there are, where each draw has one.
+    """
+
+    write: Callable[[Path, Tell], None]
+    read: Callable[[Path], list[Any]]
+    charges: Callable[[Path], int] | None = None
+
+
+KINDS = {
+    "ledger": Kind(charge, released, charges),
+    "checkpoint": Kind(store, stored),
+    "study": Kind(train, trained),
+    "paid study": Kind(pay, paid, paid_charges),
+    "curator's log": Kind(ask, asked),
+    "modeler's checkpoint": Kind(search, searched),
+    "data set": Kind(publish, published),
+    "exchange by files": Kind(exchange, exchanged),
 }
+#: Those in which any value may be the wrong one without a checksum.
+SEALED = [kind for kind in KINDS if kind != "paid study"]
 
 
 class Enough(BaseException):
     """So much was written."""
 
 
-def filled(kind: str, path: Path, count: int) -> list[Any]:
+def filled(kind: str, path: Path, count: int, tell: Tell = lambda _: None) -> list[Any]:
     left = count
 
-    def written() -> None:
+    def told(what: str) -> None:
         nonlocal left
-        left -= 1
+        tell(what)
+        left -= what == "written"
         if left <= 0:
             raise Enough
 
     with suppress(Enough):
-        KINDS[kind][0](path, written)
-    return KINDS[kind][1](path)
+        KINDS[kind].write(path, told)
+    return KINDS[kind].read(path)
 
 
 # Faults
 
 
-def kills(folder: Path, kind: str, count: int, rng: random.Random) -> tuple[int, int]:
+def charged(kind: str, path: Path) -> int:
+    """How many charges there are; 0 where none are counted."""
+    count = KINDS[kind].charges
+    return 0 if count is None else count(path)
+
+
+def kept(kind: str, path: Path, whole: list[Any] | None, written: int, drawn: int) -> bool:
+    """Whether all that was written is there, and nothing else, and all that was drawn is paid."""
+    read = KINDS[kind].read(path)
+    same = whole is None or read == whole[: len(read)]
+    paid = KINDS[kind].charges is None or charged(kind, path) >= drawn
+    return same and len(read) >= written and paid
+
+
+def told_to(pipe: int) -> Tell:
+    """Tells whoever reads a pipe, by one letter each."""
+    return lambda what: os.write(pipe, what[:1].encode())
+
+
+def kills(
+    folder: Path, kind: str, count: int, rng: random.Random, *, writers: int = 1
+) -> tuple[int, int]:
     """Writers killed at random moments: what they had acknowledged is there, in order."""
-    path, lost, before = folder / "killed", 0, 0
+    path, lost = folder / "killed", 0
     filled(kind, path, 1)
-    before = len(KINDS[kind][1](path))
+    drawn = charged(kind, path)
+    before = KINDS[kind].read(path)
     for _ in range(count):
         reading, writing = os.pipe()
-        child = os.fork()
-        if child == 0:
-            with suppress(BaseException):
-                KINDS[kind][0](path, lambda end=writing: os.write(end, b"."))
-            os._exit(1)
+        children = []
+        for _ in range(writers):
+            children.append(os.fork())
+            if children[-1] == 0:
+                with suppress(BaseException):
+                    KINDS[kind].write(
+                        path, lambda what, end=writing: os.write(end, what[:1].encode())
+                    )
+                os._exit(1)
         os.close(writing)
-        seen = len(os.read(reading, 1))
-        start = time.perf_counter()
-        seen += len(os.read(reading, 1))
-        time.sleep(rng.random() * 2 * (time.perf_counter() - start))
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+        seen, start = b"", time.perf_counter()
+        while seen.count(b"w") < 2 and (more := os.read(reading, 1)):
+            seen += more
+        time.sleep(rng.random() * (time.perf_counter() - start))
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
         while chunk := os.read(reading, 4096):
-            seen += len(chunk)
+            seen += chunk
         os.close(reading)
-        now = len(KINDS[kind][1](path))
-        lost += max(0, before + seen - now)
+        drawn += seen.count(b"d")
+        now = KINDS[kind].read(path)
+        # What one process has left, another one may finish later.
+        same = now[: len(before)] == before or (writers > 1 and all(b in now for b in before))
+        good = same and len(now) >= len(before) + seen.count(b"w")
+        lost += not (good and kept(kind, path, None, 0, drawn))
         before = now
-    return count, lost
+    return count * writers, lost
+
+
+@contextmanager
+def cases() -> Iterator[dict[str, OneDraw]]:
+    """Runs with a ledger and a checkpoint, from the tests of one draw."""
+    from tests.descent.test_one_draw import TestDPGIBO
+    from tests.outsourced.test_answers import TestOneRelease
+    from tests.training.test_checkpoint import TestPublished
+    from tests.tuning.test_one_draw import TestFit, TestSelection
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TrialNumber, "draw", lambda self: 2)  # each run writes as often as any other
+        yield {
+            "DPGIBO": TestDPGIBO(),
+            "PrivateSearch": TestSelection(),
+            "PrivateFit": TestFit(),
+            "published training": TestPublished(),
+            "paid study": paying.TestOneDraw(),
+            "curator": TestOneRelease(),
+        }
+
+
+def kills_between_writes(folder: Path, case: OneDraw, share: float) -> tuple[int, int]:
+    """Runs killed in front of each commit, or of a share of them: one value, one charge a draw."""
+    folder.mkdir()
+    lost = 0
+    with pytest.MonkeyPatch.context() as patch:
+        disk = one_draw.Disk(patch)
+        commits = case.commits(folder / "dry", disk)
+        chosen = range(1, commits + 1, max(1, round(1 / share)))
+        for at in chosen:
+            try:
+                case.kill_at(at, folder / str(at), disk)
+            except Exception:
+                lost += 1
+            disk.at = None
+    return len(chosen), lost
+
+
+def torn(
+    folder: Path, kind: str, *, count: int, cuts: int, powers: int, rng: random.Random
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Each write cut in the middle, and each moment a power cut: what was acknowledged is there.
+
+    Returns:
+        How many of each were tried, and how many lost something; an error is a loss, too.
+    """
+    (folder / "disk").mkdir(parents=True)
+    path = folder / "disk" / "file"
+    with Disk(folder / "disk") as disk:
+
+        def told(what: str) -> None:  # what was told before a crash has happened
+            numbers[what] += 1
+            disk.tell(what, numbers[what])
+
+        filled(kind, path, 1)  # a first one that is there already
+        numbers = {"drawn": charged(kind, path), "written": len(KINDS[kind].read(path))}
+        for what, count_so_far in numbers.items():
+            disk.tell(what, count_so_far)
+        filled(kind, path, count, told)
+    whole = KINDS[kind].read(path)
+    tried, lost = {"cut": 0, "power": 0}, {"cut": 0, "power": 0}
+    for number, state in enumerate(disk.states(rng, cuts=cuts, powers=powers)):
+        place = folder / str(number)
+        state.write(place)
+        what = "power" if "power" in state.how else "cut"
+        tried[what] += 1
+        if "written" not in state.told and not (place / "file").exists():
+            continue
+        try:
+            needed = state.told.get("written", 0), state.told.get("drawn", 0)
+            lost[what] += not kept(kind, place / "file", whole, *needed)
+        except Exception:
+            lost[what] += 1
+        shutil.rmtree(place)
+    return (tried["cut"], lost["cut"]), (tried["power"], lost["power"])
+
+
+def altered(content: bytes, rng: random.Random) -> bytes:
+    """A bit, some bytes or a page of a file changed, or its end cut off."""
+    damaged = bytearray(content)
+    place, kind = rng.randrange(len(damaged)), rng.randrange(8)
+    if kind < 5:
+        damaged[place] ^= 1 << rng.randrange(8)
+    elif kind == 5:
+        damaged[place : place + 16] = rng.randbytes(len(damaged[place : place + 16]))
+    elif kind == 6:
+        page = place // 512 * 512
+        damaged[page : page + 512] = bytes(len(damaged[page : page + 512]))
+    else:
+        del damaged[place:]
+    return bytes(damaged)
 
 
 def flips(folder: Path, kind: str, count: int, rng: random.Random) -> tuple[int, int, int]:
-    """Bits flipped in a file: an error, or the same as before."""
+    """Bits, bytes and pages changed in a file: one named error, or the same as before."""
     path, broken = folder / "whole", folder / "broken"
-    if kind == "data set":
-        save_dataset(path, make_curator().dataset)
-        read: Callable[[Path], Any] = lambda p: load_dataset(p).value.tolist()  # noqa: E731
-        whole = read(path)
-    else:
-        whole, read = filled(kind, path, 12), KINDS[kind][1]
-    content, lost, noticed = path.read_bytes(), 0, 0
+    whole, noticed, lost = filled(kind, path, 12), 0, 0
+    content = path.read_bytes()
     for _ in range(count):
-        damaged = bytearray(content)
-        damaged[rng.randrange(len(damaged))] ^= 1 << rng.randrange(8)
-        broken.write_bytes(bytes(damaged))
+        broken.write_bytes(altered(content, rng))
         try:
-            lost += read(broken) != whole
-        except (ValueError, RuntimeError):
+            lost += KINDS[kind].read(broken) != whole
+        except (ValueError, RuntimeError, LookupError) as error:
             noticed += 1
+            lost += type(error).__module__.partition(".")[0] not in ("botorch_dp", "builtins")
     return count, lost, noticed
 
 
-def full_disk(folder: Path, kind: str, count: int, rng: random.Random) -> tuple[int, int]:
-    """Files that may not grow any more, from some write on: an error, and the last good state."""
+def _full_disk(path: Path, rng: random.Random) -> None:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    limit = os.path.getsize(path) + rng.randrange(0, 3) * 4096 + 512
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+
+def _no_descriptors(path: Path, rng: random.Random) -> None:
+    most = max(map(int, os.listdir("/proc/self/fd"))) + rng.randrange(5)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _no_rights(path: Path, rng: random.Random) -> None:
+    path.parent.chmod(0o555)
+    if os.geteuid() == 0:  # whom no rights stop
+        os.setuid(65534)
+
+
+#: What a process is kept from, and what its error then speaks of.
+SHORTAGES: dict[str, tuple[Callable[[Path, random.Random], None], tuple[str, ...]]] = {
+    "full disk": (_full_disk, ("disk", "space", "large", "big")),
+    "no descriptors": (_no_descriptors, ("open", "file", "disk")),
+    "no rights": (_no_rights, ("permission", "Permission", "written")),
+}
+
+
+def shortage(folder: Path, kind: str, what: str, count: int, rng: random.Random) -> tuple[int, int]:
+    """Writing that the system refuses from some moment on: an error, and the last good state."""
+    limit, words = SHORTAGES[what]
     lost = 0
     for number in range(count):
-        path = folder / f"full {number}"
+        place = folder / f"{what} {number}"
+        place.mkdir(parents=True)
+        path = place / "file"
         before = filled(kind, path, 2)
         reading, writing = os.pipe()
 
         def work(path: Path = path, writing: int = writing) -> bool:
-            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-            limit = os.path.getsize(path) + rng.randrange(0, 3) * 4096 + 512
-            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+            limit(path, rng)
             try:
-                KINDS[kind][0](path, lambda: os.write(writing, b"."))
+                filled(kind, path, 60, told_to(writing))
             except Exception as error:
-                return "disk" in str(error) or "write" in str(error) or "space" in str(error)
-            return False
+                return any(word in str(error) for word in words)
+            return what == "no descriptors"  # there may be just enough of them
 
         said_so = in_fork(work)
+        path.parent.chmod(0o755)
         os.close(writing)
-        seen = 0
+        seen = b""
         while chunk := os.read(reading, 4096):
-            seen += len(chunk)
+            seen += chunk
         os.close(reading)
-        after = KINDS[kind][1](path)
-        kept = after[: len(before)] == before and len(after) >= len(before) + seen
-        lost += not (said_so is True and kept)
+        after = KINDS[kind].read(path)
+        good = after[: len(before)] == before and len(after) >= len(before) + seen.count(b"w")
+        lost += not (said_so is True and good)
     return count, lost
 
 
+def clock_set_back(folder: Path, kind: str) -> tuple[int, int]:
+    """A clock that goes backwards all the time: nothing depends on it."""
+    moment = datetime.now(UTC)
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Any:
+            nonlocal moment
+            moment -= timedelta(days=1)
+            return moment
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_files, "datetime", Clock)
+        patch.setattr(time, "time", lambda: Clock.now().timestamp())
+        before = filled(kind, folder / "file", 3)
+        after = filled(kind, folder / "file", 3)
+    return 1, int(not (after[: len(before)] == before and len(after) > len(before) >= 3))
+
+
+def locks_that_do_nothing(folder: Path, kind: str) -> tuple[int, int]:
+    """A file system that grants every lock to everybody: nothing is opened on it."""
+    import sqlite3
+
+    filled(kind, folder / "file", 1)
+    connect, lost = sqlite3.connect, 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            sqlite3, "connect", lambda name, **more: connect(f"{name}&vfs=unix-none", **more)
+        )
+        for path in (folder / "file", folder / "new"):
+            patch.setattr(_files, "_LOCKS_WORK", set())
+            try:
+                filled(kind, path, 1)
+                lost += 1
+            except (ValueError, RuntimeError) as error:
+                lost += "granted to everybody" not in str(error)
+    return 2, lost
+
+
+# Strangers
+
+
 def hostile_requests(count: int, rng: random.Random) -> tuple[int, int]:
-    """Junk, half requests and guesses: no row leaves, and the owner of the token gets in."""
-    lost = 0
-    with serving(make_curator(), request_seconds=0.3, connections=20, rate=1e5) as url:
+    """Junk, half requests, guesses, hanging rows: no row leaves, and the owner's are answered."""
+    lost, held, stop = 0, [], threading.Event()
+
+    def measure(index: int) -> float:
+        if index == 7:
+            stop.wait(20)
+        return float("nan") if index == 8 else 0.5
+
+    def post(body: bytes, **options: Any) -> int:
+        return int(raw(url, "POST", "/query", body, **options)[0])
+
+    with serving(make_curator(measure), request_seconds=0.5, connections=40, rate=1e5) as url:
+        hanging = threading.Thread(target=lambda: suppress(Exception) and post(question(7, "h")))
+        hanging.start()
         for number in range(count):
-            body = bytes(rng.randrange(256) for _ in range(rng.randrange(200)))
-            kind = number % 4
-            if kind == 0:
-                status = raw(url, "POST", "/query", body, token="guess" * 5)[0]
-                lost += status not in (401, 429)
-            elif kind == 1:
-                lost += raw(url, "POST", "/query", body)[0] != 400
-            elif kind == 2:
-                with suppress(OSError), connected(url, body) as stranger:
-                    stranger.settimeout(0.05)
-                    lost += b"200 OK" in stranger.recv(1000)
-            else:
-                connected(url, b"POST /query HTTP/1.1\r\nContent-Le").close()
+            body, kind = rng.randbytes(rng.randrange(200)), number % 10
+            stranger = f"127.0.0.{2 + number % 3}"
+            with suppress(OSError):
+                if kind == 0:
+                    lost += post(body, token="guess" * 5) not in (401, 429)
+                elif kind == 1:
+                    lost += post(body) != 400
+                elif kind == 2:
+                    with connected(url, body, source=stranger) as peer:
+                        peer.settimeout(0.05)
+                        lost += b"200 OK" in peer.recv(1000)
+                elif kind == 3:  # half a request, kept open
+                    held.append(connected(url, b"POST /query HTTP/1.1\r\nA: ", source=stranger))
+                    if len(held) > 60:
+                        held.pop(0).close()
+                elif kind == 4:  # leaves while it is answered
+                    head = f"POST /query HTTP/1.1\r\nAuthorization: Bearer {TOKEN}\r\n".encode()
+                    connected(url, head + b"Content-Length: 999\r\n\r\n{", source=stranger).close()
+                elif kind == 5:
+                    lost += post(b'{"index": 1, "request_id": "\\ud800"}') != 400
+                elif kind == 6:
+                    wrong = rng.choice(
+                        (b"-1", b"1e400", b"NaN", b"true", b"[1]", b"10000000000000")
+                    )
+                    lost += post(b'{"index": %s, "request_id": "a"}' % wrong) not in (400, 404)
+                elif kind == 7:
+                    lost += post(question(8, f"nan {number}")) != 422
+                elif kind == 8:
+                    size = str(10 ** rng.randrange(7, 30))
+                    with connected(
+                        url,
+                        f"POST /query HTTP/1.1\r\nContent-Length: {size}\r\n\r\n".encode(),
+                        source=stranger,
+                    ) as peer:
+                        peer.settimeout(2)
+                        lost += b"200 OK" in peer.recv(1000)
+                else:
+                    lost += raw(url, "GET", "/dataset", token="\xff" * 20)[0] not in (401, 429)
             if number % 20 == 0:
-                lost += raw(url, "POST", "/query", question(1, "mine"))[0] != 200
+                lost += post(question(1, "mine")) != 200
+        stop.set()
+        hanging.join(30)
+        for peer in held:
+            peer.close()
     return count, lost
 
 
 def hostile_answers(count: int, rng: random.Random) -> tuple[int, int]:
-    """A curator that sends junk: the client raises one of its named errors, in time."""
-    import socket
-    import threading
+    """A curator that sends junk: the client raises one of its named errors, in time.
 
-    from botorch_dp.outsourced import CuratorRefusal, UnreadableResponse
+    Junk are bytes, redirects to another server, bodies without an end, slow ones, and numbers that
+    are none.
+    """
+    lost, stolen = 0, []
+    server, other = (socket.create_server(("127.0.0.1", 0)) for _ in range(2))
+    thief = f"http://127.0.0.1:{other.getsockname()[1]}/query".encode()
+    ok = b"HTTP/1.1 200 OK\r\n"
+    junk, more, pause = b"", b"", 0.0
 
-    lost = 0
-    server = socket.create_server(("127.0.0.1", 0))
-    junk = b""
-
-    def answer() -> None:
+    def listen(at: socket.socket, answer: Callable[[socket.socket, bytes], None]) -> None:
         with suppress(OSError):
             while True:
-                peer, _ = server.accept()
+                peer, _ = at.accept()
                 with peer, suppress(OSError):
-                    peer.recv(65536)
-                    peer.sendall(junk)
+                    answer(peer, peer.recv(65536))
 
-    threading.Thread(target=answer, daemon=True).start()
-    remote = CuratorClient(
-        f"http://127.0.0.1:{server.getsockname()[1]}", token="x" * 20, timeout=1, patience=0.3
-    )
-    heads = (b"", b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 302 X\r\nLocation: /\r\n\r\n")
-    for _ in range(count):
-        junk = rng.choice(heads) + bytes(rng.randrange(256) for _ in range(rng.randrange(100)))
-        ask = rng.choice((lambda: remote.query(1), remote.status, remote.dataset))
+    def answer(peer: socket.socket, _: bytes) -> None:
+        peer.sendall(junk)
+        end = time.monotonic() + 5
+        while more and time.monotonic() < end:
+            peer.sendall(more)
+            time.sleep(pause)
+
+    for at, reply in ((server, answer), (other, lambda _, asked: stolen.append(asked))):
+        threading.Thread(target=listen, args=(at, reply), daemon=True).start()
+    address = f"http://127.0.0.1:{server.getsockname()[1]}"
+    remote = CuratorClient(address, token=TOKEN, timeout=1, patience=0.3)
+    numbers = (b"NaN", b"Infinity", b"1e999", b"true", b'"1"', b"[0.5]", b"null", b"{}", b"9" * 400)
+    for number in range(count):
+        more, pause, kind = b"", 0.0, number % 8
+        if kind < 3:
+            heads = (b"", ok + b"\r\n", ok + b"Content-Encoding: gzip\r\n\r\n")
+            junk = rng.choice(heads) + rng.randbytes(rng.randrange(100))
+        elif kind == 3:
+            code = rng.choice((b"301", b"302", b"303", b"307", b"308"))
+            junk = b"HTTP/1.1 " + code + b" X\r\nContent-Length: 0\r\nLocation: " + thief
+            junk += b"\r\n\r\n"
+        elif kind == 4:
+            junk, more = ok + b"Content-Length: 9999999999\r\n\r\n", bytes(65536)
+        elif kind == 5:
+            junk, more, pause = ok + b"\r\n", b" ", 0.05
+        elif kind == 6:
+            junk, more = ok + b"Transfer-Encoding: chunked\r\n\r\n", b"ffff\r\n" + bytes(65537)
+        else:
+            junk = ok + b'\r\n{"y": ' + rng.choice(numbers) + b"}"
+        asked = rng.choice((lambda: remote.query(1), remote.status, remote.dataset))
+        start = time.monotonic()
         try:
-            ask()
+            (remote.query(1) if kind == 7 else asked())
             lost += 1
         except (CuratorRefusal, UnreadableResponse, ConnectionError):
             pass
         except Exception:
             lost += 1
+        lost += time.monotonic() - start > 10
     server.close()
-    return count, lost
+    other.close()
+    return count, lost + len(stolen)
 
 
 def fuzzed(examples: int, number: int) -> tuple[int, int]:
@@ -306,23 +674,50 @@ def table(scale: float, *, number: int = 0, calls: int = 20) -> list[dict[str, A
         rows.append({"fault": fault, "where": where, "tried": tried, "lost": lost})
         if noticed is not None:
             rows[-1]["noticed"] = noticed
-        print(f"{fault:18} {where:22} {tried:7} tried {lost:5} lost", flush=True)
+        print(f"{fault:22} {where:22} {tried:7} tried {lost:5} lost", flush=True)
 
-    folder = Path(tempfile.mkdtemp())
+    def times(count: int, least: int = 1) -> int:
+        return max(least, int(count * scale))
+
+    # In memory where there is such a file system: thousands of files are made.
+    top = Path(tempfile.mkdtemp(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
+    top.chmod(0o755)
+
+    def place(*names: str) -> Path:
+        folder = top.joinpath(" ".join(names))
+        folder.mkdir()
+        return folder
+
+    databases = [kind for kind in KINDS if kind not in ("data set", "exchange by files")]
     try:
         for kind in KINDS:
-            place = folder / kind
-            place.mkdir()
-            add("kill -9", kind, *kills(place, kind, max(2, int(20 * scale)), rng))
-            add("full disk", kind, *full_disk(place, kind, max(2, int(6 * scale)), rng))
-        for kind in (*KINDS, "data set"):
-            place = folder / f"flips {kind}"
-            place.mkdir()
-            add("flipped bit", kind, *flips(place, kind, max(20, int(300 * scale)), rng))
+            add("kill -9", kind, *kills(place("kill", kind), kind, times(20), rng))
+        several = kills(place("kill several"), "study", times(10), rng, writers=2)
+        add("kill -9", "study of two processes", *several)
+        several = kills(place("kill charging"), "ledger", times(10), rng, writers=2)
+        add("kill -9", "ledger of two processes", *several)
+        with cases() as found:
+            for where, case in found.items():
+                share = min(1.0, scale)
+                killed = kills_between_writes(top / f"between {where}", case, share)
+                add("kill between writes", where, *killed)
+        for kind in KINDS:
+            options = {"count": 3, "cuts": times(8), "powers": times(8)}
+            cut, power = torn(place("torn", kind), kind, rng=rng, **options)
+            add("torn write", kind, *cut)
+            add("power cut", kind, *power)
+        for kind in SEALED:
+            add("altered file", kind, *flips(place("flips", kind), kind, times(600, 20), rng))
+        for what in SHORTAGES:
+            for kind in KINDS:
+                add(what, kind, *shortage(place(what, kind), kind, what, times(6), rng))
+        for kind in databases:
+            add("clock set back", kind, *clock_set_back(place("clock", kind), kind))
+            add("locks do nothing", kind, *locks_that_do_nothing(place("locks", kind), kind))
     finally:
-        shutil.rmtree(folder)
-    add("hostile request", "service", *hostile_requests(max(40, int(400 * scale)), rng))
-    add("hostile answer", "client", *hostile_answers(max(10, int(60 * scale)), rng))
+        shutil.rmtree(top)
+    add("hostile request", "service", *hostile_requests(times(800, 40), rng))
+    add("hostile answer", "client", *hostile_answers(times(120, 8), rng))
     if calls:
         add("fuzzed call", "everything public", *fuzzed(calls, number))
     return rows

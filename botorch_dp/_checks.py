@@ -251,7 +251,7 @@ def checked_but(*names: str) -> Callable[[F], F]:
 
 
 def checked(target: F, but: Sequence[str] = ()) -> F:
-    """Decorator of a public function, or of a class: its constructor and public methods.
+    """Decorator of a public function, or of a class: its constructor, public methods, properties.
 
     Args:
         target: What is decorated.
@@ -268,6 +268,11 @@ def checked(target: F, but: Sequence[str] = ()) -> F:
     if not isinstance(target, type):
         return _wrapped(target, but)
     for name, member in list(vars(target).items()):
+        if isinstance(member, property) and member.fget is not None:
+            # Without arguments, but arithmetic may fail for what the object was made with.
+            fget = _wrapped(member.fget, but, method=True)
+            setattr(target, name, property(fget, member.fset, member.fdel, member.__doc__))
+            continue
         kind = type(member) if isinstance(member, staticmethod | classmethod) else None
         function = member.__func__ if kind else member
         public = name in _SPECIAL or not name.startswith("_")
@@ -318,8 +323,10 @@ def _wrapped(function: Any, but: Sequence[str], *, method: bool = False) -> Any:
                 checks[more](name, value)
         try:
             return function(*args, **kwargs)
-        except (OverflowError, ZeroDivisionError, OutOfRange) as error:
-            if not _is_ours(error):
+        except (OverflowError, ZeroDivisionError, ValueError) as error:
+            # Of the functions of `math`, which name nothing, and nothing else.
+            arithmetic = not isinstance(error, ValueError) or str(error) == "math domain error"
+            if not (isinstance(error, OutOfRange) or (arithmetic and _is_ours(error))):
                 raise
             given = dict.fromkeys((*positional[method : len(args)], *kwargs))
             what = ", ".join(f"`{name}`" for name in given) or "what this object was made with"
@@ -379,6 +386,8 @@ def _check_of(kind: Any) -> Check | None:
         return _row(origin, parts)
     if origin in (Mapping, dict):
         return _instance(Mapping, "a mapping")
+    if getattr(origin or kind, "__name__", "") == "ndarray":
+        return _array(parts)
     if origin is Callable or kind is Callable:
         return _callable
     if origin is type:
@@ -403,10 +412,26 @@ def check_reals(name: str, value: Any) -> None:
 
     try:
         kind = np.asarray(value).dtype.kind
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError, MemoryError):
         kind = "O"
     if kind not in "iuf":
         raise TypeError(f"`{name}` must be numbers, got {type(value).__name__}.")
+
+
+def _array(parts: tuple[Any, ...]) -> Check:
+    """The check of ``NDArray[dtype]``; of a bare ``ndarray``, whatever its numbers are."""
+    import numpy as np
+
+    wanted = get_args(parts[1])[0] if len(parts) == 2 else Any
+    real = isinstance(wanted, type) and issubclass(wanted, np.floating | np.integer)
+
+    def check(name: str, value: Any) -> None:
+        is_array = isinstance(value, np.ndarray)
+        if not is_array or value.dtype.kind not in ("iuf" if real else "iufb"):
+            found = value.dtype if is_array else type(value).__name__
+            raise TypeError(f"`{name}` must be a NumPy array of numbers, got {found}.")
+
+    return check if wanted is Any or real else _instance(np.ndarray)
 
 
 def _flag(name: str, value: Any) -> None:
@@ -455,6 +480,9 @@ def _instance(kind: type, words: str | None = None) -> Check:
     def check(name: str, value: Any) -> None:
         if not isinstance(value, kind):
             raise TypeError(f"`{name}` must be {name_of_kind}, got {type(value).__name__}.")
+        layout = getattr(value, "layout", None) if kind.__name__ == "Tensor" else None
+        if layout is not None and str(layout) != "torch.strided":
+            raise TypeError(f"`{name}` must be a dense tensor, got {layout}.")
 
     return check
 

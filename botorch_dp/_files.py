@@ -356,6 +356,7 @@ class Database:
 
     def _leave_to_parent(self) -> None:
         """In a fork: connections do not survive one, so keep it unused and unclosed."""
+        self._pid = -1  # this process may have the number of whoever opened it
         if self._connection is not None:
             _INHERITED.append(self._connection)
             self._connection = None

@@ -18,7 +18,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from botorch_dp._checks import check_integer, check_positive, check_tensor, checked, needs_extra
+from botorch_dp._checks import (
+    check_count,
+    check_integer,
+    check_positive,
+    check_tensor,
+    checked,
+    needs_extra,
+)
 from botorch_dp.errors import PrivacyError
 from botorch_dp.space import SearchSpace
 from botorch_dp.statistics import AUC, F1, Statistic
@@ -78,7 +85,7 @@ def known_num_records(
         return int(statistic.num_records)
     if num_records is None:
         num_records = getattr(record_losses, "num_records", None)
-    return None if num_records is None else check_integer("num_records", num_records)
+    return None if num_records is None else check_count("num_records", num_records)
 
 
 def checked_scores(

@@ -219,7 +219,7 @@ class Real(_Scale):
 
     def draw(self, u: NDArray[np.float64]) -> list[float]:
         """Values at the quantiles ``u`` of the sampling distribution."""
-        return self._shortened(self.quantile(u))
+        return self._shortened(np.atleast_1d(self.quantile(u)))
 
     def quantile(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
         """:meth:`draw` as an array, with all digits."""
@@ -282,7 +282,7 @@ class Integer(_Scale):
         Each integer owns the unit interval around it, so that the ends of the range get their
         full share.
         """
-        return [int(value) for value in self.quantile(u)]
+        return [int(value) for value in np.atleast_1d(self.quantile(u))]
 
     def quantile(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
         """:meth:`draw` as an array of floats."""
@@ -364,11 +364,11 @@ class Choice:
 
     def draw(self, u: NDArray[np.float64]) -> list[Scalar]:
         """Values at the quantiles ``u`` of the sampling distribution."""
-        return [self.values[place] for place in self.places(u, self.weights)]
+        return [self.values[place] for place in np.atleast_1d(self.places(u, self.weights))]
 
     def spread(self, u: NDArray[np.float64]) -> list[Scalar]:
         """Values at quantiles of the uniform distribution, whatever the weights."""
-        return [self.values[place] for place in self.places(u, None)]
+        return [self.values[place] for place in np.atleast_1d(self.places(u, None))]
 
     def levels(self, count: int) -> list[Scalar]:
         """All values: they have no order in which to leave some out."""

@@ -99,7 +99,7 @@ class AUC:
 
     def units(self, predictions: Tensor) -> float:
         """``U``, or ``V`` where labels are protected."""
-        scores = predictions.double()
+        scores = _scores(predictions, self.num_records)
         above = scores[self._positive].nan_to_num(-torch.inf, torch.inf, -torch.inf).sort().values
         below = scores[self._negative].nan_to_num(torch.inf, torch.inf, -torch.inf)
         smaller = torch.searchsorted(above, below, right=False).sum()
@@ -153,11 +153,20 @@ class F1:
 
     def units(self, predictions: Tensor) -> float:
         """Parts of F1, for predictions that mean the positive class above a half."""
-        scores = predictions.double()
+        scores = _scores(predictions, self.num_records)
         # NaN counts as the wrong class.
         predicted = torch.where(scores.isnan(), ~self._positive, scores > 0.5)
         right = int((predicted & self._positive).sum())
         return float(2 * right * _PARTS // (self._positives + int(predicted.sum())))
+
+
+def _scores(predictions: Tensor, num_records: int) -> Tensor:
+    if predictions.shape != (num_records,) or predictions.is_complex():
+        raise ValueError(
+            f"`predictions` must be {num_records} real numbers, one for each label, got "
+            f"{tuple(predictions.shape)} of {predictions.dtype}."
+        )
+    return predictions.double()
 
 
 def _checked_public(labels_are_public: object) -> bool:

@@ -21,10 +21,12 @@ import dataclasses
 import enum
 import importlib
 import inspect
+import io
 import json
 import math
 import os
 import pkgutil
+import random
 import re
 import resource
 import signal
@@ -35,8 +37,8 @@ import traceback
 import warnings
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from decimal import Decimal
 from fractions import Fraction
@@ -78,6 +80,10 @@ MAY_BE_NAN = {
     "lowest_error",
     "highest_error",
 }
+#: What makes a call wait for as long as it says.
+WAITS = {"at_least"}
+#: What some objects always refuse: that of a curve.
+WITHOUT = {"botorch_dp.tasks.SparseVectorProblem.at"}
 #: Nobody answers these here.
 UNREACHABLE = {"CuratorClient.": ConnectionError, "FileCurator.": TimeoutError}
 ADDRESS_SPACE = 16 * 2**30
@@ -112,7 +118,8 @@ class Target:
 
 def rooms() -> list[str]:
     found = [m.name for m in pkgutil.iter_modules(botorch_dp.__path__)]
-    return ["botorch_dp", *(f"botorch_dp.{name}" for name in found if not name.startswith("_"))]
+    public = [f"botorch_dp.{name}" for name in found if not name.startswith("_")]
+    return ["botorch_dp", *public, "botorch_dp.training.estimators"]
 
 
 def exported(module_name: str) -> Iterator[tuple[str, Any]]:
@@ -156,6 +163,8 @@ def _methods(place: str, owner: type) -> Iterator[Target]:
     for name in dir(owner):
         if name.startswith("_") and name != "__call__":
             continue
+        if re.fullmatch(r"set_\w+_request", name):
+            continue  # scikit-learn's own, for its metadata routing
         home = next((c for c in owner.__mro__ if name in vars(c)), None)
         if home is None or not home.__module__.startswith("botorch_dp"):
             continue
@@ -300,6 +309,7 @@ def calls(target: Target) -> st.SearchStrategy[dict[str, Callable[[], Any]]]:
     """Which arguments to replace, each by a maker of junk."""
     makers = junk_values()
     names = [p.name for p in target.parameters if p.kind is not p.VAR_KEYWORD]
+    names = [name for name in names if name not in WAITS]
     if "args" in names:
         names.remove("args")  # of a decorator of BoTorch's
     if any(p.kind is p.VAR_KEYWORD for p in target.parameters):
@@ -327,6 +337,83 @@ def calls(target: Target) -> st.SearchStrategy[dict[str, Callable[[], Any]]]:
     )
 
 
+# The command line
+
+
+#: Words of one that follow each other and work; each may be replaced.
+def commands() -> dict[str, list[str]]:
+    from tests import fuzzing_examples
+
+    task = ["tests.pareto.toy:problem"]
+    lots = ["--records", "1000", "--lot", "50", "--epochs", "2", "--delta", "1e-5"]
+    ready = ["adult_logistic_sgd", "--data", "breast_cancer", "--epsilon", "8", "--delta", "1e-2"]
+    study, table = fuzzing_examples.study_file(), fuzzing_examples.table_file()
+    return {
+        "tasks": ["--json"],
+        "pareto": [*task, "--trials", "2", "--acquisition", "random", "--seed", "1", "--quiet"],
+        "recommend": [*task, "--storage", study, "--epsilon", "1"],
+        "report": [study, "--csv", "trials.csv"],
+        "dashboard": [study, "--port", "8766"],
+        "ledger": ["show", fuzzing_examples.ledger_file(), "--json"],
+        "audit": ["laplace", "--samples", "100"],
+        "calibrate": ["dp-sgd", "--epsilon", "1", *lots],
+        "epsilon": ["dp-sgd", "--noise", "1", *lots],
+        "fit": [*ready, "--trials", "2", "--test-records", "public", "--plan"],
+        "curator": [table, "--evaluate", table, "--state", "state", "--epsilon", "1", *lots[-2:]],
+        "modeler": ["nobody", "--steps", "2", "--checkpoint", "search"],
+    }
+
+
+WORDS = ["", " ", "-", "--", "-1", "0", "1", "0.5", "1e3", "1e999", "nan", "inf", "-inf", "word"]
+WORDS += [
+    str(10**30),
+    "x" * 5000,
+    "\udcff",
+    "/no/such/folder/file",
+    ".",
+    "--json",
+    "--no-such",
+    "a:b",
+]
+WORDS += ["os:getcwd", "os:nothing", ":", "é", "--epsilon=1", "--help", "1_0", "0x10", "--trials"]
+
+
+def judged_command(words: Sequence[str], patience: float) -> tuple[str, str]:
+    """One command: its verdict, and what came."""
+    from botorch_dp.cli import main
+
+    streams = [io.TextIOWrapper(io.BytesIO(), "utf-8", e) for e in ("strict", "backslashreplace")]
+    limit = resource.getrlimit(resource.RLIMIT_AS)
+    signal.setitimer(signal.ITIMER_PROF, patience, 1.0)
+    signal.setitimer(signal.ITIMER_REAL, 10 * patience, 1.0)
+    try:
+        with redirect_stdout(streams[0]), redirect_stderr(streams[1]):
+            try:
+                code = main(list(words))
+            except SystemExit as error:
+                code = error.code if isinstance(error.code, int) else 99
+        for stream in streams:
+            stream.flush()
+    except HangError as error:
+        _disarm()
+        return "hang", _place(error)
+    except (Exception, SystemExit) as error:
+        return "crash", f"{type(error).__name__}: {str(error)[:160]} [{_place(error)}]"
+    finally:
+        _disarm()
+        resource.setrlimit(resource.RLIMIT_AS, limit)
+    said = streams[1].buffer.getvalue().decode()
+    if code not in (0, 1, 2):
+        return "crash", f"exit code {code}"
+    if code == 0 or (code == 1 and words[0] == "audit" and not said):  # refuted, or not enough
+        return "result", ""
+    message = said.rpartition("error: ")[2]
+    known = re.search(r"--[a-z]+|`|\b(arguments?|[A-Z]{4,})\b", message)
+    quoted = any(part in message for word in words for part in (repr(word)[1:-1], *word.split()))
+    named = "error: " in said and (known or quoted)
+    return ("refusal", "") if named else ("nameless", f"exit code {code}: {message[:160]} [cli]")
+
+
 # Judging
 
 
@@ -340,7 +427,7 @@ class Report:
 
     calls: Counter[str] = field(default_factory=Counter)
     #: What kind, which callable, which error at which place, and one call that shows it.
-    failures: dict[tuple[str, str, str], str] = field(default_factory=dict)
+    failures: dict[tuple[str, str, str], tuple[str, str]] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     no_example: dict[str, str] = field(default_factory=dict)
 
@@ -348,12 +435,13 @@ class Report:
         self.calls[target.name] += 1
         self.counts[verdict] += 1
         if verdict not in ("result", "refusal"):
-            self.failures.setdefault((verdict, target.name, what), shown)
+            kind, place = what.partition(":")[0], what.rpartition("[")[2]
+            self.failures.setdefault((verdict, target.name, f"{kind} [{place}"), (what, shown))
 
     def __str__(self) -> str:
         lines = [
             f"{kind} {name}: {what}\n      {shown}"
-            for (kind, name, what), shown in sorted(self.failures.items())
+            for (kind, name, _), (what, shown) in sorted(self.failures.items())
         ]
         lines += [f"no working call of {name}: {why}" for name, why in self.no_example.items()]
         counts = ", ".join(f"{self.counts[kind]} {kind}" for kind in KINDS)
@@ -537,13 +625,18 @@ def fuzz(
     # They would wait for ever.
     uvicorn.Server.run = lambda self: None
     uvicorn.run = lambda *_, **__: None
+    os.environ.setdefault("BOTORCH_DP_TOKEN", "a-long-enough-shared-secret")
     with tempfile.TemporaryDirectory() as folder, alarms(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         os.chdir(folder)
         try:
-            for target in targets():
+            # In another order for each seed: time may run out.
+            for target in random.Random(number).sample(targets(), len(targets())):
                 if chosen in target.name and time.monotonic() < end:
                     _fuzz_one(report, target, examples, number, end, patience)
+            for command, working in commands().items():
+                if chosen in f"botorch-dp {command}":
+                    _fuzz_command(report, command, working, examples, number, end)
         finally:
             uvicorn.Server.run = served
             uvicorn.run = served_too
@@ -564,6 +657,7 @@ def _fuzz_one(
         verdict = "result"
     reached = verdict == "result" or any(kind in target.name for kind in UNREACHABLE)
     reached |= verdict == "refusal" and what.startswith("PrivacyError")  # of a class, always
+    reached |= target.name in WITHOUT
     if not reached and (verdict != "refusal" or target.parameters):
         report.no_example[target.name] = f"{verdict}: {what}"
     if target.is_property or not target.parameters:
@@ -586,6 +680,36 @@ def _fuzz_one(
     run()
 
 
+def _fuzz_command(
+    report: Report, command: str, working: list[str], examples: int, number: int, end: float
+) -> None:
+    name = f"botorch-dp {command}"
+    target = Target(name, ())
+    print(name, file=sys.stderr, flush=True)
+    verdict, what = judged_command([command, *working], 60.0)
+    if verdict != "result" and command != "modeler":  # nobody answers it
+        report.no_example[name] = f"{verdict}: {what}"
+    junk = st.sampled_from(WORDS) | st.text(st.characters(exclude_characters="\0"), max_size=8)
+
+    @seed(zlib.crc32(f"{number} {name}".encode()))
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(st.dictionaries(st.integers(0, len(working)), junk, min_size=1, max_size=2))
+    def run(replaced: dict[int, str]) -> None:
+        if time.monotonic() < end:
+            words = [replaced.get(place, word) for place, word in enumerate([*working, ""])]
+            words = words if len(working) in replaced else words[:-1]
+            verdict, what = judged_command([command, *words], 20.0)
+            report.add(target, verdict, what, repr(words)[:300])
+
+    run()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--examples", type=int, default=200, help="calls of each callable")
@@ -604,7 +728,7 @@ def main() -> int:
         counts = {kind: report.counts[kind] for kind in KINDS}
         counts |= {"callables": len(report.calls), "without an example": len(report.no_example)}
         Path(options.json).write_text(json.dumps(counts))
-    return 1 if report.failures else 0
+    return 1 if report.failures or report.no_example else 0
 
 
 if __name__ == "__main__":

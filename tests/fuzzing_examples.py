@@ -30,6 +30,8 @@ from botorch_dp.descent import Design
 from botorch_dp.models.gradient import GradientBelief
 from botorch_dp.pareto import Integer, Real
 from botorch_dp.privacy import NeighboringRelation
+from botorch_dp.report import StudyView
+from botorch_dp.training import estimators
 from tests.pareto import toy
 
 matplotlib.use("Agg")
@@ -208,20 +210,115 @@ def output_perturbed() -> training.OutputPerturbedLogisticRegression:
     return training.OutputPerturbedLogisticRegression(data(), epochs=1)
 
 
+def settings_space() -> bdp.SearchSpace:
+    return bdp.SearchSpace(
+        learning_rate=Real(0.1, 1.0),
+        clip_norm=Real(0.5, 1.0),
+        lot_size=Integer(2, 4),
+        epochs=Integer(1, 2),
+    )
+
+
+def private_fit() -> bdp.PrivateFit:
+    return bdp.PrivateFit(
+        trainer(),
+        settings_space(),
+        budget=bdp.PrivacyBudget(8.0, 1e-2),
+        trials=privacy.TrialNumber(2, shape=1),
+    )
+
+
+@cache
+def fit_plan() -> Any:
+    return private_fit().plan()
+
+
+@cache
+def classifier() -> Any:
+    return estimators.DPClassifier(8.0, epochs=1, unsafe_seed=0).fit(*tables())
+
+
+@cache
+def regressor() -> Any:
+    return estimators.DPRegressor(8.0, epochs=1, unsafe_seed=0).fit(*tables())
+
+
+@cache
+def perturbed_classifier() -> Any:
+    return estimators.OutputPerturbedClassifier(8.0, epochs=1, unsafe_seed=0).fit(*tables())
+
+
+def curve_study() -> pareto.DPareto:
+    made = pareto.DPareto(toy.curve_problem(), acquisition="random", seed=0)
+    made.run(3, initial=3)
+    made.ask()
+    return made
+
+
 #: By "Class.method.parameter", "function.parameter" or "parameter", in this order.
 VALUES: dict[str, Callable[[], Any]] = {
     "record_losses": lambda: losses,
+    "Batched.utilities": lambda: lambda configs, seeds: [toy.utility(c, seeds[0]) for c in configs],
+    "DPTrainer.utility.model": lambda: training.logistic_regression(3, dtype=torch.double),
+    "DescentResult.bound.gradient_bound": lambda: 1.0,
+    "DescentResult.bound.convexity": lambda: 0.5,
+    "DescentResult.bound.start_distance": lambda: 1.0,
+    "RegretBound.distortion": lambda: 0.1,
+    "RegretBound.search": lambda: 0.1,
+    "twin": data,
+    "PrivateFit.noise_multiplier.config": lambda: dict(
+        learning_rate=0.5, clip_norm=1.0, lot_size=4, epochs=1
+    ),
+    "DPareto.add_trial.config": lambda: {"noise": 1.0, "epochs": 2},
+    "PrivateFit.trainer_or_problem": trainer,
+    "PrivateFit.space": lambda: settings_space(),
+    "PrivateFit.trials": lambda: 2,
+    "PrivateFit.budget": lambda: bdp.PrivacyBudget(8.0, 1e-2),
+    "DescentBound.privacy": lambda: 0.1,
+    "distance": lambda: 0.5,
+    "facts": lambda: _descended().facts,
+    "labels": lambda: np.arange(10) % 2,
+    "predictions": lambda: torch.linspace(0, 1, 10),
+    "F1.labels_are_public": lambda: True,
+    "projection_dim_for.distortion": lambda: 0.5,
+    "distortion": lambda: outsourced.Distortion(1.0, 1.0, 0.0),
+    "regret_bound.answers": lambda: [0.1, 0.2],
+    "given_epsilon.noise": lambda: "noise",
+    "expected.psi": lambda: lambda ratios: np.maximum(1 - ratios, 0)[None],
+    "view": lambda: StudyView.of_file(study_file()),
+    "trials_csv.path": lambda: "trials.csv",
+    "layer": lambda: torch.nn.Linear(3, 2),
+    "rank": lambda: 1,
+    "LowRankLinear.forward.X": lambda: torch.rand(4, 3),
+    "LowRankLinear.forward.inputs": lambda: torch.rand(4, 3),
+    "add_adapters.model": lambda: torch.nn.Sequential(torch.nn.Linear(3, 2)),
+    "FitPlan.method": lambda: "random",
+    "FitPlan.number": lambda: privacy.TrialNumber(2),
+    "FitPlan.noise_multipliers": lambda: {"this": 1.0},
+    "FitResult.model": lambda: privacy.Release(torch.nn.Linear(3, 2), guarantee()),
+    "FitResult.config": lambda: privacy.Release({"learning_rate": 0.1}, guarantee()),
+    "tell_point.trial": lambda: 3,
+    "tell_point.checkpoint": lambda: 1,
+    "at.checkpoint": lambda: 2,
+    "DPClassifier.X": lambda: tables()[0],
+    "fit.X": lambda: tables()[0],
+    "fit.y": lambda: tables()[1],
+    "score.X": lambda: tables()[0],
+    "score.y": lambda: tables()[1],
+    "predict.X": lambda: tables()[0],
+    "predict_proba.X": lambda: tables()[0],
+    "decision_function.X": lambda: tables()[0],
     "configurations": lambda: [{name: make() for name, make in SETTINGS.items()}],
     "fit_configurations.seeds": lambda: [0],
-    "DPareto.add_trial.utilities": lambda: 0.5,
+    "DPareto.add_trial.utilities": lambda: {1: 0.5, 2: 0.5},
     "report.path": lambda: "report.html",
     "study_report.path": lambda: "report.html",
     "ledger_report.path": lambda: "report.html",
     "ledger_report.ledger": lambda: charged_ledger(),
-    "of_file.path": lambda: _study_file(),
-    "study_report.study": lambda: _study_file(),
-    "dashboard_app.path": lambda: _study_file(),
-    "serve_dashboard.path": lambda: _study_file(),
+    "of_file.path": lambda: study_file(),
+    "study_report.study": lambda: study_file(),
+    "dashboard_app.path": lambda: study_file(),
+    "serve_dashboard.path": lambda: study_file(),
     "checkpoint": lambda: 1,
     "tell_point.utility": lambda: 0.5,
     "points.trial": lambda: finished_front().front_trials[0],
@@ -289,7 +386,7 @@ VALUES: dict[str, Callable[[], Any]] = {
     "delta": lambda: 1e-5,
     "trial": lambda: 3,
     "tell.utilities": lambda: 0.5,
-    "DPareto.tell.utilities": lambda: 0.5,
+    "DPareto.tell.utilities": lambda: {1: 0.5},
     "outcome.trial": lambda: finished_front().front_trials[0],
     "trials": lambda: 4,
     "DPareto.run.trials": lambda: 4,
@@ -632,11 +729,23 @@ def _questions() -> str:
     return "questions"
 
 
-def _study_file() -> str:
+def study_file() -> str:
     path = f"study {np.random.default_rng().integers(2**60)}"
     with pareto.DPareto(toy.problem(), acquisition="random", storage=path, seed=0) as made:
         made.run(2, initial=2)
     return path
+
+
+def ledger_file() -> str:
+    path = f"ledger {np.random.default_rng().integers(2**60)}"
+    with bdp.PrivacyLedger(path, bdp.PrivacyBudget(1.0)) as made:
+        made.charge(guarantee())
+    return path
+
+
+def table_file() -> str:
+    np.save("table.npy", rows(6, 2).numpy())
+    return "table.npy"
 
 
 def _saved() -> str:
@@ -709,8 +818,13 @@ def charged_ledger() -> bdp.PrivacyLedger:
 
 #: Objects of classes whose constructors' examples are not enough.
 OBJECTS: dict[str, Callable[[], Any]] = {
+    "PrivateFit": private_fit,
+    "FitPlan": fit_plan,
+    "DPClassifier": classifier,
+    "DPRegressor": regressor,
+    "OutputPerturbedClassifier": perturbed_classifier,
     "DPTrainer": trainer,
-    "DPareto": study,
+    "DPareto": curve_study,
     "GaussianNoiseCurator": curator,
     "Curator": lambda: outsourced.Curator(float, dataset()),
     "DPGIBO": descent,
@@ -727,7 +841,7 @@ OBJECTS: dict[str, Callable[[], Any]] = {
     "TrainingDiagnostics": lambda: trained().diagnostics,
     "TrainingPlan": lambda: trained().plan,
     "SearchSpace": search_space,
-    "PrivacyUtilityProblem": toy.problem,
+    "PrivacyUtilityProblem": toy.curve_problem,
     "OutputPerturbedLogisticRegression": output_perturbed,
     "EstimatorScores": estimator_scores,
     "PrivateGPUCB": private_gp_ucb,

@@ -198,7 +198,7 @@ class OneDraw(ABC):
         self._needs_checkpoint()
         disk = Disk(monkeypatch)
         for fresh in (False, True):
-            commits = self._commits(tmp_path / f"dry{fresh}", disk)
+            commits = self.commits(tmp_path / f"dry{fresh}", disk)
             for at in range(1, commits + 1, self.every):
                 folder = tmp_path / f"{fresh}{at}"
                 folder.mkdir()
@@ -220,32 +220,36 @@ class OneDraw(ABC):
     ) -> None:
         self._needs_checkpoint()
         disk = Disk(monkeypatch)
-        commits = self._commits(tmp_path / "dry", disk)
+        commits = self.commits(tmp_path / "dry", disk)
         for at in range(1, commits + 1, self.every):
-            folder = tmp_path / str(at)
-            folder.mkdir()
+            self.kill_at(at, tmp_path / str(at), disk)
 
-            def work(folder: Path = folder) -> Any:
-                with PrivacyLedger(folder / "a.ledger", PLENTY) as ledger:
-                    return self.draw(self.make(ledger), folder / "run")
+    def kill_at(self, at: int, folder: Path, disk: Disk) -> None:
+        """Kill a run in front of one of its commits, and go on with it."""
+        folder.mkdir()
 
-            PrivacyLedger(folder / "a.ledger", PLENTY).close()
-            disk.commits, disk.at, disk.action = 0, at, disk.kill
-            assert in_fork(work) is None
-            disk.at = None
+        def work() -> Any:
             with PrivacyLedger(folder / "a.ledger", PLENTY) as ledger:
-                shown = self._stored(ledger)
-                value = pickle.dumps(self.draw(self.make(ledger), folder / "run"))
-                assert value == pickle.dumps(self.draw(self.make(ledger), folder / "run"))
-                assert self.draws <= len(ledger.entries()) <= self.draws + 1
-                after = self._stored(ledger)
-                # What was stored before the kill is what is shown now.
-                assert shown.items() <= after.items()
+                return self.draw(self.make(ledger), folder / "run")
+
+        PrivacyLedger(folder / "a.ledger", PLENTY).close()
+        disk.commits, disk.at, disk.action = 0, at, disk.kill
+        assert in_fork(work) is None
+        disk.at = None
+        with PrivacyLedger(folder / "a.ledger", PLENTY) as ledger:
+            shown = self._stored(ledger)
+            value = pickle.dumps(self.draw(self.make(ledger), folder / "run"))
+            assert value == pickle.dumps(self.draw(self.make(ledger), folder / "run"))
+            assert self.draws <= len(ledger.entries()) <= self.draws + 1
+            after = self._stored(ledger)
+            # What was stored before the kill is what is shown now.
+            assert shown.items() <= after.items()
 
     def _stored(self, ledger: PrivacyLedger) -> dict[str, bytes]:
         return dict(ledger._file.query("SELECT key, value FROM released"))
 
-    def _commits(self, folder: Path, disk: Disk) -> int:
+    def commits(self, folder: Path, disk: Disk) -> int:
+        """How many commits a run makes."""
         folder.mkdir()
         with PrivacyLedger(folder / "a.ledger", PLENTY) as ledger:
             thing = self.make(ledger)

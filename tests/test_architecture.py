@@ -34,7 +34,7 @@ ROOMS = [
     "report",
     "cli",
 ]
-LEAVES = {"errors", "_addresses", "_checks", "_files"}
+LEAVES = {"errors", "_addresses", "_checks", "_files", "_progress"}
 #: `ParetoFront.plot()` hands its data to the figures; imported inside the method only.
 LATE_EXCEPTIONS = {("pareto", "plots"), ("pareto", "report")}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -123,3 +124,24 @@ def test_files_named_in_the_map_exist() -> None:
     assert len(named) > 30
     for name in named:
         assert (ROOT / name).exists() or (ROOT / "botorch_dp" / name).exists(), name
+
+
+def _promises() -> list[str]:
+    rows = re.findall(r"^\| (.*) \|$", (ROOT / "docs/operations.md").read_text(), flags=re.M)
+    return [row for row in rows[2:] if not set(row) <= set("-| ")]
+
+
+@pytest.mark.parametrize("row", _promises(), ids=lambda row: row.split(" | ")[0])
+def test_what_each_promise_rests_on_is_shown_by_a_test(row: str) -> None:
+    """Each row of the table names tests, and all of them exist."""
+    _, rests_on, shown_by = row.split(" | ")
+    tests = re.findall(r"`(tests/[\w/.]+)((?:::\w+)*)`", shown_by)
+    faults = re.findall(r"`make faults` \(([^)]+)\)", shown_by)
+    assert rests_on and (tests or faults)
+    for file, names in tests:
+        source = (ROOT / file).read_text()
+        for name in names.split("::")[1:]:
+            assert re.search(rf"^ *(class|def) {name}\b", source, flags=re.M), (file, name)
+    table = json.loads((ROOT / "benchmarks/results/faults.json").read_text())["rows"]
+    known = {line["fault"] for line in table}
+    assert {fault for words in faults for fault in words.split(", ")} <= known

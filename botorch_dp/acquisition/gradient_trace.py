@@ -24,7 +24,7 @@ from botorch.utils.transforms import (
 )
 from torch import Tensor
 
-from botorch_dp._checks import check_integer, check_size, check_tensor, checked
+from botorch_dp._checks import check_finite, check_integer, check_size, check_tensor, checked
 from botorch_dp.models.gradient import candidate_noise, exact_gp, gradient_beliefs
 
 Stencil = Literal["simplex", "central"]
@@ -183,7 +183,9 @@ def gen_gradient_trace_initial_conditions(
         ]
     )  # 2 count x q x d
     for index, value in (fixed_features or {}).items():
-        stencils[..., index] = value
+        last = stencils.shape[-1] - 1
+        check_integer("fixed_features", index, at_least=-last - 1, at_most=last)
+        stencils[..., index] = check_finite("fixed_features", value)
     with torch.no_grad():
         values = acq_function(stencils)
     return stencils[values.topk(num_restarts).indices]

@@ -84,6 +84,7 @@ def _fit(options: argparse.Namespace) -> int:
         return 0
     import torch
 
+    from botorch_dp._files import atomic_write
     from botorch_dp.privacy import PrivacyLedger
 
     with ExitStack() as stack:
@@ -99,7 +100,8 @@ def _fit(options: argparse.Namespace) -> int:
             ledger=ledger,
             at_least=options.at_least,
         )
-    torch.save(result.model.value.state_dict(), options.model)
+    with atomic_write(options.model, binary=True) as file:
+        torch.save(result.model.value.state_dict(), file)
     published = {
         "config": result.config.value,
         "score": None if result.score is None else result.score.value,

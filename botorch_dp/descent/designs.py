@@ -15,6 +15,7 @@ from botorch_dp._checks import (
     check_integer,
     check_nonnegative,
     check_positive,
+    check_tensor,
     checked_but,
 )
 from botorch_dp.acquisition.gradient_trace import (
@@ -160,6 +161,8 @@ class Design:
             learn.
         """
         d = len(belief.location)
+        if box is not None:
+            check_tensor("box", box, shape=(2, d))
         if len(belief.points):
             # As a polynomial kernel has once it is spanned, or any kernel in a converged run.
             known = torch.finfo(belief.location.dtype).eps ** _KNOWN_EXPONENT
@@ -213,6 +216,7 @@ class Design:
             return list(grid)
         # The best radius settles soon: look again after 1, 2, 4, 8, ... steps only.
         factors = _NEIGHBOURS if step & (step - 1) == 0 else (1.0,)
+        previous = float(previous)
         return [min(max(previous * factor, grid[0]), grid[-1]) for factor in factors]
 
 

@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from botorch_dp._checks import check_nonnegative, check_positive, checked, checked_but
 from botorch_dp._files import pack
+from botorch_dp._progress import ProgressBar
 from botorch_dp.descent.clipping import ClippedMean, Observations, read_losses
 from botorch_dp.descent.convergence import DescentFacts
 from botorch_dp.descent.designs import (
@@ -274,7 +274,7 @@ class DPGIBO:
         steps = self._settings.steps
         with (
             self._held(checkpoint) as run,
-            tqdm(
+            ProgressBar(
                 total=steps, initial=self.steps_taken, desc="DP-GIBO", disable=not progress
             ) as bar,
         ):

@@ -27,7 +27,7 @@ from botorch.utils.transforms import is_ensemble
 from gpytorch.models import ExactGP
 from torch import Tensor, nn
 
-from botorch_dp._checks import check_tensor, checked
+from botorch_dp._checks import OutOfRange, check_tensor, checked
 from botorch_dp.models.kernels import KernelDerivatives, kernel_derivatives
 
 # A new point whose variance, given the points kept so far, is below this fraction of the largest
@@ -382,7 +382,10 @@ def _solved(S: Tensor, A: Tensor) -> Tensor:
     solution = torch.cholesky_solve(A, root)
     if failed.any() if failed.dim() else failed:
         limit = 10 * S.shape[-1] * torch.finfo(S.dtype).eps
-        inverse = torch.linalg.pinv(S, rtol=limit, hermitian=True)
+        try:
+            inverse = torch.linalg.pinv(S, rtol=limit, hermitian=True)
+        except torch.linalg.LinAlgError as error:  # of entries that are not finite
+            raise OutOfRange("These points are too far away to compute with.") from error
         solution = torch.where((failed > 0)[..., None, None], inverse @ A, solution)
     return solution
 

@@ -104,8 +104,8 @@ def projection_distortion(
     tail = delta / (n * (n - 1))  # each side of each pair
     t = math.sqrt(2 * math.log(2 / delta))
     around = (math.sqrt(d) + t) / math.sqrt(r)
-    low = max(float(chi2.ppf(tail, r)) / r, max(0.0, 1 - around) ** 2)
-    high = min(float(chi2.isf(tail, r)) / r, (1 + around) ** 2)
+    low = max(float(chi2.ppf(tail, float(r))) / r, max(0.0, 1 - around) ** 2)
+    high = min(float(chi2.isf(tail, float(r))) / r, (1 + around) ** 2)
     return Distortion(low, high * (1 + lift**2), delta)
 
 

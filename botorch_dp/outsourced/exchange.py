@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import logging
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from botorch_dp._checks import check_positive, checked
-from botorch_dp._files import atomic_write
+from botorch_dp._files import atomic_write, sync_folder
 from botorch_dp.errors import BudgetExhausted
 from botorch_dp.outsourced.curator import Curator, InvalidIndex, UnusableAnswer, check_request_id
 from botorch_dp.outsourced.query_log import QueryLimitReached, RequestConflict
@@ -28,6 +29,8 @@ logger = logging.getLogger(__name__)
 FORMAT = "botorch_dp outsourced data set 1"
 #: Bytes of a data set that is read without being asked for a larger one.
 LARGEST_DATASET = 2**30
+#: All that a line of an exchange may hold.
+_LINE = {"request_id", "index", "y", "error", "digest"}
 _LARGEST = float(np.finfo(np.float64).max)
 _DTYPES = ("float16", "float32", "float64")
 
@@ -202,20 +205,33 @@ def check_answer(y: object) -> float:
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:
-    """All complete lines that hold JSON objects; a line still being written is left for later."""
+    """All entries of complete, undamaged lines; what is missing is asked or answered again."""
     entries = []
     for line in path.read_bytes().split(b"\n")[:-1]:
         try:
             entry = json.loads(line)
         except (ValueError, RecursionError):
             continue
-        if isinstance(entry, dict):
+        if not isinstance(entry, dict) or not entry.keys() <= _LINE:
+            continue
+        digest = entry.pop("digest", None)  # a line that was written by hand has none
+        if digest in (None, _digest(entry)):
             entries.append(entry)
     return entries
 
 
 def _append_line(path: Path, entry: dict[str, Any]) -> None:
-    with path.open("a") as file:
-        file.write(json.dumps(entry) + "\n")
+    line = json.dumps({**entry, "digest": _digest(entry)}).encode() + b"\n"
+    with path.open("ab+") as file:
+        if file.seek(0, os.SEEK_END):
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":  # whoever wrote before was interrupted
+                line = b"\n" + line
+        file.write(line)
         file.flush()
         os.fsync(file.fileno())
+    sync_folder(path.absolute().parent)
+
+
+def _digest(entry: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(entry, sort_keys=True).encode()).hexdigest()[:16]

@@ -23,9 +23,9 @@ from botorch.models import SingleTaskGP
 from gpytorch.kernels import Kernel, RBFKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from botorch_dp._checks import (
+    check_count,
     check_finite,
     check_integer,
     check_nonnegative,
@@ -34,6 +34,7 @@ from botorch_dp._checks import (
     check_tensor,
     checked,
 )
+from botorch_dp._progress import ProgressBar
 from botorch_dp.acquisition import UCBSchedule
 from botorch_dp.models import FiniteSetGP
 from botorch_dp.privacy.runs import Run, fingerprint
@@ -235,12 +236,12 @@ class Modeler:
         Returns:
             The history. What was answered before an error stays in :attr:`history`.
         """
-        check_integer("steps", steps)
+        check_count("steps", steps)
         if checkpoint is not None:
             self.resume(checkpoint)
         named = "request_id" in inspect.signature(query).parameters
         check_integer("batch_size", batch_size, at_most=len(self.Z))
-        bar = tqdm(
+        bar = ProgressBar(
             desc="Outsourced search",
             unit="query",
             initial=len(self.history),

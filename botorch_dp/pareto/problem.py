@@ -566,7 +566,7 @@ class PrivacyUtilityProblem:
         )
         assert isinstance(parameter, Integer) and checkpoints is not None
         ends = (parameter.high, *reversed(checkpoints))
-        longer = (self.at(config, end) for end in ends if end > config[self.resource.name])
+        longer = (self.at(config, end) for end in ends if end > self._end(config))
         return next((c for c in longer if self.space.satisfies(c)), config)
 
     def checkpoints(self, config: Config) -> tuple[int, ...]:
@@ -577,7 +577,7 @@ class PrivacyUtilityProblem:
         if self.resource is None:
             return ()
         assert self.resource.checkpoints is not None
-        end = config[self.resource.name]
+        end = self._end(config)
         along = (c for c in self.resource.checkpoints if c < end)
         return (*(c for c in along if self.space.satisfies(self.at(config, c))), end)
 
@@ -598,8 +598,17 @@ class PrivacyUtilityProblem:
         if self.resource is None:
             return 1.0
         if self.resource.cost is None:
-            return float(config[self.resource.name])
+            return float(self._end(config))
         return check_positive("cost", self.resource.cost(dict(config)))
+
+    def _end(self, config: Config) -> int:
+        assert self.resource is not None
+        name = self.resource.name
+        if name not in config:
+            raise ValueError(
+                f"`config` must say where its training ends, {name!r}; got {config!r}."
+            )
+        return check_integer(f"config[{name!r}]", config[name])
 
     def points(self, trial: Trial) -> list[Point]:
         """The points of a complete trial: one, or as many as all its replicates measured."""

@@ -15,8 +15,8 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from tqdm.auto import tqdm
 
+from botorch_dp._progress import ProgressBar
 from botorch_dp.pareto.beliefs import require_complete
 from botorch_dp.pareto.problem import (
     CurvePlan,
@@ -257,7 +257,7 @@ class TrialLoop:
                 self._queue.release(number)
 
     def _run(self, progress: bool) -> None:
-        with tqdm(total=self._target, disable=not progress, unit="trial") as bar:
+        with ProgressBar(total=self._target, disable=not progress, unit="trial") as bar:
             self._show(bar)
             retries: list[Task] = []
             while True:
@@ -315,7 +315,7 @@ class TrialLoop:
                 "to see it. Then call `run` again: what waits for another attempt gets it."
             )
 
-    def _show(self, bar: tqdm) -> None:
+    def _show(self, bar: ProgressBar) -> None:
         bar.n = len(self._storage) - self._storage.count("pending")
         bar.refresh()
 
@@ -571,7 +571,7 @@ def _train_fresh(
             group_seeds = tuple(seeds[replicate] for replicate in group)
             ahead = () if trial.plan is None else trial.plan.checkpoints
             workers.submit(Task(trial.number, trial.config, group, group_seeds, trial.plan, ahead))
-    with tqdm(total=len(fresh) * replicates, disable=not progress, unit="training") as bar:
+    with ProgressBar(total=len(fresh) * replicates, disable=not progress, unit="training") as bar:
         while workers.in_flight:
             for result in workers.next_results():
                 number, group = result.task.trial, result.task.replicates

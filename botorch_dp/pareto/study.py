@@ -210,7 +210,7 @@ class DPareto:
             initial: How many trials of the study are drawn before models are consulted; 16 if
                 None, and 4 of curves.
         """
-        check_integer("q", q)
+        check_count("q", q)
         initial = self._initial(initial)
         asked: list[Trial] = []
         while len(asked) < q:

@@ -19,7 +19,7 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import erfcx, erfinv, log_ndtr, ndtr, ndtri, ndtri_exp
 
-from botorch_dp._checks import check_delta, check_nonnegative, check_real, checked
+from botorch_dp._checks import OutOfRange, check_delta, check_nonnegative, check_real, checked
 
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 _SQRT_HALF = math.sqrt(0.5)
@@ -97,6 +97,8 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
         3.7306
     """
     epsilon, delta = check_nonnegative("epsilon", epsilon), check_delta("delta", delta)
+    if epsilon > 1e150:
+        raise OutOfRange("epsilon is out of range")
     target = math.log(delta)
 
     def excess(mu: float) -> float:

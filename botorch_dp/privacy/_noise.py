@@ -186,15 +186,16 @@ def _confirmed(ideal: Fraction, confirms: Callable[[float], bool]) -> float:
         magnitude = math.log10(ideal.numerator) - math.log10(ideal.denominator)
         raise ValueError(
             f"The parameters ask for a noise scale of about 1e{magnitude:+.0f}; outside "
-            f"[{SMALLEST_SCALE:g}, {LARGEST_SCALE:g}] doubles lose their precision. Rescale the "
-            "values and their `sensitivity` by the same public factor."
+            f"[{SMALLEST_SCALE:g}, {LARGEST_SCALE:g}] doubles lose their precision. Choose another "
+            "`epsilon`, or rescale the values and their `sensitivity` by the same public factor."
         )
     scale, step = float(ideal), 2.0**-52
     while not confirms(scale):
         if step > 1:
             raise ValueError(
                 "The parameters ask for noise so far above the `sensitivity` that rounding the "
-                "values would move them by more than a record does. Ask for less noise."
+                "values would move them by more than a record does. Ask for less noise: a larger "
+                "`epsilon`."
             )
         scale, step = scale * (1 + step), 2 * step
     return scale

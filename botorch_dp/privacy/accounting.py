@@ -32,6 +32,7 @@ from scipy.optimize import brentq
 
 from botorch_dp._checks import (
     check_choice,
+    check_count,
     check_delta,
     check_integer,
     check_positive,
@@ -275,7 +276,7 @@ def dp_sgd_noise_multiplier(
         return math.log(min(max(spent, 1e-9 * epsilon) / epsilon, 1e300))
 
     # Without any amplification this is what the Gaussian mechanism needs.
-    high = math.sqrt(check_integer("steps", steps)) / gaussian_mu(epsilon, delta)
+    high = math.sqrt(check_count("steps", steps)) / gaussian_mu(epsilon, delta)
     return _least_noise(log_excess, high, tolerance)
 
 

@@ -208,7 +208,7 @@ class Guarantee:
         """
         try:
             alphas = np.atleast_1d(np.asarray(alpha, dtype=float))
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, MemoryError) as error:
             raise TypeError(f"`alpha` must be numbers, got {type(alpha).__name__}.") from error
         if alphas.ndim != 1 or not ((alphas >= 0) & (alphas <= 1)).all():
             raise ValueError("`alpha` must be probabilities of a false alarm, from 0 to 1.")

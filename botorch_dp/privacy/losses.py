@@ -336,9 +336,9 @@ class PoissonSGDLoss(SampledSGDLoss):
         probability = check_positive("sampling_probability", self.sampling_probability)
         if probability > 1:
             raise ValueError(f"`sampling_probability` must lie in (0, 1], got {probability}.")
-        relation = self.relation
+        relation: Any = self.relation
         if isinstance(relation, str):
-            relation = NeighboringRelation[relation]
+            relation = NeighboringRelation.__members__.get(relation)
         if relation is NeighboringRelation.BOUNDED_ROW or not isinstance(
             relation, NeighboringRelation
         ):

@@ -250,6 +250,8 @@ class BaseProfile:
 
     def other(self, u: np.ndarray) -> np.ndarray:
         """G(u): the most that the neighbour may give to a set of probability u."""
+        if u.ndim != 1:
+            raise ValueError(f"`u` must be a row of probabilities, got shape {u.shape}.")
         epsilons, deltas = (part[:, None] for part in self._signed)
         factor = np.exp(np.minimum(epsilons, 700.0))
         upper = (factor * u + deltas).min(axis=0)
@@ -267,7 +269,10 @@ class BaseProfile:
         """
         epsilons, deltas = self._signed
         ratios = np.exp(-epsilons)[::-1]
-        values = np.asarray(psi(np.concatenate([[0.0], ratios])))
+        try:
+            values = np.asarray(psi(np.concatenate([[0.0], ratios])), dtype=float)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"`psi` must take and return arrays of numbers: {error}") from error
         if values.ndim != 2 or values.shape[1] != len(ratios) + 1 or np.isnan(values).any():
             raise ValueError(f"`psi` must return b x {len(ratios) + 1} numbers.")
         slopes = np.diff(values, axis=-1) / np.diff(ratios, prepend=0.0)
@@ -356,6 +361,11 @@ class Selection:
             return self.delta(self.profile(mu, delta), epsilon) <= delta
 
         high = gaussian_mu(epsilon, delta)
+        if high < 1e-6:
+            raise ValueError(
+                f"`epsilon` = {epsilon:g} at `delta` = {delta:g} leaves nothing to train with: a "
+                f"single Gaussian mechanism would have mu = {high:.1g}."
+            )
         low = high / 2
         while not fits(low):
             low, high = low / 2, low
@@ -375,6 +385,8 @@ class Selection:
         if not 1e-12 <= check_positive("mu", mu) <= 1e3:
             raise ValueError(f"`mu` must lie in [1e-12, 1000], got {mu}.")
         check_delta("delta", delta)
+        if gaussian_delta(mu, _FIRST * mu) >= 1:
+            raise ValueError(f"`mu` = {mu:g} hides nothing that double precision could tell.")
         return _of_mu(mu, _LAST_SHARE * delta / max(self.number.mean, 1.0))
 
     def _delta(self, base: BaseProfile, alpha: float) -> float:
@@ -427,6 +439,8 @@ def selection_epsilon(
         0.97
     """
     delta = check_delta("delta", delta)
+    if not losses:
+        raise ValueError("`losses` must be those of one outcome, one or more.")
     selection = Selection(number, density, by_threshold)
     base = BaseProfile.of(losses, _LAST_SHARE * delta / max(number.mean, 1.0))
     epsilon = selection.epsilon(base, delta)
@@ -456,8 +470,10 @@ def selection_rdp(orders: Sequence[float], rdp: np.ndarray, number: TrialNumber)
         number: The law of the number of trials.
     """
     alphas, rdp = np.asarray(orders, dtype=float), np.asarray(rdp, dtype=float)
-    if not (np.isfinite(alphas) & (alphas > 1)).all():
-        raise ValueError("`orders` must be finite and above 1.")
+    if alphas.ndim != 1 or not alphas.size or not (np.isfinite(alphas) & (alphas > 1)).all():
+        raise ValueError("`orders` must be finite and above 1, one or more.")
+    if rdp.shape != alphas.shape:
+        raise ValueError(f"`rdp` must have one number for each of {len(alphas)} `orders`.")
     common = rdp + max(math.log(number.mean), 0.0) / (alphas - 1)
     if number.is_poisson:
         hats = [rdp_delta(orders, rdp, math.log1p(1 / (a - 1))) for a in alphas]
@@ -501,12 +517,17 @@ def training_noise(
     """
     kind = sampled_kind(sampling, checked_relation(sampling, relation))
     check_integer("num_records", num_records)
+    check_nonnegative("beside_mu", beside_mu)
     if not 1e-6 <= check_positive("tolerance", tolerance) <= 1:
         raise ValueError(f"`tolerance` must lie in [1e-6, 1], got {tolerance}.")
     try:
-        lots, lengths = np.broadcast_arrays(lot_sizes, np.asarray(steps, dtype=float))
+        lots, lengths = np.broadcast_arrays(
+            np.atleast_1d(lot_sizes), np.atleast_1d(np.asarray(steps, dtype=float))
+        )
     except ValueError as error:
         raise ValueError("`lot_sizes` and `steps` must have one length.") from error
+    if lots.ndim != 1:
+        raise ValueError(f"`lot_sizes` and `steps` must be rows, got shape {lots.shape}.")
     if not ((lengths >= 1) & (lengths <= LARGEST_COUNT)).all():
         raise ValueError(f"`steps` must be integers from 1 to {LARGEST_COUNT:,}.")
     if not ((lots >= 1) & (lots <= num_records)).all():

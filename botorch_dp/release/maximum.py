@@ -17,6 +17,7 @@ from typing import Any, Literal, get_args
 from torch import Tensor
 
 from botorch_dp._checks import (
+    OutOfRange,
     check_choice,
     check_delta,
     check_integer,
@@ -79,6 +80,8 @@ class LaplaceMaximum(ABC):
         check_positive("epsilon", self.epsilon)
         check_unit(self.unit)
         self._check()
+        if not 0 < self.sensitivity < math.inf:
+            raise OutOfRange("the sensitivity is out of range")
         laplace_guarantee(sensitivity=self.sensitivity, epsilon=self.epsilon)
 
     @abstractmethod

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
-from tqdm import tqdm
 
 from botorch_dp._checks import check_finite, check_integer, check_positive, check_tensor, checked
+from botorch_dp._progress import ProgressBar
 from botorch_dp.acquisition.ucb import UCBSchedule
 from botorch_dp.models import FiniteSetGP, max_information_gain
 from botorch_dp.models.public import check_unit_variance, frozen_kernel
@@ -253,7 +253,7 @@ def run_search(
         search.ask()  # asking is a part of the search's state
         search.tell(index, value)
     done = len(seen)
-    for step in tqdm(
+    for step in ProgressBar(
         range(done, steps), desc=description, total=steps, initial=done, disable=not progress
     ):
         index = search.ask()
@@ -528,6 +528,7 @@ class PrivateGPUCB(_PrivateOptimizer):
     ) -> None:
         super().__init__(choices, kernel, method, unit, steps, epsilon, delta, dataset_correlation)
         self._noise_std = check_positive("noise_std", noise_std)
+        check_integer("steps", steps, at_most=10**6)
         gain = max_information_gain(
             self.kernel, self.choices, num_observations=steps, noise_variance=self._noise_std**2
         )

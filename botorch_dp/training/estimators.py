@@ -28,7 +28,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.sparse import issparse
 from torch import Tensor, nn
 
-from botorch_dp._checks import check_delta, check_integer, check_positive, needs_extra
+from botorch_dp._checks import check_count, check_delta, check_integer, check_positive, needs_extra
 from botorch_dp.privacy import Guarantee, NeighboringRelation, PrivacyLedger, gaussian_mu
 from botorch_dp.privacy.ledger import check_payment
 from botorch_dp.training.networks import cross_entropy_loss, multilayer_perceptron
@@ -59,7 +59,9 @@ class _Private(BaseEstimator):
         features = self._features(X, reset=True)
         if y is None:
             raise ValueError("It requires y to be passed, but the target y is None.")
-        targets = column_or_1d(np.asarray(y), warn=True)
+        targets = _array("y", y)
+        if targets.ndim > 1:
+            targets = column_or_1d(targets, warn=True)
         if targets.shape != (len(features),):
             raise ValueError(
                 f"`y` must have one target for each of {len(features)} records, got shape "
@@ -69,13 +71,27 @@ class _Private(BaseEstimator):
         return features, targets
 
     def _features(self, X: ArrayLike, *, reset: bool = False) -> NDArray[np.float64]:
-        if not issparse(X) and np.asarray(X).dtype == object:
-            raise TypeError(
-                "`X` holds objects: whether they are numbers would show in an error. Convert it."
+        # The form alone, before scikit-learn looks: its messages quote values.
+        if not issparse(X):
+            array = _array("X", X)
+            if array.dtype.kind == "c":
+                raise ValueError("`X` must be real numbers. Complex data not supported.")
+            if array.dtype.kind not in "biuf":
+                raise TypeError(
+                    f"`X` holds values of type {array.dtype}: whether they are numbers would show "
+                    "in an error. Convert it."
+                )
+            if array.ndim != 2:
+                raise ValueError(
+                    f"`X` must be n x d, got shape {array.shape}. Reshape your data: one row for "
+                    "each record."
+                )
+        try:
+            checked: NDArray[np.float64] = validate_data(
+                self, X, reset=reset, dtype=np.float64, ensure_all_finite=False
             )
-        checked: NDArray[np.float64] = validate_data(
-            self, X, reset=reset, dtype=np.float64, ensure_all_finite=False
-        )
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"`X`: {error}") from error
         return checked
 
     def _limits(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -115,6 +131,7 @@ class _Network(_Private):
 
     def plan(self, num_records: int) -> TrainingPlan:
         """What a fit to so many records would do, and its guarantee, at no cost."""
+        check_count("num_records", num_records)
         return make_plan(
             self._settings(num_records),
             num_records=num_records,
@@ -433,6 +450,16 @@ class OutputPerturbedClassifier(ClassifierMixin, _Private):
         usable = scaled.isfinite().all(dim=1, keepdim=True)
         rows = torch.cat([scaled, torch.ones(len(scaled), 1)], dim=1) / scaled.shape[1] ** 0.5
         return torch.where(usable, OutputPerturbedLogisticRegression.scaled(rows), 0.0)
+
+
+def _array(name: str, value: Any) -> NDArray[Any]:
+    """``value`` as an array; why it cannot be one is not said, for the reason may quote it."""
+    try:
+        return np.asarray(value)
+    except Exception:
+        raise TypeError(
+            f"`{name}` must be an array of numbers or labels, got {type(value).__name__}."
+        ) from None
 
 
 def _squared_error(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -216,6 +216,8 @@ class LowRankLinear(nn.Module):
 
     def __init__(self, layer: nn.Linear, rank: int) -> None:
         super().__init__()
+        widest = max(layer.in_features, layer.out_features)
+        check_size("rank", check_integer("rank", rank), 8 * widest * rank)
         self.frozen = layer
         like = layer.weight
         scale = layer.in_features**-0.5
@@ -235,7 +237,10 @@ class LowRankLinear(nn.Module):
 
     def forward(self, X: Tensor) -> Tensor:
         """``... x in -> ... x out``."""
-        return self.frozen(X) + F.linear(F.linear(X, self.down), self.up)
+        try:
+            return self.frozen(X) + F.linear(F.linear(X, self.down), self.up)
+        except RuntimeError as error:
+            raise ValueError(f"`X` does not go through this layer: {error}") from error
 
 
 @checked

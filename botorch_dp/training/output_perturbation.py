@@ -9,9 +9,9 @@ from functools import cached_property
 import numpy as np
 import torch
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 
 from botorch_dp._checks import check_delta, check_integer, check_positive, checked
+from botorch_dp._progress import ProgressBar
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import (
     Guarantee,
@@ -269,7 +269,7 @@ class OutputPerturbedLogisticRegression:
         W = signed.new_zeros(len(seeds), d)
         chunk = max(1, min(n, _CHUNK // (len(seeds) * d)))
         starts = [(epoch, start) for epoch in range(self.epochs) for start in range(0, n, chunk)]
-        for epoch, start in tqdm(starts, desc="Projected SGD", disable=not progress):
+        for epoch, start in ProgressBar(starts, desc="Projected SGD", disable=not progress):
             stop = min(n, start + chunk)
             t = torch.arange(start + 1, stop + 1, dtype=torch.double) + epoch * n
             step = torch.minimum(1 / (1 + strength), 1 / (strength * t.unsqueeze(-1)))  # c x B

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from botorch_dp._checks import (
     check_choice,
+    check_count,
     check_delta,
     check_integer,
     check_nonnegative,
@@ -162,9 +163,10 @@ class TrainingPlan:
                 allow_inf=noise_multiplier == 0 and self.clipping == "flat",
             ),
             "lot_size": check_integer("lot_size", self.lot_size, at_most=num_records),
-            "epochs": check_integer("epochs", self.epochs),
+            "epochs": check_count("epochs", self.epochs),
             "delta": check_delta("delta", self.delta),
         }
+        check_count("epochs * (num_records // lot_size)", self.steps)
         if checked["clip_norm"] < SMALLEST_CLIP_NORM:
             raise ValueError(
                 f"`clip_norm` must be at least {SMALLEST_CLIP_NORM}, got {self.clip_norm}: smaller "

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
+from botorch_dp._progress import ProgressBar
 from botorch_dp.privacy.runs import Run
 from botorch_dp.training.fused import Engine, write_back
 from botorch_dp.training.plan import TrainingPlan
@@ -140,7 +140,7 @@ class TrainingRun:
         steps = self._steps[0]
         until = steps if until is None else until
         saved = time.monotonic()
-        bar = tqdm(
+        bar = ProgressBar(
             total=steps,
             initial=self.step,
             disable=not progress,

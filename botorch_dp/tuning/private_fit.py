@@ -20,9 +20,16 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 
-from botorch_dp._checks import check_finite, check_integer, check_nonnegative, checked, checked_but
+from botorch_dp._checks import (
+    check_count,
+    check_finite,
+    check_integer,
+    check_nonnegative,
+    checked,
+    checked_but,
+)
+from botorch_dp._progress import ProgressBar
 from botorch_dp.errors import PrivacyError
 from botorch_dp.pareto import DPareto, PrivacyUtilityProblem
 from botorch_dp.privacy import (
@@ -368,7 +375,7 @@ class PrivateFit:
         single = BaseProfile((self.budget.epsilon,), (self.budget.delta,))
         trainer = self.trainer.on(twin)
         configs = self.space.sample(check_integer("count", count), seed=seed)
-        seeds = range(seed, seed + check_integer("replicates", replicates))
+        seeds = range(seed, seed + check_count("replicates", replicates))
 
         def utility(config: Config) -> float:
             settings = {**config, "noise_multiplier": self._noise(config, single, 0.0)}
@@ -420,7 +427,7 @@ class PrivateFit:
                 # What fails for reasons of its own fails here, before anything is charged.
                 twin, once = self._made_up(self.only_config)
                 train_and_score(twin, once, self._scoring, self.unsafe_seed)
-            with tqdm(
+            with ProgressBar(
                 desc="PrivateFit",
                 bar_format="{desc}: training for {elapsed}",
                 disable=not progress,
@@ -730,7 +737,10 @@ def _checked_number(trials: object, shape: float) -> TrialNumber:
             "must be random and stay secret, since a fixed number would cost as much as their "
             f"composition. Got {type(trials).__name__}."
         )
-    return TrialNumber(trials, shape)
+    try:
+        return TrialNumber(trials, shape)
+    except ValueError as error:
+        raise ValueError(f"`trials`: {error}") from error
 
 
 def _starts(given: Any, space: SearchSpace, epsilon: float) -> list[Config]:

@@ -17,9 +17,8 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Literal
 
-from tqdm.auto import tqdm
-
 from botorch_dp._checks import check_integer, check_interval, check_positive, checked
+from botorch_dp._progress import ProgressBar
 from botorch_dp.objectives import ObjectiveDiagnostics, check_bearable, one_column_warning
 from botorch_dp.privacy import (
     ONE_RECORD,
@@ -295,7 +294,7 @@ class PrivateSearch:
             if ledger is not None and not run.resumed:
                 check_bearable(ledger, plan.guarantee)
             total = sum(plan.evaluations.values())
-            with tqdm(total=total, desc="PrivateSearch", disable=not progress) as bar:
+            with ProgressBar(total=total, desc="PrivateSearch", disable=not progress) as bar:
                 table = ScoreTable(self, run, diagnostics, bar.update, executor)
                 searching = Searching(self, plan, run, table)
                 config = run.get("config")

@@ -183,7 +183,7 @@ def test_wrong_settings_are_refused_before_a_charge(change: dict[str, Any], mess
 
 def test_objects_and_shapes_are_refused() -> None:
     X, y = blobs(300)
-    with pytest.raises(TypeError, match="holds objects"):
+    with pytest.raises(TypeError, match="values of type object"):
         clone(CLASSIFIERS[0]).fit(X.astype(object), y)
     with pytest.raises(ValueError, match="one target for each of 300 records"):
         clone(CLASSIFIERS[0]).fit(X, y[:-1])
