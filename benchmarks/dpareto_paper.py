@@ -195,7 +195,7 @@ def main() -> None:
         "--studies",
         type=Path,
         default=Path.home() / ".cache" / "botorch_dp" / NAME,
-        help="folder of the studies; they hold measured utilities and are not private",
+        help="folder of the studies; they hold measured utilities and are sensitive",
     )
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore", module="botorch|linear_operator|gpytorch")
@@ -215,12 +215,15 @@ def main() -> None:
     start = time.perf_counter()
     deadline = time.monotonic() + 60 * arguments.minutes
     for setting, method, seed in tqdm(jobs(settings), unit="study"):
-        by_seed = runs.setdefault(setting.label, {}).setdefault(method, {})
-        if str(seed) not in by_seed and time.monotonic() < deadline:
+        known = runs.get(setting.label, {}).get(method, {})
+        if str(seed) not in known and time.monotonic() < deadline:
             done = run_study(setting, method, seed, folder, deadline)
             if done is not None:
-                by_seed[str(seed)] = done
+                runs.setdefault(setting.label, {}).setdefault(method, {})[str(seed)] = done
                 report(settings, runs, time.perf_counter() - start, name)
+    if not runs:
+        print(f"No study has ended yet; what was trained is in {folder}. Run again to go on.")
+        return
     print(table(report(settings, runs, time.perf_counter() - start, name)))
     draw(settings, runs, folder, results_folder())
 

@@ -16,6 +16,8 @@ finished simulations are kept in a folder, and it goes on where it was interrupt
 from __future__ import annotations
 
 import json
+import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +28,8 @@ import numpy as np
 import torch
 from botorch.utils.sampling import manual_seed
 
-from benchmarks.dpareto_curves import Setting, _is_best, problem, volumes
+from benchmarks.common import BenchmarkParser, mean_interval, save_results
+from benchmarks.dpareto_curves import Setting, _is_best, problem, settings, volumes
 from botorch_dp._files import atomic_write
 from botorch_dp.pareto import PrivacyUtilityProblem
 from botorch_dp.pareto.problem import CurvePlan, Measurement, Trial
@@ -233,3 +236,91 @@ def ceiling(pool: Sequence[Curve]) -> dict[str, float]:
         for e, u in zip(curve.epsilons, curve.points, strict=True)
     ]
     return volumes(torch.tensor(points, dtype=torch.double), (10.0, 1.0))
+
+
+#: Rule -> the study's trainings, how many are drawn at first, and where its front is shown.
+RULES: dict[str, tuple[int, int, tuple[int, ...]]] = {
+    "curves": (24, 4, (8, 16, 24)),
+    "curves in ln": (24, 4, (8, 16, 24)),
+    "random curves": (32, 0, (8, 16, 32)),
+    "ordinary": (64, 16, (32, 64)),
+}
+#: At how many thousand steps rules are compared as well.
+KILOSTEPS = (60, 120, 180, 300)
+
+
+def simulated(
+    pool: Sequence[Curve], whole: PrivacyUtilityProblem, rule: str, seeds: int, folder: Path
+) -> list[list[dict[str, Any]]]:
+    """The fronts of each seed's study after each training; what is missing is simulated."""
+    path = folder / f"{len(pool)}-{rule}.json".replace(" ", "-")
+    known = json.loads(path.read_text()) if path.exists() else {}
+    trainings, initial, _ = RULES[rule]
+    scale = "log" if rule.endswith("in ln") else "linear"
+    for seed in range(seeds):
+        if str(seed) not in known:
+            study = Simulation(pool, whole, rule.removesuffix(" in ln"), seed, scale)
+            known[str(seed)] = study.run(trainings, initial)
+            with atomic_write(path, owner_only=True) as file:
+                json.dump(known, file)
+    return [known[str(seed)] for seed in range(seeds)]
+
+
+def rows_of(rule: str, studies: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Means with intervals, after so many trainings and after so many steps."""
+    rows = []
+    shown: list[tuple[str, list[dict[str, Any]]]] = [
+        (f"{count} trainings", [study[count - 1] for study in studies]) for count in RULES[rule][2]
+    ]
+    for thousands in KILOSTEPS:
+        within = [
+            [front for front in study if front["steps"] <= 1000 * thousands] for study in studies
+        ]
+        if all(within):
+            shown.append((f"{thousands}k steps", [fronts[-1] for fronts in within]))
+    for label, fronts in shown:
+        rows.append(
+            {
+                "rule": rule,
+                "after": label,
+                "steps": fmean(front["steps"] for front in fronts),
+                "linear": mean_interval([front["linear"] for front in fronts]),
+                "log": mean_interval([front["log"] for front in fronts]),
+            }
+        )
+    return rows
+
+
+def main() -> None:
+    parser = BenchmarkParser("dpareto_pool", __doc__, minutes=60)
+    parser.add_argument("--curves", type=int, default=150)
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--rules", nargs="*", choices=tuple(RULES), default=tuple(RULES))
+    parser.add_argument(
+        "--pool",
+        type=Path,
+        default=Path.home() / ".cache" / "botorch_dp" / "dpareto_pool",
+        help="folder of the pool; it holds measured utilities and is sensitive",
+    )
+    arguments = parser.parse_args()
+    warnings.filterwarnings("ignore", module="botorch|linear_operator|gpytorch")
+    setting = settings(bool(os.environ.get("BOTORCH_DP_DATA")))["adult"]
+    arguments.pool.mkdir(parents=True, exist_ok=True)
+    pool = trained_pool(setting, arguments.pool / "pool.json", arguments.curves)
+    whole = problem(setting, "random curves")
+    best = ceiling(pool)
+    print(f"The pool's own front: {best['linear']:.4g}, in ln {best['log']:.4g}", flush=True)
+    rows = []
+    for rule in arguments.rules:
+        for row in rows_of(rule, simulated(pool, whole, rule, arguments.seeds, arguments.pool)):
+            rows.append(row)
+            print(
+                f"{rule:16}{row['after']:>14}{row['steps'] / 1000:7.0f}k"
+                f"{row['linear']!s:>26}{row['log']!s:>26}",
+                flush=True,
+            )
+    save_results("dpareto_pool", {"curves": len(pool), "pool": best, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
