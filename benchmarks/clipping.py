@@ -1,7 +1,8 @@
 """What clipping takes in memory and time: ghost norms, gradients of single records, and Opacus.
 
-Some steps of each method in a process of its own: the peak of its memory over what it held before
-the first step, and the process's own time for a step. Models: those of ``trainers``, and an encoder
+Some steps of each method in a process of its own: the peak of its memory over what it held after the
+imports (with data, model, and what the trainer checks before the first step), and the process's own
+time for a step. Models: those of ``trainers``, and an encoder
 with a table of 8,000 words and a width of 128, where the gradients of single records are large. All
 but plain SGD draw a lot, clip each record's gradient and add noise.
 
@@ -100,9 +101,8 @@ def one(setting: str, method: str) -> dict[str, float]:
     """Megabytes and milliseconds of one method, in this process."""
     warnings.filterwarnings("ignore")
     torch.manual_seed(0)
-    run, steps = METHODS[method](SETTINGS[setting]())
-    Path("/proc/self/clear_refs").write_text("5")  # forget the peak of what was checked before
     before = peak_kilobytes()
+    run, steps = METHODS[method](SETTINGS[setting]())
     run()
     peak = peak_kilobytes()
     start = time.process_time()
