@@ -1,8 +1,8 @@
 """What clipping takes in memory and time: ghost norms, gradients of single records, and Opacus.
 
-Some steps of each method in a process of its own: the peak of its memory over what it held after the
-imports (with data, model, and what the trainer checks before the first step), and the process's own
-time for a step. Models: those of ``trainers``, and an encoder
+Some steps of each method in a process of its own: the peak of its memory over what it held after
+the imports (with data, model, and what the trainer checks before the first step), and the own
+time of the process for a step. Models: those of ``trainers``, and an encoder
 with a table of 8,000 words and a width of 128, where the gradients of single records are large. All
 but plain SGD draw a lot, clip each record's gradient and add noise.
 
