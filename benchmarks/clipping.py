@@ -6,7 +6,7 @@ time of the process for a step. Models: those of ``trainers``, and an encoder
 with a table of 8,000 words and a width of 128, where the gradients of single records are large. All
 but plain SGD draw a lot, clip each record's gradient and add noise.
 
-Targets: on the wide encoder, ghost norms take at most a quarter of the memory and of the time that
+Targets: on the wide encoder, ghost norms take at most a third of the memory and of the time that
 gradients of single records take; on the others no more time.
 
 Run: ``OMP_NUM_THREADS=1 python -m benchmarks.clipping [--turns N]``
