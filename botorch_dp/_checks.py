@@ -319,8 +319,16 @@ def _wrapped(function: Any, but: Sequence[str], *, method: bool = False) -> Any:
             check = checks.get(name)
             if check is not None and value is not defaults[name]:
                 check(name, value)
-            elif more in checks and name not in names:
-                checks[more](name, value)
+            elif name not in names:
+                # Settings know their names; other keyword arguments may have any.
+                known = getattr(checks.get(more), "names", None) if more else ()
+                if known is not None and name not in known:
+                    raise TypeError(
+                        f"{function.__qualname__.removesuffix('.__init__')}() has no argument "
+                        f"{name!r}.{did_you_mean(name, [*names, *known])}"
+                    )
+                if more in checks:
+                    checks[more](name, value)
         try:
             return function(*args, **kwargs)
         except (OverflowError, ZeroDivisionError, ValueError) as error:
@@ -602,4 +610,5 @@ def _settings(kind: Any) -> Check:
         if one is not None:
             one(name, value)
 
+    check.names = frozenset(hints)  # type: ignore[attr-defined]
     return check

@@ -35,6 +35,12 @@ def add_commands(commands: Any) -> None:
         "--csv", type=Path, metavar="CSV", help="write a study's trials into this file instead"
     )
     report.add_argument(
+        "--ledger",
+        type=Path,
+        metavar="FILE",
+        help="what a study with a budget was paid from; default: the one beside its file",
+    )
+    report.add_argument(
         "--task",
         metavar="TASK",
         help="the study's problem, as for `pareto`: recommendations may then be configurations "
@@ -85,8 +91,8 @@ def _report(options: argparse.Namespace) -> int:
     check_folder("--out", out)
     check_folder("--csv", options.csv)
     if options.csv is not None:
-        if kind == _LEDGER or options.out or options.task:
-            raise ValueError("--csv goes with a study, without --out and --task.")
+        if kind == _LEDGER or options.out or options.task or options.ledger:
+            raise ValueError("--csv goes with a study, without --out, --task and --ledger.")
         from botorch_dp.report import StudyView, trials_csv
 
         print(trials_csv(StudyView.of_file(options.path), options.csv))
@@ -94,9 +100,11 @@ def _report(options: argparse.Namespace) -> int:
     check_extra("report", "bokeh")
     if options.task is None and (options.data or options.replicates):
         raise ValueError("--data and --replicates belong to a --task.")
+    if options.ledger is not None and _kind(options.ledger) != _LEDGER:
+        raise ValueError(f"--ledger: {options.ledger} is a study.")
     if kind == _LEDGER:
-        if options.task is not None:
-            raise ValueError(f"{options.path} is a ledger, which has no --task.")
+        if options.task is not None or options.ledger is not None:
+            raise ValueError(f"{options.path} is a ledger, which has no --task and no --ledger.")
         from botorch_dp.report import ledger_report
 
         print(ledger_report(options.path, out))
@@ -106,7 +114,7 @@ def _report(options: argparse.Namespace) -> int:
     from botorch_dp.report import StudyView, study_report
 
     problem = None if options.task is None else load_problem(options)
-    print(study_report(StudyView.of_file(options.path, problem), out))
+    print(study_report(StudyView.of_file(options.path, problem, ledger=options.ledger), out))
     return 0
 
 

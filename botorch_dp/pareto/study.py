@@ -593,7 +593,7 @@ class DPareto:
         from botorch_dp.report.study import StudyView, study_report
 
         proposer = self._exact_proposer
-        view = StudyView.of_problem(self.problem, self.trials, proposer, self.seed)
+        view = StudyView.of_problem(self.problem, self.trials, proposer, self.seed, self.ledger)
         return study_report(view, path)
 
     def publication_guarantee(self, data: TestOrTraining = "training") -> Guarantee:

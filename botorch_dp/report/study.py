@@ -6,7 +6,7 @@ import csv
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from html import escape
 from pathlib import Path
@@ -19,7 +19,7 @@ from botorch_dp._checks import checked
 from botorch_dp._files import atomic_write, differences
 from botorch_dp.pareto.beliefs import Beliefs, KnownObjectives, objective_scales
 from botorch_dp.pareto.front import OperatingPoint, ParetoFront, expected_error, recommended
-from botorch_dp.pareto.paying import publication
+from botorch_dp.pareto.paying import TestOrTraining, publication
 from botorch_dp.pareto.problem import (
     Objective,
     PrivacyUtilityProblem,
@@ -34,6 +34,8 @@ from botorch_dp.privacy import (
     DEFAULT_DELTA,
     Guarantee,
     NeighboringRelation,
+    PrivacyBudget,
+    PrivacyLedger,
     PrivacyUnit,
     rounded_up,
 )
@@ -56,6 +58,11 @@ _NOTICE = (
     "configurations, follow from the records without noise. Keep this file as you keep the study; "
     "publishing any of it costs what is said below."
 )
+_NOTICE_PAID = (
+    "What follows from the training records was paid for by the budget below. Every error, "
+    "interval and recommendation follows from the test records as well: keep this file as you keep "
+    "the study, unless these are public."
+)
 #: The slider's stops in each decade of epsilon.
 _STOPS = (1.0, 1.25, 1.6, 2.0, 2.5, 3.2, 4.0, 5.0, 6.3, 8.0)
 _MOST_STOPS = 32
@@ -74,6 +81,34 @@ _MOST_CURVES = 60
 
 @checked
 @dataclass(frozen=True)
+class Spending:
+    """What a ledger says that a study was paid from.
+
+    Args:
+        budget: What may be spent.
+        guarantee: Of everything that was charged, however much of the budget that is.
+        spent: Epsilon and delta, rounded up.
+        remaining: Epsilon and delta, rounded down.
+        charges: How many there were.
+    """
+
+    budget: PrivacyBudget
+    guarantee: Guarantee
+    spent: tuple[float, float]
+    remaining: tuple[float, float]
+    charges: int
+
+    @classmethod
+    def of(cls, ledger: PrivacyLedger) -> Spending | None:
+        """What a ledger says now; None if nothing was charged to it yet."""
+        charges = len(ledger.entries())
+        if not charges:
+            return None
+        return cls(ledger.budget, ledger.guarantee, ledger.spent(), ledger.remaining(), charges)
+
+
+@checked
+@dataclass(frozen=True)
 class StudyView:
     """What a report is made of.
 
@@ -83,39 +118,56 @@ class StudyView:
         seed: The study's seed.
         recommend: The config to deploy within an epsilon, tried or not. None where the privacy
             oracle is not at hand: then the best one of those that were tried is shown.
+        paid: Whether all trainings were charged to a ledger before they began.
+        spending: What that ledger says, if it is at hand.
     """
 
     problem: PrivacyUtilityProblem
     trials: Sequence[Trial]
     seed: int
     recommend: Callable[[float], OperatingPoint] | None = None
+    paid: bool = False
+    spending: Spending | None = None
 
     @classmethod
     def of_file(
-        cls, path: str | os.PathLike[str], problem: PrivacyUtilityProblem | None = None
+        cls,
+        path: str | os.PathLike[str],
+        problem: PrivacyUtilityProblem | None = None,
+        *,
+        ledger: str | os.PathLike[str] | None = None,
     ) -> StudyView:
         """What the file of a study holds now, while its study goes on or after it ended.
 
         Args:
             path: The file, or the address of a database; neither changed nor locked.
             problem: Its problem, if the oracles are at hand.
+            ledger: The file that the study was paid from; by default the one beside its own.
         """
         storage = StudyStorage(path, description=None)
         try:
             trials, seed, description = storage.trials(), storage.seed, storage.description
         finally:
             storage.close()
+        paid = bool(description.pop("paid", False))
+        if ledger is not None and not paid:
+            raise StudyError(f"{storage.path} was not paid for, so it has no `ledger`.")
+        beside = Path(f"{storage.path}.ledger")
+        spending = None
+        if ledger is not None or (paid and beside.is_file()):
+            with PrivacyLedger(ledger or beside) as opened:
+                spending = Spending.of(opened)
         if problem is None:
-            return cls(_stored_problem(description, trials), trials, seed)
-        description.pop("paid", None)
+            view = cls(_stored_problem(description, trials), trials, seed)
+            return replace(view, paid=paid, spending=spending)
         changed = differences(description, problem.description())
         if changed:
             raise StudyError(
                 f"{storage.path} holds a study of another problem: {'; '.join(changed)}."
             )
-        return cls.of_problem(
-            problem, trials, Proposer(problem, seed=seed, options=ProposalOptions()), seed
-        )
+        proposer = Proposer(problem, seed=seed, options=ProposalOptions())
+        view = cls.of_problem(problem, trials, proposer, seed)
+        return replace(view, paid=paid, spending=spending)
 
     @classmethod
     def of_problem(
@@ -124,6 +176,7 @@ class StudyView:
         trials: Sequence[Trial],
         proposer: Proposer,
         seed: int,
+        ledger: PrivacyLedger | None = None,
     ) -> StudyView:
         """A study whose oracles are at hand, so that it can recommend what was never tried."""
         beliefs = cache(partial(proposer.beliefs, trials))
@@ -131,7 +184,17 @@ class StudyView:
         def recommend(epsilon: float) -> OperatingPoint:
             return recommended(proposer, trials, epsilon, _LEVEL, fitted=beliefs())
 
-        return cls(problem, trials, seed, recommend)
+        spending = None if ledger is None else Spending.of(ledger)
+        return cls(problem, trials, seed, recommend, ledger is not None, spending)
+
+    def guarantee(self, data: TestOrTraining = "training") -> Guarantee:
+        """What publishing any of it promises; for training records the ledger knows, if paid."""
+        if data == "training" and self.spending is not None:
+            return self.spending.guarantee
+        whole = publication(self.problem, self.trials, data)
+        if data == "training" and self.paid:
+            return replace(whole, void="the ledger that it was paid from is not at hand")
+        return whole
 
     @property
     def complete(self) -> list[Trial]:
@@ -164,13 +227,13 @@ def study_page(view: StudyView) -> Page:
     page = Page(
         f"Privacy-utility study of {view.problem.name}",
         f"{len(view.trials)} trials ({lead or 'none yet'}); seed {view.seed}.",
-        _NOTICE,
+        _NOTICE if view.spending is None else _NOTICE_PAID,
     )
     _price(page, view)
     complete = view.complete
     if complete:
         front = ParetoFront(
-            view.problem, complete, guarantee=lambda: publication(view.problem, view.trials)
+            view.problem, complete, guarantee=view.guarantee, paid=view.spending is not None
         )
         beliefs = _Modelled(view, complete) if len(complete) >= 2 else None
         marks = _marks(view, front, beliefs)
@@ -237,11 +300,18 @@ def _price(page: Page, view: StudyView) -> None:
     if not any(trial.num_trainings for trial in view.trials):
         page.section(title, "<p>Nothing was trained yet.</p>")
         return
-    training = publication(view.problem, view.trials)
-    test = publication(view.problem, view.trials, "test")
-    front = ParetoFront(view.problem, view.complete, guarantee=training) if view.complete else None
+    training, test, paid = view.guarantee(), view.guarantee("test"), view.spending
+    front = (
+        ParetoFront(view.problem, view.complete, guarantee=training, paid=paid is not None)
+        if view.complete
+        else None
+    )
     priced = training.void is None
-    if priced:
+    if paid is not None and priced:
+        budget = paid.budget
+        headline = f"ε = {budget.epsilon:g}" + (f", δ = {budget.delta:g}" if budget.delta else "")
+        headline += ": the budget that pays for it"
+    elif priced:
         delta = training.quoted_delta or DEFAULT_DELTA
         epsilon, delta = training.summed or (training.epsilon(delta), delta)
         headline = f"ε = {rounded_up(epsilon)}" + (f", δ = {rounded_up(delta)}" if delta else "")
@@ -249,6 +319,7 @@ def _price(page: Page, view: StudyView) -> None:
         headline = "No guarantee: it must not be published."
     parts = [
         f'<p class="price">{escape(headline)}</p>',
+        "" if paid is None else f"<p>{escape(_spent_in_words(paid))}</p>",
         f"<p>{escape(front.caption)}</p>" if front is not None else "",
         "<details><summary>The two guarantees in full</summary><dl>",
         *(
@@ -257,12 +328,27 @@ def _price(page: Page, view: StudyView) -> None:
         ),
         "</dl></details>",
     ]
-    if view.recommend is None and priced:
+    if view.paid and paid is None:
+        parts.insert(
+            1,
+            "<p>Its price is the budget that its trainings were charged to. Name the ledger: "
+            "<code>botorch-dp report STUDY --ledger FILE</code>.</p>",
+        )
+    elif view.recommend is None and priced and paid is None:
         parts.append(
             '<p class="note">Summed from the epsilons in the study\'s file. '
             "<code>study.report(...)</code> in Python knows the mechanism and may say less.</p>"
         )
     page.section(title, *parts)
+
+
+def _spent_in_words(paid: Spending) -> str:
+    (epsilon, delta), (left, delta_left) = paid.spent, paid.remaining
+    return (
+        f"{paid.charges} charges have spent ε = {epsilon:.6g}, δ = {delta:.3g} of it, and leave "
+        f"ε = {left:.6g}, δ = {delta_left:.3g}, by the ledger. How much was spent may follow from "
+        "the records: quote the budget, and keep these figures."
+    )
 
 
 def _recommendation(

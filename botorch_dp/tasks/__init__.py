@@ -9,6 +9,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from botorch_dp._checks import did_you_mean
+
 if TYPE_CHECKING:
     from botorch_dp.tasks.learning import (
         adult_logistic_adam,
@@ -53,7 +55,8 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
-        raise AttributeError(f"module 'botorch_dp.tasks' has no attribute {name!r}")
+        guess = did_you_mean(name, __all__)
+        raise AttributeError(f"module 'botorch_dp.tasks' has no attribute {name!r}.{guess}")
     module = "queries" if name.lower().startswith("sparse") else "learning"
     value = getattr(import_module(f"botorch_dp.tasks.{module}"), name)
     globals()[name] = value

@@ -389,7 +389,14 @@ def _outputs(model: nn.Module, X: Inputs) -> tuple[Tensor, bool]:
     """One row for each record, and whether random numbers were drawn."""
     with seeded_torch(0), torch.no_grad():
         before = torch.get_rng_state()
-        outputs = call(model, X)
+        try:
+            outputs = call(model, X)
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            shapes = ", ".join(
+                f"{name and name + ': '}{tuple(part.shape)} {part.dtype}"
+                for name, part in parts(X).items()
+            )
+            raise _kind(error)(f"The model cannot take inputs of {shapes}: {error}") from error
         draws = not torch.equal(before, torch.get_rng_state())
     if not isinstance(outputs, Tensor) or outputs.dim() == 0 or len(outputs) != count(X):
         shape = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
@@ -402,8 +409,16 @@ def _outputs(model: nn.Module, X: Inputs) -> tuple[Tensor, bool]:
 
 def _check_loss(loss: Loss, outputs: Tensor, targets: Tensor) -> None:
     """A loss must return the records' own losses, or their mean."""
+    shapes = f"outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)}"
     with torch.no_grad():
-        values = loss(outputs, targets)
+        try:
+            values = loss(outputs, targets)
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            raise _kind(error)(
+                f"`loss` cannot take {shapes}, of {outputs.dtype} and {targets.dtype}: "
+                f"{str(error).rstrip('.')}."
+                f"{_how_to_fit(outputs, targets)}"
+            ) from error
         if not isinstance(values, Tensor):
             raise TypeError(f"`loss` must return a tensor, got {type(values).__name__}.")
         fits = values.shape in ((), (len(outputs),))
@@ -414,7 +429,6 @@ def _check_loss(loss: Loss, outputs: Tensor, targets: Tensor) -> None:
             fits = _same(values, alone.mean() if values.dim() == 0 else alone)
     if fits:
         return
-    shapes = f"outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)}"
     with suppress(RuntimeError):
         both = torch.broadcast_shapes(outputs.shape, targets.shape)
         if outputs.shape != targets.shape and both not in (outputs.shape, targets.shape):
@@ -435,6 +449,21 @@ def _check_loss(loss: Loss, outputs: Tensor, targets: Tensor) -> None:
             'instance with reduction="none".'
         )
     raise PrivacyError(_MIXES.format(what="`loss`"))
+
+
+def _kind(error: Exception) -> type[Exception]:
+    return TypeError if isinstance(error, TypeError) else ValueError
+
+
+def _how_to_fit(outputs: Tensor, targets: Tensor) -> str:
+    """What most often makes a loss take outputs and targets."""
+    if outputs.shape[1:] == (1,) and targets.dim() == 1:
+        return " Let the model return outputs.squeeze(-1), or give targets of shape n x 1."
+    if outputs.dim() == 2 and targets.shape[1:] == (1,):
+        return " Give targets of shape n: targets.squeeze(-1)."
+    if outputs.dim() == 2 and outputs.shape[1] > 1 and targets.is_floating_point():
+        return " If the targets are classes, give targets.long()."
+    return ""
 
 
 def _check_no_mixing(model: nn.Module, loss: Loss, data: TrainTest) -> None:
@@ -474,10 +503,11 @@ def _check_no_memory(model: nn.Module, data: TrainTest, generator: torch.Generat
 
 
 _MIXES = (
-    "{what} mixes the records of a batch: on random data, the result for a record in a batch was "
-    "not that for the record alone. The model is trained on single records and would be used in "
-    "another way. Replace batch normalization by group normalization, put the batch first "
-    "(batch_first=True), and use a loss of each record alone."
+    "{what} mixes the records of a batch, or changes with each call: on random data, the result "
+    "for a record in a batch was not that for the record alone. The model is trained on single "
+    "records and would be used in another way. Replace batch normalization by group "
+    "normalization, and spectral by weight normalization, put the batch first (batch_first=True), "
+    "and use a loss of each record alone."
 )
 
 

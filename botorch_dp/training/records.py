@@ -248,8 +248,8 @@ def check_data(data: object, *, named_inputs: bool = False) -> TrainTest:
         )
     if not isinstance(data, tuple) or len(data) != 4:
         raise TypeError(
-            "`data` must be TrainTest(train_X, train_Y, test_X, test_Y), got "
-            f"{type(data).__name__}."
+            "`data` must be TrainTest(train_X, train_Y, test_X, test_Y) or a pair of map-style "
+            f"data sets, to train on and to test on; got {type(data).__name__}."
         )
     data = TrainTest(*data)
     named: dict[str, Any] = {}

@@ -22,6 +22,7 @@ from botorch_dp._checks import (
     check_positive,
     checked,
     checked_but,
+    did_you_mean,
 )
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import Guarantee, NeighboringRelation, PrivacyLedger
@@ -183,7 +184,7 @@ class Trained:
         return f"Trained(steps={self.steps} of {self.plan.steps}, guarantee: {self.guarantee})"
 
 
-@checked_but("optimizer")
+@checked_but("optimizer", "data")
 class DPTrainer:
     r"""Trains a model with DP-SGD or DP-Adam, fast enough to be tuned.
 
@@ -692,7 +693,16 @@ class DPTrainer:
 
     def _new_model(self, seed: int) -> nn.Module:
         with seeded_torch(seed):
-            return self._model_factory()
+            try:
+                return self._model_factory()
+            except TypeError as error:
+                if not isinstance(self._model_factory, type):
+                    raise
+                name = self._model_factory.__name__
+                raise TypeError(
+                    f"`model_factory` is called without arguments, and {name} needs some "
+                    f"({error}). Pass functools.partial({name}, ...)."
+                ) from error
 
     def _choose_engine(
         self, engine: EngineName, model: nn.Module
@@ -915,7 +925,7 @@ def _name_of(optimizer: object) -> str:
         if optimizer not in OPTIMIZERS:
             raise ValueError(
                 f"`optimizer` must be one of {tuple(OPTIMIZERS)} or make a torch.optim.Optimizer, "
-                f"got {optimizer!r}."
+                f"got {optimizer!r}.{did_you_mean(optimizer, OPTIMIZERS)}"
             )
         return optimizer
     if not callable(optimizer):

@@ -260,6 +260,19 @@ def squared(outputs: Tensor, targets: Tensor) -> Tensor:
         ),
         (logistic_regression(7), squared, TypeError, "`model_factory` is a Linear, and must make"),
         (3, squared, TypeError, "must be callable, got int"),
+        (
+            partial(logistic_regression, 7),
+            nn.BCEWithLogitsLoss(),
+            ValueError,
+            r"`loss` cannot take outputs \(6, 1\) and targets \(6,\).*squeeze",
+        ),
+        (
+            partial(logistic_regression, 8),
+            squared,
+            ValueError,
+            r"The model cannot take inputs of \(6, 7\) torch.float32: .*\(6x7 and 8x1\)",
+        ),
+        (nn.Linear, squared, TypeError, r"without arguments, and Linear needs.*partial\(Linear"),
         (lambda: nn.LazyLinear(3), cross_entropy_loss, ValueError, "LazyLinear has no weights"),
         (
             lambda: nn.Sequential(nn.Linear(7, 12), nn.BatchNorm1d(12), nn.Linear(12, 3)),
@@ -273,10 +286,30 @@ def test_errors_name_the_cause_and_the_fix(
     factory: Any, loss: Any, error: type[Exception], message: str
 ) -> None:
     data = FLOAT_DATA
-    if loss is squared:
+    if loss is not cross_entropy_loss:
         data = TrainTest(data.train_X, data.train_Y.float(), data.test_X, data.test_Y.float())
     with pytest.raises(error, match=message):
         DPTrainer(factory, loss, data)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"learning_rat": 0.1}, r"no argument 'learning_rat'. Did you mean 'learning_rate'"),
+        ({"checkpont": "file"}, r"no argument 'checkpont'. Did you mean 'checkpoint'"),
+    ],
+)
+def test_misspelt_settings_get_a_guess(arguments: dict[str, Any], message: str) -> None:
+    factory = partial(multilayer_perceptron, 7, 3, (6,))
+    with pytest.raises(TypeError, match=message):
+        DPTrainer(factory, cross_entropy_loss, FLOAT_DATA).fit(**SETTINGS, **arguments, seed=0)
+    with pytest.raises(TypeError, match=r"no argument 'optimiser'. Did you mean 'optimizer'"):
+        DPTrainer(factory, cross_entropy_loss, FLOAT_DATA, optimiser="adam")  # type: ignore[call-arg]
+    with pytest.raises(ValueError, match="Did you mean 'adam'"):
+        DPTrainer(factory, cross_entropy_loss, FLOAT_DATA, optimizer="adm")
+    for wrong in (DataLoader(DATASET), DATASET):
+        with pytest.raises((TypeError, PrivacyError), match="pair of map-style data sets"):
+            DPTrainer(factory, cross_entropy_loss, wrong)  # type: ignore[arg-type]
 
 
 def test_a_data_set_of_plain_vectors_is_trained_record_by_record() -> None:
