@@ -623,7 +623,7 @@ def fuzz(
     end = time.monotonic() + seconds
     served, served_too = uvicorn.Server.run, uvicorn.run
     # They would wait for ever.
-    uvicorn.Server.run = lambda self: None
+    uvicorn.Server.run = lambda self, **_: None
     uvicorn.run = lambda *_, **__: None
     os.environ.setdefault("BOTORCH_DP_TOKEN", "a-long-enough-shared-secret")
     with tempfile.TemporaryDirectory() as folder, alarms(), warnings.catch_warnings():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -547,6 +548,9 @@ VALUES: dict[str, Callable[[], Any]] = {
     "dataset": dataset,
     "url": lambda: URL,
     "token": lambda: "a-long-enough-shared-secret",
+    "curator_app.token": lambda: "a-long-enough-shared-secret",
+    "serve.token": lambda: "a-long-enough-shared-secret",
+    "TLS.certfile": lambda: _certificate(),
     "CuratorClient.patience": lambda: 0.2,
     "CuratorClient.timeout": lambda: 0.2,
     "FileCurator.timeout": lambda: 0.05,
@@ -855,9 +859,20 @@ OBJECTS: dict[str, Callable[[], Any]] = {
     "CuratorClient": lambda: outsourced.CuratorClient(
         URL, token="a-long-enough-shared-secret", timeout=0.2, patience=0.2
     ),
+    "TLS": lambda: outsourced.TLS(_certificate()),
     "FileCurator": lambda: outsourced.FileCurator("q", "a", timeout=0.05, interval=0.01),
     "Design": Design,
 }
+
+
+def _certificate() -> Path:
+    """A certificate and its key in one file."""
+    from tests.outsourced.certificates import certificate
+
+    made = certificate(Path(), "service")
+    with made.certfile.open("ab") as file:
+        file.write(made.keyfile.read_bytes())
+    return made.certfile
 
 
 def _adagrad() -> Any:

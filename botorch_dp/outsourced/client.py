@@ -25,7 +25,7 @@ from botorch_dp.outsourced.exchange import LARGEST_DATASET, check_answer, datase
 from botorch_dp.privacy import Release
 
 #: The service's own refusals: asking again changes nothing.
-_FINAL = {400, 401, 403, 404, 405, 409, 422}
+_FINAL = {400, 401, 403, 404, 405, 409, 413, 422}
 _REDIRECTS = {300, 301, 302, 303, 305, 307, 308}
 #: Bytes of an answer that is no data set.
 _LARGEST_MESSAGE = 2**16
