@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-import matplotlib
+import matplotlib.figure
 import numpy as np
 import torch
 from botorch.models import SingleTaskGP
