@@ -468,7 +468,7 @@ def shortage(folder: Path, kind: str, what: str, count: int, rng: random.Random)
         def work(path: Path = path, writing: int = writing) -> bool:
             limit(path, rng)
             try:
-                filled(kind, path, 60, told_to(writing))
+                filled(kind, path, 200, told_to(writing))
             except Exception as error:
                 return any(word in str(error) for word in words)
             return what == "no descriptors"  # there may be just enough of them

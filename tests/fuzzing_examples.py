@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import matplotlib
+import matplotlib.figure
 import numpy as np
 import torch
 from botorch.models import SingleTaskGP
@@ -259,6 +259,7 @@ def curve_study() -> pareto.DPareto:
 #: By "Class.method.parameter", "function.parameter" or "parameter", in this order.
 VALUES: dict[str, Callable[[], Any]] = {
     "record_losses": lambda: losses,
+    "values.trials": lambda: list(finished_front().front_trials),
     "Batched.utilities": lambda: lambda configs, seeds: [toy.utility(c, seeds[0]) for c in configs],
     "DPTrainer.utility.model": lambda: training.logistic_regression(3, dtype=torch.double),
     "DescentResult.bound.gradient_bound": lambda: 1.0,

@@ -628,6 +628,9 @@ class PrivacyUtilityProblem:
 
     def values(self, trials: Iterable[Trial]) -> list[tuple[float, ...]]:
         """The objective values of the :meth:`points` of complete trials."""
+        trials = list(trials)
+        if not all(isinstance(trial, Trial) for trial in trials):
+            raise TypeError("`trials` must be trials of a study.")
         if self.resource is None and not self.objectives:
             return [(trial.epsilon, trial.error) for trial in trials]
         return [point.values for trial in trials for point in self.points(trial)]
