@@ -60,6 +60,12 @@ class Scoring:
         return float(noisy.value) / len(X)
 
 
+def _call(number: int, function: Callable[..., Outcome], arguments: tuple[Any, ...]) -> Outcome:
+    """A training that has a number: two of one config are two draws, also to executors that keep
+    the results of equal calls."""
+    return function(*arguments)
+
+
 def _right(model: nn.Module, X: Tensor, Y: Tensor) -> int:
     """How many records are classified right; one that cannot be classified is wrong, alone."""
     right = 0
@@ -266,7 +272,7 @@ class Trials:
                         self._keep(number, function(*arguments), threshold)
                         tick()
                         break
-                    flying[executor.submit(function, *arguments)] = number
+                    flying[executor.submit(_call, number, function, arguments)] = number
                 if flying:
                     done, _ = wait(flying, return_when=FIRST_COMPLETED)
                     for future in done:

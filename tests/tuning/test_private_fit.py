@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import pickle
 import re
 import stat
 import time
@@ -11,7 +12,7 @@ from collections import Counter
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial, partialmethod
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -224,6 +225,25 @@ class TestPublished:
             assert fit().run(executor=threads).score is not None
         with ProcessPoolExecutor(2) as processes:
             assert fit().run(executor=processes).score is not None
+
+    def test_equal_trainings_are_different_draws_where_equal_calls_are_one(
+        self, three_trials: None
+    ) -> None:
+        class Pure(ThreadPoolExecutor):
+            """As Dask's, which computes equal calls once."""
+
+            known: ClassVar[dict[bytes, Any]] = {}
+
+            def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
+                call = pickle.dumps((fn, args, kwargs))
+                if call not in self.known:
+                    self.known[call] = super().submit(fn, *args, **kwargs)
+                return self.known[call]
+
+        (config,) = SPACE.sample(1, seed=3)
+        with Pure(2) as executor:
+            fit(method="random", warm_start=[config]).run(executor=executor)
+        assert len(Pure.known) == 3
 
 
 class TestSecret:
