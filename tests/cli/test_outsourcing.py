@@ -129,6 +129,37 @@ class TestState:
             words += [f"--{name.replace('_', '-')}", str(value)]
         return parser().parse_args(words)
 
+    @pytest.mark.parametrize(
+        ("added", "words"),
+        [
+            (["--keyfile", "key.pem"], "need a --certfile"),
+            (["--certfile", "none.pem"], "`certfile` none.pem cannot be read"),
+            (["--token-file", "none"], "`token_file` none cannot be read"),
+            (["--token-file", "values.csv"], "`token_file` values.csv must hold one token a line"),
+            (["--workers", "0"], "at least 1"),
+            (["--port", "65536"], "`port` must be"),
+        ],
+    )
+    def test_a_wrong_argument_releases_nothing(
+        self,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+        added: list[str],
+        words: str,
+    ) -> None:
+        self.options(tmp_path)
+        monkeypatch.setenv("BOTORCH_DP_TOKEN", "a-shared-token-for-tests")
+        monkeypatch.chdir(tmp_path)
+        command = ["curator", "rows.csv", "--evaluate", "values.csv", "--state", "state"]
+        try:
+            code, _, error = call(capsys, *command, "--epsilon", "1", "--delta", "1e-5", *added)
+        except SystemExit as ended:
+            code, error = ended.code, capsys.readouterr().err
+        assert code in (1, 2)
+        assert words in error
+        assert not (tmp_path / "state").exists()
+
     def test_a_restart_serves_the_same_rows(self, tmp_path: Path) -> None:
         first = open_curator(self.options(tmp_path))
         rows = first.dataset.value

@@ -53,7 +53,7 @@ def fleet(folder: Path, workers: int) -> Iterator[tuple[str, subprocess.Popen[st
         assert process.stdout is not None
         url = process.stdout.readline().strip()
         assert url, "the service did not start"
-        CuratorClient(url, token=TOKEN).status()
+        CuratorClient(url, token=TOKEN, timeout=20.0, patience=300.0).status()
         yield url, process
     finally:
         process.terminate()
