@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import threading
 import zipfile
 from pathlib import Path
@@ -171,6 +172,7 @@ def test_bad_lines_are_answered_or_skipped(tmp_path: Path) -> None:
     questions.write_text("\n".join(lines))
     assert answer_questions(curator(max_queries=1), questions, answers) == 5
     found = {entry["request_id"]: entry for entry in map(json.loads, answers.open())}
+    assert re.fullmatch("[0-9a-f]{16}", found["d"].pop("digest"))
     assert found["d"] == {"request_id": "d", "y": float(X[3, 0])}
     assert "from 0 to 29" in found["a"]["error"]
     assert "integer" in found["b"]["error"]
