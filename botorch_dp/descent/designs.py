@@ -162,7 +162,7 @@ class Design:
         """
         d = len(belief.location)
         if box is not None:
-            check_tensor("box", box, shape=(2, d))
+            check_tensor("box", box, shape=(2, d), finite=False)  # a look would be a wait
         if len(belief.points):
             # As a polynomial kernel has once it is spanned, or any kernel in a converged run.
             known = torch.finfo(belief.location.dtype).eps ** _KNOWN_EXPONENT

@@ -54,6 +54,8 @@ OPTIMIZERS = {
 STABILITY = 0.01
 #: How far scale-free steps may carry the weights; see :class:`.step_rules.ScaleFree`.
 DISTANCE = 20.0
+#: Lots drawn in one call; a run needs a few at a time.
+_MOST_LOTS = 10_000
 _LOTS = {
     "without_replacement": "lots of fixed size without replacement",
     "poisson": "Poisson-sampled lots",
@@ -221,6 +223,8 @@ class TrainingPlan:
     def draw_lots(self, randomness: Randomness, count: int) -> list[Tensor]:
         """The indices of the next lots; of a Poisson-sampled one, possibly none."""
         n, m = self.num_records, self.lot_size
+        if check_count("count", count, at_least=0) > _MOST_LOTS:
+            raise ValueError(f"`count` must be at most {_MOST_LOTS:,} lots at once, got {count}.")
         if self.sampling == "poisson":
             return randomness.choose_each(n, m / n, count)
         return [randomness.choose(n, m) for _ in range(count)]

@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from botorch_dp.pareto import DPareto, Objective, StudyError, Trial
 from botorch_dp.pareto.beliefs import (
     Beliefs,
+    Candidates,
     KnownObjectives,
     farthest,
     fitted_gp,
@@ -117,12 +119,18 @@ class TestGP:
         assert mean.isfinite().all() and std.isfinite().all()
 
 
+def near(known: KnownObjectives, codes: Tensor) -> Candidates:
+    """The configs nearest to codes."""
+    space = known._problem.space
+    return known.candidates(space.allowed(space.decode(codes)))
+
+
 class TestBeliefs:
     def test_exact_epsilon_has_no_uncertainty(self) -> None:
         problem = toy.problem()
         current = beliefs(problem, complete_trials(problem, 12))
-        candidates = KnownObjectives(problem, with_epsilon=True).near(
-            torch.rand(30, 2, dtype=torch.double)
+        candidates = near(
+            KnownObjectives(problem, with_epsilon=True), torch.rand(30, 2, dtype=torch.double)
         )
         means, stds = current.predict(candidates)
         assert torch.allclose(means[:, 0], -candidates.known[:, 0].clamp(1e-2, 50).log())
@@ -132,7 +140,7 @@ class TestBeliefs:
         problem = toy.problem()
         current = beliefs(problem, complete_trials(problem, 30), exact=False)
         known = KnownObjectives(problem, with_epsilon=False)
-        candidates = known.near(torch.rand(50, 2, dtype=torch.double))
+        candidates = near(known, torch.rand(50, 2, dtype=torch.double))
         means, stds = current.predict(candidates)
         truth = [-math.log(toy.epsilon(c)) for c in toy.SPACE.decode(candidates.codes)]
         assert (stds > 0).all()
@@ -144,7 +152,7 @@ class TestBeliefs:
         far = {"noise": 10.0, "epochs": 20}
         plain, believing = beliefs(problem, trials), beliefs(problem, trials, [far])
         known = KnownObjectives(problem, with_epsilon=True)
-        elsewhere = known.near(torch.rand(30, 2, dtype=torch.double))
+        elsewhere = near(known, torch.rand(30, 2, dtype=torch.double))
         assert torch.allclose(
             plain.predict(elsewhere)[0], believing.predict(elsewhere)[0], atol=1e-6
         )
@@ -167,8 +175,8 @@ class TestBeliefs:
     def test_as_one_botorch_model(self) -> None:
         problem = toy.problem()
         current = beliefs(problem, complete_trials(problem, 12))
-        candidates = KnownObjectives(problem, with_epsilon=True).near(
-            torch.rand(7, 2, dtype=torch.double)
+        candidates = near(
+            KnownObjectives(problem, with_epsilon=True), torch.rand(7, 2, dtype=torch.double)
         )
         posterior = current.model.posterior(candidates.codes.unsqueeze(-2))
         means, stds = current.predict(candidates)
@@ -201,7 +209,7 @@ class TestKnownObjectives:
 
     def test_nothing_known(self) -> None:
         known = KnownObjectives(toy.problem(), with_epsilon=False)
-        candidates = known.near(torch.rand(5, 2, dtype=torch.double))
+        candidates = near(known, torch.rand(5, 2, dtype=torch.double))
         assert candidates.known.shape == (5, 0)
         assert candidates.possible.all()
 
@@ -214,13 +222,13 @@ class TestKnownObjectives:
 
         known = KnownObjectives(toy.problem(privacy=privacy), with_epsilon=True)
         codes = torch.rand(20, 2, dtype=torch.double)
-        first = known.near(codes)
+        first = near(known, codes)
         assert torch.equal(known.candidates(first.configs).known, first.known)
         assert len(asked) == 20
 
     def test_codes_are_of_configs_that_can_be_tried(self) -> None:
         known = KnownObjectives(toy.problem(), with_epsilon=True)
-        candidates = known.near(torch.rand(50, 2, dtype=torch.double))
+        candidates = near(known, torch.rand(50, 2, dtype=torch.double))
         configs = toy.SPACE.decode(candidates.codes)
         expected = [toy.epsilon(config) for config in configs]
         assert candidates.known[:, 0].tolist() == pytest.approx(expected, rel=1e-12)
@@ -238,7 +246,7 @@ class TestKnownObjectives:
         )
         known = KnownObjectives(problem, with_epsilon=True)
         with pytest.warns(UserWarning, match="ZeroDivisionError"):
-            candidates = known.near(torch.rand(200, 2, dtype=torch.double))
+            candidates = near(known, torch.rand(200, 2, dtype=torch.double))
         epochs = torch.tensor([config["epochs"] for config in toy.SPACE.decode(candidates.codes)])
         assert torch.equal(candidates.possible, (epochs <= 10) & (epochs != 7))
 
@@ -307,10 +315,10 @@ class TestKnownObjectives:
         known = KnownObjectives(toy.problem(), with_epsilon=True)
         monkeypatch.setattr(module, "_SLOW", -1.0)
         with pytest.warns(UserWarning, match="privacy_batch"):
-            known.near(torch.rand(3, 2, dtype=torch.double))
+            near(known, torch.rand(3, 2, dtype=torch.double))
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            known.near(torch.rand(3, 2, dtype=torch.double))
+            near(known, torch.rand(3, 2, dtype=torch.double))
 
     def test_a_proposal_goes_on_with_what_a_slow_oracle_has_answered(
         self, monkeypatch: pytest.MonkeyPatch
@@ -339,7 +347,7 @@ class TestKnownObjectives:
 
     def test_select_and_join(self) -> None:
         known = KnownObjectives(toy.problem(), with_epsilon=True)
-        candidates = known.near(torch.rand(6, 2, dtype=torch.double))
+        candidates = near(known, torch.rand(6, 2, dtype=torch.double))
         joined = candidates[torch.tensor([0, 1])] + candidates[torch.tensor([5])]
         assert len(joined) == 3
         assert torch.equal(joined.known, candidates.known[[0, 1, 5]])
