@@ -42,6 +42,7 @@ EXCLUDED = {
             "check_supervised_y_2d",
             "check_classifier_data_not_an_array",
             "check_regressor_data_not_an_array",
+            "check_regressors_int",
         ),
     }.items()
     for name in names
@@ -194,6 +195,14 @@ def test_objects_and_shapes_are_refused() -> None:
     with pytest.raises(ValueError, match="unknown label type"):
         clone(REGRESSOR).fit(X, y)
     assert [float(b) for b in _bounds("b", (0, 1), ())] == [0.0, 1.0]
+
+
+def test_whole_targets_are_those_of_floats() -> None:
+    X, _ = blobs(300)
+    y = np.random.default_rng(0).integers(3, size=300)
+    seeded = clone(REGRESSOR).set_params(unsafe_seed=3)
+    whole, floats = (clone(seeded).fit(X, targets).predict(X) for targets in (y, y.astype(float)))
+    np.testing.assert_array_equal(whole, floats)
 
 
 @pytest.mark.parametrize(
