@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 #: The most that a number alone may ask for; what the caller holds in memory may be larger.
 LARGEST_BYTES = 2**33
+#: A sequence of more entries than this is a slip.
+LARGEST_ROW = 10**7
 LARGEST_COUNT = 10**9
 
 
@@ -361,7 +363,8 @@ def _resolved(annotation: Any, function: Any) -> Any:
     known: dict[str, Any] = {}
     while True:
         try:
-            return eval(annotation, function.__globals__, known)  # our own source
+            # Our own source; a cached function hides it.
+            return eval(annotation, inspect.unwrap(function).__globals__, known)
         except NameError as error:
             known[str(error.name)] = _for_type_checkers(str(error.name), function)
         except (AttributeError, TypeError):
@@ -564,6 +567,8 @@ def _row(origin: Any, kinds: tuple[Any, ...]) -> Check:
                 what = "a pair" if fixed and len(each) == 2 else "a sequence"
                 raise TypeError(f"`{name}` must be {what}, got {_described(value)}.")
             return
+        if isinstance(value, range) and value[LARGEST_ROW:]:
+            raise ValueError(f"`{name}` must have at most {LARGEST_ROW:,} entries, got {value!r}.")
         if origin is Iterable and isinstance(value, Iterable) and not isinstance(value, str):
             return
         is_row = isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)

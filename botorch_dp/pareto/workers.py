@@ -599,7 +599,10 @@ class Workers:
 
     def _made(self) -> Executor:
         assert self._make is not None
-        executor = self._make()
+        try:
+            executor = self._make()
+        except TypeError as error:
+            raise TypeError(f"`executor()` failed: {error}") from error
         if not isinstance(executor, Executor):
             raise TypeError(
                 "`executor()` must return a concurrent.futures.Executor, "
