@@ -9,7 +9,14 @@ from botorch.utils.sampling import draw_sobol_samples
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from botorch_dp._checks import check_integer, check_interval, check_positive, check_tensor, checked
+from botorch_dp._checks import (
+    check_integer,
+    check_interval,
+    check_positive,
+    check_size,
+    check_tensor,
+    checked,
+)
 from botorch_dp.descent.clipping import Observations, read_losses
 from botorch_dp.descent.designs import Design, DesignName, as_design, observation_noise
 from botorch_dp.descent.settings import PER_RECORD, check_box
@@ -102,6 +109,7 @@ def private_start(
         sensitivity=grid_levels(num_records or 1), epsilon=epsilon, method="permute_and_flip"
     )
     price = replace(price, unit=unit)  # the sensitivity is ours
+    check_size("num_points", num_points, 8 * num_points * (num_records or 1))
     X = draw_sobol_samples(check_box(box), n=num_points, q=1, seed=seed).squeeze(-2)
 
     def read() -> tuple[Tensor, float]:

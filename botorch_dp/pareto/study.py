@@ -532,13 +532,12 @@ class DPareto:
         """At most ``count`` different configs to start another study from, the best one first.
 
         Args:
-            count: How many.
+            count: How many, at most 100.
             epsilon: Those expected to be most accurate within this epsilon: the recommended one,
                 then tried ones by what the models believe of them. If None, the recommended ones
                 for epsilons from the front's smallest to the reference point's.
         """
-        check_integer("count", count)
-        check_integer("count", count, at_most=10**4)
+        check_integer("count", count, at_most=100)
         if epsilon is not None:
             trials = require_complete(self.trials, "config to start from")
             found = [self.recommend(epsilon).config]
