@@ -137,12 +137,17 @@ class _HypervolumeAcquisition(MultiObjectiveAnalyticAcquisitionFunction, ABC):
         if self.X_pending is None or self.X_pending.shape[-2] == 0:
             return
         with torch.no_grad():
-            means, _ = self._objectives(self.X_pending)
             try:
+                means, _ = self._objectives(self.X_pending)
                 self.model = believe(self.model, self.X_pending)
-            except UnsupportedError:
+            except (UnsupportedError, RuntimeError) as error:
                 AcquisitionFunction.set_X_pending(self, None)
-                raise
+                if isinstance(error, UnsupportedError):
+                    raise
+                raise ValueError(
+                    f"`X_pending` of shape {tuple(self.X_pending.shape)} cannot be predicted by the "
+                    f"model: {error}"
+                ) from error
         front = self.partitioning.Y
         means = means.to(front)
         if is_ensemble(self.model) and means.dim() > front.dim():

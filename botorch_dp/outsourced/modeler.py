@@ -259,7 +259,11 @@ class Modeler:
                 if executor is not None:
                     pending = [executor.submit(call).result for call in calls]
                 for index, answer in zip(indices, pending, strict=True):
-                    self.tell(index, answer())
+                    try:
+                        y = answer()
+                    except TypeError as error:
+                        raise TypeError(f"`query` failed on index {index}: {error}") from error
+                    self.tell(index, y)
                     bar.update()
         return list(self.history)
 

@@ -213,15 +213,17 @@ def test_rounding_many_values_to_the_lattice_is_paid_for():
         sampling.gaussian_scale(2.0**-90, 2.0**-90, 2**16)
 
 
-def test_noise_comes_on_its_lattice_and_not_on_that_of_the_value():
+def test_noise_comes_on_its_lattice_and_not_on_that_of_the_value(monkeypatch):
     """Near zero a double could tell the low bits of the value; the noise leaves none of them."""
-    step = 2.0**-sampling.LATTICE_BITS
+    assert sampling._lattice(1.0) == sampling._lattice(1.99) == -sampling.LATTICE_BITS
+    assert sampling._lattice(2.0**-30) == -30 - sampling.LATTICE_BITS
+    # On a coarse lattice and with hardly any noise, what is left of the value shows.
+    monkeypatch.setattr(sampling, "_lattice", lambda scale: -20)
     for add in (ExactNoise().add_laplace, ExactNoise().add_gaussian):
-        values = np.full(5000, math.pi * 1e-3)
-        noisy = add(values, 1.0)
-        small = noisy[np.abs(noisy) < 1e-3]
-        assert len(small) > 0
-        assert np.all(small / step == np.round(small / step))
+        values = np.array([math.pi * 1e-3, -math.e, 2.0**-30, 1e5 / 3])
+        noisy = add(values, 2.0**-61.25)
+        assert np.all(noisy * 2.0**20 == np.round(noisy * 2.0**20))
+        assert np.all(np.abs(noisy - values) <= 2.0**-20)
 
 
 @pytest.mark.parametrize("monotonic", [False, True])
