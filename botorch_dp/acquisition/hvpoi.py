@@ -145,8 +145,8 @@ class _HypervolumeAcquisition(MultiObjectiveAnalyticAcquisitionFunction, ABC):
                 if isinstance(error, UnsupportedError):
                     raise
                 raise ValueError(
-                    f"`X_pending` of shape {tuple(self.X_pending.shape)} cannot be predicted by the "
-                    f"model: {error}"
+                    f"`X_pending` of shape {tuple(self.X_pending.shape)} cannot be predicted by "
+                    f"the model: {error}"
                 ) from error
         front = self.partitioning.Y
         means = means.to(front)
