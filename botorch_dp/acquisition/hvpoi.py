@@ -136,6 +136,7 @@ class _HypervolumeAcquisition(MultiObjectiveAnalyticAcquisitionFunction, ABC):
         self._set_cells(self.partitioning.get_hypercell_bounds())
         if self.X_pending is None or self.X_pending.shape[-2] == 0:
             return
+        shape = tuple(self.X_pending.shape)
         with torch.no_grad():
             try:
                 means, _ = self._objectives(self.X_pending)
@@ -145,8 +146,7 @@ class _HypervolumeAcquisition(MultiObjectiveAnalyticAcquisitionFunction, ABC):
                 if isinstance(error, UnsupportedError):
                     raise
                 raise ValueError(
-                    f"`X_pending` of shape {tuple(self.X_pending.shape)} cannot be predicted by "
-                    f"the model: {error}"
+                    f"`X_pending` of shape {shape} cannot be predicted by the model: {error}"
                 ) from error
         front = self.partitioning.Y
         means = means.to(front)

@@ -507,6 +507,14 @@ class TestPendingPoints:
             function.set_X_pending(X[0])
         assert function.X_pending is None and torch.equal(function(X), value)
 
+    def test_points_of_another_dimension_are_refused(self) -> None:
+        function = on_toy_model(LogHypervolumeProbabilityOfImprovement, toy_model("plain"))
+        X = torch.rand(2, 1, 3, **DOUBLE)
+        value = function(X)
+        with pytest.raises(ValueError, match=r"`X_pending` of shape \(5, 2\) cannot"):
+            function.set_X_pending(torch.rand(5, 2, **DOUBLE))
+        assert function.X_pending is None and torch.equal(function(X), value)
+
     def test_deterministic_outcomes_need_no_conditioning(self) -> None:
         known = GenericDeterministicModel(lambda X: toy_outcomes(X)[..., :1], num_outputs=1)
         model = ModelList(known, toy_model("list").models[1])
