@@ -29,9 +29,10 @@ import torch
 from botorch.utils.sampling import manual_seed
 
 from benchmarks.common import BenchmarkParser, mean_interval, save_results
-from benchmarks.dpareto_curves import Setting, _is_best, problem, settings, volumes
+from benchmarks.dpareto_curves import Setting, problem, settings, volumes
 from botorch_dp._files import atomic_write
 from botorch_dp.pareto import PrivacyUtilityProblem
+from botorch_dp.pareto.beliefs import front_places
 from botorch_dp.pareto.problem import CurvePlan, Measurement, Trial
 from botorch_dp.pareto.proposals import ProposalOptions, Proposer, WholeCurves, _scored
 
@@ -217,8 +218,7 @@ class Simulation:
         values = torch.tensor([p.values for p in points], dtype=torch.double)
         again = [
             (p.values[0], self._truth(self.chosen[p.trial], p.config["epochs"]))
-            for p, v in zip(points, values, strict=True)
-            if _is_best(v, values)
+            for p in (points[place] for place in front_places(values))
         ]
         return volumes(torch.tensor(again, dtype=torch.double), self._problem.ref_point)
 

@@ -91,7 +91,8 @@ def plot_front(
         points = _projected(front)
         if front.observed is not None:
             observed = _projected(front.observed)
-            label = f"{front.observed.label}, as observed"
+            observed_itself = front.observed.observed is None
+            label = front.observed.label + (", as observed" if observed_itself else "")
             _draw_steps(
                 ax, observed, smallest, ref_epsilon, color=color, linestyle="--", label=label
             )
@@ -347,8 +348,8 @@ def _draw_recommended(
     )
     if front.shrunken is None:
         return [_EXPECTED]
-    points = non_dominated(front.shrunken[:, :2]).numpy()
-    label = f"{front.label}, as expected"
+    points = non_dominated(front.shrunken.points[:, :2]).numpy()
+    label = front.shrunken.label
     _draw_steps(ax, points, smallest, until, color="C1", linestyle=":", label=label)
     return [_EXPECTED + _LUCKY]
 

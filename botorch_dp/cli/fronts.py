@@ -137,6 +137,12 @@ def add_commands(commands: Any) -> None:
         metavar="K",
         help="train the front's configurations K times again with fresh seeds: the honest front",
     )
+    pareto.add_argument(
+        "--expected",
+        action="store_true",
+        help="the front that models expect of the trials, without the luck of those observed; with "
+        "--reevaluate, this one is trained again",
+    )
     pareto.add_argument("--plot", type=Path, metavar="PNG", help="draw the front into a file")
     pareto.add_argument("--csv", type=Path, metavar="CSV", help="write all trials into a file")
     pareto.add_argument("--quiet", action="store_true", help="no progress bar")
@@ -314,6 +320,8 @@ def _pareto(options: argparse.Namespace) -> int:
     ):
         warnings.simplefilter("once", UserWarning)
         front = _run(study, options)
+        if options.expected:
+            front = front.shrunken or front
         if options.reevaluate and not _interrupted(caught):
             front = front.reevaluate(options.reevaluate, progress=not options.quiet)
         _report(front, options, len(study.trials))

@@ -80,7 +80,7 @@ class ParetoFront:
         guarantee: What publishing everything measured so far promises a training record, or a
             function that works it out when it is asked for.
         label: Its name in figures.
-        observed: The front that this one measured again, if any.
+        observed: The front that this one measured again or shrank, if any.
         paid: Whether all trainings were charged to a budget before they began.
         reevaluator: How to measure trials again.
         believer: What the study's models expect of :attr:`all_points`, ``n x m``.
@@ -184,15 +184,30 @@ class ParetoFront:
         return torch.tensor(list(volumes.values()), dtype=torch.double)
 
     @cached_property
-    def shrunken(self) -> Tensor | None:
-        """The front that the study's models expect of the same trials, ``k x m``.
+    def shrunken(self) -> ParetoFront | None:
+        """The front that the study's models expect of the same trials.
 
         The best of many noisy trials are partly lucky. The models are not: they judge each by its
-        neighbours too. None if the front has no study, or a study of one trial.
+        neighbours too. So this front errs less on its own errors, and what is on it does better
+        when it is trained again: ``front.shrunken.reevaluate(5)``. Its values are expected, the
+        replicates beside them are measured. None if the front has no study, or a study of one
+        trial.
         """
         if self._believer is None or len(self.trials) < 2:
             return None
-        return non_dominated(self._believer())
+        values = self._believer()
+        measured = (
+            replace(point, values=tuple(expected))
+            for point, expected in zip(self.measured, values.tolist(), strict=True)
+        )
+        return self._changed(
+            all_points=values,
+            measured=tuple(measured),
+            _on_front=front_places(values),
+            label=f"{self.label}, as expected",
+            observed=self,
+            _believer=None,
+        )
 
     def replicate_fronts(self) -> dict[str, Tensor]:
         """Fronts of each point's ``best``, ``mean`` and ``worst`` replicate, each ``k x 2``.
@@ -259,16 +274,12 @@ class ParetoFront:
 
     def labelled(self, label: str) -> ParetoFront:
         """The same front under another name, for figures that show several."""
-        return ParetoFront(
-            self.problem,
-            self.trials,
-            guarantee=self._guarantee,
-            label=label,
-            observed=self.observed,
-            reevaluator=self._reevaluator,
-            believer=self._believer,
-            paid=self.paid,
-        )
+        return self._changed(label=label)
+
+    def _changed(self, **attributes: Any) -> ParetoFront:
+        front = object.__new__(ParetoFront)
+        front.__dict__.update(self.__dict__ | attributes)
+        return front
 
     def __len__(self) -> int:
         return len(self._on_front)

@@ -52,7 +52,9 @@ class TestPareto:
     def test_curves(self, tmp_path: Path, capsys) -> None:
         task = ("adult_logistic_sgd", "--data", "breast_cancer", "--replicates", "1", "--curves")
         files = ("--storage", str(tmp_path / "c.sqlite"))
-        code, out, err = call(capsys, "pareto", *task, *files, "--trials", "5", "--quiet", "--json")
+        code, out, err = call(
+            capsys, "pareto", *task, *files, "--trials", "5", "--quiet", "--seed", "0", "--json"
+        )
         assert code == 0, err
         front = json.loads(out)["front"]
         assert len(set(front["trial"])) < len(front["trial"])
@@ -81,6 +83,17 @@ class TestPareto:
         code, out, _ = call(capsys, *arguments, "--reevaluate", "2", "--json")
         assert code == 0
         assert json.loads(out)["front"]["error"]
+
+    def test_expected_front(self, own: str, capsys) -> None:
+        arguments = ("pareto", own, "--trials", "8", "--initial", "8", "--quiet", "--seed", "0")
+        fronts = []
+        for more in ((), ("--expected",), ("--expected", "--reevaluate", "2")):
+            code, out, err = call(capsys, *arguments, *more, "--json")
+            assert code == 0, err
+            fronts.append(json.loads(out)["front"])
+        observed, expected, again = fronts
+        assert observed["error"] != expected["error"]
+        assert set(again["trial"]) <= set(expected["trial"])
 
     @pytest.mark.parametrize(
         ("task", "message"),

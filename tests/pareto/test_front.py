@@ -238,6 +238,31 @@ class TestReevaluate:
         again = observed.reevaluate(200)
         assert abs(again.points[0, 1] - 0.5) < 5 * 0.29 / 200**0.5
 
+    def test_what_models_expect_is_better_than_what_luck_chose(self) -> None:
+        """Hypervolume of the true errors of the configs on either front."""
+        gains = []
+        for seed in range(6):
+            front = DPareto(toy.curve_problem(), seed=seed, acquisition="random").run(12)
+            true = []
+            for one in (front, front.shrunken):
+                assert one is not None
+                points = [(toy.epsilon(c), toy.expected_error(c)) for c in one.configs]
+                true.append(dominated_volume(torch.tensor(points), (10.0, 1.0)))
+            gains.append(true[1] - true[0])
+        assert np.mean(gains) > 2 * np.std(gains, ddof=1) / len(gains) ** 0.5
+
+    def test_a_shrunken_front_is_trained_again(self) -> None:
+        observed = DPareto(toy.problem(), seed=0, acquisition="random").run(30)
+        shrunken = observed.shrunken
+        assert shrunken is not None and shrunken.observed is observed and shrunken.shrunken is None
+        measured = {(p.trial, p.values[0]) for p in observed.measured}
+        assert {(p.trial, p.values[0]) for p in shrunken.measured_on_front} <= measured
+        assert shrunken.table()["error"] == shrunken.points[:, 1].tolist()
+        again = shrunken.reevaluate(2)
+        assert again.observed is shrunken
+        assert {t.number for t in again.trials} == {t.number for t in shrunken.front_trials}
+        assert "as expected" in pickle.loads(pickle.dumps(observed)).shrunken.label
+
     def test_changes_neither_the_trials_nor_the_next_proposal(self) -> None:
         plain, again = (
             DPareto(toy.problem(), acquisition="ehvi", seed=0, candidates=64) for _ in range(2)
