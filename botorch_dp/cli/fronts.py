@@ -60,6 +60,14 @@ def add_commands(commands: Any) -> None:
         "--initial", type=count, help="of them drawn at random (default: 16; 4 with --curves)"
     )
     pareto.add_argument("--workers", type=count, default=1, help="trainings at a time (default: 1)")
+    pareto.add_argument(
+        "--together",
+        type=count,
+        default=1,
+        metavar="Q",
+        help="trials of one lot size that a worker trains in one batched computation, where the "
+        "problem can: several times as fast for small models (default: 1)",
+    )
     places = pareto.add_mutually_exclusive_group()
     places.add_argument(
         "--threads", action="store_true", help="workers are threads instead of processes"
@@ -301,7 +309,17 @@ def _pareto(options: argparse.Namespace) -> int:
         check_extra("dask", "distributed")
     if options.ray is not None:
         check_extra("ray", "ray")
+    if options.together > 1 and _is_paid(options):
+        raise ValueError(
+            "--together does not go with a --budget, which each training is charged to on its own; "
+            "use --workers."
+        )
     problem = load_problem(options)
+    if options.together > 1 and problem.batched is None:
+        raise ValueError(
+            f"--together: {options.task} cannot train several configurations in one computation. "
+            "Use --workers, or give your problem `batched=`."
+        )
     from botorch_dp.pareto import DPareto
 
     with (
@@ -359,7 +377,8 @@ def _run(study: DPareto, options: argparse.Namespace) -> ParetoFront:
         return study.run(
             options.trials,
             initial=options.initial,
-            batch_size=options.workers,
+            batch_size=options.workers * options.together,
+            together=options.together,
             executor=executor,
             progress=not options.quiet,
             timeout=options.timeout,

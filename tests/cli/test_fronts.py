@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import json
 import os
+import sqlite3
 import stat
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -48,6 +50,36 @@ class TestPareto:
             code, out, err = call(capsys, *arguments, "--json", "--quiet", flag)
             assert code == 0, err
             assert json.loads(out)["trials"] == 4
+
+    @pytest.mark.parametrize("curves", [(), ("--curves",)])
+    def test_together(self, tmp_path: Path, capsys, curves: tuple[str, ...]) -> None:
+        """Workers train four trials of one lot size at a time."""
+        arguments = ("pareto", "adult_logistic_sgd", "--data", "breast_cancer", *curves, "--quiet")
+        more = ("--threads", "--workers", "2", "--together", "4", "--acquisition", "random")
+        path = tmp_path / "s.sqlite"
+        code, out, err = call(
+            capsys, *arguments, *more, "--trials", "8", "--storage", str(path), "--json"
+        )
+        assert code == 0, err
+        assert json.loads(out)["trials"] == 8
+        with closing(sqlite3.connect(path)) as connection:
+            rows = connection.execute("SELECT config FROM trial ORDER BY number").fetchall()
+        lots = [json.loads(config)["lot_size"] for (config,) in rows]
+        assert len({*lots[:4]}) == len({*lots[4:]}) == 1 and lots[0] != lots[4]
+
+    def test_together_is_refused_before_anything_is_stored(self, own: str, capsys) -> None:
+        ready = ("pareto", "adult_logistic_sgd", "--data", "breast_cancer", "--storage", "s.sqlite")
+        for arguments, words in (
+            (("pareto", own, "--storage", "s.sqlite"), f"--together: {own} cannot train"),
+            ((*ready, "--budget", "20", "1e-5"), "--together does not go with a --budget"),
+        ):
+            code, out, err = call(capsys, *arguments, "--together", "4", "--quiet")
+            assert (code, out) == (1, "") and words in err
+            assert not Path("s.sqlite").exists() and not Path("trained").exists()
+        for wrong in ("0", "1.5", "many"):
+            with pytest.raises(SystemExit):
+                call(capsys, "pareto", own, "--together", wrong)
+            assert "--together: must be a whole number of at least 1" in capsys.readouterr().err
 
     def test_curves(self, tmp_path: Path, capsys) -> None:
         task = ("adult_logistic_sgd", "--data", "breast_cancer", "--replicates", "1", "--curves")
