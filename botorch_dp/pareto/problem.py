@@ -154,8 +154,10 @@ class Batched:
     Args:
         utilities: ``configs, seeds -> utilities``, of one training for each config and its seed:
             those that the problem's own oracle gives, up to rounding. Where the problem has a
-            ``resource``, ``configs, seeds, checkpoints -> curves``: the checkpoints of each
-            training, and its utilities there in a sequence.
+            ``resource``, ``configs, seeds, checkpoints -> curves``, with the checkpoints of each
+            training: its utilities there in a sequence; or a generator. It yields a dictionary
+            whenever some trainings have reached the next of their checkpoints, with their utilities
+            by their places, and is sent the set of places that end there.
         alike: Parameters that must be equal in all configs of one call.
     """
 

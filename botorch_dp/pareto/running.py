@@ -336,7 +336,8 @@ class TrialLoop:
             for trials in self._alike(company):
                 tasks = [task for trial in trials for task in self._tasks(trial)]
                 if len(trials) > 1:
-                    self._workers.submit_together([self._prepared(task) for task in tasks])
+                    prepared = [self._prepared(task) for task in tasks]
+                    self._workers.submit_together(prepared, self._report)
                     continue
                 for task in tasks:
                     self._submit(task)

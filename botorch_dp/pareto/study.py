@@ -399,8 +399,8 @@ class DPareto:
             together: How many trials are trained in one batched computation, by the problem's
                 ``batched``: the problems of our trainers have it, for configs of one lot size. They
                 are proposed for it and count as ``batch_size`` at least. The results are those of
-                trainings one after the other, up to rounding. Curves are then trained to their
-                planned ends.
+                trainings one after the other, up to rounding; a curve whose rest is not worth its
+                cost ends, and the others go on.
         """
         for name, value in (("trials", trials), ("batch_size", batch_size), ("together", together)):
             check_integer(name, value)

@@ -16,7 +16,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import (
     FIRST_COMPLETED,
     BrokenExecutor,
@@ -30,7 +30,6 @@ from concurrent.futures import (
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice
 from numbers import Real as RealNumber
 from types import TracebackType
 from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
@@ -271,40 +270,134 @@ def train(
     return curve
 
 
-def train_together(
-    utilities: Callable[..., Iterable[Any]], tasks: Sequence[Task]
-) -> list[list[tuple[int, list[Any], float]]]:
-    """What :func:`train` returns for each of some tasks, from one call; all curves to their end."""
-    configs = [dict(task.config) for task in tasks for _ in task.seeds]
-    seeds = [seed for task in tasks for seed in task.seeds]
-    checkpoints = [task.ahead for task in tasks for _ in task.seeds]
-    start = time.perf_counter()
-    given = list(
-        utilities(configs, seeds)
-        if tasks[0].plan is None
-        else utilities(configs, seeds, checkpoints)
-    )
-    seconds = (time.perf_counter() - start) / len(seeds)
-    if len(given) != len(seeds):
-        raise MistakenUtilityError(
-            f"`batched.utilities` must return {len(seeds)} answers, one for each training, "
-            f"got {len(given)}."
-        )
-    if tasks[0].plan is not None and list(map(len, given)) != list(map(len, checkpoints)):
-        raise MistakenUtilityError(
-            "`batched.utilities` must return one utility for each of a training's `checkpoints`."
-        )
-    answers, found = iter(given), []
-    for task in tasks:
-        own = list(islice(answers, len(task.seeds)))
-        total = seconds * len(own)
-        if task.plan is None:
-            found.append([(0, own, total)])
-            continue
-        by_checkpoint = zip(task.ahead, zip(*own, strict=True), strict=True)
-        share = total / len(task.ahead)
-        found.append([(checkpoint, list(points), share) for checkpoint, points in by_checkpoint])
-    return found
+class Company:
+    """Several tasks that are trained in one call, and what came of each of them so far.
+
+    Args:
+        tasks: What to train.
+        report: Gets each point of a curve as it is measured, if anybody does.
+    """
+
+    def __init__(self, tasks: Sequence[Task], report: Report | None) -> None:
+        self._tasks, self._report = tasks, report
+        #: The tasks of the trainings, by the places of these in the call.
+        self._owners = [number for number, task in enumerate(tasks) for _ in task.seeds]
+        self._answers: list[list[Any]] = [[] for _ in self._owners]
+        self._curves: list[list[tuple[int, list[Any], float]]] = [[] for _ in tasks]
+        self._seconds = [0.0] * len(tasks)
+        self._running = set(range(len(tasks)))
+        self._failures: dict[int, Failure] = {}
+
+    def train(self, utilities: Callable[..., Iterable[Any]]) -> None:
+        """Call the batched oracle; curves end where they would have ended alone."""
+        configs = [dict(self._tasks[number].config) for number in self._owners]
+        seeds = [seed for task in self._tasks for seed in task.seeds]
+        self._since = time.perf_counter()
+        if self._tasks[0].plan is None:
+            self._take(dict(enumerate(self._counted(utilities(configs, seeds)))))
+            return
+        checkpoints = [self._tasks[number].ahead for number in self._owners]
+        given = utilities(configs, seeds, checkpoints)
+        points = given if isinstance(given, Generator) else self._side_by_side(given)
+        try:
+            ended: set[int] | None = None
+            while self._running:
+                try:
+                    reached = points.send(ended)
+                except StopIteration:
+                    raise MistakenUtilityError(
+                        f"`batched.utilities` ended before {len(self._running)} of the "
+                        f"{len(self._tasks)} curves did."
+                    ) from None
+                if not isinstance(reached, Mapping) or not set(reached) <= set(range(len(seeds))):
+                    raise MistakenUtilityError(
+                        "`batched.utilities` must yield dictionaries: the utility of each training "
+                        f"that has reached its next checkpoint, by its place below {len(seeds)}."
+                    )
+                ended = self._take(reached)
+        finally:
+            points.close()
+
+    def outcome(self, failure: Failure | None) -> list[Any]:
+        """What :func:`train` returns for each task, or its failure; all other ones failed so."""
+        if failure is not None:
+            failure = replace(failure, in_company=True)
+        return [
+            failure if number in self._running else self._failures.get(number, curve)
+            for number, curve in enumerate(self._curves)
+        ]
+
+    def _counted(self, given: Iterable[Any]) -> list[Any]:
+        answers = list(given)
+        if len(answers) != len(self._owners):
+            raise MistakenUtilityError(
+                f"`batched.utilities` must return {len(self._owners)} answers, one for each "
+                f"training, got {len(answers)}."
+            )
+        return answers
+
+    def _side_by_side(
+        self, given: Iterable[Any]
+    ) -> Generator[dict[int, Any], set[int] | None, None]:
+        """Curves that were trained to their ends, as a generator would have yielded them."""
+        curves = self._counted(given)
+        lengths = [len(self._tasks[number].ahead) for number in self._owners]
+        if list(map(len, curves)) != lengths:
+            raise MistakenUtilityError(
+                "`batched.utilities` must return one utility for each of a training's "
+                "`checkpoints`."
+            )
+        for k in range(max(lengths)):
+            yield {place: own[k] for place, own in enumerate(curves) if k < len(own)}
+
+    def _take(self, reached: Mapping[int, Any]) -> set[int]:
+        """Take the next answers of some trainings; returns which of all end here."""
+        spent = time.perf_counter() - self._since
+        share = spent / sum(number in self._running for number in self._owners)
+        for number in self._running:
+            self._seconds[number] += share * len(self._tasks[number].seeds)
+        for place, answer in reached.items():
+            self._answers[place].append(answer)
+        ended = {number for number in self._running if self._ends(number)}
+        self._running -= ended
+        self._since = time.perf_counter()
+        return {place for place, number in enumerate(self._owners) if number in ended}
+
+    def _ends(self, number: int) -> bool:
+        """Whether a task ends with what is known by now."""
+        task, curve = self._tasks[number], self._curves[number]
+        own = [a for a, owner in zip(self._answers, self._owners, strict=True) if owner == number]
+        while all(len(answers) > len(curve) for answers in own):
+            point = [answers[len(curve)] for answers in own]
+            seconds, self._seconds[number] = self._seconds[number], 0.0
+            if task.plan is None:
+                curve.append((0, point, seconds))
+                return True
+            checkpoint = task.ahead[len(curve)]
+            is_last = task.plan.is_last(checkpoint, [_utility(answer) for answer in point])
+            curve.append((checkpoint, point, seconds))
+            try:
+                if self._report is not None:
+                    self._report(task, *curve[-1], is_last)
+            except InvalidUtilityError as invalid:
+                # Its own affair: the others go on.
+                self._failures[number] = Failure.of(invalid)
+                return True
+            if is_last:
+                return True
+        return False
+
+
+def attempt_together(
+    utilities: Callable[..., Iterable[Any]],
+    tasks: Sequence[Task],
+    report: Report | None,
+    limit: float | None,
+    ends_process: bool,
+) -> list[Any]:
+    """What :func:`train` returns for each task, from one call for all of them, or its failure."""
+    company = Company(tasks, report)
+    return company.outcome(attempt(partial(company.train, utilities), limit, ends_process))
 
 
 def _utility(answer: Any) -> float:
@@ -459,7 +552,7 @@ class Workers:
         from other processes they come with the result.
         """
         problem = self._problem
-        here = isinstance(self._executor, (InlineExecutor, ThreadPoolExecutor))
+        here = self._reports_at_once
         call: Callable[..., Any] = partial(
             attempt,
             partial(
@@ -493,22 +586,30 @@ class Workers:
         self._futures[future] = task
         self._submitted[future] = time.monotonic()
 
-    def submit_together(self, tasks: Sequence[Task]) -> None:
+    def submit_together(self, tasks: Sequence[Task], report: Report) -> None:
         """Start tasks of several trials in one call of the problem's batched oracle."""
         batched = self._problem.batched
         assert batched is not None and self._purse is None
         if self._has_processes:
             _check_picklable("batched.utilities", batched.utilities)
-        training = partial(train_together, batched.utilities, tasks)
+        told = report if self._reports_at_once else None
+        call = partial(
+            attempt_together, batched.utilities, tasks, told, self._limit, self._has_processes
+        )
         futures: list[Future[Any]] = [Future() for _ in tasks]
         self._futures |= zip(futures, tasks, strict=True)
         self._submitted |= dict.fromkeys(futures, time.monotonic())
         try:
-            call = self._executor.submit(attempt, training, self._limit, self._has_processes)
+            shared = self._executor.submit(call)
         except (BrokenExecutor, RuntimeError) as error:
             raise ExecutorDiedError(type(error).__name__) from None
-        self._shared = [*(call for call in self._shared if not call.done()), call]
-        call.add_done_callback(partial(_hand_out, futures))
+        self._shared = [*(other for other in self._shared if not other.done()), shared]
+        shared.add_done_callback(partial(_hand_out, futures))
+
+    @property
+    def _reports_at_once(self) -> bool:
+        """Whether workers are threads of this process, so that points need not travel."""
+        return isinstance(self._executor, (InlineExecutor, ThreadPoolExecutor))
 
     def _paid(self, task: Task, call: Callable[[], Any]) -> tuple[Measurement, ...] | Failure:
         """Charge for a training, then call it, once; see :class:`Purse`."""
@@ -620,8 +721,6 @@ def _hand_out(futures: Sequence[Future[Any]], call: Future[Any]) -> None:
             continue  # its trial was discarded in the meantime
         elif (error := call.exception()) is not None:
             future.set_exception(error)
-        elif isinstance(call.result(), Failure):
-            future.set_result(replace(call.result(), in_company=True))
         else:
             future.set_result(call.result()[place])
 

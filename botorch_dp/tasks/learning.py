@@ -8,7 +8,7 @@ and which helps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, Literal
@@ -162,16 +162,10 @@ class PrivateTraining:
 
     def curves_together(
         self, configs: Sequence[Config], seeds: Sequence[int], checkpoints: Sequence[Sequence[int]]
-    ) -> list[list[float]]:
+    ) -> Generator[dict[int, float], set[int] | None, None]:
         """Test accuracies along these trainings, each at checkpoints of its own."""
         settings: Any = [{**config, "delta": DELTA} for config in configs]
-        every = sorted({epochs for own in checkpoints for epochs in own})
-        trained = _trainer(self).fit_configurations(settings, seeds=list(seeds), curve=every)
-        curves = [dict(model.curve) for model in trained]
-        return [
-            [curve[epochs] for epochs in own]
-            for curve, own in zip(curves, checkpoints, strict=True)
-        ]
+        return _trainer(self).curves(settings, checkpoints, seeds=list(seeds))
 
     def cost(self, config: Config) -> float:
         """Gradient steps of a training: what it takes, whatever the size of its lots."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ from botorch_dp.privacy.runs import Run
 from botorch_dp.training.fused import Engine, write_back
 from botorch_dp.training.plan import TrainingPlan
 from botorch_dp.training.randomness import Randomness
-from botorch_dp.training.step_rules import StepRule
+from botorch_dp.training.step_rules import StepRule, state_of
 
 
 class _Lots(NamedTuple):
@@ -89,9 +89,36 @@ class TrainingRun:
         return sum(steps > self.step for steps in self._steps)
 
     @property
+    def epochs(self) -> int:
+        """How many passes over the records were completed."""
+        return self.step // self.plans[0].steps_per_epoch
+
+    @property
     def result(self) -> Tensor:
         """The parameters to evaluate and to hand out, ``R x p``."""
         return self.rule.result() if self._shown is None else self._shown
+
+    def reduced(
+        self,
+        rows: Sequence[int],
+        make: Callable[
+            [list[nn.Module], list[Randomness], list[TrainingPlan]], tuple[Engine, StepRule]
+        ],
+    ) -> TrainingRun:
+        """A run of some of the replicates that still move, which go on as they would have here.
+
+        Args:
+            rows: Which ones, rising.
+            make: Makes an engine and a rule for them.
+        """
+        plans, coins = [self.plans[row] for row in rows], [self._coins[row] for row in rows]
+        engine, rule = make([self._engine.models[row] for row in rows], coins, plans)
+        engine.parameters.copy_(self._parameters[rows])
+        rule.load(state_of(rows, self.rule.state()))
+        run = TrainingRun(plans, engine, coins, rule)
+        run.step = self.step
+        run._stock(*(part[:, rows] for part in self._left()))
+        return run
 
     def models(self) -> list[nn.Module]:
         """The replicates where they are now, as ordinary modules in evaluation mode."""
@@ -206,9 +233,14 @@ class TrainingRun:
             for place, fill, size in zip(places, filled, sizes.tolist(), strict=True)
         ]
 
+    def _left(self) -> tuple[Tensor, Tensor]:
+        """Lots that were laid in and not used yet, as :meth:`_stock` takes them."""
+        places, sizes = (part[len(part) - len(self._ahead) :] for part in self._block)
+        return places, sizes
+
     def save(self, file: Run) -> None:
         """Store everything the remaining steps depend on."""
-        places, sizes = (part[len(part) - len(self._ahead) :] for part in self._block)
+        places, sizes = self._left()
         file.put(
             training={
                 "step": self.step,

@@ -33,7 +33,7 @@ class StepRule(Protocol):
         """The parameters to evaluate and to hand out, ``R x p``; not to be changed."""
 
     def state(self) -> dict[str, Any]:
-        """What the next steps depend on beside the parameters."""
+        """What the next steps depend on beside the parameters; see :func:`state_of`."""
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from such a state."""
@@ -68,6 +68,20 @@ def make_rule(
             )
         return TorchRule(parameters, plans, model, factories[optimizer], schedule)
     return _RULES[optimizer](parameters, plans)
+
+
+def state_of(rows: Sequence[int], state: dict[str, Any]) -> dict[str, Any]:
+    """The part of a rule's state that some of its replicates have.
+
+    What differs between replicates is a tensor with a row, or a list with an entry, for each.
+    """
+    rows, kept = list(rows), dict(state)
+    for name, value in state.items():
+        if isinstance(value, Tensor) and value.dim():
+            kept[name] = value[rows]
+        elif isinstance(value, list):
+            kept[name] = [value[row] for row in rows]
+    return kept
 
 
 def _column(values: Sequence[float], like: Tensor) -> Tensor:

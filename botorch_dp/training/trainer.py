@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby, islice
@@ -577,9 +577,7 @@ class DPTrainer:
             ...         break
         """
         plan = self.plan(**settings)
-        stops = _check_curve(checkpoints, plan)
-        if not stops:
-            raise ValueError("`checkpoints` is empty: give at least one number of epochs.")
+        stops = _check_stops(checkpoints, plan)
         seeds = _check_seeds(seeds)
         check_nonnegative("checkpoint_seconds", checkpoint_seconds)
 
@@ -598,6 +596,66 @@ class DPTrainer:
                     checkpoint_seconds=checkpoint_seconds,
                 ):
                     yield epochs, self._measure(run)
+
+        return points()
+
+    def curves(
+        self,
+        configurations: Sequence[TrainingSettings],
+        checkpoints: Sequence[Sequence[int]],
+        *,
+        seeds: Sequence[int],
+        progress: bool = False,
+    ) -> Generator[dict[int, float], set[int] | None, None]:
+        """Train one model for each configuration, and hand out their utilities on the way.
+
+        To tune: what :meth:`curve` is for one configuration, for several, which are trained as in
+        :meth:`fit_configurations`. Whoever has seen enough of some sends the set of their places:
+        no further step is taken for these, and the others go on.
+
+        Args:
+            configurations: The settings of :meth:`fit`, one dictionary for each model.
+            checkpoints: Numbers of epochs for each of them, rising, after which to measure.
+            seeds: One for each of them; they may be equal.
+            progress: Show a progress bar.
+
+        Yields:
+            The utilities on the test records of all that have reached the next of their
+            checkpoints, by their places. These are sensitive.
+
+        Example:
+            >>> points = trainer.curves(several, [(1, 2)] * 3, seeds=[0, 0, 0])
+            >>> sorted(next(points))
+            [0, 1, 2]
+            >>> sorted(points.send({1}))  # the second one ends here
+            [0, 2]
+        """
+        plans = [self.plan(**settings) for settings in configurations]
+        seeds = _check_seeds(seeds)
+        if not len(plans) == len(seeds) == len(checkpoints):
+            raise ValueError(
+                "`configurations`, `checkpoints` and `seeds` need one entry for each model, got "
+                f"{len(plans)}, {len(checkpoints)} and {len(seeds)}."
+            )
+        stops = [_check_stops(own, plan) for own, plan in zip(checkpoints, plans, strict=True)]
+
+        def points() -> Generator[dict[int, float], set[int] | None, None]:
+            for places in self._together(plans):
+                run, _ = self._start([plans[i] for i in places], [seeds[i] for i in places])
+                while places:
+                    epochs = min(e for i in places for e in stops[i] if e > run.epochs)
+                    run.run(until=epochs * run.plans[0].steps_per_epoch, progress=progress)
+                    rows = [row for row, i in enumerate(places) if epochs in stops[i]]
+                    utilities = zip(rows, self._measure(run, rows), strict=True)
+                    ended = (yield {places[row]: u for row, u in utilities}) or set()
+                    left = [
+                        row
+                        for row, i in enumerate(places)
+                        if i not in ended and epochs < stops[i][-1]
+                    ]
+                    if 0 < len(left) < len(places):
+                        run = run.reduced(left, self._made)
+                    places = [places[row] for row in left]
 
         return points()
 
@@ -818,9 +876,19 @@ class DPTrainer:
             for seed in seeds
         ]
         models = [self._new_model(each.torch_seed()) for each in coins]
-        engine = self._make_engine(models, self._records, coins, precise=None in seeds)
-        rule = self._make_rule(engine.parameters, plans, models[0])
+        engine, rule = self._made(models, coins, plans, precise=None in seeds)
         return TrainingRun(plans, engine, coins, rule), engine
+
+    def _made(
+        self,
+        models: list[nn.Module],
+        coins: Sequence[Randomness],
+        plans: Sequence[TrainingPlan],
+        *,
+        precise: bool = False,
+    ) -> tuple[Engine, StepRule]:
+        engine = self._make_engine(models, self._records, coins, precise=precise)
+        return engine, self._make_rule(engine.parameters, plans, models[0])
 
     def _identity(
         self,
@@ -953,3 +1021,10 @@ def _check_curve(curve: Sequence[int], plan: TrainingPlan) -> tuple[int, ...]:
     if list(points) != sorted(set(points)):
         raise ValueError(f"The checkpoints of a curve must rise, got {points}.")
     return points
+
+
+def _check_stops(checkpoints: Sequence[int], plan: TrainingPlan) -> tuple[int, ...]:
+    stops = _check_curve(checkpoints, plan)
+    if not stops:
+        raise ValueError("`checkpoints` is empty: give at least one number of epochs.")
+    return stops

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import signal
+import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,11 +30,13 @@ from botorch_dp.pareto import (
     When,
     given_epsilon,
 )
-from botorch_dp.pareto.problem import Trial
+from botorch_dp.pareto.problem import CurvePlan, Trial
+from botorch_dp.pareto.workers import Task, train
 from botorch_dp.privacy import PrivacyBudget
 from botorch_dp.space import Config
 from tests.pareto import toy
 
+CHECKPOINTS = (1, 2, 3, 4, 6, 8, 11, 16, 20)
 SPACE = SearchSpace(noise=Real(0.1, 10.0, log=True), epochs=Integer(1, 20), lot=Integer(1, 1000))
 
 
@@ -177,27 +182,240 @@ def test_a_batch_that_was_killed_is_trained_again_with_its_numbers_and_seeds(
 def curves(
     configs: Sequence[Config], seeds: Sequence[int], checkpoints: Sequence[Sequence[int]]
 ) -> list[list[float]]:
+    """Curves to their ends."""
     return [
         list(toy.curve(config, seed, own))
         for config, seed, own in zip(configs, seeds, checkpoints, strict=True)
     ]
 
 
-def test_curves() -> None:
-    tried = problem(curves, utility_curve=toy.curve, resource="epochs", replicates=2)
-    study = DPareto(tried, seed=0, candidates=64)
-    study.run(9, together=3)
-    for trial in study.trials:
-        assert trial.plan is not None
-        wanted = [list(toy.curve(trial.config, s, trial.plan.checkpoints)) for s in trial.seeds]
-        assert [[m.utility for _, m in each.curve] for each in trial.finished] == wanted
+@dataclass
+class SideBySide:
+    """Trains the toy's curves an epoch at a time; it keeps which of them took each epoch."""
+
+    epochs: list[list[int]] = field(default_factory=list)
+    asked: list[list[tuple[int, ...]]] = field(default_factory=list)
+
+    def __call__(
+        self, configs: Sequence[Config], seeds: Sequence[int], checkpoints: Sequence[Sequence[int]]
+    ) -> Generator[dict[int, float], set[int], None]:
+        self.asked.append([tuple(own) for own in checkpoints])
+        running, epoch = set(range(len(configs))), 0
+        while running:
+            epoch += 1
+            self.epochs.append(sorted(running))
+            reached = {
+                place: toy.utility({**configs[place], "epochs": epoch}, seeds[place])
+                for place in sorted(running)
+                if epoch in checkpoints[place]
+            }
+            if reached:
+                running -= yield reached
 
 
-def test_a_curve_of_the_wrong_length_is_a_mistake() -> None:
-    short: Any = lambda configs, seeds, checkpoints: [[0.5]] * len(seeds)  # noqa: E731
-    tried = problem(short, utility_curve=toy.curve, resource="epochs")
-    with pytest.raises(StudyError, match="one utility for each of a training's `checkpoints`"):
-        DPareto(tried, seed=0).run(4, together=2)
+def curve_problem(together: Callable[..., Any], **options: Any) -> PrivacyUtilityProblem:
+    return problem(together, utility_curve=toy.curve, resource="epochs", **options)
+
+
+def alone(tried: PrivacyUtilityProblem, trial: Trial) -> list[list[tuple[int, float]]]:
+    """The trial's curves from the problem's own oracle, each task trained on its own."""
+    assert trial.plan is not None
+    groups = [(seed,) for seed in trial.seeds]
+    if tried.replicates_together:
+        groups = [trial.seeds]
+    found = []
+    for seeds in groups:
+        task = Task(0, trial.config, (0,), seeds, trial.plan, trial.plan.checkpoints)
+        points = train(tried.oracle, tried.replicates_together, task)
+        found += [[(c, answers[k]) for c, answers, _ in points] for k in range(len(seeds))]
+    return found
+
+
+def measured(trial: Trial) -> list[list[tuple[int, float]]]:
+    return [[(c, m.utility) for c, m in each.curve] for each in trial.finished]
+
+
+def config_of(number: int, epochs: int = 20) -> Config:
+    return {"noise": 0.3 + number, "epochs": epochs, "lot": 5}
+
+
+def waiting(study: DPareto, *stops: dict[int, float], replicates: int = 1) -> None:
+    """Trials of one lot, which end below these utilities."""
+    for number, own in enumerate(stops):
+        config = config_of(number)
+        epsilons = tuple(toy.epsilon(config_of(number, c)) for c in CHECKPOINTS)
+        below = tuple(own.get(c, 0.0) for c in CHECKPOINTS)
+        seeds = tuple(100 * number + replicate for replicate in range(replicates))
+        plan = CurvePlan(CHECKPOINTS, epsilons, below)
+        study._storage.add_trial(number, config, seeds, epsilons[-1], plan=plan)
+
+
+class TestCurves:
+    @pytest.mark.parametrize("oracle", [curves, SideBySide()])
+    @pytest.mark.parametrize("replicates", [1, 2])
+    def test_end_where_they_would_alone(self, oracle: Any, replicates: int) -> None:
+        tried = curve_problem(oracle, replicates=replicates)
+        study = DPareto(tried, seed=0, candidates=64)
+        study.run(12, together=3)
+        assert [t.state for t in study.trials] == ["complete"] * 12
+        for trial in study.trials:
+            assert measured(trial) == alone(tried, trial)
+
+    def test_no_epoch_is_trained_of_those_that_ended(self) -> None:
+        oracle = SideBySide()
+        study = DPareto(curve_problem(oracle), acquisition="random", seed=0)
+        waiting(study, {3: 1.0}, {}, {1: 1.0}, {8: 1.0})
+        study.run(4, together=4)
+        assert oracle.asked == [[CHECKPOINTS] * 4]
+        assert oracle.epochs == [[0, 1, 2, 3]] + [[0, 1, 3]] * 2 + [[1, 3]] * 5 + [[1]] * 12
+        assert [len(measured(t)[0]) for t in study.trials] == [3, 9, 1, 6]
+
+    def test_replicates_of_one_call_end_by_their_mean(self) -> None:
+        """Also where a batched oracle trains one of them before the other."""
+
+        def one_by_one(configs: Any, seeds: Any, checkpoints: Any) -> Generator[Any, Any, None]:
+            ended: set[int] = set()
+            for place, curve in enumerate(curves(configs, seeds, checkpoints)):
+                for utility in curve:
+                    ended |= yield {place: utility}
+                    if place in ended:
+                        break
+
+        def both(config: Any, seeds: Any, checkpoints: Any) -> list[Any]:
+            return list(zip(*(toy.curve(config, s, checkpoints) for s in seeds), strict=True))
+
+        for oracle in (SideBySide(), one_by_one, curves):
+            tried = problem(
+                oracle, utility=None, utility_replicates=both, resource="epochs", replicates=2
+            )
+            study = DPareto(tried, acquisition="random", seed=0)
+            mean = statistics.fmean(toy.utility(config_of(1, 6), s) for s in (100, 101))
+            waiting(study, {3: 1.0}, {6: mean - 1e-9, 11: 1.0}, {6: mean + 1e-9}, replicates=2)
+            study.run(3, together=3)
+            assert [len(measured(t)[0]) for t in study.trials] == [3, 7, 5]
+            for trial in study.trials:
+                assert measured(trial) == alone(tried, trial)
+
+    @pytest.mark.parametrize(
+        "make", [lambda: ThreadPoolExecutor(2), lambda: ProcessPoolExecutor(2)]
+    )
+    def test_in_executors(self, make: Any) -> None:
+        tried = curve_problem(SideBySide())
+        with make() as executor:
+            study = DPareto(tried, seed=0, candidates=64)
+            study.run(12, together=3, batch_size=6, executor=executor)
+        assert [t.state for t in study.trials] == ["complete"] * 12
+        assert all(measured(trial) == alone(tried, trial) for trial in study.trials)
+
+    def test_their_time_is_shared_among_those_that_train(self) -> None:
+        def slow(*asked: Any) -> Generator[Any, Any, None]:
+            points = SideBySide()(*asked)
+            ended = None
+            while True:
+                time.sleep(0.05)
+                try:
+                    ended = yield points.send(ended)
+                except StopIteration:
+                    return
+
+        study = DPareto(curve_problem(slow), acquisition="random", seed=0)
+        waiting(study, {1: 1.0}, {2: 1.0})
+        start = time.perf_counter()
+        study.run(2, together=2)
+        first, second = ([m.seconds for _, m in t.finished[0].curve] for t in study.trials)
+        assert len(first) == 1 and first[0] >= 0.025
+        assert len(second) == 2 and second[0] >= 0.025 and second[1] >= 0.05
+        assert sum(first + second) <= time.perf_counter() - start
+
+    def test_points_are_kept_when_a_batch_is_killed(self, tmp_path: Path) -> None:
+        path = tmp_path / "study.sqlite"
+        killed = subprocess.run([sys.executable, "-c", KILLED_CURVES, path], check=False)
+        assert killed.returncode == -signal.SIGKILL
+        oracle = SideBySide()
+        with DPareto(curve_problem(oracle), acquisition="random", seed=0, storage=path) as study:
+            kept = [sorted(t.begun.get(0, ())) for t in study.trials]
+            assert kept == [[1, 2, 3, 4, 6], [], [1, 2, 3, 4, 6]]
+            assert [t.state for t in study.trials] == ["pending", "complete", "pending"]
+            before = study.trials[1].finished
+            study.run(3, together=3)
+            assert oracle.asked == [[CHECKPOINTS[5:]] * 2], "only what is ahead is asked for"
+            assert study.trials[1].finished == before
+            for trial in study.trials:
+                assert measured(trial) == alone(study.problem, trial)
+
+    def test_what_fails_takes_no_ended_one_with_it(self) -> None:
+        def fails(*asked: Any) -> Generator[Any, Any, None]:
+            points = SideBySide()(*asked)
+            ended = None
+            for _ in range(4):
+                ended = yield points.send(ended)
+            raise OSError("of one record")
+
+        study = DPareto(curve_problem(fails), acquisition="random", seed=0)
+        waiting(study, {3: 1.0}, {}, {})
+        study.run(3, together=3)
+        assert [t.state for t in study.trials] == ["complete"] * 3
+        assert [t.suspect for t in study.trials] == [False, True, True]
+        # Those that went on had points, and were trained again from the next one, alone.
+        assert [t.num_trainings for t in study.trials] == [1, 2, 2]
+        assert all(measured(trial) == alone(study.problem, trial) for trial in study.trials)
+
+    @pytest.mark.parametrize("oracle", [curves, SideBySide()])
+    def test_nonsense_of_one_is_its_own(self, oracle: Any) -> None:
+        def one_is_lost(configs: Any, seeds: Any, checkpoints: Any) -> Any:
+            given = oracle(configs, seeds, checkpoints)
+            if isinstance(given, list):
+                return [[math.nan, *own[1:]] if k == 1 else own for k, own in enumerate(given)]
+            return self.without_one(given)
+
+        study = DPareto(curve_problem(one_is_lost), acquisition="random", seed=0)
+        waiting(study, {}, {}, {})
+        study.run(3, together=3)
+        assert [t.state for t in study.trials] == ["complete", "failed", "complete"]
+        assert study.trials[1].failures == ("InvalidUtilityError",)
+        assert [t.num_trainings for t in study.trials] == [1, 1, 1]
+        for trial in (study.trials[0], study.trials[2]):
+            assert measured(trial) == alone(study.problem, trial)
+
+    def without_one(self, points: Any) -> Generator[Any, Any, None]:
+        ended = None
+        while True:
+            try:
+                reached = points.send(ended)
+            except StopIteration:
+                return
+            ended = yield {p: math.nan if p == 1 else u for p, u in reached.items()}
+
+    @pytest.mark.parametrize(
+        ("given", "shown"),
+        [
+            (lambda asked: [[0.5]] * len(asked), "one utility for each of a training's `check"),
+            (lambda asked: [0.5] * len(asked), "TypeError, raised in"),
+            (lambda asked: iter(()), "must return 4 answers"),
+            (lambda asked: ({k: 0.5} for k in range(2)), "ended before 4 of the 4 curves"),
+            (lambda asked: (0.5 for _ in asked), "must yield dictionaries"),
+            (lambda asked: ({4: 0.5} for _ in asked), "by its place below 4"),
+            (lambda asked: ({0: 50.0} for _ in asked), "a share, not percent"),
+        ],
+    )
+    def test_mistakes_are_shown(self, given: Any, shown: str) -> None:
+        tried = curve_problem(lambda configs, seeds, checkpoints: given(seeds))
+        with pytest.raises(StudyError, match=shown):
+            DPareto(tried, seed=0).run(4, together=4)
+
+
+KILLED_CURVES = """
+import os, signal, sys
+from tests.pareto.test_together import *
+def train(*asked):
+    points, ended = SideBySide()(*asked), None
+    for _ in range(5):
+        ended = yield points.send(ended)
+    os.kill(os.getpid(), signal.SIGKILL)
+study = DPareto(curve_problem(train), acquisition="random", seed=0, storage=sys.argv[1])
+waiting(study, {}, {2: 1.0}, {})
+study.run(3, together=3)
+"""
 
 
 @pytest.mark.parametrize("along", [False, True])
@@ -212,14 +430,31 @@ def test_our_trainers(along: bool, solved: bool) -> None:
     assert len({t.config["lot_size"] for t in study.trials}) == 2
     for trial in study.trials:
         if trial.plan is None:
-            alone = [list(tried.oracle(trial.config, list(trial.seeds)))]
-            got = [list(trial.utilities)]
+            wanted = [tried.oracle(trial.config, list(trial.seeds))]
+            got: Any = [trial.utilities]
         else:
-            ends = trial.plan.checkpoints
-            alone = [list(u) for u in tried.oracle(trial.config, list(trial.seeds), ends)]
-            got = [[dict(m.curve)[c].utility for m in trial.finished] for c in ends]
-        for ours, theirs in zip(got, alone, strict=True):
-            assert ours == pytest.approx(theirs, abs=2.1 / 114)
+            wanted = [[utility for _, utility in own] for own in alone(tried, trial)]
+            got = [[utility for _, utility in own] for own in measured(trial)]
+        for ours, theirs in zip(got, wanted, strict=True):
+            assert list(ours) == pytest.approx(list(theirs), abs=2.1 / 114)
+
+
+def test_our_trainers_end_early() -> None:
+    """As they would alone: to the last digit of a utility, where no record is at the boundary."""
+    tried = tasks.adult_logistic_sgd(data="breast_cancer", replicates=2, curves=True)
+    study = DPareto(tried, acquisition="random", seed=1)
+    for number, config in enumerate(tried.space.sample(6, seed=1)):
+        whole = {**tried.whole(config), "lot_size": 16}
+        along = tried.along(whole)
+        epsilons = tuple(tried.epsilon(each) for each in along)
+        stops = [0.9 if k == number + 1 else 0.0 for k in range(len(along))]
+        plan = CurvePlan(tried.checkpoints(whole), epsilons, tuple(stops))
+        study._storage.add_trial(number, whole, (number, 7), epsilons[-1], plan=plan)
+    study.run(6, together=6)
+    for trial in study.trials:
+        assert measured(trial) == alone(tried, trial)
+    lengths = {len(measured(trial)[0]) for trial in study.trials}
+    assert len(lengths) >= 3, "they end at different checkpoints"
 
 
 class TestWrong:
