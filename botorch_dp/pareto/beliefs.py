@@ -13,7 +13,7 @@ import math
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -352,6 +352,7 @@ class Beliefs:
         known: The exact objectives; the others are modelled.
         scales: Of all objectives.
         seed: For restarts of the fit.
+        fitted: What :attr:`fitted` was for the same complete trials, however many are pending.
     """
 
     def __init__(
@@ -363,6 +364,7 @@ class Beliefs:
         known: KnownObjectives,
         scales: Sequence[Scale],
         seed: int = 0,
+        fitted: Mapping[int, Model] | None = None,
     ) -> None:
         self._known = known
         self._space = problem.space
@@ -392,9 +394,9 @@ class Beliefs:
                         trainings=None if problem.resource is None else trainings[seen],
                     )
 
-        self._gps: dict[int, Model] = {}
+        self._gps: dict[int, Model] = dict(fitted or {})
         trials = list(range(len(points)))
-        if len(trials) > most:
+        if fitted is None and len(trials) > most:
             ends = codes[torch.tensor(counts).cumsum(0) - 1]
             spread = farthest(ends, most // 2)
             fit(spread)
@@ -405,7 +407,10 @@ class Beliefs:
             distances[spread] = -1.0
             distances[-(most // 4) :] = -1.0
             trials = distances.argsort(stable=True)[:most].sort().values.tolist()
-        fit(trials)
+        if fitted is None:
+            fit(trials)
+        #: The models before they believe anything, by objective.
+        self.fitted = self._gps
         if latest:
             with torch.no_grad():
                 self._gps = {index: believe(gp, believed_X) for index, gp in self._gps.items()}

@@ -132,8 +132,9 @@ class ProposalOptions:
 class Proposer:
     """Proposes configs for one problem.
 
-    It remembers what the oracles said about known objectives and the fixed candidates, which
-    saves time and changes nothing: :meth:`propose` is a pure function of its arguments.
+    It remembers what the oracles said about known objectives, the fixed candidates and the models
+    of what is complete, which saves time and changes nothing: :meth:`propose` is a pure function of
+    its arguments.
     """
 
     def __init__(
@@ -154,6 +155,8 @@ class Proposer:
         self._pools: dict[tuple[bool, tuple[object, ...]], Candidates] = {}
         #: Where the training of a config that was just proposed may end early.
         self._stops: tuple[Config, tuple[float, ...]] | None = None
+        #: What models were last fitted to, and these: pending trials have no part in it.
+        self._fitted: tuple[Sequence[Trial], Mapping[int, Model]] = ((), {})
         #: Pays for the trials; None if nothing is paid.
         self.purse: Payer | None = None
         self._allows: Callable[[Sequence[Config]], list[bool]] | None = None
@@ -326,14 +329,19 @@ class Proposer:
 
     def beliefs(self, trials: Sequence[Trial]) -> Beliefs:
         """The models fitted to the complete trials, believing in the others."""
-        return Beliefs(
+        complete = [trial for trial in trials if trial.state == "complete"]
+        before, fitted = self._fitted
+        beliefs = Beliefs(
             self.problem,
-            [trial for trial in trials if trial.state == "complete"],
+            complete,
             [trial.config for trial in trials if trial.state != "complete"],
             known=self.known,
             scales=self.scales,
-            seed=self._torch_seed(len(trials)),
+            seed=self._torch_seed(len(complete)),
+            fitted=fitted if complete == before else None,
         )
+        self._fitted = complete, beliefs.fitted
+        return beliefs
 
     def search(
         self, score: Score, beliefs: Beliefs, number: int, *, whole: bool = False
@@ -575,7 +583,7 @@ class WholeCurves:
         count = len(self._ends)
         asked = sorted({0, count // 2, count - 1})
         exact = self._known([c for i, c in enumerate(configs) if i % count in asked])
-        known = exact.reshape(-1, len(asked), exact.shape[-1])  # n x 3 x k
+        known = exact.unflatten(0, (len(ends) // count, len(asked)))  # n x 3 x k
         if len(asked) == count:
             return exact
         lengths = torch.tensor(ends, dtype=torch.double).clamp_min(0.5).log().reshape(-1, count)
@@ -587,7 +595,7 @@ class WholeCurves:
             share = (lengths[:, span] - start) / (width - start).clamp_min(1e-12)
             rise = (logs[:, high] - logs[:, low]).unsqueeze(1) * share.unsqueeze(-1)
             values[:, span] = (logs[:, low].unsqueeze(1) + rise).exp()
-        return values.reshape(-1, known.shape[-1])
+        return values.flatten(0, 1)
 
 
 def expected_hypervolume_improvement(

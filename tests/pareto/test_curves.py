@@ -384,7 +384,7 @@ class TestProposals:
             for place, (_, point) in enumerate(trial.finished[0].curve[:-1]):
                 assert point.utility >= trial.plan.stops[place]
 
-    @pytest.mark.parametrize("acquisition", ["hvpoi", "log_hvpoi", "qlogehvi"])
+    @pytest.mark.parametrize("acquisition", ["ehvi", "hvpoi", "log_hvpoi", "qlogehvi"])
     @pytest.mark.parametrize("privacy_model", ["exact", "gp"])
     def test_other_criteria_take_curves(self, acquisition: str, privacy_model: Any) -> None:
         tried = study(acquisition=acquisition, candidates=64, privacy_model=privacy_model)

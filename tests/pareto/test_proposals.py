@@ -29,6 +29,7 @@ from botorch_dp.pareto import (
     StudyError,
     Trial,
 )
+from botorch_dp.pareto import beliefs as beliefs_module
 from botorch_dp.pareto.beliefs import objective_scales
 from botorch_dp.pareto.front import dominated_volume
 from botorch_dp.pareto.proposals import (
@@ -133,6 +134,39 @@ class TestPurity:
         second = Proposer(problem, seed=1, options=options).propose(trials, 6, initial=2)
         assert first == second
         assert problem.space.check(first) == first
+
+    @pytest.mark.parametrize("curves", [False, True])
+    @pytest.mark.parametrize("privacy_model", ["exact", "gp"])
+    def test_models_are_fitted_once_for_what_is_proposed_together(
+        self, curves: bool, privacy_model: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """And the proposals are those of fresh fits."""
+        fits: list[int] = []
+        fit = beliefs_module.fitted_gp
+
+        def counted(train_X: Tensor, *rest: Any, **options: Any) -> Any:
+            fits.append(len(train_X))
+            return fit(train_X, *rest, **options)
+
+        monkeypatch.setattr(beliefs_module, "fitted_gp", counted)
+        problem = toy.curve_problem() if curves else toy.problem()
+        options = replace(SMALL, privacy_model=privacy_model)
+        study = DPareto(problem, seed=0, acquisition="random")
+        study.run(6)
+        trials, found = study.trials, []
+        busy = Proposer(problem, seed=1, options=options)
+        for number in range(6, 9):
+            found.append(busy.propose(trials, number, initial=2))
+            fresh = Proposer(problem, seed=1, options=options)
+            assert fresh.propose(trials, number, initial=2) == found[-1]
+            pending = Trial(number, found[-1], (0,), problem.epsilon(found[-1]))
+            trials = [*trials, pending]
+        models = 1 if privacy_model == "exact" else 2
+        assert len(fits) == 4 * models
+        # What has ended since is another matter.
+        study.run(7)
+        busy.propose(study.trials, 9, initial=2)
+        assert len(fits) == 5 * models and fits[-1] > fits[0]
 
     def test_another_seed_another_proposal(self) -> None:
         problem = toy.problem()
