@@ -4,6 +4,7 @@ One training of 64 epochs is twelve points of the front's candidates instead of 
 
 * *curves*: DPareto on curves, which chooses how long to train and stops early, and *curves in ln*,
   which improves the front in ln(epsilon);
+* *curves, four at once*: the same, of which four of one lot size are trained in each call;
 * *random curves*: configs drawn at random, each trained to the end and measured along the way;
 * *ordinary*: DPareto with utility measured at the end of each training only;
 * *ordinary random*: random search with utility measured at the end only.
@@ -46,6 +47,10 @@ from botorch_dp.tasks.learning import PrivateTraining
 
 #: What the others are compared with, by the scale of epsilon.
 REFERENCES = {"linear": "curves", "log": "curves in ln"}
+#: Where studies are kept, to go on with them.
+STUDIES = Path.home() / ".cache" / "botorch_dp" / "dpareto_curves"
+#: Methods that train so many trials in one call.
+TOGETHER = {"curves, four at once": 4}
 #: Where the axis of ln(epsilon) begins: below it nothing is learnt.
 SMALLEST = 0.05
 
@@ -88,6 +93,7 @@ def settings(data_at_hand: bool) -> dict[str, Setting]:
                 "curves": (8, 16, 24, 32),
                 "random curves": (8, 16),
                 "curves in ln": (8, 16, 24),
+                "curves, four at once": (8, 16, 24, 32),
                 "ordinary": (32, 64),
                 "ordinary random": (64,),
             },
@@ -122,6 +128,7 @@ def problem(setting: Setting, method: str) -> PrivacyUtilityProblem:
         promise=made.promise,
         replicates=setting.replicates,
         name=f"{made.name}, {method}",
+        batched=made.batched,
     )
 
 
@@ -192,7 +199,7 @@ def run(setting: Setting, method: str, seed: int, folder: Path) -> dict[str, Any
         before = len(study.trials)
         for stop in setting.stops[method]:
             start = time.process_time()
-            study.run(max(stop, len(study.trials)))
+            study.run(max(stop, len(study.trials)), together=TOGETHER.get(method, 1))
             spent = time.process_time() - start
             trials = [t for t in study.trials if t.number < stop and t.state == "complete"]
             front = ParetoFront(
@@ -306,7 +313,7 @@ def main() -> None:
     parser.add_argument(
         "--studies",
         type=Path,
-        default=Path.home() / ".cache" / "botorch_dp" / "dpareto_curves",
+        default=STUDIES,
         help="folder of the studies; they hold measured utilities and are sensitive",
     )
     arguments = parser.parse_args()
