@@ -69,7 +69,7 @@ def test_unreachable() -> None:
     start = time.monotonic()
     with pytest.raises(ConnectionError, match=r"`storage` .* cannot be reached .*refused"):
         opened("postgresql://user:secret@127.0.0.1:9/db")
-    assert time.monotonic() - start < 1
+    assert time.monotonic() - start < 5
 
 
 def test_silent() -> None:
