@@ -287,25 +287,26 @@ class GradientBelief(nn.Module):
         ``S = k(X, X) + noise - V^T V``, the trace is a function of ``A^T S^{-1} A``. Its derivative
         needs little but the solution ``S^{-1} A``: automatic differentiation would go through all
         factorizations, and through the eigenvectors of a singular ``S``, whose derivative is not
-        finite.
+        finite. Below ``V`` and what follows from it are laid out transposed, a row for each point.
         """
         *batch_shape, q, d = X.shape
         num_sets = math.prod(batch_shape)  # b
         X = X.reshape((q, d) if num_sets == 1 else (num_sets, q, d))
-        root, unknown_mean = self.root, self.unknown_mean
-        known = self.known  # W, N x p or p + 1
-        p = known.shape[-1] - unknown_mean
-        (between, gradient, within), pullback = self.derivatives.covariances(self.anchors, X)
-        values = torch.linalg.solve_triangular(root, between, upper=False)  # V, N x M
-        remaining = self._in_result(gradient)  # M x p
+        # Attributes of modules are slow to find, and at small sizes it is calls that take time.
+        held, unknown_mean = self._buffers, self.unknown_mean
+        root, known = held["root"], held["known"]  # N x N; W, N x p or p + 1
+        num_points, p = known.shape
+        p -= unknown_mean
+        (covariances, gradient), pullback = self.derivatives.covariances(held["anchors"], X)
+        between, within = covariances.split((num_points, q), dim=-1)
+        values = torch.linalg.solve_triangular(
+            root.mT, between.flatten(end_dim=-2), upper=True, left=False
+        ).view_as(between)  # V^T, (b) x q x N
+        remaining = self._in_result(gradient)  # (b) x q x p
         if unknown_mean:
             remaining = torch.nn.functional.pad(remaining, (0, 1), value=1.0)
-        remaining = torch.addmm(remaining, values.mT, known, alpha=-1)  # A
-        by_set = values
-        if num_sets != 1:
-            remaining = remaining.view(num_sets, q, -1)
-            by_set = values.view(-1, num_sets, q).transpose(0, 1)  # b x N x q
-        covariance = _minus_product(within, by_set.mT, by_set)  # S
+        remaining = _minus_product(remaining, values, known)  # A
+        covariance = _minus_product(within, values, values.mT)  # S
         covariance.diagonal(dim1=-2, dim2=-1).add_(noise)
         solution = _solved(covariance, remaining)  # (b) x q x p or p + 1
         products = remaining * solution
@@ -316,23 +317,19 @@ class GradientBelief(nn.Module):
             reduction = products[..., :p].sum((-2, -1)) - (effect.square() * precision).sum(-1)
         else:
             reduction = products.sum((-2, -1))
-        value = (reduction - self.trace_without_mean).view(batch_shape)
+        value = (reduction - held["trace_without_mean"]).view(batch_shape)
         if not with_slope:
             return value, None
-        moved = direct = solution  # half of the derivative in A
+        moved = direct = solution.mul(-2.0)  # minus the derivative in A
         if unknown_mean:
-            direct = solution[..., :p] + solution[..., p:] * effect.unsqueeze(-2)
+            direct = moved[..., :p] + moved[..., p:] * effect.unsqueeze(-2)
             moved = torch.cat((direct, direct @ effect.unsqueeze(-1)), dim=-1)
-        left = _minus_product(known, by_set, solution)  # W - V S^{-1} A
-        slope_values = left @ moved.mT
-        if num_sets != 1:
-            slope_values = slope_values.transpose(0, 1).reshape(values.shape)
-        slope = pullback(
-            torch.linalg.solve_triangular(root.mT, slope_values, upper=True),
-            self._from_result(-direct.reshape(-1, p)),
-            moved @ solution.mT,
-        )
-        return value, slope.mul_(-2).view(*batch_shape, q, d)
+        left = _minus_product(known.mT, solution.mT, values)  # (W - V S^{-1} A)^T
+        left = torch.linalg.solve_triangular(
+            root, left.flatten(end_dim=-2), upper=False, left=False
+        ).view_as(left)
+        slope = pullback(moved @ torch.cat((left, solution.mT), dim=-1), self._from_result(-direct))
+        return value, slope.view(*batch_shape, q, d)
 
     def _gradient(self, X: Tensor) -> Tensor:
         """``d k(location, X) / d location`` in the coordinates of the result, ``M x p``."""
@@ -340,15 +337,17 @@ class GradientBelief(nn.Module):
 
     def _in_result(self, gradient: Tensor) -> Tensor:
         """From the kernel's coordinates to those of the result: ``M x d`` to ``M x p``."""
-        if self.jacobian is not None:
-            gradient = gradient @ self.jacobian
-        return gradient if self.scale is None else self.scale * gradient
+        jacobian, scale = self._buffers["jacobian"], self._buffers["scale"]
+        if jacobian is not None:
+            gradient = gradient @ jacobian
+        return gradient if scale is None else scale * gradient
 
     def _from_result(self, slope: Tensor) -> Tensor:
         """The transpose of :meth:`_in_result`: ``M x p`` to ``M x d``."""
-        if self.jacobian is not None:
-            slope = slope @ self.jacobian.mT
-        return slope if self.scale is None else self.scale * slope
+        jacobian, scale = self._buffers["jacobian"], self._buffers["scale"]
+        if jacobian is not None:
+            slope = slope @ jacobian.mT
+        return slope if scale is None else scale * slope
 
 
 class _NegativeTraceAfter(torch.autograd.Function):
@@ -367,13 +366,15 @@ class _NegativeTraceAfter(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         if torch.is_grad_enabled():
             raise RuntimeError("The trace of a gradient's covariance can be differentiated once.")
-        weights = gradients[0].unsqueeze(-1).unsqueeze(-1)
-        return weights * ctx.saved_tensors[0], None, None
+        (slope,) = ctx.saved_tensors
+        return gradients[0].reshape(*slope.shape[:-2], 1, 1) * slope, None, None
 
 
 def _minus_product(C: Tensor, A: Tensor, B: Tensor) -> Tensor:
     """``C - A B`` for matrices or batches of them, in one call."""
-    return (torch.addmm if A.dim() == 2 else torch.baddbmm)(C, A, B, alpha=-1)
+    if A.dim() == 2:
+        return torch.addmm(C, A, B, alpha=-1)
+    return torch.baddbmm(C, A, B, alpha=-1) if B.dim() == 3 else C - A @ B
 
 
 def _solved(S: Tensor, A: Tensor) -> Tensor:
