@@ -293,7 +293,8 @@ class GradientBelief(nn.Module):
         num_sets = math.prod(batch_shape)  # b
         X = X.reshape((q, d) if num_sets == 1 else (num_sets, q, d))
         # Attributes of modules are slow to find, and at small sizes it is calls that take time.
-        held, unknown_mean = self._buffers, self.unknown_mean
+        held: Any = self._buffers
+        unknown_mean = self.unknown_mean
         root, known = held["root"], held["known"]  # N x N; W, N x p or p + 1
         num_points, p = known.shape
         p -= unknown_mean
