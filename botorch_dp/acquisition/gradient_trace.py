@@ -216,6 +216,8 @@ def stencil_directions(stencil: Stencil, count: int, basis: Tensor) -> Tensor:
     if stencil == "simplex":
         corners = min(count, d + 1)
         ring = regular_simplex(corners, like=basis) @ basis[:, : max(corners - 1, 1)].mT
+        if count <= corners:
+            return ring
         ring = torch.cat((ring, -ring))
     else:
         ring = torch.stack((basis.mT, -basis.mT), dim=1).reshape(2 * d, d)

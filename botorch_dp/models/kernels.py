@@ -122,6 +122,8 @@ class _RadialDerivatives(KernelDerivatives):
     gradient is ``fall(0) / length_scales^2`` on the diagonal.
     """
 
+    fall_at_zero: float
+
     @staticmethod
     @abstractmethod
     def profile_and_fall(r: Tensor) -> tuple[Tensor, Tensor]:
@@ -189,8 +191,8 @@ class _RadialDerivatives(KernelDerivatives):
                 f"`kernel` has {self.length_scales.numel()} length-scales (ard_num_dims) for "
                 f"{len(location)} inputs."
             )
-        _, at_zero = self.profile_and_fall(location.new_zeros(()))
-        return torch.diag_embed((at_zero / self.length_scales.square()).expand_as(location))
+        steepest = self.fall_at_zero / self.length_scales.square()
+        return torch.diag_embed(steepest.expand_as(location))
 
 
 def _distances(X1: Tensor, X2: Tensor) -> Tensor:
@@ -225,6 +227,8 @@ class _RadialValue(torch.autograd.Function):
 class _RBFDerivatives(_RadialDerivatives):
     """``exp(-r^2 / 2)``."""
 
+    fall_at_zero = 1.0
+
     @staticmethod
     @override
     def profile_and_fall(r: Tensor) -> tuple[Tensor, Tensor]:
@@ -239,6 +243,8 @@ class _RBFDerivatives(_RadialDerivatives):
 
 class _Matern52Derivatives(_RadialDerivatives):
     """``(1 + sqrt(5) r + 5 r^2 / 3) exp(-sqrt(5) r)``."""
+
+    fall_at_zero = 5.0 / 3.0
 
     @staticmethod
     @override
