@@ -79,7 +79,11 @@ class GradientTrace(AcquisitionFunction):
         model = exact_gp(model)
         super().__init__(model=model)
         self._averages = is_ensemble(model)
-        self.beliefs: Any = torch.nn.ModuleList(gradient_beliefs(model, location))
+        # Whoever asks a model for what it does not have waits for an exception at each call.
+        self._transforms = hasattr(model, "input_transform")
+        beliefs = gradient_beliefs(model, location)
+        self.beliefs: Any = torch.nn.ModuleList(beliefs)
+        self._first = (beliefs[0],)
         self.register_buffer("location", location.detach())
         self.register_buffer("noise", candidate_noise(model).reshape(-1))
         self.set_X_pending(X_pending)
@@ -100,8 +104,8 @@ class GradientTrace(AcquisitionFunction):
         if X.dtype != self.location.dtype:
             raise ValueError(f"`X` is {X.dtype} but the model works in {self.location.dtype}.")
         if not self._averages:
-            inputs = self.model.transform_inputs(X)  # b x q x d
-            return self.beliefs[0].negative_trace_after(inputs, self.noise)
+            inputs = self.model.transform_inputs(X) if self._transforms else X  # b x q x d
+            return self._first[0].negative_trace_after(inputs, self.noise)
         # The members' transforms may differ: b x m x q x d.
         inputs = self.model.transform_inputs(X.unsqueeze(-3))
         inputs = inputs.expand(*X.shape[:-2], len(self.beliefs), *inputs.shape[-2:])
@@ -212,6 +216,8 @@ def stencil_directions(stencil: Stencil, count: int, basis: Tensor) -> Tensor:
     if stencil == "simplex":
         corners = min(count, d + 1)
         ring = regular_simplex(corners, like=basis) @ basis[:, : max(corners - 1, 1)].mT
+        if count <= corners:
+            return ring
         ring = torch.cat((ring, -ring))
     else:
         ring = torch.stack((basis.mT, -basis.mT), dim=1).reshape(2 * d, d)

@@ -17,8 +17,8 @@ from botorch_dp.models.gradient import KernelFactor
 from botorch_dp.objectives import PerRecordLosses, checked_scores
 
 _EPS = torch.finfo(torch.double).eps
-# Records turned into gradients at a time: bounds the working memory to d times this many numbers.
-_CHUNK = 16_384
+# Numbers that the gradients of a chunk of the records have: half of what a processor's cache holds.
+_CHUNK_NUMBERS, _LEAST_CHUNK = 2**15, 512
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,9 @@ class Observations:
     def gradients(self, weights: Tensor) -> Iterator[Tensor]:
         """``weights^T L`` (``N x d`` and ``N x n``), some columns at a time: ``d x m``."""
         parts = weights.split([block.shape[0] for block in self.blocks])
-        for start in range(0, self.num_records, _CHUNK):
-            chunk = slice(start, start + _CHUNK)
+        size = max(_CHUNK_NUMBERS // weights.shape[-1], _LEAST_CHUNK)
+        for start in range(0, self.num_records, size):
+            chunk = slice(start, start + size)
             total = parts[0].mT @ self.blocks[0][:, chunk]
             for part, block in zip(parts[1:], self.blocks[1:], strict=True):
                 total.addmm_(part.mT, block[:, chunk])
@@ -136,10 +137,11 @@ class ClippedMean:
     def add(self, gradients: Tensor) -> None:
         """Count in the gradients of some records, ``d x m``, one column for each."""
         gradients = gradients.double()
-        largest = gradients.abs().amax(dim=0)  # NaN if one entry is
-        finite = torch.isfinite(largest)
+        largest = gradients.abs().amax(dim=0)
+        finite = largest < math.inf  # NaN if one entry is
         if self.is_plain:
-            total, clipped = torch.where(finite, gradients, 0.0).sum(dim=-1), finite.new_zeros(())
+            total = torch.where(finite, gradients, 0.0).sum(dim=-1)
+            clipped = self._counts.new_zeros(())
         else:
             # Over infinity, a gradient that is zero or not finite becomes zeros and NaN. What
             # follows works in place: a fresh table costs more than the arithmetic.
@@ -148,11 +150,11 @@ class ClippedMean:
             # Along the first dimension a sum of squares is ten times as fast as a norm.
             norms = directions.square().sum(dim=0).sqrt_()
             limit = self.bound / norms.clamp_min_(_EPS)
-            shortened = directions.mul_(torch.minimum(scale, limit)).div_(self.unit)
+            shortened = directions.mul_(torch.minimum(scale, limit).div_(self.unit))
             total = shortened.to(torch.int64).sum(dim=-1)  # rounds towards zero
             clipped = (finite & (largest > limit)).sum()
         self.total = self.total + total
-        counts = torch.stack((clipped.long(), (~finite).sum()))
+        counts = torch.stack((clipped, (~finite).sum()))
         self._counts = self._counts + counts
 
     def value(self) -> Tensor:

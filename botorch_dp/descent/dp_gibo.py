@@ -340,7 +340,8 @@ class DPGIBO:
         belief = GradientBelief(observations.factor, done.location, unknown_mean=unknown_mean)
         proposal = self._propose(belief)
         factor, kept = observations.factor.extended(proposal.points, self._noise)
-        X = proposal.points[kept]  # a dependent point would be asked for in vain
+        # A dependent point would be asked for in vain.
+        X = proposal.points if len(kept) == len(proposal.points) else proposal.points[kept]
         if len(X):
             belief = belief.extended(factor)
 

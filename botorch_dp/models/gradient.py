@@ -13,7 +13,6 @@ on the values, so designs can be chosen before anything is observed.
 
 from __future__ import annotations
 
-import copy
 import math
 from typing import Any, cast
 
@@ -78,20 +77,25 @@ class KernelFactor:
         """
         if len(X) == 0:
             return self, torch.zeros(0, dtype=torch.long, device=X.device)
+        old = len(self)
         with torch.no_grad():
-            crossed = self.whiten(self.derivatives.value(self.points, X))  # N x b
-            remaining = self.derivatives.value(X, X) - crossed.mT @ crossed
+            points = torch.cat((self.points, X))
+            between, within = self.derivatives.value(points, X).split((old, X.shape[0]))
+            crossed = self.whiten(between)  # N x b
+            remaining = torch.addmm(within, crossed.mT, crossed, alpha=-1)
             remaining.diagonal().add_(noise)
-            largest = self.derivatives.diagonal(torch.cat((self.points, X))).max()
+            largest = self.derivatives.diagonal(points).max()
             limit = largest * torch.finfo(X.dtype).eps ** _DEPENDENCE_EXPONENT
             corner, kept = _independent_cholesky(remaining, limit)
-            old, new = len(self), len(kept)
+            new = kept.shape[0]
+            if new < X.shape[0]:
+                points, crossed = torch.cat((self.points, X[kept])), crossed[:, kept]
             root = X.new_empty(old + new, old + new)
             root[:old, :old] = self.root
             root[:old, old:] = 0.0
-            root[old:, :old] = crossed[:, kept].mT
+            root[old:, :old] = crossed.mT
             root[old:, old:] = corner
-        return KernelFactor(self.derivatives, torch.cat((self.points, X[kept])), root), kept
+        return KernelFactor(self.derivatives, points, root), kept
 
     def without_oldest(self, count: int) -> KernelFactor:
         """The factor without its first ``count`` points.
@@ -156,11 +160,11 @@ class GradientBelief(nn.Module):
     anchors: Tensor
     root: Tensor
     prior: Tensor
+    prior_trace: Tensor
     whitened: Tensor
+    gram: Tensor
     known: Tensor
     trace_without_mean: Tensor
-    mean_effect: Tensor
-    mean_precision: Tensor
     kept: Tensor
 
     def __init__(
@@ -175,48 +179,55 @@ class GradientBelief(nn.Module):
         super().__init__()
         self.derivatives: KernelDerivatives = factor.derivatives
         self.unknown_mean = unknown_mean
-        self.register_buffer("location", location)
-        self.register_buffer("jacobian", jacobian)
-        self.register_buffer("scale", scale)
         with torch.no_grad():
             prior = self.derivatives.gradient_covariance(location)
             if jacobian is not None:
                 prior = jacobian.mT @ prior @ jacobian
             if scale is not None:
                 prior = scale.square() * prior
-        self.register_buffer("prior", prior)  # p x p
-        start = factor.points.new_zeros(0, prior.shape[-1] + 1)
-        self._condition(factor, whitened=start)
+            # All at once: registering them one by one takes longer than computing them.
+            self._buffers.update(
+                location=location,
+                jacobian=jacobian,
+                scale=scale,
+                prior=prior,  # p x p
+                prior_trace=prior.diagonal().sum(),
+            )
+            p = prior.shape[-1]
+            nothing = prior.new_zeros(p + 1, p + 1)
+            self._condition(factor, whitened=nothing[:0], gram=nothing)
 
     def extended(self, factor: KernelFactor) -> GradientBelief:
         """This belief with all points of ``factor``, which must begin with its own."""
-        belief = copy.copy(self)
-        belief._buffers = dict(self._buffers)
-        belief._condition(factor, whitened=self.whitened)
+        belief = object.__new__(type(self))  # a copy of a module takes ten times as long
+        belief.__dict__ = {**self.__dict__, "_buffers": dict(self._buffers)}
+        belief._condition(factor, self.whitened, self.gram)
         return belief
 
-    def _condition(self, factor: KernelFactor, whitened: Tensor) -> None:
-        """Set what depends on the points, given ``root^{-1} [C^T, 1]`` for the first of them."""
+    def _condition(self, factor: KernelFactor, whitened: Tensor, gram: Tensor) -> None:
+        """Set what depends on the points, given ``W = root^{-1} [C^T, 1]`` for the first of them.
+
+        ``gram`` is ``W^T W``: it says how much of the gradient's covariance the points explain,
+        what the constant does to the gradient given the values, and how well they pin it down.
+        """
         old = whitened.shape[0]
         with torch.no_grad():
             gradient = self._gradient(factor.points[old:])  # b x p
             columns = torch.nn.functional.pad(gradient, (0, 1), value=1.0)
-            remaining = columns - factor.root[old:, :old] @ whitened
-            corner = factor.root[old:, old:]
-            new = torch.linalg.solve_triangular(corner, remaining, upper=False)
-            whitened = torch.cat((whitened, new))
-            crossed, ones = whitened[:, :-1], whitened[:, -1:]
-            # All at once: registering them one by one takes longer than computing them.
+            corner = factor.root
+            if old:
+                below = factor.root[old:]
+                columns, corner = columns.addmm_(below[:, :old], whitened, alpha=-1), below[:, old:]
+            new = torch.linalg.solve_triangular(corner, columns, upper=False)
+            whitened = torch.cat((whitened, new)) if old else new
+            gram = torch.addmm(gram, new.mT, new)
             self._buffers.update(
                 anchors=torch.cat((self.location.unsqueeze(0), factor.points)),
                 root=factor.root,
-                whitened=whitened,  # N x p + 1, root^{-1} [C^T, 1]
-                known=whitened if self.unknown_mean else crossed,
-                # What the constant does to the gradient given the values; how well they pin it
-                # down.
-                mean_effect=-(crossed.mT @ ones).squeeze(-1),  # p
-                mean_precision=ones.square().sum(),
-                trace_without_mean=self.prior.diagonal().sum() - crossed.square().sum(),
+                whitened=whitened,  # N x p + 1
+                gram=gram,
+                known=whitened if self.unknown_mean else whitened[:, :-1],
+                trace_without_mean=self.prior_trace - gram.diagonal()[:-1].sum(),
             )
 
     @property
@@ -243,26 +254,34 @@ class GradientBelief(nn.Module):
     @property
     def covariance(self) -> Tensor:
         """Covariance of the gradient, ``p x p``."""
-        covariance = self.prior - self.crossed.mT @ self.crossed
-        if self.unknown_mean and self.anchors.shape[0] > 1:
-            covariance = covariance + self.mean_effect.outer(self.mean_effect) / self.mean_precision
+        gram = self.gram
+        covariance = self.prior - gram[:-1, :-1]
+        if self._corrects:
+            covariance.addmm_(gram[:-1, -1:] / gram[-1, -1], gram[-1:, :-1])
         return covariance
 
     @property
     def trace(self) -> Tensor:
         """Trace of :attr:`covariance`, at least 0 whatever the rounding."""
         trace = self.trace_without_mean
-        if self.unknown_mean and self.anchors.shape[0] > 1:
-            trace = trace + self.mean_effect.square().sum() / self.mean_precision
+        if self._corrects:
+            effect = self.gram[-1]
+            trace = trace + effect[:-1].square().sum() / effect[-1]
         return trace.clamp_min(0)
 
     @property
     def weights(self) -> Tensor:
         """``N x p`` matrix ``W``: the posterior mean of the gradient is ``W^T y``."""
         crossed = self.crossed
-        if self.unknown_mean and self.anchors.shape[0] > 1:
-            crossed = crossed + self.whitened[:, -1:] * (self.mean_effect / self.mean_precision)
+        if self._corrects:
+            gram = self.gram
+            crossed = torch.addmm(crossed, self.whitened[:, -1:], gram[-1:, :-1] / -gram[-1, -1])
         return torch.linalg.solve_triangular(self.root.mT, crossed, upper=True)
+
+    @property
+    def _corrects(self) -> bool:
+        """Whether there is an unknown constant, and there are values to tell it by."""
+        return self.unknown_mean and self.whitened.shape[0] > 0
 
     def trace_after(self, X: Tensor, noise: Tensor | float = 0.0) -> Tensor:
         """The trace once values at ``X`` (``... x q x d``) are observed too: shape ``...``.
@@ -287,52 +306,49 @@ class GradientBelief(nn.Module):
         ``S = k(X, X) + noise - V^T V``, the trace is a function of ``A^T S^{-1} A``. Its derivative
         needs little but the solution ``S^{-1} A``: automatic differentiation would go through all
         factorizations, and through the eigenvectors of a singular ``S``, whose derivative is not
-        finite.
+        finite. Below ``V`` and what follows from it are laid out transposed, a row for each point.
         """
         *batch_shape, q, d = X.shape
         num_sets = math.prod(batch_shape)  # b
         X = X.reshape((q, d) if num_sets == 1 else (num_sets, q, d))
-        root, unknown_mean = self.root, self.unknown_mean
-        known = self.known  # W, N x p or p + 1
-        p = known.shape[-1] - unknown_mean
-        (between, gradient, within), pullback = self.derivatives.covariances(self.anchors, X)
-        values = torch.linalg.solve_triangular(root, between, upper=False)  # V, N x M
-        remaining = self._in_result(gradient)  # M x p
+        # Attributes of modules are slow to find, and at small sizes it is calls that take time.
+        held: Any = self._buffers
+        unknown_mean = self.unknown_mean
+        root, known = held["root"], held["known"]  # N x N; W, N x p or p + 1
+        num_points, p = known.shape
+        p -= unknown_mean
+        (covariances, gradient), pullback = self.derivatives.covariances(held["anchors"], X)
+        between, within = covariances.split((num_points, q), dim=-1)
+        values = torch.linalg.solve_triangular(root, between.flatten(end_dim=-2).mT, upper=False)
+        values = values.mT.view_as(between)  # V^T, (b) x q x N
+        remaining = self._in_result(gradient)  # (b) x q x p
         if unknown_mean:
             remaining = torch.nn.functional.pad(remaining, (0, 1), value=1.0)
-        remaining = torch.addmm(remaining, values.mT, known, alpha=-1)  # A
-        by_set = values
-        if num_sets != 1:
-            remaining = remaining.view(num_sets, q, -1)
-            by_set = values.view(-1, num_sets, q).transpose(0, 1)  # b x N x q
-        covariance = _minus_product(within, by_set.mT, by_set)  # S
+        remaining = _minus_product(remaining, values, known)  # A
+        covariance = _minus_product(within, values, values.mT)  # S
         covariance.diagonal(dim1=-2, dim2=-1).add_(noise)
         solution = _solved(covariance, remaining)  # (b) x q x p or p + 1
         products = remaining * solution
         if unknown_mean:
             crossed = (remaining[..., :p] * solution[..., p:]).sum(-2)  # (b) x p
-            precision = self.mean_precision + products[..., p].sum(-1, keepdim=True)
-            effect = (self.mean_effect - crossed) / precision  # of the constant, (b) x p
+            gram = held["gram"]
+            precision = gram[p, p] + products[..., p].sum(-1, keepdim=True)
+            effect = -(gram[p, :p] + crossed) / precision  # of the constant, (b) x p
             reduction = products[..., :p].sum((-2, -1)) - (effect.square() * precision).sum(-1)
         else:
             reduction = products.sum((-2, -1))
-        value = (reduction - self.trace_without_mean).view(batch_shape)
+        value = (reduction - held["trace_without_mean"]).view(batch_shape)
         if not with_slope:
             return value, None
-        moved = direct = solution  # half of the derivative in A
+        moved = direct = solution.mul(-2.0)  # minus the derivative in A
         if unknown_mean:
-            direct = solution[..., :p] + solution[..., p:] * effect.unsqueeze(-2)
+            direct = moved[..., :p] + moved[..., p:] * effect.unsqueeze(-2)
             moved = torch.cat((direct, direct @ effect.unsqueeze(-1)), dim=-1)
-        left = _minus_product(known, by_set, solution)  # W - V S^{-1} A
-        slope_values = left @ moved.mT
-        if num_sets != 1:
-            slope_values = slope_values.transpose(0, 1).reshape(values.shape)
-        slope = pullback(
-            torch.linalg.solve_triangular(root.mT, slope_values, upper=True),
-            self._from_result(-direct.reshape(-1, p)),
-            moved @ solution.mT,
-        )
-        return value, slope.mul_(-2).view(*batch_shape, q, d)
+        left = _minus_product(known.mT, solution.mT, values)  # (W - V S^{-1} A)^T
+        new = torch.linalg.solve_triangular(root.mT, left.flatten(end_dim=-2).mT, upper=True)
+        left = new.mT.view_as(left)
+        slope = pullback(moved @ torch.cat((left, solution.mT), dim=-1), self._from_result(-direct))
+        return value, slope.view(*batch_shape, q, d)
 
     def _gradient(self, X: Tensor) -> Tensor:
         """``d k(location, X) / d location`` in the coordinates of the result, ``M x p``."""
@@ -340,15 +356,17 @@ class GradientBelief(nn.Module):
 
     def _in_result(self, gradient: Tensor) -> Tensor:
         """From the kernel's coordinates to those of the result: ``M x d`` to ``M x p``."""
-        if self.jacobian is not None:
-            gradient = gradient @ self.jacobian
-        return gradient if self.scale is None else self.scale * gradient
+        jacobian, scale = self._buffers["jacobian"], self._buffers["scale"]
+        if jacobian is not None:
+            gradient = gradient @ jacobian
+        return gradient if scale is None else scale * gradient
 
     def _from_result(self, slope: Tensor) -> Tensor:
         """The transpose of :meth:`_in_result`: ``M x p`` to ``M x d``."""
-        if self.jacobian is not None:
-            slope = slope @ self.jacobian.mT
-        return slope if self.scale is None else self.scale * slope
+        jacobian, scale = self._buffers["jacobian"], self._buffers["scale"]
+        if jacobian is not None:
+            slope = slope @ jacobian.mT
+        return slope if scale is None else scale * slope
 
 
 class _NegativeTraceAfter(torch.autograd.Function):
@@ -367,13 +385,15 @@ class _NegativeTraceAfter(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         if torch.is_grad_enabled():
             raise RuntimeError("The trace of a gradient's covariance can be differentiated once.")
-        weights = gradients[0].unsqueeze(-1).unsqueeze(-1)
-        return weights * ctx.saved_tensors[0], None, None
+        (slope,) = ctx.saved_tensors
+        return gradients[0].reshape(*slope.shape[:-2], 1, 1) * slope, None, None
 
 
 def _minus_product(C: Tensor, A: Tensor, B: Tensor) -> Tensor:
     """``C - A B`` for matrices or batches of them, in one call."""
-    return (torch.addmm if A.dim() == 2 else torch.baddbmm)(C, A, B, alpha=-1)
+    if A.dim() == 2:
+        return torch.addmm(C, A, B, alpha=-1)
+    return torch.baddbmm(C, A, B, alpha=-1) if B.dim() == 3 else C - A @ B
 
 
 def _solved(S: Tensor, A: Tensor) -> Tensor:

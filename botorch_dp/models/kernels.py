@@ -50,17 +50,15 @@ _DIFFERENCE_TOLERANCE = 1e-2
 class Covariances(NamedTuple):
     """Prior covariances of values at new points ``X``: one set (``q x d``) or ``b x q x d``."""
 
-    #: With the values at ``N`` old points: ``N x M`` for the ``M = q`` or ``b q`` new ones.
-    between: Tensor
-    #: With the gradient at a location: ``M x d``.
+    #: With the values at ``N`` old points, then with those of the set itself: ``... q x N + q``.
+    values: Tensor
+    #: With the gradient at a location: ``... q x d``.
     gradient: Tensor
-    #: Among the points of each set: ``q x q`` or ``b x q x q``.
-    within: Tensor
 
 
-#: From the derivatives of a number by the three covariances to its derivative by ``X``. A
-#: covariance of two points stands in ``within`` twice: its derivative is that by both together.
-Pullback = Callable[[Tensor, Tensor, Tensor], Tensor]
+#: From the derivatives of a number by the two covariances to its derivative by ``X``. A covariance
+#: of two points of a set is there twice: its derivative is half of that by both together.
+Pullback = Callable[[Tensor, Tensor], Tensor]
 
 
 class KernelDerivatives(nn.Module, ABC):
@@ -104,43 +102,44 @@ class KernelDerivatives(nn.Module, ABC):
         """
         with torch.enable_grad():
             at = X.detach().requires_grad_()
-            flat = at.reshape(-1, at.shape[-1])
-            parts = (
-                self.value(anchors[1:], flat),
-                self.gradient(anchors[0], flat).mT,
-                self.value(at, at),
-            )
+            between = self.value(at.reshape(-1, X.shape[-1]), anchors[1:])
+            between = between.view(*X.shape[:-1], len(between.mT))
+            parts = between, self.value(at, at), self.gradient(anchors[0], at).mT
 
-        def pullback(between: Tensor, gradient: Tensor, within: Tensor) -> Tensor:
-            return torch.autograd.grad(parts, at, (between, gradient, 0.5 * within))[0]
+        def pullback(values: Tensor, gradient: Tensor) -> Tensor:
+            old, new = values.split((between.shape[-1], X.shape[-2]), dim=-1)
+            return torch.autograd.grad(parts, at, (old, 0.5 * new, gradient))[0]
 
-        return Covariances(*(part.detach() for part in parts)), pullback
+        between, within, gradient = (part.detach() for part in parts)
+        return Covariances(torch.cat((between, within), dim=-1), gradient), pullback
 
 
 class _RadialDerivatives(KernelDerivatives):
     """A stationary kernel ``profile(r)`` of the scaled distance ``r = |(x - z) / length_scales|``.
 
-    With ``slope(r) = profile'(r) / r``, which stays finite at zero for a twice-differentiable
-    kernel, the gradient is ``slope(r) (x - z) / length_scales^2`` and the prior covariance of the
-    gradient is ``-slope(0) / length_scales^2`` on the diagonal.
+    With ``fall(r) = -profile'(r) / r``, which stays finite at zero for a twice-differentiable
+    kernel, the gradient is ``fall(r) (z - x) / length_scales^2`` and the prior covariance of the
+    gradient is ``fall(0) / length_scales^2`` on the diagonal.
     """
 
-    @staticmethod
-    @abstractmethod
-    def profile_and_slope(r: Tensor) -> tuple[Tensor, Tensor]:
-        """The kernel as a function of the scaled distance, 1 at zero, and ``profile'(r) / r``."""
+    fall_at_zero: float
 
     @staticmethod
     @abstractmethod
-    def curvature(r: Tensor, slope: Tensor) -> Tensor:
-        """``slope'(r) / r``, given ``slope(r)`` too."""
+    def profile_and_fall(r: Tensor) -> tuple[Tensor, Tensor]:
+        """The kernel as a function of the scaled distance, 1 at zero, and its ``fall(r)``."""
+
+    @staticmethod
+    @abstractmethod
+    def bend(r: Tensor, fall: Tensor) -> Tensor:
+        """``-fall'(r) / r``, given ``fall(r)`` too."""
 
     @override
     def value(self, X1: Tensor, X2: Tensor) -> Tensor:
         scaled = X1 / self.length_scales, X2 / self.length_scales
         if not torch.is_grad_enabled():  # at small sizes it is calls that take time
-            return self.profile_and_slope(_distances(*scaled))[0]
-        return _RadialValue.apply(*scaled, self.profile_and_slope)
+            return self.profile_and_fall(_distances(*scaled))[0]
+        return _RadialValue.apply(*scaled, self.profile_and_fall)
 
     @override
     def diagonal(self, X: Tensor) -> Tensor:
@@ -148,44 +147,42 @@ class _RadialDerivatives(KernelDerivatives):
 
     @override
     def gradient(self, location: Tensor, X: Tensor) -> Tensor:
-        offsets = (location - X) / self.length_scales  # ... x N x d
+        offsets = (X - location) / self.length_scales  # ... x N x d
         r = torch.linalg.vector_norm(offsets, dim=-1, keepdim=True)
-        return (self.profile_and_slope(r)[1] * (offsets / self.length_scales)).mT
+        return (self.profile_and_fall(r)[1] * (offsets / self.length_scales)).mT
 
     @override
     def covariances(self, anchors: Tensor, X: Tensor) -> tuple[Covariances, Pullback]:
-        scales, end, alone = self.length_scales, len(anchors), X.dim() == 2
-        fixed, free = anchors / scales, X / scales
-        flat = free if alone else free.flatten(end_dim=-2)  # M x d
-        # One set is compared with everything at once: at small sizes it is calls that take time.
-        others = torch.cat((fixed, flat)) if alone else fixed
-        r = _distances(others, flat)
-        value, slope = self.profile_and_slope(r)
-        if alone:
-            within = value[end:]
+        # In scaled coordinates u around the location. At small sizes it is calls that take time.
+        scales, location, end = self.length_scales, anchors[0], len(anchors)
+        if X.dim() == 2:
+            others = torch.cat((anchors, X)).sub_(location).div_(scales)
+            u = others[end:]
+            r = _distances(u, others)  # q x 1 + N + q
         else:
-            within, slope_within = self.profile_and_slope(_distances(free, free))
-        offsets = flat - fixed[0]
-        slope_here = slope[0].unsqueeze(-1)  # M x 1
-        gradient = (slope_here * offsets).div_(-scales)
+            others, u = (anchors - location).div_(scales), (X - location).div_(scales)
+            r = _distances(u.flatten(end_dim=-2), others).view(*X.shape[:-1], end)
+            r = torch.cat((r, _distances(u, u)), dim=-1)
+        value, fall = self.profile_and_fall(r)
+        here = fall[..., :1]
+        gradient = (here * u).div_(scales)
 
-        def pullback(between: Tensor, gradient: Tensor, within: Tensor) -> Tensor:
-            # In scaled coordinates u, the derivative of profile(r) is slope(r) u, and that of
-            # -slope(r) w^T u is -curvature(r) (w^T u) u - slope(r) w.
+        def pullback(values: Tensor, gradient: Tensor) -> Tensor:
+            # The derivative of profile(r) is -fall(r) u, and that of fall(r) w^T u is
+            # fall(r) w - bend(r) (w^T u) u.
             w = gradient / scales
-            curved = self.curvature(r[0], slope[0]) * (w * offsets).sum(-1)
-            local = torch.addcmul(slope_here * w, curved.unsqueeze(-1), offsets)
-            weights = slope[1:] * (torch.cat((between, within)) if alone else between)
-            total = torch.addcmul(local, weights.sum(0).unsqueeze(-1), flat, value=-1)
-            total.addmm_(weights.mT, others[1:])  # minus the derivative
-            if not alone:
-                total = total.view_as(free)
-                weights = within * slope_within
-                total.addcmul_(weights.sum(-1, keepdim=True), free, value=-1)
-                total.baddbmm_(weights, free)
-            return total.div_(-scales)
+            weights = values * fall[..., 1:]
+            total = weights.sum(-1, keepdim=True)
+            total.addcmul_(torch.sum(w * u, dim=-1, keepdim=True), self.bend(r, here))
+            total = (here * w).addcmul_(total, u, value=-1.0)
+            if X.dim() == 2:
+                total.addmm_(weights, others[1:])
+            else:
+                old, new = weights.split((end - 1, X.shape[-2]), dim=-1)
+                total.add_(old @ others[1:]).baddbmm_(new, u)
+            return total.div_(scales)
 
-        return Covariances(value[1:end], gradient, within), pullback
+        return Covariances(value[..., 1:], gradient), pullback
 
     @override
     def gradient_covariance(self, location: Tensor) -> Tensor:
@@ -194,8 +191,8 @@ class _RadialDerivatives(KernelDerivatives):
                 f"`kernel` has {self.length_scales.numel()} length-scales (ard_num_dims) for "
                 f"{len(location)} inputs."
             )
-        _, at_zero = self.profile_and_slope(location.new_zeros(()))
-        return torch.diag_embed((-at_zero / self.length_scales.square()).expand_as(location))
+        steepest = self.fall_at_zero / self.length_scales.square()
+        return torch.diag_embed(steepest.expand_as(location))
 
 
 def _distances(X1: Tensor, X2: Tensor) -> Tensor:
@@ -204,59 +201,63 @@ def _distances(X1: Tensor, X2: Tensor) -> Tensor:
 
 
 class _RadialValue(torch.autograd.Function):
-    """``profile`` of all distances, whose derivative needs the slope but no square root.
+    """``profile`` of all distances, whose derivative needs its fall but no square root.
 
     Through a distance, automatic differentiation has zero over zero where points coincide, and
     takes twice as long.
     """
 
     @staticmethod
-    def forward(ctx: Any, X1: Tensor, X2: Tensor, profile_and_slope: Any) -> Tensor:
-        value, slope = profile_and_slope(_distances(X1, X2))
-        ctx.save_for_backward(X1, X2, slope)
+    def forward(ctx: Any, X1: Tensor, X2: Tensor, profile_and_fall: Any) -> Tensor:
+        value, fall = profile_and_fall(_distances(X1, X2))
+        ctx.save_for_backward(X1, X2, fall)
         return value
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        X1, X2, slope = ctx.saved_tensors
-        weights = gradients[0] * slope  # ... x N x M, times (x - z) is the derivative in x
+        X1, X2, fall = ctx.saved_tensors
+        weights = gradients[0] * fall  # ... x N x M, times (z - x) is the derivative in x
         needs_first, needs_second, _ = ctx.needs_input_grad
-        first = weights.sum(-1, keepdim=True) * X1 - weights @ X2 if needs_first else None
-        second = weights.sum(-2).unsqueeze(-1) * X2 - weights.mT @ X1 if needs_second else None
+        first = weights @ X2 - weights.sum(-1, keepdim=True) * X1 if needs_first else None
+        second = weights.mT @ X1 - weights.sum(-2).unsqueeze(-1) * X2 if needs_second else None
         return first, second, None
 
 
 class _RBFDerivatives(_RadialDerivatives):
     """``exp(-r^2 / 2)``."""
 
-    @staticmethod
-    @override
-    def profile_and_slope(r: Tensor) -> tuple[Tensor, Tensor]:
-        profile = r.square().mul_(-0.5).exp_()
-        return profile, -profile
+    fall_at_zero = 1.0
 
     @staticmethod
     @override
-    def curvature(r: Tensor, slope: Tensor) -> Tensor:
-        return -slope
+    def profile_and_fall(r: Tensor) -> tuple[Tensor, Tensor]:
+        profile = r.square().mul_(-0.5).exp_()
+        return profile, profile
+
+    @staticmethod
+    @override
+    def bend(r: Tensor, fall: Tensor) -> Tensor:
+        return fall
 
 
 class _Matern52Derivatives(_RadialDerivatives):
     """``(1 + sqrt(5) r + 5 r^2 / 3) exp(-sqrt(5) r)``."""
 
-    @staticmethod
-    @override
-    def profile_and_slope(r: Tensor) -> tuple[Tensor, Tensor]:
-        s = _SQRT5 * r
-        decay = torch.exp(-s)
-        linear = (1 + s) * decay
-        return linear + s.square() / 3 * decay, (-5.0 / 3.0) * linear
+    fall_at_zero = 5.0 / 3.0
 
     @staticmethod
     @override
-    def curvature(r: Tensor, slope: Tensor) -> Tensor:
-        return -5.0 * slope / (1 + _SQRT5 * r)
+    def profile_and_fall(r: Tensor) -> tuple[Tensor, Tensor]:
+        s = _SQRT5 * r
+        decay = torch.exp(-s)
+        linear = (1 + s) * decay
+        return linear + s.square() / 3 * decay, (5.0 / 3.0) * linear
+
+    @staticmethod
+    @override
+    def bend(r: Tensor, fall: Tensor) -> Tensor:
+        return 5.0 * fall / (1 + _SQRT5 * r[..., :1])
 
 
 class _PolynomialDerivatives(KernelDerivatives):
@@ -395,7 +396,7 @@ class ScaledDerivatives(KernelDerivatives):
     def covariances(self, anchors: Tensor, X: Tensor) -> tuple[Covariances, Pullback]:
         parts, pullback = self.base.covariances(anchors, X)
         scaled = Covariances(*(self.scale * part for part in parts))
-        return scaled, lambda *slopes: self.scale * pullback(*slopes)
+        return scaled, lambda *slopes: pullback(*slopes).mul_(self.scale)
 
 
 class SummedDerivatives(KernelDerivatives):

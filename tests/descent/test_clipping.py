@@ -150,7 +150,8 @@ def test_gradients_are_one_product_whatever_the_chunks(monkeypatch: pytest.Monke
     weights = torch.randn(8, 2, dtype=torch.double)
     (whole,) = observations.gradients(weights)
     torch.testing.assert_close(whole, weights.mT @ table)
-    monkeypatch.setattr(module, "_CHUNK", 7)
+    monkeypatch.setattr(module, "_CHUNK_NUMBERS", 14)
+    monkeypatch.setattr(module, "_LEAST_CHUNK", 3)
     parts = list(observations.gradients(weights))
     assert [part.shape[-1] for part in parts] == [7, 7, 7, 4]
     torch.testing.assert_close(torch.cat(parts, dim=-1), whole)

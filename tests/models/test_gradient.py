@@ -17,6 +17,7 @@ from botorch.models.transforms import Log, Normalize, Standardize
 from botorch.models.transforms.input import AppendFeatures, Log10
 from gpytorch.kernels import Kernel, MaternKernel, PolynomialKernel, RBFKernel, ScaleKernel
 from torch import Tensor
+from torch.autograd.gradcheck import GradcheckError
 
 from botorch_dp.models.gradient import (
     GradientBelief,
@@ -294,6 +295,34 @@ def test_closed_form_is_what_automatic_differentiation_gives(
     torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(*slopes, rtol=tolerance, atol=tolerance)
     assert ours.shape == batch_shape and ours.dtype == dtype
+
+
+@pytest.mark.parametrize("unknown_mean", [False, True])
+@pytest.mark.parametrize(("num_points", "q", "d"), [(0, 1, 1), (1, 1, 1), (1, 3, 2), (5, 1, 3)])
+def test_the_smallest_sizes(num_points: int, q: int, d: int, unknown_mean: bool) -> None:
+    X = torch.rand(num_points, d, dtype=torch.double)
+    belief = GradientBelief(
+        factor_of(MaternKernel(nu=2.5), X, 0.1), X.new_full((d,), 0.4), unknown_mean=unknown_mean
+    )
+    for batch_shape in ((), (1,), (3,), (2, 2)):
+        Z = torch.rand(*batch_shape, q, d, dtype=torch.double, requires_grad=True)
+        assert torch.autograd.gradcheck(lambda Z: belief.trace_after(Z, 0.1), (Z,))
+
+
+@pytest.mark.parametrize("name", ["profile_and_fall", "bend"])
+def test_a_wrong_derivative_would_be_noticed(name: str) -> None:
+    X = torch.rand(5, D, dtype=torch.double)
+    belief = GradientBelief(factor_of(kernels()["matern"], X, 0.1), X[0] + 0.2)
+    right = getattr(belief.derivatives, name)
+
+    def wrong(*arguments: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        found = right(*arguments)
+        return 1.001 * found if name == "bend" else (found[0], 1.001 * found[1])
+
+    setattr(belief.derivatives, name, wrong)
+    Z = torch.rand(2, D, dtype=torch.double, requires_grad=True)
+    with pytest.raises(GradcheckError):
+        torch.autograd.gradcheck(lambda Z: belief.trace_after(Z, 0.1), (Z,))
 
 
 def test_the_trace_can_be_differentiated_once() -> None:
