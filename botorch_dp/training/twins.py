@@ -20,7 +20,8 @@ class _Embedding(nn.Embedding):
     def forward(self, tokens: Tensor) -> Tensor:
         exists = (tokens >= 0) & (tokens < self.num_embeddings)
         rows = super().forward(torch.where(exists, tokens, 0))
-        return torch.where(exists.unsqueeze(-1), rows, torch.nan)
+        absent = torch.where(exists, 0.0, torch.nan).to(rows.dtype)
+        return rows + absent.unsqueeze(-1)
 
 
 class _Attention(nn.MultiheadAttention):
