@@ -65,6 +65,8 @@ _WEIGHT_GRADIENTS: dict[_Layer, Callable[..., Tensor]] = {
     F.conv2d: conv2d_weight,
     F.conv3d: conv3d_weight,
 }
+#: Sequences of at most so many tokens are compared place by place rather than sorted.
+_FEW_PLACES = 64
 _CHANGED = (
     "The model calls other layers than the first time. Let its computation be the same at each "
     "step, or use engine='per_record'."
@@ -221,7 +223,9 @@ def _rule(layer: _Layer, given: Mapping[str, Any]) -> dict[str, Any] | None:
     if layer is F.linear:
         return {}
     if layer in _NORMALIZATIONS:
-        return {name: given[name] for name in _LAYERS[layer] if name in given and name not in _LINEAR}
+        return {
+            name: given[name] for name in _LAYERS[layer] if name in given and name not in _LINEAR
+        }
     if layer is F.embedding:
         if given.get("max_norm") is not None or given.get("scale_grad_by_freq"):
             return None
@@ -294,22 +298,27 @@ class _Rows:
     """
 
     def __init__(self, tokens: Tensor, gradients: Tensor) -> None:
-        # A row's gradient is the sum over the places of its token; it is kept once.
-        ordered, order = tokens.sort(dim=1)
-        changes = F.pad(ordered[:, 1:] != ordered[:, :-1], (1, 0)).cumsum(dim=1)
-        places = torch.empty_like(changes).scatter_(1, order, changes)
-        self._tokens = torch.zeros_like(ordered).scatter_(1, changes, ordered)
-        self._rows = torch.zeros_like(gradients).scatter_add_(
-            1, places.unsqueeze(-1).expand_as(gradients), gradients
-        )
+        self._tokens, self._gradients = tokens, gradients
 
     def norms(self) -> Tensor:
         """See :class:`.per_record.Contribution`."""
-        return torch.linalg.vector_norm(self._rows, dim=(1, 2))
+        # A row's gradient is the sum over the places of its token.
+        tokens, norm = self._tokens, torch.linalg.vector_norm
+        if tokens.shape[1] <= _FEW_PLACES:  # made at each of these places, and counted by all
+            same = (tokens.unsqueeze(2) == tokens.unsqueeze(1)).to(self._gradients.dtype)
+            rows = norm(torch.bmm(same, self._gradients), dim=2)
+            return norm(rows.div_(same.sum(dim=2).sqrt_()), dim=1)
+        ordered, order = tokens.sort(dim=1)
+        changes = F.pad(ordered[:, 1:] != ordered[:, :-1], (1, 0)).cumsum(dim=1)
+        places = torch.empty_like(changes).scatter_(1, order, changes)
+        sums = torch.zeros_like(self._gradients).scatter_add_(
+            1, places.unsqueeze(-1).expand_as(self._gradients), self._gradients
+        )
+        return norm(sums, dim=(1, 2))
 
     def add_to(self, total: Tensor, factors: Tensor) -> None:
         """See :class:`.per_record.Contribution`."""
-        clipped = (self._rows * factors.view(-1, 1, 1)).nan_to_num_(0.0, 0.0, 0.0)
+        clipped = (self._gradients * factors.view(-1, 1, 1)).nan_to_num_(0.0, 0.0, 0.0)
         total.index_add_(0, self._tokens.flatten(), clipped.flatten(0, 1))
 
 
@@ -455,7 +464,8 @@ class GhostEngine(PerRecordEngine):
 
         zeros = self.parameters.new_zeros(len(Y))
         losses, inputs = vmap(call, randomness="different")(copies, zeros, X, Y)
-        leaves = [*copies.values(), *(edge for edge, _ in recorder.outputs if edge is not None)]
+        edges = [edge for edge, _ in recorder.outputs if edge is not None]
+        leaves: list[Any] = [*copies.values(), *edges]
         found: Sequence[Tensor | None] = [None] * len(leaves)
         if losses.requires_grad:
             found = torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
