@@ -9,29 +9,32 @@ backward pass, to the outputs of the layers, serves for both. Convolutions are l
 patches, and what a record adds to a table of embeddings is a few rows. Where a record's gradient is
 smaller than what would stand for it, it is formed.
 
-Each record is alone in its batch: the model is called on one record at a time, vectorized, and a
-*probe* of zeros that belongs to the record is added to the output of each layer; the gradient at
-the output is the one with respect to the probe. What is clipped and what is added up for a record
-are made of that record alone, whatever the model does.
+Each record is alone in its batch: the model is called on one record at a time, vectorized, and the
+gradient at a layer's output is taken where the vectorized call keeps the outputs of all records,
+one beside the other. What is clipped and what is added up for a record are made of that record
+alone, whatever the model does.
 
-Layers are noticed by the functions of torch that they call with a trained parameter as the weight.
-A parameter that is used otherwise (scales of normalization, a table of embeddings that is the last
-layer's weight as well) is copied for each record, which gives the gradients of single records.
+Layers are noticed by the functions of torch that they call with a trained parameter as the weight:
+the parameters that a model is called with are tensors of a kind that notices it. A parameter that
+is used otherwise (a table of embeddings that is the last layer's weight as well) is copied for each
+record, which gives the gradients of single records.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from itertools import groupby
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._C import _functorch
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
-from torch.overrides import TorchFunctionMode
 
 from botorch_dp.training.per_record import (
     Contribution,
@@ -51,12 +54,19 @@ _LAYERS: dict[_Layer, tuple[str, ...]] = {
     F.conv2d: _CONVOLUTION,
     F.conv3d: _CONVOLUTION,
     F.embedding: ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq"),
+    F.layer_norm: ("input", "normalized_shape", "weight", "bias", "eps"),
+    F.rms_norm: ("input", "normalized_shape", "weight", "eps"),
+    F.group_norm: ("input", "num_groups", "weight", "bias", "eps"),
 }
+#: Those whose weight multiplies what they would return without it.
+_NORMALIZATIONS = (F.layer_norm, F.rms_norm, F.group_norm)
 _WEIGHT_GRADIENTS: dict[_Layer, Callable[..., Tensor]] = {
     F.conv1d: conv1d_weight,
     F.conv2d: conv2d_weight,
     F.conv3d: conv3d_weight,
 }
+#: Sequences of at most so many tokens are compared place by place rather than sorted.
+_FEW_PLACES = 64
 _CHANGED = (
     "The model calls other layers than the first time. Let its computation be the same at each "
     "step, or use engine='per_record'."
@@ -87,58 +97,118 @@ class _Call:
         return replace(self, weight=weight, bias=bias)
 
 
-class _Recorder(TorchFunctionMode):
-    """Notes the calls of layers, keeps their inputs and adds the probes to their outputs.
+class _Notes(Protocol):
+    """Is told what is done with the parameters that it follows."""
 
-    Args:
-        followed: The parameters to look out for.
-        probes: One for each call; None to learn which calls there are.
-    """
+    def note(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], output: Any) -> Any:
+        """Note a function of followed parameters; returns the output to go on with."""
 
-    def __init__(
-        self, followed: Mapping[str, Tensor], probes: Sequence[Tensor] | None = None
-    ) -> None:
-        super().__init__()
-        self.calls: list[_Call] = []
-        self.inputs: list[Tensor] = []
-        #: Parameters that are used in a way for which there is no rule.
-        self.otherwise: set[str] = set()
-        self._names = {id(value): name for name, value in followed.items()}
-        self._probes = probes
 
+class _Followed(Tensor):
+    """A parameter that notices the functions of torch it is given to."""
+
+    known_as: str
+    notes: _Notes
+
+    @classmethod
     def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        output = func(*args, **kwargs)
-        if func in _LAYERS:
-            given = dict(zip(_LAYERS[func], args, strict=False)) | kwargs
-            weight, bias = (self._names.get(id(given.get(name))) for name in ("weight", "bias"))
-            options = _rule(func, given) if weight or bias else None
-            if options is not None:
-                self.inputs.append(given["input"])
-                shapes = given["input"].shape, output.shape
-                self.calls.append(_Call(func, weight, bias, *shapes, options))
-                return output if self._probes is None else output + self._probe(output)
-        if self._probes is None and _holds_tensors(output):
-            self.otherwise.update(self._used([*args, *kwargs.values()]))
+        with torch._C.DisableTorchFunctionSubclass():
+            output = func(*args, **kwargs)
+            for found in _followed(args, kwargs):
+                return found.notes.note(func, args, kwargs, output)
         return output
 
-    def _probe(self, output: Tensor) -> Tensor:
-        assert self._probes is not None
-        place = len(self.calls) - 1
-        if place >= len(self._probes) or self._probes[place].shape != output.shape:
-            raise ValueError(_CHANGED)
-        return self._probes[place]
 
-    def _used(self, values: Sequence[Any]) -> list[str]:
-        names = []
-        for value in values:
-            if isinstance(value, tuple | list):
-                names += self._used(value)
-            elif id(value) in self._names:
-                names.append(self._names[id(value)])
-        return names
+def _follow(values: Mapping[str, Tensor], notes: _Notes) -> dict[str, Tensor]:
+    """The parameters, as tensors that tell these notes what is done with them."""
+    followed: dict[str, Tensor] = {}
+    for name, value in values.items():
+        followed[name] = parameter = value.detach().requires_grad_().as_subclass(_Followed)
+        parameter.known_as, parameter.notes = name, notes
+    return followed
+
+
+def _followed(args: Iterable[Any], kwargs: Mapping[str, Any]) -> Iterator[_Followed]:
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, _Followed):
+            yield value
+        elif isinstance(value, tuple | list):
+            yield from _followed(value, {})
+
+
+class _Learner:
+    """Learns which layers a model calls, and which parameters it uses in other ways as well."""
+
+    def __init__(self) -> None:
+        self.calls: list[_Call] = []
+        #: Parameters that are used in a way for which there is no rule.
+        self.otherwise: set[str] = set()
+
+    def note(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], output: Any) -> Any:
+        """See :class:`_Notes`."""
+        if func in _LAYERS:
+            given = dict(zip(_LAYERS[func], args, strict=False)) | kwargs
+            weight, bias = (
+                value.known_as if isinstance(value, _Followed) else None
+                for value in (given.get("weight"), given.get("bias"))
+            )
+            options = None if isinstance(given["input"], _Followed) else _rule(func, given)
+            if options is not None:
+                shapes = given["input"].shape, output.shape
+                self.calls.append(_Call(func, weight, bias, *shapes, options))
+                return output
+        if _holds_tensors(output):
+            self.otherwise.update(each.known_as for each in _followed(args, kwargs))
+        return output
+
+
+class _Recorder:
+    """Keeps the inputs of layers, and where to take the gradients at their outputs.
+
+    Args:
+        calls: The calls that were learnt.
+    """
+
+    #: A zero of each record's own. With it, an output that is the same for all records becomes
+    #: theirs, and one that may be changed in place has its gradient taken before.
+    zero: Tensor
+
+    def __init__(self, calls: Sequence[_Call]) -> None:
+        self._calls = calls
+        self.inputs: list[Tensor] = []
+        #: Of the outputs of all records, with the dimension in which these lie.
+        self.outputs: list[tuple[GradientEdge | None, int]] = []
+
+    def note(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], output: Any) -> Any:
+        """See :class:`_Notes`."""
+        if not _holds_tensors(output):
+            return output
+        place = len(self.inputs)
+        call = self._calls[place] if place < len(self._calls) else None
+        known_as = next(_followed(args, kwargs)).known_as
+        if (
+            call is None
+            or (call.layer, call.outputs) != (func, output.shape)
+            or known_as not in (call.weight, call.bias)
+        ):
+            raise ValueError(_CHANGED)
+        batched = _functorch.is_batchedtensor(output)
+        if not batched or _functorch.get_unwrapped(output)._is_view():
+            output = output + self.zero
+        together = _functorch.get_unwrapped(output)
+        edge = get_gradient_edge(together) if together.requires_grad else None
+        self.outputs.append((edge, _functorch.maybe_get_bdim(output)))
+        self.inputs.append(args[0] if args else kwargs["input"])
+        return output
+
+    def finish(self) -> list[Tensor]:
+        """The inputs of all calls."""
+        if len(self.inputs) < len(self._calls):
+            raise ValueError(_CHANGED)
+        return self.inputs
 
 
 def _holds_tensors(output: Any) -> bool:
@@ -152,6 +222,10 @@ def _rule(layer: _Layer, given: Mapping[str, Any]) -> dict[str, Any] | None:
     """What the gradients of a layer follow from beside inputs and outputs; None: no rule."""
     if layer is F.linear:
         return {}
+    if layer in _NORMALIZATIONS:
+        return {
+            name: given[name] for name in _LAYERS[layer] if name in given and name not in _LINEAR
+        }
     if layer is F.embedding:
         if given.get("max_norm") is not None or given.get("scale_grad_by_freq"):
             return None
@@ -224,22 +298,27 @@ class _Rows:
     """
 
     def __init__(self, tokens: Tensor, gradients: Tensor) -> None:
-        # A row's gradient is the sum over the places of its token; it is kept once.
-        ordered, order = tokens.sort(dim=1)
-        changes = F.pad(ordered[:, 1:] != ordered[:, :-1], (1, 0)).cumsum(dim=1)
-        places = torch.empty_like(changes).scatter_(1, order, changes)
-        self._tokens = torch.zeros_like(ordered).scatter_(1, changes, ordered)
-        self._rows = torch.zeros_like(gradients).scatter_add_(
-            1, places.unsqueeze(-1).expand_as(gradients), gradients
-        )
+        self._tokens, self._gradients = tokens, gradients
 
     def norms(self) -> Tensor:
         """See :class:`.per_record.Contribution`."""
-        return torch.linalg.vector_norm(self._rows, dim=(1, 2))
+        # A row's gradient is the sum over the places of its token.
+        tokens, norm = self._tokens, torch.linalg.vector_norm
+        if tokens.shape[1] <= _FEW_PLACES:  # made at each of these places, and counted by all
+            same = (tokens.unsqueeze(2) == tokens.unsqueeze(1)).to(self._gradients.dtype)
+            rows = norm(torch.bmm(same, self._gradients), dim=2)
+            return norm(rows.div_(same.sum(dim=2).sqrt_()), dim=1)
+        ordered, order = tokens.sort(dim=1)
+        changes = F.pad(ordered[:, 1:] != ordered[:, :-1], (1, 0)).cumsum(dim=1)
+        places = torch.empty_like(changes).scatter_(1, order, changes)
+        sums = torch.zeros_like(self._gradients).scatter_add_(
+            1, places.unsqueeze(-1).expand_as(self._gradients), self._gradients
+        )
+        return norm(sums, dim=(1, 2))
 
     def add_to(self, total: Tensor, factors: Tensor) -> None:
         """See :class:`.per_record.Contribution`."""
-        clipped = (self._rows * factors.view(-1, 1, 1)).nan_to_num_(0.0, 0.0, 0.0)
+        clipped = (self._gradients * factors.view(-1, 1, 1)).nan_to_num_(0.0, 0.0, 0.0)
         total.index_add_(0, self._tokens.flatten(), clipped.flatten(0, 1))
 
 
@@ -251,10 +330,18 @@ class _Use(NamedTuple):
     gradients: Tensor
 
     def of_bias(self) -> Tensor:
-        """Gradients of the bias, ``m x p``."""
-        if self.call.layer in _WEIGHT_GRADIENTS:
-            return self.gradients.flatten(3).sum(dim=(1, 3))
-        return self.gradients.flatten(1, -2).sum(dim=1)
+        """Gradients of the bias, ``m x ...``."""
+        g = self.gradients
+        if self.call.layer in _WEIGHT_GRADIENTS or self.call.layer is F.group_norm:
+            return g.reshape(*g.shape[:3], -1).sum(dim=(1, 3))
+        features = len(self.call.options.get("normalized_shape", (1,)))
+        return g.reshape(len(g), -1, *g.shape[-features:]).sum(dim=1)
+
+    def of_scale(self) -> Tensor:
+        """Gradients of a normalization's weight, ``m x ...``."""
+        inputs = self.inputs.flatten(0, 1) if self.call.layer is F.group_norm else self.inputs
+        alone = self.call.layer(inputs, **self.call.options)
+        return self._replace(gradients=self.gradients * alone.view_as(self.gradients)).of_bias()
 
     def of_weight(self, weight: Tensor) -> Tensor:
         """Gradients of a convolution's weight, ``m x ...``: those of a convolution of groups."""
@@ -308,25 +395,25 @@ class GhostEngine(PerRecordEngine):
         """Learn which layers the model calls; what a record says cannot change that."""
         X, Y, _ = self._records.take(place)
         values, frozen = self._values(0)
-        recorder = _Recorder(values)
+        learner = _Learner()
+        followed = _follow(values, learner)
 
         def call(x: Inputs, y: Tensor) -> Tensor:
-            with recorder:
-                return self._loss_of_one(values, frozen, x, y)
+            return self._loss_of_one(followed, frozen, x, y)
 
         with seeded_torch(0), torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
             vmap(call, randomness="different")(X, Y)
         roles: dict[str, set[Any]] = {}
-        for each in recorder.calls:
+        for each in learner.calls:
             for name, role in ((each.weight, each.layer), (each.bias, "bias")):
                 if name is not None:
                     roles.setdefault(name, set()).add(role)
         self.followed = {
             name
             for name, found in roles.items()
-            if len(found) == 1 and name not in recorder.otherwise
+            if len(found) == 1 and name not in learner.otherwise
         }
-        calls = [each.following(self.followed) for each in recorder.calls]
+        calls = [each.following(self.followed) for each in learner.calls]
         self._calls = [each for each in calls if each.weight or each.bias]
         self.record_numbers = self._count(values)
 
@@ -337,6 +424,8 @@ class GhostEngine(PerRecordEngine):
             calls = [each for each in self._calls if each.weight == name]
             if name not in self.followed:
                 numbers += 2 * value.numel()  # the copy and its gradient
+            elif calls and calls[0].layer in _NORMALIZATIONS:
+                numbers += value.numel() + sum(each.inputs.numel() for each in calls)
             elif calls and calls[0].layer is not F.embedding:
                 products = _numbers_of_products(calls, value)
                 numbers += value.numel() if self._forms(calls, value) else products
@@ -357,39 +446,39 @@ class GhostEngine(PerRecordEngine):
         self, values: dict[str, Tensor], frozen: dict[str, Tensor], X: Inputs, Y: Tensor
     ) -> list[Contribution]:
         assert self._calls is not None
-        shared = {name: value for name, value in values.items() if name in self.followed}
         copies = {
             name: value.expand(len(Y), *value.shape).requires_grad_()
             for name, value in values.items()
             if name not in self.followed
         }
-        zero = self.parameters.new_zeros(())
-        probes = [zero.expand(len(Y), *each.outputs).requires_grad_() for each in self._calls]
+
+        recorder = _Recorder(self._calls)
+        shared = _follow({name: values[name] for name in self.followed}, recorder)
 
         def call(
-            copies: dict[str, Tensor], probes: list[Tensor], x: Inputs, y: Tensor
+            copies: dict[str, Tensor], zero: Tensor, x: Inputs, y: Tensor
         ) -> tuple[Tensor, list[Tensor]]:
-            recorder = _Recorder(shared, probes)
-            with recorder:
-                loss = self._loss_of_one({**shared, **copies}, frozen, x, y)
-            if len(recorder.inputs) < len(probes):
-                raise ValueError(_CHANGED)
-            return loss, recorder.inputs
+            recorder.zero = zero
+            loss = self._loss_of_one({**shared, **copies}, frozen, x, y)
+            return loss, recorder.finish()
 
-        losses, inputs = vmap(call, randomness="different")(copies, probes, X, Y)
-        leaves = [*copies.values(), *probes]
+        zeros = self.parameters.new_zeros(len(Y))
+        losses, inputs = vmap(call, randomness="different")(copies, zeros, X, Y)
+        edges = [edge for edge, _ in recorder.outputs if edge is not None]
+        leaves: list[Any] = [*copies.values(), *edges]
         found: Sequence[Tensor | None] = [None] * len(leaves)
         if losses.requires_grad:
             found = torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
-        gradients = [
-            torch.zeros_like(leaf) if each is None else each
-            for each, leaf in zip(found, leaves, strict=True)
-        ]
-        own = dict(zip(copies, gradients, strict=False))
-        seen = [
-            _Use(call, a.detach(), g)
-            for call, a, g in zip(self._calls, inputs, gradients[len(copies) :], strict=True)
-        ]
+        left = iter(found)
+        own = {
+            name: torch.zeros_like(copy) if each is None else each
+            for (name, copy), each in zip(copies.items(), left, strict=False)
+        }
+        seen = []
+        for each, a, (edge, dim) in zip(self._calls, inputs, recorder.outputs, strict=True):
+            gradient = None if edge is None else next(left)
+            g = zeros.expand(*each.outputs, -1) if gradient is None else gradient
+            seen.append(_Use(each, a.detach(), g.movedim(-1 if gradient is None else dim, 0)))
         return [
             Gradients(own[name].to(self._sums.dtype))
             if name in own
@@ -400,11 +489,13 @@ class GhostEngine(PerRecordEngine):
     def _contribution(self, name: str, value: Tensor, seen: Sequence[_Use]) -> Contribution:
         """What records add to a parameter, from the inputs and gradients of the calls."""
         kind = self._sums.dtype
-        biases = [use.of_bias() for use in seen if use.call.bias == name]
-        if biases:
-            return Gradients(_sum(biases).to(kind))
+        uses = [use for use in seen if use.call.bias == name]
+        if uses:
+            return Gradients(_sum([use.of_bias() for use in _merged(uses)]).to(kind))
         uses = [use for use in seen if use.call.weight == name]
         calls = [use.call for use in uses]
+        if calls[0].layer in _NORMALIZATIONS:
+            return Gradients(_sum([use.of_scale() for use in uses]).to(kind))
         forms = self._forms(calls, value)
         if forms and calls[0].layer in _WEIGHT_GRADIENTS:
             return Gradients(_sum([use.of_weight(value) for use in uses]).to(kind))
@@ -417,6 +508,13 @@ class GhostEngine(PerRecordEngine):
         if forms:
             return Gradients(torch.bmm(g.mT, a).to(kind))
         return _Products(a.to(kind), g.to(kind))
+
+
+def _merged(uses: Sequence[_Use]) -> Iterator[_Use]:
+    """Uses whose gradients have the same form as one with their sum."""
+    for _, same in groupby(uses, key=lambda use: (use.call.layer, use.gradients.shape)):
+        first, *others = same
+        yield first._replace(gradients=_sum([use.gradients for use in (first, *others)]))
 
 
 def _sum(tensors: Sequence[Tensor]) -> Tensor:

@@ -53,6 +53,9 @@ from botorch_dp.training.twins import open_twin
 #: Lots are processed in parts for which clipping takes at most so many numbers.
 MAX_GRADIENT_NUMBERS = 2**27
 
+#: Gradients of single records with at most so many numbers are treated together.
+_FEW = 256
+
 _BATCH = 6
 #: Models are tried on lots of these sizes and of the sizes of a record's own dimensions: a model
 #: that takes the wrong dimension for the batch shows it where the two are equal.
@@ -100,6 +103,12 @@ class PerRecordEngine:
         #: Numbers that clipping takes for each record of a lot, beside those of plain training.
         self.record_numbers = self.parameters.shape[1]
         self._twin = open_twin(copy.deepcopy(models[0]))
+        tensors = [*self._twin.parameters(), *self._twin.buffers()]
+        named = [
+            *self._twin.named_parameters(remove_duplicate=False),
+            *self._twin.named_buffers(remove_duplicate=False),
+        ]
+        self._tied = len(named) > len({id(tensor) for tensor in tensors})
         self._names = [name for name, p in models[0].named_parameters() if p.requires_grad]
         self._frozen = [
             {
@@ -136,7 +145,7 @@ class PerRecordEngine:
     ) -> Tensor:
         one = each_part(lambda part: part.unsqueeze(0), x)
         given = ((), one) if isinstance(one, dict) else ((one,), None)
-        outputs = functional_call(self._twin, (values, frozen), *given)
+        outputs = functional_call(self._twin, (values, frozen), *given, tie_weights=self._tied)
         return self._loss(outputs, y.unsqueeze(0)).sum()
 
     def _add_clipped(
@@ -152,14 +161,24 @@ class PerRecordEngine:
         # The other kernels of attention would be called once for each record.
         with seeded, torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
             found = self._contributions(values, frozen, X, Y)
-        norms = torch.stack([each.norms() for each in found])
+        pairs = list(zip(found, (total[replicate] for total in self._totals), strict=True))
+        few = [(g, total) for g, total in pairs if isinstance(g, Gradients) and g.width <= _FEW]
+        sums = self._sums.new_zeros(sum(g.width for g, _ in few))
+        if few:
+            pairs = [
+                (g, total) for g, total in pairs if not isinstance(g, Gradients) or g.width > _FEW
+            ]
+            pairs.append((Gradients.side_by_side([g for g, _ in few]), sums))
+        norms = torch.stack([each.norms() for each, _ in pairs])
         factors = clip_factors(torch.linalg.vector_norm(norms, dim=0), clip_norm, self._stability)
         factors.mul_(usable)
         if filled is not None:
             factors.mul_(filled)
         self.kept.add_(factors.count_nonzero())
-        for total, each in zip(self._totals, found, strict=True):
-            each.add_to(total[replicate], factors)
+        for each, total in pairs:
+            each.add_to(total, factors)
+        for sum_, (_, total) in zip(sums.split([g.width for g, _ in few]), few, strict=True):
+            total.view(-1).add_(sum_)
 
     def _values(self, replicate: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """What is trained of a replicate, and what is not."""
@@ -192,6 +211,12 @@ class Gradients:
     def __init__(self, gradients: Tensor) -> None:
         # What is the same for all records, or throughout a bias, may be stored once.
         self._gradients = gradients.clone() if 0 in gradients.stride() else gradients
+        self.width = gradients[0].numel()
+
+    @classmethod
+    def side_by_side(cls, several: Sequence[Gradients]) -> Gradients:
+        """The gradients of several parameters as those of one."""
+        return cls(torch.cat([each._gradients.flatten(1) for each in several], dim=1))
 
     def norms(self) -> Tensor:
         """See :class:`Contribution`."""
@@ -201,7 +226,7 @@ class Gradients:
         """See :class:`Contribution`."""
         # A factor of 0 stands for a gradient that is not finite: 0 times infinity is NaN.
         finite = self._gradients.nan_to_num_(0.0, 0.0, 0.0)
-        total += (factors @ finite.flatten(1)).view_as(total)
+        total.view(-1).addmv_(finite.flatten(1).mT, factors)
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,14 @@
-"""Torch's own layers, computed step by step where torch has one closed kernel for all of it.
+"""Layers in another form: closed kernels of torch step by step, steps of Opacus together.
 
 The engines call a model on one record at a time, vectorized, and look at the linear maps in it. A
 closed kernel cannot be vectorized fast, or at all, and hides its linear maps. The twins compute the
-same with the same parameters.
+same with the same parameters. Opacus's recurrent layers are open, but map the inputs of a sequence
+one by one, which one map of all of them does faster.
 """
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -20,7 +22,8 @@ class _Embedding(nn.Embedding):
     def forward(self, tokens: Tensor) -> Tensor:
         exists = (tokens >= 0) & (tokens < self.num_embeddings)
         rows = super().forward(torch.where(exists, tokens, 0))
-        return torch.where(exists.unsqueeze(-1), rows, torch.nan)
+        absent = torch.where(exists, 0.0, torch.nan).to(rows.dtype)
+        return rows + absent.unsqueeze(-1)
 
 
 class _Attention(nn.MultiheadAttention):
@@ -121,23 +124,25 @@ class _Recurrent(nn.RNNBase):
         ).unbind(0)
         found = []
         for x in reversed(inputs) if backwards else inputs:
-            h = F.linear(state[0], from_state, bias)
-            if self.mode == "LSTM":
-                enter, keep, new, leave = (x + h).chunk(4, dim=-1)
-                cell = keep.sigmoid() * state[1] + enter.sigmoid() * new.tanh()
-                shown = leave.sigmoid() * cell.tanh()
-                if self.proj_size:
-                    shown = F.linear(shown, getattr(self, f"weight_hr{name}"))
-                state = (shown, cell)
-            elif self.mode == "GRU":
-                (reset, keep, new), (r, z, n) = x.chunk(3, dim=-1), h.chunk(3, dim=-1)
-                keep = (keep + z).sigmoid()
-                new = (new + (reset + r).sigmoid() * n).tanh()
-                state = (new + keep * (state[0] - new),)
-            else:
-                state = ((x + h).tanh() if self.mode == "RNN_TANH" else (x + h).relu(),)
+            state = _next_state(self.mode, x, F.linear(state[0], from_state, bias), state)
+            if self.proj_size:
+                state = F.linear(state[0], getattr(self, f"weight_hr{name}")), *state[1:]
             found.append(state[0])
         return torch.stack(found[::-1] if backwards else found), state
+
+
+def _next_state(mode: str, x: Tensor, h: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """A cell's next state, from maps ``x`` of its input and ``h`` of its state."""
+    if mode == "LSTM":
+        enter, keep, new, leave = (x + h).chunk(4, dim=-1)
+        cell = keep.sigmoid() * state[1] + enter.sigmoid() * new.tanh()
+        return leave.sigmoid() * cell.tanh(), cell
+    if mode == "GRU":
+        (reset, keep, new), (r, z, n) = x.chunk(3, dim=-1), h.chunk(3, dim=-1)
+        keep = (keep + z).sigmoid()
+        new = (new + (reset + r).sigmoid() * n).tanh()
+        return (new + keep * (state[0] - new),)
+    return ((x + h).tanh() if mode == "RNN_TANH" else (x + h).relu(),)
 
 
 class _LSTM(_Recurrent, nn.LSTM):
@@ -150,6 +155,40 @@ class _GRU(_Recurrent, nn.GRU):
 
 class _RNN(_Recurrent, nn.RNN):
     pass
+
+
+class _Cells:
+    """A mixin for the recurrent layers of Opacus, which map a sequence's inputs one by one."""
+
+    dropout: float
+    dropout_layer: nn.Module
+
+    def forward_layer(
+        self, x: Tensor, h_0: Tensor, c_0: Tensor | None, batch_sizes: Any, **how: Any
+    ) -> tuple[Any, ...]:
+        """As of ``DPRNNBase``: all states, and the last one."""
+        cell = how["cell"]
+        mode = _MODES.get(type(cell).__name__)
+        if mode == "RNN":
+            mode += f"_{cell.nonlinearity.upper()}"
+        if how["is_packed"] or mode is None:
+            return super().forward_layer(x, h_0, c_0, batch_sizes, **how)  # type: ignore[misc]
+        state: tuple[Tensor, ...] = (h_0,) if c_0 is None else (h_0, c_0)
+        found = []
+        for gates in cell.ih(x.flip(0) if how["reverse_layer"] else x).unbind(0):
+            state = _next_state(mode, gates, cell.hh(state[0]), state)
+            if self.dropout:
+                state = self.dropout_layer(state[0]), *state[1:]
+            found.append(state[0])
+        states = torch.stack(found[::-1] if how["reverse_layer"] else found)
+        return states, state[0], None if c_0 is None else state[1]
+
+
+_MODES = {"DPLSTMCell": "LSTM", "DPGRUCell": "GRU", "DPRNNCell": "RNN"}
+
+
+def _with_cells(kind: type[Any]) -> type[Any]:
+    return type(kind.__name__, (_Cells, kind), {})
 
 
 _TWINS: dict[type[nn.Module], type[nn.Module]] = {
@@ -170,7 +209,10 @@ def tolerant(model: nn.Module) -> nn.Module:
 
 def open_twin(model: nn.Module) -> nn.Module:
     """The model, tolerant and with open layers in place of closed ones; changed in place."""
+    opacus = sys.modules.get("opacus.layers")  # who does not import it has none of its layers
     for module in model.modules():
         if type(module) in _TWINS:
             module.__class__ = _TWINS[type(module)]
+        elif opacus and type(module) in (opacus.DPLSTM, opacus.DPGRU, opacus.DPRNN):
+            module.__class__ = _with_cells(type(module))
     return tolerant(model)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from opacus.layers import DPGRU, DPLSTM, DPRNN
 from torch import nn
 
 from botorch_dp.training.twins import open_twin
@@ -55,6 +56,23 @@ def test_recurrent_layers(layer: Any, options: dict[str, Any], begun: bool) -> N
     X = X.transpose(0, 1) if closed.batch_first else X
     same(opened(X, state if begun else None), closed(X, state if begun else None))
     same(opened(X[0]), closed(X[0]))  # without a batch
+
+
+@pytest.mark.parametrize("layer", [DPLSTM, DPGRU, DPRNN])
+@pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}], ids=str)
+def test_recurrent_layers_of_opacus(layer: Any, options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    own = layer(WIDTH, 4, batch_first=True, **options)
+    opened = open_twin(copy.deepcopy(own))
+    assert isinstance(opened, layer) and type(opened) is not layer
+    X = torch.randn(SIZE, LENGTH, WIDTH)
+    same(opened(X), own(X))
+    rows = own.num_layers * own.num_directions
+    state: Any = torch.randn(rows, SIZE, 4)
+    state = (state, torch.randn(rows, SIZE, 4)) if layer is DPLSTM else state
+    same(opened(X, state), own(X, state))
+    packed = nn.utils.rnn.pack_padded_sequence(X, [5, 4, 2], batch_first=True)
+    same(opened(packed)[0].data, own(packed)[0].data)
 
 
 MASKS = {
