@@ -47,8 +47,6 @@ from botorch_dp.tasks.learning import PrivateTraining
 
 #: What the others are compared with, by the scale of epsilon.
 REFERENCES = {"linear": "curves", "log": "curves in ln"}
-#: Where studies are kept, to go on with them.
-STUDIES = Path.home() / ".cache" / "botorch_dp" / "dpareto_curves"
 #: Methods that train so many trials in one call.
 TOGETHER = {"curves, four at once": 4}
 #: Where the axis of ln(epsilon) begins: below it nothing is learnt.
@@ -313,7 +311,7 @@ def main() -> None:
     parser.add_argument(
         "--studies",
         type=Path,
-        default=STUDIES,
+        default=Path.home() / ".cache" / "botorch_dp" / "dpareto_curves",
         help="folder of the studies; they hold measured utilities and are sensitive",
     )
     arguments = parser.parse_args()

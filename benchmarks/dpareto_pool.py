@@ -15,6 +15,7 @@ finished simulations are kept in a folder, and it goes on where it was interrupt
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import warnings
@@ -34,7 +35,15 @@ from botorch_dp._files import atomic_write
 from botorch_dp.pareto import PrivacyUtilityProblem
 from botorch_dp.pareto.beliefs import front_places
 from botorch_dp.pareto.problem import CurvePlan, Measurement, Trial
-from botorch_dp.pareto.proposals import ProposalOptions, Proposer, WholeCurves, _scored
+from botorch_dp.pareto.proposals import (
+    _POWER,
+    _SHARE,
+    _SHORTER,
+    ProposalOptions,
+    Proposer,
+    WholeCurves,
+    _scored,
+)
 
 #: Replicates of each curve of the pool, and how many of them a trial sees.
 REPLICATES, SEEN = 8, 3
@@ -266,6 +275,12 @@ def simulated(
     return [known[str(seed)] for seed in range(seeds)]
 
 
+def within(study: Sequence[dict[str, Any]], thousands: int) -> dict[str, Any] | None:
+    """The last front of a study that took at most so many steps."""
+    fronts = [front for front in study if front["steps"] <= 1000 * thousands]
+    return fronts[-1] if fronts else None
+
+
 def rows_of(rule: str, studies: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
     """Means with intervals, after so many trainings and after so many steps."""
     rows = []
@@ -273,11 +288,9 @@ def rows_of(rule: str, studies: Sequence[Sequence[dict[str, Any]]]) -> list[dict
         (f"{count} trainings", [study[count - 1] for study in studies]) for count in RULES[rule][2]
     ]
     for thousands in KILOSTEPS:
-        within = [
-            [front for front in study if front["steps"] <= 1000 * thousands] for study in studies
-        ]
-        if all(within):
-            shown.append((f"{thousands}k steps", [fronts[-1] for fronts in within]))
+        last = [front for study in studies if (front := within(study, thousands)) is not None]
+        if len(last) == len(studies):
+            shown.append((f"{thousands}k steps", last))
     for label, fronts in shown:
         rows.append(
             {
@@ -288,6 +301,23 @@ def rows_of(rule: str, studies: Sequence[Sequence[dict[str, Any]]]) -> list[dict
                 "log": mean_interval([front["log"] for front in fronts]),
             }
         )
+    return rows
+
+
+def leads(runs: dict[str, list[list[dict[str, Any]]]]) -> list[dict[str, Any]]:
+    """By how much *curves* are ahead of each other rule with as many steps, seed by seed."""
+    rows = []
+    for rule, thousands in itertools.product(runs, KILOSTEPS):
+        pairs = [
+            (within(ours, thousands), within(theirs, thousands))
+            for ours, theirs in zip(runs.get("curves", []), runs[rule], strict=False)
+        ]
+        known = [(ours, theirs) for ours, theirs in pairs if ours and theirs]
+        if rule != "curves" and known and len(known) == len(pairs):
+            row: dict[str, Any] = {"curves ahead of": rule, "after": f"{thousands}k steps"}
+            for scale in ("linear", "log"):
+                row[scale] = mean_interval([one[scale] - other[scale] for one, other in known])
+            rows.append(row)
     return rows
 
 
@@ -310,16 +340,33 @@ def main() -> None:
     whole = problem(setting, "random curves")
     best = ceiling(pool)
     print(f"The pool's own front: {best['linear']:.4g}, in ln {best['log']:.4g}", flush=True)
-    rows = []
+    rows, runs = [], {}
     for rule in arguments.rules:
-        for row in rows_of(rule, simulated(pool, whole, rule, arguments.seeds, arguments.pool)):
+        runs[rule] = simulated(pool, whole, rule, arguments.seeds, arguments.pool)
+        for row in rows_of(rule, runs[rule]):
             rows.append(row)
             print(
                 f"{rule:16}{row['after']:>14}{row['steps'] / 1000:7.0f}k"
                 f"{row['linear']!s:>26}{row['log']!s:>26}",
                 flush=True,
             )
-    save_results("dpareto_pool", {"curves": len(pool), "pool": best, "rows": rows})
+    ahead = leads(runs)
+    for row in ahead:
+        print(
+            f"curves ahead of {row['curves ahead of']:16}{row['after']:>14}"
+            f"{row['linear']!s:>30}{row['log']!s:>30}"
+        )
+    save_results(
+        "dpareto_pool",
+        {
+            "curves": len(pool),
+            "seeds": arguments.seeds,
+            "constants": {"power": _POWER, "share": _SHARE, "shorter": _SHORTER},
+            "pool": best,
+            "rows": rows,
+            "ahead": ahead,
+        },
+    )
 
 
 if __name__ == "__main__":
