@@ -251,6 +251,9 @@ class TrialLoop:
         """Train; returns when nothing is left to do."""
         try:
             self._run(progress)
+        except KeyboardInterrupt:
+            self._tell_of_ended()  # of a batch that was cut off, some curves may have ended before
+            raise
         finally:
             # However this ended, nobody trains these trials now.
             for number in self._taken:
@@ -480,7 +483,7 @@ class TrialLoop:
     def _bury(self, error_type: str) -> None:
         """An executor died. Blame the trial in flight if it was alone; go on if possible."""
         lost: dict[int, int] = {}
-        for task in self._workers.in_flight:
+        for task in filter(self._is_pending, self._workers.in_flight):
             lost[task.trial] = lost.get(task.trial, 0) + self._unseen(task)
         overdue = self._workers.overdue
         for number, trainings in lost.items():

@@ -343,6 +343,26 @@ class TestCurves:
             for trial in study.trials:
                 assert measured(trial) == alone(study.problem, trial)
 
+    def test_after_an_interruption_ended_ones_are_told_of(self) -> None:
+        def interrupted(*asked: Any) -> Generator[Any, Any, None]:
+            points = SideBySide()(*asked)
+            ended = None
+            for _ in range(4):
+                ended = yield points.send(ended)
+            raise KeyboardInterrupt
+
+        study = DPareto(curve_problem(interrupted), acquisition="random", seed=0)
+        waiting(study, {}, {3: 1.0}, {})
+        told: list[int] = []
+        with pytest.warns(UserWarning, match="Interrupted after 1 of 3 trials"):
+            study.run(3, together=3, callbacks=[lambda _, trial: told.append(trial.number)])
+        assert told == [1]
+        assert [sorted(t.begun.get(0, ())) for t in study.trials] == [
+            [1, 2, 3, 4],
+            [],
+            [1, 2, 3, 4],
+        ]
+
     def test_what_fails_takes_no_ended_one_with_it(self) -> None:
         def fails(*asked: Any) -> Generator[Any, Any, None]:
             points = SideBySide()(*asked)
