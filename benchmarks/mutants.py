@@ -118,7 +118,7 @@ MUTANTS = [
         ),
     ),
     *_mutants(
-        "privacy/losses.py",
+        "privacy/guarantee.py",
         f"{BOUNDARIES} privacy/test_losses.py",
         (
             "return 2.0 if self is NeighboringRelation.REPLACE_ONE else 1.0",
@@ -260,7 +260,7 @@ MUTANTS = [
         ),
     ),
     *_mutants(
-        "release/linear.py",
+        "release/choice.py",
         f"{BOUNDARIES} release/test_linear.py",
         (
             "norm = self.weights.abs().sum(dim=-1).max()",

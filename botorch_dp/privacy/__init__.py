@@ -20,24 +20,22 @@ from botorch_dp.privacy.budget import PrivacyBudget
 from botorch_dp.privacy.guarantee import (
     DEFAULT_DELTA,
     ONE_RECORD,
+    ApproximateLoss,
+    FixedLotSGDLoss,
+    GaussianLoss,
     Guarantee,
+    LaplaceLoss,
+    NeighboringRelation,
+    PoissonSGDLoss,
+    PrivacyLoss,
     PrivacyUnit,
+    PureLoss,
     Release,
     check_unit,
     compose,
     rounded_up,
 )
 from botorch_dp.privacy.ledger import LedgerBalance, LedgerEntry, PrivacyLedger
-from botorch_dp.privacy.losses import (
-    ApproximateLoss,
-    FixedLotSGDLoss,
-    GaussianLoss,
-    LaplaceLoss,
-    NeighboringRelation,
-    PoissonSGDLoss,
-    PrivacyLoss,
-    PureLoss,
-)
 from botorch_dp.privacy.mechanisms import (
     exponential_guarantee,
     exponential_mechanism,

@@ -52,7 +52,7 @@ from botorch_dp.privacy._gaussian import (
     pure_dp_mu,
 )
 from botorch_dp.privacy._renyi import DENSE_ORDERS, fixed_lot_rdp, rdp_epsilon
-from botorch_dp.privacy.losses import (
+from botorch_dp.privacy.guarantee import (
     FixedLotSGDLoss,
     NeighboringRelation,
     PoissonSGDLoss,
@@ -370,8 +370,6 @@ def checked_relation(sampling: str, relation: NeighboringRelation | None) -> Nei
         )
     if relation is None:
         return NeighboringRelation.REPLACE_ONE
-    if not isinstance(relation, NeighboringRelation):
-        raise TypeError(f"`relation` must be a NeighboringRelation, got {type(relation).__name__}.")
     if relation is NeighboringRelation.BOUNDED_ROW:
         raise PrivacyError("`relation` must be REPLACE_ONE or ADD_OR_REMOVE_ONE for DP-SGD.")
     if sampling == "without_replacement" and relation is not NeighboringRelation.REPLACE_ONE:

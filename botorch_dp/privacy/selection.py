@@ -78,7 +78,7 @@ from botorch_dp.privacy._fourier import FAST, Sums
 from botorch_dp.privacy._gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
 from botorch_dp.privacy._renyi import DENSE_ORDERS, rdp_delta, rdp_epsilon
 from botorch_dp.privacy.accounting import Sampling, checked_relation, sampled_kind
-from botorch_dp.privacy.losses import NeighboringRelation, PrivacyLoss
+from botorch_dp.privacy.guarantee import NeighboringRelation, PrivacyLoss
 
 #: Points of a profile, and how far they reach: the last delta is this share of delta / mean.
 _POINTS = 20
@@ -314,8 +314,6 @@ class Selection:
     by_threshold: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.number, TrialNumber):
-            raise TypeError(f"`number` must be a TrialNumber, got {type(self.number).__name__}.")
         low, high = self.density
         if not (0 < check_finite("density", low) <= 1 <= check_finite("density", high)):
             raise ValueError(f"`density` must be (c, C) with 0 < c <= 1 <= C, got {self.density}.")

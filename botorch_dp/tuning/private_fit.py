@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from botorch_dp._checks import (
+    check_choice,
     check_count,
     check_finite,
     check_integer,
@@ -247,12 +248,8 @@ class PrivateFit:
         if test_budget is not None:
             self.test_budget = _checked_budget("test_budget", test_budget)
         self.number = _checked_number(trials, _SHAPE if threshold is None else 1.0)
-        for name, value, choices in (
-            ("method", method, get_args(Method)),
-            ("test_records", test_records, get_args(TestRecords)),
-        ):
-            if value not in choices:
-                raise ValueError(f"`{name}` must be one of {choices}, got {value!r}.")
+        check_choice("method", method, get_args(Method))
+        check_choice("test_records", test_records, get_args(TestRecords))
         self.test_records: TestRecords = test_records
         if test_records != "public" and self.trainer.metric is not accuracy:
             raise PrivacyError(
@@ -413,11 +410,6 @@ class PrivateFit:
             BudgetExhausted: If the ledger cannot bear it; nothing was read.
         """
         at_least = check_nonnegative("at_least", at_least)
-        if executor is not None and not isinstance(executor, Executor):
-            raise TypeError(
-                f"`executor` must be a concurrent.futures.Executor or None, got "
-                f"{type(executor).__name__}."
-            )
         check_payment(ledger, unsafe_seed=self.unsafe_seed)
         settings = {**self._settings(checkpoint is not None), "charged": ledger is not None}
         with Run(checkpoint, what="a private fit", settings=settings, ledger=ledger) as run:
@@ -653,8 +645,6 @@ class PrivateFit:
 def _trainer_and_space(
     given: object, space: SearchSpace | None
 ) -> tuple[DPTrainer, SearchSpace | None]:
-    if space is not None and not isinstance(space, SearchSpace):
-        raise TypeError(f"`space` must be a SearchSpace, got {type(space).__name__}.")
     if isinstance(given, PrivacyUtilityProblem):
         if given.trainer is None:
             raise PrivacyError(
@@ -717,9 +707,7 @@ def _checked_space(trainer: DPTrainer, space: SearchSpace | None) -> SearchSpace
     return space
 
 
-def _checked_budget(name: str, budget: object) -> PrivacyBudget:
-    if not isinstance(budget, PrivacyBudget):
-        raise TypeError(f"`{name}` must be a PrivacyBudget, got {type(budget).__name__}.")
+def _checked_budget(name: str, budget: PrivacyBudget) -> PrivacyBudget:
     if budget.delta == 0:
         raise PrivacyError(
             f"`{name}` has no delta, and no Gaussian noise meets a pure epsilon: give one that is "

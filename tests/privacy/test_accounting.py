@@ -23,7 +23,7 @@ from botorch_dp.privacy.accounting import (
     renyi_budget,
     renyi_epsilon,
 )
-from botorch_dp.privacy.losses import FixedLotSGDLoss, NeighboringRelation, PoissonSGDLoss
+from botorch_dp.privacy.guarantee import FixedLotSGDLoss, NeighboringRelation, PoissonSGDLoss
 
 REPLACE, ADD = NeighboringRelation.REPLACE_ONE, NeighboringRelation.ADD_OR_REMOVE_ONE
 THEIRS = {relation: dpa.NeighboringRelation[relation.name] for relation in (REPLACE, ADD)}
