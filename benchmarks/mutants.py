@@ -179,7 +179,7 @@ MUTANTS = [
             "at_zero = (1 - self.fraction) * (1 - 2 * ndtr(-self.shift / 2))",
             "at_zero = 0 * self.fraction",
         ),
-        ("losses = losses - self._one_sided_loss(-y)", "losses = losses + 0"),
+        ("losses = losses - one_sided_loss(c, q, -y)", "losses = losses + 0"),
     ),
     *_mutants(
         "privacy/runs.py",
@@ -374,8 +374,8 @@ MUTANTS = [
         "tuning/private_fit.py",
         "tuning/test_private_fit.py",
         (
-            "return selection.profile(mu, budget.delta), mu",
-            "return selection.profile(2 * mu, budget.delta), mu",
+            "return selection.profile(mu, delta), mu",
+            "return selection.profile(2 * mu, delta), mu",
         ),
         ("beside = scoring.mu if scoring.on_training_records else None", "beside = None"),
         ("max(self.budget.epsilon, self.test_budget.epsilon)", "self.budget.epsilon"),

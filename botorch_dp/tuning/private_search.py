@@ -13,7 +13,7 @@ import math
 import os
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, Literal
 
@@ -412,7 +412,7 @@ class PrivateSearch:
         if release_score:
             std = self._one_record / shares["score"]
             noise += f" The released score's noise has a standard deviation of {std:.2g}."
-        return SearchPlan(**{**_fields(plan), "noise": noise})
+        return replace(plan, noise=noise)
 
     @property
     def _one_record(self) -> float:
@@ -471,7 +471,3 @@ def split_squares(total: float, weights: dict[Part, float]) -> dict[Part, float]
     while sum(Fraction(share) ** 2 for share in shares.values()) > Fraction(total) ** 2:
         shares[largest] = math.nextafter(shares[largest], 0.0)
     return shares
-
-
-def _fields(plan: SearchPlan) -> dict[str, Any]:
-    return {name: getattr(plan, name) for name in plan.__dataclass_fields__}
