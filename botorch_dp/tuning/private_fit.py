@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -320,16 +320,15 @@ class PrivateFit:
 
     def _noise(self, config: Mapping[str, Any], base: BaseProfile, beside_mu: float) -> float:
         plan = self.trainer.plan(**self.space.check(config), noise_multiplier=1.0)
-        (noise,) = training_noise(
+        return _least_noise(
             base,
-            [plan.lot_size],
-            [plan.steps],
+            plan.lot_size,
+            plan.steps,
             num_records=plan.num_records,
             sampling=plan.sampling,
             relation=plan.relation,
             beside_mu=beside_mu,
         )
-        return float(noise)
 
     @property
     def guarantee(self) -> Guarantee:
@@ -438,13 +437,9 @@ class PrivateFit:
     def _trained(
         self, run: Run, executor: Executor | None, tick: Callable[[], object]
     ) -> dict[str, Any] | None:
-        noises: dict[tuple[Any, ...], float] = {}
-
         def task(config: Config, seed: int | None) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-            key = tuple(config.values())
-            if key not in noises:
-                noises[key] = self.noise_multiplier(config)
-            settings = {**config, "noise_multiplier": noises[key], "delta": self.budget.delta}
+            noise = self.noise_multiplier(config)
+            settings = {**config, "noise_multiplier": noise, "delta": self.budget.delta}
             return train_once, (self.trainer, settings, self._scoring, seed)
 
         trials = Trials(
@@ -513,9 +508,7 @@ class PrivateFit:
         if not self._selects:
             point = BaseProfile((budget.epsilon,), (budget.delta,))
             return point, gaussian_mu(budget.epsilon, budget.delta)
-        selection = self._selection()
-        mu = selection.mu(budget.epsilon, budget.delta)
-        return selection.profile(mu, budget.delta), mu
+        return _level_of(self._selection(), budget.epsilon, budget.delta)
 
     @property
     def _scored(self) -> int:
@@ -637,6 +630,20 @@ class PrivateFit:
             f"PrivateFit({self.trainer!r}, {self.space!r}, budget={self.budget}, "
             f"trials={self.number}, method={self.method!r}, test_records={self.test_records!r})"
         )
+
+
+# Solved for once, whoever asks again: a fit needs them for its plan, its trainings and its result.
+
+
+@lru_cache(maxsize=256)
+def _level_of(selection: Selection, epsilon: float, delta: float) -> tuple[BaseProfile, float]:
+    mu = selection.mu(epsilon, delta)
+    return selection.profile(mu, delta), mu
+
+
+@lru_cache(maxsize=4096)
+def _least_noise(base: BaseProfile, lot_size: int, steps: int, **settings: Any) -> float:
+    return float(training_noise(base, [lot_size], [steps], **settings)[0])
 
 
 # --- What was asked for. ---
