@@ -118,7 +118,7 @@ MUTANTS = [
         ),
     ),
     *_mutants(
-        "privacy/losses.py",
+        "privacy/guarantee.py",
         f"{BOUNDARIES} privacy/test_losses.py",
         (
             "return 2.0 if self is NeighboringRelation.REPLACE_ONE else 1.0",
@@ -179,7 +179,7 @@ MUTANTS = [
             "at_zero = (1 - self.fraction) * (1 - 2 * ndtr(-self.shift / 2))",
             "at_zero = 0 * self.fraction",
         ),
-        ("losses = losses - self._one_sided_loss(-y)", "losses = losses + 0"),
+        ("losses = losses - one_sided_loss(c, q, -y)", "losses = losses + 0"),
     ),
     *_mutants(
         "privacy/runs.py",
@@ -260,7 +260,7 @@ MUTANTS = [
         ),
     ),
     *_mutants(
-        "release/linear.py",
+        "release/choice.py",
         f"{BOUNDARIES} release/test_linear.py",
         (
             "norm = self.weights.abs().sum(dim=-1).max()",
@@ -374,8 +374,8 @@ MUTANTS = [
         "tuning/private_fit.py",
         "tuning/test_private_fit.py",
         (
-            "return selection.profile(mu, budget.delta), mu",
-            "return selection.profile(2 * mu, budget.delta), mu",
+            "return selection.profile(mu, delta), mu",
+            "return selection.profile(2 * mu, delta), mu",
         ),
         ("beside = scoring.mu if scoring.on_training_records else None", "beside = None"),
         ("max(self.budget.epsilon, self.test_budget.epsilon)", "self.budget.epsilon"),

@@ -81,7 +81,7 @@ class AUC:
     ) -> None:
         positive, negative = _classes(labels)
         self._positive, self._negative = positive, negative
-        self.labels_are_public = _checked_public(labels_are_public)
+        self.labels_are_public = bool(labels_are_public)
         self.num_records = n = len(positive)
         if not 0 < share < 1:
             raise ValueError(f"`share` must lie between 0 and 1, got {share}.")
@@ -136,7 +136,7 @@ class F1:
 
     def __init__(self, labels: ArrayLike | Tensor, *, labels_are_public: bool = False) -> None:
         self._positive, negative = _classes(labels)
-        if not _checked_public(labels_are_public):
+        if not labels_are_public:
             raise ValueError(
                 "F1 has no bounded sensitivity while labels are protected: where few records are "
                 "positive, one of them moves it from 0 to 1. Pass `labels_are_public=True` if they "
@@ -167,14 +167,6 @@ def _scores(predictions: Tensor, num_records: int) -> Tensor:
             f"{tuple(predictions.shape)} of {predictions.dtype}."
         )
     return predictions.double()
-
-
-def _checked_public(labels_are_public: object) -> bool:
-    if not isinstance(labels_are_public, bool):
-        raise TypeError(
-            f"`labels_are_public` must be a boolean, got {type(labels_are_public).__name__}."
-        )
-    return labels_are_public
 
 
 def _classes(labels: ArrayLike | Tensor) -> tuple[Tensor, Tensor]:

@@ -42,7 +42,7 @@ from botorch_dp.privacy.budget import (
     sqrt_above,
     sqrt_below,
 )
-from botorch_dp.privacy.losses import (
+from botorch_dp.privacy.guarantee import (
     ApproximateLoss,
     FixedLotSGDLoss,
     GaussianLoss,

@@ -16,7 +16,7 @@ from botorch_dp.pareto import DPareto, ParetoFront, Trial
 from botorch_dp.pareto.problem import Measurement
 from botorch_dp.plots import plot_front, plot_guarantee, plot_hypervolume, save_figure
 from botorch_dp.privacy import Guarantee, PrivacyUnit
-from botorch_dp.privacy.losses import GaussianLoss, PureLoss
+from botorch_dp.privacy.guarantee import GaussianLoss, PureLoss
 from tests.pareto import toy
 
 POINTS = [(2.0, [0.5, 0.6]), (1.0, [0.8, 0.9]), (4.0, [0.2, 0.4]), (3.0, [0.6, 0.9])]

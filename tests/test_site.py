@@ -119,13 +119,14 @@ def test_every_figure_of_the_benchmarks_is_shown(site: Path) -> None:
         assert (site / "benchmarks" / "results" / figure.name).stat().st_size > 0
 
 
-@pytest.mark.parametrize("width", [1300, 390])
-def test_in_the_browser(site: Path, browser: Any, width: int) -> None:
+def test_in_the_browser(site: Path, browser: Any) -> None:
     """Opened as files, on a wide and on a narrow screen."""
     for page in pages_of(site):
-        with opened(browser, f"file://{site}/{page.relative_to(site)}", width=width) as seen:
-            name = page.relative_to(site)
-            assert seen.evaluate("document.documentElement.scrollWidth") <= width, name
+        name = page.relative_to(site)
+        with opened(browser, f"file://{site}/{name}", width=390) as seen:
+            for width in (390, 1300):
+                seen.set_viewport_size({"width": width, "height": 900})
+                assert seen.evaluate("document.documentElement.scrollWidth") <= width, name
             broken = seen.evaluate(
                 "[...document.images].filter(i => !i.complete || !i.naturalWidth).map(i => i.src)"
             )

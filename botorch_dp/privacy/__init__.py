@@ -1,17 +1,19 @@
 """What is promised, spent and proven: guarantees, mechanisms, accounting, the ledger, audits."""
 
 from botorch_dp.errors import BudgetExhausted, NotPublicError, PrivacyError
-from botorch_dp.privacy.accounting import (
+from botorch_dp.privacy._gaussian import (
     compose_gdp,
-    dp_sgd_epsilon,
-    dp_sgd_epsilons,
-    dp_sgd_loss,
-    dp_sgd_noise_multiplier,
     gaussian_delta,
     gaussian_epsilon,
     gaussian_mu,
     pure_dp_epsilon,
     pure_dp_mu,
+)
+from botorch_dp.privacy.accounting import (
+    dp_sgd_epsilon,
+    dp_sgd_epsilons,
+    dp_sgd_loss,
+    dp_sgd_noise_multiplier,
     renyi_budget,
     renyi_epsilon,
 )
@@ -20,24 +22,22 @@ from botorch_dp.privacy.budget import PrivacyBudget
 from botorch_dp.privacy.guarantee import (
     DEFAULT_DELTA,
     ONE_RECORD,
+    ApproximateLoss,
+    FixedLotSGDLoss,
+    GaussianLoss,
     Guarantee,
+    LaplaceLoss,
+    NeighboringRelation,
+    PoissonSGDLoss,
+    PrivacyLoss,
     PrivacyUnit,
+    PureLoss,
     Release,
     check_unit,
     compose,
     rounded_up,
 )
 from botorch_dp.privacy.ledger import LedgerBalance, LedgerEntry, PrivacyLedger
-from botorch_dp.privacy.losses import (
-    ApproximateLoss,
-    FixedLotSGDLoss,
-    GaussianLoss,
-    LaplaceLoss,
-    NeighboringRelation,
-    PoissonSGDLoss,
-    PrivacyLoss,
-    PureLoss,
-)
 from botorch_dp.privacy.mechanisms import (
     exponential_guarantee,
     exponential_mechanism,

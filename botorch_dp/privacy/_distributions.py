@@ -53,8 +53,8 @@ replaced one moving from there to the other), which bounds the exact value from 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, Self
 
 import numpy as np
 from scipy.special import ndtr, ndtri_exp
@@ -106,9 +106,10 @@ class Losses(ABC):
     #: Whether the loss of Q against P is distributed as that of P against Q.
     symmetric: bool = True
 
-    @abstractmethod
-    def rows(self, rows: slice | np.ndarray) -> Losses:
+    def rows(self, rows: slice | np.ndarray) -> Self:
         """Some of the rows."""
+        some = {k: v[rows] for k, v in vars(self).items() if isinstance(v, np.ndarray)}
+        return replace(self, **some)  # type: ignore[type-var]
 
     @abstractmethod
     def atoms(self, log_tail: np.ndarray, number: int, tilt: np.ndarray | None = None) -> Atoms:
@@ -128,10 +129,6 @@ class RandomizedResponse(Losses):
 
     epsilon: np.ndarray
 
-    def rows(self, rows: slice | np.ndarray) -> RandomizedResponse:
-        """Some of the rows."""
-        return RandomizedResponse(self.epsilon[rows])
-
     def atoms(self, log_tail: np.ndarray, number: int, tilt: np.ndarray | None = None) -> Atoms:
         """Exact: two atoms."""
         log_truth, log_lie = -np.logaddexp(0, -self.epsilon), -np.logaddexp(0, self.epsilon)
@@ -149,10 +146,6 @@ class ScalarLaplace(Losses):
     """A scalar Laplace mechanism: atoms at both ends, and a density between them."""
 
     epsilon: np.ndarray
-
-    def rows(self, rows: slice | np.ndarray) -> ScalarLaplace:
-        """Some of the rows."""
-        return ScalarLaplace(self.epsilon[rows])
 
     def atoms(self, log_tail: np.ndarray, number: int, tilt: np.ndarray | None = None) -> Atoms:
         """Nodes at equal distances."""
@@ -189,10 +182,6 @@ class SampledGaussian(Losses):
     kind: SampledKind
     shift: np.ndarray
     fraction: np.ndarray
-
-    def rows(self, rows: slice | np.ndarray) -> SampledGaussian:
-        """Some of the rows."""
-        return SampledGaussian(self.kind, self.shift[rows], self.fraction[rows])
 
     @property
     def symmetric(self) -> bool:  # type: ignore[override]
@@ -250,13 +239,6 @@ class SampledGaussian(Losses):
         nodes[:, 0], nodes[:, -1] = start, top
         return nodes
 
-    def _one_sided_loss(self, y: np.ndarray) -> np.ndarray:
-        """log((1-q) + q dN(c)/dN(0)) at y."""
-        c, q = self.shift[:, None], self.fraction[:, None]
-        exponent = c * y - c * c / 2
-        small = np.log1p(q * np.expm1(np.minimum(exponent, 700.0)))
-        return np.where(exponent < 700, small, exponent + np.log(q))
-
     def _at(
         self, y: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray, np.ndarray]]:
@@ -265,9 +247,9 @@ class SampledGaussian(Losses):
         For symmetric kinds the nodes begin where the loss is 0, and half of what is there is given.
         """
         c, q = self.shift[:, None], self.fraction[:, None]
-        losses = self._one_sided_loss(y)
+        losses = one_sided_loss(c, q, y)
         if self.kind == "replace":
-            losses = losses - self._one_sided_loss(-y)
+            losses = losses - one_sided_loss(c, q, -y)
         elif self.kind == "fixed":
             losses[:, 0] = 0.0
         # One more interval on the right reaches to infinity: nothing of it can be moved upwards.
@@ -305,6 +287,13 @@ class SampledGaussian(Losses):
         probability[:, 0] += mass_left
         below = np.clip(left * (1 + _ROUNDING) - mass_left * np.exp(-first), 0.0, left)
         return losses, probability, (above, below, nothing)
+
+
+def one_sided_loss(c: np.ndarray | float, q: np.ndarray | float, y: np.ndarray) -> np.ndarray:
+    """log((1-q) + q dN(c)/dN(0)) at y."""
+    exponent = c * y - c * c / 2
+    small = np.log1p(q * np.expm1(np.minimum(exponent, 700.0)))
+    return np.where(exponent < 700, small, exponent + np.log(q))
 
 
 def _between(low: np.ndarray, high: np.ndarray) -> np.ndarray:

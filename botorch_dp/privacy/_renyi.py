@@ -18,14 +18,14 @@ alternating sums that define them would cancel.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
 from scipy.special import gammaln, log_ndtr, logsumexp
 
 from botorch_dp._checks import check_finite
-from botorch_dp.privacy._distributions import SampledKind, sampled_gaussian
+from botorch_dp.privacy._distributions import SampledKind, one_sided_loss, sampled_gaussian
 
 #: Up to here the divergences are used; above, only the simple exponentials are (as dp-accounting).
 _MAX_TIGHT_ORDER = 256
@@ -65,7 +65,14 @@ def _fixed_lot_rdp(z: float, fraction: float, orders: tuple[float, ...]) -> np.n
     if fraction == 1:
         rdp = gaussian_rdp(1 / z, orders)
     else:
-        rdp = _interpolated(orders, lambda wanted: _fixed_lot_log_moments(z, fraction, wanted))
+        # Between integers: the log-moment is convex in the order.
+        alphas = np.asarray(orders, dtype=float)
+        floors, ceilings = np.floor(alphas).astype(int), np.ceil(alphas).astype(int)
+        wanted = sorted({*floors.tolist(), *ceilings.tolist()})
+        known = dict(zip(wanted, _fixed_lot_log_moments(z, fraction, wanted), strict=True))
+        low = np.array([known[order] for order in floors.tolist()])
+        high = np.array([known[order] for order in ceilings.tolist()])
+        rdp = (low + (alphas - floors) * (high - low)) / (alphas - 1)
     rdp.setflags(write=False)
     return rdp
 
@@ -120,9 +127,9 @@ def _log_moment(kind: SampledKind, c: float, q: float, order: float) -> float:
     half = 0.5 * np.diff(edges)[:, None]
     y = (edges[:-1, None] + half * (1 + _NODES)).ravel()
     log_weight = np.log((half * _WEIGHTS).ravel()) - 0.5 * y**2 - _LOG_SQRT_2PI
-    loss = _one_sided_loss(c, q, y)
+    loss = one_sided_loss(c, q, y)
     if kind == "replace":
-        below = _one_sided_loss(c, q, -y)
+        below = one_sided_loss(c, q, -y)
         log_weight, loss = log_weight + below, loss - below
     if kind == "add_or_remove":
         # The mean of the ratio is 1: r^a - 1 - a (r - 1) has the same integral as r^a - 1.
@@ -143,12 +150,6 @@ def _log_moment(kind: SampledKind, c: float, q: float, order: float) -> float:
         rest -= (order - 1) * math.log1p(-q)
     total = logsumexp(np.concatenate([log_weight + log_excess, [rest]]))
     return float(np.logaddexp(0.0, total + 1e-9))
-
-
-def _one_sided_loss(c: float, q: float, y: np.ndarray) -> np.ndarray:
-    exponent = c * y - c * c / 2
-    small = np.log1p(q * np.expm1(np.minimum(exponent, 700.0)))
-    return np.where(exponent < 700, small, exponent + math.log(q))
 
 
 def gaussian_rdp(mu: float, orders: Sequence[float]) -> np.ndarray:
@@ -185,19 +186,6 @@ def laplace_rdp(epsilon: float, orders: Sequence[float]) -> np.ndarray:
     return np.where(alphas * epsilon < 50, small, large) / (alphas - 1)
 
 
-def _interpolated(
-    orders: Sequence[float], log_moments: Callable[[Sequence[int]], Sequence[float]]
-) -> np.ndarray:
-    """Divergences from log-moments at integers, which are convex in the order."""
-    alphas = np.asarray(orders, dtype=float)
-    floors, ceilings = np.floor(alphas).astype(int), np.ceil(alphas).astype(int)
-    wanted = sorted({*floors.tolist(), *ceilings.tolist()})
-    known = dict(zip(wanted, log_moments(wanted), strict=True))
-    low = np.array([known[order] for order in floors.tolist()])
-    high = np.array([known[order] for order in ceilings.tolist()])
-    return (low + (alphas - floors) * (high - low)) / (alphas - 1)
-
-
 def _fixed_lot_log_moments(z: float, fraction: float, orders: Sequence[int]) -> list[float]:
     """Bounds on the log-moments of one step at integer orders."""
     tight = [order for order in orders if order <= _MAX_TIGHT_ORDER]
@@ -207,41 +195,32 @@ def _fixed_lot_log_moments(z: float, fraction: float, orders: Sequence[int]) -> 
         sums = logsumexp(summands, axis=1)
     return [
         *np.logaddexp(0.0, sums).tolist(),
-        *(float(_simple_log_moments(z, fraction, order)) for order in orders[len(tight) :]),
+        *(_simple_log_moment(z, fraction, order) for order in orders[len(tight) :]),
     ]
 
 
-def _simple_log_moments(
-    noise: np.ndarray | float, fraction: np.ndarray | float, order: int
-) -> np.ndarray:
-    """Bounds on log-moments of an order above 256; ``b`` settings at once or a single one."""
-    powers = np.arange(2, order + 1)
-    summands = _log_simple_terms(noise, order) + _log_binomial_row(order)
-    summands += powers * np.log(fraction)[..., None]
-    return np.logaddexp(0.0, logsumexp(summands, axis=-1))
+def _simple_log_moment(z: float, fraction: float, order: int) -> float:
+    """A bound on the log-moment of an order above 256."""
+    summands = _log_simple_terms(z, order) + _log_binomial_row(order)
+    summands += np.arange(2, order + 1) * math.log(fraction)
+    return float(np.logaddexp(0.0, logsumexp(summands)))
 
 
-def _log_simple_terms(noise: np.ndarray | float, order: int) -> np.ndarray:
-    """log T_i without divergences but that of order 2, for i = 2..order; ``... x order-1``."""
-    precision = np.square(1 / np.asarray(noise, dtype=float))[..., None]
+def _log_simple_terms(z: float, order: int) -> np.ndarray:
+    """log T_i without divergences but that of order 2, for i = 2..order."""
+    precision = np.square(1 / z)
     powers = np.arange(2, order + 1)
-    terms = math.log(2) + 0.5 * powers * (powers - 1) * precision
-    chi_squared = math.log(4) + _log_expm1(precision[..., 0])
-    terms[..., 0] = np.minimum(chi_squared, terms[..., 0])
+    terms: np.ndarray = math.log(2) + 0.5 * powers * (powers - 1) * precision
+    terms[0] = np.minimum(math.log(4) + _log_expm1(precision), terms[0])
     return terms
 
 
 @lru_cache(maxsize=4096)
 def _log_terms(z: float) -> np.ndarray:
     """log T_i(z) for i = 2..256."""
-    return _terms_from_divergences(z, _log_divergences(z))
-
-
-def _terms_from_divergences(noise: np.ndarray | float, log_chi: np.ndarray) -> np.ndarray:
-    """log T_i for i = 2..256 from the divergences of even orders; ``... x 255``."""
-    powers = np.arange(2, _MAX_TIGHT_ORDER + 1)
-    averaged = 0.5 * (log_chi[..., powers // 2 - 1] + log_chi[..., (powers + 1) // 2 - 1])
-    return np.minimum(_log_simple_terms(noise, _MAX_TIGHT_ORDER), math.log(4) + averaged)
+    log_chi, powers = _log_divergences(z), np.arange(2, _MAX_TIGHT_ORDER + 1)
+    averaged = 0.5 * (log_chi[powers // 2 - 1] + log_chi[(powers + 1) // 2 - 1])
+    return np.minimum(_log_simple_terms(z, _MAX_TIGHT_ORDER), math.log(4) + averaged)
 
 
 def _log_divergences(z: float) -> np.ndarray:

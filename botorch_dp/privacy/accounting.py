@@ -1,4 +1,4 @@
-"""What DP-SGD costs, and exact conversions of Gaussian differential privacy.
+"""What DP-SGD costs, and what a Rényi divergence implies.
 
 A lot is the set of records whose clipped gradients are added up in a step. Two ways to draw it:
 
@@ -43,35 +43,13 @@ from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy._composition import LARGEST_MU, composed_epsilon
 from botorch_dp.privacy._distributions import SampledKind, sampled_gaussian
 from botorch_dp.privacy._fourier import FAST, Sums
-from botorch_dp.privacy._gaussian import (
-    compose_gdp,
-    gaussian_delta,
-    gaussian_epsilon,
-    gaussian_mu,
-    pure_dp_epsilon,
-    pure_dp_mu,
-)
+from botorch_dp.privacy._gaussian import gaussian_epsilon, gaussian_mu
 from botorch_dp.privacy._renyi import DENSE_ORDERS, fixed_lot_rdp, rdp_epsilon
-from botorch_dp.privacy.losses import (
+from botorch_dp.privacy.guarantee import (
     FixedLotSGDLoss,
     NeighboringRelation,
     PoissonSGDLoss,
 )
-
-__all__ = [
-    "compose_gdp",
-    "dp_sgd_epsilon",
-    "dp_sgd_epsilons",
-    "dp_sgd_loss",
-    "dp_sgd_noise_multiplier",
-    "gaussian_delta",
-    "gaussian_epsilon",
-    "gaussian_mu",
-    "pure_dp_epsilon",
-    "pure_dp_mu",
-    "renyi_budget",
-    "renyi_epsilon",
-]
 
 Sampling = Literal["poisson", "without_replacement"]
 Accountant = Literal["pld", "rdp"]
@@ -356,12 +334,14 @@ def renyi_budget(epsilon: float, delta: float, order: float) -> float:
 
 
 def sampled_kind(sampling: Sampling, relation: NeighboringRelation) -> SampledKind:
+    """Which dominating pair a step has."""
     if sampling == "without_replacement":
         return "fixed"
     return "replace" if relation is NeighboringRelation.REPLACE_ONE else "add_or_remove"
 
 
 def checked_relation(sampling: str, relation: NeighboringRelation | None) -> NeighboringRelation:
+    """The relation to account under, REPLACE_ONE if None, or an error if there is no bound."""
     if sampling not in _SAMPLINGS:
         raise ValueError(
             f"`sampling` must be one of {_SAMPLINGS}, got {sampling!r}."
@@ -370,8 +350,6 @@ def checked_relation(sampling: str, relation: NeighboringRelation | None) -> Nei
         )
     if relation is None:
         return NeighboringRelation.REPLACE_ONE
-    if not isinstance(relation, NeighboringRelation):
-        raise TypeError(f"`relation` must be a NeighboringRelation, got {type(relation).__name__}.")
     if relation is NeighboringRelation.BOUNDED_ROW:
         raise PrivacyError("`relation` must be REPLACE_ONE or ADD_OR_REMOVE_ONE for DP-SGD.")
     if sampling == "without_replacement" and relation is not NeighboringRelation.REPLACE_ONE:

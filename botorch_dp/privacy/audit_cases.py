@@ -14,6 +14,7 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from botorch_dp.privacy import (
     Guarantee,
     PrivacyUnit,
     PureLoss,
+    Release,
     audit_epsilon,
     exponential_guarantee,
     exponential_mechanism,
@@ -90,32 +92,23 @@ def _repeat(vector: list[float], size: int) -> torch.Tensor:
     return torch.tensor(vector, dtype=torch.float64).expand(size, -1)
 
 
-def _laplace(sensitivity: float = 1.0, *, exact: bool = True) -> Batched:
+def _noisy(
+    release: Callable[..., Release[Any]], sensitivity: float = 1.0, *, exact: bool = True
+) -> Batched:
     """Independent noise in each coordinate makes one call a batch of independent releases."""
 
     def mechanism(data: list[float], size: int) -> torch.Tensor:
         seed = None if exact else next(_seeds)
-        noisy = laplace_mechanism(
-            _repeat(data, size), sensitivity=sensitivity, epsilon=1.0, unsafe_seed=seed
+        values: torch.Tensor = release(
+            _repeat(data, size), sensitivity=sensitivity, unsafe_seed=seed
         ).value
-        return noisy if exact else _coarse(noisy)
+        return values if exact else torch.round(values * 2.0**20) / 2.0**20
 
     return mechanism
 
 
-def _gaussian(sensitivity: float = 1.0, *, exact: bool = True) -> Batched:
-    def mechanism(data: list[float], size: int) -> torch.Tensor:
-        seed = None if exact else next(_seeds)
-        noisy = gaussian_mechanism(
-            _repeat(data, size), sensitivity=sensitivity, mu=1.0, unsafe_seed=seed
-        ).value
-        return noisy if exact else _coarse(noisy)
-
-    return mechanism
-
-
-def _coarse(values: torch.Tensor) -> torch.Tensor:
-    return torch.round(values * 2.0**20) / 2.0**20
+_laplace = partial(_noisy, partial(laplace_mechanism, epsilon=1.0))
+_gaussian = partial(_noisy, partial(gaussian_mechanism, mu=1.0))
 
 
 def _select(method: SelectionMethod, sensitivity: float = 1.0, *, exact: bool = True) -> Batched:
@@ -192,14 +185,17 @@ def _tilted(second: float, best: float) -> list[float]:
     return [1 - second - best, second, best]
 
 
+def _numbers(size: int, fixed: bool) -> np.ndarray:
+    """Of trials: public and always the same, or secret."""
+    return np.array([int(TRIALS.mean) if fixed else TRIALS.draw() for _ in range(size)])
+
+
 def _selection(*, fixed: bool = False) -> Batched:
     """The best of a secret number of outcomes, whose probabilities go from bad to good."""
 
     def mechanism(outcome: list[float], size: int) -> np.ndarray:
         generator = np.random.default_rng(secrets.randbits(128))
-        numbers = np.full(size, int(TRIALS.mean))
-        if not fixed:
-            numbers = np.array([TRIALS.draw() for _ in range(size)])
+        numbers = _numbers(size, fixed)
         drawn = generator.choice(len(outcome), p=outcome, size=int(numbers.sum()))
         return np.maximum.reduceat(drawn, np.cumsum(numbers) - numbers)
 
@@ -211,9 +207,7 @@ def _threshold(*, fixed: bool = False) -> Batched:
 
     def mechanism(outcome: list[float], size: int) -> np.ndarray:
         generator = np.random.default_rng(secrets.randbits(128))
-        numbers = np.full(size, int(TRIALS.mean))
-        if not fixed:
-            numbers = np.array([TRIALS.draw() for _ in range(size)])
+        numbers = _numbers(size, fixed)
         above = np.array(outcome[1:])
         first = generator.geometric(above.sum(), size=size)
         which = 1 + generator.choice(len(above), p=above / above.sum(), size=size)

@@ -15,8 +15,7 @@ from botorch_dp._checks import check_delta, check_finite, check_positive, checke
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy._gaussian import gaussian_epsilon, gaussian_mu
 from botorch_dp.privacy.accounting import renyi_budget, renyi_epsilon
-from botorch_dp.privacy.guarantee import Guarantee
-from botorch_dp.privacy.losses import Cost
+from botorch_dp.privacy.guarantee import Cost, Guarantee
 
 #: Sums are exact, but decimals are not: ten charges of 0.1 add up to 1 + 5.6e-17. A limit counts as
 #: kept within this fraction of itself; the allowance is granted once, however many charges.
@@ -58,8 +57,7 @@ class PrivacyBudget:
     def __post_init__(self) -> None:
         object.__setattr__(self, "epsilon", check_positive("epsilon", self.epsilon))
         object.__setattr__(self, "delta", check_delta("delta", self.delta, allow_zero=True))
-        if not isinstance(self.renyi, bool):
-            raise TypeError(f"`renyi` must be True or False, got {type(self.renyi).__name__}.")
+        object.__setattr__(self, "renyi", bool(self.renyi))
         if self.summed is None:
             return
         summed = self._pair(self.summed)

@@ -53,8 +53,13 @@ from botorch_dp.privacy.budget import (
     sqrt_below,
     stated_cost,
 )
-from botorch_dp.privacy.guarantee import Guarantee, NeighboringRelation, PrivacyUnit
-from botorch_dp.privacy.losses import ApproximateLoss, PureLoss
+from botorch_dp.privacy.guarantee import (
+    ApproximateLoss,
+    Guarantee,
+    NeighboringRelation,
+    PrivacyUnit,
+    PureLoss,
+)
 from botorch_dp.privacy.runs import DOOR_TABLES, Door
 
 T = TypeVar("T")
@@ -124,12 +129,6 @@ class PrivacyLedger:
         *,
         relation: NeighboringRelation | None = None,
     ) -> None:
-        if not isinstance(path, str | os.PathLike):
-            raise TypeError(f"`path` must be a path, got {type(path).__name__}.")
-        if budget is not None and not isinstance(budget, PrivacyBudget):
-            raise TypeError(f"`budget` must be a PrivacyBudget, got {type(budget).__name__}.")
-        if relation is not None and not isinstance(relation, NeighboringRelation):
-            raise TypeError(f"`relation` must be a NeighboringRelation, got {relation!r}.")
         self._file = LedgerFile(os.fspath(path), budget)
         try:
             self._budget = self._file.budget
@@ -223,7 +222,7 @@ class PrivacyLedger:
             PrivacyError: The guarantee promises nothing, belongs to another relation, or needs
                 ``delta``. Nothing was charged.
         """
-        stated = _checked_price(guarantee, label, delta)
+        stated = _checked_price(guarantee, delta)
         with self._file.transaction():
             return _entry(self._append(guarantee, stated, label, delta, None), guarantee)
 
@@ -271,7 +270,7 @@ class PrivacyLedger:
             >>> ledger.release(price, noisy, key="best score") == first
             True
         """
-        stated = _checked_price(price, label, delta)
+        stated = _checked_price(price, delta)
         if key is None:
             with self._file.transaction():
                 self._append(price, stated, label, delta, None)
@@ -324,7 +323,7 @@ class PrivacyLedger:
             price: As for :meth:`charge`, with its errors.
             delta: As for :meth:`charge`.
         """
-        stated = _checked_price(price, "", delta)
+        stated = _checked_price(price, delta)
         with self._file.snapshot():
             settled = self._file.settled()
             if settled.get("relation") is not None:
@@ -464,8 +463,9 @@ class PrivacyLedger:
         )
 
 
+@checked
 def check_payment(
-    ledger: object, *, unsafe_seed: int | None = None, key: str | None = None
+    ledger: PrivacyLedger | None, *, unsafe_seed: int | None = None, key: str | None = None
 ) -> None:
     """Raise unless what is drawn with this seed can be paid for, and stored under this key.
 
@@ -474,8 +474,6 @@ def check_payment(
         unsafe_seed: The seed of simulated noise, or None for real noise.
         key: Names the value in the ledger.
     """
-    if ledger is not None and not isinstance(ledger, PrivacyLedger):
-        raise TypeError(f"`ledger` must be a PrivacyLedger, got {type(ledger).__name__}.")
     if unsafe_seed is not None:
         check_integer("unsafe_seed", unsafe_seed, at_least=0)
         if ledger is not None:
@@ -487,17 +485,13 @@ def check_payment(
         raise ValueError("`key` names a value in a ledger: pass `ledger=` too, or leave it out.")
 
 
-def _checked_price(guarantee: object, label: object, delta: float | None) -> Cost | None:
-    """The cost that the caller states by ``delta``, if any, once everything else is in order."""
-    if not isinstance(guarantee, Guarantee):
-        raise TypeError(f"`guarantee` must be a Guarantee, got {type(guarantee).__name__}.")
+def _checked_price(guarantee: Guarantee, delta: float | None) -> Cost | None:
+    """The cost that the caller states by ``delta``, if any; refused where nothing is promised."""
     if guarantee.void is not None:
         raise PrivacyError(
             f"`guarantee` promises nothing ({guarantee.void}), so no budget can bear it. Charge "
             "the guarantee of a mechanism with real noise."
         )
-    if not isinstance(label, str):
-        raise TypeError(f"`label` must be a string, got {type(label).__name__}.")
     return None if delta is None else stated_cost(guarantee, delta)
 
 

@@ -41,14 +41,17 @@ from botorch_dp.privacy._noise import (
 )
 from botorch_dp.privacy.guarantee import (
     ONE_RECORD,
+    GaussianLoss,
     Guarantee,
+    LaplaceLoss,
     NeighboringRelation,
+    PrivacyLoss,
     PrivacyUnit,
+    PureLoss,
     Release,
     check_unit,
 )
 from botorch_dp.privacy.ledger import PrivacyLedger, check_payment
-from botorch_dp.privacy.losses import GaussianLoss, LaplaceLoss, PrivacyLoss, PureLoss
 
 #: How an index is drawn; see :func:`exponential_mechanism`.
 SelectionMethod = Literal["exponential", "permute_and_flip"]

@@ -6,7 +6,7 @@ import math
 
 from botorch_dp._checks import check_delta, needs_extra
 from botorch_dp.privacy._composition import composed_epsilon
-from botorch_dp.privacy.losses import NeighboringRelation, PoissonSGDLoss
+from botorch_dp.privacy.guarantee import NeighboringRelation, PoissonSGDLoss
 
 with needs_extra("opacus", "`DistributionAccountant`"):
     from opacus.accountants.accountant import IAccountant

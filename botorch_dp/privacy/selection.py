@@ -78,7 +78,7 @@ from botorch_dp.privacy._fourier import FAST, Sums
 from botorch_dp.privacy._gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
 from botorch_dp.privacy._renyi import DENSE_ORDERS, rdp_delta, rdp_epsilon
 from botorch_dp.privacy.accounting import Sampling, checked_relation, sampled_kind
-from botorch_dp.privacy.losses import NeighboringRelation, PrivacyLoss
+from botorch_dp.privacy.guarantee import NeighboringRelation, PrivacyLoss
 
 #: Points of a profile, and how far they reach: the last delta is this share of delta / mean.
 _POINTS = 20
@@ -220,7 +220,10 @@ class BaseProfile:
     @classmethod
     def of_mu(cls, mu: float, smallest_delta: float) -> BaseProfile:
         """The profile of a mu-GDP mechanism."""
-        return _of_mu(check_positive("mu", mu), check_delta("smallest_delta", smallest_delta))
+        check_positive("mu", mu)
+        last = max(gaussian_epsilon(mu, smallest_delta), 2 * _FIRST * mu)
+        epsilons = np.linspace(_FIRST * mu, last, _POINTS).tolist()
+        return cls(tuple(epsilons), tuple(gaussian_delta(mu, e) for e in epsilons))
 
     @classmethod
     def of(cls, losses: Sequence[PrivacyLoss], smallest_delta: float) -> BaseProfile:
@@ -282,12 +285,6 @@ class BaseProfile:
         return np.where(values[:, -1] > 0, np.inf, total)
 
 
-def _of_mu(mu: float, smallest_delta: float) -> BaseProfile:
-    last = max(gaussian_epsilon(mu, smallest_delta), 2 * _FIRST * mu)
-    epsilons = np.linspace(_FIRST * mu, last, _POINTS).tolist()
-    return BaseProfile(tuple(epsilons), tuple(gaussian_delta(mu, e) for e in epsilons))
-
-
 # --- What a selection costs. ---
 
 
@@ -314,8 +311,6 @@ class Selection:
     by_threshold: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.number, TrialNumber):
-            raise TypeError(f"`number` must be a TrialNumber, got {type(self.number).__name__}.")
         low, high = self.density
         if not (0 < check_finite("density", low) <= 1 <= check_finite("density", high)):
             raise ValueError(f"`density` must be (c, C) with 0 < c <= 1 <= C, got {self.density}.")
@@ -328,7 +323,27 @@ class Selection:
     def delta(self, base: BaseProfile, epsilon: float) -> float:
         """The smallest delta known to hold at ``epsilon`` for what is published."""
         alpha = math.exp(min(check_nonnegative("epsilon", epsilon), 700.0))
-        return self._delta(base, alpha)
+        smallest = 1e-8 / max(self.number.mean, 1.0)
+        u = np.union1d(np.geomspace(smallest, 1.0, _BINS), np.linspace(0.0, 1.0, _BINS))
+        low, high = self.density
+        other = base.other(u)
+        if self.by_threshold:
+            gamma = self.number.gamma
+            most = 1 / (gamma + (1 - gamma) * u[:-1])
+            least = 1 / (gamma + (1 - gamma) * other[1:])
+        else:
+            most = high * self.number.slope(low * u[:-1])
+            # Where C u' reaches 1, all others may be better: f'(0) is left.
+            least = low * self.number.slope(np.minimum(high * other[1:], 1.0))
+
+        def lines(ratios: np.ndarray) -> np.ndarray:
+            return np.maximum(
+                most[:, None] * (1 + _ROUNDING) - alpha * least[:, None] * ratios, 0.0
+            )
+
+        if self.by_threshold:
+            return float(min(1.0, base.expected(lines).max()))
+        return float(min(1.0, base.expected(lambda r: lines(r).max(0, keepdims=True))[0]))
 
     def epsilon(self, base: BaseProfile, delta: float) -> float:
         """The smallest epsilon known to hold at ``delta`` for what is published."""
@@ -387,30 +402,7 @@ class Selection:
         check_delta("delta", delta)
         if gaussian_delta(mu, _FIRST * mu) >= 1:
             raise ValueError(f"`mu` = {mu:g} hides nothing that double precision could tell.")
-        return _of_mu(mu, _LAST_SHARE * delta / max(self.number.mean, 1.0))
-
-    def _delta(self, base: BaseProfile, alpha: float) -> float:
-        smallest = 1e-8 / max(self.number.mean, 1.0)
-        u = np.union1d(np.geomspace(smallest, 1.0, _BINS), np.linspace(0.0, 1.0, _BINS))
-        low, high = self.density
-        other = base.other(u)
-        if self.by_threshold:
-            gamma = self.number.gamma
-            most = 1 / (gamma + (1 - gamma) * u[:-1])
-            least = 1 / (gamma + (1 - gamma) * other[1:])
-        else:
-            most = high * self.number.slope(low * u[:-1])
-            # Where C u' reaches 1, all others may be better: f'(0) is left.
-            least = low * self.number.slope(np.minimum(high * other[1:], 1.0))
-
-        def lines(ratios: np.ndarray) -> np.ndarray:
-            return np.maximum(
-                most[:, None] * (1 + _ROUNDING) - alpha * least[:, None] * ratios, 0.0
-            )
-
-        if self.by_threshold:
-            return float(min(1.0, base.expected(lines).max()))
-        return float(min(1.0, base.expected(lambda r: lines(r).max(0, keepdims=True))[0]))
+        return BaseProfile.of_mu(mu, _LAST_SHARE * delta / max(self.number.mean, 1.0))
 
 
 @checked

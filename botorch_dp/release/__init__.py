@@ -5,13 +5,14 @@ worth, and ``release(..., ledger=)`` makes it. The functions do the same in one 
 """
 
 from botorch_dp.release.assumptions import UtilityBound, UtilityWarning
-from botorch_dp.release.choice import PrivateChoice, release_choice
-from botorch_dp.release.linear import (
+from botorch_dp.release.choice import (
     LinearChoice,
     MaxVarianceDesign,
+    PrivateChoice,
     PublicDesign,
     SobolDesign,
     StatedDesign,
+    release_choice,
     release_linear_choice,
 )
 from botorch_dp.release.maximum import (

@@ -66,12 +66,7 @@ _FEWEST_STEPS_WITHOUT_NOISE = 2  # the regret bound starts at the second sample
 @checked
 @dataclass(frozen=True, kw_only=True)
 class LaplaceMaximum(ABC):
-    """A value released with Laplace noise of scale ``sensitivity / epsilon``.
-
-    Args:
-        epsilon: The privacy parameter.
-        unit: Whom or what one record is, and which data sets are neighbours.
-    """
+    """A value released with Laplace noise of scale ``sensitivity / epsilon``."""
 
     epsilon: float
     unit: PrivacyUnit = VALIDATION_RECORD
@@ -166,15 +161,7 @@ class LaplaceMaximum(ABC):
 @checked
 @dataclass(frozen=True, kw_only=True)
 class PriorMaximum(LaplaceMaximum):
-    """A maximum whose sensitivity bound rests on Assumption 1.
-
-    Args:
-        delta: Probability, over the prior, that the sensitivity bound fails.
-        steps: The number ``T`` of values that the search saw.
-        num_choices: The number ``n`` of choices.
-        dataset_correlation: The prior correlation ``k(V, V')`` of neighbouring data sets, whatever
-            the relation; see :mod:`.assumptions` for how to choose it.
-    """
+    """A maximum whose sensitivity bound rests on Assumption 1."""
 
     delta: float
     steps: int
@@ -234,7 +221,7 @@ class PrivateMaximum(PriorMaximum):
         steps: The number ``T`` of observations.
         num_choices: The number ``n`` of choices.
         dataset_correlation: The prior correlation ``k(V, V')`` of neighbouring data sets, whatever
-            the relation.
+            the relation; see :mod:`.assumptions` for how to choose it.
         noise_std: Standard deviation ``s`` of the observation noise, for unit prior variance.
         information_gain: An upper bound on ``gamma_T``; see :func:`.max_information_gain`.
         edition: ``"icml2015"``, ``"workshop2014"``, or ``"union_bound"``, whose proof covers the
@@ -362,7 +349,7 @@ class NoiseFreeMaximum(PriorMaximum):
         num_choices: The number ``n`` of choices.
         dim: The dimension ``d`` of the choices.
         dataset_correlation: The prior correlation ``k(V, V')`` of neighbouring data sets, whatever
-            the relation.
+            the relation; see :mod:`.assumptions` for how to choose it.
         amplitude: The constant ``A``.
         rate: The constant ``tau``.
         edition: Which statistic, and which bound.

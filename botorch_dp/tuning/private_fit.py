@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from botorch_dp._checks import (
+    check_choice,
     check_count,
     check_finite,
     check_integer,
@@ -247,12 +248,8 @@ class PrivateFit:
         if test_budget is not None:
             self.test_budget = _checked_budget("test_budget", test_budget)
         self.number = _checked_number(trials, _SHAPE if threshold is None else 1.0)
-        for name, value, choices in (
-            ("method", method, get_args(Method)),
-            ("test_records", test_records, get_args(TestRecords)),
-        ):
-            if value not in choices:
-                raise ValueError(f"`{name}` must be one of {choices}, got {value!r}.")
+        check_choice("method", method, get_args(Method))
+        check_choice("test_records", test_records, get_args(TestRecords))
         self.test_records: TestRecords = test_records
         if test_records != "public" and self.trainer.metric is not accuracy:
             raise PrivacyError(
@@ -323,16 +320,15 @@ class PrivateFit:
 
     def _noise(self, config: Mapping[str, Any], base: BaseProfile, beside_mu: float) -> float:
         plan = self.trainer.plan(**self.space.check(config), noise_multiplier=1.0)
-        (noise,) = training_noise(
+        return _least_noise(
             base,
-            [plan.lot_size],
-            [plan.steps],
+            plan.lot_size,
+            plan.steps,
             num_records=plan.num_records,
             sampling=plan.sampling,
             relation=plan.relation,
             beside_mu=beside_mu,
         )
-        return float(noise)
 
     @property
     def guarantee(self) -> Guarantee:
@@ -413,11 +409,6 @@ class PrivateFit:
             BudgetExhausted: If the ledger cannot bear it; nothing was read.
         """
         at_least = check_nonnegative("at_least", at_least)
-        if executor is not None and not isinstance(executor, Executor):
-            raise TypeError(
-                f"`executor` must be a concurrent.futures.Executor or None, got "
-                f"{type(executor).__name__}."
-            )
         check_payment(ledger, unsafe_seed=self.unsafe_seed)
         settings = {**self._settings(checkpoint is not None), "charged": ledger is not None}
         with Run(checkpoint, what="a private fit", settings=settings, ledger=ledger) as run:
@@ -446,13 +437,9 @@ class PrivateFit:
     def _trained(
         self, run: Run, executor: Executor | None, tick: Callable[[], object]
     ) -> dict[str, Any] | None:
-        noises: dict[tuple[Any, ...], float] = {}
-
         def task(config: Config, seed: int | None) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-            key = tuple(config.values())
-            if key not in noises:
-                noises[key] = self.noise_multiplier(config)
-            settings = {**config, "noise_multiplier": noises[key], "delta": self.budget.delta}
+            noise = self.noise_multiplier(config)
+            settings = {**config, "noise_multiplier": noise, "delta": self.budget.delta}
             return train_once, (self.trainer, settings, self._scoring, seed)
 
         trials = Trials(
@@ -521,9 +508,7 @@ class PrivateFit:
         if not self._selects:
             point = BaseProfile((budget.epsilon,), (budget.delta,))
             return point, gaussian_mu(budget.epsilon, budget.delta)
-        selection = self._selection()
-        mu = selection.mu(budget.epsilon, budget.delta)
-        return selection.profile(mu, budget.delta), mu
+        return _level_of(self._selection(), budget.epsilon, budget.delta)
 
     @property
     def _scored(self) -> int:
@@ -647,14 +632,26 @@ class PrivateFit:
         )
 
 
+# Solved for once, whoever asks again: a fit needs them for its plan, its trainings and its result.
+
+
+@lru_cache(maxsize=256)
+def _level_of(selection: Selection, epsilon: float, delta: float) -> tuple[BaseProfile, float]:
+    mu = selection.mu(epsilon, delta)
+    return selection.profile(mu, delta), mu
+
+
+@lru_cache(maxsize=4096)
+def _least_noise(base: BaseProfile, lot_size: int, steps: int, **settings: Any) -> float:
+    return float(training_noise(base, [lot_size], [steps], **settings)[0])
+
+
 # --- What was asked for. ---
 
 
 def _trainer_and_space(
     given: object, space: SearchSpace | None
 ) -> tuple[DPTrainer, SearchSpace | None]:
-    if space is not None and not isinstance(space, SearchSpace):
-        raise TypeError(f"`space` must be a SearchSpace, got {type(space).__name__}.")
     if isinstance(given, PrivacyUtilityProblem):
         if given.trainer is None:
             raise PrivacyError(
@@ -717,9 +714,7 @@ def _checked_space(trainer: DPTrainer, space: SearchSpace | None) -> SearchSpace
     return space
 
 
-def _checked_budget(name: str, budget: object) -> PrivacyBudget:
-    if not isinstance(budget, PrivacyBudget):
-        raise TypeError(f"`{name}` must be a PrivacyBudget, got {type(budget).__name__}.")
+def _checked_budget(name: str, budget: PrivacyBudget) -> PrivacyBudget:
     if budget.delta == 0:
         raise PrivacyError(
             f"`{name}` has no delta, and no Gaussian noise meets a pure epsilon: give one that is "

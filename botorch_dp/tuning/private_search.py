@@ -13,7 +13,7 @@ import math
 import os
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, Literal
 
@@ -206,17 +206,6 @@ class PrivateSearch:
         unit: PrivacyUnit = ONE_RECORD,
         unsafe_seed: int | None = None,
     ) -> None:
-        if not callable(record_scores):
-            raise TypeError(
-                f"`record_scores` must be callable, got {type(record_scores).__name__}: pass a "
-                "function from a list of b configurations to scores (b x n)."
-            )
-        if not isinstance(space, SearchSpace):
-            raise TypeError(f"`space` must be a SearchSpace, got {type(space).__name__}.")
-        if not isinstance(budget, PrivacyBudget):
-            raise TypeError(f"`budget` must be a PrivacyBudget, got {type(budget).__name__}.")
-        if not isinstance(maximize, bool):
-            raise TypeError(f"`maximize` must be a boolean, got {type(maximize).__name__}.")
         self.bounds = check_interval("bounds", bounds)
         self._width = check_positive("bounds", self.bounds[1] - self.bounds[0])
         self.evaluations = check_integer("evaluations", evaluations, at_least=2)
@@ -238,7 +227,7 @@ class PrivateSearch:
         self.record_scores = record_scores
         self.space = space
         self.budget = budget
-        self.maximize = maximize
+        self.maximize = bool(maximize)
         checked = check_unit(unit, NeighboringRelation.REPLACE_ONE)
         self._unit = checked.given(
             OWN_RECORD_ONLY,
@@ -280,11 +269,6 @@ class PrivateSearch:
                 client's ``get_executor()``, or a ``ray.util.multiprocessing.Pool``. The result is
                 the same, and the noise is drawn here.
         """
-        if executor is not None and not callable(getattr(executor, "map", None)):
-            raise TypeError(
-                "`executor` must have `map`, as executors of concurrent.futures and pools do; got "
-                f"{type(executor).__name__}."
-            )
         check_payment(ledger, unsafe_seed=self.unsafe_seed)
         plan = self.plan(release_score=release_score)
         diagnostics = SearchDiagnostics()
@@ -428,7 +412,7 @@ class PrivateSearch:
         if release_score:
             std = self._one_record / shares["score"]
             noise += f" The released score's noise has a standard deviation of {std:.2g}."
-        return SearchPlan(**{**_fields(plan), "noise": noise})
+        return replace(plan, noise=noise)
 
     @property
     def _one_record(self) -> float:
@@ -487,7 +471,3 @@ def split_squares(total: float, weights: dict[Part, float]) -> dict[Part, float]
     while sum(Fraction(share) ** 2 for share in shares.values()) > Fraction(total) ** 2:
         shares[largest] = math.nextafter(shares[largest], 0.0)
     return shares
-
-
-def _fields(plan: SearchPlan) -> dict[str, Any]:
-    return {name: getattr(plan, name) for name in plan.__dataclass_fields__}

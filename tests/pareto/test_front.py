@@ -14,7 +14,7 @@ from botorch_dp.pareto import DPareto, ExecutorDiedError, Objective, ParetoFront
 from botorch_dp.pareto.front import dominated_volume, guarantee_sentence, non_dominated
 from botorch_dp.pareto.problem import SEEDED, Measurement
 from botorch_dp.privacy import Guarantee, PrivacyUnit
-from botorch_dp.privacy.losses import ApproximateLoss, GaussianLoss, PureLoss
+from botorch_dp.privacy.guarantee import ApproximateLoss, GaussianLoss, PureLoss
 from tests.pareto import toy
 
 GUARANTEE = Guarantee("toy", PrivacyUnit(), (PureLoss(12.0),))

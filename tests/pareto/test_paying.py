@@ -11,6 +11,7 @@ import random
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +44,26 @@ BUDGET = PrivacyBudget(8.0, 1e-6)
 SPACE = SearchSpace(noise=Real(0.5, 5.0, log=True))
 
 
+# A study asks for the price of a config many times.
+
+
+@cache
+def epsilon_at(noise: float) -> float:
+    return gaussian_epsilon(1 / noise, 1e-6)
+
+
+@cache
+def guarantee_at(noise: float) -> Guarantee:
+    """One record moves the mean by at most 1."""
+    return gaussian_guarantee(sensitivity=1.0, mu=1 / noise)
+
+
 def privacy(config: Config) -> float:
-    return gaussian_epsilon(1 / config["noise"], 1e-6)
+    return epsilon_at(config["noise"])
 
 
 def guarantee(config: Config) -> Guarantee:
-    """One record moves the mean by at most 1."""
-    return gaussian_guarantee(sensitivity=1.0, mu=1 / config["noise"])
+    return guarantee_at(config["noise"])
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from botorch_dp.pareto import (
 )
 from botorch_dp.pareto.problem import Measurement
 from botorch_dp.privacy import Guarantee, NeighboringRelation, PrivacyUnit
-from botorch_dp.privacy.losses import ApproximateLoss, GaussianLoss, PureLoss
+from botorch_dp.privacy.guarantee import ApproximateLoss, GaussianLoss, PureLoss
 from tests.pareto import toy
 
 CONFIG = {"noise": 2.0, "epochs": 4}

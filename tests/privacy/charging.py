@@ -12,7 +12,7 @@ from botorch_dp.privacy import (
     PrivacyLedger,
     PrivacyUnit,
 )
-from botorch_dp.privacy.losses import (
+from botorch_dp.privacy.guarantee import (
     GaussianLoss,
     PrivacyLoss,
     PureLoss,

@@ -12,18 +12,17 @@ from dp_accounting.pld import PLDAccountant, privacy_loss_distribution
 from dp_accounting.rdp import RdpAccountant, rdp_privacy_accountant
 
 from botorch_dp.errors import PrivacyError
+from botorch_dp.privacy._gaussian import gaussian_delta, gaussian_epsilon
 from botorch_dp.privacy._renyi import fixed_lot_rdp, rdp_epsilon
 from botorch_dp.privacy.accounting import (
     dp_sgd_epsilon,
     dp_sgd_epsilons,
     dp_sgd_loss,
     dp_sgd_noise_multiplier,
-    gaussian_delta,
-    gaussian_epsilon,
     renyi_budget,
     renyi_epsilon,
 )
-from botorch_dp.privacy.losses import FixedLotSGDLoss, NeighboringRelation, PoissonSGDLoss
+from botorch_dp.privacy.guarantee import FixedLotSGDLoss, NeighboringRelation, PoissonSGDLoss
 
 REPLACE, ADD = NeighboringRelation.REPLACE_ONE, NeighboringRelation.ADD_OR_REMOVE_ONE
 THEIRS = {relation: dpa.NeighboringRelation[relation.name] for relation in (REPLACE, ADD)}

@@ -13,8 +13,7 @@ from scipy import stats
 from botorch_dp.privacy import PrivacyUnit
 from botorch_dp.privacy.audit import _lowest_bit, audit_epsilon
 from botorch_dp.privacy.audit_cases import CASES, CONFIDENCE
-from botorch_dp.privacy.guarantee import Guarantee
-from botorch_dp.privacy.losses import GaussianLoss, PureLoss
+from botorch_dp.privacy.guarantee import GaussianLoss, Guarantee, PureLoss
 from botorch_dp.privacy.mechanisms import gaussian_mechanism, laplace_mechanism
 
 #: From each of the two data sets: a hundred thousand on the pair.

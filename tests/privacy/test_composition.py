@@ -16,7 +16,7 @@ from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy._composition import composed_delta, composed_epsilon
 from botorch_dp.privacy._gaussian import gaussian_delta, gaussian_epsilon
 from botorch_dp.privacy.accounting import dp_sgd_epsilon
-from botorch_dp.privacy.losses import (
+from botorch_dp.privacy.guarantee import (
     ApproximateLoss,
     FixedLotSGDLoss,
     GaussianLoss,

@@ -26,9 +26,10 @@ from botorch_dp.privacy import (
     compose,
     gaussian_guarantee,
 )
-from botorch_dp.privacy.accounting import dp_sgd_epsilon, gaussian_epsilon
-from botorch_dp.privacy.guarantee import SIMULATED
-from botorch_dp.privacy.losses import (
+from botorch_dp.privacy._gaussian import gaussian_epsilon
+from botorch_dp.privacy.accounting import dp_sgd_epsilon
+from botorch_dp.privacy.guarantee import (
+    SIMULATED,
     ApproximateLoss,
     FixedLotSGDLoss,
     GaussianLoss,

@@ -20,7 +20,7 @@ from botorch_dp.privacy import (
     PrivacyUnit,
 )
 from botorch_dp.privacy._gaussian import gaussian_epsilon, gaussian_mu
-from botorch_dp.privacy.losses import (
+from botorch_dp.privacy.guarantee import (
     ApproximateLoss,
     FixedLotSGDLoss,
     GaussianLoss,

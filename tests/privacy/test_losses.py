@@ -14,7 +14,7 @@ from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy._composition import composed_epsilon
 from botorch_dp.privacy._gaussian import pure_dp_mu
 from botorch_dp.privacy._renyi import rdp_epsilon
-from botorch_dp.privacy.losses import (
+from botorch_dp.privacy.guarantee import (
     ApproximateLoss,
     FixedLotSGDLoss,
     GaussianLoss,

@@ -11,7 +11,7 @@ from gpytorch.kernels import MaternKernel, RBFKernel
 from botorch_dp.errors import NotPublicError
 from botorch_dp.models.finite import FiniteSetGP
 from botorch_dp.release import MaxVarianceDesign, PublicDesign, SobolDesign, StatedDesign
-from botorch_dp.release.linear import check_public_design
+from botorch_dp.release.choice import check_public_design
 
 BOX = torch.tensor([[-1.0, 0.0], [1.0, 5.0]], dtype=torch.double)
 LINE = torch.linspace(0, 1, 101, dtype=torch.double).unsqueeze(-1)

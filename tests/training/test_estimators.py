@@ -70,8 +70,8 @@ REGRESSOR = DPRegressor(2.0, bounds=BOUNDS, target_bounds=(0.0, 60.0), epochs=5)
 def test_classifiers_learn_and_promise(estimator: Any) -> None:
     X, y = blobs()
     reached = LogisticRegression().fit(X, y).score(X, y)
-    # The noise is real: one fit in twelve is unlucky, and five in a row in 4e-6 of all runs.
-    for _ in range(5):
+    # The noise is real: one fit in twelve is unlucky, and six in a row in 3e-7 of all runs.
+    for _ in range(6):
         fitted = clone(estimator).fit(X, y)
         if fitted.score(X, y) > reached - 0.03:
             break

@@ -14,7 +14,7 @@ from scipy import stats
 
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import NeighboringRelation
-from botorch_dp.privacy.losses import FixedLotSGDLoss, PoissonSGDLoss
+from botorch_dp.privacy.guarantee import FixedLotSGDLoss, PoissonSGDLoss
 from botorch_dp.training import TrainingPlan
 from botorch_dp.training.plan import make_plan
 from botorch_dp.training.randomness import SeededRandomness, SystemRandomness

@@ -80,9 +80,10 @@ class TestFit(OneDraw):
     every = 3  # of a score, a configuration and a best model for each training
 
     @pytest.fixture(autouse=True)
-    def two_trials(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Each run writes as often as any other."""
+    def two_cheap_trials(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Each run writes as often as any other. Which noise is needed is tested elsewhere."""
         monkeypatch.setattr(TrialNumber, "draw", lambda self: 2)
+        monkeypatch.setattr(PrivateFit, "noise_multiplier", lambda self, config: 2.0)
 
     def make(self, ledger: PrivacyLedger | None) -> Any:
         generator = torch.Generator().manual_seed(0)

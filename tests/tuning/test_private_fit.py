@@ -289,9 +289,13 @@ class TestSecret:
 
     def test_time_can_be_fixed(self, three_trials: None, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("botorch_dp.tuning.private_fit.train_once", scored([0.5] * 3))
-        start = time.monotonic()
-        fit().run(at_least=4.0)
-        assert 4.0 <= time.monotonic() - start
+        waited: list[float] = []
+        monkeypatch.setattr("botorch_dp.tuning.private_fit.time.sleep", waited.append)
+        start = time.time()
+        fit().run(at_least=1000.0)
+        assert waited[-1] + time.time() - start > 999.99
+        fit().run(at_least=1e-9)
+        assert waited[-1] == 0.0
 
     def test_one_price_for_all_before_anything_is_trained(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, three_trials: None
