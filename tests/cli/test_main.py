@@ -9,14 +9,25 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from botorch_dp import tasks
 from botorch_dp.cli import main, parser
 from tests.cli.calling import OWN_PROBLEM, SCRIPT, call
 from tests.conftest import ROOT
+
+
+class Warns(dict):  # type: ignore[type-arg]
+    """A dictionary that warns when it is read."""
+
+    def items(self) -> Any:
+        warnings.warn("a warning", stacklevel=2)
+        return super().items()
 
 
 class TestInstalledScript:
@@ -34,6 +45,9 @@ class TestInstalledScript:
         ):
             assert command in done.stdout
         assert "examples:" in done.stdout
+        assert max(map(len, done.stdout.splitlines())) <= 84
+        for about in ("the configuration to deploy within an epsilon", "the epsilon of a run"):
+            assert re.search(rf"^  \w+ +{about}$", done.stdout, flags=re.M)
 
     def test_help_and_refusals_are_quick(self) -> None:
         """Nothing heavy is imported to print help or to refuse an argument."""
@@ -94,6 +108,13 @@ for arguments in {refused!r}:
         assert done.returncode == 2
         assert re.fullmatch(r"botorch-dp.*: error: .*\n`botorch-dp.* --help` .*\n", done.stderr)
         assert "Traceback" not in done.stderr
+
+    def test_warnings_are_one_line(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(tasks, "READY", Warns(tasks.READY))
+        assert main(["tasks"]) == 0
+        assert capsys.readouterr().err == "botorch-dp: warning: a warning\n"
 
     def test_errors_are_one_line(self) -> None:
         done = subprocess.run([SCRIPT, "pareto", "nonsense"], capture_output=True, text=True)
