@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+comma := ,
 # Small matrices on a few shared cores: threads that wait for each other cost more than they bring.
 export OMP_NUM_THREADS ?= 1
 
@@ -26,15 +27,23 @@ help:
 	@echo "make clean      remove .venv and everything generated"
 
 # Reinstalled only when the dependencies change; the package itself is linked, not copied.
-$(STAMP): pyproject.toml constraints.txt
+define install
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11 ..."; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing into $(VENV) (once; a few minutes) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(1)]'
 	@touch $@
+endef
 
-demo: $(STAMP)
+$(STAMP): pyproject.toml constraints.txt
+	$(call install,dev)
+
+# The demonstration needs little, and its first figure should not wait for what tests need.
+$(VENV)/.demo: pyproject.toml constraints.txt
+	$(call install,plots$(comma)sklearn$(comma)report)
+
+demo: $(if $(wildcard $(STAMP)),$(STAMP),$(VENV)/.demo)
 	@$(BIN)/python -m examples.demo
 
 test: $(STAMP)
@@ -71,7 +80,8 @@ docs: $(STAMP)
 # Each file goes into an environment of its own, with no extras.
 dist: $(STAMP)
 	@rm -rf dist build
-	@$(BIN)/python -m build --outdir dist
+	@mkdir -p build
+	@$(BIN)/python -m build --outdir dist > build/log 2>&1 || { cat build/log; exit 1; }
 	@for file in dist/*.whl dist/*.tar.gz; do \
 		echo "Trying $$file ..."; \
 		$(PYTHON) -m venv --clear build/clean || exit 1; \

@@ -77,17 +77,19 @@ def outsourced() -> str:
         rows.append([length, "without privacy", "", shown(entry["without privacy"]["final"])])
         rows.append(["", "random choice", "", shown(entry["random choice"]["final"])])
     text = table(["table", "rows sent", "theirs", "ours"], rows)
-    batches = "; ".join(f"{size} at once {shown(v)}" for size, v in found["batches"].items())
-    certified = "; ".join(
-        f"{name} {shown(v['certified'])} (there was {shown(v['regret'])})"
-        for name, v in found["certificates"].items()
-    )
+    batches = [[size, shown(value)] for size, value in found["batches"].items()]
+    certified = [
+        [name, shown(value["certified"]), shown(value["regret"])]
+        for name, value in found["certificates"].items()
+    ]
     return (
         f"{text}\nAll tables took {found['minutes']:.0f} minutes on a shared core. With the "
         "printed length-scale of 1.25 the search without privacy ends at "
-        f"{shown(found['printed length-scale 1.25, without privacy']['final'])}. Rows asked for, "
-        f"table 1 without privacy: {batches}. Regret that the curator can certify (90%), table 1: "
-        f"{certified}.\n"
+        f"{shown(found['printed length-scale 1.25, without privacy']['final'])}.\n\n"
+        "Several rows may be asked for at once (table 1 without privacy):\n\n"
+        f"{table(['rows at once', 'regret'], batches)}\n"
+        "The curator can certify a regret (90%, table 1):\n\n"
+        f"{table(['rows sent', 'certified', 'true'], certified)}"
     )
 
 

@@ -39,6 +39,8 @@ from botorch_dp.privacy import (
     gaussian_mu,
 )
 
+#: Trainings that a study draws at random before its models choose; the first figure shows them.
+_RANDOM = 16
 #: Private evaluations in all, and how many of them are Sobol points.
 _EVALUATIONS, _SOBOL = 16, 6
 
@@ -79,6 +81,10 @@ def _pareto_front(folder: Path, trials: int) -> None:
         known = len(study.trials)
         if known:
             print(f"The study in {folder}/study.sqlite has {known} trials already; it continues.")
+        else:
+            drawn = study.run(min(trials, _RANDOM), progress=True)
+            save_figure(drawn.plot(), folder / "front.png")
+            print(f"First figure, of random trainings: {folder}/front.png. Chosen ones follow.")
         front = study.run(max(trials, known), progress=True)
         best = study.recommend(epsilon=1.0)
     figure = front.plot(recommended=best)
@@ -86,6 +92,7 @@ def _pareto_front(folder: Path, trials: int) -> None:
     print("\n  epsilon   error\n" + "\n".join(f"  {e:7.3f}  {r:6.3f}" for e, r in front.points))
     print(f"\nFor epsilon = 1: {best}")
     print(f"Figure: {folder}/front.png\n{front.caption}")
+    print(f"To look at every trial: `botorch-dp report {folder}/study.sqlite`")
 
 
 def _private_tuning(folder: Path) -> None:
@@ -193,10 +200,10 @@ def _tuning_figure(X: Tensor, Y: Tensor, Yvar: Tensor, winner: int, guarantee: s
     axes.plot([winner + 1], [Y[winner, 0]], "*", ms=16, color="C1", mec="k", label="winner")
     axes.axvline(_SOBOL + 0.5, color="0.7", ls=":")
     axes.set_xlabel("evaluation (left of the line: Sobol points)")
-    axes.set_ylabel("mean validation score, ± 2 known noise deviations")
+    axes.set_ylabel("mean score, ± 2 deviations of its noise")
     axes.set_title("Private tuning of a support vector machine")
     axes.legend(loc="lower right")
-    figure.supxlabel(textwrap.fill(guarantee, 100), fontsize=7)
+    figure.supxlabel(textwrap.fill(f"Released: {guarantee}", 100), fontsize=7)
     return figure
 
 

@@ -42,8 +42,16 @@ def test_snippets_of_pages_run_one_after_the_other(
         exec(compile(snippet, page.name, "exec"), names)
 
 
-def test_readme_has_a_snippet_for_each_job() -> None:
-    assert len(SNIPPETS) == 6
+def test_readme_leads_to_each_method_within_a_screen() -> None:
+    """A row for each job, whose guide calls what the row names, in code that a test runs."""
+    screen = README.read_text().partition("\n## Try it")[0]
+    assert screen.count("\n") < 30
+    rows = re.findall(r"^\| .* \| \[(.*)\]\((docs/[\w/]+\.md)\S*\).* \|$", screen, flags=re.M)
+    assert len(rows) == screen.count("\n| ") - 2 == 9
+    for names, page in rows:
+        code = "".join(re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.M | re.S))
+        for name in re.findall(r"`(\w+)`", names):
+            assert re.search(rf"\b{name}(\.\w+)?\(", code), f"{page} does not call {name}"
     assert all(snippet.count("\n") <= 14 for snippet in SNIPPETS)
 
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 
 from botorch_dp import __version__
 from botorch_dp.cli import fitting, fronts, outsourcing, pricing, report
@@ -22,18 +23,32 @@ from botorch_dp.cli.arguments import Parser
 __all__ = ["main"]
 
 _EPILOG = """examples:
-  botorch-dp tasks                                         what is ready to run
-  botorch-dp pareto adult_logistic_sgd --data breast_cancer --trials 40 \\
-      --storage study.sqlite --plot front.png              a privacy-utility front
+  # what is ready to run
+  botorch-dp tasks
+  # a front, what to deploy within epsilon = 1, and a page to look at
+  botorch-dp pareto adult_logistic_sgd --data breast_cancer --storage study.sqlite
   botorch-dp recommend adult_logistic_sgd --data breast_cancer \\
-      --storage study.sqlite --epsilon 1                   what to deploy within epsilon = 1
-  botorch-dp report study.sqlite                           the same to look at, one HTML file
-  botorch-dp fit adult_logistic_adam --data breast_cancer --epsilon 1 --delta 1e-5 \\
-      --model model.pt                                     the tuned model, for epsilon = 1
-  botorch-dp calibrate dp-sgd --epsilon 1 --delta 1e-5 --records 50000 --lot 256 --epochs 10
-  botorch-dp ledger show budget.sqlite                     what was spent, on what
-  botorch-dp audit --samples 100000                        try to break every mechanism
+      --storage study.sqlite --epsilon 1
+  botorch-dp report study.sqlite
+  # the tuned model itself, for epsilon = 1
+  botorch-dp fit adult_logistic_adam --data breast_cancer \\
+      --epsilon 1 --delta 1e-5 --model model.pt
+  # the noise that an epsilon asks for
+  botorch-dp calibrate dp-sgd --epsilon 1 --delta 1e-5 --records 50000 \\
+      --lot 256 --epochs 10
+  # what was spent, on what
+  botorch-dp ledger show budget.sqlite
+  # try to break every mechanism
+  botorch-dp audit --samples 100000
 """
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Commands and what they do in two columns."""
+
+    def _iter_indented_subactions(self, action: argparse.Action) -> Iterator[argparse.Action]:
+        # The indentation of commands is not counted where the columns are measured.
+        yield from getattr(action, "_choices_actions", ())
 
 
 def parser() -> Parser:
@@ -42,7 +57,7 @@ def parser() -> Parser:
         prog="botorch-dp",
         description="Differentially private Bayesian optimization.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_Help,
     )
     top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     top.add_argument("--debug", action="store_true", help="show tracebacks of errors")
@@ -52,11 +67,18 @@ def parser() -> Parser:
     return top
 
 
+def _warn(message: Warning | str, *_: object) -> None:
+    """A warning as people read it: without a file, a line number and a line of code."""
+    print(f"botorch-dp: warning: {message}", file=sys.stderr)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     options = parser().parse_args(arguments)
     try:
-        return int(options.run(options))
+        with warnings.catch_warnings():
+            warnings.showwarning = _warn
+            return int(options.run(options))
     except KeyboardInterrupt:
         print("botorch-dp: interrupted; what was finished is kept", file=sys.stderr)
         return 130

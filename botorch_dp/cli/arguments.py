@@ -18,19 +18,25 @@ from typing import Any, NoReturn
 from botorch_dp._addresses import Address
 from botorch_dp._checks import did_you_mean
 
+#: Where SQLite keeps a file's application id, and the ids of our files.
+_ID_PLACE = 68
+_KINDS = {b"DPar": "study", b"DPBL": "ledger"}
+
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that guesses which command or choice was meant."""
+    """An argument parser that says in two lines what is wrong, and what may have been meant."""
 
     def error(self, message: str) -> NoReturn:
-        """Print the usage and the message, with the nearest choice, and exit with status 2."""
+        """Print the message, with the nearest choice, and where there is help; exit with 2."""
+        guess = ""
         wrong = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)$", message)
         if wrong:
-            message += did_you_mean(wrong[1], re.findall(r"[\w-]+", wrong[2]))
+            guess = did_you_mean(wrong[1], re.findall(r"[\w-]+", wrong[2]))
         unknown = re.match(r"unrecognized arguments: (-\S+)", message)
         if unknown:
-            message += did_you_mean(unknown[1].partition("=")[0], self._options())
-        super().error(message)
+            guess = did_you_mean(unknown[1].partition("=")[0], self._options())
+        help_ = f"`{self.prog} --help` says what there is."
+        self.exit(2, f"{self.prog}: error: {message}.{guess}\n{help_}\n")
 
     def _options(self) -> set[str]:
         """The options of this parser and of its commands."""
@@ -96,11 +102,23 @@ def check_folder(name: str, path: Path | None) -> None:
         raise ValueError(f"{name}: no permission to write to {folder}.")
 
 
+def file_kind(path: Path) -> str:
+    """Whether a file is a "study", a "ledger" or neither (""), without loading anything."""
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder, and not a file.")
+    if not path.exists():
+        raise ValueError(f"There is no file {path}.")
+    with path.open("rb") as file:
+        file.seek(_ID_PLACE)
+        return _KINDS.get(file.read(4), "")
+
+
 def check_figure(name: str, path: Path | None) -> None:
     """The same for a figure, whose suffix must name a format that can be drawn."""
     check_folder(name, path)
     if path is None:
         return
+    check_extra("plots", "matplotlib")
     from matplotlib.backend_bases import FigureCanvasBase
 
     kinds = FigureCanvasBase.get_supported_filetypes()

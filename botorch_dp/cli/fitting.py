@@ -70,13 +70,15 @@ def add_commands(commands: Any) -> None:
 
 
 def _fit(options: argparse.Namespace) -> int:
+    check_task(options)
     check_folder("--model", options.model)
     check_folder("--checkpoint", options.checkpoint)
     if options.ledger is not None and not options.ledger.exists():
         raise ValueError(f"--ledger: there is no ledger at {options.ledger}.")
     if options.model is None and not options.plan:
         raise ValueError("--model: name a file for the weights, or ask for the --plan only.")
-    check_task(options)
+    if options.test_epsilon is not None and options.test_records != "sensitive":
+        raise ValueError("--test-epsilon belongs to --test-records sensitive.")
     fit = _private_fit(options)
     if options.plan:
         plan = fit.plan()

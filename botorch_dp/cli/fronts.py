@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib
 import importlib.util
 import inspect
@@ -202,15 +203,15 @@ def ready_tasks() -> dict[str, Any]:
 
 
 def _tasks(options: argparse.Namespace) -> int:
-    from botorch_dp.tasks import READY
+    from botorch_dp import tasks
 
+    # Their docstrings are read rather than imported, so that the list appears at once.
+    files = [ast.parse(file.read_text()) for file in Path(tasks.__file__).parent.glob("*.py")]
+    functions = [node for file in files for node in file.body if isinstance(node, ast.FunctionDef)]
+    about = {node.name: (ast.get_docstring(node) or "").split("\n")[0] for node in functions}
     rows = [
-        {
-            "name": name,
-            "data": list(READY[name]),
-            "about": (inspect.getdoc(maker) or "").split("\n")[0],
-        }
-        for name, maker in ready_tasks().items()
+        {"name": name, "data": list(data), "about": about[name]}
+        for name, data in tasks.READY.items()
     ]
     if options.json:
         print(json.dumps(rows, indent=1))
@@ -254,8 +255,6 @@ def check_task(options: argparse.Namespace) -> None:
 def load_problem(options: argparse.Namespace) -> PrivacyUtilityProblem:
     """The ready or own problem that the arguments name."""
     check_task(options)
-    from botorch_dp.pareto import PrivacyUtilityProblem
-
     settings = {
         key: value
         for key, value in (("data", options.data), ("replicates", options.replicates))
@@ -275,6 +274,8 @@ def load_problem(options: argparse.Namespace) -> PrivacyUtilityProblem:
         problem = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"Cannot load {options.task!r}: {error}.") from error
+    from botorch_dp.pareto import PrivacyUtilityProblem
+
     if callable(problem) and not isinstance(problem, PrivacyUtilityProblem):
         problem = problem(**settings)
     if not isinstance(problem, PrivacyUtilityProblem):

@@ -8,7 +8,23 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from botorch_dp.cli.arguments import at_least_100, count, positive, probability
+from botorch_dp._checks import did_you_mean
+from botorch_dp.cli.arguments import at_least_100, count, file_kind, positive, probability
+
+#: What the audit knows, by name. Kept here so that a misspelt one is answered at once.
+AUDITED = (
+    "laplace",
+    "laplace, 3 values",
+    "gaussian",
+    "gaussian, 2 values",
+    "clipped sum",
+    "mean of scores",
+    "exponential",
+    "permute and flip",
+    "sparse vector",
+    "private selection",
+    "private threshold",
+)
 
 
 def add_commands(commands: Any) -> None:
@@ -89,6 +105,8 @@ def add_commands(commands: Any) -> None:
 def _show(options: argparse.Namespace) -> int:
     if not options.path.exists():
         raise ValueError(f"There is no ledger at {options.path}.")
+    if file_kind(options.path) == "study":
+        raise ValueError(f"{options.path} is a study; `botorch-dp report {options.path}` shows it.")
     from botorch_dp.privacy import PrivacyLedger
 
     with PrivacyLedger(options.path) as ledger:
@@ -125,9 +143,15 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _audit(options: argparse.Namespace) -> int:
+    wanted = options.mechanism.lower().replace("_", " ").replace("-", " ")
+    if not any(wanted in name for name in AUDITED):
+        raise ValueError(
+            f"There is no mechanism {options.mechanism!r}.{did_you_mean(wanted, AUDITED)} The "
+            f"audit knows {', '.join(repr(name) for name in AUDITED)}; a part of a name will do."
+        )
     from botorch_dp.privacy.audit_cases import run_audits
 
-    rows = run_audits(samples=options.samples, only=options.mechanism, as_json=options.json)
+    rows = run_audits(samples=options.samples, only=wanted, as_json=options.json)
     return 0 if all(row.good for row in rows) else 1
 
 

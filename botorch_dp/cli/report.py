@@ -9,12 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from botorch_dp._addresses import Address
-from botorch_dp.cli.arguments import check_extra, check_folder, check_place, count, place
+from botorch_dp.cli.arguments import (
+    check_extra,
+    check_folder,
+    check_place,
+    count,
+    file_kind,
+    place,
+)
 from botorch_dp.cli.fronts import add_problem_options, check_task, load_problem
 
 _TOKEN_VARIABLE = "BOTORCH_DP_TOKEN"
-#: Where SQLite keeps a file's application id, and the ids of our files.
-_ID_PLACE, _STUDY, _LEDGER = 68, b"DPar", b"DPBL"
 
 
 def add_commands(commands: Any) -> None:
@@ -63,17 +68,13 @@ def add_commands(commands: Any) -> None:
     dashboard.set_defaults(run=_dashboard)
 
 
-def _kind(path: Path | str) -> bytes:
-    """Which kind of file of ours it is, without loading anything."""
+def _kind(path: Path | str) -> str:
+    """Whether it is a study or a ledger, without loading anything."""
     if isinstance(path, str):
         check_place("FILE", path)
-        return _STUDY
-    if not path.is_file():
-        raise ValueError(f"There is no file {path}.")
-    with path.open("rb") as file:
-        file.seek(_ID_PLACE)
-        kind = file.read(4)
-    if kind not in (_STUDY, _LEDGER):
+        return "study"
+    kind = file_kind(path)
+    if not kind:
         raise ValueError(f"{path} is neither a study nor a ledger.")
     return kind
 
@@ -91,7 +92,7 @@ def _report(options: argparse.Namespace) -> int:
     check_folder("--out", out)
     check_folder("--csv", options.csv)
     if options.csv is not None:
-        if kind == _LEDGER or options.out or options.task or options.ledger:
+        if kind == "ledger" or options.out or options.task or options.ledger:
             raise ValueError("--csv goes with a study, without --out, --task and --ledger.")
         from botorch_dp.report import StudyView, trials_csv
 
@@ -100,9 +101,9 @@ def _report(options: argparse.Namespace) -> int:
     check_extra("report", "bokeh")
     if options.task is None and (options.data or options.replicates):
         raise ValueError("--data and --replicates belong to a --task.")
-    if options.ledger is not None and _kind(options.ledger) != _LEDGER:
+    if options.ledger is not None and _kind(options.ledger) != "ledger":
         raise ValueError(f"--ledger: {options.ledger} is a study.")
-    if kind == _LEDGER:
+    if kind == "ledger":
         if options.task is not None or options.ledger is not None:
             raise ValueError(f"{options.path} is a ledger, which has no --task and no --ledger.")
         from botorch_dp.report import ledger_report
@@ -119,7 +120,7 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _dashboard(options: argparse.Namespace) -> int:
-    if _kind(options.path) != _STUDY:
+    if _kind(options.path) != "study":
         raise ValueError(f"{options.path} is a ledger; `botorch-dp report` shows one.")
     check_extra("report", "bokeh")
     check_extra("service", "starlette", "uvicorn")

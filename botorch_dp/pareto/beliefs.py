@@ -251,7 +251,8 @@ class KnownObjectives:
         start = time.monotonic()
         epsilons = self._epsilon_bounds(configs, deadline=start + _SLOW)
         seconds = time.monotonic() - start
-        if seconds > _SLOW and not self._warned_of_time:
+        batched = self._problem.privacy_batch is not None and len(epsilons) == len(configs)
+        if seconds > _SLOW and not batched and not self._warned_of_time:
             self._warned_of_time = True
             warnings.warn(
                 f"The privacy oracle took {seconds:.0f} s for {len(epsilons)} of {len(configs)} "

@@ -76,7 +76,8 @@ def _page(ledger: PrivacyLedger) -> Page:
             name = "root of the Rényi divergence" if budget.renyi else "μ of Gaussian releases"
             facts.append((name, f"{balance.mu_spent:.6g} of {balance.mu_limit:.6g}"))
     said = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in facts)
-    promise = "" if relation is None else f"<p>{escape(str(ledger.guarantee))}</p>"
+    stated = "" if relation is None else str(ledger.guarantee)
+    promise = f"<p>{escape(stated[:1].upper() + stated[1:])}</p>" if stated else ""
     page.section("What is left", f"<dl>{said}</dl>{promise}")
     if entries:
         compartments = (

@@ -25,6 +25,9 @@ Figure: TypeAlias = Any
 #: Colours that differ for everybody, and in grey [Okabe2008]; marks and dashes differ as well.
 BLUE, ORANGE, GREY, BLACK = "#0072B2", "#D55E00", "#767676", "#1a1a1a"
 
+#: How many labels a small figure's axis bears.
+_MOST_LABELS = 8
+
 _POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
     "img-src data: blob:; connect-src {connect}"
@@ -126,6 +129,16 @@ def figure(x_label: str, y_label: str, *, height: int = 380, **options: Any) -> 
     return made
 
 
+def log_ticks(figure: Figure, low: float, high: float) -> None:
+    """Label a short logarithmic axis at 1, 2, 5, 10: Bokeh's own labels would lie on each other."""
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    ticks = [float(f"{digit}e{decade}") for decade in decades for digit in (1, 2, 5)]
+    ticks = [tick for tick in ticks if low * (1 - 1e-9) <= tick <= high * (1 + 1e-9)]
+    if 2 <= len(ticks) <= _MOST_LABELS:
+        figure.xaxis.ticker = ticks
+        figure.xaxis.major_label_overrides = {tick: f"{tick:g}" for tick in ticks}
+
+
 def source(columns: Mapping[str, Sequence[Any]], name: str | None = None) -> Any:
     """Columns of a figure, which the page's script finds by ``name``."""
     from bokeh.models import ColumnDataSource
@@ -150,8 +163,10 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Any]], *, name: str) -> s
             for value in row
         )
         lines.append(f"<tr>{''.join(cells)}</tr>")
+    kinds = [_kind(value) for value in rows[0]] if rows else ["words"] * len(head)
     heads = "".join(
-        f'<th scope="col"><button type="button">{escape(title)}</button></th>' for title in head
+        f'<th scope="col" class="{kind}"><button type="button">{escape(title)}</button></th>'
+        for title, kind in zip(head, kinds, strict=True)
     )
     return (
         f'<p><button type="button" class="save" data-table="{name}">Save as CSV</button></p>'

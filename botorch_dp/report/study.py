@@ -47,6 +47,7 @@ from botorch_dp.report.page import (
     Page,
     figure,
     hover,
+    log_ticks,
     shown,
     source,
     table,
@@ -728,6 +729,8 @@ def _slices(page: Page, view: StudyView, marks: Any) -> None:
         elif getattr(parameter, "log", False):
             options["x_axis_type"] = "log"
         made = figure(name, "error", height=260, **options)
+        if "x_axis_type" in options:
+            log_ticks(made, levels[0], levels[-1])
         at = [shown(level) if categories else level for level in levels]
         empty = [math.nan] * len(levels)
         model = source({"x": at, "error": empty, "low": empty, "high": empty}, f"slice {index}")

@@ -56,7 +56,10 @@ def test_a_model_is_written_and_one_checkpoint_gives_one_model(capsys) -> None:
         ((), "--model"),
         (("--model", "no/folder/m.pt"), "no folder"),
         (("--model", "m.pt", "--ledger", "none"), "no ledger"),
-        (("--model", "m.pt", "--test-records", "public", "--test-epsilon", "1"), "test_budget"),
+        (
+            ("--model", "m.pt", "--test-records", "public", "--test-epsilon", "1"),
+            "--test-epsilon belongs",
+        ),
     ],
 )
 def test_wrong_arguments(arguments: tuple[str, ...], message: str, capsys) -> None:

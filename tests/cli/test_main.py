@@ -9,14 +9,25 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from botorch_dp import tasks
 from botorch_dp.cli import main, parser
 from tests.cli.calling import OWN_PROBLEM, SCRIPT, call
 from tests.conftest import ROOT
+
+
+class Warns(dict):  # type: ignore[type-arg]
+    """A dictionary that warns when it is read."""
+
+    def items(self) -> Any:
+        warnings.warn("a warning", stacklevel=2)
+        return super().items()
 
 
 class TestInstalledScript:
@@ -34,11 +45,15 @@ class TestInstalledScript:
         ):
             assert command in done.stdout
         assert "examples:" in done.stdout
+        assert max(map(len, done.stdout.splitlines())) <= 84
+        for about in ("the configuration to deploy within an epsilon", "the epsilon of a run"):
+            assert re.search(rf"^  \w+ +{about}$", done.stdout, flags=re.M)
 
     def test_help_and_refusals_are_quick(self) -> None:
         """Nothing heavy is imported to print help or to refuse an argument."""
         refused = [
             "--help",
+            "tasks",
             "nonsense",
             "pareto nonsense",
             "pareto adult_logistic_sgd --data nothing",
@@ -57,6 +72,13 @@ class TestInstalledScript:
             "curator pyproject.toml --evaluate no_file.csv --state s --epsilon 1 --delta 1e-5",
             "modeler http://127.0.0.1:1 --checkpoint no_folder/file",
             "ledger show no_file",
+            "ledger show tests",
+            "report tests",
+            "pareto os:no_such_problem",
+            "fit adult_logistic_sdg --epsilon 1 --delta .1",
+            "fit adult_logistic_sgd --epsilon 1 --delta .1 --plan --test-records public "
+            "--test-epsilon 1",
+            "audit no_such_mechanism",
             "calibrate laplace --sensitivity 1 --epsilon -1",
             "calibrate dp-sgd --epsilon 1 --delta .1 --records 9 --lot 10 --epochs 1",
         ]
@@ -70,7 +92,7 @@ for arguments in {refused!r}:
         code = exit.code
     heavy = [m for m in ("torch", "bokeh", "numpy", "opendp", "matplotlib") if m in sys.modules]
     print(arguments, code, heavy, file=sys.stderr)
-    assert (code == 0) is (arguments == "--help") and not heavy
+    assert (code == 0) is (arguments in ("--help", "tasks")) and not heavy
 """
         token = {**os.environ, "BOTORCH_DP_TOKEN": "a-token-for-the-tests"}
         done = subprocess.run(
@@ -84,8 +106,15 @@ for arguments in {refused!r}:
     def test_wrong_arguments_exit_with_2(self, arguments: list[str]) -> None:
         done = subprocess.run([SCRIPT, *arguments], capture_output=True, text=True)
         assert done.returncode == 2
-        assert "usage: botorch-dp" in done.stderr
+        assert re.fullmatch(r"botorch-dp.*: error: .*\n`botorch-dp.* --help` .*\n", done.stderr)
         assert "Traceback" not in done.stderr
+
+    def test_warnings_are_one_line(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(tasks, "READY", Warns(tasks.READY))
+        assert main(["tasks"]) == 0
+        assert capsys.readouterr().err == "botorch-dp: warning: a warning\n"
 
     def test_errors_are_one_line(self) -> None:
         done = subprocess.run([SCRIPT, "pareto", "nonsense"], capture_output=True, text=True)

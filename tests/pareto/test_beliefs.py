@@ -319,6 +319,9 @@ class TestKnownObjectives:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             near(known, torch.rand(3, 2, dtype=torch.double))
+            # A batch that was answered in full depends on nobody's speed, and needs no advice.
+            batched = toy.problem(privacy_batch=lambda configs: [1.0 for _ in configs])
+            near(KnownObjectives(batched, with_epsilon=True), torch.rand(3, 2, dtype=torch.double))
 
     def test_a_proposal_goes_on_with_what_a_slow_oracle_has_answered(
         self, monkeypatch: pytest.MonkeyPatch

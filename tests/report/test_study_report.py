@@ -25,6 +25,7 @@ from botorch_dp.pareto import (
     TrainingPromise,
 )
 from botorch_dp.report import StudyView, study_report, trials_csv
+from botorch_dp.report.page import figure, log_ticks
 from botorch_dp.report.study import study_page
 from botorch_dp.space import Config, When
 from tests.browser import chromium, opened, wait_until_drawn
@@ -171,6 +172,24 @@ class TestFromTheFileAlone:
     def test_a_wrong_path(self, made: Path, tmp_path: Path, name: str, message: str) -> None:
         with pytest.raises(ValueError, match=message):
             study_report(made / "study.sqlite", tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "labels"),
+    [
+        (1.0, 64.0, ["1", "2", "5", "10", "20", "50"]),
+        (0.1, 10.0, ["0.1", "0.2", "0.5", "1", "2", "5", "10"]),
+        (1e-5, 1.0, []),
+        (1.1, 1.2, []),
+    ],
+)
+def test_labels_of_a_short_logarithmic_axis_have_room(
+    low: float, high: float, labels: list[str]
+) -> None:
+    made = figure("x", "y", x_axis_type="log")
+    log_ticks(made, low, high)
+    overrides = made.xaxis[0].major_label_overrides
+    assert [overrides[tick] for tick in sorted(overrides)] == labels
 
 
 def test_parameters_that_are_not_always_active(tmp_path: Path) -> None:
