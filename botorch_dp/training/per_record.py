@@ -89,7 +89,7 @@ class PerRecordEngine:
         stability: float = 0.0,
     ) -> None:
         self.models, self._records, self._loss = models, records, loss
-        self._stability = stability
+        self._stability, self._precise = stability, precise
         self._forward_seeds = forward_seeds
         self.parameters = stack_parameters(models)
         self.kept = torch.zeros((), dtype=torch.long, device=self.parameters.device)

@@ -130,12 +130,6 @@ class TrainingRecords:
         """Targets, ``n x ...``; those of unusable records are zero."""
         return _zeroed(self._raw_Y, self.usable)
 
-    @cached_property
-    def norms(self) -> Tensor:
-        """The l2 norm of each record's inputs, a single tensor, ``n``, in double precision."""
-        assert isinstance(self.X, Tensor)
-        return torch.linalg.vector_norm(self.X.flatten(1), dim=1, dtype=torch.float64)
-
 
 class DatasetRecords:
     """Records of a map-style data set, read when a lot asks for them.

@@ -64,7 +64,6 @@ def test_unusable_records_become_zero_and_keep_their_place() -> None:
     assert float(records.X[:4].abs().max()) == int(records.Y[:4].abs().max()) == 0
     assert len(records) == 6
     assert torch.equal(X[1], torch.full((7,), math.inf).double())
-    torch.testing.assert_close(records.norms[4:], data.train_X[4:].norm(dim=1))
 
 
 def test_targets_are_classes_only_if_told_so() -> None:
