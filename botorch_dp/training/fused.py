@@ -28,7 +28,6 @@ from torch import Tensor, nn
 from botorch_dp.training.networks import Loss, output_gradient
 from botorch_dp.training.records import Inputs, TrainingRecords
 
-
 #: More than rounding may take from the norm of a vector of doubles whose squares vanish.
 _VANISHING = 1e-150
 

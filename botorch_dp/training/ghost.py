@@ -230,7 +230,8 @@ def _rule(layer: _Layer, given: Mapping[str, Any]) -> dict[str, Any] | None:
     if layer is F.embedding:
         if given.get("max_norm") is not None or given.get("scale_grad_by_freq"):
             return None
-        return {"padding_idx": given.get("padding_idx")}
+        padding = given.get("padding_idx")
+        return {"padding_idx": padding if padding is None else padding % len(given["weight"])}
     sizes = given["weight"].shape[2:]
     if given["input"].dim() != len(sizes) + 2:
         return None

@@ -202,13 +202,17 @@ class DatasetRecords:
 
 
 def _as_record(x: Any, y: Any) -> tuple[Inputs, Tensor]:
-    if isinstance(x, Mapping):
-        return {name: torch.as_tensor(part) for name, part in x.items()}, torch.as_tensor(y)
-    return torch.as_tensor(x), torch.as_tensor(y)
+    """A copy: a data set that reads into the same memory each time would make records one."""
+
+    def own(value: Any) -> Tensor:
+        return torch.as_tensor(value).detach().clone()
+
+    return {k: own(part) for k, part in x.items()} if isinstance(x, Mapping) else own(x), own(y)
 
 
 def _form_of(X: Inputs, Y: Tensor) -> list[tuple[object, ...]]:
-    return [(name, part.shape, part.dtype) for name, part in (*parts(X).items(), ("Y", Y))]
+    named = (*parts(X).items(), ("Y", Y))
+    return [(name, part.shape, part.dtype, part.device, part.layout) for name, part in named]
 
 
 def _usable(X: Inputs, Y: Tensor, num_classes: int | None) -> Tensor:

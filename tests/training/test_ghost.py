@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -113,6 +114,17 @@ class Scaled(nn.Module):
         return self.head(torch.tanh(self.layer(X)) @ self.layer.weight.T).mean(dim=1)
 
 
+class FromTheEnd(nn.Module):
+    """Calls a table by the function, which counts the padding's row from the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(WORDS, 4), nn.Linear(4, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(F.embedding(tokens, self.words.weight, padding_idx=-WORDS).sum(dim=1))
+
+
 def shared_convolution() -> nn.Module:
     layer = nn.Conv2d(2, 2, 3, padding=1)
     return headed(layer, nn.ReLU(inplace=True), layer, nn.MaxPool2d(3), data=images())
@@ -205,6 +217,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], TrainTest]] = {
     "encoder": (Attending, tokens()._replace(train_X=tokens().train_X.clamp(max=1))),
     "tied": (Tied, tokens()),
     "positions": (Positions, tokens()),
+    "padding from the end": (FromTheEnd, tokens()),
     "frozen": (frozen, images()),
     "adapters": (
         lambda: add_adapters(headed(nn.Linear(5, 8), nn.Linear(8, 4), data=sequences()), rank=2),
@@ -264,6 +277,20 @@ def test_rows_of_long_sequences(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(ghost, "_FEW_PLACES", 0)
     long = engine_of(model, data, precise=True).clipped_sums(lot, None, 0.01)[0]
     torch.testing.assert_close(long, short, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("engine", ["ghost", "per_record"])
+def test_tables_with_sparse_gradients(engine: str) -> None:
+    dense = Positions()
+    sparse = copy.deepcopy(dense)
+    sparse.words.sparse = True
+    one, other = (
+        DPTrainer(partial(copy.deepcopy, model), cross_entropy_loss, tokens(), engine=engine).fit(
+            **SETTINGS, seed=1
+        )
+        for model in (dense, sparse)
+    )
+    assert torch.equal(flat(list(one.model.parameters())), flat(list(other.model.parameters())))
 
 
 def test_what_is_formed_and_what_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
