@@ -28,6 +28,9 @@ from torch import Tensor, nn
 from botorch_dp.training.networks import Loss, output_gradient
 from botorch_dp.training.records import Inputs, TrainingRecords
 
+#: More than rounding may take from the norm of a vector of doubles whose squares vanish.
+_VANISHING = 1e-150
+
 
 class Engine(Protocol):
     """Computes sums of clipped per-example gradients for all replicates at once."""
@@ -85,6 +88,16 @@ def write_back(matrix: Tensor, models: Sequence[nn.Module]) -> list[nn.Module]:
             parameter.data.copy_(view[0])
         model.eval()
     return list(models)
+
+
+def lengths(vectors: Tensor, kind: torch.dtype) -> Tensor:
+    """Their l2 norms along the last dimension, as factors of other norms.
+
+    The square of a double may vanish, and a product of norms with it, where the product of the
+    vectors does not: such norms are rounded up.
+    """
+    found = torch.linalg.vector_norm(vectors, dim=-1, dtype=kind)
+    return found.add_(_VANISHING) if vectors.dtype == torch.float64 else found
 
 
 def clip_factors(norms: Tensor, clip_norm: float | Tensor, stability: float = 0.0) -> Tensor:
@@ -241,12 +254,11 @@ class FusedEngine:
 
         norms = []
         for position, (layer, a, g) in enumerate(zip(layers, layer_inputs, gradients, strict=True)):
-            norm = torch.linalg.vector_norm(g, dim=-1, dtype=self._type)
+            norm = lengths(g, self._type)
             if position == 0:
                 norm.mul_(self._scales.index_select(0, indices).view(replicates, size))
             if position > 0 or self._frozen:
-                width = torch.linalg.vector_norm(a, dim=-1, dtype=self._type)
-                norm.mul_(layer.gradient_scale(width))
+                norm.mul_(layer.gradient_scale(lengths(a, self._type)))
             norms.append(norm)
         total = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms), dim=0)
         factors = clip_factors(total, clip_norm, self._stability)
@@ -319,11 +331,11 @@ class FusedEngine:
         The inputs do not change, so their norms are computed once. An unusable record's is NaN,
         which makes its clipping factor 0.
         """
-        scales = torch.ones_like(self._records.norms)
+        scales = torch.ones_like(self._records.usable, dtype=torch.float64)
         if not self._frozen:
             first = self._active[0]
             assert isinstance(first, _Linear)
-            scales = first.gradient_scale(self._records.norms)
+            scales = first.gradient_scale(lengths(self._X, torch.float64))
         return torch.where(self._records.usable, scales, torch.nan).to(self._type)
 
     def _stack_layers(self) -> list[_Linear | nn.Module]:

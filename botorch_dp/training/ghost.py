@@ -36,6 +36,7 @@ from torch.func import vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 
+from botorch_dp.training.fused import lengths
 from botorch_dp.training.per_record import (
     Contribution,
     Gradients,
@@ -229,7 +230,8 @@ def _rule(layer: _Layer, given: Mapping[str, Any]) -> dict[str, Any] | None:
     if layer is F.embedding:
         if given.get("max_norm") is not None or given.get("scale_grad_by_freq"):
             return None
-        return {"padding_idx": given.get("padding_idx")}
+        padding = given.get("padding_idx")
+        return {"padding_idx": padding if padding is None else padding % len(given["weight"])}
     sizes = given["weight"].shape[2:]
     if given["input"].dim() != len(sizes) + 2:
         return None
@@ -269,18 +271,11 @@ class _Products:
 
     def norms(self) -> Tensor:
         """See :class:`.per_record.Contribution`."""
-        a, g, norm = self.inputs, self.gradients, torch.linalg.vector_norm
+        a, g = self.inputs, self.gradients
         if a.shape[1] == 1:
-            return norm(a, dim=(1, 2)).mul_(norm(g, dim=(1, 2)))
+            return lengths(a[:, 0], a.dtype).mul_(lengths(g[:, 0], g.dtype))
         squares = torch.bmm(a, a.mT).mul_(torch.bmm(g, g.mT)).sum(dim=(1, 2))
-        squares.clamp_(min=0.0)
-        if a.dtype == torch.double:
-            # Where places cancel, rounding may hide a norm. It moves the T^2 products of d and of
-            # p terms by less than this, relative to the square of the sum of the places' norms.
-            slack = (a.shape[1] ** 2 + a.shape[2] + g.shape[2] + 4) * torch.finfo(a.dtype).eps
-            alone = norm(a, dim=2).mul_(norm(g, dim=2)).sum(dim=1)
-            squares.addcmul_(alone, alone, value=slack)
-        return squares.sqrt_()
+        return squares.clamp_(min=0.0).sqrt_()
 
     def add_to(self, total: Tensor, factors: Tensor) -> None:
         """See :class:`.per_record.Contribution`."""
@@ -292,33 +287,37 @@ class _Products:
 class _Rows:
     """Gradients of a table of which each record uses a few rows.
 
+    What a record adds to a row is made first, so that places that cancel are clipped and added up
+    as what is left of them.
+
     Args:
         tokens: The rows, ``m x T``.
         gradients: With respect to what was taken from them, ``m x T x d``.
+        kind: In which type to clip and add up.
     """
 
-    def __init__(self, tokens: Tensor, gradients: Tensor) -> None:
-        self._tokens, self._gradients = tokens, gradients
+    def __init__(self, tokens: Tensor, gradients: Tensor, kind: torch.dtype) -> None:
+        if tokens.shape[1] <= _FEW_PLACES:  # a row is made at the first place of its token
+            same = tokens.unsqueeze(2) == tokens.unsqueeze(1)
+            first = same & ~same.tril(-1).any(dim=2, keepdim=True)
+            rows = torch.bmm(first.to(gradients.dtype), gradients)
+        else:
+            ordered, order = tokens.sort(dim=1)
+            changes = F.pad(ordered[:, 1:] != ordered[:, :-1], (1, 0)).cumsum(dim=1)
+            places = torch.empty_like(changes).scatter_(1, order, changes)
+            rows = torch.zeros_like(gradients).scatter_add_(
+                1, places.unsqueeze(-1).expand_as(gradients), gradients
+            )
+            tokens = torch.zeros_like(tokens).scatter_(1, places, tokens)
+        self._tokens, self._rows = tokens, rows.to(kind)
 
     def norms(self) -> Tensor:
         """See :class:`.per_record.Contribution`."""
-        # A row's gradient is the sum over the places of its token.
-        tokens, norm = self._tokens, torch.linalg.vector_norm
-        if tokens.shape[1] <= _FEW_PLACES:  # made at each of these places, and counted by all
-            same = (tokens.unsqueeze(2) == tokens.unsqueeze(1)).to(self._gradients.dtype)
-            rows = norm(torch.bmm(same, self._gradients), dim=2)
-            return norm(rows.div_(same.sum(dim=2).sqrt_()), dim=1)
-        ordered, order = tokens.sort(dim=1)
-        changes = F.pad(ordered[:, 1:] != ordered[:, :-1], (1, 0)).cumsum(dim=1)
-        places = torch.empty_like(changes).scatter_(1, order, changes)
-        sums = torch.zeros_like(self._gradients).scatter_add_(
-            1, places.unsqueeze(-1).expand_as(self._gradients), self._gradients
-        )
-        return norm(sums, dim=(1, 2))
+        return torch.linalg.vector_norm(self._rows, dim=(1, 2))
 
     def add_to(self, total: Tensor, factors: Tensor) -> None:
         """See :class:`.per_record.Contribution`."""
-        clipped = (self._gradients * factors.view(-1, 1, 1)).nan_to_num_(0.0, 0.0, 0.0)
+        clipped = (self._rows * factors.view(-1, 1, 1)).nan_to_num_(0.0, 0.0, 0.0)
         total.index_add_(0, self._tokens.flatten(), clipped.flatten(0, 1))
 
 
@@ -375,8 +374,9 @@ class _Use(NamedTuple):
 class GhostEngine(PerRecordEngine):
     """Sums of clipped gradients without the gradients of single records, where layers allow it.
 
-    Arguments as for :class:`.per_record.PerRecordEngine`. Published sums are made in double
-    precision, where a norm from products is rounded up by all that rounding may have hidden.
+    Arguments as for :class:`.per_record.PerRecordEngine`. For published sums, the gradients of
+    layers that are applied at several places are formed: what places that cancel leave is lost in
+    the rounding of products, in a norm as in a sum.
     """
 
     #: What the model calls, and the parameters that are followed there, from the first lot on.
@@ -436,6 +436,8 @@ class GhostEngine(PerRecordEngine):
         first = calls[0]
         if sum(each.places for each in calls) == 1 and first.layer is F.linear:
             return False
+        if self._precise:
+            return True
         if first.layer in (F.conv1d, F.conv3d):
             return True
         if first.layer is F.conv2d and first.options["groups"] > 1:
@@ -504,7 +506,7 @@ class GhostEngine(PerRecordEngine):
         if len(by_place) > 1:
             a, g = (torch.cat(tensors, dim=1) for tensors in zip(*by_place, strict=True))
         if calls[0].layer is F.embedding:
-            return _Rows(a.squeeze(-1), g.to(kind))
+            return _Rows(a.squeeze(-1), g, kind)
         if forms:
             return Gradients(torch.bmm(g.mT, a).to(kind))
         return _Products(a.to(kind), g.to(kind))

@@ -15,7 +15,7 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from itertools import pairwise
 
 import torch
@@ -190,12 +190,17 @@ OUTPUT_GRADIENTS: dict[Loss, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
+def known_gradient(loss: Loss) -> Callable[[Tensor, Tensor], Tensor] | None:
+    """The gradient of a loss of this module; None for other losses."""
+    return OUTPUT_GRADIENTS.get(loss) if isinstance(loss, Hashable) else None
+
+
 def output_gradient(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
     """The gradients of the records' own losses with respect to their outputs, ``b x k``.
 
     A loss without a known gradient is called on one record at a time, so that it cannot mix them.
     """
-    known = OUTPUT_GRADIENTS.get(loss)
+    known = known_gradient(loss)
     if known is not None:
         return known(outputs.detach(), targets)
 

@@ -89,7 +89,7 @@ class PerRecordEngine:
         stability: float = 0.0,
     ) -> None:
         self.models, self._records, self._loss = models, records, loss
-        self._stability = stability
+        self._stability, self._precise = stability, precise
         self._forward_seeds = forward_seeds
         self.parameters = stack_parameters(models)
         self.kept = torch.zeros((), dtype=torch.long, device=self.parameters.device)
@@ -270,9 +270,7 @@ def examine(model: nn.Module, loss: Loss, data: TrainTest) -> Traits:
             break  # what it draws for a batch is not what it draws for a batch of one
         for size in _lot_sizes(data):
             _check_no_mixing(quiet, loss, synthetic_records(data, size, generator))
-    classes = outputs.dim() == 2 and outputs.shape[1] > 1 and data.train_Y.dim() == 1
-    integers = not data.train_Y.is_floating_point()
-    return Traits(outputs.shape[1] if classes and integers else None, draws)
+    return Traits(outputs.shape[1] if _are_classes(loss, outputs, batch.train_Y) else None, draws)
 
 
 def check_contributions(
@@ -430,6 +428,21 @@ def _outputs(model: nn.Module, X: Inputs) -> tuple[Tensor, bool]:
             "records."
         )
     return outputs, draws
+
+
+def _are_classes(loss: Loss, outputs: Tensor, targets: Tensor) -> bool:
+    """Whether targets are columns of the outputs: a loss for classes refuses all others."""
+    if outputs.dim() != 2 or targets.dim() != 1 or targets.is_floating_point():
+        return False
+    columns = outputs.shape[1]
+    if columns == 1 or outputs.device.type != "cpu":  # where such an error would be the last one
+        return columns > 1
+    try:
+        for other in (columns, -1):
+            loss(outputs, torch.full_like(targets, other))
+    except Exception:
+        return True
+    return False
 
 
 def _check_loss(loss: Loss, outputs: Tensor, targets: Tensor) -> None:

@@ -7,6 +7,7 @@ nowhere else in training.
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Required, TypedDict, get_args
 
@@ -38,6 +39,8 @@ REPLACE_ONE = NeighboringRelation.REPLACE_ONE
 
 #: Below this, squares of single-precision gradients vanish and a norm could be underestimated.
 SMALLEST_CLIP_NORM = 1e-12
+#: Far above this, sums of clipped gradients overflow, which noise does not hide.
+LARGEST_CLIP_NORM = 1e150
 #: Limits within which :class:`.randomness.SystemRandomness` adds noise without rounding, and
 #: within which its slack covers the rounding of the sum.
 SMALLEST_PUBLISHED_NOISE = 1e-3
@@ -173,6 +176,11 @@ class TrainingPlan:
             raise ValueError(
                 f"`clip_norm` must be at least {SMALLEST_CLIP_NORM}, got {self.clip_norm}: smaller "
                 "gradients cannot be measured. Scale the loss up."
+            )
+        if LARGEST_CLIP_NORM < checked["clip_norm"] < math.inf:
+            raise ValueError(
+                f"`clip_norm` must be at most {LARGEST_CLIP_NORM}, got {self.clip_norm}: larger "
+                "gradients cannot be added up. Scale the loss down."
             )
         if not isinstance(self.optimizer, str) or not self.optimizer:
             raise TypeError(f"`optimizer` must be a rule's name, got {self.optimizer!r}.")

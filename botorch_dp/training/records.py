@@ -130,12 +130,6 @@ class TrainingRecords:
         """Targets, ``n x ...``; those of unusable records are zero."""
         return _zeroed(self._raw_Y, self.usable)
 
-    @cached_property
-    def norms(self) -> Tensor:
-        """The l2 norm of each record's inputs, a single tensor, ``n``, in double precision."""
-        assert isinstance(self.X, Tensor)
-        return torch.linalg.vector_norm(self.X.flatten(1), dim=1, dtype=torch.float64)
-
 
 class DatasetRecords:
     """Records of a map-style data set, read when a lot asks for them.
@@ -208,13 +202,17 @@ class DatasetRecords:
 
 
 def _as_record(x: Any, y: Any) -> tuple[Inputs, Tensor]:
-    if isinstance(x, Mapping):
-        return {name: torch.as_tensor(part) for name, part in x.items()}, torch.as_tensor(y)
-    return torch.as_tensor(x), torch.as_tensor(y)
+    """A copy: a data set that reads into the same memory each time would make records one."""
+
+    def own(value: Any) -> Tensor:
+        return torch.as_tensor(value).detach().clone()
+
+    return {k: own(part) for k, part in x.items()} if isinstance(x, Mapping) else own(x), own(y)
 
 
 def _form_of(X: Inputs, Y: Tensor) -> list[tuple[object, ...]]:
-    return [(name, part.shape, part.dtype) for name, part in (*parts(X).items(), ("Y", Y))]
+    named = (*parts(X).items(), ("Y", Y))
+    return [(name, part.shape, part.dtype, part.device, part.layout) for name, part in named]
 
 
 def _usable(X: Inputs, Y: Tensor, num_classes: int | None) -> Tensor:

@@ -36,7 +36,7 @@ from botorch_dp.training.fused import (
     why_not_fused,
 )
 from botorch_dp.training.ghost import GhostEngine
-from botorch_dp.training.networks import OUTPUT_GRADIENTS, Loss, accuracy
+from botorch_dp.training.networks import Loss, accuracy, known_gradient
 from botorch_dp.training.per_record import (
     MAX_GRADIENT_NUMBERS,
     PerRecordEngine,
@@ -85,7 +85,10 @@ EngineName = Literal["auto", "fused", "ghost", "per_record", "opacus"]
 #: Configurations are trained together as far as their parameters hold at most so many numbers.
 _NUMBERS_TOGETHER = 2**24
 _STOPPED = "the moment at which training was stopped did not depend on the records"
-_NOTHING_KEPT = "the model and its loss keep nothing of a record from one call to the next"
+_NOTHING_KEPT = (
+    "the model and its loss keep nothing of a record from one call to the next, raise for none, "
+    "and bring no vectorization rule that mixes them"
+)
 
 
 class CurvePoint(NamedTuple):
@@ -336,7 +339,7 @@ class DPTrainer:
             sampling=self.sampling,
             relation=self.relation,
             conditions=()
-            if self.engine == "fused" and self._loss in OUTPUT_GRADIENTS
+            if self.engine == "fused" and known_gradient(self._loss)
             else (_NOTHING_KEPT,),
         )
         numbers = plan.lot_size * self._numbers_per_record

@@ -203,7 +203,7 @@ def tolerant(model: nn.Module) -> nn.Module:
     """The model, which no record's tokens make fail: their gradient is NaN, and counts as zero."""
     for module in model.modules():
         if type(module) is nn.Embedding:
-            module.__class__ = _Embedding
+            module.__class__, module.sparse = _Embedding, False
     return model
 
 

@@ -7,6 +7,8 @@ one there is nobody to mix with.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -543,3 +545,34 @@ def test_dropout_is_noticed() -> None:
     assert not examine(linear(), cross_entropy_loss, DATA).draws
     dropping = nn.Sequential(nn.Linear(7, 5), nn.Dropout(0.5), nn.Linear(5, 3))
     assert examine(dropping, cross_entropy_loss, DATA).draws
+
+
+def spread(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Of numbers whose mean and logarithm of the variance are estimated."""
+    mean, logarithm = outputs.unbind(1)
+    return (targets - mean).square() * (-logarithm).exp() + logarithm
+
+
+def test_targets_are_classes_if_the_loss_refuses_all_others() -> None:
+    data = make_data(n=20, classes=12, dtype=torch.float32)
+    linear_of = partial(nn.Linear, 7)
+    numbers = DPTrainer(partial(linear_of, 2), spread, data, metric=lambda o, t: 0.0)
+    assert numbers._records.unusable == 0
+    classes = DPTrainer(partial(linear_of, 2), cross_entropy_loss, data)
+    assert classes._records.unusable == int((data.train_Y > 1).sum()) > 0
+
+
+@dataclass
+class Smoothed:
+    """A loss that compares by its value, and so has no hash."""
+
+    smoothing: float = 0.1
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, targets, reduction="none", label_smoothing=self.smoothing)
+
+
+@pytest.mark.parametrize("engine", ["fused", "ghost"])
+def test_a_loss_without_a_hash(engine: str) -> None:
+    trainer = DPTrainer(linear, Smoothed(), DATA, engine=engine)
+    assert trainer.fit(**SETTINGS, seed=0).plan.conditions

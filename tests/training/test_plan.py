@@ -108,6 +108,7 @@ def test_no_noise_promises_nothing() -> None:
         ({"clip_norm": -1.0}, "clip_norm"),
         ({"clip_norm": math.inf}, "clip_norm"),
         ({"clip_norm": 1e-20}, "Scale the loss up"),
+        ({"clip_norm": 1e151}, "Scale the loss down"),
         ({"noise_multiplier": -0.1}, "noise_multiplier"),
         ({"noise_multiplier": math.nan}, "noise_multiplier"),
         ({"noise_multiplier": "1"}, "noise_multiplier"),

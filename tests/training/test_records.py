@@ -4,11 +4,12 @@ import math
 
 import pytest
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from botorch_dp.errors import PrivacyError
 from botorch_dp.training import TrainTest
-from botorch_dp.training.records import check_data, synthetic_records
+from botorch_dp.training.records import DatasetRecords, check_data, synthetic_records
 from tests.training.helpers import make_data, training_records
 
 
@@ -64,7 +65,6 @@ def test_unusable_records_become_zero_and_keep_their_place() -> None:
     assert float(records.X[:4].abs().max()) == int(records.Y[:4].abs().max()) == 0
     assert len(records) == 6
     assert torch.equal(X[1], torch.full((7,), math.inf).double())
-    torch.testing.assert_close(records.norms[4:], data.train_X[4:].norm(dim=1))
 
 
 def test_targets_are_classes_only_if_told_so() -> None:
@@ -73,6 +73,36 @@ def test_targets_are_classes_only_if_told_so() -> None:
     assert training_records(scores, None).usable.all()
     real = data._replace(train_Y=torch.tensor([[0.5, math.nan]] * 4))
     assert not training_records(real, None).usable.any()
+
+
+class IntoOneMemory:
+    """Reads every record into the same place, as readers of files do."""
+
+    def __init__(self, data: TrainTest) -> None:
+        self._data, self._x = data, torch.empty_like(data.train_X[0])
+        self._y = torch.empty_like(data.train_Y[0])
+
+    def __len__(self) -> int:
+        return len(self._data.train_X)
+
+    def __getitem__(self, place: int) -> tuple[Tensor, Tensor]:
+        return self._x.copy_(self._data.train_X[place]), self._y.copy_(self._data.train_Y[place])
+
+
+def test_records_read_into_one_memory_stay_apart() -> None:
+    """Otherwise the last record of a lot would be all of them."""
+    data = make_data(n=6)
+    records = DatasetRecords(IntoOneMemory(data))
+    X, Y, usable = records.take(torch.tensor([3, 0, 5]))
+    assert torch.equal(X, data.train_X[[3, 0, 5]]) and torch.equal(Y, data.train_Y[[3, 0, 5]])
+    assert usable.all()
+
+
+def test_a_record_of_another_layout_is_unusable() -> None:
+    rows = [(torch.eye(3), 1), (torch.eye(3).to_sparse(), 1), (torch.eye(3, device="meta"), 1)]
+    X, _, usable = DatasetRecords(rows).take(torch.arange(3))
+    assert usable.tolist() == [True, False, False]
+    assert torch.equal(X[0], torch.eye(3)) and not X[1:].any()
 
 
 def test_synthetic_records_have_the_form_and_nothing_else() -> None:

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from botorch_dp.privacy import Guarantee, audit_epsilon
 from botorch_dp.training import DPTrainer, TrainingPlan, TrainTest
-from botorch_dp.training.randomness import SystemRandomness
+from botorch_dp.training.randomness import SeededRandomness, SystemRandomness
 from tests.training.helpers import (
+    ENGINES,
     FALSE_ALARM,
     LOTS,
     linear_loss,
@@ -153,6 +154,18 @@ class TestSensitivity:
         rest = indices[indices != 5]
         (removed,) = other.clipped_gradient_sum(model, rest, 0.5)
         assert float((after - removed).norm()) <= 0.5 * (1 + 1e-12)
+
+    @pytest.mark.parametrize("engine", ENGINES)
+    @pytest.mark.parametrize("input_, target", [(1e-162, 1e153), (1e153, 1e-162), (1e-155, 1e153)])
+    def test_squares_that_vanish(self, engine: str, input_: float, target: float) -> None:
+        """The square of a double may be zero where its product with another one is not small."""
+        X = torch.full((1, 9), input_, dtype=torch.float64)
+        trainer = DPTrainer(zero_model(9), linear_loss, records(X, [target]), engine=engine)
+        made = trainer._make_one(
+            zero_model(9)(), trainer._records, SeededRandomness(0, X.device), precise=True
+        )
+        (found,) = made.clipped_sums(torch.tensor([[0]]), None, 1e-11)
+        assert 0 < float(found.abs().max()) * 3 <= 1e-11 * (1 + 1e-12)
 
     def test_it_is_opacus_that_agrees(self) -> None:
         X = torch.tensor([[3.0], [-3.0]], dtype=torch.float64)
