@@ -84,17 +84,15 @@ class KernelFactor:
             crossed = self.whiten(between)  # N x b
             remaining = torch.addmm(within, crossed.mT, crossed, alpha=-1)
             remaining.diagonal().add_(noise)
-            largest = self.derivatives.diagonal(points).max()
-            limit = largest * torch.finfo(X.dtype).eps ** _DEPENDENCE_EXPONENT
+            limit = torch.finfo(X.dtype).eps ** _DEPENDENCE_EXPONENT
+            limit = limit * self.derivatives.largest_variance(points)
             corner, kept = _independent_cholesky(remaining, limit)
             new = kept.shape[0]
             if new < X.shape[0]:
                 points, crossed = torch.cat((self.points, X[kept])), crossed[:, kept]
             root = X.new_empty(old + new, old + new)
-            root[:old, :old] = self.root
-            root[:old, old:] = 0.0
-            root[old:, :old] = crossed.mT
-            root[old:, old:] = corner
+            torch.cat((self.root, X.new_zeros(old, new)), dim=1, out=root[:old])
+            torch.cat((crossed.mT, corner), dim=1, out=root[old:])
         return KernelFactor(self.derivatives, points, root), kept
 
     def without_oldest(self, count: int) -> KernelFactor:
@@ -113,7 +111,7 @@ class KernelFactor:
         return torch.linalg.solve_triangular(self.root, B, upper=False)
 
 
-def _independent_cholesky(matrix: Tensor, limit: Tensor) -> tuple[Tensor, Tensor]:
+def _independent_cholesky(matrix: Tensor, limit: Tensor | float) -> tuple[Tensor, Tensor]:
     """Cholesky factor over independent rows, those with a pivot above ``limit``, and their indices.
 
     The rows are taken in order if all are independent, else by the largest pivot.
@@ -157,13 +155,13 @@ class GradientBelief(nn.Module):
     location: Tensor
     jacobian: Tensor | None
     scale: Tensor | None
-    anchors: Tensor
+    #: The points observed so far, ``N x d``.
+    points: Tensor
     root: Tensor
     prior: Tensor
     prior_trace: Tensor
     whitened: Tensor
     gram: Tensor
-    known: Tensor
     trace_without_mean: Tensor
     kept: Tensor
 
@@ -193,47 +191,43 @@ class GradientBelief(nn.Module):
                 prior=prior,  # p x p
                 prior_trace=prior.diagonal().sum(),
             )
-            p = prior.shape[-1]
-            nothing = prior.new_zeros(p + 1, p + 1)
-            self._condition(factor, whitened=nothing[:0], gram=nothing)
+            self._condition(factor)
 
     def extended(self, factor: KernelFactor) -> GradientBelief:
         """This belief with all points of ``factor``, which must begin with its own."""
         belief = object.__new__(type(self))  # a copy of a module takes ten times as long
         belief.__dict__ = {**self.__dict__, "_buffers": dict(self._buffers)}
-        belief._condition(factor, self.whitened, self.gram)
+        belief._condition(factor, self.whitened)
         return belief
 
-    def _condition(self, factor: KernelFactor, whitened: Tensor, gram: Tensor) -> None:
+    def _condition(self, factor: KernelFactor, whitened: Tensor | None = None) -> None:
         """Set what depends on the points, given ``W = root^{-1} [C^T, 1]`` for the first of them.
 
         ``gram`` is ``W^T W``: it says how much of the gradient's covariance the points explain,
         what the constant does to the gradient given the values, and how well they pin it down.
         """
-        old = whitened.shape[0]
+        held: Any = self._buffers
+        old = 0 if whitened is None else whitened.shape[0]
         with torch.no_grad():
-            gradient = self._gradient(factor.points[old:])  # b x p
-            columns = torch.nn.functional.pad(gradient, (0, 1), value=1.0)
-            corner = factor.root
+            points, corner = factor.points, factor.root
             if old:
-                below = factor.root[old:]
-                columns, corner = columns.addmm_(below[:, :old], whitened, alpha=-1), below[:, old:]
+                points, below, corner = points[old:], *corner[old:].split((old, len(points) - old), 1)
+            columns = with_ones(self._gradient(points))  # b x p + 1
+            if old:
+                columns.addmm_(below, whitened, alpha=-1)
             new = torch.linalg.solve_triangular(corner, columns, upper=False)
-            whitened = torch.cat((whitened, new)) if old else new
-            gram = torch.addmm(gram, new.mT, new)
-            self._buffers.update(
-                anchors=torch.cat((self.location.unsqueeze(0), factor.points)),
+            if old:
+                whitened, gram = torch.cat((whitened, new)), torch.addmm(held["gram"], new.mT, new)
+            else:
+                whitened, gram = new, new.mT @ new
+            held.update(
+                points=factor.points,
                 root=factor.root,
                 whitened=whitened,  # N x p + 1
                 gram=gram,
-                known=whitened if self.unknown_mean else whitened[:, :-1],
-                trace_without_mean=self.prior_trace - gram.diagonal()[:-1].sum(),
+                anchors=None,
+                trace_without_mean=held["prior_trace"] - gram.diagonal()[:-1].sum(),
             )
-
-    @property
-    def points(self) -> Tensor:
-        """The points observed so far, ``N x d``."""
-        return self.anchors[1:]
 
     @property
     def crossed(self) -> Tensor:
@@ -254,34 +248,38 @@ class GradientBelief(nn.Module):
     @property
     def covariance(self) -> Tensor:
         """Covariance of the gradient, ``p x p``."""
-        gram = self.gram
-        covariance = self.prior - gram[:-1, :-1]
+        held: Any = self._buffers
+        gram = held["gram"]
+        covariance = held["prior"] - gram[:-1, :-1]
         if self._corrects:
-            covariance.addmm_(gram[:-1, -1:] / gram[-1, -1], gram[-1:, :-1])
+            effect, precision = gram[-1].split((gram.shape[0] - 1, 1))
+            covariance.addr_(effect / precision, effect)
         return covariance
 
     @property
     def trace(self) -> Tensor:
         """Trace of :attr:`covariance`, at least 0 whatever the rounding."""
-        trace = self.trace_without_mean
+        held: Any = self._buffers
+        trace, gram = held["trace_without_mean"], held["gram"]
         if self._corrects:
-            effect = self.gram[-1]
-            trace = trace + effect[:-1].square().sum() / effect[-1]
+            effect, precision = gram[-1].split((gram.shape[0] - 1, 1))
+            trace = torch.addcdiv(trace, effect.dot(effect), precision.squeeze())
         return trace.clamp_min(0)
 
     @property
     def weights(self) -> Tensor:
         """``N x p`` matrix ``W``: the posterior mean of the gradient is ``W^T y``."""
-        crossed = self.crossed
+        held: Any = self._buffers
+        gram, (crossed, ones) = held["gram"], held["whitened"].split((len(held["prior"]), 1), 1)
         if self._corrects:
-            gram = self.gram
-            crossed = torch.addmm(crossed, self.whitened[:, -1:], gram[-1:, :-1] / -gram[-1, -1])
-        return torch.linalg.solve_triangular(self.root.mT, crossed, upper=True)
+            effect, precision = gram[-1].split((gram.shape[0] - 1, 1))
+            crossed = torch.addr(crossed, ones.squeeze(1), effect / precision, alpha=-1)
+        return torch.linalg.solve_triangular(held["root"].mT, crossed, upper=True)
 
     @property
     def _corrects(self) -> bool:
         """Whether there is an unknown constant, and there are values to tell it by."""
-        return self.unknown_mean and self.whitened.shape[0] > 0
+        return self.unknown_mean and self._buffers["whitened"].shape[0] > 0  # type: ignore
 
     def trace_after(self, X: Tensor, noise: Tensor | float = 0.0) -> Tensor:
         """The trace once values at ``X`` (``... x q x d``) are observed too: shape ``...``.
@@ -314,6 +312,9 @@ class GradientBelief(nn.Module):
         # Attributes of modules are slow to find, and at small sizes it is calls that take time.
         held: Any = self._buffers
         unknown_mean = self.unknown_mean
+        if held["anchors"] is None:  # asked for sets the first time
+            held["anchors"] = torch.cat((held["location"].unsqueeze(0), held["points"]))
+            held["known"] = held["whitened"] if unknown_mean else held["whitened"][:, :-1]
         root, known = held["root"], held["known"]  # N x N; W, N x p or p + 1
         num_points, p = known.shape
         p -= unknown_mean
@@ -323,7 +324,7 @@ class GradientBelief(nn.Module):
         values = values.mT.view_as(between)  # V^T, (b) x q x N
         remaining = self._in_result(gradient)  # (b) x q x p
         if unknown_mean:
-            remaining = torch.nn.functional.pad(remaining, (0, 1), value=1.0)
+            remaining = with_ones(remaining)
         remaining = _minus_product(remaining, values, known)  # A
         covariance = _minus_product(within, values, values.mT)  # S
         covariance.diagonal(dim1=-2, dim2=-1).add_(noise)
@@ -352,7 +353,7 @@ class GradientBelief(nn.Module):
 
     def _gradient(self, X: Tensor) -> Tensor:
         """``d k(location, X) / d location`` in the coordinates of the result, ``M x p``."""
-        return self._in_result(self.derivatives.gradient(self.location, X).mT)
+        return self._in_result(self.derivatives.gradient(self._buffers["location"], X).mT)
 
     def _in_result(self, gradient: Tensor) -> Tensor:
         """From the kernel's coordinates to those of the result: ``M x d`` to ``M x p``."""
@@ -387,6 +388,11 @@ class _NegativeTraceAfter(torch.autograd.Function):
             raise RuntimeError("The trace of a gradient's covariance can be differentiated once.")
         (slope,) = ctx.saved_tensors
         return gradients[0].reshape(*slope.shape[:-2], 1, 1) * slope, None, None
+
+
+def with_ones(table: Tensor) -> Tensor:
+    """A table, or a batch of them, with a last column of ones."""
+    return torch.cat((table, table.new_ones(*table.shape[:-1], 1)), dim=-1)
 
 
 def _minus_product(C: Tensor, A: Tensor, B: Tensor) -> Tensor:

@@ -83,6 +83,10 @@ class KernelDerivatives(nn.Module, ABC):
     def diagonal(self, X: Tensor) -> Tensor:
         """``k(x, x)`` for every row: ``... x N x d`` to ``... x N``."""
 
+    def largest_variance(self, X: Tensor) -> Tensor | float:
+        """The largest ``k(x, x)`` of all rows, ``N x d``."""
+        return self.diagonal(X).max()
+
     @abstractmethod
     def gradient(self, location: Tensor, X: Tensor) -> Tensor:
         """``d k(location, X) / d location``: ``d`` and ``... x N x d`` to ``... x d x N``."""
@@ -144,6 +148,10 @@ class _RadialDerivatives(KernelDerivatives):
     @override
     def diagonal(self, X: Tensor) -> Tensor:
         return X.new_ones(X.shape[:-1])
+
+    @override
+    def largest_variance(self, X: Tensor) -> float:
+        return 1.0
 
     @override
     def gradient(self, location: Tensor, X: Tensor) -> Tensor:
@@ -383,6 +391,10 @@ class ScaledDerivatives(KernelDerivatives):
     @override
     def diagonal(self, X: Tensor) -> Tensor:
         return self.scale * self.base.diagonal(X)
+
+    @override
+    def largest_variance(self, X: Tensor) -> Tensor:
+        return self.scale * self.base.largest_variance(X)
 
     @override
     def gradient(self, location: Tensor, X: Tensor) -> Tensor:
