@@ -242,14 +242,10 @@ def _normal_form(contributions: tuple[Contribution, ...]) -> _Parts:
     }
     steps = {component: n for component, n in counts.items() if not component.is_pure}
     return _Parts(
-        lost=lost[0] if len(lost) == 1 else -math.expm1(math.fsum(map(_log_kept, lost))),
+        lost=lost[0] if len(lost) == 1 else -math.expm1(math.fsum(math.log1p(-x) for x in lost)),
         mu=compose_gdp(sorted(part.mu for part in contributions)),
         counts=tuple(sorted({**rounded["pure"], **rounded["laplace"], **steps}.items())),
     )
-
-
-def _log_kept(delta: float) -> float:
-    return math.log1p(-delta)
 
 
 def _levels(counts: Mapping[Component, int]) -> Mapping[Component, int]:

@@ -643,7 +643,8 @@ class LedgerFile(StateFile):
                 budget = list(astuple(self.budget))
                 if not self.budget.renyi:
                     budget.pop()  # files older than version 4 were hashed without it
-                self._totals = Totals(digest=_sha256([*budget, choices]))
+                words = json.dumps([*budget, choices])
+                self._totals = Totals(digest=hashlib.sha256(words.encode()).hexdigest())
             rows = self.query(
                 f"SELECT {_COLUMNS}, digest FROM charge WHERE number > ? ORDER BY number",
                 (self._totals.count,),
@@ -720,7 +721,3 @@ def _digest(
 
 # A ledger has few different labels and guarantees.
 _quoted = lru_cache(maxsize=64)(json.dumps)
-
-
-def _sha256(fields: list[object]) -> str:
-    return hashlib.sha256(json.dumps(fields).encode()).hexdigest()

@@ -456,18 +456,19 @@ class PrivateSearch:
 def split_sum(total: float, weights: dict[Part, float]) -> dict[Part, float]:
     """Parts in proportion to the weights whose exact sum is at most ``total``."""
     whole = sum(weights.values())
-    shares = {part: total * weight / whole for part, weight in weights.items()}
-    largest = max(shares, key=lambda part: shares[part])
-    while sum(map(Fraction, shares.values())) > Fraction(total):
-        shares[largest] = math.nextafter(shares[largest], 0.0)
-    return shares
+    return _within(total, {part: total * weight / whole for part, weight in weights.items()}, 1)
 
 
 def split_squares(total: float, weights: dict[Part, float]) -> dict[Part, float]:
     """Parts whose squares are in proportion to the weights and add up to at most ``total^2``."""
     whole = sum(weights.values())
-    shares = {part: total * math.sqrt(weight / whole) for part, weight in weights.items()}
+    roots = {part: total * math.sqrt(weight / whole) for part, weight in weights.items()}
+    return _within(total, roots, 2)
+
+
+def _within(total: float, shares: dict[Part, float], power: int) -> dict[Part, float]:
+    """The largest share so much smaller that the powers' exact sum is at most the total's."""
     largest = max(shares, key=lambda part: shares[part])
-    while sum(Fraction(share) ** 2 for share in shares.values()) > Fraction(total) ** 2:
+    while sum(Fraction(share) ** power for share in shares.values()) > Fraction(total) ** power:
         shares[largest] = math.nextafter(shares[largest], 0.0)
     return shares

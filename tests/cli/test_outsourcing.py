@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import signal
 import stat
 import subprocess
@@ -22,47 +21,48 @@ from tests.cli.calling import SCRIPT, call
 
 
 class TestOutsourcing:
-    def test_curator_and_modeler_through_the_script(self, tmp_path: Path) -> None:
+    def test_curator_and_modeler_through_the_script(
+        self, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         import socket
 
         import numpy as np
 
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("BOTORCH_DP_TOKEN", "a-shared-token-for-tests")
         rows = np.random.default_rng(0).normal(size=(60, 2)) * 5
-        np.save(tmp_path / "rows.npy", rows)
-        np.savetxt(tmp_path / "values.csv", -np.abs(rows[:, :1]), delimiter=",")
+        np.save("rows.npy", rows)
+        np.savetxt("values.csv", -np.abs(rows[:, :1]), delimiter=",")
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        environment = {**os.environ, "BOTORCH_DP_TOKEN": "a-shared-token-for-tests"}
         command = [
             *(SCRIPT, "curator", "rows.npy", "--evaluate", "values.csv", "--state", "state"),
             *("--epsilon", "3", "--delta", "1e-5", "--port", str(port)),
         ]
+
+        def modeler(steps: int, *, script: bool) -> tuple[int, str, str]:
+            """Begins a search, or goes on with it."""
+            arguments = ("modeler", f"http://127.0.0.1:{port}", "--steps", str(steps))
+            arguments += ("--checkpoint", "search.run", "--quiet", "--json")
+            if not script:
+                return call(capsys, *arguments)
+            done = subprocess.run([SCRIPT, *arguments], capture_output=True, text=True, timeout=120)
+            return done.returncode, done.stdout, done.stderr
+
         served: list[bytes] = []
         for steps in (4, 6):
-            curator = subprocess.Popen(
-                command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
-            )
+            curator = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
             try:
                 assert curator.stdout is not None
                 assert "60 rows" in curator.stdout.readline()
-                done = subprocess.run(
-                    [
-                        *(SCRIPT, "modeler", f"http://127.0.0.1:{port}", "--steps", str(steps)),
-                        *("--checkpoint", "search.run", "--quiet", "--json"),
-                    ],
-                    cwd=tmp_path,
-                    env=environment,
-                    capture_output=True,
-                    text=True,
-                    timeout=120,
-                )
+                code, out, err = modeler(steps, script=steps == 4)
             finally:
                 curator.send_signal(signal.SIGINT)
                 curator.wait(timeout=30)
-            assert done.returncode == 0, done.stderr
-            assert len(json.loads(done.stdout)["history"]) == steps
-            served.append((tmp_path / "state" / "dataset.npz").read_bytes())
+            assert code == 0, err
+            assert len(json.loads(out)["history"]) == steps
+            served.append(Path("state/dataset.npz").read_bytes())
         # A restart serves the same rows: fresh noise would be a second release.
         assert served[0] == served[1]
 

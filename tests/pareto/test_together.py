@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 import signal
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -34,6 +33,7 @@ from botorch_dp.pareto.problem import CurvePlan, Trial
 from botorch_dp.pareto.workers import Task, train
 from botorch_dp.privacy import PrivacyBudget
 from botorch_dp.space import Config
+from tests.one_draw import in_fork
 from tests.pareto import toy
 
 CHECKPOINTS = (1, 2, 3, 4, 6, 8, 11, 16, 20)
@@ -147,27 +147,23 @@ def test_a_mistake_in_it_is_shown(together: Any, shown: str) -> None:
     assert [t.state for t in study.trials] == ["complete"] * 12
 
 
-KILLED = """
-import os, signal, sys
-from tests.pareto import test_together
-calls = test_together.Together()
-def train(configs, seeds):
-    if len(calls.calls) == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return calls(configs, seeds)
-tried = test_together.problem(train)
-test_together.DPareto(tried, seed=0, storage=sys.argv[1], candidates=64).run(
-    12, initial=5, together=4
-)
-"""
-
-
 def test_a_batch_that_was_killed_is_trained_again_with_its_numbers_and_seeds(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "study.sqlite"
-    killed = subprocess.run([sys.executable, "-c", KILLED, path], check=False)
-    assert killed.returncode == -signal.SIGKILL
+    calls = Together()
+
+    def dies(configs: Sequence[Config], seeds: Sequence[int]) -> list[float]:
+        if len(calls.calls) == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return calls(configs, seeds)
+
+    def killed() -> str:
+        study = DPareto(problem(dies), seed=0, storage=path, candidates=64)
+        study.run(12, initial=5, together=4)
+        return "alive"
+
+    assert in_fork(killed) is None
     with DPareto(problem(), seed=0, storage=path, candidates=64) as study:
         assert [t.state for t in study.trials] == ["complete"] * 8 + ["pending"] * 4
         waiting = [(t.number, t.config, t.seeds) for t in study.trials[8:]]
@@ -329,8 +325,20 @@ class TestCurves:
 
     def test_points_are_kept_when_a_batch_is_killed(self, tmp_path: Path) -> None:
         path = tmp_path / "study.sqlite"
-        killed = subprocess.run([sys.executable, "-c", KILLED_CURVES, path], check=False)
-        assert killed.returncode == -signal.SIGKILL
+
+        def dies(*asked: Any) -> Generator[Any, Any, None]:
+            points, ended = SideBySide()(*asked), None
+            for _ in range(5):
+                ended = yield points.send(ended)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        def killed() -> str:
+            study = DPareto(curve_problem(dies), acquisition="random", seed=0, storage=path)
+            waiting(study, {}, {2: 1.0}, {})
+            study.run(3, together=3)
+            return "alive"
+
+        assert in_fork(killed) is None
         oracle = SideBySide()
         with DPareto(curve_problem(oracle), acquisition="random", seed=0, storage=path) as study:
             kept = [sorted(t.begun.get(0, ())) for t in study.trials]
@@ -422,20 +430,6 @@ class TestCurves:
         tried = curve_problem(lambda configs, seeds, checkpoints: given(seeds))
         with pytest.raises(StudyError, match=shown):
             DPareto(tried, seed=0).run(4, together=4)
-
-
-KILLED_CURVES = """
-import os, signal, sys
-from tests.pareto.test_together import *
-def train(*asked):
-    points, ended = SideBySide()(*asked), None
-    for _ in range(5):
-        ended = yield points.send(ended)
-    os.kill(os.getpid(), signal.SIGKILL)
-study = DPareto(curve_problem(train), acquisition="random", seed=0, storage=sys.argv[1])
-waiting(study, {}, {2: 1.0}, {})
-study.run(3, together=3)
-"""
 
 
 @pytest.mark.parametrize("along", [False, True])

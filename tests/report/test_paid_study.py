@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,20 @@ def price(page: str) -> str:
     return section.split("<details>")[0]
 
 
-@pytest.fixture
-def paid(tmp_path: Path) -> Path:
-    path = tmp_path / "study.sqlite"
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("paid")
+    path = folder / "study.sqlite"
     with DPareto(problem(), storage=path, seed=0, acquisition="random", budget=BUDGET) as study:
         study.run(4)
-        study.report(tmp_path / "own.html")
-    return path
+        study.report(folder / "own.html")
+    return folder
+
+
+@pytest.fixture
+def paid(made: Path, tmp_path: Path) -> Path:
+    """A copy of the study, for each test to change."""
+    return shutil.copytree(made, tmp_path, dirs_exist_ok=True) / "study.sqlite"
 
 
 def test_the_price_is_the_budget_and_the_ledger_says_what_was_spent(paid: Path) -> None:

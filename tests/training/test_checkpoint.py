@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sqlite3
 import stat
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,8 @@ from botorch_dp._files import unpack
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import PrivacyBudget, PrivacyLedger
 from botorch_dp.training import DPTrainer, cross_entropy_loss
-from tests.one_draw import OneDraw
+from botorch_dp.training.run import TrainingRun
+from tests.one_draw import OneDraw, in_fork
 from tests.training.helpers import LOTS, NETWORK, Interrupting, make_data, weights
 
 SETTINGS = {
@@ -202,29 +202,6 @@ def test_a_missing_folder_is_noticed_before_training(tmp_path: Path) -> None:
         each.fit(**SETTINGS, seed=0, checkpoint=tmp_path / "absent" / "run")
 
 
-_PROGRAM = """
-import os
-import signal
-import sys
-from functools import partial
-import torch
-from botorch_dp.training import DPTrainer, cross_entropy_loss, multilayer_perceptron
-from tests.training.helpers import make_data
-from botorch_dp.training.run import TrainingRun
-torch.set_num_threads(1)
-save = TrainingRun.save
-def save_or_die(run, file):
-    if run.step == 31:  # after the step, before it is stored
-        os.kill(os.getpid(), signal.SIGKILL)
-    save(run, file)
-TrainingRun.save = save_or_die
-trainer = DPTrainer(partial(multilayer_perceptron, 7, 3, (6,)), cross_entropy_loss,
-                    make_data(dtype=torch.float32))
-trainer.fit(learning_rate=0.1, clip_norm=0.5, noise_multiplier=0.8, lot_size=6, epochs=80,
-            seed=4, checkpoint=sys.argv[1], checkpoint_seconds=0.0)
-"""
-
-
 def steps_stored(path: Path) -> int:
     """How far the run in a file is, read beside whoever holds it."""
     if not path.exists():
@@ -238,10 +215,21 @@ def steps_stored(path: Path) -> int:
 def test_a_killed_run_resumes(tmp_path: Path) -> None:
     """SIGKILL leaves a whole checkpoint, and the run goes on to the same model."""
     path = tmp_path / "a.run"
-    done = subprocess.run([sys.executable, "-c", _PROGRAM, str(path)])
-    assert done.returncode == -signal.SIGKILL
-    assert steps_stored(path) == 30
     each = DPTrainer(NETWORK, cross_entropy_loss, make_data(dtype=torch.float32))
     settings = {**SETTINGS, "epochs": 80}
+    save = TrainingRun.save
+
+    def save_or_die(run: TrainingRun, file: Any) -> None:
+        if run.step == 31:  # after the step, before it is stored
+            os.kill(os.getpid(), signal.SIGKILL)
+        save(run, file)
+
+    def killed() -> str:
+        TrainingRun.save = save_or_die  # type: ignore[method-assign]
+        each.fit(**settings, seed=4, checkpoint=path, checkpoint_seconds=0.0)
+        return "alive"
+
+    assert in_fork(killed) is None
+    assert steps_stored(path) == 30
     resumed = each.fit(**settings, seed=4, checkpoint=path)
     assert torch.equal(weights(resumed.model), weights(each.fit(**settings, seed=4).model))

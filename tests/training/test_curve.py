@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,8 @@ import torch
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import PrivacyBudget, PrivacyLedger
 from botorch_dp.training import DPTrainer, EpochReport, cross_entropy_loss
+from botorch_dp.training.run import TrainingRun
+from tests.one_draw import in_fork
 from tests.training.helpers import (
     ENGINES,
     FLOAT_DATA,
@@ -91,38 +92,28 @@ def test_a_resumed_curve_is_an_uninterrupted_one(tmp_path: Path, step: int) -> N
     assert torch.equal(weights(resumed.model), weights(whole.model))
 
 
-_PROGRAM = """
-import os
-import signal
-import sys
-import torch
-from botorch_dp.training.run import TrainingRun
-from tests.training.helpers import trainer
-torch.set_num_threads(1)
-save = TrainingRun.save
-def save_or_die(run, file):
-    save(run, file)
-    if run.step == int(sys.argv[2]):
-        os.kill(os.getpid(), signal.SIGKILL)
-TrainingRun.save = save_or_die
-for epochs, utilities in trainer().curve(
-    (1, 2, 4, 7), seeds=[4, 6], checkpoint=sys.argv[1], checkpoint_seconds=0.0, learning_rate=0.1,
-    clip_norm=0.5, noise_multiplier=0.8, lot_size=6, epochs=7
-):
-    print(epochs, flush=True)
-"""
-
-
 @pytest.mark.parametrize("step, seen", [(20, [1]), (21, [1, 2]), (55, [1, 2, 4])])
 def test_a_killed_curve_goes_on_from_its_last_point(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, seen: list[int]
 ) -> None:
-    path = tmp_path / "curve"
-    done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, str(path), str(step)], capture_output=True, text=True
-    )
-    assert done.returncode == -signal.SIGKILL
-    assert [int(line) for line in done.stdout.split()] == seen
+    path, log = tmp_path / "curve", tmp_path / "log"
+    save = TrainingRun.save
+
+    def save_or_die(run: TrainingRun, file: Any) -> None:
+        save(run, file)
+        if run.step == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def killed() -> str:
+        TrainingRun.save = save_or_die  # type: ignore[method-assign]
+        stored = {"checkpoint": path, "checkpoint_seconds": 0.0}
+        for epochs, _ in trainer().curve(CURVE, **LONG, seeds=[4, 6], **stored):
+            with log.open("a") as file:
+                print(epochs, file=file)
+        return "alive"
+
+    assert in_fork(killed) is None
+    assert [int(line) for line in log.read_text().split()] == seen
     each = trainer()
     whole = list(each.curve(CURVE, **LONG, seeds=[4, 6]))
     measured: list[int] = []
