@@ -7,6 +7,7 @@ second call continues where the first one ended.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import textwrap
 import time
@@ -39,6 +40,8 @@ from botorch_dp.privacy import (
     gaussian_mu,
 )
 
+#: The command line of this environment, as one would type it here.
+_COMMAND = os.path.relpath(Path(sys.executable).with_name("botorch-dp"))
 #: Trainings that a study draws at random before its models choose; the first figure shows them.
 _RANDOM = 16
 #: Private evaluations in all, and how many of them are Sobol points.
@@ -92,7 +95,7 @@ def _pareto_front(folder: Path, trials: int) -> None:
     print("\n  epsilon   error\n" + "\n".join(f"  {e:7.3f}  {r:6.3f}" for e, r in front.points))
     print(f"\nFor epsilon = 1: {best}")
     print(f"Figure: {folder}/front.png\n{front.caption}")
-    print(f"To look at every trial: `botorch-dp report {folder}/study.sqlite`")
+    print(f"To look at every trial: `{_COMMAND} report {folder}/study.sqlite`")
 
 
 def _private_tuning(folder: Path) -> None:
@@ -137,7 +140,7 @@ def _private_tuning(folder: Path) -> None:
         f"Released winner: C = {C:.3g}, gamma = {gamma:.3g}, estimated score "
         f"{mean[winner].clamp(0, 1).item():.3f}.\nIts guarantee: {ledger.guarantee}\n"
         f"(Its true score, which is sensitive: {truth:.3f}.)\n"
-        f"Ledger: {path} (`botorch-dp ledger show {path}`)"
+        f"Ledger: {path} (`{_COMMAND} ledger show {path}`)"
     )
     figure = _tuning_figure(X, Y, Yvar, winner, str(ledger.guarantee))
     save_figure(figure, folder / "tuning.png")

@@ -14,7 +14,7 @@ import argparse
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 
 from botorch_dp import __version__
 from botorch_dp.cli import fitting, fronts, outsourcing, pricing, report
@@ -46,7 +46,9 @@ _EPILOG = """examples:
 class _Help(argparse.RawDescriptionHelpFormatter):
     """Commands and what they do in two columns."""
 
-    def _iter_indented_subactions(self, action: argparse.Action) -> Iterator[argparse.Action]:
+    def _iter_indented_subactions(
+        self, action: argparse.Action
+    ) -> Generator[argparse.Action, None, None]:
         # The indentation of commands is not counted where the columns are measured.
         yield from getattr(action, "_choices_actions", ())
 
@@ -67,7 +69,7 @@ def parser() -> Parser:
     return top
 
 
-def _warn(message: Warning | str, *_: object) -> None:
+def _warn(message: Warning | str, *_: object, **__: object) -> None:
     """A warning as people read it: without a file, a line number and a line of code."""
     print(f"botorch-dp: warning: {message}", file=sys.stderr)
 

@@ -87,6 +87,8 @@ def _page(path: Path | str) -> Path:
 
 
 def _report(options: argparse.Namespace) -> int:
+    if options.out is not None and options.out.suffix.lower() not in (".html", ".htm"):
+        raise ValueError(f"--out must end in .html, got {options.out.name}.")
     kind = _kind(options.path)
     out: Path = options.out or _page(options.path)
     check_folder("--out", out)

@@ -74,6 +74,7 @@ class TestInstalledScript:
             "ledger show no_file",
             "ledger show tests",
             "report tests",
+            "report benchmarks/results/no_study.sqlite --out file.txt",
             "pareto os:no_such_problem",
             "fit adult_logistic_sdg --epsilon 1 --delta .1",
             "fit adult_logistic_sgd --epsilon 1 --delta .1 --plan --test-records public "

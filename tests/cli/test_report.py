@@ -14,6 +14,8 @@ def test_a_study(capsys, own: str, tmp_path: Path) -> None:
     code, _, err = call(capsys, "pareto", own, "--trials", "3", "--storage", "s.sqlite", "--quiet")
     assert code == 0, err
     assert call(capsys, "report", "s.sqlite")[:2] == (0, "s.html\n")
+    code, _, err = call(capsys, "report", "s.sqlite", "--out", "page.txt")
+    assert code == 1 and "--out must end in .html, got page.txt." in err
     assert "among those that were tried" in (tmp_path / "s.html").read_text()
     code, out, err = call(capsys, "report", "s.sqlite", "--task", own, "--out", "own.html")
     assert (code, out) == (0, "own.html\n"), err
