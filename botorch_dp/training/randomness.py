@@ -270,8 +270,9 @@ def _system_integers(size: int, bound: int) -> np.ndarray:
 def _system_binomial(size: int, trials: int, probability: float) -> np.ndarray:
     """Binomial numbers, by comparing a uniform one with the distribution function.
 
-    The function is wrong by less than ``2^-50`` of itself, and what lies beyond ten deviations (and
-    40) is less likely than ``2^-53``.
+    A number's probability is right to ``2^-64`` and to a relative ``2^-45`` (with long doubles of
+    64 bits, for up to 100,000 records in a lot); what lies beyond ten deviations (and 40) is less
+    likely than ``2^-64``.
     """
     mean, width = trials * probability, 10 * math.sqrt(trials * probability)
     first, last = max(0, int(mean - width)), min(trials, int(mean + width) + 40)
@@ -279,8 +280,8 @@ def _system_binomial(size: int, trials: int, probability: float) -> np.ndarray:
     odds = np.longdouble(probability) / (1 - np.longdouble(probability))
     weights = np.cumprod(np.append(np.longdouble(1), (trials - before) / (before + 1) * odds))
     below = np.cumsum(weights)
-    below = (below / below[-1]).astype(np.float64)
-    return first + below[:-1].searchsorted(_system_uniform(size), side="right")
+    shares = np.minimum(below[:-1] / below[-1] * 2.0**64, 2.0**64 - 2**11).astype(np.uint64)
+    return first + shares.searchsorted(_system_bits(size), side="right")
 
 
 def _system_uniform(size: int) -> np.ndarray:
