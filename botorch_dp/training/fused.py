@@ -22,7 +22,6 @@ from functools import cached_property
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from botorch_dp.training.networks import Loss, output_gradient
@@ -115,7 +114,7 @@ def clip_factors(norms: Tensor, clip_norm: float | Tensor, stability: float = 0.
     else:
         factors = norms.reciprocal().mul_(clip_norm).clamp_(max=1.0).nan_to_num_(nan=0.0)
     # A subnormal factor has lost its digits and could exceed the quotient that it stands for.
-    return F.threshold(factors, torch.finfo(factors.dtype).tiny, 0.0, inplace=True)
+    return torch.threshold_(factors, torch.finfo(factors.dtype).tiny, 0.0)
 
 
 #: Activations that act on each number alone and have no parameters.
@@ -195,10 +194,11 @@ class _Linear:
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """``k x m x in -> k x m x out``, by the first k replicates."""
-        weight = self.weight[: len(inputs)].mT
+        moving = inputs.shape[0]
+        weight = self.weight[:moving].mT
         if self.bias is None:
             return torch.bmm(inputs, weight)
-        return torch.baddbmm(self.bias[: len(inputs)].unsqueeze(1), inputs, weight)
+        return torch.baddbmm(self.bias[:moving].unsqueeze(1), inputs, weight)
 
     def gradient_scale(self, norms: Tensor) -> Tensor:
         """``sqrt(‖a‖² + 1)`` over what trains here: the gradient's norm is this times ``‖g‖``.
@@ -320,9 +320,10 @@ class FusedEngine:
 
     def _gather(self, indices: Tensor) -> Tensor:
         """Rows of the inputs, in memory that the next call uses again, whatever its lots' size."""
-        if len(self._gathered) < len(indices):
-            self._gathered = self._X.new_empty(len(indices), self._X.shape[1])
-        return torch.index_select(self._X, 0, indices, out=self._gathered[: len(indices)])
+        rows = indices.shape[0]
+        if self._gathered.shape[0] < rows:
+            self._gathered = self._X.new_empty(rows, self._X.shape[1])
+        return torch.index_select(self._X, 0, indices, out=self._gathered[:rows])
 
     @cached_property
     def _scales(self) -> Tensor:

@@ -482,7 +482,7 @@ class GhostEngine(PerRecordEngine):
             g = zeros.expand(*each.outputs, -1) if gradient is None else gradient
             seen.append(_Use(each, a.detach(), g.movedim(-1 if gradient is None else dim, 0)))
         return [
-            Gradients(own[name].to(self._sums.dtype))
+            Gradients(own[name], self._sums.dtype)
             if name in own
             else self._contribution(name, value, seen)
             for name, value in values.items()
@@ -493,14 +493,14 @@ class GhostEngine(PerRecordEngine):
         kind = self._sums.dtype
         uses = [use for use in seen if use.call.bias == name]
         if uses:
-            return Gradients(_sum([use.of_bias() for use in _merged(uses)]).to(kind))
+            return Gradients(_sum([use.of_bias() for use in _merged(uses)]), kind)
         uses = [use for use in seen if use.call.weight == name]
         calls = [use.call for use in uses]
         if calls[0].layer in _NORMALIZATIONS:
-            return Gradients(_sum([use.of_scale() for use in uses]).to(kind))
+            return Gradients(_sum([use.of_scale() for use in uses]), kind)
         forms = self._forms(calls, value)
         if forms and calls[0].layer in _WEIGHT_GRADIENTS:
-            return Gradients(_sum([use.of_weight(value) for use in uses]).to(kind))
+            return Gradients(_sum([use.of_weight(value) for use in uses]), kind)
         by_place = [use.by_place(value) for use in uses]
         a, g = by_place[0]
         if len(by_place) > 1:
@@ -508,7 +508,7 @@ class GhostEngine(PerRecordEngine):
         if calls[0].layer is F.embedding:
             return _Rows(a.squeeze(-1), g, kind)
         if forms:
-            return Gradients(torch.bmm(g.mT, a).to(kind))
+            return Gradients(torch.bmm(g.mT, a), kind)
         return _Products(a.to(kind), g.to(kind))
 
 

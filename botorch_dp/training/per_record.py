@@ -56,6 +56,9 @@ MAX_GRADIENT_NUMBERS = 2**27
 #: Gradients of single records with at most so many numbers are treated together.
 _FEW = 256
 
+#: So many numbers are converted at once: they stay in the cache.
+_CONVERTED = 2**16
+
 _BATCH = 6
 #: Models are tried on lots of these sizes and of the sizes of a record's own dimensions: a model
 #: that takes the wrong dimension for the batch shows it where the two are equal.
@@ -192,7 +195,7 @@ class PerRecordEngine:
     ) -> Sequence[Contribution]:
         """What each record adds to the gradient of each parameter."""
         found = self._gradients(values, frozen, X, Y)
-        return [Gradients(found[name].detach().to(self._sums.dtype)) for name in self._names]
+        return [Gradients(found[name].detach(), self._sums.dtype) for name in self._names]
 
 
 class Contribution(Protocol):
@@ -206,27 +209,37 @@ class Contribution(Protocol):
 
 
 class Gradients:
-    """Gradients of single records as they are, ``m x ...``."""
+    """Gradients of single records as they are.
 
-    def __init__(self, gradients: Tensor) -> None:
-        # What is the same for all records, or throughout a bias, may be stored once.
-        self._gradients = gradients.clone() if 0 in gradients.stride() else gradients
-        self.width = gradients[0].numel()
+    Args:
+        gradients: ``m x ...``.
+        kind: In which type to clip and add up.
+    """
+
+    def __init__(self, gradients: Tensor, kind: torch.dtype) -> None:
+        self._gradients, self._kind = gradients.flatten(1), kind
+        self.width = self._gradients.shape[1]
 
     @classmethod
     def side_by_side(cls, several: Sequence[Gradients]) -> Gradients:
         """The gradients of several parameters as those of one."""
-        return cls(torch.cat([each._gradients.flatten(1) for each in several], dim=1))
+        return cls(torch.cat([each._gradients for each in several], dim=1), several[0]._kind)
 
     def norms(self) -> Tensor:
         """See :class:`Contribution`."""
-        return torch.linalg.vector_norm(self._gradients.flatten(1), dim=1)
+        parts_ = self._gradients.split(max(1, _CONVERTED // self.width))
+        return torch.cat(
+            [torch.linalg.vector_norm(part, dim=1, dtype=self._kind) for part in parts_]
+        )
 
     def add_to(self, total: Tensor, factors: Tensor) -> None:
         """See :class:`Contribution`."""
-        # A factor of 0 stands for a gradient that is not finite: 0 times infinity is NaN.
-        finite = self._gradients.nan_to_num_(0.0, 0.0, 0.0)
-        total.view(-1).addmv_(finite.flatten(1).mT, factors)
+        columns = max(1, _CONVERTED // len(factors))
+        for part, sum_ in zip(
+            self._gradients.split(columns, dim=1), total.view(-1).split(columns), strict=True
+        ):
+            # A factor of 0 stands for a gradient that is not finite: 0 times infinity is NaN.
+            sum_.addmv_(part.to(self._kind).nan_to_num(0.0, 0.0, 0.0).mT, factors)
 
 
 @dataclass(frozen=True)

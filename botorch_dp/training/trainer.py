@@ -711,8 +711,7 @@ class DPTrainer:
 
     def untrained(self, weights: dict[str, Tensor] | None = None) -> nn.Module:
         """A model of the factory in evaluation mode; without ``weights`` always the same one."""
-        with seeded_torch(0):
-            model = self._model_factory()
+        model = self._new_model(0)
         if weights is not None:
             try:
                 model.load_state_dict(weights)
@@ -753,9 +752,10 @@ class DPTrainer:
                 )
 
     def _new_model(self, seed: int) -> nn.Module:
+        """A model of the factory's; a factory that returns one model always keeps its weights."""
         with seeded_torch(seed):
             try:
-                return self._model_factory()
+                model = self._model_factory()
             except TypeError as error:
                 if not isinstance(self._model_factory, type):
                     raise
@@ -764,6 +764,7 @@ class DPTrainer:
                     f"`model_factory` is called without arguments, and {name} needs some "
                     f"({error}). Pass functools.partial({name}, ...)."
                 ) from error
+        return copy.deepcopy(model)
 
     def _choose_engine(
         self, engine: EngineName, model: nn.Module

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import PrivacyBudget, PrivacyLedger
-from botorch_dp.training import DPTrainer, TrainTest, cross_entropy_loss
+from botorch_dp.training import DPTrainer, TrainTest, cross_entropy_loss, per_record
 from botorch_dp.training.per_record import PerRecordEngine, examine
 from botorch_dp.training.randomness import SeededRandomness
 from tests.training.helpers import (
@@ -576,3 +576,19 @@ class Smoothed:
 def test_a_loss_without_a_hash(engine: str) -> None:
     trainer = DPTrainer(linear, Smoothed(), DATA, engine=engine)
     assert trainer.fit(**SETTINGS, seed=0).plan.conditions
+
+
+def test_gradients_are_converted_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To be published, and as often as it takes: of few records at once, and of few columns."""
+    records = training_records(DATA, 3)
+
+    def sums() -> Tensor:
+        torch.manual_seed(0)
+        engine = PerRecordEngine([nn.Linear(7, 60)], records, cross_entropy_loss, precise=True)
+        return engine.clipped_sums(torch.arange(9).unsqueeze(0), None, 0.1).clone()
+
+    whole = sums()
+    assert whole.dtype == torch.float64 and float(whole.norm()) > 0.1
+    for numbers in (1, 50, 1000):
+        monkeypatch.setattr(per_record, "_CONVERTED", numbers)
+        torch.testing.assert_close(sums(), whole, rtol=1e-12, atol=1e-15)

@@ -20,6 +20,7 @@ from botorch_dp.training import randomness
 from botorch_dp.training.randomness import (
     SeededRandomness,
     SystemRandomness,
+    _system_binomial,
     _system_bytes,
     _system_integers,
     seeded_torch,
@@ -195,6 +196,41 @@ def test_bytes_and_fractions_make_the_stated_probability(probability: float) -> 
     chosen = sum(map(len, lots))
     assert all(0 <= min(lot, default=0) and max(lot, default=0) < 50_000 for lot in lots)
     assert stats.binomtest(chosen, 1_000_000, probability).pvalue > FALSE_ALARM
+
+
+@pytest.mark.parametrize("trials, probability", [(40, 0.03), (1000, 1e-4), (30_956, 256 / 30_956)])
+def test_system_numbers_are_binomial(trials: int, probability: float) -> None:
+    law = stats.binom(trials, probability)
+    drawn = np.bincount(_system_binomial(20_000, trials, probability), minlength=trials + 1)
+    expected = 20_000 * law.pmf(np.arange(trials + 1))
+    usual = expected > 10
+    together = [np.append(c[usual], c[~usual].sum()) for c in (drawn, expected)]
+    assert stats.chisquare(*together).pvalue > FALSE_ALARM
+
+
+def test_system_numbers_follow_the_distribution_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the middle and in the tails, to rounding: the number changes where the function says."""
+    law, numbers = stats.binom(10_000, 0.01), np.array([60, 80, 99, 100, 101, 140])
+    for shift, expected in ((1 - 1e-9, numbers), (1 + 1e-9, numbers + 1)):
+        bits = (law.cdf(numbers) * shift * 2.0**64).astype(np.uint64)
+        monkeypatch.setattr(randomness, "_system_bits", lambda size, bits=bits: bits)
+        assert _system_binomial(len(numbers), 10_000, 0.01).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("probability", [0.0, 1e-6, 0.03])
+def test_few_of_many_are_a_poisson_sample(probability: float) -> None:
+    """Different numbers of the population; each as likely as any other, alone and in pairs."""
+    lots = SystemRandomness().choose_each(40, probability, 20_000)
+    assert len(lots) == 20_000 and all(lot.dtype == torch.long for lot in lots)
+    members = np.bincount(torch.cat(lots).numpy(), minlength=40)
+    if probability < 0.03:
+        assert members.sum() <= 20
+        return
+    assert stats.chisquare(members, np.full(40, members.sum() / 40)).pvalue > FALSE_ALARM
+    assert stats.binomtest(int(members.sum()), 800_000, 0.03).pvalue > FALSE_ALARM
+    pairs = sum(bool({3, 4} <= set(lot.tolist())) for lot in lots)
+    assert stats.binomtest(pairs, 20_000, 0.03**2).pvalue > FALSE_ALARM
+    assert all(len(lot.unique()) == len(lot) for lot in lots)
 
 
 def drawn_now(coins: SystemRandomness) -> list[float]:

@@ -358,3 +358,17 @@ def test_representations_hold_no_diagnostics() -> None:
 def test_what_was_trained_is_frozen() -> None:
     with pytest.raises(FrozenInstanceError):
         trained(5).steps = 20  # type: ignore[misc]
+
+
+def test_a_factory_of_one_model_starts_each_training_at_its_weights() -> None:
+    """Otherwise what is published would begin where a training without any noise has ended."""
+    model = NETWORK()
+    start = weights(model)
+    shared = DPTrainer(lambda: model, cross_entropy_loss, FLOAT_DATA)
+    shared.fit(**{**SETTINGS, "noise_multiplier": 0.0}, seed=0)
+    shared.untrained({name: torch.zeros_like(p) for name, p in model.state_dict().items()})
+    one, other = shared.fit_replicates(**SETTINGS, seeds=[0, 1])
+    assert not torch.equal(weights(one.model), weights(other.model))
+    published = shared.fit(**{**SETTINGS, "learning_rate": 1e-9}, publish=True)
+    assert torch.equal(weights(model), start) and model.training
+    torch.testing.assert_close(weights(published.model), start, rtol=0, atol=1e-6)
