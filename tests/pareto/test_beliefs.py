@@ -333,15 +333,6 @@ class TestKnownObjectives:
             batched = toy.problem(privacy_batch=lambda configs: [1.0 for _ in configs])
             near(KnownObjectives(batched, with_epsilon=True), torch.rand(3, 2, dtype=torch.double))
 
-    def test_a_slow_batch_that_answers_everything_is_not(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        batch = toy.problem(privacy_batch=lambda configs: [toy.epsilon(c) for c in configs])
-        monkeypatch.setattr("botorch_dp.pareto.beliefs._SLOW", -1.0)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            near(KnownObjectives(batch, with_epsilon=True), torch.rand(3, 2, dtype=torch.double))
-
     def test_a_proposal_goes_on_with_what_a_slow_oracle_has_answered(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
