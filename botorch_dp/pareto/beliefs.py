@@ -515,9 +515,9 @@ def fitted_gp(
     return model
 
 
-def see(model: SingleTaskGP, train_X: Tensor, train_Y: Tensor) -> None:
+def see(model: Any, train_X: Tensor, train_Y: Tensor) -> None:
     """Let a fitted model see other data than it was fitted to, ``n x 1`` values."""
-    transform: Any = model.outcome_transform
+    transform = model.outcome_transform
     values = (train_Y - transform.means) / transform.stdvs
     model.set_train_data(train_X, values.squeeze(-1), strict=False)
     model.eval()

@@ -145,10 +145,10 @@ class _WithProducts(Kernel):
         self.register_buffer("weights", weights)
 
     def _seen(self, X: Tensor) -> Tensor:
-        return torch.cat([X, X @ self.weights], dim=-1)  # type: ignore[operator]
+        return torch.cat([X, X @ self.weights], dim=-1)
 
     def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any) -> Tensor:
-        return self.base_kernel.forward(self._seen(x1), self._seen(x2), diag=diag, **params)  # type: ignore[no-any-return]
+        return self.base_kernel.forward(self._seen(x1), self._seen(x2), diag=diag, **params)
 
 
 def smooth_kernel(dim: int, products: Tensor | None = None) -> Kernel:
