@@ -38,6 +38,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import BenchmarkParser, mean_interval, save_results
+from benchmarks.linear_training import FastTraining
 from botorch_dp import tasks
 from botorch_dp._files import atomic_write
 from botorch_dp.pareto import DPareto, Integer, ParetoFront, PrivacyUtilityProblem, SearchSpace
@@ -81,7 +82,7 @@ def settings(data_at_hand: bool) -> dict[str, Setting]:
     mnist = "mnist" if data_at_hand else "digits"
     return {
         "adult": Setting(
-            PrivateTraining("logistic", adult, "sgd"),
+            (FastTraining if data_at_hand else PrivateTraining)("logistic", adult, "sgd"),
             tasks.adult_logistic_sgd,
             max_epochs=64,
             min_lot=8,
@@ -110,7 +111,7 @@ def settings(data_at_hand: bool) -> dict[str, Setting]:
 
 def problem(setting: Setting, method: str) -> PrivacyUtilityProblem:
     """The setting's problem in its range, with or without curves."""
-    curves = "curves" in method
+    curves, oracles = "curves" in method, setting.oracles
     made = setting.task(data=setting.oracles.data, replicates=setting.replicates, curves=curves)
     parameters = dict(made.space.parameters)
     parameters["epochs"] = Integer(1, setting.max_epochs, log=method != "ordinary random")
@@ -121,12 +122,13 @@ def problem(setting: Setting, method: str) -> PrivacyUtilityProblem:
         SearchSpace(**parameters),
         privacy=made.privacy,
         privacy_batch=made.privacy_batch,
-        utility_replicates=made.oracle,
+        utility_replicates=oracles.curves if curves else oracles.utilities,
         resource=made.resource and replace(made.resource, checkpoints=None),
         promise=made.promise,
         replicates=setting.replicates,
         name=f"{made.name}, {method}",
         batched=made.batched,
+        products=made.products,
     )
 
 

@@ -9,6 +9,9 @@ and more. All rules are those of the package: they score the configs of the pool
 * *random curves*: configs drawn at random, each to its end;
 * *ordinary*: expected hypervolume improvement of single points, each a training of its own.
 
+``--models`` judges the models of random curves instead: by the curves that they did not see, and by
+the front that they expect.
+
 Run with ``OMP_NUM_THREADS=1 BOTORCH_DP_DATA=... python -m benchmarks.dpareto_pool``; the pool and
 finished simulations are kept in a folder, and it goes on where it was interrupted.
 """
@@ -20,10 +23,12 @@ import json
 import os
 import warnings
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
+from statistics import NormalDist, fmean
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -33,7 +38,8 @@ from benchmarks.common import BenchmarkParser, mean_interval, save_results
 from benchmarks.dpareto_curves import Setting, problem, settings, volumes
 from botorch_dp._files import atomic_write
 from botorch_dp.pareto import PrivacyUtilityProblem
-from botorch_dp.pareto.beliefs import front_places
+from botorch_dp.pareto import beliefs as beliefs_module
+from botorch_dp.pareto.beliefs import front_places, predicted
 from botorch_dp.pareto.problem import CurvePlan, Measurement, Trial
 from botorch_dp.pareto.proposals import (
     _POWER,
@@ -47,6 +53,9 @@ from botorch_dp.pareto.proposals import (
 
 #: Replicates of each curve of the pool, and how many of them a trial sees.
 REPLICATES, SEEN = 8, 3
+#: Models whose quality is compared, and how many points they see; and errors that matter.
+MODELS = {"as they are": 288, "without products": 288, "of fewer points": 96}
+GOOD = 0.2
 
 
 @dataclass(frozen=True)
@@ -121,6 +130,7 @@ class Simulation:
             utility_replicates=lambda *_: [],
             resource=whole.resource if rule != "ordinary" else None,
             replicates=SEEN,
+            products=whole.products,
         )
         self._cost = whole.cost
         options = ProposalOptions(epsilon_scale=scale)
@@ -133,12 +143,13 @@ class Simulation:
         self.chosen: list[int] = []
         self.steps = 0.0
 
-    def run(self, trainings: int, initial: int) -> list[dict[str, Any]]:
-        """The fronts after each training."""
+    def run(self, trainings: int, initial: int, every: int = 1) -> list[dict[str, Any]]:
+        """The fronts after each training, or after some of them."""
         found = []
         for number in range(trainings):
             self._train(*self._next(number, initial))
-            found.append({"steps": self.steps, **self._judged()})
+            if (number + 1) % every == 0:
+                found.append({"steps": self.steps, **self._judged()})
         return found
 
     def _next(self, number: int, initial: int) -> tuple[int, int, tuple[float, ...]]:
@@ -221,20 +232,67 @@ class Simulation:
         self.chosen.append(place)
         self.steps += self._cost({**curve.config, "epochs": end})
 
-    def _judged(self) -> dict[str, float]:
-        """Hypervolume of the front's points by the replicates that were not seen."""
+    def _judged(self) -> dict[str, dict[str, float]]:
+        """Hypervolumes of both fronts' points by the replicates that were not seen."""
         points = [p for trial in self.trials for p in self._problem.points(trial)]
-        values = torch.tensor([p.values for p in points], dtype=torch.double)
-        again = [
-            (p.values[0], self._truth(self.chosen[p.trial], p.config["epochs"]))
-            for p in (points[place] for place in front_places(values))
-        ]
-        return volumes(torch.tensor(again, dtype=torch.double), self._problem.ref_point)
+        again = torch.tensor(
+            [(p.values[0], self._truth(self.chosen[p.trial], p.config["epochs"])) for p in points],
+            dtype=torch.double,
+        )
+        fronts = {"observed": torch.tensor([p.values for p in points], dtype=torch.double)}
+        fronts["expected"] = fronts["observed"].clone()
+        if len(self.trials) > 1:
+            means = self._proposer.beliefs(self.trials).incumbent_means
+            fronts["expected"][:, 1] = (-means[:, 1]).sigmoid()
+        return {
+            name: volumes(again[front_places(values)], self._problem.ref_point)
+            for name, values in fronts.items()
+        }
 
     def _truth(self, place: int, checkpoint: int) -> float:
         curve = self._pool[place]
         row = curve.points[curve.checkpoints.index(checkpoint)]
         return 1 - fmean(row[r] for r in self._shown[place][SEEN:])
+
+
+def model_quality(
+    pool: Sequence[Curve], whole: PrivacyUtilityProblem, seeds: Sequence[int]
+) -> list[dict[str, Any]]:
+    """What models of some random curves expect of all others, and of the points that they saw.
+
+    Of the others: mean error of the model (*bias*) and its root mean square where the true error is
+    below .2, and how often the true one is in the 90% interval. Of their own: hypervolumes of both
+    fronts. The models are those of the package; without the products; and of 96 points in all.
+    """
+    rows = []
+    for count, (label, most) in itertools.product((16, 24), MODELS.items()):
+        found: dict[str, list[float]] = {}
+        problem = copy(whole)
+        problem.products = () if label == "without products" else whole.products
+        for seed in seeds:
+            with patch.object(beliefs_module, "_MOST_POINTS", most):
+                study = Simulation(pool, problem, "random curves", seed)
+                fronts = study.run(count, 0, every=count)[-1]
+                beliefs = study._proposer.beliefs(study.trials)
+            others = [curve for place, curve in enumerate(pool) if place not in study.chosen]
+            configs = [{**c.config, "epochs": end} for c in others for end in c.checkpoints]
+            means, stds = predicted(beliefs.fitted[1], whole.space.encode(configs))
+            true = torch.tensor([1 - fmean(u) for c in others for u in c.points])
+            good = true < GOOD
+            off = (-means).sigmoid()[good] - true[good]
+            within = (means + true.logit()).abs() < NormalDist().inv_cdf(0.95) * stds
+            for name, value in (
+                ("bias", off.mean()),
+                ("root mean square", off.square().mean().sqrt()),
+                ("in the 90% interval", within[good].double().mean()),
+                *((kind, fronts[kind]["linear"]) for kind in ("observed", "expected")),
+                ("ahead", fronts["expected"]["linear"] - fronts["observed"]["linear"]),
+            ):
+                found.setdefault(name, []).append(float(value))
+        summary = {name: mean_interval(values) for name, values in found.items()}
+        rows.append({"curves": count, "model": label, **summary})
+        print(count, label, {name: str(value) for name, value in summary.items()}, flush=True)
+    return rows
 
 
 def ceiling(pool: Sequence[Curve]) -> dict[str, float]:
@@ -297,8 +355,13 @@ def rows_of(rule: str, studies: Sequence[Sequence[dict[str, Any]]]) -> list[dict
                 "rule": rule,
                 "after": label,
                 "steps": fmean(front["steps"] for front in fronts),
-                "linear": mean_interval([front["linear"] for front in fronts]),
-                "log": mean_interval([front["log"] for front in fronts]),
+                **{
+                    f"{scale}{', expected' * (kind == 'expected')}": mean_interval(
+                        [front[kind][scale] for front in fronts]
+                    )
+                    for kind in ("observed", "expected")
+                    for scale in ("linear", "log")
+                },
             }
         )
     return rows
@@ -316,7 +379,9 @@ def leads(runs: dict[str, list[list[dict[str, Any]]]]) -> list[dict[str, Any]]:
         if rule != "curves" and known and len(known) == len(pairs):
             row: dict[str, Any] = {"curves ahead of": rule, "after": f"{thousands}k steps"}
             for scale in ("linear", "log"):
-                row[scale] = mean_interval([one[scale] - other[scale] for one, other in known])
+                row[scale] = mean_interval(
+                    [one["expected"][scale] - other["expected"][scale] for one, other in known]
+                )
             rows.append(row)
     return rows
 
@@ -325,6 +390,7 @@ def main() -> None:
     parser = BenchmarkParser("dpareto_pool", __doc__, minutes=60)
     parser.add_argument("--curves", type=int, default=150)
     parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--models", action="store_true", help="compare models, on other seeds")
     parser.add_argument("--rules", nargs="*", choices=tuple(RULES), default=tuple(RULES))
     parser.add_argument(
         "--pool",
@@ -340,6 +406,11 @@ def main() -> None:
     whole = problem(setting, "random curves")
     best = ceiling(pool)
     print(f"The pool's own front: {best['linear']:.4g}, in ln {best['log']:.4g}", flush=True)
+    if arguments.models:
+        seeds = range(200, 200 + arguments.seeds)
+        rows = model_quality(pool, whole, seeds)
+        save_results("dpareto_models", {"curves": len(pool), "seeds": len(seeds), "rows": rows})
+        return
     rows, runs = [], {}
     for rule in arguments.rules:
         runs[rule] = simulated(pool, whole, rule, arguments.seeds, arguments.pool)

@@ -24,7 +24,6 @@ from botorch.models import SingleTaskGP
 from botorch.models.deterministic import DeterministicModel
 from botorch.models.model import Model, ModelList
 from botorch.models.transforms import Standardize
-from botorch.models.utils.gpytorch_modules import get_covar_module_with_dim_scaled_prior
 from botorch.utils.multi_objective.pareto import is_non_dominated
 from botorch.utils.sampling import manual_seed
 from gpytorch.mlls import ExactMarginalLogLikelihood
@@ -32,7 +31,7 @@ from gpytorch.settings import skip_posterior_variances
 from torch import Tensor
 
 from botorch_dp.acquisition.pending import believe
-from botorch_dp.pareto.curves import curve_gp, of_no_training
+from botorch_dp.pareto.curves import curve_gp, of_no_training, of_trainings, smooth_kernel
 from botorch_dp.pareto.problem import PrivacyUtilityProblem, StudyError, Trial, thinned
 from botorch_dp.space import Config
 
@@ -52,9 +51,9 @@ _CHUNK = 256
 #: Seconds that an oracle may take for the candidates of one step of a proposal. Then whoever waits
 #: is told what takes so long, and the proposal goes on with the candidates it has.
 _SLOW = 5.0
-#: Points of curves that a model sees in all, as far as it sees so many of each: fitting to more of
-#: them takes longer and teaches nothing.
-_MOST_POINTS, _FEWEST_POINTS = 96, 3
+#: Points of curves that a model is fitted to in all, as far as it sees so many of each: fitting to
+#: more of them takes longer and teaches nothing. Once it is fitted, it sees more of them.
+_MOST_FITTED, _MOST_POINTS, _FEWEST_POINTS = 96, 288, 3
 #: Points that a model sees at most, for a fit takes time with their cube. Below the 800 from which
 #: GPyTorch solves approximately.
 _MOST_SEEN = 512
@@ -340,11 +339,12 @@ class Beliefs:
     which takes away the uncertainty they will settle (or that cannot be settled), moves no mean,
     and has no part in fitting hyper-parameters.
 
-    The points of a curve are many and share their luck: models see some of them, and believe that
-    those of one training are off by the same. Of many trials models see some, too: half of
-    these are spread over all, a quarter are the latest, and the others lie nearest to the front
-    that the first half lets expect. No trial is seen because of what it measured itself, so lucky
-    ones have no preference; and what was proposed lately is seen, so it is not proposed again.
+    The points of a curve are many and share their luck: models are fitted to some of them, and
+    believe that those of one training are off by the same. Of many trials models see some only:
+    half of these are spread over all, a quarter are the latest, and the others lie nearest to the
+    front that the first half lets expect. No trial is seen because of what it measured itself, so
+    lucky ones have no preference; and what was proposed lately is seen, so it is not proposed
+    again.
 
     Args:
         problem: The problem.
@@ -384,16 +384,22 @@ class Beliefs:
         trainings = torch.tensor([point.trial for point in everything])
         counts = [len(curve) for curve in points]
 
+        products = product_weights(problem)
+
         def fit(trials: Sequence[int]) -> None:
-            seen = _seen(counts, trials)
+            few, many = (_seen(counts, trials, most) for most in (_MOST_FITTED, _MOST_POINTS))
             for index, scale in enumerate(self._scales):
                 if index not in known.columns:
-                    self._gps[index] = fitted_gp(
-                        codes[seen],
-                        scale.to_model(values[seen, index : index + 1]),
+                    Y = scale.to_model(values[:, index : index + 1])
+                    self._gps[index] = gp = fitted_gp(
+                        codes[few],
+                        Y[few],
                         seed=seed,
-                        trainings=None if problem.resource is None else trainings[seen],
+                        trainings=None if problem.resource is None else trainings[few],
+                        products=products,
                     )
+                    if len(many) > len(few):
+                        see(gp, of_trainings(codes[many], trainings[many]), Y[many])
 
         self._gps: dict[int, Model] = dict(fitted or {})
         trials = list(range(len(points)))
@@ -471,7 +477,12 @@ class Beliefs:
 
 
 def fitted_gp(
-    train_X: Tensor, train_Y: Tensor, *, seed: int, trainings: Tensor | None = None
+    train_X: Tensor,
+    train_Y: Tensor,
+    *,
+    seed: int,
+    trainings: Tensor | None = None,
+    products: Tensor | None = None,
 ) -> SingleTaskGP:
     """A Matérn-5/2 GP with a length-scale for each parameter and inferred noise, ``n x 1`` data.
 
@@ -483,18 +494,17 @@ def fitted_gp(
         train_Y: ``n x 1``.
         seed: For restarts of the fit.
         trainings: Which training each is from, ``n``, if some share one.
+        products: ``d x f`` weights of the products of parameters that it sees as well.
     """
     model = (
         SingleTaskGP(
             train_X,
             train_Y,
-            covar_module=get_covar_module_with_dim_scaled_prior(
-                ard_num_dims=train_X.shape[-1], use_rbf_kernel=False
-            ),
+            covar_module=smooth_kernel(train_X.shape[-1], products),
             outcome_transform=Standardize(m=1),
         )
         if trainings is None
-        else curve_gp(train_X, trainings, train_Y)
+        else curve_gp(train_X, trainings, train_Y, products)
     )
     # Only a failed first attempt draws random restarts.
     with manual_seed(seed):
@@ -505,9 +515,29 @@ def fitted_gp(
     return model
 
 
-def _seen(counts: Sequence[int], trials: Sequence[int]) -> list[int]:
+def see(model: Any, train_X: Tensor, train_Y: Tensor) -> None:
+    """Let a fitted model see other data than it was fitted to, ``n x 1`` values."""
+    transform = model.outcome_transform
+    values = (train_Y - transform.means) / transform.stdvs
+    model.set_train_data(train_X, values.squeeze(-1), strict=False)
+    model.eval()
+
+
+def product_weights(problem: PrivacyUtilityProblem) -> Tensor | None:
+    """Weights of the codes in the logarithms of the problem's products, ``d x f`` in units of 1."""
+    space = problem.space
+    weights = torch.zeros(space.dim, len(problem.products), dtype=torch.double)
+    for column, product in enumerate(problem.products):
+        for name, power in product.items():
+            parameter: Any = space.parameters[name]
+            rise = power * math.log(parameter.high / parameter.low)
+            weights[space.columns[name].start, column] = rise
+    return weights / weights.abs().sum(dim=0) if problem.products else None
+
+
+def _seen(counts: Sequence[int], trials: Sequence[int], most: int) -> list[int]:
     """Which of all points models see of these trials: fewer of each curve, the more curves."""
-    most = max(_FEWEST_POINTS, _MOST_POINTS // len(trials))
+    most = max(_FEWEST_POINTS, most // len(trials))
     starts = list(itertools.accumulate(counts, initial=0))
     return [
         starts[trial] + place for trial in trials for place in thinned(range(counts[trial]), most)

@@ -112,6 +112,11 @@ class _SameTraining(Kernel):
         return (same & (first >= 0).unsqueeze(-1)).to(x1)
 
 
+def of_trainings(X: Tensor, trainings: Tensor) -> Tensor:
+    """``n x d`` codes, completed by a coordinate that says which training each is from."""
+    return torch.cat([X, trainings.unsqueeze(-1).to(X)], dim=-1)
+
+
 def of_no_training(X: Tensor) -> Tensor:
     """Codes, ``... x d``, completed by a coordinate that says they were not trained."""
     return torch.cat([X, -torch.ones_like(X[..., :1])], dim=-1)
@@ -131,21 +136,54 @@ class _OfNoTraining(InputTransform, torch.nn.Module):
         return X if X.shape[-1] > self.dim else of_no_training(X)
 
 
-def curve_gp(train_X: Tensor, trainings: Tensor, train_Y: Tensor) -> SingleTaskGP:
+class _WithProducts(Kernel):
+    """A kernel that sees products of parameters beside the codes, ``d x f`` weights of these."""
+
+    def __init__(self, base: Kernel, weights: Tensor, **options: Any) -> None:
+        super().__init__(**options)
+        self.base_kernel = base
+        self.register_buffer("weights", weights)
+
+    def _seen(self, X: Tensor) -> Tensor:
+        return torch.cat([X, X @ self.weights], dim=-1)
+
+    def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any) -> Tensor:
+        return self.base_kernel.forward(self._seen(x1), self._seen(x2), diag=diag, **params)
+
+
+def smooth_kernel(dim: int, products: Tensor | None = None) -> Kernel:
+    """A Matérn-5/2 kernel with a length-scale for each code, and for each product of them.
+
+    Args:
+        dim: How many codes there are; further coordinates are not seen.
+        products: ``d x f`` weights of the products that are seen as well, if any.
+    """
+    codes = tuple(range(dim))
+    if products is None:
+        return get_covar_module_with_dim_scaled_prior(
+            ard_num_dims=dim, use_rbf_kernel=False, active_dims=codes
+        )
+    matern = get_covar_module_with_dim_scaled_prior(
+        ard_num_dims=dim + products.shape[-1], use_rbf_kernel=False
+    )
+    return _WithProducts(matern, products, active_dims=codes)
+
+
+def curve_gp(
+    train_X: Tensor, trainings: Tensor, train_Y: Tensor, products: Tensor | None = None
+) -> SingleTaskGP:
     """A Matérn-5/2 GP whose observations share some of their noise if they share a training.
 
     Args:
         train_X: ``n x d`` codes.
         trainings: Which training each is from, ``n``.
         train_Y: ``n x 1``.
+        products: As of :func:`smooth_kernel`.
 
     Returns:
         The model, not fitted; it predicts at ``... x d`` codes.
     """
     dim = train_X.shape[-1]
-    smooth = get_covar_module_with_dim_scaled_prior(
-        ard_num_dims=dim, use_rbf_kernel=False, active_dims=tuple(range(dim))
-    )
     luck = ScaleKernel(
         _SameTraining(active_dims=(dim,)),
         outputscale_prior=LogNormalPrior(loc=-6.0, scale=1.0),
@@ -153,9 +191,9 @@ def curve_gp(train_X: Tensor, trainings: Tensor, train_Y: Tensor) -> SingleTaskG
     )
     luck.outputscale = 0.005
     return SingleTaskGP(
-        torch.cat([train_X, trainings.unsqueeze(-1).to(train_X)], dim=-1),
+        of_trainings(train_X, trainings),
         train_Y,
-        covar_module=smooth + luck,
+        covar_module=smooth_kernel(dim, products) + luck,
         outcome_transform=Standardize(m=1),
         input_transform=_OfNoTraining(dim),
     )

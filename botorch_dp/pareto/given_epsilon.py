@@ -85,6 +85,7 @@ def given_epsilon(
         name=f"{problem.name}, epsilon given",
         resource=problem.resource,
         batched=_batched(problem, solver, noise),
+        products=[product for product in problem.products if noise not in product],
     )
 
 

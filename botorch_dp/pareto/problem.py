@@ -425,6 +425,9 @@ class PrivacyUtilityProblem:
             :class:`~botorch_dp.tuning.PrivateFit`.
         batched: How several configs are trained in one computation, beside the oracle above, for
             ``DPareto.run(together=...)``.
+        products: What utility depends on, as powers of parameters: ``{"learning_rate": 1, "epochs":
+            1, "lot_size": -1}`` is how far a training can go. Models see the products' logarithms
+            beside the parameters, all of which are ``log=True`` and always active.
 
     Example:
         >>> problem = PrivacyUtilityProblem(
@@ -454,6 +457,7 @@ class PrivacyUtilityProblem:
         resource: str | Resource | None = None,
         trainer: Callable[[], Any] | None = None,
         batched: Batched | None = None,
+        products: Sequence[Mapping[str, float]] = (),
     ) -> None:
         if not isinstance(space, SearchSpace):
             raise TypeError(f"`space` must be a SearchSpace, got {type(space).__name__}.")
@@ -490,6 +494,9 @@ class PrivacyUtilityProblem:
             if not isinstance(batched, Batched):
                 raise TypeError(f"`batched` must be a Batched, got {type(batched).__name__}.")
             batched.check_within(space)
+        for product in products:
+            _check_product(space, product)
+        self.products = tuple(dict(product) for product in products)
         self.trainer = trainer
         self.batched = batched
         self.space = space
@@ -717,6 +724,19 @@ class PrivacyUtilityProblem:
 
     def __repr__(self) -> str:
         return f"PrivacyUtilityProblem({self.name!r}, {self.space!r})"
+
+
+def _check_product(space: SearchSpace, product: Mapping[str, float]) -> None:
+    if not isinstance(product, Mapping) or not any(product.values()):
+        raise ValueError(f"`products` are powers by parameter, not all 0; got {product!r}.")
+    for name, power in product.items():
+        check_finite(f"products[{name!r}]", power)
+        parameter = space.parameters.get(name)
+        if not getattr(parameter, "log", False) or parameter.active is not None:  # type: ignore[union-attr]
+            raise ValueError(
+                "`products` are of parameters of the space that have log=True and are always "
+                f"active, got {name!r}."
+            )
 
 
 def _name_of(oracle: Callable[..., Any]) -> str:

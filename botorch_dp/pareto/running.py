@@ -95,7 +95,8 @@ class TrialQueue:
         """
         number = len(self.storage)
         trials = self.storage.trials()
-        if number >= initial and self.storage.count("failed") == number:
+        # As long as nothing has finished, configs are drawn, until it is plain that nothing works.
+        if number >= max(initial, _HOPELESS) and self.storage.count("failed") == number:
             require_complete(trials, "front to improve")
         try:
             config = self._proposer.propose(

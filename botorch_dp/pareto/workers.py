@@ -164,7 +164,10 @@ class Failure:
         frames = traceback.extract_tb(error.__traceback__)[2:][-_SHOWN_FRAMES:]
         lines = [f"\n  {f.filename}, line {f.lineno}, in {f.name}: {f.line}" for f in frames]
         kind = type(error).__name__
-        return cls(kind, True, isinstance(error, MISTAKES), f"{kind}, raised in{''.join(lines)}")
+        where = f"raised in{''.join(lines)}"
+        if not lines:
+            where = "raised by the call itself: see which arguments it takes."
+        return cls(kind, True, isinstance(error, MISTAKES), f"{kind}, {where}")
 
 
 @contextmanager
@@ -242,6 +245,11 @@ def train(
         answers = oracle(config, seeds) if together else [oracle(config, s) for s in seeds]
         return [(0, list(answers), time.perf_counter() - start)]
     given = oracle(config, seeds if together else seeds[0], task.ahead)
+    if not isinstance(given, Iterable) or isinstance(given, Mapping):
+        raise MistakenUtilityError(
+            "`utility_curve` must return a sequence of utilities, in the order of its "
+            f"`checkpoints`, or be a generator of them; got {type(given).__name__}."
+        )
     if isinstance(given, Sized) and len(given) != len(task.ahead):
         raise MistakenUtilityError(
             f"`utility_curve` must return {len(task.ahead)} utilities, one for each of its "

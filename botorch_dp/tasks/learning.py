@@ -47,6 +47,11 @@ Config = dict[str, Any]
 BinaryData = Literal["adult", "breast_cancer"]
 ImageData = Literal["mnist", "digits"]
 
+#: How far a training goes, and how far its noise does.
+_PRODUCTS = (
+    {"learning_rate": 1, "epochs": 1, "lot_size": -1},
+    {"learning_rate": 1, "clip_norm": 1, "noise_multiplier": 1, "epochs": 0.5, "lot_size": -1.5},
+)
 #: The delta of all DP-SGD and DP-Adam settings of the paper.
 DELTA = 1e-5
 #: The delta of its output-perturbed logistic regression.
@@ -371,4 +376,5 @@ def _problem(
         else Batched(
             oracles.curves_together if curves else oracles.utilities_together, ("lot_size",)
         ),
+        products=_PRODUCTS,
     )

@@ -12,7 +12,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from botorch_dp.pareto import DPareto, Objective, StudyError, Trial
+from botorch_dp.pareto import (
+    Choice,
+    DPareto,
+    Integer,
+    Objective,
+    Real,
+    SearchSpace,
+    StudyError,
+    Trial,
+)
 from botorch_dp.pareto.beliefs import (
     Beliefs,
     Candidates,
@@ -21,6 +30,7 @@ from botorch_dp.pareto.beliefs import (
     fitted_gp,
     objective_scales,
     predicted,
+    product_weights,
     require_complete,
 )
 from botorch_dp.pareto.problem import Measurement, PrivacyUtilityProblem
@@ -447,6 +457,7 @@ class TestManyTrials:
         assert found.incumbents.configs[-1] == failed[-1]
 
     def test_curves(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("botorch_dp.pareto.beliefs._MOST_FITTED", 12)
         monkeypatch.setattr("botorch_dp.pareto.beliefs._MOST_POINTS", 24)
         study = DPareto(toy.curve_problem(), seed=0, candidates=64)
         study.run(14, initial=12)
@@ -461,6 +472,73 @@ class TestManyTrials:
         resumed = DPareto(toy.problem(), seed=0, candidates=64, storage=tmp_path / "s")
         resumed.run(40, initial=36)
         assert [t.config for t in resumed.trials] == [t.config for t in whole.trials]
+
+
+class TestProducts:
+    def test_weights_are_of_logarithms_in_units_of_one(self) -> None:
+        space = SearchSpace(
+            kind=Choice("a", "b", "c"),
+            rate=Real(0.01, 1.0, log=True),
+            epochs=Integer(1, 10, log=True),
+        )
+        products = [{"rate": 1, "epochs": 1}, {"rate": 2, "epochs": -1}]
+        problem = PrivacyUtilityProblem(
+            space, privacy=lambda config: 1.0, utility=toy.utility, products=products
+        )
+        weights = product_weights(problem)
+        assert weights is not None
+        assert weights[:3].eq(0).all()
+        assert weights[3:].flatten().tolist() == pytest.approx([2 / 3, 4 / 5, 1 / 3, -1 / 5])
+        assert product_weights(toy.problem()) is None
+
+    @pytest.mark.parametrize("curves", [False, True])
+    def test_models_learn_sooner_what_depends_on_a_product(self, curves: bool) -> None:
+        generator = torch.Generator().manual_seed(0)
+        X, at = (torch.rand(n, 3, generator=generator, dtype=torch.double) for n in (16, 200))
+        weights = torch.tensor([[0.5], [-0.5], [0.0]], dtype=torch.double)
+
+        def value(X: Tensor) -> Tensor:
+            return (6 * X @ weights).sin()
+
+        trainings = torch.arange(16) if curves else None
+        off = []
+        for products in (weights, None):
+            gp = fitted_gp(X, value(X), seed=0, trainings=trainings, products=products)
+            off.append((predicted(gp, at)[0] - value(at).squeeze(-1)).square().mean())
+        assert off[0] < off[1] / 2
+
+    def test_a_study_with_products(self) -> None:
+        space = SearchSpace(noise=Real(0.1, 10.0, log=True), epochs=Integer(1, 20, log=True))
+        problem = PrivacyUtilityProblem(
+            space,
+            privacy=toy.epsilon,
+            utility_curve=toy.curve,
+            resource="epochs",
+            products=[{"noise": 1, "epochs": -0.5}],
+        )
+        study = DPareto(problem, seed=0, candidates=64)
+        front = study.run(6, batch_size=2)
+        assert front.shrunken is not None
+        assert study.recommend(1.0).epsilon <= 1.0
+
+
+def test_a_fitted_model_sees_more_points_than_it_was_fitted_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    study = DPareto(toy.curve_problem(), seed=0, candidates=64)
+    trials = study.run(4, initial=4).trials
+    found = []
+    for most in (8, 288):
+        monkeypatch.setattr("botorch_dp.pareto.beliefs._MOST_FITTED", 8)
+        monkeypatch.setattr("botorch_dp.pareto.beliefs._MOST_POINTS", most)
+        found.append(beliefs(study.problem, trials)._gps[1])
+    few, many = found
+    assert len(few.train_inputs[0]) < len(many.train_inputs[0])  # type: ignore[index]
+    for one, other in zip(few.parameters(), many.parameters(), strict=True):
+        assert torch.equal(one, other)
+    at = torch.rand(20, 2, generator=torch.Generator().manual_seed(0), dtype=torch.double)
+    (_, wider), (_, std) = predicted(few, at), predicted(many, at)
+    assert (std <= wider + 1e-9).all() and std.sum() < wider.sum()
 
 
 def test_farthest_codes() -> None:

@@ -135,3 +135,14 @@ def test_refused() -> None:
         given_epsilon(
             PrivacyUtilityProblem(space, privacy=toy.epsilon, utility=toy.utility), "noise"
         )
+
+
+def test_products_without_the_noise_stay() -> None:
+    space = SearchSpace(noise=Real(0.1, 10.0, log=True), epochs=Integer(1, 20, log=True))
+    problem = PrivacyUtilityProblem(
+        space,
+        privacy=toy.epsilon,
+        utility=toy.utility,
+        products=[{"noise": 1, "epochs": -0.5}, {"epochs": 1}],
+    )
+    assert given_epsilon(problem, "noise").products == ({"epochs": 1},)
