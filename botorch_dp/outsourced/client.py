@@ -278,6 +278,11 @@ def _connections(url: str, context: ssl.SSLContext | None) -> Any:
 
     def limited(kind: Any) -> Any:
         class Limited(kind):
+            def _new_conn(self) -> Any:
+                sock = super()._new_conn()
+                _NOW.limit.watch(sock)  # a proxy may be slow to say that the way is open
+                return sock
+
             def connect(self) -> None:
                 super().connect()
                 _NOW.limit.watch(self.sock)

@@ -104,20 +104,22 @@ class Door:
                 and the charge serves the next attempt.
             about: What the value is, JSON-ready and public; must be the same at every call.
         """
-        work = (os.getpid(), uuid.uuid4().hex)
-        claim = self._claim(key, work, pay, about, draws_at_once=read is None)
-        if claim is None:
-            return self._stored(key)
+        work, claim = (os.getpid(), uuid.uuid4().hex), None
         try:
+            claim = self._claim(key, work, pay, about, draws_at_once=read is None)
+            if claim is None:
+                return self._stored(key)
             material = None
             if read is not None:
                 material = read()
                 self._begin(key, claim)
             return self._store(key, claim, draw(material))
         except BaseException:
-            # Others need not wait for this process to end. If this fails too, they will wait.
-            with suppress(Exception), self._file.transaction():
-                self._file.execute("INSERT INTO given_up VALUES (?)", (claim,))
+            # Others need not wait for this process to end. If this fails too, or if the claim was
+            # interrupted in its commit, they will wait; this process will not.
+            if claim is not None:
+                with suppress(Exception), self._file.transaction():
+                    self._file.execute("INSERT INTO given_up VALUES (?)", (claim,))
             raise
         finally:
             _AT_WORK.discard(work)

@@ -562,8 +562,8 @@ def training_noise(
         high[pending[~good]] *= 1.5
         if high.max() > 1e9:
             raise PrivacyError(
-                "No noise on the gradients keeps a training to this level: what is released "
-                "beside it takes all of it."
+                "No noise on the gradients keeps a training to the level of `base`: what is "
+                f"released beside it (`beside_mu` = {beside_mu:g}) takes all of it."
             )
         pending = pending[~good]
     pending = rows[np.isnan(low)]
