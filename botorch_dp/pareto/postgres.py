@@ -339,7 +339,7 @@ class _Connection:
         return value
 
     def leave_to_parent(self) -> None:
-        """In a fork: close its copy of the socket, which would keep the session of a dead parent."""
+        """In a fork: close its copy of the socket, or it keeps the session of a dead parent."""
         with suppress(OSError, driver().Error), open(os.devnull, "r+b") as nothing:
             os.dup2(nothing.fileno(), self._raw.fileno(), inheritable=False)
 

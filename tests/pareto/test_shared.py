@@ -358,7 +358,6 @@ class TestKilled:
         # What the killed one had begun is trained again, and nothing else.
         assert len(begun) <= 24 * 2 + 4
 
-
     def test_orphans_of_a_killed_coordinator_hold_no_claims(
         self, address: str, storage: StudyStorage
     ) -> None:
