@@ -88,7 +88,7 @@ class Door:
     def release(
         self,
         key: str,
-        draw: Callable[[Any], T],
+        draw: Callable[..., T],
         *,
         pay: Callable[[], int | None],
         read: Callable[[], Any] | None,
@@ -98,7 +98,7 @@ class Door:
 
         Args:
             key: Names the value.
-            draw: Draws the noise; takes what ``read`` returned, or None.
+            draw: Draws the noise; takes what ``read`` returned, if that is given.
             pay: Charges, inside the claim's transaction; returns the number of the charge.
             read: Touches the records before any noise is drawn. If it fails, nothing was drawn,
                 and the charge serves the next attempt.
@@ -109,10 +109,10 @@ class Door:
             claim = self._claim(key, work, pay, about, draws_at_once=read is None)
             if claim is None:
                 return self._stored(key)
-            material = None
-            if read is not None:
-                material = read()
-                self._begin(key, claim)
+            if read is None:
+                return self._store(key, claim, draw())
+            material = read()
+            self._begin(key, claim)
             return self._store(key, claim, draw(material))
         except BaseException:
             # Others need not wait for this process to end. If this fails too, or if the claim was
@@ -409,8 +409,7 @@ class Run:
                 price, draw, key=name, label=label, delta=delta, about=about, read=read
             )
         what = {"guarantee": price.to_dict(), "about": dict(about or {})}
-        ours = (lambda _: draw()) if read is None else draw
-        return self._door.release(name, ours, pay=lambda: None, read=read, about=what)
+        return self._door.release(name, draw, pay=lambda: None, read=read, about=what)
 
     def put(self, **values: Any) -> None:
         """Store values by name, replacing those of the same names, as one. Kept in files only."""
