@@ -196,7 +196,7 @@ MUTANTS = [
             "        return self._stored(key)\n\n    def _stored",
             "        return value\n\n    def _stored",
         ),
-        ("                self._begin(key, claim)\n", "                pass\n"),
+        ("            self._begin(key, claim)\n", "            pass\n"),
         ("_AT_WORK.discard(work)", "pass"),
         (
             'return None if fields[0] == "Z" else f"{_boot()} {fields[19]}"',

@@ -14,6 +14,7 @@ import signal
 import sqlite3
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ PLENTY = PrivacyBudget(1e4, 0.9, summed=0.5)
 
 
 class Disk:
-    """Counts commits of SQLite in this process; fails or kills at one of them."""
+    """Counts commits of SQLite in this process; fails or kills at one, or interrupts behind it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.commits = 0
@@ -40,6 +41,8 @@ class Disk:
             if statement == "COMMIT":
                 self.commits += 1
                 if self.commits == self.at:
+                    if self.action == self.interrupt:
+                        execute(connection, statement, values)
                     self.action()
             return execute(connection, statement, values)
 
@@ -47,6 +50,9 @@ class Disk:
 
     def fail(self) -> None:
         raise sqlite3.OperationalError("database or disk is full")
+
+    def interrupt(self) -> None:
+        raise KeyboardInterrupt  # Ctrl-C is noticed when a commit has returned
 
     def kill(self) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -193,19 +199,25 @@ class OneDraw(ABC):
 
     # Whatever happens at a write: what is shown under a key is one value.
 
-    def test_a_save_that_fails(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A full disk at each commit in turn; then the run goes on, with the same object or not."""
+    @pytest.mark.parametrize("how", ["fail", "interrupt"])
+    def test_a_save_that_fails(
+        self, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A full disk or Ctrl-C at each commit; then it goes on, with the same object or not."""
         self._needs_checkpoint()
         disk = Disk(monkeypatch)
-        for fresh in (False, True):
+        ended: Any = pytest.raises((PrivacyError, sqlite3.OperationalError))
+        if how == "interrupt":
+            ended = suppress(KeyboardInterrupt)  # a study ends with what it has
+        for fresh in (False, True) if how == "fail" else (False,):
             commits = self.commits(tmp_path / f"dry{fresh}", disk)
             for at in range(1, commits + 1, self.every):
                 folder = tmp_path / f"{fresh}{at}"
                 folder.mkdir()
                 with PrivacyLedger(folder / "a.ledger", PLENTY) as ledger:
                     thing = self.make(ledger)
-                    disk.commits, disk.at, disk.action = 0, at, disk.fail
-                    with pytest.raises((PrivacyError, sqlite3.OperationalError)):
+                    disk.commits, disk.at, disk.action = 0, at, getattr(disk, how)
+                    with ended:
                         self.draw(thing, folder / "run")
                     disk.at = None
                     thing = self.make(ledger) if fresh else thing

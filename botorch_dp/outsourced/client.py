@@ -21,7 +21,12 @@ from torch import Tensor
 from botorch_dp._checks import check_integer, check_positive, checked
 from botorch_dp.outsourced.credentials import client_context
 from botorch_dp.outsourced.curator import check_request_id
-from botorch_dp.outsourced.exchange import LARGEST_DATASET, check_answer, dataset_from_bytes
+from botorch_dp.outsourced.exchange import (
+    LARGEST_DATASET,
+    check_answer,
+    dataset_from_bytes,
+    printable,
+)
 from botorch_dp.privacy import Release
 
 #: The service's own refusals: asking again changes nothing.
@@ -278,6 +283,11 @@ def _connections(url: str, context: ssl.SSLContext | None) -> Any:
 
     def limited(kind: Any) -> Any:
         class Limited(kind):
+            def _new_conn(self) -> Any:
+                sock = super()._new_conn()
+                _NOW.limit.watch(sock)  # a proxy may be slow to say that the way is open
+                return sock
+
             def connect(self) -> None:
                 super().connect()
                 _NOW.limit.watch(self.sock)
@@ -331,12 +341,11 @@ def _parsed(content: bytes) -> dict[str, Any]:
 
 
 def _reason(content: bytes) -> str:
-    """What an error page says, in a few printable words."""
+    """What an error page says."""
     try:
-        reason = str(_parsed(content)["error"])
+        return printable(_parsed(content)["error"])
     except (UnreadableResponse, KeyError, ValueError, RecursionError):
         return "no reason given"
-    return "".join(c if c.isprintable() else " " for c in reason[:200])
 
 
 def _check_url(url: object) -> None:

@@ -32,26 +32,31 @@ _METRICS = "metrics "
 SHAKING: ContextVar[int] = ContextVar("SHAKING")
 
 
-class _Telling(ssl.SSLContext):
+class _Telling(ssl.SSLObject):
     """Tells a client why its handshake failed: asyncio closes the connection without a word."""
+
+    outgoing: ssl.MemoryBIO
+    descriptor: int
+
+    def do_handshake(self) -> None:
+        try:
+            super().do_handshake()
+        except ssl.SSLWantReadError:
+            raise
+        except ssl.SSLError:
+            with suppress(OSError):
+                os.write(self.descriptor, self.outgoing.read())
+            raise
+
+
+class _Context(ssl.SSLContext):
+    sslobject_class = _Telling
 
     def wrap_bio(
         self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, *more: Any, **settings: Any
     ) -> ssl.SSLObject:
-        wrapped = super().wrap_bio(incoming, outgoing, *more, **settings)
-        shake_hands, descriptor = wrapped.do_handshake, SHAKING.get()
-
-        def do_handshake() -> None:
-            try:
-                shake_hands()
-            except ssl.SSLWantReadError:
-                raise
-            except ssl.SSLError:
-                with suppress(OSError):
-                    os.write(descriptor, outgoing.read())
-                raise
-
-        wrapped.do_handshake = do_handshake  # type: ignore[method-assign]
+        wrapped: Any = super().wrap_bio(incoming, outgoing, *more, **settings)
+        wrapped.outgoing, wrapped.descriptor = outgoing, SHAKING.get()
         return wrapped
 
 
@@ -79,7 +84,7 @@ class TLS:
 
     def context(self) -> ssl.SSLContext:
         """What the files say now; a ``ValueError`` names the one that is missing or wrong."""
-        context = _Telling(ssl.PROTOCOL_TLS_SERVER)
+        context = _Context(ssl.PROTOCOL_TLS_SERVER)
         _show_certificate(context, self.certfile, self.keyfile)
         if self.client_cafile is not None:
             _trust(context, "client_cafile", self.client_cafile)

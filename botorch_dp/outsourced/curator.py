@@ -276,15 +276,16 @@ class Curator:
         """
         index = self.check_index(index)
         request = uuid.uuid4().hex if request_id is None else check_request_id(request_id)
+        self._log.check_owner()  # a fork would wait for threads that it has not got
         with self._alone(request):
-            number, answer = self._log.open_request(request, index, limit=self.max_queries)
-            if answer is None:
-                try:
+            try:
+                number, answer = self._log.open_request(request, index, limit=self.max_queries)
+                if answer is None:
                     measured = self._measure(index, request, number)
                     answer = self._log.close_request(request, measured)
-                except BaseException:
-                    self._log.leave_request(request)
-                    raise
+            except BaseException:
+                self._log.leave_request(request)
+                raise
         if not math.isfinite(answer):
             raise UnusableAnswer(f"Row {index} was measured, and its value is not finite.")
         return answer

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from botorch_dp._checks import check_positive, checked
+from botorch_dp._checks import check_integer, check_positive, checked
 from botorch_dp._files import atomic_write, sync_folder
 from botorch_dp.errors import BudgetExhausted
 from botorch_dp.outsourced.curator import Curator, InvalidIndex, UnusableAnswer, check_request_id
@@ -107,12 +107,12 @@ def answer_questions(
         How many lines were appended.
     """
     target = Path(answers)
-    done = {entry.get("request_id") for entry in _read_lines(target)} if target.exists() else set()
+    done = {entry["request_id"] for entry in _read_lines(target)} if target.exists() else set()
     count = 0
     for question in _read_lines(Path(questions)):
         try:
-            request = check_request_id(question.get("request_id"))
-        except (TypeError, ValueError):
+            request = check_request_id(question["request_id"])
+        except ValueError:
             continue
         if request in done:
             continue
@@ -153,18 +153,20 @@ class FileCurator:
 
     def query(self, index: int, *, request_id: str | None = None) -> float:
         """Append the question and wait for its answer."""
-        request = uuid.uuid4().hex if request_id is None else request_id
+        check_integer("index", index, at_least=0)
+        request = uuid.uuid4().hex if request_id is None else check_request_id(request_id)
         asked = self._questions.exists() and any(
-            entry.get("request_id") == request for entry in _read_lines(self._questions)
+            entry["request_id"] == request for entry in _read_lines(self._questions)
         )
         if not asked:
             _append_line(self._questions, {"request_id": request, "index": index})
         deadline = time.monotonic() + self._timeout
         while True:
             for entry in _read_lines(self._answers) if self._answers.exists() else ():
-                if entry.get("request_id") == request:
+                if entry["request_id"] == request:
                     if "y" not in entry:
-                        raise LookupError(f"The curator refused: {entry.get('error')}")
+                        reason = printable(entry.get("error"))
+                        raise LookupError(f"The curator refused: {reason}")
                     return check_answer(entry["y"])
             if time.monotonic() > deadline:
                 raise TimeoutError(
@@ -204,6 +206,11 @@ def check_answer(y: object) -> float:
     return float(y)
 
 
+def printable(reason: object) -> str:
+    """What the other party says, in a few printable words."""
+    return "".join(c if c.isprintable() else " " for c in str(reason)[:200])
+
+
 def _read_lines(path: Path) -> list[dict[str, Any]]:
     """All entries of complete, undamaged lines; what is missing is asked or answered again."""
     entries = []
@@ -213,6 +220,8 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
         except (ValueError, RecursionError):
             continue
         if not isinstance(entry, dict) or not entry.keys() <= _LINE:
+            continue
+        if not isinstance(entry.get("request_id"), str):
             continue
         digest = entry.pop("digest", None)  # a line that was written by hand has none
         if digest in (None, _digest(entry)):

@@ -346,6 +346,9 @@ class InputNoiseRBF(Kernel):
         else:
             same = (x1.unsqueeze(-2) == x2.unsqueeze(-3)).all(dim=-1)
             smooth = self._smooth(x1, x2).to_dense()
+            # Squares of distances that overflow: such rows teach nothing about each other.
+            unknown = x1.isnan().any(-1).unsqueeze(-1) | x2.isnan().any(-1).unsqueeze(-2)
+            smooth = smooth.masked_fill(smooth.isnan() & ~unknown, 0.0)
         weight = self._shrinkage.to(x1) ** (x1.shape[-1] / 2)
         return torch.where(same, torch.ones_like(smooth), weight * smooth)
 

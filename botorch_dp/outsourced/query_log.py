@@ -128,7 +128,7 @@ class QueryLog(Run):
             label: A note for the ledger.
             ledger: What it is charged to, if anything.
         """
-        self._check_owner()
+        self.check_owner()
         deadline = time.monotonic() + BUSY_SECONDS
         while True:
             try:
@@ -156,7 +156,7 @@ class QueryLog(Run):
             QueryLimitReached: Nothing is recorded then.
             RequestConflict: If the same request asked for another row before.
         """
-        self._check_owner()
+        self.check_owner()
         work = (os.getpid(), uuid.uuid4().hex)
         while True:
             query, answer, owner = self._found(request)
@@ -170,7 +170,6 @@ class QueryLog(Run):
             if owner is not None and may_be_at_work(owner, _AT_WORK):
                 time.sleep(_LOOK_SECONDS)
             elif number := self._claimed(request, index, limit, work, before=owner):
-                self._works[request] = work
                 return number, None
 
     def _claimed(
@@ -197,12 +196,14 @@ class QueryLog(Run):
             self._file.execute(
                 "UPDATE question SET owner = ? WHERE number = ?", (owner_words(work), number)
             )
+            # Before the commit, which may be interrupted when it is done already.
+            self._works[request] = work
             _AT_WORK.add(work)
         return int(number)
 
     def close_request(self, request: str, answer: float) -> float:
         """Record the answer before it is sent; returns what is recorded, which never changes."""
-        self._check_owner()
+        self.check_owner()
         content = pack([request, answer])
         with self.transaction():
             self._file.execute(
@@ -215,11 +216,17 @@ class QueryLog(Run):
         return recorded
 
     def leave_request(self, request: str) -> None:
-        """Leave a question unanswered; whoever asks it next measures it."""
-        _AT_WORK.discard(self._works.pop(request))
+        """Leave a question unanswered, if it was claimed; whoever asks it next measures it."""
+        work = self._works.pop(request, None)
+        if work is None:
+            return
+        _AT_WORK.discard(work)
         # If this fails, other processes wait until this one has ended.
         with suppress(Exception), self.transaction():
-            self._file.execute("UPDATE question SET owner = NULL WHERE request = ?", (request,))
+            self._file.execute(
+                "UPDATE question SET owner = NULL WHERE request = ? AND owner = ?",
+                (request, owner_words(work)),
+            )
 
     def entries(self) -> list[Query]:
         """All questions in order, without their answers."""
@@ -257,7 +264,8 @@ class QueryLog(Run):
         for request in list(self._works):
             _AT_WORK.discard(self._works.pop(request))
 
-    def _check_owner(self) -> None:
+    def check_owner(self) -> None:
+        """Raise in a fork of the process that opened the log."""
         if os.getpid() != self._pid:
             raise PrivacyError(
                 "A forked process cannot use its parent's curator: both could answer the same "

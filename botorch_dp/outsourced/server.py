@@ -10,6 +10,7 @@ import pickle
 import signal
 import socket
 import threading
+import traceback
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -248,7 +249,6 @@ def _limited_protocol(
     With TLS a connection counts as waiting from its start on, so that a handshake that never ends
     is no way around the limits; uvicorn's own TLS would not tell of it.
     """
-    import h11
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     #: Connections without a whole request, oldest first.
@@ -269,12 +269,15 @@ def _limited_protocol(
                 next(other for other in waiting if other.host == crowd).drop()
 
         def data_received(self, data: bytes) -> None:
-            try:
-                super().data_received(data)
-            except h11.LocalProtocolError:
-                # uvicorn answers junk after its answer, which the protocol forbids.
-                self.drop()
+            super().data_received(data)
             self.watch()
+
+        def send_400_response(self, msg: str) -> None:
+            # One answer for each request: not this one beside that of the request before.
+            if self.cycle is None:
+                super().send_400_response(msg)
+            else:
+                self.drop()
 
         def on_response_complete(self) -> None:
             super().on_response_complete()
@@ -334,9 +337,10 @@ def _limited_protocol(
 
         async def shake_hands(self, transport: Any) -> None:
             encrypted = None
+            if self.http.gone:  # made room for another one already
+                return
             SHAKING.set(transport.get_extra_info("socket").fileno())
-            # Not if this is no TLS, another version, no trusted certificate, too late, or gone.
-            with suppress(OSError):
+            try:
                 encrypted = await asyncio.get_running_loop().start_tls(
                     transport,
                     self,
@@ -345,6 +349,10 @@ def _limited_protocol(
                     ssl_handshake_timeout=request_seconds,
                     ssl_shutdown_timeout=request_seconds,
                 )
+            except OSError as error:
+                # No TLS, another version, no trusted certificate, too late, or gone. asyncio's
+                # 256 kB for a connection would live until cycles are collected.
+                traceback.clear_frames(error.__traceback__)
             if encrypted is None or self.lost:
                 self.http.drop()
                 return

@@ -285,6 +285,11 @@ class Server(Database):
                 return bool(status == "committed")
             time.sleep(_RETRY_SECONDS)
 
+    def _leave_to_parent(self) -> None:
+        if self._connection is not None:
+            self._connection.leave_to_parent()
+        super()._leave_to_parent()
+
     def keep(self) -> None:
         """See whether the connection still stands; make another one if it does not."""
         with self.lock, suppress(Exception):
@@ -332,6 +337,11 @@ class _Connection:
         """The only value that a statement gives."""
         ((value,),) = self.execute(statement, values).fetchall()
         return value
+
+    def leave_to_parent(self) -> None:
+        """In a fork: close its copy of the socket, or it keeps the session of a dead parent."""
+        with suppress(OSError, driver().Error), open(os.devnull, "r+b") as nothing:
+            os.dup2(nothing.fileno(), self._raw.fileno(), inheritable=False)
 
     def close(self) -> None:
         """End it, and all that is under way."""

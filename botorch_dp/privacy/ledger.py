@@ -280,8 +280,7 @@ class PrivacyLedger:
             return self._append(price, stated, label, delta, key).number
 
         what = {**_document(price, delta), "about": dict(about or {})}
-        ours = (lambda _: draw()) if read is None else draw
-        return self._door.release(key, ours, pay=pay, read=read, about=what)
+        return self._door.release(key, draw, pay=pay, read=read, about=what)
 
     def _append(
         self,

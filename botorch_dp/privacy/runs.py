@@ -88,7 +88,7 @@ class Door:
     def release(
         self,
         key: str,
-        draw: Callable[[Any], T],
+        draw: Callable[..., T],
         *,
         pay: Callable[[], int | None],
         read: Callable[[], Any] | None,
@@ -98,26 +98,28 @@ class Door:
 
         Args:
             key: Names the value.
-            draw: Draws the noise; takes what ``read`` returned, or None.
+            draw: Draws the noise; takes what ``read`` returned, if that is given.
             pay: Charges, inside the claim's transaction; returns the number of the charge.
             read: Touches the records before any noise is drawn. If it fails, nothing was drawn,
                 and the charge serves the next attempt.
             about: What the value is, JSON-ready and public; must be the same at every call.
         """
-        work = (os.getpid(), uuid.uuid4().hex)
-        claim = self._claim(key, work, pay, about, draws_at_once=read is None)
-        if claim is None:
-            return self._stored(key)
+        work, claim = (os.getpid(), uuid.uuid4().hex), None
         try:
-            material = None
-            if read is not None:
-                material = read()
-                self._begin(key, claim)
+            claim = self._claim(key, work, pay, about, draws_at_once=read is None)
+            if claim is None:
+                return self._stored(key)
+            if read is None:
+                return self._store(key, claim, draw())
+            material = read()
+            self._begin(key, claim)
             return self._store(key, claim, draw(material))
         except BaseException:
-            # Others need not wait for this process to end. If this fails too, they will wait.
-            with suppress(Exception), self._file.transaction():
-                self._file.execute("INSERT INTO given_up VALUES (?)", (claim,))
+            # Others need not wait for this process to end. If this fails too, or if the claim was
+            # interrupted in its commit, they will wait; this process will not.
+            if claim is not None:
+                with suppress(Exception), self._file.transaction():
+                    self._file.execute("INSERT INTO given_up VALUES (?)", (claim,))
             raise
         finally:
             _AT_WORK.discard(work)
@@ -407,8 +409,7 @@ class Run:
                 price, draw, key=name, label=label, delta=delta, about=about, read=read
             )
         what = {"guarantee": price.to_dict(), "about": dict(about or {})}
-        ours = (lambda _: draw()) if read is None else draw
-        return self._door.release(name, ours, pay=lambda: None, read=read, about=what)
+        return self._door.release(name, draw, pay=lambda: None, read=read, about=what)
 
     def put(self, **values: Any) -> None:
         """Store values by name, replacing those of the same names, as one. Kept in files only."""

@@ -285,6 +285,11 @@ class BaseProfile:
         return np.where(values[:, -1] > 0, np.inf, total)
 
 
+def _hides(mu: float) -> bool:
+    """Whether mu-GDP hides anything that double precision can tell."""
+    return gaussian_delta(mu, _FIRST * mu) < 1
+
+
 # --- What a selection costs. ---
 
 
@@ -337,9 +342,9 @@ class Selection:
             least = low * self.number.slope(np.minimum(high * other[1:], 1.0))
 
         def lines(ratios: np.ndarray) -> np.ndarray:
-            return np.maximum(
-                most[:, None] * (1 + _ROUNDING) - alpha * least[:, None] * ratios, 0.0
-            )
+            with np.errstate(over="ignore"):  # then nothing is left
+                lost = alpha * least[:, None] * ratios
+            return np.maximum(most[:, None] * (1 + _ROUNDING) - lost, 0.0)
 
         if self.by_threshold:
             return float(min(1.0, base.expected(lines).max()))
@@ -373,7 +378,7 @@ class Selection:
             )
 
         def fits(mu: float) -> bool:
-            return self.delta(self.profile(mu, delta), epsilon) <= delta
+            return _hides(mu) and self.delta(self.profile(mu, delta), epsilon) <= delta
 
         high = gaussian_mu(epsilon, delta)
         if high < 1e-6:
@@ -400,7 +405,7 @@ class Selection:
         if not 1e-12 <= check_positive("mu", mu) <= 1e3:
             raise ValueError(f"`mu` must lie in [1e-12, 1000], got {mu}.")
         check_delta("delta", delta)
-        if gaussian_delta(mu, _FIRST * mu) >= 1:
+        if not _hides(mu):
             raise ValueError(f"`mu` = {mu:g} hides nothing that double precision could tell.")
         return BaseProfile.of_mu(mu, _LAST_SHARE * delta / max(self.number.mean, 1.0))
 
@@ -562,8 +567,8 @@ def training_noise(
         high[pending[~good]] *= 1.5
         if high.max() > 1e9:
             raise PrivacyError(
-                "No noise on the gradients keeps a training to this level: what is released "
-                "beside it takes all of it."
+                "No noise on the gradients keeps a training to the level of `base`: what is "
+                f"released beside it (`beside_mu` = {beside_mu:g}) takes all of it."
             )
         pending = pending[~good]
     pending = rows[np.isnan(low)]

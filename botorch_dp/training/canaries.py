@@ -19,7 +19,13 @@ from numpy.typing import NDArray
 from scipy.stats import binom
 from torch import Tensor, nn
 
-from botorch_dp._checks import check_delta, check_integer, check_nonnegative, checked
+from botorch_dp._checks import (
+    check_delta,
+    check_integer,
+    check_nonnegative,
+    check_size,
+    checked,
+)
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import NeighboringRelation
 from botorch_dp.training.plan import TrainingSettings
@@ -288,6 +294,7 @@ def _made_canaries(
     data: TrainTest, count: int, generator: np.random.Generator
 ) -> tuple[Tensor, Tensor]:
     n = len(data.train_X)
+    check_size("canaries", count, 8 * count * max(1, data.train_X[0].numel()))
 
     def rows() -> Tensor:
         return torch.from_numpy(generator.integers(n, size=count)).to(data.train_X.device)

@@ -199,6 +199,25 @@ class TestBadServers:
                 client(url, timeout=0.4, patience=0.2).status()
             assert time.monotonic() - began < 3
 
+    def test_a_proxy_that_is_slow_to_say_that_the_way_is_open(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with bad_server(b"HTTP/1.1 200 OK\r\n", b"a: b\r\n", pause=0.05, forever=True) as proxy:
+            monkeypatch.setenv("https_proxy", proxy)
+            monkeypatch.setenv("no_proxy", "")
+            began = time.monotonic()
+            with pytest.raises(ConnectionError, match="no whole answer"):
+                client("https://curator.example", timeout=0.4, patience=0.2).status()
+            assert time.monotonic() - began < 3
+
+    @pytest.mark.parametrize("start", [b"", b"1;", b"1\r\nx", b"0\r\n"])
+    def test_the_lines_of_a_chunked_answer_are_bounded(self, start: bytes) -> None:
+        """urllib3 bounds them since 2.8."""
+        head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + start
+        endless = bad_server(head, b"a" * 2**16, forever=True)
+        with endless as url, pytest.raises(ConnectionError, match="exceeded"):
+            client(url, timeout=5.0, patience=0.2).status()
+
     def test_endless_interim_answers_end(self) -> None:
         with bad_server(b"HTTP/1.1 100 Continue\r\n\r\n", pause=0.001, forever=True) as url:
             began = time.monotonic()

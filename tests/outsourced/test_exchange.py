@@ -127,8 +127,32 @@ def test_lines_of_strangers(tmp_path: Path) -> None:
         b'{"request_id": "c", "index": ' + b"9" * 5000 + b"}",
     ]
     questions.write_bytes(b"\n".join(lines) + b"\n")
+    answers.write_text('{"request_id": ["b"], "y": 1}\n{"request_id": {"b": 1}}\n')
     assert answer_questions(curator(), questions, answers) == 1
-    assert json.loads(answers.read_text())["request_id"] == "b"
+    assert json.loads(answers.read_text().splitlines()[-1])["request_id"] == "b"
+
+
+def test_reasons_are_short_and_printable(tmp_path: Path) -> None:
+    (tmp_path / "answers").write_text(json.dumps({"request_id": "a", "error": "\x1b[2J" * 999}))
+    with (tmp_path / "answers").open("a") as file:
+        file.write("\n")
+    with pytest.raises(LookupError) as caught:
+        FileCurator(tmp_path / "questions", tmp_path / "answers").query(1, request_id="a")
+    assert str(caught.value).isprintable() and len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("index", "request_id", "name"),
+    [(-1, "a", "index"), (1, "", "request_id"), (1, "x" * 129, "request_id")],
+)
+def test_what_the_curator_would_skip_is_not_waited_for(
+    tmp_path: Path, index: int, request_id: str, name: str
+) -> None:
+    with pytest.raises(ValueError, match=f"`{name}`"):
+        FileCurator(tmp_path / "questions", tmp_path / "answers").query(
+            index, request_id=request_id
+        )
+    assert not (tmp_path / "questions").exists()
 
 
 def test_a_search_through_two_files(tmp_path: Path) -> None:

@@ -234,6 +234,13 @@ def test_one_row_and_one_column() -> None:
 class TestInputNoiseRBF:
     """The kernel of noisy rows is the average of the RBF over the noise."""
 
+    def test_rows_whose_distance_overflows_teach_nothing_about_each_other(self) -> None:
+        Z = torch.tensor([[0.0, 0.0], [1e200, 0.0], [1e200, 1.0], [math.nan, 0.0]]).double()
+        found = InputNoiseRBF(lengthscale=1.0, noise_std=0.5).forward(Z, Z)
+        assert torch.equal(found[:1, :3], torch.tensor([[1.0, 0.0, 0.0]]).double())
+        assert not found[:3, :3].isnan().any()
+        assert found[3].isnan().all() and found[:, 3].isnan().all()
+
     def test_is_the_average_over_input_noise(self) -> None:
         generator = torch.Generator().manual_seed(0)
         z1, z2 = torch.randn(2, 4, 3, generator=generator, dtype=torch.double)

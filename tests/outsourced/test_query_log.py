@@ -6,6 +6,7 @@ import gc
 import math
 import os
 import signal
+import threading
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,8 +17,8 @@ from botorch_dp.errors import BudgetExhausted, PrivacyError
 from botorch_dp.outsourced import PrivateAnswers
 from botorch_dp.outsourced.query_log import QueryLimitReached, QueryLog, RequestConflict
 from botorch_dp.privacy import PrivacyLedger
-from tests.one_draw import PLENTY, in_fork
-from tests.outsourced.serving import make_curator, memory_folder
+from tests.one_draw import PLENTY, Disk, in_fork
+from tests.outsourced.serving import make_curator, measure, memory_folder
 
 
 def test_a_question_is_on_disk_before_its_answer(tmp_path: Path) -> None:
@@ -107,7 +108,7 @@ class TestSharing:
         measured.touch()
 
         def asks() -> list[float]:
-            def measure(index: int) -> float:
+            def measured_once(index: int) -> float:
                 with measured.open("a") as file:
                     file.write(f"{index}\n")
                 return 0.5
@@ -115,7 +116,7 @@ class TestSharing:
             with PrivacyLedger(ledger) as paid:
                 answers = PrivateAnswers(epsilon=0.01, bounds=(0.0, 1.0), ledger=paid)
                 house = make_curator(
-                    measure, answers=answers, log=tmp_path / "log.sqlite", max_queries=5
+                    measured_once, answers=answers, log=tmp_path / "log.sqlite", max_queries=5
                 )
                 with pytest.raises(QueryLimitReached):
                     for index in range(6):
@@ -142,6 +143,47 @@ class TestSharing:
             os._exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
         assert len(log) == 0
+
+    def test_a_forked_child_is_refused_amid_a_measurement(self, tmp_path: Path) -> None:
+        begun, enough = threading.Event(), threading.Event()
+
+        def hangs(index: int) -> float:
+            begun.set()
+            enough.wait(20)
+            return 0.5
+
+        house = make_curator(hangs, log=tmp_path / "log.sqlite")
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(house.query, 3, request_id="a")
+            assert begun.wait(20)
+
+            def asks() -> float:
+                signal.alarm(20)  # or it would wait for ever
+                return house.query(3, request_id="a")
+
+            refused = in_fork(asks)
+            enough.set()
+            assert asked.result(timeout=20) == 0.5
+        assert isinstance(refused, PrivacyError)
+
+    @pytest.mark.parametrize("at", [1, 2])
+    def test_ctrl_c_behind_a_commit(
+        self, at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        house, disk = make_curator(log=tmp_path / "log.sqlite"), Disk(monkeypatch)
+        disk.at, disk.action = at, disk.interrupt
+        with pytest.raises(KeyboardInterrupt):
+            house.query(3, request_id="a")
+        disk.at = None
+        other, found = make_curator(log=tmp_path / "log.sqlite"), []
+        for asked in (other, house):
+            thread = threading.Thread(
+                target=lambda asked=asked: found.append(asked.query(3, request_id="a")), daemon=True
+            )
+            thread.start()
+            thread.join(20)
+        assert found == [measure(3), measure(3)]
+        assert house.num_queries == 1
 
     def test_another_file_is_no_log(self, tmp_path: Path) -> None:
         path = tmp_path / "log.sqlite"

@@ -207,7 +207,9 @@ class TestStrangers:
             for stranger in (patient, *crowd):
                 stranger.close()
 
-    def test_junk_leaves_no_trace_in_the_log(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_junk_leaves_no_trace_in_the_log(
+        self, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         chunked = b"POST /query HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
         with caplog.at_level(logging.INFO), serving(make_curator()) as url:
             http_9 = b"GET / HTTP/9\r\n\r\n"
@@ -220,6 +222,7 @@ class TestStrangers:
                 drained(stranger)
             assert raw(url, "GET", "/status")[0] == 200
         assert caplog.text == ""
+        assert capsys.readouterr().err == ""  # where uvicorn writes
 
     def test_a_client_that_leaves_in_the_middle_is_one_line(
         self, caplog: pytest.LogCaptureFixture

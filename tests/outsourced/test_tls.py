@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio.sslproto
+import gc
 import logging
 import ssl
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -224,6 +227,35 @@ class TestStrangers:
             for stranger in crowd:
                 stranger.close()
         assert "rror" not in caplog.text
+
+    def test_what_never_shook_hands_leaves_nothing_behind(self, house: House) -> None:
+        """asyncio sets 256 kB aside for each connection: cycles would keep hundreds of them."""
+        buffers: weakref.WeakSet[asyncio.sslproto.SSLProtocol] = weakref.WeakSet()
+
+        class Counted(asyncio.sslproto.SSLProtocol):
+            def __init__(self, *args, **settings) -> None:
+                super().__init__(*args, **settings)
+                buffers.add(self)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(asyncio.sslproto, "SSLProtocol", Counted)
+            with serving(make_curator(), tls=house.tls, connections=10) as url:
+                plain = url.replace("https:", "http:")
+                gc.collect()
+                gc.disable()
+                try:
+                    for start in (b"", b"\x16\x03\x01", b"GET / HTTP/1.1\r\n\r\n"):
+                        crowd = [connected(plain, start) for _ in range(30)]
+                        deadline = time.monotonic() + 5
+                        while not buffers and time.monotonic() < deadline:
+                            time.sleep(0.01)
+                        for stranger in crowd:
+                            stranger.close()
+                        while buffers and time.monotonic() < deadline:
+                            time.sleep(0.01)
+                        assert not buffers
+                finally:
+                    gc.enable()
 
 
 def test_sockets_are_closed(house: House) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -355,6 +357,32 @@ class TestKilled:
         assert set(begun) == {str(seed) for trial in trials for seed in trial.seeds}
         # What the killed one had begun is trained again, and nothing else.
         assert len(begun) <= 24 * 2 + 4
+
+    def test_orphans_of_a_killed_coordinator_hold_no_claims(
+        self, address: str, storage: StudyStorage
+    ) -> None:
+        """Forked workers inherit its connection, and may outlive it by days."""
+        storage.add_trial(0, *TRIAL)
+        reading, writing = os.pipe()
+
+        def coordinate() -> None:
+            held = opened(address)
+            assert held.claim(0)
+            worker = os.fork()
+            if worker == 0:
+                signal.pause()
+            os.write(writing, f"{worker} {held._token}".encode())
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        coordinator = FORK.Process(target=coordinate)
+        coordinator.start()
+        coordinator.join(60)
+        worker, token = os.read(reading, 100).decode().split()
+        try:
+            wait_until(lambda: storage._state.absent(token) is not None)  # type: ignore[attr-defined]
+            assert storage.claim(0)
+        finally:
+            os.kill(int(worker), signal.SIGKILL)
 
 
 class TestPaid:

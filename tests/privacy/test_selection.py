@@ -301,6 +301,11 @@ class TestLevel:
         assert selection.delta(selection.profile(more, 1e-5), epsilon) > 1e-5
         assert mu < gaussian_mu(epsilon, 1e-5)
 
+    @pytest.mark.parametrize("epsilon", [279.0, 1e4])
+    @pytest.mark.filterwarnings("error")
+    def test_no_epsilon_is_too_large(self, epsilon: float) -> None:
+        assert 14 < Selection(TrialNumber(10)).mu(epsilon, 1e-6) < 17
+
     def test_proposals_that_cost_more_than_the_budget_are_refused(self) -> None:
         with pytest.raises(PrivacyError, match="No noise meets"):
             Selection(TrialNumber(40), density=(0.5, 2.0)).mu(0.1, 1e-5)
@@ -351,5 +356,5 @@ class TestTrainingNoise:
         assert together == pytest.approx(alone, rel=3e-3)
 
     def test_a_score_that_takes_everything_is_refused(self) -> None:
-        with pytest.raises(PrivacyError, match="released beside it"):
+        with pytest.raises(PrivacyError, match=r"`beside_mu` = 0\.2"):
             training_noise(self.BASE, [64], [10], num_records=5000, beside_mu=0.2)

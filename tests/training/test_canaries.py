@@ -195,6 +195,8 @@ def test_what_is_refused() -> None:
             seed=0,
             **SETTINGS,
         )
+    with pytest.raises(ValueError, match=r"`canaries` = .* asks for arrays"):
+        run(canaries=10**15)
     with pytest.raises(ValueError, match="as many as canaries"):
         run(canaries=(X, y), stand_ins=(X[:3], y[:3]))
     with pytest.raises(ValueError, match="like the training records"):
