@@ -207,20 +207,19 @@ class GradientBelief(nn.Module):
         what the constant does to the gradient given the values, and how well they pin it down.
         """
         held: Any = self._buffers
-        old = 0 if whitened is None else whitened.shape[0]
         with torch.no_grad():
-            points, corner = factor.points, factor.root
-            if old:
-                points = points[old:]
-                below, corner = corner[old:].split_with_sizes((old, points.shape[0]), dim=1)
-            columns = with_ones(self._gradient(points))  # b x p + 1
-            if old:
-                columns.addmm_(below, whitened, alpha=-1)
-            new = torch.linalg.solve_triangular(corner, columns, upper=False)
-            if old:
-                whitened, gram = torch.cat((whitened, new)), torch.addmm(held["gram"], new.mT, new)
+            if whitened is None or whitened.shape[0] == 0:
+                columns = with_ones(self._gradient(factor.points))  # N x p + 1
+                whitened = torch.linalg.solve_triangular(factor.root, columns, upper=False)
+                gram = whitened.mT @ whitened
             else:
-                whitened, gram = new, new.mT @ new
+                old = whitened.shape[0]
+                points = factor.points[old:]
+                below, corner = factor.root[old:].split_with_sizes((old, points.shape[0]), dim=1)
+                columns = with_ones(self._gradient(points)).addmm_(below, whitened, alpha=-1)
+                new = torch.linalg.solve_triangular(corner, columns, upper=False)
+                whitened = torch.cat((whitened, new))
+                gram = torch.addmm(held["gram"], new.mT, new)
             held.update(
                 points=factor.points,
                 root=factor.root,
@@ -355,7 +354,8 @@ class GradientBelief(nn.Module):
 
     def _gradient(self, X: Tensor) -> Tensor:
         """``d k(location, X) / d location`` in the coordinates of the result, ``M x p``."""
-        return self._in_result(self.derivatives.gradient(self._buffers["location"], X).mT)
+        held: Any = self._buffers  # attributes of modules are slow to find
+        return self._in_result(self.derivatives.gradient(held["location"], X).mT)
 
     def _in_result(self, gradient: Tensor) -> Tensor:
         """From the kernel's coordinates to those of the result: ``M x d`` to ``M x p``."""
