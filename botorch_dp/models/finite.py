@@ -86,8 +86,6 @@ class FiniteSetGP:
         else:
             chunk = min(_CHUNK, max(_CHUNK_NUMBERS // dim, 1024))
             self._chunk = math.ceil(len(self.choices) / max(round(len(self.choices) / chunk), 1))
-            # Fresh memory takes longer than the arithmetic on it.
-            self._space = self._columns.new_empty(dim, self._chunk)
             variance = self._closed_form(self._columns.new_zeros(dim, 1)).repeat(len(self.choices))
         precision = torch.finfo(self.choices.dtype)
         floor = _NOISE_FLOOR * precision.eps * variance.max().item()
@@ -171,9 +169,7 @@ class FiniteSetGP:
         if self._closed_form is None:
             choice = self.choices[index : index + 1]
             return self._kernel(choice, self.choices[part]).to_dense().squeeze(0)
-        others = self._columns[:, part]  # d x m
-        differences = self._space[:, : others.shape[1]]
-        torch.sub(others, self._columns[:, index : index + 1], out=differences)
+        differences = self._columns[:, part] - self._columns[:, index : index + 1]  # d x m
         return self._closed_form(differences.square_())
 
     def _rows(self) -> list[Tensor]:
@@ -270,10 +266,10 @@ def _matern_32(s2: Tensor) -> Tensor:
 
 
 def _matern_52(s2: Tensor) -> Tensor:
-    """``(1 + s + s^2 / 3) exp(-s)`` of ``s^2``, in place."""
+    """``(1 + s + s^2 / 3) exp(-s)`` of ``s^2``."""
     s = s2.sqrt()
-    torch.add(s, s2, alpha=1 / 3, out=s2).add_(1.0)
-    return s2.mul_(s.neg_().exp_())
+    decay = s.neg().exp_()
+    return s.add_(s2, alpha=1 / 3).add_(1.0).mul_(decay)
 
 
 #: By ``nu``, as functions of ``s^2 = 2 nu r^2``.
