@@ -4,12 +4,14 @@
 
 1. ``GradientTrace``, value and derivative, against a lean dense recomputation: the kernel matrix of
    all points from its formula, one factorization, automatic differentiation; no model at all. One
-   set at a time or all in a batch, whichever is faster. Also what its arithmetic takes: the rest of
-   its time goes to BoTorch's protocol for acquisition functions and to automatic differentiation.
+   set at a time or all in a batch, whichever is faster. Also what its arithmetic takes, and what an
+   acquisition function takes that computes nothing: BoTorch's protocol and automatic
+   differentiation, below which none can come.
 2. One whole DP-GIBO step (design, factor, gradients, clipping, noise; the objective aside) against
    the matrix products that no implementation can avoid, at N/d/n = 850/33/5000, 340/33/5000 and
-   110/10/1000; and against its floor: the products, OpenDP's noise for d numbers, and one value
-   that goes through the door of a run in memory. What the door takes in a file is printed too.
+   110/10/1000; and against its floor: the products, the exact sum of clipped gradients, OpenDP's
+   noise for d numbers, and one value that goes through the door of a run in memory. What the door
+   takes in a file is printed too.
 3. How a step grows with the number of points, parameters and records.
 """
 
@@ -26,6 +28,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from botorch.acquisition import AcquisitionFunction
+from botorch.utils.transforms import (
+    average_over_ensemble_models,
+    concatenate_pending_points,
+    t_batch_mode_transform,
+)
 from gpytorch.kernels import Kernel, RBFKernel
 from torch import Tensor
 
@@ -38,6 +46,7 @@ from benchmarks.common import (
 )
 from botorch_dp.acquisition import GradientTrace
 from botorch_dp.descent import DPGIBO, Design
+from botorch_dp.descent.clipping import ClippedMean, Observations
 from botorch_dp.descent.settings import DescentSettings
 from botorch_dp.models import public_gp
 from botorch_dp.models.gradient import KernelFactor
@@ -62,6 +71,32 @@ def value_and_slope(function: Callable[[Tensor], Tensor], sets: Tensor) -> Calla
         return torch.cat((values.detach().reshape(-1), slopes.reshape(-1)))
 
     return evaluate
+
+
+class _Nothing(torch.autograd.Function):
+    """A number and its derivative, both of which are there already."""
+
+    @staticmethod
+    def forward(ctx: Any, Z: Tensor) -> Tensor:
+        ctx.save_for_backward(Z)
+        return Z[..., 0, 0]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (slope,) = ctx.saved_tensors
+        return gradients[0].reshape(*slope.shape[:-2], 1, 1) * slope
+
+
+class NoAcquisition(AcquisitionFunction):
+    """BoTorch's protocol for acquisition functions with nothing in it."""
+
+    X_pending = None
+
+    @concatenate_pending_points
+    @t_batch_mode_transform()
+    @average_over_ensemble_models
+    def forward(self, X: Tensor) -> Tensor:
+        return _Nothing.apply(X)
 
 
 def trace_functions(num_points: int, d: int, candidates: int) -> dict[str, Callable[[], Tensor]]:
@@ -105,7 +140,7 @@ def trace_functions(num_points: int, d: int, candidates: int) -> dict[str, Calla
     }
     for name in ("one by one", "in a batch", "arithmetic"):
         torch.testing.assert_close(functions["ours"](), functions[name](), rtol=1e-6, atol=1e-7)
-    return functions
+    return {**functions, "nothing": value_and_slope(NoAcquisition(model), sets)}
 
 
 def trace_ratios(repeats: int) -> dict[str, Ratio]:
@@ -122,11 +157,15 @@ def trace_ratios(repeats: int) -> dict[str, Ratio]:
                     warmup=3,
                     clock=time.process_time,
                 )
-                for baseline in ("one by one", "in a batch", "arithmetic")
+                for baseline in ("one by one", "in a batch", "arithmetic", "nothing")
             }
             part = ratios[f"{name}: the arithmetic's part"] = timed.pop("arithmetic")
+            empty = ratios[f"{name}: the part of the protocol"] = timed.pop("nothing")
             ratios[name] = min(timed.values(), key=lambda ratio: ratio.median)
-            print(f"{name}: {ratios[name]}; the arithmetic's part: {part.median:.2f}")
+            print(
+                f"{name}: {ratios[name]}; the arithmetic's part: {part.median:.2f}, that of the "
+                f"protocol: {empty.median:.2f}"
+            )
     return ratios
 
 
@@ -181,6 +220,25 @@ def unavoidable_products(num_points: int, d: int, n: int) -> Callable[[], Any]:
     return products
 
 
+def exact_sums(d: int, n: int) -> Callable[[], Any]:
+    """The sum of clipped gradients, which are there already."""
+    table = torch.randn(d, n, dtype=torch.double)
+    points = torch.zeros(d, d, dtype=torch.double)
+    parts = list(
+        Observations(KernelFactor(None, points, points), (table,), (0,)).gradients(
+            torch.eye(d, dtype=torch.double)
+        )
+    )
+
+    def add() -> Tensor:
+        mean = ClippedMean(d, n, 1.0)
+        for part in parts:
+            mean.add(part)
+        return mean.value()
+
+    return add
+
+
 def step_ratios(num_points: int, d: int, n: int, repeats: int, design: str) -> dict[str, Any]:
     """A step over the products, and over its floor: medians over turns, with their ranges."""
     values, price = np.zeros(d), DescentSettings(torch.zeros(d), 1.0, 1000, 1.0).step_price
@@ -195,6 +253,7 @@ def step_ratios(num_points: int, d: int, n: int, repeats: int, design: str) -> d
         parts: dict[str, Callable[[], Any]] = {
             "step": prepared_run(num_points, d, n, name=design, batch_size=d + 1),
             "products": unavoidable_products(num_points, d, n),
+            "exact sums": exact_sums(d, n),
             "noise": lambda: ExactNoise().add_gaussian(values, 1.0),
             "door": through(in_memory),
             "door in a file": through(in_file),
@@ -209,7 +268,8 @@ def step_ratios(num_points: int, d: int, n: int, repeats: int, design: str) -> d
     found: dict[str, Any] = {
         f"{name}, ms": statistics.median(turn[name] for turn in taken) for name in parts
     }
-    for name, floor in {"products": ("products",), "floor": ("products", "noise", "door")}.items():
+    floors = {"products": ["products"], "floor": ["products", "exact sums", "noise", "door"]}
+    for name, floor in floors.items():
         ratios = sorted(turn["step"] / sum(turn[part] for part in floor) for turn in taken)
         found[f"step over {name}"] = statistics.median(ratios)
         found[f"step over {name}, range"] = [ratios[0], ratios[-1]]

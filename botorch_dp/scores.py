@@ -95,7 +95,7 @@ def checked_scores(
     if not isinstance(scores, Tensor) or scores.is_complex():
         kind = str(scores.dtype) if isinstance(scores, Tensor) else type(scores).__name__
         raise TypeError(f"`{name}` must return a tensor of real numbers, got {kind}.")
-    if scores.dim() != 2 or len(scores) != num_points or scores.shape[1] == 0:
+    if scores.dim() != 2 or scores.shape[0] != num_points or scores.shape[1] == 0:
         expected = "n" if num_records is None else num_records
         raise ValueError(
             f"`{name}` must return {num_points} x {expected} scores, one row for each point "

@@ -16,7 +16,7 @@ from torch import Tensor
 from botorch_dp.models.gradient import KernelFactor
 from botorch_dp.objectives import PerRecordLosses, checked_scores
 
-_EPS = torch.finfo(torch.double).eps
+_EPS, _TINY = torch.finfo(torch.double).eps, torch.finfo(torch.double).tiny
 # Numbers that the gradients of a chunk of the records have: half of what a processor's cache holds.
 _CHUNK_NUMBERS, _LEAST_CHUNK = 2**15, 512
 
@@ -48,7 +48,7 @@ class Observations:
 
     def with_batch(self, factor: KernelFactor, losses: Tensor, step: int) -> Observations:
         """These observations and those of one more step, whose points ``factor`` has already."""
-        if len(losses) == 0:
+        if losses.shape[0] == 0:
             return self
         return Observations(factor, (*self.blocks, losses), (*self.steps, step))
 
@@ -65,7 +65,7 @@ class Observations:
 
     def gradients(self, weights: Tensor) -> Iterator[Tensor]:
         """``weights^T L`` (``N x d`` and ``N x n``), some columns at a time: ``d x m``."""
-        parts = weights.split([block.shape[0] for block in self.blocks])
+        parts = weights.split_with_sizes([block.shape[0] for block in self.blocks])
         size = max(_CHUNK_NUMBERS // weights.shape[-1], _LEAST_CHUNK)
         for start in range(0, self.num_records, size):
             chunk = slice(start, start + size)
@@ -87,7 +87,7 @@ def read_losses(record_losses: PerRecordLosses, X: Tensor, num_records: int | No
         X: Where to evaluate it.
         num_records: The number of records, or None if this is the first time.
     """
-    losses = checked_scores(record_losses(X), num_points=len(X), num_records=num_records).to(X)
+    losses = checked_scores(record_losses(X), num_points=X.shape[0], num_records=num_records).to(X)
     return torch.nn.functional.hardshrink(losses, torch.finfo(losses.dtype).tiny ** 0.5)
 
 
@@ -127,7 +127,8 @@ class ClippedMean:
         self.unit = clip_norm * 2.0**-bits
         kind = torch.double if self.is_plain else torch.int64
         self.total = torch.zeros(dim, dtype=kind, device=device)
-        self._counts = torch.zeros(2, dtype=torch.int64, device=device)
+        self._counts = torch.zeros(2, dtype=torch.int64, device=device)  # shortened, finite
+        self._seen = 0
 
     @property
     def is_plain(self) -> bool:
@@ -137,25 +138,25 @@ class ClippedMean:
     def add(self, gradients: Tensor) -> None:
         """Count in the gradients of some records, ``d x m``, one column for each."""
         gradients = gradients.double()
+        self._seen += gradients.shape[-1]
         largest = gradients.abs().amax(dim=0)
         finite = largest < math.inf  # NaN if one entry is
         if self.is_plain:
-            total = torch.where(finite, gradients, 0.0).sum(dim=-1)
-            clipped = self._counts.new_zeros(())
+            self.total += torch.where(finite, gradients, 0.0).sum(dim=-1)
+            shorter = torch.zeros_like(finite)
         else:
-            # Over infinity, a gradient that is zero or not finite becomes zeros and NaN. What
-            # follows works in place: a fresh table costs more than the arithmetic.
-            scale = torch.where(finite & (largest > 0), largest, math.inf)
+            # Over an infinity or NaN, a gradient becomes zeros and NaN. What follows works in
+            # place: a fresh table costs more than the arithmetic.
+            scale = largest.clamp_min(_TINY)
             directions = (gradients / scale).nan_to_num_(nan=0.0)  # entries within [-1, 1]
             # Along the first dimension a sum of squares is ten times as fast as a norm.
             norms = directions.square().sum(dim=0).sqrt_()
             limit = self.bound / norms.clamp_min_(_EPS)
-            shortened = directions.mul_(torch.minimum(scale, limit).div_(self.unit))
-            total = shortened.to(torch.int64).sum(dim=-1)  # rounds towards zero
-            clipped = (finite & (largest > limit)).sum()
-        self.total = self.total + total
-        counts = torch.stack((clipped, (~finite).sum()))
-        self._counts = self._counts + counts
+            shorter = finite & (largest > limit)
+            # Where the scale is NaN, all directions are zero.
+            shortened = directions.mul_(torch.fmin(scale, limit).div_(self.unit))
+            self.total += shortened.to(torch.int64).sum(dim=-1)  # rounds towards zero
+        self._counts += torch.stack((shorter, finite)).sum(dim=-1)
 
     def value(self) -> Tensor:
         """The mean over all ``n`` records, a ``d``-vector of doubles."""
@@ -164,5 +165,5 @@ class ClippedMean:
 
     def counts(self) -> tuple[int, int]:
         """How many gradients were shortened, and how many were not finite. **Sensitive.**"""
-        clipped, not_finite = self._counts.tolist()
-        return clipped, not_finite
+        clipped, finite = self._counts.tolist()
+        return clipped, self._seen - finite

@@ -160,10 +160,10 @@ class Design:
             As many points as the batch has; with a tolerance fewer; none where nothing is left to
             learn.
         """
-        d = len(belief.location)
+        d = belief.location.shape[0]
         if box is not None:
             check_tensor("box", box, shape=(2, d), finite=False)  # a look would be a wait
-        if len(belief.points):
+        if belief.points.shape[0]:
             # As a polynomial kernel has once it is spanned, or any kernel in a converged run.
             known = torch.finfo(belief.location.dtype).eps ** _KNOWN_EXPONENT
             limit = known * belief.prior_trace

@@ -341,8 +341,10 @@ class DPGIBO:
         proposal = self._propose(belief)
         factor, kept = observations.factor.extended(proposal.points, self._noise)
         # A dependent point would be asked for in vain.
-        X = proposal.points if len(kept) == len(proposal.points) else proposal.points[kept]
-        if len(X):
+        X = proposal.points
+        if kept.shape[0] < X.shape[0]:
+            X = X[kept]
+        if X.shape[0]:
             belief = belief.extended(factor)
 
         @functools.cache
@@ -353,7 +355,7 @@ class DPGIBO:
         gradient = self._noisy(run, read)
         # Of a gradient that was replayed the losses may be unknown: they are asked for again.
         seen, mean = read()
-        record = StepRecord(len(X), len(factor), proposal.radius, float(belief.trace))
+        record = StepRecord(X.shape[0], len(factor), proposal.radius, float(belief.trace))
         with self._descended(gradient, seen.num_records) as location:
             taken = _Progress(
                 seen,
@@ -379,12 +381,12 @@ class DPGIBO:
     def _ask(self, X: Tensor) -> Tensor:
         """The losses of all records at ``X``; the first answer settles their number."""
         n = self._progress.num_records
-        return read_losses(self._record_losses, X, n) if len(X) else X.new_zeros(0, n or 0)
+        return read_losses(self._record_losses, X, n) if X.shape[0] else X.new_zeros(0, n or 0)
 
     def _mean_gradient(self, observations: Observations, weights: Tensor) -> ClippedMean:
         """The clipped gradients of all records; their mean is not noisy yet."""
         initial, n = self._settings.initial, observations.num_records
-        mean = ClippedMean(len(initial), n, self._settings.clip_norm, initial.device)
+        mean = ClippedMean(initial.shape[0], n, self._settings.clip_norm, initial.device)
         for gradients in observations.gradients(weights):
             mean.add(gradients)
         return mean
@@ -416,6 +418,10 @@ class DPGIBO:
     def _descended(self, gradient: Tensor, num_records: int) -> Iterator[Tensor]:
         """Where the optimizer goes; if it or what follows fails, it is back where it was."""
         done, box = self._progress, self._settings.box
+        if self._step_size is not None:  # what `torch.optim.SGD` does, which has no state
+            location = done.location.add(gradient.to(done.location), alpha=-self._step_size)
+            yield location if box is None else location.clamp(box[0], box[1])
+            return
         parameter, optimizer = self._parameter, self._optimizer
         before = copy.deepcopy(optimizer.state_dict())
         try:

@@ -80,7 +80,7 @@ class KernelFactor:
         old = len(self)
         with torch.no_grad():
             points = torch.cat((self.points, X))
-            between, within = self.derivatives.value(points, X).split((old, X.shape[0]))
+            between, within = self.derivatives.value(points, X).split_with_sizes((old, X.shape[0]))
             crossed = self.whiten(between)  # N x b
             remaining = torch.addmm(within, crossed.mT, crossed, alpha=-1)
             remaining.diagonal().add_(noise)
@@ -207,19 +207,19 @@ class GradientBelief(nn.Module):
         what the constant does to the gradient given the values, and how well they pin it down.
         """
         held: Any = self._buffers
-        old = 0 if whitened is None else whitened.shape[0]
         with torch.no_grad():
-            points, corner = factor.points, factor.root
-            if old:
-                points, below, corner = points[old:], *corner[old:].split((old, len(points) - old), 1)
-            columns = with_ones(self._gradient(points))  # b x p + 1
-            if old:
-                columns.addmm_(below, whitened, alpha=-1)
-            new = torch.linalg.solve_triangular(corner, columns, upper=False)
-            if old:
-                whitened, gram = torch.cat((whitened, new)), torch.addmm(held["gram"], new.mT, new)
+            if whitened is None or whitened.shape[0] == 0:
+                columns = with_ones(self._gradient(factor.points))  # N x p + 1
+                whitened = torch.linalg.solve_triangular(factor.root, columns, upper=False)
+                gram = whitened.mT @ whitened
             else:
-                whitened, gram = new, new.mT @ new
+                old = whitened.shape[0]
+                points = factor.points[old:]
+                below, corner = factor.root[old:].split_with_sizes((old, points.shape[0]), dim=1)
+                columns = with_ones(self._gradient(points)).addmm_(below, whitened, alpha=-1)
+                new = torch.linalg.solve_triangular(corner, columns, upper=False)
+                whitened = torch.cat((whitened, new))
+                gram = torch.addmm(held["gram"], new.mT, new)
             held.update(
                 points=factor.points,
                 root=factor.root,
@@ -252,7 +252,7 @@ class GradientBelief(nn.Module):
         gram = held["gram"]
         covariance = held["prior"] - gram[:-1, :-1]
         if self._corrects:
-            effect, precision = gram[-1].split((gram.shape[0] - 1, 1))
+            effect, precision = gram[-1].split_with_sizes((gram.shape[0] - 1, 1))
             covariance.addr_(effect / precision, effect)
         return covariance
 
@@ -262,7 +262,7 @@ class GradientBelief(nn.Module):
         held: Any = self._buffers
         trace, gram = held["trace_without_mean"], held["gram"]
         if self._corrects:
-            effect, precision = gram[-1].split((gram.shape[0] - 1, 1))
+            effect, precision = gram[-1].split_with_sizes((gram.shape[0] - 1, 1))
             trace = torch.addcdiv(trace, effect.dot(effect), precision.squeeze())
         return trace.clamp_min(0)
 
@@ -270,9 +270,10 @@ class GradientBelief(nn.Module):
     def weights(self) -> Tensor:
         """``N x p`` matrix ``W``: the posterior mean of the gradient is ``W^T y``."""
         held: Any = self._buffers
-        gram, (crossed, ones) = held["gram"], held["whitened"].split((len(held["prior"]), 1), 1)
+        gram, whitened = held["gram"], held["whitened"]
+        crossed, ones = whitened.split_with_sizes((gram.shape[0] - 1, 1), dim=1)
         if self._corrects:
-            effect, precision = gram[-1].split((gram.shape[0] - 1, 1))
+            effect, precision = gram[-1].split_with_sizes((gram.shape[0] - 1, 1))
             crossed = torch.addr(crossed, ones.squeeze(1), effect / precision, alpha=-1)
         return torch.linalg.solve_triangular(held["root"].mT, crossed, upper=True)
 
@@ -319,7 +320,7 @@ class GradientBelief(nn.Module):
         num_points, p = known.shape
         p -= unknown_mean
         (covariances, gradient), pullback = self.derivatives.covariances(held["anchors"], X)
-        between, within = covariances.split((num_points, q), dim=-1)
+        between, within = covariances.split_with_sizes((num_points, q), dim=-1)
         values = torch.linalg.solve_triangular(root, between.flatten(end_dim=-2).mT, upper=False)
         values = values.mT.view_as(between)  # V^T, (b) x q x N
         remaining = self._in_result(gradient)  # (b) x q x p
@@ -353,7 +354,8 @@ class GradientBelief(nn.Module):
 
     def _gradient(self, X: Tensor) -> Tensor:
         """``d k(location, X) / d location`` in the coordinates of the result, ``M x p``."""
-        return self._in_result(self.derivatives.gradient(self._buffers["location"], X).mT)
+        held: Any = self._buffers  # attributes of modules are slow to find
+        return self._in_result(self.derivatives.gradient(held["location"], X).mT)
 
     def _in_result(self, gradient: Tensor) -> Tensor:
         """From the kernel's coordinates to those of the result: ``M x d`` to ``M x p``."""

@@ -127,6 +127,11 @@ class _RadialDerivatives(KernelDerivatives):
     """
 
     fall_at_zero: float
+    _steepest: Tensor | None
+
+    def __init__(self, length_scales: Tensor) -> None:
+        super().__init__(length_scales)
+        self.register_buffer("_steepest", None, persistent=False)
 
     @staticmethod
     @abstractmethod
@@ -186,7 +191,7 @@ class _RadialDerivatives(KernelDerivatives):
             if X.dim() == 2:
                 total.addmm_(weights, others[1:])
             else:
-                old, new = weights.split((end - 1, X.shape[-2]), dim=-1)
+                old, new = weights.split_with_sizes((end - 1, X.shape[-2]), dim=-1)
                 total.add_(old @ others[1:]).baddbmm_(new, u)
             return total.div_(scales)
 
@@ -199,8 +204,10 @@ class _RadialDerivatives(KernelDerivatives):
                 f"`kernel` has {self.length_scales.numel()} length-scales (ard_num_dims) for "
                 f"{len(location)} inputs."
             )
-        steepest = self.fall_at_zero / self.length_scales.square()
-        return torch.diag_embed(steepest.expand_as(location))
+        if self._steepest is None or self._steepest.shape[0] != location.shape[0]:
+            steepest = self.fall_at_zero / self.length_scales.square()
+            self._steepest = torch.diag_embed(steepest.expand_as(location))
+        return self._steepest  # the same everywhere
 
 
 def _distances(X1: Tensor, X2: Tensor) -> Tensor:

@@ -530,9 +530,11 @@ def _as_doubles(
             raise ValueError(f"`value` must not be empty, got shape {tuple(tensor.shape)}.")
 
         def rebuild(noisy: NDArray[np.float64]) -> Tensor:
-            limit = torch.finfo(tensor.dtype).max
-            finite = torch.from_numpy(noisy).clamp(-limit, limit)
-            return finite.to(tensor.dtype).reshape(tensor.shape).to(tensor.device)
+            finite = torch.from_numpy(noisy)
+            if tensor.dtype != torch.double:
+                limit = torch.finfo(tensor.dtype).max
+                finite = finite.clamp(-limit, limit)
+            return finite.reshape(tensor.shape).to(tensor)
 
         return _without_holes(tensor).flatten().numpy(), rebuild
     if not isinstance(value, float):
@@ -549,6 +551,5 @@ def _without_holes(value: Tensor, nan: float = 0.0) -> Tensor:
 
     Whether a value is finite may depend on one record, and an error would tell.
     """
-    limit = torch.finfo(torch.double).max
     doubles = value.detach().cpu().double()
-    return doubles.nan_to_num(nan=nan, posinf=limit, neginf=-limit).clamp(-limit, limit)
+    return doubles.nan_to_num(nan=max(nan, -torch.finfo(torch.double).max))
