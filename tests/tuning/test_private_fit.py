@@ -288,7 +288,7 @@ class TestSecret:
         assert "count" not in repr(result)
 
     def test_time_can_be_fixed(self, three_trials: None, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("botorch_dp.tuning.private_fit.train_once", scored([0.5] * 3))
+        monkeypatch.setattr("botorch_dp.tuning.private_fit.train_once", scored([0.5] * 6))
         waited: list[float] = []
         monkeypatch.setattr("botorch_dp.tuning.private_fit.time.sleep", waited.append)
         start = time.time()
