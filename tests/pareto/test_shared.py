@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -365,18 +365,18 @@ class TestKilled:
         storage.add_trial(0, *TRIAL)
         reading, writing = os.pipe()
 
-        def coordinate() -> None:
-            held = opened(address)
-            assert held.claim(0)
-            worker = os.fork()
-            if worker == 0:
-                signal.pause()
-            os.write(writing, f"{worker} {held._token}".encode())
+        coordinator = os.fork()
+        if coordinator == 0:
+            with suppress(BaseException):
+                held = opened(address)
+                assert held.claim(0)
+                worker = os.fork()
+                if worker == 0:
+                    signal.pause()
+                os.write(writing, f"{worker} {held._token}".encode())
             os.kill(os.getpid(), signal.SIGKILL)
-
-        coordinator = FORK.Process(target=coordinate)
-        coordinator.start()
-        coordinator.join(60)
+        os.close(writing)
+        os.waitpid(coordinator, 0)  # joining a process would wait for its orphan
         worker, token = os.read(reading, 100).decode().split()
         try:
             wait_until(lambda: storage._state.absent(token) is not None)  # type: ignore[attr-defined]
