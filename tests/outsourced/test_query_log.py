@@ -6,9 +6,11 @@ import gc
 import math
 import os
 import signal
+import sqlite3
 import threading
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -190,6 +192,54 @@ class TestSharing:
         path.write_bytes(b"no database at all, but long enough to be read as one" * 40)
         with pytest.raises(PrivacyError, match="damaged"):
             QueryLog(path)
+
+
+@pytest.mark.parametrize(
+    "alteration",
+    [
+        "UPDATE question SET content = NULL WHERE number = 2",
+        "UPDATE question SET content = x'' WHERE number = 2",
+        "UPDATE question SET content = 'no bytes' WHERE number = 2",
+        "UPDATE question SET content = (SELECT content FROM question WHERE number = 1) "
+        "WHERE number = 2",
+        "UPDATE question SET request = 'd' WHERE number = 2",
+        "UPDATE question SET number = 0 WHERE number = 3",
+        "UPDATE question SET number = 4 WHERE number = 3",
+        "DELETE FROM question WHERE number = 2",
+        *(
+            f"UPDATE question SET content = swapped(content, '{old}', '{new}')"
+            for old, new in (
+                ("0x1.0000000000000p-1", "0x1.0000000000000p-2"),  # an answer
+                ('"3"', '"5"'),  # a number or an index
+                ("null", "nu11"),  # no owner
+                ("token", "taken"),  # an owner
+            )
+        ),
+    ],
+)
+def test_an_altered_question_is_refused(tmp_path: Path, alteration: str) -> None:
+    """SQLite finds nothing wrong with any of them; without the checksum, rows are asked anew."""
+    path = tmp_path / "log.sqlite"
+    log = QueryLog(path)
+    for request in "abc":
+        log.open_request(request, 3, limit=None)
+        log.close_request(request, 0.5)
+    log.open_request("under way", 3, limit=None)
+    log.close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(
+            "PRAGMA writable_schema = ON; "
+            "UPDATE sqlite_master SET sql = replace(sql, 'content BLOB NOT NULL', 'content BLOB');"
+        )
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.create_function(
+            "swapped", 3, lambda content, old, new: content.replace(old.encode(), new.encode())
+        )
+        if "number = 4" in alteration:
+            connection.execute("DELETE FROM question WHERE number = 4")
+        assert connection.execute(alteration).rowcount
+    with pytest.raises(PrivacyError, match=r"is damaged \(question \d"):
+        QueryLog(path)
 
 
 def test_refusals_record_nothing(tmp_path: Path) -> None:
