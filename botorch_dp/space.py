@@ -61,6 +61,7 @@ class ShiftedExponential:
 
     def quantile(self, u: NDArray[np.float64], low: float, high: float) -> NDArray[np.float64]:
         """The value below which a share ``u`` of the mass in ``[low, high]`` lies."""
+        _check_mass(u, low, high)
         start = low if self.shift is None else max(low, self.shift)
         # Mass is measured from `start`, so that a large rate cannot underflow all of it.
         mass = -math.expm1(-self.rate * (high - start))
@@ -81,8 +82,9 @@ class TruncatedNormal:
 
     def quantile(self, u: NDArray[np.float64], low: float, high: float) -> NDArray[np.float64]:
         """The value below which a share ``u`` of the mass in ``[low, high]`` lies."""
-        if not low < high:
-            raise ValueError(f"`low` must be below `high`, got {low} and {high}.")
+        _check_mass(u, low, high)
+        if low == high:
+            raise ValueError(f"`low` must be below `high`, got {low} for both.")
         ends = (low - self.mean) / self.std, (high - self.mean) / self.std
         values: NDArray[np.float64] = self.mean + self.std * truncnorm.ppf(u, *ends)
         return values
@@ -95,7 +97,18 @@ class Uniform:
 
     def quantile(self, u: NDArray[np.float64], low: float, high: float) -> NDArray[np.float64]:
         """The value below which a share ``u`` of the mass in ``[low, high]`` lies."""
+        _check_mass(u, low, high)
         return low + u * (high - low)
+
+
+def _check_mass(u: NDArray[np.float64], low: float, high: float) -> None:
+    """Shares of a mass, and the ends of the range that it lies in."""
+    if not (low <= high and math.isfinite(float(high) - float(low))):
+        raise ValueError(
+            f"`low` and `high` must be finite, in order and in reach, got {low} and {high}."
+        )
+    if not np.all((u >= 0) & (u <= 1)):
+        raise ValueError("`u` must hold shares from 0 to 1.")
 
 
 Distribution: TypeAlias = ShiftedExponential | TruncatedNormal | Uniform

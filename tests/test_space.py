@@ -122,6 +122,20 @@ class TestDraws:
             drawn = Integer(0, 5, distribution=distribution).draw(u)
             assert all(0 <= value <= 5 for value in drawn)
 
+    @pytest.mark.parametrize(
+        "distribution", [ShiftedExponential(3.0), TruncatedNormal(50.0, 0.1), Uniform()]
+    )
+    def test_quantiles_of_nothing_are_refused(
+        self, distribution: ShiftedExponential | TruncatedNormal | Uniform
+    ) -> None:
+        u = np.array([0.5])
+        for low, high in ((math.inf, 1), (0, math.nan), (1, 0), (-1e308, 1e308)):
+            with pytest.raises(ValueError, match="`low` and `high` must be finite, in order"):
+                distribution.quantile(u, low, high)
+        for wrong in (-0.1, 1.1, math.nan):
+            with pytest.raises(ValueError, match="`u` must hold shares"):
+                distribution.quantile(np.array([0.5, wrong]), 0, 1)
+
 
 class TestSearchSpace:
     space = SearchSpace(

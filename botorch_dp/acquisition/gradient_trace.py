@@ -177,6 +177,7 @@ def gen_gradient_trace_initial_conditions(
     check_integer("num_restarts", num_restarts)
     check_integer("raw_samples", raw_samples)
     check_integer("q", q)
+    check_tensor("bounds", bounds, shape=(2, len(units)))
     count = max(raw_samples, num_restarts) // len(_STENCILS) + 1
     check_size("q, raw_samples or num_restarts", max(count, q), 16 * count * q * (q + 8))
     radii = radius_grid(count, like=location)

@@ -340,6 +340,11 @@ class InputNoiseRBF(Kernel):
 
     def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any) -> Tensor:
         """Covariance of ``... x n x d`` with ``... x m x d`` rows: ``... x n x m`` (or ``n``)."""
+        if x1.dtype != x2.dtype or min(x1.dim(), x2.dim()) < 2 or x1.shape[-1] != x2.shape[-1]:
+            raise ValueError(
+                "`x1` and `x2` must be rows of one length and dtype, got "
+                f"{tuple(x1.shape)} {x1.dtype} and {tuple(x2.shape)} {x2.dtype}."
+            )
         if diag:
             same = (x1 == x2).all(dim=-1)
             smooth = self._smooth(x1, x2, diag=True)

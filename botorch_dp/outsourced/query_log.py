@@ -20,6 +20,7 @@ R = TypeVar("R")
 
 #: How often a question is looked at that another process is measuring.
 _LOOK_SECONDS = 0.05
+_QUESTIONS = "SELECT number, request, content FROM question"
 #: Questions that this process measures, by its number: a fork inherits the set, but not the work.
 _AT_WORK: set[tuple[int, str]] = set()
 
@@ -64,8 +65,10 @@ class QueryLog(Run):
         migrations=(
             (
                 *RUN.migrations[0],
+                # Under a checksum, `content` says all that is known of a question, its number and
+                # its request too: no row can lose its answer, or take that of another one.
                 "CREATE TABLE question (number INTEGER PRIMARY KEY, request TEXT NOT NULL UNIQUE, "
-                "asked BLOB NOT NULL, owner TEXT, answer BLOB)",
+                "content BLOB NOT NULL)",
             ),
         ),
         if_lost="Put back a copy, or begin a new log at another path: the rows and every answer "
@@ -159,7 +162,7 @@ class QueryLog(Run):
         self.check_owner()
         work = (os.getpid(), uuid.uuid4().hex)
         while True:
-            query, answer, owner = self._found(request)
+            query, owner, answer = self._found(request)
             if query is not None and query.index != index:
                 raise RequestConflict(
                     f"`request_id` {request!r} asked for row {query.index} before and for row "
@@ -177,42 +180,31 @@ class QueryLog(Run):
     ) -> int | None:
         """The number of a question that is now claimed; None if another process was first."""
         with self.transaction():
-            rows = self._file.query(
-                "SELECT number, owner IS ? AND answer IS NULL FROM question WHERE request = ?",
-                (before, request),
-            )
-            if rows:
-                number, is_free = rows[0]
-                if not is_free:
-                    return None
-            else:
-                number = len(self) + 1
+            query, now_owner, answer = self._found(request)
+            if query is None:
+                number, asked_at = len(self) + 1, time.time()
                 if limit is not None and number > limit:
                     raise QueryLimitReached(f"The limit of {limit} queries is reached.")
-                asked = pack([number, request, index, time.time()])
-                self._file.execute(
-                    "INSERT INTO question VALUES (?, ?, ?, NULL, NULL)", (number, request, asked)
-                )
-            self._file.execute(
-                "UPDATE question SET owner = ? WHERE number = ?", (owner_words(work), number)
-            )
+            elif now_owner == before and answer is None:
+                number, asked_at = query.number, query.asked_at
+            else:
+                return None
+            self._write(Query(number, request, index, asked_at, False), owner_words(work), None)
             # Before the commit, which may be interrupted when it is done already.
             self._works[request] = work
             _AT_WORK.add(work)
-        return int(number)
+        return number
 
     def close_request(self, request: str, answer: float) -> float:
         """Record the answer before it is sent; returns what is recorded, which never changes."""
         self.check_owner()
-        content = pack([request, answer])
         with self.transaction():
-            self._file.execute(
-                "UPDATE question SET answer = ?, owner = NULL WHERE request = ? AND answer IS NULL",
-                (content, request),
-            )
-            _, recorded, _ = self._found(request)
+            query, _, recorded = self._found(request)
+            assert query is not None
+            if recorded is None:
+                self._write(query, None, answer)
+                recorded = answer
         _AT_WORK.discard(self._works.pop(request))
-        assert recorded is not None
         return recorded
 
     def leave_request(self, request: str) -> None:
@@ -223,34 +215,50 @@ class QueryLog(Run):
         _AT_WORK.discard(work)
         # If this fails, other processes wait until this one has ended.
         with suppress(Exception), self.transaction():
-            self._file.execute(
-                "UPDATE question SET owner = NULL WHERE request = ? AND owner = ?",
-                (request, owner_words(work)),
-            )
+            query, owner, answer = self._found(request)
+            if query is not None and owner == owner_words(work):
+                self._write(query, None, answer)
 
     def entries(self) -> list[Query]:
         """All questions in order, without their answers."""
-        numbers = self._file.query("SELECT request FROM question ORDER BY number")
-        found = [self._found(request)[0] for (request,) in numbers]
-        return [query for query in found if query is not None]
+        rows = self._file.query(f"{_QUESTIONS} ORDER BY number")
+        return [self._read(*row)[0] for row in rows]
 
-    def _found(self, request: str) -> tuple[Query | None, float | None, str | None]:
-        """A question, its answer, and who measures it."""
-        rows = self._file.query(
-            "SELECT number, asked, answer, owner FROM question WHERE request = ?", (request,)
-        )
-        if not rows:
-            return None, None, None
-        number, asked, content, owner = rows[0]
+    def _found(self, request: str) -> tuple[Query | None, str | None, float | None]:
+        """A question, who measures it, and its answer."""
+        rows = self._file.query(f"{_QUESTIONS} WHERE request = ?", (request,))
+        return self._read(*rows[0]) if rows else (None, None, None)
+
+    def _read(
+        self, number: int, request: str, content: bytes
+    ) -> tuple[Query, str | None, float | None]:
         try:
-            *names, index, asked_at = unpack(asked)
-            named, answer = (request, None) if content is None else unpack(content)
-            query = Query(number, request, index, asked_at, content is not None)
+            *names, index, asked_at, owner, answer = unpack(content)
         except (TypeError, ValueError) as error:
             raise self._file.damaged(f"question {number} was altered") from error
-        if names != [number, request] or named != request:
+        if names != [number, request]:
             raise self._file.damaged(f"question {number} was stored elsewhere")
-        return query, answer, owner
+        return Query(number, request, index, asked_at, answer is not None), owner, answer
+
+    def _write(self, query: Query, owner: str | None, answer: float | None) -> None:
+        """Write down a question, new or not. Inside a transaction."""
+        known = query.number, query.request
+        content = pack([*known, query.index, query.asked_at, owner, answer])
+        self._file.execute(
+            "INSERT INTO question VALUES (?, ?, ?) "
+            "ON CONFLICT (number) DO UPDATE SET content = excluded.content",
+            (*known, content),
+        )
+
+    def _check_places(self) -> None:
+        """Each question is there, and says under which number it was asked."""
+        super()._check_places()
+        with self._file.snapshot():
+            rows = self._file.execute(f"{_QUESTIONS} ORDER BY number")
+            for expected, (number, *row) in enumerate(rows, 1):
+                self._read(number, *row)
+                if number != expected:
+                    raise self._file.damaged(f"question {expected} is missing")
 
     def __len__(self) -> int:
         if self._file.closed:

@@ -98,7 +98,8 @@ def column_space_residual(Z: Tensor, X: Tensor) -> float:
     """
     check_rows(X)
     check_tensor("Z", Z, shape=(X.shape[0], "m"))
-    X, Z = X.double(), Z.double()
+    # The number does not depend on their scale, and squares of large entries are infinite.
+    X, Z = (part / part.abs().max().clamp_min(1e-300) for part in (X.double(), Z.double()))
     U, values, _ = torch.linalg.svd(centred(X), full_matrices=False)
     rounding = values.max() * max(X.shape) * torch.finfo(X.dtype).eps
     rank = int((values > rounding).sum())

@@ -155,7 +155,12 @@ class Door:
                 charge = pay()
             else:
                 _, owner, paid, stored, drawing, given_up, released = last
-                changed = differences(json.loads(stored), about)
+                try:
+                    promised = json.loads(stored)
+                    at_work = not (given_up or released) and _is_alive(owner)
+                except (LookupError, TypeError, ValueError) as error:
+                    raise self._file.damaged(f"the claim to {key!r} was altered") from error
+                changed = differences(promised, about)
                 if changed:
                     raise PrivacyError(
                         f"`key` {key!r} names a value that was released as something else: "
@@ -163,7 +168,7 @@ class Door:
                     )
                 if released:
                     return None
-                if not given_up and _is_alive(owner):
+                if at_work:
                     raise AlreadyReleased(
                         f"{_words(owner)} is drawing the value under `key` {key!r}: a second draw "
                         "would be a second release. Wait for it and ask again, or use another key, "

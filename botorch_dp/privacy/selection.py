@@ -221,6 +221,7 @@ class BaseProfile:
     def of_mu(cls, mu: float, smallest_delta: float) -> BaseProfile:
         """The profile of a mu-GDP mechanism."""
         check_positive("mu", mu)
+        check_delta("smallest_delta", smallest_delta)
         last = max(gaussian_epsilon(mu, smallest_delta), 2 * _FIRST * mu)
         epsilons = np.linspace(_FIRST * mu, last, _POINTS).tolist()
         return cls(tuple(epsilons), tuple(gaussian_delta(mu, e) for e in epsilons))

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
+from types import NoneType
 from typing import Any, Protocol
 
 import torch
@@ -169,6 +171,17 @@ class Adam(Descent):
         }
 
 
+def _made(rule: str, kind: Any, make: Callable[[], Any]) -> Any:
+    """What a caller's function makes, or an error that says what it must make."""
+    try:
+        made = make()
+    except TypeError as error:
+        raise TypeError(f"{rule}, but raised {error}") from error
+    if not isinstance(made, kind):
+        raise TypeError(f"{rule}, got {type(made).__name__}.")
+    return made
+
+
 class TorchRule:
     """Any optimizer of ``torch.optim`` with any schedule: one for each replicate.
 
@@ -197,23 +210,18 @@ class TorchRule:
         self._rows = []
         for row, plan in zip(parameters, plans, strict=True):
             leaves = [view[0] for view in parameter_views(row.unsqueeze(0), model)]
-            try:
-                optimizer = factory(leaves, lr=plan.learning_rate)
-            except TypeError as error:
-                raise TypeError(
-                    f"`optimizer` must make a torch.optim.Optimizer from a list of parameters and "
-                    f"lr=, but raised {error}"
-                ) from error
-            if not isinstance(optimizer, torch.optim.Optimizer):
-                raise TypeError(
-                    "`optimizer` must make a torch.optim.Optimizer from a list of parameters and "
-                    f"lr=, got {type(optimizer).__name__}."
-                )
-            made = None if schedule is None else schedule(optimizer, plan.steps)
-            if made is not None and not isinstance(made, torch.optim.lr_scheduler.LRScheduler):
-                raise TypeError(
+            optimizer = _made(
+                "`optimizer` must make a torch.optim.Optimizer from a list of parameters and lr=",
+                torch.optim.Optimizer,
+                partial(factory, leaves, lr=plan.learning_rate),
+            )
+            made = None
+            if schedule is not None:
+                made = _made(
                     "`schedule` must make a schedule of torch.optim.lr_scheduler from an optimizer "
-                    f"and the number of steps, got {type(made).__name__}."
+                    "and the number of steps",
+                    (torch.optim.lr_scheduler.LRScheduler, NoneType),
+                    partial(schedule, optimizer, plan.steps),
                 )
             if isinstance(made, torch.optim.lr_scheduler.ReduceLROnPlateau):
                 raise ValueError(

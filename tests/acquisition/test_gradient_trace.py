@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -334,6 +335,9 @@ def test_initial_conditions_keep_fixed_features_and_leave_constraints_to_botorch
             2,
             8,
         )
+    for bounds in (unit_box(D).mT, unit_box(D + 1), math.nan * unit_box(D)):
+        with pytest.raises(ValueError, match="`bounds` must"):
+            gen_gradient_trace_initial_conditions(acqf, bounds, 2, 2, 8)
     assert gen_batch_initial_conditions(acqf, unit_box(D), 2, 2, 8).shape == (2, 2, D)
 
 

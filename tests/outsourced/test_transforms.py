@@ -122,3 +122,7 @@ class TestAttack:
         X = torch.randn(3, 8, dtype=torch.double)
         Z = torch.randn(3, 2, dtype=torch.double)
         assert column_space_residual(Z - Z.mean(0), X) < 1e-10
+        found = column_space_residual(Z, X)
+        for scale in (1e-200, 1e300):  # whose squares vanish or overflow
+            assert column_space_residual(scale * Z, X) == pytest.approx(found)
+            assert column_space_residual(Z, scale * X) == pytest.approx(found)

@@ -354,6 +354,23 @@ def test_stored_values_cannot_be_changed(tmp_path: Path) -> None:
             ledger.release(pure(0.5), noise, key="k")
 
 
+@pytest.mark.parametrize("column", ["about", "owner"])
+@pytest.mark.parametrize("altered", ["{", "{}", "[]", "3"])
+def test_an_altered_claim_is_refused(column: str, altered: str, tmp_path: Path) -> None:
+    """Nothing is drawn for a claim that nobody can read."""
+    with PrivacyLedger(tmp_path / "a.ledger", PLENTY) as ledger:
+        with pytest.raises(ZeroDivisionError):
+            ledger.release(pure(0.5), lambda: 1 / 0, key="k")
+        for statement in (
+            "DROP TRIGGER claim_no_update",
+            "DELETE FROM given_up",
+            f"UPDATE claim SET {column} = '{altered}'",
+        ):
+            ledger._file.execute(statement)
+        with pytest.raises(PrivacyError, match=r"`key` 'k' names|the claim to 'k' was altered"):
+            ledger.release(pure(0.5), lambda: pytest.fail("drawn"), key="k")
+
+
 # Runs
 
 

@@ -286,6 +286,12 @@ def best_of_fast(law: TrialNumber, base: np.ndarray) -> np.ndarray:
     return base * law.slope(np.clip(better, 0, 1))
 
 
+@pytest.mark.parametrize("delta", [-1e-9, 0.0, 1.0, math.nan])
+def test_a_profile_names_the_delta_that_it_refuses(delta: float) -> None:
+    with pytest.raises(ValueError, match="`smallest_delta` must lie in"):
+        BaseProfile.of_mu(1.0, delta)
+
+
 class TestLevel:
     @pytest.mark.parametrize(
         "law", [TrialNumber(40), TrialNumber(12, 0.0), TrialNumber(5, math.inf)]
