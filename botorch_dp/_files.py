@@ -28,6 +28,7 @@ import tempfile
 import threading
 import time
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -237,7 +238,7 @@ class FileKind:
     if_lost: str = "Put back a copy, or begin anew at another path."
 
 
-class Database:
+class Database(ABC):
     """One database of a kind, wherever it lives. Threads may share it."""
 
     kind: FileKind
@@ -272,13 +273,13 @@ class Database:
         with self.lock:
             return self._connection is not None and bool(self._connection.in_transaction)
 
+    @abstractmethod
     def close(self) -> None:
         """Release it. What was committed stays."""
-        raise NotImplementedError
 
+    @abstractmethod
     def changes(self) -> object:
         """Something that is another one after somebody else has written."""
-        raise NotImplementedError
 
     @contextmanager
     def transaction(self) -> Iterator[Any]:
@@ -323,26 +324,26 @@ class Database:
         with self.lock, self.explained():
             return self.execute(statement, values).fetchall()
 
+    @abstractmethod
     def execute(self, statement: str, values: Sequence[object] = ()) -> Any:
         """Run a statement as soon as others let it run."""
-        raise NotImplementedError
 
     def executemany(self, statement: str, rows: Sequence[Sequence[object]]) -> None:
         """Run a statement for each row. Inside a transaction."""
         self._connected().executemany(statement, rows)
 
+    @abstractmethod
     def explained(self) -> AbstractContextManager[None]:
         """Turn errors of the database into sentences that say what to do."""
-        raise NotImplementedError
 
-    def _connected(self) -> Any:
-        raise NotImplementedError
+    @abstractmethod
+    def _connected(self) -> Any: ...
 
     def _commit(self, connection: Any) -> None:
         self.execute("COMMIT")
 
-    def _set_version(self, connection: Any, version: int) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _set_version(self, connection: Any, version: int) -> None: ...
 
     def _migrate(self, connection: Any, version: int) -> None:
         """Bring the schema from ``version`` to the newest. Inside a transaction."""
