@@ -128,7 +128,7 @@ def problem(setting: Setting, method: str) -> PrivacyUtilityProblem:
         replicates=setting.replicates,
         name=f"{made.name}, {method}",
         batched=made.batched,
-        products=made.products,
+        products=() if method == "ordinary random" else made.products,
     )
 
 
@@ -298,6 +298,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         lines.append(
             f"{row['method']:16}{row['trials']:7}{row['seeds']:6}{row['epochs']:8.0f}"
             f"{row['steps'] / 1000:8.0f}{row['linear']!s:>26}{row['log']!s:>26}"
+            f"{row['linear, expected front']!s:>26}{row['log, expected front']!s:>26}"
             f"{ahead[0]!s:>26}{ahead[1]!s:>26}"
         )
     return "\n".join(lines)
