@@ -68,7 +68,7 @@ BOUNDARIES = "test_boundaries.py"
 
 MUTANTS = [
     *_mutants(
-        "privacy/budget.py",
+        "privacy/ledger.py",
         f"{BOUNDARIES} privacy/test_budget.py privacy/test_ledger.py",
         ("ALLOWANCE = Fraction(1, 10**12)", "ALLOWANCE = Fraction(1, 10**6)"),
         (

@@ -18,7 +18,6 @@ from botorch_dp.privacy.accounting import (
     renyi_epsilon,
 )
 from botorch_dp.privacy.audit import AuditReport, audit_epsilon
-from botorch_dp.privacy.budget import PrivacyBudget
 from botorch_dp.privacy.guarantee import (
     DEFAULT_DELTA,
     ONE_RECORD,
@@ -37,7 +36,7 @@ from botorch_dp.privacy.guarantee import (
     compose,
     rounded_up,
 )
-from botorch_dp.privacy.ledger import LedgerBalance, LedgerEntry, PrivacyLedger
+from botorch_dp.privacy.ledger import LedgerBalance, LedgerEntry, PrivacyBudget, PrivacyLedger
 from botorch_dp.privacy.mechanisms import (
     exponential_guarantee,
     exponential_mechanism,

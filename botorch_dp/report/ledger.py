@@ -10,7 +10,7 @@ from pathlib import Path
 
 from botorch_dp._checks import checked
 from botorch_dp.privacy import LedgerEntry, PrivacyLedger
-from botorch_dp.privacy.budget import Compartments, Totals, first_choice
+from botorch_dp.privacy.ledger import Compartments, Totals, first_choice
 from botorch_dp.report.page import (
     BLACK,
     BLUE,
