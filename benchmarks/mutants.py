@@ -198,6 +198,10 @@ MUTANTS = [
         ),
         ("            self._begin(key, claim)\n", "            pass\n"),
         ("_AT_WORK.discard(work)", "pass"),
+    ),
+    *_mutants(
+        "_files.py",
+        "privacy/test_claims.py",
         (
             'return None if fields[0] == "Z" else f"{_boot()} {fields[19]}"',
             'return f"{_boot()}"',

@@ -14,22 +14,27 @@ resumes, a query log. What holds for all of them:
   process ends, however it ends. A forked child is another process.
 * *Locks are tried before they are trusted.* On a network file system without a lock service they
   may be granted to everybody; then no file is opened (:func:`_check_locks`).
+* *A claim in a file names its owner* (:func:`owner_words`): a process that is told from a later one
+  of its number, so that whoever comes after it knows whether it is still at work.
 """
 
 from __future__ import annotations
 
 import errno
+import functools
 import hashlib
 import json
 import os
+import socket
 import sqlite3
 import struct
+import subprocess
 import tempfile
 import threading
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -216,6 +221,49 @@ def _is_tensor(value: object) -> bool:
 
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
+
+
+def owner_words(work: tuple[int, str], **more: Any) -> str:
+    """Who claims something, in words that tell its process from a later one of its number."""
+    pid, token = work
+    known = {"token": token, "pid": pid, "started": _started(pid), "host": socket.gethostname()}
+    return json.dumps(known | more)
+
+
+def may_be_at_work(owner: str, here: Container[tuple[int, str]]) -> bool:
+    """Whether an owner may still be at work; of this process, whether it is among those here."""
+    known = json.loads(owner)
+    if (os.getpid(), known["token"]) in here or known["host"] != socket.gethostname():
+        return True
+    if known["pid"] == os.getpid() and known["started"] == _started(os.getpid()):
+        return False  # this process, and it is not at work on it
+    return bool(known["started"] == _started(known["pid"]))
+
+
+def _started(pid: int) -> str | None:
+    """When a process started, in words that tell it from a later one of its number; None if ended.
+
+    A number is used again after some time, and by every container; the start tells them apart.
+    """
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            # The name of the program stands in brackets and may hold anything.
+            fields = file.read().rpartition(")")[2].split()
+        return None if fields[0] == "Z" else f"{_boot()} {fields[19]}"
+    except (FileNotFoundError, ProcessLookupError):  # the latter if it ends while we read
+        if os.path.isdir("/proc/self"):
+            return None
+    listed = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True)
+    return listed.stdout.strip() or None
+
+
+@functools.cache
+def _boot() -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except FileNotFoundError:
+        return ""
 
 
 @dataclass(frozen=True)

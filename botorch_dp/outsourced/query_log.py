@@ -10,10 +10,19 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from botorch_dp._files import BUSY_SECONDS, MEMORY, FileKind, differences, pack, unpack
+from botorch_dp._files import (
+    BUSY_SECONDS,
+    MEMORY,
+    FileKind,
+    differences,
+    may_be_at_work,
+    owner_words,
+    pack,
+    unpack,
+)
 from botorch_dp.errors import AlreadyReleased, BudgetExhausted, PrivacyError
 from botorch_dp.privacy import Guarantee, PrivacyLedger
-from botorch_dp.privacy.runs import RUN, Run, may_be_at_work, owner_words
+from botorch_dp.privacy.runs import RUN, Run
 
 T = TypeVar("T")
 R = TypeVar("R")

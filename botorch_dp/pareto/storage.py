@@ -32,10 +32,18 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from botorch_dp._addresses import is_address
-from botorch_dp._files import MEMORY, Database, FileKind, StateFile, differences, now
+from botorch_dp._files import (
+    MEMORY,
+    Database,
+    FileKind,
+    StateFile,
+    differences,
+    may_be_at_work,
+    now,
+    owner_words,
+)
 from botorch_dp.pareto.postgres import RETURN_SECONDS, DisconnectedError, Server
 from botorch_dp.pareto.problem import CurvePlan, Measurement, State, StudyError, Trial
-from botorch_dp.privacy.runs import may_be_at_work, owner_words
 from botorch_dp.space import Config, narrowings
 
 R = TypeVar("R")

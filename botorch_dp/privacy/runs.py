@@ -22,19 +22,26 @@ forked run is a new run, with an identity of its own and nothing drawn yet.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import os
-import socket
 import sqlite3
-import subprocess
 import uuid
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from botorch_dp._files import MEMORY, FileKind, StateFile, differences, now, pack, unpack
+from botorch_dp._files import (
+    MEMORY,
+    FileKind,
+    StateFile,
+    differences,
+    may_be_at_work,
+    now,
+    owner_words,
+    pack,
+    unpack,
+)
 from botorch_dp.errors import AlreadyReleased, PrivacyError
 from botorch_dp.privacy.guarantee import Guarantee
 
@@ -218,57 +225,14 @@ class Door:
             raise self._file.damaged(f"the value under {key!r} was altered") from error
 
 
-def owner_words(work: tuple[int, str], **more: Any) -> str:
-    """Who claims something, in words that tell its process from a later one of its number."""
-    pid, token = work
-    known = {"token": token, "pid": pid, "started": _started(pid), "host": socket.gethostname()}
-    return json.dumps(known | more)
-
-
 def _is_alive(owner: str) -> bool:
     """Whether the process of a claim may still be at work; yes where that cannot be told."""
     return may_be_at_work(owner, _AT_WORK)
 
 
-def may_be_at_work(owner: str, here: Container[tuple[int, str]]) -> bool:
-    """Whether an owner may still be at work; of this process, whether it is among those here."""
-    known = json.loads(owner)
-    if (os.getpid(), known["token"]) in here or known["host"] != socket.gethostname():
-        return True
-    if known["pid"] == os.getpid() and known["started"] == _started(os.getpid()):
-        return False  # this process, and it is not at work on it
-    return bool(known["started"] == _started(known["pid"]))
-
-
 def _words(owner: str) -> str:
     known = json.loads(owner)
     return f"Process {known['pid']} on {known['host']}"
-
-
-def _started(pid: int) -> str | None:
-    """When a process started, in words that tell it from a later one of its number; None if ended.
-
-    A number is used again after some time, and by every container; the start tells them apart.
-    """
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            # The name of the program stands in brackets and may hold anything.
-            fields = file.read().rpartition(")")[2].split()
-        return None if fields[0] == "Z" else f"{_boot()} {fields[19]}"
-    except (FileNotFoundError, ProcessLookupError):  # the latter if it ends while we read
-        if os.path.isdir("/proc/self"):
-            return None
-    listed = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True)
-    return listed.stdout.strip() or None
-
-
-@functools.cache
-def _boot() -> str:
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return file.read().strip()
-    except FileNotFoundError:
-        return ""
 
 
 # --- Runs. ---

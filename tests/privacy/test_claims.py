@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import pytest
 
+from botorch_dp import _files
 from botorch_dp.privacy import PrivacyBudget, PrivacyLedger, runs
 from tests.privacy.charging import in_child, pure, succeeded
 
@@ -51,21 +52,21 @@ def test_a_process_is_known_by_its_start_and_gone_when_it_has_ended() -> None:
     time.sleep(0.05)  # starts are counted in hundredths of a second
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
-        ours, others = runs._started(os.getpid()), runs._started(child.pid)
+        ours, others = _files._started(os.getpid()), _files._started(child.pid)
         assert ours is not None
         assert others is not None
         assert ours != others
-        assert ours == runs._started(os.getpid())
+        assert ours == _files._started(os.getpid())
     finally:
         child.kill()
     for _ in range(500):
-        if runs._started(child.pid) is None:  # not waited for: a zombie is nobody
+        if _files._started(child.pid) is None:  # not waited for: a zombie is nobody
             break
         time.sleep(0.01)
     else:
         pytest.fail("a process that was killed still counts as alive")
     child.wait()
-    assert runs._started(child.pid) is None
+    assert _files._started(child.pid) is None
 
 
 def test_a_process_that_ends_while_its_start_is_read_is_gone(
@@ -81,4 +82,4 @@ def test_a_process_that_ends_while_its_start_is_read_is_gone(
         return file
 
     monkeypatch.setattr(runs, "open", late, raising=False)
-    assert runs._started(child.pid) is None
+    assert _files._started(child.pid) is None

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from botorch_dp import _files
 from botorch_dp.errors import AlreadyReleased, BudgetExhausted, PrivacyError
 from botorch_dp.privacy import PrivacyBudget, PrivacyLedger, laplace_mechanism, runs
 from botorch_dp.privacy.runs import Run, fingerprint
@@ -241,7 +242,7 @@ def test_a_living_owner_elsewhere_is_not_disturbed(
 ) -> None:
     path = tmp_path / "a.ledger"
     with PrivacyLedger(path, PLENTY) as ledger, monkeypatch.context() as patch:
-        patch.setattr(runs.socket, "gethostname", lambda: "elsewhere")
+        patch.setattr(_files.socket, "gethostname", lambda: "elsewhere")
         with pytest.raises(AlreadyReleased, match="on elsewhere is drawing"):
 
             def ask_from_here() -> float:
@@ -252,16 +253,16 @@ def test_a_living_owner_elsewhere_is_not_disturbed(
 
 
 def test_a_process_number_used_again_is_another_process() -> None:
-    here = runs.owner_words((os.getpid(), "not at work"))
+    here = _files.owner_words((os.getpid(), "not at work"))
     assert not runs._is_alive(here)
-    parent = runs.owner_words((os.getppid(), "x"))
+    parent = _files.owner_words((os.getppid(), "x"))
     assert runs._is_alive(parent)
-    earlier = parent.replace(str(runs._started(os.getppid())), "an earlier start")
+    earlier = parent.replace(str(_files._started(os.getppid())), "an earlier start")
     assert not runs._is_alive(earlier)
     work = (os.getpid(), "at work")
     runs._AT_WORK.add(work)
     try:
-        assert runs._is_alive(runs.owner_words(work))
+        assert runs._is_alive(_files.owner_words(work))
     finally:
         runs._AT_WORK.discard(work)
 
