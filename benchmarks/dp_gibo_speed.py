@@ -51,7 +51,7 @@ from botorch_dp.descent.settings import DescentSettings
 from botorch_dp.models import public_gp
 from botorch_dp.models.gradient import KernelFactor
 from botorch_dp.models.kernels import kernel_derivatives
-from botorch_dp.privacy._noise import ExactNoise
+from botorch_dp.privacy.mechanisms import ExactNoise
 from botorch_dp.privacy.runs import Run
 
 NOISE = 1e-4

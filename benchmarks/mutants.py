@@ -146,7 +146,7 @@ MUTANTS = [
         ),
     ),
     *_mutants(
-        "privacy/_noise.py",
+        "privacy/mechanisms.py",
         f"{BOUNDARIES} privacy/test_mechanisms.py",
         ("rho = Fraction(mu) ** 2 / 2", "rho = Fraction(mu) ** 2 * 2"),
         (

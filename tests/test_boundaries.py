@@ -34,7 +34,6 @@ from botorch_dp.privacy import (
 )
 from botorch_dp.privacy._composition import composed_epsilon
 from botorch_dp.privacy._gaussian import _log_delta
-from botorch_dp.privacy._noise import gaussian_scale, laplace_scale, selection_scale
 from botorch_dp.privacy.guarantee import (
     ApproximateLoss,
     FixedLotSGDLoss,
@@ -50,7 +49,12 @@ from botorch_dp.privacy.ledger import (
     sqrt_above,
     sqrt_below,
 )
-from botorch_dp.privacy.mechanisms import SparseVectorPlan
+from botorch_dp.privacy.mechanisms import (
+    SparseVectorPlan,
+    gaussian_scale,
+    laplace_scale,
+    selection_scale,
+)
 from botorch_dp.release import (
     LinearChoice,
     LipschitzMaximum,

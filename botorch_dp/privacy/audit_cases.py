@@ -35,9 +35,13 @@ from botorch_dp.privacy import (
     laplace_mechanism,
     sparse_vector_guarantee,
 )
-from botorch_dp.privacy._noise import noise_source
 from botorch_dp.privacy.audit import FEWEST_SAMPLES, AuditReport
-from botorch_dp.privacy.mechanisms import SelectionMethod, SparseVectorPlan, noisy_comparisons
+from botorch_dp.privacy.mechanisms import (
+    SelectionMethod,
+    SparseVectorPlan,
+    noise_source,
+    noisy_comparisons,
+)
 from botorch_dp.privacy.selection import TrialNumber
 
 CONFIDENCE = 1 - 1e-6

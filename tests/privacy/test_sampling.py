@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from botorch_dp.privacy import _noise as sampling
-from botorch_dp.privacy._noise import ExactNoise, SimulatedNoise, noise_source
+from botorch_dp.privacy import mechanisms as sampling
+from botorch_dp.privacy.mechanisms import ExactNoise, SimulatedNoise, noise_source
 
 #: Every statistical test below fails a correct sampler with this probability.
 FALSE_ALARM = 1e-6
@@ -132,7 +132,7 @@ def test_only_the_argument_turns_simulation_on(monkeypatch):
     draws = [first.add_laplace(np.zeros(2), 1.0).tolist() for _ in range(2)]
     assert draws[0] != draws[1]
     code = (
-        "import numpy as np; from botorch_dp.privacy._noise import noise_source;"
+        "import numpy as np; from botorch_dp.privacy.mechanisms import noise_source;"
         "print(noise_source(None).add_laplace(np.zeros(4), 1.0).tolist())"
     )
     outputs = {

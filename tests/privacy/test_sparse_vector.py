@@ -10,11 +10,12 @@ import pytest
 import torch
 from scipy import integrate, stats
 
-from botorch_dp.privacy._noise import SimulatedNoise, integer_laplace_epsilon
 from botorch_dp.privacy.mechanisms import (
+    SimulatedNoise,
     SparseVectorPlan,
     _on_lattice,
     _stop,
+    integer_laplace_epsilon,
     noisy_comparisons,
     sparse_vector,
     sparse_vector_guarantee,
