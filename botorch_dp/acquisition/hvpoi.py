@@ -3,7 +3,8 @@
 The arithmetic sums over the cells of a box decomposition of the non-dominated region. A cell is a
 product of intervals, so its volume and, for independent Gaussians, its probability are products
 over the ``m`` objectives. The cells come as one tensor ``edges`` of shape
-``(batch_shape) x 2 num_cells x m``: first all lower bounds, then all upper bounds.
+``(batch_shape) x 2 num_cells x m``: first all lower bounds, then all upper bounds. Pending points
+are believed (:func:`believe`), so that they too are taken into account in closed form.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import math
 from abc import ABC
 from collections.abc import Sequence
 from functools import reduce
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 from botorch.acquisition.acquisition import AcquisitionFunction
@@ -20,7 +21,8 @@ from botorch.acquisition.logei import TAU_RELU
 from botorch.acquisition.multi_objective.base import MultiObjectiveAnalyticAcquisitionFunction
 from botorch.acquisition.objective import PosteriorTransform
 from botorch.exceptions.errors import UnsupportedError
-from botorch.models.model import Model
+from botorch.models.deterministic import DeterministicModel
+from botorch.models.model import Model, ModelList
 from botorch.utils.multi_objective.box_decompositions.box_decomposition import BoxDecomposition
 from botorch.utils.multi_objective.box_decompositions.non_dominated import (
     FastNondominatedPartitioning,
@@ -31,11 +33,11 @@ from botorch.utils.transforms import (
     is_ensemble,
     t_batch_mode_transform,
 )
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from botorch_dp._checks import check_choice, check_positive, check_tensor, checked
-from botorch_dp.acquisition.pending import believe
 
 Region = Literal["unbounded", "box"]
 
@@ -364,6 +366,41 @@ class LogHypervolumeProbabilityOfImprovement(_HypervolumeAcquisition):
         mean, std = self._objectives(X)
         gain = log_volume_gain(mean, self.volume_edges, temperature=self.tau_relu * std)
         return (gain + log_probability(mean, std, self.probability_edges)).to(X)
+
+
+def believe(model: Model, X: Tensor) -> Model:
+    """A model like the given one, but conditioned on its own posterior mean at ``X``.
+
+    Its mean is the same everywhere; its variance is what will remain once ``X`` is observed. With
+    known noise variances, the new observations get their average, as in BoTorch's ``fantasize``.
+
+    Args:
+        model: Left as it is. Deterministic members of a list have nothing to be conditioned on.
+        X: An ``n x d``-dim tensor of points.
+    """
+    if isinstance(model, ModelList):
+        return type(model)(*(believe(cast(Model, member), X) for member in model.models))
+    if isinstance(model, DeterministicModel):
+        return model
+    posterior: Any = model.posterior(X)
+    mean: Tensor = posterior.mean  # (batch_shape) x n x m
+    likelihood: Any = getattr(model, "likelihood", None)
+    known_noise = {}
+    if isinstance(likelihood, FixedNoiseGaussianLikelihood):
+        noise = likelihood.noise.mean(dim=-1, keepdim=True)  # (batch_shape) x (m) x 1
+        noise = noise if model.num_outputs > 1 else noise.unsqueeze(-1)
+        known_noise["noise"] = noise.transpose(-1, -2).expand_as(mean)
+    try:
+        return model.condition_on_observations(
+            X.expand(*mean.shape[:-1], X.shape[-1]), mean, **known_noise
+        )
+    except (AttributeError, RuntimeError) as error:
+        # A model without the method, with one that is not implemented, or (Kronecker multi-task
+        # models) with one that raises a plain RuntimeError. The cause is chained, not hidden.
+        raise UnsupportedError(
+            f"`X_pending`: a {type(model).__name__} cannot be conditioned on pending points; wait "
+            "for them to finish and pass None."
+        ) from error
 
 
 def finite_edges(bounds: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.settings import skip_posterior_variances
 from torch import Tensor
 
-from botorch_dp.acquisition.pending import believe
+from botorch_dp.acquisition.hvpoi import believe
 from botorch_dp.pareto.curves import curve_gp, of_no_training, of_trainings, smooth_kernel
 from botorch_dp.pareto.problem import PrivacyUtilityProblem, StudyError, Trial, thinned
 from botorch_dp.space import Config

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from botorch_dp.acquisition import GradientTrace, gen_gradient_trace_initial_conditions
 from botorch_dp.acquisition.gradient_trace import regular_simplex
-from botorch_dp.acquisition.pending import believe
+from botorch_dp.acquisition.hvpoi import believe
 from botorch_dp.models import GradientPosterior, public_gp
 
 D = 3

@@ -12,7 +12,7 @@ from botorch.models.map_saas import EnsembleMapSaasSingleTaskGP
 from botorch.models.transforms import Normalize, Standardize
 from botorch.utils.testing import MockModel, MockPosterior
 
-from botorch_dp.acquisition.pending import believe
+from botorch_dp.acquisition.hvpoi import believe
 
 DOUBLE = {"dtype": torch.double}
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from botorch_dp.acquisition.pending import believe
+from botorch_dp.acquisition.hvpoi import believe
 from botorch_dp.pareto import DPareto, Integer, Objective, Real, SearchSpace, StudyError
 from botorch_dp.pareto.beliefs import fitted_gp, predicted
 from botorch_dp.pareto.curves import Staircase, expected_gains, of_no_training, stops
