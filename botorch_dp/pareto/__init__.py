@@ -1,6 +1,5 @@
 """DPareto: which accuracy each epsilon buys, found with few trainings."""
 
-from botorch_dp.pareto.executors import RayExecutor
 from botorch_dp.pareto.front import OperatingPoint, ParetoFront
 from botorch_dp.pareto.given_epsilon import given_epsilon
 from botorch_dp.pareto.problem import (
@@ -15,7 +14,7 @@ from botorch_dp.pareto.problem import (
     Trial,
 )
 from botorch_dp.pareto.study import DPareto
-from botorch_dp.pareto.workers import ExecutorDiedError
+from botorch_dp.pareto.workers import ExecutorDiedError, RayExecutor
 from botorch_dp.space import (
     Choice,
     Integer,

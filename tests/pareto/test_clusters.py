@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from botorch_dp.pareto import DPareto, RayExecutor, workers
-from botorch_dp.pareto.executors import Once
+from botorch_dp.pareto.workers import Once
 from botorch_dp.privacy import PrivacyBudget
 from botorch_dp.space import Config
 from tests.pareto import test_paying, toy
