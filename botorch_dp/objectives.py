@@ -36,10 +36,13 @@ from botorch_dp.privacy import (
 )
 from botorch_dp.privacy.ledger import check_payment
 from botorch_dp.scores import (
+    AUC,
+    F1,
     OWN_RECORD_ONLY,
     EstimatorScores,
     PerRecordLosses,
     PerRecordReport,
+    Statistic,
     check_per_record,
     checked_scores,
     clipped_sum,
@@ -47,7 +50,6 @@ from botorch_dp.scores import (
     known_num_records,
     per_record_scores,
 )
-from botorch_dp.statistics import AUC, F1, Statistic
 
 __all__ = [
     "AUC",

@@ -19,7 +19,6 @@ ROOMS = [
     "models",
     "space",
     "acquisition",
-    "statistics",
     "scores",
     "objectives",
     "release",

@@ -36,9 +36,8 @@ from botorch_dp.privacy import (
 )
 from botorch_dp.privacy.ledger import check_payment
 from botorch_dp.privacy.runs import Run
-from botorch_dp.scores import OWN_RECORD_ONLY, known_num_records
+from botorch_dp.scores import OWN_RECORD_ONLY, Statistic, known_num_records
 from botorch_dp.space import Config, SearchSpace
-from botorch_dp.statistics import Statistic
 from botorch_dp.tuning.searching import Coordinates, Mapper, Part, ScoreTable, Searching
 
 RecordScores = Callable[[list[Config]], Any]
