@@ -288,8 +288,8 @@ MUTANTS = [
         "outsourced/curator.py",
         f"{BOUNDARIES} outsourced/test_curator.py outsourced/test_answers.py",
         (
-            "return width if Fraction(width) >= exact else math.nextafter(width, math.inf)",
-            "return width",
+            "return float_above(Fraction(high) - Fraction(low))",
+            "return high - low",
         ),
         (
             "sensitivity = projected_sensitivity(self.projection, row_distance)",
@@ -312,7 +312,7 @@ MUTANTS = [
     *_mutants(
         "descent/settings.py",
         f"{BOUNDARIES} descent/test_settings.py",
-        ("share = math.nextafter(share, 0.0)", "break"),
+        ("sqrt_below(Fraction(self.mu) ** 2 / self.steps)", "self.mu / math.sqrt(self.steps)"),
         (
             "2 * self.clip_norm / (num_records * self.step_mu)",
             "self.clip_norm / (num_records * self.step_mu)",

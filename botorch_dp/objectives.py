@@ -34,7 +34,7 @@ from botorch_dp.privacy import (
     gaussian_mu,
     rounded_up,
 )
-from botorch_dp.privacy.ledger import check_payment
+from botorch_dp.privacy.ledger import check_payment, sqrt_below
 from botorch_dp.scores import (
     AUC,
     F1,
@@ -329,9 +329,7 @@ class PrivateObjective:
             raise TypeError(f"`ledger` must be a PrivacyLedger, got {type(ledger).__name__}.")
         count = check_integer("evaluations", evaluations)
         left = gaussian_mu_left(ledger)
-        mu = math.sqrt(left / count)
-        while count * Fraction(mu) ** 2 > left:
-            mu = math.nextafter(mu, 0.0)
+        mu = sqrt_below(left / count)
         if mu == 0:
             raise BudgetExhausted(
                 f"Nothing of {ledger.budget} is left for Gaussian releases, which every evaluation "

@@ -29,6 +29,7 @@ from botorch_dp.privacy import (
     Release,
     check_unit,
 )
+from botorch_dp.privacy.ledger import sqrt_below
 
 if TYPE_CHECKING:
     from botorch_dp.descent.clipping import ClippedMean
@@ -107,10 +108,7 @@ class DescentSettings:
         """``mu / sqrt(steps)``, rounded down: ``steps`` squares of it never exceed ``mu^2``."""
         if math.isinf(self.mu):
             return self.mu
-        share = self.mu / math.sqrt(self.steps)
-        while self.steps * Fraction(share) ** 2 > Fraction(self.mu) ** 2:
-            share = math.nextafter(share, 0.0)
-        return share
+        return sqrt_below(Fraction(self.mu) ** 2 / self.steps)
 
     @cached_property
     def step_price(self) -> Guarantee:

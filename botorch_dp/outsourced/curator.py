@@ -47,6 +47,7 @@ from botorch_dp.privacy import (
     laplace_guarantee,
     laplace_mechanism,
 )
+from botorch_dp.privacy.ledger import float_above
 from botorch_dp.privacy.runs import fingerprint
 
 #: The longest id of a question; every end of every exchange keeps to it.
@@ -111,9 +112,7 @@ class PrivateAnswers:
             assert self.sensitivity is not None
             return self.sensitivity
         low, high = self.bounds
-        width = high - low
-        exact = Fraction(high) - Fraction(low)
-        return width if Fraction(width) >= exact else math.nextafter(width, math.inf)
+        return float_above(Fraction(high) - Fraction(low))
 
     def price(self) -> Guarantee:
         """What one answer costs."""

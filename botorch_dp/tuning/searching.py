@@ -35,6 +35,7 @@ from botorch_dp.privacy import (
     laplace_mechanism,
     pure_dp_epsilon,
 )
+from botorch_dp.privacy.ledger import sqrt_below
 from botorch_dp.privacy.runs import Run
 from botorch_dp.scores import checked_scores, clipped_sum, grid_levels
 from botorch_dp.space import Choice, Config, Integer, SearchSpace
@@ -73,14 +74,6 @@ _PREFERRED, _PREFERENCE = 0.25, 2.0
 _LONGER = (0.05, 0.5)
 #: The same, in units of the noise's length over the clip norm.
 _PER_NOISE = 4
-
-
-def split_evenly(total: float, count: int) -> float:
-    """The largest number of which ``count`` squares add up to at most ``total^2``, or nearly."""
-    share = total / math.sqrt(count)
-    while count * Fraction(share) ** 2 > Fraction(total) ** 2:
-        share = math.nextafter(share, 0.0)
-    return share
 
 
 class Coordinates:
@@ -299,7 +292,7 @@ class Searching:
         )
         box = torch.stack((torch.zeros(dim), torch.ones(dim))).double()
         observations = Observations(KernelFactor.empty(derivatives, dim))
-        step_mu = split_evenly(plan.shares["gradients"], plan.steps)
+        step_mu = sqrt_below(Fraction(plan.shares["gradients"]) ** 2 / plan.steps)
         locations: list[Tensor] = []
         gradients: list[Tensor] = []
         stds: list[float] = []
@@ -372,7 +365,7 @@ class Searching:
         allowed = round(n * min(_LONGER[1], max(_LONGER[0], _PER_NOISE * ratio)))
         limits = torch.tensor(_CLIP_NORMS, dtype=torch.double)
 
-        share = split_evenly(self._plan.shares["clip norm"], len(self._clip_steps()))
+        share = sqrt_below(Fraction(self._plan.shares["clip norm"]) ** 2 / len(self._clip_steps()))
         # Counts, and with them all utilities, are integers: no rounding moves them further.
         octaves = (limits / _PREFERRED).log2().abs()
         preference = (_PREFERENCE * octaves / pure_dp_epsilon(share)).round()
