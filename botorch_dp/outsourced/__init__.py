@@ -26,8 +26,7 @@ from botorch_dp.outsourced.exchange import (
 )
 from botorch_dp.outsourced.modeler import Answer, InputNoiseRBF, Modeler
 from botorch_dp.outsourced.query_log import QueryLimitReached, RequestConflict
-from botorch_dp.outsourced.server import serve
-from botorch_dp.outsourced.service import curator_app
+from botorch_dp.outsourced.service import curator_app, serve
 from botorch_dp.outsourced.transforms import (
     choose_projection_dim,
     column_space_residual,

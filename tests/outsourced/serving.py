@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from botorch_dp.outsourced import TLS, GaussianNoiseCurator, curator_app
-from botorch_dp.outsourced.server import curator_server, listen
+from botorch_dp.outsourced.service import curator_server, listen
 
 pytest.importorskip("uvicorn")
 
