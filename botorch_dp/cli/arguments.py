@@ -18,6 +18,8 @@ from typing import Any, NoReturn
 from botorch_dp._addresses import Address
 from botorch_dp._checks import did_you_mean
 
+#: The environment variable that holds a shared token.
+TOKEN_VARIABLE = "BOTORCH_DP_TOKEN"
 #: Where SQLite keeps a file's application id, and the ids of our files.
 _ID_PLACE = 68
 _KINDS = {b"DPar": "study", b"DPBL": "ledger"}
@@ -102,17 +104,6 @@ def check_folder(name: str, path: Path | None) -> None:
         raise ValueError(f"{name}: no permission to write to {folder}.")
 
 
-def file_kind(path: Path) -> str:
-    """Whether a file is a "study", a "ledger" or neither (""), without loading anything."""
-    if path.is_dir():
-        raise ValueError(f"{path} is a folder, and not a file.")
-    if not path.exists():
-        raise ValueError(f"There is no file {path}.")
-    with path.open("rb") as file:
-        file.seek(_ID_PLACE)
-        return _KINDS.get(file.read(4), "")
-
-
 def check_figure(name: str, path: Path | None) -> None:
     """The same for a figure, whose suffix must name a format that can be drawn."""
     check_folder(name, path)
@@ -124,6 +115,17 @@ def check_figure(name: str, path: Path | None) -> None:
     kinds = FigureCanvasBase.get_supported_filetypes()
     if path.suffix.lstrip(".").lower() not in kinds:
         raise ValueError(f"{name} must end in one of {', '.join(sorted(kinds))}, got {path.name}.")
+
+
+def file_kind(path: Path) -> str:
+    """Whether a file is a "study", a "ledger" or neither (""), without loading anything."""
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder, and not a file.")
+    if not path.exists():
+        raise ValueError(f"There is no file {path}.")
+    with path.open("rb") as file:
+        file.seek(_ID_PLACE)
+        return _KINDS.get(file.read(4), "")
 
 
 def check_extra(extra: str, *modules: str) -> None:

@@ -10,12 +10,13 @@ import math
 import os
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from botorch_dp.cli.arguments import (
+    TOKEN_VARIABLE,
     check_extra,
     check_folder,
     count,
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from botorch_dp.outsourced import Curator
-    from botorch_dp.privacy import PrivacyLedger
-
-_TOKEN_VARIABLE = "BOTORCH_DP_TOKEN"
 
 
 def add_commands(commands: Any) -> None:
@@ -40,7 +38,7 @@ def add_commands(commands: Any) -> None:
         "curator",
         help="hold the rows and answer a modeler over HTTP",
         description="Release the rows once with Gaussian noise and serve them, and answers by row "
-        f"index, on the loopback interface. The shared token is read from {_TOKEN_VARIABLE}, or "
+        f"index, on the loopback interface. The shared token is read from {TOKEN_VARIABLE}, or "
         "tokens from --token-file. Started again with the same --state, also beside the first one, "
         "it serves the same released rows, repeats its answers and goes on counting queries.",
     )
@@ -88,7 +86,7 @@ def add_commands(commands: Any) -> None:
         "modeler",
         help="search a curator's rows for the best one",
         description="GP-UCB on the rows that a curator released. The shared token is read from "
-        f"{_TOKEN_VARIABLE}.",
+        f"{TOKEN_VARIABLE}.",
     )
     modeler.add_argument("url", help="where the curator serves, such as http://127.0.0.1:8765")
     modeler.add_argument("--steps", type=count, default=50, help="answers in all (default: 50)")
@@ -117,10 +115,10 @@ def add_commands(commands: Any) -> None:
 
 
 def _token() -> str:
-    token = os.environ.get(_TOKEN_VARIABLE, "")
+    token = os.environ.get(TOKEN_VARIABLE, "")
     if not token:
         raise ValueError(
-            f"Set {_TOKEN_VARIABLE} to the shared token (16 characters or more), or give a "
+            f"Set {TOKEN_VARIABLE} to the shared token (16 characters or more), or give a "
             "--token-file; it is not an argument because others can read those."
         )
     return token
@@ -131,8 +129,11 @@ def _curator(options: argparse.Namespace) -> int:
     _check_source(options.rows)
     if _is_table(options.evaluate):
         _check_source(Path(options.evaluate))
-    if options.ledger is not None:
-        _check_ledger(options.ledger)
+    if options.ledger is not None and not options.ledger.exists():
+        raise ValueError(
+            f"There is no ledger at {options.ledger}: create it once, in Python, by "
+            "PrivacyLedger(path, PrivacyBudget(epsilon, delta))."
+        )
     if options.certfile is None and (options.keyfile or options.client_cafile):
         raise ValueError("--keyfile and --client-cafile need a --certfile.")
     check_extra("service", "starlette", "uvicorn")
@@ -176,11 +177,13 @@ def open_curator(options: argparse.Namespace) -> Curator:
     refused.
     """
     from botorch_dp.outsourced import GaussianNoiseCurator, save_dataset
+    from botorch_dp.privacy import PrivacyLedger
 
     evaluate, rows = _evaluation(options.evaluate), table(options.rows)
     options.state.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with ExitStack() as stack:
-        # Only the release of the rows is charged: the ledger is not held while answers are given.
+    paid = nullcontext() if options.ledger is None else PrivacyLedger(options.ledger)
+    # Only the release of the rows is charged: the ledger is not held while answers are given.
+    with paid as ledger:
         curator = GaussianNoiseCurator(
             rows,
             evaluate,
@@ -188,29 +191,12 @@ def open_curator(options: argparse.Namespace) -> Curator:
             delta=options.delta,
             row_distance=options.row_distance,
             projection_dim=options.projection_dim,
-            ledger=_ledger(options.ledger, stack),
+            ledger=ledger,
             max_queries=options.max_queries,
             log=options.state / "queries.sqlite",
         )
     save_dataset(options.state / "dataset.npz", curator.dataset)
     return curator
-
-
-def _ledger(path: Path | None, stack: ExitStack) -> PrivacyLedger | None:
-    from botorch_dp.privacy import PrivacyLedger
-
-    if path is None:
-        return None
-    _check_ledger(path)
-    return stack.enter_context(PrivacyLedger(path))
-
-
-def _check_ledger(path: Path) -> None:
-    if not path.exists():
-        raise ValueError(
-            f"There is no ledger at {path}: create it once, in Python, by PrivacyLedger(path, "
-            "PrivacyBudget(epsilon, delta))."
-        )
 
 
 def _check_source(path: Path) -> None:

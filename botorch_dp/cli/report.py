@@ -10,6 +10,7 @@ from typing import Any
 
 from botorch_dp._addresses import Address
 from botorch_dp.cli.arguments import (
+    TOKEN_VARIABLE,
     check_extra,
     check_folder,
     check_place,
@@ -18,8 +19,6 @@ from botorch_dp.cli.arguments import (
     place,
 )
 from botorch_dp.cli.fronts import add_problem_options, check_task, load_problem
-
-_TOKEN_VARIABLE = "BOTORCH_DP_TOKEN"
 
 
 def add_commands(commands: Any) -> None:
@@ -59,7 +58,7 @@ def add_commands(commands: Any) -> None:
         help="the report of a running study, live",
         description="Serve the report of a study on the loopback interface while it runs; the "
         "page follows the study. The study's file is only read. The token is read from "
-        f"{_TOKEN_VARIABLE}, or drawn and printed.",
+        f"{TOKEN_VARIABLE}, or drawn and printed.",
     )
     dashboard.add_argument(
         "path", type=place, metavar="FILE", help="of a study, or the address of its database"
@@ -128,7 +127,7 @@ def _dashboard(options: argparse.Namespace) -> int:
     check_extra("service", "starlette", "uvicorn")
     from botorch_dp.report import serve_dashboard
 
-    token = os.environ.get(_TOKEN_VARIABLE) or secrets.token_urlsafe(24)
+    token = os.environ.get(TOKEN_VARIABLE) or secrets.token_urlsafe(24)
     print(f"http://127.0.0.1:{options.port}/?token={token} (Ctrl-C ends it)", flush=True)
     serve_dashboard(options.path, token=token, port=options.port)
     return 0

@@ -514,34 +514,29 @@ class GaussianNoiseCurator(Curator):
     ) -> None:
         check_rows(X)
         check_positive("row_distance", row_distance)
-        if projection_dim is not None:
-            d = X.shape[1]
-            if not 1 <= check_integer("projection_dim", projection_dim) <= d:
-                raise ValueError(
-                    f"`projection_dim` must be from 1 to the {d} columns of `X`, got "
-                    f"{projection_dim}: more columns than the rows have only cost noise."
-                )
         unit = PrivacyUnit(
             f"one row, up to a distance of {row_distance!r} (answers are not covered)",
             NeighboringRelation.BOUNDED_ROW,
         )
         #: Public ``d x r`` matrix in double precision, or None.
         self.projection: Tensor | None = None
-        sensitivity = row_distance
+        sensitivity, columns = row_distance, X.shape[1]
         if projection_dim is not None:
-            self.projection = public_projection(X.shape[1], projection_dim, projection_seed)
+            if not 1 <= check_integer("projection_dim", projection_dim) <= columns:
+                raise ValueError(
+                    f"`projection_dim` must be from 1 to the {columns} columns of `X`, got "
+                    f"{projection_dim}: more columns than the rows have only cost noise."
+                )
+            self.projection = public_projection(columns, projection_dim, projection_seed)
             sensitivity = projected_sensitivity(self.projection, row_distance)
             unit = unit.given("the seed of the projection was chosen without the rows")
-        mechanism: dict[str, Any] = {
-            "sensitivity": sensitivity,
-            "epsilon": epsilon,
-            "delta": delta,
-        }
+            columns = projection_dim
+        mechanism = {"sensitivity": sensitivity, "epsilon": epsilon, "delta": delta}
         price = replace(gaussian_guarantee(**mechanism), unit=unit)
         _check_ledger(ledger)
         if unsafe_seed is not None:
             _check_unpaid(ledger)
-        size = 8 * len(X) * (X.shape[1] if projection_dim is None else projection_dim)
+        size = 8 * len(X) * columns
         if size > _LARGEST_KEPT and str(log) != ":memory:":
             raise ValueError(
                 f"`log` cannot keep released rows of {size} bytes (at most {_LARGEST_KEPT}): leave "

@@ -238,7 +238,8 @@ def study_page(view: StudyView) -> Page:
         )
         beliefs = _Modelled(view, complete) if len(complete) >= 2 else None
         marks = _marks(view, front, beliefs)
-        _recommendation(page, view, front, beliefs)
+        if beliefs is not None:
+            _recommendation(page, view, front, beliefs)
         _front(page, view, front, marks)
         _curves(page, view, front)
         _hypervolume(page, front)
@@ -352,13 +353,10 @@ def _spent_in_words(paid: Spending) -> str:
     )
 
 
-def _recommendation(
-    page: Page, view: StudyView, front: ParetoFront, beliefs: _Modelled | None
-) -> None:
+def _recommendation(page: Page, view: StudyView, front: ParetoFront, beliefs: _Modelled) -> None:
     """The slider; the page's script fills in what belongs to its stop."""
-    stops = _stops(front, view.problem.ref_point[0])
-    points = [] if beliefs is None else _recommended(view, front, beliefs, stops)
-    if beliefs is None or not points:
+    points = _recommended(view, front, beliefs, _stops(front, view.problem.ref_point[0]))
+    if not points:
         return
     page.data["recommendations"] = [
         _stop(view, front, beliefs, limit, point) for limit, point in points
@@ -484,29 +482,27 @@ def _smallest(front: ParetoFront) -> float:
 def _marks(view: StudyView, front: ParetoFront, beliefs: _Modelled | None) -> Any:
     """One mark for each point that was measured, with what it says; all figures share them."""
     points, smallest = front.measured, _smallest(front)
-    on_front = {id(point) for point in front.measured_on_front}
+    best = {id(point) for point in front.measured_on_front}
+    on_front = [id(point) in best for point in points]
     columns: dict[str, list[Any]] = {
         "x": [max(point.values[0], smallest) for point in points],
         "y": [point.values[1] for point in points],
         "low": [1 - max(point.utilities) for point in points],
         "high": [1 - min(point.utilities) for point in points],
-        "mark": ["diamond" if id(point) in on_front else "circle" for point in points],
-        "size": [9 if id(point) in on_front else 6 for point in points],
-        "fill": [BLUE if id(point) in on_front else "#ffffff" for point in points],
-        "line": [BLACK if id(point) in on_front else GREY for point in points],
-        "group": ["front" if id(point) in on_front else "trials" for point in points],
+        "mark": ["diamond" if is_best else "circle" for is_best in on_front],
+        "size": [9 if is_best else 6 for is_best in on_front],
+        "fill": [BLUE if is_best else "#ffffff" for is_best in on_front],
+        "line": [BLACK if is_best else GREY for is_best in on_front],
+        "group": ["front" if is_best else "trials" for is_best in on_front],
         "trial": [str(point.trial) for point in points],
         "ε": [rounded_up(point.values[0]) for point in points],
         "configuration": [_in_words(point.config) for point in points],
     }
+    counts = [len(point.utilities) for point in points]
     columns["error"] = [
         f"{error:.4f}" + (f" ({low:.4f} to {high:.4f}, {count} trainings)" if count > 1 else "")
         for error, low, high, count in zip(
-            columns["y"],
-            columns["low"],
-            columns["high"],
-            (len(point.utilities) for point in points),
-            strict=True,
+            columns["y"], columns["low"], columns["high"], counts, strict=True
         )
     ]
     if beliefs is not None:
@@ -549,14 +545,9 @@ def _front_figure(view: StudyView, front: ParetoFront, marks: Any) -> Any:
     x, y = zip(*points, (until, min(error for _, error in points)), strict=True)
     if len(front.objective_names) == 2:
         made.step(x, y, mode="after", line_color=BLUE, line_width=2)
-    bars = [(e, p) for (e, _), p in zip(points, front.measured_on_front, strict=True)]
-    made.segment(
-        [e for e, _ in bars],
-        [1 - max(p.utilities) for _, p in bars],
-        [e for e, _ in bars],
-        [1 - min(p.utilities) for _, p in bars],
-        line_color=BLUE,
-    )
+    epsilons, best = [epsilon for epsilon, _ in points], front.measured_on_front
+    low, high = ([1 - end(p.utilities) for p in best] for end in (max, min))
+    made.segment(epsilons, low, epsilons, high, line_color=BLUE)
     dots = _scatter(made, "x", marks, legend_group="group")
     now = source({key: [] for key in ("x", "y", "low", "high", "limit")}, "recommended")
     made.segment("x", "low", "x", "high", source=now, line_color=ORANGE, line_width=3)
@@ -589,6 +580,13 @@ def _scatter(made: Any, x: str, marks: Any, **options: Any) -> Any:
     )
 
 
+def _lines(made: Any, columns: dict[str, list[Any]], **options: Any) -> None:
+    """A line for each trial; pointed at, it says what the columns beside its points hold."""
+    xs, ys, *told = columns
+    drawn = made.multi_line(xs, ys, source=source(columns), hover_line_color=ORANGE, **options)
+    hover(made, [drawn], *told)
+
+
 def _front_in_words(front: ParetoFront) -> str:
     ends = [front.points[0].tolist(), front.points[-1].tolist()]
     said = " to ".join(f"error {error:.3f} at epsilon {epsilon:.3g}" for epsilon, error, *_ in ends)
@@ -610,25 +608,19 @@ def _curves(page: Page, view: StudyView, front: ParetoFront) -> None:
         points = [view.problem.points(trial) for trial in chosen]
         if not chosen:
             continue
-        data = source(
+        _lines(
+            made,
             {
                 "xs": [[point.config[resource.name] for point in curve] for curve in points],
                 "ys": [[point.values[1] for point in curve] for curve in points],
                 "trial": [str(trial.number) for trial in chosen],
                 "configuration": [_in_words(trial.config) for trial in chosen],
-            }
-        )
-        lines = made.multi_line(
-            "xs",
-            "ys",
-            source=data,
+            },
             line_color=colour,
             line_dash=dash,
             line_width=2,
-            hover_line_color=ORANGE,
             legend_label="reaches the front" if is_best else "others",
         )
-        hover(made, [lines], "trial", "configuration")
     page.section(
         "Curves of trainings",
         page.place("curves", made, f"Error against {resource.name} of {len(drawn)} trials."),
@@ -792,19 +784,14 @@ def _parallel(page: Page, view: StudyView, front: ParetoFront) -> None:
     axes.append(("ε (log)", *_unit(logs, lambda value: shown(math.exp(value)))))
     axes.append(("error", *_unit([point.values[1] for point in points], shown)))
 
-    made = figure(
-        "",
-        "",
-        height=380,
-        x_range=(-0.4, len(axes) - 0.6),
-        y_range=(-0.12, 1.12),
-    )
+    made = figure("", "", x_range=(-0.4, len(axes) - 0.6), y_range=(-0.12, 1.12))
     for is_front, colour, width, alpha, legend in (
         (False, GREY, 1, 0.35, "trials"),
         (True, BLUE, 2.5, 0.9, "front"),
     ):
         chosen = range(len(rest), len(points)) if is_front else range(len(rest))
-        data = source(
+        _lines(
+            made,
             {
                 "xs": [list(range(len(axes))) for _ in chosen],
                 # A line has a gap where a parameter plays no part.
@@ -816,20 +803,13 @@ def _parallel(page: Page, view: StudyView, front: ParetoFront) -> None:
                 "ε": [rounded_up(points[i].values[0]) for i in chosen],
                 "error": [f"{points[i].values[1]:.4f}" for i in chosen],
                 "configuration": [_in_words(points[i].config) for i in chosen],
-            }
-        )
-        lines = made.multi_line(
-            "xs",
-            "ys",
-            source=data,
+            },
             line_color=colour,
             line_width=width,
             line_alpha=alpha,
-            hover_line_color=ORANGE,
             hover_line_alpha=1.0,
             legend_label=legend,
         )
-        hover(made, [lines], "trial", "ε", "error", "configuration")
     made.legend.orientation = "horizontal"
     made.legend.location = "top_right"
     made.legend.click_policy = "hide"

@@ -412,9 +412,9 @@ class DPTrainer:
             )
         if publish:
             plan.check_publishable()
-        if not publish and seed is None:
+        elif seed is None:
             raise ValueError("`seed` is required, unless publish=True: give an integer such as 0.")
-        if not publish:
+        else:
             check_integer("seed", seed, at_least=0)
         checkpoints = _check_curve(curve, plan)
         if callback is not None and not callable(callback):
@@ -853,15 +853,10 @@ class DPTrainer:
             random_weights=random_weights,
         )
 
-    def _make_rule(
-        self, parameters: Tensor, plans: Sequence[TrainingPlan], model: nn.Module
-    ) -> StepRule:
-        return make_rule(parameters, plans, model, self.optimizer, self.schedule)
-
     def _try_rule(self, model: nn.Module, plan: TrainingPlan) -> None:
         """Take a step along given gradients before any training."""
         parameters = stack_parameters([model])
-        rule = self._make_rule(parameters, [plan], model)
+        rule = make_rule(parameters, [plan], model, self.optimizer, self.schedule)
         try:
             rule.step(torch.ones_like(parameters))
         except Exception as error:
@@ -892,7 +887,8 @@ class DPTrainer:
         precise: bool = False,
     ) -> tuple[Engine, StepRule]:
         engine = self._make_engine(models, self._records, coins, precise=precise)
-        return engine, self._make_rule(engine.parameters, plans, models[0])
+        rule = make_rule(engine.parameters, plans, models[0], self.optimizer, self.schedule)
+        return engine, rule
 
     def _identity(
         self,
@@ -971,7 +967,7 @@ class DPTrainer:
         if any(row not in known for row in rows):
             models = run.models()
             for row in rows:
-                known[row] = float(self.metric(*self._tested(models[row])))
+                known[row] = self.utility(models[row])
         return [known[row] for row in rows]
 
     def _test_loss(self, model: nn.Module) -> float:
