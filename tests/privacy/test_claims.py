@@ -81,5 +81,5 @@ def test_a_process_that_ends_while_its_start_is_read_is_gone(
         child.wait()
         return file
 
-    monkeypatch.setattr(runs, "open", late, raising=False)
+    monkeypatch.setattr(_files, "open", late, raising=False)
     assert _files._started(child.pid) is None
