@@ -277,7 +277,7 @@ MUTANTS = [
         ("return self._width * self._unit_sensitivity", "return self._unit_sensitivity"),
     ),
     *_mutants(
-        "outsourced/transforms.py",
+        "outsourced/curator.py",
         f"{BOUNDARIES} outsourced/test_transforms.py",
         (".abs() + 2 * g * (size.mT @ size)", ".abs()"),
         ("(stretch + rounding) * (1", "stretch * (1"),

@@ -17,6 +17,9 @@ from botorch_dp.outsourced.curator import (
     PrivateAnswers,
     RandomProjectionCurator,
     UnusableAnswer,
+    choose_projection_dim,
+    column_space_residual,
+    singular_floor,
 )
 from botorch_dp.outsourced.exchange import (
     FileCurator,
@@ -27,11 +30,6 @@ from botorch_dp.outsourced.exchange import (
 from botorch_dp.outsourced.modeler import Answer, InputNoiseRBF, Modeler
 from botorch_dp.outsourced.query_log import QueryLimitReached, RequestConflict
 from botorch_dp.outsourced.service import curator_app, serve
-from botorch_dp.outsourced.transforms import (
-    choose_projection_dim,
-    column_space_residual,
-    singular_floor,
-)
 
 __all__ = [
     "TLS",

@@ -23,7 +23,7 @@ from botorch_dp.outsourced import (
     singular_floor,
 )
 from botorch_dp.outsourced import curator as curator_module
-from botorch_dp.outsourced.transforms import (
+from botorch_dp.outsourced.curator import (
     projected,
     projected_sensitivity,
     public_projection,
