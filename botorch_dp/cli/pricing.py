@@ -156,31 +156,20 @@ def _audit(options: argparse.Namespace) -> int:
 
 
 def _calibrate_additive(options: argparse.Namespace) -> int:
-    from botorch_dp.privacy import (
-        Guarantee,
-        gaussian_guarantee,
-        gaussian_mechanism,
-        laplace_guarantee,
-        laplace_mechanism,
-    )
+    from botorch_dp.privacy import gaussian_mechanism, laplace_mechanism
 
-    guarantee: Guarantee
+    level = {"sensitivity": options.sensitivity, "epsilon": options.epsilon}
     if options.kind == "laplace":
-        settings = {"sensitivity": options.sensitivity, "epsilon": options.epsilon}
-        guarantee, scale = laplace_guarantee(**settings), laplace_mechanism(0.0, **settings).scale
-        name = "scale of the Laplace noise"
+        release, name = laplace_mechanism(0.0, **level), "scale of the Laplace noise"
     else:
-        settings = {
-            "sensitivity": options.sensitivity,
-            "epsilon": options.epsilon,
-            "delta": options.delta,
-        }
-        guarantee, scale = gaussian_guarantee(**settings), gaussian_mechanism(0.0, **settings).scale
+        release = gaussian_mechanism(0.0, **level, delta=options.delta)
         name = "standard deviation of the Gaussian noise"
+    guarantee = release.guarantee
     if options.json:
-        print(json.dumps({"noise": scale, "mu": guarantee.mu, "guarantee": guarantee.to_dict()}))
+        noise = {"noise": release.scale, "mu": guarantee.mu, "guarantee": guarantee.to_dict()}
+        print(json.dumps(noise))
         return 0
-    print(f"{name}: {scale:.6g}")
+    print(f"{name}: {release.scale:.6g}")
     print(guarantee)
     print(
         "The sensitivity must be the one under this relation: what one replaced record can change "
@@ -189,23 +178,26 @@ def _calibrate_additive(options: argparse.Namespace) -> int:
     return 0
 
 
-def _ways() -> list[tuple[str, Any, str]]:
-    """How lots may be drawn, the relation, and whom it protects, in words."""
+def _ways(options: argparse.Namespace) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Each way to draw lots with each relation: in words, and as arguments of the accounting."""
+    steps = options.epochs * (options.records // options.lot)
+    if steps < 1:
+        raise ValueError(f"--lot {options.lot} is more than the {options.records} records.")
     from botorch_dp.privacy import NeighboringRelation
 
     replace, add = NeighboringRelation.REPLACE_ONE, NeighboringRelation.ADD_OR_REMOVE_ONE
+    run = {"lot_size": options.lot, "num_records": options.records, "steps": steps}
     return [
-        ("poisson", replace, "replace one record"),
-        ("poisson", add, "add or remove one record"),
-        ("without_replacement", replace, "replace one record"),
+        (
+            {"sampling": sampling, "relation": words},
+            {**run, "delta": options.delta, "sampling": sampling, "relation": relation},
+        )
+        for sampling, relation, words in (
+            ("poisson", replace, "replace one record"),
+            ("poisson", add, "add or remove one record"),
+            ("without_replacement", replace, "replace one record"),
+        )
     ]
-
-
-def _steps(options: argparse.Namespace) -> int:
-    steps: int = options.epochs * (options.records // options.lot)
-    if steps < 1:
-        raise ValueError(f"--lot {options.lot} is more than the {options.records} records.")
-    return steps
 
 
 _LOTS = {"poisson": "Poisson (a coin each)", "without_replacement": "of fixed size"}
@@ -220,22 +212,14 @@ def _print_ways(rows: list[dict[str, Any]], column: str, numbers: list[str]) -> 
 
 
 def _calibrate_dp_sgd(options: argparse.Namespace) -> int:
-    steps = _steps(options)
+    ways = _ways(options)
     from botorch_dp.privacy import dp_sgd_noise_multiplier
 
-    rows: list[dict[str, Any]] = []
-    for sampling, relation, words in _ways():
-        multiplier = dp_sgd_noise_multiplier(
-            epsilon=options.epsilon,
-            delta=options.delta,
-            lot_size=options.lot,
-            num_records=options.records,
-            steps=steps,
-            sampling=sampling,  # type: ignore[arg-type]
-            relation=relation,
-        )
-        row = {"sampling": sampling, "relation": words, "noise_multiplier": multiplier}
-        rows.append({**row, "std_over_clip": relation.sum_sensitivity * multiplier})
+    steps, rows = ways[0][1]["steps"], []
+    for words, run in ways:
+        multiplier = dp_sgd_noise_multiplier(epsilon=options.epsilon, **run)
+        std = run["relation"].sum_sensitivity * multiplier
+        rows.append({**words, "noise_multiplier": multiplier, "std_over_clip": std})
     if options.json:
         print(json.dumps({"steps": steps, "calibrations": rows}, indent=1))
         return 0
@@ -251,28 +235,18 @@ def _calibrate_dp_sgd(options: argparse.Namespace) -> int:
 
 
 def _epsilon_dp_sgd(options: argparse.Namespace) -> int:
-    steps = _steps(options)
+    ways = _ways(options)
     from botorch_dp.privacy import dp_sgd_epsilon, rounded_up
 
-    noise = options.noise
-    rows: list[dict[str, Any]] = []
-    for sampling, relation, words in _ways():
-        multiplier = noise / relation.sum_sensitivity
-        epsilon = dp_sgd_epsilon(
-            noise_multiplier=multiplier,
-            lot_size=options.lot,
-            num_records=options.records,
-            steps=steps,
-            delta=options.delta,
-            sampling=sampling,  # type: ignore[arg-type]
-            relation=relation,
-        )
-        row = {"sampling": sampling, "relation": words, "noise_multiplier": multiplier}
-        rows.append({**row, "epsilon": epsilon})
+    steps, rows = ways[0][1]["steps"], []
+    for words, run in ways:
+        multiplier = options.noise / run["relation"].sum_sensitivity
+        epsilon = dp_sgd_epsilon(noise_multiplier=multiplier, **run)
+        rows.append({**words, "noise_multiplier": multiplier, "epsilon": epsilon})
     if options.json:
         print(json.dumps({"steps": steps, "delta": options.delta, "epsilons": rows}, indent=1))
         return 0
-    print(f"{steps} steps, noise of {noise:g} x clip, delta = {options.delta:g}\n")
+    print(f"{steps} steps, noise of {options.noise:g} x clip, delta = {options.delta:g}\n")
     _print_ways(rows, "epsilon", [rounded_up(row["epsilon"]) for row in rows])
     print(
         "\nnoise_multiplier is the noise over the sensitivity of the sum: 2 x clip when a record "

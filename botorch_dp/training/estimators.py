@@ -399,13 +399,12 @@ class OutputPerturbedClassifier(ClassifierMixin, _Private):
         if len(self.classes_) != 2:
             raise ValueError(f"`classes` must be two labels, got {len(self.classes_)}.")
         n, width = features.shape
-        check_positive("regularization", self.regularization)
-        sensitivity = 4 / (self.regularization * n)
-        noise_std = sensitivity / gaussian_mu(self.epsilon, self.delta)
         empty = torch.zeros(n, width + 1), torch.zeros(n)
         form = OutputPerturbedLogisticRegression(
             TrainTest(*empty, *empty), epochs=self.epochs, delta=self.delta
         )
+        sensitivity = form.sensitivity(regularization=self.regularization)
+        noise_std = sensitivity / gaussian_mu(self.epsilon, self.delta)
         settings = {"regularization": self.regularization, "noise_std": noise_std}
 
         def train() -> Tensor:
