@@ -673,11 +673,7 @@ class GaussianNoiseCurator(Curator):
             sensitivity = projected_sensitivity(self.projection, row_distance)
             unit = unit.given("the seed of the projection was chosen without the rows")
             columns = projection_dim
-        mechanism: dict[str, Any] = {
-            "sensitivity": sensitivity,
-            "epsilon": epsilon,
-            "delta": delta,
-        }
+        mechanism: dict[str, Any] = {"sensitivity": sensitivity, "epsilon": epsilon, "delta": delta}
         price = replace(gaussian_guarantee(**mechanism), unit=unit)
         _check_ledger(ledger)
         if unsafe_seed is not None:

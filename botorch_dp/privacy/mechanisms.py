@@ -1,4 +1,4 @@
-r"""The basic mechanisms: a sensitive value goes in, a :class:`Release` comes out.
+r"""The basic mechanisms, with exact noise: a sensitive value goes in, a :class:`Release` comes out.
 
 Every mechanism has a twin ``..._guarantee`` that takes the same public parameters, checks them as
 strictly and returns what would be promised, without touching a value: ask it for the price first.

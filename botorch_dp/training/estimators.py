@@ -405,7 +405,7 @@ class OutputPerturbedClassifier(ClassifierMixin, _Private):
         )
         sensitivity = form.sensitivity(regularization=self.regularization)
         noise_std = sensitivity / gaussian_mu(self.epsilon, self.delta)
-        settings = {"regularization": self.regularization, "noise_std": noise_std}
+        settings: dict[str, Any] = {"regularization": self.regularization, "noise_std": noise_std}
 
         def train() -> Tensor:
             places = _places(labels, self.classes_)
