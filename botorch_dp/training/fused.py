@@ -25,10 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from botorch_dp.training.networks import Loss, output_gradient
-from botorch_dp.training.records import Inputs, TrainingRecords
-
-#: More than rounding may take from the norm of a vector of doubles whose squares vanish.
-_VANISHING = 1e-150
+from botorch_dp.training.records import Inputs, TrainingRecords, lengths
 
 
 class Engine(Protocol):
@@ -87,16 +84,6 @@ def write_back(matrix: Tensor, models: Sequence[nn.Module]) -> list[nn.Module]:
             parameter.data.copy_(view[0])
         model.eval()
     return list(models)
-
-
-def lengths(vectors: Tensor, kind: torch.dtype) -> Tensor:
-    """Their l2 norms along the last dimension, as factors of other norms.
-
-    The square of a double may vanish, and a product of norms with it, where the product of the
-    vectors does not: such norms are rounded up.
-    """
-    found = torch.linalg.vector_norm(vectors, dim=-1, dtype=kind)
-    return found.add_(_VANISHING) if vectors.dtype == torch.float64 else found
 
 
 def clip_factors(norms: Tensor, clip_norm: float | Tensor, stability: float = 0.0) -> Tensor:
@@ -195,10 +182,13 @@ class _Linear:
     def __call__(self, inputs: Tensor) -> Tensor:
         """``k x m x in -> k x m x out``, by the first k replicates."""
         moving = inputs.shape[0]
-        weight = self.weight[:moving].mT
+        weight = self.weight[:moving]
+        if weight.shape[1] == 1:  # a row times many columns is faster than many rows times one
+            outputs = torch.bmm(weight, inputs.mT).mT
+            return outputs if self.bias is None else outputs + self.bias[:moving].unsqueeze(1)
         if self.bias is None:
-            return torch.bmm(inputs, weight)
-        return torch.baddbmm(self.bias[:moving].unsqueeze(1), inputs, weight)
+            return torch.bmm(inputs, weight.mT)
+        return torch.baddbmm(self.bias[:moving].unsqueeze(1), inputs, weight.mT)
 
     def gradient_scale(self, norms: Tensor) -> Tensor:
         """``sqrt(‖a‖² + 1)`` over what trains here: the gradient's norm is this times ``‖g‖``.
@@ -254,11 +244,11 @@ class FusedEngine:
 
         norms = []
         for position, (layer, a, g) in enumerate(zip(layers, layer_inputs, gradients, strict=True)):
-            norm = lengths(g, self._type)
+            norm = lengths(g)
             if position == 0:
                 norm.mul_(self._scales.index_select(0, indices).view(replicates, size))
             if position > 0 or self._frozen:
-                norm.mul_(layer.gradient_scale(lengths(a, self._type)))
+                norm.mul_(layer.gradient_scale(lengths(a)))
             norms.append(norm)
         total = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms), dim=0)
         factors = clip_factors(total, clip_norm, self._stability)
@@ -269,9 +259,9 @@ class FusedEngine:
 
         for layer, a, g in zip(layers, layer_inputs, gradients, strict=True):
             # A factor of 0 stands for a gradient that is not finite: 0 times infinity is NaN.
-            clipped = (g * factors).nan_to_num_(0.0, 0.0, 0.0)
+            clipped = g.mul_(factors).nan_to_num_(0.0, 0.0, 0.0)
             if layer.weight_sum is not None:
-                torch.bmm(clipped.mT, a.to(self._type), out=layer.weight_sum[:replicates])
+                torch.bmm(clipped.mT, a, out=layer.weight_sum[:replicates])
             if layer.bias_sum is not None:
                 torch.sum(clipped, dim=1, out=layer.bias_sum[:replicates])
         return self._sums[:replicates]
@@ -281,7 +271,8 @@ class FusedEngine:
     ) -> tuple[list[_Linear], list[Tensor], list[Tensor]]:
         """Layers that train, their inputs (finite) and the gradients at their outputs.
 
-        Inputs and gradients are ``R x m x width``.
+        Inputs and gradients are ``R x m x width``, in the type to clip in; the gradients may be
+        changed.
         """
         hidden = inputs
         with torch.no_grad():
@@ -302,16 +293,20 @@ class FusedEngine:
                 else:
                     hidden = layer(hidden)
         outputs = hidden.detach().flatten(0, 1)
-        last = output_gradient(self._loss, outputs, targets).view_as(hidden)
+        last = output_gradient(self._loss, outputs, targets).contiguous().view_as(hidden)
         if len(layers) == 1 and layer_outputs[0] is hidden:
             gradients: Sequence[Tensor] = [last]
         else:
             gradients = torch.autograd.grad(hidden, layer_outputs, last)
         finite = [
-            a if position == 0 and not self._frozen else a.nan_to_num(0.0, 0.0, 0.0)
+            a if position == 0 and not self._frozen else a.nan_to_num_(0.0, 0.0, 0.0)
             for position, a in enumerate(layer_inputs)
         ]
-        return layers, finite, list(gradients)
+        return (
+            layers,
+            [a.to(self._type) for a in finite],
+            [g.to(self._type) for g in gradients],
+        )
 
     @cached_property
     def _X(self) -> Tensor:
@@ -329,14 +324,13 @@ class FusedEngine:
     def _scales(self) -> Tensor:
         """What a record's first gradient is multiplied with to give the norm's part, ``n``.
 
-        The inputs do not change, so their norms are computed once. An unusable record's is NaN,
-        which makes its clipping factor 0.
+        An unusable record's is NaN, which makes its clipping factor 0.
         """
         scales = torch.ones_like(self._records.usable, dtype=torch.float64)
         if not self._frozen:
             first = self._active[0]
             assert isinstance(first, _Linear)
-            scales = first.gradient_scale(lengths(self._X, torch.float64))
+            scales = first.gradient_scale(self._records.input_lengths)
         return torch.where(self._records.usable, scales, torch.nan).to(self._type)
 
     def _stack_layers(self) -> list[_Linear | nn.Module]:

@@ -36,14 +36,13 @@ from torch.func import vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 
-from botorch_dp.training.fused import lengths
 from botorch_dp.training.per_record import (
     Contribution,
     Gradients,
     PerRecordEngine,
 )
 from botorch_dp.training.randomness import seeded_torch
-from botorch_dp.training.records import Inputs
+from botorch_dp.training.records import Inputs, lengths
 
 _Layer = Callable[..., Tensor]
 _LINEAR = ("input", "weight", "bias")
@@ -273,7 +272,7 @@ class _Products:
         """See :class:`.per_record.Contribution`."""
         a, g = self.inputs, self.gradients
         if a.shape[1] == 1:
-            return lengths(a[:, 0], a.dtype).mul_(lengths(g[:, 0], g.dtype))
+            return lengths(a[:, 0]).mul_(lengths(g[:, 0]))
         squares = torch.bmm(a, a.mT).mul_(torch.bmm(g, g.mT)).sum(dim=(1, 2))
         return squares.clamp_(min=0.0).sqrt_()
 
@@ -447,6 +446,18 @@ class GhostEngine(PerRecordEngine):
     def _contributions(
         self, values: dict[str, Tensor], frozen: dict[str, Tensor], X: Inputs, Y: Tensor
     ) -> list[Contribution]:
+        own, seen = self._seen(values, frozen, X, Y)
+        return [
+            Gradients(own[name], self._sums.dtype)
+            if name in own
+            else self._contribution(name, value, seen)
+            for name, value in values.items()
+        ]
+
+    def _seen(
+        self, values: dict[str, Tensor], frozen: dict[str, Tensor], X: Inputs, Y: Tensor
+    ) -> tuple[dict[str, Tensor], list[_Use]]:
+        """Gradients of the parameters that are copied, and what the followed ones' layers saw."""
         assert self._calls is not None
         copies = {
             name: value.expand(len(Y), *value.shape).requires_grad_()
@@ -481,12 +492,7 @@ class GhostEngine(PerRecordEngine):
             gradient = None if edge is None else next(left)
             g = zeros.expand(*each.outputs, -1) if gradient is None else gradient
             seen.append(_Use(each, a.detach(), g.movedim(-1 if gradient is None else dim, 0)))
-        return [
-            Gradients(own[name], self._sums.dtype)
-            if name in own
-            else self._contribution(name, value, seen)
-            for name, value in values.items()
-        ]
+        return own, seen
 
     def _contribution(self, name: str, value: Tensor, seen: Sequence[_Use]) -> Contribution:
         """What records add to a parameter, from the inputs and gradients of the calls."""

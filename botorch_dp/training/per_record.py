@@ -38,6 +38,7 @@ from botorch_dp.training.fused import (
 from botorch_dp.training.networks import Loss
 from botorch_dp.training.randomness import Randomness, SeededRandomness, seeded_torch
 from botorch_dp.training.records import (
+    CONVERTED,
     Inputs,
     Records,
     TrainingRecords,
@@ -55,9 +56,6 @@ MAX_GRADIENT_NUMBERS = 2**27
 
 #: Gradients of single records with at most so many numbers are treated together.
 _FEW = 256
-
-#: So many numbers are converted at once: they stay in the cache.
-_CONVERTED = 2**16
 
 _BATCH = 6
 #: Models are tried on lots of these sizes and of the sizes of a record's own dimensions: a model
@@ -227,14 +225,14 @@ class Gradients:
 
     def norms(self) -> Tensor:
         """See :class:`Contribution`."""
-        parts_ = self._gradients.split(max(1, _CONVERTED // self.width))
+        parts_ = self._gradients.split(max(1, CONVERTED // self.width))
         return torch.cat(
             [torch.linalg.vector_norm(part, dim=1, dtype=self._kind) for part in parts_]
         )
 
     def add_to(self, total: Tensor, factors: Tensor) -> None:
         """See :class:`Contribution`."""
-        columns = max(1, _CONVERTED // len(factors))
+        columns = max(1, CONVERTED // len(factors))
         for part, sum_ in zip(
             self._gradients.split(columns, dim=1), total.view(-1).split(columns), strict=True
         ):

@@ -221,7 +221,7 @@ class SystemRandomness:
         cells = noise_multiplier * widened / grid
         for part in total.split(_CHUNK) if total.numel() > _CHUNK else (total,):
             noise = self._draw(part.numel(), cells).to(total.device)
-            part.div_(grid).round_().add_(noise).mul_(grid)
+            part.mul_(1 / grid).round_().add_(noise).mul_(grid)
 
     def _draw(self, size: int, cells: float) -> Tensor:
         """Normal draws of a deviation in cells, rounded, used once; many are made at a time."""
@@ -292,11 +292,10 @@ def _system_uniform(size: int) -> np.ndarray:
 def _system_normal(size: int) -> Tensor:
     """Standard normal draws in double precision, by Box and Muller (up to 8.6 deviations)."""
     pairs = (size + 1) // 2
-    uniform = _system_uniform(2 * pairs)
-    radius, angle = uniform[:pairs], torch.from_numpy(uniform[pairs:]).mul_(2 * math.pi)
-    # Logarithms and roots are faster in numpy, sines and cosines in torch.
-    radius = np.sqrt(-2 * np.log(radius + 2.0**-54))
-    drawn = torch.from_numpy(radius).repeat(2)
-    drawn[:pairs].mul_(angle.cos())
-    drawn[pairs:].mul_(angle.sin_())
+    uniform = torch.from_numpy(_system_uniform(2 * pairs))
+    radius = uniform[:pairs].add_(2.0**-54).log_().mul_(-2).sqrt_()
+    angle = uniform[pairs:].mul_(2 * math.pi)
+    drawn = torch.empty(2 * pairs, dtype=torch.float64, device="cpu")
+    torch.cos(angle, out=drawn[:pairs]).mul_(radius)
+    torch.sin(angle, out=drawn[pairs:]).mul_(radius)
     return drawn[:size]

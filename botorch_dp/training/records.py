@@ -20,6 +20,10 @@ from botorch_dp.errors import PrivacyError
 Inputs = Tensor | dict[str, Tensor]
 
 _EVALUATION_BATCH = 4096
+#: So many numbers are converted at once: they stay in the cache.
+CONVERTED = 2**16
+#: More than rounding may take from the norm of a vector of doubles whose squares vanish.
+_VANISHING = 1e-150
 
 
 def parts(X: Inputs) -> dict[str, Tensor]:
@@ -42,6 +46,16 @@ def count(X: Inputs) -> int:
 def call(model: nn.Module, X: Inputs) -> Any:
     """What a model makes of its inputs."""
     return model(**X) if isinstance(X, dict) else model(X)
+
+
+def lengths(vectors: Tensor) -> Tensor:
+    """Their l2 norms along the last dimension, as factors of other norms.
+
+    The square of a double may vanish, and a product of norms with it, where the product of the
+    vectors does not: such norms are rounded up.
+    """
+    found = torch.linalg.vector_norm(vectors, dim=-1)
+    return found.add_(_VANISHING) if vectors.dtype == torch.float64 else found
 
 
 class TrainTest(NamedTuple):
@@ -129,6 +143,14 @@ class TrainingRecords:
     def Y(self) -> Tensor:
         """Targets, ``n x ...``; those of unusable records are zero."""
         return _zeroed(self._raw_Y, self.usable)
+
+    @cached_property
+    def input_lengths(self) -> Tensor:
+        """The inputs' l2 norms in double precision, ``n``; they do not change in training."""
+        assert isinstance(self.X, Tensor)
+        rows = self.X.flatten(1)
+        at_once = max(1, CONVERTED // max(1, rows.shape[1]))
+        return torch.cat([lengths(part.double()) for part in rows.split(at_once)])
 
 
 class DatasetRecords:

@@ -590,5 +590,5 @@ def test_gradients_are_converted_in_parts(monkeypatch: pytest.MonkeyPatch) -> No
     whole = sums()
     assert whole.dtype == torch.float64 and float(whole.norm()) > 0.1
     for numbers in (1, 50, 1000):
-        monkeypatch.setattr(per_record, "_CONVERTED", numbers)
+        monkeypatch.setattr(per_record, "CONVERTED", numbers)
         torch.testing.assert_close(sums(), whole, rtol=1e-12, atol=1e-15)
