@@ -8,7 +8,10 @@ private methods draw a lot, clip every record's gradient and add noise. The trai
 includes everything that :meth:`DPTrainer.fit` does, from fresh weights to the accuracy on 10
 records, on Poisson lots; what it checks before anything is trained is timed apart. The floor of a
 fused training is what none can do without: indices of lots, their rows, the products of the layers
-there and back, and noise, for each replicate; published ones add up in double precision.
+there and back, and noise, for each replicate; published ones add up in double precision. Each of
+these parts is timed alone as well. The floor of any other model is what plain calls of the model on
+whole lots take, without the products of most weights, and then to clip what its layers saw: what is
+above it is the price of calling the model on one record at a time, vectorized.
 
 Targets: logistic regression as fast as plain SGD and twice as fast as the hooks; the network at
 most 1.4 times plain SGD, 50 times faster than the hooks, 1.4 times faster than ghost clipping;
@@ -419,7 +422,7 @@ def measure(setting: Setting, turns: int) -> dict[str, object]:
             (f"floor of {REPLICATES}", {"replicates": REPLICATES}),
         ):
             methods[name] = floor(setting, **how)
-            methods |= {f"  {name}: {part}": floor(setting, **how, only=part) for part in PARTS}
+            methods |= {f"{name}: {part}": floor(setting, **how, only=part) for part in PARTS}
     else:
         methods["floor"] = floor_of_any(setting)
     for run, _ in methods.values():
