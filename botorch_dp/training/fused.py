@@ -183,12 +183,14 @@ class _Linear:
         """``k x m x in -> k x m x out``, by the first k replicates."""
         moving = inputs.shape[0]
         weight = self.weight[:moving]
+        bias = None if self.bias is None else self.bias[:moving]
         if weight.shape[1] == 1:  # a row times many columns is faster than many rows times one
-            outputs = torch.bmm(weight, inputs.mT).mT
-            return outputs if self.bias is None else outputs + self.bias[:moving].unsqueeze(1)
-        if self.bias is None:
+            if bias is None:
+                return torch.bmm(weight, inputs.mT).mT
+            return torch.baddbmm(bias.unsqueeze(2), weight, inputs.mT).mT
+        if bias is None:
             return torch.bmm(inputs, weight.mT)
-        return torch.baddbmm(self.bias[:moving].unsqueeze(1), inputs, weight.mT)
+        return torch.baddbmm(bias.unsqueeze(1), inputs, weight.mT)
 
     def gradient_scale(self, norms: Tensor) -> Tensor:
         """``sqrt(‖a‖² + 1)`` over what trains here: the gradient's norm is this times ``‖g‖``.

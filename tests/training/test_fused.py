@@ -15,6 +15,7 @@ from botorch_dp.training.fused import (
     trainable,
     why_not_fused,
 )
+from botorch_dp.training.per_record import PerRecordEngine
 from tests.training.helpers import (
     INDICES,
     assert_models_follow_the_matrix,
@@ -85,6 +86,22 @@ def test_replicates_are_independent_rows(precise: bool) -> None:
         alone = FusedEngine([model], records, cross_entropy_loss, precise=precise)
         expected = alone.clipped_sums(lot[:size].unsqueeze(0), None, 0.3)[0] if size else 0 * row
         torch.testing.assert_close(row, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_layers_of_one_output(bias: bool) -> None:
+    """They are computed as a row, of each replicate, and give what each gives alone."""
+    data = make_data(dtype=torch.float64)
+    records, lots = training_records(data, 3), INDICES.expand(2, -1)
+    models = [
+        nn.Sequential(nn.Linear(7, 1, bias=bias), nn.Tanh(), nn.Linear(1, 3)).double()
+        for _ in range(2)
+    ]
+    together = FusedEngine(models, records, cross_entropy_loss, precise=False)
+    for row, model in zip(together.clipped_sums(lots, None, 0.3), models, strict=True):
+        alone = PerRecordEngine([model], records, cross_entropy_loss, precise=False)
+        expected = alone.clipped_sums(INDICES.unsqueeze(0), None, 0.3)[0]
+        torch.testing.assert_close(row, expected, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize(
