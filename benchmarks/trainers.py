@@ -310,7 +310,7 @@ def floor(
     def lots() -> Iterator[Tensor]:
         while True:
             for each in zip(*(c.choose_each(n, m / n, 32) for c in coins), strict=True):
-                yield torch.cat([lot[: m // 2].repeat(2) for lot in each])
+                yield torch.cat([lot.repeat(2)[:m] for lot in each])  # of one size
 
     drawn = lots()
     kept = [next(drawn) for _ in range(32)]
