@@ -3,7 +3,8 @@
     OMP_NUM_THREADS=1 python -m benchmarks.growth [--quick]
 
 CPU seconds (so that a shared machine disturbs little), the median of several repeats, one size
-changed at a time; and the exponent between the two largest sizes: 1 is proportional growth. Takes
+changed at a time; and the exponent between the two largest sizes: 1 is proportional growth. A
+private evaluation is also held against its exact sum alone, the two taking turns. Takes
 about four minutes and 3 GB; ``--quick`` leaves out the largest sizes. Writes
 ``results/growth.json`` and ``results/growth.png``. What one step of a descent costs is in
 ``dp_gibo_speed``.
@@ -26,6 +27,8 @@ from matplotlib.figure import Figure
 
 from benchmarks.common import (
     BenchmarkParser,
+    Ratio,
+    interleaved_ratio,
     results_folder,
     save_results,
     seconds,
@@ -57,6 +60,13 @@ def exact_sum(n: int) -> Callable[[], Any]:
     """What any exact mean of clipped scores must do: clip, scale, round to integers, add."""
     scores = torch.rand(n, dtype=torch.double)
     return lambda: (scores.clamp(0.0, 1.0) * 2.0**33).round().sum().item()
+
+
+def objective_ratio(n: int) -> Ratio:
+    """How many times the time of its exact sum a private evaluation takes."""
+    return interleaved_ratio(
+        exact_sum(n), objective(n), repeats=51, warmup=5, clock=time.process_time
+    )
 
 
 def vector(d: int) -> Callable[[], Any]:
@@ -178,7 +188,10 @@ def main() -> None:
         row = ", ".join(f"{size:,}: {1e3 * value:.3g} ms" for size, value in medians.items())
         print(f"{name} ({what}) {row}; exponent {exponent:.2f}", flush=True)
     if not options.only:
-        save_results("growth", {"curves": results})
+        name = "private evaluation over its exact sum, 1,000,000 records"
+        ratio = objective_ratio(1_000_000)
+        print(f"{name}: {ratio}", flush=True)
+        save_results("growth", {"curves": results, "ratios": {name: ratio}})
         draw(results).savefig(results_folder() / "growth.png", dpi=120)
 
 

@@ -100,12 +100,14 @@ class GradientTrace(AcquisitionFunction):
         Returns:
             A ``(b)``-dim tensor, at most 0.
         """
-        check_tensor("X", X, finite=False)
-        if X.dtype != self.location.dtype:
-            raise ValueError(f"`X` is {X.dtype} but the model works in {self.location.dtype}.")
+        belief = self._first[0]
+        if X.dtype is not belief.dtype or X.layout is not torch.strided:
+            check_tensor("X", X, finite=False)
+            raise ValueError(f"`X` is {X.dtype} but the model works in {belief.dtype}.")
         if not self._averages:
             inputs = self.model.transform_inputs(X) if self._transforms else X  # b x q x d
-            return self._first[0].negative_trace_after(inputs, self.noise)
+            noise: Any = self._buffers["noise"]  # attributes of modules are slow to find
+            return belief.negative_trace_after(inputs, noise)
         # The members' transforms may differ: b x m x q x d.
         inputs = self.model.transform_inputs(X.unsqueeze(-3))
         inputs = inputs.expand(*X.shape[:-2], len(self.beliefs), *inputs.shape[-2:])

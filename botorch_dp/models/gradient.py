@@ -14,8 +14,10 @@ on the values, so designs can be chosen before anything is observed.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any, cast
 
+import numpy as np
 import torch
 from botorch.models.gpytorch import GPyTorchModel
 from botorch.models.kernels import CategoricalKernel
@@ -24,16 +26,21 @@ from botorch.models.multitask import KroneckerMultiTaskGP, MultiTaskGP
 from botorch.models.transforms.outcome import Standardize
 from botorch.utils.transforms import is_ensemble
 from gpytorch.models import ExactGP
+from numpy.typing import NDArray
+from scipy.linalg import lapack
 from torch import Tensor, nn
 
 from botorch_dp._checks import OutOfRange, check_tensor, checked
-from botorch_dp.models.kernels import KernelDerivatives, kernel_derivatives
+from botorch_dp.models.kernels import Array, KernelDerivatives, kernel_derivatives, namespace
 
 # A new point whose variance, given the points kept so far, is below this fraction of the largest
 # prior variance is a linear combination of them as far as the arithmetic can tell. As a power of
 # the rounding error: 7e-11 in double, 3e-5 in single precision. Rounding leaves up to 3e-11 where
 # a polynomial kernel is spanned; a design of radius 1e-3 length-scales needs 1e-6.
 _DEPENDENCE_EXPONENT = 0.65
+# One set of points is compared as NumPy arrays if it takes at most so many products: 11 points
+# with 300 old ones. Beyond, the arithmetic takes the time, and torch's threads are those to use.
+_LARGEST_OF_ARRAYS = 2**20
 
 
 class KernelFactor:
@@ -225,9 +232,16 @@ class GradientBelief(nn.Module):
                 root=factor.root,
                 whitened=whitened,  # N x p + 1
                 gram=gram,
-                anchors=None,
                 trace_without_mean=held["prior_trace"] - gram.diagonal()[:-1].sum(),
             )
+        #: What compares sets of points, as tensors and as arrays, once it was asked for.
+        self._made: dict[bool, _SetTraces] = {}
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which all of this is computed."""
+        root: Any = self._buffers["root"]
+        return root.dtype
 
     @property
     def crossed(self) -> Tensor:
@@ -298,78 +312,123 @@ class GradientBelief(nn.Module):
     def _negative_trace_after(
         self, X: Tensor, noise: Tensor | float, *, with_slope: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Minus the traces after sets of points (``... x q x d``), and their derivatives.
-
-        With ``V = root^{-1} k(D, X)``, ``W = root^{-1} [C^T, 1]`` and the column of ones only where
-        the mean is unknown, ``A = [Cov(gradient, f(X)), 1]^T - V^T W`` and
-        ``S = k(X, X) + noise - V^T V``, the trace is a function of ``A^T S^{-1} A``. Its derivative
-        needs little but the solution ``S^{-1} A``: automatic differentiation would go through all
-        factorizations, and through the eigenvectors of a singular ``S``, whose derivative is not
-        finite. Below ``V`` and what follows from it are laid out transposed, a row for each point.
-        """
+        """Minus the traces after sets of points (``... x q x d``), and their derivatives."""
         *batch_shape, q, d = X.shape
         num_sets = math.prod(batch_shape)  # b
-        X = X.reshape((q, d) if num_sets == 1 else (num_sets, q, d))
-        # Attributes of modules are slow to find, and at small sizes it is calls that take time.
-        held: Any = self._buffers
-        unknown_mean = self.unknown_mean
-        if held["anchors"] is None:  # asked for sets the first time
-            held["anchors"] = torch.cat((held["location"].unsqueeze(0), held["points"]))
-            held["known"] = held["whitened"] if unknown_mean else held["whitened"][:, :-1]
-        root, known = held["root"], held["known"]  # N x N; W, N x p or p + 1
-        num_points, p = known.shape
-        p -= unknown_mean
-        (covariances, gradient), pullback = self.derivatives.covariances(held["anchors"], X)
-        between, within = covariances.split_with_sizes((num_points, q), dim=-1)
-        values = torch.linalg.solve_triangular(root, between.flatten(end_dim=-2).mT, upper=False)
-        values = values.mT.view_as(between)  # V^T, (b) x q x N
-        remaining = self._in_result(gradient)  # (b) x q x p
-        if unknown_mean:
-            remaining = with_ones(remaining)
-        remaining = _minus_product(remaining, values, known)  # A
-        covariance = _minus_product(within, values, values.mT)  # S
-        covariance.diagonal(dim1=-2, dim2=-1).add_(noise)
-        solution = _solved(covariance, remaining)  # (b) x q x p or p + 1
-        products = remaining * solution
-        if unknown_mean:
-            crossed = (remaining[..., :p] * solution[..., p:]).sum(-2)  # (b) x p
-            gram = held["gram"]
-            precision = gram[p, p] + products[..., p].sum(-1, keepdim=True)
-            effect = -(gram[p, :p] + crossed) / precision  # of the constant, (b) x p
-            reduction = products[..., :p].sum((-2, -1)) - (effect.square() * precision).sum(-1)
+        if num_sets == 1:
+            X = X.reshape(q, d)
+            if self._suits_arrays(X):
+                value, slope = self._sets(as_arrays=True)(X.numpy(), float(noise), with_slope)
+                if value == value:  # else the covariance is singular, or not finite
+                    return (
+                        torch.from_numpy(np.full(batch_shape, value)),
+                        None
+                        if slope is None
+                        else torch.from_numpy(slope.reshape(*batch_shape, q, d)),
+                    )
         else:
-            reduction = products.sum((-2, -1))
-        value = (reduction - held["trace_without_mean"]).view(batch_shape)
-        if not with_slope:
-            return value, None
-        moved = direct = solution.mul(-2.0)  # minus the derivative in A
-        if unknown_mean:
-            direct = moved[..., :p] + moved[..., p:] * effect.unsqueeze(-2)
-            moved = torch.cat((direct, direct @ effect.unsqueeze(-1)), dim=-1)
-        left = _minus_product(known.mT, solution.mT, values)  # (W - V S^{-1} A)^T
-        new = torch.linalg.solve_triangular(root.mT, left.flatten(end_dim=-2).mT, upper=True)
-        left = new.mT.view_as(left)
-        slope = pullback(moved @ torch.cat((left, solution.mT), dim=-1), self._from_result(-direct))
-        return value, slope.view(*batch_shape, q, d)
+            X = X.reshape(num_sets, q, d)
+        value, slope = self._sets(as_arrays=False)(X, noise, with_slope)
+        return value.view(batch_shape), None if slope is None else slope.view(*batch_shape, q, d)
+
+    def _suits_arrays(self, X: Tensor) -> bool:
+        """Whether one set is better compared as an array: where it is calls that take the time."""
+        held: Any = self._buffers
+        num_points, q = held["root"].shape[0], X.shape[0]
+        return (
+            X.dtype is torch.double
+            and X.is_cpu
+            and 0 < num_points * (num_points + q) * q <= _LARGEST_OF_ARRAYS
+            and self.derivatives.takes_arrays
+        )
+
+    def _sets(self, *, as_arrays: bool) -> _SetTraces:
+        made = self._made.get(as_arrays)
+        if made is None or made.source is not self._buffers["root"]:  # it was moved since
+            made = self._made[as_arrays] = _SetTraces(self, as_arrays)
+        return made
 
     def _gradient(self, X: Tensor) -> Tensor:
         """``d k(location, X) / d location`` in the coordinates of the result, ``M x p``."""
         held: Any = self._buffers  # attributes of modules are slow to find
-        return self._in_result(self.derivatives.gradient(held["location"], X).mT)
+        gradient = self.derivatives.gradient(held["location"], X).mT
+        return _in_result(gradient, held["jacobian"], held["scale"])
 
-    def _in_result(self, gradient: Tensor) -> Tensor:
-        """From the kernel's coordinates to those of the result: ``M x d`` to ``M x p``."""
-        jacobian, scale = self._buffers["jacobian"], self._buffers["scale"]
-        if jacobian is not None:
-            gradient = gradient @ jacobian
-        return gradient if scale is None else scale * gradient
 
-    def _from_result(self, slope: Tensor) -> Tensor:
-        """The transpose of :meth:`_in_result`: ``M x p`` to ``M x d``."""
-        jacobian, scale = self._buffers["jacobian"], self._buffers["scale"]
-        if jacobian is not None:
-            slope = slope @ jacobian.mT
-        return slope if scale is None else scale * slope
+class _SetTraces:
+    r"""Minus the traces after sets of points: of tensors, or of one set that is a NumPy array.
+
+    With ``V = root^{-1} k(D, X)``, ``W = root^{-1} [C^T, 1]`` and the column of ones only where the
+    mean is unknown, ``A = [Cov(gradient, f(X)), 1]^T - V^T W`` and
+    ``S = k(X, X) + noise - V^T V``, the trace is a function of ``A^T S^{-1} A``. Its derivative
+    needs little but the solution ``S^{-1} A``: automatic differentiation would go through all
+    factorizations, and through the eigenvectors of a singular ``S``, whose derivative is not
+    finite. Below ``V`` and what follows from it are laid out transposed, a row for each point.
+
+    The formulas are written once, in what tensors and NumPy arrays have in common. At small sizes
+    it is calls that take the time, and those of NumPy and LAPACK take a third of torch's.
+    """
+
+    def __init__(self, belief: GradientBelief, as_arrays: bool) -> None:
+        held: Any = belief._buffers
+        #: Another one once the belief was moved to another device or dtype.
+        self.source: Tensor = held["root"]
+
+        def given(name: str) -> Array:
+            tensor = held[name]
+            return tensor.numpy() if as_arrays and tensor is not None else tensor
+
+        self._derivatives = belief.derivatives
+        self._anchors = belief.derivatives.anchors(given("location"), given("points"))
+        self._root, self._known = given("root"), given("whitened")  # N x N; W, N x p + 1
+        self._jacobian, self._scale = given("jacobian"), given("scale")
+        self._unknown_mean, gram = belief.unknown_mean, given("gram")
+        if not self._unknown_mean:
+            self._known = self._known[:, :-1]  # N x p
+        self._effect, self._precision = gram[-1, :-1], gram[-1, -1]
+        self._trace_without_mean = given("trace_without_mean")
+
+    def __call__(
+        self, X: Array, noise: Array | float, with_slope: bool
+    ) -> tuple[Array, Array | None]:
+        """For one set, ``q x d``, or several, ``b x q x d``; also the derivatives if wanted."""
+        known, root, unknown_mean = self._known, self._root, self._unknown_mean
+        num_points, p = known.shape
+        p -= unknown_mean
+        (covariances, gradient), pullback = self._derivatives.covariances(self._anchors, X)
+        between, within = covariances[..., :num_points], covariances[..., num_points:]
+        values = _solved_by(root, between, transposed=True)  # V^T, (b) x q x N
+        remaining = _in_result(gradient, self._jacobian, self._scale)  # (b) x q x p
+        if unknown_mean:
+            remaining = with_ones(remaining)
+        remaining = _minus_product(remaining, values, known)  # A
+        covariance = _minus_product(within, values, _transposed(values))  # S
+        solution = _solved(covariance, noise, remaining)  # (b) x q x p or p + 1
+        products = remaining * solution
+        if unknown_mean:
+            crossed = (remaining[..., :p] * solution[..., p:]).sum(axis=-2)  # (b) x p
+            precision = self._precision + products[..., p].sum(axis=-1, keepdims=True)
+            effect = -(self._effect + crossed) / precision  # of the constant, (b) x p
+            reduction = products[..., :p].sum(axis=(-2, -1))
+            reduction = reduction - (effect * effect * precision).sum(axis=-1)
+        else:
+            reduction = products.sum(axis=(-2, -1))
+        value = reduction - self._trace_without_mean
+        if not with_slope:
+            return value, None
+        moved = direct = solution * -2.0  # minus the derivative in A
+        concatenate = namespace(X).concatenate
+        if unknown_mean:
+            direct = moved[..., :p] + moved[..., p:] * effect[..., None, :]
+            moved = concatenate((direct, direct @ effect[..., None]), -1)
+        solution = _transposed(solution)
+        left = _minus_product(_transposed(known), solution, values)  # (W - V S^{-1} A)^T
+        left = _solved_by(root, left, transposed=False)
+        slope = pullback(
+            moved @ concatenate((left, solution), -1),
+            _from_result(-direct, self._jacobian, self._scale),
+        )
+        return value, slope
 
 
 class _NegativeTraceAfter(torch.autograd.Function):
@@ -392,20 +451,61 @@ class _NegativeTraceAfter(torch.autograd.Function):
         return gradients[0].reshape(*slope.shape[:-2], 1, 1) * slope, None, None
 
 
-def with_ones(table: Tensor) -> Tensor:
+def _in_result(gradient: Array, jacobian: Array | None, scale: Array | None) -> Array:
+    """From the kernel's coordinates to those of the result: ``M x d`` to ``M x p``."""
+    if jacobian is not None:
+        gradient = gradient @ jacobian
+    return gradient if scale is None else scale * gradient
+
+
+def _from_result(slope: Array, jacobian: Array | None, scale: Array | None) -> Array:
+    """The transpose of :func:`_in_result`: ``M x p`` to ``M x d``."""
+    if jacobian is not None:
+        slope = slope @ _transposed(jacobian)
+    return slope if scale is None else scale * slope
+
+
+def with_ones(table: Array) -> Array:
     """A table, or a batch of them, with a last column of ones."""
-    return torch.cat((table, table.new_ones(*table.shape[:-1], 1)), dim=-1)
+    shape = (*table.shape[:-1], 1)
+    ones = table.new_ones(shape) if isinstance(table, Tensor) else np.ones(shape)
+    return namespace(table).concatenate((table, ones), -1)
 
 
-def _minus_product(C: Tensor, A: Tensor, B: Tensor) -> Tensor:
-    """``C - A B`` for matrices or batches of them, in one call."""
+def _transposed(matrix: Array) -> Array:
+    """The transpose of a matrix or of a batch of tensors; NumPy's ``mT`` is younger than 1.26."""
+    return matrix.mT if isinstance(matrix, Tensor) else matrix.T
+
+
+def _minus_product(C: Array, A: Array, B: Array) -> Array:
+    """``C - A B`` for matrices or batches of them, in one call of torch."""
+    if not isinstance(C, Tensor):
+        return C - A @ B
     if A.dim() == 2:
         return torch.addmm(C, A, B, alpha=-1)
     return torch.baddbmm(C, A, B, alpha=-1) if B.dim() == 3 else C - A @ B
 
 
-def _solved(S: Tensor, A: Tensor) -> Tensor:
-    """``S^{-1} A`` for symmetric ``S``, with a pseudo-inverse where it is singular."""
+def _solved_by(root: Array, B: Array, *, transposed: bool) -> Array:
+    """``B root^{-1}`` or ``B root^{-T}`` with a lower-triangular matrix: ``... x N``."""
+    if not isinstance(B, Tensor):
+        # LAPACK counts by columns: there the transposes are what it is given.
+        return lapack.dtrtrs(root.T, B.T, trans=transposed)[0].T
+    columns = B.flatten(end_dim=-2).mT
+    matrix = root if transposed else root.mT
+    return torch.linalg.solve_triangular(matrix, columns, upper=not transposed).mT.view_as(B)
+
+
+def _solved(S: Array, noise: Array | float, A: Array) -> Array:
+    """``(S + noise)^{-1} A`` for symmetric ``S``, with a pseudo-inverse where it is singular.
+
+    Of a singular matrix that is an array, the result is NaN.
+    """
+    if not isinstance(S, Tensor):
+        S += _diagonal(S.shape[-1], noise)
+        _, solution, failed = lapack.dposv(S.T, A, overwrite_a=True)
+        return solution if not failed else np.full_like(A, np.nan)
+    S.diagonal(dim1=-2, dim2=-1).add_(noise)
     root, failed = torch.linalg.cholesky_ex(S)
     solution = torch.cholesky_solve(A, root)
     if failed.any() if failed.dim() else failed:
@@ -416,6 +516,11 @@ def _solved(S: Tensor, A: Tensor) -> Tensor:
             raise OutOfRange("These points are too far away to compute with.") from error
         solution = torch.where((failed > 0)[..., None, None], inverse @ A, solution)
     return solution
+
+
+@lru_cache(maxsize=64)
+def _diagonal(size: int, value: float) -> NDArray[np.float64]:
+    return value * np.eye(size)
 
 
 @checked

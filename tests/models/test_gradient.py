@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from gpytorch.kernels import Kernel, MaternKernel, PolynomialKernel, RBFKernel, 
 from torch import Tensor
 from torch.autograd.gradcheck import GradcheckError
 
+from botorch_dp.models import gradient as module
 from botorch_dp.models.gradient import (
     GradientBelief,
     GradientPosterior,
@@ -295,6 +297,39 @@ def test_closed_form_is_what_automatic_differentiation_gives(
     torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(*slopes, rtol=tolerance, atol=tolerance)
     assert ours.shape == batch_shape and ours.dtype == dtype
+
+
+@pytest.mark.parametrize("unknown_mean", [False, True])
+@pytest.mark.parametrize("name", kernels())
+def test_one_set_is_the_same_as_an_array_and_as_a_tensor(
+    name: str, unknown_mean: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small ones go through NumPy, with the same formulas; both ways are taken here."""
+    X, location = torch.rand(12, D, dtype=torch.double), torch.full((D,), 0.4).double()
+    options: dict[str, Any] = {"jacobian": torch.rand(D, 2).double(), "scale": X.new_tensor(3.0)}
+    belief = GradientBelief(
+        factor_of(kernels()[name], X, 0.1), location, unknown_mean=unknown_mean, **options
+    )
+    Z = torch.rand(5, D, dtype=torch.double, requires_grad=True)
+    results = []
+    for largest in (module._LARGEST_OF_ARRAYS, 0):
+        monkeypatch.setattr(module, "_LARGEST_OF_ARRAYS", largest)
+        value = belief.trace_after(Z, 0.1)
+        results.append((value.detach(), torch.autograd.grad(value, Z)[0]))
+    torch.testing.assert_close(*results, rtol=1e-12, atol=1e-12)
+    ways = {True, False} if belief.derivatives.takes_arrays else {False}
+    assert set(belief._made) == ways
+
+
+def test_a_belief_that_was_moved_is_not_compared_with_what_it_was() -> None:
+    X = torch.rand(12, D, dtype=torch.double)
+    belief = GradientBelief(factor_of(kernels()["rbf"], X, 0.1), X[0])
+    Z = torch.rand(5, D, dtype=torch.double)
+    before = belief.trace_after(Z, 0.1)
+    after = belief.float().trace_after(Z.float(), 0.1)
+    assert after.dtype == torch.float32
+    torch.testing.assert_close(after.double(), before, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(belief.double().trace_after(Z, 0.1), before, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("unknown_mean", [False, True])
