@@ -65,13 +65,14 @@ class Observations:
 
     def gradients(self, weights: Tensor) -> Iterator[Tensor]:
         """``weights^T L`` (``N x d`` and ``N x n``), some columns at a time: ``d x m``."""
-        parts = weights.split_with_sizes([block.shape[0] for block in self.blocks])
-        size = max(_CHUNK_NUMBERS // weights.shape[-1], _LEAST_CHUNK)
-        for start in range(0, self.num_records, size):
-            chunk = slice(start, start + size)
-            total = parts[0].mT @ self.blocks[0][:, chunk]
-            for part, block in zip(parts[1:], self.blocks[1:], strict=True):
-                total.addmm_(part.mT, block[:, chunk])
+        first, *others = weights.mT.split_with_sizes([len(block) for block in self.blocks], dim=1)
+        most = max(_CHUNK_NUMBERS // weights.shape[-1], _LEAST_CHUNK)
+        size = math.ceil(self.num_records / math.ceil(self.num_records / most))
+        # All columns of a block are cut at once: at small sizes it is calls that take time.
+        for block, *blocks in zip(*(block.split(size, dim=1) for block in self.blocks), strict=True):
+            total = first @ block
+            for part, block in zip(others, blocks, strict=True):
+                total.addmm_(part, block)
             yield total
 
 
