@@ -83,9 +83,9 @@ class GradientTrace(AcquisitionFunction):
         self._transforms = hasattr(model, "input_transform")
         beliefs = gradient_beliefs(model, location)
         self.beliefs: Any = torch.nn.ModuleList(beliefs)
-        self._first = (beliefs[0],)
         self.register_buffer("location", location.detach())
         self.register_buffer("noise", candidate_noise(model).reshape(-1))
+        self._first = beliefs[0], float(self.noise[0])
         self.set_X_pending(X_pending)
 
     @concatenate_pending_points
@@ -100,14 +100,13 @@ class GradientTrace(AcquisitionFunction):
         Returns:
             A ``(b)``-dim tensor, at most 0.
         """
-        belief = self._first[0]
+        belief, noise_of_one = self._first
         if X.dtype is not belief.dtype or X.layout is not torch.strided:
             check_tensor("X", X, finite=False)
             raise ValueError(f"`X` is {X.dtype} but the model works in {belief.dtype}.")
         if not self._averages:
             inputs = self.model.transform_inputs(X) if self._transforms else X  # b x q x d
-            noise: Any = self._buffers["noise"]  # attributes of modules are slow to find
-            return belief.negative_trace_after(inputs, noise)
+            return belief.negative_trace_after(inputs, noise_of_one)
         # The members' transforms may differ: b x m x q x d.
         inputs = self.model.transform_inputs(X.unsqueeze(-3))
         inputs = inputs.expand(*X.shape[:-2], len(self.beliefs), *inputs.shape[-2:])

@@ -315,26 +315,19 @@ class GradientBelief(nn.Module):
         """Minus the traces after sets of points (``... x q x d``), and their derivatives."""
         *batch_shape, q, d = X.shape
         num_sets = math.prod(batch_shape)  # b
-        if num_sets == 1:
-            X = X.reshape(q, d)
-            if self._suits_arrays(X):
-                value, slope = self._sets(as_arrays=True)(X.numpy(), float(noise), with_slope)
-                if value == value:  # else the covariance is singular, or not finite
-                    return (
-                        torch.from_numpy(np.full(batch_shape, value)),
-                        None
-                        if slope is None
-                        else torch.from_numpy(slope.reshape(*batch_shape, q, d)),
-                    )
-        else:
-            X = X.reshape(num_sets, q, d)
-        value, slope = self._sets(as_arrays=False)(X, noise, with_slope)
-        return value.view(batch_shape), None if slope is None else slope.view(*batch_shape, q, d)
+        if num_sets == 1 and self._suits_arrays(X):
+            array = X.numpy().reshape(q, d)
+            value, slope = self._sets(as_arrays=True)(array, float(noise), with_slope)
+            if value == value:  # else the covariance is singular, or not finite
+                found = torch.from_numpy(np.full(batch_shape, value))
+                return found, None if slope is None else torch.from_numpy(slope.reshape(X.shape))
+        sets = X.reshape((q, d) if num_sets == 1 else (num_sets, q, d))
+        value, slope = self._sets(as_arrays=False)(sets, noise, with_slope)
+        return value.view(batch_shape), None if slope is None else slope.view(X.shape)
 
     def _suits_arrays(self, X: Tensor) -> bool:
-        """Whether one set is better compared as an array: where it is calls that take the time."""
-        held: Any = self._buffers
-        num_points, q = held["root"].shape[0], X.shape[0]
+        """Whether a single set is better an array: where it is calls that take the time."""
+        num_points, q = self._buffers["root"].shape[0], X.shape[-2]  # type: ignore[union-attr]
         return (
             X.dtype is torch.double
             and X.is_cpu
