@@ -47,6 +47,7 @@ from botorch_dp.scores import (
     checked_scores,
     clipped_sum,
     grid_levels,
+    in_blocks,
     known_num_records,
     per_record_scores,
 )
@@ -126,9 +127,13 @@ class ObjectiveDiagnostics:
 
     def count(self, scores: Tensor, bounds: tuple[float, float]) -> None:
         """Add the scores of one evaluation."""
-        self.num_below += int((scores < bounds[0]).sum())
-        self.num_above += int((scores > bounds[1]).sum())
-        self.num_nan += int(scores.isnan().sum())
+        low, high = bounds
+        for block in in_blocks(scores):
+            counts = [flags.count_nonzero() for flags in (block < low, block > high, block.isnan())]
+            below, above, nan = torch.stack(counts).tolist()
+            self.num_below += below
+            self.num_above += above
+            self.num_nan += nan
 
     def __repr__(self) -> str:
         return "ObjectiveDiagnostics(sensitive: read .num_below, .num_above, .num_nan)"

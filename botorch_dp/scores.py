@@ -130,15 +130,19 @@ def clipped_sum(scores: Tensor, bounds: tuple[float, float], *, nan_as: float) -
     low, high = bounds
     levels = grid_levels(len(scores))
     total = 0.0
-    size = min(_BLOCK, len(scores)) if scores.device.type == "cpu" else len(scores)
-    space = scores.new_empty(size, dtype=torch.double)
-    # Blocks stay in the processor's cache from one operation to the next.
-    for block in scores.split(size):
+    blocks = in_blocks(scores)
+    space = scores.new_empty(len(blocks[0]), dtype=torch.double)
+    for block in blocks:
         level = torch.clamp(block.double(), low, high, out=space[: len(block)])
-        level.masked_fill_(level.isnan(), nan_as)
+        level.nan_to_num_(nan=nan_as)  # the only ones left that are not finite
         level.sub_(low).div_(high - low).mul_(levels).round_().clamp_(0, levels)
         total += level.sum().item()
     return total
+
+
+def in_blocks(scores: Tensor) -> tuple[Tensor, ...]:
+    """The scores in blocks that stay in the processor's cache from one operation to the next."""
+    return scores.split(_BLOCK) if scores.is_cpu else (scores,)
 
 
 # --- Scores of all records together, which one record moves by a known amount. ---
