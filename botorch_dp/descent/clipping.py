@@ -65,7 +65,8 @@ class Observations:
 
     def gradients(self, weights: Tensor) -> Iterator[Tensor]:
         """``weights^T L`` (``N x d`` and ``N x n``), some columns at a time: ``d x m``."""
-        first, *others = weights.mT.split_with_sizes([len(block) for block in self.blocks], dim=1)
+        sizes = [block.shape[0] for block in self.blocks]
+        first, *others = weights.mT.split_with_sizes(sizes, dim=1)
         most = max(_CHUNK_NUMBERS // weights.shape[-1], _LEAST_CHUNK)
         size = math.ceil(self.num_records / math.ceil(self.num_records / most))
         # All columns of a block are cut at once: at small sizes it is calls that take time.

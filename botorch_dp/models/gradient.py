@@ -171,6 +171,8 @@ class GradientBelief(nn.Module):
     gram: Tensor
     trace_without_mean: Tensor
     kept: Tensor
+    #: What compares sets of points, by whether they are arrays, once it was asked for.
+    _made: dict[bool, _SetTraces]
 
     def __init__(
         self,
@@ -234,8 +236,8 @@ class GradientBelief(nn.Module):
                 gram=gram,
                 trace_without_mean=held["prior_trace"] - gram.diagonal()[:-1].sum(),
             )
-        #: What compares sets of points, as tensors and as arrays, once it was asked for.
-        self._made: dict[bool, _SetTraces] = {}
+        # Setting an attribute of a module takes as long as some of the arithmetic.
+        self.__dict__["_made"] = {}
 
     @property
     def dtype(self) -> torch.dtype:
