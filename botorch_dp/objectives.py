@@ -127,13 +127,18 @@ class ObjectiveDiagnostics:
 
     def count(self, scores: Tensor, bounds: tuple[float, float]) -> None:
         """Add the scores of one evaluation."""
-        low, high = bounds
-        for block in in_blocks(scores):
-            counts = [flags.count_nonzero() for flags in (block < low, block > high, block.isnan())]
-            below, above, nan = torch.stack(counts).tolist()
-            self.num_below += below
-            self.num_above += above
-            self.num_nan += nan
+        blocks = in_blocks(scores)
+        # Ones and zeros as doubles: torch takes four times as long to make and to add up booleans.
+        space = scores.new_empty(len(blocks[0]), dtype=torch.double)
+        for block in blocks:
+            flags = space[: len(block)]
+            below = torch.lt(block, bounds[0], out=flags).sum()
+            above = torch.gt(block, bounds[1], out=flags).sum()
+            nan = torch.ne(block, block, out=flags).sum()
+            counts = torch.stack((below, above, nan)).tolist()
+            self.num_below += int(counts[0])
+            self.num_above += int(counts[1])
+            self.num_nan += int(counts[2])
 
     def __repr__(self) -> str:
         return "ObjectiveDiagnostics(sensitive: read .num_below, .num_above, .num_nan)"
