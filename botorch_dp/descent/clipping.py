@@ -70,12 +70,10 @@ class Observations:
         most = max(_CHUNK_NUMBERS // weights.shape[-1], _LEAST_CHUNK)
         size = math.ceil(self.num_records / math.ceil(self.num_records / most))
         # All columns of a block are cut at once: at small sizes it is calls that take time.
-        for block, *blocks in zip(
-            *(block.split(size, dim=1) for block in self.blocks), strict=True
-        ):
-            total = first @ block
-            for part, block in zip(others, blocks, strict=True):
-                total.addmm_(part, block)
+        for cut in zip(*(block.split(size, dim=1) for block in self.blocks), strict=True):
+            total = first @ cut[0]
+            for part, losses in zip(others, cut[1:], strict=True):
+                total.addmm_(part, losses)
             yield total
 
 

@@ -319,7 +319,8 @@ class GradientBelief(nn.Module):
         num_sets = math.prod(batch_shape)  # b
         if num_sets == 1 and self._suits_arrays(X):
             array = X.numpy().reshape(q, d)
-            value, slope = self._sets(as_arrays=True)(array, float(noise), with_slope)
+            with np.errstate(over="ignore", invalid="ignore"):  # as torch does
+                value, slope = self._sets(as_arrays=True)(array, float(noise), with_slope)
             if value == value:  # else the covariance is singular, or not finite
                 found = torch.from_numpy(np.full(batch_shape, value))
                 return found, None if slope is None else torch.from_numpy(slope.reshape(X.shape))

@@ -380,6 +380,19 @@ def test_derivative_is_finite_where_points_coincide() -> None:
     torch.testing.assert_close(after, belief.trace_after(Z[3:]), rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.filterwarnings("error")
+def test_far_away_points_say_nothing_and_warn_of_nothing() -> None:
+    X = torch.rand(4, D, dtype=torch.double)
+    for name in ("rbf", "matern"):
+        belief = GradientBelief(factor_of(kernels()[name], X, 0.1), X[0])
+        Z = torch.full((2, D), 1e100, dtype=torch.double, requires_grad=True)
+        value = belief.trace_after(Z, 0.1)
+        torch.testing.assert_close(value, belief.trace)
+        assert (torch.autograd.grad(value, Z)[0] == 0).all()
+    # A square is infinite here, of which NumPy would warn and torch does not.
+    belief.trace_after(torch.full((2, D), 2.5e153, dtype=torch.double), 0.1)
+
+
 @pytest.mark.parametrize("name", kernels())
 def test_trace_never_rises_with_more_points(name: str) -> None:
     location = torch.full((D,), 0.5, dtype=torch.double)
