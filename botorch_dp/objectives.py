@@ -127,7 +127,7 @@ class ObjectiveDiagnostics:
 
     def count(self, scores: Tensor, bounds: tuple[float, float]) -> None:
         """Add the scores of one evaluation."""
-        blocks = in_blocks(scores)
+        blocks = in_blocks(scores.flatten())
         # Ones and zeros as doubles: torch takes four times as long to make and to add up booleans.
         space = scores.new_empty(len(blocks[0]), dtype=torch.double)
         for block in blocks:

@@ -19,7 +19,13 @@ from scipy.stats import kstest
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
-from botorch_dp.objectives import PerRecordLosses, PrivateObjective, clipped_sum, grid_levels
+from botorch_dp.objectives import (
+    ObjectiveDiagnostics,
+    PerRecordLosses,
+    PrivateObjective,
+    clipped_sum,
+    grid_levels,
+)
 from botorch_dp.privacy import (
     BudgetExhausted,
     NeighboringRelation,
@@ -107,6 +113,16 @@ def test_clipping_counts_nan_as_the_worse_bound() -> None:
     assert released(math.nan) == released(0.0)
     assert released(math.nan, negate=True) == released(1.0, negate=True)
     assert released(1.0, negate=True) != released(0.0, negate=True)
+
+
+@pytest.mark.filterwarnings("error")
+def test_diagnostics_count_tables_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("botorch_dp.scores._BLOCK", 4)
+    scores = torch.tensor([[math.nan, -1.0, -math.inf], [2.0, 0.5, 3.0]], dtype=torch.double)
+    found = ObjectiveDiagnostics()
+    for table in (scores, scores.float(), scores.T, scores[0], scores[1]):
+        found.count(table, (0.0, 1.0))
+    assert (found.num_nan, found.num_below, found.num_above) == (4, 8, 8)
 
 
 def test_diagnostics_count_and_hide() -> None:
