@@ -741,10 +741,10 @@ def _finite(values: Any) -> NDArray[np.float64]:
     return np.minimum(np.maximum(np.asarray(values, dtype=np.float64), -_LARGEST), _LARGEST)
 
 
-def _kept_by_thread(build: Callable[[float, int], Any]) -> Callable[[float, int], Any]:
+def _kept_by_thread(build: Callable[..., Any]) -> Callable[..., Any]:
     """Building a measurement takes longer than using it; threads share none."""
-    kept = lru_cache(maxsize=64)(lambda thread, scale, count: build(scale, count))
-    return lambda scale, count: kept(threading.get_ident(), scale, count)
+    kept = lru_cache(maxsize=64)(lambda thread, *parameters: build(*parameters))
+    return lambda *parameters: kept(threading.get_ident(), *parameters)
 
 
 @lru_cache(maxsize=1)
@@ -779,12 +779,14 @@ def _gaussian(scale: float, count: int) -> Any:
     return opendp.m.make_gaussian(_doubles(count), distance, scale=scale, k=_lattice(scale))
 
 
+@_kept_by_thread
 def _integer_laplace(scale: float) -> Any:
     opendp = _opendp()
     integers = opendp.vector_domain(opendp.atom_domain(T="i64"))
     return opendp.m.make_laplace(integers, opendp.l1_distance(T="i64"), scale=scale)
 
 
+@_kept_by_thread
 def _noisy_max(scale: float, method: SelectionMethod, monotonic: bool = False) -> Any:
     opendp = _opendp()
     # OpenDP names the noise by the measure it is accounted in: Gumbel for the one, exponential

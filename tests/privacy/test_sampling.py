@@ -145,21 +145,28 @@ def test_only_the_argument_turns_simulation_on(monkeypatch):
 
 
 def _first_noise(queue):
-    queue.put(ExactNoise().add_laplace(np.zeros(3), 1.0).tolist())
+    source = ExactNoise()
+    queue.put(
+        [
+            *source.add_laplace(np.zeros(3), 1.0).tolist(),
+            *source.integer_laplace((3,), 1e15).tolist(),
+            tuple(int(source.select(np.zeros(1000), 1.0, "exponential")[0]) for _ in range(10)),
+        ]
+    )
 
 
 def test_forked_processes_and_threads_share_no_noise():
-    ExactNoise().add_laplace(np.zeros(3), 1.0)  # whatever state there is exists before the fork
     context = multiprocessing.get_context("fork")
     queue = context.SimpleQueue()
+    _first_noise(queue)  # whatever state there is exists before the fork
     workers = [context.Process(target=_first_noise, args=(queue,)) for _ in range(3)]
     workers += [threading.Thread(target=_first_noise, args=(queue,)) for _ in range(3)]
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join()
-    noise = [value for _ in workers for value in queue.get()]
-    assert len(set(noise)) == len(noise) == 18
+    noise = [value for _ in range(1 + len(workers)) for value in queue.get()]
+    assert len(set(noise)) == len(noise) == 49
 
 
 def random_parameters(count):
@@ -259,6 +266,25 @@ def test_discrete_gaussian_is_a_rounded_gaussian_up_to_the_stated_error():
         tail = np.maximum(np.abs(centers), 1)
         assert np.all(np.abs(discrete / rounded - 1) <= (tail * lattice) ** 2)
         assert np.max(np.abs(discrete / rounded - 1)) > lattice**2 / 100
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda scale: sampling._laplace(scale, 2),
+        lambda scale: sampling._gaussian(scale, 2),
+        sampling._integer_laplace,
+        lambda scale: sampling._noisy_max(scale, "exponential"),
+    ],
+)
+def test_a_measurement_is_built_once_in_each_thread(build):
+    assert build(2.0) is build(2.0)
+    assert build(2.0) is not build(3.0)
+    elsewhere = []
+    other = threading.Thread(target=lambda: elsewhere.append(build(2.0)))
+    other.start()
+    other.join()
+    assert elsewhere[0] is not build(2.0)
 
 
 def test_importing_has_no_side_effects():
