@@ -183,10 +183,13 @@ PAIRS = {
     "poisson": (records([[1.0], [5.0]], [0, 1]), records([[1.0], [5.0]], [0, -1])),
     "poisson, one more": (records([[1.0], [5.0]], [0, 1]), records([[1.0], [math.nan]], [0, 1])),
 }
-AUDIT_DELTA = 0.05
+#: A noise that is there at all shows at the small delta, one that is too small soonest at the
+#: other: of 1,500 draws of half the noise the bound lies 5.6 of its deviations above the claim.
+AUDIT_DELTAS = (0.05, 0.25)
 
 
-def audit_one_step(lots: str, lot_size: int, samples: int) -> tuple[float, Guarantee]:
+def audit_one_step(lots: str, lot_size: int, samples: int) -> tuple[list[float], Guarantee]:
+    """Lower bounds on epsilon at each of the deltas, from the same draws, and what is claimed."""
     settings = {
         "learning_rate": 1.0,
         "clip_norm": 0.5,
@@ -195,11 +198,10 @@ def audit_one_step(lots: str, lot_size: int, samples: int) -> tuple[float, Guara
         "epochs": 1,
     }
 
-    def mechanism(data: TrainTest, size: int) -> Tensor:
+    def draws(data: TrainTest, seeds: range) -> Tensor:
         trainer = DPTrainer(zero_model(1), linear_loss, data, **LOTS[lots], metric=lambda o, t: 0)
         plan = trainer.plan(**settings)
         assert plan.steps == 2 // lot_size
-        seeds = [next(_fresh) for _ in range(size)]
         fitted = trainer.fit_replicates(**settings, seeds=seeds)
         released = torch.stack([f.model.weight.detach().flatten()[0] for f in fitted])
         # Reproducible noise shows in its last bits what it was added to, so a seeded run promises
@@ -207,42 +209,49 @@ def audit_one_step(lots: str, lot_size: int, samples: int) -> tuple[float, Guara
         return (released * 2**20).round()
 
     data, neighbor = PAIRS[lots]
-    report = audit_epsilon(
-        mechanism,
-        data,
-        neighbor,
-        samples=samples,
-        delta=AUDIT_DELTA,
-        confidence=1 - FALSE_ALARM,
-        batched=True,
-    )
+    drawn = draws(data, range(samples)), draws(neighbor, range(samples, 2 * samples))
+    bounds = [
+        audit_epsilon(
+            lambda side, _: drawn[side],
+            0,
+            1,
+            samples=samples,
+            delta=delta,
+            confidence=1 - FALSE_ALARM / len(AUDIT_DELTAS),
+            batched=True,
+        ).lower_bound
+        for delta in AUDIT_DELTAS
+    ]
     plan = DPTrainer(zero_model(1), linear_loss, data, **LOTS[lots]).plan(**settings)
-    return report.lower_bound, plan.guarantee
+    return bounds, plan.guarantee
 
 
 @EVERY
-@pytest.mark.parametrize("lot_size", [1, 2])
-def test_the_audit_stays_below_the_claim(lots: str, lot_size: int) -> None:
-    bound, guarantee = audit_one_step(lots, lot_size, 3000)
-    assert 0 < bound <= guarantee.epsilon(AUDIT_DELTA)
+@pytest.mark.parametrize(("lot_size", "samples"), [(1, 3000), (2, 1500)])
+def test_the_audit_stays_below_the_claim(lots: str, lot_size: int, samples: int) -> None:
+    bounds, guarantee = audit_one_step(lots, lot_size, samples)
+    assert bounds[0] > 0
+    for bound, delta in zip(bounds, AUDIT_DELTAS, strict=True):
+        assert bound <= guarantee.epsilon(delta)
 
 
 @EVERY
 def test_the_audit_catches_missing_noise(lots: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Noise in units of C under replace-one (the factor-2 trap), or half of it for one more."""
     halve_the_sensitivity(monkeypatch)
-    bound, guarantee = audit_one_step(lots, 2, 3000)
-    assert bound > guarantee.epsilon(AUDIT_DELTA)
+    bounds, guarantee = audit_one_step(lots, 2, 1500)
+    claims = map(guarantee.epsilon, AUDIT_DELTAS)
+    assert any(bound > claim for bound, claim in zip(bounds, claims, strict=True))
 
 
 @pytest.mark.slow
 @EVERY
 @pytest.mark.parametrize("lot_size", [1, 2])
 def test_the_audit_with_many_draws(lots: str, lot_size: int) -> None:
-    bound, guarantee = audit_one_step(lots, lot_size, 30_000)
-    claim = guarantee.epsilon(AUDIT_DELTA)
+    bounds, guarantee = audit_one_step(lots, lot_size, 30_000)
+    claim = guarantee.epsilon(AUDIT_DELTAS[0])
     # The Renyi bound for lots without replacement is loose at so large a delta.
-    assert 0.2 * claim < bound <= claim
+    assert 0.2 * claim < bounds[0] <= claim
 
 
 class TestLowBits:
