@@ -20,6 +20,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,10 @@ class TabulatedRegression:
 
         # Epsilon depends on the ratio of sensitivity to noise alone.
         self.ratios = np.geomspace(1e-6, 1e2, 6000)
-        self.epsilons = [gaussian_epsilon(ratio, OUTPUT_DELTA) for ratio in self.ratios]
+
+    @cached_property
+    def epsilons(self) -> list[float]:
+        return [gaussian_epsilon(ratio, OUTPUT_DELTA) for ratio in self.ratios]
 
     def epsilon(self, config: Config) -> float:
         return gaussian_epsilon(self.ratio(config), OUTPUT_DELTA)

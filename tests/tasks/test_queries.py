@@ -6,12 +6,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 from botorch_dp import tasks
 from botorch_dp.pareto.front import dominated_volume
 from botorch_dp.privacy import sparse_vector_guarantee
 
 PROBLEM = tasks.sparse_vector(num_queries=40, num_positives=6)
+
+
+@pytest.fixture(scope="module")
+def exact_front() -> torch.Tensor:
+    return PROBLEM.exact_front()
 
 
 class TestEpsilon:
@@ -41,6 +47,16 @@ class TestExpectedError:
         """Six true positives, all found, or the first few of them: F1 = 2C / (C + 6)."""
         errors = [PROBLEM.expected_error(count, np.array([1e-2]))[0] for count in (1, 3, 6, 30)]
         assert errors == pytest.approx([1 - 2 / 7, 1 - 6 / 9, 0.0, 0.0], abs=1e-6)
+
+    @pytest.mark.parametrize("trials", [1, 6, 400])
+    def test_binomial_probabilities(self, trials: int) -> None:
+        from botorch_dp.tasks import queries
+
+        chances = np.array([[0.0, 1e-300, 1e-9, 0.3], [0.5, 0.999, 1 - 1e-16, 1.0]])
+        expected = stats.binom.pmf(np.arange(trials + 1), trials, chances[..., None])
+        np.testing.assert_allclose(
+            queries._binomial(trials, chances), expected, rtol=1e-10, atol=1e-12
+        )
 
     def test_quadrature_has_converged(self) -> None:
         from botorch_dp.tasks import queries
@@ -76,21 +92,19 @@ class TestSimulation:
 
 
 class TestExactFront:
-    front = PROBLEM.exact_front()
+    def test_is_a_front(self, exact_front: torch.Tensor) -> None:
+        assert (exact_front[:, 0].diff() > 0).all() and (exact_front[:, 1].diff() < 0).all()
 
-    def test_is_a_front(self) -> None:
-        assert (self.front[:, 0].diff() > 0).all() and (self.front[:, 1].diff() < 0).all()
-
-    def test_no_config_beats_it(self) -> None:
+    def test_no_config_beats_it(self, exact_front: torch.Tensor) -> None:
         for config in PROBLEM.space.sample(60, seed=0):
             error = PROBLEM.expected_error(config["max_positives"], np.array([config["noise"]]))[0]
             # 1.005: the grid's noises are that far apart.
-            within = self.front[self.front[:, 0] <= 1.005 * PROBLEM.epsilon(config)]
+            within = exact_front[exact_front[:, 0] <= 1.005 * PROBLEM.epsilon(config)]
             assert within[:, 1].min() <= error + 1e-3
 
-    def test_refining_it_gains_little(self) -> None:
+    def test_refining_it_gains_little(self, exact_front: torch.Tensor) -> None:
         coarse = dominated_volume(PROBLEM.exact_front(num_noises=1000), PROBLEM.ref_point)
-        fine = dominated_volume(self.front, PROBLEM.ref_point)
+        fine = dominated_volume(exact_front, PROBLEM.ref_point)
         assert 0 <= fine - coarse < 2e-3 * fine
 
 
@@ -109,7 +123,7 @@ def test_wrong_arguments(options: dict[str, Any]) -> None:
         tasks.sparse_vector(**options)
 
 
-def test_a_study_comes_close_to_the_exact_front() -> None:
+def test_a_study_comes_close_to_the_exact_front(exact_front: torch.Tensor) -> None:
     from botorch_dp.pareto import DPareto
 
     front = DPareto(PROBLEM, seed=0).run(40, initial=12)
@@ -124,5 +138,5 @@ def test_a_study_comes_close_to_the_exact_front() -> None:
             for trial in front.trials
         ]
     )
-    exact = dominated_volume(TestExactFront.front, PROBLEM.ref_point)
+    exact = dominated_volume(exact_front, PROBLEM.ref_point)
     assert 0.88 * exact < dominated_volume(found, PROBLEM.ref_point) < exact
