@@ -32,18 +32,33 @@ def chromium() -> Iterator[Any]:
 
 @contextmanager
 def opened(browser: Any, url: str, *, width: int = 1200) -> Iterator[Any]:
-    """A page that may ask for nothing but itself and has no error."""
+    """A new page, as of :func:`visited`."""
     page = browser.new_page(viewport={"width": width, "height": 900})
-    asked: list[str] = []
-    errors: list[str] = []
-    page.on("request", lambda request: asked.append(request.url))
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    page.on("console", lambda m: errors.append(m.text) if m.type == "error" else None)
-    page.goto(url)
     try:
-        yield page
+        with visited(page, url):
+            yield page
     finally:
         page.close()
+
+
+@contextmanager
+def visited(page: Any, url: str) -> Iterator[None]:
+    """Lets a page, which may have been elsewhere before, ask for nothing but itself, nor fail."""
+    asked: list[str] = []
+    errors: list[str] = []
+    listeners = {
+        "request": lambda request: asked.append(request.url),
+        "pageerror": lambda error: errors.append(str(error)),
+        "console": lambda m: errors.append(m.text) if m.type == "error" else None,
+    }
+    for event, listener in listeners.items():
+        page.on(event, listener)
+    try:
+        page.goto(url)
+        yield
+    finally:
+        for event, listener in listeners.items():
+            page.remove_listener(event, listener)
     origin = "file:" if url.startswith("file:") else url.split("?")[0].rsplit("/", 1)[0]
     assert all(other.startswith((origin, "data:", "blob:")) for other in asked), asked
     assert not errors, errors

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from tests.browser import chromium, opened
+from tests.browser import chromium, opened, visited
 from tests.conftest import ROOT
 
 if importlib.util.find_spec("material") is None:
@@ -120,10 +120,12 @@ def test_every_figure_of_the_benchmarks_is_shown(site: Path) -> None:
 
 
 def test_in_the_browser(site: Path, browser: Any) -> None:
-    """Opened as files, on a wide and on a narrow screen."""
+    """Opened as files, on a wide and on a narrow screen; one after the other in one tab."""
+    seen = browser.new_page()
     for page in pages_of(site):
         name = page.relative_to(site)
-        with opened(browser, f"file://{site}/{name}", width=1300) as seen:
+        seen.set_viewport_size({"width": 1300, "height": 900})
+        with visited(seen, f"file://{site}/{name}"):
             seen.add_style_tag(content="* { transition: none !important }")  # what slides, jumps
             for width in (1300, 390):
                 seen.set_viewport_size({"width": width, "height": 900})
@@ -133,6 +135,7 @@ def test_in_the_browser(site: Path, browser: Any) -> None:
             )
             assert not broken, f"{name}: {broken}"
             assert len(seen.inner_text("article h1")) > 1, name
+    seen.close()
 
 
 def test_search_works_from_a_file(site: Path, browser: Any) -> None:
