@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
 import textwrap
 import tomllib
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -38,55 +37,86 @@ sys.meta_path.insert(0, Missing())
 """
 
 
-def without_extras(program: str) -> subprocess.CompletedProcess[str]:
-    program = BLOCKED + textwrap.dedent(program)
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+#: What every room needs is loaded once, and each program runs in a fork that has loaded no more.
+FORKS = (
+    BLOCKED
+    + """
+import json, os, tempfile, traceback
+import botorch, gpytorch, scipy.stats, torch
+assert "botorch_dp" not in sys.modules
+done = []
+for program in json.load(sys.stdin):
+    with tempfile.TemporaryFile("w+") as errors:
+        child = os.fork()
+        if child == 0:
+            os.dup2(errors.fileno(), 2)
+            code = 1
+            try:
+                exec(program, {"__name__": "__main__"})
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stderr.flush()
+                os._exit(code)
+        _, status = os.waitpid(child, 0)
+        errors.seek(0)
+        done.append((os.waitstatus_to_exitcode(status), errors.read()))
+print(json.dumps(done))
+"""
+)
 
 
-def test_every_module_is_imported_without_the_extras() -> None:
-    done = without_extras(
-        """
-        import importlib, pkgutil, botorch_dp
-        for module in pkgutil.walk_packages(botorch_dp.__path__, "botorch_dp."):
-            if not module.name.endswith(("__main__", "opacus_accountant")):
-                importlib.import_module(module.name)
-        """
+def without_extras(*programs: str) -> list[tuple[int, str]]:
+    """The exit code of each program where the extras are missing, and what it said."""
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS],
+        input=json.dumps([textwrap.dedent(program) for program in programs]),
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
     )
     assert done.returncode == 0, done.stderr
+    return [(code, said) for code, said in json.loads(done.stdout.splitlines()[-1])]
 
 
-@pytest.mark.parametrize(
-    ("program", "extra"),
-    [
-        ("import botorch_dp.privacy.opacus_accountant", "opacus"),
-        (
-            "from botorch_dp.privacy import laplace_guarantee\n"
-            "laplace_guarantee(sensitivity=1.0, epsilon=1.0).to_event()",
-            "accounting",
-        ),
-        (
-            "from botorch_dp.plots import plot_guarantee\n"
-            "from botorch_dp.privacy import laplace_guarantee\n"
-            "plot_guarantee(laplace_guarantee(sensitivity=1.0, epsilon=1.0))",
-            "plots",
-        ),
-        (
-            "from botorch_dp.acquisition import register_with_ax\nregister_with_ax()",
-            "ax",
-        ),
-        (
-            "from botorch_dp.pareto.storage import StudyStorage\n"
-            "StudyStorage('postgresql://user@host/database', description={})",
-            "postgres",
-        ),
-    ],
-)
-def test_what_needs_an_extra_names_it(program: str, extra: str) -> None:
-    done = without_extras(program)
-    assert done.returncode == 1
-    last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith("ModuleNotFoundError: ")
-    assert MODULES[extra] in last and f"botorch_dp[{extra}]" in last
+EVERY_MODULE = """
+import importlib, pkgutil, botorch_dp
+for module in pkgutil.walk_packages(botorch_dp.__path__, "botorch_dp."):
+    if not module.name.endswith(("__main__", "opacus_accountant")):
+        importlib.import_module(module.name)
+"""
+#: Programs that need an extra.
+NEEDING = {
+    "opacus": "import botorch_dp.privacy.opacus_accountant",
+    "accounting": """
+        from botorch_dp.privacy import laplace_guarantee
+        laplace_guarantee(sensitivity=1.0, epsilon=1.0).to_event()
+        """,
+    "plots": """
+        from botorch_dp.plots import plot_guarantee
+        from botorch_dp.privacy import laplace_guarantee
+        plot_guarantee(laplace_guarantee(sensitivity=1.0, epsilon=1.0))
+        """,
+    "ax": """
+        from botorch_dp.acquisition import register_with_ax
+        register_with_ax()
+        """,
+    "postgres": """
+        from botorch_dp.pareto.storage import StudyStorage
+        StudyStorage('postgresql://user@host/database', description={})
+        """,
+}
+
+
+def test_without_the_extras_modules_are_imported_and_what_needs_one_names_it() -> None:
+    every, *needing = without_extras(EVERY_MODULE, *NEEDING.values())
+    assert every[0] == 0, every[1]
+    for extra, (code, said) in zip(NEEDING, needing, strict=True):
+        assert code == 1, extra
+        last = said.strip().splitlines()[-1]
+        assert last.startswith("ModuleNotFoundError: "), last
+        assert MODULES[extra] in last and f"botorch_dp[{extra}]" in last
 
 
 def test_every_extra_that_a_message_names_exists() -> None:
