@@ -674,6 +674,13 @@ def _limited_protocol(
             self.rest()
             super().connection_lost(exc)
 
+        def shutdown(self) -> None:
+            idle = self.cycle is None or self.cycle.response_complete
+            idle = idle and self.transport.get_write_buffer_size() == 0
+            super().shutdown()
+            if idle:  # said goodbye; with TLS asyncio would wait for the other end to do so too
+                self.transport.abort()
+
         @property
         def host(self) -> str:
             return self.client[0] if self.client else ""

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from botorch_dp.outsourced import TLS, CuratorClient
+from botorch_dp.outsourced.service import curator_server
 from tests.outsourced.certificates import Certificate, certificate, pem, replace
 from tests.outsourced.serving import TOKEN, connected, make_curator, measure, serving
 
@@ -256,6 +257,35 @@ class TestStrangers:
                         assert not buffers
                 finally:
                     gc.enable()
+
+
+def test_the_end_does_not_wait_for_idle_clients(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are told that it ends; nobody waits until they have said so too."""
+
+    def patient(*arguments, **settings):
+        server = curator_server(*arguments, **settings)
+        server.config.timeout_graceful_shutdown = 60  # the usual 5 pass on a busy machine as well
+        return server
+
+    monkeypatch.setattr("tests.outsourced.serving.curator_server", patient)
+    context = ssl.create_default_context(cafile=str(house.authority.certfile))
+    with serving(make_curator(), tls=house.tls, request_seconds=60.0) as url:
+        idle = context.wrap_socket(
+            connected(url.replace("https", "http")),
+            server_hostname="127.0.0.1",
+            suppress_ragged_eofs=False,
+        )
+        idle.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        answer = b""
+        while b"alive" not in answer:
+            answer += idle.recv(4096)
+        start = time.monotonic()
+    assert time.monotonic() - start < 15
+    with idle:
+        while idle.recv(4096):  # an error, if the connection just broke off
+            pass
 
 
 def test_sockets_are_closed(house: House) -> None:
