@@ -197,7 +197,7 @@ class TestBadServers:
             began = time.monotonic()
             with pytest.raises(ConnectionError, match="no whole answer"):
                 client(url, timeout=0.4, patience=0.2).status()
-            assert time.monotonic() - began < 3
+            assert time.monotonic() - began < 15
 
     def test_a_proxy_that_is_slow_to_say_that_the_way_is_open(
         self, monkeypatch: pytest.MonkeyPatch
@@ -208,7 +208,7 @@ class TestBadServers:
             began = time.monotonic()
             with pytest.raises(ConnectionError, match="no whole answer"):
                 client("https://curator.example", timeout=0.4, patience=0.2).status()
-            assert time.monotonic() - began < 3
+            assert time.monotonic() - began < 15
 
     @pytest.mark.parametrize("start", [b"", b"1;", b"1\r\nx", b"0\r\n"])
     def test_the_lines_of_a_chunked_answer_are_bounded(self, start: bytes) -> None:
@@ -223,7 +223,7 @@ class TestBadServers:
             began = time.monotonic()
             with pytest.raises(ConnectionError):
                 client(url, timeout=0.4, patience=0.2).status()
-            assert time.monotonic() - began < 3
+            assert time.monotonic() - began < 15
 
     @pytest.mark.parametrize("after", ["nan", "inf", "-5", "1e9", "Wed, 21 Oct 2015 07:28:00 GMT"])
     def test_pauses_are_within_the_patience(self, after: str) -> None:

@@ -163,17 +163,17 @@ class TestStrangers:
             start = time.monotonic()
             with connected(url, half) as stranger:
                 received = drained(stranger)
-            assert 0.2 < time.monotonic() - start < 5
+            assert 0.2 < time.monotonic() - start < 15
             assert b"200" not in received
 
     def test_a_request_that_trickles_in_times_out(self) -> None:
         with serving(make_curator(), request_seconds=0.4) as url:
             start = time.monotonic()
             with connected(url, b"GET /status HTTP/1.1\r\n") as stranger, suppress(OSError):
-                while time.monotonic() - start < 10:
+                while time.monotonic() - start < 20:
                     stranger.sendall(b"X: y\r\n")
                     time.sleep(0.05)
-            assert time.monotonic() - start < 5
+            assert time.monotonic() - start < 15
 
     def test_the_next_request_on_a_connection_times_out_too(self) -> None:
         with serving(make_curator(), request_seconds=0.5) as url:
@@ -181,7 +181,7 @@ class TestStrangers:
             start = time.monotonic()
             with connected(url, whole.encode() + b"GET /sta") as stranger:
                 assert b"200 OK" in drained(stranger)
-            assert time.monotonic() - start < 5
+            assert time.monotonic() - start < 15
 
     @pytest.mark.parametrize("source", ["127.0.0.1", "127.0.0.2"])
     def test_the_owner_gets_in_among_many_that_wait(self, source: str) -> None:
@@ -189,7 +189,7 @@ class TestStrangers:
             crowd = [connected(url, b"GET /sta", source=source) for _ in range(60)]
             start = time.monotonic()
             assert all(raw(url, "GET", "/status")[0] == 200 for _ in range(5))
-            assert time.monotonic() - start < 5
+            assert time.monotonic() - start < 15
             # The newest are still there; the oldest had to go.
             crowd[0].settimeout(5)
             with suppress(ConnectionResetError):

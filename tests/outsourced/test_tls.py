@@ -49,7 +49,7 @@ def refused_at_once(remote: CuratorClient, match: str) -> None:
     start = time.monotonic()
     with pytest.raises(ConnectionError, match=match):
         remote.status()
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 15
 
 
 class TestService:
@@ -207,7 +207,7 @@ class TestStrangers:
                     stranger.settimeout(5)
                     while stranger.recv(1000):
                         pass
-                assert time.monotonic() - start < 5
+                assert time.monotonic() - start < 15
 
     def test_the_owner_gets_in_among_many(
         self, house: House, caplog: pytest.LogCaptureFixture
@@ -221,7 +221,7 @@ class TestStrangers:
             remote = client(url, cafile=house.authority.certfile)
             start = time.monotonic()
             assert [remote.query(index) for index in range(3)] == [measure(i) for i in range(3)]
-            assert time.monotonic() - start < 5
+            assert time.monotonic() - start < 15
             crowd[0].settimeout(5)
             with suppress(ConnectionResetError):
                 assert crowd[0].recv(1) == b""
