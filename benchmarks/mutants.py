@@ -323,7 +323,7 @@ MUTANTS = [
         f"{BOUNDARIES} training/test_randomness.py",
         ("ROUNDING_SLACK = 2e-6", "ROUNDING_SLACK = 0.0"),
         (" + grid * math.sqrt(total.numel())", ""),
-        ("part.div_(grid).round_()", "part.div_(grid)"),
+        ("part.mul_(1 / grid).round_()", "part.mul_(1 / grid)"),
         (
             "border, fraction = divmod(256 * probability, 1.0)",
             "border, fraction = divmod(255 * probability, 1.0)",

@@ -1,7 +1,8 @@
 """What a study believes: exact objectives where they are known, and a Gaussian process for others.
 
 Models see every objective so that larger is better and the real line is the range:
-``-log(epsilon)``, ``-logit(error)``, and ``-log(value)`` or ``-value`` of further objectives.
+``-log(epsilon)``, ``-logit(error)``, and ``-log(value)`` or ``-value`` of further objectives. Of
+curves, they see the error's excess over an error that none reaches.
 Hypervolume is measured in other units, in which a reference point is natural: ``-epsilon`` (or
 ``-log(epsilon)``) and ``-error``.
 """
@@ -32,7 +33,7 @@ from torch import Tensor
 
 from botorch_dp.acquisition.hvpoi import believe
 from botorch_dp.pareto.curves import curve_gp, of_no_training, of_trainings, smooth_kernel
-from botorch_dp.pareto.problem import PrivacyUtilityProblem, StudyError, Trial, thinned
+from botorch_dp.pareto.problem import Point, PrivacyUtilityProblem, StudyError, Trial, thinned
 from botorch_dp.space import Config
 
 PrivacyModel = Literal["exact", "gp"]
@@ -54,6 +55,12 @@ _SLOW = 5.0
 #: Points of curves that a model is fitted to in all, as far as it sees so many of each: fitting to
 #: more of them takes longer and teaches nothing. Once it is fitted, it sees more of them.
 _MOST_FITTED, _MOST_POINTS, _FEWEST_POINTS = 96, 288, 3
+#: Models are fitted to a curve from this share of its length on: what comes before is mostly the
+#: fall from knowing nothing, and would decide how smooth the rest is believed to be.
+_LATE = 0.2
+#: And they see by how much its error is above this share of the least: else that fall would be
+#: nearly all of what they explain, and what is left between good trainings nearly nothing.
+_FLOOR = 0.8
 #: Points that a model sees at most, for a fit takes time with their cube. Below the 800 from which
 #: GPyTorch solves approximately.
 _MOST_SEEN = 512
@@ -82,9 +89,15 @@ class Scale:
 
 
 def objective_scales(
-    problem: PrivacyUtilityProblem, epsilon_scale: EpsilonScale = "linear"
+    problem: PrivacyUtilityProblem, epsilon_scale: EpsilonScale = "linear", floor: float = 0.0
 ) -> list[Scale]:
-    """The scales of epsilon, error and the further objectives, in this order."""
+    """The scales of epsilon, error and the further objectives, in this order.
+
+    Args:
+        problem: The problem.
+        epsilon_scale: In which units of epsilon hypervolume is measured.
+        floor: An error that none falls below: models see how far errors are above it.
+    """
     ref_epsilon, ref_error = problem.ref_point
     smallest = SMALLEST_EPSILON_SHARE * ref_epsilon
     largest = max(LARGEST_EPSILON, ref_epsilon)
@@ -93,9 +106,12 @@ def objective_scales(
         return -value.clamp(smallest, largest).log()
 
     def negative_logit(value: Tensor) -> Tensor:
-        return -value.clamp(SMALLEST_ERROR, 1 - SMALLEST_ERROR).logit()
+        excess = (value - floor) / (1 - floor)
+        return -excess.clamp(SMALLEST_ERROR, 1 - SMALLEST_ERROR).logit()
 
-    clamped_ref = min(ref_error, 1 - SMALLEST_ERROR)
+    def negative_error(value: Tensor) -> Tensor:
+        return -floor - (1 - floor) * torch.sigmoid(-value)
+
     linear = epsilon_scale == "linear"
     scales = [
         Scale(
@@ -106,8 +122,8 @@ def objective_scales(
         ),
         Scale(
             to_model=negative_logit,
-            to_volume=_negative_sigmoid_negative,
-            ref_model=-math.log(clamped_ref / (1 - clamped_ref)),
+            to_volume=negative_error,
+            ref_model=float(negative_logit(torch.tensor(ref_error, dtype=torch.double))),
             ref_volume=-ref_error,
         ),
     ]
@@ -131,10 +147,6 @@ def _negative_log(value: Tensor) -> Tensor:
 
 def _negative_exp_negative(value: Tensor) -> Tensor:
     return -torch.exp(-value)
-
-
-def _negative_sigmoid_negative(value: Tensor) -> Tensor:
-    return -torch.sigmoid(-value)
 
 
 @dataclass(frozen=True)
@@ -351,7 +363,7 @@ class Beliefs:
         complete: The complete trials; at least one.
         believed: Configs of pending and failed trials.
         known: The exact objectives; the others are modelled.
-        scales: Of all objectives.
+        epsilon_scale: In which units of epsilon hypervolume is measured.
         seed: For restarts of the fit.
         fitted: What :attr:`fitted` was for the same complete trials, however many are pending.
     """
@@ -363,15 +375,19 @@ class Beliefs:
         believed: Sequence[Config],
         *,
         known: KnownObjectives,
-        scales: Sequence[Scale],
+        epsilon_scale: EpsilonScale = "linear",
         seed: int = 0,
         fitted: Mapping[int, Model] | None = None,
     ) -> None:
         self._known = known
         self._space = problem.space
-        self._scales = list(scales)
         points = [problem.points(trial) for trial in complete]
         everything = [point for curve in points for point in curve]
+        floor = 0.0
+        if problem.resource is not None:
+            floor = _FLOOR * min(point.values[1] for point in everything)
+        #: Of all objectives.
+        self.scales = objective_scales(problem, epsilon_scale, floor)
         most = _MOST_SEEN if problem.resource is None else _MOST_SEEN // _FEWEST_POINTS
         latest = list(believed)[-most:]
         thought = [c for config in latest for c in problem.along(config, _FEWEST_POINTS)]
@@ -385,10 +401,14 @@ class Beliefs:
         counts = [len(curve) for curve in points]
 
         products = product_weights(problem)
+        ends = list(itertools.accumulate(counts))
+        places = [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
+        late = [p[_begin(problem, curve) :] for p, curve in zip(places, points, strict=True)]
 
         def fit(trials: Sequence[int]) -> None:
-            few, many = (_seen(counts, trials, most) for most in (_MOST_FITTED, _MOST_POINTS))
-            for index, scale in enumerate(self._scales):
+            few = _seen(late, trials, _MOST_FITTED)
+            many = _seen(places, trials, _MOST_POINTS)
+            for index, scale in enumerate(self.scales):
                 if index not in known.columns:
                     Y = scale.to_model(values[:, index : index + 1])
                     self._gps[index] = gp = fitted_gp(
@@ -398,19 +418,19 @@ class Beliefs:
                         trainings=None if problem.resource is None else trainings[few],
                         products=products,
                     )
-                    if len(many) > len(few):
+                    if many != few:
                         see(gp, of_trainings(codes[many], trainings[many]), Y[many])
 
         self._gps: dict[int, Model] = dict(fitted or {})
         trials = list(range(len(points)))
         if fitted is None and len(trials) > most:
-            ends = codes[torch.tensor(counts).cumsum(0) - 1]
-            spread = farthest(ends, most // 2)
+            last = codes[torch.tensor(ends) - 1]
+            spread = farthest(last, most // 2)
             fit(spread)
             of = torch.arange(len(points)).repeat_interleave(torch.tensor(counts))
             expected = self._means(self.incumbents)[: len(everything)].nan_to_num(-math.inf)
             front = of[front_places(-expected)].unique()
-            distances = _distances(ends, ends[front]).amin(dim=-1)
+            distances = _distances(last, last[front]).amin(dim=-1)
             distances[spread] = -1.0
             distances[-(most // 4) :] = -1.0
             trials = distances.argsort(stable=True)[:most].sort().values.tolist()
@@ -427,12 +447,22 @@ class Beliefs:
     @property
     def model(self) -> Model:
         """All objectives as one BoTorch model (maximized)."""
-        return ModelList(*(self._gps.get(i) or self._exact(i) for i in range(len(self._scales))))
+        return ModelList(*(self._gps.get(i) or self._exact(i) for i in range(len(self.scales))))
+
+    def volumes(self, Y: Tensor, X: Tensor | None = None) -> Tensor:
+        """From the scale of the models to the units of hypervolume, ``... x m``."""
+        return torch.stack([s.to_volume(Y[..., i]) for i, s in enumerate(self.scales)], dim=-1)
+
+    def expected_error(self, mean: Tensor, std: Tensor) -> Tensor:
+        """Mean error for Gaussian values as models see them, by Gauss-Hermite quadrature."""
+        nodes, weights = (torch.from_numpy(a) for a in np.polynomial.hermite_e.hermegauss(20))
+        errors = -self.scales[1].to_volume(mean.unsqueeze(-1) + std.unsqueeze(-1) * nodes)
+        return errors @ (weights / weights.sum())
 
     def predict(self, candidates: Candidates) -> tuple[Tensor, Tensor]:
         """Means and standard deviations, ``n x m``; NaN where an exact objective is undefined."""
         means, stds = [], []
-        for index in range(len(self._scales)):
+        for index in range(len(self.scales)):
             if index in self._gps:
                 mean, std = predicted(self._gps[index], candidates.codes)
             else:
@@ -446,7 +476,7 @@ class Beliefs:
         """The means of :meth:`predict` alone, which are had at once."""
         means = []
         with torch.no_grad(), skip_posterior_variances():
-            for index in range(len(self._scales)):
+            for index in range(len(self.scales)):
                 gp: Any = self._gps.get(index)
                 if gp is None:
                     means.append(self._exact_values(index, candidates.known))
@@ -456,7 +486,7 @@ class Beliefs:
         return torch.stack(means, dim=-1)
 
     def _exact_values(self, index: int, known: Tensor) -> Tensor:
-        return self._scales[index].to_model(known[:, self._known.columns[index]])
+        return self.scales[index].to_model(known[:, self._known.columns[index]])
 
     def covariance(self, codes: Tensor) -> tuple[Tensor, Tensor, float]:
         """Of the error at ``n x d`` codes: means, ``n x n`` covariance, a training's variance."""
@@ -535,13 +565,18 @@ def product_weights(problem: PrivacyUtilityProblem) -> Tensor | None:
     return weights / weights.abs().sum(dim=0) if problem.products else None
 
 
-def _seen(counts: Sequence[int], trials: Sequence[int], most: int) -> list[int]:
+def _begin(problem: PrivacyUtilityProblem, curve: Sequence[Point]) -> int:
+    """The place in a curve from which on models are fitted to it."""
+    if problem.resource is None:
+        return 0
+    reached = [point.config[problem.resource.name] for point in curve]
+    return sum(value < _LATE * reached[-1] for value in reached)
+
+
+def _seen(places: Sequence[range], trials: Sequence[int], most: int) -> list[int]:
     """Which of all points models see of these trials: fewer of each curve, the more curves."""
     most = max(_FEWEST_POINTS, most // len(trials))
-    starts = list(itertools.accumulate(counts, initial=0))
-    return [
-        starts[trial] + place for trial in trials for place in thinned(range(counts[trial]), most)
-    ]
+    return [place for trial in trials for place in thinned(places[trial], most)]
 
 
 def farthest(codes: Tensor, count: int) -> list[int]:

@@ -29,7 +29,6 @@ from botorch_dp.pareto.front import (
     ParetoFront,
     by_expected_error,
     data_frame,
-    expected_error,
     guarantee_sentence,
     point_table,
     recommended,
@@ -448,6 +447,14 @@ class DPareto:
                     "The budget cannot bear a single trial of what would be proposed: raise it, or "
                     "narrow the space to cheaper trainings (more noise, fewer steps)."
                 )
+            if failed := self._storage.count("failed"):
+                kinds = sorted({t.failures[-1] for t in self.trials if t.state == "failed"})
+                warnings.warn(
+                    f"{failed} of {len(self._storage)} trials failed with {kinds} and have no part "
+                    "in the front; `to_frame()` says which. Call the oracles by hand on one of "
+                    "their configs to see what is wrong.",
+                    stacklevel=2,
+                )
         except KeyboardInterrupt:
             if not self._storage.count("complete"):
                 raise
@@ -556,7 +563,7 @@ class DPareto:
         beliefs = self._proposer.beliefs(complete)
         means, stds = (part[: len(measured)] for part in beliefs.predict(beliefs.incumbents))
         believed = torch.tensor([point.values for point in measured], dtype=torch.double)
-        believed[:, 1] = expected_error(means[:, 1], stds[:, 1])
+        believed[:, 1] = beliefs.expected_error(means[:, 1], stds[:, 1])
         return believed
 
     def recommend(self, epsilon: float, *, level: float = 0.95) -> OperatingPoint:

@@ -335,6 +335,30 @@ class TestGP:
         assert off[0] < off[1], "six points of one training are not six looks"
         assert surprise[0] < surprise[1]
 
+    def test_is_fitted_to_what_is_no_fall_and_sees_it_all(self) -> None:
+        """A fall at the beginning has no part in the fit, and is believed as it was measured."""
+
+        def curve(config: Any, seed: int, checkpoints: Sequence[int]) -> Iterator[float]:
+            for checkpoint in checkpoints:
+                yield 0.5 if checkpoint < 4 else toy.utility({**config, "epochs": checkpoint}, seed)
+
+        def plain(config: Any, seed: int, checkpoints: Sequence[int]) -> Iterator[float]:
+            for checkpoint in checkpoints:
+                yield 0.1 if checkpoint < 4 else toy.utility({**config, "epochs": checkpoint}, seed)
+
+        found = []
+        for oracle in (curve, plain):
+            tried = study(toy.curve_problem(oracle), acquisition="random", candidates=64)
+            tried.run(6)
+            beliefs = tried._proposer.beliefs(tried.trials)
+            gp: Any = beliefs.fitted[1]
+            found.append(gp.covar_module.kernels[0].lengthscale)
+            first = min(beliefs.incumbents.configs, key=lambda config: config["epochs"])
+            place = beliefs.incumbents.configs.index(first)
+            error = float(-beliefs.scales[1].to_volume(beliefs.incumbent_means[place, 1]))
+            assert abs(error - (0.5 if oracle is curve else 0.9)) < 0.2
+        torch.testing.assert_close(*found)
+
     def test_believes_what_is_pending(self) -> None:
         X = torch.rand(8, 2, generator=torch.Generator().manual_seed(1), dtype=torch.double)
         gp = fitted_gp(X, X.sum(dim=-1, keepdim=True), seed=0, trainings=torch.arange(8))
