@@ -40,6 +40,18 @@ class TestCallbacks:
         assert sorted(told, key=lambda trial: trial.number) == tried.trials
         assert {trial.state for trial in told} == {"complete", "failed"}
 
+    def test_failed_trials_are_named_at_the_end(self) -> None:
+        def train(config: Config, seed: int) -> float:
+            if config["epochs"] > 15:
+                raise OSError("a record")
+            return toy.utility(config, seed)
+
+        tried = study(train)
+        with pytest.warns(UserWarning, match=r"of 12 trials failed with \['OSError'\]") as found:
+            tried.run(12)
+        assert "a record" not in str(found[0].message)
+        assert len(found) == 1
+
     @pytest.mark.parametrize("threads", [0, 3])
     def test_stop_lets_finish_what_runs(self, threads: int) -> None:
         def enough(study: DPareto, trial: Trial) -> None:
