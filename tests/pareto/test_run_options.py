@@ -42,7 +42,7 @@ class TestCallbacks:
 
     def test_failed_trials_are_named_at_the_end(self) -> None:
         def train(config: Config, seed: int) -> float:
-            if config["epochs"] > 15:
+            if config["epochs"] > 10:
                 raise OSError("a record")
             return toy.utility(config, seed)
 
