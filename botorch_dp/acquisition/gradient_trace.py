@@ -101,7 +101,7 @@ class GradientTrace(AcquisitionFunction):
             A ``(b)``-dim tensor, at most 0.
         """
         belief, noise_of_one = self._first
-        if X.dtype is not belief.dtype or X.layout is not torch.strided:
+        if not isinstance(X, Tensor) or X.dtype is not belief.dtype or X.layout != torch.strided:
             check_tensor("X", X, finite=False)
             raise ValueError(f"`X` is {X.dtype} but the model works in {belief.dtype}.")
         if not self._averages:

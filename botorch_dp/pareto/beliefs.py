@@ -1,8 +1,7 @@
 """What a study believes: exact objectives where they are known, and a Gaussian process for others.
 
 Models see every objective so that larger is better and the real line is the range:
-``-log(epsilon)``, ``-logit(error)``, and ``-log(value)`` or ``-value`` of further objectives. Of
-curves, they see the error's excess over an error that none reaches.
+``-log(epsilon)``, ``-logit(error)``, and ``-log(value)`` or ``-value`` of further objectives.
 Hypervolume is measured in other units, in which a reference point is natural: ``-epsilon`` (or
 ``-log(epsilon)``) and ``-error``.
 """
@@ -58,9 +57,6 @@ _MOST_FITTED, _MOST_POINTS, _FEWEST_POINTS = 96, 288, 3
 #: Models are fitted to a curve from this share of its length on: what comes before is mostly the
 #: fall from knowing nothing, and would decide how smooth the rest is believed to be.
 _LATE = 0.2
-#: And they see by how much its error is above this share of the least: else that fall would be
-#: nearly all of what they explain, and what is left between good trainings nearly nothing.
-_FLOOR = 0.8
 #: Points that a model sees at most, for a fit takes time with their cube. Below the 800 from which
 #: GPyTorch solves approximately.
 _MOST_SEEN = 512
@@ -89,15 +85,9 @@ class Scale:
 
 
 def objective_scales(
-    problem: PrivacyUtilityProblem, epsilon_scale: EpsilonScale = "linear", floor: float = 0.0
+    problem: PrivacyUtilityProblem, epsilon_scale: EpsilonScale = "linear"
 ) -> list[Scale]:
-    """The scales of epsilon, error and the further objectives, in this order.
-
-    Args:
-        problem: The problem.
-        epsilon_scale: In which units of epsilon hypervolume is measured.
-        floor: An error that none falls below: models see how far errors are above it.
-    """
+    """The scales of epsilon, error and the further objectives, in this order."""
     ref_epsilon, ref_error = problem.ref_point
     smallest = SMALLEST_EPSILON_SHARE * ref_epsilon
     largest = max(LARGEST_EPSILON, ref_epsilon)
@@ -106,12 +96,9 @@ def objective_scales(
         return -value.clamp(smallest, largest).log()
 
     def negative_logit(value: Tensor) -> Tensor:
-        excess = (value - floor) / (1 - floor)
-        return -excess.clamp(SMALLEST_ERROR, 1 - SMALLEST_ERROR).logit()
+        return -value.clamp(SMALLEST_ERROR, 1 - SMALLEST_ERROR).logit()
 
-    def negative_error(value: Tensor) -> Tensor:
-        return -floor - (1 - floor) * torch.sigmoid(-value)
-
+    clamped_ref = min(ref_error, 1 - SMALLEST_ERROR)
     linear = epsilon_scale == "linear"
     scales = [
         Scale(
@@ -122,8 +109,8 @@ def objective_scales(
         ),
         Scale(
             to_model=negative_logit,
-            to_volume=negative_error,
-            ref_model=float(negative_logit(torch.tensor(ref_error, dtype=torch.double))),
+            to_volume=_negative_sigmoid_negative,
+            ref_model=-math.log(clamped_ref / (1 - clamped_ref)),
             ref_volume=-ref_error,
         ),
     ]
@@ -147,6 +134,10 @@ def _negative_log(value: Tensor) -> Tensor:
 
 def _negative_exp_negative(value: Tensor) -> Tensor:
     return -torch.exp(-value)
+
+
+def _negative_sigmoid_negative(value: Tensor) -> Tensor:
+    return -torch.sigmoid(-value)
 
 
 @dataclass(frozen=True)
@@ -363,7 +354,7 @@ class Beliefs:
         complete: The complete trials; at least one.
         believed: Configs of pending and failed trials.
         known: The exact objectives; the others are modelled.
-        epsilon_scale: In which units of epsilon hypervolume is measured.
+        scales: Of all objectives.
         seed: For restarts of the fit.
         fitted: What :attr:`fitted` was for the same complete trials, however many are pending.
     """
@@ -375,19 +366,15 @@ class Beliefs:
         believed: Sequence[Config],
         *,
         known: KnownObjectives,
-        epsilon_scale: EpsilonScale = "linear",
+        scales: Sequence[Scale],
         seed: int = 0,
         fitted: Mapping[int, Model] | None = None,
     ) -> None:
         self._known = known
         self._space = problem.space
+        self._scales = list(scales)
         points = [problem.points(trial) for trial in complete]
         everything = [point for curve in points for point in curve]
-        floor = 0.0
-        if problem.resource is not None:
-            floor = _FLOOR * min(point.values[1] for point in everything)
-        #: Of all objectives.
-        self.scales = objective_scales(problem, epsilon_scale, floor)
         most = _MOST_SEEN if problem.resource is None else _MOST_SEEN // _FEWEST_POINTS
         latest = list(believed)[-most:]
         thought = [c for config in latest for c in problem.along(config, _FEWEST_POINTS)]
@@ -408,7 +395,7 @@ class Beliefs:
         def fit(trials: Sequence[int]) -> None:
             few = _seen(late, trials, _MOST_FITTED)
             many = _seen(places, trials, _MOST_POINTS)
-            for index, scale in enumerate(self.scales):
+            for index, scale in enumerate(self._scales):
                 if index not in known.columns:
                     Y = scale.to_model(values[:, index : index + 1])
                     self._gps[index] = gp = fitted_gp(
@@ -447,22 +434,12 @@ class Beliefs:
     @property
     def model(self) -> Model:
         """All objectives as one BoTorch model (maximized)."""
-        return ModelList(*(self._gps.get(i) or self._exact(i) for i in range(len(self.scales))))
-
-    def volumes(self, Y: Tensor, X: Tensor | None = None) -> Tensor:
-        """From the scale of the models to the units of hypervolume, ``... x m``."""
-        return torch.stack([s.to_volume(Y[..., i]) for i, s in enumerate(self.scales)], dim=-1)
-
-    def expected_error(self, mean: Tensor, std: Tensor) -> Tensor:
-        """Mean error for Gaussian values as models see them, by Gauss-Hermite quadrature."""
-        nodes, weights = (torch.from_numpy(a) for a in np.polynomial.hermite_e.hermegauss(20))
-        errors = -self.scales[1].to_volume(mean.unsqueeze(-1) + std.unsqueeze(-1) * nodes)
-        return errors @ (weights / weights.sum())
+        return ModelList(*(self._gps.get(i) or self._exact(i) for i in range(len(self._scales))))
 
     def predict(self, candidates: Candidates) -> tuple[Tensor, Tensor]:
         """Means and standard deviations, ``n x m``; NaN where an exact objective is undefined."""
         means, stds = [], []
-        for index in range(len(self.scales)):
+        for index in range(len(self._scales)):
             if index in self._gps:
                 mean, std = predicted(self._gps[index], candidates.codes)
             else:
@@ -476,7 +453,7 @@ class Beliefs:
         """The means of :meth:`predict` alone, which are had at once."""
         means = []
         with torch.no_grad(), skip_posterior_variances():
-            for index in range(len(self.scales)):
+            for index in range(len(self._scales)):
                 gp: Any = self._gps.get(index)
                 if gp is None:
                     means.append(self._exact_values(index, candidates.known))
@@ -486,7 +463,7 @@ class Beliefs:
         return torch.stack(means, dim=-1)
 
     def _exact_values(self, index: int, known: Tensor) -> Tensor:
-        return self.scales[index].to_model(known[:, self._known.columns[index]])
+        return self._scales[index].to_model(known[:, self._known.columns[index]])
 
     def covariance(self, codes: Tensor) -> tuple[Tensor, Tensor, float]:
         """Of the error at ``n x d`` codes: means, ``n x n`` covariance, a training's variance."""

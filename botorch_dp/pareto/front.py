@@ -427,7 +427,7 @@ def recommended(
     def within(candidates: Candidates) -> Tensor:
         candidates = held(candidates)
         allowed = torch.tensor([space.satisfies(config) for config in candidates.configs])
-        errors = beliefs.expected_error(*_error_beliefs(beliefs, candidates))
+        errors = expected_error(*_error_beliefs(beliefs, candidates))
         return (-errors).where(allowed & (candidates.known[:, _EPSILON] <= epsilon), -math.inf)
 
     config = proposer.search(within, beliefs, len(trials))
@@ -444,12 +444,11 @@ def recommended(
     (config,) = held(proposer.known.candidates([config])).configs
     mean, std = _error_beliefs(beliefs, proposer.known.candidates([config]))
     z = NormalDist().inv_cdf(0.5 + level / 2)
-    to_volume = beliefs.scales[_ERROR].to_volume
     return OperatingPoint(
         config=config,
         epsilon=proposer.known.epsilon(config),
-        error=float(beliefs.expected_error(mean, std)),
-        interval=(float(-to_volume(mean + z * std)), float(-to_volume(mean - z * std))),
+        error=float(expected_error(mean, std)),
+        interval=(float(torch.sigmoid(-mean - z * std)), float(torch.sigmoid(-mean + z * std))),
         level=level,
         tried=any(
             point.config == config
@@ -464,8 +463,7 @@ def by_expected_error(proposer: Proposer, trials: Sequence[Trial], epsilon: floa
     """Configs of the complete trials within an epsilon, by the error that the models expect."""
     within = [trial for trial in trials if trial.epsilon <= epsilon]
     candidates = proposer.known.candidates([trial.config for trial in within])
-    beliefs = proposer.beliefs(trials)
-    errors = beliefs.expected_error(*_error_beliefs(beliefs, candidates)) if within else ()
+    errors = expected_error(*_error_beliefs(proposer.beliefs(trials), candidates)) if within else ()
     order = sorted(range(len(within)), key=lambda place: float(errors[place]))
     return [dict(within[place].config) for place in order]
 
@@ -473,3 +471,10 @@ def by_expected_error(proposer: Proposer, trials: Sequence[Trial], epsilon: floa
 def _error_beliefs(beliefs: Beliefs, candidates: Candidates) -> tuple[Tensor, Tensor]:
     means, stds = beliefs.predict(candidates)
     return means[:, _ERROR], stds[:, _ERROR]
+
+
+def expected_error(mean: Tensor, std: Tensor) -> Tensor:
+    """Mean of ``sigmoid(-y)`` for Gaussian ``y``, by Gauss-Hermite quadrature."""
+    nodes, weights = (torch.from_numpy(a) for a in np.polynomial.hermite_e.hermegauss(20))
+    values = torch.sigmoid(-(mean.unsqueeze(-1) + std.unsqueeze(-1) * nodes))
+    return values @ (weights / weights.sum())

@@ -40,6 +40,7 @@ from botorch_dp.pareto.beliefs import (
     KnownObjectives,
     PrivacyModel,
     front_places,
+    objective_scales,
 )
 from botorch_dp.pareto.curves import Staircase, expected_gains, stops
 from botorch_dp.pareto.problem import (
@@ -58,10 +59,9 @@ Score: TypeAlias = Callable[[Candidates], Tensor]
 class AcquisitionFactory(Protocol):
     """Builds an acquisition function for one point at a time (``b x 1 x d``).
 
-    Everything is maximized and in the scale of the models: ``-log(epsilon)``, ``-logit(error)`` (of
-    curves, that of the error's excess over a floor), then further objectives. Pending trials are in
-    ``model`` and ``partitioning`` already. BoTorch's analytic acquisition functions and those of
-    this package have this signature.
+    Everything is maximized and in the scale of the models: ``-log(epsilon)``, ``-logit(error)``,
+    then further objectives. Pending trials are in ``model`` and ``partitioning`` already. BoTorch's
+    analytic acquisition functions and those of this package have this signature.
     """
 
     def __call__(
@@ -144,6 +144,7 @@ class Proposer:
         self.options = options
         self.known = KnownObjectives(problem, with_epsilon=options.privacy_model == "exact")
         self._seed = seed
+        self.scales = objective_scales(problem, options.epsilon_scale)
         self._grid: list[Config] | None = None
         if options.acquisition == "grid":
             whole = (problem.whole(config) for config in problem.space.grid(options.grid_levels))
@@ -335,7 +336,7 @@ class Proposer:
             complete,
             [trial.config for trial in trials if trial.state != "complete"],
             known=self.known,
-            epsilon_scale=self.options.epsilon_scale,
+            scales=self.scales,
             seed=self._torch_seed(len(complete)),
             fitted=fitted if complete == before else None,
         )
@@ -431,7 +432,7 @@ class Proposer:
             return self._expected_improvement(beliefs)
         if acquisition == "qlogehvi":
             return _pointwise(self._monte_carlo_improvement(beliefs))
-        ref_point = torch.tensor([s.ref_model for s in beliefs.scales], dtype=torch.double)
+        ref_point = torch.tensor([s.ref_model for s in self.scales], dtype=torch.double)
         factory: Any = {
             "hvpoi": HypervolumeProbabilityOfImprovement,
             "log_hvpoi": LogHypervolumeProbabilityOfImprovement,
@@ -442,7 +443,7 @@ class Proposer:
 
     def _expected_improvement(self, beliefs: Beliefs) -> Score:
         cells = self._partitioned(beliefs).get_hypercell_bounds()
-        maps = [scale.to_volume for scale in beliefs.scales]
+        maps = [scale.to_volume for scale in self.scales]
 
         def score(candidates: Candidates) -> Tensor:
             return expected_hypervolume_improvement(*beliefs.predict(candidates), cells, maps)
@@ -460,13 +461,17 @@ class Proposer:
                 sample_shape=torch.Size([_MC_SAMPLES]),
                 seed=0,
             ),
-            objective=GenericMCMultiOutputObjective(beliefs.volumes),
+            objective=GenericMCMultiOutputObjective(self._volumes),
         )
 
     def _partitioned(self, beliefs: Beliefs) -> FastNondominatedPartitioning:
         """The non-dominated space in the units of hypervolume, from the incumbents' means."""
-        ref_point = torch.tensor([s.ref_volume for s in beliefs.scales], dtype=torch.double)
-        return FastNondominatedPartitioning(ref_point, Y=beliefs.volumes(_defined(beliefs)))
+        ref_point = torch.tensor([s.ref_volume for s in self.scales], dtype=torch.double)
+        return FastNondominatedPartitioning(ref_point, Y=self._volumes(_defined(beliefs)))
+
+    def _volumes(self, Y: Tensor, X: Tensor | None = None) -> Tensor:
+        """From the scale of the models to the units of hypervolume, ``... x m``."""
+        return torch.stack([s.to_volume(Y[..., i]) for i, s in enumerate(self.scales)], dim=-1)
 
 
 class WholeCurves:
@@ -483,7 +488,7 @@ class WholeCurves:
     def __init__(self, proposer: Proposer, beliefs: Beliefs) -> None:
         self._problem, self._known = proposer.problem, proposer.known
         self._beliefs = beliefs
-        scale, error_scale = self._scales = beliefs.scales[:2]
+        scale, error_scale = self._scales = proposer.scales[:2]
         means = _defined(beliefs)
         smallest = float(self._volume(scale.to_model(torch.zeros((), dtype=torch.double))))
         self._staircase = Staircase.of(
@@ -501,7 +506,7 @@ class WholeCurves:
         costs = [self._problem.cost(config) for config in beliefs.incumbents.configs]
         self._overhead = _OVERHEAD * max(costs)
         # The gain of an end with further objectives, or by another criterion, is that of its point.
-        plain = proposer.options.acquisition == "ehvi" and len(beliefs.scales) == 2
+        plain = proposer.options.acquisition == "ehvi" and len(proposer.scales) == 2
         self._pointwise = None if plain else proposer.score(beliefs)
 
     def _volume(self, epsilons: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ from botorch_dp.pareto.front import (
     ParetoFront,
     by_expected_error,
     data_frame,
+    expected_error,
     guarantee_sentence,
     point_table,
     recommended,
@@ -563,7 +564,7 @@ class DPareto:
         beliefs = self._proposer.beliefs(complete)
         means, stds = (part[: len(measured)] for part in beliefs.predict(beliefs.incumbents))
         believed = torch.tensor([point.values for point in measured], dtype=torch.double)
-        believed[:, 1] = beliefs.expected_error(means[:, 1], stds[:, 1])
+        believed[:, 1] = expected_error(means[:, 1], stds[:, 1])
         return believed
 
     def recommend(self, epsilon: float, *, level: float = 0.95) -> OperatingPoint:

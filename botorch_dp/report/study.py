@@ -17,8 +17,8 @@ from torch import Tensor
 
 from botorch_dp._checks import checked
 from botorch_dp._files import atomic_write, differences
-from botorch_dp.pareto.beliefs import Beliefs, KnownObjectives
-from botorch_dp.pareto.front import OperatingPoint, ParetoFront, recommended
+from botorch_dp.pareto.beliefs import Beliefs, KnownObjectives, objective_scales
+from botorch_dp.pareto.front import OperatingPoint, ParetoFront, expected_error, recommended
 from botorch_dp.pareto.paying import TestOrTraining, publication
 from botorch_dp.pareto.problem import (
     Objective,
@@ -258,7 +258,9 @@ class _Modelled:
         problem = view.problem
         self._space = problem.space
         self._known = KnownObjectives(problem, with_epsilon=False)
-        self._beliefs = Beliefs(problem, complete, [], known=self._known)
+        self._beliefs = Beliefs(
+            problem, complete, [], known=self._known, scales=objective_scales(problem)
+        )
 
     def _predict(self, configs: Sequence[Config]) -> tuple[Tensor, Tensor]:
         return self._beliefs.predict(self._known.candidates(configs))
@@ -266,15 +268,13 @@ class _Modelled:
     def errors(self, configs: Sequence[Config]) -> tuple[list[float], list[float], list[float]]:
         """Expected error of each config, with a central interval of 95 % for its mean."""
         means, stds = (part[:, _ERROR] for part in self._predict(configs))
-        negated = self._beliefs.scales[_ERROR].to_volume
-        low, high = (-negated(means + sign * _Z95 * stds) for sign in (1, -1))
-        return self._beliefs.expected_error(means, stds).tolist(), low.tolist(), high.tolist()
+        low, high = (torch.sigmoid(-means - sign * _Z95 * stds) for sign in (1, -1))
+        return expected_error(means, stds).tolist(), low.tolist(), high.tolist()
 
     def total_effects(self) -> dict[str, tuple[float, float]]:
-        r"""Shares of the variance of epsilon and error that a parameter has a part in.
+        r"""Shares of the variance of (log epsilon, logit error) that a parameter has a part in.
 
-        Total Sobol indices of the models' means, in their scales, over the whole space, by Jansen's
-        estimator
+        Total Sobol indices of the models' means over the whole space, by Jansen's estimator
         :math:`E[(f(a) - f(a_b^i))^2] / (2 Var f)` [Saltelli2010]: ``a`` and ``b`` are independent
         uniform configs, and in :math:`a_b^i` parameter ``i`` comes from ``b``.
         """
@@ -695,8 +695,8 @@ def _importance(page: Page, view: StudyView, beliefs: _Modelled) -> None:
         "Which parameters matter",
         page.place("importance", made, f"Importance for the error: {said}."),
         '<p class="note">Total Sobol indices of the study\'s models over the whole space, of '
-        "the error on a logistic scale, as they see it, and of the logarithm of ε (hatched). They "
-        "say what the models believe, and add up to more than 1 where parameters act together.</p>",
+        "the logit of the error and of the logarithm of ε (hatched). They say what the models "
+        "believe, and add up to more than 1 where parameters act together.</p>",
     )
 
 

@@ -63,6 +63,7 @@ def beliefs(
         trials,
         believed,
         known=KnownObjectives(problem, with_epsilon=exact),
+        scales=objective_scales(problem),
     )
 
 
@@ -94,16 +95,6 @@ class TestScales:
         assert shown[0] == shown[1] > shown[2] == shown[3]
         errors = error.to_model(torch.tensor([0.0, 0.5, 1.0], dtype=torch.double))
         assert errors.isfinite().all() and errors[0] > errors[1] > errors[2]
-
-    def test_errors_above_a_floor_are_told_apart(self) -> None:
-        _, plain = objective_scales(toy.problem())
-        _, above = objective_scales(toy.problem(), floor=0.12)
-        errors = torch.tensor([0.15, 0.16, 0.24, 0.25], dtype=torch.double)
-        assert above.to_volume(above.to_model(errors)).tolist() == pytest.approx((-errors).tolist())
-        assert above.to_volume(torch.tensor(above.ref_model)).item() == pytest.approx(-1, abs=2e-3)
-        # The same step means more near the floor than far above it, by more than without a floor.
-        steps = [scale.to_model(errors).diff() for scale in (plain, above)]
-        assert steps[1][0] / steps[1][2] > 2 * steps[0][0] / steps[0][2]
 
     def test_the_clamp_spares_a_large_reference(self) -> None:
         epsilon, _ = objective_scales(toy.problem(ref_point=(200.0, 1.0)))

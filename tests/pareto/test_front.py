@@ -241,7 +241,7 @@ class TestReevaluate:
     def test_what_models_expect_is_better_than_what_luck_chose(self) -> None:
         """Hypervolume of the true errors of the configs on either front."""
         gains = []
-        for seed in range(6):
+        for seed in range(10):
             front = DPareto(toy.curve_problem(), seed=seed, acquisition="random").run(12)
             true = []
             for one in (front, front.shrunken):
