@@ -473,7 +473,7 @@ class EstimatorScores:
     def _one(self, fitted: Any, index: int) -> NDArray[np.float64]:
         try:
             return self._of(fitted, self._X[index : index + 1], self._y[index : index + 1])
-        except Exception:
+        except Exception:  # what a record does must not be seen: it counts as the worse bound
             return np.full(1, np.nan)
 
     def _of(self, fitted: Any, X: Any, y: NDArray[Any]) -> NDArray[np.float64]:

@@ -146,7 +146,11 @@ class TrainingRecords:
 
     @cached_property
     def input_lengths(self) -> Tensor:
-        """The inputs' l2 norms in double precision, ``n``; they do not change in training."""
+        """The l2 norms of :attr:`X` in double precision, ``n``.
+
+        Clipping rests on them, and :attr:`X` is a copy: what a caller does to their own tensors
+        changes neither.
+        """
         assert isinstance(self.X, Tensor)
         rows = self.X.flatten(1)
         at_once = max(1, CONVERTED // max(1, rows.shape[1]))

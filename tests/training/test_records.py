@@ -114,3 +114,14 @@ def test_synthetic_records_have_the_form_and_nothing_else() -> None:
     assert made.train_X.dtype == torch.float64
     assert float(made.train_X.abs().max()) < 10
     assert set(made.train_Y.tolist()) <= {0, 1}
+
+
+def test_lengths_stay_those_of_what_is_trained_on() -> None:
+    """A data set changed between two trainings moves neither inputs nor the norms that are kept."""
+    data = make_data()
+    records = training_records(data, None)
+    assert isinstance(records.X, Tensor)
+    kept, inputs = records.input_lengths.clone(), records.X.clone()
+    data.train_X.mul_(1000)
+    assert torch.equal(records.X, inputs) and torch.equal(records.input_lengths, kept)
+    torch.testing.assert_close(kept, inputs.flatten(1).double().norm(dim=1))
