@@ -27,7 +27,9 @@ _COLORS = {
 _DPI = 90
 
 
-def draw(settings: Sequence[Setting], runs: dict[str, Any], studies: Path, results: Path) -> None:
+def draw(
+    settings: Sequence[Setting], runs: dict[str, Any], studies: Path, results: Path, size: str = ""
+) -> None:
     """Draw all figures of the runs there are.
 
     Args:
@@ -35,6 +37,7 @@ def draw(settings: Sequence[Setting], runs: dict[str, Any], studies: Path, resul
         runs: The runs in the results file.
         studies: Folder of the studies.
         results: Folder of the figures.
+        size: What the names of the files end in.
     """
     ran = [setting for setting in settings if "DPareto" in runs.get(setting.label, {})]
     again = {
@@ -45,15 +48,15 @@ def draw(settings: Sequence[Setting], runs: dict[str, Any], studies: Path, resul
         }
         for setting in ran
     }
-    _hypervolumes(ran, runs, results / "dpareto_hypervolume.png")
+    _hypervolumes(ran, runs, results / f"dpareto_hypervolume{size}.png")
     _side_by_side(
         {label: list(fronts.values()) for label, fronts in again.items() if len(fronts) > 1},
-        results / "dpareto_fronts.png",
+        results / f"dpareto_fronts{size}.png",
         title="{}: fronts evaluated again, one study each",
     )
     _side_by_side(
         {label: [fronts["DPareto"]] for label, fronts in again.items()},
-        results / "dpareto_variability.png",
+        results / f"dpareto_variability{size}.png",
         title="{}: a front, before and again",
         keep_observed=True,
         band=True,
@@ -70,7 +73,7 @@ def draw(settings: Sequence[Setting], runs: dict[str, Any], studies: Path, resul
             ]
             for name, members in groups.items()
         },
-        results / "dpareto_comparison.png",
+        results / f"dpareto_comparison{size}.png",
         title="{}: models and optimizers",
     )
 

@@ -58,11 +58,12 @@ def jobs(settings: Sequence[Setting]) -> list[tuple[Setting, str, int]]:
 
 
 def earlier_runs(settings: Sequence[Setting], name: str) -> Runs:
-    """What the results file has already, if it is from the same settings."""
+    """What the results file has already of these settings, where nothing of them has changed."""
     path = results_folder() / f"{name}.json"
-    record = json.loads(path.read_text()) if path.exists() else {}
-    same = record.get("settings") == json.loads(json.dumps(described(settings)))
-    return record["runs"] if same else {}
+    record = json.loads(path.read_text()) if path.exists() else {"settings": {}}
+    now = json.loads(json.dumps(described(settings)))
+    known = [label for label, setting in now.items() if record["settings"].get(label) == setting]
+    return {label: record["runs"][label] for label in known if label in record["runs"]}
 
 
 def described(settings: Sequence[Setting]) -> dict[str, Any]:
@@ -199,19 +200,17 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore", module="botorch|linear_operator|gpytorch")
-    settings = [
-        each
-        for each in (FULL if arguments.full else REDUCED)
-        if not arguments.settings or each.label in arguments.settings
-    ]
-    name = f"{NAME}_full" if arguments.full else NAME
+    every = FULL if arguments.full else REDUCED
+    settings = [s for s in every if not arguments.settings or s.label in arguments.settings]
+    size = "_full" if arguments.full else ""
+    name = NAME + size
     if arguments.full:
         hours = expected_hours(settings)
         each = ", ".join(f"{label} {value:.1f}" for label, value in hours.items())
         print(f"About {sum(hours.values()):.1f} core-hours here ({each}).", flush=True)
     folder = arguments.studies / "full" if arguments.full else arguments.studies
     folder.mkdir(parents=True, exist_ok=True)
-    runs = earlier_runs(settings, name)
+    runs = earlier_runs(every, name)
     start = time.perf_counter()
     deadline = time.monotonic() + 60 * arguments.minutes
     for setting, method, seed in tqdm(jobs(settings), unit="study"):
@@ -220,12 +219,12 @@ def main() -> None:
             done = run_study(setting, method, seed, folder, deadline)
             if done is not None:
                 runs.setdefault(setting.label, {}).setdefault(method, {})[str(seed)] = done
-                report(settings, runs, time.perf_counter() - start, name)
+                report(every, runs, time.perf_counter() - start, name)
     if not runs:
         print(f"No study has ended yet; what was trained is in {folder}. Run again to go on.")
         return
-    print(table(report(settings, runs, time.perf_counter() - start, name)))
-    draw(settings, runs, folder, results_folder())
+    print(table(report(every, runs, time.perf_counter() - start, name)))
+    draw(settings, runs, folder, results_folder(), size)
 
 
 if __name__ == "__main__":

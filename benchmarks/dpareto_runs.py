@@ -195,6 +195,8 @@ def prepared(setting: Setting, method: str) -> PrivacyUtilityProblem:
             problem, setting.full, problem.ref_point[0] if grid else math.inf
         ),
         promise=problem.promise,
+        # Products are for models, which neither random sampling nor grids have.
+        products=problem.products if "DPareto" in method else (),
         replicates=replicates,
         name=f"{setting.label}, {method}",
     )
