@@ -232,7 +232,6 @@ def prepared_run(num_points: int, d: int, n: int, **design: Any) -> Callable[[],
         steps=1000,
         clip_norm=1.0,
         design=Design(max_points=10_000, **design),
-        num_records=n,
     )
     observations = run._progress.observations
     while len(observations.factor) < num_points - batch:

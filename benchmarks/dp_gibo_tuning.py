@@ -230,7 +230,7 @@ def descend(
         clip_norm=max(clip_norm, 1e-3),
         box=box,
         design=design,
-        optimizer=lambda parameters: make(parameters, lr=0.1),
+        step_size=lambda parameters: make(parameters, lr=0.1),
         unsafe_seed=seed,
     ).run()
     return [task.mean_loss(x) for x in result.trajectory.value]

@@ -121,7 +121,7 @@ def descend(
         clip_norm=max(clip_norm, 1e-3),
         box=unit_box(d),
         design=Design(radius=radius),
-        optimizer=lambda parameters: optimizer(parameters, lr=0.1),
+        step_size=lambda parameters: optimizer(parameters, lr=0.1),
         unsafe_seed=seed,
     ).run()
     return result.average.value, result.location.value

@@ -242,7 +242,6 @@ def descent_step() -> Callable[[], object]:
         mu=0.1,
         steps=5,
         clip_norm=1.0,
-        num_records=100,
         ledger=ledger,
     )
     descent.step()

@@ -150,7 +150,6 @@ def descent() -> bdp.DPGIBO:
         steps=2,
         clip_norm=1.0,
         box=box(),
-        num_records=10,
     )
 
 
@@ -406,6 +405,7 @@ VALUES: dict[str, Callable[[], Any]] = {
     "for_budget.ledger": ledger,
     "PrivateObjective.for_budget.ledger": ledger,
     "PrivateObjective.plan.evaluations": lambda: 4,
+    "DPGIBO.plan.num_records": lambda: 10,
     "PrivateSearch.num_records": lambda: 10,
     "noise_to_clip.plan": lambda: _descent_plan(),
     "args": lambda: (),

@@ -136,7 +136,7 @@ def descent_bound(
     if h is None:
         raise ValueError(
             "A bound needs plain descent, whose steps are the gradient times `step_size`: run "
-            "DPGIBO without `optimizer`."
+            "DPGIBO with a number as its `step_size`."
         )
     L = check_positive("smoothness", smoothness)
     R = check_nonnegative("record_norm", record_norm)

@@ -20,7 +20,7 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from botorch_dp._checks import check_nonnegative, check_positive, checked, checked_but
+from botorch_dp._checks import check_count, check_nonnegative, check_positive, checked, checked_but
 from botorch_dp._files import pack
 from botorch_dp._progress import ProgressBar
 from botorch_dp.descent.clipping import ClippedMean, Observations, read_losses
@@ -130,9 +130,8 @@ class DPGIBO:
         box: A ``2 x d`` box; iterates are projected onto it and points stay inside.
         design: Where to ask for losses: a :class:`Design`, or the name of one, ``"simplex"``,
             ``"central"`` or ``"optimize"``.
-        optimizer: Makes a ``torch.optim`` optimizer of the parameter; plain descent if None.
-        step_size: Of plain descent.
-        num_records: ``n``, needed by :meth:`plan`; else taken from the first losses.
+        step_size: Of plain descent; or a function that makes a ``torch.optim`` optimizer of the
+            parameter, which sets the steps instead.
         unit: Whom or what one column is; replace-one is the only relation.
         ledger: Charged for each step before the records are asked.
         unsafe_seed: Simulate with reproducible noise. The result then promises nothing, and no
@@ -147,9 +146,8 @@ class DPGIBO:
         ...     mu=1.0,
         ...     steps=20,
         ...     clip_norm=2.0,
-        ...     num_records=500,
         ... )
-        >>> print(descent.plan())
+        >>> print(descent.plan(num_records=500))
         >>> result = descent.run()
         >>> result.average.value, result.guarantee
     """
@@ -165,9 +163,7 @@ class DPGIBO:
         clip_norm: float,
         box: Tensor | None = None,
         design: Design | DesignName = "simplex",
-        optimizer: MakeOptimizer | None = None,
-        step_size: float = 0.1,
-        num_records: int | None = None,
+        step_size: float | MakeOptimizer = 0.1,
         unit: PrivacyUnit = ONE_RECORD,
         ledger: PrivacyLedger | None = None,
         unsafe_seed: int | None = None,
@@ -190,24 +186,25 @@ class DPGIBO:
         location = settings.initial
         derivatives = kernel_derivatives(kernel, like=location)
         derivatives.gradient_covariance(location)  # refuses a kernel without gradients now
-        check_positive("step_size", step_size)
+        if not callable(step_size):
+            check_positive("step_size", step_size)
         self._settings = settings
         self._record_losses = record_losses
         self._ledger = ledger
-        self._step_size = step_size if optimizer is None else None
+        self._step_size = None if callable(step_size) else step_size
         self._noise = observation_noise(derivatives, location, settings.design.noise_variance)
         #: What the optimizer works on; what was stored is in the progress.
         self._parameter = torch.nn.Parameter(location.clone())
         self._optimizer = (
-            torch.optim.SGD([self._parameter], lr=step_size)
-            if optimizer is None
-            else optimizer([self._parameter])
+            step_size([self._parameter])
+            if callable(step_size)
+            else torch.optim.SGD([self._parameter], lr=step_size)
         )
         self._progress = _Progress(
             observations=Observations(KernelFactor.empty(derivatives, len(location))),
             trajectory=(location,),
             history=(),
-            num_records=known_num_records(record_losses, num_records),
+            num_records=known_num_records(record_losses, None),
         )
         self._diagnostics = DescentDiagnostics()
         self._described = {
@@ -235,16 +232,21 @@ class DPGIBO:
         """How many steps are done, those before a resumption included."""
         return self._progress.steps
 
-    def plan(self) -> DescentPlan:
+    def plan(self, num_records: int | None = None) -> DescentPlan:
         """Price, noise, evaluations and memory of the run; reads no record.
 
-        Needs ``num_records``.
+        Args:
+            num_records: ``n``, if neither ``record_losses`` has it as an attribute nor a step was
+                taken yet.
         """
-        n = self._progress.num_records
+        known = self._progress.num_records
+        n = known if num_records is None else check_count("num_records", num_records)
+        if known not in (None, n):
+            raise ValueError(f"`num_records` = {n}, but the losses are of {known} records.")
         if n is None:
             raise ValueError(
-                "`num_records` is needed to plan: pass it to DPGIBO. The noise is proportional to "
-                "1 / n, and n is public under replace-one."
+                "`num_records` is needed to plan, as in `plan(num_records=500)`: the noise is "
+                "proportional to 1 / n, and n is public under replace-one."
             )
         settings = self._settings
         evaluations = settings.steps * settings.batch_size
@@ -509,7 +511,7 @@ class DPGIBO:
             return
         if known not in (None, n):
             raise PrivacyError(
-                f"`checkpoint` {run.path} is of {n} records, but `num_records` is {known}."
+                f"`checkpoint` {run.path} is of {n} records, but `record_losses` is of {known}."
             )
         like, derivatives = self._settings.initial, self._progress.observations.factor.derivatives
         factor = KernelFactor(derivatives, run.get("points").to(like), run.get("root").to(like))
@@ -529,8 +531,8 @@ class DPGIBO:
             pack(self._optimizer.state_dict())
         except TypeError as error:
             raise TypeError(
-                f"`optimizer` {self._optimizer.__class__.__name__} cannot be stored in a "
-                f"checkpoint: {error}"
+                f"`step_size` makes a {self._optimizer.__class__.__name__}, which cannot be stored "
+                f"in a checkpoint: {error}"
             ) from error
 
 
@@ -554,7 +556,7 @@ class NoiseAwareAdagrad(torch.optim.Optimizer):
             :class:`~botorch_dp.descent.DPGIBO` fills it in; zero is plain AdaGrad.
 
     Example:
-        >>> DPGIBO(..., optimizer=lambda params: NoiseAwareAdagrad(params, lr=0.1))
+        >>> DPGIBO(..., step_size=lambda params: NoiseAwareAdagrad(params, lr=0.1))
     """
 
     def __init__(

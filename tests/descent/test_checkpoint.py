@@ -18,7 +18,14 @@ from botorch_dp.descent import NoiseAwareAdagrad
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import PrivacyBudget, PrivacyLedger, PrivacyUnit
 from botorch_dp.privacy.runs import Run
-from tests.descent.problems import descent, kernel, records, squared_distance
+from tests.descent.problems import (
+    Counted,
+    descent,
+    kernel,
+    must_not_be_read,
+    records,
+    squared_distance,
+)
 from tests.one_draw import Disk, in_fork
 
 REAL: dict[str, Any] = {"steps": 6, "mu": 0.6}
@@ -55,8 +62,8 @@ def run_until_power_cut(path: Path, fail_at: int, **changes: Any) -> None:
     [
         {},
         {"max_points": 9},
-        {"optimizer": lambda p: torch.optim.Adam(p, lr=0.05)},
-        {"optimizer": lambda p: NoiseAwareAdagrad(p, lr=0.1)},
+        {"step_size": lambda p: torch.optim.Adam(p, lr=0.05)},
+        {"step_size": lambda p: NoiseAwareAdagrad(p, lr=0.1)},
         {"tolerance": 1e-6},
         {"design": "central"},
     ],
@@ -162,13 +169,14 @@ def test_a_kill_before_a_step_is_stored_repeats_the_step(
         ("unsafe_seed", None),
         ("initial", torch.full((3,), 0.3, dtype=torch.double)),
         ("initial", torch.full((3,), 0.2)),
-        ("optimizer", lambda p: torch.optim.Adam(p, lr=0.2)),
+        ("step_size", lambda p: torch.optim.Adam(p, lr=0.2)),
         ("unit", PrivacyUnit("one patient")),
     ],
 )
 def test_other_settings_are_refused(tmp_path: Path, name: str, value: object) -> None:
     run_until_power_cut(tmp_path / "run", 3)
-    setting = {"step_size": "optimizer.lr", "optimizer": "optimizer.class"}.get(name, name)
+    setting = {"step_size": "optimizer.lr"}.get(name, name)
+    setting = "optimizer.class" if callable(value) else setting
     setting = "dtype" if getattr(value, "dtype", None) is torch.float else setting
     with pytest.raises(PrivacyError, match=rf"other settings \(.*`{setting}`"):
         descent(**{**SETTINGS, name: value}).run(checkpoint=tmp_path / "run")
@@ -179,7 +187,7 @@ def test_another_kernel_or_number_of_records_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"`kernel\.raw_lengthscale`"):
         descent(kernel=kernel(0.7), **SETTINGS).run(checkpoint=tmp_path / "run")
     with pytest.raises(ValueError, match="is of 200 records"):
-        descent(num_records=199, **SETTINGS).run(checkpoint=tmp_path / "run")
+        descent(Counted(must_not_be_read, 199), **SETTINGS).run(checkpoint=tmp_path / "run")
     resumed = descent(squared_distance(records(n=199)), **SETTINGS)
     with pytest.raises(ValueError, match="199 columns where 200 records"):
         resumed.run(checkpoint=tmp_path / "run")

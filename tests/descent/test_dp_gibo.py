@@ -29,6 +29,7 @@ from botorch_dp.privacy import (
 )
 from tests.descent.problems import (
     DIM,
+    Counted,
     N,
     descent,
     kernel,
@@ -145,7 +146,7 @@ def test_without_a_box_it_goes_where_it_wants() -> None:
     ],
 )
 def test_torch_optimizers_take_the_private_gradient(make: Any) -> None:
-    run = descent(optimizer=make, mu=5.0, steps=40, unsafe_seed=1)
+    run = descent(step_size=make, mu=5.0, steps=40, unsafe_seed=1)
     assert (run.run().average.value - records().mean(0)).norm() < 0.1
 
 
@@ -224,7 +225,7 @@ def test_max_points_bounds_the_memory() -> None:
 
 
 def test_the_plan_reads_no_record() -> None:
-    plan = descent(must_not_be_read, num_records=100, steps=9, mu=0.5).plan()
+    plan = descent(must_not_be_read, steps=9, mu=0.5).plan(num_records=100)
     assert plan.noise_std == pytest.approx(2 * 3 / (100 * 0.5))
     assert plan.noise_to_clip == pytest.approx(plan.noise_std * math.sqrt(DIM))
     assert plan.evaluations == 9 * (DIM + 1)
@@ -232,6 +233,12 @@ def test_the_plan_reads_no_record() -> None:
     assert plan.guarantee.mu == 0.5
     with pytest.raises(ValueError, match="num_records"):
         descent(must_not_be_read).plan()
+    with pytest.raises(ValueError, match="`num_records` must be"):
+        descent(must_not_be_read).plan(num_records=0)
+    counted = descent(Counted(must_not_be_read, 100), steps=9, mu=0.5)
+    assert str(counted.plan()) == str(plan)
+    with pytest.raises(ValueError, match="`num_records` = 99, but the losses are of 100 records"):
+        counted.plan(num_records=99)
 
 
 def test_the_ledger_pays_before_the_records_are_read() -> None:
@@ -519,7 +526,6 @@ def test_gradients_match_the_weights_by_hand() -> None:
     ("changes", "message"),
     [
         ({"step_size": -0.1}, "`step_size`"),
-        ({"num_records": 0}, "`num_records`"),
         ({"kernel": MaternKernel(nu=0.5)}, "nu=0.5"),
         ({"kernel": MaternKernel(nu=1.5)}, "nu=1.5"),
         ({"kernel": RBFKernel(batch_shape=torch.Size([2]))}, "batch"),
@@ -551,7 +557,7 @@ def test_losses_of_a_changing_number_of_records_are_refused() -> None:
     with pytest.raises(ValueError, match="6 columns where 5 records"):
         run.step()
     with pytest.raises(ValueError, match="4 columns where 5 records"):
-        descent(lambda X: X.new_zeros(len(X), 4), num_records=5).run()
+        descent(Counted(lambda X: X.new_zeros(len(X), 4), 5)).run()
 
 
 class Waits(TorchDispatchMode):

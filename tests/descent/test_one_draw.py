@@ -54,7 +54,7 @@ class TestDPGIBO(OneDraw):
 
 class TestWithAnOptimizerThatRemembers(TestDPGIBO):
     def make(self, ledger: PrivacyLedger | None) -> DPGIBO:
-        return tiny(ledger, optimizer=partial(NoiseAwareAdagrad, lr=0.1))
+        return tiny(ledger, step_size=partial(NoiseAwareAdagrad, lr=0.1))
 
 
 class TestPrivateStart(OneDraw):
@@ -239,7 +239,7 @@ def test_an_optimizer_that_raises_after_moving(
     with PrivacyLedger(tmp_path / "a.ledger", PLENTY) as ledger:
         charged_to = ledger if has_ledger else None
         losses = FailsAt(2)
-        run = tiny(charged_to, optimizer=make, losses=losses)
+        run = tiny(charged_to, step_size=make, losses=losses)
         with pytest.raises(PowerCut):
             run.run(checkpoint=checkpoint)
         before = state_of(run)
@@ -253,7 +253,7 @@ def test_an_optimizer_that_raises_after_moving(
             assert state_of(run) == before
         assert len({str(gradient) for gradient in Optimizer.seen}) == 2
         if in_file:  # a new object on the file sees no second gradient either
-            run = tiny(charged_to, optimizer=make)
+            run = tiny(charged_to, step_size=make)
             with pytest.raises(ZeroDivisionError):
                 run.run(checkpoint=checkpoint)
         assert len({str(gradient) for gradient in Optimizer.seen}) == 2
@@ -284,7 +284,7 @@ def test_a_failing_save_shows_nothing_and_is_repeated(
 
     monkeypatch.setattr("botorch_dp.descent.dp_gibo.gaussian_mechanism", recorded)
     with PrivacyLedger(tmp_path / "a.ledger", PLENTY) as ledger:
-        run = tiny(ledger, losses=FailsAt(2), optimizer=partial(torch.optim.Adam, lr=0.1))
+        run = tiny(ledger, losses=FailsAt(2), step_size=partial(torch.optim.Adam, lr=0.1))
         with pytest.raises(PowerCut):
             run.run(checkpoint=tmp_path / "run")
         before = state_of(run)
@@ -298,7 +298,7 @@ def test_a_failing_save_shows_nothing_and_is_repeated(
         disk.at = None
         value = released(run, tmp_path / "run")
         assert len(shown) == len(ledger.entries()) == 3
-        assert released(tiny(ledger, optimizer=partial(torch.optim.Adam, lr=0.1)), tmp_path / "run")
+        assert released(tiny(ledger, step_size=partial(torch.optim.Adam, lr=0.1)), tmp_path / "run")
         assert value == released(run, tmp_path / "run")
 
 
@@ -311,7 +311,7 @@ def test_an_iterate_is_stored_before_it_can_be_read(tmp_path: Path) -> None:
             super().step()
             looks.append((run.steps_taken, len(run._progress.trajectory)))
 
-    run = tiny(optimizer=partial(Looking, lr=0.2))
+    run = tiny(step_size=partial(Looking, lr=0.2))
     run.run(checkpoint=checkpoint)
     assert looks == [(0, 1), (1, 2), (2, 3)]
 
@@ -355,8 +355,8 @@ def test_what_cannot_run_is_refused_before_it_is_charged(tmp_path: Path) -> None
             def state_dict(self) -> dict[str, Any]:
                 return {**super().state_dict(), "odd": object()}
 
-        run = tiny(ledger, losses=must_not_be_read, optimizer=partial(Odd, lr=0.1))
-        with pytest.raises(TypeError, match="`optimizer` Odd cannot be stored"):
+        run = tiny(ledger, losses=must_not_be_read, step_size=partial(Odd, lr=0.1))
+        with pytest.raises(TypeError, match="`step_size` makes a Odd, which cannot be stored"):
             run.run(checkpoint=tmp_path / "run")
         with pytest.raises(TypeError, match="`checkpoint` must be a path"):
             tiny(ledger, losses=must_not_be_read).run(checkpoint=3)  # type: ignore[arg-type]
