@@ -22,6 +22,7 @@ import math
 import os
 import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -34,7 +35,7 @@ from benchmarks import dpareto_curves, dpareto_pool
 from benchmarks.common import BenchmarkParser, mean_interval, save_results
 from benchmarks.dpareto_curves import TOGETHER, Setting, length, volumes
 from botorch_dp._files import atomic_write
-from botorch_dp.pareto import Batched, DPareto, ParetoFront, PrivacyUtilityProblem
+from botorch_dp.pareto import DPareto, ParetoFront, PrivacyUtilityProblem
 from botorch_dp.pareto.beliefs import fitted_gp, objective_scales, predicted
 from botorch_dp.pareto.problem import thinned
 from botorch_dp.space import Config
@@ -79,12 +80,10 @@ class Landscape:
         self.problem = PrivacyUtilityProblem(
             self._space,
             privacy=like.privacy,
-            privacy_batch=like.privacy_batch,
-            utility_replicates=self.curve,
             resource=like.resource,
             promise=like.promise,
             replicates=like.replicates,
-            batched=Batched(self.curves, ("lot_size",)),
+            batched=replace(like.batched, utilities=self.curves, replicates=self.curve),
         )
 
     def errors(self, config: Config, checkpoints: Sequence[int]) -> list[float]:

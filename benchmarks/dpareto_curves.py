@@ -119,16 +119,15 @@ def problem(setting: Setting, method: str) -> PrivacyUtilityProblem:
     low, high = min(setting.min_lot, lots.high), lots.high
     parameters["lot_size"] = Integer(low, high, log=True, distribution=lots.distribution)
     return PrivacyUtilityProblem(
-        SearchSpace(**parameters),
+        SearchSpace(
+            **parameters, products=() if method == "ordinary random" else made.space.products
+        ),
         privacy=made.privacy,
-        privacy_batch=made.privacy_batch,
-        utility_replicates=oracles.curves if curves else oracles.utilities,
         resource=made.resource and replace(made.resource, checkpoints=None),
         promise=made.promise,
         replicates=setting.replicates,
         name=f"{made.name}, {method}",
-        batched=made.batched,
-        products=() if method == "ordinary random" else made.products,
+        batched=replace(made.batched, replicates=oracles.curves if curves else oracles.utilities),
     )
 
 

@@ -37,7 +37,7 @@ from botorch.utils.sampling import manual_seed
 from benchmarks.common import BenchmarkParser, mean_interval, save_results
 from benchmarks.dpareto_curves import Setting, problem, settings, volumes
 from botorch_dp._files import atomic_write
-from botorch_dp.pareto import PrivacyUtilityProblem
+from botorch_dp.pareto import Batched, PrivacyUtilityProblem
 from botorch_dp.pareto import beliefs as beliefs_module
 from botorch_dp.pareto.beliefs import front_places, predicted
 from botorch_dp.pareto.problem import CurvePlan, Measurement, Trial
@@ -50,6 +50,7 @@ from botorch_dp.pareto.proposals import (
     WholeCurves,
     _scored,
 )
+from botorch_dp.space import SearchSpace
 
 #: Replicates of each curve of the pool, and how many of them a trial sees.
 REPLICATES, SEEN = 8, 3
@@ -127,10 +128,9 @@ class Simulation:
         self._problem = PrivacyUtilityProblem(
             whole.space,
             privacy=lambda config: self._known[tuple(config.values())],
-            utility_replicates=lambda *_: [],
+            batched=Batched(replicates=lambda *_: []),
             resource=whole.resource if rule != "ordinary" else None,
             replicates=SEEN,
-            products=whole.products,
         )
         self._cost = whole.cost
         options = ProposalOptions(epsilon_scale=scale)
@@ -268,7 +268,8 @@ def model_quality(
     for count, (label, most) in itertools.product((16, 24), MODELS.items()):
         found: dict[str, list[float]] = {}
         problem = copy(whole)
-        problem.products = () if label == "without products" else whole.products
+        if label == "without products":
+            problem.space = SearchSpace(**whole.space.parameters)
         for seed in seeds:
             with patch.object(beliefs_module, "_MOST_POINTS", most):
                 study = Simulation(pool, problem, "random curves", seed)

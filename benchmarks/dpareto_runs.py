@@ -14,7 +14,14 @@ from torch import Tensor
 
 from benchmarks.linear_training import FastTraining
 from botorch_dp import tasks
-from botorch_dp.pareto import DPareto, Integer, ParetoFront, PrivacyUtilityProblem, SearchSpace
+from botorch_dp.pareto import (
+    Batched,
+    DPareto,
+    Integer,
+    ParetoFront,
+    PrivacyUtilityProblem,
+    SearchSpace,
+)
 from botorch_dp.pareto.front import dominated_volume
 from botorch_dp.space import Config
 from botorch_dp.tasks.learning import PrivateTraining
@@ -188,15 +195,19 @@ def prepared(setting: Setting, method: str) -> PrivacyUtilityProblem:
     if grid and setting.full:
         parameters = {name: replace(p, log=False) for name, p in parameters.items()}  # type: ignore
     return PrivacyUtilityProblem(
-        SearchSpace(**parameters),
+        SearchSpace(
+            **parameters,
+            # Products are for models, which neither random sampling nor grids have.
+            products=problem.space.products if "DPareto" in method else (),
+        ),
         privacy=problem.privacy,
-        privacy_batch=problem.privacy_batch,
-        utility_replicates=TimedOracle(
-            problem, setting.full, problem.ref_point[0] if grid else math.inf
+        batched=Batched(
+            epsilons=problem.batched.epsilons,
+            replicates=TimedOracle(
+                problem, setting.full, problem.ref_point[0] if grid else math.inf
+            ),
         ),
         promise=problem.promise,
-        # Products are for models, which neither random sampling nor grids have.
-        products=problem.products if "DPareto" in method else (),
         replicates=replicates,
         name=f"{setting.label}, {method}",
     )

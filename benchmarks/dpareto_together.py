@@ -46,13 +46,13 @@ def measured(name: str, count: int, replicates: int, repeats: int, real: bool) -
         for config in problem.space.sample(count, seed=0)
     ]
     seeds = [list(range(replicates * k, replicates * (k + 1))) for k in range(count)]
-    batched = problem.batched
-    assert batched is not None
+    utilities = problem.batched.utilities
+    assert utilities is not None
     found: dict[str, list[float]] = {}
 
     def together() -> None:
         each = [config for config in configs for _ in range(replicates)]
-        found["together"] = list(batched.utilities(each, [s for own in seeds for s in own]))
+        found["together"] = list(utilities(each, [s for own in seeds for s in own]))
 
     def alone() -> None:
         pairs = zip(configs, seeds, strict=True)

@@ -31,7 +31,7 @@ import argparse
 import itertools
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -44,7 +44,13 @@ from benchmarks.common import RESULTS, mean_interval, save_results
 from benchmarks.twins import ADULT_COLUMNS, IMAGE_COLUMNS
 from botorch_dp import datasets
 from botorch_dp._files import atomic_write
-from botorch_dp.pareto import DPareto, PrivacyUtilityProblem, TrainingPromise, given_epsilon
+from botorch_dp.pareto import (
+    Batched,
+    DPareto,
+    PrivacyUtilityProblem,
+    TrainingPromise,
+    given_epsilon,
+)
 from botorch_dp.privacy import (
     Guarantee,
     PrivacyBudget,
@@ -377,17 +383,20 @@ def budgeted_runs(name: str, folder: Path, seeds: int, most: int = 60) -> dict[s
             held[trained.accuracy] = accuracy(trained.model(pools.held[0]), pools.held[1])
         return trained.accuracy
 
-    problem = PrivacyUtilityProblem(
-        SearchSpace(**pools.task.space.parameters, noise_multiplier=Real(0.5, 500.0, log=True)),
-        privacy=lambda config: promise(config).epsilon(DELTA),
-        privacy_batch=lambda configs: dp_sgd_epsilons(
+    def epsilons(configs: Sequence[dict[str, Any]]) -> list[float]:
+        return dp_sgd_epsilons(
             [config["noise_multiplier"] for config in configs],
             [config["lot_size"] for config in configs],
             [trainer.plan(**config).steps for config in configs],
             num_records=len(pools.data.train_X),
             delta=DELTA,
-        ).tolist(),
+        ).tolist()
+
+    problem = PrivacyUtilityProblem(
+        SearchSpace(**pools.task.space.parameters, noise_multiplier=Real(0.5, 500.0, log=True)),
+        privacy=lambda config: promise(config).epsilon(DELTA),
         utility=utility,
+        batched=Batched(epsilons=epsilons),
         promise=TrainingPromise(DELTA, guarantee=promise, secret_noise=True),
     )
     for seed, epsilon in itertools.product(range(seeds), (1.0, 0.3, 3.0, 0.1)):

@@ -34,6 +34,7 @@ from benchmarks.common import (
     save_results,
 )
 from botorch_dp.pareto import (
+    Batched,
     DPareto,
     Integer,
     PrivacyUtilityProblem,
@@ -108,8 +109,8 @@ def make_problem() -> PrivacyUtilityProblem:
     return PrivacyUtilityProblem(
         space,
         privacy=epsilon,
-        privacy_batch=epsilons,
         utility=utility,
+        batched=Batched(epsilons=epsilons),
         promise=TrainingPromise(DELTA),
     )
 

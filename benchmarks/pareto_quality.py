@@ -39,6 +39,7 @@ from benchmarks.common import (
 from botorch_dp import datasets
 from botorch_dp._files import atomic_write
 from botorch_dp.pareto import (
+    Batched,
     DPareto,
     Integer,
     PrivacyUtilityProblem,
@@ -158,8 +159,8 @@ def regression_problem() -> KnownProblem:
             noise_std=Real(0.1, 10.0, log=True),
         ),
         privacy=table.epsilon,
-        privacy_batch=table.epsilon_bounds,
         utility=table.utility,
+        batched=Batched(epsilons=table.epsilon_bounds),
         replicates=3,
         promise=TrainingPromise(OUTPUT_DELTA),
         name=f"output-perturbed logistic regression on {'adult' if adult else 'breast_cancer'}",

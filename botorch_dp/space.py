@@ -420,6 +420,9 @@ class SearchSpace:
         constraints: Functions ``config -> bool``; a config is tried only if all of them say True.
             They must be cheap, and must not look at any record. A config lacks the parameters that
             are not active in it.
+        products: What outcomes depend on, as powers of parameters: ``{"learning_rate": 1, "epochs":
+            1, "lot_size": -1}`` is how far a training can go. Models see the products' logarithms
+            beside the parameters, all of which are ``log=True`` and always active.
         parameters: A :class:`Real`, :class:`Integer` or :class:`Choice` for each name.
 
     Example:
@@ -435,7 +438,13 @@ class SearchSpace:
         [4, 5]
     """
 
-    def __init__(self, *, constraints: Sequence[Constraint] = (), **parameters: Parameter) -> None:
+    def __init__(
+        self,
+        *,
+        constraints: Sequence[Constraint] = (),
+        products: Sequence[Mapping[str, float]] = (),
+        **parameters: Parameter,
+    ) -> None:
         if not parameters:
             raise ValueError(
                 "The search space is empty: name at least one parameter, as in "
@@ -452,6 +461,7 @@ class SearchSpace:
         self._parameters = dict(parameters)
         self._conditions = _checked_conditions(parameters)
         self.constraints = tuple(constraints)
+        self.products = tuple(_checked_product(product, parameters) for product in products)
         self._columns: dict[str, slice] = {}
         start = 0
         for name, parameter in parameters.items():
@@ -691,6 +701,23 @@ class SearchSpace:
 def _equidistant(count: int) -> NDArray[np.float64]:
     check_size("count", check_integer("count", count), 64 * count)
     return np.linspace(0.0, 1.0, count) if count > 1 else np.array([0.5])
+
+
+def _checked_product(
+    product: Mapping[str, float], parameters: Mapping[str, Parameter]
+) -> dict[str, float]:
+    if not isinstance(product, Mapping) or not any(product.values()):
+        raise ValueError(f"`products` are powers by parameter, not all 0; got {product!r}.")
+    for name, power in product.items():
+        check_finite(f"products[{name!r}]", power)
+        parameter = parameters.get(name)
+        if isinstance(parameter, (Real, Integer)) and parameter.log and parameter.active is None:
+            continue
+        raise ValueError(
+            "`products` are of parameters of the space that have log=True and are always "
+            f"active, got {name!r}."
+        )
+    return dict(product)
 
 
 def _checked_conditions(parameters: Mapping[str, Parameter]) -> dict[str, When]:

@@ -20,6 +20,7 @@ from botorch_dp.space import (
     ShiftedExponential,
     TruncatedNormal,
     Uniform,
+    When,
 )
 
 #: Statistical tests fail by chance once in a million runs of new seeds.
@@ -334,6 +335,29 @@ class TestConstraints:
         for constraints in (3, [3], even):
             with pytest.raises(TypeError, match="`constraints`"):
                 SearchSpace(a=Integer(0, 9), constraints=constraints)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("product", "match"),
+    [
+        ({"noise": 0}, "not all 0"),
+        ({}, "not all 0"),
+        ({"epochs": 1}, "log=True"),
+        ({"kind": 1}, "got 'kind'"),
+        ({"beta": 1}, "always active, got 'beta'"),
+        ({"lr": 1}, "got 'lr'"),
+        ({"noise": math.nan}, r"`products\['noise'\]`"),
+    ],
+)
+def test_wrong_products(product: dict[str, float], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        SearchSpace(
+            noise=Real(0.1, 1.0, log=True),
+            epochs=Integer(1, 9),
+            kind=Choice("a", "b"),
+            beta=Real(0.1, 1.0, log=True, active=When("kind", "a")),
+            products=[product],
+        )
 
     def test_names_are_described_and_functions_compared(self) -> None:
         named = SearchSpace(a=Integer(0, 9), constraints=[even])

@@ -316,10 +316,10 @@ def _pareto(options: argparse.Namespace) -> int:
             "use --workers."
         )
     problem = load_problem(options)
-    if options.together > 1 and problem.batched is None:
+    if options.together > 1 and problem.batched.utilities is None:
         raise ValueError(
             f"--together: {options.task} cannot train several configurations in one computation. "
-            "Use --workers, or give your problem `batched=`."
+            "Use --workers, or give your problem `batched.utilities`."
         )
     from botorch_dp.pareto import DPareto
 

@@ -33,7 +33,7 @@ from torch import Tensor
 from botorch_dp.acquisition.hvpoi import believe
 from botorch_dp.pareto.curves import curve_gp, of_no_training, of_trainings, smooth_kernel
 from botorch_dp.pareto.problem import Point, PrivacyUtilityProblem, StudyError, Trial, thinned
-from botorch_dp.space import Config
+from botorch_dp.space import Config, SearchSpace
 
 PrivacyModel = Literal["exact", "gp"]
 EpsilonScale = Literal["linear", "log"]
@@ -253,25 +253,25 @@ class KnownObjectives:
         start = time.monotonic()
         epsilons = self._epsilon_bounds(configs, deadline=start + _SLOW)
         seconds = time.monotonic() - start
-        batched = self._problem.privacy_batch is not None and len(epsilons) == len(configs)
+        batched = self._problem.batched.epsilons is not None and len(epsilons) == len(configs)
         if seconds > _SLOW and not batched and not self._warned_of_time:
             self._warned_of_time = True
             warnings.warn(
                 f"The privacy oracle took {seconds:.0f} s for {len(epsilons)} of {len(configs)} "
                 "candidates, so the study goes on with those; what it proposes then depends on "
-                "the machine's speed. Give the problem a `privacy_batch`, or the study fewer "
+                "the machine's speed. Give the problem `batched.epsilons`, or the study fewer "
                 "`candidates` or `privacy_model='gp'`.",
                 stacklevel=2,
             )
         return [[epsilon] for epsilon in epsilons]
 
     def _epsilon_bounds(self, configs: list[Config], *, deadline: float) -> list[float]:
-        if self._problem.privacy_batch is not None:
+        if self._problem.batched.epsilons is not None:
             try:
                 return self._problem.epsilon_bounds(configs)
             except Exception as error:
                 # One config can spoil a batch, and only its own epsilon shall be missing.
-                self._count("privacy_batch", error)
+                self._count("batched.epsilons", error)
         epsilons: list[float] = []
         for config in configs:
             if len(epsilons) >= _FEWEST and time.monotonic() > deadline:
@@ -387,7 +387,7 @@ class Beliefs:
         trainings = torch.tensor([point.trial for point in everything])
         counts = [len(curve) for curve in points]
 
-        products = product_weights(problem)
+        products = product_weights(problem.space)
         ends = list(itertools.accumulate(counts))
         places = [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
         late = [p[_begin(problem, curve) :] for p, curve in zip(places, points, strict=True)]
@@ -530,16 +530,15 @@ def see(model: Any, train_X: Tensor, train_Y: Tensor) -> None:
     model.eval()
 
 
-def product_weights(problem: PrivacyUtilityProblem) -> Tensor | None:
-    """Weights of the codes in the logarithms of the problem's products, ``d x f`` in units of 1."""
-    space = problem.space
-    weights = torch.zeros(space.dim, len(problem.products), dtype=torch.double)
-    for column, product in enumerate(problem.products):
+def product_weights(space: SearchSpace) -> Tensor | None:
+    """Weights of the codes in the logarithms of the space's products, ``d x f`` in units of 1."""
+    weights = torch.zeros(space.dim, len(space.products), dtype=torch.double)
+    for column, product in enumerate(space.products):
         for name, power in product.items():
             parameter: Any = space.parameters[name]
             rise = power * math.log(parameter.high / parameter.low)
             weights[space.columns[name].start, column] = rise
-    return weights / weights.abs().sum(dim=0) if problem.products else None
+    return weights / weights.abs().sum(dim=0) if space.products else None
 
 
 def _begin(problem: PrivacyUtilityProblem, curve: Sequence[Point]) -> int:

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from botorch_dp._checks import checked
-from botorch_dp.pareto.problem import Batched, PrivacyUtilityProblem
+from botorch_dp.pareto.problem import PrivacyUtilityProblem
 from botorch_dp.space import Config, Integer, Real, SearchSpace
 
 _NAME = "epsilon"
 #: Halvings of the logarithm of the noise, for the config that is tried and for candidates.
 _EXACT, _ROUGH = 48, 8
-#: By how much less noise, in its logarithm, bounds of a ``privacy_batch`` may mislead.
+#: By how much less noise, in its logarithm, bounds of ``batched.epsilons`` may mislead.
 _MARGIN = 0.01
 
 
@@ -61,39 +61,40 @@ def given_epsilon(
     if not isinstance(epsilon, Real) or epsilon.low <= 0:
         raise ValueError(f"`epsilon` must be a Real above 0, got {epsilon!r}.")
     named = {(_NAME if k == noise else k): v for k, v in parameters.items()} | {_NAME: epsilon}
-    space = SearchSpace(constraints=problem.space.constraints, **named)
+    space = SearchSpace(
+        constraints=problem.space.constraints,
+        products=[product for product in problem.space.products if noise not in product],
+        **named,
+    )
     try:
         space.sample(1, seed=0)
     except KeyError as error:
         raise ValueError(f"A constraint of the space reads {error}, which is solved for.") from None
     solver = NoiseSolver(problem, noise, replaced)
-    kind = "utility" if problem.resource is None else "utility_curve"
-    kind = "utility_replicates" if problem.replicates_together else kind
-    oracle: dict[str, Any] = {kind: Solved(solver, problem.oracle)}
-    promise = problem.promise
+    oracle: Solved | None = Solved(solver, problem.oracle)
+    batched = replace(problem.batched, epsilons=solver.bounds)
+    if batched.replicates is not None:
+        batched, oracle = replace(batched, replicates=oracle), None
+    if batched.utilities is not None:
+        can = noise not in batched.alike
+        together = SolvedTogether(solver, batched.utilities) if can else None
+        batched = replace(batched, utilities=together, alike=batched.alike if can else ())
+    promise = replace(problem.promise, trainer=None)
     if promise.guarantee is not None:
         promise = replace(promise, guarantee=Solved(solver, promise.guarantee))
     return PrivacyUtilityProblem(
         space,
         privacy=Solved(solver, problem.privacy),
-        privacy_batch=solver.bounds,
-        **oracle,
+        utility=oracle if problem.resource is None else None,
+        utility_curve=oracle if problem.resource is not None else None,
         ref_point=problem.ref_point,
         replicates=problem.replicates,
         objectives=problem.objectives,
         promise=promise,
         name=f"{problem.name}, epsilon given",
         resource=problem.resource,
-        batched=_batched(problem, solver, noise),
-        products=[product for product in problem.products if noise not in product],
+        batched=batched,
     )
-
-
-def _batched(problem: PrivacyUtilityProblem, solver: NoiseSolver, noise: str) -> Batched | None:
-    batched = problem.batched
-    if batched is None or noise in batched.alike:
-        return None
-    return replace(batched, utilities=SolvedTogether(solver, batched.utilities))
 
 
 class NoiseSolver:
@@ -106,7 +107,7 @@ class NoiseSolver:
     """
 
     def __init__(self, problem: PrivacyUtilityProblem, noise: str, within: Real) -> None:
-        self._privacy, self._privacy_batch = problem.privacy, problem.privacy_batch
+        self._privacy, self._bounds = problem.privacy, problem.batched.epsilons
         self._noise, self._low, self._high = noise, within.low, within.high
         self._whole: dict[str, int] = {}
         if problem.resource is not None:
@@ -135,7 +136,7 @@ class NoiseSolver:
     def rough(self, configs: Sequence[Config]) -> list[Config]:
         """Many configs with a little less noise than what is solved for.
 
-        It costs a little more, unless the ``privacy_batch`` is so far above ``privacy`` that less
+        It costs a little more, unless ``batched.epsilons`` is so far above ``privacy`` that less
         noise is enough than the batch says.
         """
         logs = self._rough_logs(configs, _ROUGH + 4) - _MARGIN
@@ -160,8 +161,8 @@ class NoiseSolver:
 
     def _epsilons(self, configs: Any, logs: np.ndarray) -> np.ndarray:
         solved = [self._with(c, n) for c, n in zip(configs, self._noises(logs), strict=True)]
-        if self._privacy_batch is not None:
-            return np.array(self._privacy_batch(solved), dtype=float)
+        if self._bounds is not None:
+            return np.array(self._bounds(solved), dtype=float)
         return np.array([self._privacy(config) for config in solved], dtype=float)
 
     def _solve(self, config: Config) -> float:

@@ -149,20 +149,29 @@ class Resource:
 @checked
 @dataclass(frozen=True)
 class Batched:
-    """Trains several configs in one computation, where that is faster than one after the other.
+    """Answers the oracles' questions many at once, where that is faster than one after the other.
 
     Args:
-        utilities: ``configs, seeds -> utilities``, of one training for each config and its seed:
-            those that the problem's own oracle gives, up to rounding. Where the problem has a
-            ``resource``, ``configs, seeds, checkpoints -> curves``, with the checkpoints of each
-            training: its utilities there in a sequence; or a generator. It yields a dictionary
-            whenever some trainings have reached the next of their checkpoints, with their utilities
-            by their places, and is sent the set of places that end there.
-        alike: Parameters that must be equal in all configs of one call.
+        utilities: ``configs, seeds -> utilities``, of one training for each config and its seed,
+            for ``DPareto.run(together=...)``: those that the problem's own oracle gives, up to
+            rounding. Where the problem has a ``resource``, ``configs, seeds, checkpoints ->
+            curves``, with the checkpoints of each training: its utilities there in a sequence; or a
+            generator. It yields a dictionary whenever some trainings have reached the next of their
+            checkpoints, with their utilities by their places, and is sent the set of places that
+            end there.
+        alike: Parameters that must be equal in all configs of one such call.
+        replicates: ``config, seeds -> utilities``, in place of ``utility``, where all replicates of
+            a trial are trained together. Where the problem has a ``resource``, in place of
+            ``utility_curve``: it takes the checkpoints too, and gives a list with one utility for
+            each seed at each of them.
+        epsilons: ``configs -> epsilons`` for thousands of candidates. May be larger than what
+            ``privacy`` says, never smaller; trials get the exact value.
     """
 
-    utilities: Callable[..., Iterable[Any]]
+    utilities: Callable[..., Iterable[Any]] | None = None
     alike: tuple[str, ...] = ()
+    replicates: Callable[..., Iterable[Any]] | None = None
+    epsilons: Callable[[Sequence[Config]], Sequence[float]] | None = None
 
     def check_within(self, space: SearchSpace) -> None:
         """Raise unless configs of the space can be made alike."""
@@ -359,6 +368,8 @@ class TrainingPromise:
             noise would cost.
         utility_guarantee: What the *measurement* of one utility promises the test records; None if
             utilities are computed from them without noise.
+        trainer: Makes the :class:`~botorch_dp.training.DPTrainer` that publishes models under such
+            a promise, for :class:`~botorch_dp.tuning.PrivateFit`.
     """
 
     delta: float = 0.0
@@ -366,6 +377,7 @@ class TrainingPromise:
     guarantee: Callable[[Config], Guarantee] | None = None
     secret_noise: bool = False
     utility_guarantee: Guarantee | None = None
+    trainer: Callable[[], Any] | None = None
 
     def __post_init__(self) -> None:
         check_unit(self.unit)
@@ -401,12 +413,8 @@ class PrivacyUtilityProblem:
         utility: ``config, seed -> utility`` in [0, 1], noisy and expensive. Define it at the top
             level of a module if it shall run in other processes.
         ref_point: The anti-ideal (epsilon, error): hypervolume is measured from there.
-        privacy_batch: ``configs -> epsilons`` for thousands of candidates at once, where that is
-            faster. May be larger than ``privacy``, never smaller; trials get the exact value.
         replicates: Trainings for each trial, with seeds of their own.
         objectives: Further objectives to minimize.
-        utility_replicates: ``config, seeds -> utilities``, in place of ``utility``, where all
-            replicates of a trial are trained together.
         promise: What epsilon speaks of (delta, neighbouring relation), and what else is known about
             the privacy of one training; see :class:`TrainingPromise`.
         name: How a stored study recognizes the problem; the utility oracle's name by default.
@@ -419,15 +427,8 @@ class PrivacyUtilityProblem:
             follows from the seed.
         resource: The integer parameter that counts how far a training is, such as ``"epochs"``, or
             a :class:`Resource`. ``privacy`` is asked with its value at each checkpoint, and must
-            cover all models up to there. With it, ``utility_replicates`` takes the checkpoints too,
-            and gives a list with one utility for each seed at each of them.
-        trainer: Makes the :class:`~botorch_dp.training.DPTrainer` that can publish its models, for
-            :class:`~botorch_dp.tuning.PrivateFit`.
-        batched: How several configs are trained in one computation, beside the oracle above, for
-            ``DPareto.run(together=...)``.
-        products: What utility depends on, as powers of parameters: ``{"learning_rate": 1, "epochs":
-            1, "lot_size": -1}`` is how far a training can go. Models see the products' logarithms
-            beside the parameters, all of which are ``log=True`` and always active.
+            cover all models up to there.
+        batched: How many questions are answered in one computation, where that is faster.
 
     Example:
         >>> problem = PrivacyUtilityProblem(
@@ -446,27 +447,27 @@ class PrivacyUtilityProblem:
         privacy: Callable[[Config], float],
         utility: Callable[[Config, int], UtilityAnswer] | None = None,
         ref_point: tuple[float, float] = (10.0, 1.0),
-        privacy_batch: Callable[[Sequence[Config]], Sequence[float]] | None = None,
         replicates: int = 1,
         objectives: Sequence[Objective] = (),
-        utility_replicates: Callable[..., Iterable[Any]] | None = None,
         promise: TrainingPromise | None = None,
         name: str | None = None,
         utility_curve: Callable[[Config, int, Sequence[int]], Iterable[UtilityAnswer]]
         | None = None,
         resource: str | Resource | None = None,
-        trainer: Callable[[], Any] | None = None,
         batched: Batched | None = None,
-        products: Sequence[Mapping[str, float]] = (),
     ) -> None:
         if not isinstance(space, SearchSpace):
             raise TypeError(f"`space` must be a SearchSpace, got {type(space).__name__}.")
         if not callable(privacy):
             raise TypeError(f"`privacy` must be callable, got {type(privacy).__name__}.")
-        oracles = [o for o in (utility, utility_replicates, utility_curve) if o is not None]
+        batched = Batched() if batched is None else batched
+        if not isinstance(batched, Batched):
+            raise TypeError(f"`batched` must be a Batched, got {type(batched).__name__}.")
+        batched.check_within(space)
+        oracles = [o for o in (utility, utility_curve, batched.replicates) if o is not None]
         if len(oracles) != 1:
             raise ValueError(
-                "Give exactly one of `utility`, `utility_replicates` and `utility_curve`."
+                "Give exactly one of `utility`, `utility_curve` and `batched.replicates`."
             )
         oracle: Any = oracles[0]
         if not callable(oracle):
@@ -490,22 +491,12 @@ class PrivacyUtilityProblem:
         if not isinstance(promise, TrainingPromise):
             raise TypeError(f"`promise` must be a TrainingPromise, got {type(promise).__name__}.")
         named = Resource(resource) if isinstance(resource, str) else resource
-        if batched is not None:
-            if not isinstance(batched, Batched):
-                raise TypeError(f"`batched` must be a Batched, got {type(batched).__name__}.")
-            batched.check_within(space)
-        for product in products:
-            _check_product(space, product)
-        self.products = tuple(dict(product) for product in products)
-        self.trainer = trainer
         self.batched = batched
         self.space = space
         self.resource = None if named is None else named.within(space)
         self._own_checkpoints = None if named is None else named.checkpoints
         self.privacy = privacy
-        self.privacy_batch = privacy_batch
         self.oracle: Callable[..., Any] = oracle
-        self.replicates_together = utility_replicates is not None
         self.ref_point = (float(ref_point[0]), float(ref_point[1]))
         self.replicates = check_integer("replicates", replicates)
         self.objectives = tuple(objectives)
@@ -547,13 +538,13 @@ class PrivacyUtilityProblem:
         return float(value)
 
     def epsilon_bounds(self, configs: Sequence[Config]) -> list[float]:
-        """Upper bounds on the epsilons of candidates, exact unless there is a ``privacy_batch``."""
-        if self.privacy_batch is None:
+        """Upper bounds on the epsilons of candidates, exact unless ``batched.epsilons`` is."""
+        if self.batched.epsilons is None:
             return [self.epsilon(config) for config in configs]
-        bounds = [float(value) for value in self.privacy_batch([dict(c) for c in configs])]
+        bounds = [float(value) for value in self.batched.epsilons([dict(c) for c in configs])]
         if len(bounds) != len(configs) or not all(0 <= value < math.inf for value in bounds):
             raise InvalidEpsilonError(
-                f"`privacy_batch` must return {len(configs)} finite epsilons >= 0, "
+                f"`batched.epsilons` must return {len(configs)} finite epsilons >= 0, "
                 f"got {len(bounds)} values."
             )
         return bounds
@@ -724,19 +715,6 @@ class PrivacyUtilityProblem:
 
     def __repr__(self) -> str:
         return f"PrivacyUtilityProblem({self.name!r}, {self.space!r})"
-
-
-def _check_product(space: SearchSpace, product: Mapping[str, float]) -> None:
-    if not isinstance(product, Mapping) or not any(product.values()):
-        raise ValueError(f"`products` are powers by parameter, not all 0; got {product!r}.")
-    for name, power in product.items():
-        check_finite(f"products[{name!r}]", power)
-        parameter = space.parameters.get(name)
-        if not getattr(parameter, "log", False) or parameter.active is not None:  # type: ignore[union-attr]
-            raise ValueError(
-                "`products` are of parameters of the space that have log=True and are always "
-                f"active, got {name!r}."
-            )
 
 
 def _name_of(oracle: Callable[..., Any]) -> str:

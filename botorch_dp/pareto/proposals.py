@@ -184,7 +184,7 @@ class Proposer:
             company: A config that it shall be trained together with, as far as constraints allow.
         """
         batched = self.problem.batched
-        self._shared = {} if batched is None or company is None else batched.shared(company)
+        self._shared = {} if company is None else batched.shared(company)
         if self.purse is None:
             return self._ended(self._proposed(trials, number, initial), number, initial)
         # No trial shall take all that is left while cheaper ones promise something.

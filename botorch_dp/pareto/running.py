@@ -308,7 +308,7 @@ class TrialLoop:
             if failure is None or not self._queue.nothing_works(failure.mistake):
                 continue
             arguments: list[Any] = [task.config, *task.seeds]
-            if self._queue.problem.replicates_together:
+            if self._queue.problem.batched.replicates is not None:
                 arguments = [task.config, list(task.seeds)]
             if task.plan is not None:
                 arguments.append(task.ahead)
@@ -363,7 +363,7 @@ class TrialLoop:
     def _alike(self, company: Sequence[Trial]) -> list[list[Trial]]:
         """The trials by what configs of one call must have in common."""
         batched = self._queue.problem.batched
-        if batched is None:
+        if batched.utilities is None:
             return [[trial] for trial in company]
         groups: dict[tuple[object, ...], list[Trial]] = {}
         for trial in company:
@@ -402,7 +402,7 @@ class TrialLoop:
 
     def _tasks(self, trial: Trial) -> list[Task]:
         """One call for each missing replicate, or one for all if they are trained together."""
-        together = self._queue.problem.replicates_together
+        together = self._queue.problem.batched.replicates is not None
         groups = [trial.missing] if together else [(replicate,) for replicate in trial.missing]
         return [
             Task(
@@ -568,7 +568,7 @@ def _train_fresh(
     progress: bool,
 ) -> None:
     """Train trials again; add measurements to ``fresh``, and types to ``errors``."""
-    together = queue.problem.replicates_together
+    together = queue.problem.batched.replicates is not None
     for trial in trials:
         seeds = queue.fresh_seeds(trial.number, replicates)
         groups = [tuple(seeds)] if together else [(replicate,) for replicate in seeds]

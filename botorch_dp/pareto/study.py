@@ -468,10 +468,10 @@ class DPareto:
         return self.front()
 
     def _check_together(self, together: int) -> None:
-        if together > 1 and self.problem.batched is None:
+        if together > 1 and self.problem.batched.utilities is None:
             raise ValueError(
                 f"`together` = {together} needs a problem whose trainer can train several configs "
-                "in one call: give it `batched=`, or use `batch_size` with an `executor`."
+                "in one call: give it `batched.utilities`, or use `batch_size` with an `executor`."
             )
         if together > 1 and self._purse is not None:
             raise PrivacyError(

@@ -566,7 +566,7 @@ class Workers:
             partial(
                 train,
                 problem.oracle,
-                problem.replicates_together,
+                problem.batched.replicates is not None,
                 task,
                 report if here else None,
             ),
@@ -596,14 +596,12 @@ class Workers:
 
     def submit_together(self, tasks: Sequence[Task], report: Report) -> None:
         """Start tasks of several trials in one call of the problem's batched oracle."""
-        batched = self._problem.batched
-        assert batched is not None and self._purse is None
+        utilities = self._problem.batched.utilities
+        assert utilities is not None and self._purse is None
         if self._has_processes:
-            _check_picklable("batched.utilities", batched.utilities)
+            _check_picklable("batched.utilities", utilities)
         told = report if self._reports_at_once else None
-        call = partial(
-            attempt_together, batched.utilities, tasks, told, self._limit, self._has_processes
-        )
+        call = partial(attempt_together, utilities, tasks, told, self._limit, self._has_processes)
         futures: list[Future[Any]] = [Future() for _ in tasks]
         self._futures |= zip(futures, tasks, strict=True)
         self._submitted |= dict.fromkeys(futures, time.monotonic())
@@ -741,7 +739,7 @@ def measured(
     for checkpoint, answers, seconds in curve:
         if len(answers) != len(task.seeds):
             raise MistakenUtilityError(
-                f"`utility_replicates` must return {len(task.seeds)} utilities, one for each seed, "
+                f"`batched.replicates` must return {len(task.seeds)} utilities, one for each seed, "
                 f"got {len(answers)}."
             )
         for place, answer in zip(points, answers, strict=True):

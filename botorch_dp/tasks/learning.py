@@ -308,7 +308,7 @@ def private_logistic_regression(
     return PrivacyUtilityProblem(
         SearchSpace(regularization=Real(1e-4, 1.0, log=True), noise_std=Real(0.1, 10.0, log=True)),
         privacy=oracles.epsilon,
-        utility_replicates=oracles.utilities,
+        batched=Batched(replicates=oracles.utilities),
         promise=TrainingPromise(OUTPUT_DELTA, guarantee=oracles.guarantee),
         replicates=replicates,
         name=f"output-perturbed logistic regression on {data}",
@@ -335,6 +335,7 @@ def _binary_problem(
         else _BUNDLED_RATE,
         clip_norm=Real(0.1, 4.0, log=True, distribution=ShiftedExponential(0.1)),
         noise_multiplier=Real(0.1, 16.0, log=True, distribution=ShiftedExponential(0.1)),
+        products=_PRODUCTS,
     )
     return _problem(oracles, space, replicates, curves, publish)
 
@@ -354,6 +355,7 @@ def _image_problem(
         else _BUNDLED_RATE,
         clip_norm=Real(0.1, 12.0, log=True, distribution=ShiftedExponential(0.5)),
         noise_multiplier=Real(0.1, 16.0, log=True, distribution=ShiftedExponential(0.5)),
+        products=_PRODUCTS,
     )
     return _problem(oracles, space, replicates, curves, publish)
 
@@ -361,20 +363,23 @@ def _image_problem(
 def _problem(
     oracles: PrivateTraining, space: SearchSpace, replicates: int, curves: bool, publish: bool
 ) -> PrivacyUtilityProblem:
+    together = oracles.curves_together if curves else oracles.utilities_together
     return PrivacyUtilityProblem(
         space,
         privacy=oracles.epsilon,
-        privacy_batch=oracles.epsilons,
-        utility_replicates=oracles.curves if curves else oracles.utilities,
         resource=Resource("epochs", cost=oracles.cost) if curves else None,
-        promise=TrainingPromise(DELTA, guarantee=oracles.guarantee, secret_noise=publish),
+        promise=TrainingPromise(
+            DELTA,
+            guarantee=oracles.guarantee,
+            secret_noise=publish,
+            trainer=oracles.trainer,
+        ),
         replicates=replicates,
         name=f"{oracles.model} with DP-{oracles.optimizer.upper()} on {oracles.data}",
-        trainer=oracles.trainer,
-        batched=None
-        if publish
-        else Batched(
-            oracles.curves_together if curves else oracles.utilities_together, ("lot_size",)
+        batched=Batched(
+            None if publish else together,
+            ("lot_size",),
+            replicates=oracles.curves if curves else oracles.utilities,
+            epsilons=oracles.epsilons,
         ),
-        products=_PRODUCTS,
     )

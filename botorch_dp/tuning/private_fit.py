@@ -653,18 +653,20 @@ def _trainer_and_space(
     given: object, space: SearchSpace | None
 ) -> tuple[DPTrainer, SearchSpace | None]:
     if isinstance(given, PrivacyUtilityProblem):
-        if given.trainer is None:
+        if given.promise.trainer is None:
             raise PrivacyError(
-                f"The problem {given.name!r} measures utilities and has no `trainer` that could "
-                "publish a model: pass a DPTrainer, or a problem with one."
+                f"The problem {given.name!r} measures utilities and has no `promise.trainer` that "
+                "could publish a model: pass a DPTrainer, or a problem with one."
             )
         if space is None:
             known = given.space.parameters
             names = [name for name in known if name != "noise_multiplier"]
             space = SearchSpace(
-                constraints=given.space.constraints, **{name: known[name] for name in names}
+                constraints=given.space.constraints,
+                products=(),
+                **{name: known[name] for name in names},
             )
-        given = given.trainer()
+        given = given.promise.trainer()
     if not isinstance(given, DPTrainer):
         raise PrivacyError(
             f"`trainer_or_problem` must be a DPTrainer or a problem with one, whose models may be "
@@ -686,7 +688,7 @@ def _default_space(trainer: DPTrainer) -> SearchSpace:
         known["learning_rate"] = Real(1e-3, 0.3, log=True) if adam else Real(0.03, 10.0, log=True)
     if trainer.clipping == "flat":  # otherwise only its product with the learning rate matters
         known["clip_norm"] = Real(0.1, 4.0, log=True)
-    return SearchSpace(constraints=(), **known)
+    return SearchSpace(constraints=(), products=(), **known)
 
 
 def _checked_space(trainer: DPTrainer, space: SearchSpace | None) -> SearchSpace:

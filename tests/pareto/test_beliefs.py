@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from botorch_dp.pareto import (
+    Batched,
     Choice,
     DPareto,
     Integer,
@@ -252,7 +253,8 @@ class TestKnownObjectives:
             return answer if config["epochs"] > 10 else toy.epsilon(config)
 
         problem = toy.problem(
-            privacy=privacy, privacy_batch=(lambda cs: [privacy(c) for c in cs]) if batch else None
+            privacy=privacy,
+            batched=Batched(epsilons=(lambda cs: [privacy(c) for c in cs]) if batch else None),
         )
         known = KnownObjectives(problem, with_epsilon=True)
         with pytest.warns(UserWarning, match="ZeroDivisionError"):
@@ -292,10 +294,10 @@ class TestKnownObjectives:
 
     def test_a_broken_batch_oracle_does_not_go_unnoticed(self) -> None:
         """The oracle for single configs makes up for it, but slowly."""
-        problem = toy.problem(privacy_batch=lambda configs: [1.0])
+        problem = toy.problem(batched=Batched(epsilons=lambda configs: [1.0]))
         known = KnownObjectives(problem, with_epsilon=True)
         configs = [{"noise": 2.0, "epochs": 4}, {"noise": 1.0, "epochs": 4}]
-        with pytest.warns(UserWarning, match=r"privacy_batch: InvalidEpsilonError \(1 times\)"):
+        with pytest.warns(UserWarning, match=r"batched\.epsilons: InvalidEpsilonError \(1 times\)"):
             assert known(configs).tolist() == [[1.0], [2.0]]
 
     def test_each_config_is_asked_about_once_though_another_fails(self) -> None:
@@ -324,13 +326,13 @@ class TestKnownObjectives:
 
         known = KnownObjectives(toy.problem(), with_epsilon=True)
         monkeypatch.setattr(module, "_SLOW", -1.0)
-        with pytest.warns(UserWarning, match="privacy_batch"):
+        with pytest.warns(UserWarning, match=r"batched\.epsilons"):
             near(known, torch.rand(3, 2, dtype=torch.double))
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             near(known, torch.rand(3, 2, dtype=torch.double))
             # A batch that was answered in full depends on nobody's speed, and needs no advice.
-            batched = toy.problem(privacy_batch=lambda configs: [1.0 for _ in configs])
+            batched = toy.problem(batched=Batched(epsilons=lambda cs: [1.0 for _ in cs]))
             near(KnownObjectives(batched, with_epsilon=True), torch.rand(3, 2, dtype=torch.double))
 
     def test_a_proposal_goes_on_with_what_a_slow_oracle_has_answered(
@@ -480,16 +482,13 @@ class TestProducts:
             kind=Choice("a", "b", "c"),
             rate=Real(0.01, 1.0, log=True),
             epochs=Integer(1, 10, log=True),
+            products=[{"rate": 1, "epochs": 1}, {"rate": 2, "epochs": -1}],
         )
-        products = [{"rate": 1, "epochs": 1}, {"rate": 2, "epochs": -1}]
-        problem = PrivacyUtilityProblem(
-            space, privacy=lambda config: 1.0, utility=toy.utility, products=products
-        )
-        weights = product_weights(problem)
+        weights = product_weights(space)
         assert weights is not None
         assert weights[:3].eq(0).all()
         assert weights[3:].flatten().tolist() == pytest.approx([2 / 3, 4 / 5, 1 / 3, -1 / 5])
-        assert product_weights(toy.problem()) is None
+        assert product_weights(toy.SPACE) is None
 
     @pytest.mark.parametrize("curves", [False, True])
     def test_models_learn_sooner_what_depends_on_a_product(self, curves: bool) -> None:
@@ -508,13 +507,13 @@ class TestProducts:
         assert off[0] < off[1] / 2
 
     def test_a_study_with_products(self) -> None:
-        space = SearchSpace(noise=Real(0.1, 10.0, log=True), epochs=Integer(1, 20, log=True))
-        problem = PrivacyUtilityProblem(
-            space,
-            privacy=toy.epsilon,
-            utility_curve=toy.curve,
-            resource="epochs",
+        space = SearchSpace(
+            noise=Real(0.1, 10.0, log=True),
+            epochs=Integer(1, 20, log=True),
             products=[{"noise": 1, "epochs": -0.5}],
+        )
+        problem = PrivacyUtilityProblem(
+            space, privacy=toy.epsilon, utility_curve=toy.curve, resource="epochs"
         )
         study = DPareto(problem, seed=0, candidates=64)
         front = study.run(6, batch_size=2)

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from botorch_dp.acquisition.hvpoi import believe
-from botorch_dp.pareto import DPareto, Integer, Objective, Real, SearchSpace, StudyError
+from botorch_dp.pareto import Batched, DPareto, Integer, Objective, Real, SearchSpace, StudyError
 from botorch_dp.pareto.beliefs import fitted_gp, predicted
 from botorch_dp.pareto.curves import Staircase, expected_gains, of_no_training, stops
 from botorch_dp.pareto.front import dominated_volume
@@ -148,7 +148,9 @@ class TestPoints:
             for c in checkpoints:
                 yield [toy.utility({**config, "epochs": c}, seed) for seed in seeds]
 
-        problem = toy.problem(None, utility_replicates=curves, resource="epochs", replicates=2)
+        problem = toy.problem(
+            None, batched=Batched(replicates=curves), resource="epochs", replicates=2
+        )
         expected = study(toy.curve_problem(replicates=2)).run(3).all_points
         assert study(problem).run(3).all_points.equal(expected)
 

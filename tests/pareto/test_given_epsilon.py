@@ -138,11 +138,10 @@ def test_refused() -> None:
 
 
 def test_products_without_the_noise_stay() -> None:
-    space = SearchSpace(noise=Real(0.1, 10.0, log=True), epochs=Integer(1, 20, log=True))
-    problem = PrivacyUtilityProblem(
-        space,
-        privacy=toy.epsilon,
-        utility=toy.utility,
+    space = SearchSpace(
+        noise=Real(0.1, 10.0, log=True),
+        epochs=Integer(1, 20, log=True),
         products=[{"noise": 1, "epochs": -0.5}, {"epochs": 1}],
     )
-    assert given_epsilon(problem, "noise").products == ({"epochs": 1},)
+    problem = PrivacyUtilityProblem(space, privacy=toy.epsilon, utility=toy.utility)
+    assert given_epsilon(problem, "noise").space.products == ({"epochs": 1},)

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from botorch_dp.errors import PrivacyError
-from botorch_dp.pareto import DPareto, PrivacyUtilityProblem, Real, SearchSpace, StudyError
+from botorch_dp.pareto import Batched, DPareto, PrivacyUtilityProblem, Real, SearchSpace, StudyError
 from botorch_dp.pareto.given_epsilon import given_epsilon
 from botorch_dp.pareto.paying import Purse, fitting
 from botorch_dp.privacy import (
@@ -226,8 +226,8 @@ class TestGivenEpsilon:
         counted = PrivacyUtilityProblem(
             SPACE,
             privacy=oracle,
-            privacy_batch=oracle.batch,
             utility=Trains(),
+            batched=Batched(epsilons=oracle.batch),
             promise=toy.TrainingPromise(1e-6, guarantee=guarantee, secret_noise=True),
         )
         asked = given_epsilon(counted, "noise", Real(0.6, 3.0, log=True))

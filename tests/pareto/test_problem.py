@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from botorch_dp.pareto import (
+    Batched,
     InvalidEpsilonError,
     InvalidUtilityError,
     Objective,
@@ -29,17 +30,14 @@ class TestArguments:
             ({"privacy": 3.0}, TypeError, "`privacy` must be callable"),
             ({"train": "fit"}, TypeError, "`utility` must be callable"),
             ({"train": None}, ValueError, "exactly one of `utility`"),
-            ({"utility_replicates": toy.utility}, ValueError, "exactly one of `utility`"),
+            ({"batched": Batched(replicates=toy.utility)}, ValueError, "exactly one of `utility`"),
             ({"ref_point": (10.0,)}, ValueError, "pair"),
             ({"ref_point": (0.0, 1.0)}, ValueError, r"`ref_point\[0\]`"),
             ({"ref_point": (math.inf, 1.0)}, ValueError, r"`ref_point\[0\]`"),
             ({"ref_point": (10.0, 1.5)}, ValueError, r"`ref_point\[1\]`"),
             ({"ref_point": (10.0, math.nan)}, ValueError, r"`ref_point\[1\]`"),
             ({"replicates": 0}, ValueError, "`replicates`"),
-            ({"products": [{"noise": 0}]}, ValueError, "not all 0"),
-            ({"products": [{"epochs": 1}]}, ValueError, "log=True"),
-            ({"products": [{"lr": 1}]}, ValueError, "got 'lr'"),
-            ({"products": [{"noise": math.nan}]}, ValueError, r"`products\['noise'\]`"),
+            ({"batched": toy.utility}, TypeError, "`batched` must be a Batched"),
             ({"delta": 1.0}, ValueError, "`delta`"),
             ({"unit": "replace"}, TypeError, "`unit`"),
             ({"secret_noise": 1}, TypeError, "`secret_noise`"),
@@ -80,12 +78,12 @@ class TestEpsilon:
 
     def test_bounds(self) -> None:
         assert toy.problem().epsilon_bounds([CONFIG, CONFIG]) == [1.0, 1.0]
-        batch = toy.problem(privacy_batch=lambda cs: np.full(len(cs), 1.5))
+        batch = toy.problem(batched=Batched(epsilons=lambda cs: np.full(len(cs), 1.5)))
         assert batch.epsilon_bounds([CONFIG]) == [1.5]
         assert batch.epsilon(CONFIG) == 1.0
         for wrong in ([], [math.nan], [-1.0]):
-            broken = toy.problem(privacy_batch=lambda cs, w=wrong: w)
-            with pytest.raises(InvalidEpsilonError, match="`privacy_batch`"):
+            broken = toy.problem(batched=Batched(epsilons=lambda cs, w=wrong: w))
+            with pytest.raises(InvalidEpsilonError, match=r"`batched\.epsilons`"):
                 broken.epsilon_bounds([CONFIG])
 
 

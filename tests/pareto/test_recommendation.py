@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from botorch_dp.pareto import PrivacyUtilityProblem, Real, SearchSpace, StudyError
+from botorch_dp.pareto import Batched, PrivacyUtilityProblem, Real, SearchSpace, StudyError
 from botorch_dp.pareto.front import recommended
 from botorch_dp.pareto.proposals import ProposalOptions, Proposer
 from tests.pareto import toy
@@ -70,7 +70,9 @@ class TestRecommended:
             recommended(proposer(self.problem), [], 1.0, 0.95)
 
     def test_bounds_larger_than_epsilon_never_admit_too_much(self) -> None:
-        problem = toy.problem(privacy_batch=lambda cs: [1.01 * toy.epsilon(c) for c in cs])
+        problem = toy.problem(
+            batched=Batched(epsilons=lambda cs: [1.01 * toy.epsilon(c) for c in cs])
+        )
         point = recommended(proposer(problem), self.trials, 1.0, 0.95)
         assert point.epsilon == toy.epsilon(point.config) <= 1 / 1.01
 

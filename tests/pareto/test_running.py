@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from botorch_dp.pareto import DPareto, ExecutorDiedError, PrivacyUtilityProblem, StudyError
+from botorch_dp.pareto import Batched, DPareto, ExecutorDiedError, PrivacyUtilityProblem, StudyError
 from botorch_dp.pareto.problem import Measurement
 from botorch_dp.pareto.proposals import ProposalOptions, Proposer
 from botorch_dp.pareto.running import TrialQueue
@@ -98,7 +98,7 @@ class TestResults:
             return PrivacyUtilityProblem(
                 toy.SPACE,
                 privacy=toy.epsilon,
-                utility_replicates=lambda config, seeds: answers,
+                batched=Batched(replicates=lambda config, seeds: answers),
                 replicates=2,
             )
 
@@ -328,7 +328,7 @@ class TestQueue:
 
         options: dict[str, Any] = {}
         if batch:
-            options["privacy_batch"] = lambda configs: [1.01 * toy.epsilon(c) for c in configs]
+            options["batched"] = Batched(epsilons=lambda cs: [1.01 * toy.epsilon(c) for c in cs])
         study = DPareto(toy.problem(privacy=privacy, **options), seed=0, candidates=64)
         front = study.run(10, initial=6)
         assert set(asked.values()) == {1}

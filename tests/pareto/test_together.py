@@ -217,12 +217,13 @@ def alone(tried: PrivacyUtilityProblem, trial: Trial) -> list[list[tuple[int, fl
     """The trial's curves from the problem's own oracle, each task trained on its own."""
     assert trial.plan is not None
     groups = [(seed,) for seed in trial.seeds]
-    if tried.replicates_together:
+    together = tried.batched.replicates is not None
+    if together:
         groups = [trial.seeds]
     found = []
     for seeds in groups:
         task = Task(0, trial.config, (0,), seeds, trial.plan, trial.plan.checkpoints)
-        points = train(tried.oracle, tried.replicates_together, task)
+        points = train(tried.oracle, together, task)
         found += [[(c, answers[k]) for c, answers, _ in points] for k in range(len(seeds))]
     return found
 
@@ -281,9 +282,8 @@ class TestCurves:
             return list(zip(*(toy.curve(config, s, checkpoints) for s in seeds), strict=True))
 
         for oracle in (SideBySide(), one_by_one, curves):
-            tried = problem(
-                oracle, utility=None, utility_replicates=both, resource="epochs", replicates=2
-            )
+            batched = Batched(oracle, ("lot",), replicates=both)
+            tried = problem(utility=None, batched=batched, resource="epochs", replicates=2)
             study = DPareto(tried, acquisition="random", seed=0)
             mean = statistics.fmean(toy.utility(config_of(1, 6), s) for s in (100, 101))
             waiting(study, {3: 1.0}, {6: mean - 1e-9, 11: 1.0}, {6: mean + 1e-9}, replicates=2)
