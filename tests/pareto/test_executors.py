@@ -71,11 +71,13 @@ class TestExecutors:
 class TestBatches:
     def test_no_more_than_the_batch_is_in_flight(self) -> None:
         lock, running, most = threading.Lock(), Counter[str](), [0]
+        others = threading.Barrier(3, timeout=60)  # nine trainings end three by three
 
         def train(config: dict[str, Any], seed: int) -> float:
             with lock:
                 running["now"] += 1
                 most[0] = max(most[0], running["now"])
+            others.wait()
             time.sleep(0.01)
             with lock:
                 running["now"] -= 1
