@@ -495,6 +495,8 @@ def _instance(kind: type, words: str | None = None) -> Check:
         if layout is not None and str(layout) != "torch.strided":
             raise TypeError(f"`{name}` must be a dense tensor, got {layout}.")
 
+    if kind.__name__ != "Tensor":
+        check.suffices = kind  # type: ignore[attr-defined]  # of an entry, to be this
     return check
 
 
@@ -583,6 +585,8 @@ def _row(origin: Any, kinds: tuple[Any, ...]) -> Check:
             return
         if isinstance(value, range):
             value = value[:1]
+        elif not fixed and set(map(type, value)) == {getattr(each[0], "suffices", None)}:
+            return
         for position, part in enumerate(value):
             one = each[position if fixed else 0]
             if one is not None:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from statistics import NormalDist, fmean
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -114,7 +115,9 @@ class ParetoFront:
         self._reevaluator = reevaluator
         self._believer = believer
         #: ``n x m`` objective values of :attr:`measured`.
-        self.all_points = torch.from_numpy(np.array(problem.values(self.trials), dtype=np.float64))
+        values = problem.values(self.trials)
+        flat = np.fromiter(chain.from_iterable(values), np.float64, sum(map(len, values)))
+        self.all_points = torch.from_numpy(flat.reshape(len(values), -1))
         self._on_front = front_places(self.all_points)
 
     @cached_property

@@ -629,7 +629,7 @@ class PrivacyUtilityProblem:
     def values(self, trials: Iterable[Trial]) -> list[tuple[float, ...]]:
         """The objective values of the :meth:`points` of complete trials."""
         trials = list(trials)
-        if not all(isinstance(trial, Trial) for trial in trials):
+        if not all(issubclass(kind, Trial) for kind in set(map(type, trials))):
             raise TypeError("`trials` must be trials of a study.")
         if self.resource is None and not self.objectives:
             return [(trial.epsilon, trial.error) for trial in trials]
