@@ -35,14 +35,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from benchmarks.common import BenchmarkParser, mean_interval, save_results
+from benchmarks.dpareto_runs import volumes
 from benchmarks.linear_training import FastTraining
 from botorch_dp import tasks
 from botorch_dp._files import atomic_write
 from botorch_dp.pareto import DPareto, Integer, ParetoFront, PrivacyUtilityProblem, SearchSpace
-from botorch_dp.pareto.front import dominated_volume
 from botorch_dp.pareto.problem import Trial
 from botorch_dp.tasks.learning import PrivateTraining
 
@@ -50,8 +49,6 @@ from botorch_dp.tasks.learning import PrivateTraining
 REFERENCES = {"linear": "curves", "log": "curves in ln"}
 #: Methods that train so many trials in one call.
 TOGETHER = {"curves, four at once": 4}
-#: Where the axis of ln(epsilon) begins: below it nothing is learnt.
-SMALLEST = 0.05
 
 
 @dataclass(frozen=True)
@@ -171,15 +168,6 @@ class Judge:
             for p in front.measured_on_front
         ]
         return volumes(torch.tensor(points, dtype=torch.double), front.problem.ref_point)
-
-
-def volumes(points: Tensor, ref_point: tuple[float, float]) -> dict[str, float]:
-    """Hypervolume in epsilon and in ln(epsilon / 0.05)."""
-    logs = torch.stack([(points[:, 0].clamp_min(SMALLEST) / SMALLEST).log(), points[:, 1]], dim=-1)
-    return {
-        "linear": dominated_volume(points, ref_point),
-        "log": dominated_volume(logs, (math.log(ref_point[0] / SMALLEST), ref_point[1])),
-    }
 
 
 def run(setting: Setting, method: str, seed: int, folder: Path) -> dict[str, Any]:

@@ -129,6 +129,8 @@ _FULL: dict[str, Any] = {
 #: 5,000 in the paper).
 _FULL_METHODS = {**_ALL, "random": 1500, "grid of 3": 243, "grid of 4": 1024}
 DRAWS, DRAWN = 19, 256
+#: Where the axis of ln(epsilon) begins: below it nothing is learnt.
+SMALLEST = 0.05
 #: The paper's sizes: some hours of one core for Adult, weeks for MNIST.
 FULL = tuple(
     Setting(
@@ -241,11 +243,11 @@ def evaluated_again(study: DPareto, front: ParetoFront, replicates: int) -> Pare
 
 
 def volumes(points: Tensor, ref_point: tuple[float, float]) -> dict[str, float]:
-    """Hypervolume in epsilon, as in the paper, and in its natural logarithm."""
-    logs = torch.stack([points[:, 0].log(), points[:, 1]], dim=-1)
+    """Hypervolume in epsilon, as in the paper, and in ln(epsilon / 0.05)."""
+    logs = torch.stack([(points[:, 0].clamp_min(SMALLEST) / SMALLEST).log(), points[:, 1]], dim=-1)
     return {
         "linear": dominated_volume(points, ref_point),
-        "log": dominated_volume(logs, (math.log(ref_point[0]), ref_point[1])),
+        "log": dominated_volume(logs, (math.log(ref_point[0] / SMALLEST), ref_point[1])),
     }
 
 
