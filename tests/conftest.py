@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 from collections.abc import Callable, Iterator
@@ -22,7 +23,8 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 @pytest.fixture(autouse=True)
 def _reproducible_search() -> None:
     """Search randomness repeats; privacy noise never follows this seed."""
-    torch.manual_seed(0)
+    # `torch.manual_seed` would keep a note, with its place in the program, to seed accelerators.
+    torch.default_generator.manual_seed(0)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -54,6 +56,12 @@ _NUMBERS = itertools.count()
 def new_study(postgres_server: postgres.PostgresServer) -> Callable[[], str]:
     """Addresses of studies that do not exist yet."""
     return lambda: postgres_server.address(f"test-{next(_NUMBERS)}")
+
+
+def pytest_collection_finish() -> None:
+    """What has been loaded by now stays: no collection of garbage need look through it again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
