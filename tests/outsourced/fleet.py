@@ -1,18 +1,16 @@
-"""A service of several workers in processes of its own, and clients that load it.
-
-python -m tests.outsourced.fleet FOLDER WORKERS
-"""
+"""A service of several workers in processes of its own, and clients that load it."""
 
 from __future__ import annotations
 
+import multiprocessing
 import random
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from botorch_dp.outsourced import CuratorClient, GaussianNoiseCurator, PrivateAnswers, serve
@@ -21,6 +19,8 @@ from tests.one_draw import PLENTY
 from tests.outsourced.serving import TOKEN, make_curator
 
 EPSILON = 0.001
+#: A forked parent need not import torch again; its workers, which are spawned, must.
+FORK = multiprocessing.get_context("fork")
 
 
 def curator(folder: Path) -> GaussianNoiseCurator:
@@ -31,8 +31,7 @@ def curator(folder: Path) -> GaussianNoiseCurator:
     return make_curator(lambda _: 0.5, answers=answers, log=folder / "log.sqlite")
 
 
-def main() -> None:
-    folder, workers = Path(sys.argv[1]), int(sys.argv[2])
+def run(folder: Path, workers: int, started: Connection) -> None:
     serve(
         partial(curator, folder),
         token=TOKEN,
@@ -40,24 +39,25 @@ def main() -> None:
         workers=workers,
         rate=1e6,
         burst=10**6,
-        ready=partial(print, flush=True),
+        ready=started.send,
     )
 
 
 @contextmanager
-def fleet(folder: Path, workers: int) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+def fleet(folder: Path, workers: int) -> Iterator[tuple[str, BaseProcess]]:
     """The address of a service and its parent process; both end with the block."""
-    command = [sys.executable, "-m", "tests.outsourced.fleet", str(folder), str(workers)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    reading, writing = FORK.Pipe(duplex=False)
+    process = FORK.Process(target=run, args=(folder, workers, writing))
+    process.start()
+    writing.close()
     try:
-        assert process.stdout is not None
-        url = process.stdout.readline().strip()
-        assert url, "the service did not start"
+        url = reading.recv()
         CuratorClient(url, token=TOKEN, timeout=20.0, patience=300.0).status()
         yield url, process
     finally:
         process.terminate()
-        process.wait(timeout=60)
+        process.join(60)
+        assert process.exitcode is not None, "the service did not end"
 
 
 def worker_processes(parent: int) -> list[int]:
@@ -101,7 +101,3 @@ def charges(folder: Path) -> int:
     """Charges for answers."""
     with PrivacyLedger(folder / "ledger") as ledger:
         return len(ledger.entries())
-
-
-if __name__ == "__main__":
-    main()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -32,8 +33,12 @@ LONG = {"Laplace, 3 values", "Gaussian, 2 values"}
 )
 def test_honest_mechanisms_pass(case):
     """The exact samplers; a false alarm has probability 1e-6."""
-    # Of the sparse vector's 256 outcomes the best event takes more draws to find.
-    report = case.audit(case.honest, DRAWS * (2 if case.name == "Sparse vector" else 1))
+    draws = DRAWS
+    if case.name == "Sparse vector":
+        # The best event, four negatives and a positive, is rare: it takes more draws to find. The
+        # three answers that follow it only help the twin without a stop.
+        case, draws = replace(case, data=case.data[:5], neighbor=case.neighbor[:5]), 2 * DRAWS
+    report = case.audit(case.honest, draws)
     assert report.passes, str(report)
     # A bound far below the truth would let broken mechanisms through as well.
     assert report.lower_bound > report.claim / 2
