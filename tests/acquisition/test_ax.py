@@ -30,6 +30,7 @@ from botorch_dp.acquisition import (
     UCBSchedule,
     register_with_ax,
 )
+from tests.conftest import ROOT
 
 # Ax and pandas warn about their own future.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -189,36 +190,57 @@ def test_save_and_load(acquisition: type, options: dict[str, Any], tmp_path: Pat
     assert len(run(loaded, evaluate, 2)) == 2
 
 
-@pytest.mark.parametrize("last", ["import ax.api.client", "import botorch_dp.acquisition"])
-def test_load_in_another_process(last: str, tmp_path: Path) -> None:
-    """Without a call, whichever of the two is imported first."""
+#: Loads an experiment in two processes that have neither library yet, forked from one that has
+#: what both of them load.
+ELSEWHERE = """
+import os, sys
+import botorch.acquisition
+
+path = sys.argv[1]
+assert not {"ax", "botorch_dp"} & set(sys.modules)
+
+
+def load():
+    from ax.api.client import Client
+
+    client = Client.load_from_json_file(path)
+    assert not any("OnceAx" in type(finder).__name__ for finder in sys.meta_path)
+    print("proposed", len(client.get_next_trials(max_trials=1)), flush=True)
+
+
+child = os.fork()
+if child == 0:
+    import botorch_dp.acquisition
+
+    assert "ax" not in sys.modules
+    load()
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+try:
+    load()
+except Exception as error:  # Ax alone knows nothing of it
+    assert "LogHypervolume" in str(error), error
+else:
+    raise AssertionError("it was loaded without botorch_dp")
+assert "botorch_dp" not in sys.modules
+import botorch_dp.acquisition
+
+load()
+"""
+
+
+def test_load_in_another_process(tmp_path: Path) -> None:
+    """Without a call, whichever of the two is imported first; but not by Ax alone."""
     path = str(tmp_path / "experiment.json")
     client = new_client("-b_error, a_gain", LogHypervolumeProbabilityOfImprovement)
     run(client, outcomes, INITIAL)
     client.save_to_json_file(path)
-    script = f"""
-import sys
-before = len(sys.meta_path)
-{"import botorch_dp.acquisition" if "ax.api" in last else "import ax.api.client"}
-assert ("ax" in sys.modules) is {"ax.api" not in last}
-{last}
-from ax.api.client import Client
-client = Client.load_from_json_file({path!r})
-assert not any("OnceAx" in type(finder).__name__ for finder in sys.meta_path)
-print("proposed", len(client.get_next_trials(max_trials=1)))
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE, path], capture_output=True, text=True, cwd=ROOT
+    )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip().splitlines()[-1] == "proposed 1"
-
-
-def test_without_botorch_dp_ax_knows_nothing_of_it(tmp_path: Path) -> None:
-    path = str(tmp_path / "experiment.json")
-    client = new_client("-b_error, a_gain", LogHypervolumeProbabilityOfImprovement)
-    client.save_to_json_file(path)
-    script = f"from ax.api.client import Client\nClient.load_from_json_file({path!r})"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.returncode == 1 and "LogHypervolume" in done.stderr
+    proposed = [line for line in done.stdout.splitlines() if line.startswith("proposed")]
+    assert proposed == ["proposed 1"] * 2
 
 
 def test_without_ax_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
