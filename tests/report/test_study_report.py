@@ -169,9 +169,11 @@ class TestFromTheFileAlone:
     @pytest.mark.parametrize(
         ("name", "message"), [("none/r.html", "does not exist"), ("r.pdf", "must end in .html")]
     )
-    def test_a_wrong_path(self, made: Path, tmp_path: Path, name: str, message: str) -> None:
+    def test_a_wrong_path(self, tmp_path: Path, name: str, message: str) -> None:
+        with DPareto(problem(), storage=tmp_path / "study.sqlite", seed=0) as study:
+            study.run(1)
         with pytest.raises(ValueError, match=message):
-            study_report(made / "study.sqlite", tmp_path / name)
+            study_report(tmp_path / "study.sqlite", tmp_path / name)
 
 
 @pytest.mark.parametrize(
