@@ -23,7 +23,13 @@ def code_of(path: Path) -> str:
 #: A server that has imported what all of them need, and nothing else, forks a process for each.
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(
-    ["botorch.optim", "botorch_dp.release", "botorch_dp.training", "matplotlib.pyplot"]
+    [
+        "botorch.optim",
+        "botorch_dp.release",
+        "botorch_dp.training",
+        "matplotlib.pyplot",
+        "torch._dynamo",  # of every optimizer of torch
+    ]
 )
 
 
