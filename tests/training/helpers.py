@@ -6,7 +6,7 @@ import copy
 import signal
 import warnings
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any, ClassVar
 
 import torch
@@ -67,7 +67,9 @@ SETTINGS = {
 }
 
 
+@cache
 def trainer(**options: object) -> DPTrainer:
+    """Trainers keep nothing of what they train, and checking a model is most of making one."""
     return DPTrainer(NETWORK, cross_entropy_loss, FLOAT_DATA, **options)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 import sqlite3
@@ -18,7 +19,7 @@ from botorch_dp.privacy import PrivacyBudget, PrivacyLedger
 from botorch_dp.training import DPTrainer, cross_entropy_loss
 from botorch_dp.training.run import TrainingRun
 from tests.one_draw import OneDraw, in_fork
-from tests.training.helpers import LOTS, NETWORK, Interrupting, make_data, weights
+from tests.training.helpers import LOTS, NETWORK, Interrupting, make_data, trainer, weights
 
 SETTINGS = {
     "learning_rate": 0.1,
@@ -83,7 +84,7 @@ def test_the_file_is_private_and_says_so(tmp_path: Path) -> None:
 
 def test_a_finished_run_is_read_back(tmp_path: Path) -> None:
     path = tmp_path / "a.run"
-    each = DPTrainer(NETWORK, cross_entropy_loss, make_data(dtype=torch.float32))
+    each = trainer()
     first = each.fit(**SETTINGS, publish=True, checkpoint=path)
     again = each.fit(**SETTINGS, publish=True, checkpoint=path)
     assert torch.equal(weights(first.model), weights(again.model))
@@ -150,7 +151,7 @@ def test_other_data_is_another_run(tmp_path: Path) -> None:
 
 class TestPublished(OneDraw):
     def make(self, ledger: PrivacyLedger | None) -> tuple[DPTrainer, PrivacyLedger | None]:
-        return DPTrainer(NETWORK, cross_entropy_loss, make_data(dtype=torch.float32)), ledger
+        return copy.deepcopy(trainer()), ledger
 
     def draw(self, thing: Any, checkpoint: Path | None) -> list[float]:
         each, ledger = thing
@@ -188,7 +189,7 @@ def test_another_run_is_refused(tmp_path: Path) -> None:
 
 def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "run"
-    each = DPTrainer(NETWORK, cross_entropy_loss, make_data(dtype=torch.float32))
+    each = trainer()
     for content in (b"", b"hello", b"PK\x03\x04broken" * 100):
         path.write_bytes(content)
         with pytest.raises(PrivacyError, match="damaged"):
@@ -197,7 +198,7 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_missing_folder_is_noticed_before_training(tmp_path: Path) -> None:
-    each = DPTrainer(NETWORK, cross_entropy_loss, make_data(dtype=torch.float32))
+    each = trainer()
     with pytest.raises(PrivacyError, match="does not exist"):
         each.fit(**SETTINGS, seed=0, checkpoint=tmp_path / "absent" / "run")
 
@@ -215,7 +216,7 @@ def steps_stored(path: Path) -> int:
 def test_a_killed_run_resumes(tmp_path: Path) -> None:
     """SIGKILL leaves a whole checkpoint, and the run goes on to the same model."""
     path = tmp_path / "a.run"
-    each = DPTrainer(NETWORK, cross_entropy_loss, make_data(dtype=torch.float32))
+    each = trainer()
     settings = {**SETTINGS, "epochs": 80}
     save = TrainingRun.save
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
+import copy
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,15 @@ def test_the_suite_tests_the_route_of_its_name(suite: type[_Searches]) -> None:
 # --- PrivateFit ---
 
 
+@cache
+def trainer() -> DPTrainer:
+    """Trainers keep nothing of what they train, and checking a model is most of making one."""
+    generator = torch.Generator().manual_seed(0)
+    X = torch.randn(90, 2, generator=generator)
+    data = TrainTest(X[:60], (X[:60, 0] > 0).long(), X[60:], (X[60:, 0] > 0).long())
+    return DPTrainer(partial(logistic_regression, 2), logistic_loss, data)
+
+
 class TestFit(OneDraw):
     every = 3  # of a score, a configuration and a best model for each training
 
@@ -86,17 +96,16 @@ class TestFit(OneDraw):
         monkeypatch.setattr(PrivateFit, "noise_multiplier", lambda self, config: 2.0)
 
     def make(self, ledger: PrivacyLedger | None) -> Any:
-        generator = torch.Generator().manual_seed(0)
-        X = torch.randn(90, 2, generator=generator)
-        data = TrainTest(X[:60], (X[:60, 0] > 0).long(), X[60:], (X[60:, 0] > 0).long())
-        trainer = DPTrainer(partial(logistic_regression, 2), logistic_loss, data)
         space = SearchSpace(
             learning_rate=Real(0.1, 1.0),
             clip_norm=Real(0.5, 1.0),
             lot_size=Integer(20, 20),
             epochs=Integer(1, 1),
         )
-        return _Asked(PrivateFit(trainer, space, budget=PrivacyBudget(8.0, 1e-3), trials=2), ledger)
+        made = PrivateFit(
+            copy.deepcopy(trainer()), space, budget=PrivacyBudget(8.0, 1e-3), trials=2
+        )
+        return _Asked(made, ledger)
 
     def draw(self, thing: Any, checkpoint: Path | None) -> Any:
         result = thing.search.run(checkpoint=checkpoint, ledger=thing.ledger)

@@ -10,7 +10,7 @@ import stat
 import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from functools import partial, partialmethod
+from functools import cache, partial, partialmethod
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -54,7 +54,9 @@ def records(seed: int = 0) -> TrainTest:
     return TrainTest(X[:_N], y[:_N], X[_N:], y[_N:])
 
 
+@cache
 def trainer(**options: Any) -> DPTrainer:
+    """Trainers keep nothing of what they train, and checking a model is most of making one."""
     return DPTrainer(partial(logistic_regression, 3), logistic_loss, records(), **options)
 
 
