@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -73,6 +74,11 @@ def parameter_views(matrix: Tensor, model: nn.Module) -> list[Tensor]:
     return [
         column.view(matrix.shape[0], *shape) for column, shape in zip(columns, shapes, strict=True)
     ]
+
+
+def first_rows(tensor: Tensor, count: int) -> Tensor:
+    """``tensor[:count]``; the tensor itself if that is all of it, because slices take time."""
+    return tensor if count == tensor.shape[0] else tensor[:count]
 
 
 def write_back(matrix: Tensor, models: Sequence[nn.Module]) -> list[nn.Module]:
@@ -182,8 +188,8 @@ class _Linear:
     def __call__(self, inputs: Tensor) -> Tensor:
         """``k x m x in -> k x m x out``, by the first k replicates."""
         moving = inputs.shape[0]
-        weight = self.weight[:moving]
-        bias = None if self.bias is None else self.bias[:moving]
+        weight = first_rows(self.weight, moving)
+        bias = None if self.bias is None else first_rows(self.bias, moving)
         if weight.shape[1] == 1:  # a row times many columns is faster than many rows times one
             if bias is None:
                 return torch.bmm(weight, inputs.mT).mT
@@ -263,10 +269,10 @@ class FusedEngine:
             # A factor of 0 stands for a gradient that is not finite: 0 times infinity is NaN.
             clipped = g.mul_(factors).nan_to_num_(0.0, 0.0, 0.0)
             if layer.weight_sum is not None:
-                torch.bmm(clipped.mT, a, out=layer.weight_sum[:replicates])
+                torch.bmm(clipped.mT, a, out=first_rows(layer.weight_sum, replicates))
             if layer.bias_sum is not None:
-                torch.sum(clipped, dim=1, out=layer.bias_sum[:replicates])
-        return self._sums[:replicates]
+                torch.sum(clipped, dim=1, out=first_rows(layer.bias_sum, replicates))
+        return first_rows(self._sums, replicates)
 
     def _backward(
         self, inputs: Tensor, targets: Tensor
@@ -283,20 +289,21 @@ class FusedEngine:
         layers: list[_Linear] = []
         layer_inputs: list[Tensor] = []
         layer_outputs: list[Tensor] = []
-        with torch.enable_grad():
+        alone = len(self._active) == 1  # then nothing has to go back
+        with nullcontext() if alone else torch.enable_grad():
             for layer in self._active:
                 if isinstance(layer, _Linear) and layer.trains:
                     layers.append(layer)
                     layer_inputs.append(hidden.detach())
                     hidden = layer(hidden)
-                    if not layer_outputs:
+                    if not layer_outputs and not alone:
                         hidden.requires_grad_()
                     layer_outputs.append(hidden)
                 else:
                     hidden = layer(hidden)
         outputs = hidden.detach().flatten(0, 1)
         last = output_gradient(self._loss, outputs, targets).contiguous().view_as(hidden)
-        if len(layers) == 1 and layer_outputs[0] is hidden:
+        if alone:
             gradients: Sequence[Tensor] = [last]
         else:
             gradients = torch.autograd.grad(hidden, layer_outputs, last)

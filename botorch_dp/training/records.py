@@ -51,10 +51,13 @@ def call(model: nn.Module, X: Inputs) -> Any:
 def lengths(vectors: Tensor) -> Tensor:
     """Their l2 norms along the last dimension, as factors of other norms.
 
-    The square of a double may vanish, and a product of norms with it, where the product of the
-    vectors does not: such norms are rounded up.
+    That of a single number needs no root. The square of a double may vanish, and a product of norms
+    with it, where the product of the vectors does not: such norms are rounded up.
     """
-    found = torch.linalg.vector_norm(vectors, dim=-1)
+    if vectors.shape[-1] == 1:
+        found = vectors.squeeze(-1).abs()
+    else:
+        found = torch.linalg.vector_norm(vectors, dim=-1)
     return found.add_(_VANISHING) if vectors.dtype == torch.float64 else found
 
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from botorch_dp._progress import ProgressBar
 from botorch_dp.privacy.runs import Run
-from botorch_dp.training.fused import Engine, write_back
+from botorch_dp.training.fused import Engine, first_rows, write_back
 from botorch_dp.training.plan import TrainingPlan
 from botorch_dp.training.randomness import Randomness
 from botorch_dp.training.step_rules import StepRule, state_of
@@ -197,8 +197,9 @@ class TrainingRun:
             self._draw_ahead()
         lots, filled, size = self._ahead.pop(0)
         self.drawn += size
-        sums = self._engine.clipped_sums(lots, filled, self._clip_norms[: len(lots)])
-        for row, noise, coins in zip(sums, self._noise, self._coins, strict=False):
+        clip_norms = first_rows(self._clip_norms, lots.shape[0])
+        sums = self._engine.clipped_sums(lots, filled, clip_norms)
+        for row, noise, coins in zip(sums.unbind(), self._noise, self._coins, strict=False):
             if noise["noise_multiplier"] > 0:
                 coins.perturb_(row, **noise)
         self.rule.step(sums.to(self._parameters.dtype))

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from botorch_dp.training.fused import parameter_views
+from botorch_dp.training.fused import first_rows, parameter_views
 from botorch_dp.training.plan import TrainingPlan
 
 #: Called with a list of parameters and ``lr=``: a class of ``torch.optim``, or a partial of one.
@@ -101,11 +101,11 @@ class Descent:
 
     def step(self, sums: Tensor) -> None:
         """See :class:`StepRule`."""
-        moving = self._parameters[: len(sums)]
+        moving = first_rows(self._parameters, sums.shape[0])
         if self._rate is not None:
             moving.add_(sums, alpha=self._rate)
         else:
-            moving.addcmul_(sums, self._rates[: len(sums)])
+            moving.addcmul_(sums, first_rows(self._rates, sums.shape[0]))
 
     def result(self) -> Tensor:
         """See :class:`StepRule`."""
