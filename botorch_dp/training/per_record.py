@@ -200,7 +200,7 @@ class Contribution(Protocol):
     """What each of ``m`` records adds to the gradient of one parameter."""
 
     def norms(self) -> Tensor:
-        """Their l2 norms, ``m``; not finite where a gradient is not."""
+        """Their l2 norms, ``m``; not finite where a gradient is not. Asked for once, and first."""
 
     def add_to(self, total: Tensor, factors: Tensor) -> None:
         """Add the gradients times ``factors`` (``m``) to ``total``; a factor of 0 means nothing."""
@@ -210,12 +210,12 @@ class Gradients:
     """Gradients of single records as they are.
 
     Args:
-        gradients: ``m x ...``.
+        gradients: ``m x ...``; made finite once their norms are known.
         kind: In which type to clip and add up.
     """
 
     def __init__(self, gradients: Tensor, kind: torch.dtype) -> None:
-        self._gradients, self._kind = gradients.flatten(1), kind
+        self._gradients, self._kind = gradients.flatten(1).contiguous(), kind
         self.width = self._gradients.shape[1]
 
     @classmethod
@@ -225,19 +225,22 @@ class Gradients:
 
     def norms(self) -> Tensor:
         """See :class:`Contribution`."""
-        parts_ = self._gradients.split(max(1, CONVERTED // self.width))
-        return torch.cat(
-            [torch.linalg.vector_norm(part, dim=1, dtype=self._kind) for part in parts_]
-        )
+        found = []
+        for part in self._gradients.split(max(1, CONVERTED // self.width)):
+            found.append(torch.linalg.vector_norm(part, dim=1, dtype=self._kind))
+            # While it is in the cache. The factor of what was not finite will be 0, and 0 times
+            # infinity is NaN.
+            part.nan_to_num_(0.0, 0.0, 0.0)
+        return torch.cat(found)
 
     def add_to(self, total: Tensor, factors: Tensor) -> None:
         """See :class:`Contribution`."""
-        columns = max(1, CONVERTED // len(factors))
+        converted = self._gradients.dtype != self._kind
+        columns = max(1, CONVERTED // len(factors)) if converted else self.width
         for part, sum_ in zip(
             self._gradients.split(columns, dim=1), total.view(-1).split(columns), strict=True
         ):
-            # A factor of 0 stands for a gradient that is not finite: 0 times infinity is NaN.
-            sum_.addmv_(part.to(self._kind).nan_to_num(0.0, 0.0, 0.0).mT, factors)
+            sum_.addmv_(part.to(self._kind).mT, factors)
 
 
 @dataclass(frozen=True)
