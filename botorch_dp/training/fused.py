@@ -283,9 +283,10 @@ class FusedEngine:
         changed.
         """
         hidden = inputs
-        with torch.no_grad():
-            for layer in self._frozen:
-                hidden = layer(hidden)
+        if self._frozen:
+            with torch.no_grad():
+                for layer in self._frozen:
+                    hidden = layer(hidden)
         layers: list[_Linear] = []
         layer_inputs: list[Tensor] = []
         layer_outputs: list[Tensor] = []
@@ -301,8 +302,8 @@ class FusedEngine:
                     layer_outputs.append(hidden)
                 else:
                     hidden = layer(hidden)
-        outputs = hidden.detach().flatten(0, 1)
-        last = output_gradient(self._loss, outputs, targets).contiguous().view_as(hidden)
+        last = output_gradient(self._loss, hidden.flatten(0, 1), targets)
+        last = last.contiguous().view_as(hidden)
         if alone:
             gradients: Sequence[Tensor] = [last]
         else:

@@ -166,7 +166,7 @@ def cross_entropy_loss(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _logistic_gradient(outputs: Tensor, targets: Tensor) -> Tensor:
-    return outputs.sigmoid().sub_((targets > 0).to(outputs.dtype).unsqueeze(-1))
+    return outputs.sigmoid().add_((targets > 0).unsqueeze(-1), alpha=-1)
 
 
 def _hinge_gradient(outputs: Tensor, targets: Tensor) -> Tensor:
