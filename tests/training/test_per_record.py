@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import PrivacyBudget, PrivacyLedger
 from botorch_dp.training import DPTrainer, TrainTest, cross_entropy_loss, per_record
-from botorch_dp.training.per_record import PerRecordEngine, examine
+from botorch_dp.training.per_record import Gradients, PerRecordEngine, examine
 from botorch_dp.training.randomness import SeededRandomness
 from tests.training.helpers import (
     FLOAT_DATA,
@@ -592,3 +592,18 @@ def test_gradients_are_converted_in_parts(monkeypatch: pytest.MonkeyPatch) -> No
     for numbers in (1, 50, 1000):
         monkeypatch.setattr(per_record, "CONVERTED", numbers)
         torch.testing.assert_close(sums(), whole, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+def test_gradients_may_share_memory(kind: torch.dtype) -> None:
+    """What is not finite shows in the norm over all, and is in no sum; autograd may share."""
+    rows = torch.ones(3, 300)
+    rows[1, 7] = torch.inf
+    repeated = torch.tensor([[1.0], [torch.nan], [2.0]]).expand(3, 300)
+    several = [Gradients(each, kind) for each in (rows, rows, repeated)]
+    found = torch.linalg.vector_norm(torch.stack([each.norms() for each in several]), dim=0)
+    assert found.isfinite().tolist() == [True, False, True]
+    for each, expected in zip(several, (2.0, 2.0, 3.0), strict=True):
+        total = torch.zeros(300, dtype=kind)
+        each.add_to(total, found.isfinite().to(kind))
+        assert torch.equal(total, torch.full_like(total, expected))
