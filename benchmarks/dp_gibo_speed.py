@@ -238,7 +238,7 @@ def prepared_run(num_points: int, d: int, n: int, **design: Any) -> Callable[[],
         wanted = min(batch, num_points - batch - len(observations.factor))
         factor, _ = observations.factor.extended(torch.rand(wanted, d, dtype=torch.double))
         block = torch.randn(wanted, n, dtype=torch.double)
-        observations = observations.with_batch(factor, block, len(observations.blocks))
+        observations = observations.with_batch(factor, block, len(observations.steps))
     run._progress = replace(run._progress, observations=observations)
     run.step()  # the first search for a radius looks farther than later ones
 
@@ -293,11 +293,9 @@ def exact_sums(d: int, n: int) -> Callable[[], Any]:
     """The sum of clipped gradients, which are there already."""
     table = torch.randn(d, n, dtype=torch.double)
     points = torch.zeros(d, d, dtype=torch.double)
-    parts = list(
-        Observations(KernelFactor(None, points, points), (table,), (0,)).gradients(
-            torch.eye(d, dtype=torch.double)
-        )
-    )
+    factor = KernelFactor(None, points, points)
+    observations = Observations(factor).with_batch(factor, table, step=0)
+    parts = list(observations.gradients(torch.eye(d, dtype=torch.double)))
 
     def add() -> Tensor:
         mean = ClippedMean(d, n, 1.0)

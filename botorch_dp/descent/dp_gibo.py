@@ -491,7 +491,7 @@ class DPGIBO:
         observations, step = taken.observations, taken.steps - 1
         with run.transaction():
             if step in observations.steps:
-                run.add("losses", step, observations.blocks[-1])
+                run.add("losses", step, observations.newest)
             run.keep_only("losses", observations.steps)
             run.put(
                 blocks=list(observations.steps),
@@ -515,9 +515,11 @@ class DPGIBO:
             )
         like, derivatives = self._settings.initial, self._progress.observations.factor.derivatives
         factor = KernelFactor(derivatives, run.get("points").to(like), run.get("root").to(like))
-        steps, losses = run.get("blocks"), run.items("losses")
+        observations, losses = Observations(factor), run.items("losses")
+        for step in run.get("blocks"):
+            observations = observations.with_batch(factor, losses[step].to(like), step)
         self._progress = _Progress(
-            Observations(factor, tuple(losses[k].to(like) for k in steps), tuple(steps)),
+            observations,
             tuple(run.get("trajectory").to(like)),
             tuple(StepRecord(**record) for record in run.get("history")),
             n,
