@@ -245,6 +245,21 @@ def _started(pid: int) -> str | None:
 
     A number is used again after some time, and by every container; the start tells them apart.
     """
+    return _own_start(pid) if pid == os.getpid() else _start_of(pid)
+
+
+@functools.cache
+def _own_start(pid: int) -> str | None:
+    """That of this process, which is asked for at every claim and does not change."""
+    return _start_of(pid)
+
+
+if hasattr(os, "register_at_fork"):  # a fork may have a number that one of its ancestors had
+    os.register_at_fork(after_in_child=_own_start.cache_clear)
+
+
+def _start_of(pid: int) -> str | None:
+    """What the system says of a process."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             # The name of the program stands in brackets and may hold anything.

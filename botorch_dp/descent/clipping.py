@@ -257,16 +257,17 @@ class ClippedMean:
         """The sum in units; how many were shortened, and how many are finite."""
         some = namespace(gradients)
         with np.errstate(all="ignore"):  # as torch does, whatever a record says
-            largest = some.amax(abs(gradients), 0)
+            space = abs(gradients)
+            largest = some.amax(space, 0)
             finite = largest < math.inf  # NaN if one entry is
             if self.is_plain:
                 total = some.where(finite, gradients, 0.0).sum(-1)
                 return total, some.stack((finite & ~finite, finite)).sum(-1)
             scale = largest.clip(_TINY, _HUGE)
             directions = gradients * (1 / scale)  # entries within [-16, 16]
-            norms = some.sqrt((directions * directions).sum(0))
+            # In place, here and below: a fresh table costs more than the arithmetic.
+            norms = some.sqrt(some.multiply(directions, directions, out=space).sum(0))
             limit = self.bound / norms.clip(_EPS, math.inf)
-            # In place: a fresh table costs more than the arithmetic.
             directions *= some.fmin(scale, limit) / self.unit
             entries = _towards_zero(directions)
             # What is not finite has become any integers.

@@ -13,6 +13,7 @@ import pytest
 
 from botorch_dp import _files
 from botorch_dp.privacy import PrivacyBudget, PrivacyLedger, runs
+from tests.one_draw import in_fork
 from tests.privacy.charging import in_child, pure, succeeded
 
 PRICE = pure(0.125)
@@ -67,6 +68,22 @@ def test_a_process_is_known_by_its_start_and_gone_when_it_has_ended() -> None:
         pytest.fail("a process that was killed still counts as alive")
     child.wait()
     assert _files._started(child.pid) is None
+
+
+def test_a_process_looks_up_its_own_start_once_and_a_fork_its_own() -> None:
+    time.sleep(0.05)
+    ours = _files._started(os.getpid())
+    looked_up = _files._own_start.cache_info().misses
+    assert _files._started(os.getpid()) == ours
+    assert _files._own_start.cache_info().misses == looked_up
+
+    def start_in_fork() -> tuple[int, str | None, str | None]:
+        kept = _files._own_start.cache_info().currsize  # of an ancestor with the same number
+        return kept, _files._started(os.getpid()), _files._start_of(os.getpid())
+
+    kept, start, read = in_fork(start_in_fork)
+    assert kept == 0
+    assert start == read != ours
 
 
 def test_a_process_that_ends_while_its_start_is_read_is_gone(
