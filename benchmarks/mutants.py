@@ -301,8 +301,10 @@ MUTANTS = [
         f"{BOUNDARIES} descent/test_clipping.py",
         ("clip_norm * (1 - (4 * num_records + 2 * dim + 16) * _EPS)", "clip_norm"),
         ("62 - math.ceil(math.log2(num_records))", "63 - math.ceil(math.log2(num_records))"),
-        ("shortened.to(torch.int64)", "shortened.round().to(torch.int64)"),
-        ("self.bound / norms.clamp_min_(_EPS)", "2 * self.bound / norms.clamp_min_(_EPS)"),
+        ("_towards_zero(directions)", "_towards_zero(directions.round())"),
+        ("self.bound / norms.clip(", "2 * self.bound / norms.clip("),
+        ("entries &= -_towards_zero(finite)", "entries &= -1"),
+        ("self._used == start and stop", "stop"),
     ),
     *_mutants(
         "descent/dp_gibo.py",
