@@ -7,6 +7,7 @@ that an interrupted run goes on where it was.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -313,6 +314,7 @@ class Searching:
             configs = coordinates.at(base, points)
             belief = belief.extended(factor)
 
+            @functools.cache
             def seen(
                 number: int = number,
                 configs: list[Config] = configs,
