@@ -30,6 +30,14 @@ _TABLE_STEPS, _TABLE_NUMBERS = 16, 2**24
 _HUGE = 2.0**1020
 
 
+def _empty_rows(num_rows: int, like: Tensor) -> Tensor:
+    """Memory for rows such as those of ``like``."""
+    if like.dtype is torch.double and like.is_cpu:
+        # NumPy asks for large pages, which take less time to come by and to read.
+        return torch.from_numpy(np.empty((num_rows, like.shape[1])))
+    return like.new_empty(num_rows, like.shape[1])
+
+
 class _Table:
     """Memory for the losses at some points, a row for each. No row is given to two writers."""
 
@@ -87,7 +95,8 @@ class _Losses:
         size, table, start = sum(self.sizes), self.table, self.start
         stop = size + losses.shape[0]
         if not table.give(start + size, start + stop):
-            table, start = _Table(losses.new_empty(max(stop, num_rows), losses.shape[1])), 0
+            num_rows = max(stop, num_rows)
+            table, start = _Table(_empty_rows(num_rows, losses)), 0
             table.give(0, stop)
             table.rows[:size] = self.rows
         # Numbers too small to matter become zero: arithmetic on subnormal ones is slow, and the
