@@ -240,9 +240,13 @@ def prepared_run(num_points: int, d: int, n: int, **design: Any) -> Callable[[],
         block = torch.randn(wanted, n, dtype=torch.double)
         observations = observations.with_batch(factor, block, len(observations.steps))
     run._progress = replace(run._progress, observations=observations)
+    newest = observations.tables[-1]
+    used = newest.start + sum(newest.sizes)
     run.step()  # the first search for a radius looks farther than later ones
 
     def step() -> None:
+        # What the last step wrote may be written over, as rows are there in 15 of 16 steps.
+        newest.table._used = used
         run._progress = replace(run._progress, observations=observations)
         run.step()
 

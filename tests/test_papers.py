@@ -61,13 +61,20 @@ def test_commands_are_registered(page: str, command: str) -> None:
 
 
 NEEDS_DATA = {"Example 4.4 and the levels of mu of figure 4"}
+#: Half a minute for four figures; `make test-slow` draws them.
+SLOW = {"Figures 1 to 4"}
 REDUCED = [entry for entry in REPRODUCTIONS if entry.reduced]
 
 
 @pytest.mark.parametrize(
     "entry",
     [
-        pytest.param(e, marks=[pytest.mark.data] if e.item in NEEDS_DATA else [], id=e.item)
+        pytest.param(
+            e,
+            marks=[pytest.mark.data] * (e.item in NEEDS_DATA)
+            + [pytest.mark.slow] * (e.item in SLOW),
+            id=e.item,
+        )
         for e in REDUCED
     ],
 )

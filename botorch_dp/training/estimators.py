@@ -17,6 +17,7 @@ and for the same model from the same data.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
@@ -187,8 +188,10 @@ class _Network(_Private):
     def _outputs(self, X: ArrayLike) -> Tensor:
         check_is_fitted(self)
         scaled = torch.from_numpy(self._scaled(self._features(X)))
+        # In double precision a row's output does not show which other rows were asked about.
+        model = copy.deepcopy(self.model_).double()
         with torch.no_grad():
-            return self.model_(scaled.nan_to_num(0.0))
+            return model(scaled.double().nan_to_num(0.0))
 
 
 class DPClassifier(ClassifierMixin, _Network):
@@ -260,12 +263,12 @@ class DPClassifier(ClassifierMixin, _Network):
 
     def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
         """Probabilities of the classes, ``n x k``; missing features count as the middle."""
-        probabilities: NDArray[np.float64] = self._outputs(X).double().softmax(dim=1).numpy()
+        probabilities: NDArray[np.float64] = self._outputs(X).softmax(dim=1).numpy()
         return probabilities
 
     def decision_function(self, X: ArrayLike) -> NDArray[np.float64]:
         """Scores of the classes, ``n x k``; of two classes, the second's over the first, ``n``."""
-        scores: NDArray[np.float64] = self._outputs(X).double().numpy()
+        scores: NDArray[np.float64] = self._outputs(X).numpy()
         return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
@@ -342,7 +345,7 @@ class DPRegressor(RegressorMixin, _Network):
 
     def predict(self, X: ArrayLike) -> NDArray[np.float64]:
         """Predictions within the bounds of the targets, ``n``."""
-        scaled = self._outputs(X).squeeze(-1).double().clamp(-1, 1).numpy()
+        scaled = self._outputs(X).squeeze(-1).clamp(-1, 1).numpy()
         low, high = _bounds("target_bounds", self.target_bounds, ())
         predicted: NDArray[np.float64] = (scaled * (high - low) + low + high) / 2
         return predicted

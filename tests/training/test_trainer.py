@@ -55,14 +55,12 @@ class TestDeterminism:
         data = make_data(n=400, shape=(40,), dtype=torch.float32)
         factory = partial(multilayer_perceptron, 40, 3, (300,))
         settings = {**SETTINGS, "lot_size": 200, "epochs": 1}
+        tried = DPTrainer(factory, cross_entropy_loss, data, engine=engine)
         models: dict[int, list[Tensor]] = {1: [], 2: []}
         try:
             for threads in (1, 2, 1, 2):
                 torch.set_num_threads(threads)
-                fitted = DPTrainer(factory, cross_entropy_loss, data, engine=engine).fit(
-                    **settings, seed=1
-                )
-                models[threads].append(weights(fitted.model))
+                models[threads].append(weights(tried.fit(**settings, seed=1).model))
         finally:
             torch.set_num_threads(1)
         assert torch.equal(*models[1])
