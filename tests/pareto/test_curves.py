@@ -434,6 +434,7 @@ class TestProposals:
         asked = tried.ask(3)
         assert len({tuple(trial.config.values()) for trial in asked}) == 3
 
+    @pytest.mark.slow
     def test_better_than_chance_at_equal_epochs(self) -> None:
         def volume(acquisition: str, seed: int) -> tuple[float, int]:
             tried = study(acquisition=acquisition, candidates=256, seed=seed)

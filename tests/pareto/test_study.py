@@ -83,6 +83,7 @@ class TestRun:
         assert len(tried.run(5).trials) == 5
         assert len(tried.run(2).trials) == 5, "nothing is taken away"
 
+    @pytest.mark.slow
     def test_beats_random_search_on_a_noisy_problem(self) -> None:
         """Paired over seeds, on fronts measured again: what was found, not what was lucky."""
 
