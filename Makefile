@@ -47,7 +47,7 @@ demo: $(if $(wildcard $(STAMP)),$(STAMP),$(VENV)/.demo)
 	@$(BIN)/python -m examples.demo
 
 test: $(STAMP)
-	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 2
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 3
 
 test-slow: $(STAMP)
 	@$(BIN)/python -m pytest -q -m slow
