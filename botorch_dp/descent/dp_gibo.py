@@ -200,6 +200,11 @@ class DPGIBO:
             if callable(step_size)
             else torch.optim.SGD([self._parameter], lr=step_size)
         )
+        if not isinstance(self._optimizer, torch.optim.Optimizer):
+            raise TypeError(
+                "`step_size` must make a torch.optim optimizer of the parameters it is called with, "
+                f"as in partial(torch.optim.Adam, lr=0.1); got {type(self._optimizer).__name__}."
+            )
         self._progress = _Progress(
             observations=Observations(KernelFactor.empty(derivatives, len(location))),
             trajectory=(location,),
