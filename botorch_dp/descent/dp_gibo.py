@@ -202,7 +202,7 @@ class DPGIBO:
         )
         if not isinstance(self._optimizer, torch.optim.Optimizer):
             raise TypeError(
-                "`step_size` must make a torch.optim optimizer of the parameters it is called with, "
+                "`step_size` must make a torch.optim optimizer of the parameters it is given, "
                 f"as in partial(torch.optim.Adam, lr=0.1); got {type(self._optimizer).__name__}."
             )
         self._progress = _Progress(

@@ -542,9 +542,7 @@ def test_wrong_types_are_named() -> None:
         DPGIBO(3, torch.zeros(1), kernel=kernel(), mu=1.0, steps=1, clip_norm=1.0)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="`kernel`"):
         descent(kernel="rbf")
-    with pytest.raises(
-        TypeError, match=r"`step_size` must make a torch.optim optimizer .* got int"
-    ):
+    with pytest.raises(TypeError, match=r"`step_size` must make .* got int"):
         descent(must_not_be_read, step_size=lambda parameters: 3)
     with pytest.raises(TypeError, match="`step_size` must be a real number or callable"):
         descent(must_not_be_read, step_size="adam")
