@@ -40,6 +40,8 @@ def draw(
         size: What the names of the files end in.
     """
     ran = [setting for setting in settings if "DPareto" in runs.get(setting.label, {})]
+    if not ran:
+        return
     again = {
         setting.label: {
             method: _again(setting, method, studies)
