@@ -274,6 +274,31 @@ def leads(
     return mean_interval(found) if found else None
 
 
+def against_chance(runs: dict[str, dict[str, Any]]) -> list[str]:
+    """The paired lead of chosen curves over random ones, after as many trainings; in words."""
+    chosen, drawn = runs.get("curves", {}), runs.get("random curves", {})
+    lines = []
+    for stop in sorted({stop for found in drawn.values() for stop in found}, key=int):
+        seeds = [s for s in drawn if stop in drawn[s] and stop in chosen.get(s, {})]
+        if not seeds:
+            continue
+        ours, theirs = ([found[s][stop] for s in seeds] for found in (chosen, drawn))
+        steps, others = (sum(one["steps"] for one in each) / len(seeds) for each in (ours, theirs))
+        leads = {
+            scale: [
+                one["again"][scale] - other["again"][scale]
+                for one, other in zip(ours, theirs, strict=True)
+            ]
+            for scale in ("linear", "log")
+        }
+        lines.append(
+            f"{stop} curves ({steps:.0f} steps) against {stop} at random ({others:.0f}): ahead by "
+            f"{mean_interval(leads['linear'])}, in ln by {mean_interval(leads['log'])}; "
+            f"least {min(leads['linear']):.3f}, {min(leads['log']):.3f}"
+        )
+    return lines
+
+
 def table(rows: Sequence[dict[str, Any]]) -> str:
     lines = [
         f"{'method':16}{'trials':>7}{'seeds':>6}{'epochs':>8}{'ksteps':>8}"
@@ -323,7 +348,7 @@ def main() -> None:
         f"dpareto_curves_{arguments.setting}",
         {"data": setting.oracles.data, "rows": rows, "runs": runs},
     )
-    print(table(rows))
+    print("\n".join([table(rows), *against_chance(runs)]))
 
 
 if __name__ == "__main__":

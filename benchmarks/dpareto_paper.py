@@ -132,7 +132,15 @@ def test_of_table_2(runs: dict[str, dict[str, dict[str, Any]]]) -> dict[str, Any
     volume = ours["observed_by_trial"][DRAWN - 1]
     linear = [draw["linear"] for draw in draws]
     behind = sum(volume > other for other in linear)
-    return {"dpareto": volume, "draws": linear, "ahead_of": behind, "of": len(linear)}
+    leads = [volume - other for other in linear]
+    return {
+        "dpareto": volume,
+        "draws": linear,
+        "ahead_of": behind,
+        "of": len(linear),
+        "mean_lead": sum(leads) / len(leads),
+        "largest_lead": max(leads),
+    }
 
 
 def report(settings: Sequence[Setting], runs: Runs, wall: float, name: str) -> dict[str, Any]:
@@ -224,6 +232,13 @@ def main() -> None:
         print(f"No study has ended yet; what was trained is in {folder}. Run again to go on.")
         return
     print(table(report(every, runs, time.perf_counter() - start, name)))
+    for label, methods in runs.items():
+        test = test_of_table_2(methods)
+        if test is not None:
+            print(
+                f"{label}: ahead of {test['ahead_of']} of {test['of']} draws of {DRAWN} points, "
+                f"by {test['mean_lead']:.3f} on average and {test['largest_lead']:.3f} at most"
+            )
     draw(settings, runs, folder, results_folder(), size)
 
 

@@ -148,7 +148,7 @@ def test_an_audit_passes_and_catches_the_sensitivity_of_a_mean():
             release_of(kind([1, 0, 0, 0, 0], labels_are_public=True)),
             1.0,
             0.0,
-            samples=1500,
+            samples=4000,
             delta=0.05,
             confidence=1 - 1e-6,
             claim=claim,
