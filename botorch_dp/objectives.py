@@ -37,6 +37,7 @@ from botorch_dp.privacy import (
 from botorch_dp.privacy.ledger import check_payment, sqrt_below
 from botorch_dp.scores import (
     AUC,
+    BLOCK,
     F1,
     OWN_RECORD_ONLY,
     EstimatorScores,
@@ -127,18 +128,12 @@ class ObjectiveDiagnostics:
 
     def count(self, scores: Tensor, bounds: tuple[float, float]) -> None:
         """Add the scores of one evaluation."""
-        blocks = in_blocks(scores.flatten())
-        # Ones and zeros as doubles: torch takes four times as long to make and to add up booleans.
-        space = scores.new_empty(len(blocks[0]), dtype=torch.double)
-        for block in blocks:
+        space = np.empty(min(scores.numel(), BLOCK), dtype=bool)
+        for block in in_blocks(scores.flatten()):
             flags = space[: len(block)]
-            below = torch.lt(block, bounds[0], out=flags).sum()
-            above = torch.gt(block, bounds[1], out=flags).sum()
-            nan = torch.ne(block, block, out=flags).sum()
-            counts = torch.stack((below, above, nan)).tolist()
-            self.num_below += int(counts[0])
-            self.num_above += int(counts[1])
-            self.num_nan += int(counts[2])
+            self.num_below += int(np.count_nonzero(np.less(block, bounds[0], out=flags)))
+            self.num_above += int(np.count_nonzero(np.greater(block, bounds[1], out=flags)))
+            self.num_nan += int(np.count_nonzero(np.not_equal(block, block, out=flags)))
 
     def __repr__(self) -> str:
         return "ObjectiveDiagnostics(sensitive: read .num_below, .num_above, .num_nan)"

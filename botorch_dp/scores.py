@@ -51,7 +51,7 @@ Records = TypeVar("Records", Tensor, tuple[Tensor, ...])
 #: rounded to an integer moves the sum by what it moves itself, and not by a rounding error more.
 _LARGEST_EXACT = 2**53
 #: How many scores are clipped and added at a time.
-_BLOCK = 1 << 15
+BLOCK = 1 << 15
 
 #: What rests on the caller wherever scores of single records are bounded one by one.
 OWN_RECORD_ONLY = "a record's score depends on that record and on public things only"
@@ -129,20 +129,28 @@ def clipped_sum(scores: Tensor, bounds: tuple[float, float], *, nan_as: float) -
     """
     low, high = bounds
     levels = grid_levels(len(scores))
-    total = 0.0
-    blocks = in_blocks(scores)
-    space = scores.new_empty(len(blocks[0]), dtype=torch.double)
-    for block in blocks:
-        level = torch.clamp(block.double(), low, high, out=space[: len(block)])
-        level.nan_to_num_(nan=nan_as)  # the only ones left that are not finite
-        level.sub_(low).div_(high - low).mul_(levels).round_().clamp_(0, levels)
-        total += level.sum().item()
+    # `fmax` and `fmin` take the number of the two that is not NaN: the bound that comes first.
+    steps: tuple[tuple[np.ufunc, float], ...] = ((np.fmax, low), (np.minimum, high))
+    if nan_as == high:
+        steps = ((np.fmin, high), (np.maximum, low))
+    (first, its_bound), (second, other_bound) = steps
+    total, space = 0.0, np.empty(min(len(scores), BLOCK))
+    for block in in_blocks(scores):
+        level = first(block, its_bound, out=space[: len(block)])
+        second(level, other_bound, out=level)
+        level -= low
+        level /= high - low
+        level *= levels
+        total += float(np.rint(level, out=level).sum())
     return total
 
 
-def in_blocks(scores: Tensor) -> tuple[Tensor, ...]:
-    """The scores in blocks that stay in the processor's cache from one operation to the next."""
-    return scores.split(_BLOCK) if scores.is_cpu else (scores,)
+def in_blocks(scores: Tensor) -> Iterator[NDArray[np.float64]]:
+    """``n`` scores in blocks that stay in the processor's cache from one operation to the next.
+
+    As doubles in NumPy, whose calls take two thirds of the time of torch's.
+    """
+    return (block.double().numpy() for block in scores.cpu().split(BLOCK))
 
 
 # --- Scores of all records together, which one record moves by a known amount. ---

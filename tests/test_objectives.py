@@ -117,7 +117,7 @@ def test_clipping_counts_nan_as_the_worse_bound() -> None:
 
 @pytest.mark.filterwarnings("error")
 def test_diagnostics_count_tables_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("botorch_dp.scores._BLOCK", 4)
+    monkeypatch.setattr("botorch_dp.scores.BLOCK", 4)
     scores = torch.tensor([[math.nan, -1.0, -math.inf], [2.0, 0.5, 3.0]], dtype=torch.double)
     found = ObjectiveDiagnostics()
     for table in (scores, scores.float(), scores.T, scores[0], scores[1]):
