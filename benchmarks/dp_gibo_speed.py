@@ -11,17 +11,17 @@
    three solutions on the way to the value, a solution and three products on the way back.
 2. One whole DP-GIBO step (design, factor, gradients, clipping, noise; the objective aside) against
    the matrix products that no implementation can avoid, at N/d/n = 850/33/5000, 340/33/5000 and
-   110/10/1000; and against its floor: the products, the exact sum of clipped gradients, OpenDP's
-   noise for d numbers, one value that goes through the door of a run in memory, and the calls that
-   kernel and design cannot do without (covariances of the new points with all others, the
-   gradient's with all, the covariance's eigenvectors, a Cholesky factor of the new points, the copy
-   of the new losses). What the door takes in a file is printed too.
+   110/10/1000; and against a lean step, which is the same one written in torch for one kernel and
+   one design, with the exact sum of clipped gradients and OpenDP's noise, but without door, checks,
+   copies and records. Also what the exact sums, OpenDP's noise for d numbers and a value that goes
+   through the door of a run take, in memory and in a file.
 3. How a step grows with the number of points, parameters and records.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 import tempfile
 import time
@@ -50,12 +50,14 @@ from benchmarks.common import (
     seconds,
 )
 from botorch_dp.acquisition import GradientTrace
+from botorch_dp.acquisition.gradient_trace import regular_simplex
 from botorch_dp.descent import DPGIBO, Design
 from botorch_dp.descent.clipping import ClippedMean, Observations
 from botorch_dp.descent.settings import DescentSettings
 from botorch_dp.models import public_gp
 from botorch_dp.models.gradient import KernelFactor
 from botorch_dp.models.kernels import kernel_derivatives
+from botorch_dp.privacy import gaussian_mechanism
 from botorch_dp.privacy.mechanisms import ExactNoise
 from botorch_dp.privacy.runs import Run
 
@@ -219,8 +221,13 @@ def trace_ratios(repeats: int) -> dict[str, Ratio]:
     return ratios
 
 
-def prepared_run(num_points: int, d: int, n: int, **design: Any) -> Callable[[], Any]:
-    """A step of a run that has seen ``num_points - d - 1`` points; repeated from the same state."""
+RADIUS = 0.1
+
+
+def prepared_run(
+    num_points: int, d: int, n: int, *, mu: float = 1.0, **design: Any
+) -> tuple[DPGIBO, Tensor]:
+    """A run that has seen ``num_points - d - 1`` points, and the losses it will see next."""
     torch.manual_seed(0)
     batch = d + 1
     losses = torch.randn(batch, n, dtype=torch.double)
@@ -228,27 +235,104 @@ def prepared_run(num_points: int, d: int, n: int, **design: Any) -> Callable[[],
         lambda X: losses[: len(X)],
         torch.full((d,), 0.5, dtype=torch.double),
         kernel=ard_rbf(d, 0.3),
-        mu=1.0,
+        mu=mu,
         steps=1000,
         clip_norm=1.0,
-        design=Design(max_points=10_000, **design),
+        step_size=0.1,
+        design=Design(max_points=10_000, radius=RADIUS, batch_size=batch, **design),
     )
     observations = run._progress.observations
     while len(observations.factor) < num_points - batch:
         wanted = min(batch, num_points - batch - len(observations.factor))
-        factor, _ = observations.factor.extended(torch.rand(wanted, d, dtype=torch.double))
+        X = torch.rand(wanted, d, dtype=torch.double)
+        factor, _ = observations.factor.extended(X, run._noise)
         block = torch.randn(wanted, n, dtype=torch.double)
         observations = observations.with_batch(factor, block, len(observations.steps))
-    run._progress = replace(run._progress, observations=observations)
+    run._progress = replace(run._progress, observations=observations, num_records=n)
+    return run, losses
+
+
+def our_step(run: DPGIBO) -> Callable[[], Tensor]:
+    """A step of a prepared run, from the same state each time."""
+    observations, start = run._progress.observations, run._progress.location
     newest = observations.tables[-1]
     used = newest.start + sum(newest.sizes)
-    run.step()  # the first search for a radius looks farther than later ones
 
-    def step() -> None:
+    def step() -> Tensor:
         # What the last step wrote may be written over, as rows are there in 15 of 16 steps.
         newest.table._used = used
-        run._progress = replace(run._progress, observations=observations)
-        run.step()
+        trajectory = (*run._progress.trajectory[:-1], start)
+        run._progress = replace(run._progress, observations=observations, trajectory=trajectory)
+        return run.step().value
+
+    return step
+
+
+def lean_step(run: DPGIBO, losses: Tensor) -> Callable[[], Tensor]:
+    """The same step as a competent user would write it: one kernel, one design, no other case.
+
+    With the products, the exact sum and the noise that are needed, and without what makes a step
+    safe to repeat: no door, no checks, no copies, no record of what was done. Points are in
+    length-scales.
+    """
+    settings, seen = run._settings, run._progress.observations
+    observations, noise = seen.factor, run._noise
+    n, (count, d) = losses.shape[1], (losses.shape[0], settings.initial.shape[0])
+    scale = float(observations.derivatives.length_scales[0])
+    old, total = len(observations), len(observations) + count
+    points = torch.cat((observations.points, torch.zeros(count, d))) / scale
+    table = torch.cat((*(part.rows for part in seen.tables), losses))
+    whitened = torch.empty(total, d + 1, dtype=torch.double)
+    location, known = settings.initial / scale, observations.root
+    simplex = regular_simplex(d + 1, like=points)
+    is_central = settings.design.name == "central"
+    ones, prior = torch.ones(total, 1, dtype=torch.double), torch.eye(d, dtype=torch.double)
+
+    def columns(X: Tensor) -> Tensor:
+        offsets = X - location
+        values = offsets.square().sum(1, keepdim=True).mul_(-0.5).exp_()
+        return torch.cat((offsets.mul_(values), ones[: len(X)]), 1)
+
+    def corrected(gram: Tensor) -> tuple[Tensor, Tensor]:
+        effect = gram[-1, :-1]
+        return effect, effect / gram[-1, -1]
+
+    @torch.no_grad()
+    def step() -> Tensor:
+        first = torch.linalg.solve_triangular(known, columns(points[:old]), upper=False)
+        gram = first.mT @ first
+        effect, share = corrected(gram)
+        covariance = (prior - gram[:-1, :-1]).addr_(share, effect)
+        basis, _ = torch.linalg.qr(torch.linalg.eigh(covariance)[1].flip(-1))
+        if is_central:
+            directions = torch.stack((basis.mT, -basis.mT), dim=1).reshape(2 * d, d)[:count]
+        else:
+            directions = simplex @ basis.mT
+        X = torch.add(location, directions, alpha=RADIUS, out=points[old:])
+        covariances = torch.cdist(points, X, compute_mode="donot_use_mm_for_euclid_dist").square_()
+        covariances.mul_(-0.5).exp_()
+        crossed = torch.linalg.solve_triangular(known, covariances[:old], upper=False)
+        within = torch.addmm(covariances[old:], crossed.mT, crossed, alpha=-1)
+        within.diagonal().add_(noise)
+        corner = torch.linalg.cholesky(within)
+        root = torch.zeros(total, total, dtype=torch.double)
+        root[:old, :old], root[old:, :old], root[old:, old:] = known, crossed.mT, corner
+        last = torch.addmm(columns(X), crossed.mT, first, alpha=-1)
+        last = torch.linalg.solve_triangular(corner, last, upper=False)
+        torch.cat((first, last), out=whitened)
+        table[old:] = losses
+        effect, share = corrected(gram.addmm_(last.mT, last))
+        weights = torch.addr(whitened[:, :-1], whitened[:, -1], share, alpha=-1)
+        weights = torch.linalg.solve_triangular(root.mT, weights.div_(scale), upper=True)
+        mean = ClippedMean(d, n, settings.clip_norm)
+        mean.add(weights.mT @ table)
+        gradient = mean.value()
+        if settings.mu < math.inf:
+            sensitivity = 2 * settings.clip_norm / n
+            gradient = gaussian_mechanism(
+                gradient, sensitivity=sensitivity, mu=settings.step_mu
+            ).value
+        return settings.initial - 0.1 * gradient
 
     return step
 
@@ -273,26 +357,6 @@ def unavoidable_products(num_points: int, d: int, n: int) -> Callable[[], Any]:
     return products
 
 
-def kernel_and_design(num_points: int, d: int, n: int) -> Callable[[], Any]:
-    """What a step does besides, in the fewest calls; the numbers mean nothing."""
-    torch.manual_seed(0)
-    old, new = torch.rand(num_points, d).double(), torch.rand(d + 1, d).double()
-    losses = torch.randn(d + 1, n, dtype=torch.double)
-    whitened = torch.randn(num_points, d, dtype=torch.double)
-
-    def calls() -> tuple[Tensor, ...]:
-        torch.cdist(old, new).neg_().exp_()
-        crossed = torch.linalg.vector_norm(old, dim=-1, keepdim=True).neg_().exp_() * old
-        covariance = whitened.mT @ whitened
-        _, vectors = torch.linalg.eigh(covariance)
-        points = torch.linalg.qr(vectors)[0].mT @ covariance
-        torch.linalg.cholesky_ex(covariance)
-        torch.nn.functional.hardshrink(losses, 1e-154)
-        return crossed, points
-
-    return calls
-
-
 def exact_sums(d: int, n: int) -> Callable[[], Any]:
     """The sum of clipped gradients, which are there already."""
     table = torch.randn(d, n, dtype=torch.double)
@@ -310,8 +374,12 @@ def exact_sums(d: int, n: int) -> Callable[[], Any]:
     return add
 
 
-def step_ratios(num_points: int, d: int, n: int, repeats: int, design: str) -> dict[str, Any]:
-    """A step over the products, and over its floor: medians over turns, with their ranges."""
+def step_ratios(num_points: int, d: int, n: int, repeats: int, design: Any) -> dict[str, Any]:
+    """A step over the products, and over a lean one: medians over turns, with their ranges."""
+    plain, losses = prepared_run(num_points, d, n, mu=math.inf, name=design)
+    ours, lean = our_step(plain), lean_step(plain, losses)
+    torch.testing.assert_close(ours(), lean(), rtol=1e-6, atol=1e-9)
+    run, losses = prepared_run(num_points, d, n, name=design)
     values, price = np.zeros(d), DescentSettings(torch.zeros(d), 1.0, 1000, 1.0).step_price
     in_memory = Run(None, what="a benchmark", settings={})
     keys = map(str, itertools.count())
@@ -322,13 +390,13 @@ def step_ratios(num_points: int, d: int, n: int, repeats: int, design: str) -> d
             return lambda: door.release(price, lambda _: values, key=next(keys), read=lambda: None)
 
         parts: dict[str, Callable[[], Any]] = {
-            "step": prepared_run(num_points, d, n, name=design, batch_size=d + 1),
+            "step": our_step(run),
+            "lean step": lean_step(run, losses),
             "products": unavoidable_products(num_points, d, n),
             "exact sums": exact_sums(d, n),
             "noise": lambda: ExactNoise().add_gaussian(values, 1.0),
             "door": through(in_memory),
             "door in a file": through(in_file),
-            "kernel and design": kernel_and_design(num_points, d, n),
         }
         for part in 3 * list(parts.values()):
             part()
@@ -340,16 +408,10 @@ def step_ratios(num_points: int, d: int, n: int, repeats: int, design: str) -> d
     found: dict[str, Any] = {
         f"{name}, ms": statistics.median(turn[name] for turn in taken) for name in parts
     }
-    floors = {
-        "products": ["products"],
-        "floor": ["products", "exact sums", "noise", "door", "kernel and design"],
-    }
-    of_floor = (sum(turn[part] for part in floors["floor"]) / turn["products"] for turn in taken)
-    found["floor over products"] = statistics.median(of_floor)
-    for name, floor in floors.items():
-        ratios = sorted(turn["step"] / sum(turn[part] for part in floor) for turn in taken)
-        found[f"step over {name}"] = statistics.median(ratios)
-        found[f"step over {name}, range"] = [ratios[0], ratios[-1]]
+    for name, over in (("step", "products"), ("lean step", "products"), ("step", "lean step")):
+        ratios = sorted(turn[name] / turn[over] for turn in taken)
+        found[f"{name} over {over}"] = statistics.median(ratios)
+        found[f"{name} over {over}, range"] = [ratios[0], ratios[-1]]
     return found
 
 
@@ -373,7 +435,7 @@ def growth(repeats: int) -> dict[str, dict[int, float]]:
     }.items():
         tables[name] = {}
         for size in sizes:
-            step = prepared_run(**{**usual, name: size})
+            step = our_step(prepared_run(**{**usual, name: size})[0])
             tables[name][size] = milliseconds(step, repeats)
             print(f"  step with {name} = {size}: {tables[name][size]:.2f} ms")
     return tables

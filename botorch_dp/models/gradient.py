@@ -169,8 +169,9 @@ class GradientBelief(nn.Module):
     prior_trace: Tensor
     whitened: Tensor
     gram: Tensor
-    trace_without_mean: Tensor
-    kept: Tensor
+    #: Covariance of the gradient, ``p x p``.
+    covariance: Tensor
+    share: Tensor | None
     #: What compares sets of points, by whether they are arrays, once it was asked for.
     _made: dict[bool, _SetTraces]
 
@@ -229,12 +230,18 @@ class GradientBelief(nn.Module):
                 new = torch.linalg.solve_triangular(corner, columns, upper=False)
                 whitened = torch.cat((whitened, new))
                 gram = torch.addmm(held["gram"], new.mT, new)
+            known, effect = gram[:-1].split_with_sizes((gram.shape[0] - 1, 1), dim=1)
+            covariance, share = held["prior"] - known, None
+            if self.unknown_mean and whitened.shape[0] > 0:  # there are values to tell it by
+                share = (effect / gram[-1, -1]).squeeze(1)
+                covariance.addr_(share, effect.squeeze(1))
             held.update(
                 points=factor.points,
                 root=factor.root,
                 whitened=whitened,  # N x p + 1
                 gram=gram,
-                trace_without_mean=held["prior_trace"] - gram.diagonal()[:-1].sum(),
+                covariance=covariance,  # p x p
+                share=share,  # of the constant in each weight, p
             )
         # Setting an attribute of a module takes as long as some of the arithmetic.
         self.__dict__["_made"] = {}
@@ -262,41 +269,20 @@ class GradientBelief(nn.Module):
         return torch.where(stretch > 0, 1 / stretch, 1 / stretch.max())
 
     @property
-    def covariance(self) -> Tensor:
-        """Covariance of the gradient, ``p x p``."""
-        held: Any = self._buffers
-        gram = held["gram"]
-        covariance = held["prior"] - gram[:-1, :-1]
-        if self._corrects:
-            effect, precision = gram[-1].split_with_sizes((gram.shape[0] - 1, 1))
-            covariance.addr_(effect / precision, effect)
-        return covariance
-
-    @property
     def trace(self) -> Tensor:
         """Trace of :attr:`covariance`, at least 0 whatever the rounding."""
         held: Any = self._buffers
-        trace, gram = held["trace_without_mean"], held["gram"]
-        if self._corrects:
-            effect, precision = gram[-1].split_with_sizes((gram.shape[0] - 1, 1))
-            trace = torch.addcdiv(trace, effect.dot(effect), precision.squeeze())
-        return trace.clamp_min(0)
+        return held["covariance"].trace().clamp_min(0)
 
     @property
     def weights(self) -> Tensor:
         """``N x p`` matrix ``W``: the posterior mean of the gradient is ``W^T y``."""
         held: Any = self._buffers
-        gram, whitened = held["gram"], held["whitened"]
-        crossed, ones = whitened.split_with_sizes((gram.shape[0] - 1, 1), dim=1)
-        if self._corrects:
-            effect, precision = gram[-1].split_with_sizes((gram.shape[0] - 1, 1))
-            crossed = torch.addr(crossed, ones.squeeze(1), effect / precision, alpha=-1)
+        share, whitened = held["share"], held["whitened"]
+        crossed, ones = whitened.split_with_sizes((whitened.shape[1] - 1, 1), dim=1)
+        if share is not None:
+            crossed = torch.addr(crossed, ones.squeeze(1), share, alpha=-1)
         return torch.linalg.solve_triangular(held["root"].mT, crossed, upper=True)
-
-    @property
-    def _corrects(self) -> bool:
-        """Whether there is an unknown constant, and there are values to tell it by."""
-        return self.unknown_mean and self._buffers["whitened"].shape[0] > 0  # type: ignore
 
     def trace_after(self, X: Tensor, noise: Tensor | float = 0.0) -> Tensor:
         """The trace once values at ``X`` (``... x q x d``) are observed too: shape ``...``.
@@ -382,7 +368,7 @@ class _SetTraces:
         if not self._unknown_mean:
             self._known = self._known[:, :-1]  # N x p
         self._effect, self._precision = gram[-1, :-1], gram[-1, -1]
-        self._trace_without_mean = given("trace_without_mean")
+        self._trace_without_mean = given("prior").trace() - gram.diagonal()[:-1].sum()
 
     def __call__(
         self, X: Array, noise: Array | float, with_slope: bool
@@ -555,7 +541,7 @@ class GradientPosterior:
     @property
     def covariance(self) -> Tensor:
         """Posterior covariance of the gradient, ``d x d``."""
-        return self.belief.covariance
+        return self.belief.covariance.clone()
 
     @property
     def trace(self) -> Tensor:

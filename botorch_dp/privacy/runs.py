@@ -210,12 +210,13 @@ class Door:
         """Store ``value`` unless another one is there, and return what is stored."""
         content = pack(value)
         with self._file.transaction():
-            self._file.execute(
+            written = self._file.execute(
                 "INSERT INTO released SELECT ?, ?, ?, ? WHERE NOT EXISTS "
                 "(SELECT 1 FROM released WHERE key = ?)",
                 (key, claim, sqlite3.Binary(content), now(), key),
             )
-        return self._stored(key)
+        # As it would be read, and as it is stored by now.
+        return unpack(content) if written.rowcount == 1 else self._stored(key)
 
     def _stored(self, key: str) -> Any:
         ((content,),) = self._file.query("SELECT value FROM released WHERE key = ?", (key,))
