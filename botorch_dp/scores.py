@@ -150,7 +150,7 @@ def in_blocks(scores: Tensor) -> Iterator[NDArray[np.float64]]:
 
     As doubles in NumPy, whose calls take two thirds of the time of torch's.
     """
-    return (block.double().numpy() for block in scores.cpu().split(BLOCK))
+    return (block.double().numpy() for block in scores.detach().cpu().split(BLOCK))
 
 
 # --- Scores of all records together, which one record moves by a known amount. ---

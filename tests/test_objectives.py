@@ -179,6 +179,10 @@ def test_sums_on_the_grid_are_exact() -> None:
     assert forwards / grid_levels(len(scores)) / len(scores) == pytest.approx(
         scores.mean().item(), abs=1e-10
     )
+    assert forwards == clipped_sum(scores.requires_grad_(), (0.0, 1.0), nan_as=0.0)
+    rounded = scores.detach().to(torch.bfloat16)
+    exact = clipped_sum(rounded.double(), (0.0, 1.0), nan_as=0.0)
+    assert exact == clipped_sum(rounded, (0.0, 1.0), nan_as=0.0)
 
 
 def audited(mu: float, samples: int, claimed_mu: float, delta: float = 0.1) -> bool:
