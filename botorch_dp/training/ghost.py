@@ -36,6 +36,7 @@ from torch.func import vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 
+from botorch_dp.training.networks import output_gradient
 from botorch_dp.training.per_record import (
     Contribution,
     Gradients,
@@ -173,14 +174,14 @@ class _Recorder:
     """
 
     #: A zero of each record's own. With it, an output that is the same for all records becomes
-    #: theirs, and one that may be changed in place has its gradient taken before.
+    #: theirs, and a part of something larger becomes a tensor of its own.
     zero: Tensor
 
     def __init__(self, calls: Sequence[_Call]) -> None:
         self._calls = calls
         self.inputs: list[Tensor] = []
-        #: Of the outputs of all records, with the dimension in which these lie.
-        self.outputs: list[tuple[GradientEdge | None, int]] = []
+        #: Of the outputs of all records, with their shape and the dimension in which these lie.
+        self.outputs: list[tuple[GradientEdge | None, torch.Size, int]] = []
 
     def note(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], output: Any) -> Any:
         """See :class:`_Notes`."""
@@ -195,12 +196,13 @@ class _Recorder:
             or known_as not in (call.weight, call.bias)
         ):
             raise ValueError(_CHANGED)
-        batched = _functorch.is_batchedtensor(output)
-        if not batched or _functorch.get_unwrapped(output)._is_view():
+        if not _functorch.is_batchedtensor(output) or not _shows_all(output):
             output = output + self.zero
         together = _functorch.get_unwrapped(output)
-        edge = get_gradient_edge(together) if together.requires_grad else None
-        self.outputs.append((edge, _functorch.maybe_get_bdim(output)))
+        # Once it is changed in place, a view goes back another way; what it shows does not.
+        shown = together if together._base is None else together._base
+        edge = get_gradient_edge(shown) if shown.requires_grad else None
+        self.outputs.append((edge, together.shape, _functorch.maybe_get_bdim(output)))
         self.inputs.append(args[0] if args else kwargs["input"])
         return output
 
@@ -209,6 +211,15 @@ class _Recorder:
         if len(self.inputs) < len(self._calls):
             raise ValueError(_CHANGED)
         return self.inputs
+
+
+def _shows_all(output: Tensor) -> bool:
+    """Whether the outputs of all records are no view, or one of all that it shows, in order."""
+    together = _functorch.get_unwrapped(output)
+    shown = together._base
+    return shown is None or (
+        shown.numel() == together.numel() and shown.is_contiguous() and together.is_contiguous()
+    )
 
 
 def _holds_tensors(output: Any) -> bool:
@@ -392,16 +403,16 @@ class GhostEngine(PerRecordEngine):
 
     def _follow(self, place: Tensor) -> None:
         """Learn which layers the model calls; what a record says cannot change that."""
-        X, Y, _ = self._records.take(place)
+        X, _, _ = self._records.take(place)
         values, frozen = self._values(0)
         learner = _Learner()
         followed = _follow(values, learner)
 
-        def call(x: Inputs, y: Tensor) -> Tensor:
-            return self._loss_of_one(followed, frozen, x, y)
+        def call(x: Inputs) -> Tensor:
+            return self._outputs_of_one(followed, frozen, x)
 
         with seeded_torch(0), torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-            vmap(call, randomness="different")(X, Y)
+            vmap(call, randomness="different")(X)
         roles: dict[str, set[Any]] = {}
         for each in learner.calls:
             for name, role in ((each.weight, each.layer), (each.bias, "bias")):
@@ -468,30 +479,30 @@ class GhostEngine(PerRecordEngine):
         recorder = _Recorder(self._calls)
         shared = _follow({name: values[name] for name in self.followed}, recorder)
 
-        def call(
-            copies: dict[str, Tensor], zero: Tensor, x: Inputs, y: Tensor
-        ) -> tuple[Tensor, list[Tensor]]:
+        def call(copies: dict[str, Tensor], zero: Tensor, x: Inputs) -> tuple[Tensor, list[Tensor]]:
             recorder.zero = zero
-            loss = self._loss_of_one({**shared, **copies}, frozen, x, y)
-            return loss, recorder.finish()
+            outputs = self._outputs_of_one({**shared, **copies}, frozen, x)
+            return outputs, recorder.finish()
 
         zeros = self.parameters.new_zeros(len(Y))
-        losses, inputs = vmap(call, randomness="different")(copies, zeros, X, Y)
-        edges = [edge for edge, _ in recorder.outputs if edge is not None]
+        outputs, inputs = vmap(call, randomness="different")(copies, zeros, X)
+        edges = [edge for edge, _, _ in recorder.outputs if edge is not None]
         leaves: list[Any] = [*copies.values(), *edges]
         found: Sequence[Tensor | None] = [None] * len(leaves)
-        if losses.requires_grad:
-            found = torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
+        if outputs.requires_grad:
+            outputs = outputs.flatten(0, 1)
+            slopes = output_gradient(self._loss, outputs, Y)
+            found = torch.autograd.grad(outputs, leaves, slopes, allow_unused=True)
         left = iter(found)
         own = {
             name: torch.zeros_like(copy) if each is None else each
             for (name, copy), each in zip(copies.items(), left, strict=False)
         }
         seen = []
-        for each, a, (edge, dim) in zip(self._calls, inputs, recorder.outputs, strict=True):
+        for each, a, (edge, shape, dim) in zip(self._calls, inputs, recorder.outputs, strict=True):
             gradient = None if edge is None else next(left)
-            g = zeros.expand(*each.outputs, -1) if gradient is None else gradient
-            seen.append(_Use(each, a.detach(), g.movedim(-1 if gradient is None else dim, 0)))
+            g = zeros.new_zeros(()).expand(shape) if gradient is None else gradient.reshape(shape)
+            seen.append(_Use(each, a.detach(), g.movedim(dim, 0)))
         return own, seen
 
     def _contribution(self, name: str, value: Tensor, seen: Sequence[_Use]) -> Contribution:

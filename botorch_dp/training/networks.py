@@ -166,11 +166,11 @@ def cross_entropy_loss(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _logistic_gradient(outputs: Tensor, targets: Tensor) -> Tensor:
-    return outputs.sigmoid().add_((targets > 0).unsqueeze(-1), alpha=-1)
+    return outputs.sigmoid().add_((targets > 0).view_as(outputs), alpha=-1)
 
 
 def _hinge_gradient(outputs: Tensor, targets: Tensor) -> Tensor:
-    signs = torch.where(targets > 0, 1.0, -1.0).to(outputs.dtype).unsqueeze(-1)
+    signs = torch.where(targets > 0, 1.0, -1.0).to(outputs.dtype).view_as(outputs)
     return torch.where(signs * outputs < 1, -signs, 0.0)
 
 
@@ -181,7 +181,7 @@ def _cross_entropy_gradient(outputs: Tensor, targets: Tensor) -> Tensor:
     )
 
 
-#: Gradients with respect to the outputs, ``b x k``. For a linear model, building and walking
+#: Gradients with respect to the outputs, ``b x k`` or ``b``. For a linear model, building and walking
 #: autograd's graph would take longer than everything else in a step.
 OUTPUT_GRADIENTS: dict[Loss, Callable[[Tensor, Tensor], Tensor]] = {
     logistic_loss: _logistic_gradient,
@@ -196,7 +196,7 @@ def known_gradient(loss: Loss) -> Callable[[Tensor, Tensor], Tensor] | None:
 
 
 def output_gradient(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
-    """The gradients of the records' own losses with respect to their outputs, ``b x k``.
+    """The gradients of the records' own losses with respect to their outputs, ``b x ...``.
 
     A loss without a known gradient is called on one record at a time, so that it cannot mix them.
     """

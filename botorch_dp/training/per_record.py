@@ -144,10 +144,18 @@ class PerRecordEngine:
     def _loss_of_one(
         self, values: dict[str, Tensor], frozen: dict[str, Tensor], x: Inputs, y: Tensor
     ) -> Tensor:
+        outputs = self._outputs_of_one(values, frozen, x)
+        return self._loss(outputs, y.unsqueeze(0)).sum()
+
+    def _outputs_of_one(
+        self, values: dict[str, Tensor], frozen: dict[str, Tensor], x: Inputs
+    ) -> Tensor:
         one = each_part(lambda part: part.unsqueeze(0), x)
         given = ((), one) if isinstance(one, dict) else ((one,), None)
-        outputs = functional_call(self._twin, (values, frozen), *given, tie_weights=self._tied)
-        return self._loss(outputs, y.unsqueeze(0)).sum()
+        outputs: Tensor = functional_call(
+            self._twin, (values, frozen), *given, tie_weights=self._tied
+        )
+        return outputs
 
     def _add_clipped(
         self, replicate: int, part: Tensor, filled: Tensor | None, clip_norm: float | Tensor
