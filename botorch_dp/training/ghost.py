@@ -12,7 +12,8 @@ smaller than what would stand for it, it is formed.
 Each record is alone in its batch: the model is called on one record at a time, vectorized, and the
 gradient at a layer's output is taken where the vectorized call keeps the outputs of all records,
 one beside the other. What is clipped and what is added up for a record are made of that record
-alone, whatever the model does.
+alone, whatever the model does. The steps of a recurrent layer are ours, and act on each record
+alone as well: all records take them together.
 
 Layers are noticed by the functions of torch that they call with a trained parameter as the weight:
 the parameters that a model is called with are tensors of a kind that notices it. A parameter that
@@ -31,6 +32,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._C import _functorch
+from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -44,8 +46,10 @@ from botorch_dp.training.per_record import (
 )
 from botorch_dp.training.randomness import seeded_torch
 from botorch_dp.training.records import Inputs, lengths
+from botorch_dp.training.twins import recur
 
 _Layer = Callable[..., Tensor]
+_State = tuple[Tensor, ...]
 _LINEAR = ("input", "weight", "bias")
 _CONVOLUTION = (*_LINEAR, "stride", "padding", "dilation", "groups")
 #: The functions that are noticed, and the names of their arguments.
@@ -104,6 +108,11 @@ class _Notes(Protocol):
     def note(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], output: Any) -> Any:
         """Note a function of followed parameters; returns the output to go on with."""
 
+    def recur(
+        self, mode: str, x: Tensor, state: _State, weight: Tensor, bias: Tensor | None
+    ) -> tuple[Tensor, _State]:
+        """Run :func:`.twins.recur`, and note its map of states."""
+
 
 class _Followed(Tensor):
     """A parameter that notices the functions of torch it is given to."""
@@ -117,6 +126,8 @@ class _Followed(Tensor):
     ) -> Any:
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunctionSubclass():
+            if func is recur:
+                return next(_followed(args, kwargs)).notes.recur(*args)
             output = func(*args, **kwargs)
             for found in _followed(args, kwargs):
                 return found.notes.note(func, args, kwargs, output)
@@ -152,10 +163,7 @@ class _Learner:
         """See :class:`_Notes`."""
         if func in _LAYERS:
             given = dict(zip(_LAYERS[func], args, strict=False)) | kwargs
-            weight, bias = (
-                value.known_as if isinstance(value, _Followed) else None
-                for value in (given.get("weight"), given.get("bias"))
-            )
+            weight, bias = _name(given.get("weight")), _name(given.get("bias"))
             options = None if isinstance(given["input"], _Followed) else _rule(func, given)
             if options is not None:
                 shapes = given["input"].shape, output.shape
@@ -164,6 +172,16 @@ class _Learner:
         if _holds_tensors(output):
             self.otherwise.update(each.known_as for each in _followed(args, kwargs))
         return output
+
+    def recur(
+        self, mode: str, x: Tensor, state: _State, weight: Tensor, bias: Tensor | None
+    ) -> tuple[Tensor, _State]:
+        """See :class:`_Notes`."""
+        states, last = recur(mode, x, state, weight, bias)
+        shapes = states.shape, x.shape
+        self.calls.append(_Call(F.linear, _name(weight), _name(bias), *shapes, {}))
+        self.otherwise.update(each.known_as for each in _followed(state, {}))
+        return states, last
 
 
 class _Recorder:
@@ -187,15 +205,7 @@ class _Recorder:
         """See :class:`_Notes`."""
         if not _holds_tensors(output):
             return output
-        place = len(self.inputs)
-        call = self._calls[place] if place < len(self._calls) else None
-        known_as = next(_followed(args, kwargs)).known_as
-        if (
-            call is None
-            or (call.layer, call.outputs) != (func, output.shape)
-            or known_as not in (call.weight, call.bias)
-        ):
-            raise ValueError(_CHANGED)
+        self._check(func, next(_followed(args, kwargs)), output.shape)
         if not _functorch.is_batchedtensor(output) or not _shows_all(output):
             output = output + self.zero
         together = _functorch.get_unwrapped(output)
@@ -206,11 +216,55 @@ class _Recorder:
         self.inputs.append(args[0] if args else kwargs["input"])
         return output
 
+    def recur(
+        self, mode: str, x: Tensor, state: _State, weight: Tensor, bias: Tensor | None
+    ) -> tuple[Tensor, _State]:
+        """See :class:`_Notes`.
+
+        Its steps act on each number alone, or are maps that act on each place alone: they are taken
+        by all records together, without the price of a vectorized call for each.
+        """
+        self._check(F.linear, next(_followed((weight, bias), {})), x.shape)
+        x = x if _functorch.is_batchedtensor(x) else x + self.zero
+        level = _functorch.maybe_get_level(x)
+        with retrieve_current_functorch_interpreter().lower():
+            maps = _together(x, 1)  # T x m x ... x gates
+            maps = maps if maps.requires_grad else maps.detach().requires_grad_()
+            first = tuple(_together(each, 0) for each in state)
+            states, last = recur(mode, maps, first, weight, bias)
+            before = torch.cat([first[0].expand(1, *states.shape[1:]), states[:-1]])
+            self.outputs.append((get_gradient_edge(maps), maps.shape, 1))
+        self.inputs.append(_functorch._add_batch_dim(before, 1, level))
+        return _functorch._add_batch_dim(states, 1, level), tuple(
+            _functorch._add_batch_dim(each, 0, level) for each in last
+        )
+
+    def _check(self, func: _Layer, parameter: _Followed, shape: torch.Size) -> None:
+        place = len(self.inputs)
+        call = self._calls[place] if place < len(self._calls) else None
+        if (
+            call is None
+            or (call.layer, call.outputs) != (func, shape)
+            or parameter.known_as not in (call.weight, call.bias)
+        ):
+            raise ValueError(_CHANGED)
+
     def finish(self) -> list[Tensor]:
         """The inputs of all calls."""
         if len(self.inputs) < len(self._calls):
             raise ValueError(_CHANGED)
         return self.inputs
+
+
+def _name(parameter: Any) -> str | None:
+    return parameter.known_as if isinstance(parameter, _Followed) else None
+
+
+def _together(each: Tensor, dim: int) -> Tensor:
+    """What all records have beside one another in a vectorized call, along this dimension."""
+    if not _functorch.is_batchedtensor(each):
+        return each
+    return _functorch.get_unwrapped(each).movedim(_functorch.maybe_get_bdim(each), dim)
 
 
 def _shows_all(output: Tensor) -> bool:

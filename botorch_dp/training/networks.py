@@ -181,8 +181,8 @@ def _cross_entropy_gradient(outputs: Tensor, targets: Tensor) -> Tensor:
     )
 
 
-#: Gradients with respect to the outputs, ``b x k`` or ``b``. For a linear model, building and walking
-#: autograd's graph would take longer than everything else in a step.
+#: Gradients with respect to the outputs, ``b x k`` or ``b``. For a linear model, building and
+#: walking autograd's graph would take longer than everything else in a step.
 OUTPUT_GRADIENTS: dict[Loss, Callable[[Tensor, Tensor], Tensor]] = {
     logistic_loss: _logistic_gradient,
     hinge_loss: _hinge_gradient,

@@ -9,11 +9,14 @@ one by one, which one map of all of them does faster.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import handle_torch_function, has_torch_function
 
 
 class _Embedding(nn.Embedding):
@@ -119,16 +122,48 @@ class _Recurrent(nn.RNNBase):
         """One layer in one direction: its states at each place, and the last one."""
         name = f"_l{layer}" + "_reverse" * backwards
         from_state, bias = getattr(self, f"weight_hh{name}"), getattr(self, f"bias_hh{name}", None)
-        inputs = F.linear(
+        x = F.linear(
             sequence, getattr(self, f"weight_ih{name}"), getattr(self, f"bias_ih{name}", None)
-        ).unbind(0)
-        found = []
-        for x in reversed(inputs) if backwards else inputs:
-            state = _next_state(self.mode, x, F.linear(state[0], from_state, bias), state)
-            if self.proj_size:
-                state = F.linear(state[0], getattr(self, f"weight_hr{name}")), *state[1:]
-            found.append(state[0])
-        return torch.stack(found[::-1] if backwards else found), state
+        )
+        project = (
+            partial(F.linear, weight=getattr(self, f"weight_hr{name}")) if self.proj_size else None
+        )
+        found, state = recur(
+            self.mode, x.flip(0) if backwards else x, state, from_state, bias, project
+        )
+        return found.flip(0) if backwards else found, state
+
+
+def recur(
+    mode: str,
+    x: Tensor,
+    state: tuple[Tensor, ...],
+    weight: Tensor,
+    bias: Tensor | None,
+    after: Callable[[Tensor], Tensor] | None = None,
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """The states of a recurrent layer, and the last one.
+
+    Where maps of inputs and of states are only added up, their gradients are the same. Then this is
+    one function of its parameters: a kind of tensor that notices functions notices it as a whole.
+
+    Args:
+        mode: Of the cell.
+        x: Maps of the inputs, ``T x ... x gates``.
+        state: The first one.
+        weight: Of the map of a state.
+        bias: The same.
+        after: What is done to a state before it goes on.
+    """
+    if after is None and mode != "GRU" and has_torch_function((weight, bias)):
+        return handle_torch_function(recur, (weight, bias), mode, x, state, weight, bias)
+    found = []
+    for gates in x.unbind(0):
+        state = _next_state(mode, gates, F.linear(state[0], weight, bias), state)
+        if after is not None:
+            state = after(state[0]), *state[1:]
+        found.append(state[0])
+    return torch.stack(found), state
 
 
 def _next_state(mode: str, x: Tensor, h: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -173,15 +208,12 @@ class _Cells:
             mode += f"_{cell.nonlinearity.upper()}"
         if how["is_packed"] or mode is None:
             return super().forward_layer(x, h_0, c_0, batch_sizes, **how)  # type: ignore[misc]
-        state: tuple[Tensor, ...] = (h_0,) if c_0 is None else (h_0, c_0)
-        found = []
-        for gates in cell.ih(x.flip(0) if how["reverse_layer"] else x).unbind(0):
-            state = _next_state(mode, gates, cell.hh(state[0]), state)
-            if self.dropout:
-                state = self.dropout_layer(state[0]), *state[1:]
-            found.append(state[0])
-        states = torch.stack(found[::-1] if how["reverse_layer"] else found)
-        return states, state[0], None if c_0 is None else state[1]
+        gates = cell.ih(x.flip(0) if how["reverse_layer"] else x)
+        first = (h_0,) if c_0 is None else (h_0, c_0)
+        after = self.dropout_layer if self.dropout else None
+        states, last = recur(mode, gates, first, cell.hh.weight, cell.hh.bias, after)
+        states = states.flip(0) if how["reverse_layer"] else states
+        return states, last[0], None if c_0 is None else last[1]
 
 
 _MODES = {"DPLSTMCell": "LSTM", "DPGRUCell": "GRU", "DPRNNCell": "RNN"}

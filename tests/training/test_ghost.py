@@ -114,6 +114,34 @@ class Scaled(nn.Module):
         return self.head(torch.tanh(self.layer(X)) @ self.layer.weight.T).mean(dim=1)
 
 
+class Stacked(nn.Module):
+    """Recurrent layers in both directions with learnt first states, of which one map is frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.LSTM(5, 4, num_layers=2, bidirectional=True, batch_first=True)
+        self.layers.weight_ih_l0.requires_grad_(False)
+        self.layers.bias_ih_l0.requires_grad_(False)
+        self.first, self.head = nn.Parameter(torch.randn(2, 4, 1, 4)), nn.Linear(8, 3)
+
+    def forward(self, X: Tensor) -> Tensor:
+        first = self.first.expand(2, 4, len(X), 4).contiguous().unbind(0)
+        return self.head(self.layers(X, first)[0].mean(dim=1))
+
+
+class Clock(nn.Module):
+    """A recurrent layer that begins at a record; its inputs are the same for all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.RNN(2, 5, nonlinearity="relu", batch_first=True)
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, X: Tensor) -> Tensor:
+        times = torch.linspace(-1, 1, 6).view(1, 3, 2).expand(len(X), 3, 2)
+        return self.head(self.layer(times, X[:, 0].unsqueeze(0))[0].mean(dim=1))
+
+
 class FromTheEnd(nn.Module):
     """Calls a table by the function, which counts the padding's row from the end."""
 
@@ -214,6 +242,8 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], TrainTest]] = {
     "Elman": (lambda: Recurrent(DPRNN, 5), sequences()),
     "torch's LSTM": (lambda: Recurrent(nn.LSTM, 5), sequences()),
     "torch's GRU": (lambda: Recurrent(nn.GRU, 5), sequences()),
+    "both directions": (Stacked, sequences()),
+    "same inputs": (Clock, sequences()),
     "encoder": (Attending, tokens()._replace(train_X=tokens().train_X.clamp(max=1))),
     "tied": (Tied, tokens()),
     "positions": (Positions, tokens()),
@@ -385,6 +415,19 @@ def test_wrong_norms_are_noticed(broken: str, monkeypatch: pytest.MonkeyPatch) -
     assert DPTrainer(factory, cross_entropy_loss, data).engine == "per_record"
     with pytest.raises(ValueError, match=r"ghost engine cannot.*engine='per_record'"):
         DPTrainer(factory, cross_entropy_loss, data, engine="ghost")
+
+
+def test_a_recurrent_weight_that_is_used_otherwise_is_left_to_the_other_engine() -> None:
+    class Reused(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.head = nn.RNN(5, 5, batch_first=True), nn.Linear(5, 3)
+
+        def forward(self, X: Tensor) -> Tensor:
+            last = self.layer(X)[0][:, -1]
+            return self.head(last @ self.layer.weight_hh_l0.T)
+
+    assert DPTrainer(Reused, cross_entropy_loss, sequences()).engine == "per_record"
 
 
 def test_a_model_whose_calls_change_is_refused_by_name() -> None:
