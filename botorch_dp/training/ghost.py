@@ -400,10 +400,11 @@ class _Use(NamedTuple):
         features = len(self.call.options.get("normalized_shape", (1,)))
         return g.reshape(len(g), -1, *g.shape[-features:]).sum(dim=1)
 
-    def of_scale(self) -> Tensor:
+    def of_scale(self, weight: Tensor) -> Tensor:
         """Gradients of a normalization's weight, ``m x ...``."""
         inputs = self.inputs.flatten(0, 1) if self.call.layer is F.group_norm else self.inputs
-        alone = self.call.layer(inputs, **self.call.options)
+        # A weight of ones is faster than none.
+        alone = self.call.layer(inputs, weight=torch.ones_like(weight), **self.call.options)
         return self._replace(gradients=self.gradients * alone.view_as(self.gradients)).of_bias()
 
     def of_weight(self, weight: Tensor) -> Tensor:
@@ -568,7 +569,7 @@ class GhostEngine(PerRecordEngine):
         uses = [use for use in seen if use.call.weight == name]
         calls = [use.call for use in uses]
         if calls[0].layer in _NORMALIZATIONS:
-            return Gradients(_sum([use.of_scale() for use in uses]), kind)
+            return Gradients(_sum([use.of_scale(value) for use in uses]), kind)
         forms = self._forms(calls, value)
         if forms and calls[0].layer in _WEIGHT_GRADIENTS:
             return Gradients(_sum([use.of_weight(value) for use in uses]), kind)
