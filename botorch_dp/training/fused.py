@@ -152,7 +152,7 @@ def why_not_fused(model: nn.Module, X: Inputs) -> str | None:
     for layer in layers:
         if type(layer) is not nn.Linear and type(layer) not in ELEMENTWISE:
             return f"{type(layer).__name__} is neither a linear layer nor an elementwise activation"
-        if _has_hooks(layer) or "forward" in vars(layer):
+        if has_hooks(layer) or "forward" in vars(layer):
             return f"a hook is registered on {type(layer).__name__}"
     linear = [layer for layer in layers if type(layer) is nn.Linear]
     tensors = [parameter for layer in linear for parameter in layer.parameters()]
@@ -374,12 +374,13 @@ class FusedEngine:
 
 def _flat_layers(model: nn.Module) -> list[nn.Module]:
     """The layers of nested ``nn.Sequential`` models in order; another model is one layer."""
-    if type(model) is not nn.Sequential or _has_hooks(model) or "forward" in vars(model):
+    if type(model) is not nn.Sequential or has_hooks(model) or "forward" in vars(model):
         return [model]
     return [layer for child in model for layer in _flat_layers(child)]
 
 
-def _has_hooks(module: nn.Module) -> bool:
+def has_hooks(module: nn.Module) -> bool:
+    """Whether something else happens when a module is called."""
     return bool(
         module._forward_hooks
         or module._forward_pre_hooks

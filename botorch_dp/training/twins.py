@@ -18,6 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function
 
+from botorch_dp.training.fused import has_hooks
+
 
 class _Embedding(nn.Embedding):
     """Answers a token that does not exist with NaN, where torch would raise an error."""
@@ -155,7 +157,9 @@ def recur(
         bias: The same.
         after: What is done to a state before it goes on.
     """
-    if after is None and mode != "GRU" and has_torch_function((weight, bias)):
+    parameters = (weight,) if bias is None else (weight, bias)
+    noticed = all(has_torch_function((parameter,)) for parameter in parameters)
+    if noticed and after is None and mode != "GRU":
         return handle_torch_function(recur, (weight, bias), mode, x, state, weight, bias)
     found = []
     for gates in x.unbind(0):
@@ -206,7 +210,8 @@ class _Cells:
         mode = _MODES.get(type(cell).__name__)
         if mode == "RNN":
             mode += f"_{cell.nonlinearity.upper()}"
-        if how["is_packed"] or mode is None:
+        plain = type(cell.hh).forward is nn.Linear.forward and not has_hooks(cell.hh)
+        if how["is_packed"] or mode is None or not plain:
             return super().forward_layer(x, h_0, c_0, batch_sizes, **how)  # type: ignore[misc]
         gates = cell.ih(x.flip(0) if how["reverse_layer"] else x)
         first = (h_0,) if c_0 is None else (h_0, c_0)

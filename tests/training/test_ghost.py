@@ -142,6 +142,13 @@ class Clock(nn.Module):
         return self.head(self.layer(times, X[:, 0].unsqueeze(0))[0].mean(dim=1))
 
 
+def half_frozen() -> nn.Module:
+    """A recurrent layer of whose map of states only the bias is trained."""
+    model = Recurrent(nn.LSTM, 5)
+    model.layer.weight_hh_l0.requires_grad_(False)
+    return model
+
+
 class FromTheEnd(nn.Module):
     """Calls a table by the function, which counts the padding's row from the end."""
 
@@ -244,6 +251,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], TrainTest]] = {
     "torch's GRU": (lambda: Recurrent(nn.GRU, 5), sequences()),
     "both directions": (Stacked, sequences()),
     "same inputs": (Clock, sequences()),
+    "half frozen": (half_frozen, sequences()),
     "encoder": (Attending, tokens()._replace(train_X=tokens().train_X.clamp(max=1))),
     "tied": (Tied, tokens()),
     "positions": (Positions, tokens()),

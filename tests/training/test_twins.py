@@ -75,6 +75,14 @@ def test_recurrent_layers_of_opacus(layer: Any, options: dict[str, Any]) -> None
     same(opened(packed)[0].data, own(packed)[0].data)
 
 
+def test_a_hook_on_a_map_of_states_is_not_left_out() -> None:
+    torch.manual_seed(0)
+    own = DPLSTM(WIDTH, 4, batch_first=True)
+    own.cells[0].hh.register_forward_hook(lambda module, inputs, output: 2 * output)
+    X = torch.randn(SIZE, LENGTH, WIDTH)
+    same(open_twin(copy.deepcopy(own))(X), own(X))
+
+
 MASKS = {
     "none": None,
     "bool": torch.ones(LENGTH, LENGTH).triu(1).bool(),
