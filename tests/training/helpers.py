@@ -179,18 +179,20 @@ class Embedded(nn.Module):
 
 
 def assert_sums_agree(
-    model: nn.Module, loss: object, data: TrainTest, engine: str, clip_norm: float
+    model: nn.Module, loss: object, data: TrainTest, engine: str, *clip_norms: float
 ) -> None:
     dtype = next(model.parameters()).dtype
     trainer = DPTrainer(lambda: model, loss, data, engine=engine)
-    found = flat(trainer.clipped_gradient_sum(model, INDICES, clip_norm))
     X, Y = data.train_X[INDICES], data.train_Y[INDICES]
-    expected = clipped_sum(per_example_gradients(model, loss, X, Y), clip_norm)
-    stock = opacus_clipped_sum(model, loss, X, Y, clip_norm)
-    scale = float(expected.norm())
-    assert scale > 0
-    assert float((found - expected).norm()) <= TOLERANCE[dtype] * scale
-    assert float((found - stock).norm()) <= 4e-6 * max(scale, 1.0)
+    rows = per_example_gradients(model, loss, X, Y)
+    for clip_norm in clip_norms:
+        found = flat(trainer.clipped_gradient_sum(model, INDICES, clip_norm))
+        expected = clipped_sum(rows, clip_norm)
+        stock = opacus_clipped_sum(model, loss, X, Y, clip_norm)
+        scale = float(expected.norm())
+        assert scale > 0
+        assert float((found - expected).norm()) <= TOLERANCE[dtype] * scale
+        assert float((found - stock).norm()) <= 4e-6 * max(scale, 1.0)
 
 
 class Watched(Tensor):
@@ -211,6 +213,19 @@ class Watched(Tensor):
 def watched(data: TrainTest) -> TrainTest:
     Watched.reads.clear()
     return TrainTest(*(values.as_subclass(Watched) for values in data))
+
+
+@cache
+def _interruptible(**options: object) -> tuple[Interrupting, DPTrainer]:
+    loss = Interrupting()
+    return loss, DPTrainer(NETWORK, loss, FLOAT_DATA, **options)
+
+
+def interruptible(*steps: int, **options: object) -> tuple[Interrupting, DPTrainer]:
+    """A trainer that is stopped in these steps, counted from now on, and its loss."""
+    loss, each = _interruptible(**options)
+    loss.steps, loss.calls, loss.armed = steps, 0, True
+    return loss, each
 
 
 class Interrupting:

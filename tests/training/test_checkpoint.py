@@ -19,7 +19,15 @@ from botorch_dp.privacy import PrivacyBudget, PrivacyLedger
 from botorch_dp.training import DPTrainer, cross_entropy_loss
 from botorch_dp.training.run import TrainingRun
 from tests.one_draw import OneDraw, in_fork
-from tests.training.helpers import LOTS, NETWORK, Interrupting, make_data, trainer, weights
+from tests.training.helpers import (
+    LOTS,
+    NETWORK,
+    Interrupting,
+    interruptible,
+    make_data,
+    trainer,
+    weights,
+)
 
 SETTINGS = {
     "learning_rate": 0.1,
@@ -32,10 +40,8 @@ SETTINGS = {
 
 def interrupted(path: Path, step: int, engine: str = "fused", **run: object) -> DPTrainer:
     """A trainer whose run was stopped after some steps, and that is ready to go on."""
-    loss = Interrupting(step)
     options = {key: run.pop(key) for key in ("optimizer", "sampling") if key in run}
-    each = DPTrainer(NETWORK, loss, make_data(dtype=torch.float32), engine=engine, **options)
-    loss.armed = True
+    loss, each = interruptible(step, engine=engine, **options)
     stopped = each.fit(**SETTINGS, checkpoint=path, **run)
     assert stopped.steps == step
     loss.armed = False
@@ -93,10 +99,8 @@ def test_a_finished_run_is_read_back(tmp_path: Path) -> None:
 def test_a_published_run_resumes_and_is_charged_once(tmp_path: Path) -> None:
     path = tmp_path / "a.run"
     ledger = PrivacyLedger(":memory:", PrivacyBudget(100.0, 1e-3))
-    loss = Interrupting(9)
-    each = DPTrainer(NETWORK, loss, make_data(dtype=torch.float32))
+    loss, each = interruptible(9)
     published = {**SETTINGS, "publish": True, "ledger": ledger}
-    loss.armed = True
     with pytest.raises(KeyboardInterrupt):
         each.fit(**published, checkpoint=path, on_interrupt="raise")
     loss.armed = False
@@ -113,10 +117,8 @@ def test_a_model_that_was_shown_is_the_model(tmp_path: Path) -> None:
     """Stopped and handed out: what was shown under a charge is not shown again as another one."""
     path = tmp_path / "a.run"
     ledger = PrivacyLedger(":memory:", PrivacyBudget(100.0, 1e-3))
-    loss = Interrupting(9)
-    each = DPTrainer(NETWORK, loss, make_data(dtype=torch.float32))
+    loss, each = interruptible(9)
     published = {**SETTINGS, "publish": True, "ledger": ledger}
-    loss.armed = True
     first = each.fit(**published, checkpoint=path)
     loss.armed = False
     again = each.fit(**published, checkpoint=path)
@@ -128,10 +130,8 @@ def test_a_copied_file_shows_the_same_model(tmp_path: Path) -> None:
     """Two runs from copies of one file would be two models for one charge."""
     path, twin = tmp_path / "a.run", tmp_path / "b.run"
     ledger = PrivacyLedger(":memory:", PrivacyBudget(100.0, 1e-3))
-    loss = Interrupting(9)
-    each = DPTrainer(NETWORK, loss, make_data(dtype=torch.float32))
+    loss, each = interruptible(9)
     published = {**SETTINGS, "publish": True, "ledger": ledger}
-    loss.armed = True
     with pytest.raises(KeyboardInterrupt):
         each.fit(**published, checkpoint=path, on_interrupt="raise")
     loss.armed = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, ClassVar
 
 import pytest
@@ -97,13 +98,11 @@ class TestCurves:
     def test_each_is_that_of_its_own_training(
         self, engine: str, sampling: str, optimizer: str
     ) -> None:
-        self.check(
-            trainer(engine=engine, sampling=sampling, optimizer=optimizer, metric=confidence)
-        )
+        self.check(trainer(engine=engine, sampling=sampling, optimizer=optimizer))
 
     @pytest.mark.parametrize("name", CHOICES)
     def test_with_every_rule(self, name: str) -> None:
-        self.check(trainer(**CHOICES[name], metric=confidence))
+        self.check(trainer(**CHOICES[name]))
 
     def test_with_dropout_and_weights_that_stay(self) -> None:
         """What is drawn while training, and what each replicate holds beside its parameters."""
@@ -113,9 +112,11 @@ class TestCurves:
             made[0].requires_grad_(False)
             return made
 
-        self.check(DPTrainer(model, cross_entropy_loss, FLOAT_DATA, metric=confidence))
+        self.check(DPTrainer(model, cross_entropy_loss, FLOAT_DATA))
 
-    def check(self, each: DPTrainer) -> None:
+    def check(self, trainer: DPTrainer) -> None:
+        each = copy.copy(trainer)
+        each.metric = confidence
         points = each.curves(CONFIGURATIONS, self.CHECKPOINTS, seeds=SEEDS)
         curves: list[list[float]] = [[] for _ in SEEDS]
         reached = next(points)

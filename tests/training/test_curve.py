@@ -18,9 +18,8 @@ from tests.one_draw import in_fork
 from tests.training.helpers import (
     ENGINES,
     FLOAT_DATA,
-    NETWORK,
     SETTINGS,
-    Interrupting,
+    interruptible,
     trainer,
     weights,
 )
@@ -59,9 +58,7 @@ def test_points_of_replicates_are_their_own() -> None:
 
 
 def test_who_has_seen_enough_takes_no_further_step() -> None:
-    loss = Interrupting()
-    each = DPTrainer(NETWORK, loss, FLOAT_DATA)
-    loss.armed = True
+    loss, each = interruptible()
     points = each.curve(CURVE, **LONG, seeds=[0])
     assert loss.calls == 0
     next(points)
@@ -79,9 +76,7 @@ def test_nothing_on_the_way_is_printed() -> None:
 
 @pytest.mark.parametrize("step", [5, 10, 23, 69])
 def test_a_resumed_curve_is_an_uninterrupted_one(tmp_path: Path, step: int) -> None:
-    loss = Interrupting(step)
-    each = DPTrainer(NETWORK, loss, FLOAT_DATA)
-    loss.armed = True
+    loss, each = interruptible(step)
     stopped = each.fit(**LONG, seed=4, curve=CURVE, checkpoint=tmp_path / "run")
     loss.armed = False
     whole = each.fit(**LONG, seed=4, curve=CURVE)

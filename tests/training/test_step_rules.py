@@ -271,16 +271,14 @@ def test_a_record_moves_normalized_sums_by_two_norms_at_most(engine: str) -> Non
     for seed in range(3):
         torch.manual_seed(seed)
         model = NETWORK(dtype=torch.float64)
+        factory = partial(copy.deepcopy, model)
+        each = DPTrainer(factory, cross_entropy_loss, data, engine=engine, clipping="normalized")
         found = []
         for value in (1e-3, 1.0, -1e3, 1e300, -1e300, math.nan, math.inf):
             X = data.train_X.clone()
             X[5] = value
-            changed = data._replace(train_X=X)
-            factory = partial(copy.deepcopy, model)
-            each = DPTrainer(
-                factory, cross_entropy_loss, changed, engine=engine, clipping="normalized"
-            )
-            found.append(flat(each.clipped_gradient_sum(model, INDICES, 0.5)))
+            changed = each.on(data._replace(train_X=X))
+            found.append(flat(changed.clipped_gradient_sum(model, INDICES, 0.5)))
         moves = [float((a - b).norm()) for a in found for b in found]
         assert max(moves) <= 1.0 + 1e-12
         assert max(moves) > 0.4

@@ -145,7 +145,7 @@ class TestSensitivity:
         (before,) = trainer.clipped_gradient_sum(model, indices, 0.5)
         changed = X.clone()
         changed[5] = -X[5] if value == -1.0 else value
-        other = DPTrainer(zero_model(4), linear_loss, records(changed, [1.0] * 8))
+        other = trainer.on(records(changed, [1.0] * 8))
         (after,) = other.clipped_gradient_sum(model, indices, 0.5)
         assert float((after - before).norm()) <= 2 * 0.5 * (1 + 1e-12)
         if value == -1.0:
