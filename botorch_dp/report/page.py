@@ -72,9 +72,15 @@ class Page:
         body = "".join(self._body)
         scripts = ""
         if self._figures:
+            from bokeh.document import Document
             from bokeh.embed import components
             from bokeh.resources import Resources
 
+            # Left to itself, Bokeh would look through all figures again for each one that it adds.
+            document = Document()
+            with document.models.freeze():
+                for each in self._figures.values():
+                    document.add_root(each)
             started, places = components(self._figures, wrap_script=False)
             for name, place in places.items():
                 body = body.replace(f"{{{{{name}}}}}", place)
