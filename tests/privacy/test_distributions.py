@@ -45,6 +45,11 @@ def one_sided_delta(c: float, q: float, epsilon: float) -> float:
     return q * float(ndtr(c - t) - level * ndtr(-t))
 
 
+def density(y: float) -> float:
+    """Of the standard normal distribution; SciPy's takes hundreds of times as long for a number."""
+    return math.exp(-y * y / 2) / math.sqrt(2 * math.pi)
+
+
 def exact_delta(kind: SampledKind, z: float, q: float, epsilon: float) -> float:
     """The profile of the dominating pair of one step, by its formula or by integration."""
     c = 1 / z
@@ -57,8 +62,8 @@ def exact_delta(kind: SampledKind, z: float, q: float, epsilon: float) -> float:
         return -math.expm1(epsilon) + math.exp(epsilon) * mirrored
 
     def difference(y: float) -> float:
-        shared = (1 - q) * norm.pdf(y)
-        p, other = (shared + q * norm.pdf(y - s * c / 2) for s in (1, -1))
+        shared = (1 - q) * density(y)
+        p, other = (shared + q * density(y - s * c / 2) for s in (1, -1))
         return max(0.0, p - math.exp(epsilon) * other)
 
     return quad(difference, -12, 12 + c, points=[0, c / 2, c], limit=500, epsabs=1e-14)[0]
