@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from itertools import groupby, islice
 from typing import Any, Literal, NamedTuple, Unpack, get_args
 
@@ -481,9 +481,8 @@ class DPTrainer:
         seeds = _check_seeds(seeds)
         if len(set(seeds)) < len(seeds):
             raise ValueError("`seeds` must differ: the same seed gives the same model again.")
-        return self.fit_configurations(
-            [settings] * len(seeds), seeds=seeds, progress=progress, curve=curve
-        )
+        plans = [self.plan(**settings)] * len(seeds)
+        return self._fit_together(plans, seeds, progress=progress, curve=curve)
 
     def fit_configurations(
         self,
@@ -517,6 +516,16 @@ class DPTrainer:
                 "`configurations` and `seeds` need one entry for each model, got "
                 f"{len(plans)} and {len(seeds)}."
             )
+        return self._fit_together(plans, seeds, progress=progress, curve=curve)
+
+    def _fit_together(
+        self,
+        plans: Sequence[TrainingPlan],
+        seeds: Sequence[int],
+        *,
+        progress: bool,
+        curve: Sequence[int],
+    ) -> list[Trained]:
         longest = max(plans, key=lambda plan: plan.epochs)
         checkpoints = set(_check_curve(curve, longest))
         trained: dict[int, Trained] = {}
@@ -923,12 +932,17 @@ class DPTrainer:
         unusable = self._records.unusable
         dropped = run.drawn - int(engine.kept)
         self._measure(run, [row for row, plan in enumerate(run.plans) if plan.steps >= run.step])
-        finished = []
-        for place, (plan, model) in enumerate(zip(run.plans, run.models(), strict=True)):
-            steps = min(run.step, plan.steps)
+
+        @cache  # replicates of one plan share its guarantee
+        def promised(plan: TrainingPlan, steps: int) -> Guarantee:
             guarantee = plan.guarantee_after(steps)
             if steps < plan.steps:
                 guarantee = replace(guarantee, assumptions=(*guarantee.assumptions, _STOPPED))
+            return guarantee if publish else guarantee.simulated()
+
+        finished = []
+        for place, (plan, model) in enumerate(zip(run.plans, run.models(), strict=True)):
+            steps = min(run.step, plan.steps)
             points = [
                 CurvePoint(epochs, utilities[place])
                 for epochs, utilities in run.known(curve)
@@ -937,7 +951,7 @@ class DPTrainer:
             finished.append(
                 Trained(
                     model=model,
-                    guarantee=guarantee if publish else guarantee.simulated(),
+                    guarantee=promised(plan, steps),
                     plan=plan,
                     steps=steps,
                     diagnostics=TrainingDiagnostics(
