@@ -234,8 +234,13 @@ def instance(owner: type) -> Any:
 
     if owner.__name__ in fuzzing_examples.OBJECTS:
         return fuzzing_examples.OBJECTS[owner.__name__]()
-    place = next(t for t in targets() if t.owner is None and t.function() is owner)
+    place = _constructor(owner)
     return call(place, owner, working_call(place))
+
+
+@cache
+def _constructor(owner: type) -> Target:
+    return next(t for t in targets() if t.owner is None and t.function() is owner)
 
 
 def call(target: Target, function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:

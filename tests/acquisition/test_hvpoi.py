@@ -223,12 +223,13 @@ class TestGradients:
     @pytest.mark.parametrize("num_objectives", [2, 3])
     def test_finite_differences(self, kind: type, region: str, num_objectives: int) -> None:
         mean, std, front = random_problem(num_objectives, seed=5)
+        cells = partition(front)
 
         def value(mean: Tensor, std: Tensor) -> Tensor:
             # A temperature that finite differences can resolve.
             log = kind is LogHypervolumeProbabilityOfImprovement
             options = {"tau_relu": 0.1} if log else {}
-            return evaluate(kind, mean, std, front, region=region, **options)
+            return evaluate(kind, mean, std, front, partitioning=cells, region=region, **options)
 
         moments = (mean.requires_grad_(), std.requires_grad_())
         assert torch.autograd.gradcheck(value, moments)
