@@ -180,7 +180,7 @@ class Embedded(nn.Module):
 
 def assert_sums_agree(
     model: nn.Module, loss: object, data: TrainTest, engine: str, *clip_norms: float
-) -> None:
+) -> DPTrainer:
     dtype = next(model.parameters()).dtype
     trainer = DPTrainer(lambda: model, loss, data, engine=engine)
     X, Y = data.train_X[INDICES], data.train_Y[INDICES]
@@ -193,6 +193,7 @@ def assert_sums_agree(
         assert scale > 0
         assert float((found - expected).norm()) <= TOLERANCE[dtype] * scale
         assert float((found - stock).norm()) <= 4e-6 * max(scale, 1.0)
+    return trainer
 
 
 class Watched(Tensor):
