@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import PrivacyBudget, PrivacyLedger
 from botorch_dp.training import DPTrainer, TrainTest, cross_entropy_loss, per_record
+from botorch_dp.training.fused import FusedEngine
 from botorch_dp.training.per_record import Gradients, PerRecordEngine, examine
 from botorch_dp.training.randomness import SeededRandomness
 from tests.training.helpers import (
@@ -184,6 +185,23 @@ def test_a_model_that_turns_out_to_mix_is_not_handed_out(monkeypatch: pytest.Mon
     with pytest.raises(PrivacyError, match=r"not handed out.*stays spent.*autograd function"):
         trainer.fit(**SETTINGS, publish=True, ledger=ledger)
     assert len(ledger.entries()) == 1
+
+
+@pytest.mark.parametrize("engine", ["fused", "ghost", "per_record"])
+def test_an_engine_that_counts_empty_places_is_noticed(
+    engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a lot of one already, whose sum without its record is known to be 0."""
+    for kind in (FusedEngine, PerRecordEngine):
+
+        def filling(
+            self: Any, lots: Tensor, _: Any, clip_norm: Any, sums: Any = kind.clipped_sums
+        ) -> Tensor:
+            return sums(self, lots, None, clip_norm)
+
+        monkeypatch.setattr(kind, "clipped_sums", filling)
+    with pytest.raises(PrivacyError, match=r"lot of 1 random records"):
+        DPTrainer(linear, cross_entropy_loss, DATA, engine=engine)
 
 
 class Stateful(nn.Module):
