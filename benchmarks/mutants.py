@@ -193,8 +193,8 @@ MUTANTS = [
         ("                if changed:\n", "                if False:\n"),
         ("            if written.rowcount != 1:\n", "            if False:\n"),
         (
-            "        return self._stored(key)\n\n    def _stored",
-            "        return value\n\n    def _stored",
+            "return unpack(content) if written.rowcount == 1 else self._stored(key)",
+            "return unpack(content)",
         ),
         ("            self._begin(key, claim)\n", "            pass\n"),
         ("_AT_WORK.discard(work)", "pass"),
@@ -225,12 +225,9 @@ MUTANTS = [
             "((_LARGEST_EXACT // num_records).bit_length() - 1)",
             "((_LARGEST_EXACT // num_records).bit_length())",
         ),
-        (".round_().clamp_(0, levels)", ".clamp_(0, levels)"),
-        (
-            "torch.clamp(block.double(), low, high, out=space[: len(block)])",
-            "space[: len(block)].copy_(block)",
-            "the levels are clamped once more, so that either clamp alone will do",
-        ),
+        ("np.rint(level, out=level).sum()", "level.sum()"),
+        ("        second(level, other_bound, out=level)\n", ""),
+        ("level = first(block, its_bound, out", "level = np.positive(block, out"),
     ),
     *_mutants(
         "release/choice.py",

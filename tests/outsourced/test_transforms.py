@@ -81,7 +81,7 @@ class TestAttack:
         n, d, r = 12, 3, 5
         floor = singular_floor(projection_dim=r, epsilon=1.0, delta=1e-5)
         errors = 0
-        for trial in range(250):  # whoever could only guess would be wrong in half of them
+        for trial in range(1000):
             generator = torch.Generator().manual_seed(trial)
             X = torch.randn(n, d, generator=generator, dtype=torch.double)
             X = X * (1.0 if lift else 1e4) + offset
