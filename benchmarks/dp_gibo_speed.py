@@ -13,8 +13,8 @@
    the matrix products that no implementation can avoid, at N/d/n = 850/33/5000, 340/33/5000 and
    110/10/1000; and against a lean step, which is the same one written in torch for one kernel and
    one design, with the exact sum of clipped gradients and OpenDP's noise, but without door, checks,
-   copies and records. Also what the exact sums, OpenDP's noise for d numbers and a value that goes
-   through the door of a run take, in memory and in a file.
+   copies and records. A step cannot do without this and the door of a run in memory, through which
+   a value goes. Also what the exact sums, OpenDP's noise for d numbers and a door in a file take.
 3. How a step grows with the number of points, parameters and records.
 """
 
@@ -411,10 +411,17 @@ def step_ratios(num_points: int, d: int, n: int, repeats: int, design: Any) -> d
             for _ in range(repeats)
         ]
         in_file.close()
+    for turn in taken:
+        turn["lean step and door"] = turn["lean step"] + turn["door"]
     found: dict[str, Any] = {
-        f"{name}, ms": statistics.median(turn[name] for turn in taken) for name in parts
+        f"{name}, ms": statistics.median(turn[name] for turn in taken) for name in taken[0]
     }
-    for name, over in (("step", "products"), ("lean step", "products"), ("step", "lean step")):
+    for name, over in (
+        ("step", "products"),
+        ("lean step", "products"),
+        ("lean step and door", "products"),
+        ("step", "lean step and door"),
+    ):
         ratios = sorted(turn[name] / turn[over] for turn in taken)
         found[f"{name} over {over}"] = statistics.median(ratios)
         found[f"{name} over {over}, range"] = [ratios[0], ratios[-1]]
