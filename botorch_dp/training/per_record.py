@@ -343,11 +343,9 @@ def check_contributions(
             exchanged = lot.clone()
             exchanged[size // 2] = max(sizes)
             others = lot != size // 2
-            # In a lot of one there are no others, whose sum could move: it is 0, before and after.
-            several = size > 1
-            first = clipped_sum(lot, others).clone() if several else 0.0
+            first = clipped_sum(lot, others).clone()
             moved = clipped_sum(exchanged, others).sub_(first).norm()
-            repeated = clipped_sum(lot, others).sub_(first).norm() if several else 0.0
+            repeated = clipped_sum(lot, others).sub_(first).norm()
             alone = clipped_sum(exchanged, ~others).norm()
             if float(moved) > limit or float(alone) > 1 + limit:
                 raise PrivacyError(
