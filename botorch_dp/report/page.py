@@ -81,7 +81,10 @@ class Page:
             with document.models.freeze():
                 for each in self._figures.values():
                     document.add_root(each)
-            started, places = components(self._figures, wrap_script=False)
+            try:
+                started, places = components(self._figures, wrap_script=False)
+            finally:
+                document.clear()  # a figure has one document, and may be drawn again
             for name, place in places.items():
                 body = body.replace(f"{{{{{name}}}}}", place)
             library = Resources(mode="inline", components=["bokeh"], minified=True).js_raw

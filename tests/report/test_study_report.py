@@ -25,7 +25,7 @@ from botorch_dp.pareto import (
     TrainingPromise,
 )
 from botorch_dp.report import StudyView, study_report, trials_csv
-from botorch_dp.report.page import figure, log_ticks
+from botorch_dp.report.page import Page, figure, log_ticks
 from botorch_dp.report.study import study_page
 from botorch_dp.space import Config, When
 from tests.browser import chromium, opened, wait_until_drawn
@@ -323,3 +323,11 @@ class TestInTheBrowser:
         with opened(browser, f"file://{tmp_path}/r.html") as page:
             wait_until_drawn(page)
             assert "Nothing was trained yet" in page.inner_text("body")
+
+
+def test_a_page_may_be_drawn_again() -> None:
+    page = Page("Twice", "Shown and written.", "nothing")
+    first = figure("x", "y")
+    first.line([1, 2], [3, 4])
+    page.section("Figures", page.place("first", first, "a line"))
+    assert len(page.html()) == len(page.html())
