@@ -8,7 +8,7 @@ comma := ,
 # Small matrices on a few shared cores: threads that wait for each other cost more than they bring.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-slow lint bench audit mutants fuzz faults tutorials docs dist clean
+.PHONY: help demo test test-slow lint bench audit mutants faults tutorials docs dist clean
 .DEFAULT_GOAL := help
 
 help:
@@ -19,7 +19,6 @@ help:
 	@echo "make bench      every claim about speed and quality, measured again"
 	@echo "make audit      try to break every mechanism, a million draws each"
 	@echo "make mutants    break each line that carries a proof, and see a test fail"
-	@echo "make fuzz       call everything public with anything, for a quarter of an hour"
 	@echo "make faults     kill, tear, flip, fill the disk, send junk: what was lost (nothing)"
 	@echo "make tutorials  execute the notebooks"
 	@echo "make docs       the documentation site, into site/"
@@ -62,13 +61,10 @@ audit: $(STAMP)
 	@$(BIN)/python -m benchmarks.audit
 
 mutants: $(STAMP)
-	@$(BIN)/python -m benchmarks.mutants
-
-fuzz: $(STAMP)
-	@$(BIN)/python -m tests.fuzzing --examples 300 --seconds 900 --seed $$RANDOM$$$$
+	@$(BIN)/python -m tools.mutants
 
 faults: $(STAMP)
-	@$(BIN)/python -m benchmarks.faults
+	@$(BIN)/python -m tools.faults
 
 tutorials: $(STAMP)
 	@$(BIN)/python tutorials/execute.py

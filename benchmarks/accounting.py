@@ -1,9 +1,9 @@
 """The price of DP-SGD: our epsilons against those of the papers' accountant and of dp-accounting.
 
-* The reference values of fixed lots and of Poisson lots, by privacy-loss distributions (new) and by
+* The reference values of fixed batches and of Poisson batches, by privacy-loss distributions (new) and by
   Rényi divergences (old), with the lower bound that an explicit data set gives.
 * Epsilon old and new over the ranges of DPareto's experiments.
-* How exact: random settings of Poisson lots against dp-accounting, from above and from below.
+* How exact: random settings of Poisson batches against dp-accounting, from above and from below.
 * How fast: one epsilon, one calibration, and 2,048 candidates at once, against dp-accounting's
   accountants in the same process (processor time; "cold": no cache can help).
 
@@ -37,7 +37,7 @@ from botorch_dp.privacy import (
 
 REPLACE, ADD = NeighboringRelation.REPLACE_ONE, NeighboringRelation.ADD_OR_REMOVE_ONE
 RECORDS, DELTA = 32561, 1e-5
-ADULT = {"lot_size": 256, "num_records": RECORDS, "steps": 1000, "delta": DELTA}
+ADULT = {"batch_size": 256, "num_records": RECORDS, "steps": 1000, "delta": DELTA}
 FIXED: dict[str, Any] = {"sampling": "without_replacement"}
 THEIR_ORDERS = rdp_privacy_accountant.DEFAULT_RDP_ORDERS
 REFERENCES = (
@@ -57,19 +57,19 @@ def poisson_event(z: float, q: float, relation: NeighboringRelation) -> dpa.DpEv
 
 
 def their_poisson(
-    z: float, lot: int, records: int, steps: int, delta: float, relation: NeighboringRelation
+    z: float, batch: int, records: int, steps: int, delta: float, relation: NeighboringRelation
 ) -> float:
     accountant = PLDAccountant(dpa.NeighboringRelation[relation.name])
-    event = poisson_event(z, lot / records, relation)
+    event = poisson_event(z, batch / records, relation)
     return float(accountant.compose(event, steps).get_epsilon(delta))
 
 
 def their_lower_bound(
-    z: float, lot: int, records: int, steps: int, delta: float, relation: NeighboringRelation
+    z: float, batch: int, records: int, steps: int, delta: float, relation: NeighboringRelation
 ) -> float:
     step = privacy_loss_distribution.from_gaussian_mechanism(
         z * relation.sum_sensitivity,
-        sampling_prob=lot / records,
+        sampling_prob=batch / records,
         neighboring_relation=dpa.NeighboringRelation[relation.name],
         pessimistic_estimate=False,
         use_connect_dots=False,
@@ -77,8 +77,8 @@ def their_lower_bound(
     return float(step.self_compose(steps).get_epsilon_for_delta(delta))
 
 
-def their_fixed(z: float, lot: int, records: int, steps: int, delta: float) -> float:
-    event = dpa.SampledWithoutReplacementDpEvent(records, lot, dpa.GaussianDpEvent(z))
+def their_fixed(z: float, batch: int, records: int, steps: int, delta: float) -> float:
+    event = dpa.SampledWithoutReplacementDpEvent(records, batch, dpa.GaussianDpEvent(z))
     accountant = RdpAccountant(THEIR_ORDERS, dpa.NeighboringRelation.REPLACE_ONE)
     return float(accountant.compose(event, steps).get_epsilon(delta))
 
@@ -86,9 +86,9 @@ def their_fixed(z: float, lot: int, records: int, steps: int, delta: float) -> f
 def measure_references() -> list[dict[str, Any]]:
     """All noises are in units of 2C, but for the last column's: the same noise, in units of C."""
     rows = []
-    for records, lot, steps, z in REFERENCES:
+    for records, batch, steps, z in REFERENCES:
         run: dict[str, Any] = {
-            "lot_size": lot,
+            "batch_size": batch,
             "num_records": records,
             "steps": steps,
             "delta": DELTA,
@@ -96,16 +96,16 @@ def measure_references() -> list[dict[str, Any]]:
         rows.append(
             {
                 "records": records,
-                "lot": lot,
+                "batch": batch,
                 "steps": steps,
                 "noise multiplier": z,
-                "fixed lots": dp_sgd_epsilon(noise_multiplier=z, **run, **FIXED),
-                "fixed lots, at least": their_poisson(z, lot, records, steps, DELTA, ADD),
-                "fixed lots, Rényi": dp_sgd_epsilon(
+                "fixed batches": dp_sgd_epsilon(noise_multiplier=z, **run, **FIXED),
+                "fixed batches, at least": their_poisson(z, batch, records, steps, DELTA, ADD),
+                "fixed batches, Rényi": dp_sgd_epsilon(
                     noise_multiplier=z, **run, **FIXED, accountant="rdp"
                 ),
-                "Poisson lots, replace": dp_sgd_epsilon(noise_multiplier=z, **run),
-                "Poisson lots, add": dp_sgd_epsilon(noise_multiplier=2 * z, **run, relation=ADD),
+                "Poisson batches, replace": dp_sgd_epsilon(noise_multiplier=z, **run),
+                "Poisson batches, add": dp_sgd_epsilon(noise_multiplier=2 * z, **run, relation=ADD),
             }
         )
     return rows
@@ -114,14 +114,14 @@ def measure_references() -> list[dict[str, Any]]:
 def measure_ranges() -> dict[str, Any]:
     """Old over new, over the settings of DPareto's experiments on Adult."""
     ratios, poisson = [], []
-    for z, lot, epochs in itertools.product(
+    for z, batch, epochs in itertools.product(
         (0.5, 1.0, 2.0, 4.0, 8.0), (8, 32, 128, 512), (1, 4, 16, 64)
     ):
         run: dict[str, Any] = {
             "noise_multiplier": z,
-            "lot_size": lot,
+            "batch_size": batch,
             "num_records": RECORDS,
-            "steps": epochs * (RECORDS // lot),
+            "steps": epochs * (RECORDS // batch),
             "delta": DELTA,
         }
         new = dp_sgd_epsilon(**run, **FIXED)
@@ -129,28 +129,28 @@ def measure_ranges() -> dict[str, Any]:
         poisson.append(new / dp_sgd_epsilon(**run))
     return {
         "settings": len(ratios),
-        "Rényi over distribution, fixed lots": _quantiles(ratios),
-        "fixed over Poisson lots, replace": _quantiles(poisson),
+        "Rényi over distribution, fixed batches": _quantiles(ratios),
+        "fixed over Poisson batches, replace": _quantiles(poisson),
     }
 
 
 def measure_agreement() -> dict[str, Any]:
-    """Random settings of Poisson lots; never below what dp-accounting proves from below."""
+    """Random settings of Poisson batches; never below what dp-accounting proves from below."""
     rng = np.random.default_rng(0)
     excess, below, bulk = [], 0, []
     for index in range(RANDOM_SETTINGS):
         records = int(10 ** rng.uniform(2, 5))
-        lot = int(rng.integers(1, max(2, records * 10 ** rng.uniform(-3, -0.3))))
+        batch = int(rng.integers(1, max(2, records * 10 ** rng.uniform(-3, -0.3))))
         steps, delta = int(10 ** rng.uniform(0, 3)), float(10 ** rng.uniform(-9, -2))
         z, relation = float(np.exp(rng.uniform(-1, 2))), (ADD, REPLACE)[index % 2]
-        setting = (z, lot, records, steps, delta, relation)
+        setting = (z, batch, records, steps, delta, relation)
         run: dict[str, Any] = {"num_records": records, "delta": delta, "relation": relation}
-        ours = dp_sgd_epsilon(noise_multiplier=z, lot_size=lot, steps=steps, **run)
+        ours = dp_sgd_epsilon(noise_multiplier=z, batch_size=batch, steps=steps, **run)
         if not 0.01 < ours < 60:
             continue
         excess.append(ours / their_poisson(*setting))
         below += ours < their_lower_bound(*setting)
-        bulk.append(float(dp_sgd_epsilons([z], [lot], [steps], **run)[0]) / ours)
+        bulk.append(float(dp_sgd_epsilons([z], [batch], [steps], **run)[0]) / ours)
     return {
         "settings": len(excess),
         "below a lower bound": below,
@@ -187,12 +187,12 @@ def measure_speed() -> dict[str, Any]:
         )
 
     ratios: dict[str, Ratio] = {
-        "Poisson lots, replace": timed(ours, partial(theirs, REPLACE)),
-        "Poisson lots, add": timed(partial(ours, relation=ADD), partial(theirs, ADD)),
-        "fixed lots, against their Rényi": timed(
+        "Poisson batches, replace": timed(ours, partial(theirs, REPLACE)),
+        "Poisson batches, add": timed(partial(ours, relation=ADD), partial(theirs, ADD)),
+        "fixed batches, against their Rényi": timed(
             partial(ours, **FIXED), lambda: their_fixed(next(fresh), 256, RECORDS, 1000, DELTA)
         ),
-        "calibration, Poisson lots, replace": timed(
+        "calibration, Poisson batches, replace": timed(
             lambda: dp_sgd_noise_multiplier(
                 epsilon=1.0 + 1e-7 * next(fresh), **ADULT, tolerance=1e-3
             ),
@@ -202,17 +202,17 @@ def measure_speed() -> dict[str, Any]:
     }
     rng = np.random.default_rng(0)
     noise = np.exp(rng.uniform(np.log(0.1), np.log(16), CANDIDATES))
-    lots, steps = rng.integers(8, 512, CANDIDATES), rng.integers(1, 20_000, CANDIDATES)
+    batches, steps = rng.integers(8, 512, CANDIDATES), rng.integers(1, 20_000, CANDIDATES)
     bulk = {}
     for name, way in (
-        ("Poisson lots, replace", {}),
-        ("Poisson lots, add", {"relation": ADD}),
-        ("fixed lots", FIXED),
+        ("Poisson batches, replace", {}),
+        ("Poisson batches, add", {"relation": ADD}),
+        ("fixed batches", FIXED),
     ):
         times = []
         for _ in range(5):
             start = time.process_time()
-            dp_sgd_epsilons(noise, lots, steps, num_records=RECORDS, delta=DELTA, **way)
+            dp_sgd_epsilons(noise, batches, steps, num_records=RECORDS, delta=DELTA, **way)
             times.append(time.process_time() - start)
         bulk[name] = {"seconds": float(np.median(times)), "least": min(times), "most": max(times)}
     return {"ratios": ratios, f"{CANDIDATES} candidates": bulk}

@@ -1,6 +1,6 @@
 """The same trainings on two axes: fronts before and after privacy-loss distributions.
 
-Random trials of the paper's problems (Avent et al. 2020; fixed lots, a record replaced) are trained
+Random trials of the paper's problems (Avent et al. 2020; fixed batches, a record replaced) are trained
 once, at reduced sizes, and priced twice: by the Rényi bound of the papers and by privacy-loss
 distributions. Nothing but the axis differs. Hypervolumes to (10, 1), in epsilon and in
 ln(epsilon / .05) from .05 on, with the mean and a 95% interval over seeds.
@@ -41,12 +41,12 @@ Point = tuple[float, float]
 def epsilons(problem: PrivacyUtilityProblem, config: Config) -> tuple[float, float]:
     """Epsilon by the Rényi bound and by privacy-loss distributions."""
     num_records = problem.privacy.__self__.num_records  # type: ignore[attr-defined]
-    lot = int(config["lot_size"])
+    batch = int(config["batch_size"])
     before = dp_sgd_epsilon(
         noise_multiplier=float(config["noise_multiplier"]),
-        lot_size=lot,
+        batch_size=batch,
         num_records=num_records,
-        steps=int(config["epochs"]) * (num_records // lot),
+        steps=int(config["epochs"]) * (num_records // batch),
         delta=problem.promise.delta,
         sampling="without_replacement",
         accountant="rdp",

@@ -4,7 +4,7 @@ Some steps of each method in a process of its own: the peak of its memory over w
 the imports (with data, model, and what the trainer checks before the first step), and the own
 time of the process for a step. Models: those of ``trainers``, and an encoder
 with a table of 8,000 words and a width of 128, where the gradients of single records are large. All
-but plain SGD draw a lot, clip each record's gradient and add noise.
+but plain SGD draw a batch, clip each record's gradient and add noise.
 
 Targets: on the wide encoder, ghost norms take at most a third of the memory and of the time that
 gradients of single records take; on the others no more time.
@@ -65,12 +65,12 @@ def wide() -> Setting:
 
 def ours(setting: Setting, engine: str) -> tuple[Callable[[], None], int]:
     trainer = DPTrainer(setting.factory, setting.loss, setting.data, engine=engine)
-    steps = len(setting.data.train_Y) // setting.lot_size
+    steps = len(setting.data.train_Y) // setting.batch_size
     settings = {
         "learning_rate": RATE,
         "clip_norm": CLIP,
         "noise_multiplier": NOISE,
-        "lot_size": setting.lot_size,
+        "batch_size": setting.batch_size,
         "epochs": 1,
     }
     return lambda: trainer.fit(**settings, seed=0) and None, steps

@@ -1,6 +1,6 @@
 """Whether a study that trains four curves in each call finds as good a front with as many steps.
 
-Four trials of one call share their lot size, and are proposed before any of them has ended, so a
+Four trials of one call share their batch size, and are proposed before any of them has ended, so a
 study of as many steps may know less. Studies of both kinds are compared in two ways:
 
 * on a *landscape*: a model of all curves of the pool of ``dpareto_pool`` stands for the truth, and

@@ -4,7 +4,7 @@ One training of 64 epochs is twelve points of the front's candidates instead of 
 
 * *curves*: DPareto on curves, which chooses how long to train and stops early, and *curves in ln*,
   which improves the front in ln(epsilon);
-* *curves, four at once*: the same, of which four of one lot size are trained in each call;
+* *curves, four at once*: the same, of which four of one batch size are trained in each call;
 * *random curves*: configs drawn at random, each trained to the end and measured along the way;
 * *ordinary*: DPareto with utility measured at the end of each training only;
 * *ordinary random*: random search with utility measured at the end only.
@@ -59,7 +59,7 @@ class Setting:
         oracles: Its model and data.
         task: What builds it.
         max_epochs: Upper end of the epochs' range.
-        min_lot: Lower end of the lot size's range.
+        min_batch: Lower end of the batch size's range.
         replicates: Trainings of a trial.
         again: Fresh trainings of each trial on a front.
         stops: Method -> after how many trials the front is judged.
@@ -68,7 +68,7 @@ class Setting:
     oracles: PrivateTraining
     task: Any
     max_epochs: int
-    min_lot: int
+    min_batch: int
     replicates: int
     again: int
     stops: dict[str, tuple[int, ...]]
@@ -82,7 +82,7 @@ def settings(data_at_hand: bool) -> dict[str, Setting]:
             (FastTraining if data_at_hand else PrivateTraining)("logistic", adult, "sgd"),
             tasks.adult_logistic_sgd,
             max_epochs=64,
-            min_lot=8,
+            min_batch=8,
             replicates=3,
             again=4,
             stops={
@@ -98,7 +98,7 @@ def settings(data_at_hand: bool) -> dict[str, Setting]:
             PrivateTraining("mlp2", mnist, "sgd"),
             tasks.mnist_mlp2_sgd,
             max_epochs=8,
-            min_lot=200,
+            min_batch=200,
             replicates=1,
             again=3,
             stops={"curves": (6, 12), "random curves": (6, 12), "curves in ln": (6, 12, 18)},
@@ -112,9 +112,9 @@ def problem(setting: Setting, method: str) -> PrivacyUtilityProblem:
     made = setting.task(data=setting.oracles.data, replicates=setting.replicates, curves=curves)
     parameters = dict(made.space.parameters)
     parameters["epochs"] = Integer(1, setting.max_epochs, log=method != "ordinary random")
-    lots = parameters["lot_size"]
-    low, high = min(setting.min_lot, lots.high), lots.high
-    parameters["lot_size"] = Integer(low, high, log=True, distribution=lots.distribution)
+    batches = parameters["batch_size"]
+    low, high = min(setting.min_batch, batches.high), batches.high
+    parameters["batch_size"] = Integer(low, high, log=True, distribution=batches.distribution)
     return PrivacyUtilityProblem(
         SearchSpace(
             **parameters, products=() if method == "ordinary random" else made.space.products
@@ -211,9 +211,9 @@ def run(setting: Setting, method: str, seed: int, folder: Path) -> dict[str, Any
 
 def expected_hours(setting: Setting, seeds: int) -> float:
     """Core-hours, from the time of some steps here and an average config."""
-    lot = min(max(setting.min_lot, 128), setting.oracles.num_records // 2)
+    batch = min(max(setting.min_batch, 128), setting.oracles.num_records // 2)
     config = {"learning_rate": 0.01, "clip_norm": 1.0, "noise_multiplier": 2.0}
-    config |= {"lot_size": lot, "epochs": 1}
+    config |= {"batch_size": batch, "epochs": 1}
     seconds = {}
     for count in (setting.replicates, setting.again):
         list(setting.oracles.curves(config, range(count), [1]))

@@ -1,13 +1,13 @@
 """Epsilons that the DPareto authors [Avent2020] recorded, computed again.
 
-Their repository ships 32 results of one experiment (Adult, logistic regression with DP-Adam, lots
+Their repository ships 32 results of one experiment (Adult, logistic regression with DP-Adam, batches
 without replacement, delta 1e-5). Each epsilon is computed here three ways:
 
-* ``classical``: our Rényi divergences of *their* number of steps, ``epochs * round(n / lot)``,
+* ``classical``: our Rényi divergences of *their* number of steps, ``epochs * round(n / batch)``,
   turned into epsilon as they do: ``min over orders a of RDP(a) + log(1/delta) / (a - 1)``;
 * ``same steps``: what this package says for their steps. Its conversion [Canonne2020] is tighter:
   it gains ``log(a) / (a - 1) - log(1 - 1/a)`` at order ``a``;
-* ``ours``: what this package says for the steps it takes itself, ``epochs * (n // lot)``.
+* ``ours``: what this package says for the steps it takes itself, ``epochs * (n // batch)``.
 
 Where the classical epsilon is not the recorded one, its best order lies above 256, beyond which our
 divergences fall back on simpler, larger terms. (With the sharper terms up to order 700 these agree
@@ -31,7 +31,7 @@ from benchmarks.common import (
     save_results,
 )
 from botorch_dp.privacy import dp_sgd_epsilon
-from botorch_dp.privacy._renyi import fixed_lot_rdp
+from botorch_dp.privacy._renyi import fixed_batch_rdp
 
 DATASET_SIZE = 30_956
 DELTA = 1e-5
@@ -42,9 +42,9 @@ LARGEST_TIGHT_ORDER = 256
 AGREEMENT = 1e-6
 
 
-def classical_epsilon(noise_multiplier: float, lot_size: int, steps: int) -> tuple[float, float]:
+def classical_epsilon(noise_multiplier: float, batch_size: int, steps: int) -> tuple[float, float]:
     """Epsilon by the classical conversion, and the order that gives it."""
-    rdp = steps * fixed_lot_rdp(noise_multiplier, lot_size / DATASET_SIZE, ORDERS)
+    rdp = steps * fixed_batch_rdp(noise_multiplier, batch_size / DATASET_SIZE, ORDERS)
     epsilons = rdp + math.log(1 / DELTA) / (np.asarray(ORDERS) - 1)
     best = int(epsilons.argmin())
     return float(epsilons[best]), ORDERS[best]
@@ -52,15 +52,15 @@ def classical_epsilon(noise_multiplier: float, lot_size: int, steps: int) -> tup
 
 def compared(record: dict[str, Any]) -> dict[str, Any]:
     """One record beside what we compute for it, and why they differ."""
-    epochs, lot_size, noise = int(record["epochs"]), int(record["lot_size"]), float(record["z"])
-    their_steps = epochs * round(DATASET_SIZE / lot_size)
-    our_steps = epochs * (DATASET_SIZE // lot_size)
-    classical, order = classical_epsilon(noise, lot_size, their_steps)
+    epochs, batch_size, noise = int(record["epochs"]), int(record["batch_size"]), float(record["z"])
+    their_steps = epochs * round(DATASET_SIZE / batch_size)
+    our_steps = epochs * (DATASET_SIZE // batch_size)
+    classical, order = classical_epsilon(noise, batch_size, their_steps)
 
     def epsilon(steps: int) -> float:
         return dp_sgd_epsilon(
             noise_multiplier=noise,
-            lot_size=lot_size,
+            batch_size=batch_size,
             num_records=DATASET_SIZE,
             steps=steps,
             delta=DELTA,
@@ -75,7 +75,7 @@ def compared(record: dict[str, Any]) -> dict[str, Any]:
         reasons.append(f"the classical optimum is above order {LARGEST_TIGHT_ORDER}")
     return {
         "epochs": epochs,
-        "lot_size": lot_size,
+        "batch_size": batch_size,
         "noise_multiplier": noise,
         "recorded": record["eps"],
         "classical": classical,
@@ -94,9 +94,9 @@ def main() -> None:
     records = json.loads((Path(folder) / "dpareto_records.json").read_text())
     rows = [compared(record) for record in records]
     agree = [row for row in rows if abs(row["classical"] / row["recorded"] - 1) <= AGREEMENT]
-    header = ("epochs", "lot", "z", "recorded", "classical", "(order)", "same steps", "ours")
+    header = ("epochs", "batch", "z", "recorded", "classical", "(order)", "same steps", "ours")
     print(" ".join(f"{name:>10}" for name in header), " reasons")
-    distinct = {(row["epochs"], row["lot_size"], row["noise_multiplier"]): row for row in rows}
+    distinct = {(row["epochs"], row["batch_size"], row["noise_multiplier"]): row for row in rows}
     for row in distinct.values():
         cells = [value for key, value in row.items() if key != "reasons"]
         print(" ".join(f"{value:10.6g}" for value in cells), "", "; ".join(row["reasons"]))

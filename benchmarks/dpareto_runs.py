@@ -35,7 +35,7 @@ class Setting:
         label: The paper's name for it.
         task: Builds the problem.
         max_epochs: Upper end of the epochs' range.
-        min_lot: Lower end of the lot size's range.
+        min_batch: Lower end of the batch size's range.
         initial: Trials drawn before models are consulted.
         trials: All trials of a study, the initial ones included.
         replicates: Trainings of a trial.
@@ -50,7 +50,7 @@ class Setting:
     label: str
     task: Callable[..., PrivacyUtilityProblem]
     max_epochs: int
-    min_lot: int
+    min_batch: int
     initial: int
     trials: int
     replicates: int
@@ -71,9 +71,9 @@ METHODS: dict[str, dict[str, Any]] = {
 _REPEATED: dict[str, int | None] = {"DPareto": None, "random": None}
 _ALL = {"DPareto": None, "random": None, "DPareto, HVPoI": None}
 
-_ADULT = {"max_epochs": 10, "min_lot": 8, "initial": 16, "trials": 40}
+_ADULT = {"max_epochs": 10, "min_batch": 8, "initial": 16, "trials": 40}
 _REDUCED_ADULT: dict[str, Any] = _ADULT | {"replicates": 3, "again": 5, "seeds": 3}
-_REDUCED_MNIST: dict[str, Any] = {"min_lot": 200, "initial": 8, "replicates": 1}
+_REDUCED_MNIST: dict[str, Any] = {"min_batch": 200, "initial": 8, "replicates": 1}
 
 #: What is run by default: some twenty minutes of one core.
 REDUCED = (
@@ -137,7 +137,7 @@ FULL = tuple(
         each.label,
         each.task,
         max_epochs=400 if "MLP" in each.label else 64,
-        min_lot=16 if "MLP" in each.label else 8,
+        min_batch=16 if "MLP" in each.label else 8,
         methods=_FULL_METHODS,
         **_FULL,
     )
@@ -191,9 +191,9 @@ def prepared(setting: Setting, method: str) -> PrivacyUtilityProblem:
     problem = setting.task(replicates=replicates)
     parameters = dict(problem.space.parameters)
     parameters["epochs"] = Integer(1, setting.max_epochs, log=method != "random")
-    lot_size = parameters["lot_size"]
-    assert isinstance(lot_size, Integer)
-    parameters["lot_size"] = replace(lot_size, low=setting.min_lot)
+    batch_size = parameters["batch_size"]
+    assert isinstance(batch_size, Integer)
+    parameters["batch_size"] = replace(batch_size, low=setting.min_batch)
     if grid and setting.full:
         parameters = {name: replace(p, log=False) for name, p in parameters.items()}  # type: ignore
     return PrivacyUtilityProblem(
@@ -313,7 +313,7 @@ def random_draws(points: Tensor, ref_point: tuple[float, float]) -> list[dict[st
 def expected_hours(settings: Sequence[Setting]) -> dict[str, float]:
     """Core-hours of each setting, from the time that some steps take here.
 
-    A step costs a part of its own and one for each record in its lot. Epochs and lots are averaged
+    A step costs a part of its own and one for each record in its batch. Epochs and batches are averaged
     over what each method draws; what a study finds out for itself counts as a random draw.
     """
     hours = {}
@@ -322,11 +322,11 @@ def expected_hours(settings: Sequence[Setting]) -> dict[str, float]:
         oracle: Any = problem.oracle
         num_records = oracle.training.num_records
         seconds = []
-        for lot in (64, 512):
-            config = problem.space.sample(1, seed=0)[0] | {"epochs": 1, "lot_size": lot}
+        for batch in (64, 512):
+            config = problem.space.sample(1, seed=0)[0] | {"epochs": 1, "batch_size": batch}
             start = time.process_time()
             oracle(config, list(range(setting.replicates)))
-            seconds.append((time.process_time() - start) / (num_records // lot))
+            seconds.append((time.process_time() - start) / (num_records // batch))
         per_record = max(0.0, (seconds[1] - seconds[0]) / (512 - 64))
         own = max(seconds[0] - 64 * per_record, 0.0)
         total = 0.0
@@ -337,9 +337,10 @@ def expected_hours(settings: Sequence[Setting]) -> dict[str, float]:
                 configs = space.grid(int(method[-1]))[:count]
             else:
                 configs = space.sample(200, seed=1)
-            steps = [c["epochs"] * (num_records // c["lot_size"]) for c in configs]
+            steps = [c["epochs"] * (num_records // c["batch_size"]) for c in configs]
             each = [
-                n * (own + per_record * c["lot_size"]) for n, c in zip(steps, configs, strict=True)
+                n * (own + per_record * c["batch_size"])
+                for n, c in zip(steps, configs, strict=True)
             ]
             total += repeats * (count or setting.trials) * sum(each) / len(each)
         hours[setting.label] = total / 3600

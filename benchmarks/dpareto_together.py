@@ -1,6 +1,6 @@
 """A study's trials trained together: how much faster than one after the other.
 
-Both train the same configs of one lot size with the same seeds, through the oracles of a ready
+Both train the same configs of one batch size with the same seeds, through the oracles of a ready
 problem: one call for each, against one call for all. Accuracies are compared as well. Whether the
 fronts are as good, ``dpareto_batches`` says.
 
@@ -19,30 +19,30 @@ from benchmarks.common import BenchmarkParser, interleaved_ratio, save_results
 from botorch_dp import tasks
 from botorch_dp.pareto import PrivacyUtilityProblem
 
-#: Name -> the problem's maker, data sets (real, bundled), lot size, epochs (real, bundled).
+#: Name -> the problem's maker, data sets (real, bundled), batch size, epochs (real, bundled).
 CASES: dict[str, tuple[Callable[..., PrivacyUtilityProblem], tuple[str, str], int, tuple[int, int]]]
 CASES = {
-    "logistic regression, lot 64": (
+    "logistic regression, batch 64": (
         tasks.adult_logistic_sgd,
         ("adult", "breast_cancer"),
         64,
         (2, 60),
     ),
-    "logistic regression, lot 256": (
+    "logistic regression, batch 256": (
         tasks.adult_logistic_sgd,
         ("adult", "breast_cancer"),
         256,
         (4, 400),
     ),
-    "784-128-64-10, lot 256": (tasks.mnist_mlp2_sgd, ("mnist", "digits"), 256, (1, 40)),
+    "784-128-64-10, batch 256": (tasks.mnist_mlp2_sgd, ("mnist", "digits"), 256, (1, 40)),
 }
 
 
 def measured(name: str, count: int, replicates: int, repeats: int, real: bool) -> dict[str, Any]:
-    make, data, lot, epochs = CASES[name]
+    make, data, batch, epochs = CASES[name]
     problem = make(data=data[not real], replicates=replicates)
     configs = [
-        {**config, "lot_size": lot, "epochs": epochs[not real]}
+        {**config, "batch_size": batch, "epochs": epochs[not real]}
         for config in problem.space.sample(count, seed=0)
     ]
     seeds = [list(range(replicates * k, replicates * (k + 1))) for k in range(count)]

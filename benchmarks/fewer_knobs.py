@@ -1,6 +1,6 @@
 """What is lost without tuning the learning rate and the clipping norm.
 
-Trainings at a given epsilon (Poisson lots, replace-one, delta = 1e-5) of logistic regressions
+Trainings at a given epsilon (Poisson batches, replace-one, delta = 1e-5) of logistic regressions
 (breast cancer 398 x 30; Adult 30,956 x 123 if ``BOTORCH_DP_DATA`` has it) and of a network 64-64-10
 (digits 1,258 x 64). Normalized gradients with SGD at five learning rates, Adam at five,
 schedule-free SGD at four, and the scale-free rule at its default and at a third and three times
@@ -37,9 +37,9 @@ RATES = {
     "scale_free": (DISTANCE / 3, DISTANCE, 3 * DISTANCE),
 }
 TASKS: dict[str, dict[str, Any]] = {
-    "breast_cancer": {"lot_size": 32, "epochs": 20, "epsilons": (0.3, 1.0, 3.0)},
-    "digits": {"lot_size": 64, "epochs": 20, "epsilons": (1.0, 4.0)},
-    "adult": {"lot_size": 256, "epochs": 4, "epsilons": (0.1, 1.0)},
+    "breast_cancer": {"batch_size": 32, "epochs": 20, "epsilons": (0.3, 1.0, 3.0)},
+    "digits": {"batch_size": 64, "epochs": 20, "epsilons": (1.0, 4.0)},
+    "adult": {"batch_size": 256, "epochs": 4, "epsilons": (0.1, 1.0)},
 }
 
 
@@ -54,7 +54,7 @@ def accuracies(task: str, seeds: int) -> dict[str, dict[str, list[float]]]:
         else partial(logistic_regression, width)
     )
     loss = cross_entropy_loss if digits else logistic_loss
-    common = {key: TASKS[task][key] for key in ("lot_size", "epochs")}
+    common = {key: TASKS[task][key] for key in ("batch_size", "epochs")}
     found: dict[str, dict[str, list[float]]] = {}
     for epsilon in TASKS[task]["epsilons"]:
         found[str(epsilon)] = {}

@@ -152,8 +152,8 @@ def proposal(trials: int) -> Callable[[], Any]:
 def epsilons(candidates: int) -> Callable[[], Any]:
     """Epsilons of so many DP-SGD settings at once, after warming up."""
     noise = torch.linspace(0.5, 5.0, candidates).tolist()
-    lots, steps = [256] * candidates, [1000] * candidates
-    return lambda: dp_sgd_epsilons(noise, lots, steps, num_records=32561, delta=1e-5)
+    batches, steps = [256] * candidates, [1000] * candidates
+    return lambda: dp_sgd_epsilons(noise, batches, steps, num_records=32561, delta=1e-5)
 
 
 CASES: dict[str, tuple[str, Callable[[int], Callable[[], Any]], Sequence[int]]] = {

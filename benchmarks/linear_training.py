@@ -69,7 +69,7 @@ class Compiled:
         seed: int,
         steps: Sequence[int],
         *,
-        lot_size: int,
+        batch_size: int,
         learning_rate: float,
         clip_norm: float,
         noise_multiplier: float,
@@ -83,15 +83,15 @@ class Compiled:
         state = _State(*map(_address, (weights, *moments)), (1.0, 1.0))
         order = np.arange(self._rows.n, dtype=np.int32)
         settings = (
-            *(dim, lot_size),
+            *(dim, batch_size),
             *map(ctypes.c_double, (learning_rate, clip_norm, 2 * clip_norm * noise_multiplier)),
             *(hinge, adam),
         )
         found, done = [], 0
         for checkpoint in steps:
             while done < checkpoint:
-                count = min(checkpoint - done, max(1, _AT_ONCE // max(dim, lot_size)))
-                picks = rng.integers(2**32, size=(count, lot_size), dtype=np.uint32)
+                count = min(checkpoint - done, max(1, _AT_ONCE // max(dim, batch_size)))
+                picks = rng.integers(2**32, size=(count, batch_size), dtype=np.uint32)
                 noise = rng.standard_normal((count, dim), dtype=np.float32)
                 _library().train(
                     ctypes.byref(self._rows),
@@ -133,7 +133,7 @@ class FastTraining(PrivateTraining):
         return found
 
 
-_OPTIONS = ("lot_size", "learning_rate", "clip_norm", "noise_multiplier")
+_OPTIONS = ("batch_size", "learning_rate", "clip_norm", "noise_multiplier")
 
 
 @lru_cache(maxsize=2)

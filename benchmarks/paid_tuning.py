@@ -2,7 +2,7 @@
 
     python -m benchmarks.paid_tuning [--out FOLDER] [--tasks adult mnist] [--report]
 
-For each task and each total epsilon (delta = 1e-5, Poisson lots, replace-one): configurations are
+For each task and each total epsilon (delta = 1e-5, Poisson batches, replace-one): configurations are
 drawn from the space and trained at the noise that each way of tuning can afford, once and for all
 (a *pool*); 200 runs of each way are then drawn from its pool, with as many trainings as its law
 says. That is exact for a space of the pool's configurations, and approximate otherwise. One part of
@@ -119,7 +119,7 @@ TASKS = {
         space=SearchSpace(
             learning_rate=Real(1e-3, 0.3, log=True),
             clip_norm=Real(0.05, 4.0, log=True),
-            lot_size=Integer(256, 4096, log=True),
+            batch_size=Integer(256, 4096, log=True),
             epochs=Integer(4, 32, log=True),
         ),
         pool=64,
@@ -134,7 +134,7 @@ TASKS = {
         space=SearchSpace(
             learning_rate=Real(0.1, 5.0, log=True),
             clip_norm=Real(0.1, 4.0, log=True),
-            lot_size=Integer(1000, 6000, log=True),
+            batch_size=Integer(1000, 6000, log=True),
             epochs=Integer(3, 10, log=True),
         ),
         pool=12,
@@ -176,11 +176,11 @@ class Pools:
             return self.fit(way, epsilon).noise_multiplier
 
         def composed(config: dict[str, Any]) -> float:
-            n, m = len(self.data.train_X), config["lot_size"]
+            n, m = len(self.data.train_X), config["batch_size"]
             return dp_sgd_noise_multiplier(
                 epsilon=epsilon,
                 delta=DELTA,
-                lot_size=m,
+                batch_size=m,
                 num_records=n,
                 steps=TRIALS * config["epochs"] * (n // m),
                 tolerance=1e-3,
@@ -386,7 +386,7 @@ def budgeted_runs(name: str, folder: Path, seeds: int, most: int = 60) -> dict[s
     def epsilons(configs: Sequence[dict[str, Any]]) -> list[float]:
         return dp_sgd_epsilons(
             [config["noise_multiplier"] for config in configs],
-            [config["lot_size"] for config in configs],
+            [config["batch_size"] for config in configs],
             [trainer.plan(**config).steps for config in configs],
             num_records=len(pools.data.train_X),
             delta=DELTA,

@@ -61,7 +61,7 @@ BASELINES = {
 def epsilon(config: Config) -> float:
     return dp_sgd_epsilon(
         noise_multiplier=config["noise_multiplier"],
-        lot_size=config["lot_size"],
+        batch_size=config["batch_size"],
         num_records=RECORDS,
         steps=_steps(config),
         delta=DELTA,
@@ -72,7 +72,7 @@ def epsilon(config: Config) -> float:
 def epsilons(configs: list[Config]) -> list[float]:
     bounds = dp_sgd_epsilons(
         [config["noise_multiplier"] for config in configs],
-        [config["lot_size"] for config in configs],
+        [config["batch_size"] for config in configs],
         [_steps(config) for config in configs],
         num_records=RECORDS,
         delta=DELTA,
@@ -82,13 +82,13 @@ def epsilons(configs: list[Config]) -> list[float]:
 
 
 def _steps(config: Config) -> int:
-    return int(config["epochs"] * (RECORDS // config["lot_size"]))
+    return int(config["epochs"] * (RECORDS // config["batch_size"]))
 
 
 def expected_error(config: Config) -> float:
     """Smaller with more and longer steps, larger with more noise."""
     progress = config["learning_rate"] * _steps(config) * config["clip_norm"]
-    noise = config["noise_multiplier"] * config["clip_norm"] / config["lot_size"]
+    noise = config["noise_multiplier"] * config["clip_norm"] / config["batch_size"]
     return 0.16 + 0.09 * math.exp(-progress) + 0.3 * math.tanh(8 * noise)
 
 
@@ -101,7 +101,7 @@ def utility(config: Config, seed: int) -> float:
 def make_problem() -> PrivacyUtilityProblem:
     space = SearchSpace(
         epochs=Integer(1, 64, log=True),
-        lot_size=Integer(8, 512, log=True),
+        batch_size=Integer(8, 512, log=True),
         learning_rate=Real(5e-4, 5e-2, log=True),
         clip_norm=Real(0.1, 4.0, log=True),
         noise_multiplier=Real(0.1, 16.0, log=True),

@@ -4,18 +4,18 @@ One step on random data of the shapes of Adult (30,956 x 123) and of a fifth of 
 (12,000 x 784), and of a small convolutional network, an encoder and a recurrent network, in one
 process and one thread. The methods take turns, each for its own number of steps; times are the
 process's own, and a ratio is how much longer a method takes than the trainer, in the same turn. All
-private methods draw a lot, clip every record's gradient and add noise. The trainer's figure
+private methods draw a batch, clip every record's gradient and add noise. The trainer's figure
 includes everything that :meth:`DPTrainer.fit` does, from fresh weights to the accuracy on 10
-records, on Poisson lots; what it checks before anything is trained is timed apart. The floor of a
-fused training is what none can do without: indices of lots, their rows, the products of the layers
+records, on Poisson batches; what it checks before anything is trained is timed apart. The floor of a
+fused training is what none can do without: indices of batches, their rows, the products of the layers
 there and back, and noise, for each replicate; published ones add up in double precision. Each of
 these parts is timed alone as well. The floor of any other model is what plain calls of the model on
-whole lots take, without the products of most weights, and then to clip what its layers saw: what is
+whole batches take, without the products of most weights, and then to clip what its layers saw: what is
 above it is the price of calling the model on one record at a time, vectorized.
 
 Targets: logistic regression as fast as plain SGD and twice as fast as the hooks; the network at
 most 1.4 times plain SGD, 50 times faster than the hooks, 1.4 times faster than ghost clipping;
-Poisson lots at most 1.15 times fixed ones; publishing at most 1.3 times a seeded run; ten
+Poisson batches at most 1.15 times fixed ones; publishing at most 1.3 times a seeded run; ten
 replicates 5 times and ten configurations 4 times as fast as one after the other; the engine for
 any model at most 1.5 times plain SGD; the checks at most a second.
 
@@ -66,7 +66,7 @@ from botorch_dp.training.records import TrainingRecords
 
 RATE, CLIP, NOISE, REPLICATES = 0.05, 1.0, 1.0, 10
 #: What no fused training can do without.
-PARTS = ("lots", "rows", "products", "noise")
+PARTS = ("batches", "rows", "products", "noise")
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Setting:
     loss: Callable[[Tensor, Tensor], Tensor]
     module: nn.Module
     data: TrainTest
-    lot_size: int
+    batch_size: int
     epochs: int
     slow_steps: int
     """Steps of the hooks in one turn; the others take more."""
@@ -94,7 +94,7 @@ def adult() -> Setting:
         logistic_loss,
         nn.BCEWithLogitsLoss(),
         TrainTest(X, y, X[:10], y[:10]),
-        lot_size=256,
+        batch_size=256,
         epochs=3,
         slow_steps=60,
     )
@@ -107,7 +107,7 @@ def mnist() -> Setting:
         cross_entropy_loss,
         nn.CrossEntropyLoss(),
         TrainTest(X, y, X[:10], y[:10]),
-        lot_size=600,
+        batch_size=600,
         epochs=1,
         slow_steps=2,
     )
@@ -174,19 +174,19 @@ def any_model(factory: Callable[[], nn.Module], X: Tensor) -> Setting:
     y = torch.randint(10, (len(X),))
     data = TrainTest(X, y, X[:10], y[:10])
     loss = nn.CrossEntropyLoss()
-    return Setting(factory, cross_entropy_loss, loss, data, lot_size=128, epochs=5, slow_steps=5)
+    return Setting(factory, cross_entropy_loss, loss, data, batch_size=128, epochs=5, slow_steps=5)
 
 
-def random_lot(setting: Setting) -> tuple[Tensor, Tensor]:
-    """A lot for the private baselines, by Opacus's own Poisson sampler's rule."""
+def random_batch(setting: Setting) -> tuple[Tensor, Tensor]:
+    """A batch for the private baselines, by Opacus's own Poisson sampler's rule."""
     n = len(setting.data.train_X)
-    indices = (torch.rand(n) < setting.lot_size / n).nonzero().flatten()
+    indices = (torch.rand(n) < setting.batch_size / n).nonzero().flatten()
     return setting.data.train_X[indices], setting.data.train_Y[indices]
 
 
 def plain_sgd(setting: Setting) -> tuple[Callable[[], None], int]:
     """Autograd, ``torch.optim.SGD`` and shuffled epochs: neither clipping nor noise."""
-    model, n, m = setting.factory(), len(setting.data.train_X), setting.lot_size
+    model, n, m = setting.factory(), len(setting.data.train_X), setting.batch_size
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     X, Y = setting.data.train_X, setting.data.train_Y
 
@@ -207,12 +207,12 @@ def opacus_hooks(setting: Setting) -> tuple[Callable[[], None], int]:
         torch.optim.SGD(model.parameters(), lr=RATE),
         noise_multiplier=2 * NOISE,
         max_grad_norm=CLIP,
-        expected_batch_size=setting.lot_size,
+        expected_batch_size=setting.batch_size,
     )
 
     def run() -> None:
         for _ in range(setting.slow_steps):
-            X, Y = random_lot(setting)
+            X, Y = random_batch(setting)
             optimizer.zero_grad()
             setting.module(setting.outputs(model, X), Y).backward()
             optimizer.step()
@@ -229,14 +229,14 @@ def opacus_ghost(setting: Setting) -> tuple[Callable[[], None], int]:
         torch.optim.SGD(model.parameters(), lr=RATE),
         noise_multiplier=2 * NOISE,
         max_grad_norm=CLIP,
-        expected_batch_size=setting.lot_size,
+        expected_batch_size=setting.batch_size,
     )
     criterion = DPLossFastGradientClipping(model, optimizer, setting.module)
     steps = 5 * setting.slow_steps
 
     def run() -> None:
         for _ in range(steps):
-            X, Y = random_lot(setting)
+            X, Y = random_batch(setting)
             optimizer.zero_grad()
             criterion(setting.outputs(model, X), Y).backward()
             optimizer.step()
@@ -258,7 +258,7 @@ def ours(
         "learning_rate": RATE,
         "clip_norm": CLIP,
         "noise_multiplier": NOISE,
-        "lot_size": setting.lot_size,
+        "batch_size": setting.batch_size,
         "epochs": epochs,
     }
 
@@ -268,18 +268,18 @@ def ours(
         else:
             trainer.fit(**settings, seed=None if publish else 0, publish=publish)
 
-    return run, replicates * epochs * (len(setting.data.train_X) // setting.lot_size)
+    return run, replicates * epochs * (len(setting.data.train_X) // setting.batch_size)
 
 
 def configurations(setting: Setting) -> tuple[Callable[[], None], int]:
-    """As many settings of one lot size at once; steps are counted over all of them."""
+    """As many settings of one batch size at once; steps are counted over all of them."""
     trainer = DPTrainer(setting.factory, setting.loss, setting.data)
     several = [
         {
             "learning_rate": RATE * (1 + place),
             "clip_norm": CLIP / (1 + place),
             "noise_multiplier": NOISE * (1 + place),
-            "lot_size": setting.lot_size,
+            "batch_size": setting.batch_size,
             "epochs": setting.epochs,
         }
         for place in range(REPLICATES)
@@ -288,14 +288,14 @@ def configurations(setting: Setting) -> tuple[Callable[[], None], int]:
     def run() -> None:
         trainer.fit_configurations(several, seeds=[0] * REPLICATES)
 
-    return run, REPLICATES * setting.epochs * (len(setting.data.train_X) // setting.lot_size)
+    return run, REPLICATES * setting.epochs * (len(setting.data.train_X) // setting.batch_size)
 
 
 def floor(
     setting: Setting, *, replicates: int = 1, publish: bool = False, only: str = ""
 ) -> tuple[Callable[[], None], int]:
-    """Lots, rows, products and noise of stacks of linear layers, or ``only`` one of these."""
-    n, m, R = len(setting.data.train_X), setting.lot_size, replicates
+    """Batches, rows, products and noise of stacks of linear layers, or ``only`` one of these."""
+    n, m, R = len(setting.data.train_X), setting.batch_size, replicates
     coins = [
         SystemRandomness() if publish else SeededRandomness(seed, torch.device("cpu"))
         for seed in range(R)
@@ -307,18 +307,18 @@ def floor(
     sums = torch.zeros(R, sum(weight.numel() + len(weight) for weight in layers), dtype=precise)
     steps = setting.epochs * (n // m)
 
-    def lots() -> Iterator[Tensor]:
+    def batches() -> Iterator[Tensor]:
         while True:
             for each in zip(*(c.choose_each(n, m / n, 32) for c in coins), strict=True):
-                yield torch.cat([lot.repeat(2)[:m] for lot in each])  # of one size
+                yield torch.cat([batch.repeat(2)[:m] for batch in each])  # of one size
 
-    drawn = lots()
+    drawn = batches()
     kept = [next(drawn) for _ in range(32)]
     first = X.index_select(0, kept[0]).view(R, m, -1)
 
     def run() -> None:
         for step in range(steps):
-            indices = next(drawn) if only in ("", "lots") else kept[step % 32]
+            indices = next(drawn) if only in ("", "batches") else kept[step % 32]
             inputs = first
             if only in ("", "rows"):
                 inputs = X.index_select(0, indices).view(R, m, -1)
@@ -338,9 +338,9 @@ def floor(
 
 
 class _PlainCalls(GhostEngine):
-    """Clips what the layers saw in the first lot, beside plain calls of the model.
+    """Clips what the layers saw in the first batch, beside plain calls of the model.
 
-    What is left out is the vectorization: the model is called on the whole lot at once, and
+    What is left out is the vectorization: the model is called on the whole batch at once, and
     autograd goes back to its first parameters, without the products that other weights need.
     """
 
@@ -361,8 +361,8 @@ class _PlainCalls(GhostEngine):
 
 
 def floor_of_any(setting: Setting) -> tuple[Callable[[], None], int]:
-    """Lots, rows, plain calls, norms, weighted sums, noise and steps of one model."""
-    n, m = len(setting.data.train_X), setting.lot_size
+    """Batches, rows, plain calls, norms, weighted sums, noise and steps of one model."""
+    n, m = len(setting.data.train_X), setting.batch_size
     coins = SeededRandomness(0, torch.device("cpu"))
     records = TrainingRecords(setting.data.train_X, setting.data.train_Y, None)
     engine = _PlainCalls([setting.factory()], records, setting.loss, precise=False)
@@ -370,8 +370,8 @@ def floor_of_any(setting: Setting) -> tuple[Callable[[], None], int]:
 
     def run() -> None:
         for _ in range(steps):
-            lot = coins.choose(n, m).unsqueeze(0)
-            (total,) = engine.clipped_sums(lot, None, CLIP)
+            batch = coins.choose(n, m).unsqueeze(0)
+            (total,) = engine.clipped_sums(batch, None, CLIP)
             coins.perturb_(total, sensitivity=CLIP, noise_multiplier=NOISE)
             engine.parameters.add_(total, alpha=-RATE / m)
 
@@ -402,7 +402,7 @@ def measure(setting: Setting, turns: int) -> dict[str, object]:
     fused = why_not_fused(setting.factory(), setting.data.train_X) is None
     methods = {
         "DPTrainer": ours(setting),
-        "DPTrainer, fixed lots": ours(setting, sampling="without_replacement"),
+        "DPTrainer, fixed batches": ours(setting, sampling="without_replacement"),
         "DPTrainer, published": ours(setting, publish=True),
         "plain SGD": plain_sgd(setting),
         "Opacus hooks": opacus_hooks(setting),
@@ -411,7 +411,7 @@ def measure(setting: Setting, turns: int) -> dict[str, object]:
         methods |= {
             "Opacus ghost clipping": opacus_ghost(setting),
             f"{REPLICATES} replicates": ours(setting, replicates=REPLICATES),
-            f"{REPLICATES} replicates, fixed lots": ours(
+            f"{REPLICATES} replicates, fixed batches": ours(
                 setting, replicates=REPLICATES, sampling="without_replacement"
             ),
             f"{REPLICATES} configurations": configurations(setting),
@@ -438,7 +438,7 @@ def measure(setting: Setting, turns: int) -> dict[str, object]:
         results[name] = _compared(name, times, taken["DPTrainer"], "DPTrainer")
     for name in ("DPTrainer", f"{REPLICATES} replicates"):
         if name in taken:
-            fixed = f"{name}, fixed lots"
+            fixed = f"{name}, fixed batches"
             results[f"{name}, Poisson against fixed"] = _compared(
                 f"{name}, Poisson", taken[name], taken[fixed], "fixed"
             )
@@ -481,11 +481,11 @@ def main() -> None:
     stored = results_folder() / "trainers.json"
     results = json.loads(stored.read_text()) if options.only and stored.exists() else {}
     for name, make in (
-        ("logistic regression 123-1, lot 256", adult),
-        ("convolutional network, 28 x 28, lot 128", convolutional),
-        ("encoder, 20 tokens, lot 128", encoder),
-        ("recurrent network, 20 tokens, lot 128", recurrent),
-        ("network 784-1000-10, lot 600", mnist),
+        ("logistic regression 123-1, batch 256", adult),
+        ("convolutional network, 28 x 28, batch 128", convolutional),
+        ("encoder, 20 tokens, batch 128", encoder),
+        ("recurrent network, 20 tokens, batch 128", recurrent),
+        ("network 784-1000-10, batch 600", mnist),
     ):
         if options.only in name:
             print(name)

@@ -94,13 +94,13 @@ def mnist_part() -> TrainTest:
 
 LINEAR_SPACE = SearchSpace(
     epochs=Integer(1, 32, log=True),
-    lot_size=Integer(64, 1024, log=True),
+    batch_size=Integer(64, 1024, log=True),
     learning_rate=Real(1e-3, 10.0, log=True),
     clip_norm=Real(0.05, 4.0, log=True),
 )
 IMAGE_SPACE = SearchSpace(
     epochs=Integer(1, 10, log=True),
-    lot_size=Integer(100, 1000, log=True),
+    batch_size=Integer(100, 1000, log=True),
     learning_rate=Real(1e-2, 5.0, log=True),
     clip_norm=Real(0.1, 8.0, log=True),
 )

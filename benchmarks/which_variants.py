@@ -13,7 +13,7 @@ intervals over the seeds.
   in k random ones at a time.
 - *Minibatches*: d = 10, n = 500 and 5,000, the same number of scores in all: 15 steps that ask all
   records, or four and ten times as many that ask a random quarter or tenth, whose privacy is
-  amplified (Poisson lots, replace-one).
+  amplified (Poisson batches, replace-one).
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def stencil_gradients(losses: Losses, x: Tensor, basis: Tensor, radius: float) -
 
 
 def descended(
-    name: str, d: int, n: int, seed: int, *, k: int, steps: int, epsilon: float, lot: int
+    name: str, d: int, n: int, seed: int, *, k: int, steps: int, epsilon: float, batch: int
 ) -> float:
     """AdaGrad from the middle, the average of the last half; clipped at a public median."""
     losses, public = (
@@ -84,13 +84,13 @@ def descended(
     )
     generator = torch.Generator().manual_seed(seed)
     x, squares = torch.full((d,), 0.5).double(), torch.zeros(d).double()
-    if lot == n:
+    if batch == n:
         scale = 2 * math.sqrt(steps) / (n * gaussian_mu(epsilon, DELTA))
     else:
         multiplier = dp_sgd_noise_multiplier(
-            epsilon=epsilon, lot_size=lot, num_records=n, steps=steps, delta=DELTA
+            epsilon=epsilon, batch_size=batch, num_records=n, steps=steps, delta=DELTA
         )
-        scale = 2 * multiplier / lot
+        scale = 2 * multiplier / batch
     visited = []
     clip = math.nan
     for step in range(steps):
@@ -103,10 +103,10 @@ def descended(
             clip = float(stencil_gradients(public, x, basis, radius).norm(dim=0).median())
         gradients = stencil_gradients(losses, x, basis, radius)
         gradients = gradients * (clip / gradients.norm(dim=0)).clamp_max(1.0)
-        if lot < n:
-            gradients = gradients[:, torch.rand(n, generator=generator) < lot / n]
+        if batch < n:
+            gradients = gradients[:, torch.rand(n, generator=generator) < batch / n]
         noise = clip * scale * torch.randn(k, dtype=torch.double, generator=generator)
-        gradient = basis @ (gradients.sum(-1) / lot + noise)
+        gradient = basis @ (gradients.sum(-1) / batch + noise)
         squares += gradient.square()
         x = (x - 0.1 * gradient / (squares.sqrt() + 1e-10)).clamp(0, 1)
         visited.append(x)
@@ -142,13 +142,13 @@ def main() -> None:
     for name in ("ripples", "heavy tails"):
         for k, steps in ((100, 5), (25, 19), (10, 46)):
             label = f"{name}, d = 100, n = 2000, epsilon = 1, {steps} steps in {k} directions"
-            options = {"k": k, "steps": steps, "epsilon": 1.0, "lot": 2000}
+            options = {"k": k, "steps": steps, "epsilon": 1.0, "batch": 2000}
             measured(label, descended, name, 100, 2000, **options)
     for name in ("ripples", "heavy tails"):
         for n in (500, 5000):
             for part in (1, 4, 10):
                 label = f"{name}, d = 10, n = {n}, epsilon = 1, {15 * part} steps of n / {part}"
-                options = {"k": 10, "steps": 15 * part, "epsilon": 1.0, "lot": n // part}
+                options = {"k": 10, "steps": 15 * part, "epsilon": 1.0, "batch": n // part}
                 measured(label, descended, name, 10, n, **options)
     save_results("which_variants", {"seeds": arguments.seeds, "delta": DELTA, "regret": results})
 

@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from botorch_dp._checks import check_integer, check_positive, check_size, checked, needs_extra
+from botorch_dp._checks import check_integer, check_positive, check_size, needs_extra
 from botorch_dp._files import atomic_write
 from botorch_dp.space import Choice, Integer, Parameter, Real
 from botorch_dp.training import TrainTest
@@ -44,7 +44,6 @@ class DatasetUnavailable(RuntimeError):
     """A data set is not on this machine and cannot be downloaded; the message says what to do."""
 
 
-@checked
 def adult(*, dtype: torch.dtype = torch.float32) -> TrainTest:
     """Adult in LIBSVM's 123 binary features, split as in the DPareto experiments.
 
@@ -61,7 +60,6 @@ def adult(*, dtype: torch.dtype = torch.float32) -> TrainTest:
     return _split(X[~test], y[~test], X[test], y[test], dtype)
 
 
-@checked
 def mnist(*, dtype: torch.dtype = torch.float32) -> TrainTest:
     """MNIST digits as 784 pixels in [0, 1]; 60,000 train, 10,000 test.
 
@@ -73,7 +71,6 @@ def mnist(*, dtype: torch.dtype = torch.float32) -> TrainTest:
     return _split(train, arrays["y_train"], test, arrays["y_test"], dtype)
 
 
-@checked
 def breast_cancer(
     *, test_share: float = 0.3, seed: int = 0, dtype: torch.dtype = torch.float32
 ) -> TrainTest:
@@ -87,7 +84,6 @@ def breast_cancer(
     return _shuffled(X, y, test_share, seed, dtype)
 
 
-@checked
 def digits(
     *, test_share: float = 0.3, seed: int = 0, dtype: torch.dtype = torch.float32
 ) -> TrainTest:
@@ -132,7 +128,6 @@ _FACTORS, _EXPLAINED = 8, 0.5
 _FARTHEST, _CALIBRATION = 32.0, 6000
 
 
-@checked
 def public_twin(
     columns: Sequence[Parameter],
     *,
@@ -247,7 +242,6 @@ def _linear_accuracy(X: NDArray[Any], y: NDArray[Any]) -> float:
     return float((guesses == y[half:]).mean())
 
 
-@checked
 def load_arrays(
     name: str,
     file: str,
@@ -288,7 +282,6 @@ def load_arrays(
     return arrays
 
 
-@checked
 def cache_folder() -> Path:
     """Where downloads are kept: ``BOTORCH_DP_CACHE`` or ``~/.cache/botorch_dp``."""
     chosen = os.environ.get("BOTORCH_DP_CACHE")
@@ -302,7 +295,6 @@ def _read_archive(path: Path) -> Arrays:
         return dict(archive)
 
 
-@checked
 def fingerprint(arrays: Arrays) -> str:
     """SHA-256 of all arrays by name, each with its rows sorted."""
     digest = hashlib.sha256()
@@ -328,7 +320,6 @@ def _checked(name: str, arrays: Arrays, expected: str, path: Path | None) -> Arr
     return kept
 
 
-@checked
 def download(url: str) -> bytes:
     """The bytes behind a public address."""
     with urllib.request.urlopen(url, timeout=60) as response:

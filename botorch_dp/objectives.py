@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from botorch_dp._checks import check_integer, check_interval, check_positive, check_tensor, checked
+from botorch_dp._checks import check_integer, check_interval, check_positive, check_tensor
 from botorch_dp.privacy import (
     DEFAULT_DELTA,
     ONE_RECORD,
@@ -113,7 +113,6 @@ class Evaluations(NamedTuple):
     Yvar: Tensor
 
 
-@checked
 @dataclass
 class ObjectiveDiagnostics:
     """**Sensitive.** How many scores were outside the bounds, over all evaluations.
@@ -139,7 +138,6 @@ class ObjectiveDiagnostics:
         return "ObjectiveDiagnostics(sensitive: read .num_below, .num_above, .num_nan)"
 
 
-@checked
 @dataclass(frozen=True)
 class ObjectivePlan:
     """Public facts about evaluations that have not been made: their price and their noise.
@@ -204,7 +202,6 @@ def one_column_warning(name: str) -> str:
     )
 
 
-@checked
 class PrivateObjective:
     r"""A mean of per-record scores, released with Gaussian noise at each evaluation.
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from botorch_dp._checks import checked, needs_extra
+from botorch_dp._checks import needs_extra
 from botorch_dp._files import atomic_write
 from botorch_dp.pareto.front import OperatingPoint, ParetoFront, non_dominated
 from botorch_dp.privacy import Guarantee
@@ -43,7 +43,6 @@ _TRIALS: dict[str, Any] = {
 }
 
 
-@checked
 def plot_front(
     *fronts: ParetoFront,
     ax: Axes | None = None,
@@ -113,7 +112,6 @@ def plot_front(
     return figure
 
 
-@checked
 def plot_hypervolume(
     *fronts: ParetoFront, ax: Axes | None = None, ref_point: Sequence[float] | None = None
 ) -> Figure:
@@ -142,7 +140,6 @@ def plot_hypervolume(
     return figure
 
 
-@checked
 def plot_guarantee(*guarantees: Guarantee, labels: Sequence[str] | None = None) -> Figure:
     """What guarantees mean: their trade-off curves, and epsilon for each delta.
 
@@ -185,7 +182,6 @@ def plot_guarantee(*guarantees: Guarantee, labels: Sequence[str] | None = None) 
     return figure
 
 
-@checked
 def save_figure(figure: Figure, path: str | os.PathLike[str], *, dpi: int = 150) -> Path:
     """Write a figure; an interruption leaves the old file, or none, never half of the new one.
 

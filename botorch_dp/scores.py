@@ -27,7 +27,6 @@ from botorch_dp._checks import (
     check_integer,
     check_positive,
     check_tensor,
-    checked,
     needs_extra,
 )
 from botorch_dp.errors import PrivacyError
@@ -178,7 +177,6 @@ class Statistic(Protocol):
         """A whole number, for one configuration's predictions of the ``n`` records."""
 
 
-@checked
 class AUC:
     r"""``1 - AUC``: how often a negative record is ranked above a positive one.
 
@@ -245,7 +243,6 @@ class AUC:
         return float(wrong if self.labels_are_public else wrong - len(above) * len(below))
 
 
-@checked
 class F1:
     r"""``1 - F1`` of the positive class, where labels are public.
 
@@ -350,7 +347,6 @@ _NO_MEANS = {
 }
 
 
-@checked
 def per_record_scores(
     estimator: Any,
     space: SearchSpace,
@@ -396,7 +392,6 @@ def per_record_scores(
     )
 
 
-@checked
 class EstimatorScores:
     """Losses of single records for configurations of an estimator: :func:`per_record_scores`."""
 
@@ -570,7 +565,6 @@ def _not_finite(X: Any, num_records: int) -> NDArray[np.bool_] | None:
     return np.asarray(~np.isfinite(X.reshape(num_records, -1)).all(-1))
 
 
-@checked
 @dataclass(frozen=True)
 class PerRecordReport:
     """What :func:`check_per_record` compared, without finding a dependence.
@@ -597,7 +591,6 @@ class PerRecordReport:
         )
 
 
-@checked
 def check_per_record(
     make_scores: Callable[[Records], PerRecordLosses],
     records: Records,

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from scipy.stats import truncnorm
 from torch import Tensor
 
-from botorch_dp._checks import check_finite, check_integer, check_positive, check_size, checked
+from botorch_dp._checks import check_finite, check_integer, check_positive, check_size
 
 #: Values of all parameters by name, as the user's functions get them.
 Config: TypeAlias = dict[str, Any]
@@ -41,7 +41,6 @@ _DIGITS = 9
 _VAIN_DRAWS = 10_000
 
 
-@checked
 @dataclass(frozen=True)
 class ShiftedExponential:
     """Density proportional to ``exp(-rate (x - shift))`` within the parameter's range [Avent2020].
@@ -68,7 +67,6 @@ class ShiftedExponential:
         return start - np.log1p(-u * mass) / self.rate
 
 
-@checked
 @dataclass(frozen=True)
 class TruncatedNormal:
     """The normal distribution restricted to the parameter's range [Avent2020]."""
@@ -90,7 +88,6 @@ class TruncatedNormal:
         return values
 
 
-@checked
 @dataclass(frozen=True)
 class Uniform:
     """Uniform in the parameter itself, also where the models see its logarithm."""
@@ -114,7 +111,6 @@ def _check_mass(u: NDArray[np.float64], low: float, high: float) -> None:
 Distribution: TypeAlias = ShiftedExponential | TruncatedNormal | Uniform
 
 
-@checked
 @dataclass(frozen=True, init=False)
 class When:
     """Where a parameter is active: another one is, and takes one of some values.
@@ -167,7 +163,6 @@ def _check_distribution(distribution: Distribution | None, high: float) -> None:
         raise ValueError(f"`shift` = {shift} must lie below the range's high end {high}.")
 
 
-@checked
 class _Scale:
     """Linear or logarithmic position within ``[low, high]``, from 0 to 1."""
 
@@ -191,7 +186,6 @@ class _Scale:
         return np.where(positions >= 1, self.high, np.clip(values, self.low, self.high))
 
 
-@checked
 @dataclass(frozen=True)
 class Real(_Scale):
     """A real parameter.
@@ -257,7 +251,6 @@ class Real(_Scale):
         return [min(max(value, self.low), self.high) for value in short]
 
 
-@checked
 @dataclass(frozen=True)
 class Integer(_Scale):
     """An integer parameter; see :class:`Real`. ``low == high`` makes it a constant."""
@@ -318,7 +311,6 @@ class Integer(_Scale):
         return check_integer(name, value, at_least=self.low, at_most=self.high)
 
 
-@checked
 @dataclass(frozen=True, init=False)
 class Choice:
     """One of several values without an order, such as optimizers or activations.
@@ -412,7 +404,6 @@ class Choice:
 Parameter: TypeAlias = Real | Integer | Choice
 
 
-@checked
 class SearchSpace:
     """Named parameters, in a fixed order, and constraints between them.
 
@@ -421,7 +412,7 @@ class SearchSpace:
             They must be cheap, and must not look at any record. A config lacks the parameters that
             are not active in it.
         products: What outcomes depend on, as powers of parameters: ``{"learning_rate": 1, "epochs":
-            1, "lot_size": -1}`` is how far a training can go. Models see the products' logarithms
+            1, "batch_size": -1}`` is how far a training can go. Models see the products' logarithms
             beside the parameters, all of which are ``log=True`` and always active.
         parameters: A :class:`Real`, :class:`Integer` or :class:`Choice` for each name.
 
@@ -740,7 +731,6 @@ def _checked_conditions(parameters: Mapping[str, Parameter]) -> dict[str, When]:
     return conditions
 
 
-@checked
 def narrowings(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
     """Why configs of one space might be refused by another one, in words; empty if none is.
 

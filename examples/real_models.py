@@ -108,7 +108,7 @@ def train(
         factory, cross_entropy_loss, data, optimizer="scale_free", clipping="normalized"
     )
     return trainer.fit(
-        target_epsilon=epsilon, lot_size=128, epochs=epochs, learning_rate=6.0, publish=True
+        target_epsilon=epsilon, batch_size=128, epochs=epochs, learning_rate=6.0, publish=True
     )
 
 
@@ -119,10 +119,10 @@ def pretrained(n: int, epochs: int) -> nn.Module:
     model = Encoder()
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     for _ in range(epochs):
-        for lot in torch.randperm(len(public.train_Y)).split(64):
+        for batch in torch.randperm(len(public.train_Y)).split(64):
             optimizer.zero_grad()
-            inputs = {name: part[lot] for name, part in public.train_X.items()}
-            cross_entropy_loss(model(**inputs), public.train_Y[lot]).mean().backward()
+            inputs = {name: part[batch] for name, part in public.train_X.items()}
+            cross_entropy_loss(model(**inputs), public.train_Y[batch]).mean().backward()
             optimizer.step()
     return model
 

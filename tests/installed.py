@@ -20,7 +20,7 @@ def main() -> None:
     assert (home / "py.typed").exists()
     assert version("botorch_dp") == bdp.__version__
 
-    price = "epsilon dp-sgd --noise 1 --lot 256 --records 32561 --epochs 8 --delta 1e-5"
+    price = "epsilon dp-sgd --noise 1 --batch 256 --records 32561 --epochs 8 --delta 1e-5"
     for arguments in ("--help", price):
         command = [str(Path(sys.executable).parent / "botorch-dp"), *arguments.split()]
         print(subprocess.run(command, check=True, capture_output=True, text=True).stdout[-300:])

@@ -116,7 +116,7 @@ def test_a_module_name_occurs_in_one_room_only() -> None:
 
 
 def test_the_map_shows_what_there_is() -> None:
-    """Files of the tree exist (``python -m benchmarks.house --write`` draws it), formulas too."""
+    """Files of the tree exist (``python -m tools.map --write`` draws it), formulas too."""
     page = (ROOT / "docs" / "architecture.md").read_text()
     tree = page.partition("<!-- tree -->\n```\n")[2].partition("\n```")[0]
     room, listed = PACKAGE, []

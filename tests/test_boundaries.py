@@ -40,7 +40,7 @@ from botorch_dp.privacy._composition import composed_epsilon
 from botorch_dp.privacy._gaussian import _log_delta
 from botorch_dp.privacy.guarantee import (
     ApproximateLoss,
-    FixedLotSGDLoss,
+    FixedBatchSGDLoss,
     GaussianLoss,
     PoissonSGDLoss,
     PrivacyLoss,
@@ -224,15 +224,15 @@ def test_a_replaced_record_moves_a_sum_twice_as_far() -> None:
     assert NeighboringRelation.ADD_OR_REMOVE_ONE.sum_sensitivity == 1.0
 
 
-def test_lots_of_all_records_are_gaussian_mechanisms() -> None:
+def test_batches_of_all_records_are_gaussian_mechanisms() -> None:
     for loss in (
         PoissonSGDLoss(3.0, 1.0, 16, NeighboringRelation.REPLACE_ONE),
-        FixedLotSGDLoss(3.0, 50, 50, 16),
+        FixedBatchSGDLoss(3.0, 50, 50, 16),
     ):
         assert composed_epsilon((loss,), 1e-5) == pytest.approx(gaussian_epsilon(4 / 3, 1e-5))
 
 
-def test_each_way_of_drawing_lots_has_a_price_of_its_own() -> None:
+def test_each_way_of_drawing_batches_has_a_price_of_its_own() -> None:
     """The same noise, in units of the sum's sensitivity: a replaced record is no added one."""
     replaced, added = (
         composed_epsilon((PoissonSGDLoss(z, 256 / 32561, 1000, relation),), 1e-5)
@@ -243,7 +243,7 @@ def test_each_way_of_drawing_lots_has_a_price_of_its_own() -> None:
     )
     assert replaced == pytest.approx(0.926, abs=2e-3)
     assert added == pytest.approx(1.409, abs=2e-3)
-    fixed = composed_epsilon((FixedLotSGDLoss(1.0, 256, 32561, 1000),), 1e-5)
+    fixed = composed_epsilon((FixedBatchSGDLoss(1.0, 256, 32561, 1000),), 1e-5)
     assert fixed == pytest.approx(1.692, abs=2e-3)
 
 
@@ -342,7 +342,7 @@ def test_noise_of_training_by_hand(relation: NeighboringRelation, factor: int) -
         learning_rate=0.1,
         clip_norm=3.0,
         noise_multiplier=1.5,
-        lot_size=10,
+        batch_size=10,
         epochs=2,
         relation=relation,
     )

@@ -127,7 +127,7 @@ def hypervolume(kind: type) -> Callable[[], None]:
 def training(
     optimizer: str, *, publish: bool = False, dtype: torch.dtype = torch.double
 ) -> Callable[[], None]:
-    """Steps of three replicates, the drawing of their lots included."""
+    """Steps of three replicates, the drawing of their batches included."""
     X = torch.rand(40, D, dtype=dtype)
     data = TrainTest(X, (X[:, 0] > 0.5).to(dtype), X, (X[:, 0] > 0.5).to(dtype))
     trainer = DPTrainer(
@@ -137,13 +137,13 @@ def training(
         optimizer=optimizer,
     )
     plan = trainer.plan(
-        learning_rate=0.1, clip_norm=1.0, noise_multiplier=1.0, lot_size=4, epochs=9
+        learning_rate=0.1, clip_norm=1.0, noise_multiplier=1.0, batch_size=4, epochs=9
     )
     run, _ = trainer._start([plan] * 3, [None] * 3 if publish else range(3))
 
     def steps() -> None:
         with torch.no_grad():
-            for _ in range(34):  # lots are drawn for 32 of them at once
+            for _ in range(34):  # batches are drawn for 32 of them at once
                 run._advance()
 
     return steps
@@ -177,7 +177,7 @@ CASES: dict[str, tuple[Callable[[], Callable[[], None]], int]] = {
     "stencils": (stencils, 0),
     # The mean and the variance of the choice are read together.
     "FiniteSetGP": (observation, 1),
-    # Once for 32 steps: how many records the next lots have.
+    # Once for 32 steps: how many records the next batches have.
     "training": (lambda: training("sgd"), 1),
     "training with Adam": (lambda: training("adam"), 1),
     "training to publish": (lambda: training("sgd", publish=True), 1),

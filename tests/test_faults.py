@@ -11,9 +11,9 @@ from typing import IO, Any
 
 import pytest
 
-from benchmarks import faults
-from benchmarks.faults import KINDS, PRICE, PrivacyLedger, Tell
 from botorch_dp import _files
+from tools import faults
+from tools.faults import KINDS, PRICE, PrivacyLedger, Tell
 
 DATABASES = [kind for kind in KINDS if kind not in ("data set", "exchange by files")]
 

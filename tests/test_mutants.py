@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.mutants import MUTANTS, ROOT, Mutant, run_mutant, stale
+from tools.mutants import MUTANTS, ROOT, Mutant, run_mutant, stale
 
 
 def test_every_fragment_occurs_exactly_once() -> None:

@@ -24,7 +24,7 @@ from botorch.utils.transforms import (
 )
 from torch import Tensor
 
-from botorch_dp._checks import check_finite, check_integer, check_size, check_tensor, checked
+from botorch_dp._checks import check_finite, check_integer, check_size, check_tensor
 from botorch_dp.models.gradient import candidate_noise, exact_gp, gradient_beliefs
 
 Stencil = Literal["simplex", "central"]
@@ -34,7 +34,6 @@ _SMALLEST_RADIUS, _LARGEST_RADIUS = 1e-3, 2.0
 _STENCILS: tuple[Stencil, ...] = ("simplex", "central")
 
 
-@checked
 class GradientTrace(AcquisitionFunction):
     r"""Negative trace of the gradient's covariance after a batch [Mueller2021], [Sopa2025].
 
@@ -125,7 +124,6 @@ class GradientTrace(AcquisitionFunction):
         return torch.stack([belief.covariance for belief in self.beliefs]).mean(dim=0)
 
 
-@checked
 def gen_gradient_trace_initial_conditions(
     acq_function: GradientTrace,
     bounds: Tensor,

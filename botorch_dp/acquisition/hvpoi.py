@@ -37,12 +37,11 @@ from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from botorch_dp._checks import check_choice, check_positive, check_tensor, checked
+from botorch_dp._checks import check_choice, check_positive, check_tensor
 
 Region = Literal["unbounded", "box"]
 
 
-@checked
 class _HypervolumeAcquisition(MultiObjectiveAnalyticAcquisitionFunction, ABC):
     """What HVPoI and its logarithm share: the objectives, the cells and the pending points."""
 
@@ -205,7 +204,6 @@ class _HypervolumeAcquisition(MultiObjectiveAnalyticAcquisitionFunction, ABC):
         return mean, variance.clamp_min(self.least_variance).sqrt()
 
 
-@checked
 class HypervolumeProbabilityOfImprovement(_HypervolumeAcquisition):
     r"""Hypervolume gained by the posterior mean, times the probability of an improvement.
 
@@ -275,7 +273,6 @@ class HypervolumeProbabilityOfImprovement(_HypervolumeAcquisition):
         return (value * probability(mean, std, self.probability_edges)).to(X)
 
 
-@checked
 class LogHypervolumeProbabilityOfImprovement(_HypervolumeAcquisition):
     r"""Logarithm of HVPoI, smoothed so that it can be optimized from anywhere.
 

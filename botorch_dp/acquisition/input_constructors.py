@@ -27,7 +27,7 @@ from botorch.utils.multi_objective.box_decompositions.non_dominated import (
 from botorch.utils.transforms import is_ensemble
 from torch import Tensor
 
-from botorch_dp._checks import checked, needs_extra
+from botorch_dp._checks import needs_extra
 from botorch_dp.acquisition.gradient_trace import GradientTrace
 from botorch_dp.acquisition.hvpoi import (
     HypervolumeProbabilityOfImprovement,
@@ -180,7 +180,6 @@ def construct_inputs_gradient_trace(
     }
 
 
-@checked
 def register_with_ax() -> None:
     """Let Ax save and load generation strategies that use these acquisition functions.
 

@@ -13,10 +13,9 @@ from botorch.models.model import Model
 from botorch.utils.transforms import average_over_ensemble_models, t_batch_mode_transform
 from torch import Tensor
 
-from botorch_dp._checks import check_delta, check_integer, check_positive, check_tensor, checked
+from botorch_dp._checks import check_delta, check_integer, check_positive, check_tensor
 
 
-@checked
 @dataclass(frozen=True)
 class UCBSchedule:
     r"""Widths of the confidence bounds: ``beta_t = 2 log(n t^2 pi^2 / (split delta))``.
@@ -61,7 +60,6 @@ class UCBSchedule:
         )
 
 
-@checked
 class PrivateUpperConfidenceBound(AnalyticAcquisitionFunction):
     r"""Single-outcome upper confidence bound with the schedule of [Kusner2015].
 

@@ -35,7 +35,7 @@ _EPILOG = """examples:
       --epsilon 1 --delta 1e-5 --model model.pt
   # the noise that an epsilon asks for
   botorch-dp calibrate dp-sgd --epsilon 1 --delta 1e-5 --records 50000 \\
-      --lot 256 --epochs 10
+      --batch 256 --epochs 10
   # what was spent, on what
   botorch-dp ledger show budget.sqlite
   # try to break every mechanism

@@ -66,7 +66,7 @@ def add_commands(commands: Any) -> None:
         type=count,
         default=1,
         metavar="Q",
-        help="trials of one lot size that a worker trains in one batched computation, where the "
+        help="trials of one batch size that a worker trains in one batched computation, where the "
         "problem can: several times as fast for small models (default: 1)",
     )
     places = pareto.add_mutually_exclusive_group()

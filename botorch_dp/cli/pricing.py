@@ -75,7 +75,7 @@ def add_commands(commands: Any) -> None:
     dp_sgd.add_argument("--epsilon", type=positive, required=True)
     dp_sgd.add_argument("--delta", type=probability, required=True)
     dp_sgd.add_argument("--records", type=count, required=True, help="training records")
-    dp_sgd.add_argument("--lot", type=count, required=True, help="records in a lot")
+    dp_sgd.add_argument("--batch", type=count, required=True, help="records in a batch")
     dp_sgd.add_argument("--epochs", type=count, required=True)
     dp_sgd.add_argument("--json", action="store_true", help="for programs")
     dp_sgd.set_defaults(run=_calibrate_dp_sgd)
@@ -83,7 +83,7 @@ def add_commands(commands: Any) -> None:
     epsilon = commands.add_parser(
         "epsilon",
         help="the epsilon of a run",
-        description="What a run costs, for every way to draw lots and every relation side by side.",
+        description="What a run costs, for every way to draw batches and every relation side by side.",
     )
     kinds = epsilon.add_subparsers(dest="kind", metavar="MECHANISM", required=True)
     dp_sgd = kinds.add_parser("dp-sgd", help="epsilon of DP-SGD and DP-Adam")
@@ -91,11 +91,11 @@ def add_commands(commands: Any) -> None:
         "--noise",
         type=positive,
         required=True,
-        help="standard deviation of the noise on a lot's summed gradients over the clipping norm "
+        help="standard deviation of the noise on a batch's summed gradients over the clipping norm "
         "(Opacus's noise_multiplier)",
     )
     dp_sgd.add_argument("--records", type=count, required=True, help="training records")
-    dp_sgd.add_argument("--lot", type=count, required=True, help="records in a lot")
+    dp_sgd.add_argument("--batch", type=count, required=True, help="records in a batch")
     dp_sgd.add_argument("--epochs", type=count, required=True)
     dp_sgd.add_argument("--delta", type=probability, default=1e-5, help="default: 1e-5")
     dp_sgd.add_argument("--json", action="store_true", help="for programs")
@@ -179,14 +179,14 @@ def _calibrate_additive(options: argparse.Namespace) -> int:
 
 
 def _ways(options: argparse.Namespace) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Each way to draw lots with each relation: in words, and as arguments of the accounting."""
-    steps = options.epochs * (options.records // options.lot)
+    """Each way to draw batches with each relation: in words, and as arguments of the accounting."""
+    steps = options.epochs * (options.records // options.batch)
     if steps < 1:
-        raise ValueError(f"--lot {options.lot} is more than the {options.records} records.")
+        raise ValueError(f"--batch {options.batch} is more than the {options.records} records.")
     from botorch_dp.privacy import NeighboringRelation
 
     replace, add = NeighboringRelation.REPLACE_ONE, NeighboringRelation.ADD_OR_REMOVE_ONE
-    run = {"lot_size": options.lot, "num_records": options.records, "steps": steps}
+    run = {"batch_size": options.batch, "num_records": options.records, "steps": steps}
     return [
         (
             {"sampling": sampling, "relation": words},
@@ -200,36 +200,33 @@ def _ways(options: argparse.Namespace) -> list[tuple[dict[str, Any], dict[str, A
     ]
 
 
-_LOTS = {"poisson": "Poisson (a coin each)", "without_replacement": "of fixed size"}
+_BATCHES = {"poisson": "Poisson (a coin each)", "without_replacement": "of fixed size"}
 
 
 def _print_ways(rows: list[dict[str, Any]], column: str, numbers: list[str]) -> None:
-    """One line for each way to draw lots and each relation, with a number of its own."""
-    print(f"{'lots':<23}{'protected against':<26}{'noise_multiplier':>17}{column:>12}")
+    """One line for each way to draw batches and each relation, with a number of its own."""
+    print(f"{'batches':<23}{'protected against':<26}{column:>17}")
     for row, number in zip(rows, numbers, strict=True):
-        lots, relation = _LOTS[row["sampling"]], row["relation"]
-        print(f"{lots:<23}{relation:<26}{row['noise_multiplier']:>17.4f}{number:>12}")
+        batches, relation = _BATCHES[row["sampling"]], row["relation"]
+        print(f"{batches:<23}{relation:<26}{number:>17}")
 
 
 def _calibrate_dp_sgd(options: argparse.Namespace) -> int:
     ways = _ways(options)
-    from botorch_dp.privacy import dp_sgd_noise_multiplier
+    from botorch_dp.privacy import dp_sgd_noise_multiplier, rounded_up
 
     steps, rows = ways[0][1]["steps"], []
     for words, run in ways:
         multiplier = dp_sgd_noise_multiplier(epsilon=options.epsilon, **run)
-        std = run["relation"].sum_sensitivity * multiplier
-        rows.append({**words, "noise_multiplier": multiplier, "std_over_clip": std})
+        rows.append({**words, "noise_multiplier": multiplier})
     if options.json:
         print(json.dumps({"steps": steps, "calibrations": rows}, indent=1))
         return 0
     print(f"{steps} steps, (epsilon, delta) = ({options.epsilon:g}, {options.delta:g})\n")
-    _print_ways(rows, "std / clip", [f"{row['std_over_clip']:.4f}" for row in rows])
+    _print_ways(rows, "noise_multiplier", [rounded_up(row["noise_multiplier"]) for row in rows])
     print(
-        "\nnoise_multiplier is the noise on the summed gradients over their sensitivity, which is "
-        "2 x clip\nwhen a record is replaced and 1 x clip when it is added: epsilons of different "
-        "relations\nare not comparable. Opacus counts in units of the clip: give it the last "
-        "column."
+        "\nnoise_multiplier is the standard deviation of the noise on the summed gradients over the\n"
+        "clipping norm, as in Opacus. Epsilons of different relations are not comparable."
     )
     return 0
 
@@ -240,18 +237,15 @@ def _epsilon_dp_sgd(options: argparse.Namespace) -> int:
 
     steps, rows = ways[0][1]["steps"], []
     for words, run in ways:
-        multiplier = options.noise / run["relation"].sum_sensitivity
-        epsilon = dp_sgd_epsilon(noise_multiplier=multiplier, **run)
-        rows.append({**words, "noise_multiplier": multiplier, "epsilon": epsilon})
+        epsilon = dp_sgd_epsilon(noise_multiplier=options.noise, **run)
+        rows.append({**words, "epsilon": epsilon})
     if options.json:
         print(json.dumps({"steps": steps, "delta": options.delta, "epsilons": rows}, indent=1))
         return 0
     print(f"{steps} steps, noise of {options.noise:g} x clip, delta = {options.delta:g}\n")
     _print_ways(rows, "epsilon", [rounded_up(row["epsilon"]) for row in rows])
     print(
-        "\nnoise_multiplier is the noise over the sensitivity of the sum: 2 x clip when a record "
-        "is replaced,\n1 x clip when it is added. Epsilons of different relations are not "
-        "comparable. A shuffled loader\nis neither of these ways to draw lots: none of the lines "
-        "holds for it."
+        "\nEpsilons of different relations are not comparable. If your data loader shuffles and "
+        "then goes\nthrough all records, none of these values applies."
     )
     return 0

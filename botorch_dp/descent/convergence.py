@@ -34,10 +34,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from botorch_dp._checks import check_delta, check_nonnegative, check_positive, checked
+from botorch_dp._checks import check_delta, check_nonnegative, check_positive
 
 
-@checked
 @dataclass(frozen=True)
 class DescentFacts:
     """Public facts of a run that its bound rests on.
@@ -59,7 +58,6 @@ class DescentFacts:
     has_box: bool
 
 
-@checked
 @dataclass(frozen=True)
 class DescentBound:
     """Bounds on where a run ended; all in root mean square over the privacy noise.

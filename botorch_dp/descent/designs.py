@@ -16,7 +16,6 @@ from botorch_dp._checks import (
     check_nonnegative,
     check_positive,
     check_tensor,
-    checked_but,
 )
 from botorch_dp.acquisition.gradient_trace import (
     Stencil,
@@ -74,7 +73,6 @@ class Proposal:
     radius: float
 
 
-@checked_but("name")
 @dataclass(frozen=True)
 class Design:
     """Where to ask for losses, how many answers to keep, and what to assume of them.

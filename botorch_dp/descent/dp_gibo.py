@@ -20,7 +20,7 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from botorch_dp._checks import check_count, check_nonnegative, check_positive, checked, checked_but
+from botorch_dp._checks import check_count, check_nonnegative, check_positive
 from botorch_dp._files import pack
 from botorch_dp._progress import ProgressBar
 from botorch_dp.descent.clipping import ClippedMean, Observations, read_losses
@@ -86,7 +86,6 @@ class _Progress:
         return self.trajectory[-1]
 
 
-@checked_but("kernel")
 class DPGIBO:
     r"""Minimize the mean loss over records, without gradients and under differential privacy.
 
@@ -543,7 +542,6 @@ class DPGIBO:
             ) from error
 
 
-@checked
 class NoiseAwareAdagrad(torch.optim.Optimizer):
     r"""AdaGrad [Duchi2011] that does not count the privacy noise as gradient.
 

@@ -16,7 +16,7 @@ from botorch.models.model import Model
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from botorch_dp._checks import check_integer, check_positive, check_tensor, checked
+from botorch_dp._checks import check_integer, check_positive, check_tensor
 from botorch_dp.descent.convergence import DescentBound, DescentFacts, descent_bound
 from botorch_dp.descent.designs import Design
 from botorch_dp.errors import NotPublicError
@@ -157,7 +157,6 @@ class DescentSettings:
         }
 
 
-@checked
 def gradient_noise_std(*, clip_norm: float, mu: float, steps: int, num_records: int) -> float:
     r"""Standard deviation of the noise on each coordinate of each gradient.
 
@@ -211,7 +210,6 @@ def described_kernel(kernel: Kernel) -> dict[str, Any]:
 # --- What follows from it. ---
 
 
-@checked
 @dataclass(frozen=True)
 class DescentPlan:
     """Public facts about a descent that has not begun: its price, its noise and its memory.
@@ -278,7 +276,6 @@ class DescentPlan:
 # --- What comes out. ---
 
 
-@checked
 @dataclass(frozen=True)
 class StepRecord:
     """Public facts about one step: functions of the released iterates and the settings.
@@ -296,7 +293,6 @@ class StepRecord:
     trace: float
 
 
-@checked
 @dataclass
 class DescentDiagnostics:
     """**Sensitive**: exact counts over the records, for the owner of the records only.
@@ -322,7 +318,6 @@ class DescentDiagnostics:
         return f"DescentDiagnostics({len(self.not_finite)} steps; sensitive, not shown)"
 
 
-@checked
 @dataclass(frozen=True, repr=False)
 class DescentResult:
     """The outcome of a private descent.

@@ -15,7 +15,6 @@ from botorch_dp._checks import (
     check_positive,
     check_size,
     check_tensor,
-    checked,
 )
 from botorch_dp.descent.clipping import Observations, read_losses
 from botorch_dp.descent.designs import Design, DesignName, as_design, observation_noise
@@ -45,7 +44,6 @@ from botorch_dp.privacy.ledger import check_payment
 _CHOSEN = "the box and the bounds of a loss were chosen without the records"
 
 
-@checked
 def private_start(
     record_losses: PerRecordLosses,
     *,
@@ -139,7 +137,6 @@ def private_start(
     return Release(chosen.to(X), price)
 
 
-@checked
 def public_clip_norm(
     record_losses: PerRecordLosses,
     location: Tensor,

@@ -24,7 +24,6 @@ from botorch_dp._checks import (
     check_nonnegative,
     check_positive,
     check_tensor,
-    checked,
 )
 from botorch_dp.models.public import frozen_kernel, prior_variance
 
@@ -43,7 +42,6 @@ _CHUNK_OF_OTHER_KERNELS = 2**20
 ClosedForm = Callable[[Tensor], Tensor]
 
 
-@checked
 class FiniteSetGP:
     r"""Zero-mean Gaussian process on a finite set, with mean and variance kept up to date.
 
@@ -276,7 +274,6 @@ def _matern_52(s2: Tensor) -> Tensor:
 _MATERN_PROFILES = {0.5: _matern_12, 1.5: _matern_32, 2.5: _matern_52}
 
 
-@checked
 def max_information_gain(
     kernel: Kernel, choices: Tensor, *, num_observations: int, noise_variance: float
 ) -> float:

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from scipy.linalg import lapack
 from torch import Tensor, nn
 
-from botorch_dp._checks import OutOfRange, check_tensor, checked
+from botorch_dp._checks import check_tensor
 from botorch_dp.models.kernels import Array, KernelDerivatives, kernel_derivatives, namespace
 
 # A new point whose variance, given the points kept so far, is below this fraction of the largest
@@ -495,7 +495,7 @@ def _solved(S: Array, noise: Array | float, A: Array) -> Array:
         try:
             inverse = torch.linalg.pinv(S, rtol=limit, hermitian=True)
         except torch.linalg.LinAlgError as error:  # of entries that are not finite
-            raise OutOfRange("These points are too far away to compute with.") from error
+            raise ValueError("These points are too far away to compute with.") from error
         solution = torch.where((failed > 0)[..., None, None], inverse @ A, solution)
     return solution
 
@@ -505,7 +505,6 @@ def _diagonal(size: int, value: float) -> NDArray[np.float64]:
     return value * np.eye(size)
 
 
-@checked
 class GradientPosterior:
     """The posterior of a model's gradient at a location, in the model's own coordinates.
 

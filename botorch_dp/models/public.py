@@ -19,7 +19,7 @@ from gpytorch.means import ConstantMean, ZeroMean
 from torch import Tensor
 from torch.nn import Module
 
-from botorch_dp._checks import check_nonnegative, check_tensor, checked
+from botorch_dp._checks import check_nonnegative, check_tensor
 from botorch_dp.errors import NotPublicError
 
 _UNIT_VARIANCE_TOLERANCE = 1e-6
@@ -51,7 +51,6 @@ def prior_variance(kernel: Kernel, X: Tensor) -> Tensor:
     return variance
 
 
-@checked
 def public_gp(
     train_X: Tensor, train_Y: Tensor, *, kernel: Kernel, noise_variance: float
 ) -> SingleTaskGP:
@@ -87,7 +86,6 @@ def public_gp(
     return model.requires_grad_(False).eval()
 
 
-@checked
 def check_public(model: Module, *, unit_variance: bool = False) -> None:
     """Raise :class:`NotPublicError` unless the model's prior is visibly fixed in advance.
 

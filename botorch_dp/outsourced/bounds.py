@@ -37,7 +37,6 @@ from botorch_dp._checks import (
     check_nonnegative,
     check_positive,
     check_tensor,
-    checked,
 )
 from botorch_dp.acquisition import UCBSchedule
 from botorch_dp.models import FiniteSetGP
@@ -47,7 +46,6 @@ from botorch_dp.outsourced.modeler import Answer
 LemmaEdition = Literal["exact", "icml2020"]
 
 
-@checked
 @dataclass(frozen=True)
 class Distortion:
     """Squared distances of released rows over those of the rows lie between ``low`` and ``high``.
@@ -78,7 +76,6 @@ class Distortion:
         return max(error(self.low), error(self.high))
 
 
-@checked
 def projection_distortion(
     *, num_rows: int, dim: int, projection_dim: int, delta: float, lift: float = 0.0
 ) -> Distortion:
@@ -109,7 +106,6 @@ def projection_distortion(
     return Distortion(low, high * (1 + lift**2), delta)
 
 
-@checked
 def projection_dim_for(
     *, num_rows: int, dim: int, distortion: float, delta: float, edition: LemmaEdition = "exact"
 ) -> int:
@@ -154,7 +150,6 @@ def projection_dim_for(
     return high
 
 
-@checked
 @dataclass(frozen=True)
 class RegretBound:
     """A bound on the least regret among the rows that were asked for.
@@ -189,7 +184,6 @@ class RegretBound:
         )
 
 
-@checked
 def regret_bound(
     answers: Sequence[float],
     *,
@@ -233,7 +227,6 @@ def regret_bound(
     return RegretBound(search, 2 * math.fsum(wrong) / steps, delta + distortion.delta)
 
 
-@checked
 def regret_certificate(
     X: Tensor, history: Sequence[Answer], *, kernel: Kernel, noise_std: float, delta: float
 ) -> float:

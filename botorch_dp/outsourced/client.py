@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
-from botorch_dp._checks import check_integer, check_positive, checked
+from botorch_dp._checks import check_integer, check_positive
 from botorch_dp.outsourced.credentials import client_context
 from botorch_dp.outsourced.curator import check_request_id
 from botorch_dp.outsourced.exchange import (
@@ -48,7 +48,6 @@ class UnreadableResponse(RuntimeError):
     """What came back is not what a curator's service sends."""
 
 
-@checked
 class CuratorClient:
     """Asks a curator's service; its :meth:`query` goes into ``Modeler.run``.
 

@@ -17,8 +17,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
-from botorch_dp._checks import checked
-
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
@@ -60,7 +58,6 @@ class _Context(ssl.SSLContext):
         return wrapped
 
 
-@checked
 @dataclass(frozen=True)
 class TLS:
     """The files of an encrypted service, all PEM; replaced ones serve the next connection.

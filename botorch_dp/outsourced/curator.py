@@ -23,8 +23,6 @@ from botorch_dp._checks import (
     check_positive,
     check_size,
     check_tensor,
-    checked,
-    checked_but,
 )
 from botorch_dp.errors import PrivacyError
 from botorch_dp.outsourced.query_log import Query, QueryLog
@@ -58,7 +56,6 @@ class UnusableAnswer(ValueError):
     """A row whose measured value is NaN or infinite; it is not measured again."""
 
 
-@checked
 @dataclass(frozen=True)
 class PrivateAnswers:
     """How answers are released when they are sensitive too.
@@ -138,7 +135,6 @@ class PrivateAnswers:
         return float(release.value)
 
 
-@checked_but("index")
 class Curator:
     """One released data set, and answers by row index.
 
@@ -357,7 +353,6 @@ def _check_unpaid(ledger: PrivacyLedger | None) -> None:
 # --- The transforms: the published one, with the attack on it, and a public projection. ---
 
 
-@checked
 def singular_floor(*, projection_dim: int, epsilon: float, delta: float) -> float:
     r"""The least singular value that the published theorem asks for.
 
@@ -384,7 +379,6 @@ def lifted(X: Tensor, floor: float) -> Tensor:
     return (U * torch.hypot(S, torch.full_like(S, floor))) @ Vh
 
 
-@checked
 def choose_projection_dim(X: Tensor, *, epsilon: float, delta: float) -> int:
     """The published guideline: the most columns for which ``X`` needs no lifting.
 
@@ -426,7 +420,6 @@ def choose_projection_dim(X: Tensor, *, epsilon: float, delta: float) -> int:
     return largest
 
 
-@checked
 def column_space_residual(Z: Tensor, X: Tensor) -> float:
     """How far a released ``Z`` is from the column space of ``X``, relative to ``Z``'s size.
 
@@ -502,7 +495,6 @@ def projected_sensitivity(projection: Tensor, row_distance: float) -> float:
 # --- The curators that release by them. ---
 
 
-@checked
 class RandomProjectionCurator(Curator):
     r"""The transform of [Kharkovskii2020], faithfully. **It has no privacy guarantee.**
 
@@ -584,7 +576,6 @@ class RandomProjectionCurator(Curator):
         self._open(release_rows, evaluate, answers, max_queries, log, unsafe_seed)
 
 
-@checked
 class GaussianNoiseCurator(Curator):
     r"""Rows plus Gaussian noise, after a public projection if asked: an honest transform.
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from botorch_dp._checks import check_integer, check_positive, checked
+from botorch_dp._checks import check_integer, check_positive
 from botorch_dp._files import atomic_write, sync_folder
 from botorch_dp.errors import BudgetExhausted
 from botorch_dp.outsourced.curator import Curator, InvalidIndex, UnusableAnswer, check_request_id
@@ -77,14 +77,12 @@ def dataset_from_bytes(data: bytes, *, largest: int = LARGEST_DATASET) -> Releas
     )
 
 
-@checked
 def save_dataset(path: str | os.PathLike[str], dataset: Release[Tensor]) -> None:
     """Write the released rows to a file that is whole or absent."""
     with atomic_write(path, binary=True) as file:
         file.write(dataset_to_bytes(dataset))
 
 
-@checked
 def load_dataset(path: str | os.PathLike[str]) -> Release[Tensor]:
     """Read released rows written by :func:`save_dataset`."""
     try:
@@ -93,7 +91,6 @@ def load_dataset(path: str | os.PathLike[str]) -> Release[Tensor]:
         raise ValueError(f"`path` {os.fspath(path)}: {error}") from error
 
 
-@checked
 def answer_questions(
     curator: Curator, questions: str | os.PathLike[str], answers: str | os.PathLike[str]
 ) -> int:
@@ -123,7 +120,6 @@ def answer_questions(
     return count
 
 
-@checked
 class FileCurator:
     """The modeler's half of an exchange by files, to be given to :meth:`Modeler.run`.
 

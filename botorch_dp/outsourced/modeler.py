@@ -32,7 +32,6 @@ from botorch_dp._checks import (
     check_path,
     check_positive,
     check_tensor,
-    checked,
 )
 from botorch_dp._progress import ProgressBar
 from botorch_dp.acquisition import UCBSchedule
@@ -43,7 +42,6 @@ from botorch_dp.privacy.runs import Run, fingerprint
 _FEWEST_TO_LEARN_FROM = 4
 
 
-@checked
 @dataclass(frozen=True)
 class Answer:
     """One answered question."""
@@ -52,7 +50,6 @@ class Answer:
     y: float
 
 
-@checked
 class Modeler:
     r"""GP-UCB over the rows of a released data set [Kharkovskii2020].
 
@@ -303,7 +300,6 @@ class Modeler:
         return f"Modeler(rows={len(self.Z)}, answers={len(self.history)}, learns={self.learns})"
 
 
-@checked
 class InputNoiseRBF(Kernel):
     r"""RBF kernel averaged over the noise of the rows it compares.
 

@@ -57,7 +57,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from botorch_dp._checks import check_integer, check_positive, checked
+from botorch_dp._checks import check_integer, check_positive
 from botorch_dp.outsourced.credentials import SHAKING, TLS, Tokens
 from botorch_dp.outsourced.curator import Curator, check_request_id
 from botorch_dp.outsourced.exchange import answer_to, dataset_to_bytes
@@ -235,7 +235,6 @@ def check_limits(rate: float, burst: int, measurements: int) -> None:
     check_integer("measurements", measurements)
 
 
-@checked
 def curator_app(
     curator: Curator,
     *,
@@ -422,7 +421,6 @@ def _in_thread(
 # --- Sockets: TLS, limits against strangers, and workers on one port. ---
 
 
-@checked
 def serve(
     curator: Curator | Callable[[], Curator],
     *,

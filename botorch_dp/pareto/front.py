@@ -19,7 +19,7 @@ import torch
 from botorch.utils.multi_objective.hypervolume import Hypervolume
 from torch import Tensor
 
-from botorch_dp._checks import check_finite, checked, needs_extra
+from botorch_dp._checks import check_finite, needs_extra
 from botorch_dp.pareto.beliefs import Beliefs, Candidates, front_places, require_complete
 from botorch_dp.pareto.problem import SEEDED, Point, PrivacyUtilityProblem, Trial
 from botorch_dp.pareto.proposals import Proposer
@@ -37,7 +37,6 @@ _EPSILON, _ERROR = 0, 1
 Reevaluator: TypeAlias = Callable[..., tuple[list[Trial], Guarantee]]
 
 
-@checked
 @dataclass(frozen=True)
 class OperatingPoint:
     """A config to deploy.
@@ -68,7 +67,6 @@ class OperatingPoint:
         )
 
 
-@checked
 class ParetoFront:
     """The non-dominated trials of a study, beside all others.
 

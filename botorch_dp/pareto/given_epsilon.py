@@ -1,6 +1,6 @@
 """Epsilon as an input: the noise of a training is solved for.
 
-What is wanted is an epsilon, and which noise meets it follows from the lots, the steps and whatever
+What is wanted is an epsilon, and which noise meets it follows from the batches, the steps and whatever
 else the privacy oracle reads. A space that holds ``epsilon`` in place of the noise needs no search
 for a config that meets the one that is wanted.
 """
@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from botorch_dp._checks import checked
 from botorch_dp.pareto.problem import PrivacyUtilityProblem
 from botorch_dp.space import Config, Integer, Real, SearchSpace
 
@@ -25,7 +24,6 @@ _EXACT, _ROUGH = 48, 8
 _MARGIN = 0.01
 
 
-@checked
 def given_epsilon(
     problem: PrivacyUtilityProblem, noise: str, epsilon: Real | None = None
 ) -> PrivacyUtilityProblem:

@@ -15,7 +15,7 @@ from numbers import Real as RealNumber
 from statistics import fmean
 from typing import Any, Literal, TypeAlias
 
-from botorch_dp._checks import check_delta, check_finite, check_integer, check_positive, checked
+from botorch_dp._checks import check_delta, check_finite, check_integer, check_positive
 from botorch_dp.privacy import (
     ApproximateLoss,
     Guarantee,
@@ -67,7 +67,6 @@ class MistakenUtilityError(InvalidUtilityError):
     """An answer that no training could give, and so a mistake in the oracle: percent, a tensor."""
 
 
-@checked
 @dataclass(frozen=True)
 class Objective:
     """A further objective to minimize, such as training time or model size.
@@ -105,7 +104,6 @@ class Objective:
         return float(value)  # type: ignore[arg-type]
 
 
-@checked
 @dataclass(frozen=True)
 class Resource:
     """The integer parameter along which a training is measured: its epochs, rounds or trees.
@@ -146,7 +144,6 @@ class Resource:
         return replace(self, checkpoints=tuple(values))
 
 
-@checked
 @dataclass(frozen=True)
 class Batched:
     """Answers the oracles' questions many at once, where that is faster than one after the other.
@@ -248,7 +245,6 @@ class Measurement:
         return "Measurement(sensitive)"
 
 
-@checked
 @dataclass(frozen=True)
 class Trial:
     """One config, its seeds, and whatever is known about it so far.
@@ -352,7 +348,6 @@ class Point:
     seconds: float
 
 
-@checked
 @dataclass(frozen=True)
 class TrainingPromise:
     """What is known about the privacy of one training, and of one measurement of its utility.
@@ -400,7 +395,6 @@ class TrainingPromise:
         return replace(promised, unit=promised.unit.given(_SECRET_NOISE))
 
 
-@checked
 class PrivacyUtilityProblem:
     """The two oracles of a privacy-utility trade-off, and the point that counts as worthless.
 

@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import torch
 from torch import Tensor
 
-from botorch_dp._checks import check_choice, check_count, check_integer, check_positive, checked
+from botorch_dp._checks import check_choice, check_count, check_integer, check_positive
 from botorch_dp._files import MEMORY
 from botorch_dp.pareto.beliefs import EpsilonScale, PrivacyModel, require_complete
 from botorch_dp.pareto.front import (
@@ -79,7 +79,6 @@ Callback: TypeAlias = "Callable[[DPareto, Trial], object]"
 _SAME_EPSILON, _MOST_CHECKED = 1e-6, 512
 
 
-@checked
 class DPareto:
     """A study of a privacy-utility trade-off.
 
@@ -397,7 +396,7 @@ class DPareto:
                 in this thread, once it is stored. It may call :meth:`stop`; what it raises ends
                 the run.
             together: How many trials are trained in one batched computation, by the problem's
-                ``batched``: the problems of our trainers have it, for configs of one lot size. They
+                ``batched``: the problems of our trainers have it, for configs of one batch size. They
                 are proposed for it and count as ``batch_size`` at least. The results are those of
                 trainings one after the other, up to rounding; a curve whose rest is not worth its
                 cost ends, and the others go on.

@@ -37,7 +37,7 @@ from typing import Any, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import torch
 
-from botorch_dp._checks import check_positive, checked, needs_extra
+from botorch_dp._checks import check_positive, needs_extra
 from botorch_dp.errors import BudgetExhausted, PrivacyError
 from botorch_dp.pareto.paying import Purse
 from botorch_dp.pareto.problem import (
@@ -762,7 +762,6 @@ def _check_picklable(name: str, oracle: Callable[..., Any]) -> None:
 # --- Clusters: Dask, and Ray. ---
 
 
-@checked
 class RayExecutor(Executor):
     """Runs calls as tasks of a Ray cluster. Needs the extra ``ray``.
 

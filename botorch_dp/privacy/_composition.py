@@ -58,7 +58,7 @@ class Component(NamedTuple):
     Args:
         kind: Which.
         size: Epsilon, or the noise multiplier.
-        fraction: The chance of a record to be in a lot, below 1.
+        fraction: The chance of a record to be in a batch, below 1.
     """
 
     kind: Literal["pure", "laplace"] | SampledKind
@@ -72,7 +72,7 @@ class Component(NamedTuple):
 
     @property
     def dominating_mu(self) -> float:
-        """A mu for which it is mu-GDP; for a step, once its lot is known."""
+        """A mu for which it is mu-GDP; for a step, once its batch is known."""
         if self.is_pure:
             return pure_dp_mu(self.size)
         return math.inf if self.size < 1 / LARGEST_MU else 1 / self.size

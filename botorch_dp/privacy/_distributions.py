@@ -16,7 +16,7 @@ for the tail that is wanted, and some hundred are as good as the usual 10^5.
 **One step of DP-SGD.** In units of its standard deviation the noise is N(0, I), a vector of norm
 at most 1 stays one, and :math:`c` is what a record adds at most to the sum.
 
-*Poisson lots, both relations.* Given the other records of the lot, the sum is
+*Poisson batches, both relations.* Given the other records of the batch, the sum is
 :math:`(1-q) N(0) + q N(g)` against N(0) (one record removed) or against
 :math:`(1-q) N(0) + q N(g')` (replaced), with :math:`|g|, |g'| \le c`. Let S be any event and
 :math:`a = N(0)(S)`. Then :math:`N(g)(S) \le \Phi(\Phi^{-1}(a) + c)` and
@@ -26,10 +26,10 @@ the line dominate: ``((1-q) N(0) + q N(c), N(0))`` for an added or removed recor
 directions, and ``((1-q) N(0) + q N(c), (1-q) N(0) + q N(-c))`` for a replaced one. Averaging over
 the other records is joint convexity.
 
-*Lots of fixed size, a record replaced,* :math:`c` now being what the replacement moves, 2C.
+*Batches of fixed size, a record replaced,* :math:`c` now being what the replacement moves, 2C.
 
-1. Let :math:`\epsilon \ge 0`. With probability q = m/n the lot holds the record. A lot that holds
-   it turns into one of those that do not by exchanging one record, and into a lot with the
+1. Let :math:`\epsilon \ge 0`. With probability q = m/n the batch holds the record. A batch that holds
+   it turns into one of those that do not by exchanging one record, and into a batch with the
    replacement likewise; so by advanced joint convexity [Balle2018b]
    :math:`\delta(\epsilon) \le q \, \delta_G(\log(1 + (e^\epsilon - 1)/q))`, :math:`\delta_G` being
    the profile of the Gaussian mechanism for a shift c. That is the one-sided pair
@@ -45,7 +45,7 @@ the other records is joint convexity.
 
 Its privacy loss: beyond the point c/2, where the one-sided pair's loss is 0, it is that pair's;
 below 0 it is the mirror image; the rest, :math:`(1-q)(1 - 2 \Phi(-c/2))`, is an atom at 0. The
-smaller pair of mixtures ``(1-q) N(0) + q N(+-c/2)`` would *not* do: it is right for Poisson lots.
+smaller pair of mixtures ``(1-q) N(0) + q N(+-c/2)`` would *not* do: it is right for Poisson batches.
 A data set attains the one-sided pair (all other gradients at one end of the clipping ball, the
 replaced one moving from there to the other), which bounds the exact value from below.
 """
@@ -174,9 +174,9 @@ class SampledGaussian(Losses):
     """One step of DP-SGD; see the module's text for the three pairs.
 
     Args:
-        kind: Poisson lots under add-or-remove-one or under replace-one, or lots of fixed size.
+        kind: Poisson batches under add-or-remove-one or under replace-one, or batches of fixed size.
         shift: The c of the module's text, ``r``; for ``"replace"`` half the sum's sensitivity.
-        fraction: The probability that a record is in the lot, strictly between 0 and 1, ``r``.
+        fraction: The probability that a record is in the batch, strictly between 0 and 1, ``r``.
     """
 
     kind: SampledKind
@@ -219,7 +219,7 @@ class SampledGaussian(Losses):
 
     def _first_nodes(self, log_tail: np.ndarray, number: int) -> np.ndarray:
         c, q = self.shift, self.fraction
-        # A lot that holds the record is needed for the largest losses, and one without it for the
+        # A batch that holds the record is needed for the largest losses, and one without it for the
         # others: they have a chance of q and of 1.
         record, reach = (
             np.maximum(-ndtri_exp(np.minimum(log_tail - log_chance, -1.0)), _LEAST_REACH)

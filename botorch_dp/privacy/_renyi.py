@@ -1,7 +1,7 @@
 r"""Rényi divergences of DP-SGD and of simpler mechanisms, and what they say about (epsilon, delta).
 
-The papers account for lots of fixed size, drawn without replacement, by a bound of [Wang2019]: for
-one step whose noise is z sensitivities and whose lot is a fraction q of the data, the moment of
+The papers account for batches of fixed size, drawn without replacement, by a bound of [Wang2019]: for
+one step whose noise is z sensitivities and whose batch is a fraction q of the data, the moment of
 integer order :math:`\alpha` obeys, under replace-one,
 
 .. math::
@@ -44,24 +44,24 @@ _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(20)
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 
 
-def fixed_lot_rdp(
+def fixed_batch_rdp(
     noise_multiplier: float, sampling_fraction: float, orders: Sequence[float]
 ) -> np.ndarray:
-    """Rényi divergences of one step of DP-SGD on fixed-size lots, under replace-one.
+    """Rényi divergences of one step of DP-SGD on fixed-size batches, under replace-one.
 
     Args:
         noise_multiplier: Noise std over the l2 sensitivity of the summed gradient.
-        sampling_fraction: Lot size over the number of records, in (0, 1].
+        sampling_fraction: Batch size over the number of records, in (0, 1].
         orders: Each above 1. Between integers the convex log-moment is interpolated.
 
     Returns:
         One divergence for each order; read-only, since it is cached.
     """
-    return _fixed_lot_rdp(noise_multiplier, sampling_fraction, tuple(orders))
+    return _fixed_batch_rdp(noise_multiplier, sampling_fraction, tuple(orders))
 
 
 @lru_cache(maxsize=4096)
-def _fixed_lot_rdp(z: float, fraction: float, orders: tuple[float, ...]) -> np.ndarray:
+def _fixed_batch_rdp(z: float, fraction: float, orders: tuple[float, ...]) -> np.ndarray:
     if fraction == 1:
         rdp = gaussian_rdp(1 / z, orders)
     else:
@@ -69,7 +69,7 @@ def _fixed_lot_rdp(z: float, fraction: float, orders: tuple[float, ...]) -> np.n
         alphas = np.asarray(orders, dtype=float)
         floors, ceilings = np.floor(alphas).astype(int), np.ceil(alphas).astype(int)
         wanted = sorted({*floors.tolist(), *ceilings.tolist()})
-        known = dict(zip(wanted, _fixed_lot_log_moments(z, fraction, wanted), strict=True))
+        known = dict(zip(wanted, _fixed_batch_log_moments(z, fraction, wanted), strict=True))
         low = np.array([known[order] for order in floors.tolist()])
         high = np.array([known[order] for order in ceilings.tolist()])
         rdp = (low + (alphas - floors) * (high - low)) / (alphas - 1)
@@ -82,12 +82,12 @@ def sampled_gaussian_rdp(
 ) -> np.ndarray:
     """Rényi divergences of the dominating pair of one step of DP-SGD; see :mod:`._distributions`.
 
-    For Poisson lots under add-or-remove-one the larger of the two directions [Mironov2019].
+    For Poisson batches under add-or-remove-one the larger of the two directions [Mironov2019].
 
     Args:
         kind: The sampling and the relation.
         noise_multiplier: Noise std over the l2 sensitivity of the summed gradient.
-        fraction: The chance of a record to be in a lot, in (0, 1].
+        fraction: The chance of a record to be in a batch, in (0, 1].
         orders: Each above 1.
 
     Returns:
@@ -186,7 +186,7 @@ def laplace_rdp(epsilon: float, orders: Sequence[float]) -> np.ndarray:
     return np.where(alphas * epsilon < 50, small, large) / (alphas - 1)
 
 
-def _fixed_lot_log_moments(z: float, fraction: float, orders: Sequence[int]) -> list[float]:
+def _fixed_batch_log_moments(z: float, fraction: float, orders: Sequence[int]) -> list[float]:
     """Bounds on the log-moments of one step at integer orders."""
     tight = [order for order in orders if order <= _MAX_TIGHT_ORDER]
     powers = np.arange(2, _MAX_TIGHT_ORDER + 1)

@@ -1,20 +1,21 @@
 """What DP-SGD costs, and what a Rényi divergence implies.
 
-A lot is the set of records whose clipped gradients are added up in a step. Two ways to draw it:
+A batch is the set of records whose clipped gradients are added up in a step. Two ways to draw it:
 
 * ``"poisson"``: every record joins by its own coin, as in Opacus. The default is to protect against
   a *replaced* record, the relation of everything else in this package; against an *added or
   removed* one it can be accounted for as well.
-* ``"without_replacement"``: lots of fixed size, as in [Avent2020]. One record is replaced. For the
-  same noise nearly twice as dear as Poisson lots, for all that is known.
+* ``"without_replacement"``: batches of fixed size, as in [Avent2020]. One record is replaced. For the
+  same noise nearly twice as dear as Poisson batches, for all that is known.
 
-``noise_multiplier`` always means noise std over the l2 sensitivity of the sum of clipped gradients
-under the relation: 2C for a replaced record and C for an added one, C being the clipping norm
-(``relation.sum_sensitivity`` clipping norms). Opacus counts in C; dp-accounting counts in C under
-REPLACE_ONE, too, except in its Rényi accountant without replacement, which counts in 2C.
+``noise_multiplier`` always means the noise's standard deviation over the clipping norm C, as in
+Opacus, TensorFlow Privacy and JAX Privacy. A replaced record moves the sum of clipped gradients by
+up to 2C and an added one by up to C (``relation.sum_sensitivity`` clipping norms), so the same
+noise gives a replaced record less protection. dp-accounting also counts in C under REPLACE_ONE,
+except in its Rényi accountant without replacement, which counts in 2C.
 
-Not here: *random allocation*, where each record joins one random lot of each pass [Feldman2026].
-What is proven for it is about added and removed records, not replaced ones; its lots vary in size
+Not here: *random allocation*, where each record joins one random batch of each pass [Feldman2026].
+What is proven for it is about added and removed records, not replaced ones; its batches vary in size
 like Poisson's, so it would gain no fixed shapes; and its price is at best a little below Poisson's.
 
 Epsilons come from privacy-loss distributions: dominating pairs, their discretization and the proofs
@@ -36,7 +37,6 @@ from botorch_dp._checks import (
     check_delta,
     check_integer,
     check_positive,
-    checked,
     did_you_mean,
 )
 from botorch_dp.errors import PrivacyError
@@ -44,9 +44,9 @@ from botorch_dp.privacy._composition import LARGEST_MU, composed_epsilon
 from botorch_dp.privacy._distributions import SampledKind, sampled_gaussian
 from botorch_dp.privacy._fourier import FAST, Sums
 from botorch_dp.privacy._gaussian import gaussian_epsilon, gaussian_mu
-from botorch_dp.privacy._renyi import DENSE_ORDERS, fixed_lot_rdp, rdp_epsilon
+from botorch_dp.privacy._renyi import DENSE_ORDERS, fixed_batch_rdp, rdp_epsilon
 from botorch_dp.privacy.guarantee import (
-    FixedLotSGDLoss,
+    FixedBatchSGDLoss,
     NeighboringRelation,
     PoissonSGDLoss,
 )
@@ -57,30 +57,28 @@ _SAMPLINGS = ("poisson", "without_replacement")
 _ACCOUNTANTS = ("pld", "rdp")
 
 
-@checked
 def dp_sgd_loss(
     *,
     noise_multiplier: float,
-    lot_size: int,
+    batch_size: int,
     num_records: int,
     steps: int,
     sampling: Sampling = "poisson",
     relation: NeighboringRelation | None = None,
-) -> PoissonSGDLoss | FixedLotSGDLoss:
+) -> PoissonSGDLoss | FixedBatchSGDLoss:
     """The privacy loss of a DP-SGD run, as a record for a ``Guarantee``; arguments as below."""
     relation = checked_relation(sampling, relation)
     check_integer("num_records", num_records)
-    check_integer("lot_size", lot_size, at_most=num_records)
+    check_integer("batch_size", batch_size, at_most=num_records)
     if sampling == "poisson":
-        return PoissonSGDLoss(noise_multiplier, lot_size / num_records, steps, relation)
-    return FixedLotSGDLoss(noise_multiplier, lot_size, num_records, steps)
+        return PoissonSGDLoss(noise_multiplier, batch_size / num_records, steps, relation)
+    return FixedBatchSGDLoss(noise_multiplier, batch_size, num_records, steps)
 
 
-@checked
 def dp_sgd_epsilon(
     *,
     noise_multiplier: float,
-    lot_size: int,
+    batch_size: int,
     num_records: int,
     steps: int,
     delta: float,
@@ -91,16 +89,16 @@ def dp_sgd_epsilon(
     """The epsilon of DP-SGD (or DP-Adam) at ``delta``, an upper bound.
 
     Args:
-        noise_multiplier: Noise std over the l2 sensitivity of the summed gradient: 2C when a record
-            is replaced, C when one is added or removed.
-        lot_size: Records in a lot; for Poisson sampling the expected number.
+        noise_multiplier: Standard deviation of the noise on the summed gradient, over the clipping
+            norm.
+        batch_size: Records in a batch; for Poisson sampling the expected number.
         num_records: Number of records.
         steps: Number of noisy gradients.
         delta: In (0, 1).
-        sampling: How lots are drawn. A shuffled pass over the data is neither.
-        relation: REPLACE_ONE if None; lots of fixed size know no other.
+        sampling: How batches are drawn. A shuffled pass over the data is neither.
+        relation: REPLACE_ONE if None; batches of fixed size know no other.
         accountant: ``"pld"`` (privacy-loss distributions), about 3e-4 above the exact value of the
-            dominating pair. ``"rdp"`` repeats what papers record: Rényi divergences, for fixed lots
+            dominating pair. ``"rdp"`` repeats what papers record: Rényi divergences, for fixed batches
             those of [Wang2019], or the Gaussian mechanism without amplification where that is
             smaller.
 
@@ -108,16 +106,16 @@ def dp_sgd_epsilon(
         Epsilon under the relation. Infinite where the noise is too small to mean anything.
 
     Example:
-        >>> run = dict(lot_size=256, num_records=32561, steps=1000, delta=1e-5)
-        >>> round(dp_sgd_epsilon(noise_multiplier=0.5, **run), 2)
+        >>> run = dict(batch_size=256, num_records=32561, steps=1000, delta=1e-5)
+        >>> round(dp_sgd_epsilon(noise_multiplier=1.0, **run), 2)
         2.18
-        >>> fixed = dict(noise_multiplier=1.0, sampling="without_replacement", **run)
+        >>> fixed = dict(noise_multiplier=2.0, sampling="without_replacement", **run)
         >>> round(dp_sgd_epsilon(**fixed), 2), round(dp_sgd_epsilon(**fixed, accountant="rdp"), 2)
         (1.69, 2.75)
     """
     loss = dp_sgd_loss(
         noise_multiplier=noise_multiplier,
-        lot_size=lot_size,
+        batch_size=batch_size,
         num_records=num_records,
         steps=steps,
         sampling=sampling,
@@ -130,20 +128,19 @@ def dp_sgd_epsilon(
     return _renyi_epsilon(loss, delta)
 
 
-def _renyi_epsilon(loss: PoissonSGDLoss | FixedLotSGDLoss, delta: float) -> float:
-    without_sampling = gaussian_epsilon(math.sqrt(loss.steps) / loss.noise_multiplier, delta)
-    if isinstance(loss, FixedLotSGDLoss):
-        step = fixed_lot_rdp(loss.noise_multiplier, loss.sampling_fraction, DENSE_ORDERS)
+def _renyi_epsilon(loss: PoissonSGDLoss | FixedBatchSGDLoss, delta: float) -> float:
+    without_sampling = gaussian_epsilon(math.sqrt(loss.steps) / loss.noise_over_sensitivity, delta)
+    if isinstance(loss, FixedBatchSGDLoss):
+        step = fixed_batch_rdp(loss.noise_over_sensitivity, loss.sampling_fraction, DENSE_ORDERS)
         rdp = loss.steps * step
     else:
         rdp = loss.rdp(DENSE_ORDERS)
     return min(rdp_epsilon(DENSE_ORDERS, rdp, delta), without_sampling)
 
 
-@checked
 def dp_sgd_epsilons(
     noise_multipliers: Sequence[float] | np.ndarray,
-    lot_sizes: Sequence[int] | np.ndarray,
+    batch_sizes: Sequence[int] | np.ndarray,
     steps: Sequence[int] | np.ndarray,
     *,
     num_records: int,
@@ -158,11 +155,11 @@ def dp_sgd_epsilons(
 
     Args:
         noise_multipliers: Candidates' noise multipliers, ``b``.
-        lot_sizes: Their lot sizes, ``b``.
+        batch_sizes: Their batch sizes, ``b``.
         steps: Their numbers of steps, ``b``.
         num_records: Number of records.
         delta: In (0, 1).
-        sampling: How lots are drawn.
+        sampling: How batches are drawn.
         relation: REPLACE_ONE if None.
 
     Returns:
@@ -172,20 +169,21 @@ def dp_sgd_epsilons(
     check_integer("num_records", num_records)
     check_delta("delta", delta)
     try:
-        noise, lots, lengths = np.broadcast_arrays(noise_multipliers, lot_sizes, steps)
+        noise, batches, lengths = np.broadcast_arrays(noise_multipliers, batch_sizes, steps)
     except ValueError as error:
         raise ValueError(
-            f"`noise_multipliers`, `lot_sizes` and `steps` must have one length: {error}"
+            f"`noise_multipliers`, `batch_sizes` and `steps` must have one length: {error}"
         ) from error
     if noise.ndim != 1:
         raise ValueError(f"Settings must be one-dimensional, got shape {noise.shape}.")
     if not (np.isfinite(noise) & (noise > 0)).all():
         raise ValueError("`noise_multipliers` must be positive and finite.")
-    if not ((lots >= 1) & (lots <= num_records) & (lots % 1 == 0)).all():
-        raise ValueError(f"`lot_sizes` must be integers from 1 to {num_records}.")
+    if not ((batches >= 1) & (batches <= num_records) & (batches % 1 == 0)).all():
+        raise ValueError(f"`batch_sizes` must be integers from 1 to {num_records}.")
     if not ((lengths >= 1) & (lengths % 1 == 0)).all():
         raise ValueError("`steps` must be integers of at least 1.")
-    noise, fractions, lengths = noise.astype(float), lots / float(num_records), lengths * 1.0
+    noise = noise.astype(float) / relation.sum_sensitivity
+    fractions, lengths = batches / float(num_records), lengths * 1.0
     with np.errstate(over="ignore"):
         mus = np.sqrt(lengths) / noise  # without amplification
     epsilons = np.full(len(noise), math.inf)
@@ -203,11 +201,10 @@ def dp_sgd_epsilons(
     return epsilons
 
 
-@checked
 def dp_sgd_noise_multiplier(
     *,
     epsilon: float,
-    lot_size: int,
+    batch_size: int,
     num_records: int,
     steps: int,
     delta: float,
@@ -220,30 +217,31 @@ def dp_sgd_noise_multiplier(
 
     Args:
         epsilon: The target, positive; it is never exceeded.
-        lot_size: Records in a lot; for Poisson sampling the expected number.
+        batch_size: Records in a batch; for Poisson sampling the expected number.
         num_records: Number of records.
         steps: Number of noisy gradients.
         delta: In (0, 1).
-        sampling: How lots are drawn.
+        sampling: How batches are drawn.
         relation: REPLACE_ONE if None.
         accountant: As for :func:`dp_sgd_epsilon`.
         tolerance: How far above the least value the result may be, relatively.
 
     Example:
-        >>> run = dict(epsilon=1.0, lot_size=256, num_records=32561, steps=1000, delta=1e-5)
+        >>> run = dict(epsilon=1.0, batch_size=256, num_records=32561, steps=1000, delta=1e-5)
         >>> round(dp_sgd_noise_multiplier(sampling="without_replacement", **run), 2)
-        1.34
-        >>> round(dp_sgd_noise_multiplier(**run), 3)  # in units of 2C, like the other
-        0.934
+        2.68
+        >>> round(dp_sgd_noise_multiplier(**run), 2)
+        1.87
     """
     epsilon = check_positive("epsilon", epsilon)
     check_delta("delta", delta)
     check_positive("tolerance", tolerance)
+    sensitivity = checked_relation(sampling, relation).sum_sensitivity
 
     def log_excess(noise_multiplier: float) -> float:
         spent = dp_sgd_epsilon(
             noise_multiplier=noise_multiplier,
-            lot_size=lot_size,
+            batch_size=batch_size,
             num_records=num_records,
             steps=steps,
             delta=delta,
@@ -254,7 +252,7 @@ def dp_sgd_noise_multiplier(
         return math.log(min(max(spent, 1e-9 * epsilon) / epsilon, 1e300))
 
     # Without any amplification this is what the Gaussian mechanism needs.
-    high = math.sqrt(check_count("steps", steps)) / gaussian_mu(epsilon, delta)
+    high = sensitivity * math.sqrt(check_count("steps", steps)) / gaussian_mu(epsilon, delta)
     return _least_noise(log_excess, high, tolerance)
 
 
@@ -282,7 +280,6 @@ def _least_noise(log_excess: Callable[[float], float], high: float, tolerance: f
     return noise
 
 
-@checked
 def renyi_epsilon(divergence: float, order: float, delta: float) -> float:
     """The epsilon at ``delta`` that one Rényi divergence implies [Canonne2020].
 
@@ -308,7 +305,6 @@ def renyi_epsilon(divergence: float, order: float, delta: float) -> float:
     return max(0.0, (divergence - penalty) * (1 + 1e-15))
 
 
-@checked
 def renyi_budget(epsilon: float, delta: float, order: float) -> float:
     """The largest Rényi divergence of this order that implies (epsilon, delta)-DP.
 
@@ -346,7 +342,7 @@ def checked_relation(sampling: str, relation: NeighboringRelation | None) -> Nei
         raise ValueError(
             f"`sampling` must be one of {_SAMPLINGS}, got {sampling!r}."
             f"{did_you_mean(sampling, _SAMPLINGS)} A shuffled pass over the data is neither, and "
-            "nothing as good is proven for it: draw each lot afresh."
+            "nothing as good is proven for it: draw each batch afresh."
         )
     if relation is None:
         return NeighboringRelation.REPLACE_ONE
@@ -354,8 +350,8 @@ def checked_relation(sampling: str, relation: NeighboringRelation | None) -> Nei
         raise PrivacyError("`relation` must be REPLACE_ONE or ADD_OR_REMOVE_ONE for DP-SGD.")
     if sampling == "without_replacement" and relation is not NeighboringRelation.REPLACE_ONE:
         raise PrivacyError(
-            "`relation` must be REPLACE_ONE for lots of fixed size: with one record more or less "
-            "every record's chance to be drawn is another, so the lots of two such data sets have "
+            "`relation` must be REPLACE_ONE for batches of fixed size: with one record more or less "
+            "every record's chance to be drawn is another, so the batches of two such data sets have "
             "no common distribution. Use sampling='poisson' for ADD_OR_REMOVE_ONE."
         )
     return relation

@@ -20,7 +20,7 @@ from scipy.stats import beta
 from torch import Tensor
 from tqdm import trange
 
-from botorch_dp._checks import check_count, check_delta, check_integer, check_nonnegative, checked
+from botorch_dp._checks import check_count, check_delta, check_integer, check_nonnegative
 from botorch_dp.privacy.guarantee import Guarantee, Release
 
 #: Events are unions of at most about this many cells of the outputs' range.
@@ -31,7 +31,6 @@ _CELLS = 128
 FEWEST_SAMPLES = 100
 
 
-@checked
 @dataclass(frozen=True)
 class AuditReport:
     """What an audit found.
@@ -88,7 +87,6 @@ class AuditReport:
         return text
 
 
-@checked
 def audit_epsilon(
     mechanism: Callable[..., Any],
     data: Any,

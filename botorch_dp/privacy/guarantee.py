@@ -27,8 +27,6 @@ from botorch_dp._checks import (
     check_integer,
     check_nonnegative,
     check_positive,
-    checked,
-    checked_but,
     needs_extra,
 )
 from botorch_dp.errors import PrivacyError
@@ -90,7 +88,6 @@ class NeighboringRelation(Enum):
         return 2.0 if self is NeighboringRelation.REPLACE_ONE else 1.0
 
 
-@checked
 class PrivacyLoss(ABC):
     """What one mechanism may reveal; a frozen dataclass of checked numbers."""
 
@@ -163,7 +160,6 @@ class PrivacyLoss(ABC):
             object.__setattr__(self, name, value)
 
 
-@checked
 @dataclass(frozen=True)
 class PureLoss(PrivacyLoss):
     """Any epsilon-differentially private mechanism."""
@@ -198,7 +194,6 @@ class PureLoss(PrivacyLoss):
         return _randomized_response(self.epsilon)
 
 
-@checked
 @dataclass(frozen=True)
 class LaplaceLoss(PureLoss):
     """A scalar Laplace mechanism whose sensitivity is ``epsilon`` times its scale.
@@ -225,7 +220,6 @@ class LaplaceLoss(PureLoss):
         return _events().LaplaceDpEvent(1 / self.epsilon)
 
 
-@checked
 @dataclass(frozen=True)
 class GaussianLoss(PrivacyLoss):
     """A Gaussian mechanism whose l2 sensitivity is ``mu`` standard deviations (mu-GDP)."""
@@ -259,7 +253,6 @@ class GaussianLoss(PrivacyLoss):
         return _events().GaussianDpEvent(relation.sum_sensitivity / self.mu)
 
 
-@checked
 @dataclass(frozen=True)
 class ApproximateLoss(PrivacyLoss):
     """Any (epsilon, delta)-differentially private mechanism."""
@@ -303,30 +296,35 @@ class ApproximateLoss(PrivacyLoss):
         return ApproximateLoss(size * self.epsilon, delta)
 
 
-@checked
 class SampledSGDLoss(PrivacyLoss):
-    """DP-SGD whose lots are drawn at random: what its two ways of drawing them have in common.
+    """DP-SGD whose batches are drawn at random: what its two ways of drawing them have in common.
 
-    ``noise_multiplier`` is the noise's standard deviation in units of the sensitivity of the sum
-    of clipped gradients under the loss's relation, ``relation.sum_sensitivity`` clipping norms.
+    ``noise_multiplier`` is the noise's standard deviation over the clipping norm, whatever the
+    relation, as in Opacus.
     """
 
     noise_multiplier: float
     steps: int
+    relation: NeighboringRelation
 
     @property
     @abstractmethod
     def sampling_fraction(self) -> float:
-        """The probability that a record is in a lot."""
+        """The probability that a record is in a batch."""
 
     @property
     @abstractmethod
     def sampled_kind(self) -> SampledKind:
         """Which dominating pair a step has."""
 
+    @property
+    def noise_over_sensitivity(self) -> float:
+        """The noise's standard deviation over what one record can move the sum by."""
+        return self.noise_multiplier / self.relation.sum_sensitivity
+
     def contribution(self) -> Contribution:
         """The steps; those on all records are one Gaussian mechanism."""
-        z, fraction = self.noise_multiplier, self.sampling_fraction
+        z, fraction = self.noise_over_sensitivity, self.sampling_fraction
         if fraction == 1:
             return Contribution(mu=math.sqrt(self.steps) / z if z > 1e-150 else math.inf)
         return Contribution(component=Component(self.sampled_kind, z, fraction), count=self.steps)
@@ -334,18 +332,16 @@ class SampledSGDLoss(PrivacyLoss):
     def rdp(self, orders: Sequence[float]) -> np.ndarray:
         """The divergences of the dominating pair."""
         return self.steps * sampled_gaussian_rdp(
-            self.sampled_kind, self.noise_multiplier, self.sampling_fraction, check_orders(orders)
+            self.sampled_kind,
+            self.noise_over_sensitivity,
+            self.sampling_fraction,
+            check_orders(orders),
         )
 
 
-@checked_but("relation")
 @dataclass(frozen=True)
 class PoissonSGDLoss(SampledSGDLoss):
-    """DP-SGD on Poisson-sampled lots: every record joins a lot by a coin of its own.
-
-    ``noise_multiplier`` is the noise's standard deviation in units of the clipping norm under
-    add-or-remove-one, and of *twice* the clipping norm under replace-one.
-    """
+    """DP-SGD on Poisson-sampled batches: every record joins a batch by a coin of its own."""
 
     kind = "poisson_sgd"
     noise_multiplier: float
@@ -375,7 +371,7 @@ class PoissonSGDLoss(SampledSGDLoss):
 
     @property
     def sampling_fraction(self) -> float:
-        """The probability that a record is in a lot."""
+        """The probability that a record is in a batch."""
         return self.sampling_probability
 
     @property
@@ -385,7 +381,7 @@ class PoissonSGDLoss(SampledSGDLoss):
         return "replace" if replaced else "add_or_remove"
 
     def for_group(self, size: int) -> PoissonSGDLoss:
-        """A lot holds one of them with probability 1 - (1 - q)^size, and moves at most so far."""
+        """A batch holds one of them with probability 1 - (1 - q)^size, and moves at most so far."""
         check_integer("size", size)
         together = self.sampling_probability
         if together < 1:
@@ -401,28 +397,23 @@ class PoissonSGDLoss(SampledSGDLoss):
         """Poisson-sampled Gaussian mechanisms."""
         if not isinstance(relation, NeighboringRelation):
             raise TypeError(f"`relation` must be a NeighboringRelation, got {relation!r}.")
-        noise = _events().GaussianDpEvent(relation.sum_sensitivity * self.noise_multiplier)
+        noise = _events().GaussianDpEvent(relation.sum_sensitivity * self.noise_over_sensitivity)
         step = _events().PoissonSampledDpEvent(self.sampling_probability, noise)
         return _events().SelfComposedDpEvent(step, self.steps)
 
 
-@checked
 @dataclass(frozen=True)
-class FixedLotSGDLoss(SampledSGDLoss):
-    """DP-SGD on lots of fixed size drawn without replacement, under replace-one.
+class FixedBatchSGDLoss(SampledSGDLoss):
+    """DP-SGD on batches of fixed size drawn without replacement, under replace-one."""
 
-    ``noise_multiplier`` is the noise's standard deviation in units of the sensitivity of the
-    summed gradient, which under this relation is *twice* the clipping norm.
-    """
-
-    kind = "fixed_lot_sgd"
+    kind = "fixed_batch_sgd"
     relation = NeighboringRelation.REPLACE_ONE
     _old_names: ClassVar[dict[str, str]] = {
-        "sample_size": "lot_size",
+        "sample_size": "batch_size",
         "dataset_size": "num_records",
     }
     noise_multiplier: float
-    lot_size: int
+    batch_size: int
     num_records: int
     steps: int
 
@@ -430,26 +421,26 @@ class FixedLotSGDLoss(SampledSGDLoss):
         num_records = check_integer("num_records", self.num_records)
         self._store(
             noise_multiplier=check_positive("noise_multiplier", self.noise_multiplier),
-            lot_size=check_integer("lot_size", self.lot_size, at_most=num_records),
+            batch_size=check_integer("batch_size", self.batch_size, at_most=num_records),
             num_records=num_records,
             steps=check_integer("steps", self.steps),
         )
 
     @property
     def sampling_fraction(self) -> float:
-        """The probability that a record is in a lot."""
-        return self.lot_size / self.num_records
+        """The probability that a record is in a batch."""
+        return self.batch_size / self.num_records
 
     @property
     def sampled_kind(self) -> SampledKind:
         """Which dominating pair a step has."""
         return "fixed"
 
-    def for_group(self, size: int) -> FixedLotSGDLoss:
-        """A lot holds one of them with at most ``size`` times the chance, and moves so far."""
-        return FixedLotSGDLoss(
+    def for_group(self, size: int) -> FixedBatchSGDLoss:
+        """A batch holds one of them with at most ``size`` times the chance, and moves so far."""
+        return FixedBatchSGDLoss(
             self.noise_multiplier / size,
-            min(self.num_records, size * self.lot_size),
+            min(self.num_records, size * self.batch_size),
             self.num_records,
             self.steps,
         )
@@ -457,7 +448,9 @@ class FixedLotSGDLoss(SampledSGDLoss):
     def to_event(self, relation: NeighboringRelation) -> Any:
         """Gaussian mechanisms on samples without replacement."""
         step = _events().SampledWithoutReplacementDpEvent(
-            self.num_records, self.lot_size, _events().GaussianDpEvent(self.noise_multiplier)
+            self.num_records,
+            self.batch_size,
+            _events().GaussianDpEvent(self.noise_over_sensitivity),
         )
         return _events().SelfComposedDpEvent(step, self.steps)
 
@@ -484,12 +477,11 @@ _KINDS: dict[str, type[PrivacyLoss]] = {
         GaussianLoss,
         ApproximateLoss,
         PoissonSGDLoss,
-        FixedLotSGDLoss,
+        FixedBatchSGDLoss,
     )
 }
 
 
-@checked
 def loss_from_dict(state: dict[str, Any]) -> PrivacyLoss:
     """Inverse of :meth:`PrivacyLoss.to_dict`, also for older files; unknown kinds are refused."""
     kind = state.get("kind")
@@ -504,7 +496,6 @@ def loss_from_dict(state: dict[str, Any]) -> PrivacyLoss:
 # --- Guarantees. ---
 
 
-@checked
 @dataclass(frozen=True)
 class PrivacyUnit:
     """Whom a guarantee protects, against which change of the data, and what rests on the caller.
@@ -538,7 +529,6 @@ class PrivacyUnit:
 ONE_RECORD = PrivacyUnit()
 
 
-@checked
 def check_unit(unit: PrivacyUnit, *allowed: NeighboringRelation) -> PrivacyUnit:
     """Return ``unit``, or raise unless it is under one of the allowed relations."""
     if allowed and unit.relation not in allowed:
@@ -550,7 +540,6 @@ def check_unit(unit: PrivacyUnit, *allowed: NeighboringRelation) -> PrivacyUnit:
     return unit
 
 
-@checked_but("alpha")
 @dataclass(frozen=True)
 class Guarantee:
     """A differential-privacy statement about one output.
@@ -680,7 +669,7 @@ class Guarantee:
         """What the same output promises to a group of ``size`` units together.
 
         Exact for Gaussian and Laplace mechanisms and for any pure one, whose sensitivity is as many
-        times larger. For DP-SGD a lot that holds one of them counts as holding all, which is much
+        times larger. For DP-SGD a batch that holds one of them counts as holding all, which is much
         too cautious where noise is small.
 
         Args:
@@ -706,7 +695,7 @@ class Guarantee:
 
         Give the accountant the same neighbouring relation. It counts Gaussian noise in units of
         what one added record changes, half as much as a replaced one, so noise multipliers are
-        doubled under REPLACE_ONE. Lots of fixed size are known to its ``RdpAccountant`` only,
+        doubled under REPLACE_ONE. Batches of fixed size are known to its ``RdpAccountant`` only,
         which counts in our units there; they cannot be mixed with Gaussian noise in one event.
 
         Raises:
@@ -720,10 +709,10 @@ class Guarantee:
         if self.void is not None:
             return _events().NonPrivateDpEvent()
         events = [loss.to_event(self.relation) for loss in self.losses]
-        fixed = [isinstance(loss, FixedLotSGDLoss) for loss in self.losses]
+        fixed = [isinstance(loss, FixedBatchSGDLoss) for loss in self.losses]
         if any(fixed) and not all(fixed):
             raise PrivacyError(
-                "No accountant of dp-accounting takes lots of fixed size together with other "
+                "No accountant of dp-accounting takes batches of fixed size together with other "
                 "losses under one meaning of their noise: convert the guarantees one by one."
             )
         return events[0] if len(events) == 1 else _events().ComposedDpEvent(events)
@@ -825,7 +814,6 @@ class Guarantee:
         return level
 
 
-@checked
 def compose(*guarantees: Guarantee) -> Guarantee:
     """The guarantee of publishing all outputs together.
 
@@ -866,7 +854,6 @@ def compose(*guarantees: Guarantee) -> Guarantee:
     )
 
 
-@checked_but("guarantee")
 @dataclass(frozen=True, eq=False)
 class Release(Generic[T_co]):
     """A value that may be published, with what is promised for it.
@@ -890,7 +877,6 @@ def _joined_mechanisms(names: Iterable[str]) -> str:
     return "composition of " + ", ".join(parts)
 
 
-@checked
 def rounded_up(value: float, digits: int = 4) -> str:
     """``value`` to some significant digits, never smaller: a quoted guarantee must be true."""
     check_integer("digits", digits, at_most=17)

@@ -40,7 +40,7 @@ from fractions import Fraction
 from functools import lru_cache, partial
 from typing import Any, TypeVar
 
-from botorch_dp._checks import check_delta, check_finite, check_integer, check_positive, checked
+from botorch_dp._checks import check_delta, check_finite, check_integer, check_positive
 from botorch_dp._files import MEMORY, FileKind, StateFile, now
 from botorch_dp.errors import BudgetExhausted, PrivacyError
 from botorch_dp.privacy._gaussian import gaussian_epsilon, gaussian_mu
@@ -65,7 +65,6 @@ ALLOWANCE = Fraction(1, 10**12)
 # --- What may be spent, and what a guarantee costs. ---
 
 
-@checked
 @dataclass(frozen=True)
 class PrivacyBudget:
     """How much may be revealed, and in which currency.
@@ -345,7 +344,6 @@ def _root_bounds(square: Fraction) -> tuple[Fraction, Fraction]:
 # --- The ledger. ---
 
 
-@checked
 @dataclass(frozen=True)
 class LedgerEntry:
     """One line of a ledger; ``epsilon``, ``delta`` and ``mu`` are what the charge cost.
@@ -363,7 +361,6 @@ class LedgerEntry:
     guarantee: Guarantee
 
 
-@checked
 @dataclass(frozen=True)
 class LedgerBalance:
     """Both compartments: what they hold and what was spent."""
@@ -374,7 +371,6 @@ class LedgerBalance:
     mu_spent: float
 
 
-@checked
 class PrivacyLedger:
     """A budget that every release is charged to before its values are touched.
 
@@ -742,7 +738,6 @@ class PrivacyLedger:
         )
 
 
-@checked
 def check_payment(
     ledger: PrivacyLedger | None, *, unsafe_seed: int | None = None, key: str | None = None
 ) -> None:

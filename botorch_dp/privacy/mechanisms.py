@@ -41,7 +41,6 @@ from botorch_dp._checks import (
     check_integer,
     check_positive,
     check_tensor,
-    checked,
 )
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy._gaussian import gaussian_mu
@@ -74,7 +73,6 @@ _LARGEST = np.finfo(np.float64).max
 _DRAWS_PER_CALL = 10_000
 
 
-@checked
 def laplace_guarantee(
     *,
     sensitivity: float,
@@ -92,7 +90,6 @@ def laplace_guarantee(
     return _guarantee("Laplace mechanism", loss, unit, "the value", f"{sensitivity!r} in l1 norm")
 
 
-@checked
 def laplace_mechanism(
     value: ValueT,
     *,
@@ -142,7 +139,6 @@ def laplace_mechanism(
     return Release(rebuild(noisy.value), noisy.guarantee, noisy.scale)
 
 
-@checked
 @lru_cache(maxsize=64)
 def gaussian_guarantee(
     *,
@@ -162,7 +158,6 @@ def gaussian_guarantee(
     return guarantee if delta is None else guarantee.quoted_at(delta)
 
 
-@checked
 def gaussian_mechanism(
     value: ValueT,
     *,
@@ -222,7 +217,6 @@ def gaussian_mechanism(
     return Release(rebuild(noisy.value), noisy.guarantee, noisy.scale)
 
 
-@checked
 def exponential_guarantee(
     *,
     sensitivity: float,
@@ -247,7 +241,6 @@ def exponential_guarantee(
     return _guarantee(name, PureLoss(epsilon), unit, "each utility", repr(sensitivity))
 
 
-@checked
 def exponential_mechanism(
     utilities: Tensor,
     *,
@@ -369,7 +362,6 @@ class SparseVectorPlan:
         return math.nextafter(moved_threshold + moved_answers, math.inf)
 
 
-@checked
 def sparse_vector_guarantee(
     *,
     noise: float,
@@ -382,7 +374,6 @@ def sparse_vector_guarantee(
     return _guarantee("Sparse vector technique", loss, unit, "each answer", repr(sensitivity))
 
 
-@checked
 def sparse_vector(
     answers: Tensor,
     *,

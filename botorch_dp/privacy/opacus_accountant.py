@@ -6,6 +6,7 @@ import math
 
 from botorch_dp._checks import check_delta, needs_extra
 from botorch_dp.privacy._composition import composed_epsilon
+from botorch_dp.privacy.accounting import checked_relation
 from botorch_dp.privacy.guarantee import NeighboringRelation, PoissonSGDLoss
 
 with needs_extra("opacus", "`DistributionAccountant`"):
@@ -13,10 +14,9 @@ with needs_extra("opacus", "`DistributionAccountant`"):
 
 
 class DistributionAccountant(IAccountant):
-    """An accountant for ``opacus.PrivacyEngine``: Poisson lots, privacy-loss distributions.
+    """An accountant for ``opacus.PrivacyEngine``: Poisson batches, privacy-loss distributions.
 
-    It counts the noise as Opacus does, in clipping norms, and says epsilon under the relation that
-    is asked for; Opacus's own accountants say it for an added or removed record only. Valid for
+    It says epsilon under the relation that is asked for; Opacus's own accountants say it for an added or removed record only. Valid for
     Poisson-sampled loaders (``poisson_sampling=True``) alone, like theirs.
 
     Args:
@@ -34,8 +34,7 @@ class DistributionAccountant(IAccountant):
 
     def __init__(self, relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE) -> None:
         super().__init__()
-        self._units = relation.sum_sensitivity  # refuses what it cannot count in
-        self.relation = relation
+        self.relation = checked_relation("poisson", relation)
 
     def step(self, *, noise_multiplier: float, sample_rate: float) -> None:
         """Count one step; equal steps that follow each other are one entry of ``history``."""
@@ -50,8 +49,7 @@ class DistributionAccountant(IAccountant):
         if any(noise == 0 for noise, _, _ in self.history):
             return math.inf
         losses = [
-            PoissonSGDLoss(noise / self._units, rate, steps, self.relation)
-            for noise, rate, steps in self.history
+            PoissonSGDLoss(noise, rate, steps, self.relation) for noise, rate, steps in self.history
         ]
         return composed_epsilon(losses, delta)
 

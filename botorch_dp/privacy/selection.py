@@ -69,7 +69,6 @@ from botorch_dp._checks import (
     check_integer,
     check_nonnegative,
     check_positive,
-    checked,
 )
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy._composition import composed_deltas, composed_epsilon
@@ -96,7 +95,6 @@ _MOST_TRIALS = 100_000
 # --- How many trials. ---
 
 
-@checked
 @dataclass(frozen=True)
 class TrialNumber:
     """The law of the secret number of trials.
@@ -195,7 +193,6 @@ class TrialNumber:
 # --- What is known of the base. ---
 
 
-@checked
 @dataclass(frozen=True)
 class BaseProfile:
     """Points (epsilon, delta) that one trial keeps to, in both directions.
@@ -294,7 +291,6 @@ def _hides(mu: float) -> bool:
 # --- What a selection costs. ---
 
 
-@checked
 @dataclass(frozen=True)
 class Selection:
     """How one of many outcomes is chosen.
@@ -411,7 +407,6 @@ class Selection:
         return BaseProfile.of_mu(mu, _LAST_SHARE * delta / max(self.number.mean, 1.0))
 
 
-@checked
 def selection_epsilon(
     losses: Sequence[PrivacyLoss],
     number: TrialNumber,
@@ -448,7 +443,6 @@ def selection_epsilon(
     return min(epsilon, rdp_epsilon(DENSE_ORDERS, selection_rdp(DENSE_ORDERS, rdp, number), delta))
 
 
-@checked
 def selection_rdp(orders: Sequence[float], rdp: np.ndarray, number: TrialNumber) -> np.ndarray:
     r"""Rényi divergences of publishing the best of a secret number of outcomes [Papernot2022].
 
@@ -486,10 +480,9 @@ def selection_rdp(orders: Sequence[float], rdp: np.ndarray, number: TrialNumber)
 # --- What one training needs. ---
 
 
-@checked
 def training_noise(
     base: BaseProfile,
-    lot_sizes: Sequence[int] | np.ndarray,
+    batch_sizes: Sequence[int] | np.ndarray,
     steps: Sequence[int] | np.ndarray,
     *,
     num_records: int,
@@ -502,35 +495,36 @@ def training_noise(
 
     Args:
         base: The points.
-        lot_sizes: ``b``.
+        batch_sizes: ``b``.
         steps: ``b``.
         num_records: Number of records.
-        sampling: How lots are drawn.
+        sampling: How batches are drawn.
         relation: REPLACE_ONE if None.
         beside_mu: A Gaussian mechanism on the same records that is part of the outcome: its score.
         tolerance: How far above the least value the result may be, relatively.
 
     Returns:
-        ``b`` noise multipliers, in units of the sensitivity of the summed gradient.
+        ``b`` noise multipliers: the noise's standard deviation over the clipping norm.
     """
-    kind = sampled_kind(sampling, checked_relation(sampling, relation))
+    relation = checked_relation(sampling, relation)
+    kind = sampled_kind(sampling, relation)
     check_integer("num_records", num_records)
     check_nonnegative("beside_mu", beside_mu)
     if not 1e-6 <= check_positive("tolerance", tolerance) <= 1:
         raise ValueError(f"`tolerance` must lie in [1e-6, 1], got {tolerance}.")
     try:
-        lots, lengths = np.broadcast_arrays(
-            np.atleast_1d(lot_sizes), np.atleast_1d(np.asarray(steps, dtype=float))
+        batches, lengths = np.broadcast_arrays(
+            np.atleast_1d(batch_sizes), np.atleast_1d(np.asarray(steps, dtype=float))
         )
     except ValueError as error:
-        raise ValueError("`lot_sizes` and `steps` must have one length.") from error
-    if lots.ndim != 1:
-        raise ValueError(f"`lot_sizes` and `steps` must be rows, got shape {lots.shape}.")
+        raise ValueError("`batch_sizes` and `steps` must have one length.") from error
+    if batches.ndim != 1:
+        raise ValueError(f"`batch_sizes` and `steps` must be rows, got shape {batches.shape}.")
     if not ((lengths >= 1) & (lengths <= LARGEST_COUNT)).all():
         raise ValueError(f"`steps` must be integers from 1 to {LARGEST_COUNT:,}.")
-    if not ((lots >= 1) & (lots <= num_records)).all():
-        raise ValueError(f"`lot_sizes` must be integers from 1 to {num_records}.")
-    fractions, points = lots / float(num_records), len(base.epsilons)
+    if not ((batches >= 1) & (batches <= num_records)).all():
+        raise ValueError(f"`batch_sizes` must be integers from 1 to {num_records}.")
+    fractions, points = batches / float(num_records), len(base.epsilons)
     targets, log_deltas = np.array(base.epsilons), np.log(base.deltas)
 
     def keep(noise: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -582,4 +576,4 @@ def training_noise(
         middle = np.sqrt(low[pending] * high[pending])
         good = keep(middle, pending)
         high[pending[good]], low[pending[~good]] = middle[good], middle[~good]
-    return high
+    return relation.sum_sensitivity * high

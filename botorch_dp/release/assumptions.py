@@ -31,7 +31,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from botorch_dp._checks import check_delta, check_finite, check_integer, checked
+from botorch_dp._checks import check_delta, check_finite, check_integer
 from botorch_dp.privacy import Guarantee, PrivacyLedger, PrivacyUnit, Release
 from botorch_dp.privacy.ledger import check_payment
 from botorch_dp.privacy.mechanisms import SelectionMethod
@@ -105,7 +105,6 @@ class UtilityWarning(UserWarning):
     """A release that is private, but hardly worth publishing; or a ``delta`` that protects few."""
 
 
-@checked
 @dataclass(frozen=True)
 class UtilityBound:
     """How far a released value may be from the best one, in the units of the objective.

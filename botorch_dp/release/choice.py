@@ -33,8 +33,6 @@ from botorch_dp._checks import (
     check_positive,
     check_size,
     check_tensor,
-    checked,
-    checked_but,
 )
 from botorch_dp.acquisition.ucb import UCBSchedule
 from botorch_dp.errors import NotPublicError
@@ -79,7 +77,6 @@ from botorch_dp.release.assumptions import (
 # --- The choice under Assumption 1. ---
 
 
-@checked
 @dataclass(frozen=True, kw_only=True)
 class PrivateChoice:
     r"""A choice with a large posterior mean (Algorithm 1, Theorems 1 and 2 of [Kusner2015]).
@@ -254,7 +251,6 @@ class PrivateChoice:
         return choices[index.value].clone(), index.scale
 
 
-@checked
 def release_choice(
     mean: Tensor,
     choices: Tensor,
@@ -281,7 +277,6 @@ def release_choice(
 # --- Designs. ---
 
 
-@checked
 class PublicDesign(ABC):
     """Points that do not depend on sensitive values."""
 
@@ -296,7 +291,6 @@ class PublicDesign(ABC):
         return ()
 
 
-@checked
 @dataclass(frozen=True, eq=False)
 class SobolDesign(PublicDesign):
     """Scrambled Sobol points in a box.
@@ -333,7 +327,6 @@ class SobolDesign(PublicDesign):
         return low + (high - low) * unit
 
 
-@checked
 @dataclass(frozen=True, eq=False)
 class MaxVarianceDesign(PublicDesign):
     """Choices picked one after the other where the posterior variance is largest.
@@ -381,7 +374,6 @@ class MaxVarianceDesign(PublicDesign):
         return self.choices[list(self.indices)]
 
 
-@checked
 @dataclass(frozen=True, eq=False)
 class StatedDesign(PublicDesign):
     """Points whose origin nobody can check; guarantees become conditional on your word.
@@ -437,7 +429,6 @@ def check_public_design(design: object) -> PublicDesign:
 # --- The choice that assumes nothing. ---
 
 
-@checked_but("design", "record_losses")
 @dataclass(frozen=True, eq=False)
 class LinearChoice:
     r"""A choice with a large posterior mean, whatever the objective is.
@@ -658,7 +649,6 @@ def _check_source(record_losses: object) -> None:
         )
 
 
-@checked_but("record_losses")
 def release_linear_choice(
     record_losses: PerRecordLosses | Tensor,
     choices: Tensor,

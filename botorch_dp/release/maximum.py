@@ -17,13 +17,11 @@ from typing import Any, Literal, get_args
 from torch import Tensor
 
 from botorch_dp._checks import (
-    OutOfRange,
     check_choice,
     check_delta,
     check_integer,
     check_positive,
     check_tensor,
-    checked,
 )
 from botorch_dp.acquisition.ucb import UCBSchedule
 from botorch_dp.privacy import (
@@ -63,7 +61,6 @@ LipschitzEdition = Literal["corrected", "icml2015"]
 _FEWEST_STEPS_WITHOUT_NOISE = 2  # the regret bound starts at the second sample
 
 
-@checked
 @dataclass(frozen=True, kw_only=True)
 class LaplaceMaximum(ABC):
     """A value released with Laplace noise of scale ``sensitivity / epsilon``."""
@@ -76,7 +73,10 @@ class LaplaceMaximum(ABC):
         check_unit(self.unit)
         self._check()
         if not 0 < self.sensitivity < math.inf:
-            raise OutOfRange("the sensitivity is out of range")
+            raise ValueError(
+                "The sensitivity, which follows from these arguments, must be positive and finite, "
+                f"got {self.sensitivity}: at least one of them is too large or too small."
+            )
         laplace_guarantee(sensitivity=self.sensitivity, epsilon=self.epsilon)
 
     @abstractmethod
@@ -158,7 +158,6 @@ class LaplaceMaximum(ABC):
         )
 
 
-@checked
 @dataclass(frozen=True, kw_only=True)
 class PriorMaximum(LaplaceMaximum):
     """A maximum whose sensitivity bound rests on Assumption 1."""
@@ -195,7 +194,6 @@ class PriorMaximum(LaplaceMaximum):
         return super().release(values, ledger=ledger, unsafe_seed=unsafe_seed)
 
 
-@checked
 @dataclass(frozen=True, kw_only=True)
 class PrivateMaximum(PriorMaximum):
     r"""The best of ``T`` noisy values seen by GP-UCB (Algorithm 1, Theorems 3 and 4).
@@ -328,7 +326,6 @@ class PrivateMaximum(PriorMaximum):
         return plausible(values, self.noise_std).max().item()
 
 
-@checked
 @dataclass(frozen=True, kw_only=True)
 class NoiseFreeMaximum(PriorMaximum):
     r"""The outcome of an exact search by branch and bound (Algorithm 2, Theorems 5 and 6).
@@ -420,7 +417,6 @@ class NoiseFreeMaximum(PriorMaximum):
         return known[-1].item() if self.edition == "icml2015" else known[1:].max().item()
 
 
-@checked
 @dataclass(frozen=True, kw_only=True)
 class LipschitzMaximum(LaplaceMaximum):
     r"""The best validation score of a regularized Lipschitz learner (Algorithm 3, Theorems 7, 8).
@@ -563,7 +559,6 @@ class LipschitzMaximum(LaplaceMaximum):
         return values.detach().double().nan_to_num(nan=-math.inf).max().clamp(-1e100, 1e100).item()
 
 
-@checked
 def release_maximum(
     values: Tensor,
     *,
@@ -578,7 +573,6 @@ def release_maximum(
     )
 
 
-@checked
 def release_noise_free_maximum(
     values: Tensor,
     *,
@@ -597,7 +591,6 @@ def release_noise_free_maximum(
     )
 
 
-@checked
 def release_lipschitz_maximum(
     values: Tensor,
     *,

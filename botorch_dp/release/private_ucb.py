@@ -19,7 +19,7 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from botorch_dp._checks import check_finite, check_integer, check_positive, check_tensor, checked
+from botorch_dp._checks import check_finite, check_integer, check_positive, check_tensor
 from botorch_dp._progress import ProgressBar
 from botorch_dp.acquisition.ucb import UCBSchedule
 from botorch_dp.models import FiniteSetGP, max_information_gain
@@ -66,7 +66,6 @@ class Search(Protocol):
         """Report the value of a choice."""
 
 
-@checked
 @dataclass(frozen=True, eq=False)
 class SearchDiagnostics:
     """What a search saw. **Sensitive**: for the eyes of whoever holds the records.
@@ -90,7 +89,6 @@ class SearchDiagnostics:
         return f"SearchDiagnostics(sensitive: {len(self.indices)} steps)"
 
 
-@checked
 class GPUCB:
     """GP-UCB [Srinivas2010]: visit the choice with the largest upper confidence bound.
 
@@ -119,7 +117,6 @@ class GPUCB:
         self.gp.observe(index, value)
 
 
-@checked
 class BranchAndBound:
     r"""Maximize exact values on a finite set, on a lattice that is refined [deFreitas2012].
 
@@ -303,7 +300,6 @@ class OptimumUtility(NamedTuple):
         return f"Choice: {self.choice}\nMaximum: {self.maximum}"
 
 
-@checked
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PrivateOptimum:
     """The two releases of a run.
@@ -324,7 +320,6 @@ class PrivateOptimum:
         return compose(self.choice.guarantee, self.maximum.guarantee)
 
 
-@checked
 class _PrivateOptimizer(ABC):
     """What both drivers share: two releases that are fixed beforehand, and the order of a run.
 
@@ -483,7 +478,6 @@ class _PrivateOptimizer(ABC):
         }
 
 
-@checked
 class PrivateGPUCB(_PrivateOptimizer):
     r"""GP-UCB on a finite set with both releases of Algorithm 1 [Kusner2015].
 
@@ -541,7 +535,6 @@ class PrivateGPUCB(_PrivateOptimizer):
         return GPUCB(gp, schedule=self.choice.schedule)
 
 
-@checked
 class BranchAndBoundUCB(_PrivateOptimizer):
     r"""Branch and bound on exact values [deFreitas2012] with the releases of Algorithm 2.
 

@@ -8,7 +8,6 @@ from fractions import Fraction
 from html import escape
 from pathlib import Path
 
-from botorch_dp._checks import checked
 from botorch_dp.privacy import LedgerEntry, PrivacyLedger
 from botorch_dp.privacy.ledger import Compartments, Totals, first_choice
 from botorch_dp.report.page import (
@@ -30,7 +29,6 @@ _NOTICE = (
 _MOST_POINTS = 400
 
 
-@checked
 def ledger_report(
     ledger: PrivacyLedger | str | os.PathLike[str], path: str | os.PathLike[str]
 ) -> Path:

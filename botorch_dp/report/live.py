@@ -17,7 +17,6 @@ import threading
 from typing import TYPE_CHECKING
 
 from botorch_dp._addresses import is_address
-from botorch_dp._checks import checked
 from botorch_dp.pareto.storage import StudyStorage
 from botorch_dp.report.study import StudyView, study_page
 
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 _LOOPBACK = "127.0.0.1"
 
 
-@checked
 def dashboard_app(path: str | os.PathLike[str], *, token: str) -> Starlette:
     """An ASGI application that shows one study.
 
@@ -98,7 +96,6 @@ _PRIVATE = {
 }
 
 
-@checked
 def serve_dashboard(path: str | os.PathLike[str], *, token: str, port: int = 8766) -> None:
     """Serve a dashboard on the loopback interface until it is interrupted."""
     import uvicorn

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from botorch_dp._checks import checked
 from botorch_dp._files import atomic_write, differences
 from botorch_dp.pareto.beliefs import Beliefs, KnownObjectives, objective_scales
 from botorch_dp.pareto.front import OperatingPoint, ParetoFront, expected_error, recommended
@@ -80,7 +79,6 @@ _IDLE = "not active"
 _MOST_CURVES = 60
 
 
-@checked
 @dataclass(frozen=True)
 class Spending:
     """What a ledger says that a study was paid from.
@@ -108,7 +106,6 @@ class Spending:
         return cls(ledger.budget, ledger.guarantee, ledger.spent(), ledger.remaining(), charges)
 
 
-@checked
 @dataclass(frozen=True)
 class StudyView:
     """What a report is made of.
@@ -203,7 +200,6 @@ class StudyView:
         return [trial for trial in self.trials if trial.state == "complete"]
 
 
-@checked
 def study_report(study: StudyView | str | os.PathLike[str], path: str | os.PathLike[str]) -> Path:
     """Write a study's report: one HTML file that needs no network. See ``DPareto.report``.
 
@@ -855,7 +851,6 @@ def _all_trials(page: Page, view: StudyView) -> None:
     )
 
 
-@checked
 def trials_csv(view: StudyView, path: str | os.PathLike[str]) -> Path:
     """Write all trials as comma-separated values, for their owner only: they are sensitive."""
     head, rows = _table(view)

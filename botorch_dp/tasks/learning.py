@@ -1,8 +1,8 @@
 """Private learning as problems for DPareto: which privacy buys which accuracy.
 
 Domains, sampling distributions and the anti-ideal point are those of [Avent2020], except for the
-learning rates of the bundled data sets. Its noise variance ``z`` is called ``noise_multiplier``
-here. Real parameters and counts are shown to the models in log scale, which the paper does not do
+learning rates of the bundled data sets. ``noise_variance`` is what the paper calls so: the noise's
+standard deviation over *twice* the clipping norm; :func:`training_settings` converts it. Real parameters and counts are shown to the models in log scale, which the paper does not do
 and which helps.
 """
 
@@ -16,7 +16,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from botorch_dp import datasets
-from botorch_dp._checks import check_choice, checked
+from botorch_dp._checks import check_choice
 from botorch_dp.pareto import (
     Batched,
     Integer,
@@ -49,8 +49,8 @@ ImageData = Literal["mnist", "digits"]
 
 #: How far a training goes, and how far its noise does.
 _PRODUCTS = (
-    {"learning_rate": 1, "epochs": 1, "lot_size": -1},
-    {"learning_rate": 1, "clip_norm": 1, "noise_multiplier": 1, "epochs": 0.5, "lot_size": -1.5},
+    {"learning_rate": 1, "epochs": 1, "batch_size": -1},
+    {"learning_rate": 1, "clip_norm": 1, "noise_variance": 1, "epochs": 0.5, "batch_size": -1.5},
 )
 #: The delta of all DP-SGD and DP-Adam settings of the paper.
 DELTA = 1e-5
@@ -102,8 +102,8 @@ class PrivateTraining:
     def epsilon(self, config: Config) -> float:
         """Exact epsilon at ``DELTA`` of publishing the model, under replace-one."""
         return dp_sgd_epsilon(
-            noise_multiplier=config["noise_multiplier"],
-            lot_size=config["lot_size"],
+            noise_multiplier=training_settings(config)["noise_multiplier"],
+            batch_size=config["batch_size"],
             num_records=self.num_records,
             steps=self._steps(config),
             delta=DELTA,
@@ -113,8 +113,8 @@ class PrivateTraining:
     def epsilons(self, configs: Sequence[Config]) -> list[float]:
         """Upper bounds on :meth:`epsilon` for many configurations at once."""
         bounds = dp_sgd_epsilons(
-            [config["noise_multiplier"] for config in configs],
-            [config["lot_size"] for config in configs],
+            [training_settings(config)["noise_multiplier"] for config in configs],
+            [config["batch_size"] for config in configs],
             [self._steps(config) for config in configs],
             num_records=self.num_records,
             delta=DELTA,
@@ -124,18 +124,18 @@ class PrivateTraining:
 
     def guarantee(self, config: Config) -> Guarantee:
         """What publishing the model would promise."""
-        return _trainer(self).plan(**config, delta=DELTA).guarantee
+        return _trainer(self).plan(**training_settings(config)).guarantee
 
     def utilities(self, config: Config, seeds: Sequence[int]) -> list[float]:
         """Test accuracies of one model for each seed, trained together."""
         trainer = _trainer(self)
         if self.publish:
-            return [trainer.fit(publish=True, **config, delta=DELTA).accuracy for _ in seeds]
-        trained = trainer.fit_replicates(**config, seeds=list(seeds), delta=DELTA)
+            return [trainer.fit(publish=True, **training_settings(config)).accuracy for _ in seeds]
+        trained = trainer.fit_replicates(**training_settings(config), seeds=list(seeds))
         return [model.accuracy for model in trained]
 
     def trainer(self) -> DPTrainer:
-        """What publishes a model: on Poisson lots, which cost less than the paper's."""
+        """What publishes a model: on Poisson batches, which cost less than the paper's."""
         data = _data(self.data)
         factory, loss = _MODELS[self.model]
         return DPTrainer(
@@ -151,33 +151,35 @@ class PrivateTraining:
         way follow from the noisy gradients that the whole training is charged for.
         """
         if self.publish:
-            end: Any = {**config, "delta": DELTA}
-            trained = [_trainer(self).fit(publish=True, curve=checkpoints, **end) for _ in seeds]
+            settings = training_settings(config)
+            trained = [
+                _trainer(self).fit(publish=True, curve=checkpoints, **settings) for _ in seeds
+            ]
             for points_of_all in zip(*(model.curve for model in trained), strict=True):
                 yield [point.utility for point in points_of_all]
             return
-        points = _trainer(self).curve(checkpoints, seeds=list(seeds), **config, delta=DELTA)
+        points = _trainer(self).curve(checkpoints, seeds=list(seeds), **training_settings(config))
         for _, utilities in points:
             yield utilities
 
     def utilities_together(self, configs: Sequence[Config], seeds: Sequence[int]) -> list[float]:
-        """Test accuracies of one model for each config and its seed, of one lot size."""
-        settings: Any = [{**config, "delta": DELTA} for config in configs]
+        """Test accuracies of one model for each config and its seed, of one batch size."""
+        settings = [training_settings(config) for config in configs]
         return [m.accuracy for m in _trainer(self).fit_configurations(settings, seeds=list(seeds))]
 
     def curves_together(
         self, configs: Sequence[Config], seeds: Sequence[int], checkpoints: Sequence[Sequence[int]]
     ) -> Generator[dict[int, float], set[int] | None, None]:
         """Test accuracies along these trainings, each at checkpoints of its own."""
-        settings: Any = [{**config, "delta": DELTA} for config in configs]
+        settings = [training_settings(config) for config in configs]
         return _trainer(self).curves(settings, checkpoints, seeds=list(seeds))
 
     def cost(self, config: Config) -> float:
-        """Gradient steps of a training: what it takes, whatever the size of its lots."""
+        """Gradient steps of a training: what it takes, whatever the size of its batches."""
         return float(self._steps(config))
 
     def _steps(self, config: Config) -> int:
-        return int(config["epochs"] * (self.num_records // config["lot_size"]))
+        return int(config["epochs"] * (self.num_records // config["batch_size"]))
 
 
 @dataclass(frozen=True)
@@ -198,6 +200,15 @@ class OutputPerturbation:
         """Test accuracies of one model for each seed, trained together."""
         models = _regression(self.data).fit_replicates(**config, seeds=list(seeds))
         return [model.accuracy for model in models]
+
+
+def training_settings(config: Config) -> Any:
+    """What :class:`DPTrainer` is told of a config: its noise over the clipping norm, and delta.
+
+    The only place where the paper's unit of noise is converted.
+    """
+    settings = {name: value for name, value in config.items() if name != "noise_variance"}
+    return {**settings, "noise_multiplier": 2 * config["noise_variance"], "delta": DELTA}
 
 
 @lru_cache(maxsize=4)
@@ -223,7 +234,6 @@ def _regression(name: str) -> OutputPerturbedLogisticRegression:
     return OutputPerturbedLogisticRegression(_data(name), delta=OUTPUT_DELTA)
 
 
-@checked
 def adult_logistic_sgd(
     *, data: BinaryData = "adult", replicates: int = 1, curves: bool = False, publish: bool = False
 ) -> PrivacyUtilityProblem:
@@ -245,7 +255,6 @@ def adult_logistic_sgd(
     return _binary_problem("logistic", data, "sgd", replicates, curves, publish)
 
 
-@checked
 def adult_logistic_adam(
     *, data: BinaryData = "adult", replicates: int = 1, curves: bool = False, publish: bool = False
 ) -> PrivacyUtilityProblem:
@@ -256,7 +265,6 @@ def adult_logistic_adam(
     return _binary_problem("logistic", data, "adam", replicates, curves, publish)
 
 
-@checked
 def adult_svm_sgd(
     *, data: BinaryData = "adult", replicates: int = 1, curves: bool = False, publish: bool = False
 ) -> PrivacyUtilityProblem:
@@ -267,7 +275,6 @@ def adult_svm_sgd(
     return _binary_problem("svm", data, "sgd", replicates, curves, publish)
 
 
-@checked
 def mnist_mlp1_sgd(
     *, data: ImageData = "mnist", replicates: int = 1, curves: bool = False, publish: bool = False
 ) -> PrivacyUtilityProblem:
@@ -282,7 +289,6 @@ def mnist_mlp1_sgd(
     return _image_problem("mlp1", data, replicates, curves, publish)
 
 
-@checked
 def mnist_mlp2_sgd(
     *, data: ImageData = "mnist", replicates: int = 1, curves: bool = False, publish: bool = False
 ) -> PrivacyUtilityProblem:
@@ -293,7 +299,6 @@ def mnist_mlp2_sgd(
     return _image_problem("mlp2", data, replicates, curves, publish)
 
 
-@checked
 def private_logistic_regression(
     *, data: BinaryData = "adult", replicates: int = 10
 ) -> PrivacyUtilityProblem:
@@ -327,14 +332,14 @@ def _binary_problem(
     oracles = PrivateTraining(model, data, optimizer, publish)
     space = SearchSpace(
         epochs=Integer(1, 64, log=True, distribution=Uniform()),
-        lot_size=Integer(
+        batch_size=Integer(
             8, min(512, oracles.num_records), log=True, distribution=TruncatedNormal(128, 64)
         ),
         learning_rate=Real(5e-4, 5e-2, log=True, distribution=ShiftedExponential(10.0))
         if data == "adult"
         else _BUNDLED_RATE,
         clip_norm=Real(0.1, 4.0, log=True, distribution=ShiftedExponential(0.1)),
-        noise_multiplier=Real(0.1, 16.0, log=True, distribution=ShiftedExponential(0.1)),
+        noise_variance=Real(0.1, 16.0, log=True, distribution=ShiftedExponential(0.1)),
         products=_PRODUCTS,
     )
     return _problem(oracles, space, replicates, curves, publish)
@@ -347,14 +352,14 @@ def _image_problem(
     oracles = PrivateTraining(model, data, "sgd", publish)
     space = SearchSpace(
         epochs=Integer(1, 400, log=True, distribution=Uniform()),
-        lot_size=Integer(
+        batch_size=Integer(
             16, min(4000, oracles.num_records), log=True, distribution=TruncatedNormal(800, 800)
         ),
         learning_rate=Real(1e-3, 0.5, log=True, distribution=ShiftedExponential(10.0))
         if data == "mnist"
         else _BUNDLED_RATE,
         clip_norm=Real(0.1, 12.0, log=True, distribution=ShiftedExponential(0.5)),
-        noise_multiplier=Real(0.1, 16.0, log=True, distribution=ShiftedExponential(0.5)),
+        noise_variance=Real(0.1, 16.0, log=True, distribution=ShiftedExponential(0.5)),
         products=_PRODUCTS,
     )
     return _problem(oracles, space, replicates, curves, publish)
@@ -378,7 +383,7 @@ def _problem(
         name=f"{oracles.model} with DP-{oracles.optimizer.upper()} on {oracles.data}",
         batched=Batched(
             None if publish else together,
-            ("lot_size",),
+            ("batch_size",),
             replicates=oracles.curves if curves else oracles.utilities,
             epsilons=oracles.epsilons,
         ),

@@ -14,7 +14,7 @@ from scipy.special import gammaln
 from scipy.stats import hypergeom
 from torch import Tensor
 
-from botorch_dp._checks import check_integer, check_positive, checked
+from botorch_dp._checks import check_integer, check_positive
 from botorch_dp.pareto import PrivacyUtilityProblem, TrainingPromise
 from botorch_dp.privacy import Guarantee, sparse_vector_guarantee
 from botorch_dp.space import Config, Integer, Real, SearchSpace
@@ -24,7 +24,6 @@ _THRESHOLD = 0.5
 _KNOTS = 96
 
 
-@checked
 @dataclass(frozen=True)
 class SparseVectorUtility:
     """The F1 score of the sparse vector technique on a random bit vector, by simulation.
@@ -57,7 +56,6 @@ class SparseVectorUtility:
         return float(_f1(true_positives, answered.sum(axis=1), self.num_positives).mean())
 
 
-@checked
 class SparseVectorProblem(PrivacyUtilityProblem):
     """The problem of :func:`sparse_vector`, with the error it has in expectation."""
 
@@ -137,7 +135,6 @@ class SparseVectorProblem(PrivacyUtilityProblem):
         return torch.from_numpy(points[points[:, 1] < best_before])
 
 
-@checked
 def sparse_vector(
     *,
     num_queries: int = 100,
@@ -171,7 +168,6 @@ def sparse_vector(
     )
 
 
-@checked
 def sparse_vector_epsilon(config: Config) -> float:
     """``(1 + (2C)^{1/3}) (1 + (2C)^{2/3}) / b``, for sensitivity 1 and the split used here."""
     _check_config(config)

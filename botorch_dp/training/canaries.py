@@ -24,7 +24,6 @@ from botorch_dp._checks import (
     check_integer,
     check_nonnegative,
     check_size,
-    checked,
 )
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import NeighboringRelation
@@ -38,7 +37,6 @@ _STEP = 0.02
 _LARGEST_EPSILON = 50.0
 
 
-@checked
 @dataclass(frozen=True)
 class TrainingAuditReport:
     """What a canary audit found. It depends on the records it was made with: sensitive.
@@ -83,7 +81,6 @@ class TrainingAuditReport:
         return text
 
 
-@checked
 def audit_training(
     make_trainer: Callable[[TrainTest], DPTrainer],
     data: TrainTest,
@@ -134,7 +131,7 @@ def audit_training(
         score: ``(model, X, Y) -> m``, large for canaries that seem to be in. By default minus the
             norm of a canary's gradient: what a model has learned moves it no more.
         confidence: The probability that the bound is right.
-        seed: Fixes coins, canaries, lots and noise, to repeat a test. None draws them from the
+        seed: Fixes coins, canaries, batches and noise, to repeat a test. None draws them from the
             operating system and trains with ``publish=True``, as for release.
         progress: Whether to show the training's progress bar.
         settings: The settings of :meth:`DPTrainer.fit`. The claim is the one of these settings,
@@ -147,7 +144,7 @@ def audit_training(
         >>> X, y = torch.randn(100, 50), torch.randint(2, (100,))
         >>> make_trainer = partial(DPTrainer, partial(logistic_regression, 50), logistic_loss)
         >>> report = audit_training(make_trainer, TrainTest(X, y, X, y), canaries=50, seed=0,
-        ...     learning_rate=0.1, clip_norm=1.0, noise_multiplier=2.0, lot_size=50, epochs=2)
+        ...     learning_rate=0.1, clip_norm=1.0, noise_multiplier=2.0, batch_size=50, epochs=2)
         >>> report.passes
         True
     """

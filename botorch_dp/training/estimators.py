@@ -128,7 +128,7 @@ class _Network(_Private):
 
     hidden: Sequence[int]
     epochs: int
-    lot_size: int
+    batch_size: int
 
     def plan(self, num_records: int) -> TrainingPlan:
         """What a fit to so many records would do, and its guarantee, at no cost."""
@@ -143,8 +143,8 @@ class _Network(_Private):
         )
 
     def _settings(self, num_records: int) -> Any:
-        lot_size = min(check_integer("lot_size", self.lot_size), num_records)
-        settings: dict[str, Any] = {"target_epsilon": self.epsilon, "lot_size": lot_size}
+        batch_size = min(check_integer("batch_size", self.batch_size), num_records)
+        settings: dict[str, Any] = {"target_epsilon": self.epsilon, "batch_size": batch_size}
         return {**settings, **self._rule, "epochs": self.epochs, "delta": self.delta}
 
     def _train(
@@ -197,7 +197,7 @@ class _Network(_Private):
 class DPClassifier(ClassifierMixin, _Network):
     """A logistic regression or a network, trained by DP-SGD.
 
-    Guarantee: that of :class:`~botorch_dp.training.DPTrainer` on Poisson lots under replace-one, at
+    Guarantee: that of :class:`~botorch_dp.training.DPTrainer` on Poisson batches under replace-one, at
     most ``(epsilon, delta)`` for each fit; clipping features to public bounds and looking up public
     labels are computed from each record alone, before it.
 
@@ -209,7 +209,7 @@ class DPClassifier(ClassifierMixin, _Network):
         classes: The labels. Public: not read from the data.
         hidden: Widths of hidden layers; none is a logistic regression.
         epochs: Passes over the records.
-        lot_size: Expected records in a step.
+        batch_size: Expected records in a step.
         unsafe_seed: Simulate with reproducible noise; nothing is promised then.
 
     Attributes:
@@ -232,12 +232,12 @@ class DPClassifier(ClassifierMixin, _Network):
         classes: Sequence[Any] = (0, 1),
         hidden: Sequence[int] = (),
         epochs: int = 20,
-        lot_size: int = 128,
+        batch_size: int = 128,
         unsafe_seed: int | None = None,
     ) -> None:
         self.epsilon, self.delta = epsilon, delta
         self.bounds, self.classes = bounds, classes
-        self.hidden, self.epochs, self.lot_size = hidden, epochs, lot_size
+        self.hidden, self.epochs, self.batch_size = hidden, epochs, batch_size
         self.unsafe_seed = unsafe_seed
 
     def fit(
@@ -290,7 +290,7 @@ class DPRegressor(RegressorMixin, _Network):
         target_bounds: ``(low, high)`` of the targets, and of predictions. Public as well.
         hidden: Widths of hidden layers; none is a linear regression.
         epochs: Passes over the records.
-        lot_size: Expected records in a step.
+        batch_size: Expected records in a step.
         unsafe_seed: Simulate with reproducible noise; nothing is promised then.
 
     Example:
@@ -312,12 +312,12 @@ class DPRegressor(RegressorMixin, _Network):
         target_bounds: tuple[float, float] = (-1.0, 1.0),
         hidden: Sequence[int] = (),
         epochs: int = 20,
-        lot_size: int = 128,
+        batch_size: int = 128,
         unsafe_seed: int | None = None,
     ) -> None:
         self.epsilon, self.delta = epsilon, delta
         self.bounds, self.target_bounds = bounds, target_bounds
-        self.hidden, self.epochs, self.lot_size = hidden, epochs, lot_size
+        self.hidden, self.epochs, self.batch_size = hidden, epochs, batch_size
         self.unsafe_seed = unsafe_seed
 
     def fit(

@@ -35,18 +35,18 @@ class Engine(Protocol):
     parameters: Tensor
     """Trainable parameters, ``R x p``; whoever changes them in place changes the models."""
     kept: Tensor
-    """How many gradients were finite so far, of all filled places of all lots. Sensitive."""
+    """How many gradients were finite so far, of all filled places of all batches. Sensitive."""
     models: Sequence[nn.Module]
     """The replicates, for :func:`write_back`; training does not change them."""
 
     def clipped_sums(
-        self, lots: Tensor, filled: Tensor | None, clip_norm: float | Tensor
+        self, batches: Tensor, filled: Tensor | None, clip_norm: float | Tensor
     ) -> Tensor:
-        """The sums of clipped gradients over one lot for each of the first ``k`` replicates.
+        """The sums of clipped gradients over one batch for each of the first ``k`` replicates.
 
         Args:
-            lots: Indices of records, ``k x m``.
-            filled: Which places of the lots are filled (1) and which are empty (0), ``k x m``;
+            batches: Indices of records, ``k x m``.
+            filled: Which places of the batches are filled (1) and which are empty (0), ``k x m``;
                 None if all are filled.
             clip_norm: The largest l2 norm of a record's gradient over all parameters: one for all,
                 or ``k x 1``.
@@ -241,11 +241,11 @@ class FusedEngine:
         self._frozen, self._active = self._layers[:first], self._layers[first:]
 
     def clipped_sums(
-        self, lots: Tensor, filled: Tensor | None, clip_norm: float | Tensor
+        self, batches: Tensor, filled: Tensor | None, clip_norm: float | Tensor
     ) -> Tensor:
         """See :class:`Engine`."""
-        replicates, size = lots.shape
-        indices = lots.flatten()
+        replicates, size = batches.shape
+        indices = batches.flatten()
         inputs = self._gather(indices).view(replicates, size, self._X.shape[1])
         targets = self._records.Y.index_select(0, indices)
         layers, layer_inputs, gradients = self._backward(inputs, targets)
@@ -324,7 +324,7 @@ class FusedEngine:
         return self._records.X.flatten(1)
 
     def _gather(self, indices: Tensor) -> Tensor:
-        """Rows of the inputs, in memory that the next call uses again, whatever its lots' size."""
+        """Rows of the inputs, in memory that the next call uses again, whatever its batches' size."""
         rows = indices.shape[0]
         if self._gathered.shape[0] < rows:
             self._gathered = self._X.new_empty(rows, self._X.shape[1])

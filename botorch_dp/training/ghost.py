@@ -386,7 +386,7 @@ class _Rows:
 
 
 class _Use(NamedTuple):
-    """A call by all records of a lot, what came in, and the gradients at what went out."""
+    """A call by all records of a batch, what came in, and the gradients at what went out."""
 
     call: _Call
     inputs: Tensor
@@ -444,17 +444,17 @@ class GhostEngine(PerRecordEngine):
     the rounding of products, in a norm as in a sum.
     """
 
-    #: What the model calls, and the parameters that are followed there, from the first lot on.
+    #: What the model calls, and the parameters that are followed there, from the first batch on.
     _calls: Sequence[_Call] | None = None
     followed: Set[str] = frozenset()
 
     def clipped_sums(
-        self, lots: Tensor, filled: Tensor | None, clip_norm: float | Tensor
+        self, batches: Tensor, filled: Tensor | None, clip_norm: float | Tensor
     ) -> Tensor:
         """See :class:`~botorch_dp.training.fused.Engine`."""
-        if self._calls is None and lots.numel():
-            self._follow(lots[0, :1])
-        return super().clipped_sums(lots, filled, clip_norm)
+        if self._calls is None and batches.numel():
+            self._follow(batches[0, :1])
+        return super().clipped_sums(batches, filled, clip_norm)
 
     def _follow(self, place: Tensor) -> None:
         """Learn which layers the model calls; what a record says cannot change that."""

@@ -23,12 +23,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
-from botorch_dp._checks import check_integer, check_size, checked
+from botorch_dp._checks import check_integer, check_size
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-@checked
 def logistic_regression(
     num_features: int, *, bias: bool = True, zero: bool = False, dtype: torch.dtype = torch.float32
 ) -> nn.Module:
@@ -49,7 +48,6 @@ def logistic_regression(
     return model
 
 
-@checked
 def linear_svm(
     num_features: int, *, bias: bool = True, zero: bool = False, dtype: torch.dtype = torch.float32
 ) -> nn.Module:
@@ -60,7 +58,6 @@ def linear_svm(
     return logistic_regression(num_features, bias=bias, zero=zero, dtype=dtype)
 
 
-@checked
 def multilayer_perceptron(
     num_features: int,
     num_classes: int,
@@ -85,7 +82,6 @@ def multilayer_perceptron(
     return nn.Sequential(*layers[:-1])
 
 
-@checked
 def mlp1(
     num_features: int = 784, num_classes: int = 10, *, dtype: torch.dtype = torch.float32
 ) -> nn.Module:
@@ -93,7 +89,6 @@ def mlp1(
     return multilayer_perceptron(num_features, num_classes, (1000,), dtype=dtype)
 
 
-@checked
 def mlp2(
     num_features: int = 784, num_classes: int = 10, *, dtype: torch.dtype = torch.float32
 ) -> nn.Module:
@@ -101,7 +96,6 @@ def mlp2(
     return multilayer_perceptron(num_features, num_classes, (128, 64), dtype=dtype)
 
 
-@checked
 def accuracy(outputs: Tensor, targets: Tensor) -> float:
     """The share of records classified correctly; an output that is not finite is wrong.
 
@@ -122,7 +116,6 @@ def accuracy(outputs: Tensor, targets: Tensor) -> float:
     return float((right & usable).double().mean())
 
 
-@checked
 def logistic_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     """``log(1 + exp(-s f))`` with ``s = +1`` for positive targets and -1 for others, per record."""
     scores = _one_for_each(outputs, targets)
@@ -142,14 +135,12 @@ def _one_for_each(outputs: Tensor, targets: Tensor) -> Tensor:
     return scores
 
 
-@checked
 def hinge_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     """``max(0, 1 - s f)`` with ``s = +1`` for positive targets and -1 for others, per record."""
     scores = _one_for_each(outputs, targets)
     return F.relu(1 - torch.where(targets > 0, scores, -scores))
 
 
-@checked
 def cross_entropy_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     """Softmax cross-entropy of integer classes, per record."""
     if outputs.dim() not in (1, 2) or outputs.shape[:-1] != targets.shape:
@@ -210,7 +201,6 @@ def output_gradient(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
     return vmap(grad(loss_of_one), randomness="different")(outputs.detach(), targets)
 
 
-@checked
 class LowRankLinear(nn.Module):
     """A frozen linear layer and a change of low rank that is trained: ``x -> W x + b + U (D x)``.
 
@@ -248,7 +238,6 @@ class LowRankLinear(nn.Module):
             raise ValueError(f"`X` does not go through this layer: {error}") from error
 
 
-@checked
 def add_adapters(model: nn.Module, *, rank: int, train: Sequence[str] = ()) -> nn.Module:
     """Freeze a model and give its linear layers changes of low rank, which alone are trained.
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from botorch_dp._checks import check_delta, check_integer, check_positive, checked
+from botorch_dp._checks import check_delta, check_integer, check_positive
 from botorch_dp._progress import ProgressBar
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import (
@@ -28,7 +28,6 @@ from botorch_dp.training.records import TrainTest, check_data
 _CHUNK = 2_000_000
 
 
-@checked
 @dataclass(frozen=True, eq=False, repr=False)
 class PerturbedModel:
     """Logistic-regression weights with noise, and what is promised for them.
@@ -60,7 +59,6 @@ class PerturbedModel:
         return f"PerturbedModel(guarantee: {self.guarantee})"
 
 
-@checked
 class OutputPerturbedLogisticRegression:
     r"""Projected SGD on a strongly convex loss, then Gaussian noise on the weights [Wu2017].
 

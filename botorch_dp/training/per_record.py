@@ -51,17 +51,17 @@ from botorch_dp.training.records import (
 )
 from botorch_dp.training.twins import open_twin
 
-#: Lots are processed in parts for which clipping takes at most so many numbers.
+#: Batches are processed in parts for which clipping takes at most so many numbers.
 MAX_GRADIENT_NUMBERS = 2**27
 
 #: Gradients of single records with at most so many numbers are treated together.
 _FEW = 256
 
 _BATCH = 6
-#: Models are tried on lots of these sizes and of the sizes of a record's own dimensions: a model
+#: Models are tried on batches of these sizes and of the sizes of a record's own dimensions: a model
 #: that takes the wrong dimension for the batch shows it where the two are equal.
-_LOT_SIZES = (1, 2, 5)
-_LARGEST_LOT = 64
+_BATCH_SIZES = (1, 2, 5)
+_LARGEST_BATCH = 64
 #: How far rounding may move what must not move, in clipping norms.
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
 
@@ -101,7 +101,7 @@ class PerRecordEngine:
         self._trained, self._totals = (
             parameter_views(matrix, models[0]) for matrix in (self.parameters, self._sums)
         )
-        #: Numbers that clipping takes for each record of a lot, beside those of plain training.
+        #: Numbers that clipping takes for each record of a batch, beside those of plain training.
         self.record_numbers = self.parameters.shape[1]
         self._twin = open_twin(copy.deepcopy(models[0]))
         tensors = [*self._twin.parameters(), *self._twin.buffers()]
@@ -125,21 +125,21 @@ class PerRecordEngine:
         )
 
     def clipped_sums(
-        self, lots: Tensor, filled: Tensor | None, clip_norm: float | Tensor
+        self, batches: Tensor, filled: Tensor | None, clip_norm: float | Tensor
     ) -> Tensor:
         """See :class:`~botorch_dp.training.fused.Engine`."""
         self._sums.zero_()
         part = max(1, MAX_GRADIENT_NUMBERS // self.record_numbers)
-        for replicate, lot in enumerate(lots):
-            for start in range(0, len(lot), part):
+        for replicate, batch in enumerate(batches):
+            for start in range(0, len(batch), part):
                 places = slice(start, start + part)
                 self._add_clipped(
                     replicate,
-                    lot[places],
+                    batch[places],
                     None if filled is None else filled[replicate, places],
                     clip_norm[replicate] if isinstance(clip_norm, Tensor) else clip_norm,
                 )
-        return self._sums[: len(lots)]
+        return self._sums[: len(batches)]
 
     def _loss_of_one(
         self, values: dict[str, Tensor], frozen: dict[str, Tensor], x: Inputs, y: Tensor
@@ -290,7 +290,7 @@ def examine(model: nn.Module, loss: Loss, data: TrainTest) -> Traits:
         quiet = _without_dropout(twin)
         if _outputs(quiet, batch.train_X)[1]:
             break  # what it draws for a batch is not what it draws for a batch of one
-        for size in _lot_sizes(data):
+        for size in _batch_sizes(data):
             _check_no_mixing(quiet, loss, synthetic_records(data, size, generator))
     return Traits(outputs.shape[1] if _are_classes(loss, outputs, batch.train_Y) else None, draws)
 
@@ -305,7 +305,7 @@ def check_contributions(
 ) -> None:
     """Raise unless an engine's sum takes from each record that record's clipped gradient alone.
 
-    On synthetic records, in lots of several sizes: a record at a place that does not count can be
+    On synthetic records, in batches of several sizes: a record at a place that does not count can be
     exchanged without any effect on the sum; what was computed before has no effect; and a single
     record's part is at most the clipping norm. All that is compared has the same shapes and the
     same random numbers, so that rounding cannot be taken for an effect.
@@ -321,15 +321,15 @@ def check_contributions(
         PrivacyError: If a record reached beyond its own clipped gradient.
         ValueError: If the gradients cannot be computed.
     """
-    sizes = _lot_sizes(data)
+    sizes = _batch_sizes(data)
     records, device = random_records(data, max(sizes) + 1, num_classes), data.train_Y.device
     for twin in _at_several_weights(model) if random_weights else [copy.deepcopy(model)]:
         limit = _TOLERANCE[trainable(twin)[0].dtype]
         engine = make_engine(twin, records, _SameSeed())
 
-        def clipped_sum(lot: Tensor, filled: Tensor, engine: Engine = engine) -> Tensor:
+        def clipped_sum(batch: Tensor, filled: Tensor, engine: Engine = engine) -> Tensor:
             try:
-                sums = engine.clipped_sums(lot.unsqueeze(0), filled.unsqueeze(0), clip_norm=1.0)
+                sums = engine.clipped_sums(batch.unsqueeze(0), filled.unsqueeze(0), clip_norm=1.0)
             except RuntimeError as error:
                 raise ValueError(
                     "The gradients of single records cannot be computed together: torch.func.vmap "
@@ -339,17 +339,17 @@ def check_contributions(
             return sums[0].double()
 
         for size in sizes:
-            lot = torch.arange(size, device=device)
-            exchanged = lot.clone()
+            batch = torch.arange(size, device=device)
+            exchanged = batch.clone()
             exchanged[size // 2] = max(sizes)
-            others = lot != size // 2
-            first = clipped_sum(lot, others).clone()
+            others = batch != size // 2
+            first = clipped_sum(batch, others).clone()
             moved = clipped_sum(exchanged, others).sub_(first).norm()
-            repeated = clipped_sum(lot, others).sub_(first).norm()
+            repeated = clipped_sum(batch, others).sub_(first).norm()
             alone = clipped_sum(exchanged, ~others).norm()
             if float(moved) > limit or float(alone) > 1 + limit:
                 raise PrivacyError(
-                    f"In a lot of {size} random records, one record reached beyond its own clipped "
+                    f"In a batch of {size} random records, one record reached beyond its own clipped "
                     "gradient: the model or its loss mixes records in a way that training on "
                     "single records does not prevent, for instance in the vectorization rule of "
                     "an autograd function. Remove that."
@@ -371,12 +371,12 @@ def agree(
 
     Arguments as for :func:`check_contributions`, with the makers of both engines.
     """
-    lot = torch.arange(_BATCH, device=data.train_Y.device).unsqueeze(0)
+    batch = torch.arange(_BATCH, device=data.train_Y.device).unsqueeze(0)
     records = random_records(data, _BATCH, num_classes)
     for twin in _at_several_weights(model):
         try:
             one, other = (
-                make(twin, records, _SameSeed()).clipped_sums(lot, None, clip_norm=1.0)
+                make(twin, records, _SameSeed()).clipped_sums(batch, None, clip_norm=1.0)
                 for make in makers
             )
         except (RuntimeError, ValueError):
@@ -402,10 +402,10 @@ class _SameSeed(SeededRandomness):
         return 0
 
 
-def _lot_sizes(data: TrainTest) -> list[int]:
+def _batch_sizes(data: TrainTest) -> list[int]:
     """1, a few, and a record's own sizes: mistaking a dimension for the batch shows there."""
     own = (size for part in parts(data.train_X).values() for size in part.shape[1:])
-    return sorted({*_LOT_SIZES, *(size for size in own if 0 < size <= _LARGEST_LOT)})
+    return sorted({*_BATCH_SIZES, *(size for size in own if 0 < size <= _LARGEST_BATCH)})
 
 
 def _at_several_weights(model: nn.Module) -> Iterator[nn.Module]:

@@ -1,6 +1,6 @@
 """What was chosen for a training run, what follows from it, and what that costs.
 
-The *lot* of a step is the set of records whose clipped gradients are added up. How lots are drawn,
+The *batch* of a step is the set of records whose clipped gradients are added up. How batches are drawn,
 how far one record moves their sum, and which privacy loss that amounts to is decided here and
 nowhere else in training.
 """
@@ -20,7 +20,6 @@ from botorch_dp._checks import (
     check_integer,
     check_nonnegative,
     check_positive,
-    checked,
 )
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import (
@@ -44,7 +43,7 @@ LARGEST_CLIP_NORM = 1e150
 #: Limits within which :class:`.randomness.SystemRandomness` adds noise without rounding, and
 #: within which its slack covers the rounding of the sum.
 SMALLEST_PUBLISHED_NOISE = 1e-3
-LARGEST_PUBLISHED_LOT = 80_000
+LARGEST_PUBLISHED_BATCH = 80_000
 
 #: Rules for steps that have a name, and what the mechanism is called with them.
 OPTIMIZERS = {
@@ -57,11 +56,11 @@ OPTIMIZERS = {
 STABILITY = 0.01
 #: How far scale-free steps may carry the weights; see :class:`.step_rules.ScaleFree`.
 DISTANCE = 20.0
-#: Lots drawn in one call; a run needs a few at a time.
-_MOST_LOTS = 10_000
-_LOTS = {
-    "without_replacement": "lots of fixed size without replacement",
-    "poisson": "Poisson-sampled lots",
+#: Batches drawn in one call; a run needs a few at a time.
+_MOST_BATCHES = 10_000
+_BATCHES = {
+    "without_replacement": "batches of fixed size without replacement",
+    "poisson": "Poisson-sampled batches",
 }
 _RELATIONS = {
     "without_replacement": (REPLACE_ONE,),
@@ -89,12 +88,11 @@ class TrainingSettings(TypedDict, total=False):
             go, 20 unless given.
         clip_norm: Largest l2 norm of one record's gradient, ``L``; with ``clipping="normalized"``
             the norm that all gradients are brought to, 1 unless given.
-        noise_multiplier: Standard deviation of the noise on the sum of clipped gradients divided
-            by the sensitivity of that sum, which is ``2 L`` if one record is replaced and ``L`` if
-            one is added or removed. 0 is plain clipped training without any promise.
+        noise_multiplier: Standard deviation of the noise on the sum of clipped gradients over
+            ``clip_norm``. 0 is plain clipped training without any promise.
         target_epsilon: In place of ``noise_multiplier``: the least noise for which the complete
             run costs at most this epsilon at ``delta``.
-        lot_size: Number of records in a lot (expected, for Poisson sampling), ``m``.
+        batch_size: Number of records in a batch (expected, for Poisson sampling), ``m``.
         epochs: The run takes ``epochs * (n // m)`` steps.
         delta: Where epsilon is evaluated, 1e-5 unless given; charged to a ledger.
     """
@@ -103,12 +101,11 @@ class TrainingSettings(TypedDict, total=False):
     clip_norm: float
     noise_multiplier: float
     target_epsilon: float
-    lot_size: Required[int]
+    batch_size: Required[int]
     epochs: Required[int]
     delta: float
 
 
-@checked
 @dataclass(frozen=True, kw_only=True)
 class TrainingPlan:
     """The public parameters of a run of DP-SGD or DP-Adam, and what follows from them.
@@ -117,8 +114,9 @@ class TrainingPlan:
         num_records: Number of training records, ``n``.
         learning_rate: See :class:`TrainingSettings`, also for what is not described here.
         clip_norm: Largest norm of one record's gradient.
-        noise_multiplier: Noise in units of :attr:`sensitivity`.
-        lot_size: Number of records in a lot.
+        noise_multiplier: Standard deviation of the noise on the sum of clipped gradients, over the
+            clipping norm.
+        batch_size: Number of records in a batch.
         epochs: Passes over so many records.
         optimizer: The name of the rule that takes the steps.
         clipping: ``"flat"`` or ``"normalized"``.
@@ -127,7 +125,7 @@ class TrainingPlan:
             ``"without_replacement"`` (fresh uniform subsets of fixed size, as in [Avent2020]; the
             same noise costs more).
         relation: Which two data sets must be hard to tell apart: ``REPLACE_ONE``, or for Poisson
-            lots ``ADD_OR_REMOVE_ONE``. Their epsilons cannot be compared.
+            batches ``ADD_OR_REMOVE_ONE``. Their epsilons cannot be compared.
         delta: Where :attr:`epsilon` is evaluated.
         conditions: What else the guarantee rests on, in sentences.
         memory: What clipping takes at most beside the memory of plain training, in bytes; an
@@ -135,7 +133,7 @@ class TrainingPlan:
 
     Example:
         >>> plan = trainer.plan(  # a DPTrainer of 1,000 records
-        ...     learning_rate=0.1, clip_norm=1.0, noise_multiplier=2.0, lot_size=10, epochs=1
+        ...     learning_rate=0.1, clip_norm=1.0, noise_multiplier=2.0, batch_size=10, epochs=1
         ... )
         >>> plan.steps, plan.noise_std
         (100, 4.0)
@@ -145,7 +143,7 @@ class TrainingPlan:
     learning_rate: float
     clip_norm: float
     noise_multiplier: float
-    lot_size: int
+    batch_size: int
     epochs: int
     optimizer: str = "sgd"
     clipping: Clipping = "flat"
@@ -167,11 +165,11 @@ class TrainingPlan:
                 self.clip_norm,
                 allow_inf=noise_multiplier == 0 and self.clipping == "flat",
             ),
-            "lot_size": check_integer("lot_size", self.lot_size, at_most=num_records),
+            "batch_size": check_integer("batch_size", self.batch_size, at_most=num_records),
             "epochs": check_count("epochs", self.epochs),
             "delta": check_delta("delta", self.delta),
         }
-        check_count("epochs * (num_records // lot_size)", self.steps)
+        check_count("epochs * (num_records // batch_size)", self.steps)
         if checked["clip_norm"] < SMALLEST_CLIP_NORM:
             raise ValueError(
                 f"`clip_norm` must be at least {SMALLEST_CLIP_NORM}, got {self.clip_norm}: smaller "
@@ -190,7 +188,7 @@ class TrainingPlan:
             raise TypeError(f"`relation` must be a NeighboringRelation, got {self.relation!r}.")
         if self.relation not in _RELATIONS[self.sampling]:
             raise PrivacyError(
-                f"`relation` is {self.relation.name}, under which DP-SGD on {_LOTS[self.sampling]} "
+                f"`relation` is {self.relation.name}, under which DP-SGD on {_BATCHES[self.sampling]} "
                 "is not accounted for here. Use REPLACE_ONE, or sampling='poisson' with "
                 "ADD_OR_REMOVE_ONE."
             )
@@ -201,7 +199,7 @@ class TrainingPlan:
     @property
     def steps_per_epoch(self) -> int:
         """Number of steps that count as one pass over the records, ``n // m``."""
-        return self.num_records // self.lot_size
+        return self.num_records // self.batch_size
 
     @property
     def steps(self) -> int:
@@ -216,7 +214,7 @@ class TrainingPlan:
     @property
     def noise_std(self) -> float:
         """Standard deviation of the noise on the sum of clipped gradients."""
-        return self.noise_multiplier * self.sensitivity if self.noise_multiplier else 0.0
+        return self.noise_multiplier * self.clip_norm if self.noise_multiplier else 0.0
 
     @property
     def guarantee(self) -> Guarantee:
@@ -228,11 +226,13 @@ class TrainingPlan:
         """``guarantee.epsilon(delta)``; infinite without noise."""
         return self.guarantee.epsilon(self.delta)
 
-    def draw_lots(self, randomness: Randomness, count: int) -> list[Tensor]:
-        """The indices of the next lots; of a Poisson-sampled one, possibly none."""
-        n, m = self.num_records, self.lot_size
-        if check_count("count", count, at_least=0) > _MOST_LOTS:
-            raise ValueError(f"`count` must be at most {_MOST_LOTS:,} lots at once, got {count}.")
+    def draw_batches(self, randomness: Randomness, count: int) -> list[Tensor]:
+        """The indices of the next batches; of a Poisson-sampled one, possibly none."""
+        n, m = self.num_records, self.batch_size
+        if check_count("count", count, at_least=0) > _MOST_BATCHES:
+            raise ValueError(
+                f"`count` must be at most {_MOST_BATCHES:,} batches at once, got {count}."
+            )
         if self.sampling == "poisson":
             return randomness.choose_each(n, m / n, count)
         return [randomness.choose(n, m) for _ in range(count)]
@@ -241,7 +241,7 @@ class TrainingPlan:
         """What the first steps may reveal."""
         return dp_sgd_loss(
             noise_multiplier=self.noise_multiplier,
-            lot_size=self.lot_size,
+            batch_size=self.batch_size,
             num_records=self.num_records,
             steps=steps,
             sampling=self.sampling,
@@ -252,7 +252,7 @@ class TrainingPlan:
         """What the first steps of a run promise."""
         name = OPTIMIZERS.get(self.optimizer, f"DP-SGD with steps of {self.optimizer}")
         normalized = ", gradients normalized," if self.clipping == "normalized" else ""
-        mechanism = f"{name}{normalized} on {_LOTS[self.sampling]}"
+        mechanism = f"{name}{normalized} on {_BATCHES[self.sampling]}"
         unit = PrivacyUnit("one training record", self.relation)
         if self.relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
             unit = unit.given(_COUNT_IS_PUBLIC)
@@ -277,16 +277,17 @@ class TrainingPlan:
                 "`noise_multiplier` is 0, which promises nothing, so the model cannot be published "
                 "as private. Choose a positive one, or publish=False."
             )
-        if self.noise_multiplier < SMALLEST_PUBLISHED_NOISE:
+        least = SMALLEST_PUBLISHED_NOISE * self.relation.sum_sensitivity
+        if self.noise_multiplier < least:
             raise PrivacyError(
-                f"`noise_multiplier` must be at least {SMALLEST_PUBLISHED_NOISE} to publish, got "
+                f"`noise_multiplier` must be at least {least} to publish, got "
                 f"{self.noise_multiplier}: less noise drowns in rounding, and promises nothing "
                 "worth having."
             )
-        if self.lot_size > LARGEST_PUBLISHED_LOT:
+        if self.batch_size > LARGEST_PUBLISHED_BATCH:
             raise PrivacyError(
-                f"`lot_size` must be at most {LARGEST_PUBLISHED_LOT} to publish, got "
-                f"{self.lot_size}: the rounding of larger sums is not covered."
+                f"`batch_size` must be at most {LARGEST_PUBLISHED_BATCH} to publish, got "
+                f"{self.batch_size}: the rounding of larger sums is not covered."
             )
 
     def to_dict(self) -> dict[str, Any]:
@@ -317,7 +318,7 @@ def make_plan(settings: TrainingSettings, **fixed: Any) -> TrainingPlan:
     plan = TrainingPlan(**{**chosen, "noise_multiplier": 1.0}, **fixed)
     noise_multiplier = dp_sgd_noise_multiplier(
         epsilon=target,
-        lot_size=plan.lot_size,
+        batch_size=plan.batch_size,
         num_records=plan.num_records,
         steps=plan.steps,
         delta=plan.delta,

@@ -1,8 +1,8 @@
 """Where a training run's coins come from: a seed (to tune) or the operating system (to publish).
 
 Both kinds draw from the same distributions, so that the engines and the accounting need not know
-which one is at work. The seeded kind keeps lots, noise and initial weights in separate streams:
-runs with and without noise see the same lots.
+which one is at work. The seeded kind keeps batches, noise and initial weights in separate streams:
+runs with and without noise see the same batches.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ GRID_EXPONENT = -24
 #: How much further than its sensitivity a sum may move because of rounding, relatively. Adding up
 #: ``m`` double-precision vectors of norm ``C`` rounds by at most ``m^2 2^-53 C``, for each of two
 #: neighbours: 1.8e-6 of the smallest sensitivity, ``C``, at 90,000 vectors. That is more than any
-#: Poisson lot of 80,000 expected records will ever hold (35 standard deviations).
+#: Poisson batch of 80,000 expected records will ever hold (35 standard deviations).
 ROUNDING_SLACK = 2e-6
 
 #: Noise is drawn for so many numbers at once: what is computed on the way stays in the cache.
 _CHUNK = 2**14
-#: Lots are drawn together that take at most so many bytes: these stay in the cache, too.
+#: Batches are drawn together that take at most so many bytes: these stay in the cache, too.
 _BYTES_AT_ONCE = 2**18
 #: Where fewer than one in so many are chosen, drawing their numbers is faster than asking each.
 _FEW_OF = 32
@@ -79,8 +79,8 @@ class Randomness(Protocol):
     def choose_each(self, population: int, probability: float, times: int) -> list[Tensor]:
         """Each of ``range(population)`` independently with the given probability, some times."""
 
-    def perturb_(self, total: Tensor, *, sensitivity: float, noise_multiplier: float) -> None:
-        """Add Gaussian noise of ``noise_multiplier * sensitivity`` to a sum, in place."""
+    def perturb_(self, total: Tensor, *, std: float, sensitivity: float) -> None:
+        """Add Gaussian noise to a sum that one record moves by ``sensitivity``, in place."""
 
     def state(self) -> dict[str, Any]:
         """What must be stored for the run to go on as if never interrupted (JSON-ready)."""
@@ -98,8 +98,8 @@ class SeededRandomness:
     """
 
     def __init__(self, seed: int, device: torch.device) -> None:
-        lots, noise, torch_seeds = np.random.SeedSequence(seed).spawn(3)
-        self._lots = np.random.Generator(np.random.PCG64(lots))
+        batches, noise, torch_seeds = np.random.SeedSequence(seed).spawn(3)
+        self._batches = np.random.Generator(np.random.PCG64(batches))
         self._torch_seeds = np.random.Generator(np.random.PCG64(torch_seeds))
         self._noise = torch.Generator(device)
         self._noise.manual_seed(int(noise.generate_state(1, np.uint64)[0]))
@@ -112,33 +112,35 @@ class SeededRandomness:
     def choose(self, population: int, size: int) -> Tensor:
         """A uniform subset of ``range(population)`` of the given size, in no particular order."""
         # Floyd's algorithm or a tail shuffle: far below the cost of permuting the population.
-        return torch.from_numpy(self._lots.choice(population, size, replace=False, shuffle=False))
+        return torch.from_numpy(
+            self._batches.choice(population, size, replace=False, shuffle=False)
+        )
 
     def choose_each(self, population: int, probability: float, times: int) -> list[Tensor]:
         """Each of ``range(population)`` independently with the given probability, some times."""
-        binomial = self._lots.binomial
+        binomial = self._batches.binomial
         return [
             self.choose(population, int(binomial(population, probability))) for _ in range(times)
         ]
 
-    def perturb_(self, total: Tensor, *, sensitivity: float, noise_multiplier: float) -> None:
-        """Add Gaussian noise of ``noise_multiplier * sensitivity`` to a sum, in place."""
+    def perturb_(self, total: Tensor, *, std: float, sensitivity: float) -> None:
+        """Add Gaussian noise to a sum that one record moves by ``sensitivity``, in place."""
         if self._buffer is None or self._buffer.shape != total.shape:
             self._buffer = torch.empty_like(total)
         self._buffer.normal_(generator=self._noise)
-        total.add_(self._buffer, alpha=noise_multiplier * sensitivity)
+        total.add_(self._buffer, alpha=std)
 
     def state(self) -> dict[str, Any]:
         """What must be stored for the run to go on as if never interrupted (JSON-ready)."""
         return {
-            "lots": self._lots.bit_generator.state,
+            "batches": self._batches.bit_generator.state,
             "torch_seeds": self._torch_seeds.bit_generator.state,
             "noise": self._noise.get_state().numpy().tobytes().hex(),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from a stored state."""
-        self._lots.bit_generator.state = state["lots"]
+        self._batches.bit_generator.state = state["batches"]
         self._torch_seeds.bit_generator.state = state["torch_seeds"]
         noise = np.frombuffer(bytes.fromhex(state["noise"]), dtype=np.uint8)
         self._noise.set_state(torch.from_numpy(noise.copy()))
@@ -147,7 +149,7 @@ class SeededRandomness:
 class SystemRandomness:
     """Coins that only the operating system knows, for a model that is to be published.
 
-    Lots and noise are made of fresh bytes of the operating system: there is no seed to guess and
+    Batches and noise are made of fresh bytes of the operating system: there is no seed to guess and
     no state to steal. Floating-point noise has a pattern in its low bits that depends on what it
     was added to [Mironov2012]; so the sum and the noise are both rounded to a grid of about
     ``2^-24`` noise deviations before they meet, where their addition is exact. The rounding of the
@@ -186,7 +188,7 @@ class SystemRandomness:
         at_once = max(1, _BYTES_AT_ONCE // population)
         if times > at_once:
             parts = [min(at_once, times - first) for first in range(0, times, at_once)]
-            return [lot for n in parts for lot in self.choose_each(population, probability, n)]
+            return [batch for n in parts for batch in self.choose_each(population, probability, n)]
         # One byte decides, except where it is the one at the border: there a fraction decides.
         border, fraction = divmod(256 * probability, 1.0)
         bytes_ = np.frombuffer(_system_bytes(times * population), dtype=np.uint8)
@@ -195,8 +197,10 @@ class SystemRandomness:
         undecided = (~decided).nonzero()[0]
         decided[undecided] = _system_uniform(len(undecided)) < fraction
         starts = population * np.arange(times)
-        lots = np.split(chosen[decided], chosen[decided].searchsorted(starts[1:]))
-        return [torch.from_numpy(lot - start) for lot, start in zip(lots, starts, strict=True)]
+        batches = np.split(chosen[decided], chosen[decided].searchsorted(starts[1:]))
+        return [
+            torch.from_numpy(batch - start) for batch, start in zip(batches, starts, strict=True)
+        ]
 
     def _choose_few(self, population: int, probability: float, times: int) -> list[Tensor]:
         """The same by numbers: how many, and then as many different ones, in their time."""
@@ -210,15 +214,17 @@ class SystemRandomness:
             chosen = chosen[np.diff(chosen, prepend=-1) > 0]
             borders = chosen.searchsorted(starts)
             missing = sizes - np.diff(borders)
-        lots = np.split(chosen, borders[1:-1]) if len(chosen) else [chosen] * times
-        return [torch.from_numpy(lot - start) for lot, start in zip(lots, starts, strict=False)]
+        batches = np.split(chosen, borders[1:-1]) if len(chosen) else [chosen] * times
+        return [
+            torch.from_numpy(batch - start) for batch, start in zip(batches, starts, strict=False)
+        ]
 
-    def perturb_(self, total: Tensor, *, sensitivity: float, noise_multiplier: float) -> None:
-        """Add Gaussian noise of ``noise_multiplier * sensitivity`` to a sum, in place."""
-        exponent = math.floor(math.log2(noise_multiplier * sensitivity)) + GRID_EXPONENT
+    def perturb_(self, total: Tensor, *, std: float, sensitivity: float) -> None:
+        """Add Gaussian noise to a sum that one record moves by ``sensitivity``, in place."""
+        exponent = math.floor(math.log2(std)) + GRID_EXPONENT
         grid = math.ldexp(1.0, exponent)
         widened = sensitivity * (1 + ROUNDING_SLACK) + grid * math.sqrt(total.numel())
-        cells = noise_multiplier * widened / grid
+        cells = std / sensitivity * widened / grid
         for part in total.split(_CHUNK) if total.numel() > _CHUNK else (total,):
             noise = self._draw(part.numel(), cells).to(total.device)
             part.mul_(1 / grid).round_().add_(noise).mul_(grid)
@@ -271,7 +277,7 @@ def _system_binomial(size: int, trials: int, probability: float) -> np.ndarray:
     """Binomial numbers, by comparing a uniform one with the distribution function.
 
     A number's probability is right to ``2^-64`` and to a relative ``2^-45`` (with long doubles of
-    64 bits, for up to 100,000 records in a lot); what lies beyond ten deviations (and 40) is less
+    64 bits, for up to 100,000 records in a batch); what lies beyond ten deviations (and 40) is less
     likely than ``2^-64``.
     """
     mean, width = trials * probability, 10 * math.sqrt(trials * probability)

@@ -2,7 +2,7 @@
 
 What is public (types, shapes, sizes) is checked and refused. What one record says is not: a
 record with a value that is not finite, or with a class that does not exist, keeps its place in the
-lots but its gradient counts as zero.
+batches but its gradient counts as zero.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class TrainingRecords:
 
 
 class DatasetRecords:
-    """Records of a map-style data set, read when a lot asks for them.
+    """Records of a map-style data set, read when a batch asks for them.
 
     A record whose reading fails, or whose form is not the form of the first record, is unusable,
     like one that is not finite: what one record does must not be seen.
@@ -271,7 +271,7 @@ def check_data(data: object, *, named_inputs: bool = False) -> TrainTest:
             "`data` is a DataLoader: going through a shuffled data set epoch by epoch is neither "
             "Poisson sampling nor sampling without replacement, and its privacy cannot be "
             "accounted as either. Pass tensors, TrainTest(train_X, train_Y, test_X, test_Y); the "
-            "trainer draws its own lots. Or pass a pair of map-style data sets."
+            "trainer draws its own batches. Or pass a pair of map-style data sets."
         )
     if not isinstance(data, tuple) or len(data) != 4:
         raise TypeError(
@@ -327,7 +327,7 @@ def datasets_of(data: object) -> tuple[DatasetRecords, DatasetRecords] | None:
         if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
             raise TypeError(
                 f"The {name} data set must have __getitem__ and __len__, got "
-                f"{type(dataset).__name__}: lots are drawn by place, which a stream does not allow."
+                f"{type(dataset).__name__}: batches are drawn by place, which a stream does not allow."
             )
         if len(dataset) == 0:
             raise ValueError(f"The {name} data set is empty.")

@@ -1,8 +1,8 @@
 """The training loop over an engine and a step rule, with stops, checkpoints and progress.
 
-Each step is Algorithm 3 (SGD) or 4 (Adam) of [Avent2020]: draw a lot, add up the clipped
-gradients, add noise to the sum, divide by the lot size ``m``, hand the result to the optimizer:
-``g = (1/m) (sum_i clip(grad_i) + N(0, (z S)^2 I))``, with ``S`` the sensitivity of the sum.
+Each step is Algorithm 3 (SGD) or 4 (Adam) of [Avent2020]: draw a batch, add up the clipped
+gradients, add noise to the sum, divide by the batch size ``m``, hand the result to the optimizer:
+``g = (1/m) (sum_i clip(grad_i) + N(0, (z C)^2 I))``, with ``C`` the clipping norm.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from botorch_dp.training.randomness import Randomness
 from botorch_dp.training.step_rules import StepRule, state_of
 
 
-class _Lots(NamedTuple):
-    """The lots of one step."""
+class _Batches(NamedTuple):
+    """The batches of one step."""
 
     places: Tensor
     """Indices of records, ``R x m``."""
@@ -38,7 +38,7 @@ class _Lots(NamedTuple):
     """How many of them count."""
 
 
-_LOTS_AHEAD = 32
+_BATCHES_AHEAD = 32
 _PLACES_AHEAD = 2**18
 #: The largest block whose release teaches glibc to keep memory, 32 megabytes, without its header.
 _BLOCK = 2**25 - 2**16
@@ -48,7 +48,7 @@ class TrainingRun:
     """A run of all replicates in step.
 
     Args:
-        plans: The public parameters of each replicate; they agree in all that concerns lots, and
+        plans: The public parameters of each replicate; they agree in all that concerns batches, and
             those of more steps come first.
         engine: Holds the parameters of all replicates.
         coins: The source of randomness of each replicate.
@@ -63,20 +63,17 @@ class TrainingRun:
         rule: StepRule,
     ) -> None:
         self.step = 0
-        #: Filled places of all lots so far.
+        #: Filled places of all batches so far.
         self.drawn = 0
         #: By the step after which they were measured, the utilities of replicates. Sensitive.
         self.measured: dict[int, dict[int, float]] = {}
-        #: Lots drawn already; ``_block`` holds those and the ones before them for a checkpoint.
-        self._ahead: list[_Lots] = []
+        #: Batches drawn already; ``_block`` holds those and the ones before them for a checkpoint.
+        self._ahead: list[_Batches] = []
         self._block = (torch.zeros(0, len(coins), 0), torch.zeros(0, len(coins)))
         self.plans, self.rule = plans, rule
         self._engine, self._coins = engine, coins
         self._steps = [plan.steps for plan in plans]
-        self._noise = [
-            {"sensitivity": plan.sensitivity, "noise_multiplier": plan.noise_multiplier}
-            for plan in plans
-        ]
+        self._noise = [{"std": plan.noise_std, "sensitivity": plan.sensitivity} for plan in plans]
         self._parameters = engine.parameters.requires_grad_(False)
         self._clip_norms = torch.tensor(
             [[plan.clip_norm] for plan in plans],
@@ -195,43 +192,43 @@ class TrainingRun:
     def _advance(self) -> None:
         if not self._ahead:
             self._draw_ahead()
-        lots, filled, size = self._ahead.pop(0)
+        batches, filled, size = self._ahead.pop(0)
         self.drawn += size
-        clip_norms = first_rows(self._clip_norms, lots.shape[0])
-        sums = self._engine.clipped_sums(lots, filled, clip_norms)
+        clip_norms = first_rows(self._clip_norms, batches.shape[0])
+        sums = self._engine.clipped_sums(batches, filled, clip_norms)
         for row, noise, coins in zip(sums.unbind(), self._noise, self._coins, strict=False):
-            if noise["noise_multiplier"] > 0:
+            if noise["std"] > 0:
                 coins.perturb_(row, **noise)
         self.rule.step(sums.to(self._parameters.dtype))
         self.step += 1
 
     def _draw_ahead(self) -> None:
-        """The lots of the next steps: drawing several at once is faster than one at a time."""
+        """The batches of the next steps: drawing several at once is faster than one at a time."""
         replicates, plan = self.moving, self.plans[0]
-        most = max(1, _PLACES_AHEAD // (replicates * plan.lot_size))
-        count = min(_LOTS_AHEAD, most, self._steps[replicates - 1] - self.step)
-        lots = [
-            [lot.numpy() for lot in plan.draw_lots(coins, count)]
+        most = max(1, _PLACES_AHEAD // (replicates * plan.batch_size))
+        count = min(_BATCHES_AHEAD, most, self._steps[replicates - 1] - self.step)
+        batches = [
+            [batch.numpy() for batch in plan.draw_batches(coins, count)]
             for coins in self._coins[:replicates]
         ]
-        sizes = np.array([[len(lot) for lot in own] for own in lots]).T  # b x R
+        sizes = np.array([[len(batch) for batch in own] for own in batches]).T  # b x R
         places = np.zeros((*sizes.shape, sizes.max()), dtype=np.int64)  # empty ones: record 0
-        for replicate, own in enumerate(lots):
-            for step, lot in enumerate(own):
-                places[step, replicate, : len(lot)] = lot
+        for replicate, own in enumerate(batches):
+            for step, batch in enumerate(own):
+                places[step, replicate, : len(batch)] = batch
         self._stock(torch.from_numpy(places), torch.from_numpy(sizes.copy()))
 
     def _stock(self, places: Tensor, sizes: Tensor) -> None:
-        """Lay in lots: places, ``b x R x m``, of which the first ``sizes`` (``b x R``) count.
+        """Lay in batches: places, ``b x R x m``, of which the first ``sizes`` (``b x R``) count.
 
-        Each step gets the shape of its longest lot: on average, lots of one replicate are no
-        longer than lots of fixed size.
+        Each step gets the shape of its longest batch: on average, batches of one replicate are no
+        longer than batches of fixed size.
         """
         self._block = places, sizes
         filled = torch.arange(places.shape[2], device=sizes.device) < sizes.unsqueeze(2)
         places, filled = (part.to(self._parameters.device) for part in (places, filled))
         self._ahead = [
-            _Lots(
+            _Batches(
                 place[:, : max(size)],
                 None if min(size) == max(size) else fill[:, : max(size)],
                 sum(size),
@@ -240,7 +237,7 @@ class TrainingRun:
         ]
 
     def _left(self) -> tuple[Tensor, Tensor]:
-        """Lots that were laid in and not used yet, as :meth:`_stock` takes them."""
+        """Batches that were laid in and not used yet, as :meth:`_stock` takes them."""
         places, sizes = (part[len(part) - len(self._ahead) :] for part in self._block)
         return places, sizes
 

@@ -26,7 +26,7 @@ ScheduleFactory = Callable[[torch.optim.Optimizer, int], torch.optim.lr_schedule
 
 
 class StepRule(Protocol):
-    """Moves the parameters of all replicates; made for their plans, which agree in the lot size."""
+    """Moves the parameters of all replicates; made for their plans, which agree in the batch size."""
 
     def step(self, sums: Tensor) -> None:
         """One step of the first replicates along their noisy sums, ``k x p``, which may change."""
@@ -95,7 +95,7 @@ class Descent:
 
     def __init__(self, parameters: Tensor, plans: Sequence[TrainingPlan]) -> None:
         self._parameters = parameters
-        rates = [-plan.learning_rate / plan.lot_size for plan in plans]
+        rates = [-plan.learning_rate / plan.batch_size for plan in plans]
         self._rate = rates[0] if len(set(rates)) == 1 else None
         self._rates = _column(rates, parameters)
 
@@ -131,7 +131,7 @@ class Adam(Descent):
 
     def __init__(self, parameters: Tensor, plans: Sequence[TrainingPlan]) -> None:
         super().__init__(parameters, plans)
-        self._lot_size = plans[0].lot_size
+        self._batch_size = plans[0].batch_size
         self._rates = _column([plan.learning_rate for plan in plans], parameters)
         rates = {plan.learning_rate for plan in plans}
         # Rates of their own are applied to the steps of an Adam of rate 1.
@@ -151,7 +151,7 @@ class Adam(Descent):
             }
             target = self._moved[: len(sums)]
             group["params"], self._adam.state[target] = [target], kept
-        target.grad = sums.div_(self._lot_size)
+        target.grad = sums.div_(self._batch_size)
         self._adam.step()
         if self._moved is not self._parameters:
             self._parameters[: len(sums)].addcmul_(target, self._rates[: len(sums)])
@@ -206,7 +206,7 @@ class TorchRule:
         schedule: ScheduleFactory | None,
     ) -> None:
         self._parameters, self._model = parameters, model
-        self._lot_size = plans[0].lot_size
+        self._batch_size = plans[0].batch_size
         self._rows = []
         for row, plan in zip(parameters, plans, strict=True):
             leaves = [view[0] for view in parameter_views(row.unsqueeze(0), model)]
@@ -234,7 +234,7 @@ class TorchRule:
     def step(self, sums: Tensor) -> None:
         """See :class:`StepRule`."""
         for (leaves, optimizer, schedule), gradient in zip(
-            self._rows, sums.div_(self._lot_size), strict=False
+            self._rows, sums.div_(self._batch_size), strict=False
         ):
             for leaf, part in zip(
                 leaves, parameter_views(gradient.unsqueeze(0), self._model), strict=True
@@ -327,7 +327,7 @@ class ScaleFree(Descent):
 
     .. math:: x_{t+1} = x_t - \frac{D}{\sqrt{\sum_{s \le t} |g_s|^2}} g_t
 
-    for noisy mean gradients ``g_t``. The scale of the loss, the clipping norm, the noise, the lot
+    for noisy mean gradients ``g_t``. The scale of the loss, the clipping norm, the noise, the batch
     size and the number of steps cancel: what is left is the distance ``D`` that the weights may
     go, noise included, and it takes the place of the learning rate. One ``D``,
     :data:`~.plan.DISTANCE`, came within .025 of the best learning rate of SGD for logistic
@@ -343,7 +343,7 @@ class ScaleFree(Descent):
 
     def __init__(self, parameters: Tensor, plans: Sequence[TrainingPlan]) -> None:
         super().__init__(parameters, plans)
-        self._lot_size = plans[0].lot_size
+        self._batch_size = plans[0].batch_size
         self._distances = _column([plan.learning_rate for plan in plans], parameters)
         self._steps = 0
         self._squares = parameters.new_zeros(len(parameters), 1)
@@ -352,7 +352,7 @@ class ScaleFree(Descent):
     def step(self, sums: Tensor) -> None:
         """See :class:`StepRule`."""
         k = len(sums)
-        gradient, here = sums.div_(self._lot_size), self._parameters[:k]
+        gradient, here = sums.div_(self._batch_size), self._parameters[:k]
         self._steps += 1
         self._squares[:k] += gradient.square().sum(dim=1, keepdim=True)
         # A gradient of zero, without noise, moves nothing, whatever it is divided by.

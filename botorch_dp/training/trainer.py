@@ -20,8 +20,6 @@ from botorch_dp._checks import (
     check_integer,
     check_nonnegative,
     check_positive,
-    checked,
-    checked_but,
     did_you_mean,
 )
 from botorch_dp.errors import PrivacyError
@@ -111,7 +109,6 @@ class EpochReport(NamedTuple):
     """The mean loss of the test records."""
 
 
-@checked
 @dataclass(frozen=True, repr=False)
 class TrainingDiagnostics:
     """What was seen of the records in training. SENSITIVE: never publish it.
@@ -133,7 +130,6 @@ class TrainingDiagnostics:
         return "TrainingDiagnostics(sensitive)"
 
 
-@checked
 @dataclass(frozen=True, eq=False, repr=False)
 class Trained:
     """A trained model and what is promised for it.
@@ -187,24 +183,22 @@ class Trained:
         return f"Trained(steps={self.steps} of {self.plan.steps}, guarantee: {self.guarantee})"
 
 
-@checked_but("optimizer", "data")
 class DPTrainer:
     r"""Trains a model with DP-SGD or DP-Adam, fast enough to be tuned.
 
-    Each step draws a lot of ``m`` records, clips the gradient of each of them to norm ``L`` and
+    Each step draws a batch of ``m`` records, clips the gradient of each of them to norm ``L`` and
     takes a step along
 
-    .. math:: g = \frac1m \Big( \sum_i \nabla_i \min(1, L / \|\nabla_i\|) + N(0, (z S)^2 I) \Big)
+    .. math:: g = \frac1m \Big( \sum_i \nabla_i \min(1, L / \|\nabla_i\|) + N(0, (z L)^2 I) \Big)
 
-    with ``z = noise_multiplier`` and the sensitivity ``S`` of the sum: ``2 L`` if one record is
-    replaced, ``L`` if one is added or removed. Lots are Poisson-sampled [Abadi2016]: each record
-    joins by its own coin. ``sampling="without_replacement"`` draws lots of fixed size, as
-    Algorithms 3 and 4 of [Avent2020] do; the same noise then costs more. Lots are drawn
+    with ``z = noise_multiplier``, over the clipping norm as in Opacus. Batches are Poisson-sampled [Abadi2016]: each record
+    joins by its own coin. ``sampling="without_replacement"`` draws batches of fixed size, as
+    Algorithms 3 and 4 of [Avent2020] do; the same noise then costs more. Batches are drawn
     independently at each step; there are no shuffled epochs.
 
     Guarantee: clipping bounds each record's part of the sum by ``L`` whatever the record is (a
-    gradient that is not finite counts as zero), so the sum has sensitivity ``S`` and a step is a
-    Gaussian mechanism on a random lot; steps compose adaptively, and the optimizer, the schedule
+    gradient that is not finite counts as zero), so the sum has sensitivity ``S = 2 L`` if one record
+    is replaced and ``S = L`` if one is added or removed, and a step is a Gaussian mechanism on a random batch; steps compose adaptively, and the optimizer, the schedule
     and every later use of the parameters are post-processing. Normalized gradients [Bu2023],
     ``L grad_i / (|grad_i| + .01)``, are shorter than ``L`` for every record, too: ``S`` is the
     same. Status ``"conditional"`` with ``publish=True`` and ``"none"`` under a seed.
@@ -228,7 +222,7 @@ class DPTrainer:
         loss: Takes outputs and targets and returns one loss for each record, or their mean. It
             must not raise for any value of a record: an exception would tell about it.
         data: :class:`TrainTest` on one device; or a pair of map-style data sets, to train on and to
-            test on, which give ``(inputs, target)`` for a place and are read lot by lot. The form
+            test on, which give ``(inputs, target)`` for a place and are read batch by batch. The form
             of their first records counts as public.
         optimizer: ``"sgd"``, ``"adam"`` (with torch's default moments), ``"schedule_free"``
             (descent with an average in place of a schedule), ``"scale_free"`` (no learning rate to
@@ -241,7 +235,7 @@ class DPTrainer:
             to it, so that only the product of ``clip_norm`` and the learning rate matters, and
             ``clip_norm`` may be left out.
         sampling: ``"poisson"`` or ``"without_replacement"``.
-        relation: ``NeighboringRelation.REPLACE_ONE``, or for Poisson lots ``ADD_OR_REMOVE_ONE``.
+        relation: ``NeighboringRelation.REPLACE_ONE``, or for Poisson batches ``ADD_OR_REMOVE_ONE``.
             Epsilons under different relations cannot be compared.
         engine: ``"fused"``, ``"ghost"``, ``"per_record"`` (``"opacus"`` is its former name), or
             ``"auto"`` for the first of them that applies. ``plan`` says what memory clipping takes.
@@ -256,7 +250,7 @@ class DPTrainer:
         >>> data = TrainTest(X, y, X, y)
         >>> trainer = DPTrainer(partial(logistic_regression, 5), logistic_loss, data)
         >>> trained = trainer.fit(learning_rate=0.1, clip_norm=1.0, noise_multiplier=1.0,
-        ...                       lot_size=50, epochs=2, seed=0)
+        ...                       batch_size=50, epochs=2, seed=0)
         >>> trained.guarantee.status
         'none'
     """
@@ -318,7 +312,7 @@ class DPTrainer:
         # Wrong names are refused here rather than at the first run.
         self._optimizer_name = _name_of(optimizer)
         plan = self.plan(
-            learning_rate=1.0, clip_norm=1.0, noise_multiplier=1.0, lot_size=1, epochs=1
+            learning_rate=1.0, clip_norm=1.0, noise_multiplier=1.0, batch_size=1, epochs=1
         )
         self._try_rule(model, plan)
 
@@ -342,8 +336,8 @@ class DPTrainer:
             if self.engine == "fused" and known_gradient(self._loss)
             else (_NOTHING_KEPT,),
         )
-        numbers = plan.lot_size * self._numbers_per_record
-        if self.engine != "fused":  # larger lots are processed in parts
+        numbers = plan.batch_size * self._numbers_per_record
+        if self.engine != "fused":  # larger batches are processed in parts
             numbers = min(numbers, max(MAX_GRADIENT_NUMBERS, self._numbers_per_record))
         return replace(plan, memory=numbers * self._number_bytes)
 
@@ -364,9 +358,9 @@ class DPTrainer:
         """Train one model.
 
         Args:
-            seed: A non-negative integer that fixes initial weights, lots and noise. Required to
+            seed: A non-negative integer that fixes initial weights, batches and noise. Required to
                 tune, refused to publish.
-            publish: Draw lots and noise from the operating system and clip in double precision,
+            publish: Draw batches and noise from the operating system and clip in double precision,
                 for a model that others will see. Slower than under a seed.
             ledger: Charged with the complete run before a record is read; stopping early gives
                 nothing back. Only with ``publish=True``.
@@ -387,7 +381,7 @@ class DPTrainer:
             callback: Told after each epoch how good the model is; the checkpoint is written
                 first. What it is told is sensitive.
             settings: ``learning_rate``, ``clip_norm``, ``noise_multiplier`` or
-                ``target_epsilon``, ``lot_size``, ``epochs`` and ``delta``; see
+                ``target_epsilon``, ``batch_size``, ``epochs`` and ``delta``; see
                 :class:`TrainingSettings`.
 
         Raises:
@@ -467,7 +461,7 @@ class DPTrainer:
         curve: Sequence[int] = (),
         **settings: Unpack[TrainingSettings],
     ) -> list[Trained]:
-        """Train one model for each seed, with their own initial weights, lots and noise.
+        """Train one model for each seed, with their own initial weights, batches and noise.
 
         To tune: the fused engine trains all of them in one batched computation. Ctrl-C raises
         ``KeyboardInterrupt``, so that a half-trained trial is not taken for a finished one.
@@ -494,7 +488,7 @@ class DPTrainer:
     ) -> list[Trained]:
         """Train one model for each configuration; each is what :meth:`fit` makes of it.
 
-        To tune: the fused engine trains configurations of one lot size in one batched computation,
+        To tune: the fused engine trains configurations of one batch size in one batched computation,
         whatever their learning rates, clipping norms, noise and epochs. Ctrl-C raises
         ``KeyboardInterrupt``.
 
@@ -505,7 +499,7 @@ class DPTrainer:
             curve: As for :meth:`fit`; a configuration leaves out what lies beyond its own epochs.
 
         Example:
-            >>> common = {"clip_norm": 1.0, "noise_multiplier": 1.0, "lot_size": 50, "epochs": 2}
+            >>> common = {"clip_norm": 1.0, "noise_multiplier": 1.0, "batch_size": 50, "epochs": 2}
             >>> several = [{**common, "learning_rate": rate} for rate in (0.01, 0.1, 1.0)]
             >>> trained = trainer.fit_configurations(several, seeds=[0, 0, 0])
         """
@@ -545,13 +539,13 @@ class DPTrainer:
         return [trained[place] for place in range(len(plans))]
 
     def _together(self, plans: Sequence[TrainingPlan]) -> Iterator[list[int]]:
-        """The places of plans to train at once: of one lot size, those of more steps first."""
+        """The places of plans to train at once: of one batch size, those of more steps first."""
         size = sum(parameter.numel() for parameter in trainable(self._new_model(0)))
         most = max(1, _NUMBERS_TOGETHER // size)
         order = sorted(
-            range(len(plans)), key=lambda place: (plans[place].lot_size, -plans[place].steps)
+            range(len(plans)), key=lambda place: (plans[place].batch_size, -plans[place].steps)
         )
-        for _, group in groupby(order, key=lambda place: plans[place].lot_size):
+        for _, group in groupby(order, key=lambda place: plans[place].batch_size):
             while part := list(islice(group, most)):
                 yield part
 
@@ -584,7 +578,7 @@ class DPTrainer:
 
         Example:
             >>> for epochs, utilities in trainer.curve((1, 2, 4, 8), seeds=[0, 1], epochs=8,
-            ...     learning_rate=0.1, clip_norm=1.0, noise_multiplier=1.0, lot_size=50):
+            ...     learning_rate=0.1, clip_norm=1.0, noise_multiplier=1.0, batch_size=50):
             ...     if max(utilities) < 0.6:
             ...         break
         """
@@ -695,8 +689,8 @@ class DPTrainer:
         engine = self._make_engine(
             [twin], self._records, [SystemRandomness()], precise=False, clip=clip_norm < math.inf
         )
-        lots = indices.to(self._form.train_Y.device).unsqueeze(0)
-        sums = engine.clipped_sums(lots, None, float(clip_norm))
+        batches = indices.to(self._form.train_Y.device).unsqueeze(0)
+        sums = engine.clipped_sums(batches, None, float(clip_norm))
         return [view[0].clone() for view in parameter_views(sums, twin)]
 
     @property
@@ -840,7 +834,7 @@ class DPTrainer:
         return self._make_engine([model], records, [coins], precise=precise, name=name)
 
     def _count_numbers(self, model: nn.Module) -> int:
-        """How many numbers clipping takes for each record of a lot, beside plain training's."""
+        """How many numbers clipping takes for each record of a batch, beside plain training's."""
         if self.engine == "fused":
             layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
             return sum(layer.in_features + layer.out_features for layer in layers)

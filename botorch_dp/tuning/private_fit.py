@@ -27,8 +27,6 @@ from botorch_dp._checks import (
     check_finite,
     check_integer,
     check_nonnegative,
-    checked,
-    checked_but,
 )
 from botorch_dp._progress import ProgressBar
 from botorch_dp.errors import PrivacyError
@@ -52,7 +50,7 @@ from botorch_dp.privacy.ledger import check_payment
 from botorch_dp.privacy.runs import Run, fingerprint
 from botorch_dp.space import Config, Integer, Parameter, Real, SearchSpace
 from botorch_dp.training import DPTrainer, TrainTest, accuracy
-from botorch_dp.training.plan import FIXED_BEFOREHAND, LARGEST_PUBLISHED_LOT
+from botorch_dp.training.plan import FIXED_BEFOREHAND, LARGEST_PUBLISHED_BATCH
 from botorch_dp.tuning.trainings import Scoring, Trials, train_and_score, train_once
 
 Method = Literal["auto", "random", "adaptive", "twin", "default"]
@@ -77,7 +75,6 @@ _TIMED_SECONDS = 0.2
 # --- What is planned and what comes out. ---
 
 
-@checked
 @dataclass(frozen=True)
 class FitPlan:
     """Public facts about a fit that has not begun; nothing was read for them.
@@ -87,8 +84,8 @@ class FitPlan:
         reason: Why, in a sentence.
         number: The law of the number of trainings; None for a single one.
         config: The configuration in the middle of the space, for which the noise is stated.
-        noise_multipliers: The noise that this configuration needs for the budget, in units of the
-            sensitivity of a lot's sum: ``"unpaid tuning"`` (what is usually published, and promises
+        noise_multipliers: The noise that this configuration needs for the budget, over the
+            clipping norm: ``"unpaid tuning"`` (what is usually published, and promises
             more than it keeps), ``"this"``, and ``"composition"`` (all trainings could be shown).
         score_std: The standard deviation of the noise in the score; 0 without noise.
         seconds: About how long a training of this configuration takes here.
@@ -135,7 +132,6 @@ class FitPlan:
         return "\n".join(line for line in lines if line)
 
 
-@checked
 @dataclass(frozen=True, eq=False, repr=False)
 class FitResult:
     """What a fit publishes.
@@ -171,7 +167,6 @@ class FitResult:
 # --- The fit. ---
 
 
-@checked_but("trials", "trainer_or_problem")
 class PrivateFit:
     r"""Tune and train on sensitive records, and publish the model, all for one epsilon.
 
@@ -289,7 +284,7 @@ class PrivateFit:
             return dp_sgd_noise_multiplier(
                 epsilon=budget.epsilon,
                 delta=budget.delta,
-                lot_size=plan.lot_size,
+                batch_size=plan.batch_size,
                 num_records=plan.num_records,
                 steps=math.ceil(plan.steps * trainings),
                 sampling=plan.sampling,
@@ -322,7 +317,7 @@ class PrivateFit:
         plan = self.trainer.plan(**self.space.check(config), noise_multiplier=1.0)
         return _least_noise(
             base,
-            plan.lot_size,
+            plan.batch_size,
             plan.steps,
             num_records=plan.num_records,
             sampling=plan.sampling,
@@ -574,7 +569,7 @@ class PrivateFit:
         """The trainer on a few made-up records, and settings for a pass over them."""
         plan, data = self.trainer.plan(**config, noise_multiplier=1.0), self.trainer.tensors
         generator = torch.Generator().manual_seed(0)
-        size = min(plan.num_records, 2 * plan.lot_size)
+        size = min(plan.num_records, 2 * plan.batch_size)
 
         def made_up(like: Tensor, rows: int) -> Tensor:
             if like.is_floating_point():
@@ -589,8 +584,8 @@ class PrivateFit:
                 made_up(data.test_Y, 2),
             )
         )
-        lot_size = min(plan.lot_size, size)
-        return twin, {**config, "lot_size": lot_size, "epochs": 1, "noise_multiplier": 1.0}
+        batch_size = min(plan.batch_size, size)
+        return twin, {**config, "batch_size": batch_size, "epochs": 1, "noise_multiplier": 1.0}
 
     def _seconds(self, config: Config) -> float:
         """About how long a training takes, from some steps on made-up records."""
@@ -642,8 +637,8 @@ def _level_of(selection: Selection, epsilon: float, delta: float) -> tuple[BaseP
 
 
 @lru_cache(maxsize=4096)
-def _least_noise(base: BaseProfile, lot_size: int, steps: int, **settings: Any) -> float:
-    return float(training_noise(base, [lot_size], [steps], **settings)[0])
+def _least_noise(base: BaseProfile, batch_size: int, steps: int, **settings: Any) -> float:
+    return float(training_noise(base, [batch_size], [steps], **settings)[0])
 
 
 # --- What was asked for. ---
@@ -676,11 +671,11 @@ def _trainer_and_space(
 
 
 def _default_space(trainer: DPTrainer) -> SearchSpace:
-    """Ranges around what suits the number of records; lots are large, which suits the noise."""
+    """Ranges around what suits the number of records; batches are large, which suits the noise."""
     n = len(trainer.tensors.train_X)
-    largest = max(1, min(n // 8, LARGEST_PUBLISHED_LOT))
+    largest = max(1, min(n // 8, LARGEST_PUBLISHED_BATCH))
     known: dict[str, Parameter] = {
-        "lot_size": Integer(max(1, largest // 16), largest, log=True),
+        "batch_size": Integer(max(1, largest // 16), largest, log=True),
         "epochs": Integer(4, 64, log=True),
     }
     if trainer.optimizer != "scale_free":  # which chooses its own steps
@@ -705,14 +700,16 @@ def _checked_space(trainer: DPTrainer, space: SearchSpace | None) -> SearchSpace
         except TypeError as error:
             raise ValueError(
                 f"`space` must name the settings of a training, as in SearchSpace(learning_rate="
-                f"Real(...), clip_norm=Real(...), lot_size=Integer(...), epochs=Integer(...)): "
+                f"Real(...), clip_norm=Real(...), batch_size=Integer(...), epochs=Integer(...)): "
                 f"{error}"
             ) from None
-    lots: list[Any] = list(space.parameters["lot_size"].levels(2))
-    largest = max(lots)
-    limit = min(len(trainer.tensors.train_X), LARGEST_PUBLISHED_LOT)
+    batches: list[Any] = list(space.parameters["batch_size"].levels(2))
+    largest = max(batches)
+    limit = min(len(trainer.tensors.train_X), LARGEST_PUBLISHED_BATCH)
     if largest > limit:
-        raise ValueError(f"`space` has lots of {largest} records, and at most {limit} can be used.")
+        raise ValueError(
+            f"`space` has batches of {largest} records, and at most {limit} can be used."
+        )
     return space
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, Literal
 
-from botorch_dp._checks import check_integer, check_interval, check_positive, checked
+from botorch_dp._checks import check_integer, check_interval, check_positive
 from botorch_dp._progress import ProgressBar
 from botorch_dp.objectives import ObjectiveDiagnostics, check_bearable, one_column_warning
 from botorch_dp.privacy import (
@@ -59,7 +59,6 @@ _PURE_SCORE_SHARE = 0.2
 # --- What follows from the settings. ---
 
 
-@checked
 @dataclass(frozen=True)
 class SearchPlan:
     """Public facts about a search that has not begun: its price, its noise and its evaluations.
@@ -95,7 +94,6 @@ class SearchPlan:
         return "\n".join((self.reason, "; ".join(parts), self.noise, str(self.guarantee)))
 
 
-@checked
 @dataclass
 class SearchDiagnostics(ObjectiveDiagnostics):
     """**Sensitive.** How many scores were outside the bounds, over all evaluations of the run.
@@ -107,7 +105,6 @@ class SearchDiagnostics(ObjectiveDiagnostics):
         return "SearchDiagnostics(sensitive: read .num_below, .num_above, .num_nan)"
 
 
-@checked
 @dataclass(frozen=True, repr=False)
 class SearchResult:
     """What a search publishes.
@@ -137,7 +134,6 @@ class SearchResult:
 # --- The search. ---
 
 
-@checked
 class PrivateSearch:
     r"""Tune on records that must not leak: one call, one released configuration, one guarantee.
 

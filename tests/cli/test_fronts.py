@@ -53,7 +53,7 @@ class TestPareto:
 
     @pytest.mark.parametrize("curves", [(), ("--curves",)])
     def test_together(self, tmp_path: Path, capsys, curves: tuple[str, ...]) -> None:
-        """Workers train four trials of one lot size at a time."""
+        """Workers train four trials of one batch size at a time."""
         arguments = ("pareto", "adult_logistic_sgd", "--data", "breast_cancer", *curves, "--quiet")
         more = ("--threads", "--workers", "2", "--together", "4", "--acquisition", "random")
         path = tmp_path / "s.sqlite"
@@ -64,8 +64,8 @@ class TestPareto:
         assert json.loads(out)["trials"] == 8
         with closing(sqlite3.connect(path)) as connection:
             rows = connection.execute("SELECT config FROM trial ORDER BY number").fetchall()
-        lots = [json.loads(config)["lot_size"] for (config,) in rows]
-        assert len({*lots[:4]}) == len({*lots[4:]}) == 1 and lots[0] != lots[4]
+        batches = [json.loads(config)["batch_size"] for (config,) in rows]
+        assert len({*batches[:4]}) == len({*batches[4:]}) == 1 and batches[0] != batches[4]
 
     def test_together_is_refused_before_anything_is_stored(self, own: str, capsys) -> None:
         ready = ("pareto", "adult_logistic_sgd", "--data", "breast_cancer", "--storage", "s.sqlite")

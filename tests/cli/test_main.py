@@ -81,7 +81,7 @@ class TestInstalledScript:
             "--test-epsilon 1",
             "audit no_such_mechanism",
             "calibrate laplace --sensitivity 1 --epsilon -1",
-            "calibrate dp-sgd --epsilon 1 --delta .1 --records 9 --lot 10 --epochs 1",
+            "calibrate dp-sgd --epsilon 1 --delta .1 --records 9 --batch 10 --epochs 1",
         ]
         program = f"""
 import sys

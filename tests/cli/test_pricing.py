@@ -80,7 +80,7 @@ class TestCalibrate:
         assert "replaced" in out
 
     def test_dp_sgd_names_both_relations(self, capsys) -> None:
-        arguments = ("--epsilon", "2", "--delta", "1e-5", "--records", "500", "--lot", "100")
+        arguments = ("--epsilon", "2", "--delta", "1e-5", "--records", "500", "--batch", "100")
         code, out, _ = call(capsys, "calibrate", "dp-sgd", *arguments, "--epochs", "2")
         assert code == 0
         assert "replace one record" in out
@@ -99,7 +99,7 @@ class TestCalibrate:
             ("gaussian", "--sensitivity", "nan", "--epsilon", "1", "--delta", "1e-5"),
             ("gaussian", "--sensitivity", "1", "--epsilon", "1", "--delta", "2"),
             ("laplace", "--sensitivity", "1", "--epsilon", "-1"),
-            ("dp-sgd", "--epsilon", "1", "--delta", "1e-5", "--records", "10", "--lot", "0"),
+            ("dp-sgd", "--epsilon", "1", "--delta", "1e-5", "--records", "10", "--batch", "0"),
         ],
     )
     def test_wrong_numbers(self, capsys, arguments: tuple[str, ...]) -> None:
@@ -109,17 +109,17 @@ class TestCalibrate:
         assert out == ""
         assert "error: argument --" in err and "must be" in err
 
-    def test_a_lot_of_more_than_all_records(self, capsys) -> None:
-        arguments = ("--records", "10", "--lot", "11", "--epochs", "1")
+    def test_a_batch_of_more_than_all_records(self, capsys) -> None:
+        arguments = ("--records", "10", "--batch", "11", "--epochs", "1")
         code, out, err = call(
             capsys, "calibrate", "dp-sgd", "--epsilon", "1", "--delta", "1e-5", *arguments
         )
         assert (code, out) == (1, "")
-        assert err.startswith("botorch-dp: error: --lot 11")
+        assert err.startswith("botorch-dp: error: --batch 11")
 
 
 class TestEpsilon:
-    RUN = ("--records", "32561", "--lot", "256", "--epochs", "8", "--delta", "1e-5")
+    RUN = ("--records", "32561", "--batch", "256", "--epochs", "8", "--delta", "1e-5")
 
     def test_dp_sgd_side_by_side(self, capsys) -> None:
         code, out, _ = call(capsys, "epsilon", "dp-sgd", "--noise", "2", *self.RUN)
@@ -139,7 +139,7 @@ class TestEpsilon:
         for row, sampling in ((replaced, "poisson"), (fixed, "without_replacement")):
             assert row["epsilon"] == dp_sgd_epsilon(
                 noise_multiplier=1.0,
-                lot_size=256,
+                batch_size=256,
                 num_records=32561,
                 steps=report["steps"],
                 delta=1e-5,

@@ -38,7 +38,7 @@ def both(kind: tuple[str, str], seeds: range, **settings: Any) -> tuple[list[flo
 
     model, optimizer = kind
     compiled = Compiled(data())
-    steps = [10 * (300 // settings["lot_size"])]
+    steps = [10 * (300 // settings["batch_size"])]
     options = {"hinge": model == "svm", "adam": optimizer == "adam"}
     fast = [compiled.accuracies(seed, steps, **settings, **options)[0] for seed in seeds]
     trainer = DPTrainer(
@@ -54,15 +54,15 @@ def both(kind: tuple[str, str], seeds: range, **settings: Any) -> tuple[list[flo
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_noise_on_all_records_they_agree(kind: tuple[str, str]) -> None:
-    settings = {"lot_size": 300, "learning_rate": 0.3, "clip_norm": 0.7, "noise_multiplier": 1e-9}
+    settings = {"batch_size": 300, "learning_rate": 0.3, "clip_norm": 0.7, "noise_multiplier": 1e-9}
     fast, trained = both(kind, range(1), **settings)
     assert fast == pytest.approx(trained)
     assert fast[0] > 0.7
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_with_lots_and_noise_they_agree_on_average(kind: tuple[str, str]) -> None:
-    settings = {"lot_size": 20, "learning_rate": 0.1, "clip_norm": 0.7, "noise_multiplier": 2.0}
+def test_with_batches_and_noise_they_agree_on_average(kind: tuple[str, str]) -> None:
+    settings = {"batch_size": 20, "learning_rate": 0.1, "clip_norm": 0.7, "noise_multiplier": 2.0}
     fast, trained = both(kind, range(100), **settings)
     spread = stdev(fast)
     assert abs(fmean(fast) - fmean(trained)) < 4.5 * spread * (2 / 100) ** 0.5

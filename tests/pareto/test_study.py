@@ -21,7 +21,7 @@ from botorch_dp.pareto import (
 from botorch_dp.pareto.paying import _filtered
 from botorch_dp.privacy import (
     ApproximateLoss,
-    FixedLotSGDLoss,
+    FixedBatchSGDLoss,
     GaussianLoss,
     Guarantee,
     LaplaceLoss,
@@ -316,8 +316,8 @@ class TestFilter:
     @pytest.mark.parametrize(
         "loss",
         [
-            FixedLotSGDLoss(1.5, 64, 1000, 50),
-            FixedLotSGDLoss(2.0, 1000, 1000, 5),
+            FixedBatchSGDLoss(1.5, 64, 1000, 50),
+            FixedBatchSGDLoss(2.0, 1000, 1000, 5),
             PoissonSGDLoss(1.5, 0.05, 50),
         ],
     )

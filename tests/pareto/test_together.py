@@ -37,7 +37,7 @@ from tests.one_draw import in_fork
 from tests.pareto import toy
 
 CHECKPOINTS = (1, 2, 3, 4, 6, 8, 11, 16, 20)
-SPACE = SearchSpace(noise=Real(0.1, 10.0, log=True), epochs=Integer(1, 20), lot=Integer(1, 1000))
+SPACE = SearchSpace(noise=Real(0.1, 10.0, log=True), epochs=Integer(1, 20), batch=Integer(1, 1000))
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Together:
 def problem(together: Callable[..., Any] | None = None, **options: Any) -> PrivacyUtilityProblem:
     options = {"space": SPACE, "privacy": toy.epsilon, "name": "toy"} | options
     together = Together() if together is None else together
-    options.setdefault("batched", Batched(together, ("lot",)))
+    options.setdefault("batched", Batched(together, ("batch",)))
     if "utility_curve" not in options:
         options.setdefault("utility", toy.utility)
     return PrivacyUtilityProblem(options.pop("space"), **options)
@@ -71,8 +71,8 @@ def test_trials_are_as_if_trained_alone(acquisition: Any) -> None:
     study = DPareto(tried, acquisition=acquisition, seed=0, candidates=64)
     study.run(14, initial=6, together=4)
     assert [len(call) for call in together.calls] == [8, 8, 8, 4]
-    assert all(len({c["lot"] for c in call}) == 1 for call in together.calls)
-    assert len({call[0]["lot"] for call in together.calls}) > (1 if acquisition == "grid" else 3)
+    assert all(len({c["batch"] for c in call}) == 1 for call in together.calls)
+    assert len({call[0]["batch"] for call in together.calls}) > (1 if acquisition == "grid" else 3)
     assert [t.state for t in study.trials] == ["complete"] * 14
     assert len({tuple(t.config.values()) for t in study.trials}) == 14
     for trial in study.trials:
@@ -89,16 +89,16 @@ def test_what_is_not_in_common_is_proposed_as_before() -> None:
 
 
 def test_constraints_may_keep_configs_apart() -> None:
-    """A config that cannot share the lot of its company is trained alone."""
+    """A config that cannot share the batch of its company is trained alone."""
     together = Together()
     space = SearchSpace(
-        **SPACE.parameters, constraints=[lambda c: (c["lot"] > 500) == (c["epochs"] > 10)]
+        **SPACE.parameters, constraints=[lambda c: (c["batch"] > 500) == (c["epochs"] > 10)]
     )
     study = DPareto(problem(together, space=space), acquisition="random", seed=0)
     study.run(12, together=3)
     assert all(space.satisfies(trial.config) for trial in study.trials)
     assert [t.state for t in study.trials] == ["complete"] * 12
-    assert all(len({c["lot"] for c in call}) == 1 for call in together.calls)
+    assert all(len({c["batch"] for c in call}) == 1 for call in together.calls)
 
 
 @pytest.mark.parametrize("make", [lambda: ThreadPoolExecutor(2), lambda: ProcessPoolExecutor(2)])
@@ -135,7 +135,7 @@ def test_one_that_fails_takes_no_other_with_it() -> None:
 @pytest.mark.parametrize(
     ("together", "shown"),
     [
-        (lambda configs, seeds: configs.lot, "AttributeError, raised in"),
+        (lambda configs, seeds: configs.batch, "AttributeError, raised in"),
         (lambda configs, seeds: [0.5], "must return 4 answers"),
     ],
 )
@@ -233,11 +233,11 @@ def measured(trial: Trial) -> list[list[tuple[int, float]]]:
 
 
 def config_of(number: int, epochs: int = 20) -> Config:
-    return {"noise": 0.3 + number, "epochs": epochs, "lot": 5}
+    return {"noise": 0.3 + number, "epochs": epochs, "batch": 5}
 
 
 def waiting(study: DPareto, *stops: dict[int, float], replicates: int = 1) -> None:
-    """Trials of one lot, which end below these utilities."""
+    """Trials of one batch, which end below these utilities."""
     for number, own in enumerate(stops):
         config = config_of(number)
         epsilons = tuple(toy.epsilon(config_of(number, c)) for c in CHECKPOINTS)
@@ -282,7 +282,7 @@ class TestCurves:
             return list(zip(*(toy.curve(config, s, checkpoints) for s in seeds), strict=True))
 
         for oracle in (SideBySide(), one_by_one, curves):
-            batched = Batched(oracle, ("lot",), replicates=both)
+            batched = Batched(oracle, ("batch",), replicates=both)
             tried = problem(utility=None, batched=batched, resource="epochs", replicates=2)
             study = DPareto(tried, acquisition="random", seed=0)
             mean = statistics.fmean(toy.utility(config_of(1, 6), s) for s in (100, 101))
@@ -441,7 +441,7 @@ def test_our_trainers(along: bool, solved: bool) -> None:
         tried = given_epsilon(tried, "noise_multiplier", epsilon=Real(0.5, 8.0, log=True))
     study = DPareto(tried, acquisition="random", seed=0)
     study.run(6, together=3)
-    assert len({t.config["lot_size"] for t in study.trials}) == 2
+    assert len({t.config["batch_size"] for t in study.trials}) == 2
     for trial in study.trials:
         if trial.plan is None:
             wanted = [tried.oracle(trial.config, list(trial.seeds))]
@@ -458,7 +458,7 @@ def test_our_trainers_end_early() -> None:
     tried = tasks.adult_logistic_sgd(data="breast_cancer", replicates=2, curves=True)
     study = DPareto(tried, acquisition="random", seed=1)
     for number, config in enumerate(tried.space.sample(6, seed=1)):
-        whole = {**tried.whole(config), "lot_size": 16}
+        whole = {**tried.whole(config), "batch_size": 16}
         along = tried.along(whole)
         epsilons = tuple(tried.epsilon(each) for each in along)
         stops = [0.9 if k == number + 1 else 0.0 for k in range(len(along))]

@@ -13,7 +13,7 @@ from dp_accounting.rdp import RdpAccountant, rdp_privacy_accountant
 
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy._gaussian import gaussian_delta, gaussian_epsilon
-from botorch_dp.privacy._renyi import fixed_lot_rdp, rdp_epsilon
+from botorch_dp.privacy._renyi import fixed_batch_rdp, rdp_epsilon
 from botorch_dp.privacy.accounting import (
     dp_sgd_epsilon,
     dp_sgd_epsilons,
@@ -22,12 +22,12 @@ from botorch_dp.privacy.accounting import (
     renyi_budget,
     renyi_epsilon,
 )
-from botorch_dp.privacy.guarantee import FixedLotSGDLoss, NeighboringRelation, PoissonSGDLoss
+from botorch_dp.privacy.guarantee import FixedBatchSGDLoss, NeighboringRelation, PoissonSGDLoss
 
 REPLACE, ADD = NeighboringRelation.REPLACE_ONE, NeighboringRelation.ADD_OR_REMOVE_ONE
 THEIRS = {relation: dpa.NeighboringRelation[relation.name] for relation in (REPLACE, ADD)}
 THEIR_ORDERS = rdp_privacy_accountant.DEFAULT_RDP_ORDERS
-ADULT = {"lot_size": 256, "num_records": 32561, "steps": 1000, "delta": 1e-5}
+ADULT = {"batch_size": 256, "num_records": 32561, "steps": 1000, "delta": 1e-5}
 FIXED = {"sampling": "without_replacement"}
 #: Every sampling under every relation it is accounted for.
 WAYS = [
@@ -38,8 +38,10 @@ WAYS = [
 WAY_NAMES = ["poisson-replace", "poisson-add", "fixed"]
 
 
-def their_fixed_lot_epsilon(z: float, lot: int, records: int, steps: int, delta: float) -> float:
-    event = dpa.SampledWithoutReplacementDpEvent(records, lot, dpa.GaussianDpEvent(z))
+def their_fixed_batch_epsilon(
+    z: float, batch: int, records: int, steps: int, delta: float
+) -> float:
+    event = dpa.SampledWithoutReplacementDpEvent(records, batch, dpa.GaussianDpEvent(z))
     return RdpAccountant(THEIR_ORDERS, THEIRS[REPLACE]).compose(event, steps).get_epsilon(delta)
 
 
@@ -76,9 +78,9 @@ def sampled_gaussian_delta(z: float, q: float, epsilon: float) -> float:
     return max(remove, add)
 
 
-class TestFixedLots:
+class TestFixedBatchs:
     @pytest.mark.parametrize(
-        ("z", "lot", "records", "steps", "expected", "renyi"),
+        ("z", "batch", "records", "steps", "expected", "renyi"),
         [
             (1.0, 256, 32561, 1000, "1.692", "2.750"),
             (2.0, 256, 32561, 1000, "0.553", "1.112"),
@@ -88,11 +90,11 @@ class TestFixedLots:
         ],
     )
     def test_reference_values(
-        self, z: float, lot: int, records: int, steps: int, expected: str, renyi: str
+        self, z: float, batch: int, records: int, steps: int, expected: str, renyi: str
     ) -> None:
         run = {
             "noise_multiplier": z,
-            "lot_size": lot,
+            "batch_size": batch,
             "num_records": records,
             "steps": steps,
             "delta": 1e-5,
@@ -103,7 +105,7 @@ class TestFixedLots:
         classical = dp_sgd_epsilon(**run, accountant="rdp")
         assert classical == pytest.approx(float(renyi), rel=5e-4)
         # The data set where all other gradients are opposite to the replaced one's new value.
-        below = their_poisson_epsilon(z, lot / records, steps, 1e-5, ADD)
+        below = their_poisson_epsilon(z, batch / records, steps, 1e-5, ADD)
         assert below < dp_sgd_epsilon(**run)
 
     def test_the_lower_bound_of_an_explicit_data_set(self) -> None:
@@ -115,21 +117,21 @@ class TestFixedLots:
         rng = np.random.default_rng(seed)
         for _ in range(12):
             records = int(10 ** rng.uniform(1, 5))
-            lot = int(rng.integers(1, records))
+            batch = int(rng.integers(1, records))
             run = {
                 "noise_multiplier": float(np.exp(rng.uniform(-1, 3))),
-                "lot_size": lot,
+                "batch_size": batch,
                 "num_records": records,
                 "steps": int(10 ** rng.uniform(0, 4)),
                 "delta": float(10 ** rng.uniform(-9, -2)),
             }
             epsilon = dp_sgd_epsilon(**run, **FIXED)
-            # The one-sided pair is that of Poisson lots with a record added, in units of 2C.
+            # The one-sided pair is that of Poisson batches with a record added, in units of 2C.
             assert epsilon >= dp_sgd_epsilon(**run, relation=ADD) * (1 - 3e-4)
             assert epsilon <= dp_sgd_epsilon(**run, **FIXED, accountant="rdp") * (1 + 1e-3) + 1e-6
 
     @pytest.mark.parametrize(
-        ("z", "lot", "records", "steps", "delta"),
+        ("z", "batch", "records", "steps", "delta"),
         [
             (0.5, 64, 32561, 500, 1e-5),
             (1.0, 256, 32561, 1000, 1e-5),
@@ -140,26 +142,26 @@ class TestFixedLots:
         ],
     )
     def test_renyi_equals_dp_accounting_and_is_never_above_it(
-        self, z: float, lot: int, records: int, steps: int, delta: float
+        self, z: float, batch: int, records: int, steps: int, delta: float
     ) -> None:
         run = {
             "noise_multiplier": z,
-            "lot_size": lot,
+            "batch_size": batch,
             "num_records": records,
             "steps": steps,
             "delta": delta,
             **FIXED,
             "accountant": "rdp",
         }
-        theirs = their_fixed_lot_epsilon(z, lot, records, steps, delta)
-        same_orders = steps * fixed_lot_rdp(z, lot / records, THEIR_ORDERS)
+        theirs = their_fixed_batch_epsilon(z, batch, records, steps, delta)
+        same_orders = steps * fixed_batch_rdp(z, batch / records, THEIR_ORDERS)
         assert rdp_epsilon(THEIR_ORDERS, same_orders, delta) == pytest.approx(theirs, rel=1e-6)
         assert dp_sgd_epsilon(**run) <= theirs * (1 + 1e-9)
 
     def test_orders_that_their_list_jumps_over_matter(self) -> None:
         # The best order lies between 128 and 256, where dp-accounting's list has nothing.
-        run = {"noise_multiplier": 3.0, "lot_size": 64, "num_records": 60000, "steps": 100}
-        theirs = their_fixed_lot_epsilon(3.0, 64, 60000, 100, 1e-5)
+        run = {"noise_multiplier": 3.0, "batch_size": 64, "num_records": 60000, "steps": 100}
+        theirs = their_fixed_batch_epsilon(3.0, 64, 60000, 100, 1e-5)
         assert dp_sgd_epsilon(**run, **FIXED, delta=1e-5, accountant="rdp") < 0.5 * theirs
 
     def test_factor_two_trap_of_dp_accounting(self) -> None:
@@ -174,27 +176,27 @@ class TestFixedLots:
         # Ours: z is in units of the sensitivity.
         for way in WAYS:
             ours = dp_sgd_epsilon(
-                noise_multiplier=2.0, lot_size=9, num_records=9, steps=1, delta=delta, **way
+                noise_multiplier=2.0, batch_size=9, num_records=9, steps=1, delta=delta, **way
             )
             assert ours == one_sensitivity
 
 
 @pytest.mark.parametrize("way", WAYS, ids=WAY_NAMES)
 class TestEveryWay:
-    def test_full_lots_are_the_gaussian_mechanism_exactly(self, way: dict) -> None:
+    def test_full_batches_are_the_gaussian_mechanism_exactly(self, way: dict) -> None:
         epsilon = dp_sgd_epsilon(
-            noise_multiplier=5.0, lot_size=100, num_records=100, steps=16, delta=1e-6, **way
+            noise_multiplier=5.0, batch_size=100, num_records=100, steps=16, delta=1e-6, **way
         )
         assert epsilon == pytest.approx(gaussian_epsilon(4 / 5, 1e-6), rel=1e-12)
 
     def test_never_worse_than_without_amplification(self, way: dict) -> None:
-        for lot, z in ((99, 5.0), (90, 1.0), (2, 0.05)):
+        for batch, z in ((99, 5.0), (90, 1.0), (2, 0.05)):
             epsilon = dp_sgd_epsilon(
-                noise_multiplier=z, lot_size=lot, num_records=100, steps=16, delta=1e-6, **way
+                noise_multiplier=z, batch_size=batch, num_records=100, steps=16, delta=1e-6, **way
             )
             assert epsilon <= gaussian_epsilon(4 / z, 1e-6)
 
-    def test_grows_with_steps_and_lots_and_falls_with_noise_and_delta(self, way: dict) -> None:
+    def test_grows_with_steps_and_batches_and_falls_with_noise_and_delta(self, way: dict) -> None:
         def epsilons(name: str, values: list[float]) -> np.ndarray:
             return np.array(
                 [
@@ -208,28 +210,28 @@ class TestEveryWay:
         noise = epsilons("noise_multiplier", np.geomspace(0.05, 200, 120).tolist())
         assert np.all(np.diff(noise) <= 0)
         assert np.all(np.diff(noise[noise > 0]) < 0)
-        lots = epsilons("lot_size", [1, 2, 8, 64, 256, 4096, 20000, 32560, 32561])
-        assert np.all(np.diff(lots) >= -1e-4 * lots[1:])
+        batches = epsilons("batch_size", [1, 2, 8, 64, 256, 4096, 20000, 32560, 32561])
+        assert np.all(np.diff(batches) >= -1e-4 * batches[1:])
         deltas = epsilons("delta", [1e-12, 1e-9, 1e-6, 1e-3, 0.1, 0.9])
         assert np.all(np.diff(deltas) <= 0)
 
     @pytest.mark.parametrize("steps", [1, 10**6])
-    @pytest.mark.parametrize("lot", [1, 500, 1000])
+    @pytest.mark.parametrize("batch", [1, 500, 1000])
     @pytest.mark.parametrize("z", [1e-3, 1.0, 1e4])
     def test_extremes_are_finite_and_in_order(
-        self, way: dict, steps: int, lot: int, z: float
+        self, way: dict, steps: int, batch: int, z: float
     ) -> None:
         epsilon = dp_sgd_epsilon(
-            noise_multiplier=z, lot_size=lot, num_records=1000, steps=steps, delta=1e-5, **way
+            noise_multiplier=z, batch_size=batch, num_records=1000, steps=steps, delta=1e-5, **way
         )
         assert 0 <= epsilon <= gaussian_epsilon(math.sqrt(steps) / z, 1e-5)
 
     @pytest.mark.parametrize("z", [1e-12, 1e-100, 1e-300])
-    @pytest.mark.parametrize("lot", [1, 10])
-    def test_hardly_any_noise_is_infinite(self, way: dict, z: float, lot: int) -> None:
-        run = {"lot_size": lot, "num_records": 10, "steps": 100, "delta": 1e-5, **way}
+    @pytest.mark.parametrize("batch", [1, 10])
+    def test_hardly_any_noise_is_infinite(self, way: dict, z: float, batch: int) -> None:
+        run = {"batch_size": batch, "num_records": 10, "steps": 100, "delta": 1e-5, **way}
         assert dp_sgd_epsilon(noise_multiplier=z, **run) == math.inf
-        many = dp_sgd_epsilons([z, 1.0], lot, 100, num_records=10, delta=1e-5, **way)
+        many = dp_sgd_epsilons([z, 1.0], batch, 100, num_records=10, delta=1e-5, **way)
         assert many[0] == math.inf and math.isfinite(many[1])
 
     def test_renyi_is_a_bound_too(self, way: dict) -> None:
@@ -246,18 +248,18 @@ class TestPoisson:
         )
 
     @pytest.mark.parametrize("relation", [REPLACE, ADD], ids=lambda relation: relation.name)
-    @pytest.mark.parametrize(("z", "lot", "steps"), [(1.0, 256, 1000), (0.7, 64, 300)])
+    @pytest.mark.parametrize(("z", "batch", "steps"), [(1.0, 256, 1000), (0.7, 64, 300)])
     def test_equals_dp_accounting_whose_units_differ(
-        self, z: float, lot: int, steps: int, relation: NeighboringRelation
+        self, z: float, batch: int, steps: int, relation: NeighboringRelation
     ) -> None:
         event = dpa.PoissonSampledDpEvent(
-            lot / 32561, dpa.GaussianDpEvent(z * relation.sum_sensitivity)
+            batch / 32561, dpa.GaussianDpEvent(z * relation.sum_sensitivity)
         )
         theirs = PLDAccountant(THEIRS[relation]).compose(event, steps).get_epsilon(1e-5)
-        run = {**ADULT, "lot_size": lot, "steps": steps, "relation": relation}
+        run = {**ADULT, "batch_size": batch, "steps": steps, "relation": relation}
         assert dp_sgd_epsilon(noise_multiplier=z, **run) == pytest.approx(theirs, rel=4e-4)
         below = their_poisson_epsilon(
-            z, lot / 32561, steps, 1e-5, relation, interval=2e-5, from_above=False
+            z, batch / 32561, steps, 1e-5, relation, interval=2e-5, from_above=False
         )
         assert below < dp_sgd_epsilon(noise_multiplier=z, **run)
 
@@ -269,43 +271,48 @@ class TestPoisson:
         """Never below their bound from below, and hardly above theirs from above.
 
         Their grid of 1e-4 is too coarse for the smallest losses, where ours is far less; and where
-        epsilon is nearly 0 a little of delta is a lot of epsilon.
+        epsilon is nearly 0 a little of delta is a batch of epsilon.
         """
         rng, excess = np.random.default_rng(seed), []
         for index in range(number):
             records = int(10 ** rng.uniform(2, 5))
-            lot = int(rng.integers(1, max(2, records * 10 ** rng.uniform(-3, -0.3))))
+            batch = int(rng.integers(1, max(2, records * 10 ** rng.uniform(-3, -0.3))))
             steps, delta = int(10 ** rng.uniform(0, 4)), float(10 ** rng.uniform(-9, -2))
             z, relation = float(np.exp(rng.uniform(-1, 2))), (ADD, REPLACE)[index % 2]
             run = {"num_records": records, "delta": delta, "relation": relation}
-            ours = dp_sgd_epsilon(noise_multiplier=z, lot_size=lot, steps=steps, **run)
+            ours = dp_sgd_epsilon(noise_multiplier=z, batch_size=batch, steps=steps, **run)
             if ours > 60:
                 continue
-            theirs = their_poisson_epsilon(z, lot / records, steps, delta, relation)
+            theirs = their_poisson_epsilon(z, batch / records, steps, delta, relation)
             assert ours <= theirs * 1.02 + 5e-4
             excess.append(ours / max(theirs, 1e-3) - 1)
             if steps <= 300:
                 below = their_poisson_epsilon(
-                    z, lot / records, steps, delta, relation, from_above=False
+                    z, batch / records, steps, delta, relation, from_above=False
                 )
                 assert ours >= below
-            many = dp_sgd_epsilons([z], [lot], [steps], **run)[0]
+            many = dp_sgd_epsilons([z], [batch], [steps], **run)[0]
             assert ours * (1 - 1e-3) <= many <= 1.02 * ours + 1e-5
         assert np.median(excess) < 2e-4
         assert np.median(excess) > -0.02
 
     @pytest.mark.parametrize("z", [0.6, 1.0, 4.0])
-    @pytest.mark.parametrize("lot", [1, 10, 500])
-    def test_one_step_is_tight_and_never_optimistic(self, z: float, lot: int) -> None:
+    @pytest.mark.parametrize("batch", [1, 10, 500])
+    def test_one_step_is_tight_and_never_optimistic(self, z: float, batch: int) -> None:
         epsilon = dp_sgd_epsilon(
-            noise_multiplier=z, lot_size=lot, num_records=1000, steps=1, delta=1e-6, relation=ADD
+            noise_multiplier=z,
+            batch_size=batch,
+            num_records=1000,
+            steps=1,
+            delta=1e-6,
+            relation=ADD,
         )
-        exact = sampled_gaussian_delta(z, lot / 1000, epsilon)
+        exact = sampled_gaussian_delta(z, batch / 1000, epsilon)
         assert exact <= 1e-6
-        assert sampled_gaussian_delta(z, lot / 1000, 0.999 * epsilon) > 1e-6
+        assert sampled_gaussian_delta(z, batch / 1000, 0.999 * epsilon) > 1e-6
 
     def test_a_million_steps_of_one_record(self) -> None:
-        run = {"lot_size": 1, "num_records": 10**5, "steps": 10**6, "delta": 1e-6}
+        run = {"batch_size": 1, "num_records": 10**5, "steps": 10**6, "delta": 1e-6}
         for relation in (REPLACE, ADD):
             epsilon = dp_sgd_epsilon(noise_multiplier=1.0, relation=relation, **run)
             assert 0 < epsilon < 0.2
@@ -325,22 +332,22 @@ class TestPoisson:
 class TestNoiseMultiplier:
     @pytest.mark.parametrize("way", WAYS, ids=WAY_NAMES)
     @pytest.mark.parametrize("epsilon", [0.01, 0.3, 1.0, 8.0, 500.0])
-    @pytest.mark.parametrize("lot", [1, 256, 32561])
-    def test_never_overshoots_and_is_the_least(self, way: dict, epsilon: float, lot: int) -> None:
-        run = {**ADULT, "lot_size": lot, **way}
+    @pytest.mark.parametrize("batch", [1, 256, 32561])
+    def test_never_overshoots_and_is_the_least(self, way: dict, epsilon: float, batch: int) -> None:
+        run = {**ADULT, "batch_size": batch, **way}
         z = dp_sgd_noise_multiplier(epsilon=epsilon, **run)
         assert dp_sgd_epsilon(noise_multiplier=z, **run) <= epsilon
         assert dp_sgd_epsilon(noise_multiplier=z * (1 - 3e-5), **run) > epsilon
 
-    def test_fixed_lots_need_far_less_noise_than_their_renyi_bound_asks_for(self) -> None:
+    def test_fixed_batches_need_far_less_noise_than_their_renyi_bound_asks_for(self) -> None:
         run = {"epsilon": 1.0, **ADULT, **FIXED}
         assert dp_sgd_noise_multiplier(**run) == pytest.approx(1.34, abs=0.005)
         classical = dp_sgd_noise_multiplier(**run, accountant="rdp")
         assert classical == pytest.approx(2.178, abs=1e-3)
 
-    def test_poisson_lots_so_rare_that_noise_hardly_matters(self) -> None:
+    def test_poisson_batches_so_rare_that_noise_hardly_matters(self) -> None:
         # A record that is never drawn with probability 1 - delta needs no noise for epsilon = 0.
-        run = {"lot_size": 1, "num_records": 100, "steps": 1, "delta": 0.1}
+        run = {"batch_size": 1, "num_records": 100, "steps": 1, "delta": 0.1}
         z = dp_sgd_noise_multiplier(epsilon=0.1, **run)
         assert 0 < z < 0.1
         assert dp_sgd_epsilon(noise_multiplier=z, **run) <= 0.1
@@ -362,18 +369,18 @@ class TestManyAtOnce:
     def test_agrees_with_one_at_a_time_from_above(self, way: dict) -> None:
         rng = np.random.default_rng(1)
         z = np.exp(rng.uniform(math.log(0.1), math.log(16), 60))
-        lots, steps = rng.integers(8, 512, 60), rng.integers(1, 20000, 60)
-        many = dp_sgd_epsilons(z, lots, steps, num_records=32561, delta=1e-5, **way)
+        batches, steps = rng.integers(8, 512, 60), rng.integers(1, 20000, 60)
+        many = dp_sgd_epsilons(z, batches, steps, num_records=32561, delta=1e-5, **way)
         each = [
             dp_sgd_epsilon(
                 noise_multiplier=float(a),
-                lot_size=int(b),
+                batch_size=int(b),
                 num_records=32561,
                 steps=int(c),
                 delta=1e-5,
                 **way,
             )
-            for a, b, c in zip(z, lots, steps, strict=True)
+            for a, b, c in zip(z, batches, steps, strict=True)
         ]
         assert np.all(many >= np.array(each) * (1 - 2e-4))
         np.testing.assert_allclose(many, each, rtol=0.02)
@@ -382,13 +389,13 @@ class TestManyAtOnce:
     def test_two_thousand_in_about_a_second(self, way: dict) -> None:
         rng = np.random.default_rng(2)
         z = np.exp(rng.uniform(math.log(0.1), math.log(16), 2048))
-        lots, steps = rng.integers(8, 512, 2048), rng.integers(1, 20000, 2048)
+        batches, steps = rng.integers(8, 512, 2048), rng.integers(1, 20000, 2048)
         start = time.process_time()
-        many = dp_sgd_epsilons(z, lots, steps, num_records=32561, delta=1e-5, **way)
+        many = dp_sgd_epsilons(z, batches, steps, num_records=32561, delta=1e-5, **way)
         assert time.process_time() - start < 3  # a busy machine has its share
         assert np.all(np.isfinite(many) & (many >= 0))
 
-    def test_full_lots_and_none(self) -> None:
+    def test_full_batches_and_none(self) -> None:
         many = dp_sgd_epsilons([5.0, 5.0], [10, 5], 16, num_records=10, delta=1e-6)
         assert many[0] == gaussian_epsilon(4 / 5, 1e-6)
         assert many[1] < many[0]
@@ -400,22 +407,22 @@ class TestManyAtOnce:
         assert many[0] > many[1]
 
     @pytest.mark.parametrize(
-        ("noise", "lots", "steps", "name"),
+        ("noise", "batches", "steps", "name"),
         [
             ([0.0], [1], [1], "noise_multipliers"),
             ([math.nan], [1], [1], "noise_multipliers"),
-            ([1.0], [0], [1], "lot_sizes"),
-            ([1.0], [101], [1], "lot_sizes"),
-            ([1.0], [1.5], [1], "lot_sizes"),
+            ([1.0], [0], [1], "batch_sizes"),
+            ([1.0], [101], [1], "batch_sizes"),
+            ([1.0], [1.5], [1], "batch_sizes"),
             ([1.0], [1], [0], "steps"),
             ([[1.0]], [1], [1], "one-dimensional"),
         ],
     )
     def test_refuses_wrong_settings(
-        self, noise: list[float], lots: list[int], steps: list[int], name: str
+        self, noise: list[float], batches: list[int], steps: list[int], name: str
     ) -> None:
         with pytest.raises(ValueError, match=name):
-            dp_sgd_epsilons(noise, lots, steps, num_records=100, delta=1e-5)
+            dp_sgd_epsilons(noise, batches, steps, num_records=100, delta=1e-5)
 
 
 class TestRenyiFilter:
@@ -435,14 +442,14 @@ class TestRenyiFilter:
         assert renyi_budget(0.1, 1e-9, 2.0) == 0.0
 
     def test_trainings_add_up_to_less_than_their_epsilons(self) -> None:
-        loss = dp_sgd_loss(noise_multiplier=2.0, lot_size=256, num_records=32561, steps=500)
+        loss = dp_sgd_loss(noise_multiplier=2.0, batch_size=256, num_records=32561, steps=500)
         order, count = 24.0, 10
         together = renyi_epsilon(count * float(loss.rdp([order])[0]), order, 1e-5)
         one = dp_sgd_epsilon(
-            noise_multiplier=2.0, lot_size=256, num_records=32561, steps=500, delta=1e-6
+            noise_multiplier=2.0, batch_size=256, num_records=32561, steps=500, delta=1e-6
         )
         at_once = dp_sgd_epsilon(
-            noise_multiplier=2.0, lot_size=256, num_records=32561, steps=5000, delta=1e-5
+            noise_multiplier=2.0, batch_size=256, num_records=32561, steps=5000, delta=1e-5
         )
         assert at_once < together < 0.7 * count * one
 
@@ -461,13 +468,13 @@ class TestRenyiFilter:
 
 
 def test_loss_of_each_sampling_and_relation() -> None:
-    run = {"noise_multiplier": 1.5, "lot_size": 5, "num_records": 50, "steps": 7}
-    assert dp_sgd_loss(**run, **FIXED) == FixedLotSGDLoss(1.5, 5, 50, 7)
+    run = {"noise_multiplier": 1.5, "batch_size": 5, "num_records": 50, "steps": 7}
+    assert dp_sgd_loss(**run, **FIXED) == FixedBatchSGDLoss(1.5, 5, 50, 7)
     assert dp_sgd_loss(**run) == PoissonSGDLoss(1.5, 0.1, 7, REPLACE)
     assert dp_sgd_loss(**run, relation=ADD) == PoissonSGDLoss(1.5, 0.1, 7, ADD)
 
 
-def test_fixed_lots_have_no_epsilon_for_an_added_record() -> None:
+def test_fixed_batches_have_no_epsilon_for_an_added_record() -> None:
     for call in (dp_sgd_epsilon, dp_sgd_noise_multiplier):
         first = {"noise_multiplier": 1.0} if call is dp_sgd_epsilon else {"epsilon": 1.0}
         with pytest.raises(PrivacyError, match=r"`relation` must be REPLACE_ONE.*poisson"):
@@ -482,9 +489,9 @@ def test_fixed_lots_have_no_epsilon_for_an_added_record() -> None:
         ("noise_multiplier", 0.0, ValueError),
         ("noise_multiplier", math.inf, ValueError),
         ("noise_multiplier", math.nan, ValueError),
-        ("lot_size", 0, ValueError),
-        ("lot_size", 32562, ValueError),
-        ("lot_size", 2.5, TypeError),
+        ("batch_size", 0, ValueError),
+        ("batch_size", 32562, ValueError),
+        ("batch_size", 2.5, TypeError),
         ("num_records", 0, ValueError),
         ("steps", 0, ValueError),
         ("steps", 1.0, TypeError),

@@ -18,7 +18,7 @@ from botorch_dp.privacy._gaussian import gaussian_delta, gaussian_epsilon
 from botorch_dp.privacy.accounting import dp_sgd_epsilon
 from botorch_dp.privacy.guarantee import (
     ApproximateLoss,
-    FixedLotSGDLoss,
+    FixedBatchSGDLoss,
     GaussianLoss,
     LaplaceLoss,
     NeighboringRelation,
@@ -35,7 +35,7 @@ ONE_OF_EACH: list[PrivacyLoss] = [
     GaussianLoss(0.4),
     ApproximateLoss(0.2, 1e-8),
     PoissonSGDLoss(1.1, 0.01, 100),
-    FixedLotSGDLoss(1.1, 10, 1000, 100),
+    FixedBatchSGDLoss(1.1, 10, 1000, 100),
 ]
 MIXTURES: list[list[PrivacyLoss]] = [
     [GaussianLoss(0.5), PureLoss(0.4)],
@@ -44,8 +44,8 @@ MIXTURES: list[list[PrivacyLoss]] = [
     [GaussianLoss(0.5), PureLoss(0.4), LaplaceLoss(0.2), ApproximateLoss(0.1, 1e-9)],
     [PoissonSGDLoss(1.1, 0.01, 200), PureLoss(0.3)],
     [PoissonSGDLoss(1.1, 0.01, 200), PoissonSGDLoss(2.0, 0.05, 50), GaussianLoss(0.2)],
-    [FixedLotSGDLoss(1.1, 10, 1000, 100), PureLoss(0.3)],
-    [FixedLotSGDLoss(1.1, 10, 1000, 100), GaussianLoss(0.3), LaplaceLoss(0.2)],
+    [FixedBatchSGDLoss(1.1, 10, 1000, 100), PureLoss(0.3)],
+    [FixedBatchSGDLoss(1.1, 10, 1000, 100), GaussianLoss(0.3), LaplaceLoss(0.2)],
 ]
 
 
@@ -121,10 +121,10 @@ class TestExactCurves:
         exact = 0.01 + 0.99 * (truth - math.exp(0.2) * (1 - truth))
         assert composed_delta([ApproximateLoss(epsilon, delta)], 0.2) == pytest.approx(exact)
 
-    def test_full_lots_are_gaussian(self) -> None:
+    def test_full_batches_are_gaussian(self) -> None:
         full = [PoissonSGDLoss(2.0, 1.0, 16), GaussianLoss(1.5)]
         assert composed_epsilon(full, 1e-6) == gaussian_epsilon(2.5, 1e-6)
-        full = [FixedLotSGDLoss(2.0, 50, 50, 16), GaussianLoss(1.5)]
+        full = [FixedBatchSGDLoss(2.0, 50, 50, 16), GaussianLoss(1.5)]
         assert composed_epsilon(full, 1e-6) == gaussian_epsilon(2.5, 1e-6)
 
 
@@ -195,26 +195,26 @@ class TestMixtures:
         )
         assert least < middle * 0.999 < epsilon < 1.05 * middle
 
-    def test_fixed_lots_with_others_are_worth_less_than_apart(self) -> None:
-        lots = FixedLotSGDLoss(1.1, 10, 1000, 100)
+    def test_fixed_batches_with_others_are_worth_less_than_apart(self) -> None:
+        batches = FixedBatchSGDLoss(1.1, 10, 1000, 100)
         for other in (PureLoss(0.3), GaussianLoss(0.4)):
-            alone = composed_epsilon([lots], 1e-6)
-            together = composed_epsilon([lots, other], 1e-6)
-            apart = composed_epsilon([lots], 5e-7) + composed_epsilon([other], 5e-7)
+            alone = composed_epsilon([batches], 1e-6)
+            together = composed_epsilon([batches, other], 1e-6)
+            apart = composed_epsilon([batches], 5e-7) + composed_epsilon([other], 5e-7)
             assert alone < together < apart
 
     @pytest.mark.parametrize(
         "losses",
         [
-            [FixedLotSGDLoss(1.1, 10, 1000, 100), PureLoss(9.0)],
-            [FixedLotSGDLoss(0.05, 10, 1000, 10), PureLoss(1.0)],
+            [FixedBatchSGDLoss(1.1, 10, 1000, 100), PureLoss(9.0)],
+            [FixedBatchSGDLoss(0.05, 10, 1000, 10), PureLoss(1.0)],
         ],
         ids=["much-pure", "little-noise"],
     )
     def test_the_best_bound_is_taken(self, losses: list[PrivacyLoss]) -> None:
-        lots, pure = losses
+        batches, pure = losses
         total = composed_epsilon(losses, 1e-6)
-        assert total <= composed_epsilon([lots], 1e-6) + composed_epsilon([pure])
+        assert total <= composed_epsilon([batches], 1e-6) + composed_epsilon([pure])
         # ... and delta knows of it, too.
         assert composed_delta(losses, total) <= 1e-6 * (1 + 3e-3)
 
@@ -279,7 +279,7 @@ class TestLaws:
         assert composed_epsilon([twin], 1e-6) > 1.5 * composed_epsilon([loss], 1e-6)
 
     def test_dp_sgd_epsilon_says_the_same(self) -> None:
-        run = {"lot_size": 10, "num_records": 1000, "steps": 100, "delta": 1e-6}
+        run = {"batch_size": 10, "num_records": 1000, "steps": 100, "delta": 1e-6}
         assert composed_epsilon([ONE_OF_EACH[5]], 1e-6) == dp_sgd_epsilon(
             noise_multiplier=1.1, sampling="without_replacement", **run
         )
@@ -308,7 +308,7 @@ class TestSizes:
             [PoissonSGDLoss(0.01, 1e-7, 1)],
             [PoissonSGDLoss(1e-3, 0.1, 10**6)],
             [PoissonSGDLoss(1e4, 1e-6, 10**6)],
-            [FixedLotSGDLoss(0.01, 999, 1000, 10**6), PureLoss(1e-9)],
+            [FixedBatchSGDLoss(0.01, 999, 1000, 10**6), PureLoss(1e-9)],
         ],
         ids=lambda losses: f"{names(losses)}-{len(losses)}",
     )

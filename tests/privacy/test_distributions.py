@@ -136,11 +136,11 @@ class TestOneStep:
         assert at_zero >= (1 - q) * (1 - 2 * ndtr(-0.25)) > 0.17
 
     def test_a_smaller_mixture_would_be_unsound(self) -> None:
-        """Fixed lots: data sets exist that the Poisson pair under replace-one does not cover."""
+        """Fixed batches: data sets exist that the Poisson pair under replace-one does not cover."""
         z, q, epsilon = 1.0, 0.05, 0.5
         assert exact_delta("replace", z, q, epsilon) < 0.5 * one_sided_delta(1 / z, q, epsilon)
 
-    def test_half_lines_are_the_best_events_for_poisson_lots(self) -> None:
+    def test_half_lines_are_the_best_events_for_poisson_batches(self) -> None:
         """No other gradients are worse than opposite ones at the clipping norm."""
         q, c, rng = 0.3, 1.2, np.random.default_rng(0)
         y = np.linspace(-9, 9, 4001)
@@ -261,7 +261,7 @@ class TestSums:
         deltas = np.array([-30.0, -100.0, -300.0, -600.0])
         epsilons = [float(steps.epsilons(np.array([value]))[0]) for value in deltas]
         assert np.all(np.diff(epsilons) > 0)
-        # Whoever is in one lot at least has the Gaussian mechanism's tail: a lower bound.
+        # Whoever is in one batch at least has the Gaussian mechanism's tail: a lower bound.
         for log_delta, epsilon in zip(deltas, epsilons, strict=True):
             once = float(log_ndtr(0.5 - epsilon - math.log(100)) + math.log(0.01))
             assert once <= log_delta + 1
@@ -338,7 +338,7 @@ class TestExactCurves:
         # A delta that the omitted losses may exceed is promised at their sum only.
         assert RandomizedResponses(((0.1, 100_000),)).epsilon_at(omitted / 2) == 0.1 * 100_000
 
-    def test_full_lots_are_gaussian(self) -> None:
+    def test_full_batches_are_gaussian(self) -> None:
         steps = summed(one("fixed", 5.0, 1 - 1e-9), 16)
         for epsilon in (0.0, 0.5, 2.0):
             found = float(np.exp(steps.log_deltas(np.array([epsilon]))[0]))

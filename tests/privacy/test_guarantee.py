@@ -31,7 +31,7 @@ from botorch_dp.privacy.accounting import dp_sgd_epsilon
 from botorch_dp.privacy.guarantee import (
     SIMULATED,
     ApproximateLoss,
-    FixedLotSGDLoss,
+    FixedBatchSGDLoss,
     GaussianLoss,
     LaplaceLoss,
     PoissonSGDLoss,
@@ -49,7 +49,7 @@ ONE_OF_EACH: list[PrivacyLoss] = [
     GaussianLoss(0.4),
     ApproximateLoss(0.2, 1e-7),
     PoissonSGDLoss(1.1, 0.01, 100),
-    FixedLotSGDLoss(1.1, 10, 1000, 100),
+    FixedBatchSGDLoss(1.1, 10, 1000, 100),
 ]
 
 
@@ -336,7 +336,7 @@ class TestGroups:
         assert three.relation is g.relation
         assert three.epsilon(1e-4) >= g.epsilon(1e-4)
         if hasattr(loss, "steps"):
-            return  # a lot that holds one of them counts as holding all
+            return  # a batch that holds one of them counts as holding all
         epsilon = g.epsilon(1e-6)
         factor = (1 + math.exp(epsilon) + math.exp(2 * epsilon)) * (1 + 1e-2)
         assert three.delta(3 * epsilon) <= 1e-6 * factor
@@ -347,8 +347,8 @@ class TestGroups:
         (approximate,) = promise(ApproximateLoss(math.log(2), 0.01)).for_group(3).losses
         assert approximate.epsilon == pytest.approx(3 * math.log(2))
         assert approximate.delta == pytest.approx(0.07)
-        (fixed,) = promise(FixedLotSGDLoss(2.0, 30, 100, 5)).for_group(4).losses
-        assert fixed == FixedLotSGDLoss(0.5, 100, 100, 5)
+        (fixed,) = promise(FixedBatchSGDLoss(2.0, 30, 100, 5)).for_group(4).losses
+        assert fixed == FixedBatchSGDLoss(0.5, 100, 100, 5)
         (poisson,) = promise(PoissonSGDLoss(2.0, 0.1, 5)).for_group(2).losses
         assert poisson.noise_multiplier == 1.0
         assert poisson.sampling_probability == pytest.approx(0.19, rel=1e-9)
@@ -393,14 +393,14 @@ class TestEvents:
         theirs = accountant.compose(g.to_event()).get_epsilon(1e-5)
         assert theirs == pytest.approx(g.epsilon(1e-5), rel=2e-3)
 
-    def test_fixed_lots_are_for_their_renyi_accountant(self) -> None:
-        g = promise(FixedLotSGDLoss(1.1, 10, 1000, 100))
+    def test_fixed_batches_are_for_their_renyi_accountant(self) -> None:
+        g = promise(FixedBatchSGDLoss(1.1, 10, 1000, 100))
         accountant = RdpAccountant(neighboring_relation=dpa.NeighboringRelation.REPLACE_ONE)
         theirs = accountant.compose(g.to_event()).get_epsilon(1e-5)
         assert theirs == pytest.approx(
             dp_sgd_epsilon(
                 noise_multiplier=1.1,
-                lot_size=10,
+                batch_size=10,
                 num_records=1000,
                 steps=100,
                 delta=1e-5,
@@ -416,7 +416,7 @@ class TestEvents:
         with pytest.raises(PrivacyError, match="no event that bounds a PureLoss"):
             promise(PureLoss(1.0), unit=PrivacyUnit(relation=ADD)).to_event()
         with pytest.raises(PrivacyError, match="one by one"):
-            promise(FixedLotSGDLoss(1.1, 10, 1000, 100), GaussianLoss(1.0)).to_event()
+            promise(FixedBatchSGDLoss(1.1, 10, 1000, 100), GaussianLoss(1.0)).to_event()
         nothing = promise(PureLoss(1.0)).simulated().to_event()
         assert isinstance(nothing, dpa.NonPrivateDpEvent)
 
@@ -427,7 +427,7 @@ def test_a_loss_under_another_relation_is_no_guarantee() -> None:
 
 
 def test_dp_sgd_trainings_compose_as_distributions() -> None:
-    one = promise(FixedLotSGDLoss(2.0, 256, 32561, 500))
+    one = promise(FixedBatchSGDLoss(2.0, 256, 32561, 500))
     other = promise(PoissonSGDLoss(1.0, 0.01, 300, REPLACE))
     together = compose(one, other, promise(GaussianLoss(0.2)))
     parts = one.epsilon(3e-6) + other.epsilon(3e-6) + gaussian_epsilon(0.2, 4e-6)

@@ -22,7 +22,7 @@ from botorch_dp.privacy import (
 from botorch_dp.privacy._gaussian import gaussian_epsilon, gaussian_mu
 from botorch_dp.privacy.guarantee import (
     ApproximateLoss,
-    FixedLotSGDLoss,
+    FixedBatchSGDLoss,
     GaussianLoss,
     LaplaceLoss,
     PureLoss,
@@ -113,7 +113,7 @@ def test_remaining_can_be_granted() -> None:
 
 
 def test_dp_sgd_is_charged_at_a_named_delta() -> None:
-    sgd = guarantee(FixedLotSGDLoss(2.0, 100, 10_000, 500))
+    sgd = guarantee(FixedBatchSGDLoss(2.0, 100, 10_000, 500))
     with PrivacyLedger(budget=PrivacyBudget(4.0, 1e-5)) as ledger:
         with pytest.raises(PrivacyError, match="delta=") as refusal:
             ledger.charge(sgd)

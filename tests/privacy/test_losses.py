@@ -16,7 +16,7 @@ from botorch_dp.privacy._gaussian import pure_dp_mu
 from botorch_dp.privacy._renyi import rdp_epsilon
 from botorch_dp.privacy.guarantee import (
     ApproximateLoss,
-    FixedLotSGDLoss,
+    FixedBatchSGDLoss,
     GaussianLoss,
     LaplaceLoss,
     NeighboringRelation,
@@ -33,7 +33,7 @@ ONE_OF_EACH: list[PrivacyLoss] = [
     ApproximateLoss(0.5, 1e-6),
     PoissonSGDLoss(1.1, 0.01, 100),
     PoissonSGDLoss(1.1, 0.01, 100, NeighboringRelation.REPLACE_ONE),
-    FixedLotSGDLoss(1.1, 10, 1000, 100),
+    FixedBatchSGDLoss(1.1, 10, 1000, 100),
 ]
 
 
@@ -84,11 +84,11 @@ def test_scalar_losses_refuse(kind: type[PureLoss], bad: float) -> None:
         (lambda: PoissonSGDLoss(1.0, 0.1, 0), "steps"),
         (lambda: PoissonSGDLoss(1.0, 0.1, 1, NeighboringRelation.BOUNDED_ROW), "relation"),
         (lambda: PoissonSGDLoss(1.0, 0.1, 1, 2.0), "relation"),
-        (lambda: FixedLotSGDLoss(-1.0, 1, 2, 1), "noise_multiplier"),
-        (lambda: FixedLotSGDLoss(1.0, 3, 2, 1), "lot_size"),
-        (lambda: FixedLotSGDLoss(1.0, 0, 2, 1), "lot_size"),
-        (lambda: FixedLotSGDLoss(1.0, 1, 0, 1), "num_records"),
-        (lambda: FixedLotSGDLoss(1.0, 1, 2, -1), "steps"),
+        (lambda: FixedBatchSGDLoss(-1.0, 1, 2, 1), "noise_multiplier"),
+        (lambda: FixedBatchSGDLoss(1.0, 3, 2, 1), "batch_size"),
+        (lambda: FixedBatchSGDLoss(1.0, 0, 2, 1), "batch_size"),
+        (lambda: FixedBatchSGDLoss(1.0, 1, 0, 1), "num_records"),
+        (lambda: FixedBatchSGDLoss(1.0, 1, 2, -1), "steps"),
     ],
 )
 def test_others_refuse(make: object, name: str) -> None:
@@ -105,13 +105,13 @@ def test_unknown_kind_and_missing_numbers() -> None:
 
 def test_reads_the_field_names_of_older_files() -> None:
     old = {
-        "kind": "fixed_lot_sgd",
+        "kind": "fixed_batch_sgd",
         "noise_multiplier": 1.1,
         "sample_size": 10,
         "dataset_size": 1000,
         "steps": 100,
     }
-    assert loss_from_dict(old) == FixedLotSGDLoss(1.1, 10, 1000, 100)
+    assert loss_from_dict(old) == FixedBatchSGDLoss(1.1, 10, 1000, 100)
     old = {
         "kind": "poisson_sgd",
         "noise_multiplier": 1.1,

@@ -25,7 +25,7 @@ def run(accountant: DistributionAccountant, steps: int = 500) -> DistributionAcc
 
 
 def test_equals_dp_sgd_epsilon_in_either_relation() -> None:
-    settings = {"lot_size": 10, "num_records": 1000, "steps": 500, "delta": 1e-5}
+    settings = {"batch_size": 10, "num_records": 1000, "steps": 500, "delta": 1e-5}
     added = run(DistributionAccountant(ADD)).get_epsilon(1e-5)
     assert added == dp_sgd_epsilon(noise_multiplier=1.0, relation=ADD, **settings)
     replaced = run(DistributionAccountant()).get_epsilon(delta=1e-5)
@@ -58,7 +58,7 @@ def test_in_a_privacy_engine() -> None:
         optimizer.step()
     assert len(engine.accountant) == 8
     assert engine.get_epsilon(1e-5) == pytest.approx(
-        dp_sgd_epsilon(noise_multiplier=1.5, lot_size=8, num_records=64, steps=8, delta=1e-5)
+        dp_sgd_epsilon(noise_multiplier=1.5, batch_size=8, num_records=64, steps=8, delta=1e-5)
     )
 
 

@@ -16,7 +16,7 @@ from scipy.stats import laplace, norm
 from botorch_dp.privacy import _renyi as renyi
 from botorch_dp.privacy._renyi import (
     DENSE_ORDERS,
-    fixed_lot_rdp,
+    fixed_batch_rdp,
     gaussian_rdp,
     laplace_rdp,
     pure_rdp,
@@ -32,23 +32,23 @@ POPULATION = 10**6
 @cache
 def their_rdp(z: float, fraction: float) -> np.ndarray:
     accountant = RdpAccountant(THEIR_ORDERS, dpa.NeighboringRelation.REPLACE_ONE)
-    lot = round(fraction * POPULATION)
-    event = dpa.SampledWithoutReplacementDpEvent(POPULATION, lot, dpa.GaussianDpEvent(z))
+    batch = round(fraction * POPULATION)
+    event = dpa.SampledWithoutReplacementDpEvent(POPULATION, batch, dpa.GaussianDpEvent(z))
     return accountant.compose(event).rdp
 
 
-class TestFixedLots:
+class TestFixedBatchs:
     @pytest.mark.parametrize("z", [0.1, 0.6, 1.0, 2.0, 5.0, 16.0])
     @pytest.mark.parametrize("fraction", [1e-6, 1e-3, 0.02])
     def test_equals_dp_accounting(self, z: float, fraction: float) -> None:
-        ours = fixed_lot_rdp(z, fraction, THEIR_ORDERS)
+        ours = fixed_batch_rdp(z, fraction, THEIR_ORDERS)
         np.testing.assert_allclose(ours, their_rdp(z, fraction), rtol=1e-6)
 
     @pytest.mark.parametrize(("z", "fraction"), [(16.0, 0.3), (50.0, 0.05), (5.0, 0.9)])
     def test_is_never_above_it_where_its_differences_cancel(
         self, z: float, fraction: float
     ) -> None:
-        ours, theirs = fixed_lot_rdp(z, fraction, THEIR_ORDERS), their_rdp(z, fraction)
+        ours, theirs = fixed_batch_rdp(z, fraction, THEIR_ORDERS), their_rdp(z, fraction)
         assert np.all(ours <= theirs * (1 + 1e-8))
 
     @pytest.mark.parametrize(("z", "fraction"), [(16.0, 0.3), (50.0, 0.5), (1.0, 0.01), (0.4, 0.1)])
@@ -73,20 +73,20 @@ class TestFixedLots:
                 term = min(sharp, 2 * powers[i])
                 moment += mpmath.binomial(order, i) * q**i * term
             truth = float(mpmath.log(moment) / (order - 1))
-        assert fixed_lot_rdp(z, fraction, [order])[0] == pytest.approx(truth, rel=1e-10)
+        assert fixed_batch_rdp(z, fraction, [order])[0] == pytest.approx(truth, rel=1e-10)
 
     def test_whole_data_set_is_the_gaussian_mechanism(self) -> None:
-        np.testing.assert_allclose(fixed_lot_rdp(2.0, 1.0, (3, 7)), [3 / 8, 7 / 8])
+        np.testing.assert_allclose(fixed_batch_rdp(2.0, 1.0, (3, 7)), [3 / 8, 7 / 8])
 
-    def test_falls_with_noise_and_grows_with_the_lot(self) -> None:
-        by_noise = [fixed_lot_rdp(z, 0.01, DENSE_ORDERS) for z in np.geomspace(0.05, 500, 80)]
-        by_lot = [fixed_lot_rdp(1.3, q, DENSE_ORDERS) for q in np.geomspace(1e-7, 0.99, 60)]
+    def test_falls_with_noise_and_grows_with_the_batch(self) -> None:
+        by_noise = [fixed_batch_rdp(z, 0.01, DENSE_ORDERS) for z in np.geomspace(0.05, 500, 80)]
+        by_batch = [fixed_batch_rdp(1.3, q, DENSE_ORDERS) for q in np.geomspace(1e-7, 0.99, 60)]
         assert np.all(np.diff(by_noise, axis=0) <= 0)
-        assert np.all(np.diff(by_lot, axis=0) >= 0)
+        assert np.all(np.diff(by_batch, axis=0) >= 0)
 
     def test_result_is_cached_and_cannot_be_spoilt(self) -> None:
-        first = fixed_lot_rdp(1.1, 0.01, THEIR_ORDERS)
-        assert fixed_lot_rdp(1.1, 0.01, list(THEIR_ORDERS)) is first
+        first = fixed_batch_rdp(1.1, 0.01, THEIR_ORDERS)
+        assert fixed_batch_rdp(1.1, 0.01, list(THEIR_ORDERS)) is first
         with pytest.raises(ValueError, match="read-only"):
             first[0] = 0.0
 
@@ -134,12 +134,12 @@ class TestSampledPairs:
 
     @pytest.mark.parametrize("z", [0.3, 1.0, 8.0])
     @pytest.mark.parametrize("q", [1e-5, 0.01, 0.4])
-    def test_the_pair_of_fixed_lots_is_better_than_the_bound_of_the_paper(
+    def test_the_pair_of_fixed_batches_is_better_than_the_bound_of_the_paper(
         self, z: float, q: float
     ) -> None:
         orders = [1.5, 2.0, 10.0, 64.0, 200.0]
         ours = sampled_gaussian_rdp("fixed", z, q, orders)
-        assert np.all(ours <= fixed_lot_rdp(z, q, orders))
+        assert np.all(ours <= fixed_batch_rdp(z, q, orders))
         assert np.all(ours >= sampled_gaussian_rdp("add_or_remove", z, q, orders) * (1 - 1e-8))
 
 
@@ -192,13 +192,13 @@ class TestConversion:
     @pytest.mark.parametrize("steps", [1, 100, 10**6])
     @pytest.mark.parametrize("delta", [1e-12, 1e-5, 0.1])
     def test_equals_dp_accounting(self, steps: int, delta: float) -> None:
-        rdp = steps * fixed_lot_rdp(2.0, 1e-3, THEIR_ORDERS)
+        rdp = steps * fixed_batch_rdp(2.0, 1e-3, THEIR_ORDERS)
         theirs = rdp_privacy_accountant.compute_epsilon(THEIR_ORDERS, rdp, delta)[0]
         assert rdp_epsilon(THEIR_ORDERS, rdp, delta) == pytest.approx(theirs, rel=1e-12)
 
     @pytest.mark.parametrize("epsilon", [0.0, 0.1, 3.0])
     def test_delta_equals_dp_accounting(self, epsilon: float) -> None:
-        rdp = 50 * fixed_lot_rdp(2.0, 1e-3, THEIR_ORDERS)
+        rdp = 50 * fixed_batch_rdp(2.0, 1e-3, THEIR_ORDERS)
         theirs = rdp_privacy_accountant.compute_delta(THEIR_ORDERS, rdp, epsilon)[0]
         assert rdp_delta(THEIR_ORDERS, rdp, epsilon) == pytest.approx(theirs, rel=1e-12)
 

@@ -23,7 +23,7 @@ from botorch_dp.privacy import (
 from tests.privacy.charging import REPLACE, accepts, gaussian, guarantee, pure
 
 BUDGET = PrivacyBudget(1.0, 1e-5, renyi=True)
-RUN = dp_sgd_loss(noise_multiplier=4.0, lot_size=100, num_records=10_000, steps=200)
+RUN = dp_sgd_loss(noise_multiplier=4.0, batch_size=100, num_records=10_000, steps=200)
 
 
 def order_of(ledger: PrivacyLedger) -> float:

@@ -334,17 +334,17 @@ class TestTrainingNoise:
     BASE = Selection(TrialNumber(40)).profile(0.14, 1e-5)
 
     @pytest.mark.parametrize("beside", [0.0, 0.05])
-    @pytest.mark.parametrize("lot", [64, 1024, 5000])
-    def test_keeps_to_all_points_and_hardly_more(self, lot: int, beside: float) -> None:
+    @pytest.mark.parametrize("batch", [64, 1024, 5000])
+    def test_keeps_to_all_points_and_hardly_more(self, batch: int, beside: float) -> None:
         n, steps = 5000, 200
-        (noise,) = training_noise(self.BASE, [lot], [steps], num_records=n, beside_mu=beside)
+        (noise,) = training_noise(self.BASE, [batch], [steps], num_records=n, beside_mu=beside)
 
         def excess(z: float) -> float:
-            if lot == n:
+            if batch == n:
                 mu = math.hypot(math.sqrt(steps) / z, beside)
                 found = [gaussian_delta(mu, e) for e in self.BASE.epsilons]
             else:
-                losses = (PoissonSGDLoss(z, lot / n, steps, NeighboringRelation.REPLACE_ONE),)
+                losses = (PoissonSGDLoss(z, batch / n, steps, NeighboringRelation.REPLACE_ONE),)
                 losses += (GaussianLoss(beside),) if beside else ()
                 found = [composed_delta(losses, e) for e in self.BASE.epsilons]
             return max(a - b for a, b in zip(np.log(found), np.log(self.BASE.deltas), strict=True))
@@ -353,11 +353,11 @@ class TestTrainingNoise:
         assert excess(0.98 * noise) > 0
 
     def test_several_at_once(self) -> None:
-        lots, steps = [32, 256, 5000], [150, 100, 10]
-        together = training_noise(self.BASE, lots, steps, num_records=5000)
+        batches, steps = [32, 256, 5000], [150, 100, 10]
+        together = training_noise(self.BASE, batches, steps, num_records=5000)
         alone = [
             training_noise(self.BASE, [m], [s], num_records=5000)[0]
-            for m, s in zip(lots, steps, strict=True)
+            for m, s in zip(batches, steps, strict=True)
         ]
         assert together == pytest.approx(alone, rel=3e-3)
 

@@ -24,7 +24,7 @@ BUNDLED = [
     (tasks.private_logistic_regression, "breast_cancer"),
 ]
 
-CHEAP = {"epochs": 2, "lot_size": 64, "learning_rate": 0.05, "clip_norm": 1.0}
+CHEAP = {"epochs": 2, "batch_size": 64, "learning_rate": 0.05, "clip_norm": 1.0}
 
 
 @pytest.mark.parametrize(("make", "data"), BUNDLED, ids=lambda part: getattr(part, "__name__", ""))
@@ -68,7 +68,7 @@ def test_epsilon_is_the_accountants() -> None:
     config = {**CHEAP, "noise_multiplier": 1.5}
     expected = dp_sgd_epsilon(
         noise_multiplier=1.5,
-        lot_size=64,
+        batch_size=64,
         num_records=n,
         steps=2 * (n // 64),
         delta=1e-5,
@@ -89,7 +89,7 @@ def test_domains_of_the_bundled_sets() -> None:
     limits = {name: (p.low, p.high) for name, p in space.items()}
     assert limits == {
         "epochs": (1, 64),
-        "lot_size": (8, 398),
+        "batch_size": (8, 398),
         "learning_rate": (1e-2, 5.0),
         "clip_norm": (0.1, 4.0),
         "noise_multiplier": (0.1, 16.0),
@@ -102,10 +102,10 @@ def test_domains_of_the_bundled_sets() -> None:
 @pytest.mark.data
 def test_domains_of_the_paper() -> None:
     space = tasks.adult_svm_sgd().space.parameters
-    assert (space["lot_size"].low, space["lot_size"].high) == (8, 512)
+    assert (space["batch_size"].low, space["batch_size"].high) == (8, 512)
     assert (space["learning_rate"].low, space["learning_rate"].high) == (5e-4, 5e-2)
     space = tasks.mnist_mlp2_sgd().space.parameters
-    assert (space["lot_size"].low, space["lot_size"].high) == (16, 4000)
+    assert (space["batch_size"].low, space["batch_size"].high) == (16, 4000)
     assert (space["learning_rate"].low, space["learning_rate"].high) == (1e-3, 0.5)
 
 
@@ -126,7 +126,7 @@ def test_a_curve_passes_through_the_shorter_trainings(name: str) -> None:
     plain = make(data="breast_cancer", replicates=2)
     for epochs, utilities in along.items():
         assert utilities == pytest.approx(plain.oracle({**config, "epochs": epochs}, seeds))
-    steps = 4 * (398 // config["lot_size"])
+    steps = 4 * (398 // config["batch_size"])
     assert problem.cost(config) == steps, "effort is counted in gradient steps"
 
 
@@ -145,8 +145,8 @@ def test_a_study_of_curves_goes_on_after_it_was_stored(tmp_path: Path) -> None:
 @pytest.mark.data
 def test_adult_at_full_size() -> None:
     problem = tasks.adult_logistic_sgd()
-    assert problem.space.parameters["lot_size"].high == 512
-    config = {**CHEAP, "lot_size": 256, "noise_multiplier": 1.0}
+    assert problem.space.parameters["batch_size"].high == 512
+    config = {**CHEAP, "batch_size": 256, "noise_multiplier": 1.0}
     (utility,) = problem.oracle(config, [0])
     # The majority class alone is right for .754 of the test rows.
     assert 0.74 < utility < 0.87

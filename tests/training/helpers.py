@@ -31,8 +31,8 @@ FALSE_ALARM = 1e-6
 ENGINES = ["fused", "ghost", "per_record"]
 #: (relative to the sum's norm) rounding of the type; Opacus itself clips at norm + 1e-6.
 TOLERANCE = {torch.float32: 2e-6, torch.float64: 1e-13}
-#: Ways to draw lots, each under the relations it is accounted for.
-LOTS: dict[str, dict[str, Any]] = {
+#: Ways to draw batches, each under the relations it is accounted for.
+BATCHES: dict[str, dict[str, Any]] = {
     "fixed": {"sampling": "without_replacement"},
     "poisson": {"sampling": "poisson"},
     "poisson, one more": {
@@ -62,7 +62,7 @@ SETTINGS = {
     "learning_rate": 0.1,
     "clip_norm": 0.5,
     "noise_multiplier": 0.8,
-    "lot_size": 6,
+    "batch_size": 6,
     "epochs": 3,
 }
 
@@ -253,12 +253,12 @@ def assert_sums_by_hand(engine: type[FusedEngine] | type[PerRecordEngine]) -> No
     records = TrainingRecords(X, Y, None)
     models = [nn.Linear(2, 1, dtype=torch.float64) for _ in range(2)]
     made = engine(models, records, linear_loss, precise=True)
-    lots = torch.tensor([[0, 1, 2], [2, 2, 0]])
+    batches = torch.tensor([[0, 1, 2], [2, 2, 0]])
     expected = torch.tensor([[3.0, 0.5, 1.0], [3.0, 2.0, 2.5]], dtype=torch.float64)
-    torch.testing.assert_close(made.clipped_sums(lots, None, 1.5), expected)
+    torch.testing.assert_close(made.clipped_sums(batches, None, 1.5), expected)
     filled = torch.tensor([[True, False, False], [False, True, True]])
     expected = torch.tensor([[1.0, 1.0, 0.5], [2.0, 1.5, 1.5]], dtype=torch.float64)
-    torch.testing.assert_close(made.clipped_sums(lots, filled, 1.5), expected)
+    torch.testing.assert_close(made.clipped_sums(batches, filled, 1.5), expected)
     assert int(made.kept) == 6 + 3
 
 

@@ -25,7 +25,7 @@ SETTINGS: dict[str, Any] = {
     "learning_rate": 5.0,
     "clip_norm": 1.0,
     "noise_multiplier": 10.0,
-    "lot_size": 60,
+    "batch_size": 60,
     "epochs": 10,
 }
 
@@ -166,7 +166,7 @@ def test_integer_records_need_stand_ins() -> None:
             return self.linear(self.table(X).flatten(1))
 
     embedded: Callable[[TrainTest], DPTrainer] = partial(DPTrainer, Embedded, cross_entropy_loss)
-    settings = {**SETTINGS, "lot_size": 10, "epochs": 1}
+    settings = {**SETTINGS, "batch_size": 10, "epochs": 1}
     with pytest.raises(ValueError, match="stand_ins"):
         audit_training(embedded, TrainTest(X, y, X, y), canaries=4, seed=0, **settings)
     report = audit_training(

@@ -20,7 +20,7 @@ from botorch_dp.training import DPTrainer, cross_entropy_loss
 from botorch_dp.training.run import TrainingRun
 from tests.one_draw import OneDraw, in_fork
 from tests.training.helpers import (
-    LOTS,
+    BATCHES,
     NETWORK,
     Interrupting,
     interruptible,
@@ -33,7 +33,7 @@ SETTINGS = {
     "learning_rate": 0.1,
     "clip_norm": 0.5,
     "noise_multiplier": 0.8,
-    "lot_size": 6,
+    "batch_size": 6,
     "epochs": 5,
 }
 
@@ -179,9 +179,9 @@ def test_another_run_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError, match=name):
             each.fit(**{**SETTINGS, **change}, checkpoint=path)
-    for lots, name in (("fixed", "sampling"), ("poisson, one more", "relation")):
+    for batches, name in (("fixed", "sampling"), ("poisson, one more", "relation")):
         data = make_data(dtype=torch.float32)
-        other = DPTrainer(NETWORK, cross_entropy_loss, data, **LOTS[lots])
+        other = DPTrainer(NETWORK, cross_entropy_loss, data, **BATCHES[batches])
         with pytest.raises(ValueError, match=name):
             other.fit(**SETTINGS, seed=4, checkpoint=path)
     assert path.read_bytes() == before

@@ -16,11 +16,11 @@ from tests.training.test_step_rules import CHOICES
 
 #: Everything differs that may differ, in no order.
 CONFIGURATIONS: list[dict[str, Any]] = [
-    {"learning_rate": 0.1, "clip_norm": 0.5, "noise_multiplier": 0.8, "lot_size": 6, "epochs": 2},
-    {"learning_rate": 0.3, "clip_norm": 2.0, "noise_multiplier": 0.0, "lot_size": 6, "epochs": 4},
-    {"learning_rate": 0.2, "clip_norm": 0.1, "target_epsilon": 3.0, "lot_size": 9, "epochs": 3},
-    {"learning_rate": 1.0, "clip_norm": 1.0, "noise_multiplier": 3.0, "lot_size": 6, "epochs": 1},
-    {"learning_rate": 0.1, "clip_norm": 0.5, "noise_multiplier": 0.8, "lot_size": 6, "epochs": 4},
+    {"learning_rate": 0.1, "clip_norm": 0.5, "noise_multiplier": 0.8, "batch_size": 6, "epochs": 2},
+    {"learning_rate": 0.3, "clip_norm": 2.0, "noise_multiplier": 0.0, "batch_size": 6, "epochs": 4},
+    {"learning_rate": 0.2, "clip_norm": 0.1, "target_epsilon": 3.0, "batch_size": 9, "epochs": 3},
+    {"learning_rate": 1.0, "clip_norm": 1.0, "noise_multiplier": 3.0, "batch_size": 6, "epochs": 1},
+    {"learning_rate": 0.1, "clip_norm": 0.5, "noise_multiplier": 0.8, "batch_size": 6, "epochs": 4},
 ]
 SEEDS = [3, 3, 5, 2**70, 7]
 
@@ -74,7 +74,7 @@ def noted_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return rows
 
 
-def test_those_of_one_lot_size_share_their_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_those_of_one_batch_size_share_their_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = noted_steps(monkeypatch)
     trainer().fit_configurations(CONFIGURATIONS, seeds=SEEDS)
     assert rows == [4] * 10 + [3] * 10 + [2] * 20 + [1] * 18
@@ -88,7 +88,7 @@ def confidence(outputs: torch.Tensor, targets: torch.Tensor) -> float:
 class TestCurves:
     CHECKPOINTS: ClassVar = [(1, 2), (2, 3, 4), (1, 3), (1,), (1, 2, 3, 4)]
     #: The places that end at the k-th pause: one that would end there in any case, and one that
-    #: would go on; in their order of training, the first lot size is done before the other begins.
+    #: would go on; in their order of training, the first batch size is done before the other begins.
     ENDED: ClassVar = [{3, 4}, set(), {1}, None, set()]
     LENGTHS: ClassVar = [2, 2, 2, 1, 1]
 
@@ -141,7 +141,7 @@ class TestCurves:
         points.send({3, 4})
         assert rows[10:] == [2] * 10
         points.send({1})
-        assert rows[20:] == [1] * 6, "lots of another size begin"
+        assert rows[20:] == [1] * 6, "batches of another size begin"
         points.close()
         assert len(rows) == 26
 
@@ -170,7 +170,7 @@ def test_wrong_configurations_are_refused_before_training() -> None:
         (CONFIGURATIONS, [1, 2], "got 5 and 2"),
         ([], [], "`seeds` is empty"),
         (CONFIGURATIONS[:1], [-1], "each of `seeds`"),
-        ([{**CONFIGURATIONS[0], "lot_size": 0}], [1], "lot_size"),
+        ([{**CONFIGURATIONS[0], "batch_size": 0}], [1], "batch_size"),
     ):
         with pytest.raises(ValueError, match=message):
             each.fit_configurations(configurations, seeds=seeds)

@@ -129,7 +129,7 @@ def test_a_diverged_model_still_gives_finite_sums(engine: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_order_repetition_and_emptiness_of_a_lot(engine: str) -> None:
+def test_order_repetition_and_emptiness_of_a_batch(engine: str) -> None:
     model = stack(nn.Tanh(), torch.float64)
     trainer = DPTrainer(lambda: model, cross_entropy_loss, make_data(), engine=engine)
     once = flat(trainer.clipped_gradient_sum(model, INDICES, 0.3))
@@ -145,7 +145,7 @@ def test_order_repetition_and_emptiness_of_a_lot(engine: str) -> None:
 @pytest.mark.parametrize("sampling", ["without_replacement", "poisson"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_engines_train_the_same_model(sampling: str, optimizer: str) -> None:
-    """Same lots, same noise, same optimizer: the weights agree to rounding after 60 steps."""
+    """Same batches, same noise, same optimizer: the weights agree to rounding after 60 steps."""
     factory = partial(multilayer_perceptron, 7, 3, (6, 5), dtype=torch.float64)
     trainers = [
         DPTrainer(
@@ -164,7 +164,7 @@ def test_engines_train_the_same_model(sampling: str, optimizer: str) -> None:
                 learning_rate=0.05,
                 clip_norm=0.5,
                 noise_multiplier=noise_multiplier,
-                lot_size=6,
+                batch_size=6,
                 epochs=6,
                 seed=11,
             )

@@ -173,7 +173,7 @@ def test_features_are_scaled_by_the_bounds_alone() -> None:
         ({"classes": ("yes", "yes")}, "at least two different labels"),
         ({"epsilon": 0.0}, "epsilon"),
         ({"delta": 0.0}, "delta"),
-        ({"lot_size": 0}, "lot_size"),
+        ({"batch_size": 0}, "batch_size"),
         ({"epochs": 0}, "epochs"),
         ({"unsafe_seed": -1}, "unsafe_seed"),
     ],

@@ -42,11 +42,11 @@ def test_unusable_records_are_not_kept() -> None:
     X[INDICES[:2], 0] = torch.tensor([float("nan"), float("inf")], dtype=torch.float64)
     model = stack(nn.Tanh(), torch.float64)
     sums = []
-    for records, lot in ((data, INDICES[2:]), (data._replace(train_X=X), INDICES)):
+    for records, batch in ((data, INDICES[2:]), (data._replace(train_X=X), INDICES)):
         engine = FusedEngine(
             [model], training_records(records, 3), cross_entropy_loss, precise=True
         )
-        sums.append(engine.clipped_sums(lot.unsqueeze(0), None, 0.3))
+        sums.append(engine.clipped_sums(batch.unsqueeze(0), None, 0.3))
         assert int(engine.kept) == len(INDICES) - 2
     torch.testing.assert_close(*sums, rtol=1e-12, atol=1e-14)
 
@@ -74,17 +74,17 @@ def test_replicates_are_independent_rows(precise: bool) -> None:
     data = make_data(dtype=torch.float32)
     records = training_records(data, 3)
     models = [multilayer_perceptron(7, 3, (5,)) for _ in range(3)]
-    lots = torch.randint(60, (3, 8))
+    batches = torch.randint(60, (3, 8))
     filled = torch.ones(3, 8)
     filled[1, 4:] = 0
     filled[2] = 0
     engine = FusedEngine(models, records, cross_entropy_loss, precise=precise)
-    together = engine.clipped_sums(lots, filled, 0.3)
+    together = engine.clipped_sums(batches, filled, 0.3)
     assert together.dtype == (torch.float64 if precise else torch.float32)
     assert int(engine.kept) == 8 + 4
-    for row, model, lot, size in zip(together, models, lots, (8, 4, 0), strict=True):
+    for row, model, batch, size in zip(together, models, batches, (8, 4, 0), strict=True):
         alone = FusedEngine([model], records, cross_entropy_loss, precise=precise)
-        expected = alone.clipped_sums(lot[:size].unsqueeze(0), None, 0.3)[0] if size else 0 * row
+        expected = alone.clipped_sums(batch[:size].unsqueeze(0), None, 0.3)[0] if size else 0 * row
         torch.testing.assert_close(row, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -92,13 +92,13 @@ def test_replicates_are_independent_rows(precise: bool) -> None:
 def test_layers_of_one_output(bias: bool) -> None:
     """They are computed as a row, of each replicate, and give what each gives alone."""
     data = make_data(dtype=torch.float64)
-    records, lots = training_records(data, 3), INDICES.expand(2, -1)
+    records, batches = training_records(data, 3), INDICES.expand(2, -1)
     models = [
         nn.Sequential(nn.Linear(7, 1, bias=bias), nn.Tanh(), nn.Linear(1, 3)).double()
         for _ in range(2)
     ]
     together = FusedEngine(models, records, cross_entropy_loss, precise=False)
-    for row, model in zip(together.clipped_sums(lots, None, 0.3), models, strict=True):
+    for row, model in zip(together.clipped_sums(batches, None, 0.3), models, strict=True):
         alone = PerRecordEngine([model], records, cross_entropy_loss, precise=False)
         expected = alone.clipped_sums(INDICES.unsqueeze(0), None, 0.3)[0]
         torch.testing.assert_close(row, expected, rtol=1e-12, atol=1e-14)

@@ -290,7 +290,7 @@ def engine_of(model: nn.Module, data: TrainTest, *, precise: bool, **how: Any) -
 
 @pytest.mark.parametrize("name", MODELS)
 def test_sums_are_those_of_single_records(name: str) -> None:
-    """At initial, random and final weights, in both precisions, for lots of several sizes."""
+    """At initial, random and final weights, in both precisions, for batches of several sizes."""
     factory, data = MODELS[name]
     trainer = DPTrainer(factory, cross_entropy_loss, data)
     assert trainer.engine == "ghost"
@@ -309,10 +309,10 @@ def test_rows_of_long_sequences(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     """They are sorted; places that have a token in common count as one, either way."""
     factory, data = MODELS[name]
     torch.manual_seed(0)
-    model, lot = factory(), torch.arange(24).unsqueeze(0)
-    short = engine_of(model, data, precise=True).clipped_sums(lot, None, 0.01)[0].clone()
+    model, batch = factory(), torch.arange(24).unsqueeze(0)
+    short = engine_of(model, data, precise=True).clipped_sums(batch, None, 0.01)[0].clone()
     monkeypatch.setattr(ghost, "_FEW_PLACES", 0)
-    long = engine_of(model, data, precise=True).clipped_sums(lot, None, 0.01)[0]
+    long = engine_of(model, data, precise=True).clipped_sums(batch, None, 0.01)[0]
     torch.testing.assert_close(long, short, rtol=1e-6, atol=1e-9)
 
 
@@ -376,7 +376,7 @@ def test_no_record_moves_the_sum_by_more_than_two_clipping_norms(name: str) -> N
 
 
 def test_opacus_would_let_one_record_move_the_sum_further() -> None:
-    """Its norms are of gradients in a lot: what one record does to the others escapes them."""
+    """Its norms are of gradients in a batch: what one record does to the others escapes them."""
 
     def sums(model: nn.Module, data: TrainTest) -> Tensor:
         wrapped = GradSampleModuleFastGradientClipping(
@@ -453,11 +453,11 @@ def test_a_model_whose_calls_change_is_refused_by_name() -> None:
     data = sequences()
     Wandering.calls = 1
     engine = engine_of(Wandering(), data, precise=False)
-    lot = torch.arange(5).unsqueeze(0)
-    engine.clipped_sums(lot, None, 1.0)
+    batch = torch.arange(5).unsqueeze(0)
+    engine.clipped_sums(batch, None, 1.0)
     for Wandering.calls in (0, 2):
         with pytest.raises(ValueError, match=r"other layers than the first time.*per_record"):
-            engine.clipped_sums(lot, None, 1.0)
+            engine.clipped_sums(batch, None, 1.0)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30, 1e38])
@@ -552,9 +552,9 @@ def test_memory_is_stated_and_bounds_the_parts(monkeypatch: pytest.MonkeyPatch) 
     factory, data = MODELS["many channels at few places"]
     torch.manual_seed(0)
     model = factory()
-    lot = torch.arange(24).unsqueeze(0)
+    batch = torch.arange(24).unsqueeze(0)
     engine = engine_of(model, data, precise=False)
-    whole = engine.clipped_sums(lot, None, 0.3)[0].clone()
+    whole = engine.clipped_sums(batch, None, 0.3)[0].clone()
     monkeypatch.setattr(per_record, "MAX_GRADIENT_NUMBERS", 5 * engine.record_numbers)
     sizes: list[int] = []
     contributions = GhostEngine._contributions
@@ -564,7 +564,7 @@ def test_memory_is_stated_and_bounds_the_parts(monkeypatch: pytest.MonkeyPatch) 
         return contributions(self, values, frozen, X, Y)
 
     monkeypatch.setattr(GhostEngine, "_contributions", watched)
-    found = engine.clipped_sums(lot, None, 0.3)[0]
+    found = engine.clipped_sums(batch, None, 0.3)[0]
     assert sizes == [5, 5, 5, 5, 4]
     torch.testing.assert_close(found, whole, rtol=1e-5, atol=1e-6)
     monkeypatch.undo()

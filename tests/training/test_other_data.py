@@ -9,7 +9,7 @@ import torch
 
 from botorch_dp.training import DPTrainer, TrainTest, logistic_loss, logistic_regression
 
-SETTINGS = {"learning_rate": 0.5, "clip_norm": 1.0, "lot_size": 10, "epochs": 2}
+SETTINGS = {"learning_rate": 0.5, "clip_norm": 1.0, "batch_size": 10, "epochs": 2}
 
 
 def data(seed: int, *, features: int = 3, count: int = 60) -> TrainTest:

@@ -93,7 +93,7 @@ def opened(model: Any) -> None:
 
 
 #: The model, the other records, two values of the first one, and how the weights have moved.
-#: Clipping by hooks on a whole lot lets one record move the sum by 29.6 and by 46 clipping norms.
+#: Clipping by hooks on a whole batch lets one record move the sum by 29.6 and by 46 clipping norms.
 ATTACKS = {
     "batch mean": (BatchMean, torch.randn(20, 3).add(1), (1e4, -1e4), opened),
     "sequence first": (SequenceFirst, torch.zeros(24, 24, 3), (30.0, -30.0), lambda model: None),
@@ -172,7 +172,7 @@ class WithDoubled(nn.Module):
 def test_vectorization_rules_that_mix_records_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     DPTrainer(WithDoubled, cross_entropy_loss, DATA)
     monkeypatch.setattr(Doubled, "mixes", True)
-    with pytest.raises(PrivacyError, match=r"lot of 2 random records.*autograd function"):
+    with pytest.raises(PrivacyError, match=r"batch of 2 random records.*autograd function"):
         DPTrainer(WithDoubled, cross_entropy_loss, DATA)
 
 
@@ -191,16 +191,16 @@ def test_a_model_that_turns_out_to_mix_is_not_handed_out(monkeypatch: pytest.Mon
 def test_an_engine_that_counts_empty_places_is_noticed(
     engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a lot of one already, whose sum without its record is known to be 0."""
+    """In a batch of one already, whose sum without its record is known to be 0."""
     for kind in (FusedEngine, PerRecordEngine):
 
         def filling(
-            self: Any, lots: Tensor, _: Any, clip_norm: Any, sums: Any = kind.clipped_sums
+            self: Any, batches: Tensor, _: Any, clip_norm: Any, sums: Any = kind.clipped_sums
         ) -> Tensor:
-            return sums(self, lots, None, clip_norm)
+            return sums(self, batches, None, clip_norm)
 
         monkeypatch.setattr(kind, "clipped_sums", filling)
-    with pytest.raises(PrivacyError, match=r"lot of 1 random records"):
+    with pytest.raises(PrivacyError, match=r"batch of 1 random records"):
         DPTrainer(linear, cross_entropy_loss, DATA, engine=engine)
 
 
@@ -405,7 +405,7 @@ def test_a_parameter_outside_the_outputs() -> None:
     assert [float(s.abs().max()) > 0 for s in sums] == [True] * 4 + [False] * 2
 
 
-def test_large_lots_are_processed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_batches_are_processed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     model = stack(nn.Tanh(), torch.float64)
     trainer = DPTrainer(lambda: model, cross_entropy_loss, make_data(), engine="per_record")
     whole = flat(trainer.clipped_gradient_sum(model, INDICES, 0.3))

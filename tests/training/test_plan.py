@@ -14,35 +14,35 @@ from scipy import stats
 
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import NeighboringRelation
-from botorch_dp.privacy.guarantee import FixedLotSGDLoss, PoissonSGDLoss
+from botorch_dp.privacy.guarantee import FixedBatchSGDLoss, PoissonSGDLoss
 from botorch_dp.training import TrainingPlan
 from botorch_dp.training.plan import make_plan
 from botorch_dp.training.randomness import SeededRandomness, SystemRandomness
-from tests.training.helpers import FALSE_ALARM, LOTS
+from tests.training.helpers import BATCHES, FALSE_ALARM
 
 GOOD = {
     "num_records": 1000,
     "learning_rate": 0.1,
     "clip_norm": 0.5,
     "noise_multiplier": 1.5,
-    "lot_size": 30,
+    "batch_size": 30,
     "epochs": 4,
 }
 
 
 def test_numbers_by_hand() -> None:
     """Steps are epochs * (n // m); the noise on the sum is z 2L, or z L for one record more."""
-    for lots in ("fixed", "poisson"):
-        plan = TrainingPlan(**GOOD, **LOTS[lots])
+    for batches in ("fixed", "poisson"):
+        plan = TrainingPlan(**GOOD, **BATCHES[batches])
         assert (plan.steps, plan.sensitivity, plan.noise_std) == (132, 1.0, 1.5)
-    one_more = TrainingPlan(**GOOD, **LOTS["poisson, one more"])
+    one_more = TrainingPlan(**GOOD, **BATCHES["poisson, one more"])
     assert (one_more.steps, one_more.sensitivity, one_more.noise_std) == (132, 0.5, 0.75)
-    assert TrainingPlan(**GOOD) == TrainingPlan(**GOOD, **LOTS["poisson"])
+    assert TrainingPlan(**GOOD) == TrainingPlan(**GOOD, **BATCHES["poisson"])
 
 
 def test_epsilon_without_replacement_lies_between_a_data_sets_and_dp_accountings() -> None:
     """dp-accounting's RDP accountant takes a multiplier in units of the sensitivity, here 2C."""
-    plan = TrainingPlan(**GOOD, **LOTS["fixed"])
+    plan = TrainingPlan(**GOOD, **BATCHES["fixed"])
     accountant = RdpAccountant(
         neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE
     ).compose(
@@ -51,7 +51,7 @@ def test_epsilon_without_replacement_lies_between_a_data_sets_and_dp_accountings
         ),
         132,
     )
-    # All other gradients opposite to the replaced one's new value: the pair of Poisson lots with a
+    # All other gradients opposite to the replaced one's new value: the pair of Poisson batches with a
     # record added, its noise in the same units.
     data_set = PLDAccountant().compose(
         dp_accounting.PoissonSampledDpEvent(0.03, dp_accounting.GaussianDpEvent(1.5)), 132
@@ -61,12 +61,12 @@ def test_epsilon_without_replacement_lies_between_a_data_sets_and_dp_accountings
     assert plan.guarantee.relation is NeighboringRelation.REPLACE_ONE
 
 
-@pytest.mark.parametrize("lots, in_clipping_norms", [("poisson", 2), ("poisson, one more", 1)])
+@pytest.mark.parametrize("batches, in_clipping_norms", [("poisson", 2), ("poisson, one more", 1)])
 def test_epsilon_of_poisson_sampling_is_that_of_dp_accounting(
-    lots: str, in_clipping_norms: int
+    batches: str, in_clipping_norms: int
 ) -> None:
     """dp-accounting's privacy-loss distributions take a multiplier in clipping norms."""
-    plan = TrainingPlan(**GOOD, **LOTS[lots])
+    plan = TrainingPlan(**GOOD, **BATCHES[batches])
     relation = dp_accounting.NeighboringRelation[plan.relation.name]
     noise = dp_accounting.GaussianDpEvent(1.5 * in_clipping_norms)
     accountant = PLDAccountant(neighboring_relation=relation).compose(
@@ -97,9 +97,9 @@ def test_no_noise_promises_nothing() -> None:
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"lot_size": 1001}, "`lot_size` must be from 1 to 1000, got 1001"),
-        ({"lot_size": 0}, "lot_size"),
-        ({"lot_size": 2.5}, "lot_size"),
+        ({"batch_size": 1001}, "`batch_size` must be from 1 to 1000, got 1001"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"batch_size": 2.5}, "batch_size"),
         ({"epochs": 0}, "epochs"),
         ({"epochs": True}, "epochs"),
         ({"learning_rate": 0.0}, "learning_rate"),
@@ -132,7 +132,7 @@ def test_a_plan_is_frozen() -> None:
 
 def test_limits_of_what_may_be_published() -> None:
     TrainingPlan(**GOOD).check_publishable()
-    large = {"num_records": 100_000, "lot_size": 80_001}
+    large = {"num_records": 100_000, "batch_size": 80_001}
     for change, message in (
         ({"noise_multiplier": 0.0}, "promises nothing"),
         ({"noise_multiplier": 1e-4}, "at least 0.001"),
@@ -143,7 +143,7 @@ def test_limits_of_what_may_be_published() -> None:
 
 
 def test_numbers_of_other_libraries_become_plain() -> None:
-    plan = TrainingPlan(**{**GOOD, "lot_size": np.int64(30), "clip_norm": np.float32(0.5)})
+    plan = TrainingPlan(**{**GOOD, "batch_size": np.int64(30), "clip_norm": np.float32(0.5)})
     assert plan == TrainingPlan(**GOOD)
     assert json.loads(json.dumps(plan.to_dict())) == plan.to_dict()
 
@@ -152,12 +152,12 @@ COINS = [SeededRandomness(0, torch.device("cpu")), SystemRandomness()]
 both_kinds = pytest.mark.parametrize("coins", COINS, ids=["seeded", "system"])
 
 
-def lots_of(num_records: int, lot_size: int, sampling: str) -> TrainingPlan:
-    settings = {**GOOD, "num_records": num_records, "lot_size": lot_size}
+def batches_of(num_records: int, batch_size: int, sampling: str) -> TrainingPlan:
+    settings = {**GOOD, "num_records": num_records, "batch_size": batch_size}
     return TrainingPlan(**settings, sampling=sampling)
 
 
-def test_lots_of_fixed_size_know_one_relation() -> None:
+def test_batches_of_fixed_size_know_one_relation() -> None:
     for sampling, relation in (
         ("without_replacement", NeighboringRelation.ADD_OR_REMOVE_ONE),
         ("poisson", NeighboringRelation.BOUNDED_ROW),
@@ -169,23 +169,25 @@ def test_lots_of_fixed_size_know_one_relation() -> None:
 
 
 def test_only_a_count_that_is_secret_is_a_condition() -> None:
-    for lots, expected in (("fixed", False), ("poisson", False), ("poisson, one more", True)):
-        conditions = TrainingPlan(**GOOD, **LOTS[lots]).guarantee.conditions
+    for batches, expected in (("fixed", False), ("poisson", False), ("poisson, one more", True)):
+        conditions = TrainingPlan(**GOOD, **BATCHES[batches]).guarantee.conditions
         assert any("number of records" in each for each in conditions) is expected
 
 
 def test_losses_by_hand() -> None:
     settings = {**GOOD, "num_records": 120}
-    losses = {lots: TrainingPlan(**settings, **LOTS[lots]).privacy_loss(7) for lots in LOTS}
-    assert losses["fixed"] == FixedLotSGDLoss(
-        noise_multiplier=1.5, lot_size=30, num_records=120, steps=7
+    losses = {
+        batches: TrainingPlan(**settings, **BATCHES[batches]).privacy_loss(7) for batches in BATCHES
+    }
+    assert losses["fixed"] == FixedBatchSGDLoss(
+        noise_multiplier=1.5, batch_size=30, num_records=120, steps=7
     )
-    for lots in ("poisson", "poisson, one more"):
-        assert losses[lots] == PoissonSGDLoss(
+    for batches in ("poisson", "poisson, one more"):
+        assert losses[batches] == PoissonSGDLoss(
             noise_multiplier=1.5,
             sampling_probability=0.25,
             steps=7,
-            relation=TrainingPlan(**GOOD, **LOTS[lots]).relation,
+            relation=TrainingPlan(**GOOD, **BATCHES[batches]).relation,
         )
 
 
@@ -194,10 +196,10 @@ def test_the_delta_asked_for_is_the_delta_quoted() -> None:
 
 
 @pytest.mark.parametrize("target", [0.1, 7.0])
-@pytest.mark.parametrize("lots", LOTS)
-def test_a_target_is_met_and_never_exceeded(lots: str, target: float) -> None:
-    settings = {name: GOOD[name] for name in ("learning_rate", "clip_norm", "lot_size", "epochs")}
-    fixed = {"num_records": 1000, **LOTS[lots]}
+@pytest.mark.parametrize("batches", BATCHES)
+def test_a_target_is_met_and_never_exceeded(batches: str, target: float) -> None:
+    settings = {name: GOOD[name] for name in ("learning_rate", "clip_norm", "batch_size", "epochs")}
+    fixed = {"num_records": 1000, **BATCHES[batches]}
     plan = make_plan({**settings, "target_epsilon": target, "delta": 1e-6}, **fixed)
     assert 0.999 * target < plan.epsilon <= target
     assert make_plan({**settings, "noise_multiplier": 1.5}, **fixed).noise_multiplier == 1.5
@@ -214,33 +216,35 @@ def test_a_target_is_met_and_never_exceeded(lots: str, target: float) -> None:
 
 @both_kinds
 @pytest.mark.parametrize(("population", "size"), [(1, 1), (9, 9), (60, 6)])
-def test_fixed_lots_have_their_size_and_no_record_twice(
+def test_fixed_batches_have_their_size_and_no_record_twice(
     coins: SystemRandomness, population: int, size: int
 ) -> None:
-    lots = lots_of(population, size, "without_replacement").draw_lots(coins, 50)
-    for lot in lots:
-        assert lot.dtype == torch.long
-        assert len(lot) == len(lot.unique()) == size
-        assert 0 <= int(lot.min()) <= int(lot.max()) < population
+    batches = batches_of(population, size, "without_replacement").draw_batches(coins, 50)
+    for batch in batches:
+        assert batch.dtype == torch.long
+        assert len(batch) == len(batch.unique()) == size
+        assert 0 <= int(batch.min()) <= int(batch.max()) < population
     if size < population:
-        assert len({tuple(sorted(lot.tolist())) for lot in lots}) > 1
+        assert len({tuple(sorted(batch.tolist())) for batch in batches}) > 1
 
 
 @both_kinds
-def test_poisson_lots_hold_each_record_with_probability_m_over_n(coins: SystemRandomness) -> None:
-    lots = lots_of(50, 5, "poisson").draw_lots(coins, 2000)
-    sizes = torch.tensor([len(lot) for lot in lots])
+def test_poisson_batches_hold_each_record_with_probability_m_over_n(
+    coins: SystemRandomness,
+) -> None:
+    batches = batches_of(50, 5, "poisson").draw_batches(coins, 2000)
+    sizes = torch.tensor([len(batch) for batch in batches])
     assert stats.binomtest(int(sizes.sum()), 50 * 2000, 0.1).pvalue > FALSE_ALARM
-    # As in n independent coins, the size varies by sqrt(n p (1 - p)) = 2.1; n - 1 lots would not.
+    # As in n independent coins, the size varies by sqrt(n p (1 - p)) = 2.1; n - 1 batches would not.
     spread = float(sizes.double().var()) / (50 * 0.1 * 0.9)
     low, high = stats.chi2.ppf([1e-3 * FALSE_ALARM, 1 - 1e-3 * FALSE_ALARM], 1999) / 1999
     assert low < spread < high
-    assert all(len(lot) == len(lot.unique()) for lot in lots)
+    assert all(len(batch) == len(batch.unique()) for batch in batches)
 
 
 @both_kinds
-def test_poisson_lots_may_be_empty_or_everyone(coins: SystemRandomness) -> None:
-    sizes = {len(lot) for lot in lots_of(2, 1, "poisson").draw_lots(coins, 200)}
+def test_poisson_batches_may_be_empty_or_everyone(coins: SystemRandomness) -> None:
+    sizes = {len(batch) for batch in batches_of(2, 1, "poisson").draw_batches(coins, 200)}
     assert sizes == {0, 1, 2}  # one of them missing: 3 * 0.75^200 < 1e-24
-    (everyone,) = lots_of(4, 4, "poisson").draw_lots(coins, 1)
+    (everyone,) = batches_of(4, 4, "poisson").draw_batches(coins, 1)
     assert sorted(everyone.tolist()) == [0, 1, 2, 3]

@@ -49,20 +49,20 @@ class TestBothKinds:
 
     def test_subsets_of_the_large_kind(self, coins: SeededRandomness) -> None:
         for population, size in ((30_956, 256), (60_000, 600), (1000, 999), (12, 12), (1, 1)):
-            lot = coins.choose(population, size)
-            assert lot.dtype == torch.long
-            assert lot.shape == (size,)
-            assert len(lot.unique()) == size
-            assert 0 <= int(lot.min()) <= int(lot.max()) < population
+            batch = coins.choose(population, size)
+            assert batch.dtype == torch.long
+            assert batch.shape == (size,)
+            assert len(batch.unique()) == size
+            assert 0 <= int(batch.min()) <= int(batch.max()) < population
 
-    def test_successive_lots_are_independent(self, coins: SeededRandomness) -> None:
-        """Unlike shuffled epochs, the next lot shares records with this one: m^2/n on average."""
+    def test_successive_batches_are_independent(self, coins: SeededRandomness) -> None:
+        """Unlike shuffled epochs, the next batch shares records with this one: m^2/n on average."""
         shared = []
-        lot = set(coins.choose(100, 10).tolist())
+        batch = set(coins.choose(100, 10).tolist())
         for _ in range(2000):
             following = set(coins.choose(100, 10).tolist())
-            shared.append(len(lot & following))
-            lot = following
+            shared.append(len(batch & following))
+            batch = following
         law = stats.hypergeom(100, 10, 10)
         observed = np.bincount(shared, minlength=5)[:4]
         expected = 2000 * law.pmf(np.arange(4))
@@ -74,15 +74,15 @@ class TestBothKinds:
 
     def test_poisson_sampling(self, coins: SeededRandomness) -> None:
         """Sizes are binomial, and each record is as likely as any other."""
-        lots = coins.choose_each(20, 0.3, 3000)
-        sizes = np.bincount([len(lot) for lot in lots], minlength=21)
+        batches = coins.choose_each(20, 0.3, 3000)
+        sizes = np.bincount([len(batch) for batch in batches], minlength=21)
         expected = 3000 * stats.binom(20, 0.3).pmf(np.arange(21))
         usual = expected > 10
         together = [np.append(c[usual], c[~usual].sum()) for c in (sizes, expected)]
         assert stats.chisquare(*together).pvalue > FALSE_ALARM
-        members = np.bincount(torch.cat(lots).numpy(), minlength=20)
+        members = np.bincount(torch.cat(batches).numpy(), minlength=20)
         assert stats.chisquare(members).pvalue > FALSE_ALARM
-        assert [len(lot) for lot in coins.choose_each(5, 1.0, 2)] == [5, 5]
+        assert [len(batch) for batch in coins.choose_each(5, 1.0, 2)] == [5, 5]
 
     @pytest.mark.parametrize("sensitivity, multiplier", [(2.0, 1.0), (1e-3, 0.05), (50.0, 40.0)])
     def test_noise_has_the_stated_deviation(
@@ -114,7 +114,7 @@ def test_a_seed_repeats_and_every_bit_of_it_counts() -> None:
             assert one != two
 
 
-def test_lots_do_not_depend_on_the_noise() -> None:
+def test_batches_do_not_depend_on_the_noise() -> None:
     quiet, noisy = SeededRandomness(1, CPU), SeededRandomness(1, CPU)
     noisy.perturb_(torch.zeros(1000), sensitivity=1.0, noise_multiplier=1.0)
     noisy.torch_seed()
@@ -192,9 +192,9 @@ def test_system_integers_are_uniform(bound: int) -> None:
 
 @pytest.mark.parametrize("probability", [1e-3, 0.5 / 256, 1 / 256, 1.5 / 256, 0.5, 0.999, 1.0])
 def test_bytes_and_fractions_make_the_stated_probability(probability: float) -> None:
-    lots = SystemRandomness().choose_each(50_000, probability, 20)
-    chosen = sum(map(len, lots))
-    together = torch.cat(lots)
+    batches = SystemRandomness().choose_each(50_000, probability, 20)
+    chosen = sum(map(len, batches))
+    together = torch.cat(batches)
     assert 0 <= together.min() and together.max() < 50_000
     assert stats.binomtest(chosen, 1_000_000, probability).pvalue > FALSE_ALARM
 
@@ -221,17 +221,17 @@ def test_system_numbers_follow_the_distribution_function(monkeypatch: pytest.Mon
 @pytest.mark.parametrize("probability", [0.0, 1e-6, 0.03])
 def test_few_of_many_are_a_poisson_sample(probability: float) -> None:
     """Different numbers of the population; each as likely as any other, alone and in pairs."""
-    lots = SystemRandomness().choose_each(40, probability, 20_000)
-    assert len(lots) == 20_000 and all(lot.dtype == torch.long for lot in lots)
-    members = np.bincount(torch.cat(lots).numpy(), minlength=40)
+    batches = SystemRandomness().choose_each(40, probability, 20_000)
+    assert len(batches) == 20_000 and all(batch.dtype == torch.long for batch in batches)
+    members = np.bincount(torch.cat(batches).numpy(), minlength=40)
     if probability < 0.03:
         assert members.sum() <= 20
         return
     assert stats.chisquare(members, np.full(40, members.sum() / 40)).pvalue > FALSE_ALARM
     assert stats.binomtest(int(members.sum()), 800_000, 0.03).pvalue > FALSE_ALARM
-    pairs = sum(bool({3, 4} <= set(lot.tolist())) for lot in lots)
+    pairs = sum(bool({3, 4} <= set(batch.tolist())) for batch in batches)
     assert stats.binomtest(pairs, 20_000, 0.03**2).pvalue > FALSE_ALARM
-    assert all(len(lot.unique()) == len(lot) for lot in lots)
+    assert all(len(batch.unique()) == len(batch) for batch in batches)
 
 
 def drawn_now(coins: SystemRandomness) -> list[float]:

@@ -112,7 +112,7 @@ def records_gradients(model: nn.Module, data: TrainTest) -> list[Tensor]:
 @pytest.mark.parametrize("lazily", [False, True])
 @pytest.mark.parametrize("factory", [Encoder, Recurrent, adapted])
 def test_sums_are_those_of_single_records(factory: Any, lazily: bool, clipping: Any) -> None:
-    """At initial, random and final weights; the twin that clips a lot as one is far away."""
+    """At initial, random and final weights; the twin that clips a batch as one is far away."""
     data = text()
     given = (Texts(data), Texts(data)) if lazily else data
     trainer = DPTrainer(factory, cross_entropy_loss, given, clipping=clipping)
@@ -141,13 +141,13 @@ def test_a_data_set_trains_the_same_model_as_its_tensors() -> None:
     assert eager.curve == lazy.curve
 
 
-def test_only_the_records_of_lots_are_read_after_the_first() -> None:
+def test_only_the_records_of_batches_are_read_after_the_first() -> None:
     train = Texts(text(200))
     trainer = DPTrainer(Encoder, cross_entropy_loss, (train, Texts(text())))
     assert train.read == [0]  # for its form
     train.read.clear()
     drawn = trainer.fit(
-        learning_rate=0.1, clip_norm=1.0, noise_multiplier=1.0, lot_size=4, epochs=1, seed=0
+        learning_rate=0.1, clip_norm=1.0, noise_multiplier=1.0, batch_size=4, epochs=1, seed=0
     )
     assert drawn.steps == 50
     assert 100 < len(train.read) < 320

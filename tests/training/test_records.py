@@ -90,7 +90,7 @@ class IntoOneMemory:
 
 
 def test_records_read_into_one_memory_stay_apart() -> None:
-    """Otherwise the last record of a lot would be all of them."""
+    """Otherwise the last record of a batch would be all of them."""
     data = make_data(n=6)
     records = DatasetRecords(IntoOneMemory(data))
     X, Y, usable = records.take(torch.tensor([3, 0, 5]))

@@ -23,8 +23,8 @@ from botorch_dp.training import (
 from botorch_dp.training.run import TrainingRun
 from botorch_dp.training.step_rules import Descent
 from tests.training.helpers import (
+    BATCHES,
     FLOAT_DATA,
-    LOTS,
     NETWORK,
     SETTINGS,
     Interrupting,
@@ -37,7 +37,7 @@ from tests.training.helpers import (
 
 
 class WrittenEngine:
-    """Two replicates of two parameters, whose sums are always the same; it notes its lots."""
+    """Two replicates of two parameters, whose sums are always the same; it notes its batches."""
 
     def __init__(self) -> None:
         self.parameters = torch.zeros(2, 2, dtype=torch.float64)
@@ -45,17 +45,17 @@ class WrittenEngine:
         self.models: list[torch.nn.Module] = []
         self.seen: list[tuple[list[list[int]], list[list[bool]] | None, float]] = []
 
-    def clipped_sums(self, lots: Tensor, filled: Tensor | None, clip_norm: Tensor) -> Tensor:
+    def clipped_sums(self, batches: Tensor, filled: Tensor | None, clip_norm: Tensor) -> Tensor:
         (norm,) = set(clip_norm.flatten().tolist())
-        self.seen.append((lots.tolist(), None if filled is None else filled.tolist(), norm))
+        self.seen.append((batches.tolist(), None if filled is None else filled.tolist(), norm))
         return torch.tensor([[2.0, -4.0], [6.0, 0.0]], dtype=torch.float64)
 
 
 class WrittenCoins:
-    """Draws the given lots, and noise that is always 10; it notes what it was asked for."""
+    """Draws the given batches, and noise that is always 10; it notes what it was asked for."""
 
-    def __init__(self, lots: Sequence[Sequence[int]]) -> None:
-        self.lots, self.drawn = lots, 0
+    def __init__(self, batches: Sequence[Sequence[int]]) -> None:
+        self.batches, self.drawn = batches, 0
         self.asked: list[tuple[float, ...]] = []
         self.noise: list[tuple[float, float]] = []
 
@@ -70,9 +70,9 @@ class WrittenCoins:
 
     def _draw(self, *asked: float) -> Tensor:
         self.asked.append(asked)
-        lot = self.lots[self.drawn % len(self.lots)]
+        batch = self.batches[self.drawn % len(self.batches)]
         self.drawn += 1
-        return torch.tensor(lot, dtype=torch.long)
+        return torch.tensor(batch, dtype=torch.long)
 
     def perturb_(self, total: Tensor, *, sensitivity: float, noise_multiplier: float) -> None:
         self.noise.append((sensitivity, noise_multiplier))
@@ -86,7 +86,7 @@ class WrittenCoins:
 
 
 def written(
-    *lots: Sequence[Sequence[int]], **plan: Any
+    *batches: Sequence[Sequence[int]], **plan: Any
 ) -> tuple[TrainingRun, WrittenEngine, list[WrittenCoins]]:
     """A run of 3 steps (unless told otherwise) over 12 records."""
     settings = {
@@ -94,12 +94,12 @@ def written(
         "learning_rate": 0.5,
         "clip_norm": 0.25,
         "noise_multiplier": 3.0,
-        "lot_size": 4,
+        "batch_size": 4,
         "epochs": 1,
         **plan,
     }
-    engine, coins = WrittenEngine(), [WrittenCoins(each) for each in lots]
-    plans = [TrainingPlan(**settings)] * len(lots)
+    engine, coins = WrittenEngine(), [WrittenCoins(each) for each in batches]
+    plans = [TrainingPlan(**settings)] * len(batches)
     rule = Descent(engine.parameters, plans)
     return TrainingRun(plans, engine, coins, rule), engine, coins
 
@@ -112,18 +112,18 @@ def in_file(path: Path) -> Run:
     return Run(path, what="a test", settings={})
 
 
-SAME_LOT = [[1, 2, 3, 4]]
+SAME_BATCH = [[1, 2, 3, 4]]
 #: After one step of ``0.5 / 4`` along the sums plus noise.
 ONE_STEP = torch.tensor([[-1.5, -0.75], [-2.0, -1.25]], dtype=torch.float64)
 
 
 @pytest.mark.parametrize(
-    "lots, sensitivity, asked",
+    "batches, sensitivity, asked",
     [("fixed", 0.5, 4), ("poisson", 0.5, 4 / 12), ("poisson, one more", 0.25, 4 / 12)],
 )
-def test_steps_by_hand(lots: str, sensitivity: float, asked: float) -> None:
+def test_steps_by_hand(batches: str, sensitivity: float, asked: float) -> None:
     """``- 0.5 (sum + 10) / 4`` three times, with noise of multiplier 3 at S = 2C or C."""
-    run, engine, coins = written(SAME_LOT, SAME_LOT, **LOTS[lots])
+    run, engine, coins = written(SAME_BATCH, SAME_BATCH, **BATCHES[batches])
     assert take_steps(run)
     assert torch.equal(engine.parameters, 3 * ONE_STEP)
     assert engine.seen == [([[1, 2, 3, 4]] * 2, None, 0.25)] * 3
@@ -134,43 +134,43 @@ def test_steps_by_hand(lots: str, sensitivity: float, asked: float) -> None:
 
 
 def test_no_noise_is_drawn_at_multiplier_zero() -> None:
-    run, engine, coins = written(SAME_LOT, SAME_LOT, noise_multiplier=0.0)
+    run, engine, coins = written(SAME_BATCH, SAME_BATCH, noise_multiplier=0.0)
     take_steps(run)
     assert all(each.noise == [] for each in coins)
     assert engine.parameters.tolist() == [[-0.75, 1.5], [-2.25, 0.0]]
 
 
-def test_short_lots_are_filled_up_and_marked_and_all_are_divided_by_m() -> None:
+def test_short_batches_are_filled_up_and_marked_and_all_are_divided_by_m() -> None:
     run, engine, _ = written([[5, 7], [3, 1], []], [[9], [2, 8], []], sampling="poisson")
     take_steps(run)
-    lots, filled = [[5, 7], [9, 0]], [[True, True], [True, False]]
+    batches, filled = [[5, 7], [9, 0]], [[True, True], [True, False]]
     assert engine.seen == [
-        (lots, filled, 0.25),
+        (batches, filled, 0.25),
         ([[3, 1], [2, 8]], None, 0.25),
         ([[], []], None, 0.25),
     ]
-    assert torch.equal(engine.parameters, 3 * ONE_STEP)  # an empty lot gets its noise like others
+    assert torch.equal(engine.parameters, 3 * ONE_STEP)  # an empty batch gets its noise like others
     assert run.drawn == 7
 
 
-def test_lots_drawn_ahead_are_those_of_the_steps_and_no_more() -> None:
+def test_batches_drawn_ahead_are_those_of_the_steps_and_no_more() -> None:
     first = [[i % 12] for i in range(48)]
     second = [[(5 * i + 1) % 12] for i in range(48)]
-    run, engine, coins = written(first, second, lot_size=1, epochs=4)
+    run, engine, coins = written(first, second, batch_size=1, epochs=4)
     take_steps(run)
-    assert [lots for lots, _, _ in engine.seen] == [
+    assert [batches for batches, _, _ in engine.seen] == [
         [a, b] for a, b in zip(first, second, strict=True)
     ]
     assert [each.drawn for each in coins] == [48, 48]
 
 
 def test_a_stored_run_is_taken_up_where_it_was(tmp_path: Path) -> None:
-    run, _, _ = written(SAME_LOT, SAME_LOT)
+    run, _, _ = written(SAME_BATCH, SAME_BATCH)
     with in_file(tmp_path / "a.run") as file:
         run.resume(file)
         assert run.step == 0
         take_steps(run, file)
-    twin, engine, coins = written(SAME_LOT, SAME_LOT)
+    twin, engine, coins = written(SAME_BATCH, SAME_BATCH)
     with in_file(tmp_path / "a.run") as file:
         twin.resume(file)
     assert (twin.step, twin.drawn) == (3, 24)
@@ -184,7 +184,7 @@ def test_a_stored_run_is_taken_up_where_it_was(tmp_path: Path) -> None:
 def test_checkpoints_are_as_frequent_as_asked_and_the_last_is_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, saved: list[int]
 ) -> None:
-    run, _, _ = written(SAME_LOT, SAME_LOT)
+    run, _, _ = written(SAME_BATCH, SAME_BATCH)
     steps: list[int] = []
     monkeypatch.setattr(run, "save", lambda path: steps.append(run.step))
     with in_file(tmp_path / "a.run") as file:
@@ -207,11 +207,11 @@ def test_ctrl_c_before_the_first_step_leaves_nothing_to_return(
 
 
 class TestOneStep:
-    """A step is written out by hand: lot, clip, sum, divide by m, optimizer."""
+    """A step is written out by hand: batch, clip, sum, divide by m, optimizer."""
 
     @pytest.mark.parametrize("engine", ["fused", "per_record"])
     @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-    def test_full_lot_without_noise(self, engine: str, optimizer: str) -> None:
+    def test_full_batch_without_noise(self, engine: str, optimizer: str) -> None:
         data = make_data(n=20)
         torch.manual_seed(0)
         model = multilayer_perceptron(7, 3, (6,), dtype=torch.float64)
@@ -226,7 +226,9 @@ class TestOneStep:
             data,
             engine=engine,
             optimizer=optimizer,
-        ).fit(learning_rate=0.3, clip_norm=0.5, noise_multiplier=0.0, lot_size=20, epochs=1, seed=0)
+        ).fit(
+            learning_rate=0.3, clip_norm=0.5, noise_multiplier=0.0, batch_size=20, epochs=1, seed=0
+        )
         assert fitted.steps == 1
         torch.testing.assert_close(
             weights(fitted.model), weights(model) - 0.3 * gradient, rtol=1e-9, atol=1e-12
@@ -243,7 +245,12 @@ class TestOneStep:
             cross_entropy_loss(plain(data.train_X), data.train_Y).mean().backward()
             optimizer.step()
         fitted = DPTrainer(lambda: pickle.loads(pickle.dumps(start)), cross_entropy_loss, data).fit(
-            learning_rate=0.2, clip_norm=math.inf, noise_multiplier=0, lot_size=20, epochs=5, seed=0
+            learning_rate=0.2,
+            clip_norm=math.inf,
+            noise_multiplier=0,
+            batch_size=20,
+            epochs=5,
+            seed=0,
         )
         torch.testing.assert_close(weights(fitted.model), weights(plain), rtol=1e-10, atol=1e-12)
         assert fitted.epsilon == math.inf

@@ -42,7 +42,7 @@ PLAN = {
     "learning_rate": 0.3,
     "clip_norm": 0.25,
     "noise_multiplier": 3.0,
-    "lot_size": 4,
+    "batch_size": 4,
     "epochs": 2,
 }
 OneCycle = torch.optim.lr_scheduler.OneCycleLR
@@ -82,7 +82,7 @@ CHOICES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", [n for n in CHOICES if "free" not in n])
 def test_steps_are_those_of_a_loop_of_ones_own(name: str) -> None:
-    """Whole lots without noise: the clipped mean gradient, handed to the optimizer itself."""
+    """Whole batches without noise: the clipped mean gradient, handed to the optimizer itself."""
     data = make_data(n=20)
     torch.manual_seed(0)
     start = NETWORK(dtype=torch.float64)
@@ -109,7 +109,7 @@ def test_steps_are_those_of_a_loop_of_ones_own(name: str) -> None:
         return fresh
 
     fitted = DPTrainer(factory, cross_entropy_loss, data, **CHOICES[name]).fit(
-        learning_rate=0.1, clip_norm=0.5, noise_multiplier=0.0, lot_size=20, epochs=5, seed=0
+        learning_rate=0.1, clip_norm=0.5, noise_multiplier=0.0, batch_size=20, epochs=5, seed=0
     )
     torch.testing.assert_close(weights(fitted.model), weights(model), rtol=1e-8, atol=1e-10)
 
@@ -293,14 +293,14 @@ def test_fewer_settings_are_needed() -> None:
         optimizer="scale_free",
         clipping="normalized",
     )
-    plan = free.plan(noise_multiplier=1.0, lot_size=10, epochs=2)
+    plan = free.plan(noise_multiplier=1.0, batch_size=10, epochs=2)
     assert (plan.learning_rate, plan.clip_norm, plan.clipping) == (20.0, 1.0, "normalized")
-    assert free.fit(noise_multiplier=1.0, lot_size=10, epochs=2, seed=0).steps == 12
+    assert free.fit(noise_multiplier=1.0, batch_size=10, epochs=2, seed=0).steps == 12
     assert "normalized" in str(plan.guarantee)
     with pytest.raises(TypeError, match="clip_norm"):
-        trainer(optimizer="scale_free").plan(noise_multiplier=1.0, lot_size=10, epochs=2)
+        trainer(optimizer="scale_free").plan(noise_multiplier=1.0, batch_size=10, epochs=2)
     with pytest.raises(TypeError, match="learning_rate"):
-        trainer(clipping="normalized").plan(noise_multiplier=1.0, lot_size=10, epochs=2)
+        trainer(clipping="normalized").plan(noise_multiplier=1.0, batch_size=10, epochs=2)
 
 
 def plateau(optimizer: torch.optim.Optimizer, steps: int) -> Any:

@@ -54,7 +54,7 @@ class TestDeterminism:
         """Bit for bit with either number of threads; between them, up to the order of sums."""
         data = make_data(n=400, shape=(40,), dtype=torch.float32)
         factory = partial(multilayer_perceptron, 40, 3, (300,))
-        settings = {**SETTINGS, "lot_size": 200, "epochs": 1}
+        settings = {**SETTINGS, "batch_size": 200, "epochs": 1}
         tried = DPTrainer(factory, cross_entropy_loss, data, engine=engine)
         models: dict[int, list[Tensor]] = {1: [], 2: []}
         try:
@@ -131,23 +131,23 @@ class TestEdges:
     @pytest.mark.parametrize("engine", ["fused", "per_record"])
     @pytest.mark.parametrize("sampling", ["without_replacement", "poisson"])
     @pytest.mark.parametrize(
-        "n, lot_size, epochs", [(1, 1, 1), (1, 1, 3), (9, 9, 2), (9, 1, 1), (9, 5, 1)]
+        "n, batch_size, epochs", [(1, 1, 1), (1, 1, 3), (9, 9, 2), (9, 1, 1), (9, 5, 1)]
     )
     def test_smallest_sizes(
-        self, engine: str, sampling: str, n: int, lot_size: int, epochs: int
+        self, engine: str, sampling: str, n: int, batch_size: int, epochs: int
     ) -> None:
         data = make_data(n=n, dtype=torch.float32)
         fitted = DPTrainer(NETWORK, cross_entropy_loss, data, engine=engine, sampling=sampling).fit(
-            **{**SETTINGS, "lot_size": lot_size, "epochs": epochs}, seed=0
+            **{**SETTINGS, "batch_size": batch_size, "epochs": epochs}, seed=0
         )
-        assert fitted.steps == epochs * (n // lot_size)
+        assert fitted.steps == epochs * (n // batch_size)
         assert weights(fitted.model).isfinite().all()
         assert 0 < fitted.epsilon < math.inf
 
     @pytest.mark.parametrize("engine", ["fused", "per_record"])
-    def test_poisson_lots_that_are_empty_still_get_noise(self, engine: str) -> None:
+    def test_poisson_batches_that_are_empty_still_get_noise(self, engine: str) -> None:
         data = make_data(n=200, dtype=torch.float32)
-        settings = {**SETTINGS, "lot_size": 1, "epochs": 1}
+        settings = {**SETTINGS, "batch_size": 1, "epochs": 1}
         each = DPTrainer(NETWORK, cross_entropy_loss, data, sampling="poisson", engine=engine)
         fitted = each.fit(**settings, seed=0)
         assert fitted.steps == 200
@@ -158,7 +158,7 @@ class TestEdges:
         y = (X[:, 0] > 0.5 * X[:, 1]).long()
         data = TrainTest(X[:1500], y[:1500], X[1500:], y[1500:])
         fitted = DPTrainer(partial(logistic_regression, 5), logistic_loss, data).fit(
-            learning_rate=1.0, clip_norm=1.0, noise_multiplier=0.6, lot_size=75, epochs=5, seed=0
+            learning_rate=1.0, clip_norm=1.0, noise_multiplier=0.6, batch_size=75, epochs=5, seed=0
         )
         assert fitted.accuracy > 0.93
         assert not fitted.model.training
@@ -207,8 +207,8 @@ class TestPromises:
                 each.fit(**SETTINGS, seed=seed)
         with pytest.raises(ValueError, match="on_interrupt"):
             each.fit(**SETTINGS, seed=0, on_interrupt="ignore")
-        with pytest.raises(ValueError, match="`lot_size` must be from 1 to 60, got 61"):
-            each.fit(**{**SETTINGS, "lot_size": 61}, seed=0)
+        with pytest.raises(ValueError, match="`batch_size` must be from 1 to 60, got 61"):
+            each.fit(**{**SETTINGS, "batch_size": 61}, seed=0)
 
     def test_the_ledger_is_charged_before_training(self) -> None:
         each = trainer()
@@ -291,7 +291,7 @@ PLAN = TrainingPlan(
     learning_rate=0.1,
     clip_norm=1.0,
     noise_multiplier=2.0,
-    lot_size=10,
+    batch_size=10,
     epochs=2,
     delta=1e-4,
 )
@@ -301,7 +301,7 @@ def test_unusable_records_are_counted_for_the_owner_only() -> None:
     X = FLOAT_DATA.train_X.clone()
     X[:2, 0] = math.nan
     each = DPTrainer(NETWORK, cross_entropy_loss, FLOAT_DATA._replace(train_X=X))
-    fitted = each.fit(**{**SETTINGS, "lot_size": 60}, seed=0)
+    fitted = each.fit(**{**SETTINGS, "batch_size": 60}, seed=0)
     assert fitted.diagnostics.unusable_records == 2
     assert fitted.diagnostics.dropped_gradients == 6
     assert repr(fitted.diagnostics) == "TrainingDiagnostics(sensitive)"

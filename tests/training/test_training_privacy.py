@@ -19,16 +19,16 @@ from botorch_dp.privacy import Guarantee, audit_epsilon
 from botorch_dp.training import DPTrainer, TrainingPlan, TrainTest
 from botorch_dp.training.randomness import SeededRandomness, SystemRandomness
 from tests.training.helpers import (
+    BATCHES,
     ENGINES,
     FALSE_ALARM,
-    LOTS,
     linear_loss,
     opacus_clipped_sum,
     variance_is,
     zero_model,
 )
 
-EVERY = pytest.mark.parametrize("lots", LOTS)
+EVERY = pytest.mark.parametrize("batches", BATCHES)
 #: Noise on the sum in clipping norms at multiplier 1: the sensitivity under each relation.
 SENSITIVITY = {"fixed": 2.0, "poisson": 2.0, "poisson, one more": 1.0}
 WIDTH = 10_000
@@ -40,14 +40,14 @@ def records(X: list[list[float]] | Tensor, Y: list[float]) -> TrainTest:
     return TrainTest(X, y, X.nan_to_num(), y)
 
 
-def pure_noise(lots: str, engine: str, *, publish: bool, steps: int = 3) -> Tensor:
+def pure_noise(batches: str, engine: str, *, publish: bool, steps: int = 3) -> Tensor:
     """The noise on the sums of all steps, out of a trainer whose gradients are all zero."""
     data = records(torch.zeros(10, WIDTH), [1.0] * 10)
     trainer = DPTrainer(
         zero_model(WIDTH),
         linear_loss,
         data,
-        **LOTS[lots],
+        **BATCHES[batches],
         engine=engine,
         metric=lambda o, t: 0,
     )
@@ -55,7 +55,7 @@ def pure_noise(lots: str, engine: str, *, publish: bool, steps: int = 3) -> Tens
         learning_rate=1.0,
         clip_norm=0.25,
         noise_multiplier=3.0,
-        lot_size=5,
+        batch_size=5,
         epochs=steps,
         publish=publish,
         seed=None if publish else 1,
@@ -73,10 +73,10 @@ def halve_the_sensitivity(monkeypatch: pytest.MonkeyPatch) -> None:
 @EVERY
 @pytest.mark.parametrize("publish", [False, True])
 @pytest.mark.parametrize("engine", ["fused", "per_record"])
-def test_the_noise_has_the_stated_deviation(lots: str, engine: str, publish: bool) -> None:
+def test_the_noise_has_the_stated_deviation(batches: str, engine: str, publish: bool) -> None:
     """Six steps: sqrt(6) times ``z S`` with S = 2C for a replaced record, C for one more."""
-    noise = pure_noise(lots, engine, publish=publish)
-    std = math.sqrt(6) * 3.0 * SENSITIVITY[lots] * 0.25
+    noise = pure_noise(batches, engine, publish=publish)
+    std = math.sqrt(6) * 3.0 * SENSITIVITY[batches] * 0.25
     assert variance_is(noise, std)
     # The factor-2 trap in both directions, and a noise that is a tenth too small.
     for wrong in (std / 2, std * 2, std * 0.9, std * 1.1):
@@ -91,7 +91,7 @@ def test_a_missing_factor_of_two_is_seen(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @EVERY
-def test_opacus_needs_another_number_for_the_same_noise(lots: str) -> None:
+def test_opacus_needs_another_number_for_the_same_noise(batches: str) -> None:
     """Opacus's own optimizer, told ``z S / C``, adds noise of the deviation that ours does."""
     from opacus import GradSampleModule
     from opacus.optimizers import DPOptimizer
@@ -99,7 +99,7 @@ def test_opacus_needs_another_number_for_the_same_noise(lots: str) -> None:
     model = GradSampleModule(zero_model(20_000)(), loss_reduction="sum")
     optimizer = DPOptimizer(
         torch.optim.SGD(model.parameters(), lr=1.0),
-        noise_multiplier=3.0 * SENSITIVITY[lots],
+        noise_multiplier=3.0 * SENSITIVITY[batches],
         max_grad_norm=0.25,
         expected_batch_size=5,
         loss_reduction="sum",
@@ -111,7 +111,7 @@ def test_opacus_needs_another_number_for_the_same_noise(lots: str) -> None:
         linear_loss(model(X), Y).sum().backward()
     optimizer.step()
     noise = next(model.parameters()).detach().flatten()
-    assert variance_is(noise, 3.0 * SENSITIVITY[lots] * 0.25)
+    assert variance_is(noise, 3.0 * SENSITIVITY[batches] * 0.25)
 
 
 def test_noise_of_replicates_and_steps_is_independent() -> None:
@@ -121,7 +121,7 @@ def test_noise_of_replicates_and_steps_is_independent() -> None:
         learning_rate=1.0,
         clip_norm=0.5,
         noise_multiplier=1.0,
-        lot_size=10,
+        batch_size=10,
         epochs=1,
         seeds=range(60),
     )
@@ -188,27 +188,29 @@ PAIRS = {
 AUDIT_DELTAS = (0.05, 0.25)
 
 
-def audit_one_step(lots: str, lot_size: int, samples: int) -> tuple[list[float], Guarantee]:
+def audit_one_step(batches: str, batch_size: int, samples: int) -> tuple[list[float], Guarantee]:
     """Lower bounds on epsilon at each of the deltas, from the same draws, and what is claimed."""
     settings = {
         "learning_rate": 1.0,
         "clip_norm": 0.5,
         "noise_multiplier": 1.0,
-        "lot_size": lot_size,
+        "batch_size": batch_size,
         "epochs": 1,
     }
 
     def draws(data: TrainTest, seeds: range) -> Tensor:
-        trainer = DPTrainer(zero_model(1), linear_loss, data, **LOTS[lots], metric=lambda o, t: 0)
+        trainer = DPTrainer(
+            zero_model(1), linear_loss, data, **BATCHES[batches], metric=lambda o, t: 0
+        )
         plan = trainer.plan(**settings)
-        assert plan.steps == 2 // lot_size
+        assert plan.steps == 2 // batch_size
         fitted = trainer.fit_replicates(**settings, seeds=seeds)
         released = torch.stack([f.model.weight.detach().flatten()[0] for f in fitted])
         # Reproducible noise shows in its last bits what it was added to, so a seeded run promises
         # nothing; here it stands in for exact noise. `TestLowBits` looks at what is published.
         return (released * 2**20).round()
 
-    data, neighbor = PAIRS[lots]
+    data, neighbor = PAIRS[batches]
     drawn = draws(data, range(samples)), draws(neighbor, range(samples, 2 * samples))
     bounds = [
         audit_epsilon(
@@ -222,35 +224,35 @@ def audit_one_step(lots: str, lot_size: int, samples: int) -> tuple[list[float],
         ).lower_bound
         for delta in AUDIT_DELTAS
     ]
-    plan = DPTrainer(zero_model(1), linear_loss, data, **LOTS[lots]).plan(**settings)
+    plan = DPTrainer(zero_model(1), linear_loss, data, **BATCHES[batches]).plan(**settings)
     return bounds, plan.guarantee
 
 
 @EVERY
-@pytest.mark.parametrize(("lot_size", "samples"), [(1, 3000), (2, 1500)])
-def test_the_audit_stays_below_the_claim(lots: str, lot_size: int, samples: int) -> None:
-    bounds, guarantee = audit_one_step(lots, lot_size, samples)
+@pytest.mark.parametrize(("batch_size", "samples"), [(1, 3000), (2, 1500)])
+def test_the_audit_stays_below_the_claim(batches: str, batch_size: int, samples: int) -> None:
+    bounds, guarantee = audit_one_step(batches, batch_size, samples)
     assert bounds[0] > 0
     for bound, delta in zip(bounds, AUDIT_DELTAS, strict=True):
         assert bound <= guarantee.epsilon(delta)
 
 
 @EVERY
-def test_the_audit_catches_missing_noise(lots: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_audit_catches_missing_noise(batches: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Noise in units of C under replace-one (the factor-2 trap), or half of it for one more."""
     halve_the_sensitivity(monkeypatch)
-    bounds, guarantee = audit_one_step(lots, 2, 1500)
+    bounds, guarantee = audit_one_step(batches, 2, 1500)
     claims = map(guarantee.epsilon, AUDIT_DELTAS)
     assert any(bound > claim for bound, claim in zip(bounds, claims, strict=True))
 
 
 @pytest.mark.slow
 @EVERY
-@pytest.mark.parametrize("lot_size", [1, 2])
-def test_the_audit_with_many_draws(lots: str, lot_size: int) -> None:
-    bounds, guarantee = audit_one_step(lots, lot_size, 30_000)
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_the_audit_with_many_draws(batches: str, batch_size: int) -> None:
+    bounds, guarantee = audit_one_step(batches, batch_size, 30_000)
     claim = guarantee.epsilon(AUDIT_DELTAS[0])
-    # The Renyi bound for lots without replacement is loose at so large a delta.
+    # The Renyi bound for batches without replacement is loose at so large a delta.
     assert 0.2 * claim < bounds[0] <= claim
 
 

@@ -99,7 +99,7 @@ class TestFit(OneDraw):
         space = SearchSpace(
             learning_rate=Real(0.1, 1.0),
             clip_norm=Real(0.5, 1.0),
-            lot_size=Integer(20, 20),
+            batch_size=Integer(20, 20),
             epochs=Integer(1, 1),
         )
         made = PrivateFit(

@@ -42,7 +42,7 @@ BUDGET = PrivacyBudget(5.0, 1e-4)
 SPACE = SearchSpace(
     learning_rate=Real(0.1, 2.0, log=True),
     clip_norm=Real(0.5, 1.0),
-    lot_size=Integer(20, 40),
+    batch_size=Integer(20, 40),
     epochs=Integer(1, 2),
 )
 
@@ -468,7 +468,7 @@ class TestRefused:
         for changed, message in (
             ({**base, "noise_multiplier": Real(1, 2)}, "follows from the budget"),
             ({k: v for k, v in base.items() if k != "epochs"}, "must name the settings"),
-            ({**base, "lot_size": Integer(1, 241)}, "240"),
+            ({**base, "batch_size": Integer(1, 241)}, "240"),
         ):
             with pytest.raises(ValueError, match=message):
                 PrivateFit(trainer(), SearchSpace(**changed), budget=BUDGET)

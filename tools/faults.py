@@ -654,18 +654,7 @@ def hostile_answers(count: int, rng: random.Random) -> tuple[int, int]:
     return count, lost + len(stolen)
 
 
-def fuzzed(examples: int, number: int) -> tuple[int, int]:
-    """Calls of everything public with anything; see ``tests/fuzzing.py``."""
-    with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        command = [sys.executable, "-m", "tests.fuzzing", "--json", file.name]
-        command += ["--examples", str(examples), "--seed", str(number)]
-        subprocess.run(command, capture_output=True, check=False)
-        counts = json.loads(Path(file.name).read_text())
-    bad = sum(counts[kind] for kind in ("crash", "nameless", "NaN", "hang"))
-    return bad + counts["result"] + counts["refusal"], bad
-
-
-def table(scale: float, *, number: int = 0, calls: int = 20) -> list[dict[str, Any]]:
+def table(scale: float, *, number: int = 0) -> list[dict[str, Any]]:
     """All faults; ``scale`` multiplies how many."""
     rng = random.Random(number)
     rows: list[dict[str, Any]] = []
@@ -718,19 +707,16 @@ def table(scale: float, *, number: int = 0, calls: int = 20) -> list[dict[str, A
         shutil.rmtree(top)
     add("hostile request", "service", *hostile_requests(times(800, 40), rng))
     add("hostile answer", "client", *hostile_answers(times(120, 8), rng))
-    if calls:
-        add("fuzzed call", "everything public", *fuzzed(calls, number))
     return rows
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--scale", type=float, default=1.0)
-    parser.add_argument("--calls", type=int, default=20, help="fuzzed calls of each callable")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    rows = table(options.scale, number=options.seed, calls=options.calls)
+    rows = table(options.scale, number=options.seed)
     save_results("faults", {"rows": rows, "scale": options.scale, "seed": options.seed})
     return int(any(row["lost"] for row in rows))
 

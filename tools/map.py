@@ -1,6 +1,6 @@
 """The size and the shape of the package: what a reader must open to follow it.
 
-``python -m benchmarks.house`` counts files and lines of the package and of its tests, public names,
+``python -m tools.map`` counts files and lines of the package and of its tests, public names,
 modules with a single user, long keyword lists and repeated runs of lines; then it follows four
 small journeys and counts the files of the package that each visits and the calls that go from one
 of them to another. ``--tree FOLDER`` measures another checkout; ``--write`` draws the tree and the
