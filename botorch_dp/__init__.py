@@ -1,4 +1,4 @@
-"""Differentially private Bayesian optimization on BoTorch, GPyTorch and Opacus.
+"""Differentially private tuning and training on BoTorch, GPyTorch and Opacus.
 
 The names below open everything; each is loaded when it is first used, so that ``import
 botorch_dp`` alone takes no time.
@@ -11,67 +11,39 @@ from typing import TYPE_CHECKING
 
 __version__ = "0.2.0"
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the same names as below, which a test compares
     from botorch_dp.descent import DPGIBO
     from botorch_dp.objectives import PrivateObjective
     from botorch_dp.outsourced import GaussianNoiseCurator, Modeler
     from botorch_dp.pareto import DPareto, PrivacyUtilityProblem
     from botorch_dp.privacy import Guarantee, PrivacyBudget, PrivacyLedger, Release
     from botorch_dp.release import LinearChoice, PrivateChoice, PrivateGPUCB, PrivateMaximum
-    from botorch_dp.space import SearchSpace
+    from botorch_dp.space import Choice, Integer, Real, SearchSpace
     from botorch_dp.training import DPTrainer
     from botorch_dp.tuning import PrivateFit, PrivateSearch
 
-_ROOMS = {
-    "DPGIBO": "descent",
-    "DPTrainer": "training",
-    "DPareto": "pareto",
-    "GaussianNoiseCurator": "outsourced",
-    "Guarantee": "privacy",
-    "LinearChoice": "release",
-    "Modeler": "outsourced",
-    "PrivacyBudget": "privacy",
-    "PrivacyLedger": "privacy",
-    "PrivacyUtilityProblem": "pareto",
-    "PrivateChoice": "release",
-    "PrivateFit": "tuning",
-    "PrivateGPUCB": "release",
-    "PrivateMaximum": "release",
-    "PrivateObjective": "objectives",
-    "PrivateSearch": "tuning",
-    "Release": "privacy",
-    "SearchSpace": "space",
+_SUBPACKAGES = {
+    "descent": ("DPGIBO",),
+    "objectives": ("PrivateObjective",),
+    "outsourced": ("GaussianNoiseCurator", "Modeler"),
+    "pareto": ("DPareto", "PrivacyUtilityProblem"),
+    "privacy": ("Guarantee", "PrivacyBudget", "PrivacyLedger", "Release"),
+    "release": ("LinearChoice", "PrivateChoice", "PrivateGPUCB", "PrivateMaximum"),
+    "space": ("Choice", "Integer", "Real", "SearchSpace"),
+    "training": ("DPTrainer",),
+    "tuning": ("PrivateFit", "PrivateSearch"),
 }
-
-__all__ = [
-    "DPGIBO",
-    "DPTrainer",
-    "DPareto",
-    "GaussianNoiseCurator",
-    "Guarantee",
-    "LinearChoice",
-    "Modeler",
-    "PrivacyBudget",
-    "PrivacyLedger",
-    "PrivacyUtilityProblem",
-    "PrivateChoice",
-    "PrivateFit",
-    "PrivateGPUCB",
-    "PrivateMaximum",
-    "PrivateObjective",
-    "PrivateSearch",
-    "Release",
-    "SearchSpace",
-]
+_HOME = {name: module for module, names in _SUBPACKAGES.items() for name in names}
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> object:
-    if name not in _ROOMS:
+    if name not in _HOME:
         from botorch_dp._checks import did_you_mean
 
         guess = did_you_mean(name, __all__)
         raise AttributeError(f"module 'botorch_dp' has no attribute {name!r}.{guess}")
-    value = getattr(import_module(f"botorch_dp.{_ROOMS[name]}"), name)
+    value = getattr(import_module(f"botorch_dp.{_HOME[name]}"), name)
     globals()[name] = value
     return value
 

@@ -7,7 +7,6 @@ and help texts are turned into pages here, and nothing is copied by hand.
 from __future__ import annotations
 
 import argparse
-import ast
 import html
 import json
 import os
@@ -23,6 +22,8 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from mkdocs.utils import get_relative_url
 
+from tools.names import public_names, source_of
+
 ROOT = Path(__file__).resolve().parents[1]
 #: Pages whose source lies outside of docs/.
 MOVED = {
@@ -31,8 +32,8 @@ MOVED = {
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
 }
-#: Rooms that people import from, as the architecture orders them.
-ROOMS = [
+#: What people import from, as the architecture orders them.
+SUBPACKAGES = [
     "privacy",
     "models",
     "space",
@@ -56,7 +57,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     filled: dict[str, list[Any]] = {
         "Tutorials": [f"tutorials/{notebook.stem}.md" for notebook in _notebooks()],
         "Papers": [f"papers/{page.name}" for page in sorted((ROOT / "docs/papers").glob("*.md"))],
-        "Reference": [{f"botorch_dp.{room}": f"reference/{room}.md"} for room in ROOMS],
+        "Reference": [{f"botorch_dp.{name}": f"reference/{name}.md"} for name in SUBPACKAGES],
     }
     assert config.nav is not None
     menu = {name: part for section in config.nav for name, part in section.items()}
@@ -79,8 +80,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for notebook in _notebooks():
         place = f"tutorials/{notebook.stem}.md"
         files.append(File.generated(config, place, content=notebook_markdown(notebook)))
-    for room in ROOMS:
-        files.append(File.generated(config, f"reference/{room}.md", content=_reference(room)))
+    for name in SUBPACKAGES:
+        files.append(File.generated(config, f"reference/{name}.md", content=_reference(name)))
     return files
 
 
@@ -196,20 +197,15 @@ def _command_line() -> str:
     return "\n\n".join(parts)
 
 
-def _reference(room: str) -> str:
-    """A page for a room: what it is, and each of its public names."""
-    package = ROOT / "botorch_dp" / room
-    source = package / "__init__.py" if package.is_dir() else package.with_suffix(".py")
-    names: list[str] = []
-    for node in ast.parse(source.read_text()).body:
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
-            names = ast.literal_eval(node.value)
-    title = f"# botorch_dp.{room}"
+def _reference(name: str) -> str:
+    """A page for a subpackage: what it is, and each of its public names."""
+    names = public_names(source_of(name))
+    title = f"# botorch_dp.{name}"
     if not names:
-        return f"{title}\n\n::: botorch_dp.{room}\n    options: {{show_root_heading: false}}\n"
+        return f"{title}\n\n::: botorch_dp.{name}\n    options: {{show_root_heading: false}}\n"
     quiet = "members: false, show_root_heading: false, show_root_toc_entry: false"
-    about = f"::: botorch_dp.{room}\n    options: {{{quiet}}}"
-    return "\n\n".join([title, about, *(f"::: botorch_dp.{room}.{name}" for name in names)])
+    about = f"::: botorch_dp.{name}\n    options: {{{quiet}}}"
+    return "\n\n".join([title, about, *(f"::: botorch_dp.{name}.{part}" for part in names)])
 
 
 class Docstrings(griffe.Extension):

@@ -1,4 +1,4 @@
-"""House rules that one file alone cannot show: who imports whom, and what an import does."""
+"""Rules that one file alone cannot show: who imports whom, and what an import does."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "botorch_dp"
 
-#: From the ground up; a room may import from the rooms before it and from the leaves.
-ROOMS = [
+#: From the ground up; each may import from those before it and from the leaves.
+SUBPACKAGES = [
     "privacy",
     "models",
     "space",
@@ -40,13 +40,13 @@ LATE_EXCEPTIONS = {("pareto", "plots"), ("pareto", "report")}
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 
-def room_of(path: Path) -> str:
+def subpackage_of(path: Path) -> str:
     first = path.relative_to(PACKAGE).parts[0]
     return first.removesuffix(".py")
 
 
-def imported_rooms(path: Path) -> list[tuple[str, bool]]:
-    """Rooms of ours that a module imports, with whether the import is inside a function."""
+def imported_subpackages(path: Path) -> list[tuple[str, bool]]:
+    """What of ours a module imports, with whether the import is inside a function."""
     tree = ast.parse(path.read_text())
     late = {
         id(node)
@@ -75,54 +75,56 @@ def imported_rooms(path: Path) -> list[tuple[str, bool]]:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_imports_come_from_rooms_below(path: Path) -> None:
-    room = room_of(path)
-    if room == "__init__":  # hands on names, for type checkers only
-        allowed = LEAVES | set(ROOMS)
-    elif room in LEAVES | {"__main__"}:
-        allowed = set(LEAVES) | ({"cli"} if room == "__main__" else set())
-    elif room in {"privacy", "models", "space"}:
-        allowed = LEAVES | {room}
+def test_imports_come_from_below(path: Path) -> None:
+    subpackage = subpackage_of(path)
+    if subpackage == "__init__":  # hands on names, for type checkers only
+        allowed = LEAVES | set(SUBPACKAGES)
+    elif subpackage in LEAVES | {"__main__"}:
+        allowed = set(LEAVES) | ({"cli"} if subpackage == "__main__" else set())
+    elif subpackage in {"privacy", "models", "space"}:
+        allowed = LEAVES | {subpackage}
     else:
-        allowed = LEAVES | set(ROOMS[: ROOMS.index(room) + 1])
-    for target, late in imported_rooms(path):
-        if target == "__version__" or (late and (room, target) in LATE_EXCEPTIONS):
+        allowed = LEAVES | set(SUBPACKAGES[: SUBPACKAGES.index(subpackage) + 1])
+    for target, late in imported_subpackages(path):
+        if target == "__version__" or (late and (subpackage, target) in LATE_EXCEPTIONS):
             continue
-        assert target in allowed, f"{path.name} ({room}) imports from {target}"
+        assert target in allowed, f"{path.name} ({subpackage}) imports from {target}"
     for other in re.findall(r"from botorch_dp\.(\w+)\._\w+ import", path.read_text()):
-        assert other == room, f"{path.name} imports from a file that {other}/ keeps to itself"
+        assert other == subpackage, f"{path.name} imports from a file that {other}/ keeps to itself"
 
 
-@pytest.mark.parametrize("room", sorted({room_of(path) for path in MODULES} - {"__main__"}))
-def test_every_room_has_tests(room: str) -> None:
-    name = "public_names" if room == "__init__" else room.strip("_")
+@pytest.mark.parametrize(
+    "subpackage", sorted({subpackage_of(path) for path in MODULES} - {"__main__"})
+)
+def test_every_subpackage_has_tests(subpackage: str) -> None:
+    name = "public_names" if subpackage == "__init__" else subpackage.strip("_")
     places = [ROOT / "tests" / name, *(ROOT / "tests").glob(f"test_*{name}*.py")]
     files = [f for place in places for f in ([place] if place.is_file() else place.rglob("*.py"))]
-    assert any("def test_" in file.read_text() for file in files), f"nothing tests {room}"
+    assert any("def test_" in file.read_text() for file in files), f"nothing tests {subpackage}"
 
 
-def test_every_room_is_listed() -> None:
-    rooms = {room_of(path) for path in MODULES} - LEAVES - {"__init__", "__main__"}
-    assert rooms <= set(ROOMS)
+def test_every_subpackage_is_listed() -> None:
+    subpackages = {subpackage_of(path) for path in MODULES} - LEAVES - {"__init__", "__main__"}
+    assert subpackages <= set(SUBPACKAGES)
 
 
-def test_a_module_name_occurs_in_one_room_only() -> None:
+def test_a_module_name_occurs_in_one_subpackage_only() -> None:
     """But for reports, which are named after what they show."""
-    rooms: dict[str, set[str]] = {}
+    subpackages: dict[str, set[str]] = {}
     for path in MODULES:
-        if not path.name.startswith("__") and room_of(path) != "report":
-            rooms.setdefault(path.stem, set()).add(room_of(path))
-    assert {name: where for name, where in rooms.items() if len(where) > 1} == {}
+        if not path.name.startswith("__") and subpackage_of(path) != "report":
+            subpackages.setdefault(path.stem, set()).add(subpackage_of(path))
+    assert {name: where for name, where in subpackages.items() if len(where) > 1} == {}
 
 
 def test_the_map_shows_what_there_is() -> None:
     """Files of the tree exist (``python -m tools.map --write`` draws it), formulas too."""
     page = (ROOT / "docs" / "architecture.md").read_text()
     tree = page.partition("<!-- tree -->\n```\n")[2].partition("\n```")[0]
-    room, listed = PACKAGE, []
+    subpackage, listed = PACKAGE, []
     for indent, name in re.findall(r"^( +)([\w./]+)", tree, re.MULTILINE):
-        room = PACKAGE / name if len(indent) == 2 and name.endswith("/") else room
-        listed.append((PACKAGE if len(indent) == 2 else room) / name)
+        subpackage = PACKAGE / name if len(indent) == 2 and name.endswith("/") else subpackage
+        listed.append((PACKAGE if len(indent) == 2 else subpackage) / name)
     assert len(listed) > 80
     assert [path for path in listed if not path.exists()] == []
 

@@ -1,0 +1,1 @@
+"""What keeps the project in order: its map, its mutants, its faults."""

@@ -26,6 +26,7 @@ from types import FrameType
 from typing import Any
 
 from benchmarks.common import save_results
+from tools.names import public_names
 
 ROOT = Path(__file__).resolve().parents[1]
 #: More keyword arguments than this ask for a settings record.
@@ -44,14 +45,6 @@ def module_name(path: Path, root: Path) -> str:
 def count_lines(folder: Path) -> dict[str, int]:
     files = sorted(folder.rglob("*.py"))
     return {"files": len(files), "lines": sum(len(f.read_text().splitlines()) for f in files)}
-
-
-def exported(tree: ast.Module) -> list[str]:
-    """The names in a module's ``__all__``."""
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
-            return [ast.literal_eval(element) for element in node.value.elts]  # type: ignore
-    return []
 
 
 def imported_from(tree: ast.AST) -> Iterator[tuple[str, str]]:
@@ -329,8 +322,7 @@ def journeys() -> dict[str, Any]:
 def measure(root: Path) -> dict[str, Any]:
     """Everything that is measured, of the checkout in a folder."""
     lists = keyword_lists(root)
-    rooms = sorted((root / "botorch_dp").rglob("*.py"))
-    public = [name for f in rooms for name in exported(ast.parse(f.read_text()))]
+    public = [name for f in sorted((root / "botorch_dp").rglob("*.py")) for name in public_names(f)]
     # In a process of its own, so that the package is that of the checkout.
     done = subprocess.run(
         [sys.executable, "-W", "ignore", __file__, "--journeys"],
