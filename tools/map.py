@@ -1,10 +1,10 @@
 """The size and the shape of the package: what a reader must open to follow it.
 
 ``python -m tools.map`` counts files and lines of the package and of its tests, public names,
-modules with a single user, long keyword lists and repeated runs of lines; then it follows four
+modules with a single user, long keyword lists and repeated runs of lines; then it follows seven
 small journeys and counts the files of the package that each visits and the calls that go from one
-of them to another. ``--tree FOLDER`` measures another checkout; ``--write`` draws the tree and the
-journeys into ``docs/architecture.md`` and puts the figures into ``docs/benchmarks.md``.
+of them to another. ``--tree FOLDER`` measures another checkout; ``--write`` draws the tree, the
+journeys and the figures into ``docs/architecture.md``.
 """
 
 from __future__ import annotations
@@ -58,29 +58,29 @@ def imported_from(tree: ast.AST) -> Iterator[tuple[str, str]]:
 def single_users(root: Path) -> dict[str, str]:
     """Modules whose names are used by exactly one other module, with that module.
 
-    A name imported from a room counts for the module that defines it; what a room hands on to
-    its users outside is no use.
+    A name imported from a subpackage counts for the module that defines it; what a subpackage
+    hands on to its users outside is no use.
     """
     trees = {
         module_name(path, root): (path, ast.parse(path.read_text()))
         for path in sorted((root / "botorch_dp").rglob("*.py"))
     }
-    rooms = {name for name, (path, _) in trees.items() if path.name == "__init__.py"}
+    subpackages = {name for name, (path, _) in trees.items() if path.name == "__init__.py"}
     handed_on = {
-        (room, name): module
-        for room in rooms
-        for module, name in imported_from(trees[room][1])
+        (subpackage, name): module
+        for subpackage in subpackages
+        for module, name in imported_from(trees[subpackage][1])
         if module in trees
     }
     users = defaultdict(set)
     for user, (_, tree) in trees.items():
-        if user in rooms:
+        if user in subpackages:
             continue
         for module, name in imported_from(tree):
             target = f"{module}.{name}" if f"{module}.{name}" in trees else module
             while (target, name) in handed_on:
                 target = handed_on[target, name]
-            if target not in rooms and target != user:
+            if target not in subpackages and target != user:
                 users[target].add(user)
     return {module: next(iter(who)) for module, who in sorted(users.items()) if len(who) == 1}
 
@@ -266,11 +266,74 @@ def ucb_release() -> Callable[[], object]:
     return lambda: search.release(objective, ledger=ledger)
 
 
+def _trainer() -> Any:
+    import torch
+
+    from botorch_dp.training import DPTrainer, TrainTest, logistic_loss, logistic_regression
+
+    X = torch.rand(200, 3)
+    Y = (X.sum(-1) > 1.5).long()
+    return DPTrainer(lambda: logistic_regression(3), logistic_loss, TrainTest(X, Y, X[:50], Y[:50]))
+
+
+def training() -> Callable[[], object]:
+    """One training that is charged to a ledger and published."""
+    from botorch_dp.privacy import PrivacyBudget, PrivacyLedger
+
+    path = os.path.join(tempfile.mkdtemp(), "ledger")
+    ledger, trainer = PrivacyLedger(path, PrivacyBudget(epsilon=50.0, delta=1e-3)), _trainer()
+    settings = {"learning_rate": 0.1, "clip_norm": 1.0, "batch_size": 20, "epochs": 2}
+    return lambda: trainer.fit(
+        publish=True, ledger=ledger, noise_multiplier=10.0, delta=1e-5, **settings
+    )
+
+
+def selection() -> Callable[[], object]:
+    """One model of several, chosen by a selection whose price is paid."""
+    from botorch_dp.privacy import PrivacyBudget
+    from botorch_dp.space import Integer, Real, SearchSpace
+    from botorch_dp.tuning import PrivateFit
+
+    space = SearchSpace(
+        learning_rate=Real(0.1, 1.0), clip_norm=Real(0.5, 1.0),
+        batch_size=Integer(20, 25), epochs=Integer(1, 2),
+    )  # fmt: skip
+    fit = PrivateFit(_trainer(), space, budget=PrivacyBudget(3.0, 1e-5), trials=2)
+    return fit.run
+
+
+def search() -> Callable[[], object]:
+    """One private search on sensitive validation records, by gradients."""
+    import torch
+
+    from botorch_dp.privacy import PrivacyBudget
+    from botorch_dp.space import Real, SearchSpace
+    from botorch_dp.tuning import PrivateSearch
+
+    records = torch.rand(500, 3, dtype=torch.double)
+
+    def scores(configs: Any) -> torch.Tensor:
+        X = torch.tensor([[c["a"], c["b"], c["c"]] for c in configs], dtype=torch.double)
+        return torch.cdist(X, records)
+
+    return PrivateSearch(
+        scores,
+        SearchSpace(a=Real(0.0, 1.0), b=Real(0.0, 1.0), c=Real(0.0, 1.0)),
+        bounds=(0.0, 2.0),
+        budget=PrivacyBudget(1.0, 1e-6),
+        evaluations=20,
+        num_records=500,
+    ).run
+
+
 JOURNEYS: dict[str, Callable[[], Callable[[], object]]] = {
     "a trial": trial,
     "a private evaluation": evaluation,
     "a descent step": descent_step,
     "a GP-UCB release": ucb_release,
+    "a training": training,
+    "a paid selection": selection,
+    "a private search": search,
 }
 
 
@@ -336,6 +399,7 @@ def measure(root: Path) -> dict[str, Any]:
     return {
         "package": count_lines(root / "botorch_dp"),
         "tests": count_lines(root / "tests"),
+        "benchmarks": count_lines(root / "benchmarks"),
         "public_names": len(set(public)),
         "single_users": single_users(root),
         "longest_keyword_lists": lists[:8],
@@ -347,7 +411,7 @@ def measure(root: Path) -> dict[str, Any]:
 
 
 def show(found: dict[str, Any]) -> None:
-    for part in ("package", "tests"):
+    for part in ("package", "tests", "benchmarks"):
         print(f"{part:26s}{found[part]['files']} files, {found[part]['lines']:,} lines")
     print(f"{'public names':26s}{found['public_names']}")
     print(f"{'modules with one user':26s}{len(found['single_users'])}")
@@ -372,24 +436,24 @@ def first_sentence(path: Path) -> str:
 
 
 def tree(page: str) -> str:
-    """All files with what they are, the rooms in the order of the table in the map."""
+    """All files with what they are, the subpackages in the order of the table in the map."""
     package = ROOT / "botorch_dp"
-    rooms = re.findall(r"^\| (`.*?`) \|", page.partition("\n## ")[0], re.MULTILINE)
-    names = ["errors.py", "_checks.py", "_files.py", *re.findall(r"`(.*?)`", " ".join(rooms))]
+    listed = re.findall(r"^\| (`.*?`) \|", page.partition("\n## ")[0], re.MULTILINE)
+    names = ["errors.py", "_checks.py", "_files.py", *re.findall(r"`(.*?)`", " ".join(listed))]
     lines = ["botorch_dp/"]
     for name in names:
-        room = package / name
-        if room.is_file():
-            lines.append(f"  {name:25s}{first_sentence(room)}")
+        place = package / name
+        if place.is_file():
+            lines.append(f"  {name:25s}{first_sentence(place)}")
             continue
-        lines.append(f"  {name:25s}{first_sentence(room / '__init__.py')}")
-        for file in sorted(set(room.glob("*.py")) - {room / "__init__.py"}):
+        lines.append(f"  {name:25s}{first_sentence(place / '__init__.py')}")
+        for file in sorted(set(place.glob("*.py")) - {place / "__init__.py"}):
             lines.append(f"    {file.name:23s}{first_sentence(file)}")
     return "\n".join(lines)
 
 
 def write(found: dict[str, Any]) -> None:
-    """Draw the tree and the journeys into the map, and put the figures into their table."""
+    """Draw the tree and the journeys, and put the figures into their table."""
     page = ROOT / "docs" / "architecture.md"
     text = page.read_text()
     before, mark, rest = text.partition("<!-- tree -->\n```\n")
@@ -404,12 +468,12 @@ def write(found: dict[str, Any]) -> None:
         )
         end = text.index("\n\n", heading.start())
         text = text[: heading.start()] + paragraph + text[end:]
-    page.write_text(text)
 
     (most, where), *_ = found["longest_keyword_lists"]
     now = {
         "files and lines of the package": "{files}, {lines:,}".format(**found["package"]),
         "files and lines of the tests": "{files}, {lines:,}".format(**found["tests"]),
+        "files and lines of the benchmarks": "{files}, {lines:,}".format(**found["benchmarks"]),
         "public names": found["public_names"],
         "modules with a single user": len(found["single_users"]),
         "most keyword arguments": f"{most} (`{where.removesuffix('.__init__').split('.')[-1]}`)",
@@ -421,12 +485,10 @@ def write(found: dict[str, Any]) -> None:
     }
     for name, journey in found["journeys"].items():
         now[name] = f"{journey['count']} files ({journey['cross_file_calls']})"
-    page = ROOT / "docs" / "benchmarks.md"
-    text = page.read_text()
     for row, value in now.items():
         pattern = rf"^(\| {re.escape(row)} \|[^|]*\|)[^|]*\|$"
         text, rows = re.subn(pattern, rf"\1 {value} |", text, flags=re.MULTILINE)
-        assert rows == 1, f"docs/benchmarks.md has {rows} rows for {row}"
+        assert rows == 1, f"docs/architecture.md has {rows} rows for {row}"
     page.write_text(text)
 
 
@@ -442,7 +504,7 @@ def main() -> None:
     found = measure((options.tree or ROOT).resolve())
     show(found)
     if options.tree is None:
-        save_results("house", found)
+        save_results("map", found)
         if options.write:
             write(found)
 
