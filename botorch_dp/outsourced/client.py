@@ -226,9 +226,11 @@ class CuratorClient:
             if not isinstance(url, str) or not url.isascii() or not url.isprintable() or " " in url:
                 raise ValueError
             parts = self._httpx.URL(url)
-            if parts.scheme not in ("http", "https") or not parts.host or parts.port == 0:
+            if parts.scheme not in ("http", "https") or not parts.host:
                 raise ValueError
             if parts.userinfo or parts.query or parts.fragment:
+                raise ValueError
+            if not 0 < (parts.port or 443) < 2**16 or parts.port == 0:
                 raise ValueError
         except (ValueError, self._httpx.InvalidURL):
             raise ValueError(
