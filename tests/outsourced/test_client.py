@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 import time
@@ -31,6 +32,16 @@ def test_client_survives_a_curator_that_comes_back() -> None:
     with serving(make_curator(), port=port):
         thread.join(timeout=30)
     assert answers == [measure(2)]
+
+
+def test_it_may_be_called_inside_an_event_loop() -> None:
+    """As in a notebook."""
+
+    async def cell() -> float:
+        return CuratorClient(url, token=TOKEN).query(3)
+
+    with serving(make_curator()) as url:
+        assert asyncio.run(cell()) == measure(3)
 
 
 def test_unknown_host() -> None:
