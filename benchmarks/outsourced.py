@@ -26,6 +26,7 @@ import math
 import os
 import time
 import warnings
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -34,7 +35,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.kernels import Kernel, RBFKernel, ScaleKernel
+from scipy.stats import chi2
 from torch import Tensor
 from tqdm.auto import tqdm
 
@@ -45,6 +47,8 @@ from benchmarks.common import (
     save_results,
     seconds,
 )
+from botorch_dp.acquisition import UCBSchedule
+from botorch_dp.models import FiniteSetGP
 from botorch_dp.outsourced import (
     Answer,
     GaussianNoiseCurator,
@@ -52,9 +56,6 @@ from botorch_dp.outsourced import (
     Modeler,
     RandomProjectionCurator,
     choose_projection_dim,
-    projection_dim_for,
-    projection_distortion,
-    regret_certificate,
 )
 
 LOG_EPSILONS = (1.1, 1.3, 1.5)
@@ -279,31 +280,85 @@ def table_results(problem: Problem, table: Table, runs: int) -> dict[str, Any]:
     for r in table.dims:
         send = partial(projected, r=r, epsilon=epsilon)
         cell = measured(problem, table, send, runs)
-        near = projection_distortion(
-            num_rows=len(problem.X),
-            dim=problem.X.shape[1],
-            projection_dim=r,
-            delta=DISTORTION_DELTA,
-        )
         entry["random projection"][str(r)] = {
             **cell,
             "printed": table.printed.get(r),
-            "squared distances, without lifting": [near.low, near.high],
+            "squared distances, without lifting": list(
+                kept_distances(*problem.X.shape, r, DISTORTION_DELTA)
+            ),
         }
     return entry
 
 
+# --- What the paper states about distances, and what the curator can certify. ---
+
+
+def lemma_columns(num_rows: int, distortion: float, delta: float) -> int:
+    """Columns with which Lemma 1 keeps all squared distances within ``1 +- distortion``.
+
+    ``exp(-r (v^2 / 4 - v^3 / 6))`` bounds either tail of a chi-square over ``r``. For a distortion
+    ``v`` below 1/2 that is at most ``exp(-r v^2 / 8)``: two sides of each of ``n^2 / 2`` pairs.
+    """
+    return math.ceil(8 * math.log(num_rows**2 / delta) / distortion**2)
+
+
+def kept_distances(num_rows: int, dim: int, columns: int, delta: float) -> tuple[float, float]:
+    """Least and largest ratio of squared distances, but for probability ``delta``.
+
+    With ``M`` standard normal (``d x r``), ``|(x - x') M|^2 / (r |x - x'|^2)`` is chi-square over
+    ``r``; a union over all pairs bounds it. Where ``d`` is small a bound for all directions at once
+    is tighter: the singular values of ``M`` lie within ``sqrt(r) +- (sqrt(d) + t)``, each side but
+    for probability ``exp(-t^2 / 2)`` [Davidson2001].
+    """
+    tail = delta / (num_rows * (num_rows - 1))  # each side of each pair
+    around = (math.sqrt(dim) + math.sqrt(2 * math.log(2 / delta))) / math.sqrt(columns)
+    low = max(float(chi2.ppf(tail, columns)) / columns, max(0.0, 1 - around) ** 2)
+    return low, min(float(chi2.isf(tail, columns)) / columns, (1 + around) ** 2)
+
+
+def exact_columns(num_rows: int, dim: int, distortion: float, delta: float) -> int:
+    """The fewest columns for which :func:`kept_distances` lie within ``1 +- distortion``."""
+
+    def holds(columns: int) -> bool:
+        low, high = kept_distances(num_rows, dim, columns, delta)
+        return low >= 1 - distortion and high <= 1 + distortion
+
+    enough = range(1, lemma_columns(num_rows, distortion, delta) + 1)
+    return enough[bisect_left(enough, True, key=holds)]
+
+
 def lemma(num_rows: int, dim: int) -> list[dict[str, Any]]:
     """How many columns Lemma 1 asks for, as printed and exactly."""
-    sizes = {"num_rows": num_rows, "dim": dim, "delta": DISTORTION_DELTA}
     return [
         {
             "distortion": v,
-            "printed": projection_dim_for(**sizes, distortion=v, edition="icml2020"),
-            "exact": projection_dim_for(**sizes, distortion=v),
+            "printed": lemma_columns(num_rows, v, DISTORTION_DELTA),
+            "exact": exact_columns(num_rows, dim, v, DISTORTION_DELTA),
         }
         for v in (0.1, 0.2, 0.4)
     ]
+
+
+def certified_regret(
+    X: Tensor, history: list[Answer], *, kernel: Kernel, noise_std: float, delta: float
+) -> float:
+    """How far the best row asked for may be from the best one; computed from the true rows.
+
+    At each step, the best row lies below the largest upper confidence bound on the true rows, and
+    the row asked for lies above its own lower one; all hold but for probability ``delta``. Where
+    the rows came from does not matter, so this holds for any transform and any modeler.
+    """
+    schedule = UCBSchedule(len(X), delta=delta, split=6)
+    gp = FiniteSetGP(X, kernel=kernel, noise_variance=noise_std**2)
+    best = math.inf
+    with torch.no_grad():
+        for step, answer in enumerate(history, start=1):
+            beta = schedule(step)
+            upper = float(gp.upper_confidence_bound(beta).max())
+            below = float(gp.mean[answer.index] - (beta * gp.variance[answer.index]).sqrt())
+            best = min(best, upper - below)
+            gp.observe(answer.index, answer.y)
+    return best
 
 
 def certificates(problem: Problem, table: Table, runs: int) -> dict[str, Any]:
@@ -316,7 +371,7 @@ def certificates(problem: Problem, table: Table, runs: int) -> dict[str, Any]:
         pairs = []
         for seed in range(runs):
             curve, history = search(problem, table, send, seed)
-            certified = regret_certificate(
+            certified = certified_regret(
                 problem.X,
                 history,
                 kernel=problem.kernel(),

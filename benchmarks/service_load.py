@@ -20,33 +20,29 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import BenchmarkParser, save_results
-from tests.outsourced.fleet import charges, curator, fleet, load, worker_processes
+from tests.outsourced.process import charges, curator, load, service_process
 from tests.outsourced.serving import memory_folder
 
 PAGE = 4096
 
 
-def resident(processes: list[int]) -> list[float]:
-    """Megabytes that each process holds."""
-    return [
-        int(Path(f"/proc/{process}/statm").read_text().split()[1]) * PAGE / 1e6
-        for process in processes
-    ]
+def resident(process: int) -> float:
+    """Megabytes that a process holds."""
+    return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * PAGE / 1e6
 
 
 def case(
-    place: Callable[[], AbstractContextManager[Any]], workers: int, questions: int, clients: int
+    place: Callable[[], AbstractContextManager[Any]], questions: int, clients: int
 ) -> dict[str, Any]:
     with place() as name:
         folder = Path(name)
-        with fleet(folder, workers) as (url, parent):
-            watched = worker_processes(parent.pid) or [parent.pid]
+        with service_process(folder) as (url, process):
             load(url, questions // 10, clients)
-            before = resident(watched)
+            before = resident(process.pid)
             start = time.perf_counter()
             found, seconds = load(url, questions, clients)
             elapsed = time.perf_counter() - start
-            after = resident(watched)
+            after = resident(process.pid)
         with closing(curator(folder)) as again:
             replayed = {
                 number: again.query(number % 30, request_id=f"question {number}")
@@ -56,7 +52,6 @@ def case(
         spare = charges(folder) - questions
     cuts = statistics.quantiles(seconds, n=100)
     return {
-        "workers": workers,
         "questions": questions,
         "requests": len(seconds),
         "different answers": wrong,
@@ -75,12 +70,11 @@ def main() -> int:
     options = parser.parse_args()
     few = max(20, options.questions // 20)
     rows = {}
-    for name, place, workers, questions in [
-        ("one process", memory_folder, 1, options.questions),
-        ("two workers", memory_folder, 2, options.questions),
-        ("two workers, on the disk", tempfile.TemporaryDirectory, 2, few),
+    for name, place, questions in [
+        ("in memory", memory_folder, options.questions),
+        ("on the disk", tempfile.TemporaryDirectory, few),
     ]:
-        rows[name] = row = case(place, workers, questions, options.clients)
+        rows[name] = row = case(place, questions, options.clients)
         times = ", ".join(f"{value:.0f}" for value in row["milliseconds"].values())
         print(
             f"{name:25} {row['requests']:6} requests, {row['requests per second']:6.0f} a second, "

@@ -538,28 +538,27 @@ def hostile_requests(count: int, rng: random.Random) -> tuple[int, int]:
     def post(body: bytes, **options: Any) -> int:
         return int(raw(url, "POST", "/query", body, **options)[0])
 
-    with serving(make_curator(measure), request_seconds=0.5, connections=40, rate=1e5) as url:
+    with serving(make_curator(measure), request_seconds=0.5, waiting=40) as url:
         hanging = threading.Thread(target=lambda: suppress(Exception) and post(question(7, "h")))
         hanging.start()
         for number in range(count):
             body, kind = rng.randbytes(rng.randrange(200)), number % 10
-            stranger = f"127.0.0.{2 + number % 3}"
             with suppress(OSError):
                 if kind == 0:
-                    lost += post(body, token="guess" * 5) not in (401, 429)
+                    lost += post(body, token="guess" * 5) != 401
                 elif kind == 1:
                     lost += post(body) != 400
                 elif kind == 2:
-                    with connected(url, body, source=stranger) as peer:
+                    with connected(url, body) as peer:
                         peer.settimeout(0.05)
                         lost += b"200 OK" in peer.recv(1000)
                 elif kind == 3:  # half a request, kept open
-                    held.append(connected(url, b"POST /query HTTP/1.1\r\nA: ", source=stranger))
+                    held.append(connected(url, b"POST /query HTTP/1.1\r\nA: "))
                     if len(held) > 60:
                         held.pop(0).close()
                 elif kind == 4:  # leaves while it is answered
                     head = f"POST /query HTTP/1.1\r\nAuthorization: Bearer {TOKEN}\r\n".encode()
-                    connected(url, head + b"Content-Length: 999\r\n\r\n{", source=stranger).close()
+                    connected(url, head + b"Content-Length: 999\r\n\r\n{").close()
                 elif kind == 5:
                     lost += post(b'{"index": 1, "request_id": "\\ud800"}') != 400
                 elif kind == 6:
@@ -572,14 +571,12 @@ def hostile_requests(count: int, rng: random.Random) -> tuple[int, int]:
                 elif kind == 8:
                     size = str(10 ** rng.randrange(7, 30))
                     with connected(
-                        url,
-                        f"POST /query HTTP/1.1\r\nContent-Length: {size}\r\n\r\n".encode(),
-                        source=stranger,
+                        url, f"POST /query HTTP/1.1\r\nContent-Length: {size}\r\n\r\n".encode()
                     ) as peer:
                         peer.settimeout(2)
                         lost += b"200 OK" in peer.recv(1000)
                 else:
-                    lost += raw(url, "GET", "/dataset", token="\xff" * 20)[0] not in (401, 429)
+                    lost += raw(url, "GET", "/dataset", token="\xff" * 20)[0] != 401
             if number % 20 == 0:
                 lost += post(question(1, "mine")) != 200
         stop.set()

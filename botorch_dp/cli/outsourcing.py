@@ -6,12 +6,10 @@ import argparse
 import importlib
 import json
 import logging
-import math
 import os
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +27,7 @@ from botorch_dp.cli.arguments import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from botorch_dp.outsourced import Curator
+    from botorch_dp.outsourced import GaussianNoiseCurator
 
 
 def add_commands(commands: Any) -> None:
@@ -38,9 +36,9 @@ def add_commands(commands: Any) -> None:
         "curator",
         help="hold the rows and answer a modeler over HTTP",
         description="Release the rows once with Gaussian noise and serve them, and answers by row "
-        f"index, on the loopback interface. The shared token is read from {TOKEN_VARIABLE}, or "
-        "tokens from --token-file. Started again with the same --state, also beside the first one, "
-        "it serves the same released rows, repeats its answers and goes on counting queries.",
+        f"index, on the loopback interface. The shared token is read from {TOKEN_VARIABLE} or from "
+        "--token-file. Started again with the same --state, it serves the same released rows, "
+        "repeats its answers and goes on counting queries.",
     )
     curator.add_argument("rows", type=Path, help="sensitive rows: .npy, .csv, or .npz with array X")
     curator.add_argument(
@@ -53,7 +51,11 @@ def add_commands(commands: Any) -> None:
     curator.add_argument("--epsilon", type=positive, required=True)
     curator.add_argument("--delta", type=probability, required=True)
     curator.add_argument(
-        "--row-distance", type=positive, default=1.0, help="how far a neighbour's row may move"
+        "--row-distance",
+        type=positive,
+        required=True,
+        help="how far one row may move (Euclidean, in the units of the rows): the released rows "
+        "hide movements up to this distance",
     )
     curator.add_argument("--projection-dim", type=count, help="project to so many columns first")
     curator.add_argument(
@@ -62,31 +64,18 @@ def add_commands(commands: Any) -> None:
     curator.add_argument("--max-queries", type=count, help="answer no more than this, ever")
     curator.add_argument("--host", default="127.0.0.1")
     curator.add_argument("--port", type=whole, default=8765)
-    curator.add_argument("--workers", type=count, default=1, help="processes that share the port")
     curator.add_argument(
-        "--rate",
-        type=positive,
-        default=20.0,
-        help="requests a second for each address and worker (default: 20)",
-    )
-    curator.add_argument(
-        "--token-file",
-        type=Path,
-        help="one valid token a line, read again when it changes; 'metrics' before a token lets it "
-        "see /metrics only",
+        "--token-file", type=Path, help="file that holds the shared token (mode 0600)"
     )
     curator.add_argument("--certfile", type=Path, help="certificate (PEM), to speak HTTPS")
     curator.add_argument("--keyfile", type=Path, help="its key, if it is in a file of its own")
-    curator.add_argument(
-        "--client-cafile", type=Path, help="ask clients for certificates that these sign"
-    )
     curator.set_defaults(run=_curator)
 
     modeler = commands.add_parser(
         "modeler",
         help="search a curator's rows for the best one",
         description="GP-UCB on the rows that a curator released. The shared token is read from "
-        f"{TOKEN_VARIABLE}.",
+        f"{TOKEN_VARIABLE} or from --token-file.",
     )
     modeler.add_argument("url", help="where the curator serves, such as http://127.0.0.1:8765")
     modeler.add_argument("--steps", type=count, default=50, help="answers in all (default: 50)")
@@ -103,29 +92,36 @@ def add_commands(commands: Any) -> None:
         default=0.1,
         help="failure probability of the bounds (default: .1)",
     )
-    modeler.add_argument("--token-file", type=Path, help="file that holds the shared token")
     modeler.add_argument(
-        "--cafile", type=Path, help="who signed the curator's certificate, if not widely known"
+        "--token-file", type=Path, help="file that holds the shared token (mode 0600)"
     )
-    modeler.add_argument("--certfile", type=Path, help="certificate to show to the curator")
-    modeler.add_argument("--keyfile", type=Path, help="its key, if it is in a file of its own")
+    modeler.add_argument(
+        "--cafile",
+        type=Path,
+        help="certificate (PEM) of the authority that signed the curator's, if this machine does "
+        "not know it",
+    )
     modeler.add_argument("--quiet", action="store_true", help="no progress bar")
     modeler.add_argument("--json", action="store_true", help="print all answers for programs")
     modeler.set_defaults(run=_modeler)
 
 
-def _token() -> str:
-    token = os.environ.get(TOKEN_VARIABLE, "")
-    if not token:
+def _token(options: argparse.Namespace) -> str:
+    if options.token_file is None and not os.environ.get(TOKEN_VARIABLE):
         raise ValueError(
             f"Set {TOKEN_VARIABLE} to the shared token (16 characters or more), or give a "
             "--token-file; it is not an argument because others can read those."
         )
-    return token
+    from botorch_dp.outsourced.credentials import check_token, read_token
+
+    if options.token_file is not None:
+        return read_token(options.token_file)
+    return check_token(os.environ[TOKEN_VARIABLE], TOKEN_VARIABLE)
 
 
 def _curator(options: argparse.Namespace) -> int:
-    token = None if options.token_file is not None else _token()
+    check_extra("service", "starlette", "uvicorn")
+    token = _token(options)
     _check_source(options.rows)
     if _is_table(options.evaluate):
         _check_source(Path(options.evaluate))
@@ -134,43 +130,43 @@ def _curator(options: argparse.Namespace) -> int:
             f"There is no ledger at {options.ledger}: create it once, in Python, by "
             "PrivacyLedger(path, PrivacyBudget(epsilon, delta))."
         )
-    if options.certfile is None and (options.keyfile or options.client_cafile):
-        raise ValueError("--keyfile and --client-cafile need a --certfile.")
-    check_extra("service", "starlette", "uvicorn")
-    from botorch_dp.outsourced import TLS, serve
+    from botorch_dp.outsourced import serve
+    from botorch_dp.outsourced.credentials import check_certificate
+    from botorch_dp.outsourced.service import listen
 
-    tls = None
     if options.certfile is not None:
-        tls = TLS(options.certfile, options.keyfile, options.client_cafile)
+        check_certificate(options.certfile, options.keyfile)
+    elif options.keyfile is not None:
+        raise ValueError("--keyfile needs a --certfile.")
+    listen(options.host, options.port).close()  # an address in use is noticed before the release
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    curator = open_curator(options)
+    print(f"{curator.num_rows} rows, {curator.num_queries} queries so far. {curator.promise}")
+    print(_noise(curator))
     serve(
-        partial(_told_curator, options),
+        curator,
         token=token,
-        token_file=options.token_file,
         host=options.host,
         port=options.port,
-        tls=tls,
-        workers=options.workers,
-        rate=options.rate,
-        burst=math.ceil(2 * options.rate),
+        certfile=options.certfile,
+        keyfile=options.keyfile,
         ready=lambda url: print(f"Serving on {url} (Ctrl-C ends it)", flush=True),
     )
     return 0
 
 
-def _told_curator(options: argparse.Namespace) -> Curator:
-    """The curator of this process, which tells on standard error what happens."""
-    import multiprocessing
-
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(process)d %(message)s"
+def _noise(curator: GaussianNoiseCurator) -> str:
+    """The noise beside the released columns: whether the row distance fits their units."""
+    rows = curator.dataset.value
+    ranges = rows.max(dim=0).values - rows.min(dim=0).values
+    low, high = float(ranges.min()), float(ranges.max())
+    return (
+        f"Each coordinate has noise of standard deviation {curator.noise_std:.3g}; with it, the "
+        f"released columns range over {low:.3g} to {high:.3g}."
     )
-    curator = open_curator(options)
-    if multiprocessing.parent_process() is None:
-        print(f"{curator.num_rows} rows, {curator.num_queries} queries so far. {curator.promise}")
-    return curator
 
 
-def open_curator(options: argparse.Namespace) -> Curator:
+def open_curator(options: argparse.Namespace) -> GaussianNoiseCurator:
     """The curator of a state folder; its rows are released once and for all.
 
     Started again with the same folder and settings, it serves the same rows; other settings are
@@ -181,9 +177,9 @@ def open_curator(options: argparse.Namespace) -> Curator:
 
     evaluate, rows = _evaluation(options.evaluate), table(options.rows)
     options.state.mkdir(mode=0o700, parents=True, exist_ok=True)
-    paid = nullcontext() if options.ledger is None else PrivacyLedger(options.ledger)
+    charged = nullcontext() if options.ledger is None else PrivacyLedger(options.ledger)
     # Only the release of the rows is charged: the ledger is not held while answers are given.
-    with paid as ledger:
+    with charged as ledger:
         curator = GaussianNoiseCurator(
             rows,
             evaluate,
@@ -269,19 +265,12 @@ def _is_number(cell: str) -> bool:
 
 
 def _modeler(options: argparse.Namespace) -> int:
-    token = None if options.token_file is not None else _token()
+    check_extra("service", "httpx")
+    token = _token(options)
     check_folder("--checkpoint", options.checkpoint)
-    check_extra("service", "urllib3")
     from botorch_dp.outsourced import CuratorClient, InputNoiseRBF, Modeler
-    from botorch_dp.outsourced.credentials import read_tokens
 
-    remote = CuratorClient(
-        options.url,
-        token=token or read_tokens(options.token_file, for_metrics=False)[0],
-        cafile=options.cafile,
-        certfile=options.certfile,
-        keyfile=options.keyfile,
-    )
+    remote = CuratorClient(options.url, token=token, cafile=options.cafile)
     release = remote.dataset()
     settings: dict[str, Any] = {}
     if options.lengthscale is not None:
@@ -289,7 +278,7 @@ def _modeler(options: argparse.Namespace) -> int:
             lengthscale=options.lengthscale, noise_std=release.scale or 0.0
         )
         settings["noise_std"] = options.noise_std
-    modeler = Modeler(release.value, delta=options.delta, **settings)
+    modeler = Modeler(release, delta=options.delta, **settings)
     history = modeler.run(
         remote.query, options.steps, checkpoint=options.checkpoint, progress=not options.quiet
     )

@@ -1,15 +1,7 @@
 """Outsourced optimization: a curator who holds the rows, a modeler who searches them."""
 
-from botorch_dp.outsourced.bounds import (
-    Distortion,
-    RegretBound,
-    projection_dim_for,
-    projection_distortion,
-    regret_bound,
-    regret_certificate,
-)
 from botorch_dp.outsourced.client import CuratorClient, CuratorRefusal, UnreadableResponse
-from botorch_dp.outsourced.credentials import TLS
+from botorch_dp.outsourced.credentials import read_token
 from botorch_dp.outsourced.curator import (
     Curator,
     GaussianNoiseCurator,
@@ -30,36 +22,3 @@ from botorch_dp.outsourced.exchange import (
 from botorch_dp.outsourced.modeler import Answer, InputNoiseRBF, Modeler
 from botorch_dp.outsourced.query_log import QueryLimitReached, RequestConflict
 from botorch_dp.outsourced.service import curator_app, serve
-
-__all__ = [
-    "TLS",
-    "Answer",
-    "Curator",
-    "CuratorClient",
-    "CuratorRefusal",
-    "Distortion",
-    "FileCurator",
-    "GaussianNoiseCurator",
-    "InputNoiseRBF",
-    "InvalidIndex",
-    "Modeler",
-    "PrivateAnswers",
-    "QueryLimitReached",
-    "RandomProjectionCurator",
-    "RegretBound",
-    "RequestConflict",
-    "UnreadableResponse",
-    "UnusableAnswer",
-    "answer_questions",
-    "choose_projection_dim",
-    "column_space_residual",
-    "curator_app",
-    "load_dataset",
-    "projection_dim_for",
-    "projection_distortion",
-    "regret_bound",
-    "regret_certificate",
-    "save_dataset",
-    "serve",
-    "singular_floor",
-]

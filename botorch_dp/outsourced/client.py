@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import http.client
+import asyncio
 import json
 import math
 import os
-import socket
 import ssl
-import threading
 import time
-import urllib.parse
-import urllib.request
 import uuid
-from contextlib import suppress
+from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor
 
-from botorch_dp._checks import check_integer, check_positive
+from botorch_dp._checks import check_integer, check_positive, needs_extra
 from botorch_dp.outsourced.credentials import client_context
 from botorch_dp.outsourced.curator import check_request_id
 from botorch_dp.outsourced.exchange import (
@@ -29,11 +25,12 @@ from botorch_dp.outsourced.exchange import (
 )
 from botorch_dp.privacy import Release
 
-#: The service's own refusals: asking again changes nothing.
-_FINAL = {400, 401, 403, 404, 405, 409, 413, 422}
-_REDIRECTS = {300, 301, 302, 303, 305, 307, 308}
-#: Bytes of an answer that is no data set.
+#: The service's own refusals, and redirects: asking again changes nothing.
+_FINAL = {300, 301, 302, 303, 305, 307, 308, 400, 401, 403, 404, 405, 409, 413, 422}
+#: Bytes of the largest answer that is no data set.
 _LARGEST_MESSAGE = 2**16
+#: Seconds to find out whether a service that does not speak HTTP speaks HTTPS.
+_PROBE_SECONDS = 2.0
 
 
 class CuratorRefusal(RuntimeError):
@@ -51,30 +48,28 @@ class UnreadableResponse(RuntimeError):
 class CuratorClient:
     """Asks a curator's service; its :meth:`query` goes into ``Modeler.run``.
 
-    What passes is waited out, with the same request id, so nothing is counted twice: an unknown
-    or silent host, a refused or lost connection, a restart of the service, its rate limit, a proxy
-    without a service behind it. A curator that stays away ends in ``ConnectionError``; run again
-    with the same checkpoint to go on. What asking again does not change is final at once: a wrong
-    token or question is a :class:`CuratorRefusal`, a certificate that one side does not trust a
-    ``ConnectionError``. Redirects are not followed: the token goes to ``url`` only (or to the proxy
-    that the environment names). What is no answer of a curator ends in
-    :class:`UnreadableResponse`.
+    Troubles that may pass are waited out, with the same request id, so that nothing is counted
+    twice: an unknown or silent host, a refused or lost connection, a restart of the service, a
+    proxy's limits or a proxy without a service behind it. A curator that stays away ends in
+    ``ConnectionError``; run again with the same checkpoint to go on. A wrong token or question is
+    a :class:`CuratorRefusal` at once, and a certificate that is not trusted is a
+    ``ConnectionError`` at once. Redirects are not followed: the token goes to ``url`` only (or to
+    the proxy that the environment names). Anything that a curator's service would not send ends
+    in :class:`UnreadableResponse`.
 
     Args:
         url: Where the service is, such as ``"https://curator.example"``.
         token: The shared secret.
-        timeout: Seconds that one exchange may take as a whole, and seconds to wait for a row
-            that the curator says it is still measuring.
+        timeout: Seconds that one exchange may take as a whole, and seconds to wait for a row that
+            the curator says it is still measuring.
         patience: Seconds to keep trying before giving up.
         largest: Bytes of the largest data set to accept, packed or unpacked.
-        cafile: Authorities that sign the service's certificate, in PEM; by default those that this
-            machine knows.
-        certfile: Certificate that this client shows to a service that asks for one, in PEM.
-        keyfile: Its key without a pass phrase; by default it stands in ``certfile``.
+        cafile: Certificate of the authority that signed the service's, in PEM; by default the
+            authorities that this machine trusts.
 
     Example:
-        >>> remote = CuratorClient("http://127.0.0.1:8765", token="a-long-shared-secret")
-        >>> modeler = Modeler(remote.dataset().value, delta=0.1)
+        >>> remote = CuratorClient("https://curator.example", token=read_token("token"))
+        >>> modeler = Modeler(remote.dataset(), delta=0.1)
         >>> history = modeler.run(remote.query, steps=50, checkpoint="search.run")
     """
 
@@ -87,23 +82,20 @@ class CuratorClient:
         patience: float = 60.0,
         largest: int = LARGEST_DATASET,
         cafile: str | os.PathLike[str] | None = None,
-        certfile: str | os.PathLike[str] | None = None,
-        keyfile: str | os.PathLike[str] | None = None,
     ) -> None:
-        _check_url(url)
-        context = None
-        if url.startswith("https:"):
-            context = client_context(cafile, certfile, keyfile)
-        elif cafile is not None or certfile is not None or keyfile is not None:
-            raise ValueError("`cafile`, `certfile` and `keyfile` need a `url` of https.")
+        with needs_extra("service", "`CuratorClient`"):
+            import httpx
+        self._httpx = httpx
+        self._url = self._checked_url(url)
+        if cafile is not None and not url.startswith("https:"):
+            raise ValueError("`cafile` needs a `url` of https.")
         if not isinstance(token, str) or not token.isascii() or not token.isprintable():
             raise ValueError("`token` must be a string of printable ASCII characters.")
-        self._url = url.rstrip("/")
-        self._token = token
+        self._headers = {"Authorization": f"Bearer {token}", "Accept-Encoding": "identity"}
         self._timeout = check_positive("timeout", timeout)
         self._patience = check_positive("patience", patience)
         self._largest = check_integer("largest", largest)
-        self._connections = _connections(self._url, context)
+        self._context = client_context(cafile)
 
     def dataset(self) -> Release[Tensor]:
         """The released rows with their guarantee."""
@@ -121,34 +113,34 @@ class CuratorClient:
         """Ask for one row."""
         check_integer("index", index, at_least=0)
         request = uuid.uuid4().hex if request_id is None else check_request_id(request_id)
-        body = json.dumps({"index": index, "request_id": request}).encode()
-        answer = _parsed(self._request("/query", body))
+        answer = _parsed(self._request("/query", {"index": index, "request_id": request}))
         try:
             return check_answer(answer.get("y"))
         except ValueError as error:
             raise UnreadableResponse(str(error)) from None
 
     def _request(
-        self, path: str, body: bytes | None = None, *, largest: int = _LARGEST_MESSAGE
+        self, path: str, body: dict[str, Any] | None = None, *, largest: int = _LARGEST_MESSAGE
     ) -> bytes:
-        """The content of an answer; what passes is waited out here.
+        """The content of an answer; troubles that may pass are waited out here."""
+        from anyio.from_thread import start_blocking_portal  # httpx needs anyio, too
 
-        The retries of urllib3 count attempts, each in a deeper call; what a search waits for is
-        counted in hours.
-        """
         start = time.monotonic()
-        deadline = start + self._patience
-        pause = 0.1
+        deadline, pause = start + self._patience, 0.1
         while True:
             try:
-                status, headers, content = self._exchange(path, body, largest)
-            except _Passing as error:
-                problem = str(error)
+                # An event loop in a thread of its own, since the caller may be in a loop already.
+                with start_blocking_portal() as portal:
+                    status, headers, content = portal.call(self._exchange, path, body, largest)
+            except TimeoutError:
+                problem = f"no whole answer in {self._timeout:g} s"
+            except self._httpx.TransportError as error:
+                problem = str(error) or type(error).__name__
             else:
                 if status == 200:
                     return content
                 problem = _reason(content)
-                if status in _FINAL | _REDIRECTS:
+                if status in _FINAL:
                     raise CuratorRefusal(
                         f"The curator refused {path} ({status}): {problem}", status=status
                     )
@@ -162,171 +154,98 @@ class CuratorClient:
             time.sleep(pause)
             pause = min(2 * pause, 5.0)
 
-    def _exchange(self, path: str, body: bytes | None, largest: int) -> tuple[int, Any, bytes]:
-        """Status, headers and content of one request that takes ``timeout`` at most, as a whole."""
-        limit = _NOW.limit = _Limit(self._timeout)
+    async def _exchange(
+        self, path: str, body: dict[str, Any] | None, largest: int
+    ) -> tuple[int, Any, bytes]:
+        """Status, headers and content of one request that takes ``timeout`` at most, as a whole.
+
+        The limit is the event loop's: time limits of sockets begin anew with every byte.
+        """
+        method, content = "GET" if body is None else "POST", bytearray()
+        client = self._httpx.AsyncClient(
+            verify=self._context, headers=self._headers, timeout=None, follow_redirects=False
+        )
         try:
-            response = self._connections.request(
-                "GET" if body is None else "POST",
-                self._url + path,
-                body=body,
-                headers={
-                    "Authorization": f"Bearer {self._token}",
-                    "Content-Type": "application/json",
-                },
-                timeout=self._timeout,
-                retries=False,
-                redirect=False,
-                preload_content=False,
-                decode_content=False,
-            )
-            try:
-                content = _content(response, largest)
-            except BaseException:
-                response.close()
-                raise
-            if limit.passed.is_set():
-                raise TimeoutError
-            return response.status, response.headers, content
-        except Exception as error:
-            if limit.passed.is_set():
-                raise _Passing(f"no whole answer in {self._timeout:g} s") from None
-            raise _told_apart(error, self._url) from None
-        finally:
-            limit.end()
+            async with (
+                asyncio.timeout(self._timeout),
+                client,
+                client.stream(method, self._url + path, json=body) as response,
+            ):
+                async for chunk in response.aiter_raw():
+                    content += chunk
+                    if response.status_code >= 300 and len(content) > _LARGEST_MESSAGE:
+                        break  # of an error page the beginning is enough
+                    if len(content) > largest:
+                        raise UnreadableResponse(f"The answer is larger than {largest} bytes.")
+                return response.status_code, response.headers, bytes(content)
+        except self._httpx.TransportError as error:
+            await self._raise_final(error)
+            raise
+
+    async def _raise_final(self, error: Exception) -> None:
+        """Raise a better error if asking again does not change this one."""
+        for cause in _causes(error):
+            if isinstance(cause, ssl.SSLCertVerificationError):
+                raise ConnectionError(
+                    f"The certificate of {self._url} is not trusted ({cause.verify_message}). Have "
+                    "it signed by an authority that this machine trusts, or name the one that "
+                    "signed it by `cafile` (--cafile on the command line)."
+                ) from None
+            ended = ssl.SSLEOFError | ssl.SSLZeroReturnError | ssl.SSLSyscallError
+            if isinstance(cause, ssl.SSLError) and not isinstance(cause, ended):
+                raise ConnectionError(
+                    f"No encrypted connection to {self._url} is possible ({cause.reason}). If it "
+                    "speaks plain HTTP, write http:// in place of https://."
+                ) from None
+        if isinstance(error, self._httpx.RemoteProtocolError | self._httpx.ReadError):
+            if await self._speaks_tls():
+                raise ConnectionError(
+                    f"{self._url} speaks HTTPS: write https:// in place of http://."
+                ) from None
+            lost = "disconnected" in str(error) or "peer closed" in str(error)
+            if isinstance(error, self._httpx.RemoteProtocolError) and not lost:
+                raise UnreadableResponse("This is no answer of HTTP.") from None
+
+    async def _speaks_tls(self) -> bool:
+        """Whether a service expects encryption at an address that says http."""
+        url = self._httpx.URL(self._url)
+        if url.scheme != "http":
+            return False
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        try:
+            async with asyncio.timeout(_PROBE_SECONDS):
+                _, writer = await asyncio.open_connection(url.host, url.port or 80, ssl=context)
+        except (OSError, TimeoutError):
+            return False
+        writer.transport.abort()
+        return True
+
+    def _checked_url(self, url: str) -> str:
+        try:
+            if not isinstance(url, str) or not url.isascii() or not url.isprintable() or " " in url:
+                raise ValueError
+            parts = self._httpx.URL(url)
+            if parts.scheme not in ("http", "https") or not parts.host:
+                raise ValueError
+            if parts.userinfo or parts.query or parts.fragment:
+                raise ValueError
+            if not 0 < (parts.port or 443) < 2**16 or parts.port == 0:
+                raise ValueError
+        except (ValueError, self._httpx.InvalidURL):
+            raise ValueError(
+                "`url` must look like https://curator.example:8765, without a user name or a query."
+            ) from None
+        return url.rstrip("/")
 
     def __repr__(self) -> str:
         return f"CuratorClient({self._url!r})"
 
 
-class _Passing(Exception):
-    """What may be over when asked again."""
-
-
-def _told_apart(error: Exception, url: str) -> Exception:
-    """What passes, what is final, and what is no answer."""
-    from urllib3 import exceptions
-
-    if isinstance(error, UnreadableResponse):
-        return error
-    cause = next((part for part in reversed(error.args) if isinstance(part, Exception)), error)
-    ended = ssl.SSLEOFError | ssl.SSLZeroReturnError | ssl.SSLSyscallError
-    if isinstance(error, exceptions.SSLError) and not isinstance(cause, ended):
-        return ConnectionError(f"{_words(cause, url)} Asking again does not change that.")
-    junk = http.client.HTTPException, UnicodeError
-    lost = OSError, http.client.IncompleteRead
-    if isinstance(cause, junk) and not isinstance(cause, lost):
-        # The message of each kind quotes what was sent.
-        return UnreadableResponse(f"This is no answer of HTTP ({type(cause).__name__}).")
-    if isinstance(error, exceptions.HTTPError | OSError):
-        reason = getattr(cause, "reason", None) or getattr(cause, "strerror", None) or cause
-        return _Passing(str(reason) or type(cause).__name__)
-    return UnreadableResponse(f"This is no answer of HTTP ({type(error).__name__}).")
-
-
-def _words(error: Exception, url: str) -> str:
-    """What is wrong with TLS, and what to do."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return (
-            f"The certificate of {url} is not trusted ({error.verify_message}). Have it signed by "
-            "an authority that this machine knows, or name the one that signed it by `cafile`."
-        )
-    reason = str(getattr(error, "reason", None) or type(error).__name__)
-    if "ALERT" in reason:
-        return (
-            f"{url} ended the encrypted connection ({reason}). If it asks for certificates, name "
-            "one that it trusts by `certfile` and `keyfile`."
-        )
-    return f"No encrypted connection to {url} is possible ({reason}); does it speak plain HTTP?"
-
-
-class _Limit:
-    """Cuts the connection of an exchange after some seconds, in whatever state it is.
-
-    A timeout of a socket is counted anew for every byte that trickles in.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self.passed = threading.Event()
-        self._sockets: list[Any] = []
-        self._timer = threading.Timer(seconds, self._cut)
-        self._timer.daemon = True
-        self._timer.start()
-
-    def watch(self, sock: Any) -> None:
-        """Cut this one too."""
-        self._sockets.append(sock)
-        if self.passed.is_set():
-            self._cut()
-
-    def end(self) -> None:
-        """The exchange is over."""
-        self._timer.cancel()
-
-    def _cut(self) -> None:
-        self.passed.set()
-        for sock in self._sockets:
-            with suppress(OSError):
-                # Not the method of an encrypted socket, which another thread is reading.
-                socket.socket.shutdown(sock, socket.SHUT_RDWR)
-
-
-#: The limit of the exchange that a thread is at.
-_NOW = threading.local()
-
-
-def _connections(url: str, context: ssl.SSLContext | None) -> Any:
-    """urllib3's pool of connections, through the proxy that the environment names, if any."""
-    import urllib3
-    from urllib3 import connection, connectionpool
-
-    def limited(kind: Any) -> Any:
-        class Limited(kind):
-            def _new_conn(self) -> Any:
-                sock = super()._new_conn()
-                _NOW.limit.watch(sock)  # a proxy may be slow to say that the way is open
-                return sock
-
-            def connect(self) -> None:
-                super().connect()
-                _NOW.limit.watch(self.sock)
-
-            def request(self, *arguments: Any, **settings: Any) -> None:
-                if self.sock is not None:  # a connection that was used before
-                    _NOW.limit.watch(self.sock)
-                super().request(*arguments, **settings)
-
-        return Limited
-
-    class Plain(connectionpool.HTTPConnectionPool):
-        ConnectionCls = limited(connection.HTTPConnection)
-
-    class Encrypted(connectionpool.HTTPSConnectionPool):
-        ConnectionCls = limited(connection.HTTPSConnection)
-
-    parts = urllib.parse.urlsplit(url)
-    proxy = urllib.request.getproxies().get(parts.scheme)
-    if proxy and not urllib.request.proxy_bypass(parts.netloc):
-        pool: Any = urllib3.ProxyManager(proxy, ssl_context=context)
-    else:
-        pool = urllib3.PoolManager(ssl_context=context)
-    pool.pool_classes_by_scheme = {"http": Plain, "https": Encrypted}
-    return pool
-
-
-def _content(response: Any, largest: int) -> bytes:
-    """All of an answer; of an error page the beginning is enough."""
-    is_error = response.status >= 300
-    chunks, size = [], 0
-    for chunk in response.stream(2**16, decode_content=False):
-        chunks.append(chunk)
-        size += len(chunk)
-        if is_error and size > _LARGEST_MESSAGE:
-            response.close()
-            break
-        if size > largest:
-            raise UnreadableResponse(f"The answer is larger than {largest} bytes.")
-    return b"".join(chunks)
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def _parsed(content: bytes) -> dict[str, Any]:
@@ -340,27 +259,11 @@ def _parsed(content: bytes) -> dict[str, Any]:
 
 
 def _reason(content: bytes) -> str:
-    """What an error page says."""
+    """What an error page says: a curator's reason, or the beginning of a proxy's page."""
     try:
         return printable(_parsed(content)["error"])
     except (UnreadableResponse, KeyError, ValueError, RecursionError):
-        return "no reason given"
-
-
-def _check_url(url: object) -> None:
-    try:
-        if not isinstance(url, str) or not url.isascii() or not url.isprintable() or " " in url:
-            raise ValueError
-        parts = urllib.parse.urlsplit(url)
-        (parts.hostname or "").encode("idna")
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
-            raise ValueError
-        if parts.username is not None or parts.query or parts.fragment:
-            raise ValueError
-    except ValueError:
-        raise ValueError(
-            "`url` must look like https://curator.example:8765, without a user name or a query."
-        ) from None
+        return printable(content[:200].decode(errors="replace")).strip() or "no reason given"
 
 
 def _retry_after(headers: Any) -> float:

@@ -40,9 +40,9 @@ from botorch_dp.privacy import (
 from botorch_dp.privacy.ledger import float_above
 from botorch_dp.privacy.runs import fingerprint
 
-#: The longest id of a question; every end of every exchange keeps to it.
+#: Characters of the longest request id, for the curator and for all clients.
 LONGEST_REQUEST_ID = 128
-#: Bytes of released rows that fit into a log's file.
+#: Bytes of the largest released rows that a log's file can keep.
 _LARGEST_KEPT = 900_000_000
 #: Projected coordinates are limited to this many row distances from 0.
 LARGEST_COORDINATE = 2.0**24
@@ -53,7 +53,7 @@ class InvalidIndex(IndexError):
 
 
 class UnusableAnswer(ValueError):
-    """A row whose measured value is NaN or infinite; it is not measured again."""
+    """The measured value of a row is NaN or infinite; the row is not measured again."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,9 @@ class PrivateAnswers:
     replaced, plus Laplace noise of scale ``sensitivity / epsilon``, is epsilon-differentially
     private; every question is charged to the ledger before the objective is evaluated. With
     ``bounds`` answers are clipped (NaN counts as the lower bound), and the sensitivity is true by
-    construction; otherwise it is a condition that rests on the caller. So is, either way, that
-    whether and when a measurement fails does not depend on a single record.
+    construction; otherwise the caller states it, and the guarantee prints it as a condition.
+    Another condition holds in both cases: whether and when a measurement fails does not depend on
+    a single record.
 
     Args:
         epsilon: The cost of one answer.
@@ -98,7 +99,7 @@ class PrivateAnswers:
 
     @property
     def width(self) -> float:
-        """The sensitivity of one answer; a distance of bounds is never rounded down."""
+        """The sensitivity of one answer; the distance of the bounds is never rounded down."""
         if self.bounds is None:
             assert self.sensitivity is not None
             return self.sensitivity
@@ -118,7 +119,7 @@ class PrivateAnswers:
         return replace(noise, unit=unit)
 
     def _bounded(self, answer: float) -> float:
-        """Within the bounds, NaN at the lower one; without bounds, 0 if it is not finite."""
+        """The answer clipped to the bounds, NaN to the lower one; without bounds 0 for both."""
         if self.bounds is None:
             return answer if math.isfinite(answer) else 0.0
         low, high = self.bounds
@@ -141,9 +142,9 @@ class Curator:
     Usually made by one of its subclasses, which make the release. Made directly, it serves rows
     that were released before, from a file for instance.
 
-    Threads may ask at once; rows are then measured at once too, so that a measurement that hangs
-    holds up nobody else. Copies and forked processes may not ask; curators of several processes may
-    share a ``log``, and answer each question once.
+    Threads may ask at the same time; their rows are then measured at the same time, so that a
+    measurement that hangs holds up nobody else. One curator at a time holds a ``log``. It cannot be
+    copied, and a forked process cannot use it.
 
     Args:
         evaluate: Row index to measured value. Called from several threads if several ask.
@@ -182,7 +183,7 @@ class Curator:
         log: str | os.PathLike[str],
         unsafe_seed: int | None,
     ) -> None:
-        """Check every argument and hold the log; only then release the rows."""
+        """Check every argument and open the log; only then release the rows."""
         if not callable(evaluate):
             raise TypeError("`evaluate` must be a function of a row index.")
         if answers is not None and not isinstance(answers, PrivateAnswers):
@@ -191,7 +192,7 @@ class Curator:
             check_integer("max_queries", max_queries)
         if unsafe_seed is not None:
             check_integer("unsafe_seed", unsafe_seed, at_least=0)
-            _check_unpaid(None if answers is None else answers.ledger)
+            _check_uncharged(None if answers is None else answers.ledger)
         self.answers = answers
         self.max_queries = max_queries
         self._evaluate = evaluate
@@ -212,7 +213,7 @@ class Curator:
 
     @property
     def promise(self) -> str:
-        """What the other party may be told: the guarantee of the rows, and that of an answer."""
+        """The guarantees of the rows and of an answer in words, for the other party."""
         if self.answers is None:
             return f"{self.guarantee} Answers are sent as measured, and no guarantee covers them."
         price = self.answers.price()
@@ -229,11 +230,6 @@ class Curator:
     def num_queries(self) -> int:
         """How many questions were accepted so far, restarts included."""
         return len(self._log)
-
-    @property
-    def log_path(self) -> str | None:
-        """The file of questions and answers; None if they are in memory."""
-        return self._log.path
 
     def query_log(self) -> list[Query]:
         """What was asked, and when; never what was answered."""
@@ -265,16 +261,12 @@ class Curator:
         """
         index = self.check_index(index)
         request = uuid.uuid4().hex if request_id is None else check_request_id(request_id)
-        self._log.check_owner()  # a fork would wait for threads that it has not got
+        self._log.check_owner()  # a fork would wait for threads that it does not have
         with self._alone(request):
-            try:
-                number, answer = self._log.open_request(request, index, limit=self.max_queries)
-                if answer is None:
-                    measured = self._measure(index, request, number)
-                    answer = self._log.close_request(request, measured)
-            except BaseException:
-                self._log.leave_request(request)
-                raise
+            number, answer = self._log.open_request(request, index, limit=self.max_queries)
+            if answer is None:
+                measured = self._measure(index, request, number)
+                answer = self._log.close_request(request, measured)
         if not math.isfinite(answer):
             raise UnusableAnswer(f"Row {index} was measured, and its value is not finite.")
         return answer
@@ -285,7 +277,7 @@ class Curator:
 
     @contextmanager
     def _alone(self, request: str) -> Iterator[None]:
-        """One question is answered once, however many ask it at the same time."""
+        """Let one thread at a time ask under a request id."""
         with self._turns:
             self._turns.wait_for(lambda: request not in self._asked)
             self._asked.add(request)
@@ -319,8 +311,8 @@ class Curator:
     def __reduce__(self) -> NoReturn:
         raise PrivacyError(
             "A curator cannot be copied: the copy would answer the same questions with noise of "
-            "its own. Share the object among threads, serve it, or make another one with the same "
-            "`log`."
+            "its own. Share the object among threads, serve it, or close it and make another one "
+            "with the same `log`."
         )
 
 
@@ -342,7 +334,7 @@ def _check_ledger(ledger: object) -> None:
         raise TypeError(f"`ledger` must be a PrivacyLedger, got {type(ledger).__name__}.")
 
 
-def _check_unpaid(ledger: PrivacyLedger | None) -> None:
+def _check_uncharged(ledger: PrivacyLedger | None) -> None:
     if ledger is not None:
         raise PrivacyError(
             "`unsafe_seed` makes noise that protects nothing, so no ledger can be charged for it. "
@@ -372,8 +364,8 @@ def centred(X: Tensor) -> Tensor:
 def lifted(X: Tensor, floor: float) -> Tensor:
     """``X`` with every singular value ``s`` raised to ``sqrt(s^2 + floor^2)``; ``n x d``.
 
-    The singular vectors stay as they are, and with them the column space: that is why lifting
-    hides nothing from :func:`column_space_residual`.
+    The singular vectors and the column space stay as they are, so lifting hides nothing from
+    :func:`column_space_residual`.
     """
     U, S, Vh = torch.linalg.svd(X, full_matrices=False)
     return (U * torch.hypot(S, torch.full_like(S, floor))) @ Vh
@@ -382,9 +374,8 @@ def lifted(X: Tensor, floor: float) -> Tensor:
 def choose_projection_dim(X: Tensor, *, epsilon: float, delta: float) -> int:
     """The published guideline: the most columns for which ``X`` needs no lifting.
 
-    **The answer is sensitive**: it depends on the least singular value of ``X``, and
-    no noise is added. Compute it where the rows are; sending it out is a release without
-    any guarantee.
+    **The answer is sensitive**: it depends on the least singular value of ``X``, and no noise is
+    added. Compute it where the rows are; sending it out is a release without any guarantee.
 
     Args:
         X: ``n x d`` rows; centred here as the transform centres them.
@@ -424,10 +415,10 @@ def column_space_residual(Z: Tensor, X: Tensor) -> float:
     """How far a released ``Z`` is from the column space of ``X``, relative to ``Z``'s size.
 
     This is the whole attack on the published transform. Every column of ``Z`` is a combination
-    of the columns of the centred ``X``, lifted or not, whatever the random projection was. Who
-    knows all rows but one, and two candidates for it, computes this number for both: the true
-    one gives zero up to rounding, the other does not, as long as there are more rows than
-    columns.
+    of the columns of the centred ``X``, lifted or not, whatever the random projection was.
+    Somebody who knows all rows but one, and two candidates for it, computes this number for both:
+    the true one gives zero up to rounding, the other does not, as long as there are more rows
+    than columns.
 
     Args:
         Z: ``n x r`` released rows.
@@ -435,7 +426,7 @@ def column_space_residual(Z: Tensor, X: Tensor) -> float:
     """
     check_rows(X)
     check_tensor("Z", Z, shape=(X.shape[0], "m"))
-    # The number does not depend on their scale, and squares of large entries are infinite.
+    # The result does not depend on their scale, and squares of large entries would overflow.
     X, Z = (part / part.abs().max().clamp_min(1e-300) for part in (X.double(), Z.double()))
     U, values, _ = torch.linalg.svd(centred(X), full_matrices=False)
     rounding = values.max() * max(X.shape) * torch.finfo(X.dtype).eps
@@ -462,7 +453,7 @@ def public_projection(dim: int, projection_dim: int, seed: int) -> Tensor:
 def projected(X: Tensor, projection: Tensor, row_distance: float) -> Tensor:
     """``X P`` in double precision, each coordinate of ``X`` limited to 2^24 row distances; n x r.
 
-    Limiting brings no two rows further apart, and gives the product's rounding a public bound.
+    Limiting moves no two rows further apart, and gives the product's rounding a public bound.
     """
     limit = LARGEST_COORDINATE * row_distance
     return X.double().clamp(-limit, limit) @ projection
@@ -492,7 +483,7 @@ def projected_sensitivity(projection: Tensor, row_distance: float) -> float:
     return row_distance * (stretch + rounding) * (1 + 8 * (d + r) * unit)
 
 
-# --- The curators that release by them. ---
+# --- The curators that use them. ---
 
 
 class RandomProjectionCurator(Curator):
@@ -505,7 +496,7 @@ class RandomProjectionCurator(Curator):
     Guarantee: none. The published theorem does not hold: each released column lies in the column
     space of ``X``, so with more rows than columns a data set with one other row is told apart
     with certainty (see :func:`~botorch_dp.outsourced.column_space_residual`), at every epsilon.
-    Use :class:`GaussianNoiseCurator` for a promise.
+    Use :class:`GaussianNoiseCurator` for a guarantee.
 
     Args:
         X: ``n x d`` rows.
@@ -548,7 +539,7 @@ class RandomProjectionCurator(Curator):
             projection_dim=projection_dim, epsilon=epsilon, delta=delta
         )
         warnings.warn(
-            "RandomProjectionCurator promises nothing: whoever knows all rows but one can tell "
+            "RandomProjectionCurator promises nothing: anybody who knows all rows but one can tell "
             "two candidates for it apart with certainty, because the release lies in the column "
             "space of the rows. Use GaussianNoiseCurator for a guarantee.",
             stacklevel=2,
@@ -585,8 +576,8 @@ class GaussianNoiseCurator(Curator):
     (epsilon, delta)-DP (exact Gaussian calibration). Everything the modeler computes from the
     rows is post-processing. Proven, under ``BOUNDED_ROW``; answers are not covered unless they
     are released through :class:`PrivateAnswers`. The rows are released once for each ``log``
-    file: made again with the same file after a restart, the curator serves the same rows for
-    nothing, and other settings are refused.
+    file: made again with the same file after a restart, the curator serves the same rows and is
+    not charged again; other settings are refused.
 
     Rows of any dtype are projected and released in double precision, and rounded to their dtype
     afterwards. Without a projection the sensitivity holds to the last bit. With one, the product
@@ -621,7 +612,7 @@ class GaussianNoiseCurator(Curator):
         >>> curator.guarantee.status
         'proven'
         >>> modeler = Modeler(
-        ...     curator.dataset.value,
+        ...     curator.dataset,
         ...     kernel=InputNoiseRBF(lengthscale=2.0, noise_std=curator.noise_std),
         ...     noise_std=0.1,
         ...     delta=0.1,
@@ -668,7 +659,7 @@ class GaussianNoiseCurator(Curator):
         price = replace(gaussian_guarantee(**mechanism), unit=unit)
         _check_ledger(ledger)
         if unsafe_seed is not None:
-            _check_unpaid(ledger)
+            _check_uncharged(ledger)
         size = 8 * len(X) * columns
         if size > _LARGEST_KEPT and str(log) != ":memory:":
             raise ValueError(
@@ -689,7 +680,7 @@ class GaussianNoiseCurator(Curator):
         def release_rows() -> Release[Tensor]:
             label = "outsourced data set"
             if self._log.in_memory and ledger is not None:
-                # Nobody can ask for these rows again, so there is nothing to keep.
+                # Nobody can ask for these rows again, so no key is needed.
                 value, scale = ledger.release(price, draw, read=read, label=label)
             elif self._log.in_memory:
                 value, scale = draw(read())

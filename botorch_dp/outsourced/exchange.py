@@ -27,9 +27,9 @@ from botorch_dp.privacy import Guarantee, Release
 logger = logging.getLogger(__name__)
 
 FORMAT = "botorch_dp outsourced data set 1"
-#: Bytes of a data set that is read without being asked for a larger one.
+#: Bytes of the largest data set that is read by default.
 LARGEST_DATASET = 2**30
-#: All that a line of an exchange may hold.
+#: The names that may stand in a line of an exchange.
 _LINE = {"request_id", "index", "y", "error", "digest"}
 _LARGEST = float(np.finfo(np.float64).max)
 _DTYPES = ("float16", "float32", "float64")
@@ -62,7 +62,7 @@ def dataset_from_bytes(data: bytes, *, largest: int = LARGEST_DATASET) -> Releas
             raise ValueError(f"it unpacks to {unpacked} bytes, more than {largest}")
         with np.load(io.BytesIO(data), allow_pickle=False) as archive:
             if str(archive["format"]) != FORMAT:
-                raise ValueError("its format is another one")
+                raise ValueError("it has another format")
             rows, scale = archive["Z"], float(archive["noise_std"])
             if rows.dtype not in _DTYPES or rows.ndim != 2 or 0 in rows.shape:
                 raise ValueError("its rows are no matrix of floating-point numbers")
@@ -78,7 +78,7 @@ def dataset_from_bytes(data: bytes, *, largest: int = LARGEST_DATASET) -> Releas
 
 
 def save_dataset(path: str | os.PathLike[str], dataset: Release[Tensor]) -> None:
-    """Write the released rows to a file that is whole or absent."""
+    """Write the released rows to a file; if writing fails, there is no file."""
     with atomic_write(path, binary=True) as file:
         file.write(dataset_to_bytes(dataset))
 
@@ -98,11 +98,19 @@ def answer_questions(
 
     Reads JSON lines ``{"request_id": ..., "index": ...}``, and appends one line for each question
     that has no answer yet: ``{"request_id": ..., "y": ...}``, or ``"error"`` with a reason that
-    quotes no sensitive value. Called again, it goes on with what is new.
+    quotes no sensitive value. Called again, it answers the questions that are new.
 
     Returns:
         How many lines were appended.
+
+    Raises:
+        FileNotFoundError: No question was asked yet.
     """
+    if not os.path.exists(questions):
+        raise FileNotFoundError(
+            f"`questions`: there is no file {os.fspath(questions)}. The modeler's first question "
+            "creates it (`FileCurator.query`): let the modeler ask first, or copy its file here."
+        )
     target = Path(answers)
     done = {entry["request_id"] for entry in _read_lines(target)} if target.exists() else set()
     count = 0
@@ -166,14 +174,15 @@ class FileCurator:
                     return check_answer(entry["y"])
             if time.monotonic() > deadline:
                 raise TimeoutError(
-                    f"No answer in {self._timeout:g} s. The question stays in the file; run again "
-                    "with the same checkpoint to wait for its answer."
+                    f"No answer in {self._answers} within {self._timeout:g} s. The question stays "
+                    f"in the file {self._questions}: let the curator answer it by "
+                    "`answer_questions`, then run again with the same checkpoint."
                 )
             time.sleep(self._interval)
 
 
 def answer_to(curator: Curator, index: object, request: str) -> tuple[int, dict[str, Any]]:
-    """What may be said to the other party, with its HTTP status; a failure's reason may not."""
+    """The answer for the other party, with its HTTP status; why a row failed is not told."""
     try:
         row = curator.check_index(index)
         y = curator.query(row, request_id=request)
@@ -196,7 +205,7 @@ def answer_to(curator: Curator, index: object, request: str) -> tuple[int, dict[
 
 
 def check_answer(y: object) -> float:
-    """The other party's answer as a float; anything but a finite number is refused."""
+    """The other party's answer as a float; refuse anything but a finite number."""
     if isinstance(y, bool) or not isinstance(y, int | float) or not -_LARGEST <= y <= _LARGEST:
         raise ValueError("The curator's answer is no finite number.")
     return float(y)
@@ -208,7 +217,7 @@ def printable(reason: object) -> str:
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:
-    """All entries of complete, undamaged lines; what is missing is asked or answered again."""
+    """The entries of all whole and undamaged lines; the others are asked or answered again."""
     entries = []
     for line in path.read_bytes().split(b"\n")[:-1]:
         try:
@@ -230,7 +239,7 @@ def _append_line(path: Path, entry: dict[str, Any]) -> None:
     with path.open("ab+") as file:
         if file.seek(0, os.SEEK_END):
             file.seek(-1, os.SEEK_END)
-            if file.read(1) != b"\n":  # whoever wrote before was interrupted
+            if file.read(1) != b"\n":  # the writer of the last line was interrupted
                 line = b"\n" + line
         file.write(line)
         file.flush()

@@ -1,7 +1,7 @@
 r"""The modeler: GP-UCB on the released rows, asking the curator for one or several at a time.
 
-Everything here is computed from the released rows and the answers, so it is post-processing: here,
-unlike in the other rooms, hyper-parameters may be learned from the data.
+Everything here is computed from the released rows and the answers, so it is post-processing:
+unlike in the other subpackages, hyper-parameters may be learned from the data.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from botorch_dp._checks import (
 from botorch_dp._progress import ProgressBar
 from botorch_dp.acquisition import UCBSchedule
 from botorch_dp.models import FiniteSetGP
+from botorch_dp.privacy import Release
 from botorch_dp.privacy.runs import Run, fingerprint
 
 #: Fewer answers than this say too little about a length-scale.
@@ -59,7 +60,7 @@ class Modeler:
     which leaves the mean as it is and lowers the variance [Desautels2014].
 
     Args:
-        Z: ``n x r`` released rows.
+        Z: ``n x r`` released rows, as a tensor or as the release that holds it.
         kernel: Covariance over the released rows, in units in which the prior variance is right.
             By default an ARD RBF is learned from the answers and learned again as they come.
         noise_std: Standard deviation of the answers' noise; needed with ``kernel``, learned
@@ -69,7 +70,7 @@ class Modeler:
         refit_every: How many answers between two fits (without ``kernel``).
 
     Example:
-        >>> modeler = Modeler(Z, kernel=RBFKernel(), noise_std=0.1, delta=0.1)
+        >>> modeler = Modeler(curator.dataset, kernel=RBFKernel(), noise_std=0.1, delta=0.1)
         >>> index = modeler.ask()
         >>> modeler.tell(index, curator.query(index))
         >>> history = modeler.run(curator.query, steps=50, checkpoint="search.run")
@@ -77,7 +78,7 @@ class Modeler:
 
     def __init__(
         self,
-        Z: Tensor,
+        Z: Tensor | Release[Tensor],
         *,
         kernel: Kernel | None = None,
         noise_std: float | None = None,
@@ -85,8 +86,8 @@ class Modeler:
         mean: float = 0.0,
         refit_every: int = 5,
     ) -> None:
-        check_tensor("Z", Z, shape=("n", "d"))
-        self.Z = Z
+        Z = Z.value if isinstance(Z, Release) else Z
+        self.Z = check_tensor("Z", Z, shape=("n", "d"))
         self.schedule = UCBSchedule(len(Z), delta=delta, split=6)
         self.learns = kernel is None
         if kernel is None and noise_std is not None:
@@ -171,9 +172,9 @@ class Modeler:
             self._open.clear()
 
     def resume(self, checkpoint: str | os.PathLike[str]) -> None:
-        """Learn what a file holds, an open question included, and keep all that comes in it.
+        """Learn what a file holds, open questions included, and store what follows in it.
 
-        :meth:`run` does it with its ``checkpoint``; call it yourself before :meth:`ask` and
+        :meth:`run` does so with its ``checkpoint``; call it yourself before :meth:`ask` and
         :meth:`tell`. The file is created if there is none, belongs to one data set, and is held
         until :meth:`close`.
         """
@@ -309,8 +310,8 @@ class InputNoiseRBF(Kernel):
     ``k(z, z') = (l^2 / (l^2 + 2 s^2))^{d/2} exp(-|z - z'|^2 / (2 (l^2 + 2 s^2)))``,
 
     a longer length-scale, for two different rows; a row compared with itself is the same row, so
-    ``k(z, z) = 1``. What the noise hides thus becomes variance of the row's own: far above the
-    length-scale the model says that rows teach nothing about each other, which is true.
+    ``k(z, z) = 1``. So what the noise hides becomes a variance of each row's own: if the noise is
+    far above the length-scale, rows teach nothing about each other, as it should be.
 
     Args:
         lengthscale: Length-scale ``l`` in the units of the released rows.

@@ -4,34 +4,20 @@ from __future__ import annotations
 
 import os
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from botorch_dp._files import (
-    BUSY_SECONDS,
-    MEMORY,
-    FileKind,
-    differences,
-    may_be_at_work,
-    owner_words,
-    pack,
-    unpack,
-)
-from botorch_dp.errors import AlreadyReleased, BudgetExhausted, PrivacyError
+from botorch_dp._files import MEMORY, FileKind, differences, pack, unpack
+from botorch_dp.errors import BudgetExhausted, PrivacyError
 from botorch_dp.privacy import Guarantee, PrivacyLedger
 from botorch_dp.privacy.runs import RUN, Run
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-#: How often a question is looked at that another process is measuring.
-_LOOK_SECONDS = 0.05
 _QUESTIONS = "SELECT number, request, content FROM question"
-#: Questions that this process measures, by its number: a fork inherits the set, but not the work.
-_AT_WORK: set[tuple[int, str]] = set()
 
 
 class QueryLimitReached(RuntimeError):
@@ -56,13 +42,12 @@ class Query:
 class QueryLog(Run):
     """Questions and answers in one file that only its owner can read (mode 0600).
 
-    A question is on disk before it is answered and an answer before it is sent. A repeated
-    request is therefore recognized after a restart too, and gets the answer it was given. They are
-    looked up in the file: what the log holds in memory does not grow with it.
+    A question is on disk before it is measured, and an answer is on disk before it is sent. After
+    a restart a repeated request is therefore recognized and gets the answer that was given before.
+    Questions are looked up in the file, so the memory that a log takes does not grow with it.
 
-    Threads and processes may share a file. Who measures a question has claimed it in the file, and
-    whoever else asks it meanwhile waits for that answer; if the process that measures ends, another
-    one takes over. A forked child may not use its parent's log, but may open the file.
+    One process, and one log in it, holds the file. Its threads may share the log, but must not ask
+    under the same request id at the same time.
 
     Args:
         path: The file, or ``":memory:"``. It holds answers: never hand it out.
@@ -74,8 +59,8 @@ class QueryLog(Run):
         migrations=(
             (
                 *RUN.migrations[0],
-                # Under a checksum, `content` says all that is known of a question, its number and
-                # its request too: no row can lose its answer, or take that of another one.
+                # `content` has a checksum and repeats the number and the request, so that no row
+                # can lose its answer or take that of another one unnoticed.
                 "CREATE TABLE question (number INTEGER PRIMARY KEY, request TEXT NOT NULL UNIQUE, "
                 "content BLOB NOT NULL)",
             ),
@@ -83,12 +68,10 @@ class QueryLog(Run):
         if_lost="Put back a copy, or begin a new log at another path: the rows and every answer "
         "are then released anew, and charged anew.",
     )
-    exclusive = False
 
     def __init__(self, path: str | os.PathLike[str] = MEMORY) -> None:
         if not isinstance(path, str | os.PathLike):
             raise TypeError(f"`log` must be a path, got {type(path).__name__}.")
-        self._works: dict[str, tuple[int, str]] = {}
         super().__init__(
             None if str(path) == MEMORY else path, what="a curator's questions", settings={}
         )
@@ -100,20 +83,19 @@ class QueryLog(Run):
 
     @contextmanager
     def settled(self, settings: Mapping[str, Any]) -> Iterator[None]:
-        """Keep what the rows depend on that are released inside; refuse what is not the same.
+        """Keep the settings of the rows that are released inside; refuse any other settings.
 
         If the budget cannot bear the release, the settings are free again.
         """
-        with self.transaction():
-            stored = self.get("settings")
-            changed = [] if stored is None else differences(stored, settings)
-            if changed:
-                raise PrivacyError(
-                    f"`log` {self.path} belongs to rows that were released with other "
-                    f"settings ({'; '.join(changed)}). Go on with those, or choose another path "
-                    "(a second release, at a second cost)."
-                )
-            self.put(settings=settings)
+        stored = self.get("settings")
+        changed = [] if stored is None else differences(stored, settings)
+        if changed:
+            raise PrivacyError(
+                f"`log` {self.path} belongs to rows that were released with other settings "
+                f"({'; '.join(changed)}). Go on with those, or choose another path (a second "
+                "release, at a second cost)."
+            )
+        self.put(settings=settings)
         try:
             yield
         except BudgetExhausted:
@@ -138,129 +120,82 @@ class QueryLog(Run):
             draw: Draws the noise; takes what ``read`` returned.
             key: Names the value within this log.
             label: A note for the ledger.
-            ledger: What it is charged to, if anything.
+            ledger: What is charged, if anything.
         """
-        self.check_owner()
-        deadline = time.monotonic() + BUSY_SECONDS
-        while True:
-            try:
-                if ledger is None:
-                    return self.release(price, draw, key=key, label=label, read=read)
-                name = f"{self.identity}/{key}"
-                return ledger.release(price, draw, key=name, label=label, read=read)
-            except AlreadyReleased:  # another process draws it now
-                if time.monotonic() > deadline:
-                    raise
-            time.sleep(_LOOK_SECONDS)
+        if ledger is None:
+            return self.release(price, draw, key=key, label=label, read=read)
+        return ledger.release(price, draw, key=f"{self.identity}/{key}", label=label, read=read)
 
     def open_request(
         self, request: str, index: int, *, limit: int | None
     ) -> tuple[int, float | None]:
-        """Record a question, or find it again; without an answer, claim it.
-
-        While another process measures it, this one waits.
+        """Record a question, or find it again.
 
         Returns:
-            Its number, and the answer given before to the same request. None asks the caller to
-            measure the row, and then to call :meth:`close_request` or :meth:`leave_request`.
+            Its number, and the answer that was given before; without one, measure the row and call
+            :meth:`close_request`.
 
         Raises:
             QueryLimitReached: Nothing is recorded then.
             RequestConflict: If the same request asked for another row before.
         """
         self.check_owner()
-        work = (os.getpid(), uuid.uuid4().hex)
-        while True:
-            query, owner, answer = self._found(request)
-            if query is not None and query.index != index:
-                raise RequestConflict(
-                    f"`request_id` {request!r} asked for row {query.index} before and for row "
-                    f"{index} now: give each question its own id."
-                )
-            if query is not None and query.answered:
-                return query.number, answer
-            if owner is not None and may_be_at_work(owner, _AT_WORK):
-                time.sleep(_LOOK_SECONDS)
-            elif number := self._claimed(request, index, limit, work, before=owner):
-                return number, None
-
-    def _claimed(
-        self, request: str, index: int, limit: int | None, work: tuple[int, str], before: str | None
-    ) -> int | None:
-        """The number of a question that is now claimed; None if another process was first."""
         with self.transaction():
-            query, now_owner, answer = self._found(request)
+            query, answer = self._found(request)
             if query is None:
-                number, asked_at = len(self) + 1, time.time()
+                number = len(self) + 1
                 if limit is not None and number > limit:
                     raise QueryLimitReached(f"The limit of {limit} queries is reached.")
-            elif now_owner == before and answer is None:
-                number, asked_at = query.number, query.asked_at
-            else:
-                return None
-            self._write(Query(number, request, index, asked_at, False), owner_words(work), None)
-            # Before the commit, which may be interrupted when it is done already.
-            self._works[request] = work
-            _AT_WORK.add(work)
-        return number
+                query = Query(number, request, index, time.time(), False)
+                self._write(query, None)
+        if query.index != index:
+            raise RequestConflict(
+                f"`request_id` {request!r} asked for row {query.index} before and for row "
+                f"{index} now: give each question its own id."
+            )
+        return query.number, answer
 
     def close_request(self, request: str, answer: float) -> float:
         """Record the answer before it is sent; returns what is recorded, which never changes."""
         self.check_owner()
         with self.transaction():
-            query, _, recorded = self._found(request)
+            query, recorded = self._found(request)
             assert query is not None
             if recorded is None:
-                self._write(query, None, answer)
+                self._write(query, answer)
                 recorded = answer
-        _AT_WORK.discard(self._works.pop(request))
         return recorded
-
-    def leave_request(self, request: str) -> None:
-        """Leave a question unanswered, if it was claimed; whoever asks it next measures it."""
-        work = self._works.pop(request, None)
-        if work is None:
-            return
-        _AT_WORK.discard(work)
-        # If this fails, other processes wait until this one has ended.
-        with suppress(Exception), self.transaction():
-            query, owner, answer = self._found(request)
-            if query is not None and owner == owner_words(work):
-                self._write(query, None, answer)
 
     def entries(self) -> list[Query]:
         """All questions in order, without their answers."""
         rows = self._file.query(f"{_QUESTIONS} ORDER BY number")
         return [self._read(*row)[0] for row in rows]
 
-    def _found(self, request: str) -> tuple[Query | None, str | None, float | None]:
-        """A question, who measures it, and its answer."""
+    def _found(self, request: str) -> tuple[Query | None, float | None]:
+        """A question and its answer."""
         rows = self._file.query(f"{_QUESTIONS} WHERE request = ?", (request,))
-        return self._read(*rows[0]) if rows else (None, None, None)
+        return self._read(*rows[0]) if rows else (None, None)
 
-    def _read(
-        self, number: int, request: str, content: bytes
-    ) -> tuple[Query, str | None, float | None]:
+    def _read(self, number: int, request: str, content: bytes) -> tuple[Query, float | None]:
         try:
-            *names, index, asked_at, owner, answer = unpack(content)
+            *names, index, asked_at, answer = unpack(content)
         except (TypeError, ValueError) as error:
             raise self._file.damaged(f"question {number} was altered") from error
         if names != [number, request]:
             raise self._file.damaged(f"question {number} was stored elsewhere")
-        return Query(number, request, index, asked_at, answer is not None), owner, answer
+        return Query(number, request, index, asked_at, answer is not None), answer
 
-    def _write(self, query: Query, owner: str | None, answer: float | None) -> None:
+    def _write(self, query: Query, answer: float | None) -> None:
         """Write down a question, new or not. Inside a transaction."""
         known = query.number, query.request
-        content = pack([*known, query.index, query.asked_at, owner, answer])
         self._file.execute(
             "INSERT INTO question VALUES (?, ?, ?) "
             "ON CONFLICT (number) DO UPDATE SET content = excluded.content",
-            (*known, content),
+            (*known, pack([*known, query.index, query.asked_at, answer])),
         )
 
     def _check_places(self) -> None:
-        """Each question is there, and says under which number it was asked."""
+        """Check that each question is there, under the number that it was given."""
         super()._check_places()
         with self._file.snapshot():
             rows = self._file.execute(f"{_QUESTIONS} ORDER BY number")
@@ -278,13 +213,12 @@ class QueryLog(Run):
         """Let go of the file; nothing can be asked afterwards."""
         self._last_number = len(self)
         super().close()
-        for request in list(self._works):
-            _AT_WORK.discard(self._works.pop(request))
 
     def check_owner(self) -> None:
         """Raise in a fork of the process that opened the log."""
         if os.getpid() != self._pid:
             raise PrivacyError(
                 "A forked process cannot use its parent's curator: both could answer the same "
-                "question. Make a curator of its own with the same `log`."
+                "question. Let the child ask its parent, or make its own curator with its own "
+                "`log`."
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import signal
 import stat
 import subprocess
@@ -38,7 +39,7 @@ class TestOutsourcing:
             port = probe.getsockname()[1]
         command = [
             *(SCRIPT, "curator", "rows.npy", "--evaluate", "values.csv", "--state", "state"),
-            *("--epsilon", "3", "--delta", "1e-5", "--port", str(port)),
+            *("--epsilon", "3", "--delta", "1e-5", "--row-distance", "1", "--port", str(port)),
         ]
 
         def modeler(steps: int, *, script: bool) -> tuple[int, str, str]:
@@ -56,6 +57,8 @@ class TestOutsourcing:
             try:
                 assert curator.stdout is not None
                 assert "60 rows" in curator.stdout.readline()
+                noise = r"standard deviation 1\.\d+; .* columns range over [\d.]+ to [\d.]+\."
+                assert re.search(noise, curator.stdout.readline())
                 code, out, err = modeler(steps, script=steps == 4)
             finally:
                 curator.send_signal(signal.SIGINT)
@@ -82,6 +85,7 @@ class TestOutsourcing:
             capsys,
             *("curator", str(tmp_path / "rows.csv"), "--evaluate", str(tmp_path / "values.csv")),
             *("--state", str(tmp_path / "state"), "--epsilon", "1", "--delta", "1e-5"),
+            *("--row-distance", "1", "--port", "0"),
         )
         assert code == 1
         assert "table of numbers" in err
@@ -122,6 +126,7 @@ class TestState:
             "state": str(folder / "state"),
             "epsilon": "1",
             "delta": "1e-5",
+            "row_distance": "1",
             **changed,
         }
         words = ["curator", settings.pop("rows")]
@@ -132,12 +137,14 @@ class TestState:
     @pytest.mark.parametrize(
         ("added", "words"),
         [
-            (["--keyfile", "key.pem"], "need a --certfile"),
+            (["--keyfile", "key.pem"], "--keyfile needs a --certfile"),
             (["--certfile", "none.pem"], "`certfile` none.pem cannot be read"),
             (["--token-file", "none"], "`token_file` none cannot be read"),
-            (["--token-file", "values.csv"], "`token_file` values.csv must hold one token a line"),
-            (["--workers", "0"], "at least 1"),
+            (["--token-file", "values.csv"], "`token_file` values.csv can be read by others"),
             (["--port", "65536"], "`port` must be"),
+            (["--host", "192.0.2.1"], "cannot be listened on"),
+            (["--row-distance", "0"], "above 0"),
+            (["--workers", "2"], "unrecognized arguments"),
         ],
     )
     def test_a_wrong_argument_releases_nothing(
@@ -152,13 +159,25 @@ class TestState:
         monkeypatch.setenv("BOTORCH_DP_TOKEN", "a-shared-token-for-tests")
         monkeypatch.chdir(tmp_path)
         command = ["curator", "rows.csv", "--evaluate", "values.csv", "--state", "state"]
+        command += ["--epsilon", "1", "--delta", "1e-5", "--row-distance", "1", *added]
         try:
-            code, _, error = call(capsys, *command, "--epsilon", "1", "--delta", "1e-5", *added)
+            code, _, error = call(capsys, *command)
         except SystemExit as ended:
             code, error = ended.code, capsys.readouterr().err
         assert code in (1, 2)
         assert words in error
         assert not (tmp_path / "state").exists()
+
+    def test_how_far_a_row_may_move_has_no_default(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with pytest.raises(SystemExit):
+            call(
+                capsys,
+                *("curator", "rows.csv", "--evaluate", "values.csv", "--state", "state"),
+                *("--epsilon", "1", "--delta", "1e-5"),
+            )
+        assert "required: --row-distance" in capsys.readouterr().err
 
     def test_a_restart_serves_the_same_rows(self, tmp_path: Path) -> None:
         first = open_curator(self.options(tmp_path))
@@ -171,14 +190,11 @@ class TestState:
         assert stat.S_IMODE((tmp_path / "state" / "queries.sqlite").stat().st_mode) == 0o600
         assert torch.equal(load_dataset(tmp_path / "state" / "dataset.npz").value, rows)
 
-    def test_two_at_once_are_one(self, tmp_path: Path) -> None:
+    def test_a_second_one_is_refused(self, tmp_path: Path) -> None:
         first = open_curator(self.options(tmp_path))
-        second = open_curator(self.options(tmp_path))
-        assert torch.equal(first.dataset.value, second.dataset.value)
-        assert first.query(1, request_id="a") == second.query(1, request_id="a")
-        assert first.num_queries == second.num_queries == 1
+        with pytest.raises(ValueError, match="in use"):
+            open_curator(self.options(tmp_path))
         first.close()
-        second.close()
 
     @pytest.mark.parametrize(
         ("changed", "named"),

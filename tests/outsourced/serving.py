@@ -10,14 +10,18 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
-from botorch_dp.outsourced import TLS, GaussianNoiseCurator, curator_app
+from botorch_dp.outsourced import Curator, GaussianNoiseCurator, curator_app
 from botorch_dp.outsourced.service import curator_server, listen
+
+if TYPE_CHECKING:
+    from tests.outsourced.certificates import Certificate
 
 pytest.importorskip("uvicorn")
 
@@ -49,25 +53,28 @@ def memory_folder() -> Iterator[Path]:
 
 @contextmanager
 def serving(
-    curator,
+    curator: Curator,
     *,
-    port: int | None = None,
+    port: int = 0,
     request_seconds: float = 10.0,
-    connections: int = 100,
-    tls: TLS | None = None,
-    **settings,
+    waiting: int = 100,
+    certificate: Certificate | None = None,
+    **settings: Any,
 ) -> Iterator[str]:
-    secret = {} if "token_file" in settings else {"token": TOKEN}
-    app = curator_app(curator, **{"rate": 1e6, "burst": 10**6, **secret, **settings})
-    server = curator_server(app, tls=tls, request_seconds=request_seconds, connections=connections)
-    listener = listen("127.0.0.1", port or 0)
+    """The address of a service in a thread of this process."""
+    files = {}
+    if certificate is not None:
+        files = {"certfile": certificate.certfile, "keyfile": certificate.keyfile}
+    app = curator_app(curator, token=TOKEN, **settings)
+    server = curator_server(app, request_seconds=request_seconds, waiting=waiting, **files)
+    listener = listen("127.0.0.1", port)
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
     deadline = time.monotonic() + 20
     while not server.started and time.monotonic() < deadline:
         time.sleep(0.01)
     try:
-        scheme = "http" if tls is None else "https"
+        scheme = "http" if certificate is None else "https"
         yield f"{scheme}://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True
@@ -83,12 +90,21 @@ def raw(
     return response.status, response.read(), response.headers
 
 
-def connected(url: str, sent: bytes = b"", *, source: str = "127.0.0.1") -> socket.socket:
-    """A connection from an address of the loopback network that has sent so much."""
-    host, port = url.removeprefix("http://").split(":")
-    stranger = socket.create_connection((host, int(port)), timeout=20, source_address=(source, 0))
+def connected(url: str, sent: bytes = b"") -> socket.socket:
+    """A connection that has sent so much."""
+    host, port = url.rpartition("/")[2].split(":")
+    stranger = socket.create_connection((host, int(port)), timeout=20)
     stranger.sendall(sent)
     return stranger
+
+
+def drained(stranger: socket.socket) -> bytes:
+    """Everything until the other side closes."""
+    received = b""
+    with suppress(ConnectionError):
+        while chunk := stranger.recv(2**16):
+            received += chunk
+    return received
 
 
 def question(index, request_id="q") -> bytes:

@@ -47,7 +47,7 @@ class TestPrivateAnswers:
         assert calls == [0, 1]
         assert ledger.spent()[0] == pytest.approx(0.8)
 
-    def test_another_log_pays_again(self, tmp_path: Path) -> None:
+    def test_another_log_is_charged_again(self, tmp_path: Path) -> None:
         """A known request id must not buy a second draw of noise from a curator that forgot."""
         ledger = PrivacyLedger(tmp_path / "ledger", PrivacyBudget(1.0, 0.0, summed=1.0))
         answers = PrivateAnswers(epsilon=0.4, bounds=(0.0, 1.0), ledger=ledger)
@@ -66,7 +66,7 @@ class TestPrivateAnswers:
         with pytest.raises(BudgetExhausted):
             curator(":memory:").query(0, request_id="same")
 
-    def test_an_interrupted_answer_is_paid_once(self, tmp_path: Path) -> None:
+    def test_an_interrupted_answer_is_charged_once(self, tmp_path: Path) -> None:
         calls = []
 
         def dies_twice(index: int) -> float:
@@ -90,19 +90,19 @@ class TestPrivateAnswers:
 
     def test_an_answer_that_the_log_cannot_keep_is_still_one_draw(self) -> None:
         ledger = PrivacyLedger(budget=PrivacyBudget(1.0, 0.0, summed=1.0))
-        house = curator_of(PrivateAnswers(epsilon=0.3, bounds=(0.0, 1.0), ledger=ledger))
-        keep, drawn = house._log.close_request, []
+        curator = curator_of(PrivateAnswers(epsilon=0.3, bounds=(0.0, 1.0), ledger=ledger))
+        keep, drawn = curator._log.close_request, []
 
         def no_space(request: str, answer: float) -> None:
             drawn.append(answer)
             raise OSError("no space left")
 
-        house._log.close_request = no_space  # type: ignore[method-assign]
+        curator._log.close_request = no_space  # type: ignore[method-assign]
         for _ in range(3):
             with pytest.raises(OSError, match="no space"):
-                house.query(0, request_id="same")
-        house._log.close_request = keep  # type: ignore[method-assign]
-        assert {house.query(0, request_id="same")} == set(drawn)
+                curator.query(0, request_id="same")
+        curator._log.close_request = keep  # type: ignore[method-assign]
+        assert {curator.query(0, request_id="same")} == set(drawn)
         assert ledger.spent()[0] == pytest.approx(0.3)
 
     def test_a_copied_log_replays(self, tmp_path: Path) -> None:
@@ -113,21 +113,21 @@ class TestPrivateAnswers:
         shutil.copy(tmp_path / "log", tmp_path / "copy")
         found = set()
         for name in ("log", "copy"):
-            house = curator_of(answers, log=tmp_path / name)
-            found.add(house.query(0, request_id="same"))
-            house.close()
+            curator = curator_of(answers, log=tmp_path / name)
+            found.add(curator.query(0, request_id="same"))
+            curator.close()
         assert len(found) == 1
         assert ledger.spent()[0] == pytest.approx(0.3)
 
     def test_one_question_at_once_is_one_draw(self) -> None:
         ledger = PrivacyLedger(budget=PrivacyBudget(1.0, 0.0, summed=1.0))
         answers = PrivateAnswers(epsilon=0.3, bounds=(0.0, 1.0), ledger=ledger)
-        house = curator_of(answers, measure=lambda _: time.sleep(0.05) or 0.5)
+        curator = curator_of(answers, measure=lambda _: time.sleep(0.05) or 0.5)
         with ThreadPoolExecutor(6) as pool:
-            found = list(pool.map(lambda _: house.query(0, request_id="same"), range(6)))
+            found = list(pool.map(lambda _: curator.query(0, request_id="same"), range(6)))
         assert len(set(found)) == 1
         assert ledger.spent()[0] == pytest.approx(0.3)
-        assert house.num_queries == 1
+        assert curator.num_queries == 1
 
     @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
     def test_a_curator_has_no_copies(self, copied) -> None:
@@ -151,12 +151,12 @@ class TestPrivateAnswers:
         assert "whether and when a measurement fails" in str(stated)
 
     def test_what_the_other_party_is_told(self) -> None:
-        house = curator_of(PrivateAnswers(epsilon=0.4, sensitivity=0.1))
-        assert str(house.guarantee) in house.promise
-        assert "moves by at most 0.1" in house.promise
+        curator = curator_of(PrivateAnswers(epsilon=0.4, sensitivity=0.1))
+        assert str(curator.guarantee) in curator.promise
+        assert "moves by at most 0.1" in curator.promise
         assert "no guarantee covers them" in curator_of(None).promise
         seeded = curator_of(PrivateAnswers(epsilon=0.4, sensitivity=0.1), unsafe_seed=3)
-        assert house.promise.count("nothing is promised") == 0
+        assert curator.promise.count("nothing is promised") == 0
         assert seeded.promise.count("nothing is promised") == 2
 
     def test_width_is_never_rounded_down(self) -> None:
@@ -202,31 +202,31 @@ class TestPrivateAnswers:
 
 
 @dataclass
-class House:
+class Opens:
     """How to open a curator on a log, or on none."""
 
     ledger: PrivacyLedger | None
 
     def query(self, checkpoint: Path | None) -> list[float]:
-        house = curator_of(
+        curator = curator_of(
             PrivateAnswers(epsilon=0.01, bounds=(0.0, 1.0), ledger=self.ledger),
             log=checkpoint or ":memory:",
         )
         try:
-            return [house.query(index, request_id=f"row {index}") for index in range(2)]
+            return [curator.query(index, request_id=f"row {index}") for index in range(2)]
         finally:
-            house.close()
+            curator.close()
 
 
 class TestOneDraw(OneDraw):
-    """Six processes asked for one id, and got six answers for one charge."""
+    """Each request id is one draw and one charge."""
 
     draws = 2
 
-    def make(self, ledger: PrivacyLedger | None) -> House:
-        return House(ledger)
+    def make(self, ledger: PrivacyLedger | None) -> Opens:
+        return Opens(ledger)
 
-    def draw(self, thing: House, checkpoint: Path | None) -> list[float]:
+    def draw(self, thing: Opens, checkpoint: Path | None) -> list[float]:
         return thing.query(checkpoint)
 
 
@@ -237,8 +237,8 @@ class TestOneRelease(OneDraw):
         return ledger
 
     def draw(self, thing: PrivacyLedger | None, checkpoint: Path | None) -> list[float]:
-        house = GaussianNoiseCurator(
+        curator = GaussianNoiseCurator(
             X[:3], abs, epsilon=1.0, delta=1e-6, ledger=thing, log=checkpoint or ":memory:"
         )
-        house.close()
-        return house.dataset.value.flatten().tolist()
+        curator.close()
+        return curator.dataset.value.flatten().tolist()

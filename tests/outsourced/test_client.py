@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 import time
@@ -21,12 +22,6 @@ from tests.outsourced.serving import (
 )
 
 
-def test_client_waits_out_the_rate_limit() -> None:
-    with serving(make_curator(), rate=20.0, burst=1) as url:
-        remote = CuratorClient(url, token=TOKEN)
-        assert [remote.query(i) for i in range(4)] == [measure(i) for i in range(4)]
-
-
 def test_client_survives_a_curator_that_comes_back() -> None:
     port = free_port()
     remote = CuratorClient(f"http://127.0.0.1:{port}", token=TOKEN, patience=30)
@@ -37,6 +32,16 @@ def test_client_survives_a_curator_that_comes_back() -> None:
     with serving(make_curator(), port=port):
         thread.join(timeout=30)
     assert answers == [measure(2)]
+
+
+def test_it_may_be_called_inside_an_event_loop() -> None:
+    """As in a notebook."""
+
+    async def cell() -> float:
+        return CuratorClient(url, token=TOKEN).query(3)
+
+    with serving(make_curator()) as url:
+        assert asyncio.run(cell()) == measure(3)
 
 
 def test_unknown_host() -> None:
@@ -89,6 +94,10 @@ def bad_server(*parts: bytes, pause: float = 0.0, forever: bool = False) -> Iter
                 stop.wait(pause)
             while forever and not stop.wait(pause):
                 connection.sendall(parts[-1])
+            # If something were left unread, closing would also take back what was sent.
+            connection.shutdown(socket.SHUT_WR)
+            while connection.recv(2**16):
+                pass
 
     def accept() -> None:
         while not stop.is_set():
@@ -148,7 +157,6 @@ class TestBadServers:
         [
             *(page(b""), page(b"{"), page(b"[]"), page(b"\xff\xfe"), page(b"[" * 60_000)),
             page(b"{}"),
-            b"SSH-2.0-OpenSSH_9.6\r\n",
             b"\0" * 100 + b"\r\n\r\n",
             b"HTTP/1.1 abc OK\r\n\r\n",
             b"HTTP/1.1 200 " + b"x" * 70_000 + b"\r\n\r\n",
@@ -163,7 +171,10 @@ class TestBadServers:
             with pytest.raises(UnreadableResponse):
                 client(url).dataset()
 
-    @pytest.mark.parametrize("answer", [page(b"x" * 100)[:-50], b"HTTP/1.1 200 OK\r\n", b""])
+    @pytest.mark.parametrize(
+        "answer",
+        [page(b"x" * 100)[:-50], b"HTTP/1.1 200 OK\r\n", b"SSH-2.0-OpenSSH_9.6\r\n", b""],
+    )
     def test_a_torn_answer_is_a_lost_connection(self, answer: bytes) -> None:
         with bad_server(answer) as url, pytest.raises((ConnectionError, UnreadableResponse)):
             client(url).status()
@@ -212,10 +223,9 @@ class TestBadServers:
 
     @pytest.mark.parametrize("start", [b"", b"1;", b"1\r\nx", b"0\r\n"])
     def test_the_lines_of_a_chunked_answer_are_bounded(self, start: bytes) -> None:
-        """urllib3 bounds them since 2.8."""
         head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + start
         endless = bad_server(head, b"a" * 2**16, forever=True)
-        with endless as url, pytest.raises(ConnectionError, match="exceeded"):
+        with endless as url, pytest.raises(UnreadableResponse, match="no answer of HTTP"):
             client(url, timeout=5.0, patience=0.2).status()
 
     def test_endless_interim_answers_end(self) -> None:
@@ -233,8 +243,9 @@ class TestBadServers:
                 client(url).status()
             assert time.monotonic() - began < 3
 
-    def test_reasons_are_short_and_printable(self) -> None:
-        reason = b'{"error": "\\u001b[2J' + b"x" * 1000 + b'"}'
+    @pytest.mark.parametrize("begin", [b'{"error": "\\u001b[2J', b"<html>\x1b[2J", b"\xff\x1b"])
+    def test_reasons_are_short_and_printable(self, begin: bytes) -> None:
+        reason = begin + b"x" * 1000 + b'"}'
         with bad_server(page(reason, "403 No")) as url:
             with pytest.raises(CuratorRefusal, match="xxx") as refused:
                 client(url).status()

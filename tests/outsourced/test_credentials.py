@@ -1,205 +1,144 @@
-"""Tokens that are replaced, a health check without one, and metrics that say nothing sensitive."""
+"""The token and the certificates: who is let in, and what is said of a wrong file."""
 
 from __future__ import annotations
 
-import logging
-import os
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
-from botorch_dp.outsourced import curator_app
-from botorch_dp.outsourced.credentials import Tokens, Watched
-from botorch_dp.outsourced.service import Metrics
-from tests.outsourced.certificates import replace
-from tests.outsourced.serving import TOKEN, make_curator, measure, question, raw, serving
-
-OLD, NEW, WATCHER = (f"{name}-token-of-some-length" for name in ("old", "new", "watcher"))
+from botorch_dp.outsourced import CuratorClient, read_token
+from botorch_dp.outsourced.credentials import check_certificate
+from tests.outsourced.certificates import Certificate, certificate, pem
+from tests.outsourced.serving import TOKEN, make_curator, measure, serving
 
 
-class TestTokenFile:
-    def test_tokens_are_replaced_without_a_restart(self, tmp_path: Path) -> None:
-        file = tmp_path / "tokens"
-        file.write_text(f"# the first one\n{OLD}\n")
-        with serving(make_curator(), token_file=file) as url:
+def client(url: str, **settings) -> CuratorClient:
+    return CuratorClient(url, token=TOKEN, **{"patience": 20.0, "timeout": 5.0, **settings})
 
-            def codes() -> list[int]:
-                return [raw(url, "GET", "/status", token=token)[0] for token in (OLD, NEW)]
 
-            assert codes() == [200, 401]
-            file.write_text(f"{OLD}\n{NEW}\n")  # in place, within one tick of the clock perhaps
-            assert codes() == [200, 200]
-            replace(file, f"{NEW}\n".encode())
-            assert codes() == [401, 200]
+def refused_at_once(remote: CuratorClient, match: str) -> None:
+    start = time.monotonic()
+    with pytest.raises(ConnectionError, match=match):
+        remote.status()
+    assert time.monotonic() - start < 5
+
+
+class TestToken:
+    def test_a_file_of_its_owner(self, tmp_path: Path) -> None:
+        path = tmp_path / "token"
+        path.touch(0o600)
+        path.write_text(f"{TOKEN}\n")
+        assert read_token(path) == TOKEN
 
     @pytest.mark.parametrize(
-        "wrong", ["", "short\n", f"{NEW} and more\n", f"metrics {NEW}\n", None]
+        ("content", "mode", "words"),
+        [
+            (f"{TOKEN}\n", 0o640, "can be read by others: chmod 600"),
+            (f"{TOKEN}\n", 0o604, "can be read by others: chmod 600"),
+            ("", 0o600, "at least 16 printable ASCII characters"),
+            ("short", 0o600, "at least 16 printable"),
+            (f"{TOKEN}\n{TOKEN}\n", 0o600, "without spaces"),
+            ("schl\u00fcssel-im-klartext", 0o600, "ASCII"),
+            (None, 0o600, "cannot be read"),
+        ],
     )
-    def test_a_wrong_replacement_locks_nobody_out(
-        self, tmp_path: Path, caplog: pytest.LogCaptureFixture, wrong: str | None
+    def test_wrong_files(self, tmp_path: Path, content: str | None, mode: int, words: str) -> None:
+        path = tmp_path / "a_file"
+        if content is not None:
+            path.write_text(content)
+            path.chmod(mode)
+        with pytest.raises(ValueError, match=rf"`token_file` .*a_file .*{words}") as refused:
+            read_token(path)
+        assert TOKEN not in str(refused.value)
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Certificate:
+    return certificate(tmp_path, "authority")
+
+
+@pytest.fixture
+def own(tmp_path: Path, authority: Certificate) -> Certificate:
+    return certificate(tmp_path, "service", by=authority)
+
+
+@pytest.fixture
+def url(own: Certificate) -> Iterator[str]:
+    with serving(make_curator(), certificate=own) as url:
+        yield url
+
+
+class TestService:
+    """What is wrong with a certificate or an address is said at once."""
+
+    def test_a_client_that_knows_the_authority(self, authority: Certificate, url: str) -> None:
+        remote = client(url, cafile=authority.certfile)
+        assert [remote.query(index) for index in range(3)] == [measure(i) for i in range(3)]
+
+    def test_an_unknown_authority(self, url: str) -> None:
+        refused_at_once(client(url), r"is not trusted \(.*`cafile` \(--cafile ")
+
+    def test_a_self_signed_certificate_unless_it_is_named(self, tmp_path: Path) -> None:
+        own = certificate(tmp_path, "own")
+        with serving(make_curator(), certificate=own) as url:
+            refused_at_once(client(url), r"is not trusted \(self-signed certificate")
+            assert client(url, cafile=own.certfile).query(1) == measure(1)
+
+    @pytest.mark.parametrize(
+        ("settings", "words"),
+        [({"days": -1.0}, "has expired"), ({"host": "192.0.2.1"}, "IP address mismatch")],
+    )
+    def test_a_wrong_certificate(
+        self, authority: Certificate, tmp_path: Path, settings, words: str
     ) -> None:
-        file = tmp_path / "tokens"
-        file.write_text(OLD)
-        tokens = Tokens(None, file)
-        if wrong is None:
-            file.unlink()
-        else:
-            replace(file, wrong.encode())
-        with caplog.at_level(logging.DEBUG):
-            for _ in range(3):
-                assert tokens.sender(f"Bearer {OLD}") == "owner"
-                assert tokens.sender(f"Bearer {NEW}") is None
-        assert len(caplog.records) == 1
-        assert "What was read before still holds" in caplog.text
-        assert OLD not in caplog.text
-        assert NEW not in caplog.text
-        replace(file, NEW.encode())
-        assert tokens.sender(f"Bearer {NEW}") == "owner"
-        assert tokens.sender(f"Bearer {OLD}") is None
+        bad = certificate(tmp_path, "bad", by=authority, **settings)
+        with serving(make_curator(), certificate=bad) as url:
+            refused_at_once(client(url, cafile=authority.certfile), words)
 
-    @pytest.mark.parametrize(
-        "content", ["", "short", f"{OLD}\nwith a space in it\n", f"metrics {OLD}"]
-    )
-    def test_a_wrong_file_is_an_error_at_the_start(self, tmp_path: Path, content: str) -> None:
-        file = tmp_path / "tokens"
-        file.write_text(content)
-        with pytest.raises(ValueError, match="`token_file`") as refused:
-            curator_app(make_curator(), token_file=file)
-        assert OLD not in str(refused.value)
-        with pytest.raises(ValueError, match=r"`token_file` .*none cannot be read"):
-            curator_app(make_curator(), token_file=tmp_path / "none")
+    def test_https_to_a_plain_service(self) -> None:
+        with serving(make_curator()) as url:
+            remote = client(url.replace("http:", "https:"))
+            refused_at_once(remote, "write http:// in place of https://")
 
-    def test_files_are_read_only_when_they_change(self, tmp_path: Path) -> None:
-        file, reads = tmp_path / "tokens", []
-        file.write_text("a")
-        long_ago = time.time() - 100
-        os.utime(file, (long_ago, long_ago))
-
-        def read() -> str:
-            reads.append(1)
-            return file.read_text()
-
-        watched = Watched([file], read)
-        assert [watched.value() for _ in range(5)] == ["a"] * 5
-        assert len(reads) == 1
-        replace(file, b"b")
-        assert watched.value() == "b"
+    def test_http_to_an_encrypted_service(self, url: str) -> None:
+        remote = client(url.replace("https:", "http:"))
+        refused_at_once(remote, "speaks HTTPS: write https:// in place of http://")
 
 
-class TestHealth:
-    def test_alive_and_nothing_else(self) -> None:
-        with serving(make_curator(), rate=0.1, burst=2) as url:
-            for _ in range(10):  # a balancer is not limited, and nobody by what it asks
-                status, body, _ = raw(url, "GET", "/health", token="none")
-                assert (status, body) == (200, b'{"status":"alive"}')
-            assert raw(url, "GET", "/status")[0] == 200
-
-    def test_it_answers_while_rows_are_measured(self) -> None:
-        measuring, go_on = threading.Event(), threading.Event()
-
-        def measured(_: object) -> float:
-            measuring.set()
-            return 0.5 if go_on.wait(60) else 0.0
-
-        slow = make_curator(measured)
-        with serving(slow) as url, ThreadPoolExecutor(2) as pool:
-            asked = pool.submit(raw, url, "POST", "/query", question(1))
-            assert measuring.wait(60)
-            assert raw(url, "GET", "/health")[0] == 200
-            metrics = raw(url, "GET", "/metrics")[1].decode()
-            assert "botorch_dp_rows_being_measured 1\n" in metrics
-            assert not asked.done()
-            go_on.set()
-            assert asked.result()[0] == 200
+def test_key_and_certificate_in_one_file(tmp_path: Path, own: Certificate) -> None:
+    both = tmp_path / "both.pem"
+    both.write_bytes(own.keyfile.read_bytes() + own.certfile.read_bytes())
+    check_certificate(both, None)
 
 
-class TestMetrics:
-    def test_counts_are_exact_and_prometheus_reads_them(self, tmp_path: Path) -> None:
-        file = tmp_path / "tokens"
-        file.write_text(f"{TOKEN}\nmetrics {WATCHER}\n")
-        curator = make_curator(max_queries=3)
-        with serving(curator, token_file=file) as url:
-            for number in range(5):
-                raw(url, "POST", "/query", question(number, f"q{number}"))
-            raw(url, "POST", "/query", question(0, "q0"))
-            raw(url, "POST", "/query", question(1, "q0"))
-            raw(url, "GET", "/status", token="wrong-token")
-            raw(url, "GET", "/status/../secret?q=5")
-            raw(url, "GET", "/health")
-            status, body, headers = raw(url, "GET", "/metrics", token=WATCHER)
-            assert status == 200
-            assert headers["Content-Type"].startswith("text/plain; version=0.0.4")
-        families = {family.name: family for family in text_string_to_metric_families(body.decode())}
-        assert all(family.documentation for family in families.values())
-        requests = {
-            (s.labels["path"], s.labels["status"]): s.value
-            for s in families["botorch_dp_requests"].samples
-        }
-        assert requests == {
-            ("/query", "200"): 4,
-            ("/query", "403"): 2,
-            ("/query", "409"): 1,
-            ("/status", "401"): 1,
-            ("other", "404"): 1,
-            ("/health", "200"): 1,
-        }
-        times = families["botorch_dp_request_seconds"]
-        assert times.type == "histogram"
-        count = {s.labels["path"]: s.value for s in times.samples if s.name.endswith("_count")}
-        assert count == {"/query": 7, "/status": 1, "other": 1, "/health": 1}
-        buckets = [
-            s.value
-            for s in times.samples
-            if s.name.endswith("_bucket") and s.labels["path"] == "/query"
-        ]
-        assert buckets == sorted(buckets)
-        assert buckets[-1] == 7
-        assert families["botorch_dp_requests_in_flight"].samples[0].value == 1
-        # No row, no answer, no id, no limit.
-        for word in ("secret", "q0", str(measure(1))[:5]):
-            assert word not in body.decode()
-
-    def test_who_may_see_them(self, tmp_path: Path) -> None:
-        file = tmp_path / "tokens"
-        file.write_text(f"{TOKEN}\nmetrics {WATCHER}\n")
-        with serving(make_curator(), token_file=file) as url:
-            assert raw(url, "GET", "/metrics", token="x" * 20)[0] == 401
-            assert raw(url, "GET", "/metrics")[0] == 200
-            for method, path in (("GET", "/status"), ("GET", "/dataset"), ("POST", "/query")):
-                status, body, _ = raw(url, method, path, question(1), token=WATCHER)
-                assert status == 403
-                assert b"metrics only" in body
-
-    def test_workers_are_summed_and_a_successor_starts_idle(self) -> None:
-        metrics = Metrics(2)
-        for worker in (0, 1, 0):
-            metrics.begin(worker)
-            metrics.count("/query", 200, 0.02)
-            metrics.in_flight(1)
-        text = str(metrics)
-        assert 'requests_total{path="/query",status="200"} 3\n' in text
-        assert "requests_in_flight 2\n" in text
-        assert metrics.starts() == 3
-        assert 'seconds_bucket{path="/query",le="0.01"} 0\n' in text
-        assert 'seconds_bucket{path="/query",le="0.025"} 3\n' in text
-        metrics.count("/query", 599, 1e9)
-        metrics.count("/query", 418, 0.0)
-        assert 'status="500"} 1\n' in str(metrics)
-        assert 'status="400"} 1\n' in str(metrics)
+def test_wrong_files_of_a_service(tmp_path: Path, own: Certificate, authority: Certificate) -> None:
+    junk, locked, none = tmp_path / "junk", tmp_path / "locked.key", tmp_path / "none"
+    junk.write_bytes(b"\x00\xff no certificate")
+    locked.write_bytes(pem(own.key, b"phrase"))
+    for certfile, keyfile, words in [
+        (none, own.keyfile, r"`certfile` .*none cannot be read \(No such file"),
+        (own.certfile, none, r"`keyfile` .*none cannot be read \(No such file"),
+        (tmp_path, own.keyfile, r"`certfile` .* cannot be read \(Is a directory"),
+        (junk, own.keyfile, "`certfile` .*junk and `keyfile` .* are no certificate"),
+        (own.certfile, junk, "`keyfile` .*junk are no certificate"),
+        (own.certfile, None, "are no certificate in PEM with its key"),
+        (own.certfile, authority.keyfile, "MISMATCH"),
+        (own.certfile, locked, "`keyfile` .* has a pass phrase"),
+    ]:
+        with pytest.raises(ValueError, match=words) as refused:
+            check_certificate(certfile, keyfile)
+        assert "PRIVATE KEY" not in str(refused.value)
 
 
-def test_a_log_that_is_gone_is_one_line_and_not_a_traceback(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with serving(make_curator(log=tmp_path / "log.sqlite")) as url:
-        (tmp_path / "log.sqlite").unlink()
-        with caplog.at_level(logging.INFO):
-            assert raw(url, "GET", "/status")[0] == 503
-            assert raw(url, "GET", "/health")[0] == 200
-        assert [record.getMessage() for record in caplog.records] == [
-            "The log cannot be read (PrivacyError)."
-        ]
+def test_wrong_files_of_a_client(tmp_path: Path, own: Certificate) -> None:
+    (tmp_path / "junk").write_bytes(b"\x00\xff no certificate")
+    for name, words in [
+        ("none", r"`cafile` .*none cannot be read \(No such file"),
+        ("junk", "`cafile` .*junk holds no certificate"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            client("https://127.0.0.1:1", cafile=tmp_path / name)
+    with pytest.raises(ValueError, match="`url` of https"):
+        client("http://127.0.0.1:1", cafile=own.certfile)

@@ -157,26 +157,26 @@ def test_what_the_curator_would_skip_is_not_waited_for(
 
 def test_a_search_through_two_files(tmp_path: Path) -> None:
     questions, answers = tmp_path / "questions.jsonl", tmp_path / "answers.jsonl"
-    house = curator(log=tmp_path / "log.sqlite")
+    owner = curator(log=tmp_path / "log.sqlite")
     done = threading.Event()
 
     def keep_answering() -> None:
         while not done.wait(0.01):
             if questions.exists():
-                answer_questions(house, questions, answers)
+                answer_questions(owner, questions, answers)
 
     thread = threading.Thread(target=keep_answering)
     thread.start()
     try:
         remote = FileCurator(questions, answers, timeout=30, interval=0.01)
-        modeler = Modeler(house.dataset.value, kernel=RBFKernel(), noise_std=0.1, delta=0.1)
+        modeler = Modeler(owner.dataset, kernel=RBFKernel(), noise_std=0.1, delta=0.1)
         history = modeler.run(remote.query, steps=5)
     finally:
         done.set()
         thread.join()
-    assert [entry.index for entry in house.query_log()] == [answer.index for answer in history]
+    assert [entry.index for entry in owner.query_log()] == [answer.index for answer in history]
     assert all(answer.y == float(X[answer.index, 0]) for answer in history)
-    assert answer_questions(house, questions, answers) == 0
+    assert answer_questions(owner, questions, answers) == 0
 
 
 def test_bad_lines_are_answered_or_skipped(tmp_path: Path) -> None:
@@ -212,17 +212,24 @@ def test_a_failed_measurement_says_nothing_about_it(
 
     questions, answers = tmp_path / "questions.jsonl", tmp_path / "answers.jsonl"
     questions.write_text(json.dumps({"request_id": "a", "index": 3}) + "\n")
-    house = GaussianNoiseCurator(X, fails, epsilon=2.0, delta=1e-6)
-    answer_questions(house, questions, answers)
+    owner = GaussianNoiseCurator(X, fails, epsilon=2.0, delta=1e-6)
+    answer_questions(owner, questions, answers)
     assert "could not be measured" in answers.read_text()
     assert "Smith" not in answers.read_text() + caplog.text
     with pytest.raises(LookupError, match="refused"):
         FileCurator(questions, answers).query(3, request_id="a")
 
 
+def test_no_question_yet_is_said_in_a_sentence(tmp_path: Path) -> None:
+    questions, answers = tmp_path / "questions.jsonl", tmp_path / "answers.jsonl"
+    with pytest.raises(FileNotFoundError, match=r"no file .*questions\.jsonl.* modeler ask first"):
+        answer_questions(curator(), questions, answers)
+    assert not answers.exists()
+
+
 def test_waiting_ends(tmp_path: Path) -> None:
     remote = FileCurator(tmp_path / "q.jsonl", tmp_path / "a.jsonl", timeout=0.05, interval=0.01)
     for _ in range(2):
-        with pytest.raises(TimeoutError, match="stays in the file"):
+        with pytest.raises(TimeoutError, match=r"a\.jsonl .*stays in the file .*q\.jsonl: let the"):
             remote.query(1, request_id="same")
     assert len((tmp_path / "q.jsonl").read_text().splitlines()) == 1

@@ -14,6 +14,7 @@ from gpytorch.kernels import RBFKernel
 from botorch_dp.errors import PrivacyError
 from botorch_dp.models import FiniteSetGP, public_gp
 from botorch_dp.outsourced import Answer, InputNoiseRBF, Modeler
+from botorch_dp.privacy import laplace_mechanism
 
 Z = torch.rand(200, 2, dtype=torch.double, generator=torch.Generator().manual_seed(1)) * 4
 
@@ -61,6 +62,13 @@ def test_learned_hyperparameters_find_it_too() -> None:
     assert (search.best.y - 1000) / 30 >= best - 0.05
     # In the answers' units, also between fits.
     assert search.mean[search.best.index] == pytest.approx(search.best.y, abs=3.0)
+
+
+def test_takes_a_release_or_its_rows() -> None:
+    release = laplace_mechanism(Z, sensitivity=1.0, epsilon=100.0, unsafe_seed=1)
+    found = Modeler(release, kernel=RBFKernel(), noise_std=0.05, delta=0.1).run(value, steps=5)
+    rows = release.value
+    assert found == Modeler(rows, kernel=RBFKernel(), noise_std=0.05, delta=0.1).run(value, steps=5)
 
 
 def test_run_counts_earlier_answers() -> None:
@@ -210,9 +218,11 @@ def test_wrong_settings(settings, message: str) -> None:
         modeler(**settings)
 
 
-@pytest.mark.parametrize("rows", [torch.zeros(0, 2), torch.tensor([[math.nan]]), torch.zeros(3)])
+@pytest.mark.parametrize(
+    "rows", [torch.zeros(0, 2), torch.tensor([[math.nan]]), torch.zeros(3), [[1.0]], "rows.npz"]
+)
 def test_wrong_rows(rows: torch.Tensor) -> None:
-    with pytest.raises(ValueError, match="`Z`"):
+    with pytest.raises((TypeError, ValueError), match="`Z`"):
         Modeler(rows, delta=0.1)
 
 

@@ -11,7 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -24,7 +24,6 @@ from tests.outsourced.serving import (
     free_port,
     make_curator,
     measure,
-    memory_folder,
     serving,
 )
 
@@ -35,19 +34,17 @@ pytestmark = pytest.mark.skipif(NGINX is None, reason="nginx is not installed")
 
 
 @contextmanager
-def proxy(folder: Path, *services: str, changes: dict[str, str] | None = None) -> Iterator[str]:
+def proxy(folder: Path, service: str, changes: dict[str, str] | None = None) -> Iterator[str]:
     """nginx with the example, its address and files replaced; the address it listens at."""
     authority = certificate(folder, "authority")
-    service = certificate(folder, "service", by=authority)
+    own = certificate(folder, "service", by=authority)
     port = free_port()
     text = EXAMPLE.read_text()
     for old, new in {
         "listen 443 ssl": f"listen 127.0.0.1:{port} ssl",
-        "/etc/curator/service.pem": str(service.certfile),
-        "/etc/curator/service.key": str(service.keyfile),
-        "server 127.0.0.1:8765;": " ".join(
-            f"server {url.removeprefix('http://')};" for url in services
-        ),
+        "/etc/curator/service.pem": str(own.certfile),
+        "/etc/curator/service.key": str(own.keyfile),
+        "server 127.0.0.1:8765;": f"server {service.removeprefix('http://')};",
         **(changes or {}),
     }.items():
         assert old in text
@@ -96,31 +93,21 @@ def test_the_example_is_valid(tmp_path: Path) -> None:
         assert "warn" not in (tmp_path / "error.log").read_text()
 
 
-def test_questions_pass_and_metrics_do_not(tmp_path: Path) -> None:
+def test_questions_pass(tmp_path: Path) -> None:
     with serving(make_curator()) as service, proxy(tmp_path, service) as url:
         remote = client(url, tmp_path)
         assert [remote.query(index) for index in range(3)] == [measure(i) for i in range(3)]
         assert remote.dataset().value.shape == (30, 3)
         assert get(f"{url}/health", tmp_path) == 200
-        assert get(f"{url}/metrics", tmp_path, Authorization=f"Bearer {TOKEN}") == 404
         with pytest.raises(CuratorRefusal) as refused:
             client(url, tmp_path, token="x" * 20).status()
         assert refused.value.status == 401
         with pytest.raises(CuratorRefusal) as refused:
-            remote._request("/query", b"x" * 5000)
+            remote._request("/query", {"index": "x" * 5000})
         assert refused.value.status == 413
-
-
-def test_who_claims_to_be_somebody_else_is_counted_all_the_same(tmp_path: Path) -> None:
-    with (
-        serving(make_curator(), rate=0.01, burst=3) as service,
-        proxy(tmp_path, service) as url,
-    ):
-        codes = [
-            get(f"{url}/status", tmp_path, **{"X-Forwarded-For": f"203.0.113.{number}"})
-            for number in range(6)
-        ]
-        assert codes == [401] * 3 + [429] * 3
+        plain = CuratorClient(url.replace("https:", "http:"), token=TOKEN)
+        with pytest.raises(CuratorRefusal, match="plain HTTP request was sent to HTTPS port"):
+            plain.status()
 
 
 def test_floods_and_half_sent_requests_end_at_the_proxy(tmp_path: Path) -> None:
@@ -132,7 +119,7 @@ def test_floods_and_half_sent_requests_end_at_the_proxy(tmp_path: Path) -> None:
         context = ssl.create_default_context(cafile=str(tmp_path / "authority.pem"))
         start = time.monotonic()
         with (
-            connected(url.replace("https:", "http:")) as plain,
+            connected(url) as plain,
             context.wrap_socket(plain, server_hostname="127.0.0.1") as half,
         ):
             half.sendall(b"GET /status HTTP/1.1\r\nHo")
@@ -144,7 +131,7 @@ def test_floods_and_half_sent_requests_end_at_the_proxy(tmp_path: Path) -> None:
 def test_the_client_waits_for_a_service_behind_the_proxy(tmp_path: Path) -> None:
     port = free_port()
     with proxy(tmp_path, f"127.0.0.1:{port}") as url:
-        with pytest.raises(ConnectionError, match="no reason given"):  # 502
+        with pytest.raises(ConnectionError, match="502 Bad Gateway"):
             client(url, tmp_path, patience=0.5).status()
         answers: list[float] = []
         remote = client(url, tmp_path, patience=60.0)
@@ -154,24 +141,3 @@ def test_the_client_waits_for_a_service_behind_the_proxy(tmp_path: Path) -> None
         with serving(make_curator(), port=port):
             asking.join(timeout=60)
         assert answers == [measure(2)]
-
-
-def test_two_services_on_one_log_answer_as_one(tmp_path: Path) -> None:
-    """One of them ends in the middle; nobody notices, and nothing is measured twice."""
-    measured: list[int] = []
-
-    def counted(index: int) -> float:
-        measured.append(index)
-        return measure(index)
-
-    with memory_folder() as folder:
-        houses = [make_curator(counted, log=folder / "log.sqlite") for _ in range(2)]
-        ending = ExitStack()
-        second = ending.enter_context(serving(houses[1]))
-        with serving(houses[0]) as first, proxy(tmp_path, first, second) as url:
-            remote = client(url, tmp_path)
-            asked = {i: remote.query(i, request_id=f"row {i}") for i in range(20)}
-            ending.close()
-            assert {i: remote.query(i, request_id=f"row {i}") for i in range(20)} == asked
-        assert sorted(measured) == list(range(20))
-        assert houses[0].num_queries == houses[1].num_queries == 20
