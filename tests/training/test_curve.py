@@ -48,7 +48,7 @@ def test_each_point_is_the_shorter_training(engine: str, optimizer: str) -> None
 
 def test_points_of_replicates_are_their_own() -> None:
     each = trainer()
-    together = each.fit_replicates(**LONG, seeds=[5, 3], curve=CURVE[:3])
+    together = each.replicates([5, 3], curve=CURVE[:3], **LONG)
     handed = list(each.curve(CURVE[:3], **LONG, seeds=[5, 3]))
     assert [epochs for epochs, _ in handed] == list(CURVE[:3])
     for place, one in enumerate(together):
@@ -187,7 +187,7 @@ def test_wrong_curves_are_refused_before_training(
     each = trainer()
     for call in (
         lambda: each.fit(**LONG, seed=0, curve=curve),
-        lambda: each.fit_replicates(**LONG, seeds=[0], curve=curve),
+        lambda: each.replicates([0], curve=curve, **LONG),
         lambda: each.curve(curve, **LONG, seeds=[0]),
     ):
         with pytest.raises(error, match=message):

@@ -124,7 +124,7 @@ def test_no_record_moves_the_sum_by_more_than_two_clipping_norms(name: str) -> N
 
     def by_the_trainer(model: nn.Module, data: TrainTest) -> Tensor:
         trainer = DPTrainer(attack[0], linear_loss, data)
-        return flat(trainer.clipped_gradient_sum(model, torch.arange(len(data.train_X)), 1.0))
+        return flat(trainer.setup.clipped_sum(model, torch.arange(len(data.train_X)), 1.0))
 
     def by_the_engine(model: nn.Module, data: TrainTest) -> Tensor:
         records = training_records(data, None)
@@ -381,7 +381,7 @@ def assert_right(trainer: DPTrainer, model: nn.Module, data: TrainTest) -> None:
     rows = per_example_gradients(
         model, cross_entropy_loss, data.train_X[INDICES], data.train_Y[INDICES]
     )
-    found = flat(trainer.clipped_gradient_sum(model, INDICES, 0.3))
+    found = flat(trainer.setup.clipped_sum(model, INDICES, 0.3))
     torch.testing.assert_close(found, clipped_sum(rows, 0.3), rtol=1e-4, atol=1e-6)
 
 
@@ -401,17 +401,17 @@ def test_a_parameter_outside_the_outputs() -> None:
             return self.used(X)
 
     data = make_data()
-    sums = DPTrainer(Unused, cross_entropy_loss, data).clipped_gradient_sum(Unused(), INDICES, 0.3)
+    sums = DPTrainer(Unused, cross_entropy_loss, data).setup.clipped_sum(Unused(), INDICES, 0.3)
     assert [float(s.abs().max()) > 0 for s in sums] == [True] * 4 + [False] * 2
 
 
 def test_large_batches_are_processed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     model = stack(nn.Tanh(), torch.float64)
     trainer = DPTrainer(lambda: model, cross_entropy_loss, make_data(), engine="per_record")
-    whole = flat(trainer.clipped_gradient_sum(model, INDICES, 0.3))
+    whole = flat(trainer.setup.clipped_sum(model, INDICES, 0.3))
     size = sum(p.numel() for p in model.parameters())
     monkeypatch.setattr("botorch_dp.training.per_record.MAX_GRADIENT_NUMBERS", 3 * size)
-    parts = flat(trainer.clipped_gradient_sum(model, INDICES, 0.3))
+    parts = flat(trainer.setup.clipped_sum(model, INDICES, 0.3))
     torch.testing.assert_close(whole, parts, rtol=1e-12, atol=1e-14)
 
 
@@ -529,7 +529,7 @@ def test_the_mean_of_a_batch_of_one_is_the_records_loss(loss: Any, engine: str) 
     model = linear()
     assert examine(model, loss, DATA).num_classes == 3
     found, expected = (
-        flat(DPTrainer(linear, each, DATA, engine=engine).clipped_gradient_sum(model, INDICES, 0.3))
+        flat(DPTrainer(linear, each, DATA, engine=engine).setup.clipped_sum(model, INDICES, 0.3))
         for each in (loss, cross_entropy_loss)
     )
     torch.testing.assert_close(found, expected)
@@ -541,7 +541,7 @@ def test_several_outputs_are_averaged_within_a_record() -> None:
     trainer = DPTrainer(lambda: linear(2), nn.MSELoss(), data, metric=lambda o, t: 0.25)
     model = linear(2)
     rows = per_example_gradients(model, nn.MSELoss(), data.train_X[INDICES], data.train_Y[INDICES])
-    found = flat(trainer.clipped_gradient_sum(model, INDICES, 0.3))
+    found = flat(trainer.setup.clipped_sum(model, INDICES, 0.3))
     torch.testing.assert_close(found, clipped_sum(rows, 0.3))
     assert trainer.fit(**SETTINGS, seed=0).accuracy == 0.25
 
@@ -573,9 +573,9 @@ def test_targets_are_classes_if_the_loss_refuses_all_others() -> None:
     data = make_data(n=20, classes=12, dtype=torch.float32)
     linear_of = partial(nn.Linear, 7)
     numbers = DPTrainer(partial(linear_of, 2), spread, data, metric=lambda o, t: 0.0)
-    assert numbers._records.unusable == 0
+    assert numbers.setup.records.unusable == 0
     classes = DPTrainer(partial(linear_of, 2), cross_entropy_loss, data)
-    assert classes._records.unusable == int((data.train_Y > 1).sum()) > 0
+    assert classes.setup.records.unusable == int((data.train_Y > 1).sum()) > 0
 
 
 @dataclass

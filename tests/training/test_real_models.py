@@ -125,7 +125,7 @@ def test_sums_are_those_of_single_records(factory: Any, lazily: bool, clipping: 
             expected = clipped_sum(rows, 0.3)
         else:
             expected = torch.stack([0.3 * r / (r.norm() + 0.01) for r in rows]).sum(dim=0)
-        found = flat(trainer.clipped_gradient_sum(model, torch.arange(24), 0.3))
+        found = flat(trainer.setup.clipped_sum(model, torch.arange(24), 0.3))
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
         together = torch.stack(rows).mean(dim=0)
         broken = 24 * together * min(1.0, 0.3 / float(together.norm()))
@@ -159,7 +159,7 @@ def test_a_record_that_cannot_be_read_counts_as_zero_and_says_nothing() -> None:
     torch.manual_seed(0)
     model = Encoder()
     places = torch.tensor([1, 3, 5, 7])
-    found = flat(trainer.clipped_gradient_sum(model, places, 0.3))
+    found = flat(trainer.setup.clipped_sum(model, places, 0.3))
     rows = records_gradients(model, data)
     expected = clipped_sum([rows[1], rows[5]], 0.3)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
@@ -176,7 +176,7 @@ def test_a_token_that_does_not_exist_says_nothing(lazily: bool, token: int) -> N
     trainer = DPTrainer(Encoder, cross_entropy_loss, given)
     torch.manual_seed(0)
     model = Encoder()
-    found = flat(trainer.clipped_gradient_sum(model, torch.tensor([4, 5, 6]), 0.3))
+    found = flat(trainer.setup.clipped_sum(model, torch.tensor([4, 5, 6]), 0.3))
     rows = records_gradients(model, data)
     torch.testing.assert_close(found, clipped_sum([rows[4], rows[6]], 0.3), rtol=1e-4, atol=1e-5)
     assert type(trainer.fit(**SETTINGS, seed=0).model.embedding) is nn.Embedding

@@ -283,7 +283,7 @@ class TestInterruption:
         each = DPTrainer(NETWORK, loss, FLOAT_DATA)
         loss.armed = True
         with pytest.raises(KeyboardInterrupt):
-            each.fit_replicates(**SETTINGS, seeds=[0, 1])
+            each.replicates([0, 1], **SETTINGS)
         loss.calls = 0
         with pytest.raises(KeyboardInterrupt):
             each.fit(**SETTINGS, seed=0, on_interrupt="raise")

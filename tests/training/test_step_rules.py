@@ -117,7 +117,7 @@ def test_steps_are_those_of_a_loop_of_ones_own(name: str) -> None:
 @pytest.mark.parametrize("name", CHOICES)
 def test_replicates_are_the_runs_of_their_seeds(name: str) -> None:
     each = trainer(**CHOICES[name])
-    for seed, replicate in zip((4, 9), each.fit_replicates(**SETTINGS, seeds=[4, 9]), strict=True):
+    for seed, replicate in zip((4, 9), each.replicates([4, 9], **SETTINGS), strict=True):
         alone = each.fit(**SETTINGS, seed=seed)
         torch.testing.assert_close(
             weights(replicate.model), weights(alone.model), rtol=1e-4, atol=1e-5
@@ -244,10 +244,10 @@ def test_normalized_sums_are_those_of_single_records(engine: str) -> None:
     for clip_norm in (0.1, 1.0, 10.0):
         rows = per_example_gradients(model, cross_entropy_loss, X, Y)
         expected = torch.stack([clip_norm * r / (r.norm() + 0.01) for r in rows]).sum(dim=0)
-        found = flat(each.clipped_gradient_sum(model, INDICES, clip_norm))
+        found = flat(each.setup.clipped_sum(model, INDICES, clip_norm))
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
     plain = torch.stack(rows).sum(dim=0)
-    found = flat(each.clipped_gradient_sum(model, INDICES, math.inf))
+    found = flat(each.setup.clipped_sum(model, INDICES, math.inf))
     torch.testing.assert_close(found, plain, rtol=1e-12, atol=1e-13)
 
 
@@ -278,7 +278,7 @@ def test_a_record_moves_normalized_sums_by_two_norms_at_most(engine: str) -> Non
             X = data.train_X.clone()
             X[5] = value
             changed = each.on(data._replace(train_X=X))
-            found.append(flat(changed.clipped_gradient_sum(model, INDICES, 0.5)))
+            found.append(flat(changed.setup.clipped_sum(model, INDICES, 0.5)))
         moves = [float((a - b).norm()) for a in found for b in found]
         assert max(moves) <= 1.0 + 1e-12
         assert max(moves) > 0.4

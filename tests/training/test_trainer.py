@@ -107,7 +107,7 @@ class TestReplicates:
     ) -> None:
         each = trainer(engine=engine, sampling=sampling, optimizer=optimizer)
         seeds = [4, 9, 2**70]
-        replicates = each.fit_replicates(**SETTINGS, seeds=seeds)
+        replicates = each.replicates(seeds, **SETTINGS)
         for seed, replicate in zip(seeds, replicates, strict=True):
             alone = each.fit(**SETTINGS, seed=seed)
             torch.testing.assert_close(
@@ -124,7 +124,7 @@ class TestReplicates:
             ([0.5], "seeds"),
         ):
             with pytest.raises((TypeError, ValueError), match=message):
-                trainer().fit_replicates(**SETTINGS, seeds=seeds)
+                trainer().replicates(seeds, **SETTINGS)
 
 
 class TestEdges:
@@ -281,9 +281,9 @@ class TestRefusals:
             (torch.tensor([0.5]), "integers"),
         ):
             with pytest.raises(ValueError, match=message):
-                trainer().clipped_gradient_sum(model, indices, 1.0)
+                trainer().setup.clipped_sum(model, indices, 1.0)
         with pytest.raises(ValueError, match="clip_norm"):
-            trainer().clipped_gradient_sum(model, torch.tensor([0]), 0.0)
+            trainer().setup.clipped_sum(model, torch.tensor([0]), 0.0)
 
 
 PLAN = TrainingPlan(
@@ -365,7 +365,7 @@ def test_a_factory_of_one_model_starts_each_training_at_its_weights() -> None:
     shared = DPTrainer(lambda: model, cross_entropy_loss, FLOAT_DATA)
     shared.fit(**{**SETTINGS, "noise_multiplier": 0.0}, seed=0)
     shared.untrained({name: torch.zeros_like(p) for name, p in model.state_dict().items()})
-    one, other = shared.fit_replicates(**SETTINGS, seeds=[0, 1])
+    one, other = shared.replicates([0, 1], **SETTINGS)
     assert not torch.equal(weights(one.model), weights(other.model))
     published = shared.fit(**{**SETTINGS, "learning_rate": 1e-9}, publish=True)
     assert torch.equal(weights(model), start) and model.training

@@ -142,17 +142,17 @@ class TestSensitivity:
         trainer = DPTrainer(zero_model(4), linear_loss, records(X, [1.0] * 8))
         indices = torch.arange(8)
         model = zero_model(4)()
-        (before,) = trainer.clipped_gradient_sum(model, indices, 0.5)
+        (before,) = trainer.setup.clipped_sum(model, indices, 0.5)
         changed = X.clone()
         changed[5] = -X[5] if value == -1.0 else value
         other = trainer.on(records(changed, [1.0] * 8))
-        (after,) = other.clipped_gradient_sum(model, indices, 0.5)
+        (after,) = other.setup.clipped_sum(model, indices, 0.5)
         assert float((after - before).norm()) <= 2 * 0.5 * (1 + 1e-12)
         if value == -1.0:
             # The bound is attained: no smaller sensitivity than 2C would do.
             assert float((after - before).norm()) == pytest.approx(1.0)
         rest = indices[indices != 5]
-        (removed,) = other.clipped_gradient_sum(model, rest, 0.5)
+        (removed,) = other.setup.clipped_sum(model, rest, 0.5)
         assert float((after - removed).norm()) <= 0.5 * (1 + 1e-12)
 
     @pytest.mark.parametrize("engine", ENGINES)
@@ -262,7 +262,7 @@ class TestLowBits:
     @staticmethod
     def published(value: float, size: int) -> np.ndarray:
         total = torch.full((size,), value, dtype=torch.float64)
-        SystemRandomness().perturb_(total, sensitivity=1.0, noise_multiplier=1.0)
+        SystemRandomness().perturb_(total, sensitivity=1.0, std=1.0)
         return total.numpy()
 
     @staticmethod
