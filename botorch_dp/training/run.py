@@ -135,6 +135,8 @@ class TrainingRun:
                 if self.step != until:
                     return
                 self.measured[passes] = measure()
+                if self._file is not None:
+                    self._file.put(measured=self.measured)
             yield passes, self.measured[passes]
             if self.stopped:
                 return
@@ -223,7 +225,7 @@ class TrainingRun:
         if stored is None:
             return
         self.step, self.drawn = stored["step"], stored["drawn"]
-        self.measured = stored["measured"]
+        self.measured = file.get("measured", {})
         self._parameters.copy_(stored["parameters"])
         self.rule.load(stored["rule"])
         self._stock(stored["ahead"], stored["ahead_sizes"])
@@ -240,7 +242,6 @@ class TrainingRun:
             training={
                 "step": self.step,
                 "drawn": self.drawn,
-                "measured": self.measured,
                 "parameters": self._parameters,
                 "rule": self.rule.state(),
                 "ahead": places,

@@ -84,17 +84,17 @@ class TestBothKinds:
         assert stats.chisquare(members).pvalue > FALSE_ALARM
         assert [len(batch) for batch in coins.choose_each(5, 1.0, 2)] == [5, 5]
 
-    @pytest.mark.parametrize("sensitivity, multiplier", [(2.0, 1.0), (1e-3, 0.05), (50.0, 40.0)])
+    @pytest.mark.parametrize("sensitivity, each", [(2.0, 2.0), (1e-3, 5e-5), (50.0, 2000.0)])
     def test_noise_has_the_stated_deviation(
-        self, coins: SeededRandomness, sensitivity: float, multiplier: float
+        self, coins: SeededRandomness, sensitivity: float, each: float
     ) -> None:
         total = torch.zeros(20_000, dtype=torch.float64)
         # Two calls, so that a draw used twice would show as a doubled variance.
         for _ in range(2):
             fresh = torch.zeros_like(total)
-            coins.perturb_(fresh, sensitivity=sensitivity, noise_multiplier=multiplier)
+            coins.perturb_(fresh, sensitivity=sensitivity, std=each)
             total += fresh
-        std = math.sqrt(2) * sensitivity * multiplier
+        std = math.sqrt(2) * each
         assert variance_is(total, std)
         assert not variance_is(total, std / 2)
         assert not variance_is(total, std * 1.1)

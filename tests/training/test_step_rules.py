@@ -20,7 +20,7 @@ from botorch_dp.training import (
     logistic_loss,
     logistic_regression,
 )
-from botorch_dp.training.fused import clip_factors
+from botorch_dp.training.engines import clip_factors
 from botorch_dp.training.step_rules import ScaleFree, ScheduleFree, make_rule
 from tests.training.helpers import (
     ENGINES,
@@ -176,7 +176,7 @@ class WithModes(torch.optim.SGD):
 def test_optimizers_with_modes_are_asked_for_what_to_evaluate() -> None:
     def rule(factory: Any) -> Any:
         parameters = torch.zeros(1, 3)
-        made = make_rule(parameters, [TrainingPlan(**PLAN)], logistic_regression(2), factory, None)
+        made = make_rule(parameters, TrainingPlan(**PLAN), logistic_regression(2), factory, None)
         made.step(torch.ones(1, 3))
         return parameters, made
 
@@ -189,7 +189,7 @@ def test_optimizers_with_modes_are_asked_for_what_to_evaluate() -> None:
 def test_schedule_free_by_hand() -> None:
     """z <- z - .3 g / 4; x <- mean of all z; the gradient is taken at .1 z + .9 x."""
     y = torch.zeros(1, 1, dtype=torch.float64)
-    rule = ScheduleFree(y, [TrainingPlan(**PLAN)])
+    rule = ScheduleFree(y, TrainingPlan(**PLAN))
     z = x = torch.zeros(1, 1, dtype=torch.float64)
     for t, g in enumerate((4.0, -8.0, 2.0), start=1):
         rule.step(torch.full((1, 1), g, dtype=torch.float64))
@@ -199,9 +199,9 @@ def test_schedule_free_by_hand() -> None:
         torch.testing.assert_close(y, 0.1 * z + 0.9 * x)
 
 
-def scale_free(plan: dict[str, Any], size: int, rows: int = 1) -> tuple[Tensor, ScaleFree]:
-    parameters = torch.zeros(rows, size, dtype=torch.float64)
-    return parameters, ScaleFree(parameters, [TrainingPlan(**plan)] * rows)
+def scale_free(plan: dict[str, Any], size: int) -> tuple[Tensor, ScaleFree]:
+    parameters = torch.zeros(1, size, dtype=torch.float64)
+    return parameters, ScaleFree(parameters, TrainingPlan(**plan))
 
 
 def test_scale_free_steps_do_not_know_the_scale_of_gradients() -> None:
