@@ -391,6 +391,12 @@ class PrivateFit:
         """
         at_least = check_nonnegative("at_least", at_least)
         check_payment(ledger, unsafe_seed=self.unsafe_seed)
+        for name, given, kind in (
+            ("ledger", ledger, PrivacyLedger),
+            ("executor", executor, Executor),
+        ):
+            if given is not None and not isinstance(given, kind):
+                raise TypeError(f"`{name}` must be a {kind.__name__}, got {type(given).__name__}.")
         settings = {**self._settings(checkpoint is not None), "charged": ledger is not None}
         with Run(checkpoint, what="a private fit", settings=settings, ledger=ledger) as run:
             began = run.get("began") or time.time()
@@ -662,7 +668,9 @@ def _checked_space(trainer: DPTrainer, space: SearchSpace | None) -> SearchSpace
     return space
 
 
-def _checked_budget(name: str, budget: PrivacyBudget) -> PrivacyBudget:
+def _checked_budget(name: str, budget: object) -> PrivacyBudget:
+    if not isinstance(budget, PrivacyBudget):
+        raise TypeError(f"`{name}` must be a PrivacyBudget, got {type(budget).__name__}.")
     if budget.delta == 0:
         raise PrivacyError(
             f"`{name}` has no delta, and no Gaussian noise meets a pure epsilon: give one that is "
