@@ -33,6 +33,11 @@ class TrainingOracles:
     settings: Callable[[Config], TrainingSettings]
     publish: bool = False
 
+    @property
+    def num_records(self) -> int:
+        """The number of training records."""
+        return len(self.trainer().setup.records)
+
     def plan(self, config: Config) -> TrainingPlan:
         """The public parameters of one training."""
         return self.trainer().plan(**self.settings(config))
@@ -54,8 +59,7 @@ class TrainingOracles:
         chosen = [self.settings(config) for config in configs]
         if any("target_epsilon" in settings for settings in chosen):
             return [settings["target_epsilon"] for settings in chosen]
-        trainer = self.trainer()
-        num_records = len(trainer.setup.records)
+        trainer, num_records = self.trainer(), self.num_records
         bounds = dp_sgd_epsilons(
             [settings["noise_multiplier"] for settings in chosen],
             [settings["batch_size"] for settings in chosen],
