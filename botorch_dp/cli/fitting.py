@@ -114,13 +114,7 @@ def _fit(options: argparse.Namespace) -> int:
         dictionaries = {k: g and g.to_dict() for k, g in guarantees.items()}
         print(json.dumps({**published, "guarantees": dictionaries}, indent=1))
         return 0
-    if result.score is None:
-        print("Nothing was chosen: this is the untrained model.")
-    else:
-        print(f"Score {result.score.value:.4f}")
-    print(*(f"{name} = {value}" for name, value in result.config.value.items()), sep="\n")
-    print(f"Model: {options.model}")
-    print(*(g for g in guarantees.values() if g is not None), sep="\n")
+    print(f"Model: {options.model}", result, sep="\n")
     return 0
 
 

@@ -15,10 +15,10 @@ one beside the other. What is clipped and what is added up for a record are made
 alone, whatever the model does. The steps of a recurrent layer are ours, and act on each record
 alone as well: all records take them together.
 
-Layers are noticed by the functions of torch that they call with a trained parameter as the weight:
-the parameters that a model is called with are tensors of a kind that notices it. A parameter that
-is used otherwise (a table of embeddings that is the last layer's weight as well) is copied for each
-record, which gives the gradients of single records.
+The engine finds the layers by the functions of torch that are called with a trained parameter as
+the weight: it calls the model with parameters of a subclass of tensors that records such calls. A
+parameter that is used otherwise (a table of embeddings that is the last layer's weight as well) is
+copied for each record, which gives the gradients of single records.
 """
 
 from __future__ import annotations

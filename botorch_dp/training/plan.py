@@ -369,7 +369,7 @@ class TrainingPlan:
                 f"{guarantee.mechanism}: epsilon = {epsilon} at delta = {self.delta:g} for one "
                 f"training record, where {self.relation.value}."
             )
-        noise = f"{self.noise_multiplier:.4g} over the clipping norm {self.clip_norm:g}"
+        noise = f"{rounded_up(self.noise_multiplier)} over the clipping norm {self.clip_norm:g}"
         size = "about " * (self.sampling == "poisson") + f"{self.batch_size:,}"
         lines = [
             price,

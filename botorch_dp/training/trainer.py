@@ -310,10 +310,11 @@ class DPTrainer:
                 records: see :attr:`Trained.curve`. Each is a shorter training of the same
                 settings, at no further cost in privacy. With ``on_point`` every epoch, unless
                 given.
-            on_point: Told ``(epochs, utility)`` of each point of the curve; the checkpoint is
-                written first. If it returns something true, the training ends there. What it is
-                told is sensitive. A run that is continued tells the points before again. A
-                published model that is ended so has the guarantee of the complete run.
+            on_point: Called with ``(epochs, utility)`` at each point of the curve, after the
+                checkpoint is written. If it returns something true, the training ends there; a
+                published model then has the guarantee of the complete run. If it raises an error,
+                no model is returned, and a run with a ``checkpoint`` can be continued: it is told
+                all points again. What it is told is sensitive.
             settings: ``learning_rate``, ``clip_norm``, ``noise_multiplier`` or
                 ``target_epsilon``, ``batch_size``, ``epochs`` and ``delta``; see
                 :class:`TrainingSettings`.
@@ -330,11 +331,7 @@ class DPTrainer:
         if checkpoint is not None:
             check_path("checkpoint", checkpoint)
         _check_seed(plan, seed, publish=publish, ledger=ledger)
-        if on_point is not None and not callable(on_point):
-            raise TypeError(f"`on_point` must be callable, got {type(on_point).__name__}.")
-        if on_point is not None and not curve:
-            curve = range(1, plan.epochs + 1)
-        curve = _check_curve(curve, plan)
+        curve = _check_curve(curve, on_point, plan)
         tell = None if on_point is None else _told_one(on_point)
         run = self.start(plan, [seed])
         identity = self._identity(run, seed, curve, with_data=checkpoint is not None)
@@ -370,7 +367,8 @@ class DPTrainer:
             seeds: Different non-negative integers.
             progress: Show a progress bar.
             curve: As for :meth:`fit`.
-            on_point: Told ``(epochs, utilities)``, one for each seed; otherwise as for :meth:`fit`.
+            on_point: Called with ``(epochs, utilities)``, one utility for each seed; otherwise as
+                for :meth:`fit`.
             settings: As for :meth:`fit`.
 
         Example:
@@ -380,9 +378,7 @@ class DPTrainer:
         """
         plan = self._plan(settings, DPTrainer.replicates)
         seeds = _check_seeds(seeds)
-        if on_point is not None and not curve:
-            curve = range(1, plan.epochs + 1)
-        curve = _check_curve(curve, plan)
+        curve = _check_curve(curve, on_point, plan)
         run = self.start(plan, seeds)
         self._train(run, curve, on_point, progress=progress)
         return self._results(run, curve)
@@ -663,7 +659,11 @@ def _check_seeds(seeds: Sequence[int]) -> list[int]:
     return seeds
 
 
-def _check_curve(curve: Sequence[int], plan: TrainingPlan) -> tuple[int, ...]:
+def _check_curve(curve: Sequence[int], on_point: object, plan: TrainingPlan) -> tuple[int, ...]:
+    if on_point is not None and not callable(on_point):
+        raise TypeError(f"`on_point` must be callable, got {type(on_point).__name__}.")
+    if on_point is not None and not curve:
+        return tuple(range(1, plan.epochs + 1))
     if isinstance(curve, str) or not isinstance(curve, Iterable):
         raise TypeError(f"`curve` must be numbers of epochs such as (1, 2, 4), got {curve!r}.")
     points = tuple(

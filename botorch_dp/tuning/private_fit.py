@@ -39,6 +39,7 @@ from botorch_dp.privacy import (
     TrialNumber,
     dp_sgd_noise_multiplier,
     gaussian_mu,
+    rounded_up,
     training_noise,
 )
 from botorch_dp.privacy.ledger import check_payment
@@ -117,14 +118,14 @@ class FitPlan:
                 f"{self.number.mean:g} trainings expected, {self.number.quantile(0.95)} or fewer "
                 "with a probability of 95% (the number itself stays secret)"
             )
-        noise = self.noise_multipliers
-        other = f"(It would be {noise['tuning ignored']:.3g} if tuning were ignored"
+        noise = {name: rounded_up(z, 3) for name, z in self.noise_multipliers.items()}
+        other = f"(It would be {noise['tuning ignored']} if tuning were ignored"
         if "all published" in noise:
-            other += f", and {noise['all published']:.3g} if all of the models were published"
+            other += f", and {noise['all published']} if all of the models were published"
         lines = [
             self.reason,
-            f"{trainings}; about {self.expected_hours:.2g} hours in all.",
-            f"Noise multiplier of a typical configuration: {noise['this']:.3g}. {other}.)",
+            f"{trainings}; about {_duration(self.expected_trainings * self.seconds)} in all.",
+            f"Noise multiplier of a typical configuration: {noise['this']}. {other}.)",
             f"Noise of the score: {self.score_std:.2g}." if self.score_std else "",
             f"Training records: {self.guarantee}",
             "" if self.test_guarantee is None else f"Test records: {self.test_guarantee}",
@@ -158,10 +159,30 @@ class FitResult:
 
     def __repr__(self) -> str:
         score = "nothing chosen" if self.score is None else f"score={self.score.value:.4g}"
-        parts = [f"config={self.config.value}", score, str(self.guarantee)]
-        if self.test_guarantee is not None:
-            parts.append(str(self.test_guarantee))
-        return f"FitResult({'; '.join(parts)})"
+        return f"FitResult(config={self.config.value}, {score}, guarantee: {self.guarantee})"
+
+    def __str__(self) -> str:
+        shown = {
+            name: f"{value:.6g}" if isinstance(value, float) else value
+            for name, value in self.config.value.items()
+        }
+        score = "Nothing was chosen: this is the untrained model."
+        if self.score is not None:
+            score = f"Score: {self.score.value:.4f}"
+        lines = [
+            score,
+            "Configuration: " + ", ".join(f"{name} = {value}" for name, value in shown.items()),
+            f"Training records: {self.guarantee}",
+            "" if self.test_guarantee is None else f"Test records: {self.test_guarantee}",
+        ]
+        return "\n".join(line for line in lines if line)
+
+
+def _duration(seconds: float) -> str:
+    for unit, length in (("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.2g} {unit}"
+    return f"{max(1.0, seconds):.2g} seconds"
 
 
 # --- The fit. ---

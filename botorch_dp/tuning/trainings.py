@@ -58,8 +58,10 @@ class Scoring:
 
 
 def _call(number: int, function: Callable[..., Outcome], arguments: tuple[Any, ...]) -> Outcome:
-    """A training that has a number: two of one config are two draws, also to executors that keep
-    the results of equal calls."""
+    """A training; its number makes its call unlike all others.
+
+    Some executors compute equal calls once, but two trainings of one configuration are two draws.
+    """
     return function(*arguments)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -224,5 +225,6 @@ def test_wrong_curves_are_refused_before_training(
     ):
         with pytest.raises(error, match=message):
             call()
-    with pytest.raises(TypeError, match="`on_point` must be callable"):
-        each.fit(**LONG, seed=0, on_point=3)  # type: ignore[arg-type]
+    for call in (partial(each.fit, seed=0), partial(each.replicates, [0])):
+        with pytest.raises(TypeError, match="`on_point` must be callable"):
+            call(**LONG, on_point=3)  # type: ignore[operator]
