@@ -38,12 +38,11 @@ import torch
 
 from benchmarks.common import BenchmarkParser, mean_interval, save_results
 from benchmarks.dpareto_runs import volumes
-from benchmarks.linear_training import FastTraining
+from benchmarks.linear_training import FastTraining, Training
 from botorch_dp import tasks
 from botorch_dp._files import atomic_write
 from botorch_dp.pareto import DPareto, Integer, ParetoFront, PrivacyUtilityProblem, SearchSpace
 from botorch_dp.pareto.problem import Trial
-from botorch_dp.tasks.learning import PrivateTraining
 
 #: What the others are compared with, by the scale of epsilon.
 REFERENCES = {"linear": "curves", "log": "curves in ln"}
@@ -65,7 +64,7 @@ class Setting:
         stops: Method -> after how many trials the front is judged.
     """
 
-    oracles: PrivateTraining
+    oracles: Training
     task: Any
     max_epochs: int
     min_batch: int
@@ -79,7 +78,7 @@ def settings(data_at_hand: bool) -> dict[str, Setting]:
     mnist = "mnist" if data_at_hand else "digits"
     return {
         "adult": Setting(
-            (FastTraining if data_at_hand else PrivateTraining)("logistic", adult, "sgd"),
+            (FastTraining if data_at_hand else Training).of("logistic", adult, "sgd"),
             tasks.adult_logistic_sgd,
             max_epochs=64,
             min_batch=8,
@@ -95,7 +94,7 @@ def settings(data_at_hand: bool) -> dict[str, Setting]:
             },
         ),
         "mnist": Setting(
-            PrivateTraining("mlp2", mnist, "sgd"),
+            Training.of("mlp2", mnist, "sgd"),
             tasks.mnist_mlp2_sgd,
             max_epochs=8,
             min_batch=200,

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.linear_training import FastTraining
+from benchmarks.linear_training import FastTraining, Training
 from botorch_dp import tasks
 from botorch_dp.pareto import (
     Batched,
@@ -24,7 +24,6 @@ from botorch_dp.pareto import (
 )
 from botorch_dp.pareto.front import dominated_volume
 from botorch_dp.space import Config
-from botorch_dp.tasks.learning import PrivateTraining
 
 
 @dataclass(frozen=True)
@@ -160,9 +159,10 @@ class TimedOracle:
         self, problem: PrivacyUtilityProblem, compiled: bool, needed_epsilon: float
     ) -> None:
         self.problem = problem
-        self.training: PrivateTraining = problem.oracle.__self__  # type: ignore[attr-defined]
-        if compiled and self.training.model in ("logistic", "svm"):
-            self.training = FastTraining(**asdict(self.training))
+        oracles: Any = problem.oracle.__self__  # type: ignore[attr-defined]
+        model, name, optimizer, _ = oracles.trainer.args
+        fast = compiled and model in ("logistic", "svm")
+        self.training = (FastTraining if fast else Training).of(model, name, optimizer)
         self.oracle = self.training.utilities
         self.needed_epsilon = needed_epsilon
         self.seconds = 0.0

@@ -61,15 +61,15 @@ def accuracies(task: str, seeds: int) -> dict[str, dict[str, list[float]]]:
         for rule, rates in RATES.items():
             trainer = DPTrainer(factory, loss, data, optimizer=rule, clipping="normalized")
             plan = trainer.plan(**common, learning_rate=1.0, target_epsilon=epsilon)
-            configurations = [
-                {**common, "learning_rate": rate, "noise_multiplier": plan.noise_multiplier}
-                for rate in rates
-                for _ in range(seeds)
-            ]
-            trained = trainer.fit_configurations(configurations, seeds=[*range(seeds)] * len(rates))
+            noise = plan.noise_multiplier
             means = [
-                statistics.fmean(each.accuracy for each in trained[i * seeds : (i + 1) * seeds])
-                for i in range(len(rates))
+                statistics.fmean(
+                    each.accuracy
+                    for each in trainer.replicates(
+                        range(seeds), **common, learning_rate=rate, noise_multiplier=noise
+                    )
+                )
+                for rate in rates
             ]
             found[str(epsilon)][rule] = means
             shown = ", ".join(f"{r:.3g}: {m:.3f}" for r, m in zip(rates, means, strict=True))

@@ -12,6 +12,7 @@ import ctypes
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,9 @@ from typing import Any
 import numpy as np
 
 from botorch_dp.space import Config
-from botorch_dp.tasks.learning import PrivateTraining, _data
+from botorch_dp.tasks.learning import _data, training_oracles
 from botorch_dp.training import TrainTest
+from botorch_dp.training.oracles import TrainingOracles
 
 _SOURCE = Path(__file__).with_suffix(".c")
 #: Random numbers that are drawn at once; they stay in the cache.
@@ -84,7 +86,7 @@ class Compiled:
         order = np.arange(self._rows.n, dtype=np.int32)
         settings = (
             *(dim, batch_size),
-            *map(ctypes.c_double, (learning_rate, clip_norm, 2 * clip_norm * noise_multiplier)),
+            *map(ctypes.c_double, (learning_rate, clip_norm, clip_norm * noise_multiplier)),
             *(hinge, adam),
         )
         found, done = [], 0
@@ -113,7 +115,21 @@ def _address(array: np.ndarray) -> ctypes.c_void_p:
     return ctypes.c_void_p(array.ctypes.data)
 
 
-class FastTraining(PrivateTraining):
+@dataclass(frozen=True)
+class Training(TrainingOracles):
+    """The oracles of a ready task, and what they are of."""
+
+    model: str = ""
+    data: str = ""
+    optimizer: str = ""
+
+    @classmethod
+    def of(cls, model: str, data: str, optimizer: str) -> Training:
+        oracles = training_oracles(model, data, optimizer)
+        return cls(oracles.trainer, oracles.settings, False, model, data, optimizer)
+
+
+class FastTraining(Training):
     """The oracles of a linear model on Adult, from the compiled loop."""
 
     def curves(
@@ -122,7 +138,8 @@ class FastTraining(PrivateTraining):
         """Test accuracies along one training for each seed."""
         data = _compiled(self.data)
         steps = [int(self.cost({**config, "epochs": c})) for c in checkpoints]
-        options: Any = {name: config[name] for name in _OPTIONS}
+        settings: Any = self.settings(config)
+        options: Any = {name: settings[name] for name in _OPTIONS}
         options |= {"hinge": self.model == "svm", "adam": self.optimizer == "adam"}
         found = [data.accuracies(seed, steps, **options) for seed in seeds]
         yield from map(list, zip(*found, strict=True))

@@ -18,7 +18,6 @@ Ways:
 * *unpaid*: the best of 40 at the winner's own epsilon, a ceiling that promises more than it keeps;
 * *selection*: a secret number of random trainings, 20 expected, shape 3, as ``PrivateFit`` does;
 * *forty* and *few*: 40 expected, geometric; 10 expected, shape 5;
-* *adaptive*: as forty, but proposals follow the scores;
 * *twin*: one training of the configuration that did best on a generated twin;
 * *led*: 5 expected trainings among the six best on each of two twins;
 * *default*: one training in the middle of the space;
@@ -69,17 +68,15 @@ from botorch_dp.training import (
 )
 from botorch_dp.training.networks import multilayer_perceptron
 from botorch_dp.tuning import PrivateFit
-from botorch_dp.tuning.trainings import _upper_bounds
 
 EPSILONS, DELTA, TRIALS = (0.1, 0.3, 1.0, 3.0), 1e-5, 40
 RUNS, BOOTSTRAPS = 200, 60
 SOME_WAYS = ("unpaid", "selection", "forty", "few", "default", "composition")
-WAYS = (*SOME_WAYS, "adaptive", "twin", "led")
+WAYS = (*SOME_WAYS, "twin", "led")
 #: The laws of the number of trainings, and how many of each twin's best are tried.
 NUMBERS = {
     "selection": TrialNumber(20, 3.0),
     "forty": TrialNumber(40),
-    "adaptive": TrialNumber(40),
     "few": TrialNumber(10, 5.0),
     "led": TrialNumber(5, 5.0),
 }
@@ -154,20 +151,19 @@ class Pools:
         self.trainer = self.task.trainer(self.data)
         self.path = folder / f"paid_tuning_{name}.pool.json"
         self.stored: dict[str, list[Any]] = {}
-        self._known: dict[tuple[str, float], tuple[TrialNumber, float, float]] = {}
+        self._known: dict[tuple[str, float], tuple[TrialNumber, float]] = {}
         if self.path.exists():
             self.stored = json.loads(self.path.read_text())
 
     def fit(self, way: str, epsilon: float) -> PrivateFit:
         """The fit whose level a way's trainings have."""
-        method = {"unpaid": "default", "twin": "default"}
-        method |= dict.fromkeys(("selection", "forty", "few", "led"), "random")
+        selects = way in ("selection", "forty", "few", "led")
         return PrivateFit(
             self.trainer,
             self.task.space,
             budget=PrivacyBudget(epsilon, DELTA),
             trials=NUMBERS.get(way, TrialNumber(TRIALS)),
-            method=method.get(way, way),  # type: ignore[arg-type]
+            method="random" if selects else "single",
         )
 
     def noise(self, way: str, epsilon: float) -> Callable[[dict[str, Any]], float]:
@@ -267,45 +263,23 @@ class Pools:
         scores, held = (np.array([row[i] for row in pool])[kept % len(pool)] for i in (1, 2))
         if way in ("twin", "default"):
             return float(held[: len(pool)].mean())
-        number, mu, lean = self._parameters(way, epsilon)
+        number, mu = self._parameters(way, epsilon)
         std = 1 / (mu * len(self.data.test_X)) if sensitive and way != "unpaid" else 0.0
-        configs = [pool[i % len(pool)][0] for i in kept] if way == "adaptive" else []
         found = []
         for _ in range(runs):
             count = TRIALS if way in ("unpaid", "composition") else number.quantile(rng.random())
             noisy = scores + std * rng.standard_normal(len(scores))
             chosen = rng.integers(len(scores), size=count)
-            if way == "adaptive":
-                chosen = self._followed(configs, noisy, count, lean, rng)
             found.append(held[chosen[int(noisy[chosen].argmax())]])
         return float(np.mean(found))
 
-    def _parameters(self, way: str, epsilon: float) -> tuple[TrialNumber, float, float]:
+    def _parameters(self, way: str, epsilon: float) -> tuple[TrialNumber, float]:
         if (way, epsilon) not in self._known:
             fit = self.fit("selection" if way == "composition" else way, epsilon)
             mu = fit._scoring.mu
             assert mu is not None
-            self._known[way, epsilon] = fit.number, mu, fit._lean
+            self._known[way, epsilon] = fit.number, mu
         return self._known[way, epsilon]
-
-    def _followed(
-        self,
-        configs: list[dict[str, Any]],
-        scores: np.ndarray,
-        count: int,
-        lean: float,
-        rng: np.random.Generator,
-    ) -> np.ndarray:
-        """Places of trainings whose proposals lean to the better half of what a model promises."""
-        chosen: list[int] = []
-        for _ in range(count):
-            pick = int(rng.integers(len(configs)))
-            if rng.random() < lean and len(chosen) >= 5:
-                seen = [(configs[i], scores[i]) for i in chosen]
-                order = np.argsort(-_upper_bounds(self.task.space, seen, configs))
-                pick = int(rng.choice(order[: len(configs) // 2]))
-            chosen.append(pick)
-        return np.array(chosen)
 
     def report(self) -> dict[str, Any]:
         """Mean accuracies, with 95% bootstrap intervals over the trainings of the pool.

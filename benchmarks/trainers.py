@@ -58,6 +58,7 @@ from botorch_dp.training import (
     logistic_regression,
     mlp1,
 )
+from botorch_dp.training.engines import Batches, stack_parameters
 from botorch_dp.training.fused import why_not_fused
 from botorch_dp.training.ghost import GhostEngine
 from botorch_dp.training.plan import Sampling
@@ -264,31 +265,11 @@ def ours(
 
     def run() -> None:
         if replicates > 1:
-            trainer.fit_replicates(**settings, seeds=range(replicates))
+            trainer.replicates(range(replicates), **settings)
         else:
             trainer.fit(**settings, seed=None if publish else 0, publish=publish)
 
     return run, replicates * epochs * (len(setting.data.train_X) // setting.batch_size)
-
-
-def configurations(setting: Setting) -> tuple[Callable[[], None], int]:
-    """As many settings of one batch size at once; steps are counted over all of them."""
-    trainer = DPTrainer(setting.factory, setting.loss, setting.data)
-    several = [
-        {
-            "learning_rate": RATE * (1 + place),
-            "clip_norm": CLIP / (1 + place),
-            "noise_multiplier": NOISE * (1 + place),
-            "batch_size": setting.batch_size,
-            "epochs": setting.epochs,
-        }
-        for place in range(REPLICATES)
-    ]
-
-    def run() -> None:
-        trainer.fit_configurations(several, seeds=[0] * REPLICATES)
-
-    return run, REPLICATES * setting.epochs * (len(setting.data.train_X) // setting.batch_size)
 
 
 def floor(
@@ -332,7 +313,7 @@ def floor(
                         torch.bmm(slope, weight)
             if only in ("", "noise"):
                 for row, each in zip(sums, coins, strict=True):
-                    each.perturb_(row, sensitivity=CLIP, noise_multiplier=NOISE)
+                    each.perturb_(row, sensitivity=CLIP, std=NOISE * CLIP)
 
     return run, R * steps
 
@@ -349,7 +330,7 @@ class _PlainCalls(GhostEngine):
     def _seen(self, *given: Any) -> tuple[dict[str, Tensor], list[Any]]:
         if self._first is None:
             self._first = super()._seen(*given)
-            self._plain = self.models[0]
+            self._plain = self._model
             for parameter in self._plain.parameters():
                 parameter.requires_grad_(False)
             self._start = min(next(self._plain.children()).parameters(), key=Tensor.numel)
@@ -365,15 +346,17 @@ def floor_of_any(setting: Setting) -> tuple[Callable[[], None], int]:
     n, m = len(setting.data.train_X), setting.batch_size
     coins = SeededRandomness(0, torch.device("cpu"))
     records = TrainingRecords(setting.data.train_X, setting.data.train_Y, None)
-    engine = _PlainCalls([setting.factory()], records, setting.loss, precise=False)
+    models = [setting.factory()]
+    parameters = stack_parameters(models)
+    engine = _PlainCalls(models, parameters, records, setting.loss, precise=False)
     steps = setting.epochs * (n // m)
 
     def run() -> None:
         for _ in range(steps):
             batch = coins.choose(n, m).unsqueeze(0)
-            (total,) = engine.clipped_sums(batch, None, CLIP)
-            coins.perturb_(total, sensitivity=CLIP, noise_multiplier=NOISE)
-            engine.parameters.add_(total, alpha=-RATE / m)
+            (total,) = engine.clipped_sums(Batches(batch), CLIP).sums
+            coins.perturb_(total, sensitivity=CLIP, std=NOISE * CLIP)
+            parameters.add_(total, alpha=-RATE / m)
 
     return run, steps
 
@@ -414,7 +397,6 @@ def measure(setting: Setting, turns: int) -> dict[str, object]:
             f"{REPLICATES} replicates, fixed batches": ours(
                 setting, replicates=REPLICATES, sampling="without_replacement"
             ),
-            f"{REPLICATES} configurations": configurations(setting),
         }
         for name, how in (
             ("floor", {}),

@@ -157,9 +157,7 @@ def errors(task: Task, data: TrainTest, seeds: list[int], configs: list[dict[str
     return [
         [
             1 - trained.accuracy
-            for trained in trainer.fit_replicates(
-                **config, target_epsilon=EPSILON, delta=DELTA, seeds=seeds
-            )
+            for trained in trainer.replicates(seeds, **config, target_epsilon=EPSILON, delta=DELTA)
         ]
         for config in configs
     ]

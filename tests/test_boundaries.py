@@ -74,7 +74,7 @@ from botorch_dp.training import (
     TrainTest,
     randomness,
 )
-from botorch_dp.training.fused import clip_factors
+from botorch_dp.training.engines import clip_factors
 
 UNIT = 2.0**-53  # the relative error of one operation in double precision
 
@@ -322,9 +322,8 @@ def test_published_noise_is_widened_by_rounding(size: int, monkeypatch: pytest.M
     sensitivity, multiplier = 2.0, 1.5
     grid = 2.0 ** (1 - 24)  # 2^-24 of the largest power of two within the noise's deviation
     total = torch.zeros(size, dtype=torch.double)
-    randomness.SystemRandomness().perturb_(
-        total, sensitivity=sensitivity, noise_multiplier=multiplier
-    )
+    std = sensitivity * multiplier
+    randomness.SystemRandomness().perturb_(total, sensitivity=sensitivity, std=std)
     assert randomness.ROUNDING_SLACK >= 2 * 90_000**2 * UNIT / 2
     slack = 2e-6
     widened = multiplier * (sensitivity * (1 + slack) + grid * math.sqrt(size))
@@ -347,7 +346,7 @@ def test_noise_of_training_by_hand(relation: NeighboringRelation, factor: int) -
         relation=relation,
     )
     assert plan.sensitivity == 3.0 * factor
-    assert plan.noise_std == 4.5 * factor
+    assert plan.noise_std == 4.5
     assert plan.steps == 20
 
 

@@ -139,12 +139,12 @@ def training(
     plan = trainer.plan(
         learning_rate=0.1, clip_norm=1.0, noise_multiplier=1.0, batch_size=4, epochs=9
     )
-    run, _ = trainer._start([plan] * 3, [None] * 3 if publish else range(3))
+    run = trainer.start(plan, [None] * 3 if publish else range(3))
 
     def steps() -> None:
         with torch.no_grad():
             for _ in range(34):  # batches are drawn for 32 of them at once
-                run._advance()
+                run._take_step()
 
     return steps
 

@@ -330,17 +330,29 @@ MUTANTS = [
         f"{BOUNDARIES} training/test_plan.py",
         ("return self.relation.sum_sensitivity * self.clip_norm", "return self.clip_norm"),
         ("return self.epochs * self.steps_per_epoch", "return self.steps_per_epoch"),
+        ("return self.noise_multiplier * self.clip_norm if", "return self.noise_multiplier if"),
     ),
     *_mutants(
         "training/run.py",
         "training/test_run.py training/test_training_privacy.py",
-        ('{"sensitivity": plan.sensitivity,', '{"sensitivity": plan.clip_norm,'),
+        ("sensitivity=self.plan.sensitivity)", "sensitivity=self.plan.clip_norm)"),
+        ("std=self.plan.noise_std,", "std=self.plan.noise_std / 2,"),
+    ),
+    *_mutants(
+        "training/engines.py",
+        f"{BOUNDARIES} training/test_fused.py training/test_training_privacy.py",
+        (".clamp_(max=1.0).nan_to_num_(nan=0.0)", ".nan_to_num_(nan=0.0)"),
     ),
     *_mutants(
         "training/fused.py",
-        f"{BOUNDARIES} training/test_fused.py training/test_training_privacy.py",
-        (".clamp_(max=1.0).nan_to_num_(nan=0.0)", ".nan_to_num_(nan=0.0)"),
+        "training/test_engines.py",
         ("torch.hypot(norms, norms.new_ones(()))", "norms"),
+    ),
+    *_mutants(
+        "training/contributions.py",
+        "training/test_engines.py training/test_ghost.py",
+        ("factors.mul_(counts)", "factors"),
+        ("torch.bmm(a, a.mT).mul_(torch.bmm(g, g.mT)).sum(dim=(1, 2))", "lengths(a[:, 0])"),
     ),
     *_mutants(
         "training/output_perturbation.py",
@@ -380,15 +392,10 @@ MUTANTS = [
         ("beside = scoring.mu if scoring.on_training_records else None", "beside = None"),
         ("max(self.budget.epsilon, self.test_budget.epsilon)", "self.budget.epsilon"),
         ("max(self.budget.delta, self.test_budget.delta)", "self.budget.delta"),
-        ("(1 - lean, 1 + lean)", "(1.0, 1.0)"),
     ),
     *_mutants(
         "tuning/trainings.py",
         "tuning/test_private_fit.py",
-        (
-            "if number not in self._scores:\n                return False",
-            "if False:\n                return False",
-        ),
         ("rank = [outcome.score, float(tie)]", "rank = [outcome.score, -float(number)]"),
         ("seed = self._seed(number, 0)", "seed = self._seed(0, 0)"),
     ),

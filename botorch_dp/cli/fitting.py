@@ -23,7 +23,7 @@ def add_commands(commands: Any) -> None:
         help="tune, train and publish one model for one epsilon",
         description="Train a secret random number of configurations with real noise and publish "
         "the best model, its configuration and its score, all for EPSILON. How many trainings "
-        "there were is part of what must stay secret.",
+        "there were must stay secret, too.",
     )
     fit.add_argument("task", metavar="TASK", help=TASK_HELP)
     fit.add_argument("--data", help="data set of a ready task, such as breast_cancer or digits")
@@ -35,8 +35,8 @@ def add_commands(commands: Any) -> None:
     fit.add_argument(
         "--method",
         default="auto",
-        choices=["auto", "random", "adaptive", "default"],
-        help="how configurations are chosen (default: auto)",
+        choices=["auto", "random", "single"],
+        help="select among random configurations, or train a single one (default: auto, random)",
     )
     fit.add_argument(
         "--test-records",
@@ -114,13 +114,7 @@ def _fit(options: argparse.Namespace) -> int:
         dictionaries = {k: g and g.to_dict() for k, g in guarantees.items()}
         print(json.dumps({**published, "guarantees": dictionaries}, indent=1))
         return 0
-    if result.score is None:
-        print("Nothing was chosen: this is the untrained model.")
-    else:
-        print(f"Score {result.score.value:.4f}")
-    print(*(f"{name} = {value}" for name, value in result.config.value.items()), sep="\n")
-    print(f"Model: {options.model}")
-    print(*(g for g in guarantees.values() if g is not None), sep="\n")
+    print(f"Model: {options.model}", result, sep="\n")
     return 0
 
 

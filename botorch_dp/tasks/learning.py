@@ -2,13 +2,14 @@
 
 Domains, sampling distributions and the anti-ideal point are those of [Avent2020], except for the
 learning rates of the bundled data sets. ``noise_variance`` is what the paper calls so: the noise's
-standard deviation over *twice* the clipping norm; :func:`training_settings` converts it. Real parameters and counts are shown to the models in log scale, which the paper does not do
-and which helps.
+standard deviation over *twice* the clipping norm; :func:`training_settings` converts it. Real
+parameters and counts are shown to the models in log scale, which the paper does not do and which
+helps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, Literal
@@ -22,14 +23,13 @@ from botorch_dp.pareto import (
     Integer,
     PrivacyUtilityProblem,
     Real,
-    Resource,
     SearchSpace,
     ShiftedExponential,
     TrainingPromise,
     TruncatedNormal,
     Uniform,
 )
-from botorch_dp.privacy import Guarantee, dp_sgd_epsilon, dp_sgd_epsilons
+from botorch_dp.privacy import Guarantee
 from botorch_dp.training import (
     DPTrainer,
     OutputPerturbedLogisticRegression,
@@ -42,6 +42,8 @@ from botorch_dp.training import (
     mlp1,
     mlp2,
 )
+from botorch_dp.training.oracles import TrainingOracles, problem_of
+from botorch_dp.training.plan import Sampling
 
 Config = dict[str, Any]
 BinaryData = Literal["adult", "breast_cancer"]
@@ -76,115 +78,12 @@ _MODELS: dict[str, tuple[Callable[..., nn.Module], Callable[[Tensor, Tensor], Te
 
 
 @dataclass(frozen=True)
-class PrivateTraining:
-    """The two oracles of training one model on one data set with DP-SGD or DP-Adam.
-
-    Plain data, so that it travels to worker processes; data and trainer are loaded where they are
-    needed, once in each process.
-
-    Args:
-        model: ``"logistic"``, ``"svm"``, ``"mlp1"`` or ``"mlp2"``.
-        data: Name of the data set.
-        optimizer: ``"sgd"`` or ``"adam"``.
-        publish: Whether noise comes from the operating system, whatever the seeds.
-    """
-
-    model: str
-    data: str
-    optimizer: Literal["sgd", "adam"]
-    publish: bool = False
-
-    @property
-    def num_records(self) -> int:
-        """The number of training records."""
-        return len(_data(self.data).train_X)
-
-    def epsilon(self, config: Config) -> float:
-        """Exact epsilon at ``DELTA`` of publishing the model, under replace-one."""
-        return dp_sgd_epsilon(
-            noise_multiplier=training_settings(config)["noise_multiplier"],
-            batch_size=config["batch_size"],
-            num_records=self.num_records,
-            steps=self._steps(config),
-            delta=DELTA,
-            sampling="without_replacement",
-        )
-
-    def epsilons(self, configs: Sequence[Config]) -> list[float]:
-        """Upper bounds on :meth:`epsilon` for many configurations at once."""
-        bounds = dp_sgd_epsilons(
-            [training_settings(config)["noise_multiplier"] for config in configs],
-            [config["batch_size"] for config in configs],
-            [self._steps(config) for config in configs],
-            num_records=self.num_records,
-            delta=DELTA,
-            sampling="without_replacement",
-        )
-        return [float(bound) for bound in bounds]
-
-    def guarantee(self, config: Config) -> Guarantee:
-        """What publishing the model would promise."""
-        return _trainer(self).plan(**training_settings(config)).guarantee
-
-    def utilities(self, config: Config, seeds: Sequence[int]) -> list[float]:
-        """Test accuracies of one model for each seed, trained together."""
-        trainer = _trainer(self)
-        if self.publish:
-            return [trainer.fit(publish=True, **training_settings(config)).accuracy for _ in seeds]
-        trained = trainer.fit_replicates(**training_settings(config), seeds=list(seeds))
-        return [model.accuracy for model in trained]
-
-    def trainer(self) -> DPTrainer:
-        """What publishes a model: on Poisson batches, which cost less than the paper's."""
-        data = _data(self.data)
-        factory, loss = _MODELS[self.model]
-        return DPTrainer(
-            partial(factory, data.train_X.shape[1]), loss, data, optimizer=self.optimizer
-        )
-
-    def curves(
-        self, config: Config, seeds: Sequence[int], checkpoints: Sequence[int]
-    ) -> Iterator[list[float]]:
-        """Test accuracies along the training of one model for each seed, trained together.
-
-        With noise from the operating system, one after the other and to the end: the models on the
-        way follow from the noisy gradients that the whole training is charged for.
-        """
-        if self.publish:
-            settings = training_settings(config)
-            trained = [
-                _trainer(self).fit(publish=True, curve=checkpoints, **settings) for _ in seeds
-            ]
-            for points_of_all in zip(*(model.curve for model in trained), strict=True):
-                yield [point.utility for point in points_of_all]
-            return
-        points = _trainer(self).curve(checkpoints, seeds=list(seeds), **training_settings(config))
-        for _, utilities in points:
-            yield utilities
-
-    def utilities_together(self, configs: Sequence[Config], seeds: Sequence[int]) -> list[float]:
-        """Test accuracies of one model for each config and its seed, of one batch size."""
-        settings = [training_settings(config) for config in configs]
-        return [m.accuracy for m in _trainer(self).fit_configurations(settings, seeds=list(seeds))]
-
-    def curves_together(
-        self, configs: Sequence[Config], seeds: Sequence[int], checkpoints: Sequence[Sequence[int]]
-    ) -> Generator[dict[int, float], set[int] | None, None]:
-        """Test accuracies along these trainings, each at checkpoints of its own."""
-        settings = [training_settings(config) for config in configs]
-        return _trainer(self).curves(settings, checkpoints, seeds=list(seeds))
-
-    def cost(self, config: Config) -> float:
-        """Gradient steps of a training: what it takes, whatever the size of its batches."""
-        return float(self._steps(config))
-
-    def _steps(self, config: Config) -> int:
-        return int(config["epochs"] * (self.num_records // config["batch_size"]))
-
-
-@dataclass(frozen=True)
 class OutputPerturbation:
-    """The two oracles of output-perturbed logistic regression; see :class:`PrivateTraining`."""
+    """The two oracles of output-perturbed logistic regression.
+
+    Plain data, so that it travels to worker processes; the data set is loaded where it is needed,
+    once in each process.
+    """
 
     data: str
 
@@ -198,7 +97,7 @@ class OutputPerturbation:
 
     def utilities(self, config: Config, seeds: Sequence[int]) -> list[float]:
         """Test accuracies of one model for each seed, trained together."""
-        models = _regression(self.data).fit_replicates(**config, seeds=list(seeds))
+        models = _regression(self.data).replicates(list(seeds), **config)
         return [model.accuracy for model in models]
 
 
@@ -217,15 +116,15 @@ def _data(name: str) -> TrainTest:
 
 
 @lru_cache(maxsize=4)
-def _trainer(oracles: PrivateTraining) -> DPTrainer:
-    data = _data(oracles.data)
-    factory, loss = _MODELS[oracles.model]
+def _trainer(model: str, data_name: str, optimizer: str, sampling: Sampling) -> DPTrainer:
+    data = _data(data_name)
+    factory, loss = _MODELS[model]
     return DPTrainer(
         partial(factory, data.train_X.shape[1]),
         loss,
         data,
-        optimizer=oracles.optimizer,
-        sampling="without_replacement",
+        optimizer=optimizer,
+        sampling=sampling,
     )
 
 
@@ -329,11 +228,11 @@ def _binary_problem(
     publish: bool,
 ) -> PrivacyUtilityProblem:
     check_choice("data", data, ("adult", "breast_cancer"))
-    oracles = PrivateTraining(model, data, optimizer, publish)
+    num_records = len(_data(data).train_X)
     space = SearchSpace(
         epochs=Integer(1, 64, log=True, distribution=Uniform()),
         batch_size=Integer(
-            8, min(512, oracles.num_records), log=True, distribution=TruncatedNormal(128, 64)
+            8, min(512, num_records), log=True, distribution=TruncatedNormal(128, 64)
         ),
         learning_rate=Real(5e-4, 5e-2, log=True, distribution=ShiftedExponential(10.0))
         if data == "adult"
@@ -342,18 +241,18 @@ def _binary_problem(
         noise_variance=Real(0.1, 16.0, log=True, distribution=ShiftedExponential(0.1)),
         products=_PRODUCTS,
     )
-    return _problem(oracles, space, replicates, curves, publish)
+    return _problem((model, data, optimizer), space, replicates, curves, publish)
 
 
 def _image_problem(
     model: str, data: str, replicates: int, curves: bool, publish: bool
 ) -> PrivacyUtilityProblem:
     check_choice("data", data, ("mnist", "digits"))
-    oracles = PrivateTraining(model, data, "sgd", publish)
+    num_records = len(_data(data).train_X)
     space = SearchSpace(
         epochs=Integer(1, 400, log=True, distribution=Uniform()),
         batch_size=Integer(
-            16, min(4000, oracles.num_records), log=True, distribution=TruncatedNormal(800, 800)
+            16, min(4000, num_records), log=True, distribution=TruncatedNormal(800, 800)
         ),
         learning_rate=Real(1e-3, 0.5, log=True, distribution=ShiftedExponential(10.0))
         if data == "mnist"
@@ -362,29 +261,39 @@ def _image_problem(
         noise_variance=Real(0.1, 16.0, log=True, distribution=ShiftedExponential(0.5)),
         products=_PRODUCTS,
     )
-    return _problem(oracles, space, replicates, curves, publish)
+    return _problem((model, data, "sgd"), space, replicates, curves, publish)
+
+
+def training_oracles(
+    model: str, data: str, optimizer: str, *, publish: bool = False
+) -> TrainingOracles:
+    """The oracles of training one model on one data set, as in the paper.
+
+    Args:
+        model: ``"logistic"``, ``"svm"``, ``"mlp1"`` or ``"mlp2"``.
+        data: Name of the data set, which is loaded where it is needed, once in each process.
+        optimizer: ``"sgd"`` or ``"adam"``.
+        publish: Whether noise comes from the operating system, whatever the seeds.
+    """
+    maker = partial(_trainer, model, data, optimizer, "without_replacement")
+    return TrainingOracles(maker, training_settings, publish)
 
 
 def _problem(
-    oracles: PrivateTraining, space: SearchSpace, replicates: int, curves: bool, publish: bool
+    training: tuple[str, str, str],
+    space: SearchSpace,
+    replicates: int,
+    curves: bool,
+    publish: bool,
 ) -> PrivacyUtilityProblem:
-    together = oracles.curves_together if curves else oracles.utilities_together
-    return PrivacyUtilityProblem(
+    model, data, optimizer = training
+    return problem_of(
+        training_oracles(*training, publish=publish),
         space,
-        privacy=oracles.epsilon,
-        resource=Resource("epochs", cost=oracles.cost) if curves else None,
-        promise=TrainingPromise(
-            DELTA,
-            guarantee=oracles.guarantee,
-            secret_noise=publish,
-            trainer=oracles.trainer,
-        ),
+        delta=DELTA,
         replicates=replicates,
-        name=f"{oracles.model} with DP-{oracles.optimizer.upper()} on {oracles.data}",
-        batched=Batched(
-            None if publish else together,
-            ("batch_size",),
-            replicates=oracles.curves if curves else oracles.utilities,
-            epsilons=oracles.epsilons,
-        ),
+        curves=curves,
+        name=f"{model} with DP-{optimizer.upper()} on {data}",
+        # Poisson batches cost less than the paper's.
+        publisher=partial(_trainer, *training, "poisson"),
     )

@@ -2,9 +2,7 @@
 
 from botorch_dp.training.canaries import TrainingAuditReport, audit_training
 from botorch_dp.training.networks import (
-    LowRankLinear,
     accuracy,
-    add_adapters,
     cross_entropy_loss,
     hinge_loss,
     linear_svm,
@@ -20,36 +18,4 @@ from botorch_dp.training.output_perturbation import (
 )
 from botorch_dp.training.plan import TrainingPlan, TrainingSettings
 from botorch_dp.training.records import TrainTest
-from botorch_dp.training.trainer import (
-    CurvePoint,
-    DPTrainer,
-    EpochReport,
-    Trained,
-    TrainingDiagnostics,
-)
-
-__all__ = [
-    "CurvePoint",
-    "DPTrainer",
-    "EpochReport",
-    "LowRankLinear",
-    "OutputPerturbedLogisticRegression",
-    "PerturbedModel",
-    "TrainTest",
-    "Trained",
-    "TrainingAuditReport",
-    "TrainingDiagnostics",
-    "TrainingPlan",
-    "TrainingSettings",
-    "accuracy",
-    "add_adapters",
-    "audit_training",
-    "cross_entropy_loss",
-    "hinge_loss",
-    "linear_svm",
-    "logistic_loss",
-    "logistic_regression",
-    "mlp1",
-    "mlp2",
-    "multilayer_perceptron",
-]
+from botorch_dp.training.trainer import CurvePoint, DPTrainer, Trained, TrainingDiagnostics

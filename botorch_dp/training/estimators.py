@@ -197,9 +197,9 @@ class _Network(_Private):
 class DPClassifier(ClassifierMixin, _Network):
     """A logistic regression or a network, trained by DP-SGD.
 
-    Guarantee: that of :class:`~botorch_dp.training.DPTrainer` on Poisson batches under replace-one, at
-    most ``(epsilon, delta)`` for each fit; clipping features to public bounds and looking up public
-    labels are computed from each record alone, before it.
+    Guarantee: that of :class:`~botorch_dp.training.DPTrainer` on Poisson batches under replace-one,
+    at most ``(epsilon, delta)`` for each fit; clipping features to public bounds and looking up
+    public labels are computed from each record alone, before it.
 
     Args:
         epsilon: What one fit costs at ``delta``.

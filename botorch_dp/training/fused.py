@@ -1,16 +1,11 @@
-"""What training engines share, and the fused one: clipping at the price of plain SGD.
+"""The fused engine: clipping at the price of plain SGD, for stacks of linear layers.
 
-An engine trains any number of *replicates*: models of one shape with different parameters. All
-trainable parameters of a replicate lie in one row of a matrix, in the order of
-``model.parameters()``, so that noise and the optimizer's step are written once.
-
-The fused engine is for stacks of linear layers. For a linear layer with input ``a`` and gradient
-``g`` with respect to its output, the gradient of one record is the outer product ``g aᵀ``, whose
-norm is ``‖g‖ ‖a‖`` [Goodfellow2015]. So the norm over all layers is
-``sqrt(Σ ‖g_l‖² (‖a_l‖² + 1))`` (the 1 is the bias), and the sum of the clipped gradients is
-``Σ_i c_i g_i a_iᵀ = (c ∘ G)ᵀ A``: one backward pass to the layers' outputs, and one product per
-layer that plain SGD needs as well. No per-example gradient is ever formed. All replicates take
-part in the same batched products.
+For a linear layer with input ``a`` and gradient ``g`` with respect to its output, the gradient of
+one record is the outer product ``g aᵀ``, whose norm is ``‖g‖ ‖a‖`` [Goodfellow2015]. So the norm
+over all layers is ``sqrt(Σ ‖g_l‖² (‖a_l‖² + 1))`` (the 1 is the bias), and the sum of the clipped
+gradients is ``Σ_i c_i g_i a_iᵀ = (c ∘ G)ᵀ A``: one backward pass to the layers' outputs, and one
+product per layer that plain SGD needs as well. No gradient of a single record is ever formed. All
+replicates take part in the same batched products.
 """
 
 from __future__ import annotations
@@ -20,95 +15,22 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from botorch_dp.training.engines import (
+    Batches,
+    ClippedSums,
+    Engine,
+    clip_factors,
+    has_hooks,
+    parameter_views,
+    trainable,
+)
 from botorch_dp.training.networks import Loss, output_gradient
 from botorch_dp.training.records import Inputs, TrainingRecords, lengths
-
-
-class Engine(Protocol):
-    """Computes sums of clipped per-example gradients for all replicates at once."""
-
-    parameters: Tensor
-    """Trainable parameters, ``R x p``; whoever changes them in place changes the models."""
-    kept: Tensor
-    """How many gradients were finite so far, of all filled places of all batches. Sensitive."""
-    models: Sequence[nn.Module]
-    """The replicates, for :func:`write_back`; training does not change them."""
-
-    def clipped_sums(
-        self, batches: Tensor, filled: Tensor | None, clip_norm: float | Tensor
-    ) -> Tensor:
-        """The sums of clipped gradients over one batch for each of the first ``k`` replicates.
-
-        Args:
-            batches: Indices of records, ``k x m``.
-            filled: Which places of the batches are filled (1) and which are empty (0), ``k x m``;
-                None if all are filled.
-            clip_norm: The largest l2 norm of a record's gradient over all parameters: one for all,
-                or ``k x 1``.
-
-        Returns:
-            ``k x p``; the caller may change it, and the next call overwrites it.
-        """
-
-
-def trainable(model: nn.Module) -> list[nn.Parameter]:
-    """The parameters that training changes, in the order of ``model.parameters()``."""
-    return [parameter for parameter in model.parameters() if parameter.requires_grad]
-
-
-def stack_parameters(models: Sequence[nn.Module]) -> Tensor:
-    """The trainable parameters of all replicates, ``R x p``."""
-    rows = [torch.cat([p.detach().flatten() for p in trainable(model)]) for model in models]
-    return torch.stack(rows)
-
-
-def parameter_views(matrix: Tensor, model: nn.Module) -> list[Tensor]:
-    """The columns of ``matrix`` (``R x p``) as ``R x shape`` views, one for each parameter."""
-    shapes = [parameter.shape for parameter in trainable(model)]
-    columns = matrix.split([shape.numel() for shape in shapes], dim=1)
-    return [
-        column.view(matrix.shape[0], *shape) for column, shape in zip(columns, shapes, strict=True)
-    ]
-
-
-def first_rows(tensor: Tensor, count: int) -> Tensor:
-    """``tensor[:count]``; the tensor itself if that is all of it, because slices take time."""
-    return tensor if count == tensor.shape[0] else tensor[:count]
-
-
-def write_back(matrix: Tensor, models: Sequence[nn.Module]) -> list[nn.Module]:
-    """Copy the rows of ``matrix`` (``R x p``) into the models and set these to evaluation mode."""
-    for model, row in zip(models, matrix, strict=True):
-        for parameter, view in zip(
-            trainable(model), parameter_views(row.unsqueeze(0), model), strict=True
-        ):
-            parameter.data.copy_(view[0])
-        model.eval()
-    return list(models)
-
-
-def clip_factors(norms: Tensor, clip_norm: float | Tensor, stability: float = 0.0) -> Tensor:
-    """What gradients of these norms are multiplied with, so that none exceeds ``clip_norm``.
-
-    ``min(1, C / norm)``; or, with a positive ``stability`` ``s``, the normalized ``C / (norm + s)``
-    of [Bu2023], under which a gradient's norm becomes ``C norm / (norm + s) < C``. 0 where the norm
-    is not finite or out of all proportion.
-
-    The same operations whatever the norms are: a record can neither raise an error nor change the
-    time. What is multiplied with a factor of 0 must be made finite by the caller.
-    """
-    if stability:
-        factors = (norms + stability).reciprocal_().mul_(clip_norm).nan_to_num_(nan=0.0)
-    else:
-        factors = norms.reciprocal().mul_(clip_norm).clamp_(max=1.0).nan_to_num_(nan=0.0)
-    # A subnormal factor has lost its digits and could exceed the quotient that it stands for.
-    return torch.threshold_(factors, torch.finfo(factors.dtype).tiny, 0.0)
-
 
 #: Activations that act on each number alone and have no parameters.
 ELEMENTWISE = (
@@ -186,10 +108,8 @@ class _Linear:
         return self.weight_sum is not None or self.bias_sum is not None
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """``k x m x in -> k x m x out``, by the first k replicates."""
-        moving = inputs.shape[0]
-        weight = first_rows(self.weight, moving)
-        bias = None if self.bias is None else first_rows(self.bias, moving)
+        """``R x m x in -> R x m x out``."""
+        weight, bias = self.weight, self.bias
         if weight.shape[1] == 1:  # a row times many columns is faster than many rows times one
             if bias is None:
                 return torch.bmm(weight, inputs.mT).mT
@@ -209,70 +129,60 @@ class _Linear:
         return norms if self.bias_sum is None else torch.hypot(norms, norms.new_ones(()))
 
 
-class FusedEngine:
+class FusedEngine(Engine):
     """Sums of clipped gradients of many replicates of a stack of linear layers.
 
-    Args:
-        models: The replicates; their trainable parameters are copied.
-        records: The training data.
-        loss: Takes the outputs and targets of a batch of one, or has a known gradient.
-        precise: Whether to clip and add up in double precision.
-        stability: Positive to normalize gradients; see :func:`clip_factors`.
+    Arguments as for :class:`.engines.Engine`.
     """
 
     def __init__(
         self,
         models: Sequence[nn.Module],
+        parameters: Tensor,
         records: TrainingRecords,
         loss: Loss,
-        *,
-        precise: bool,
-        stability: float = 0.0,
+        **how: Any,
     ) -> None:
-        self.models, self._records, self._loss = models, records, loss
-        self._stability = stability
-        self.parameters = stack_parameters(models)
-        self._type = torch.float64 if precise else self.parameters.dtype
-        self.kept = torch.zeros((), dtype=torch.long, device=self.parameters.device)
-        self._sums = torch.empty_like(self.parameters, dtype=self._type)
-        self._gathered = self.parameters.new_empty(0)
-        self._layers = self._stack_layers()
+        super().__init__(models, parameters, records, loss, **how)
+        self._tensors = records
+        self._gathered = parameters.new_empty(0)
+        self._layers = self._stack_layers(models)
         first = next(i for i, x in enumerate(self._layers) if isinstance(x, _Linear) and x.trains)
         self._frozen, self._active = self._layers[:first], self._layers[first:]
+        linear = [layer for layer in self._layers if isinstance(layer, _Linear)]
+        self.record_numbers = sum(sum(layer.weight.shape[1:]) for layer in linear)
 
-    def clipped_sums(
-        self, batches: Tensor, filled: Tensor | None, clip_norm: float | Tensor
-    ) -> Tensor:
-        """See :class:`Engine`."""
-        replicates, size = batches.shape
-        indices = batches.flatten()
-        inputs = self._gather(indices).view(replicates, size, self._X.shape[1])
-        targets = self._records.Y.index_select(0, indices)
+    def clipped_sums(self, batches: Batches, clip_norm: float) -> ClippedSums:
+        """See :class:`.engines.Engine`."""
+        replicates, size = batches.places.shape
+        places = batches.places.flatten()
+        inputs = self._gather(places).view(replicates, size, self._X.shape[1])
+        targets = self._tensors.Y.index_select(0, places)
         layers, layer_inputs, gradients = self._backward(inputs, targets)
 
         norms = []
         for position, (layer, a, g) in enumerate(zip(layers, layer_inputs, gradients, strict=True)):
             norm = lengths(g)
             if position == 0:
-                norm.mul_(self._scales.index_select(0, indices).view(replicates, size))
+                norm.mul_(self._scales.index_select(0, places).view(replicates, size))
             if position > 0 or self._frozen:
                 norm.mul_(layer.gradient_scale(lengths(a)))
             norms.append(norm)
         total = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms), dim=0)
         factors = clip_factors(total, clip_norm, self._stability)
-        if filled is not None:
-            factors.mul_(filled)
-        self.kept.add_(factors.count_nonzero())
+        if batches.filled is not None:
+            factors.mul_(batches.filled)
+        kept = factors.count_nonzero()
         factors = factors.unsqueeze(-1)
 
         for layer, a, g in zip(layers, layer_inputs, gradients, strict=True):
             # A factor of 0 stands for a gradient that is not finite: 0 times infinity is NaN.
             clipped = g.mul_(factors).nan_to_num_(0.0, 0.0, 0.0)
             if layer.weight_sum is not None:
-                torch.bmm(clipped.mT, a, out=first_rows(layer.weight_sum, replicates))
+                torch.bmm(clipped.mT, a, out=layer.weight_sum)
             if layer.bias_sum is not None:
-                torch.sum(clipped, dim=1, out=first_rows(layer.bias_sum, replicates))
-        return first_rows(self._sums, replicates)
+                torch.sum(clipped, dim=1, out=layer.bias_sum)
+        return ClippedSums(self._sums, kept)
 
     def _backward(
         self, inputs: Tensor, targets: Tensor
@@ -320,11 +230,11 @@ class FusedEngine:
 
     @cached_property
     def _X(self) -> Tensor:
-        assert isinstance(self._records.X, Tensor)
-        return self._records.X.flatten(1)
+        assert isinstance(self._tensors.X, Tensor)
+        return self._tensors.X.flatten(1)
 
     def _gather(self, indices: Tensor) -> Tensor:
-        """Rows of the inputs, in memory that the next call uses again, whatever its batches' size."""
+        """Rows of the inputs, in memory that the next call uses again, whatever its size."""
         rows = indices.shape[0]
         if self._gathered.shape[0] < rows:
             self._gathered = self._X.new_empty(rows, self._X.shape[1])
@@ -336,20 +246,20 @@ class FusedEngine:
 
         An unusable record's is NaN, which makes its clipping factor 0.
         """
-        scales = torch.ones_like(self._records.usable, dtype=torch.float64)
+        scales = torch.ones_like(self._tensors.usable, dtype=torch.float64)
         if not self._frozen:
             first = self._active[0]
             assert isinstance(first, _Linear)
-            scales = first.gradient_scale(self._records.input_lengths)
-        return torch.where(self._records.usable, scales, torch.nan).to(self._type)
+            scales = first.gradient_scale(self._tensors.input_lengths)
+        return torch.where(self._tensors.usable, scales, torch.nan).to(self._type)
 
-    def _stack_layers(self) -> list[_Linear | nn.Module]:
-        model = self.models[0]
+    def _stack_layers(self, models: Sequence[nn.Module]) -> list[_Linear | nn.Module]:
+        model = models[0]
         values = dict(
-            zip(map(id, trainable(model)), parameter_views(self.parameters, model), strict=True)
+            zip(map(id, trainable(model)), parameter_views(self._parameters, model), strict=True)
         )
         sums = dict(zip(map(id, trainable(model)), parameter_views(self._sums, model), strict=True))
-        every_layer = zip(*(_flat_layers(replicate) for replicate in self.models), strict=True)
+        every_layer = zip(*(_flat_layers(replicate) for replicate in models), strict=True)
         layers: list[_Linear | nn.Module] = []
         for copies in every_layer:
             layer = copies[0]
@@ -377,13 +287,3 @@ def _flat_layers(model: nn.Module) -> list[nn.Module]:
     if type(model) is not nn.Sequential or has_hooks(model) or "forward" in vars(model):
         return [model]
     return [layer for child in model for layer in _flat_layers(child)]
-
-
-def has_hooks(module: nn.Module) -> bool:
-    """Whether something else happens when a module is called."""
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-    )

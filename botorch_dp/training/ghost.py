@@ -15,10 +15,10 @@ one beside the other. What is clipped and what is added up for a record are made
 alone, whatever the model does. The steps of a recurrent layer are ours, and act on each record
 alone as well: all records take them together.
 
-Layers are noticed by the functions of torch that they call with a trained parameter as the weight:
-the parameters that a model is called with are tensors of a kind that notices it. A parameter that
-is used otherwise (a table of embeddings that is the last layer's weight as well) is copied for each
-record, which gives the gradients of single records.
+The engine finds the layers by the functions of torch that are called with a trained parameter as
+the weight: it calls the model with parameters of a subclass of tensors that records such calls. A
+parameter that is used otherwise (a table of embeddings that is the last layer's weight as well) is
+copied for each record, which gives the gradients of single records.
 """
 
 from __future__ import annotations
@@ -38,15 +38,13 @@ from torch.func import vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 
+from botorch_dp.training.contributions import Contribution, Gradients, Products, Rows
+from botorch_dp.training.engines import Batches, ClippedSums
 from botorch_dp.training.networks import output_gradient
-from botorch_dp.training.per_record import (
-    Contribution,
-    Gradients,
-    PerRecordEngine,
-)
+from botorch_dp.training.per_record import PerRecordEngine
+from botorch_dp.training.plain_layers import recur
 from botorch_dp.training.randomness import seeded_torch
-from botorch_dp.training.records import Inputs, lengths
-from botorch_dp.training.twins import recur
+from botorch_dp.training.records import Inputs
 
 _Layer = Callable[..., Tensor]
 _State = tuple[Tensor, ...]
@@ -70,8 +68,6 @@ _WEIGHT_GRADIENTS: dict[_Layer, Callable[..., Tensor]] = {
     F.conv2d: conv2d_weight,
     F.conv3d: conv3d_weight,
 }
-#: Sequences of at most so many tokens are compared place by place rather than sorted.
-_FEW_PLACES = 64
 _CHANGED = (
     "The model calls other layers than the first time. Let its computation be the same at each "
     "step, or use engine='per_record'."
@@ -111,7 +107,7 @@ class _Notes(Protocol):
     def recur(
         self, mode: str, x: Tensor, state: _State, weight: Tensor, bias: Tensor | None
     ) -> tuple[Tensor, _State]:
-        """Run :func:`.twins.recur`, and note its map of states."""
+        """Run :func:`.plain_layers.recur`, and note its map of states."""
 
 
 class _Followed(Tensor):
@@ -321,70 +317,6 @@ def _numbers_of_products(calls: Sequence[_Call], weight: Tensor) -> int:
     return 2 * sum(call.places for call in calls) * (len(weight) + weight[0].numel())
 
 
-@dataclass
-class _Products:
-    """Gradients ``sum_t g_t a_tᵀ`` that are not formed.
-
-    Args:
-        inputs: ``a``, ``m x T x d``.
-        gradients: ``g``, ``m x T x p``.
-    """
-
-    inputs: Tensor
-    gradients: Tensor
-
-    def norms(self) -> Tensor:
-        """See :class:`.per_record.Contribution`."""
-        a, g = self.inputs, self.gradients
-        if a.shape[1] == 1:
-            return lengths(a[:, 0]).mul_(lengths(g[:, 0]))
-        squares = torch.bmm(a, a.mT).mul_(torch.bmm(g, g.mT)).sum(dim=(1, 2))
-        return squares.clamp_(min=0.0).sqrt_()
-
-    def add_to(self, total: Tensor, factors: Tensor) -> None:
-        """See :class:`.per_record.Contribution`."""
-        clipped = (self.gradients * factors.view(-1, 1, 1)).nan_to_num_(0.0, 0.0, 0.0)
-        finite = self.inputs.nan_to_num(0.0, 0.0, 0.0)
-        total.view(clipped.shape[-1], -1).addmm_(clipped.flatten(0, 1).mT, finite.flatten(0, 1))
-
-
-class _Rows:
-    """Gradients of a table of which each record uses a few rows.
-
-    What a record adds to a row is made first, so that places that cancel are clipped and added up
-    as what is left of them.
-
-    Args:
-        tokens: The rows, ``m x T``.
-        gradients: With respect to what was taken from them, ``m x T x d``.
-        kind: In which type to clip and add up.
-    """
-
-    def __init__(self, tokens: Tensor, gradients: Tensor, kind: torch.dtype) -> None:
-        if tokens.shape[1] <= _FEW_PLACES:  # a row is made at the first place of its token
-            same = tokens.unsqueeze(2) == tokens.unsqueeze(1)
-            first = same & ~same.tril(-1).any(dim=2, keepdim=True)
-            rows = torch.bmm(first.to(gradients.dtype), gradients)
-        else:
-            ordered, order = tokens.sort(dim=1)
-            changes = F.pad(ordered[:, 1:] != ordered[:, :-1], (1, 0)).cumsum(dim=1)
-            places = torch.empty_like(changes).scatter_(1, order, changes)
-            rows = torch.zeros_like(gradients).scatter_add_(
-                1, places.unsqueeze(-1).expand_as(gradients), gradients
-            )
-            tokens = torch.zeros_like(tokens).scatter_(1, places, tokens)
-        self._tokens, self._rows = tokens, rows.to(kind)
-
-    def norms(self) -> Tensor:
-        """See :class:`.per_record.Contribution`."""
-        return torch.linalg.vector_norm(self._rows, dim=(1, 2))
-
-    def add_to(self, total: Tensor, factors: Tensor) -> None:
-        """See :class:`.per_record.Contribution`."""
-        clipped = (self._rows * factors.view(-1, 1, 1)).nan_to_num_(0.0, 0.0, 0.0)
-        total.index_add_(0, self._tokens.flatten(), clipped.flatten(0, 1))
-
-
 class _Use(NamedTuple):
     """A call by all records of a batch, what came in, and the gradients at what went out."""
 
@@ -439,7 +371,7 @@ class _Use(NamedTuple):
 class GhostEngine(PerRecordEngine):
     """Sums of clipped gradients without the gradients of single records, where layers allow it.
 
-    Arguments as for :class:`.per_record.PerRecordEngine`. For published sums, the gradients of
+    Arguments as for :class:`.engines.Engine`. For published sums, the gradients of
     layers that are applied at several places are formed: what places that cancel leave is lost in
     the rounding of products, in a norm as in a sum.
     """
@@ -448,13 +380,11 @@ class GhostEngine(PerRecordEngine):
     _calls: Sequence[_Call] | None = None
     followed: Set[str] = frozenset()
 
-    def clipped_sums(
-        self, batches: Tensor, filled: Tensor | None, clip_norm: float | Tensor
-    ) -> Tensor:
-        """See :class:`~botorch_dp.training.fused.Engine`."""
-        if self._calls is None and batches.numel():
-            self._follow(batches[0, :1])
-        return super().clipped_sums(batches, filled, clip_norm)
+    def clipped_sums(self, batches: Batches, clip_norm: float) -> ClippedSums:
+        """See :class:`.engines.Engine`."""
+        if self._calls is None and batches.places.numel():
+            self._follow(batches.places[0, :1])
+        return super().clipped_sums(batches, clip_norm)
 
     def _follow(self, place: Tensor) -> None:
         """Learn which layers the model calls; what a record says cannot change that."""
@@ -514,7 +444,7 @@ class GhostEngine(PerRecordEngine):
     ) -> list[Contribution]:
         own, seen = self._seen(values, frozen, X, Y)
         return [
-            Gradients(own[name], self._sums.dtype)
+            Gradients(own[name], self._type)
             if name in own
             else self._contribution(name, value, seen)
             for name, value in values.items()
@@ -539,7 +469,7 @@ class GhostEngine(PerRecordEngine):
             outputs = self._outputs_of_one({**shared, **copies}, frozen, x)
             return outputs, recorder.finish()
 
-        zeros = self.parameters.new_zeros(len(Y))
+        zeros = self._parameters.new_zeros(len(Y))
         outputs, inputs = vmap(call, randomness="different")(copies, zeros, X)
         edges = [edge for edge, _, _ in recorder.outputs if edge is not None]
         leaves: list[Any] = [*copies.values(), *edges]
@@ -562,7 +492,7 @@ class GhostEngine(PerRecordEngine):
 
     def _contribution(self, name: str, value: Tensor, seen: Sequence[_Use]) -> Contribution:
         """What records add to a parameter, from the inputs and gradients of the calls."""
-        kind = self._sums.dtype
+        kind = self._type
         uses = [use for use in seen if use.call.bias == name]
         if uses:
             return Gradients(_sum([use.of_bias() for use in _merged(uses)]), kind)
@@ -578,10 +508,10 @@ class GhostEngine(PerRecordEngine):
         if len(by_place) > 1:
             a, g = (torch.cat(tensors, dim=1) for tensors in zip(*by_place, strict=True))
         if calls[0].layer is F.embedding:
-            return _Rows(a.squeeze(-1), g, kind)
+            return Rows(a.squeeze(-1), g, kind)
         if forms:
             return Gradients(torch.bmm(g.mT, a), kind)
-        return _Products(a.to(kind), g.to(kind))
+        return Products(a, g, kind)
 
 
 def _merged(uses: Sequence[_Use]) -> Iterator[_Use]:

@@ -100,9 +100,13 @@ def accuracy(outputs: Tensor, targets: Tensor) -> float:
     """The share of records classified correctly; an output that is not finite is wrong.
 
     Args:
-        outputs: Scores, ``n x 1`` (positive or not) or ``n x k`` (one per class).
-        targets: Labels, ``n``.
+        outputs: Scores, ``n`` or ``n x 1`` (positive or not) or ``n x k`` (one per class).
+        targets: Labels, ``n``, or ``n x 1``.
     """
+    if outputs.dim() == 1:
+        outputs = outputs.unsqueeze(-1)
+    if targets.dim() == 2 and targets.shape[-1] == 1:
+        targets = targets.squeeze(-1)
     if outputs.dim() < 1 or outputs.shape[:-1] != targets.shape:
         raise ValueError(
             f"`targets` must be one for each row of `outputs`, got {tuple(targets.shape)} for "
@@ -199,83 +203,3 @@ def output_gradient(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
         return loss(output.unsqueeze(0), target.unsqueeze(0)).sum()
 
     return vmap(grad(loss_of_one), randomness="different")(outputs.detach(), targets)
-
-
-class LowRankLinear(nn.Module):
-    """A frozen linear layer and a change of low rank that is trained: ``x -> W x + b + U (D x)``.
-
-    Args:
-        layer: What is frozen.
-        rank: The number of rows of ``D``.
-    """
-
-    def __init__(self, layer: nn.Linear, rank: int) -> None:
-        super().__init__()
-        widest = max(layer.in_features, layer.out_features)
-        check_size("rank", check_integer("rank", rank), 8 * widest * rank)
-        self.frozen = layer
-        like = layer.weight
-        scale = layer.in_features**-0.5
-        self.down = nn.Parameter(torch.randn(rank, layer.in_features).to(like) * scale)
-        # The change begins at zero: the first outputs are those of the frozen model.
-        self.up = nn.Parameter(torch.zeros(layer.out_features, rank).to(like))
-
-    @property
-    def weight(self) -> Tensor:
-        """``W + U D``, for layers that compute with a weight rather than call a module."""
-        return self.frozen.weight + self.up @ self.down
-
-    @property
-    def bias(self) -> Tensor | None:
-        """``b``, which stays frozen."""
-        return self.frozen.bias
-
-    def forward(self, X: Tensor) -> Tensor:
-        """``... x in -> ... x out``."""
-        try:
-            return self.frozen(X) + F.linear(F.linear(X, self.down), self.up)
-        except RuntimeError as error:
-            raise ValueError(f"`X` does not go through this layer: {error}") from error
-
-
-def add_adapters(model: nn.Module, *, rank: int, train: Sequence[str] = ()) -> nn.Module:
-    """Freeze a model and give its linear layers changes of low rank, which alone are trained.
-
-    Noise has the length of the root of the number of trained weights: a pretrained model moves
-    further for the same epsilon if few of them are trained [Hu2022]. The weights that stay frozen
-    must be public: a guarantee of the training does not cover them.
-
-    Args:
-        model: Changed in place. Layers of exactly the type ``nn.Linear`` are adapted; those inside
-            attention are read by torch without calling them, and stay as they are.
-        rank: Of each change.
-        train: Names of modules that are trained as a whole, such as a new ``"head"``.
-
-    Returns:
-        The model.
-
-    Example:
-        >>> model = add_adapters(torch.nn.Sequential(torch.nn.Linear(8, 8)), rank=2)
-        >>> [name for name, p in model.named_parameters() if p.requires_grad]
-        ['0.down', '0.up']
-    """
-    rank = check_integer("rank", rank)
-    modules = dict(model.named_modules())
-    for name in train:
-        if name not in modules:
-            raise ValueError(f"`train` names {name!r}, but the modules are {sorted(modules)}.")
-    model.requires_grad_(False)
-    whole = {id(part) for name in train for part in modules[name].modules()}
-    adapted = 0
-    for parent in modules.values():
-        if isinstance(parent, nn.MultiheadAttention):
-            continue
-        for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear and id(child) not in whole:
-                setattr(parent, name, LowRankLinear(child, rank))
-                adapted += 1
-    if not adapted:
-        raise ValueError("The model has no linear layer to adapt: name what to train otherwise.")
-    for name in train:
-        modules[name].requires_grad_(True)
-    return model

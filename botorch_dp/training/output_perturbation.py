@@ -165,8 +165,8 @@ class OutputPerturbedLogisticRegression:
             publish: Draw the noise through OpenDP from the operating system's entropy, in double
                 precision. Without it the model is for tuning and promises nothing.
             ledger: Charged before a record is read. Only with ``publish=True``.
-            key: Names the published weights in the ledger: asked again, they are replayed for
-                nothing.
+            key: Names the published weights in the ledger: asked again, they are replayed
+                free of charge.
 
         Raises:
             BudgetExhausted: If the ledger cannot bear it; no record was read.
@@ -206,8 +206,8 @@ class OutputPerturbedLogisticRegression:
             )
         return self._perturbed(released, guarantee)
 
-    def fit_replicates(
-        self, *, regularization: float, noise_std: float, seeds: Sequence[int]
+    def replicates(
+        self, seeds: Sequence[int], *, regularization: float, noise_std: float
     ) -> list[PerturbedModel]:
         """Train one model for each seed, all at once."""
         return self.fit_many([(regularization, noise_std)] * len(seeds), seeds=seeds)

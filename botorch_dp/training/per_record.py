@@ -1,115 +1,62 @@
-"""One record, one gradient: the engine for any model, and what models and losses are tried for.
+"""One record, one gradient: the engine for any model.
 
 Clipping bounds what one record does to the sum of gradients only if a record's gradient depends on
 that record alone. Here that is so by construction: a model is called on one record at a time, as a
 batch of one, and :func:`torch.func.vmap` makes the many calls one computation. Whatever a model
 does with its batch (a mean over it, a recurrence along the wrong dimension), there is no other
-record in it. What a model does to its buffers is forgotten, and the models handed out are copies
-that never saw a record.
-
-Three things are left that could break this: vectorization rules that a model brings along
-(``torch.autograd.Function``), a state that a model keeps from one call to the next, and errors of
-ours. So each engine is also tried on synthetic records, at initial and random weights before
-anything is trained and at the final ones before a model is published: see
-:func:`check_contributions`.
+record in it. What a model does to its buffers is forgotten. What construction cannot exclude,
+:mod:`.isolation` tries.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext, suppress
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from botorch_dp.errors import PrivacyError
-from botorch_dp.training.fused import (
-    Engine,
-    clip_factors,
-    parameter_views,
-    stack_parameters,
-    trainable,
-)
+from botorch_dp.training.contributions import Contribution, Gradients, add_clipped
+from botorch_dp.training.engines import Batches, ClippedSums, Engine, parameter_views
 from botorch_dp.training.networks import Loss
-from botorch_dp.training.randomness import Randomness, SeededRandomness, seeded_torch
-from botorch_dp.training.records import (
-    CONVERTED,
-    Inputs,
-    Records,
-    TrainingRecords,
-    TrainTest,
-    call,
-    count,
-    each_part,
-    parts,
-    synthetic_records,
-)
-from botorch_dp.training.twins import open_twin
+from botorch_dp.training.plain_layers import with_plain_layers
+from botorch_dp.training.randomness import seeded_torch
+from botorch_dp.training.records import Inputs, Records, each_part
 
 #: Batches are processed in parts for which clipping takes at most so many numbers.
 MAX_GRADIENT_NUMBERS = 2**27
 
-#: Gradients of single records with at most so many numbers are treated together.
-_FEW = 256
 
-_BATCH = 6
-#: Models are tried on batches of these sizes and of the sizes of a record's own dimensions: a model
-#: that takes the wrong dimension for the batch shows it where the two are equal.
-_BATCH_SIZES = (1, 2, 5)
-_LARGEST_BATCH = 64
-#: How far rounding may move what must not move, in clipping norms.
-_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
-
-
-class PerRecordEngine:
+class PerRecordEngine(Engine):
     """Sums of clipped gradients of single records, for any model that takes a batch of one.
 
-    Args:
-        models: The replicates; they are trained one after the other.
-        records: The training data.
-        loss: Takes the outputs and targets of a batch of one.
-        precise: Whether to clip and add up in double precision.
-        forward_seeds: One source of seeds for each replicate if the model draws random numbers
-            in training; None if it does not.
-        stability: Positive to normalize gradients; see :func:`.fused.clip_factors`.
+    Replicates are trained one after the other. Arguments as for :class:`.engines.Engine`.
     """
 
     def __init__(
         self,
         models: Sequence[nn.Module],
+        parameters: Tensor,
         records: Records,
         loss: Loss,
-        *,
-        precise: bool,
-        forward_seeds: Sequence[Randomness] | None = None,
-        stability: float = 0.0,
+        **how: Any,
     ) -> None:
-        self.models, self._records, self._loss = models, records, loss
-        self._stability, self._precise = stability, precise
-        self._forward_seeds = forward_seeds
-        self.parameters = stack_parameters(models)
-        self.kept = torch.zeros((), dtype=torch.long, device=self.parameters.device)
-        self._sums = torch.empty_like(
-            self.parameters, dtype=torch.float64 if precise else self.parameters.dtype
-        )
+        super().__init__(models, parameters, records, loss, **how)
         #: The columns of each trained tensor, for all replicates: making views takes time.
         self._trained, self._totals = (
-            parameter_views(matrix, models[0]) for matrix in (self.parameters, self._sums)
+            parameter_views(matrix, models[0]) for matrix in (parameters, self._sums)
         )
-        #: Numbers that clipping takes for each record of a batch, beside those of plain training.
-        self.record_numbers = self.parameters.shape[1]
-        self._twin = open_twin(copy.deepcopy(models[0]))
-        tensors = [*self._twin.parameters(), *self._twin.buffers()]
+        self.record_numbers = parameters.shape[1]
+        self._model = with_plain_layers(copy.deepcopy(models[0]))
         named = [
-            *self._twin.named_parameters(remove_duplicate=False),
-            *self._twin.named_buffers(remove_duplicate=False),
+            *self._model.named_parameters(remove_duplicate=False),
+            *self._model.named_buffers(remove_duplicate=False),
         ]
-        self._tied = len(named) > len({id(tensor) for tensor in tensors})
+        self._tied = len(named) > len({id(tensor) for _, tensor in named})
         self._names = [name for name, p in models[0].named_parameters() if p.requires_grad]
         self._frozen = [
             {
@@ -124,43 +71,22 @@ class PerRecordEngine:
             grad(self._loss_of_one), in_dims=(None, None, 0, 0), randomness="different"
         )
 
-    def clipped_sums(
-        self, batches: Tensor, filled: Tensor | None, clip_norm: float | Tensor
-    ) -> Tensor:
-        """See :class:`~botorch_dp.training.fused.Engine`."""
+    def clipped_sums(self, batches: Batches, clip_norm: float) -> ClippedSums:
+        """See :class:`.engines.Engine`."""
         self._sums.zero_()
+        kept = torch.zeros((), dtype=torch.long, device=self._sums.device)
         part = max(1, MAX_GRADIENT_NUMBERS // self.record_numbers)
-        for replicate, batch in enumerate(batches):
+        for replicate, batch in enumerate(batches.places):
             for start in range(0, len(batch), part):
-                places = slice(start, start + part)
-                self._add_clipped(
-                    replicate,
-                    batch[places],
-                    None if filled is None else filled[replicate, places],
-                    clip_norm[replicate] if isinstance(clip_norm, Tensor) else clip_norm,
-                )
-        return self._sums[: len(batches)]
-
-    def _loss_of_one(
-        self, values: dict[str, Tensor], frozen: dict[str, Tensor], x: Inputs, y: Tensor
-    ) -> Tensor:
-        outputs = self._outputs_of_one(values, frozen, x)
-        return self._loss(outputs, y.unsqueeze(0)).sum()
-
-    def _outputs_of_one(
-        self, values: dict[str, Tensor], frozen: dict[str, Tensor], x: Inputs
-    ) -> Tensor:
-        one = each_part(lambda part: part.unsqueeze(0), x)
-        given = ((), one) if isinstance(one, dict) else ((one,), None)
-        outputs: Tensor = functional_call(
-            self._twin, (values, frozen), *given, tie_weights=self._tied
-        )
-        return outputs
+                rows = slice(start, start + part)
+                filled = None if batches.filled is None else batches.filled[replicate, rows]
+                kept += self._add_clipped(replicate, batch[rows], filled, clip_norm)
+        return ClippedSums(self._sums, kept)
 
     def _add_clipped(
-        self, replicate: int, part: Tensor, filled: Tensor | None, clip_norm: float | Tensor
-    ) -> None:
-        X, Y, usable = self._records.take(part)
+        self, replicate: int, places: Tensor, filled: Tensor | None, clip_norm: float
+    ) -> Tensor:
+        X, Y, usable = self._records.take(places)
         values, frozen = self._values(replicate)
         seeded = (
             nullcontext()
@@ -170,24 +96,9 @@ class PerRecordEngine:
         # The other kernels of attention would be called once for each record.
         with seeded, torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
             found = self._contributions(values, frozen, X, Y)
-        pairs = list(zip(found, (total[replicate] for total in self._totals), strict=True))
-        few = [(g, total) for g, total in pairs if isinstance(g, Gradients) and g.width <= _FEW]
-        sums = self._sums.new_zeros(sum(g.width for g, _ in few))
-        if few:
-            pairs = [
-                (g, total) for g, total in pairs if not isinstance(g, Gradients) or g.width > _FEW
-            ]
-            pairs.append((Gradients.side_by_side([g for g, _ in few]), sums))
-        norms = torch.stack([each.norms() for each, _ in pairs])
-        factors = clip_factors(torch.linalg.vector_norm(norms, dim=0), clip_norm, self._stability)
-        factors.mul_(usable)
-        if filled is not None:
-            factors.mul_(filled)
-        self.kept.add_(factors.count_nonzero())
-        for each, total in pairs:
-            each.add_to(total, factors)
-        for sum_, (_, total) in zip(sums.split([g.width for g, _ in few]), few, strict=True):
-            total.view(-1).add_(sum_)
+        counts = usable if filled is None else usable * filled
+        totals = [total[replicate] for total in self._totals]
+        return add_clipped(found, totals, counts, clip_norm, self._stability)
 
     def _values(self, replicate: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """What is trained of a replicate, and what is not."""
@@ -201,376 +112,20 @@ class PerRecordEngine:
     ) -> Sequence[Contribution]:
         """What each record adds to the gradient of each parameter."""
         found = self._gradients(values, frozen, X, Y)
-        return [Gradients(found[name].detach(), self._sums.dtype) for name in self._names]
+        return [Gradients(found[name].detach(), self._type) for name in self._names]
 
+    def _loss_of_one(
+        self, values: dict[str, Tensor], frozen: dict[str, Tensor], x: Inputs, y: Tensor
+    ) -> Tensor:
+        outputs = self._outputs_of_one(values, frozen, x)
+        return self._loss(outputs, y.unsqueeze(0)).sum()
 
-class Contribution(Protocol):
-    """What each of ``m`` records adds to the gradient of one parameter."""
-
-    def norms(self) -> Tensor:
-        """Their l2 norms, ``m``; not finite where a gradient is not. Asked for once, and first."""
-
-    def add_to(self, total: Tensor, factors: Tensor) -> None:
-        """Add the gradients times ``factors`` (``m``) to ``total``; a factor of 0 means nothing."""
-
-
-class Gradients:
-    """Gradients of single records as they are.
-
-    Args:
-        gradients: ``m x ...``; made finite once their norms are known.
-        kind: In which type to clip and add up.
-    """
-
-    def __init__(self, gradients: Tensor, kind: torch.dtype) -> None:
-        self._gradients, self._kind = gradients.flatten(1).contiguous(), kind
-        self.width = self._gradients.shape[1]
-
-    @classmethod
-    def side_by_side(cls, several: Sequence[Gradients]) -> Gradients:
-        """The gradients of several parameters as those of one."""
-        return cls(torch.cat([each._gradients for each in several], dim=1), several[0]._kind)
-
-    def norms(self) -> Tensor:
-        """See :class:`Contribution`."""
-        found = []
-        for part in self._gradients.split(max(1, CONVERTED // self.width)):
-            found.append(torch.linalg.vector_norm(part, dim=1, dtype=self._kind))
-            # While it is in the cache. The factor of what was not finite will be 0, and 0 times
-            # infinity is NaN.
-            part.nan_to_num_(0.0, 0.0, 0.0)
-        return torch.cat(found)
-
-    def add_to(self, total: Tensor, factors: Tensor) -> None:
-        """See :class:`Contribution`."""
-        converted = self._gradients.dtype != self._kind
-        columns = max(1, CONVERTED // len(factors)) if converted else self.width
-        for part, sum_ in zip(
-            self._gradients.split(columns, dim=1), total.view(-1).split(columns), strict=True
-        ):
-            sum_.addmv_(part.to(self._kind).mT, factors)
-
-
-@dataclass(frozen=True)
-class Traits:
-    """What was found on synthetic data about a model and its loss."""
-
-    num_classes: int | None
-    """The number of classes if the targets are classes."""
-    draws: bool
-    """Whether the model draws random numbers in training (dropout)."""
-
-
-def examine(model: nn.Module, loss: Loss, data: TrainTest) -> Traits:
-    """Learn the form of a model and its loss, or raise if one mixes the records of a batch.
-
-    A mixing model could be trained on single records, but would be tested and used on batches.
-    Only the shapes, types and device of ``data`` are used.
-
-    Raises:
-        PrivacyError: If, at initial or random weights, the loss of a record in a batch is not its
-            loss as a batch of one, or a forward pass leaves something of the records in a buffer.
-        ValueError: If the loss returns neither one number per record nor their mean.
-    """
-    for module in model.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            channels = module.num_features
-            groups = next(size for size in (32, 16, 8, 4, 2, 1) if channels % size == 0)
-            raise PrivacyError(
-                f"{type(module).__name__}({channels}) mixes the records of a batch: each is "
-                "normalized by a mean over all. Replace it by "
-                f"nn.GroupNorm({min(groups, channels)}, {channels})."
-            )
-    generator = torch.Generator().manual_seed(0)
-    _check_no_memory(model, data, generator)
-    batch = synthetic_records(data, _BATCH, generator)
-    outputs, draws = _outputs(copy.deepcopy(model), batch.train_X)
-    _check_loss(loss, outputs, batch.train_Y)
-    for twin in _at_several_weights(model):
-        quiet = _without_dropout(twin)
-        if _outputs(quiet, batch.train_X)[1]:
-            break  # what it draws for a batch is not what it draws for a batch of one
-        for size in _batch_sizes(data):
-            _check_no_mixing(quiet, loss, synthetic_records(data, size, generator))
-    return Traits(outputs.shape[1] if _are_classes(loss, outputs, batch.train_Y) else None, draws)
-
-
-def check_contributions(
-    model: nn.Module,
-    data: TrainTest,
-    make_engine: Callable[[nn.Module, TrainingRecords, Randomness], Engine],
-    num_classes: int | None,
-    *,
-    random_weights: bool = False,
-) -> None:
-    """Raise unless an engine's sum takes from each record that record's clipped gradient alone.
-
-    On synthetic records, in batches of several sizes: a record at a place that does not count can be
-    exchanged without any effect on the sum; what was computed before has no effect; and a single
-    record's part is at most the clipping norm. All that is compared has the same shapes and the
-    same random numbers, so that rounding cannot be taken for an effect.
-
-    Args:
-        model: The model, at the weights in question; it is left as it is.
-        data: Only its shapes, types and device are used.
-        make_engine: The engine of one model on some records, as it is used in training.
-        num_classes: As for :class:`TrainingRecords`.
-        random_weights: Whether to try random weights as well.
-
-    Raises:
-        PrivacyError: If a record reached beyond its own clipped gradient.
-        ValueError: If the gradients cannot be computed.
-    """
-    sizes = _batch_sizes(data)
-    records, device = random_records(data, max(sizes) + 1, num_classes), data.train_Y.device
-    for twin in _at_several_weights(model) if random_weights else [copy.deepcopy(model)]:
-        limit = _TOLERANCE[trainable(twin)[0].dtype]
-        engine = make_engine(twin, records, _SameSeed())
-
-        def clipped_sum(batch: Tensor, filled: Tensor, engine: Engine = engine) -> Tensor:
-            try:
-                sums = engine.clipped_sums(batch.unsqueeze(0), filled.unsqueeze(0), clip_norm=1.0)
-            except RuntimeError as error:
-                raise ValueError(
-                    "The gradients of single records cannot be computed together: torch.func.vmap "
-                    f"refuses the model or its loss ({error}). Write it without values that decide "
-                    "what is computed (if, item, nonzero), and with layers that vmap knows."
-                ) from error
-            return sums[0].double()
-
-        for size in sizes:
-            batch = torch.arange(size, device=device)
-            exchanged = batch.clone()
-            exchanged[size // 2] = max(sizes)
-            others = batch != size // 2
-            first = clipped_sum(batch, others).clone()
-            moved = clipped_sum(exchanged, others).sub_(first).norm()
-            repeated = clipped_sum(batch, others).sub_(first).norm()
-            alone = clipped_sum(exchanged, ~others).norm()
-            if float(moved) > limit or float(alone) > 1 + limit:
-                raise PrivacyError(
-                    f"In a batch of {size} random records, one record reached beyond its own clipped "
-                    "gradient: the model or its loss mixes records in a way that training on "
-                    "single records does not prevent, for instance in the vectorization rule of "
-                    "an autograd function. Remove that."
-                )
-            if float(repeated) > limit:
-                raise PrivacyError(
-                    "The same random records gave another gradient after others were seen: the "
-                    "model or its loss keeps something from one call to the next. Remove that."
-                )
-
-
-def agree(
-    model: nn.Module,
-    data: TrainTest,
-    makers: Sequence[Callable[[nn.Module, TrainingRecords, Randomness], Engine]],
-    num_classes: int | None,
-) -> bool:
-    """Whether two engines give the same sums on synthetic records, at several weights.
-
-    Arguments as for :func:`check_contributions`, with the makers of both engines.
-    """
-    batch = torch.arange(_BATCH, device=data.train_Y.device).unsqueeze(0)
-    records = random_records(data, _BATCH, num_classes)
-    for twin in _at_several_weights(model):
-        try:
-            one, other = (
-                make(twin, records, _SameSeed()).clipped_sums(batch, None, clip_norm=1.0)
-                for make in makers
-            )
-        except (RuntimeError, ValueError):
-            return False
-        if not float((one - other).norm()) <= _TOLERANCE[one.dtype] * float(other.norm()):
-            return False
-    return True
-
-
-def random_records(data: TrainTest, size: int, num_classes: int | None) -> TrainingRecords:
-    """Synthetic records as an engine takes them."""
-    made = synthetic_records(data, size, torch.Generator().manual_seed(1))
-    return TrainingRecords(made.train_X, made.train_Y, num_classes)
-
-
-class _SameSeed(SeededRandomness):
-    """Coins whose seeds for torch are all the same."""
-
-    def __init__(self) -> None:
-        super().__init__(0, torch.device("cpu"))
-
-    def torch_seed(self) -> int:
-        return 0
-
-
-def _batch_sizes(data: TrainTest) -> list[int]:
-    """1, a few, and a record's own sizes: mistaking a dimension for the batch shows there."""
-    own = (size for part in parts(data.train_X).values() for size in part.shape[1:])
-    return sorted({*_BATCH_SIZES, *(size for size in own if 0 < size <= _LARGEST_BATCH)})
-
-
-def _at_several_weights(model: nn.Module) -> Iterator[nn.Module]:
-    """Copies with the model's own weights and with random ones: no layer is zero in all."""
-    yield copy.deepcopy(model)
-    generator = torch.Generator().manual_seed(2)
-    for _ in range(2):
-        twin = copy.deepcopy(model)
-        for parameter in trainable(twin):
-            draws = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
-            inputs = max(1, parameter[0].numel()) if parameter.dim() > 1 else 1
-            parameter.data.copy_(draws.div_(inputs**0.5))
-        yield twin
-
-
-def _without_dropout(model: nn.Module) -> nn.Module:
-    for module in model.modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd):
-            module.p = 0.0
-        elif isinstance(getattr(module, "dropout", None), float):
-            module.dropout = 0.0  # type: ignore[assignment]
-    return model
-
-
-def _outputs(model: nn.Module, X: Inputs) -> tuple[Tensor, bool]:
-    """One row for each record, and whether random numbers were drawn."""
-    with seeded_torch(0), torch.no_grad():
-        before = torch.get_rng_state()
-        try:
-            outputs = call(model, X)
-        except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            shapes = ", ".join(
-                f"{name and name + ': '}{tuple(part.shape)} {part.dtype}"
-                for name, part in parts(X).items()
-            )
-            raise _kind(error)(f"The model cannot take inputs of {shapes}: {error}") from error
-        draws = not torch.equal(before, torch.get_rng_state())
-    if not isinstance(outputs, Tensor) or outputs.dim() == 0 or len(outputs) != count(X):
-        shape = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
-        raise ValueError(
-            f"The model must return one row for each record, got shape {shape} for {count(X)} "
-            "records."
+    def _outputs_of_one(
+        self, values: dict[str, Tensor], frozen: dict[str, Tensor], x: Inputs
+    ) -> Tensor:
+        one = each_part(lambda part: part.unsqueeze(0), x)
+        given = ((), one) if isinstance(one, dict) else ((one,), None)
+        outputs: Tensor = functional_call(
+            self._model, (values, frozen), *given, tie_weights=self._tied
         )
-    return outputs, draws
-
-
-def _are_classes(loss: Loss, outputs: Tensor, targets: Tensor) -> bool:
-    """Whether targets are columns of the outputs: a loss for classes refuses all others."""
-    if outputs.dim() != 2 or targets.dim() != 1 or targets.is_floating_point():
-        return False
-    columns = outputs.shape[1]
-    if columns == 1 or outputs.device.type != "cpu":  # where such an error would be the last one
-        return columns > 1
-    try:
-        for other in (columns, -1):
-            loss(outputs, torch.full_like(targets, other))
-    except Exception:
-        return True
-    return False
-
-
-def _check_loss(loss: Loss, outputs: Tensor, targets: Tensor) -> None:
-    """A loss must return the records' own losses, or their mean."""
-    shapes = f"outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)}"
-    with torch.no_grad():
-        try:
-            values = loss(outputs, targets)
-        except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            raise _kind(error)(
-                f"`loss` cannot take {shapes}, of {outputs.dtype} and {targets.dtype}: "
-                f"{str(error).rstrip('.')}."
-                f"{_how_to_fit(outputs, targets)}"
-            ) from error
-        if not isinstance(values, Tensor):
-            raise TypeError(f"`loss` must return a tensor, got {type(values).__name__}.")
-        fits = values.shape in ((), (len(outputs),))
-        if fits:
-            alone = torch.stack(
-                [loss(o, t).sum() for o, t in zip(outputs.split(1), targets.split(1), strict=True)]
-            )
-            fits = _same(values, alone.mean() if values.dim() == 0 else alone)
-    if fits:
-        return
-    with suppress(RuntimeError):
-        both = torch.broadcast_shapes(outputs.shape, targets.shape)
-        if outputs.shape != targets.shape and both not in (outputs.shape, targets.shape):
-            raise ValueError(
-                f"`loss` compares {shapes}, which broadcast to {tuple(both)}: each output meets "
-                "every record's target. Let the model return outputs.squeeze(-1), or give targets "
-                "of shape n x 1."
-            )
-    if values.shape not in ((), (len(outputs),)):
-        raise ValueError(
-            f"`loss` must return one number for each record (shape {(len(outputs),)}) or their "
-            f"mean, got shape {tuple(values.shape)} for {shapes}; check that they do not broadcast."
-        )
-    if values.dim() == 0:
-        raise PrivacyError(
-            "`loss` returns one number that is not the mean of the records' own losses (it is a "
-            "sum, or it weighs or mixes the records of a batch). Return one loss per record, for "
-            'instance with reduction="none".'
-        )
-    raise PrivacyError(_MIXES.format(what="`loss`"))
-
-
-def _kind(error: Exception) -> type[Exception]:
-    return TypeError if isinstance(error, TypeError) else ValueError
-
-
-def _how_to_fit(outputs: Tensor, targets: Tensor) -> str:
-    """What most often makes a loss take outputs and targets."""
-    if outputs.shape[1:] == (1,) and targets.dim() == 1:
-        return " Let the model return outputs.squeeze(-1), or give targets of shape n x 1."
-    if outputs.dim() == 2 and targets.shape[1:] == (1,):
-        return " Give targets of shape n: targets.squeeze(-1)."
-    if outputs.dim() == 2 and outputs.shape[1] > 1 and targets.is_floating_point():
-        return " If the targets are classes, give targets.long()."
-    return ""
-
-
-def _check_no_mixing(model: nn.Module, loss: Loss, data: TrainTest) -> None:
-    """The outputs of a batch must be those of its records as batches of one."""
-    together, _ = _outputs(model, data.train_X)
-    ones = zip(*(part.split(1) for part in parts(data.train_X).values()), strict=True)
-    names = list(data.train_X) if isinstance(data.train_X, dict) else None
-    alone = torch.cat(
-        [
-            _outputs(model, dict(zip(names, one, strict=True)) if names else one[0])[0]
-            for one in ones
-        ]
-    )
-    if not _same(together, alone):
-        raise PrivacyError(_MIXES.format(what="The model"))
-    _check_loss(loss, together, data.train_Y)
-
-
-def _check_no_memory(model: nn.Module, data: TrainTest, generator: torch.Generator) -> None:
-    """A forward pass must leave the same buffers behind whatever the records are."""
-    if next(model.buffers(), None) is None:
-        return
-    left: list[dict[str, Tensor]] = []
-    for _ in range(2):
-        twin = copy.deepcopy(model)
-        with seeded_torch(0), torch.no_grad():
-            call(twin, synthetic_records(data, _BATCH, generator).train_X)
-        left.append(dict(twin.named_buffers()))
-    first, second = left
-    depend = [name for name, value in first.items() if not torch.equal(value, second[name])]
-    if depend:
-        raise PrivacyError(
-            f"The model stores something of the records in its buffers ({', '.join(depend)}). "
-            "Training leaves buffers as they are, because they would be released without any "
-            "noise. Turn that off, for instance with track_running_stats=False."
-        )
-
-
-_MIXES = (
-    "{what} mixes the records of a batch, or changes with each call: on random data, the result "
-    "for a record in a batch was not that for the record alone. The model is trained on single "
-    "records and would be used in another way. Replace batch normalization by group "
-    "normalization, and spectral by weight normalization, put the batch first (batch_first=True), "
-    "and use a loss of each record alone."
-)
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    tolerance = 1e-5 if one.dtype == torch.float64 else 1e-3
-    return torch.allclose(one, other, rtol=tolerance, atol=tolerance, equal_nan=True)
+        return outputs

@@ -1,13 +1,14 @@
 """What was chosen for a training run, what follows from it, and what that costs.
 
-The *batch* of a step is the set of records whose clipped gradients are added up. How batches are drawn,
-how far one record moves their sum, and which privacy loss that amounts to is decided here and
-nowhere else in training.
+The *batch* of a step is the set of records whose clipped gradients are added up. How batches are
+drawn, how far one record moves their sum, and which privacy loss that amounts to is decided here
+and nowhere else in training.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Required, TypedDict, get_args
 
@@ -20,6 +21,7 @@ from botorch_dp._checks import (
     check_integer,
     check_nonnegative,
     check_positive,
+    did_you_mean,
 )
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import (
@@ -29,6 +31,7 @@ from botorch_dp.privacy import (
     PrivacyUnit,
     dp_sgd_loss,
     dp_sgd_noise_multiplier,
+    rounded_up,
 )
 from botorch_dp.training.randomness import Randomness
 
@@ -54,6 +57,8 @@ OPTIMIZERS = {
 }
 #: What normalized gradients are divided by beside their norm, as in [Bu2023].
 STABILITY = 0.01
+#: Where epsilon is evaluated unless given.
+DELTA = 1e-5
 #: How far scale-free steps may carry the weights; see :class:`.step_rules.ScaleFree`.
 DISTANCE = 20.0
 #: Batches drawn in one call; a run needs a few at a time.
@@ -67,9 +72,11 @@ _RELATIONS = {
     "poisson": (REPLACE_ONE, NeighboringRelation.ADD_OR_REMOVE_ONE),
 }
 _NOISE_IS_APPROXIMATE = (
-    "the noise, made of operating-system entropy, is a double-precision approximation of Gaussian "
-    "draws rounded to a grid of 2^-24 of their standard deviation"
+    "the noise is drawn in floating point (operating-system randomness, rounded to 2^-24 standard "
+    "deviations), which is close to exact Gaussian noise but not proven equal"
 )
+#: Settings without which there is no plan.
+_NEEDED = ("learning_rate", "clip_norm", "batch_size", "epochs")
 FIXED_BEFOREHAND = (
     "the hyper-parameters and the number of steps were fixed without looking at the records "
     "(tuning on them costs privacy of its own)"
@@ -80,8 +87,69 @@ _COUNT_IS_PUBLIC = (
 )
 
 
+#: What other libraries call our arguments.
+_OTHER_NAMES = {
+    "lr": "learning_rate",
+    "step_size": "learning_rate",
+    "max_grad_norm": "clip_norm",
+    "l2_norm_clip": "clip_norm",
+    "clipping_norm": "clip_norm",
+    "max_norm": "clip_norm",
+    "sigma": "noise_multiplier",
+    "noise": "noise_multiplier",
+    "epsilon": "target_epsilon",
+    "target_delta": "delta",
+    "lot_size": "batch_size",
+    "sample_size": "batch_size",
+    "expected_batch_size": "batch_size",
+    "num_epochs": "epochs",
+    "n_epochs": "epochs",
+    "max_epochs": "epochs",
+    "num_train_epochs": "epochs",
+    "random_state": "seed",
+    "generator": "seed",
+    "callback": "on_point",
+    "verbose": "progress",
+    "model": "model_factory",
+    "criterion": "loss",
+    "loss_fn": "loss",
+    "dataset": "data",
+    "optimiser": "optimizer",
+    "lr_scheduler": "schedule",
+    "scheduler": "schedule",
+    "neighboring_relation": "relation",
+    "grad_sample_mode": "engine",
+}
+_NO_NEED = {
+    "max_physical_batch_size": "Leave it out: large batches are processed in parts anyway.",
+    "microbatches": "Leave it out: gradients are clipped record by record.",
+    "num_microbatches": "Leave it out: gradients are clipped record by record.",
+    "poisson_sampling": "Say it when the trainer is made: sampling='poisson', the default.",
+    "secure_mode": "Say publish=True: the noise then comes from the operating system.",
+    "steps": "Give `epochs`: a run takes epochs * (num_records // batch_size) steps.",
+}
+
+
+def refuse_unknown(names: Iterable[str], known: Iterable[str], where: str) -> None:
+    """Raise ``TypeError`` for the first name that is no argument, with ours for what was meant."""
+    known, settings = list(known), TrainingSettings.__annotations__
+    for name in names:
+        if name in known:
+            continue
+        ours = _OTHER_NAMES.get(name, name)
+        if name in _NO_NEED:
+            hint = _NO_NEED[name]
+        elif ours in known:
+            hint = f"Here it is called {ours!r}."
+        elif ours in settings:
+            hint = f"Give {ours!r} to `plan` and `fit`."
+        else:
+            hint = did_you_mean(name, known).strip()
+        raise TypeError(f"{where} has no argument {name!r}. {hint}".rstrip())
+
+
 class TrainingSettings(TypedDict, total=False):
-    """What is chosen for a run: the keyword arguments of ``plan``, ``fit`` and ``fit_replicates``.
+    """What is chosen for a run: keyword arguments of ``plan``, ``fit`` and ``replicates``.
 
     Args:
         learning_rate: Step size; with ``optimizer="scale_free"`` the distance that the weights may
@@ -110,6 +178,8 @@ class TrainingSettings(TypedDict, total=False):
 class TrainingPlan:
     """The public parameters of a run of DP-SGD or DP-Adam, and what follows from them.
 
+    ``print(plan)`` says the price in words.
+
     Args:
         num_records: Number of training records, ``n``.
         learning_rate: See :class:`TrainingSettings`, also for what is not described here.
@@ -136,7 +206,7 @@ class TrainingPlan:
         ...     learning_rate=0.1, clip_norm=1.0, noise_multiplier=2.0, batch_size=10, epochs=1
         ... )
         >>> plan.steps, plan.noise_std
-        (100, 4.0)
+        (100, 2.0)
     """
 
     num_records: int
@@ -149,7 +219,7 @@ class TrainingPlan:
     clipping: Clipping = "flat"
     sampling: Sampling = "poisson"
     relation: NeighboringRelation = REPLACE_ONE
-    delta: float = 1e-5
+    delta: float = DELTA
     conditions: tuple[str, ...] = ()
     memory: int = 0
 
@@ -188,9 +258,9 @@ class TrainingPlan:
             raise TypeError(f"`relation` must be a NeighboringRelation, got {self.relation!r}.")
         if self.relation not in _RELATIONS[self.sampling]:
             raise PrivacyError(
-                f"`relation` is {self.relation.name}, under which DP-SGD on {_BATCHES[self.sampling]} "
-                "is not accounted for here. Use REPLACE_ONE, or sampling='poisson' with "
-                "ADD_OR_REMOVE_ONE."
+                f"`relation` is {self.relation.name}, under which DP-SGD on "
+                f"{_BATCHES[self.sampling]} is not accounted for here. Use REPLACE_ONE, or "
+                "sampling='poisson' with ADD_OR_REMOVE_ONE."
             )
         # Numbers of any library come out as Python's, which JSON knows.
         for name, value in checked.items():
@@ -290,11 +360,46 @@ class TrainingPlan:
                 f"{self.batch_size}: the rounding of larger sums is not covered."
             )
 
+    def __str__(self) -> str:
+        guarantee, n = self.guarantee, self.num_records
+        price = f"{guarantee.mechanism}: no guarantee, because no noise is added."
+        if guarantee.void is None:
+            epsilon = rounded_up(guarantee.epsilon(self.delta), 3)
+            price = (
+                f"{guarantee.mechanism}: epsilon = {epsilon} at delta = {self.delta:g} for one "
+                f"training record, where {self.relation.value}."
+            )
+        noise = f"{rounded_up(self.noise_multiplier)} over the clipping norm {self.clip_norm:g}"
+        size = "about " * (self.sampling == "poisson") + f"{self.batch_size:,}"
+        lines = [
+            price,
+            f"Noise multiplier: {noise} (standard deviation {self.noise_std:.4g} on each sum of "
+            f"clipped gradients, {self.noise_std / self.batch_size:.2g} on their mean).",
+            f"Batches: {size} of {n:,} records. Steps: {self.steps:,} ({self.epochs:,} epochs), "
+            f"learning rate {self.learning_rate:g}.",
+            f"Memory for clipping: {_bytes(self.memory)} at most, beside plain training."
+            if self.memory
+            else "",
+            f"Choose a smaller delta: {self.delta:g} is not below 1 / {n:,}, and publishing one "
+            "record at random would meet such a delta."
+            if self.delta >= 1 / n
+            else "",
+        ]
+        return "\n".join(line for line in lines if line)
+
     def to_dict(self) -> dict[str, Any]:
         """What a run depends on, JSON-ready."""
         plain = {**asdict(self), "conditions": list(self.conditions)}
         del plain["memory"]
         return {**plain, "relation": self.relation.name}
+
+
+def _bytes(number: float) -> str:
+    for unit in ("bytes", "kB", "MB"):
+        if number < 1000:
+            return f"{number:.3g} {unit}"
+        number /= 1000
+    return f"{number:.3g} GB"
 
 
 def make_plan(settings: TrainingSettings, **fixed: Any) -> TrainingPlan:
@@ -310,6 +415,10 @@ def make_plan(settings: TrainingSettings, **fixed: Any) -> TrainingPlan:
     if fixed.get("clipping") == "normalized":
         chosen.setdefault("clip_norm", 1.0)
     target = chosen.pop("target_epsilon", None)
+    refuse_unknown(chosen, TrainingSettings.__annotations__, "A training")
+    missing = [name for name in _NEEDED if name not in chosen]
+    if missing:
+        raise TypeError(f"Give `{missing[0]}`: a training needs it.")
     if (target is None) == (chosen.get("noise_multiplier") is None):
         raise TypeError("Give either `noise_multiplier` or `target_epsilon`.")
     if target is None:

@@ -1,4 +1,4 @@
-"""Where a training run's coins come from: a seed (to tune) or the operating system (to publish).
+"""Where a run's random numbers come from: a seed (to tune) or the operating system (to publish).
 
 Both kinds draw from the same distributions, so that the engines and the accounting need not know
 which one is at work. The seeded kind keeps batches, noise and initial weights in separate streams:
@@ -39,17 +39,23 @@ _STRETCHED = 32
 
 _torch_seed_lock = threading.RLock()
 
-#: Another object in each process; a process's number may be used again.
-_process = object()
 
+class _ThisProcess:
+    """Another object in each process, from the first use on; process numbers are used again."""
 
-def _after_fork() -> None:
-    global _process
-    _process = object()
+    _watches = False
+    mark = object()
 
+    @classmethod
+    def watch(cls) -> None:
+        """Notice forks from now on."""
+        if not cls._watches and hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=cls._renew)
+            cls._watches = True
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    @classmethod
+    def _renew(cls) -> None:
+        cls.mark = object()
 
 
 @contextmanager
@@ -157,6 +163,7 @@ class SystemRandomness:
     """
 
     def __init__(self) -> None:
+        _ThisProcess.watch()
         # Draws that nobody has seen, with their process and deviation: each is used once.
         self._spare: list[tuple[object, Tensor]] = []
 
@@ -236,8 +243,11 @@ class SystemRandomness:
             made_for, noise = self._spare.pop()
         except IndexError:
             made_for, noise = None, torch.empty(0, dtype=torch.float64)
-        if noise.numel() < size or made_for != (_process, cells):
-            made_for, noise = (_process, cells), _system_normal(_CHUNK).mul_(cells).round_()
+        if noise.numel() < size or made_for != (_ThisProcess.mark, cells):
+            made_for, noise = (
+                (_ThisProcess.mark, cells),
+                _system_normal(_CHUNK).mul_(cells).round_(),
+            )
         self._spare.append((made_for, noise[size:]))
         return noise[:size]
 

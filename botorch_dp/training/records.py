@@ -327,7 +327,8 @@ def datasets_of(data: object) -> tuple[DatasetRecords, DatasetRecords] | None:
         if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
             raise TypeError(
                 f"The {name} data set must have __getitem__ and __len__, got "
-                f"{type(dataset).__name__}: batches are drawn by place, which a stream does not allow."
+                f"{type(dataset).__name__}: batches are drawn by place, which a stream does not "
+                "allow."
             )
         if len(dataset) == 0:
             raise ValueError(f"The {name} data set is empty.")

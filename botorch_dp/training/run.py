@@ -1,4 +1,4 @@
-"""The training loop over an engine and a step rule, with stops, checkpoints and progress.
+"""One run of a training: its parameters, its steps, and what is stored of it.
 
 Each step is Algorithm 3 (SGD) or 4 (Adam) of [Avent2020]: draw a batch, add up the clipped
 gradients, add noise to the sum, divide by the batch size ``m``, hand the result to the optimizer:
@@ -7,6 +7,7 @@ gradients, add noise to the sum, divide by the batch size ``m``, hand the result
 
 from __future__ import annotations
 
+import copy
 import signal
 import threading
 import time
@@ -21,21 +22,23 @@ from torch import Tensor, nn
 
 from botorch_dp._progress import ProgressBar
 from botorch_dp.privacy.runs import Run
-from botorch_dp.training.fused import Engine, first_rows, write_back
+from botorch_dp.training.engines import (
+    Batches,
+    Engine,
+    parameter_views,
+    stack_parameters,
+    trainable,
+)
 from botorch_dp.training.plan import TrainingPlan
 from botorch_dp.training.randomness import Randomness
-from botorch_dp.training.step_rules import StepRule, state_of
+from botorch_dp.training.step_rules import StepRule
 
 
-class _Batches(NamedTuple):
-    """The batches of one step."""
+class _Drawn(NamedTuple):
+    """The batches of one step, and how many records they hold together."""
 
-    places: Tensor
-    """Indices of records, ``R x m``."""
-    filled: Tensor | None
-    """Which of them count, ``R x m``; None if all do."""
+    batches: Batches
     size: int
-    """How many of them count."""
 
 
 _BATCHES_AHEAD = 32
@@ -45,171 +48,148 @@ _BLOCK = 2**25 - 2**16
 
 
 class TrainingRun:
-    """A run of all replicates in step.
+    """A training, or several replicates of it in step; the only owner of their parameters.
+
+    Engine and rule are made for the matrix of parameters: the engine reads it, the rule changes it.
+    Models are made from it when they are asked for.
 
     Args:
-        plans: The public parameters of each replicate; they agree in all that concerns batches, and
-            those of more steps come first.
-        engine: Holds the parameters of all replicates.
+        plan: The public parameters of every replicate.
+        models: One for each replicate, at its initial weights; copied, and left as they are.
         coins: The source of randomness of each replicate.
-        rule: Moves the parameters.
+        make_engine: Takes the parameters, ``R x p``.
+        make_rule: Takes the parameters.
     """
 
     def __init__(
         self,
-        plans: Sequence[TrainingPlan],
-        engine: Engine,
+        plan: TrainingPlan,
+        models: Sequence[nn.Module],
         coins: Sequence[Randomness],
-        rule: StepRule,
+        make_engine: Callable[[Tensor], Engine],
+        make_rule: Callable[[Tensor], StepRule],
     ) -> None:
-        self.step = 0
+        self.plan, self.step = plan, 0
         #: Filled places of all batches so far.
         self.drawn = 0
-        #: By the step after which they were measured, the utilities of replicates. Sensitive.
-        self.measured: dict[int, dict[int, float]] = {}
+        #: The utilities of all replicates by the number of epochs. Sensitive.
+        self.measured: dict[int, list[float]] = {}
+        #: Whether somebody who saw utilities ended the training before its last step.
+        self.ended = False
+        #: Whether Ctrl-C has stopped it.
+        self.stopped = False
+        self._models, self._coins = models, coins
+        self._parameters = stack_parameters(models)
+        self._kept = torch.zeros((), dtype=torch.long, device=self._parameters.device)
+        self._engine, self.rule = make_engine(self._parameters), make_rule(self._parameters)
+        self._file: Run | None = None
+        self._seconds, self._saved = 0.0, 0.0
         #: Batches drawn already; ``_block`` holds those and the ones before them for a checkpoint.
-        self._ahead: list[_Batches] = []
+        self._ahead: list[_Drawn] = []
         self._block = (torch.zeros(0, len(coins), 0), torch.zeros(0, len(coins)))
-        self.plans, self.rule = plans, rule
-        self._engine, self._coins = engine, coins
-        self._steps = [plan.steps for plan in plans]
-        self._noise = [{"std": plan.noise_std, "sensitivity": plan.sensitivity} for plan in plans]
-        self._parameters = engine.parameters.requires_grad_(False)
-        self._clip_norms = torch.tensor(
-            [[plan.clip_norm] for plan in plans],
-            dtype=torch.float64,
-            device=self._parameters.device,
-        )
         self._shown: Tensor | None = None
         # glibc gives freed memory back and gets it anew, page by page, at each step, unless it has
         # seen so large a block released: a published step of a network takes a fifth less time.
         torch.empty(_BLOCK, dtype=torch.uint8, device="cpu")
 
     @property
-    def moving(self) -> int:
-        """How many of the replicates have steps to take; they are the first ones."""
-        return sum(steps > self.step for steps in self._steps)
-
-    @property
-    def epochs(self) -> int:
-        """How many passes over the records were completed."""
-        return self.step // self.plans[0].steps_per_epoch
+    def dropped(self) -> int:
+        """How many gradients were not finite, or of unusable records. Sensitive."""
+        return self.drawn - int(self._kept)
 
     @property
     def result(self) -> Tensor:
         """The parameters to evaluate and to hand out, ``R x p``."""
         return self.rule.result() if self._shown is None else self._shown
 
-    def reduced(
-        self,
-        rows: Sequence[int],
-        make: Callable[
-            [list[nn.Module], list[Randomness], list[TrainingPlan]], tuple[Engine, StepRule]
-        ],
-    ) -> TrainingRun:
-        """A run of some of the replicates that still move, which go on as they would have here.
-
-        Args:
-            rows: Which ones, rising.
-            make: Makes an engine and a rule for them.
-        """
-        plans, coins = [self.plans[row] for row in rows], [self._coins[row] for row in rows]
-        engine, rule = make([self._engine.models[row] for row in rows], coins, plans)
-        engine.parameters.copy_(self._parameters[rows])
-        rule.load(state_of(rows, self.rule.state()))
-        run = TrainingRun(plans, engine, coins, rule)
-        run.step = self.step
-        run._stock(*(part[:, rows] for part in self._left()))
-        return run
-
     def models(self) -> list[nn.Module]:
-        """The replicates where they are now, as ordinary modules in evaluation mode."""
-        return write_back(self.result, self._engine.models)
+        """The replicates where they are now, as new modules in evaluation mode."""
+        made = [copy.deepcopy(model).eval() for model in self._models]
+        for model, row in zip(made, self.result, strict=True):
+            views = parameter_views(row.unsqueeze(0), model)
+            for parameter, view in zip(trainable(model), views, strict=True):
+                parameter.data.copy_(view[0])
+        return made
 
-    def known(self, curve: Sequence[int]) -> list[tuple[int, dict[int, float]]]:
-        """The points of a curve that were measured."""
-        steps = {epochs: epochs * self.plans[0].steps_per_epoch for epochs in curve}
-        return [(e, self.measured[step]) for e, step in steps.items() if step in self.measured]
+    def points(
+        self,
+        epochs: Sequence[int],
+        measure: Callable[[], list[float]],
+        **how: bool,
+    ) -> Iterator[tuple[int, list[float]]]:
+        """Train to each of these numbers of epochs, rising, and hand out what is measured there.
 
-    def pauses(self, epochs: Sequence[int], **how: Any) -> Iterator[int]:
-        """Train, and pause after each of these numbers of epochs, rising; stop after Ctrl-C.
-
-        Where the run is further already, there is no pause.
+        What was measured before, by a run that is continued, is handed out again at once. Nothing
+        is done after the last of them, and nothing more once the iterator is closed or Ctrl-C has
+        stopped the run.
 
         Args:
-            epochs: Where to pause; nothing is done after the last of them.
-            how: As for :meth:`run`.
+            epochs: Where to measure.
+            measure: The utilities of all replicates where the run is.
+            how: As for :meth:`advance`.
         """
         for passes in epochs:
-            until = passes * self.plans[0].steps_per_epoch
-            if self.step > until:
-                continue
-            if not self.run(until=until, **how):
+            until = passes * self.plan.steps_per_epoch
+            if passes not in self.measured:
+                self.advance(until, **how)
+                if self.step != until:
+                    return
+                self.measured[passes] = measure()
+                if self._file is not None:
+                    self._file.put(measured=self.measured)
+            yield passes, self.measured[passes]
+            if self.stopped:
                 return
-            yield passes
 
-    def run(
-        self,
-        *,
-        progress: bool = False,
-        stop_on_interrupt: bool = False,
-        file: Run | None = None,
-        checkpoint_seconds: float = 0.0,
-        until: int | None = None,
-    ) -> bool:
-        """Take the steps up to ``until``, or all that remain; nothing of them is shown to anybody.
+    def advance(
+        self, until: int, *, progress: bool = False, stop_on_interrupt: bool = False
+    ) -> None:
+        """Take the steps up to ``until``; nothing of them is shown to anybody.
 
-        Returns:
-            Whether to go on; False after Ctrl-C, which takes effect between steps.
+        Ctrl-C takes effect between steps, and sets :attr:`stopped`.
 
         Raises:
             KeyboardInterrupt: After Ctrl-C unless ``stop_on_interrupt``, after a second one, and
                 before the first step, when there is nothing to return yet.
         """
-        steps = self._steps[0]
-        until = steps if until is None else until
-        saved = time.monotonic()
         bar = ProgressBar(
-            total=steps,
+            total=self.plan.steps,
             initial=self.step,
             disable=not progress,
-            leave=until == steps,
+            leave=until == self.plan.steps,
             unit="step",
         )
         with bar, _interrupts_between_steps() as stop, torch.no_grad():
             while self.step < until and not stop.is_set():
-                self._advance()
+                self._take_step()
                 bar.update()
-                if file is not None and time.monotonic() - saved >= checkpoint_seconds:
-                    self.save(file)
-                    saved = time.monotonic()
-        if file is not None:
-            self.save(file)
-        if stop.is_set() and (self.step == 0 or not stop_on_interrupt):
+                if self._file is not None and time.monotonic() - self._saved >= self._seconds:
+                    self.save()
+        self.save()
+        self.stopped = stop.is_set()
+        if self.stopped and (self.step == 0 or not stop_on_interrupt):
             raise KeyboardInterrupt
-        return self.step == steps or not stop.is_set()
 
-    def _advance(self) -> None:
+    def _take_step(self) -> None:
         if not self._ahead:
             self._draw_ahead()
-        batches, filled, size = self._ahead.pop(0)
+        batches, size = self._ahead.pop(0)
         self.drawn += size
-        clip_norms = first_rows(self._clip_norms, batches.shape[0])
-        sums = self._engine.clipped_sums(batches, filled, clip_norms)
-        for row, noise, coins in zip(sums.unbind(), self._noise, self._coins, strict=False):
-            if noise["std"] > 0:
-                coins.perturb_(row, **noise)
+        sums, kept = self._engine.clipped_sums(batches, self.plan.clip_norm)
+        self._kept += kept
+        if self.plan.noise_std > 0:
+            for row, coins in zip(sums, self._coins, strict=True):
+                coins.perturb_(row, std=self.plan.noise_std, sensitivity=self.plan.sensitivity)
         self.rule.step(sums.to(self._parameters.dtype))
         self.step += 1
 
     def _draw_ahead(self) -> None:
         """The batches of the next steps: drawing several at once is faster than one at a time."""
-        replicates, plan = self.moving, self.plans[0]
-        most = max(1, _PLACES_AHEAD // (replicates * plan.batch_size))
-        count = min(_BATCHES_AHEAD, most, self._steps[replicates - 1] - self.step)
+        most = max(1, _PLACES_AHEAD // (len(self._coins) * self.plan.batch_size))
+        count = min(_BATCHES_AHEAD, most, self.plan.steps - self.step)
         batches = [
-            [batch.numpy() for batch in plan.draw_batches(coins, count)]
-            for coins in self._coins[:replicates]
+            [batch.numpy() for batch in self.plan.draw_batches(coins, count)]
+            for coins in self._coins
         ]
         sizes = np.array([[len(batch) for batch in own] for own in batches]).T  # b x R
         places = np.zeros((*sizes.shape, sizes.max()), dtype=np.int64)  # empty ones: record 0
@@ -227,60 +207,61 @@ class TrainingRun:
         self._block = places, sizes
         filled = torch.arange(places.shape[2], device=sizes.device) < sizes.unsqueeze(2)
         places, filled = (part.to(self._parameters.device) for part in (places, filled))
-        self._ahead = [
-            _Batches(
-                place[:, : max(size)],
-                None if min(size) == max(size) else fill[:, : max(size)],
-                sum(size),
-            )
-            for place, fill, size in zip(places, filled, sizes.tolist(), strict=True)
-        ]
+        self._ahead = []
+        for place, fill, size in zip(places, filled, sizes.tolist(), strict=True):
+            longest = max(size)
+            counts = None if min(size) == longest else fill[:, :longest]
+            self._ahead.append(_Drawn(Batches(place[:, :longest], counts), sum(size)))
 
-    def _left(self) -> tuple[Tensor, Tensor]:
-        """Batches that were laid in and not used yet, as :meth:`_stock` takes them."""
-        places, sizes = (part[len(part) - len(self._ahead) :] for part in self._block)
-        return places, sizes
+    def resume(self, file: Run, seconds: float) -> None:
+        """Continue where a file is, if anything was stored in it, and store the run there.
 
-    def save(self, file: Run) -> None:
-        """Store everything the remaining steps depend on."""
-        places, sizes = self._left()
-        file.put(
-            training={
-                "step": self.step,
-                "drawn": self.drawn,
-                "coins": [coins.state() for coins in self._coins],
-                "parameters": self._parameters,
-                "rule": self.rule.state(),
-                "ahead": places,
-                "ahead_sizes": sizes,
-                "kept": self._engine.kept,
-                "measured": self.measured,
-            }
-        )
-
-    def resume(self, file: Run) -> None:
-        """Continue where the file is, if anything was stored in it."""
+        Args:
+            file: Opened for this run.
+            seconds: Time between two checkpoints.
+        """
+        self._file, self._seconds, self._saved = file, seconds, time.monotonic()
         stored = file.get("training")
         if stored is None:
             return
         self.step, self.drawn = stored["step"], stored["drawn"]
+        self.measured = file.get("measured", {})
         self._parameters.copy_(stored["parameters"])
         self.rule.load(stored["rule"])
         self._stock(stored["ahead"], stored["ahead_sizes"])
-        self._engine.kept.copy_(stored["kept"])
-        self.measured = stored["measured"]
+        self._kept.copy_(stored["kept"])
         for coins, state in zip(self._coins, stored["coins"], strict=True):
             coins.restore(state)
 
+    def save(self) -> None:
+        """Store everything the remaining steps depend on, if there is a file."""
+        if self._file is None:
+            return
+        places, sizes = (part[len(part) - len(self._ahead) :] for part in self._block)
+        self._file.put(
+            training={
+                "step": self.step,
+                "drawn": self.drawn,
+                "parameters": self._parameters,
+                "rule": self.rule.state(),
+                "ahead": places,
+                "ahead_sizes": sizes,
+                "kept": self._kept,
+                "coins": [coins.state() for coins in self._coins],
+            }
+        )
+        self._saved = time.monotonic()
+
     def shown(self) -> dict[str, Any]:
         """What a published run shows: how far it came, and the parameters there."""
-        return {"step": self.step, "parameters": self.result}
+        return {"step": self.step, "ended": self.ended, "parameters": self.result}
 
     def show(self, shown: dict[str, Any]) -> None:
         """Be what :meth:`shown` told, for good."""
         if self.step != shown["step"] or not torch.equal(self.result, shown["parameters"]):
-            self.measured.pop(shown["step"], None)  # of another model
-        self.step, self._shown = shown["step"], shown["parameters"]
+            # Of another model, unless it was stored on the way there.
+            self.measured.pop(shown["step"] // self.plan.steps_per_epoch, None)
+        self.step, self.ended, self._shown = shown["step"], shown["ended"], shown["parameters"]
 
 
 @contextmanager

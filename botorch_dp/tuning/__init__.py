@@ -7,13 +7,3 @@ from botorch_dp.tuning.private_search import (
     SearchPlan,
     SearchResult,
 )
-
-__all__ = [
-    "FitPlan",
-    "FitResult",
-    "PrivateFit",
-    "PrivateSearch",
-    "SearchDiagnostics",
-    "SearchPlan",
-    "SearchResult",
-]

@@ -1,9 +1,9 @@
 r"""One call that tunes, trains and publishes: the model, its configuration and its score.
 
 Whoever tries many configurations on sensitive records and publishes the best model has used the
-records for the choice, too. *Private selection* pays for that: a secret random number of trainings
-with real noise, of which only the best is seen by anybody. :mod:`botorch_dp.privacy.selection` has
-the proofs, :mod:`.selection` the trainings.
+records for the choice, too. *Private selection* accounts for that: a secret random number of
+trainings with real noise, of which only the best is seen by anybody.
+:mod:`botorch_dp.privacy.selection` has the proofs, :mod:`.trainings` the trainings.
 """
 
 from __future__ import annotations
@@ -15,19 +15,14 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from statistics import fmean
 from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from botorch_dp._checks import (
-    check_choice,
-    check_count,
-    check_finite,
-    check_integer,
-    check_nonnegative,
-)
+from botorch_dp._checks import check_choice, check_count, check_integer, check_nonnegative
 from botorch_dp._progress import ProgressBar
 from botorch_dp.errors import PrivacyError
 from botorch_dp.pareto import DPareto, PrivacyUtilityProblem
@@ -44,16 +39,18 @@ from botorch_dp.privacy import (
     TrialNumber,
     dp_sgd_noise_multiplier,
     gaussian_mu,
+    rounded_up,
     training_noise,
 )
 from botorch_dp.privacy.ledger import check_payment
 from botorch_dp.privacy.runs import Run, fingerprint
 from botorch_dp.space import Config, Integer, Parameter, Real, SearchSpace
-from botorch_dp.training import DPTrainer, TrainTest, accuracy
+from botorch_dp.training import DPTrainer, TrainingSettings, TrainTest, accuracy
 from botorch_dp.training.plan import FIXED_BEFOREHAND, LARGEST_PUBLISHED_BATCH
+from botorch_dp.training.records import synthetic_records
 from botorch_dp.tuning.trainings import Scoring, Trials, train_and_score, train_once
 
-Method = Literal["auto", "random", "adaptive", "twin", "default"]
+Method = Literal["auto", "random", "single"]
 TestRecords = Literal["sensitive", "public", "training"]
 
 _SECRET = "those it protects against learn neither how many trainings ran nor how long they took"
@@ -61,13 +58,14 @@ _CHOSEN = "the space, the number of trials and all settings were chosen without 
 _FAILURES = "whether a training fails does not depend on what single records say"
 _COUNT_IS_PUBLIC = "the number of test records counts as public"
 _PUBLIC_TEST = "the test records, which choose the model, are public"
-#: 20 expected trainings of this shape cost what 40 of a geometric number do, and end up with one or
-#: two, and so with a configuration at random, in 1.6% of all runs instead of 5%.
+#: 20 expected trainings of this shape cost what 40 of a geometric number do. One or two trainings,
+#: and so a configuration at random, come out in 1.6% of all runs instead of 5%.
 _SHAPE = 3.0
 #: The part of the squares of mu for a score that is measured on the training records.
 _SCORE_SHARE = 0.1
-#: The part of epsilon for proposals that follow earlier outcomes.
-_ADAPTIVE_SHARE = 0.25
+#: Settings that follow from the budget, and those that may be tuned.
+_FOLLOWING = {"noise_multiplier", "target_epsilon", "delta"}
+_TUNED = TrainingSettings.__annotations__.keys() - _FOLLOWING
 #: How long the time of a step is measured for, about.
 _TIMED_SECONDS = 0.2
 
@@ -85,8 +83,8 @@ class FitPlan:
         number: The law of the number of trainings; None for a single one.
         config: The configuration in the middle of the space, for which the noise is stated.
         noise_multipliers: The noise that this configuration needs for the budget, over the
-            clipping norm: ``"unpaid tuning"`` (what is usually published, and promises
-            more than it keeps), ``"this"``, and ``"composition"`` (all trainings could be shown).
+            clipping norm: ``"this"``, ``"tuning ignored"`` (what is usually published, and
+            promises more than it keeps), and ``"all published"`` (every training could be shown).
         score_std: The standard deviation of the noise in the score; 0 without noise.
         seconds: About how long a training of this configuration takes here.
         guarantee: What everything that is published promises a training record.
@@ -120,11 +118,14 @@ class FitPlan:
                 f"{self.number.mean:g} trainings expected, {self.number.quantile(0.95)} or fewer "
                 "with a probability of 95% (the number itself stays secret)"
             )
-        noise = ", ".join(f"{name} {z:.3g}" for name, z in self.noise_multipliers.items())
+        noise = {name: rounded_up(z, 3) for name, z in self.noise_multipliers.items()}
+        other = f"(It would be {noise['tuning ignored']} if tuning were ignored"
+        if "all published" in noise:
+            other += f", and {noise['all published']} if all of the models were published"
         lines = [
             self.reason,
-            f"{trainings}; about {self.expected_hours:.2g} hours in all.",
-            f"Noise multiplier in the middle of the space: {noise}.",
+            f"{trainings}; about {_duration(self.expected_trainings * self.seconds)} in all.",
+            f"Noise multiplier of a typical configuration: {noise['this']}. {other}.)",
             f"Noise of the score: {self.score_std:.2g}." if self.score_std else "",
             f"Training records: {self.guarantee}",
             "" if self.test_guarantee is None else f"Test records: {self.test_guarantee}",
@@ -138,7 +139,7 @@ class FitResult:
 
     Args:
         model: The released model, in evaluation mode. If nothing came out (no trial, or all of
-            them failed or missed the threshold) the untrained one of the factory.
+            them failed) the untrained one of the factory.
         config: The released configuration, with its noise multiplier. If nothing came out, that
             in the middle of the space.
         score: The released score, or None if nothing came out. The best of many noisy scores is
@@ -158,10 +159,30 @@ class FitResult:
 
     def __repr__(self) -> str:
         score = "nothing chosen" if self.score is None else f"score={self.score.value:.4g}"
-        parts = [f"config={self.config.value}", score, str(self.guarantee)]
-        if self.test_guarantee is not None:
-            parts.append(str(self.test_guarantee))
-        return f"FitResult({'; '.join(parts)})"
+        return f"FitResult(config={self.config.value}, {score}, guarantee: {self.guarantee})"
+
+    def __str__(self) -> str:
+        shown = {
+            name: f"{value:.6g}" if isinstance(value, float) else value
+            for name, value in self.config.value.items()
+        }
+        score = "Nothing was chosen: this is the untrained model."
+        if self.score is not None:
+            score = f"Score: {self.score.value:.4f}"
+        lines = [
+            score,
+            "Configuration: " + ", ".join(f"{name} = {value}" for name, value in shown.items()),
+            f"Training records: {self.guarantee}",
+            "" if self.test_guarantee is None else f"Test records: {self.test_guarantee}",
+        ]
+        return "\n".join(line for line in lines if line)
+
+
+def _duration(seconds: float) -> str:
+    for unit, length in (("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.2g} {unit}"
+    return f"{max(1.0, seconds):.2g} seconds"
 
 
 # --- The fit. ---
@@ -176,12 +197,10 @@ class PrivateFit:
 
     - ``"random"``: configurations are drawn independently, from the space or, if these are given,
       from those of ``warm_start``;
-    - ``"adaptive"``: draws lean towards what a model of earlier scores promises, their density
-      staying within a factor of the random ones' that a quarter of epsilon pays for [Wang2023];
-    - ``"twin"``: one training, with the whole budget, of the configuration that did best on public
-      data of the same shape (``warm_start``);
-    - ``"default"``: one training of the configuration in the middle of the space;
-    - ``"auto"``: the twin's where there is one, otherwise random ones.
+    - ``"single"``: one training, with the whole budget, of the first configuration of
+      ``warm_start`` (which did best on public data of the same shape), or of the configuration in
+      the middle of the space;
+    - ``"auto"``: ``"single"`` with a ``warm_start``, otherwise ``"random"``.
 
     Guarantee: each trial, its score included, keeps to the points of a Gaussian mechanism's privacy
     profile, whatever its configuration; K has a law of its own, drawn before a record is read, and
@@ -203,16 +222,14 @@ class PrivateFit:
         budget: (epsilon, delta) of everything that is published.
         trials: The expected number of trainings, or a law of it, a
             :class:`~botorch_dp.privacy.TrialNumber`; by default one of shape 3, for which very few
-            trainings are unlikely (geometric for a ``threshold``).
+            trainings are unlikely.
         method: See above.
         test_records: ``"sensitive"``: the trainer's test records are protected, too;
             ``"public"``: they are public, and the trainer's own metric scores;
             ``"training"``: the training records score, with noise.
         test_budget: (epsilon, delta) for sensitive test records; ``budget`` unless given.
         warm_start: Configurations, the best one first, such as :meth:`rank_on` returns, or a study
-            of a public twin: ``"twin"`` trains the first one, ``"random"`` selects among all.
-        threshold: Publish the first model whose score reaches it, which is cheaper than the best
-            one; nothing if none does.
+            of public data: ``"single"`` trains the first one, ``"random"`` selects among all.
         unsafe_seed: Simulate with reproducible noise. The result then promises nothing.
 
     Example:
@@ -233,7 +250,6 @@ class PrivateFit:
         test_records: TestRecords = "sensitive",
         test_budget: PrivacyBudget | None = None,
         warm_start: Sequence[Mapping[str, Any]] | DPareto | None = None,
-        threshold: float | None = None,
         unsafe_seed: int | None = None,
     ) -> None:
         self.trainer, space = _trainer_and_space(trainer_or_problem, space)
@@ -242,7 +258,7 @@ class PrivateFit:
         self.test_budget = self.budget
         if test_budget is not None:
             self.test_budget = _checked_budget("test_budget", test_budget)
-        self.number = _checked_number(trials, _SHAPE if threshold is None else 1.0)
+        self.number = _checked_number(trials)
         check_choice("method", method, get_args(Method))
         check_choice("test_records", test_records, get_args(TestRecords))
         self.test_records: TestRecords = test_records
@@ -255,19 +271,9 @@ class PrivateFit:
         if test_budget is not None and test_records != "sensitive":
             raise ValueError("`test_budget` is for test_records='sensitive' only.")
         self.starts = _starts(warm_start, self.space, self.budget.epsilon)
-        if method == "twin" and not self.starts:
-            raise ValueError(
-                "`warm_start` is needed for method='twin': rank configurations on public data of "
-                "the same shape with `rank_on`, or pass a study of it."
-            )
         if method == "auto":
-            method = "twin" if self.starts else "random"
+            method = "single" if self.starts else "random"
         self.method: Method = method
-        self.threshold = None if threshold is None else check_finite("threshold", threshold)
-        if self.threshold is not None and method != "random":
-            raise ValueError("`threshold` is for method='random' only.")
-        if self.starts and method in ("adaptive", "default"):
-            raise ValueError("`warm_start` is for methods 'twin' and 'random' only.")
         if unsafe_seed is not None:
             unsafe_seed = check_integer("unsafe_seed", unsafe_seed, at_least=0)
         self.unsafe_seed = unsafe_seed
@@ -292,9 +298,9 @@ class PrivateFit:
                 tolerance=1e-3,
             )
 
-        noise_multipliers = {"unpaid tuning": noise(1), "this": self.noise_multiplier(config)}
+        noise_multipliers = {"this": self.noise_multiplier(config), "tuning ignored": noise(1)}
         if self._selects:
-            noise_multipliers["composition"] = noise(self.number.mean)
+            noise_multipliers["all published"] = noise(self.number.mean)
         return FitPlan(
             method=self.method,
             reason=self._reason(),
@@ -350,7 +356,7 @@ class PrivateFit:
         return self._promise("noisy test scores", unit, self.test_budget, ())
 
     def rank_on(
-        self, twin: TrainTest, *, count: int = 24, replicates: int = 1, seed: int = 0
+        self, public: TrainTest, *, count: int = 24, replicates: int = 1, seed: int = 0
     ) -> list[Config]:
         """Configurations of the space by their utility on *public* data of the same shape.
 
@@ -358,20 +364,21 @@ class PrivateFit:
         need, so that ranks can be carried over. Costs the records nothing, and reads none.
 
         Args:
-            twin: Public or generated data; see :func:`botorch_dp.datasets.public_twin`.
+            public: Public or generated data; see :func:`botorch_dp.datasets.public_twin`.
             count: How many random configurations.
             replicates: Trainings for each.
             seed: Gives the same ranking again.
         """
         single = BaseProfile((self.budget.epsilon,), (self.budget.delta,))
-        trainer = self.trainer.on(twin)
+        trainer = self.trainer.on(public)
         configs = self.space.sample(check_integer("count", count), seed=seed)
         seeds = range(seed, seed + check_count("replicates", replicates))
 
         def utility(config: Config) -> float:
             settings = {**config, "noise_multiplier": self._noise(config, single, 0.0)}
-            trained = trainer.fit_replicates(seeds=list(seeds), **settings)
-            return sum(model.accuracy for model in trained)
+            return fmean(
+                trained.accuracy or 0.0 for trained in trainer.replicates(seeds, **settings)
+            )
 
         return sorted(configs, key=utility, reverse=True)
 
@@ -405,14 +412,20 @@ class PrivateFit:
         """
         at_least = check_nonnegative("at_least", at_least)
         check_payment(ledger, unsafe_seed=self.unsafe_seed)
+        for name, given, kind in (
+            ("ledger", ledger, PrivacyLedger),
+            ("executor", executor, Executor),
+        ):
+            if given is not None and not isinstance(given, kind):
+                raise TypeError(f"`{name}` must be a {kind.__name__}, got {type(given).__name__}.")
         settings = {**self._settings(checkpoint is not None), "charged": ledger is not None}
         with Run(checkpoint, what="a private fit", settings=settings, ledger=ledger) as run:
             began = run.get("began") or time.time()
             run.put(began=began)
             if not run.resumed:
                 # What fails for reasons of its own fails here, before anything is charged.
-                twin, once = self._made_up(self.only_config)
-                train_and_score(twin, once, self._scoring, self.unsafe_seed)
+                made_up, once = self._made_up(self.only_config)
+                train_and_score(made_up, once, self._scoring, self.unsafe_seed)
             with ProgressBar(
                 desc="PrivateFit",
                 bar_format="{desc}: training for {elapsed}",
@@ -441,11 +454,10 @@ class PrivateFit:
             run,
             self.space,
             self.number if self._selects else self.only_config,
-            lean=self._lean,
-            starts=self.starts if self.method == "random" else (),
+            starts=self.starts if self._selects else (),
             unsafe_seed=self.unsafe_seed,
         )
-        return trials.train(task, threshold=self.threshold, executor=executor, tick=tick)
+        return trials.train(task, executor=executor, tick=tick)
 
     def _shown(self, best: dict[str, Any] | None) -> dict[str, Any] | None:
         if best is None:
@@ -463,7 +475,7 @@ class PrivateFit:
             scale = None if mu is None else 1 / (self._scored * mu)
             score = Release(shown["score"], guarantee, scale)
         return FitResult(
-            model=Release(self.trainer.untrained(shown.get("weights")), guarantee),
+            model=Release(self.trainer.setup.untrained(shown.get("weights")), guarantee),
             config=Release(shown["config"], guarantee),
             score=score,
             test_guarantee=self.test_guarantee,
@@ -473,7 +485,7 @@ class PrivateFit:
 
     @property
     def _selects(self) -> bool:
-        return self.method in ("random", "adaptive")
+        return self.method == "random"
 
     @property
     def only_config(self) -> Config:
@@ -485,30 +497,18 @@ class PrivateFit:
         (middle,) = self.space.spread(np.full((1, len(self.space.parameters)), 0.5))
         return middle if self.space.satisfies(middle) else self.space.sample(1, seed=0)[0]
 
-    @property
-    def _lean(self) -> float:
-        """How far adaptive proposals may lean: what a quarter of epsilon pays for."""
-        if self.method != "adaptive":
-            return 0.0
-        shape = min(self.number.shape, 10.0)
-        return math.tanh(_ADAPTIVE_SHARE * self.budget.epsilon / (2 * (2 + shape)))
-
-    def _selection(self) -> Selection:
-        lean = self._lean
-        return Selection(self.number, (1 - lean, 1 + lean), by_threshold=self.threshold is not None)
-
     def _level(self, budget: PrivacyBudget | None = None) -> tuple[BaseProfile, float]:
         """What a trial keeps to for a budget, and about which mu that is."""
         budget = self.budget if budget is None else budget
         if not self._selects:
             point = BaseProfile((budget.epsilon,), (budget.delta,))
             return point, gaussian_mu(budget.epsilon, budget.delta)
-        return _level_of(self._selection(), budget.epsilon, budget.delta)
+        return _level_of(Selection(self.number), budget.epsilon, budget.delta)
 
     @property
     def _scored(self) -> int:
         """How many records the score is measured on."""
-        data = self.trainer.tensors
+        data = self.trainer.setup.tensors
         return len(data.train_X if self.test_records == "training" else data.test_X)
 
     @cached_property
@@ -541,59 +541,36 @@ class PrivateFit:
         budget: PrivacyBudget,
         assumptions: tuple[str, ...],
     ) -> Guarantee:
-        words = {
-            "random": "private selection of the best of a secret number of trainings",
-            "adaptive": "private selection with adaptive proposals",
-        }
-        if self.threshold is not None:
-            words["random"] = "private selection of the first training over a threshold"
-        name = f"{words.get(self.method, 'a single training')} ({mechanism})"
+        what = "private selection of the best of a secret number of trainings"
+        name = f"{what if self._selects else 'a single training'} ({mechanism})"
         loss = ApproximateLoss(budget.epsilon, budget.delta)
         guarantee = Guarantee(name, unit, (loss,), assumptions, quoted_delta=budget.delta)
         return guarantee if self.unsafe_seed is None else guarantee.simulated()
 
     def _reason(self) -> str:
-        number = self.number
-        if self.method == "twin":
-            return "One training of the configuration that did best on public data."
-        if self.method == "default":
-            return "One training of the configuration in the middle of the space."
-        what = "the best" if self.threshold is None else "the first over the threshold"
-        if self.method == "adaptive":
-            lean = f"density within {1 - self._lean:.2f} to {1 + self._lean:.2f} of random ones'"
-            return f"Private selection: {what} of {number.mean:g} expected trainings, {lean}."
-        among = f" among {len(self.starts)} given configurations" if self.starts else ""
-        return f"Private selection: {what} of {number.mean:g} expected random trainings{among}."
+        if self._selects:
+            among = f" among {len(self.starts)} given configurations" if self.starts else ""
+            how = f"the best of {self.number.mean:g} expected random trainings"
+            return f"Private selection: {how}{among}."
+        which = "that did best on public data" if self.starts else "in the middle of the space"
+        return f"One training of the configuration {which}."
 
     def _made_up(self, config: Config) -> tuple[DPTrainer, dict[str, Any]]:
         """The trainer on a few made-up records, and settings for a pass over them."""
-        plan, data = self.trainer.plan(**config, noise_multiplier=1.0), self.trainer.tensors
-        generator = torch.Generator().manual_seed(0)
+        plan = self.trainer.plan(**config, noise_multiplier=1.0)
         size = min(plan.num_records, 2 * plan.batch_size)
-
-        def made_up(like: Tensor, rows: int) -> Tensor:
-            if like.is_floating_point():
-                return torch.rand(rows, *like.shape[1:], generator=generator).to(like)
-            return torch.zeros(rows, *like.shape[1:], dtype=like.dtype, device=like.device)
-
-        twin = self.trainer.on(
-            TrainTest(
-                made_up(data.train_X, size),
-                made_up(data.train_Y, size),
-                made_up(data.test_X, 2),
-                made_up(data.test_Y, 2),
-            )
-        )
+        generator = torch.Generator().manual_seed(0)
+        trainer = self.trainer.on(synthetic_records(self.trainer.setup.form, size, generator))
         batch_size = min(plan.batch_size, size)
-        return twin, {**config, "batch_size": batch_size, "epochs": 1, "noise_multiplier": 1.0}
+        return trainer, {**config, "batch_size": batch_size, "epochs": 1, "noise_multiplier": 1.0}
 
     def _seconds(self, config: Config) -> float:
         """About how long a training takes, from some steps on made-up records."""
-        twin, settings = self._made_up(config)
+        trainer, settings = self._made_up(config)
 
         def timed(epochs: int) -> tuple[float, int]:
             start = time.perf_counter()
-            steps = twin.fit(**{**settings, "epochs": epochs}, publish=True).steps
+            steps = trainer.fit(**{**settings, "epochs": epochs}, publish=True).steps
             return time.perf_counter() - start, steps
 
         timed(1)
@@ -604,7 +581,7 @@ class PrivateFit:
 
     def _settings(self, with_data: bool) -> dict[str, Any]:
         """All that a run depends on; it is continued with the same settings only."""
-        plan, data = self.trainer.plan(**self._middle, noise_multiplier=1.0), self.trainer.tensors
+        plan = self.trainer.plan(**self._middle, noise_multiplier=1.0)
         return {
             "space": self.space.to_dict(),
             "trainer": plan.to_dict(),
@@ -615,9 +592,8 @@ class PrivateFit:
             "config": self.only_config,
             "starts": self.starts,
             "test_records": self.test_records,
-            "threshold": self.threshold,
             "unsafe_seed": self.unsafe_seed,
-            "data": fingerprint(*data) if with_data else None,
+            "data": fingerprint(*self.trainer.setup.tensors) if with_data else None,
         }
 
     def __repr__(self) -> str:
@@ -655,7 +631,7 @@ def _trainer_and_space(
             )
         if space is None:
             known = given.space.parameters
-            names = [name for name in known if name != "noise_multiplier"]
+            names = [name for name in known if name in _TUNED]
             space = SearchSpace(
                 constraints=given.space.constraints,
                 products=(),
@@ -672,7 +648,7 @@ def _trainer_and_space(
 
 def _default_space(trainer: DPTrainer) -> SearchSpace:
     """Ranges around what suits the number of records; batches are large, which suits the noise."""
-    n = len(trainer.tensors.train_X)
+    n = len(trainer.setup.tensors.train_X)
     largest = max(1, min(n // 8, LARGEST_PUBLISHED_BATCH))
     known: dict[str, Parameter] = {
         "batch_size": Integer(max(1, largest // 16), largest, log=True),
@@ -689,7 +665,7 @@ def _default_space(trainer: DPTrainer) -> SearchSpace:
 def _checked_space(trainer: DPTrainer, space: SearchSpace | None) -> SearchSpace:
     space = _default_space(trainer) if space is None else space
     names = set(space.parameters)
-    fixed = names & {"noise_multiplier", "target_epsilon", "delta"}
+    fixed = names & _FOLLOWING
     if fixed:
         raise ValueError(
             f"`space` must not hold {sorted(fixed)}: the noise follows from the budget."
@@ -705,7 +681,7 @@ def _checked_space(trainer: DPTrainer, space: SearchSpace | None) -> SearchSpace
             ) from None
     batches: list[Any] = list(space.parameters["batch_size"].levels(2))
     largest = max(batches)
-    limit = min(len(trainer.tensors.train_X), LARGEST_PUBLISHED_BATCH)
+    limit = min(len(trainer.setup.tensors.train_X), LARGEST_PUBLISHED_BATCH)
     if largest > limit:
         raise ValueError(
             f"`space` has batches of {largest} records, and at most {limit} can be used."
@@ -713,7 +689,9 @@ def _checked_space(trainer: DPTrainer, space: SearchSpace | None) -> SearchSpace
     return space
 
 
-def _checked_budget(name: str, budget: PrivacyBudget) -> PrivacyBudget:
+def _checked_budget(name: str, budget: object) -> PrivacyBudget:
+    if not isinstance(budget, PrivacyBudget):
+        raise TypeError(f"`{name}` must be a PrivacyBudget, got {type(budget).__name__}.")
     if budget.delta == 0:
         raise PrivacyError(
             f"`{name}` has no delta, and no Gaussian noise meets a pure epsilon: give one that is "
@@ -722,7 +700,7 @@ def _checked_budget(name: str, budget: PrivacyBudget) -> PrivacyBudget:
     return budget
 
 
-def _checked_number(trials: object, shape: float) -> TrialNumber:
+def _checked_number(trials: object) -> TrialNumber:
     if isinstance(trials, TrialNumber):
         return trials
     if isinstance(trials, bool) or not isinstance(trials, int | float):
@@ -732,7 +710,7 @@ def _checked_number(trials: object, shape: float) -> TrialNumber:
             f"composition. Got {type(trials).__name__}."
         )
     try:
-        return TrialNumber(trials, shape)
+        return TrialNumber(trials, _SHAPE)
     except ValueError as error:
         raise ValueError(f"`trials`: {error}") from error
 
@@ -749,9 +727,9 @@ def _starts(given: Any, space: SearchSpace, epsilon: float) -> list[Config]:
     for config in given:
         if not isinstance(config, Mapping):
             raise TypeError(
-                "`warm_start` must be configurations, the best one first, or a study of a public "
-                f"twin; got {type(config).__name__}."
+                "`warm_start` must be configurations, the best one first, or a study of public "
+                f"data; got {type(config).__name__}."
             )
-        kept = {name: value for name, value in config.items() if name != "noise_multiplier"}
+        kept = {name: value for name, value in config.items() if name in space.parameters}
         starts.append(space.check(kept))
     return starts

@@ -1,8 +1,8 @@
-"""The trainings of a private selection: what they try, what they score, and which one is published.
+"""The trainings of a private selection: what they try, how they are scored, and which one wins.
 
 The number of trainings, their configurations and the numbers that break ties are drawn once and
 stored before the first training; whatever happens later, a run continues with the same ones. A
-training that fails is the worst outcome there is, and its error is not shown: dropping it, or
+training that fails has the worst outcome there is, and its error is not shown: dropping it, or
 raising, would make the number of trainings that count depend on the records.
 """
 
@@ -26,9 +26,6 @@ from botorch_dp.space import Config, SearchSpace
 from botorch_dp.training import DPTrainer, accuracy
 
 _BATCH = 4096
-#: Proposals that follow the models: drawn from so many draws of the base distribution, of which the
-#: better half counts double at most; models need some outcomes first.
-_POOL, _FEWEST_OUTCOMES = 256, 5
 
 
 # --- One training and its score. ---
@@ -49,8 +46,8 @@ class Scoring:
     def score(self, trainer: DPTrainer, model: nn.Module, seed: int | None) -> float:
         """The score, drawn from the operating system's entropy unless there is a seed."""
         if self.mu is None:
-            return trainer.utility(model)
-        data = trainer.tensors
+            return trainer.setup.utility(model)
+        data = trainer.setup.tensors
         X, Y = (
             (data.train_X, data.train_Y) if self.on_training_records else (data.test_X, data.test_Y)
         )
@@ -61,8 +58,10 @@ class Scoring:
 
 
 def _call(number: int, function: Callable[..., Outcome], arguments: tuple[Any, ...]) -> Outcome:
-    """A training that has a number: two of one config are two draws, also to executors that keep
-    the results of equal calls."""
+    """A training; its number makes its call unlike all others.
+
+    Some executors compute equal calls once, but two trainings of one configuration are two draws.
+    """
     return function(*arguments)
 
 
@@ -105,13 +104,18 @@ def train_and_score(
     trainer: DPTrainer, settings: dict[str, Any], scoring: Scoring, seed: int | None
 ) -> Outcome:
     """One training and its score, with noise from the operating system unless there is a seed."""
-    data = trainer.tensors
-    # The trainer measures what nobody asks for here, and a test record might make that fail.
+    data = trainer.setup.tensors
+    # The trainer would measure what nobody asks for here, and a test record might make that fail.
     nothing = torch.zeros_like(data.test_X[:1]), torch.zeros_like(data.test_Y[:1])
     blind = trainer.on(data._replace(test_X=nothing[0], test_Y=nothing[1]))
+    blind.setup.metric = _not_measured
     trained = blind.fit(**settings, seed=seed, publish=seed is None, on_interrupt="raise")
     score = scoring.score(trainer, trained.model, seed)
     return Outcome(score, dict(trained.model.state_dict()))
+
+
+def _not_measured(outputs: Tensor, targets: Tensor) -> float:
+    return 0.0
 
 
 def train_once(
@@ -130,53 +134,6 @@ def train_once(
     return outcome if math.isfinite(outcome.score) else FAILED
 
 
-# --- What is tried. ---
-
-
-def follow(
-    space: SearchSpace,
-    seen: Sequence[tuple[Config, float]],
-    lean: float,
-    seed: np.random.SeedSequence,
-) -> Config:
-    """A draw from the space whose density is within ``1 - lean`` and ``1 + lean`` of random ones.
-
-    With probability ``lean`` one of the better half of many random draws by a model's upper bound,
-    uniformly. Any draw is in that half with a probability of at most 1, and one of a half is
-    chosen, so its density is at most twice the base's, whatever the model says.
-    """
-    coins, draws = seed.spawn(2)
-    generator = np.random.default_rng(coins)
-    leaning = generator.random() < lean
-    usable = [(config, score) for config, score in seen if math.isfinite(score)]
-    pool = space.sample(_POOL if leaning else 1, seed=draws)
-    if not leaning or len(usable) < _FEWEST_OUTCOMES:
-        return pool[0]
-    promise = _upper_bounds(space, usable, pool)
-    better = np.argsort(-promise, kind="stable")[: _POOL // 2]
-    return pool[int(generator.choice(better))]
-
-
-def _upper_bounds(
-    space: SearchSpace, seen: Sequence[tuple[Config, float]], pool: Sequence[Config]
-) -> np.ndarray:
-    """Mean plus standard deviation of a Gaussian process on the scores, at each of ``pool``."""
-    X = space.encode([config for config, _ in seen]).numpy()
-    y = np.array([score for _, score in seen])
-    y = (y - y.mean()) / max(y.std(), 1e-9)
-    new = space.encode(list(pool)).numpy()
-
-    def kernel(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        squares = ((a[:, None] - b[None]) ** 2).sum(-1)
-        return np.exp(-squares / (2 * 0.3**2 * a.shape[1] / 2))
-
-    factor = np.linalg.cholesky(kernel(X, X) + 0.1 * np.eye(len(X)))
-    cross = np.linalg.solve(factor, kernel(X, new))
-    mean = cross.T @ np.linalg.solve(factor, y)
-    bounds: np.ndarray = mean + np.sqrt(np.maximum(1 - (cross**2).sum(0), 0.0))
-    return bounds
-
-
 # --- All of them. ---
 
 
@@ -187,7 +144,6 @@ class Trials:
         run: The run.
         space: What proposals are drawn from.
         number: The law of their number; or the configuration of a single, known trial.
-        lean: How far proposals follow earlier outcomes; 0 for independent ones.
         starts: Draw from these configurations, equally often, rather than from the space.
         unsafe_seed: Makes all of it repeatable, for simulations.
     """
@@ -198,11 +154,10 @@ class Trials:
         space: SearchSpace,
         number: TrialNumber | Config,
         *,
-        lean: float,
         starts: Sequence[Config] = (),
         unsafe_seed: int | None,
     ) -> None:
-        self._run, self._space, self._lean, self._starts = run, space, lean, starts
+        self._run, self._space, self._starts = run, space, starts
         begun = run.get("trials")
         if begun is None:
             root = np.random.SeedSequence(
@@ -229,10 +184,7 @@ class Trials:
         """What a trial tries: chosen when it begins, and kept."""
         if number not in self._configs:
             seed = self._seed(number, 0)
-            if self._lean > 0:
-                seen = [(self._configs[n], score) for n, score in sorted(self._scores.items())]
-                config = follow(self._space, seen, self._lean, seed)
-            elif self._starts:
+            if self._starts:
                 place = np.random.default_rng(seed).integers(len(self._starts))
                 config = dict(self._starts[int(place)])
             else:
@@ -245,7 +197,6 @@ class Trials:
         self,
         task: Callable[[Config, int | None], tuple[Callable[..., Outcome], tuple[Any, ...]]],
         *,
-        threshold: float | None,
         executor: Executor | None,
         tick: Callable[[], object],
     ) -> dict[str, Any] | None:
@@ -253,7 +204,6 @@ class Trials:
 
         Args:
             task: From a configuration and a seed to a function and its arguments.
-            threshold: Publish the first trial that reaches it, rather than the best one.
             executor: Where to train; here, one after the other, if None.
             tick: Called after each.
         """
@@ -262,47 +212,34 @@ class Trials:
         flying: dict[Future[Outcome], int] = {}
         try:
             while todo or flying:
-                if threshold is not None and self._reached(threshold):
-                    break
                 while todo and len(flying) < width:
                     number = todo.pop(0)
                     config = self.config(number)
                     function, arguments = task(config, self._training_seed(number))
                     if executor is None:
-                        self._keep(number, function(*arguments), threshold)
+                        self._keep(number, function(*arguments))
                         tick()
                         break
                     flying[executor.submit(_call, number, function, arguments)] = number
                 if flying:
                     done, _ = wait(flying, return_when=FIRST_COMPLETED)
                     for future in done:
-                        self._keep(flying.pop(future), future.result(), threshold)
+                        self._keep(flying.pop(future), future.result())
                         tick()
         finally:
             for future in flying:
                 future.cancel()
         return self._best
 
-    def _reached(self, threshold: float) -> bool:
-        """Whether the first of all trials to reach the threshold is known."""
-        for number in range(self._count):
-            if number not in self._scores:
-                return False
-            if self._scores[number] >= threshold:
-                return True
-        return False
-
-    def _keep(self, number: int, outcome: Outcome, threshold: float | None) -> None:
+    def _keep(self, number: int, outcome: Outcome) -> None:
         """Store an outcome; of the weights those that may yet be published only."""
+        # Equal scores are decided by a number that each trial has drawn for itself.
         tie = int(self._seed(number, 2).generate_state(1, np.uint64)[0])
-        # By score, or the first one over the threshold; the tie is this trial's own coin.
         rank = [outcome.score, float(tie)]
-        if threshold is not None:
-            rank = [0.0 if outcome.score >= threshold else -math.inf, -float(number)]
         better = self._best is None or rank > self._best["rank"]
         with self._run.transaction():
             self._run.add("score", number, outcome.score)
-            if outcome.weights is not None and rank[0] > -math.inf and better:
+            if outcome.weights is not None and better:
                 self._best = {
                     "rank": rank,
                     "config": self._configs[number],

@@ -48,7 +48,7 @@ def both(kind: tuple[str, str], seeds: range, **settings: Any) -> tuple[list[flo
         optimizer=optimizer,
         sampling="without_replacement",
     )
-    trained = trainer.fit_replicates(**settings, epochs=10, seeds=list(seeds), delta=1e-5)
+    trained = trainer.replicates(seeds, **settings, epochs=10, delta=1e-5)
     return fast, [each.accuracy for each in trained]
 
 
@@ -62,7 +62,7 @@ def test_without_noise_on_all_records_they_agree(kind: tuple[str, str]) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_with_batches_and_noise_they_agree_on_average(kind: tuple[str, str]) -> None:
-    settings = {"batch_size": 20, "learning_rate": 0.1, "clip_norm": 0.7, "noise_multiplier": 2.0}
+    settings = {"batch_size": 20, "learning_rate": 0.1, "clip_norm": 0.7, "noise_multiplier": 4.0}
     fast, trained = both(kind, range(100), **settings)
     spread = stdev(fast)
     assert abs(fmean(fast) - fmean(trained)) < 4.5 * spread * (2 / 100) ** 0.5

@@ -65,9 +65,9 @@ class TestEveryProblem:
 def test_epsilon_is_the_accountants() -> None:
     problem = tasks.adult_logistic_sgd(data="breast_cancer")
     n = 398
-    config = {**CHEAP, "noise_multiplier": 1.5}
+    config = {**CHEAP, "noise_variance": 1.5}
     expected = dp_sgd_epsilon(
-        noise_multiplier=1.5,
+        noise_multiplier=2 * 1.5,  # over the clipping norm, and not over twice of it
         batch_size=64,
         num_records=n,
         steps=2 * (n // 64),
@@ -92,7 +92,7 @@ def test_domains_of_the_bundled_sets() -> None:
         "batch_size": (8, 398),
         "learning_rate": (1e-2, 5.0),
         "clip_norm": (0.1, 4.0),
-        "noise_multiplier": (0.1, 16.0),
+        "noise_variance": (0.1, 16.0),
     }
     space = tasks.mnist_mlp1_sgd(data="digits").space.parameters
     assert (space["epochs"].low, space["epochs"].high) == (1, 400)
@@ -120,7 +120,7 @@ def test_a_short_study() -> None:
 def test_a_curve_passes_through_the_shorter_trainings(name: str) -> None:
     make = getattr(tasks, name)
     problem = make(data="breast_cancer", replicates=2, curves=True)
-    config = {**CHEAP, "noise_multiplier": 1.0, "epochs": 4}
+    config = {**CHEAP, "noise_variance": 1.0, "epochs": 4}
     seeds = [0, 1]
     along = dict(zip((1, 2, 4), problem.oracle(config, seeds, (1, 2, 4)), strict=True))
     plain = make(data="breast_cancer", replicates=2)
@@ -146,7 +146,7 @@ def test_a_study_of_curves_goes_on_after_it_was_stored(tmp_path: Path) -> None:
 def test_adult_at_full_size() -> None:
     problem = tasks.adult_logistic_sgd()
     assert problem.space.parameters["batch_size"].high == 512
-    config = {**CHEAP, "batch_size": 256, "noise_multiplier": 1.0}
+    config = {**CHEAP, "batch_size": 256, "noise_variance": 1.0}
     (utility,) = problem.oracle(config, [0])
     # The majority class alone is right for .754 of the test rows.
     assert 0.74 < utility < 0.87

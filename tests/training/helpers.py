@@ -22,13 +22,20 @@ from botorch_dp.training import (
     cross_entropy_loss,
     multilayer_perceptron,
 )
-from botorch_dp.training.fused import FusedEngine, write_back
+from botorch_dp.training.engines import Batches, Engine, stack_parameters
+from botorch_dp.training.fused import FusedEngine
+from botorch_dp.training.ghost import GhostEngine
 from botorch_dp.training.per_record import PerRecordEngine
-from botorch_dp.training.records import TrainingRecords
+from botorch_dp.training.records import Records, TrainingRecords
 
 #: Probability that a correct implementation fails a statistical test.
 FALSE_ALARM = 1e-6
-ENGINES = ["fused", "ghost", "per_record"]
+KINDS: dict[str, type[Engine]] = {
+    "fused": FusedEngine,
+    "ghost": GhostEngine,
+    "per_record": PerRecordEngine,
+}
+ENGINES = list(KINDS)
 #: (relative to the sum's norm) rounding of the type; Opacus itself clips at norm + 1e-6.
 TOLERANCE = {torch.float32: 2e-6, torch.float64: 1e-13}
 #: Ways to draw batches, each under the relations it is accounted for.
@@ -71,6 +78,29 @@ SETTINGS = {
 def trainer(**options: object) -> DPTrainer:
     """Trainers keep nothing of what they train, and checking a model is most of making one."""
     return DPTrainer(NETWORK, cross_entropy_loss, FLOAT_DATA, **options)
+
+
+def made(
+    kind: type[Engine],
+    models: list[nn.Module],
+    records: Records,
+    loss: Any = cross_entropy_loss,
+    *,
+    precise: bool = False,
+    **how: Any,
+) -> Engine:
+    """An engine that reads the models' own parameters."""
+    parameters = stack_parameters(models)
+    return kind(models, parameters, records, loss, precise=precise, **how)
+
+
+def sums(
+    engine: Engine, places: Tensor | list[int], clip_norm: float, filled: Tensor | None = None
+) -> Tensor:
+    """Of one batch for all, or of one for each replicate."""
+    places = torch.as_tensor(places)
+    places = places if places.dim() == 2 else places.unsqueeze(0)
+    return engine.clipped_sums(Batches(places, filled), clip_norm).sums.clone()
 
 
 def training_records(data: TrainTest, num_classes: int | None) -> TrainingRecords:
@@ -186,7 +216,7 @@ def assert_sums_agree(
     X, Y = data.train_X[INDICES], data.train_Y[INDICES]
     rows = per_example_gradients(model, loss, X, Y)
     for clip_norm in clip_norms:
-        found = flat(trainer.clipped_gradient_sum(model, INDICES, clip_norm))
+        found = flat(trainer.setup.clipped_sum(model, INDICES, clip_norm))
         expected = clipped_sum(rows, clip_norm)
         stock = opacus_clipped_sum(model, loss, X, Y, clip_norm)
         scale = float(expected.norm())
@@ -241,45 +271,3 @@ class Interrupting:
             if self.calls in self.steps:
                 signal.raise_signal(signal.SIGINT)
         return cross_entropy_loss(outputs, targets)
-
-
-def assert_sums_by_hand(engine: type[FusedEngine] | type[PerRecordEngine]) -> None:
-    """Gradients ``y (x, 1)`` of a linear model: two of length 3 and one of length 1.5 at clip 1.5.
-
-    The bias counts in the norm: without it the first two would be clipped less.
-    """
-    X = torch.tensor([[2.0, 2.0], [-2.0, 2.0], [1.0, 0.5]], dtype=torch.float64)
-    Y = torch.tensor([1.0, -1.0, 1.0], dtype=torch.float64)
-    records = TrainingRecords(X, Y, None)
-    models = [nn.Linear(2, 1, dtype=torch.float64) for _ in range(2)]
-    made = engine(models, records, linear_loss, precise=True)
-    batches = torch.tensor([[0, 1, 2], [2, 2, 0]])
-    expected = torch.tensor([[3.0, 0.5, 1.0], [3.0, 2.0, 2.5]], dtype=torch.float64)
-    torch.testing.assert_close(made.clipped_sums(batches, None, 1.5), expected)
-    filled = torch.tensor([[True, False, False], [False, True, True]])
-    expected = torch.tensor([[1.0, 1.0, 0.5], [2.0, 1.5, 1.5]], dtype=torch.float64)
-    torch.testing.assert_close(made.clipped_sums(batches, filled, 1.5), expected)
-    assert int(made.kept) == 6 + 3
-
-
-def assert_models_follow_the_matrix(engine: type[FusedEngine] | type[PerRecordEngine]) -> None:
-    """What is written into the rows is what the finished models hold, and theirs alone."""
-    models = [nn.Sequential(nn.Linear(7, 4), nn.ReLU(), nn.Linear(4, 3)) for _ in range(2)]
-    for model in models:
-        model[0].bias.requires_grad_(False)
-    before = [model[0].bias.clone() for model in models]
-    records = training_records(FLOAT_DATA, 3)
-    made = engine(models, records, cross_entropy_loss, precise=False)
-    assert made.parameters.shape == (2, 7 * 4 + 4 * 3 + 3)
-    made.clipped_sums(torch.tensor([[0, 1], [2, 3]]), None, 1.0)
-    rows = torch.randn_like(made.parameters)
-    made.parameters.copy_(rows)
-    finished = write_back(made.parameters, made.models)
-    made.parameters.zero_()
-    for model, row, bias in zip(finished, rows, before, strict=True):
-        assert type(model) is nn.Sequential
-        assert not model.training
-        assert torch.equal(flat([p for p in model.parameters() if p.requires_grad]), row)
-        assert torch.equal(model[0].bias, bias)
-        assert not any(layer._forward_hooks or layer._backward_hooks for layer in model.modules())
-        assert all(p.grad is None and not hasattr(p, "grad_sample") for p in model.parameters())

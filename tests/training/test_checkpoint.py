@@ -128,15 +128,15 @@ def test_a_model_that_was_shown_is_the_model(tmp_path: Path) -> None:
 
 def test_a_copied_file_shows_the_same_model(tmp_path: Path) -> None:
     """Two runs from copies of one file would be two models for one charge."""
-    path, twin = tmp_path / "a.run", tmp_path / "b.run"
+    path, copied = tmp_path / "a.run", tmp_path / "b.run"
     ledger = PrivacyLedger(":memory:", PrivacyBudget(100.0, 1e-3))
     loss, each = interruptible(9)
     published = {**SETTINGS, "publish": True, "ledger": ledger}
     with pytest.raises(KeyboardInterrupt):
         each.fit(**published, checkpoint=path, on_interrupt="raise")
     loss.armed = False
-    twin.write_bytes(path.read_bytes())
-    models = [weights(each.fit(**published, checkpoint=p).model) for p in (path, twin)]
+    copied.write_bytes(path.read_bytes())
+    models = [weights(each.fit(**published, checkpoint=p).model) for p in (path, copied)]
     assert torch.equal(*models) and len(ledger.entries()) == 1
 
 
@@ -171,11 +171,11 @@ def test_another_run_is_refused(tmp_path: Path) -> None:
     each = interrupted(path, 5, seed=4)
     before = path.read_bytes()
     for change, name in (
-        ({"seed": 5}, "seeds"),
+        ({"seed": 5}, "`seed` was 4 and is 5"),
         ({"seed": 4, "noise_multiplier": 0.9}, "`noise_multiplier` was 0.8 and is 0.9"),
         ({"seed": 4, "epochs": 6}, "epochs"),
         ({"seed": 4, "delta": 1e-6}, "delta"),
-        ({"publish": True}, "seeds"),
+        ({"publish": True}, "seed"),
     ):
         with pytest.raises(ValueError, match=name):
             each.fit(**{**SETTINGS, **change}, checkpoint=path)
@@ -220,10 +220,10 @@ def test_a_killed_run_resumes(tmp_path: Path) -> None:
     settings = {**SETTINGS, "epochs": 80}
     save = TrainingRun.save
 
-    def save_or_die(run: TrainingRun, file: Any) -> None:
+    def save_or_die(run: TrainingRun) -> None:
         if run.step == 31:  # after the step, before it is stored
             os.kill(os.getpid(), signal.SIGKILL)
-        save(run, file)
+        save(run)
 
     def killed() -> str:
         TrainingRun.save = save_or_die  # type: ignore[method-assign]

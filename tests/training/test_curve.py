@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,12 @@ import torch
 
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import PrivacyBudget, PrivacyLedger
-from botorch_dp.training import DPTrainer, EpochReport, cross_entropy_loss
+from botorch_dp.space import Integer, Real, SearchSpace
+from botorch_dp.training import DPTrainer
 from botorch_dp.training.run import TrainingRun
 from tests.one_draw import in_fork
 from tests.training.helpers import (
     ENGINES,
-    FLOAT_DATA,
     SETTINGS,
     interruptible,
     trainer,
@@ -47,25 +48,59 @@ def test_each_point_is_the_shorter_training(engine: str, optimizer: str) -> None
 
 
 def test_points_of_replicates_are_their_own() -> None:
-    each = trainer()
-    together = each.fit_replicates(**LONG, seeds=[5, 3], curve=CURVE[:3])
-    handed = list(each.curve(CURVE[:3], **LONG, seeds=[5, 3]))
-    assert [epochs for epochs, _ in handed] == list(CURVE[:3])
+    each, told = trainer(), []
+    together = each.replicates(
+        [5, 3], **LONG, curve=CURVE, on_point=lambda *point: told.append(point)
+    )
     for place, one in enumerate(together):
         assert one.steps == 70
-        assert one.curve == tuple((epochs, utilities[place]) for epochs, utilities in handed)
-    assert together[1].curve == each.fit(**LONG, seed=3, curve=CURVE[:3]).curve
+        assert one.curve == tuple((epochs, utilities[place]) for epochs, utilities in told)
+    assert together[1].curve == each.fit(**LONG, seed=3, curve=CURVE).curve
 
 
 def test_who_has_seen_enough_takes_no_further_step() -> None:
+    """By what a function returns, by an exception, or by closing the iterator of a problem."""
     loss, each = interruptible()
-    points = each.curve(CURVE, **LONG, seeds=[0])
+    enough = each.replicates([0, 1], **LONG, curve=CURVE, on_point=lambda epochs, _: epochs == 2)
+    taken = loss.calls
+    assert [one.steps for one in enough] == [20, 20] and all(one.interrupted for one in enough)
+    assert [len(one.curve) for one in enough] == [2, 2]
+    whole = each.replicates([0, 1], **{**LONG, "epochs": 2})
+    assert [one.epsilon for one in enough] == [one.epsilon for one in whole]
+    assert torch.equal(weights(enough[1].model), weights(whole[1].model))
+
+    def raising(epochs: int, utility: float) -> None:
+        raise StopIteration
+
+    loss.calls = 0
+    with pytest.raises(StopIteration):
+        each.fit(**LONG, seed=0, on_point=raising)
+    assert 2 * loss.calls == taken
+
+    space = SearchSpace(epochs=Integer(1, 7), noise_multiplier=Real(0.5, 2.0))
+    fixed = {name: LONG[name] for name in ("learning_rate", "clip_norm", "batch_size")}
+    problem = each.problem(space, curves=True, replicates=2, **fixed)
+    loss.calls = 0
+    points = problem.oracle({"epochs": 7, "noise_multiplier": 0.8}, [0, 1], CURVE)
     assert loss.calls == 0
-    next(points)
-    assert loss.calls == 10
+    first = next(points)
     points.close()
-    list(each.curve(CURVE[:2], **LONG, seeds=[0]))
-    assert loss.calls == 30
+    assert loss.calls == taken / 2
+    assert first == [one.curve[0].utility for one in enough]
+
+
+def test_a_published_model_that_was_ended_costs_the_complete_run(tmp_path: Path) -> None:
+    """Its last step follows from the utilities, so what fewer steps would cost is not promised."""
+    each, path = trainer(), tmp_path / "run"
+    ledger = PrivacyLedger(":memory:", PrivacyBudget(100.0, 1e-3))
+    published = {**LONG, "publish": True, "ledger": ledger, "checkpoint": path, "curve": CURVE}
+    ended = each.fit(**published, on_point=lambda epochs, _: epochs == 2)
+    assert (ended.steps, len(ended.curve)) == (20, 2)
+    assert ended.guarantee == each.plan(**LONG).guarantee and ended.epsilon == ended.plan.epsilon
+    again = each.fit(**published)
+    assert torch.equal(weights(again.model), weights(ended.model))
+    assert (again.guarantee, again.steps, again.curve) == (ended.guarantee, 20, ended.curve)
+    assert len(ledger.entries()) == 1
 
 
 def test_nothing_on_the_way_is_printed() -> None:
@@ -91,38 +126,42 @@ def test_a_resumed_curve_is_an_uninterrupted_one(tmp_path: Path, step: int) -> N
 def test_a_killed_curve_goes_on_from_its_last_point(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, seen: list[int]
 ) -> None:
+    """Points that were stored are told again, and not measured again."""
     path, log = tmp_path / "curve", tmp_path / "log"
+    stored = {**LONG, "seed": 4, "curve": CURVE, "checkpoint": path, "checkpoint_seconds": 0.0}
     save = TrainingRun.save
 
-    def save_or_die(run: TrainingRun, file: Any) -> None:
-        save(run, file)
+    def save_or_die(run: TrainingRun) -> None:
+        save(run)
         if run.step == step:
             os.kill(os.getpid(), signal.SIGKILL)
 
+    def note(epochs: int, utility: float | None) -> None:
+        with log.open("a") as file:
+            print(epochs, file=file)
+
     def killed() -> str:
         TrainingRun.save = save_or_die  # type: ignore[method-assign]
-        stored = {"checkpoint": path, "checkpoint_seconds": 0.0}
-        for epochs, _ in trainer().curve(CURVE, **LONG, seeds=[4, 6], **stored):
-            with log.open("a") as file:
-                print(epochs, file=file)
+        trainer().fit(**stored, on_point=note)
         return "alive"
 
     assert in_fork(killed) is None
     assert [int(line) for line in log.read_text().split()] == seen
     each = trainer()
-    whole = list(each.curve(CURVE, **LONG, seeds=[4, 6]))
+    whole = each.fit(**LONG, seed=4, curve=CURVE)
     measured: list[int] = []
-    measure = DPTrainer._measure
+    measure = DPTrainer.measure
 
-    def noted(self: DPTrainer, run: Any) -> list[float]:
+    def noted(self: DPTrainer, run: TrainingRun, **how: bool) -> list[Any]:
         measured.append(run.step)
-        return measure(self, run)
+        return measure(self, run, **how)
 
-    monkeypatch.setattr(DPTrainer, "_measure", noted)
-    resumed = list(each.curve(CURVE, **LONG, seeds=[4, 6], checkpoint=path))
-    assert resumed == whole
-    stored = [epochs for epochs in CURVE if epochs * 10 < step]
-    assert measured == [10 * epochs for epochs in CURVE if epochs not in stored]
+    monkeypatch.setattr(DPTrainer, "measure", noted)
+    told: list[tuple[int, float | None]] = []
+    resumed = each.fit(**stored, on_point=lambda *point: told.append(point))
+    assert resumed.curve == whole.curve == tuple(told)
+    kept = [epochs for epochs in CURVE if epochs * 10 < step]
+    assert measured == [10 * epochs for epochs in CURVE if epochs not in kept]
 
 
 def test_another_curve_is_another_run(tmp_path: Path) -> None:
@@ -133,38 +172,33 @@ def test_another_curve_is_another_run(tmp_path: Path) -> None:
             each.fit(**LONG, seed=4, curve=other, checkpoint=tmp_path / "run")
 
 
-def test_a_callback_is_told_after_each_epoch() -> None:
-    told: list[EpochReport] = []
+def test_every_epoch_is_told_unless_points_are_named() -> None:
+    told: list[tuple[int, float | None]] = []
     each = trainer()
-    fitted = each.fit(**LONG, seed=2, curve=CURVE, callback=told.append)
-    assert [report.epochs for report in told] == list(range(1, 8))
-    assert [(r.epochs, r.utility) for r in told if r.epochs in CURVE] == list(fitted.curve)
-    outputs = fitted.model(FLOAT_DATA.test_X)
-    expected = float(cross_entropy_loss(outputs, FLOAT_DATA.test_Y).mean().detach())
-    assert told[-1].loss == pytest.approx(expected, rel=1e-6)
+    fitted = each.fit(**LONG, seed=2, on_point=lambda *point: told.append(point))
+    assert [epochs for epochs, _ in told] == list(range(1, 8))
+    assert fitted.curve == tuple(told)
     assert torch.equal(weights(fitted.model), weights(each.fit(**LONG, seed=2).model))
 
 
-def test_what_a_callback_was_told_of_a_published_run_stays(tmp_path: Path) -> None:
-    """An epoch that was shown is stored before: going on draws no other noise for it."""
+def test_what_was_told_of_a_published_run_stays(tmp_path: Path) -> None:
+    """A point that was shown is stored before: going on draws no other noise for it."""
     each = trainer()
     ledger = PrivacyLedger(":memory:", PrivacyBudget(100.0, 1e-3))
     published = {**LONG, "publish": True, "ledger": ledger, "checkpoint": tmp_path / "run"}
-    told: list[EpochReport] = []
+    told: list[tuple[int, float | None]] = []
 
-    def stop_at_four(report: EpochReport) -> None:
-        told.append(report)
-        if report.epochs == 4:
+    def stop_at_four(*point: Any) -> None:
+        told.append(point)
+        if point[0] == 4:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        each.fit(**published, curve=CURVE, callback=stop_at_four)
-    whole = each.fit(**published, curve=CURVE, callback=told.append)
-    assert [report.epochs for report in told] == [1, 2, 3, 4, 4, 5, 6, 7]
-    assert told[3] == told[4]
-    assert whole.curve == tuple(
-        (r.epochs, r.utility) for r in [*told[:4], *told[5:]] if r.epochs in CURVE
-    )
+        each.fit(**published, curve=CURVE, on_point=stop_at_four)
+    before = list(told)
+    whole = each.fit(**published, curve=CURVE, on_point=lambda *point: told.append(point))
+    assert [epochs for epochs, _ in told] == [1, 2, 4, *CURVE]
+    assert told[3:6] == before and whole.curve == tuple(told[3:])
     assert len(ledger.entries()) == 1
     assert each.fit(**published, curve=CURVE).curve == whole.curve
 
@@ -177,8 +211,8 @@ def test_what_a_callback_was_told_of_a_published_run_stays(tmp_path: Path) -> No
         ((2, 1), ValueError, "must rise"),
         ((1, 1), ValueError, "must rise"),
         ((1.5,), TypeError, "must be an integer, got float"),
-        ("12", TypeError, "must be a sequence, got str"),
-        (3, TypeError, "must be a sequence, got int"),
+        ("12", TypeError, "must be numbers of epochs such as"),
+        (3, TypeError, "must be numbers of epochs such as"),
     ],
 )
 def test_wrong_curves_are_refused_before_training(
@@ -187,14 +221,10 @@ def test_wrong_curves_are_refused_before_training(
     each = trainer()
     for call in (
         lambda: each.fit(**LONG, seed=0, curve=curve),
-        lambda: each.fit_replicates(**LONG, seeds=[0], curve=curve),
-        lambda: each.curve(curve, **LONG, seeds=[0]),
+        lambda: each.replicates([0], **LONG, curve=curve),
     ):
         with pytest.raises(error, match=message):
             call()
-    with pytest.raises(ValueError, match="`checkpoints` is empty"):
-        each.curve((), **LONG, seeds=[0])
-    with pytest.raises(ValueError, match="`seeds` is empty"):
-        each.curve((1,), **LONG, seeds=[])
-    with pytest.raises(TypeError, match="`callback` must be callable"):
-        each.fit(**LONG, seed=0, callback=3)
+    for call in (partial(each.fit, seed=0), partial(each.replicates, [0])):
+        with pytest.raises(TypeError, match="`on_point` must be callable"):
+            call(**LONG, on_point=3)  # type: ignore[operator]

@@ -1,4 +1,4 @@
-"""Both engines against plain autograd, against stock Opacus and against each other."""
+"""What every engine must do: against plain autograd, stock Opacus, and one another."""
 
 from __future__ import annotations
 
@@ -18,16 +18,101 @@ from botorch_dp.training import (
     logistic_regression,
     multilayer_perceptron,
 )
+from botorch_dp.training.engines import Batches, stack_parameters
 from botorch_dp.training.fused import ELEMENTWISE
+from botorch_dp.training.records import TrainingRecords
 from tests.training.helpers import (
     ENGINES,
     INDICES,
+    KINDS,
     assert_sums_agree,
     flat,
+    linear_loss,
+    made,
     make_data,
     stack,
+    sums,
+    training_records,
     weights,
 )
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_sums_by_hand(engine: str) -> None:
+    """Gradients ``y (x, 1)`` of a linear model: two of length 3 and one of length 1.5 at clip 1.5.
+
+    The bias counts in the norm: without it the first two would be clipped less.
+    """
+    X = torch.tensor([[2.0, 2.0], [-2.0, 2.0], [1.0, 0.5]], dtype=torch.float64)
+    records = TrainingRecords(X, torch.tensor([1.0, -1.0, 1.0], dtype=torch.float64), None)
+    models = [nn.Linear(2, 1, dtype=torch.float64) for _ in range(2)]
+    two = made(KINDS[engine], models, records, linear_loss, precise=True)
+    batches = torch.tensor([[0, 1, 2], [2, 2, 0]])
+    expected = torch.tensor([[3.0, 0.5, 1.0], [3.0, 2.0, 2.5]], dtype=torch.float64)
+    torch.testing.assert_close(sums(two, batches, 1.5), expected)
+    filled = torch.tensor([[True, False, False], [False, True, True]])
+    expected = torch.tensor([[1.0, 1.0, 0.5], [2.0, 1.5, 1.5]], dtype=torch.float64)
+    torch.testing.assert_close(sums(two, batches, 1.5, filled), expected)
+    kept = [two.clipped_sums(Batches(batches, each), 1.5).kept for each in (None, filled)]
+    assert [int(each) for each in kept] == [6, 3]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_engine_reads_its_matrix_and_keeps_no_model(engine: str) -> None:
+    """What is done to the models later has no effect; what the run does to the matrix has."""
+    records = training_records(make_data(), 3)
+    models = [stack(nn.Tanh(), torch.float64) for _ in range(2)]
+    for model in models:
+        model[0].bias.requires_grad_(False)
+    parameters = stack_parameters(models)
+    two = KINDS[engine](models, parameters, records, cross_entropy_loss, precise=False)
+    batches = torch.stack([INDICES, INDICES.flip(0)])
+    before = sums(two, batches, 0.3)
+    for model in models:
+        for parameter in model.parameters():
+            parameter.data.fill_(7.0)
+    assert torch.equal(sums(two, batches, 0.3), before)
+    untouched = parameters.clone()
+    parameters[1] *= 2
+    after = sums(two, batches, 0.3)
+    assert torch.equal(after[0], before[0]) and not torch.equal(after[1], before[1])
+    parameters[1] /= 2
+    assert torch.equal(parameters, untouched)
+
+
+@pytest.mark.parametrize("precise", [False, True])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_replicates_are_independent_rows(engine: str, precise: bool) -> None:
+    """One call for three is one call for each of them, empty places included."""
+    records = training_records(make_data(dtype=torch.float32), 3)
+    models = [multilayer_perceptron(7, 3, (5,)) for _ in range(3)]
+    batches = torch.randint(60, (3, 8))
+    filled = torch.ones(3, 8)
+    filled[1, 4:] = 0
+    filled[2] = 0
+    three = made(KINDS[engine], models, records, precise=precise)
+    together, kept = three.clipped_sums(Batches(batches, filled), 0.3)
+    assert together.dtype == (torch.float64 if precise else torch.float32)
+    assert int(kept) == 8 + 4
+    for row, model, batch, size in zip(together, models, batches, (8, 4, 0), strict=True):
+        alone = made(KINDS[engine], [model], records, precise=precise)
+        expected = sums(alone, batch[:size], 0.3)[0] if size else 0 * row
+        torch.testing.assert_close(row, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_unusable_records_are_not_kept(engine: str) -> None:
+    """They count as places, contribute nothing, and leave the others' gradients as they are."""
+    data = make_data()
+    X = data.train_X.clone()
+    X[INDICES[:2], 0] = torch.tensor([float("nan"), float("inf")], dtype=torch.float64)
+    model, found = stack(nn.Tanh(), torch.float64), []
+    for records, batch in ((data, INDICES[2:]), (data._replace(train_X=X), INDICES)):
+        one = made(KINDS[engine], [model], training_records(records, 3), precise=True)
+        result = one.clipped_sums(Batches(batch.unsqueeze(0)), 0.3)
+        found.append(result.sums.clone())
+        assert int(result.kept) == len(INDICES) - 2
+    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -69,7 +154,7 @@ def test_a_layer_without_gradient(engine: str) -> None:
     assert_sums_agree(model, cross_entropy_loss, make_data(), engine, 0.3)
     data = make_data()
     zero = DPTrainer(lambda: model, lambda o, t: 0 * o.sum(dim=1), data, engine=engine)
-    assert flat(zero.clipped_gradient_sum(model, INDICES, 0.3)).abs().max() == 0
+    assert flat(zero.setup.clipped_sum(model, INDICES, 0.3)).abs().max() == 0
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -81,13 +166,13 @@ def test_a_poisoned_record_moves_the_sum_by_at_most_the_clip(
     data = make_data(dtype=dtype)
     model = stack(nn.ReLU(), dtype)
     clean = DPTrainer(lambda: model, cross_entropy_loss, data, engine=engine)
-    others = flat(clean.clipped_gradient_sum(model, INDICES[1:], 0.3))
+    others = flat(clean.setup.clipped_sum(model, INDICES[1:], 0.3))
     poisons = (math.nan, math.inf, -math.inf, 1e300, 1e30)
     for poison, columns in itertools.product(poisons, (slice(0, 1), slice(None))):
         X = data.train_X.clone()
         X[INDICES[0], columns] = torch.tensor(poison, dtype=torch.float64).to(dtype)
         poisoned = clean.on(data._replace(train_X=X))
-        found = flat(poisoned.clipped_gradient_sum(model, INDICES, 0.3))
+        found = flat(poisoned.setup.clipped_sum(model, INDICES, 0.3))
         assert bool(found.isfinite().all()), poison
         assert float((found - others).norm()) <= 0.3 * (1 + 1e-5), poison
 
@@ -97,22 +182,22 @@ def test_poisoned_targets(engine: str) -> None:
     data = make_data()
     model = stack(nn.ReLU(), torch.float64)
     clean = DPTrainer(lambda: model, cross_entropy_loss, data, engine=engine)
-    others = flat(clean.clipped_gradient_sum(model, INDICES[1:], 0.3))
+    others = flat(clean.setup.clipped_sum(model, INDICES[1:], 0.3))
     for bad in (3, -1, -100, 10**12):
         Y = data.train_Y.clone()
         Y[INDICES[0]] = bad
         poisoned = clean.on(data._replace(train_Y=Y))
         torch.testing.assert_close(
-            flat(poisoned.clipped_gradient_sum(model, INDICES, 0.3)), others, rtol=1e-12, atol=1e-14
+            flat(poisoned.setup.clipped_sum(model, INDICES, 0.3)), others, rtol=1e-12, atol=1e-14
         )
     linear = logistic_regression(7, dtype=torch.float64)
     numbers = data._replace(train_Y=data.train_Y.double(), test_Y=data.test_Y.double())
     clean = DPTrainer(lambda: linear, logistic_loss, numbers, engine=engine)
-    one_less = clean.clipped_gradient_sum(linear, INDICES[1:], 0.3)
+    one_less = clean.setup.clipped_sum(linear, INDICES[1:], 0.3)
     Y = data.train_Y.double()
     Y[INDICES[0]] = math.nan
     poisoned = clean.on(numbers._replace(train_Y=Y))
-    found = poisoned.clipped_gradient_sum(linear, INDICES, 0.3)
+    found = poisoned.setup.clipped_sum(linear, INDICES, 0.3)
     torch.testing.assert_close(flat(one_less), flat(found), rtol=1e-12, atol=1e-14)
 
 
@@ -120,25 +205,25 @@ def test_poisoned_targets(engine: str) -> None:
 def test_a_diverged_model_still_gives_finite_sums(engine: str) -> None:
     model = stack(nn.ReLU(), torch.float32)
     data = make_data(dtype=torch.float32)
-    trainer = DPTrainer(partial(stack, nn.ReLU(), torch.float32), cross_entropy_loss, data)
-    trainer.engine = engine
+    factory = partial(stack, nn.ReLU(), torch.float32)
+    trainer = DPTrainer(factory, cross_entropy_loss, data, engine=engine)
     for value in (math.inf, math.nan, 1e38):
         with torch.no_grad():
             model[0].weight.fill_(value)
-        assert bool(flat(trainer.clipped_gradient_sum(model, INDICES, 0.3)).isfinite().all())
+        assert bool(flat(trainer.setup.clipped_sum(model, INDICES, 0.3)).isfinite().all())
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_order_repetition_and_emptiness_of_a_batch(engine: str) -> None:
     model = stack(nn.Tanh(), torch.float64)
     trainer = DPTrainer(lambda: model, cross_entropy_loss, make_data(), engine=engine)
-    once = flat(trainer.clipped_gradient_sum(model, INDICES, 0.3))
-    backwards = flat(trainer.clipped_gradient_sum(model, INDICES.flip(0), 0.3))
+    once = flat(trainer.setup.clipped_sum(model, INDICES, 0.3))
+    backwards = flat(trainer.setup.clipped_sum(model, INDICES.flip(0), 0.3))
     torch.testing.assert_close(once, backwards, rtol=1e-12, atol=1e-14)
-    empty = flat(trainer.clipped_gradient_sum(model, INDICES[:0], 0.3))
+    empty = flat(trainer.setup.clipped_sum(model, INDICES[:0], 0.3))
     assert empty.shape == once.shape
     assert float(empty.abs().max()) == 0
-    single = flat(trainer.clipped_gradient_sum(model, INDICES[:1], 1e-3))
+    single = flat(trainer.setup.clipped_sum(model, INDICES[:1], 1e-3))
     assert float(single.norm()) == pytest.approx(1e-3, rel=1e-9)
 
 

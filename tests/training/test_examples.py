@@ -16,7 +16,7 @@ GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "train.md"
 def test_the_guides_snippets_run() -> None:
     names: dict[str, Any] = {}
     snippets = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.S)
-    assert len(snippets) == 5
+    assert len(snippets) == 6
     for snippet in snippets:
         exec(snippet, names)
     assert names["result"].accuracy > 0.8
@@ -30,5 +30,5 @@ def test_real_models_train() -> None:
     for trained in results.values():
         assert trained.guarantee.epsilon(1e-5) <= 4.0
         assert all(p.isfinite().all() for p in trained.model.parameters())
-    encoder = results["adapted encoder, sentences"].model
+    encoder = results["pretrained encoder, sentences"].model
     assert isinstance(encoder.embedding, torch.nn.Embedding)

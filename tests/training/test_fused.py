@@ -6,86 +6,33 @@ import pytest
 import torch
 from torch import nn
 
-from botorch_dp.training import DPTrainer, cross_entropy_loss, multilayer_perceptron
-from botorch_dp.training.fused import (
-    FusedEngine,
+from botorch_dp.training import DPTrainer, cross_entropy_loss
+from botorch_dp.training.engines import (
     clip_factors,
     parameter_views,
     stack_parameters,
     trainable,
-    why_not_fused,
 )
+from botorch_dp.training.fused import FusedEngine, why_not_fused
 from botorch_dp.training.per_record import PerRecordEngine
 from tests.training.helpers import (
     INDICES,
-    assert_models_follow_the_matrix,
-    assert_sums_by_hand,
-    flat,
+    made,
     make_data,
     stack,
+    sums,
     training_records,
 )
-
-
-def test_sums_by_hand() -> None:
-    assert_sums_by_hand(FusedEngine)
-
-
-def test_finished_models_hold_the_rows() -> None:
-    assert_models_follow_the_matrix(FusedEngine)
-
-
-def test_unusable_records_are_not_kept() -> None:
-    """They count as places, contribute nothing, and leave the others' gradients as they are."""
-    data = make_data()
-    X = data.train_X.clone()
-    X[INDICES[:2], 0] = torch.tensor([float("nan"), float("inf")], dtype=torch.float64)
-    model = stack(nn.Tanh(), torch.float64)
-    sums = []
-    for records, batch in ((data, INDICES[2:]), (data._replace(train_X=X), INDICES)):
-        engine = FusedEngine(
-            [model], training_records(records, 3), cross_entropy_loss, precise=True
-        )
-        sums.append(engine.clipped_sums(batch.unsqueeze(0), None, 0.3))
-        assert int(engine.kept) == len(INDICES) - 2
-    torch.testing.assert_close(*sums, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("activation", [nn.ReLU, nn.LeakyReLU, nn.ELU])
 def test_activations_in_place(activation: type[nn.Module]) -> None:
     model = stack(activation(inplace=True), torch.float64)
-    twin = stack(activation(), torch.float64)
-    data = make_data()
-    sums = [
-        flat(
-            DPTrainer(lambda m=m: m, cross_entropy_loss, data, engine="fused").clipped_gradient_sum(
-                m, INDICES, 0.3
-            )
-        )
-        for m in (model, twin)
-    ]
-    assert torch.equal(*sums)
+    plain = stack(activation(), torch.float64)
+    records = training_records(make_data(), 3)
+    found = [sums(made(FusedEngine, [each], records), INDICES, 0.3) for each in (model, plain)]
+    assert torch.equal(*found)
     assert model[1].inplace
-
-
-@pytest.mark.parametrize("precise", [False, True])
-def test_replicates_are_independent_rows(precise: bool) -> None:
-    """One batched call equals one call for each replicate, padding included."""
-    data = make_data(dtype=torch.float32)
-    records = training_records(data, 3)
-    models = [multilayer_perceptron(7, 3, (5,)) for _ in range(3)]
-    batches = torch.randint(60, (3, 8))
-    filled = torch.ones(3, 8)
-    filled[1, 4:] = 0
-    filled[2] = 0
-    engine = FusedEngine(models, records, cross_entropy_loss, precise=precise)
-    together = engine.clipped_sums(batches, filled, 0.3)
-    assert together.dtype == (torch.float64 if precise else torch.float32)
-    assert int(engine.kept) == 8 + 4
-    for row, model, batch, size in zip(together, models, batches, (8, 4, 0), strict=True):
-        alone = FusedEngine([model], records, cross_entropy_loss, precise=precise)
-        expected = alone.clipped_sums(batch[:size].unsqueeze(0), None, 0.3)[0] if size else 0 * row
-        torch.testing.assert_close(row, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -97,10 +44,9 @@ def test_layers_of_one_output(bias: bool) -> None:
         nn.Sequential(nn.Linear(7, 1, bias=bias), nn.Tanh(), nn.Linear(1, 3)).double()
         for _ in range(2)
     ]
-    together = FusedEngine(models, records, cross_entropy_loss, precise=False)
-    for row, model in zip(together.clipped_sums(batches, None, 0.3), models, strict=True):
-        alone = PerRecordEngine([model], records, cross_entropy_loss, precise=False)
-        expected = alone.clipped_sums(INDICES.unsqueeze(0), None, 0.3)[0]
+    together = sums(made(FusedEngine, models, records), batches, 0.3)
+    for row, model in zip(together, models, strict=True):
+        (expected,) = sums(made(PerRecordEngine, [model], records), INDICES, 0.3)
         torch.testing.assert_close(row, expected, rtol=1e-12, atol=1e-14)
 
 

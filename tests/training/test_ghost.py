@@ -20,26 +20,25 @@ from torch import Tensor, nn
 from botorch_dp.training import (
     DPTrainer,
     TrainTest,
-    add_adapters,
+    contributions,
     cross_entropy_loss,
-    ghost,
     per_record,
 )
 from botorch_dp.training.ghost import GhostEngine
-from botorch_dp.training.per_record import PerRecordEngine
 from botorch_dp.training.records import TrainingRecords
 from tests.training.helpers import (
     SETTINGS,
-    assert_models_follow_the_matrix,
-    assert_sums_by_hand,
     clipped_sum,
     flat,
     linear_loss,
+    made,
     make_data,
     per_example_gradients,
+    sums,
     training_records,
 )
-from tests.training.test_per_record import ATTACKS, Attending, Recurrent, largest_move
+from tests.training.test_isolation import ATTACKS, largest_move
+from tests.training.test_per_record import Attending, Recurrent
 
 WORDS, LENGTH = 9, 6
 
@@ -257,10 +256,6 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], TrainTest]] = {
     "positions": (Positions, tokens()),
     "padding from the end": (FromTheEnd, tokens()),
     "frozen": (frozen, images()),
-    "adapters": (
-        lambda: add_adapters(headed(nn.Linear(5, 8), nn.Linear(8, 4), data=sequences()), rank=2),
-        sequences(),
-    ),
     "changed in place": (Residual, images()),
     "normalizations": (Affine, sequences()),
     "weight used twice": (Scaled, sequences()),
@@ -282,10 +277,8 @@ def at_weights(factory: Callable[[], nn.Module], trainer: DPTrainer) -> dict[str
 
 
 def engine_of(model: nn.Module, data: TrainTest, *, precise: bool, **how: Any) -> GhostEngine:
-    twin = copy.deepcopy(model).train()
-    return GhostEngine(
-        [twin], training_records(data, 3), cross_entropy_loss, precise=precise, **how
-    )
+    records = training_records(data, 3)
+    return made(GhostEngine, [copy.deepcopy(model).train()], records, precise=precise, **how)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -299,7 +292,7 @@ def test_sums_are_those_of_single_records(name: str) -> None:
         middle = float(torch.stack([row.norm() for row in rows]).median())
         engines = [engine_of(model, data, precise=precise) for precise in (False, True)]
         for engine, size in itertools.product(engines, (1, 2, LENGTH, 24)):
-            found = engine.clipped_sums(torch.arange(size).unsqueeze(0), None, middle)[0]
+            (found,) = sums(engine, torch.arange(size), middle)
             expected = clipped_sum(rows[:size], middle).to(found.dtype)
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-5 * middle)
 
@@ -309,10 +302,10 @@ def test_rows_of_long_sequences(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     """They are sorted; places that have a token in common count as one, either way."""
     factory, data = MODELS[name]
     torch.manual_seed(0)
-    model, batch = factory(), torch.arange(24).unsqueeze(0)
-    short = engine_of(model, data, precise=True).clipped_sums(batch, None, 0.01)[0].clone()
-    monkeypatch.setattr(ghost, "_FEW_PLACES", 0)
-    long = engine_of(model, data, precise=True).clipped_sums(batch, None, 0.01)[0]
+    model, batch = factory(), torch.arange(24)
+    short = sums(engine_of(model, data, precise=True), batch, 0.01)
+    monkeypatch.setattr(contributions, "_FEW_PLACES", 0)
+    long = sums(engine_of(model, data, precise=True), batch, 0.01)
     torch.testing.assert_close(long, short, rtol=1e-6, atol=1e-9)
 
 
@@ -335,50 +328,30 @@ def test_what_is_formed_and_what_is_not(monkeypatch: pytest.MonkeyPatch) -> None
     ways: dict[str, set[str]] = {}
     for name, (factory, data) in MODELS.items():
         engine = engine_of(factory(), data, precise=False)
-        made = ways[name] = set()
-        for kind in (ghost._Products, ghost._Rows, ghost.Gradients):
+        taken = ways[name] = set()
+        for kind in (contributions.Products, contributions.Rows, contributions.Gradients):
             original = kind.norms
 
             def norms(
-                self: Any, kind: Any = kind, original: Any = original, made: Any = made
+                self: Any, kind: Any = kind, original: Any = original, taken: Any = taken
             ) -> Tensor:
-                places = self.inputs.shape[1] if kind is ghost._Products else 0
-                made.add(kind.__name__ + (" at places" if places > 1 else ""))
+                places = self.inputs.shape[1] if kind is contributions.Products else 0
+                taken.add(kind.__name__ + (" at places" if places > 1 else ""))
                 return original(self)
 
             monkeypatch.setattr(kind, "norms", norms)
-        engine.clipped_sums(torch.arange(4).unsqueeze(0), None, 1.0)
+        sums(engine, torch.arange(4), 1.0)
         monkeypatch.undo()
-    assert "_Products at places" in ways["many channels at few places"] & ways["wide on sequences"]
-    assert "_Rows" in ways["positions"] & ways["encoder"]
-    assert "_Rows" not in ways["tied"]
-    assert all("_Products" in made for made in ways.values() if made != ways["weight used twice"])
-
-
-def test_sums_by_hand() -> None:
-    assert_sums_by_hand(GhostEngine)
-
-
-def test_finished_models_hold_the_rows() -> None:
-    assert_models_follow_the_matrix(GhostEngine)
-
-
-@pytest.mark.parametrize("name", ATTACKS)
-def test_no_record_moves_the_sum_by_more_than_two_clipping_norms(name: str) -> None:
-    """Whatever the model does to its batch: each record is alone in it."""
-
-    def sums(model: nn.Module, data: TrainTest) -> Tensor:
-        records = training_records(data, None)
-        engine = GhostEngine([model.train()], records, linear_loss, precise=False)
-        return engine.clipped_sums(torch.arange(len(records)).unsqueeze(0), None, 1.0)[0].clone()
-
-    assert largest_move(sums, ATTACKS[name]) <= 2 * (1 + 1e-5)
+    assert "Products at places" in ways["many channels at few places"] & ways["wide on sequences"]
+    assert "Rows" in ways["positions"] & ways["encoder"]
+    assert "Rows" not in ways["tied"]
+    assert all("Products" in taken for taken in ways.values() if taken != ways["weight used twice"])
 
 
 def test_opacus_would_let_one_record_move_the_sum_further() -> None:
     """Its norms are of gradients in a batch: what one record does to the others escapes them."""
 
-    def sums(model: nn.Module, data: TrainTest) -> Tensor:
+    def by_opacus(model: nn.Module, data: TrainTest) -> Tensor:
         wrapped = GradSampleModuleFastGradientClipping(
             model.train(), max_grad_norm=1.0, use_ghost_clipping=True, loss_reduction="sum"
         )
@@ -401,7 +374,7 @@ def test_opacus_would_let_one_record_move_the_sum_further() -> None:
         optimizer.accumulate()
         return flat([p.summed_grad for p in wrapped.parameters() if p.requires_grad])
 
-    assert largest_move(sums, ATTACKS["batch mean"]) > 10
+    assert largest_move(by_opacus, ATTACKS["batch mean"]) > 10
 
 
 @pytest.mark.parametrize("broken", ["places alone", "half", "last call"])
@@ -409,7 +382,7 @@ def test_wrong_norms_are_noticed(broken: str, monkeypatch: pytest.MonkeyPatch) -
     """The trainer then computes the gradients of single records, or refuses if told not to."""
     factory, data = MODELS["wide on sequences"]
     norms = torch.linalg.vector_norm
-    twins: dict[str, Callable[[Any], Tensor]] = {
+    mistakes: dict[str, Callable[[Any], Tensor]] = {
         "places alone": lambda self: norms(
             norms(self.inputs, dim=2) * norms(self.gradients, dim=2), dim=1
         ),
@@ -418,7 +391,7 @@ def test_wrong_norms_are_noticed(broken: str, monkeypatch: pytest.MonkeyPatch) -
             norms(self.inputs[:, -1], dim=1) * norms(self.gradients[:, -1], dim=1)
         ),
     }
-    monkeypatch.setattr(ghost._Products, "norms", twins[broken])
+    monkeypatch.setattr(contributions.Products, "norms", mistakes[broken])
     assert DPTrainer(factory, cross_entropy_loss, data).engine == "per_record"
     with pytest.raises(ValueError, match=r"ghost engine cannot.*engine='per_record'"):
         DPTrainer(factory, cross_entropy_loss, data, engine="ghost")
@@ -453,11 +426,10 @@ def test_a_model_whose_calls_change_is_refused_by_name() -> None:
     data = sequences()
     Wandering.calls = 1
     engine = engine_of(Wandering(), data, precise=False)
-    batch = torch.arange(5).unsqueeze(0)
-    engine.clipped_sums(batch, None, 1.0)
+    sums(engine, torch.arange(5), 1.0)
     for Wandering.calls in (0, 2):
         with pytest.raises(ValueError, match=r"other layers than the first time.*per_record"):
-            engine.clipped_sums(batch, None, 1.0)
+            sums(engine, torch.arange(5), 1.0)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30, 1e38])
@@ -473,8 +445,8 @@ def test_a_poisoned_record_moves_the_sum_by_at_most_the_clip(
     X[0] = value
     X[0].view(-1)[::2] *= -1
     engine = engine_of(model, data._replace(train_X=X), precise=precise)
-    with_it = engine.clipped_sums(torch.arange(8).unsqueeze(0), None, 0.3)[0].clone()
-    without = engine.clipped_sums(torch.arange(1, 8).unsqueeze(0), None, 0.3)[0]
+    with_it = sums(engine, torch.arange(8), 0.3)
+    without = sums(engine, torch.arange(1, 8), 0.3)
     assert with_it.isfinite().all()
     assert float((with_it - without).norm()) <= 0.3 * (1 + 1e-4)
 
@@ -500,7 +472,7 @@ def longest_of_cancelling_records() -> float:
         torch.manual_seed(seed)
         engine = engine_of(Mean(), data._replace(train_X=X), precise=True)
         for place in range(8):
-            found = engine.clipped_sums(torch.tensor([[place]]), None, 0.3)[0]
+            found = sums(engine, [place], 0.3)
             longest = max(longest, float(found.norm()))
     return longest
 
@@ -539,8 +511,8 @@ def test_places_that_cancel_do_not_reach_other_records(layer: nn.Module, places:
         weights[:, 0] = 1.0
         weights[10, : places // 2], weights[10, places // 2 :] = large, -large.flip(0)
         records = TrainingRecords({"X": X, "weights": weights}, Y, None)
-        engine = GhostEngine([Weighted(layer)], records, linear_loss, precise=True)
-        return engine.clipped_sums(torch.arange(20).unsqueeze(0), None, 1.0)[0].clone()
+        engine = made(GhostEngine, [Weighted(layer)], records, linear_loss, precise=True)
+        return sums(engine, torch.arange(20), 1.0)
 
     without = clipped(torch.zeros(places // 2))
     for low, high in ((-30, 30), (16, 17), (29, 30), (5, 8)):
@@ -552,19 +524,19 @@ def test_memory_is_stated_and_bounds_the_parts(monkeypatch: pytest.MonkeyPatch) 
     factory, data = MODELS["many channels at few places"]
     torch.manual_seed(0)
     model = factory()
-    batch = torch.arange(24).unsqueeze(0)
+    batch = torch.arange(24)
     engine = engine_of(model, data, precise=False)
-    whole = engine.clipped_sums(batch, None, 0.3)[0].clone()
+    whole = sums(engine, batch, 0.3)
     monkeypatch.setattr(per_record, "MAX_GRADIENT_NUMBERS", 5 * engine.record_numbers)
     sizes: list[int] = []
-    contributions = GhostEngine._contributions
+    original = GhostEngine._contributions
 
     def watched(self: GhostEngine, values: Any, frozen: Any, X: Any, Y: Tensor) -> Any:
         sizes.append(len(Y))
-        return contributions(self, values, frozen, X, Y)
+        return original(self, values, frozen, X, Y)
 
     monkeypatch.setattr(GhostEngine, "_contributions", watched)
-    found = engine.clipped_sums(batch, None, 0.3)[0]
+    found = sums(engine, batch, 0.3)
     assert sizes == [5, 5, 5, 5, 4]
     torch.testing.assert_close(found, whole, rtol=1e-5, atol=1e-6)
     monkeypatch.undo()
@@ -581,8 +553,6 @@ def test_dropout_is_the_same_as_for_single_gradients() -> None:
     data = sequences()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 40), nn.Dropout(0.5), nn.Flatten(), nn.Linear(240, 3))
-    trainer = DPTrainer(lambda: copy.deepcopy(model), cross_entropy_loss, data)
-    assert trainer.engine == "ghost"
     one, other = (
         DPTrainer(lambda: copy.deepcopy(model), cross_entropy_loss, data, engine=engine).fit(
             **SETTINGS, seed=1
@@ -591,5 +561,3 @@ def test_dropout_is_the_same_as_for_single_gradients() -> None:
     )
     for a, b in zip(one.model.parameters(), other.model.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
-    assert type(trainer._make_one(model, training_records(data, 3), None)) is GhostEngine
-    assert issubclass(GhostEngine, PerRecordEngine)

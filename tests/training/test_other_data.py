@@ -46,8 +46,8 @@ def test_data_of_another_form_are_refused(other: TrainTest) -> None:
 
 def test_an_untrained_model_is_always_the_same_or_has_the_weights_given() -> None:
     one = trainer()
-    assert torch.equal(one.untrained().weight, trainer().untrained().weight)
+    assert torch.equal(one.setup.untrained().weight, trainer().setup.untrained().weight)
     trained = one.fit(**SETTINGS, noise_multiplier=1.0, seed=3).model
-    restored = one.untrained(dict(trained.state_dict()))
+    restored = one.setup.untrained(dict(trained.state_dict()))
     assert torch.equal(restored.weight, trained.weight) and not restored.training
-    assert one.utility(restored) == one.utility(trained)
+    assert one.setup.utility(restored) == one.setup.utility(trained)

@@ -117,7 +117,7 @@ def test_many_models_at_once_equal_one_by_one() -> None:
 
 def test_noise_has_the_stated_spread() -> None:
     trainer = OutputPerturbedLogisticRegression(data(n=5, d=3), epochs=1)
-    draws = trainer.fit_replicates(regularization=1.0, noise_std=7.0, seeds=range(2000))
+    draws = trainer.replicates(range(2000), regularization=1.0, noise_std=7.0)
     W = torch.cat([model.model.weight for model in draws])
     # Chi-square with about 6000 degrees of freedom, at a false-alarm rate of 1e-6.
     assert W.var().item() == pytest.approx(49.0, rel=5 * math.sqrt(2 / 6000))

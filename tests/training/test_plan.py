@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import FrozenInstanceError
 
 import dp_accounting
@@ -31,10 +32,10 @@ GOOD = {
 
 
 def test_numbers_by_hand() -> None:
-    """Steps are epochs * (n // m); the noise on the sum is z 2L, or z L for one record more."""
+    """Steps are epochs * (n // m); the noise on the sum is z C under every relation."""
     for batches in ("fixed", "poisson"):
         plan = TrainingPlan(**GOOD, **BATCHES[batches])
-        assert (plan.steps, plan.sensitivity, plan.noise_std) == (132, 1.0, 1.5)
+        assert (plan.steps, plan.sensitivity, plan.noise_std) == (132, 1.0, 0.75)
     one_more = TrainingPlan(**GOOD, **BATCHES["poisson, one more"])
     assert (one_more.steps, one_more.sensitivity, one_more.noise_std) == (132, 0.5, 0.75)
     assert TrainingPlan(**GOOD) == TrainingPlan(**GOOD, **BATCHES["poisson"])
@@ -42,7 +43,7 @@ def test_numbers_by_hand() -> None:
 
 def test_epsilon_without_replacement_lies_between_a_data_sets_and_dp_accountings() -> None:
     """dp-accounting's RDP accountant takes a multiplier in units of the sensitivity, here 2C."""
-    plan = TrainingPlan(**GOOD, **BATCHES["fixed"])
+    plan = TrainingPlan(**{**GOOD, "noise_multiplier": 3.0}, **BATCHES["fixed"])
     accountant = RdpAccountant(
         neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE
     ).compose(
@@ -51,8 +52,8 @@ def test_epsilon_without_replacement_lies_between_a_data_sets_and_dp_accountings
         ),
         132,
     )
-    # All other gradients opposite to the replaced one's new value: the pair of Poisson batches with a
-    # record added, its noise in the same units.
+    # All other gradients opposite to the replaced one's new value: the pair of Poisson batches with
+    # a record added, its noise in the same units.
     data_set = PLDAccountant().compose(
         dp_accounting.PoissonSampledDpEvent(0.03, dp_accounting.GaussianDpEvent(1.5)), 132
     )
@@ -61,14 +62,12 @@ def test_epsilon_without_replacement_lies_between_a_data_sets_and_dp_accountings
     assert plan.guarantee.relation is NeighboringRelation.REPLACE_ONE
 
 
-@pytest.mark.parametrize("batches, in_clipping_norms", [("poisson", 2), ("poisson, one more", 1)])
-def test_epsilon_of_poisson_sampling_is_that_of_dp_accounting(
-    batches: str, in_clipping_norms: int
-) -> None:
+@pytest.mark.parametrize("batches", ["poisson", "poisson, one more"])
+def test_epsilon_of_poisson_sampling_is_that_of_dp_accounting(batches: str) -> None:
     """dp-accounting's privacy-loss distributions take a multiplier in clipping norms."""
     plan = TrainingPlan(**GOOD, **BATCHES[batches])
     relation = dp_accounting.NeighboringRelation[plan.relation.name]
-    noise = dp_accounting.GaussianDpEvent(1.5 * in_clipping_norms)
+    noise = dp_accounting.GaussianDpEvent(1.5)
     accountant = PLDAccountant(neighboring_relation=relation).compose(
         dp_accounting.PoissonSampledDpEvent(0.03, noise), 132
     )
@@ -135,7 +134,7 @@ def test_limits_of_what_may_be_published() -> None:
     large = {"num_records": 100_000, "batch_size": 80_001}
     for change, message in (
         ({"noise_multiplier": 0.0}, "promises nothing"),
-        ({"noise_multiplier": 1e-4}, "at least 0.001"),
+        ({"noise_multiplier": 1.9e-3}, "at least 0.002"),
         (large, "at most 80000"),
     ):
         with pytest.raises(PrivacyError, match=message):
@@ -235,7 +234,8 @@ def test_poisson_batches_hold_each_record_with_probability_m_over_n(
     batches = batches_of(50, 5, "poisson").draw_batches(coins, 2000)
     sizes = torch.tensor([len(batch) for batch in batches])
     assert stats.binomtest(int(sizes.sum()), 50 * 2000, 0.1).pvalue > FALSE_ALARM
-    # As in n independent coins, the size varies by sqrt(n p (1 - p)) = 2.1; n - 1 batches would not.
+    # As in n independent coins, the size varies by sqrt(n p (1 - p)) = 2.1; n - 1 batches would
+    # not.
     spread = float(sizes.double().var()) / (50 * 0.1 * 0.9)
     low, high = stats.chi2.ppf([1e-3 * FALSE_ALARM, 1 - 1e-3 * FALSE_ALARM], 1999) / 1999
     assert low < spread < high
@@ -248,3 +248,22 @@ def test_poisson_batches_may_be_empty_or_everyone(coins: SystemRandomness) -> No
     assert sizes == {0, 1, 2}  # one of them missing: 3 * 0.75^200 < 1e-24
     (everyone,) = batches_of(4, 4, "poisson").draw_batches(coins, 1)
     assert sorted(everyone.tolist()) == [0, 1, 2, 3]
+
+
+def test_a_plan_prints_its_price_in_words() -> None:
+    """Epsilon is rounded up, and what is no price at all is said to be none."""
+    plan = TrainingPlan(**GOOD, memory=2_400_000)
+    shown = str(plan)
+    (epsilon,) = re.findall(r"epsilon = ([\d.]+) at delta = 1e-05", shown)
+    assert plan.epsilon <= float(epsilon) < 1.01 * plan.epsilon
+    for words in (
+        "DP-SGD on Poisson-sampled batches",
+        "for one training record, where one record is replaced by any other",
+        "Noise multiplier: 1.5 over the clipping norm 0.5",
+        "Batches: about 30 of 1,000 records. Steps: 132 (4 epochs)",
+        "Memory for clipping: 2.4 MB at most",
+    ):
+        assert words in shown
+    assert "smaller delta" not in shown
+    assert "no guarantee" in str(TrainingPlan(**{**GOOD, "noise_multiplier": 0.0}))
+    assert "Choose a smaller delta: 0.01" in str(TrainingPlan(**GOOD, delta=0.01))

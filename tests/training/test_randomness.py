@@ -84,17 +84,17 @@ class TestBothKinds:
         assert stats.chisquare(members).pvalue > FALSE_ALARM
         assert [len(batch) for batch in coins.choose_each(5, 1.0, 2)] == [5, 5]
 
-    @pytest.mark.parametrize("sensitivity, multiplier", [(2.0, 1.0), (1e-3, 0.05), (50.0, 40.0)])
+    @pytest.mark.parametrize("sensitivity, each", [(2.0, 2.0), (1e-3, 5e-5), (50.0, 2000.0)])
     def test_noise_has_the_stated_deviation(
-        self, coins: SeededRandomness, sensitivity: float, multiplier: float
+        self, coins: SeededRandomness, sensitivity: float, each: float
     ) -> None:
         total = torch.zeros(20_000, dtype=torch.float64)
         # Two calls, so that a draw used twice would show as a doubled variance.
         for _ in range(2):
             fresh = torch.zeros_like(total)
-            coins.perturb_(fresh, sensitivity=sensitivity, noise_multiplier=multiplier)
+            coins.perturb_(fresh, sensitivity=sensitivity, std=each)
             total += fresh
-        std = math.sqrt(2) * sensitivity * multiplier
+        std = math.sqrt(2) * each
         assert variance_is(total, std)
         assert not variance_is(total, std / 2)
         assert not variance_is(total, std * 1.1)
@@ -105,7 +105,7 @@ def test_a_seed_repeats_and_every_bit_of_it_counts() -> None:
     def draws(seed: int) -> tuple[list[int], list[float], int]:
         coins = SeededRandomness(seed, CPU)
         noise = torch.zeros(4)
-        coins.perturb_(noise, sensitivity=1.0, noise_multiplier=1.0)
+        coins.perturb_(noise, sensitivity=1.0, std=1.0)
         return coins.choose(1000, 5).tolist(), noise.tolist(), coins.torch_seed()
 
     assert draws(5) == draws(5)
@@ -116,7 +116,7 @@ def test_a_seed_repeats_and_every_bit_of_it_counts() -> None:
 
 def test_batches_do_not_depend_on_the_noise() -> None:
     quiet, noisy = SeededRandomness(1, CPU), SeededRandomness(1, CPU)
-    noisy.perturb_(torch.zeros(1000), sensitivity=1.0, noise_multiplier=1.0)
+    noisy.perturb_(torch.zeros(1000), sensitivity=1.0, std=1.0)
     noisy.torch_seed()
     assert torch.equal(quiet.choose(500, 20), noisy.choose(500, 20))
 
@@ -128,8 +128,8 @@ def test_a_stored_state_goes_on_as_before() -> None:
     other = SeededRandomness(4, CPU)
     other.restore(state)
     a, b = torch.zeros(33), torch.zeros(33)
-    coins.perturb_(a, sensitivity=1.0, noise_multiplier=1.0)
-    other.perturb_(b, sensitivity=1.0, noise_multiplier=1.0)
+    coins.perturb_(a, sensitivity=1.0, std=1.0)
+    other.perturb_(b, sensitivity=1.0, std=1.0)
     assert torch.equal(a, b)
     assert torch.equal(coins.choose(50, 5), other.choose(50, 5))
     assert coins.torch_seed() == other.torch_seed()
@@ -142,7 +142,7 @@ def test_system_coins_follow_no_seed() -> None:
         np.random.seed(0)
         coins = SystemRandomness()
         noise = torch.zeros(8, dtype=torch.float64)
-        coins.perturb_(noise, sensitivity=1.0, noise_multiplier=1.0)
+        coins.perturb_(noise, sensitivity=1.0, std=1.0)
         drawn.append((noise.tolist(), coins.choose(10**6, 4).tolist(), coins.torch_seed()))
         assert coins.state() == {}
     assert all(one != two for one, two in zip(*drawn, strict=True))
@@ -152,7 +152,7 @@ def test_system_coins_follow_no_seed() -> None:
 def test_published_sums_lie_on_one_grid(value: float) -> None:
     """No low bit of a sum survives: what is published is a multiple of one power of two."""
     total = torch.full((5000,), value, dtype=torch.float64)
-    SystemRandomness().perturb_(total, sensitivity=1.0, noise_multiplier=3.0)
+    SystemRandomness().perturb_(total, sensitivity=1.0, std=3.0)
     cells = total / 2.0 ** (1 - 24)
     assert torch.equal(cells, cells.round())
     assert variance_is(total - value, 3.0)
@@ -168,7 +168,7 @@ def test_published_noise_is_widened_by_what_rounding_may_add(
         lambda size: torch.full((size,), 2.0**20, dtype=torch.float64),
     )
     total = torch.zeros(numbers, dtype=torch.float64)
-    SystemRandomness().perturb_(total, sensitivity=1.0, noise_multiplier=3.0)
+    SystemRandomness().perturb_(total, sensitivity=1.0, std=3.0)
     grid = 2.0 ** (1 - 24)
     widened = 1 + 2e-6 + grid * math.sqrt(numbers)
     torch.testing.assert_close(
@@ -236,7 +236,7 @@ def test_few_of_many_are_a_poisson_sample(probability: float) -> None:
 
 def drawn_now(coins: SystemRandomness) -> list[float]:
     noise = torch.zeros(6, dtype=torch.float64)
-    coins.perturb_(noise, sensitivity=1.0, noise_multiplier=1.0)
+    coins.perturb_(noise, sensitivity=1.0, std=1.0)
     return noise.tolist()
 
 
@@ -314,5 +314,5 @@ def test_global_generators_are_left_alone() -> None:
         assert torch.equal(first, torch.randn(3))
     coins = SeededRandomness(0, CPU)
     coins.choose(10, 2)
-    coins.perturb_(torch.zeros(4), sensitivity=1.0, noise_multiplier=1.0)
+    coins.perturb_(torch.zeros(4), sensitivity=1.0, std=1.0)
     assert torch.equal(before, torch.get_rng_state())

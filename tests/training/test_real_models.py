@@ -1,4 +1,4 @@
-"""Data sets, inputs by name, tokens, frozen backbones and adapters: one record, one gradient."""
+"""Data sets, inputs by name, tokens, encoders and recurrent layers: one record, one gradient."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from botorch_dp.errors import PrivacyError
 from botorch_dp.training import (
     DPTrainer,
     TrainTest,
-    add_adapters,
     cross_entropy_loss,
     logistic_regression,
     multilayer_perceptron,
@@ -58,10 +57,6 @@ class Recurrent(nn.Module):
 
     def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
         return self.head((self.cell(self.embedding(tokens))[0] * mask.unsqueeze(-1)).mean(dim=1))
-
-
-def adapted() -> nn.Module:
-    return add_adapters(Encoder(), rank=2)
 
 
 def text(n: int = 24, *, seed: int = 0) -> TrainTest:
@@ -110,7 +105,7 @@ def records_gradients(model: nn.Module, data: TrainTest) -> list[Tensor]:
 
 @pytest.mark.parametrize("clipping", ["flat", "normalized"])
 @pytest.mark.parametrize("lazily", [False, True])
-@pytest.mark.parametrize("factory", [Encoder, Recurrent, adapted])
+@pytest.mark.parametrize("factory", [Encoder, Recurrent])
 def test_sums_are_those_of_single_records(factory: Any, lazily: bool, clipping: Any) -> None:
     """At initial, random and final weights; the twin that clips a batch as one is far away."""
     data = text()
@@ -125,7 +120,7 @@ def test_sums_are_those_of_single_records(factory: Any, lazily: bool, clipping: 
             expected = clipped_sum(rows, 0.3)
         else:
             expected = torch.stack([0.3 * r / (r.norm() + 0.01) for r in rows]).sum(dim=0)
-        found = flat(trainer.clipped_gradient_sum(model, torch.arange(24), 0.3))
+        found = flat(trainer.setup.clipped_sum(model, torch.arange(24), 0.3))
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
         together = torch.stack(rows).mean(dim=0)
         broken = 24 * together * min(1.0, 0.3 / float(together.norm()))
@@ -159,7 +154,7 @@ def test_a_record_that_cannot_be_read_counts_as_zero_and_says_nothing() -> None:
     torch.manual_seed(0)
     model = Encoder()
     places = torch.tensor([1, 3, 5, 7])
-    found = flat(trainer.clipped_gradient_sum(model, places, 0.3))
+    found = flat(trainer.setup.clipped_sum(model, places, 0.3))
     rows = records_gradients(model, data)
     expected = clipped_sum([rows[1], rows[5]], 0.3)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
@@ -176,7 +171,7 @@ def test_a_token_that_does_not_exist_says_nothing(lazily: bool, token: int) -> N
     trainer = DPTrainer(Encoder, cross_entropy_loss, given)
     torch.manual_seed(0)
     model = Encoder()
-    found = flat(trainer.clipped_gradient_sum(model, torch.tensor([4, 5, 6]), 0.3))
+    found = flat(trainer.setup.clipped_sum(model, torch.tensor([4, 5, 6]), 0.3))
     rows = records_gradients(model, data)
     torch.testing.assert_close(found, clipped_sum([rows[4], rows[6]], 0.3), rtol=1e-4, atol=1e-5)
     assert type(trainer.fit(**SETTINGS, seed=0).model.embedding) is nn.Embedding
@@ -191,30 +186,6 @@ def test_resumes_and_notices_other_records(tmp_path: Path) -> None:
     trainer = DPTrainer(Encoder, cross_entropy_loss, (Texts(other), Texts(data)))
     with pytest.raises(PrivacyError, match="`data` was"):
         trainer.fit(**SETTINGS, seed=0, checkpoint=tmp_path / "run")
-
-
-def test_adapters_begin_as_the_model_and_move_alone() -> None:
-    torch.manual_seed(0)
-    model = Encoder()
-    inputs = text().train_X
-    twin = add_adapters(copy.deepcopy(model), rank=2)
-    torch.testing.assert_close(twin(**inputs), model(**inputs))
-    moving = [name for name, p in twin.named_parameters() if p.requires_grad]
-    assert moving and all(name.endswith((".down", ".up")) for name in moving)
-    assert sum(p.numel() for p in twin.parameters() if p.requires_grad) < 500
-    trainer = DPTrainer(lambda: copy.deepcopy(twin), cross_entropy_loss, text())
-    trained = trainer.fit(**SETTINGS, publish=True).model
-    for (name, before), after in zip(twin.named_parameters(), trained.parameters(), strict=True):
-        assert torch.equal(before, after) == (name not in moving)
-    assert add_adapters(Encoder(), rank=2, train=("head",)).head.weight.requires_grad
-    for arguments, message in (
-        ({"rank": 0}, "rank"),
-        ({"rank": 2, "train": ("tail",)}, "`train` names 'tail'"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            add_adapters(Encoder(), **arguments)
-    with pytest.raises(ValueError, match="no linear layer"):
-        add_adapters(nn.Sequential(nn.ReLU()), rank=2)
 
 
 class Stream(IterableDataset):  # type: ignore[type-arg]
@@ -258,7 +229,7 @@ def squared(outputs: Tensor, targets: Tensor) -> Tensor:
             ValueError,
             r"outputs \(6, 1\) and targets \(6,\), which broadcast to \(6, 6\).*squeeze",
         ),
-        (logistic_regression(7), squared, TypeError, "`model_factory` is a Linear, and must make"),
+        (logistic_regression(7), squared, TypeError, "must be a function that returns a new model"),
         (3, squared, TypeError, "must be callable, got int"),
         (
             partial(logistic_regression, 7),
@@ -292,24 +263,47 @@ def test_errors_name_the_cause_and_the_fix(
         DPTrainer(factory, loss, data)
 
 
+FACTORY = partial(multilayer_perceptron, 7, 3, (6,))
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ({"learning_rat": 0.1}, r"no argument 'learning_rat'. Did you mean 'learning_rate'"),
-        ({"checkpont": "file"}, r"no argument 'checkpont'. Did you mean 'checkpoint'"),
+        ({"learning_rat": 0.1}, "no argument 'learning_rat'. Did you mean 'learning_rate'"),
+        ({"checkpont": "file"}, "no argument 'checkpont'. Did you mean 'checkpoint'"),
+        ({"lr": 0.1}, "no argument 'lr'. Here it is called 'learning_rate'"),
+        ({"max_grad_norm": 1.0}, "Here it is called 'clip_norm'"),
+        ({"lot_size": 10}, "Here it is called 'batch_size'"),
+        ({"epsilon": 1.0}, "Here it is called 'target_epsilon'"),
+        ({"max_physical_batch_size": 8}, "Leave it out: large batches are processed in parts"),
+        ({"secure_mode": True}, "Say publish=True"),
     ],
 )
-def test_misspelt_settings_get_a_guess(arguments: dict[str, Any], message: str) -> None:
-    factory = partial(multilayer_perceptron, 7, 3, (6,))
+def test_other_words_for_settings_get_ours(arguments: dict[str, Any], message: str) -> None:
+    trainer = DPTrainer(FACTORY, cross_entropy_loss, FLOAT_DATA)
     with pytest.raises(TypeError, match=message):
-        DPTrainer(factory, cross_entropy_loss, FLOAT_DATA).fit(**SETTINGS, **arguments, seed=0)
-    with pytest.raises(TypeError, match=r"no argument 'optimiser'. Did you mean 'optimizer'"):
-        DPTrainer(factory, cross_entropy_loss, FLOAT_DATA, optimiser="adam")  # type: ignore[call-arg]
-    with pytest.raises(ValueError, match="Did you mean 'adam'"):
-        DPTrainer(factory, cross_entropy_loss, FLOAT_DATA, optimizer="adm")
+        trainer.fit(**SETTINGS, **arguments, seed=0)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"optimiser": "adam"}, "no argument 'optimiser'. Here it is called 'optimizer'"),
+        ({"max_grad_norm": 1.0}, "no argument 'max_grad_norm'. Give 'clip_norm' to `plan` and"),
+        ({"poisson_sampling": True}, "sampling='poisson'"),
+        ({"metrics": "accuracy"}, "Did you mean 'metric'"),
+        ({"optimizer": "adm"}, "Did you mean 'adam'"),
+    ],
+)
+def test_other_words_for_arguments_get_ours(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        DPTrainer(FACTORY, cross_entropy_loss, FLOAT_DATA, **arguments)
+
+
+def test_loaders_and_single_data_sets_are_refused() -> None:
     for wrong in (DataLoader(DATASET), DATASET):
         with pytest.raises((TypeError, PrivacyError), match="pair of map-style data sets"):
-            DPTrainer(factory, cross_entropy_loss, wrong)  # type: ignore[arg-type]
+            DPTrainer(FACTORY, cross_entropy_loss, wrong)  # type: ignore[arg-type]
 
 
 def test_a_data_set_of_plain_vectors_is_trained_record_by_record() -> None:

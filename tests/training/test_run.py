@@ -6,6 +6,7 @@ import signal
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ from botorch_dp.training import (
     cross_entropy_loss,
     multilayer_perceptron,
 )
+from botorch_dp.training.engines import Batches, ClippedSums, Engine
 from botorch_dp.training.run import TrainingRun
-from botorch_dp.training.step_rules import Descent
+from botorch_dp.training.step_rules import StepRule
 from tests.training.helpers import (
     BATCHES,
     FLOAT_DATA,
@@ -33,22 +35,21 @@ from tests.training.helpers import (
     per_example_gradients,
     trainer,
     weights,
+    zero_model,
 )
 
 
-class WrittenEngine:
-    """Two replicates of two parameters, whose sums are always the same; it notes its batches."""
+class WrittenEngine(Engine):
+    """Its sums for two replicates of two parameters are always the same; it notes its batches."""
 
     def __init__(self) -> None:
-        self.parameters = torch.zeros(2, 2, dtype=torch.float64)
-        self.kept = torch.zeros((), dtype=torch.long)
-        self.models: list[torch.nn.Module] = []
         self.seen: list[tuple[list[list[int]], list[list[bool]] | None, float]] = []
 
-    def clipped_sums(self, batches: Tensor, filled: Tensor | None, clip_norm: Tensor) -> Tensor:
-        (norm,) = set(clip_norm.flatten().tolist())
-        self.seen.append((batches.tolist(), None if filled is None else filled.tolist(), norm))
-        return torch.tensor([[2.0, -4.0], [6.0, 0.0]], dtype=torch.float64)
+    def clipped_sums(self, batches: Batches, clip_norm: float) -> ClippedSums:
+        places, filled = batches
+        self.seen.append((places.tolist(), None if filled is None else filled.tolist(), clip_norm))
+        sums = torch.tensor([[2.0, -4.0], [6.0, 0.0]], dtype=torch.float64)
+        return ClippedSums(sums, torch.tensor(1))
 
 
 class WrittenCoins:
@@ -74,8 +75,8 @@ class WrittenCoins:
         self.drawn += 1
         return torch.tensor(batch, dtype=torch.long)
 
-    def perturb_(self, total: Tensor, *, sensitivity: float, noise_multiplier: float) -> None:
-        self.noise.append((sensitivity, noise_multiplier))
+    def perturb_(self, total: Tensor, *, std: float, sensitivity: float) -> None:
+        self.noise.append((std, sensitivity))
         total += 10
 
     def state(self) -> dict[str, Any]:
@@ -99,13 +100,14 @@ def written(
         **plan,
     }
     engine, coins = WrittenEngine(), [WrittenCoins(each) for each in batches]
-    plans = [TrainingPlan(**settings)] * len(batches)
-    rule = Descent(engine.parameters, plans)
-    return TrainingRun(plans, engine, coins, rule), engine, coins
+    chosen = TrainingPlan(**settings)
+    models = [zero_model(2)() for _ in batches]
+    run = TrainingRun(chosen, models, coins, lambda _: engine, partial(StepRule, plan=chosen))
+    return run, engine, coins
 
 
-def take_steps(run: TrainingRun, file: Run | None = None, seconds: float = 60.0) -> bool:
-    return run.run(progress=False, stop_on_interrupt=True, file=file, checkpoint_seconds=seconds)
+def take_steps(run: TrainingRun) -> None:
+    run.advance(run.plan.steps, stop_on_interrupt=True)
 
 
 def in_file(path: Path) -> Run:
@@ -122,22 +124,35 @@ ONE_STEP = torch.tensor([[-1.5, -0.75], [-2.0, -1.25]], dtype=torch.float64)
     [("fixed", 0.5, 4), ("poisson", 0.5, 4 / 12), ("poisson, one more", 0.25, 4 / 12)],
 )
 def test_steps_by_hand(batches: str, sensitivity: float, asked: float) -> None:
-    """``- 0.5 (sum + 10) / 4`` three times, with noise of multiplier 3 at S = 2C or C."""
+    """``- 0.5 (sum + 10) / 4`` three times, with noise of 3C, and S = 2C or C."""
     run, engine, coins = written(SAME_BATCH, SAME_BATCH, **BATCHES[batches])
-    assert take_steps(run)
-    assert torch.equal(engine.parameters, 3 * ONE_STEP)
+    take_steps(run)
+    assert torch.equal(run.result, 3 * ONE_STEP)
     assert engine.seen == [([[1, 2, 3, 4]] * 2, None, 0.25)] * 3
     for each in coins:
-        assert each.noise == [(sensitivity, 3.0)] * 3
+        assert each.noise == [(0.75, sensitivity)] * 3
         assert each.asked == [(12, asked)] * 3
-    assert (run.step, run.drawn) == (3, 24)
+    assert (run.step, run.drawn, run.dropped) == (3, 24, 21)
+
+
+def test_models_are_made_from_the_parameters() -> None:
+    """Each time anew: whoever holds one changes no other, and not the run."""
+    run, _, _ = written(SAME_BATCH, SAME_BATCH)
+    first = run.models()
+    take_steps(run)
+    last = run.models()
+    assert torch.equal(torch.stack([weights(model) for model in last]), 3 * ONE_STEP)
+    assert all(weights(model).eq(0).all() and not model.training for model in first)
+    last[0].weight.data.fill_(7.0)
+    assert torch.equal(run.result, 3 * ONE_STEP)
+    assert torch.equal(weights(run.models()[0]), 3 * ONE_STEP[0])
 
 
 def test_no_noise_is_drawn_at_multiplier_zero() -> None:
-    run, engine, coins = written(SAME_BATCH, SAME_BATCH, noise_multiplier=0.0)
+    run, _, coins = written(SAME_BATCH, SAME_BATCH, noise_multiplier=0.0)
     take_steps(run)
     assert all(each.noise == [] for each in coins)
-    assert engine.parameters.tolist() == [[-0.75, 1.5], [-2.25, 0.0]]
+    assert run.result.tolist() == [[-0.75, 1.5], [-2.25, 0.0]]
 
 
 def test_short_batches_are_filled_up_and_marked_and_all_are_divided_by_m() -> None:
@@ -149,7 +164,7 @@ def test_short_batches_are_filled_up_and_marked_and_all_are_divided_by_m() -> No
         ([[3, 1], [2, 8]], None, 0.25),
         ([[], []], None, 0.25),
     ]
-    assert torch.equal(engine.parameters, 3 * ONE_STEP)  # an empty batch gets its noise like others
+    assert torch.equal(run.result, 3 * ONE_STEP)  # an empty batch gets its noise like others
     assert run.drawn == 7
 
 
@@ -167,16 +182,16 @@ def test_batches_drawn_ahead_are_those_of_the_steps_and_no_more() -> None:
 def test_a_stored_run_is_taken_up_where_it_was(tmp_path: Path) -> None:
     run, _, _ = written(SAME_BATCH, SAME_BATCH)
     with in_file(tmp_path / "a.run") as file:
-        run.resume(file)
+        run.resume(file, 60.0)
         assert run.step == 0
-        take_steps(run, file)
-    twin, engine, coins = written(SAME_BATCH, SAME_BATCH)
+        take_steps(run)
+    again, engine, coins = written(SAME_BATCH, SAME_BATCH)
     with in_file(tmp_path / "a.run") as file:
-        twin.resume(file)
-    assert (twin.step, twin.drawn) == (3, 24)
-    assert torch.equal(engine.parameters, 3 * ONE_STEP)
-    assert [each.drawn for each in coins] == [3, 3]
-    assert take_steps(twin)
+        again.resume(file, 60.0)
+        assert (again.step, again.drawn, again.dropped) == (3, 24, 21)
+        assert torch.equal(again.result, 3 * ONE_STEP)
+        assert [each.drawn for each in coins] == [3, 3]
+        take_steps(again)
     assert engine.seen == []  # nothing was left to do
 
 
@@ -186,9 +201,10 @@ def test_checkpoints_are_as_frequent_as_asked_and_the_last_is_complete(
 ) -> None:
     run, _, _ = written(SAME_BATCH, SAME_BATCH)
     steps: list[int] = []
-    monkeypatch.setattr(run, "save", lambda path: steps.append(run.step))
     with in_file(tmp_path / "a.run") as file:
-        take_steps(run, file, seconds)
+        run.resume(file, seconds)
+        monkeypatch.setattr(file, "put", lambda training: steps.append(training["step"]))
+        take_steps(run)
     assert steps == saved
 
 
@@ -283,7 +299,7 @@ class TestInterruption:
         each = DPTrainer(NETWORK, loss, FLOAT_DATA)
         loss.armed = True
         with pytest.raises(KeyboardInterrupt):
-            each.fit_replicates(**SETTINGS, seeds=[0, 1])
+            each.replicates([0, 1], **SETTINGS)
         loss.calls = 0
         with pytest.raises(KeyboardInterrupt):
             each.fit(**SETTINGS, seed=0, on_interrupt="raise")

@@ -20,7 +20,7 @@ from botorch_dp.training import (
     logistic_loss,
     logistic_regression,
 )
-from botorch_dp.training.fused import clip_factors
+from botorch_dp.training.engines import clip_factors
 from botorch_dp.training.step_rules import ScaleFree, ScheduleFree, make_rule
 from tests.training.helpers import (
     ENGINES,
@@ -117,7 +117,7 @@ def test_steps_are_those_of_a_loop_of_ones_own(name: str) -> None:
 @pytest.mark.parametrize("name", CHOICES)
 def test_replicates_are_the_runs_of_their_seeds(name: str) -> None:
     each = trainer(**CHOICES[name])
-    for seed, replicate in zip((4, 9), each.fit_replicates(**SETTINGS, seeds=[4, 9]), strict=True):
+    for seed, replicate in zip((4, 9), each.replicates([4, 9], **SETTINGS), strict=True):
         alone = each.fit(**SETTINGS, seed=seed)
         torch.testing.assert_close(
             weights(replicate.model), weights(alone.model), rtol=1e-4, atol=1e-5
@@ -176,7 +176,7 @@ class WithModes(torch.optim.SGD):
 def test_optimizers_with_modes_are_asked_for_what_to_evaluate() -> None:
     def rule(factory: Any) -> Any:
         parameters = torch.zeros(1, 3)
-        made = make_rule(parameters, [TrainingPlan(**PLAN)], logistic_regression(2), factory, None)
+        made = make_rule(parameters, TrainingPlan(**PLAN), logistic_regression(2), factory, None)
         made.step(torch.ones(1, 3))
         return parameters, made
 
@@ -189,7 +189,7 @@ def test_optimizers_with_modes_are_asked_for_what_to_evaluate() -> None:
 def test_schedule_free_by_hand() -> None:
     """z <- z - .3 g / 4; x <- mean of all z; the gradient is taken at .1 z + .9 x."""
     y = torch.zeros(1, 1, dtype=torch.float64)
-    rule = ScheduleFree(y, [TrainingPlan(**PLAN)])
+    rule = ScheduleFree(y, TrainingPlan(**PLAN))
     z = x = torch.zeros(1, 1, dtype=torch.float64)
     for t, g in enumerate((4.0, -8.0, 2.0), start=1):
         rule.step(torch.full((1, 1), g, dtype=torch.float64))
@@ -199,9 +199,9 @@ def test_schedule_free_by_hand() -> None:
         torch.testing.assert_close(y, 0.1 * z + 0.9 * x)
 
 
-def scale_free(plan: dict[str, Any], size: int, rows: int = 1) -> tuple[Tensor, ScaleFree]:
-    parameters = torch.zeros(rows, size, dtype=torch.float64)
-    return parameters, ScaleFree(parameters, [TrainingPlan(**plan)] * rows)
+def scale_free(plan: dict[str, Any], size: int) -> tuple[Tensor, ScaleFree]:
+    parameters = torch.zeros(1, size, dtype=torch.float64)
+    return parameters, ScaleFree(parameters, TrainingPlan(**plan))
 
 
 def test_scale_free_steps_do_not_know_the_scale_of_gradients() -> None:
@@ -244,10 +244,10 @@ def test_normalized_sums_are_those_of_single_records(engine: str) -> None:
     for clip_norm in (0.1, 1.0, 10.0):
         rows = per_example_gradients(model, cross_entropy_loss, X, Y)
         expected = torch.stack([clip_norm * r / (r.norm() + 0.01) for r in rows]).sum(dim=0)
-        found = flat(each.clipped_gradient_sum(model, INDICES, clip_norm))
+        found = flat(each.setup.clipped_sum(model, INDICES, clip_norm))
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
     plain = torch.stack(rows).sum(dim=0)
-    found = flat(each.clipped_gradient_sum(model, INDICES, math.inf))
+    found = flat(each.setup.clipped_sum(model, INDICES, math.inf))
     torch.testing.assert_close(found, plain, rtol=1e-12, atol=1e-13)
 
 
@@ -278,7 +278,7 @@ def test_a_record_moves_normalized_sums_by_two_norms_at_most(engine: str) -> Non
             X = data.train_X.clone()
             X[5] = value
             changed = each.on(data._replace(train_X=X))
-            found.append(flat(changed.clipped_gradient_sum(model, INDICES, 0.5)))
+            found.append(flat(changed.setup.clipped_sum(model, INDICES, 0.5)))
         moves = [float((a - b).norm()) for a in found for b in found]
         assert max(moves) <= 1.0 + 1e-12
         assert max(moves) > 0.4

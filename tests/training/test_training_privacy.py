@@ -1,6 +1,6 @@
 """The noise a trainer adds, and what two neighbouring data sets can be told apart by.
 
-Each statistical check also runs on a broken twin, which it must catch.
+Each statistical check also runs on a broken version, which it must catch.
 """
 
 from __future__ import annotations
@@ -17,19 +17,22 @@ from torch import Tensor
 
 from botorch_dp.privacy import Guarantee, audit_epsilon
 from botorch_dp.training import DPTrainer, TrainingPlan, TrainTest
-from botorch_dp.training.randomness import SeededRandomness, SystemRandomness
+from botorch_dp.training.randomness import SystemRandomness
 from tests.training.helpers import (
     BATCHES,
     ENGINES,
     FALSE_ALARM,
+    KINDS,
     linear_loss,
+    made,
     opacus_clipped_sum,
+    sums,
     variance_is,
     zero_model,
 )
 
 EVERY = pytest.mark.parametrize("batches", BATCHES)
-#: Noise on the sum in clipping norms at multiplier 1: the sensitivity under each relation.
+#: How far one record moves the sum, in clipping norms, under each relation.
 SENSITIVITY = {"fixed": 2.0, "poisson": 2.0, "poisson, one more": 1.0}
 WIDTH = 10_000
 _fresh = itertools.count()
@@ -64,19 +67,19 @@ def pure_noise(batches: str, engine: str, *, publish: bool, steps: int = 3) -> T
     return -5 * next(fitted.model.parameters()).detach().flatten()
 
 
-def halve_the_sensitivity(monkeypatch: pytest.MonkeyPatch) -> None:
+def halve_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """The factor-2 trap: as if a replaced record moved the sum by C, an added one by C / 2."""
-    right = TrainingPlan.sensitivity.fget
-    monkeypatch.setattr(TrainingPlan, "sensitivity", property(lambda plan: right(plan) / 2))
+    right = TrainingPlan.noise_std.fget
+    monkeypatch.setattr(TrainingPlan, "noise_std", property(lambda plan: right(plan) / 2))
 
 
 @EVERY
 @pytest.mark.parametrize("publish", [False, True])
 @pytest.mark.parametrize("engine", ["fused", "per_record"])
 def test_the_noise_has_the_stated_deviation(batches: str, engine: str, publish: bool) -> None:
-    """Six steps: sqrt(6) times ``z S`` with S = 2C for a replaced record, C for one more."""
+    """Six steps: sqrt(6) times ``z C``, under every relation."""
     noise = pure_noise(batches, engine, publish=publish)
-    std = math.sqrt(6) * 3.0 * SENSITIVITY[batches] * 0.25
+    std = math.sqrt(6) * 3.0 * 0.25
     assert variance_is(noise, std)
     # The factor-2 trap in both directions, and a noise that is a tenth too small.
     for wrong in (std / 2, std * 2, std * 0.9, std * 1.1):
@@ -85,21 +88,20 @@ def test_the_noise_has_the_stated_deviation(batches: str, engine: str, publish: 
 
 
 def test_a_missing_factor_of_two_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    halve_the_sensitivity(monkeypatch)
+    halve_the_noise(monkeypatch)
     noise = pure_noise("fixed", "fused", publish=False)
-    assert not variance_is(noise, math.sqrt(6) * 3.0 * 2 * 0.25)
+    assert not variance_is(noise, math.sqrt(6) * 3.0 * 0.25)
 
 
-@EVERY
-def test_opacus_needs_another_number_for_the_same_noise(batches: str) -> None:
-    """Opacus's own optimizer, told ``z S / C``, adds noise of the deviation that ours does."""
+def test_opacus_takes_the_same_number_for_the_same_noise() -> None:
+    """Opacus's own optimizer adds noise of the deviation that ours does."""
     from opacus import GradSampleModule
     from opacus.optimizers import DPOptimizer
 
     model = GradSampleModule(zero_model(20_000)(), loss_reduction="sum")
     optimizer = DPOptimizer(
         torch.optim.SGD(model.parameters(), lr=1.0),
-        noise_multiplier=3.0 * SENSITIVITY[batches],
+        noise_multiplier=3.0,
         max_grad_norm=0.25,
         expected_batch_size=5,
         loss_reduction="sum",
@@ -111,19 +113,14 @@ def test_opacus_needs_another_number_for_the_same_noise(batches: str) -> None:
         linear_loss(model(X), Y).sum().backward()
     optimizer.step()
     noise = next(model.parameters()).detach().flatten()
-    assert variance_is(noise, 3.0 * SENSITIVITY[batches] * 0.25)
+    assert variance_is(noise, 3.0 * 0.25)
 
 
 def test_noise_of_replicates_and_steps_is_independent() -> None:
     data = records(torch.zeros(10, 400), [1.0] * 10)
     trainer = DPTrainer(zero_model(400), linear_loss, data)
-    fitted = trainer.fit_replicates(
-        learning_rate=1.0,
-        clip_norm=0.5,
-        noise_multiplier=1.0,
-        batch_size=10,
-        epochs=1,
-        seeds=range(60),
+    fitted = trainer.replicates(
+        range(60), learning_rate=1.0, clip_norm=0.5, noise_multiplier=1.0, batch_size=10, epochs=1
     )
     noise = torch.stack([next(f.model.parameters()).detach().flatten() for f in fitted])
     correlation = torch.corrcoef(noise)[*torch.triu_indices(60, 60, 1)]
@@ -142,17 +139,17 @@ class TestSensitivity:
         trainer = DPTrainer(zero_model(4), linear_loss, records(X, [1.0] * 8))
         indices = torch.arange(8)
         model = zero_model(4)()
-        (before,) = trainer.clipped_gradient_sum(model, indices, 0.5)
+        (before,) = trainer.setup.clipped_sum(model, indices, 0.5)
         changed = X.clone()
         changed[5] = -X[5] if value == -1.0 else value
         other = trainer.on(records(changed, [1.0] * 8))
-        (after,) = other.clipped_gradient_sum(model, indices, 0.5)
+        (after,) = other.setup.clipped_sum(model, indices, 0.5)
         assert float((after - before).norm()) <= 2 * 0.5 * (1 + 1e-12)
         if value == -1.0:
             # The bound is attained: no smaller sensitivity than 2C would do.
             assert float((after - before).norm()) == pytest.approx(1.0)
         rest = indices[indices != 5]
-        (removed,) = other.clipped_gradient_sum(model, rest, 0.5)
+        (removed,) = other.setup.clipped_sum(model, rest, 0.5)
         assert float((after - removed).norm()) <= 0.5 * (1 + 1e-12)
 
     @pytest.mark.parametrize("engine", ENGINES)
@@ -161,10 +158,9 @@ class TestSensitivity:
         """The square of a double may be zero where its product with another one is not small."""
         X = torch.full((1, 9), input_, dtype=torch.float64)
         trainer = DPTrainer(zero_model(9), linear_loss, records(X, [target]), engine=engine)
-        made = trainer._make_one(
-            zero_model(9)(), trainer._records, SeededRandomness(0, X.device), precise=True
-        )
-        (found,) = made.clipped_sums(torch.tensor([[0]]), None, 1e-11)
+        kind, model = KINDS[trainer.engine], zero_model(9)()
+        precise = made(kind, [model], trainer.setup.records, linear_loss, precise=True)
+        (found,) = sums(precise, [0], 1e-11)
         assert 0 < float(found.abs().max()) * 3 <= 1e-11 * (1 + 1e-12)
 
     def test_it_is_opacus_that_agrees(self) -> None:
@@ -193,7 +189,7 @@ def audit_one_step(batches: str, batch_size: int, samples: int) -> tuple[list[fl
     settings = {
         "learning_rate": 1.0,
         "clip_norm": 0.5,
-        "noise_multiplier": 1.0,
+        "noise_multiplier": SENSITIVITY[batches],
         "batch_size": batch_size,
         "epochs": 1,
     }
@@ -204,7 +200,7 @@ def audit_one_step(batches: str, batch_size: int, samples: int) -> tuple[list[fl
         )
         plan = trainer.plan(**settings)
         assert plan.steps == 2 // batch_size
-        fitted = trainer.fit_replicates(**settings, seeds=seeds)
+        fitted = trainer.replicates(seeds, **settings)
         released = torch.stack([f.model.weight.detach().flatten()[0] for f in fitted])
         # Reproducible noise shows in its last bits what it was added to, so a seeded run promises
         # nothing; here it stands in for exact noise. `TestLowBits` looks at what is published.
@@ -239,8 +235,8 @@ def test_the_audit_stays_below_the_claim(batches: str, batch_size: int, samples:
 
 @EVERY
 def test_the_audit_catches_missing_noise(batches: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Noise in units of C under replace-one (the factor-2 trap), or half of it for one more."""
-    halve_the_sensitivity(monkeypatch)
+    """Half of it: what multiplier times C / 2 would be (the factor-2 trap), or times C / 4."""
+    halve_the_noise(monkeypatch)
     bounds, guarantee = audit_one_step(batches, 2, 1500)
     claims = map(guarantee.epsilon, AUDIT_DELTAS)
     assert any(bound > claim for bound, claim in zip(bounds, claims, strict=True))
@@ -262,7 +258,7 @@ class TestLowBits:
     @staticmethod
     def published(value: float, size: int) -> np.ndarray:
         total = torch.full((size,), value, dtype=torch.float64)
-        SystemRandomness().perturb_(total, sensitivity=1.0, noise_multiplier=1.0)
+        SystemRandomness().perturb_(total, sensitivity=1.0, std=1.0)
         return total.numpy()
 
     @staticmethod

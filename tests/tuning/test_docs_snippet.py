@@ -14,7 +14,7 @@ SHOWN = [
     ("Permute-and-flip", "proven", "'gamma'"),
     ("AUC is no mean over records", "label is public", "1 - AUC:"),
     ("20 evaluations", "'gamma'", "proven"),
-    ("unpaid tuning", "for one training record", "noise_multiplier"),
+    ("if tuning were ignored", "for one training record", "noise_multiplier"),
 ]
 
 

@@ -10,7 +10,7 @@ import torch
 from opacus.layers import DPGRU, DPLSTM, DPRNN
 from torch import nn
 
-from botorch_dp.training.twins import open_twin
+from botorch_dp.training.plain_layers import with_plain_layers
 
 LENGTH, WIDTH, SIZE = 5, 6, 3
 
@@ -46,7 +46,7 @@ def test_recurrent_layers(layer: Any, options: dict[str, Any], begun: bool) -> N
         pytest.skip("this layer has no such option")
     torch.manual_seed(0)
     closed = layer(WIDTH, 4, **options)
-    opened = open_twin(copy.deepcopy(closed))
+    opened = with_plain_layers(copy.deepcopy(closed))
     assert type(opened) is not layer
     X = torch.randn(LENGTH, SIZE, WIDTH)
     rows = closed.num_layers * (1 + closed.bidirectional)
@@ -63,7 +63,7 @@ def test_recurrent_layers(layer: Any, options: dict[str, Any], begun: bool) -> N
 def test_recurrent_layers_of_opacus(layer: Any, options: dict[str, Any]) -> None:
     torch.manual_seed(0)
     own = layer(WIDTH, 4, batch_first=True, **options)
-    opened = open_twin(copy.deepcopy(own))
+    opened = with_plain_layers(copy.deepcopy(own))
     assert isinstance(opened, layer) and type(opened) is not layer
     X = torch.randn(SIZE, LENGTH, WIDTH)
     same(opened(X), own(X))
@@ -80,7 +80,7 @@ def test_a_hook_on_a_map_of_states_is_not_left_out() -> None:
     own = DPLSTM(WIDTH, 4, batch_first=True)
     own.cells[0].hh.register_forward_hook(lambda module, inputs, output: 2 * output)
     X = torch.randn(SIZE, LENGTH, WIDTH)
-    same(open_twin(copy.deepcopy(own))(X), own(X))
+    same(with_plain_layers(copy.deepcopy(own))(X), own(X))
 
 
 MASKS = {
@@ -98,7 +98,7 @@ MASKS = {
 def test_attention(mask: str, padded: bool, batch_first: bool, own_keys: bool) -> None:
     torch.manual_seed(0)
     closed = nn.MultiheadAttention(WIDTH, 2, batch_first=batch_first)
-    opened = open_twin(copy.deepcopy(closed))
+    opened = with_plain_layers(copy.deepcopy(closed))
     X = torch.randn(SIZE, LENGTH, WIDTH)
     Z = torch.randn(SIZE, LENGTH, WIDTH) if own_keys else X
     X, Z = (X, Z) if batch_first else (X.transpose(0, 1), Z.transpose(0, 1))
@@ -124,7 +124,7 @@ def test_attention(mask: str, padded: bool, batch_first: bool, own_keys: bool) -
 def test_attention_of_other_kinds_is_torchs_own(options: dict[str, Any]) -> None:
     torch.manual_seed(0)
     closed = nn.MultiheadAttention(WIDTH, 2, **options)
-    opened = open_twin(copy.deepcopy(closed))
+    opened = with_plain_layers(copy.deepcopy(closed))
     X = torch.randn(LENGTH, SIZE, WIDTH)
     K = torch.randn(LENGTH, SIZE, options.get("kdim", WIDTH))
     same(opened(X, K, X), closed(X, K, X))
@@ -134,7 +134,7 @@ def test_an_encoder_in_training() -> None:
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(WIDTH, 2, 8, dropout=0.0, batch_first=True)
     closed = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-    opened = open_twin(copy.deepcopy(closed))
+    opened = with_plain_layers(copy.deepcopy(closed))
     X = torch.randn(SIZE, LENGTH, WIDTH)
     mask = nn.Transformer.generate_square_subsequent_mask(LENGTH)
     same(opened(X, mask=mask, is_causal=True), closed(X, mask=mask, is_causal=True))

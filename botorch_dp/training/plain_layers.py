@@ -1,9 +1,10 @@
-"""Layers in another form: closed kernels of torch step by step, steps of Opacus together.
+"""Attention, recurrent layers and embeddings of torch, written in plain tensor operations.
 
-The engines call a model on one record at a time, vectorized, and look at the linear maps in it. A
-closed kernel cannot be vectorized fast, or at all, and hides its linear maps. The twins compute the
-same with the same parameters. Opacus's recurrent layers are open, but map the inputs of a sequence
-one by one, which one map of all of them does faster.
+The engines call a model on one record at a time, vectorized, and look at the linear maps in it.
+Torch computes some layers by one compiled kernel, which cannot be vectorized fast, or at all, and
+hides the linear maps. The layers here compute the same with the same parameters, in operations that
+:func:`torch.func.vmap` knows. The recurrent layers of Opacus are plain already, but map the inputs
+of a sequence one by one; one map of all of them is faster.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function
 
-from botorch_dp.training.fused import has_hooks
+from botorch_dp.training.engines import has_hooks
 
 
 class _Embedding(nn.Embedding):
@@ -228,7 +229,7 @@ def _with_cells(kind: type[Any]) -> type[Any]:
     return type(kind.__name__, (_Cells, kind), {})
 
 
-_TWINS: dict[type[nn.Module], type[nn.Module]] = {
+_PLAIN: dict[type[nn.Module], type[nn.Module]] = {
     nn.MultiheadAttention: _Attention,
     nn.LSTM: _LSTM,
     nn.GRU: _GRU,
@@ -236,20 +237,23 @@ _TWINS: dict[type[nn.Module], type[nn.Module]] = {
 }
 
 
-def tolerant(model: nn.Module) -> nn.Module:
-    """The model, which no record's tokens make fail: their gradient is NaN, and counts as zero."""
+def without_token_errors(model: nn.Module) -> nn.Module:
+    """The model, changed in place so that a token that does not exist raises no error.
+
+    Its row of the table is NaN instead, and so is the record's gradient, which counts as zero.
+    """
     for module in model.modules():
         if type(module) is nn.Embedding:
             module.__class__, module.sparse = _Embedding, False
     return model
 
 
-def open_twin(model: nn.Module) -> nn.Module:
-    """The model, tolerant and with open layers in place of closed ones; changed in place."""
+def with_plain_layers(model: nn.Module) -> nn.Module:
+    """The model, changed in place: its layers are those of this module wherever there is one."""
     opacus = sys.modules.get("opacus.layers")  # who does not import it has none of its layers
     for module in model.modules():
-        if type(module) in _TWINS:
-            module.__class__ = _TWINS[type(module)]
+        if type(module) in _PLAIN:
+            module.__class__ = _PLAIN[type(module)]
         elif opacus and type(module) in (opacus.DPLSTM, opacus.DPGRU, opacus.DPRNN):
             module.__class__ = _with_cells(type(module))
-    return tolerant(model)
+    return without_token_errors(model)

@@ -1,0 +1,406 @@
+"""What is refused: models and losses that mix the records of a batch, or keep something of them.
+
+The engines call a model on one record at a time, so that no gradient can depend on two records.
+Three things are left that could break this: vectorization rules that a model brings along
+(``torch.autograd.Function``), a state that a model keeps from one call to the next, and errors of
+ours. Besides, a model that mixes records could be trained on single ones, but would be tested and
+used on batches. So a model, its loss and its engine are tried on synthetic records: at initial and
+random weights before anything is trained (:func:`examine`, :func:`check_contributions`), and at the
+final ones before a model is published. No record is read for that.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from botorch_dp.errors import PrivacyError
+from botorch_dp.training.engines import Batches, Engine, trainable
+from botorch_dp.training.networks import Loss
+from botorch_dp.training.randomness import Randomness, SeededRandomness, seeded_torch
+from botorch_dp.training.records import (
+    Inputs,
+    TrainingRecords,
+    TrainTest,
+    call,
+    count,
+    parts,
+    synthetic_records,
+)
+
+#: Makes the engine of one model on some records.
+EngineMaker = Callable[[nn.Module, TrainingRecords, Randomness], Engine]
+
+_BATCH = 6
+#: Models are tried on batches of these sizes and of the sizes of a record's own dimensions: a model
+#: that takes the wrong dimension for the batch shows it where the two are equal.
+_BATCH_SIZES = (1, 2, 5)
+_LARGEST_BATCH = 64
+#: How far rounding may move what must not move, in clipping norms.
+_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What was found on synthetic records about a model and its loss."""
+
+    num_classes: int | None
+    """The number of classes if the targets are classes."""
+    draws: bool
+    """Whether the model draws random numbers in training (dropout)."""
+    outputs: Tensor
+    """What the model makes of a few synthetic records."""
+    targets: Tensor
+    """The targets of these."""
+
+
+def check_model(model: object, data: TrainTest) -> None:
+    """Raise unless a factory returned a model that can be trained on such data."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"`model_factory` must return a Module, got {type(model).__name__}.")
+    for module in model.modules():
+        if any(map(is_lazy, (*module.parameters(False), *module.buffers(False)))):
+            raise ValueError(
+                f"{type(module).__name__} has no weights yet: it would take their sizes from "
+                "the first records that it sees. Give its sizes, for instance nn.Linear(20, 5) "
+                "in place of nn.LazyLinear(5)."
+            )
+    parameters = trainable(model)
+    if not parameters:
+        raise ValueError("The model has no trainable parameter; nothing is left to train.")
+    device = data.train_Y.device
+    types = {X.dtype for X in parts(data.train_X).values() if X.is_floating_point()}
+    for parameter in parameters:
+        if parameter.dtype not in (torch.float32, torch.float64):
+            raise TypeError(f"Parameters must be float32 or float64, got {parameter.dtype}.")
+        if types - {parameter.dtype}:
+            raise TypeError(
+                f"The model has parameters of type {parameter.dtype} but the inputs are "
+                f"{(types - {parameter.dtype}).pop()}; convert one of them."
+            )
+        if parameter.device != device:
+            raise ValueError(
+                f"The model is on {parameter.device} but the data on {device}; move one."
+            )
+
+
+def examine(model: nn.Module, loss: Loss, data: TrainTest) -> Traits:
+    """Learn the form of a model and its loss, or raise if one mixes the records of a batch.
+
+    Only the shapes, types and device of ``data`` are used.
+
+    Raises:
+        PrivacyError: If, at initial or random weights, the loss of a record in a batch is not its
+            loss as a batch of one, or a forward pass leaves something of the records in a buffer.
+        ValueError: If the loss returns neither one number per record nor their mean.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            channels = module.num_features
+            groups = next(size for size in (32, 16, 8, 4, 2, 1) if channels % size == 0)
+            raise PrivacyError(
+                f"{type(module).__name__}({channels}) mixes the records of a batch: each is "
+                "normalized by a mean over all. Replace it by "
+                f"nn.GroupNorm({min(groups, channels)}, {channels})."
+            )
+    generator = torch.Generator().manual_seed(0)
+    _check_no_memory(model, data, generator)
+    batch = synthetic_records(data, _BATCH, generator)
+    outputs, draws = _outputs(copy.deepcopy(model), batch.train_X)
+    _check_loss(loss, outputs, batch.train_Y)
+    for tried in _at_several_weights(model):
+        quiet = _without_dropout(tried)
+        if _outputs(quiet, batch.train_X)[1]:
+            break  # what it draws for a batch is not what it draws for a batch of one
+        for size in _batch_sizes(data):
+            _check_no_mixing(quiet, loss, synthetic_records(data, size, generator))
+    classes = outputs.shape[1] if _are_classes(loss, outputs, batch.train_Y) else None
+    return Traits(classes, draws, outputs, batch.train_Y)
+
+
+def check_contributions(
+    model: nn.Module,
+    data: TrainTest,
+    make_engine: EngineMaker,
+    num_classes: int | None,
+    *,
+    random_weights: bool = False,
+) -> None:
+    """Raise unless an engine's sum takes from each record that record's clipped gradient alone.
+
+    On synthetic records, in batches of several sizes: a record at a place that does not count can
+    be exchanged without any effect on the sum; what was computed before has no effect; and a single
+    record's part is at most the clipping norm. All that is compared has the same shapes and the
+    same random numbers, so that rounding cannot be taken for an effect.
+
+    Args:
+        model: The model, at the weights in question; it is left as it is.
+        data: Only its shapes, types and device are used.
+        make_engine: The engine of one model on some records, as it is used in training.
+        num_classes: As for :class:`TrainingRecords`.
+        random_weights: Whether to try random weights as well.
+
+    Raises:
+        PrivacyError: If a record reached beyond its own clipped gradient.
+        ValueError: If the gradients cannot be computed.
+    """
+    sizes = _batch_sizes(data)
+    records, device = random_records(data, max(sizes) + 1, num_classes), data.train_Y.device
+    for tried in _at_several_weights(model) if random_weights else [copy.deepcopy(model)]:
+        limit = _TOLERANCE[trainable(tried)[0].dtype]
+        engine = make_engine(tried, records, _SameSeed())
+
+        def clipped_sum(batch: Tensor, filled: Tensor, engine: Engine = engine) -> Tensor:
+            try:
+                batches = Batches(batch.unsqueeze(0), filled.unsqueeze(0))
+                (found,) = engine.clipped_sums(batches, clip_norm=1.0).sums
+            except RuntimeError as error:
+                raise ValueError(
+                    "The gradients of single records cannot be computed together: torch.func.vmap "
+                    f"refuses the model or its loss ({error}). Write it without values that decide "
+                    "what is computed (if, item, nonzero), and with layers that vmap knows."
+                ) from error
+            return found.double()
+
+        for size in sizes:
+            batch = torch.arange(size, device=device)
+            exchanged = batch.clone()
+            exchanged[size // 2] = max(sizes)
+            others = batch != size // 2
+            first = clipped_sum(batch, others).clone()
+            moved = clipped_sum(exchanged, others).sub_(first).norm()
+            repeated = clipped_sum(batch, others).sub_(first).norm()
+            alone = clipped_sum(exchanged, ~others).norm()
+            if float(moved) > limit or float(alone) > 1 + limit:
+                raise PrivacyError(
+                    f"In a batch of {size} random records, one record reached beyond its own "
+                    "clipped gradient: the model or its loss mixes records in a way that training "
+                    "on single records does not prevent, for instance in the vectorization rule of "
+                    "an autograd function. Remove that."
+                )
+            if float(repeated) > limit:
+                raise PrivacyError(
+                    "The same random records gave another gradient after others were seen: the "
+                    "model or its loss keeps something from one call to the next. Remove that."
+                )
+
+
+def agree(
+    model: nn.Module,
+    data: TrainTest,
+    makers: Sequence[EngineMaker],
+    num_classes: int | None,
+) -> bool:
+    """Whether two engines give the same sums on synthetic records, at several weights.
+
+    Arguments as for :func:`check_contributions`, with the makers of both engines.
+    """
+    batch = torch.arange(_BATCH, device=data.train_Y.device).unsqueeze(0)
+    records = random_records(data, _BATCH, num_classes)
+    for tried in _at_several_weights(model):
+        try:
+            one, other = (
+                make(tried, records, _SameSeed()).clipped_sums(Batches(batch), clip_norm=1.0).sums
+                for make in makers
+            )
+        except (RuntimeError, ValueError):
+            return False
+        if not float((one - other).norm()) <= _TOLERANCE[one.dtype] * float(other.norm()):
+            return False
+    return True
+
+
+def random_records(data: TrainTest, size: int, num_classes: int | None) -> TrainingRecords:
+    """Synthetic records as an engine takes them."""
+    made = synthetic_records(data, size, torch.Generator().manual_seed(1))
+    return TrainingRecords(made.train_X, made.train_Y, num_classes)
+
+
+class _SameSeed(SeededRandomness):
+    """Coins whose seeds for torch are all the same."""
+
+    def __init__(self) -> None:
+        super().__init__(0, torch.device("cpu"))
+
+    def torch_seed(self) -> int:
+        return 0
+
+
+def _batch_sizes(data: TrainTest) -> list[int]:
+    """1, a few, and a record's own sizes: mistaking a dimension for the batch shows there."""
+    own = (size for part in parts(data.train_X).values() for size in part.shape[1:])
+    return sorted({*_BATCH_SIZES, *(size for size in own if 0 < size <= _LARGEST_BATCH)})
+
+
+def _at_several_weights(model: nn.Module) -> Iterator[nn.Module]:
+    """Copies with the model's own weights and with random ones: no layer is zero in all."""
+    yield copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(2)
+    for _ in range(2):
+        moved = copy.deepcopy(model)
+        for parameter in trainable(moved):
+            draws = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+            inputs = max(1, parameter[0].numel()) if parameter.dim() > 1 else 1
+            parameter.data.copy_(draws.div_(inputs**0.5))
+        yield moved
+
+
+def _without_dropout(model: nn.Module) -> nn.Module:
+    for module in model.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+        elif isinstance(getattr(module, "dropout", None), float):
+            module.dropout = 0.0  # type: ignore[assignment]
+    return model
+
+
+def _outputs(model: nn.Module, X: Inputs) -> tuple[Tensor, bool]:
+    """One row for each record, and whether random numbers were drawn."""
+    with seeded_torch(0), torch.no_grad():
+        before = torch.get_rng_state()
+        try:
+            outputs = call(model, X)
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            shapes = ", ".join(
+                f"{name and name + ': '}{tuple(part.shape)} {part.dtype}"
+                for name, part in parts(X).items()
+            )
+            raise _kind(error)(f"The model cannot take inputs of {shapes}: {error}") from error
+        draws = not torch.equal(before, torch.get_rng_state())
+    if not isinstance(outputs, Tensor) or outputs.dim() == 0 or len(outputs) != count(X):
+        shape = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+        raise ValueError(
+            f"The model must return one row for each record, got shape {shape} for {count(X)} "
+            "records."
+        )
+    return outputs, draws
+
+
+def _are_classes(loss: Loss, outputs: Tensor, targets: Tensor) -> bool:
+    """Whether targets are columns of the outputs: a loss for classes refuses all others."""
+    if outputs.dim() != 2 or targets.dim() != 1 or targets.is_floating_point():
+        return False
+    columns = outputs.shape[1]
+    if columns == 1 or outputs.device.type != "cpu":  # where such an error would be the last one
+        return columns > 1
+    try:
+        for other in (columns, -1):
+            loss(outputs, torch.full_like(targets, other))
+    except Exception:
+        return True
+    return False
+
+
+def _check_loss(loss: Loss, outputs: Tensor, targets: Tensor) -> None:
+    """A loss must return the records' own losses, or their mean."""
+    shapes = f"outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)}"
+    with torch.no_grad():
+        try:
+            values = loss(outputs, targets)
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            raise _kind(error)(
+                f"`loss` cannot take {shapes}, of {outputs.dtype} and {targets.dtype}: "
+                f"{str(error).rstrip('.')}."
+                f"{_how_to_fit(outputs, targets)}"
+            ) from error
+        if not isinstance(values, Tensor):
+            raise TypeError(f"`loss` must return a tensor, got {type(values).__name__}.")
+        fits = values.shape in ((), (len(outputs),))
+        if fits:
+            alone = torch.stack(
+                [loss(o, t).sum() for o, t in zip(outputs.split(1), targets.split(1), strict=True)]
+            )
+            fits = _same(values, alone.mean() if values.dim() == 0 else alone)
+    if fits:
+        return
+    with suppress(RuntimeError):
+        both = torch.broadcast_shapes(outputs.shape, targets.shape)
+        if outputs.shape != targets.shape and both not in (outputs.shape, targets.shape):
+            raise ValueError(
+                f"`loss` compares {shapes}, which broadcast to {tuple(both)}: each output meets "
+                "every record's target. Let the model return outputs.squeeze(-1), or give targets "
+                "of shape n x 1."
+            )
+    if values.shape not in ((), (len(outputs),)):
+        raise ValueError(
+            f"`loss` must return one number for each record (shape {(len(outputs),)}) or their "
+            f"mean, got shape {tuple(values.shape)} for {shapes}; check that they do not broadcast."
+        )
+    if values.dim() == 0:
+        raise PrivacyError(
+            "`loss` returns one number that is not the mean of the records' own losses (it is a "
+            "sum, or it weighs or mixes the records of a batch). Return one loss per record, for "
+            'instance with reduction="none".'
+        )
+    raise PrivacyError(_MIXES.format(what="`loss`"))
+
+
+def _kind(error: Exception) -> type[Exception]:
+    return TypeError if isinstance(error, TypeError) else ValueError
+
+
+def _how_to_fit(outputs: Tensor, targets: Tensor) -> str:
+    """What most often makes a loss take outputs and targets."""
+    if outputs.shape[1:] == (1,) and targets.dim() == 1:
+        return " Let the model return outputs.squeeze(-1), or give targets of shape n x 1."
+    if outputs.dim() == 2 and targets.shape[1:] == (1,):
+        return " Give targets of shape n: targets.squeeze(-1)."
+    if outputs.dim() == 2 and outputs.shape[1] > 1 and targets.is_floating_point():
+        return " If the targets are classes, give targets.long()."
+    return ""
+
+
+def _check_no_mixing(model: nn.Module, loss: Loss, data: TrainTest) -> None:
+    """The outputs of a batch must be those of its records as batches of one."""
+    together, _ = _outputs(model, data.train_X)
+    ones = zip(*(part.split(1) for part in parts(data.train_X).values()), strict=True)
+    names = list(data.train_X) if isinstance(data.train_X, dict) else None
+    alone = torch.cat(
+        [
+            _outputs(model, dict(zip(names, one, strict=True)) if names else one[0])[0]
+            for one in ones
+        ]
+    )
+    if not _same(together, alone):
+        raise PrivacyError(_MIXES.format(what="The model"))
+    _check_loss(loss, together, data.train_Y)
+
+
+def _check_no_memory(model: nn.Module, data: TrainTest, generator: torch.Generator) -> None:
+    """A forward pass must leave the same buffers behind whatever the records are."""
+    if next(model.buffers(), None) is None:
+        return
+    left: list[dict[str, Tensor]] = []
+    for _ in range(2):
+        called = copy.deepcopy(model)
+        with seeded_torch(0), torch.no_grad():
+            call(called, synthetic_records(data, _BATCH, generator).train_X)
+        left.append(dict(called.named_buffers()))
+    first, second = left
+    depend = [name for name, value in first.items() if not torch.equal(value, second[name])]
+    if depend:
+        raise PrivacyError(
+            f"The model stores something of the records in its buffers ({', '.join(depend)}). "
+            "Training leaves buffers as they are, because they would be released without any "
+            "noise. Turn that off, for instance with track_running_stats=False."
+        )
+
+
+_MIXES = (
+    "{what} mixes the records of a batch, or changes with each call: on random data, the result "
+    "for a record in a batch was not that for the record alone. The model is trained on single "
+    "records and would be used in another way. Replace batch normalization by group "
+    "normalization, and spectral by weight normalization, put the batch first (batch_first=True), "
+    "and use a loss of each record alone."
+)
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    tolerance = 1e-5 if one.dtype == torch.float64 else 1e-3
+    return torch.allclose(one, other, rtol=tolerance, atol=tolerance, equal_nan=True)

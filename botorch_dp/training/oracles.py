@@ -1,0 +1,178 @@
+"""A trainer's trainings as a privacy-utility problem: what each costs, and what each is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from botorch_dp.pareto import Batched, PrivacyUtilityProblem, Resource, TrainingPromise
+from botorch_dp.privacy import Guarantee, NeighboringRelation, PrivacyUnit, dp_sgd_epsilons
+from botorch_dp.space import Config, SearchSpace
+from botorch_dp.training.plan import DELTA, TrainingPlan, TrainingSettings
+
+if TYPE_CHECKING:
+    from botorch_dp.training.trainer import DPTrainer
+
+
+@dataclass(frozen=True)
+class TrainingOracles:
+    """What ``DPareto`` asks about the trainings of one trainer, by their configuration.
+
+    Plain data, so that it travels to worker processes.
+
+    Args:
+        trainer: Returns the trainer; a function that loads it where it is needed is cheaper to send
+            to other processes than a trainer with its records.
+        settings: From a configuration of the space to the settings of a training.
+        publish: Whether noise comes from the operating system, whatever the seeds.
+    """
+
+    trainer: Callable[[], DPTrainer]
+    settings: Callable[[Config], TrainingSettings]
+    publish: bool = False
+
+    @property
+    def num_records(self) -> int:
+        """The number of training records."""
+        return len(self.trainer().setup.records)
+
+    def plan(self, config: Config) -> TrainingPlan:
+        """The public parameters of one training."""
+        return self.trainer().plan(**self.settings(config))
+
+    def epsilon(self, config: Config) -> float:
+        """The epsilon of publishing the model, at the delta of the settings."""
+        return self.plan(config).epsilon
+
+    def guarantee(self, config: Config) -> Guarantee:
+        """What publishing the model would promise."""
+        return self.plan(config).guarantee
+
+    def cost(self, config: Config) -> float:
+        """Gradient steps of a training: what it takes, whatever the size of its batches."""
+        return float(self.plan(config).steps)
+
+    def epsilons(self, configs: Sequence[Config]) -> list[float]:
+        """Upper bounds on :meth:`epsilon` for many configurations at once."""
+        chosen = [self.settings(config) for config in configs]
+        if any("target_epsilon" in settings for settings in chosen):
+            return [settings["target_epsilon"] for settings in chosen]
+        trainer, num_records = self.trainer(), self.num_records
+        bounds = dp_sgd_epsilons(
+            [settings["noise_multiplier"] for settings in chosen],
+            [settings["batch_size"] for settings in chosen],
+            [s["epochs"] * (num_records // s["batch_size"]) for s in chosen],
+            num_records=num_records,
+            delta=chosen[0].get("delta", DELTA) if chosen else DELTA,
+            sampling=trainer.sampling,
+            relation=trainer.relation,
+        )
+        return [float(bound) for bound in bounds]
+
+    def utilities(self, config: Config, seeds: Sequence[int]) -> list[Any]:
+        """Utilities of one model for each seed, trained together."""
+        trainer, settings = self.trainer(), self.settings(config)
+        if self.publish:
+            return [trainer.fit(publish=True, **settings).accuracy for _ in seeds]
+        return [trained.accuracy for trained in trainer.replicates(list(seeds), **settings)]
+
+    def curves(
+        self, config: Config, seeds: Sequence[int], checkpoints: Sequence[int]
+    ) -> Iterator[list[Any]]:
+        """Utilities along the training of one model for each seed, trained together.
+
+        Whoever closes the iterator ends the training. With noise from the operating system the
+        models are trained one after the other and to the end: the models on the way follow from the
+        noisy gradients that the whole training is charged for.
+        """
+        trainer, settings = self.trainer(), self.settings(config)
+        if self.publish:
+            curves = [trainer.fit(publish=True, curve=checkpoints, **settings).curve for _ in seeds]
+            for points in zip(*curves, strict=True):
+                yield [point.utility for point in points]
+            return
+        run = trainer.start(trainer.plan(**settings), list(seeds))
+        for _, utilities in run.points(checkpoints, partial(trainer.measure, run)):
+            yield utilities
+
+
+def oracles_of(
+    trainer: DPTrainer,
+    space: SearchSpace,
+    settings: TrainingSettings,
+    *,
+    publish: bool,
+    curves: bool,
+) -> TrainingOracles:
+    """The oracles of a trainer at hand, whose space names some settings and the rest is fixed."""
+    names = set(space.parameters)
+    wrong = sorted(names - set(TrainingSettings.__annotations__) | names & {"delta"})
+    if wrong or names & settings.keys():
+        raise ValueError(
+            f"`space` must hold settings of a training, got {sorted(names)}: "
+            f"{wrong or sorted(names & settings.keys())} cannot be among them"
+            f"{'' if wrong else ', because they are given as fixed settings too'}."
+        )
+    if curves and not {"epochs", "noise_multiplier"} <= names:
+        raise ValueError(
+            "`curves` needs `epochs` and `noise_multiplier` in the space, because each point of a "
+            f"curve has the noise of the whole training; got {sorted(names)}."
+        )
+    oracles = TrainingOracles(partial(_itself, trainer), partial(_with, settings), publish)
+    oracles.plan(space.sample(1, seed=0)[0])  # what is missing or wrong is said here
+    return oracles
+
+
+def problem_of(
+    oracles: TrainingOracles,
+    space: SearchSpace,
+    *,
+    delta: float = DELTA,
+    relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
+    replicates: int = 1,
+    curves: bool = False,
+    ref_point: tuple[float, float] = (10.0, 1.0),
+    name: str,
+    publisher: Callable[[], DPTrainer] | None = None,
+) -> PrivacyUtilityProblem:
+    """The problem that these oracles answer.
+
+    Args:
+        oracles: See :class:`TrainingOracles`.
+        space: What the oracles' ``settings`` take.
+        delta: Of all trainings.
+        relation: The trainer's.
+        replicates: See :meth:`DPTrainer.problem`, also for what is not described here.
+        curves: Whether utility is measured along each training; the space must have ``epochs``.
+        ref_point: The (epsilon, error) that counts as worthless.
+        name: How a stored study recognizes the problem.
+        publisher: Returns the trainer that publishes models, if that is another one.
+    """
+    return PrivacyUtilityProblem(
+        space,
+        privacy=oracles.epsilon,
+        resource=Resource("epochs", cost=oracles.cost) if curves else None,
+        promise=TrainingPromise(
+            delta,
+            unit=PrivacyUnit("one record of the training data", relation),
+            guarantee=oracles.guarantee,
+            secret_noise=oracles.publish,
+            trainer=publisher or oracles.trainer,
+        ),
+        replicates=replicates,
+        ref_point=ref_point,
+        name=name,
+        batched=Batched(
+            replicates=oracles.curves if curves else oracles.utilities, epsilons=oracles.epsilons
+        ),
+    )
+
+
+def _itself(trainer: DPTrainer) -> DPTrainer:
+    return trainer
+
+
+def _with(fixed: TrainingSettings, config: Config) -> Any:
+    return {**fixed, **config}

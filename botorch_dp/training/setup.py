@@ -1,0 +1,348 @@
+"""What every run of a trainer is made of: model, loss, records, engine and metric, all checked."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from botorch_dp._checks import check_positive
+from botorch_dp.privacy.runs import fingerprint
+from botorch_dp.training.engines import (
+    Batches,
+    Engine,
+    parameter_views,
+    stack_parameters,
+    trainable,
+)
+from botorch_dp.training.fused import FusedEngine, why_not_fused
+from botorch_dp.training.ghost import GhostEngine
+from botorch_dp.training.isolation import (
+    agree,
+    check_contributions,
+    check_model,
+    examine,
+    random_records,
+)
+from botorch_dp.training.networks import Loss, known_gradient
+from botorch_dp.training.per_record import MAX_GRADIENT_NUMBERS, PerRecordEngine
+from botorch_dp.training.plain_layers import without_token_errors
+from botorch_dp.training.plan import STABILITY, Clipping
+from botorch_dp.training.randomness import (
+    Randomness,
+    SeededRandomness,
+    SystemRandomness,
+    seeded_torch,
+)
+from botorch_dp.training.records import (
+    Records,
+    TrainingRecords,
+    TrainTest,
+    batches_of,
+    call,
+    check_data,
+    datasets_of,
+    form_of,
+    parts,
+)
+
+EngineName = Literal["auto", "fused", "ghost", "per_record"]
+Metric = Callable[[Tensor, Tensor], float]
+
+_ENGINES: dict[str, Callable[..., Engine]] = {
+    "fused": FusedEngine,
+    "ghost": GhostEngine,
+    "per_record": PerRecordEngine,
+}
+
+
+class Setup:
+    """Models, engines and utilities of one trainer; it keeps no model and changes no record.
+
+    Arguments as for :class:`~botorch_dp.training.DPTrainer`. All checks are made here, on synthetic
+    records: the values of the records are not read.
+    """
+
+    def __init__(
+        self,
+        model_factory: Callable[[], nn.Module],
+        loss: Loss,
+        data: TrainTest | tuple[Any, Any],
+        *,
+        engine: EngineName,
+        clipping: Clipping,
+        metric: Metric,
+    ) -> None:
+        self.data, self.loss, self.metric = data, loss, metric
+        # Of data sets, the first record of each stands for the form of all.
+        self._datasets = datasets_of(data)
+        form = data if self._datasets is None else form_of(*self._datasets)
+        self.form = check_data(form, named_inputs=True)
+        self._stability = STABILITY if clipping == "normalized" else 0.0
+        self._model_factory = _checked_factory(model_factory)
+        model = self.new_model(0)
+        check_model(model, self.form)
+        traits = examine(model.train(), _checked_loss(loss), self.form)
+        self._draws, self.num_classes = traits.draws, traits.num_classes
+        self._try_metric(traits.outputs, traits.targets)
+        self.engine = self._choose_engine(engine, model)
+        self.records: Records
+        if self._datasets is None:
+            self.records = TrainingRecords(self.form.train_X, self.form.train_Y, self.num_classes)
+        else:
+            self.records = self._datasets[0]
+            self._datasets[0].num_classes = self.num_classes
+        self.check(model, precise=False, random_weights=True)
+        self._record_numbers = self._count_numbers(model)
+        self._number_bytes = trainable(model)[0].element_size()
+
+    def __repr__(self) -> str:
+        return repr(self._datasets or self.form)
+
+    def on(self, data: TrainTest) -> Setup:
+        """The same on other records of the same form, which need no further checks."""
+        data = check_data(data)
+        for mine, other in zip(self.tensors, data, strict=True):
+            if mine.dtype != other.dtype or mine.shape[1:] != other.shape[1:]:
+                raise ValueError(
+                    f"`data` must hold records of {tuple(mine.shape[1:])} {mine.dtype}, got "
+                    f"{tuple(other.shape[1:])} {other.dtype}."
+                )
+        same = copy.copy(self)
+        same.data = same.form = data
+        same.records = TrainingRecords(data.train_X, data.train_Y, self.num_classes)
+        return same
+
+    @property
+    def device(self) -> torch.device:
+        """Where the records are."""
+        return self.form.train_Y.device
+
+    @property
+    def tensors(self) -> TrainTest:
+        """The records as tensors; raises for data sets and named inputs, which are not."""
+        return check_data(self.data)
+
+    @property
+    def isolated_by_construction(self) -> bool:
+        """Whether nothing of the caller's is called while gradients are computed."""
+        return self.engine == "fused" and known_gradient(self.loss) is not None
+
+    def memory(self, batch_size: int) -> int:
+        """What clipping takes at most beside the memory of plain training, in bytes."""
+        numbers = batch_size * self._record_numbers
+        if self.engine != "fused":  # larger batches are processed in parts
+            numbers = min(numbers, max(MAX_GRADIENT_NUMBERS, self._record_numbers))
+        return numbers * self._number_bytes
+
+    def new_model(self, seed: int) -> nn.Module:
+        """A model of the factory's; a factory that returns one model always keeps its weights."""
+        with seeded_torch(seed):
+            try:
+                model = self._model_factory()
+            except TypeError as error:
+                if not isinstance(self._model_factory, type):
+                    raise
+                name = self._model_factory.__name__
+                raise TypeError(
+                    f"`model_factory` is called without arguments, and {name} needs some "
+                    f"({error}). Pass functools.partial({name}, ...)."
+                ) from error
+        return copy.deepcopy(model)
+
+    def untrained(self, weights: dict[str, Tensor] | None = None) -> nn.Module:
+        """A model of the factory in evaluation mode; without ``weights`` always the same one."""
+        model = self.new_model(0)
+        if weights is not None:
+            try:
+                model.load_state_dict(weights)
+            except (RuntimeError, TypeError, AttributeError) as error:
+                raise ValueError(f"`weights` are of another model: {error}") from error
+        return model.eval()
+
+    def make_engine(
+        self,
+        models: Sequence[nn.Module],
+        parameters: Tensor,
+        coins: Sequence[Randomness],
+        *,
+        precise: bool = False,
+        clip: bool = True,
+        name: str | None = None,
+        records: Records | None = None,
+    ) -> Engine:
+        """The engine that reads these parameters.
+
+        Args:
+            models: One for each replicate.
+            parameters: Their trained parameters, ``R x p``.
+            coins: Seeds for models that draw random numbers, one source for each replicate.
+            precise: Whether to clip and add up in double precision.
+            clip: Whether the clipping norm is finite.
+            name: Of another engine than the one that was chosen.
+            records: Others than the training records.
+        """
+        for model in models:
+            model.train()
+        return _ENGINES[name or self.engine](
+            models,
+            parameters,
+            self.records if records is None else records,
+            self.loss,
+            precise=precise,
+            stability=self._stability if clip else 0.0,
+            forward_seeds=coins if self._draws else None,
+        )
+
+    def check(self, model: nn.Module, *, precise: bool, random_weights: bool = False) -> None:
+        """Raise if a record reaches beyond its own gradient; see :func:`.check_contributions`."""
+        maker = partial(self._engine_of_one, precise=precise)
+        check_contributions(
+            model, self.form, maker, self.num_classes, random_weights=random_weights
+        )
+
+    def clipped_sum(self, model: nn.Module, indices: Tensor, clip_norm: float) -> list[Tensor]:
+        """The sum of the clipped gradients of some training records. Sensitive.
+
+        Args:
+            model: A model such as the factory makes; it is left as it is.
+            indices: Places in the training data, ``m``.
+            clip_norm: Largest norm of one record's gradient; infinity clips nothing, whatever
+                ``clipping`` is.
+
+        Returns:
+            One tensor for each trainable parameter, in the order of ``model.parameters()``.
+        """
+        check_positive("clip_norm", clip_norm, allow_inf=True)
+        if indices.dim() != 1 or indices.is_floating_point() or indices.dtype == torch.bool:
+            raise ValueError(f"`indices` must be integers of shape m, got {tuple(indices.shape)}.")
+        if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < len(self.records):
+            raise ValueError(f"`indices` must lie between 0 and {len(self.records) - 1}.")
+        model = copy.deepcopy(model)
+        check_model(model, self.form)
+        engine = self.make_engine(
+            [model], stack_parameters([model]), [SystemRandomness()], clip=clip_norm < float("inf")
+        )
+        batches = Batches(indices.to(self.device).unsqueeze(0))
+        sums = engine.clipped_sums(batches, float(clip_norm)).sums
+        return [view[0].clone() for view in parameter_views(sums, model)]
+
+    def utility(self, model: nn.Module) -> float:
+        """The metric on the test records. Sensitive, unless these are public."""
+        # A copy, because a model might keep something of the test records.
+        model = without_token_errors(copy.deepcopy(model))
+        if self._datasets is None:
+            batches = batches_of(self.form.test_X, self.form.test_Y)
+        else:
+            batches = self._datasets[1].batches()
+        with torch.no_grad():
+            pairs = [(call(model, X), Y) for X, Y in batches]
+        outputs = torch.cat([outputs for outputs, _ in pairs])
+        return float(self.metric(outputs, torch.cat([Y for _, Y in pairs])))
+
+    def fingerprint(self) -> str:
+        """A hash of all training records."""
+        if self._datasets is None:
+            return fingerprint(*parts(self.form.train_X).values(), self.form.train_Y)
+        digests = (fingerprint(*parts(X).values(), Y) for X, Y in self._datasets[0].batches())
+        return " ".join(digests)
+
+    def _try_metric(self, outputs: Tensor, targets: Tensor) -> None:
+        """Call the metric with the shapes of the test records, and none of their values."""
+        n = len(self.form.test_Y) if self._datasets is None else len(self._datasets[1])
+        places = torch.arange(n, device=outputs.device) % len(outputs)
+        try:
+            float(self.metric(outputs[places], targets[places]))
+        except Exception as error:
+            raise ValueError(
+                f"`metric` cannot take outputs of shape {(n, *outputs.shape[1:])} and targets of "
+                f"shape {(n, *targets.shape[1:])} ({type(error).__name__}: {error}). Pass "
+                "`metric=`, a function of the outputs and the targets of the test records, such "
+                "as lambda outputs, targets: -float((outputs - targets).square().mean())."
+            ) from error
+
+    def _choose_engine(self, engine: EngineName, model: nn.Module) -> str:
+        reason = why_not_fused(model, self.form.train_X)
+        if self._datasets is not None:
+            reason = "records of a data set are read one by one; pass tensors"
+        if engine == "fused" and reason is not None:
+            raise ValueError(
+                f"The fused engine cannot train this model: {reason}. Use engine='per_record'."
+            )
+        if engine in ("auto", "fused") and reason is None:
+            return "fused"
+        if engine == "per_record":
+            return "per_record"
+        makers = [partial(self._engine_of_one, name=name) for name in ("ghost", "per_record")]
+        if agree(model, self.form, makers, self.num_classes):
+            return "ghost"
+        if engine == "ghost":
+            raise ValueError(
+                "The ghost engine cannot train this model: its layers change what comes in after "
+                "they have used it, or use their weights in a way that it does not see. Use "
+                "engine='per_record'."
+            )
+        return "per_record"
+
+    def _engine_of_one(
+        self, model: nn.Module, records: TrainingRecords, coins: Randomness, **how: Any
+    ) -> Engine:
+        return self.make_engine([model], stack_parameters([model]), [coins], records=records, **how)
+
+    def _count_numbers(self, model: nn.Module) -> int:
+        """How many numbers clipping takes for each record of a batch, beside plain training's."""
+        records = random_records(self.form, 1, self.num_classes)
+        coins = SeededRandomness(0, self.device)
+        engine = self._engine_of_one(copy.deepcopy(model), records, coins)
+        place = torch.zeros(1, 1, dtype=torch.long, device=self.device)
+        engine.clipped_sums(Batches(place), 1.0)
+        return engine.record_numbers
+
+
+def _checked_factory(model_factory: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    if isinstance(model_factory, nn.Module):
+        raise TypeError(
+            "`model_factory` must be a function that returns a new model, but it is a "
+            f"{type(model_factory).__name__}. Pass lambda: copy.deepcopy(model), for instance."
+        )
+    if not callable(model_factory):
+        raise TypeError(f"`model_factory` must be callable, got {type(model_factory).__name__}.")
+    return model_factory
+
+
+#: What other libraries call losses.
+_LOSSES = {
+    "logistic": "botorch_dp.training.logistic_loss",
+    "log": "botorch_dp.training.logistic_loss",
+    "log_loss": "botorch_dp.training.logistic_loss",
+    "logloss": "botorch_dp.training.logistic_loss",
+    "bce": "botorch_dp.training.logistic_loss",
+    "binary_crossentropy": "botorch_dp.training.logistic_loss",
+    "cross_entropy": "botorch_dp.training.cross_entropy_loss",
+    "crossentropy": "botorch_dp.training.cross_entropy_loss",
+    "sparse_categorical_crossentropy": "botorch_dp.training.cross_entropy_loss",
+    "hinge": "botorch_dp.training.hinge_loss",
+    "mse": "torch.nn.MSELoss()",
+    "squared": "torch.nn.MSELoss()",
+    "squared_error": "torch.nn.MSELoss()",
+    "mae": "torch.nn.L1Loss()",
+    "absolute": "torch.nn.L1Loss()",
+    "absolute_error": "torch.nn.L1Loss()",
+}
+
+
+def _checked_loss(loss: object) -> Loss:
+    if isinstance(loss, str):
+        hint = f"Pass {_LOSSES[loss.lower()]}." if loss.lower() in _LOSSES else ""
+        if "acc" in loss.lower():
+            hint = "Accuracy has no gradient: it is the default `metric`. Train with a loss."
+        raise TypeError(
+            f"`loss` must be a function of outputs and targets, got {loss!r}. {hint}".rstrip()
+        )
+    if not callable(loss):
+        raise TypeError(f"`loss` must be callable, got {type(loss).__name__}.")
+    return loss

@@ -1,0 +1,421 @@
+"""Models and losses that mix records, or keep something of them, are refused.
+
+And they would be computed right if they were not: in a batch of one there is nobody to mix with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from botorch_dp.errors import PrivacyError
+from botorch_dp.privacy import PrivacyBudget, PrivacyLedger
+from botorch_dp.training import DPTrainer, TrainTest, cross_entropy_loss
+from botorch_dp.training.engines import Batches
+from botorch_dp.training.fused import FusedEngine
+from botorch_dp.training.isolation import examine
+from botorch_dp.training.per_record import PerRecordEngine
+from tests.training.helpers import (
+    ENGINES,
+    FLOAT_DATA,
+    INDICES,
+    KINDS,
+    SETTINGS,
+    clipped_sum,
+    flat,
+    linear_loss,
+    made,
+    make_data,
+    per_example_gradients,
+    sums,
+    training_records,
+    weights,
+)
+
+DATA = FLOAT_DATA
+
+
+def linear(outputs: int = 3) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Linear(7, outputs)
+
+
+class BatchMean(nn.Module):
+    """Scales every output by what a layer, zero at first, makes of the mean of the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.score = nn.Linear(3, 1, bias=False)
+        self.gate = nn.Linear(3, 1, bias=False)
+        nn.init.zeros_(self.gate.weight)
+
+    def forward(self, X: Tensor) -> Tensor:
+        return self.score(X) * (1 + self.gate(X.mean(dim=0).expand_as(X)))
+
+
+class SequenceFirst(nn.Module):
+    """Goes along the first dimension, as recurrent layers do unless told otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.new = nn.Linear(3, 4, bias=False)
+        self.old = nn.Linear(4, 4, bias=False)
+        self.head = nn.Linear(4, 1, bias=False)
+        nn.init.zeros_(self.old.weight)
+
+    def forward(self, X: Tensor) -> Tensor:
+        state, states = X.new_zeros(X.shape[1], 4), []
+        for x in X:
+            state = self.new(x) + self.old(state)
+            states.append(state)
+        return self.head(torch.stack(states)).mean(dim=1)
+
+
+def opened(model: Any) -> None:
+    nn.init.ones_(model.gate.weight)
+
+
+#: The model, the other records, two values of the first one, and how the weights have moved.
+#: Clipping by hooks on a whole batch lets one record move the sum by 29.6 and by 46 clipping norms.
+ATTACKS = {
+    "batch mean": (BatchMean, torch.randn(20, 3).add(1), (1e4, -1e4), opened),
+    "sequence first": (SequenceFirst, torch.zeros(24, 24, 3), (30.0, -30.0), lambda model: None),
+}
+
+
+def largest_move(
+    sums: Callable[[nn.Module, TrainTest], Tensor],
+    attack: tuple[Callable[[], nn.Module], Tensor, tuple[float, ...], Callable[[Any], None]],
+) -> float:
+    """How far the exchange of the first record moves the sum of gradients clipped at 1."""
+    factory, X, values, move = attack
+    found = []
+    for value in values:
+        changed = X.clone()
+        changed[0] = value
+        Y = torch.ones(len(X))
+        torch.manual_seed(0)
+        model = factory()
+        move(model)
+        found.append(sums(model, TrainTest(changed, Y, changed, Y)))
+    return float((found[0] - found[1]).norm())
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_no_record_moves_the_sum_by_more_than_two_clipping_norms(name: str) -> None:
+    """The trainer refuses; the engines are right whatever the model does to its batch."""
+    attack = ATTACKS[name]
+
+    def by_the_trainer(model: nn.Module, data: TrainTest) -> Tensor:
+        trainer = DPTrainer(attack[0], linear_loss, data)
+        return flat(trainer.setup.clipped_sum(model, torch.arange(len(data.train_X)), 1.0))
+
+    with pytest.raises(PrivacyError, match="mixes the records of a batch"):
+        largest_move(by_the_trainer, attack)
+    for engine in ("ghost", "per_record"):
+
+        def by_the_engine(model: nn.Module, data: TrainTest, engine: str = engine) -> Tensor:
+            one = made(KINDS[engine], [model.train()], training_records(data, None), linear_loss)
+            return sums(one, torch.arange(len(data.train_X)), 1.0)[0]
+
+        assert largest_move(by_the_engine, attack) <= 2 * (1 + 1e-5)
+
+
+class Doubled(torch.autograd.Function):
+    """Twice its input; vectorized and switched on, it brings in the neighbours as well."""
+
+    mixes = False
+
+    @staticmethod
+    def forward(X: Tensor) -> Tensor:
+        return 2 * X
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return 2 * gradient
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], X: Tensor) -> tuple[Tensor, int]:
+        place = in_dims[0]
+        assert place is not None
+        return (2 * X + (X.roll(1, place) if Doubled.mixes else 0)), place
+
+
+class WithDoubled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(7, 4), nn.Linear(4, 3)
+
+    def forward(self, X: Tensor) -> Tensor:
+        return self.second(Doubled.apply(torch.tanh(self.first(X))))
+
+
+def test_vectorization_rules_that_mix_records_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    DPTrainer(WithDoubled, cross_entropy_loss, DATA)
+    monkeypatch.setattr(Doubled, "mixes", True)
+    with pytest.raises(PrivacyError, match=r"batch of 2 random records.*autograd function"):
+        DPTrainer(WithDoubled, cross_entropy_loss, DATA)
+
+
+def test_a_model_that_turns_out_to_mix_is_not_handed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = DPTrainer(WithDoubled, cross_entropy_loss, DATA)
+    trainer.fit(**SETTINGS, publish=True)
+    monkeypatch.setattr(Doubled, "mixes", True)
+    trainer.fit(**SETTINGS, seed=0)
+    ledger = PrivacyLedger(":memory:", PrivacyBudget(100.0, 1e-4))
+    with pytest.raises(PrivacyError, match=r"not handed out.*stays spent.*autograd function"):
+        trainer.fit(**SETTINGS, publish=True, ledger=ledger)
+    assert len(ledger.entries()) == 1
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_engine_that_counts_empty_places_is_noticed(
+    engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a batch of one already, whose sum without its record is known to be 0."""
+    for kind in (FusedEngine, PerRecordEngine):
+
+        def filling(
+            self: Any, batches: Batches, clip_norm: float, honest: Any = kind.clipped_sums
+        ) -> Any:
+            return honest(self, Batches(batches.places), clip_norm)
+
+        monkeypatch.setattr(kind, "clipped_sums", filling)
+    with pytest.raises(PrivacyError, match=r"batch of 1 random records"):
+        DPTrainer(linear, cross_entropy_loss, DATA, engine=engine)
+
+
+def test_what_only_the_caller_can_see_to_is_a_condition() -> None:
+    def condition(model: Callable[[], nn.Module], loss: Any, **options: Any) -> bool:
+        plan = DPTrainer(model, loss, DATA, **options).plan(**SETTINGS)
+        return "they store nothing between calls" in str(plan.guarantee)
+
+    assert not condition(linear, cross_entropy_loss)
+    assert condition(linear, nn.CrossEntropyLoss())
+    assert condition(linear, cross_entropy_loss, engine="per_record")
+
+
+def test_models_are_left_as_they_are() -> None:
+    torch.manual_seed(0)
+    for model in (nn.Linear(7, 3), nn.Sequential(nn.Linear(7, 3), nn.Dropout(0.5))):
+        before, modules = weights(model).clone(), list(map(id, model.modules()))
+        DPTrainer(lambda m=model: m, cross_entropy_loss, DATA)
+        assert torch.equal(weights(model), before)
+        assert list(map(id, model.modules())) == modules
+        assert not any(layer._forward_hooks for layer in model.modules())
+    assert model[1].p == 0.5
+
+
+class Centring(nn.Module):
+    """Centres its hidden layer over the batch, without any layer that a validator knows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(7, 3)
+
+    def forward(self, X: Tensor) -> Tensor:
+        return self.head(X - X.mean(dim=0))
+
+
+class Stateful(nn.Module):
+    """Starts where the last call ended, as recurrent models sometimes do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.last = nn.Linear(7, 3), None
+
+    def forward(self, X: Tensor) -> Tensor:
+        outputs = self.head(X)
+        if self.last is not None and self.last.shape == outputs.shape:
+            outputs = outputs + 100 * self.last
+        self.last = outputs.detach()
+        return outputs
+
+
+class Remembering(nn.Module):
+    """Keeps what it saw last in a buffer; clipping and noise never touch that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(7), persistent=False)
+
+    def forward(self, X: Tensor) -> Tensor:
+        self.seen = X.detach()[0].clone()
+        return X
+
+
+class Counting(nn.Module):
+    """Counts its calls, which is public."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+
+    def forward(self, X: Tensor) -> Tensor:
+        self.calls += 1
+        return X
+
+
+class InLayer(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.head = layer, nn.Linear(3, 3)
+
+    def forward(self, X: Tensor) -> Tensor:
+        hidden = self.layer(X)
+        return self.head((hidden[0] if isinstance(hidden, tuple) else hidden).mean(dim=1))
+
+
+class Branching(nn.Linear):
+    """Computes another thing where its records say so."""
+
+    def forward(self, X: Tensor) -> Tensor:
+        return super().forward(X if float(X.sum()) > -1e9 else -X)
+
+
+SEQUENCES = make_data(shape=(4, 3), dtype=torch.float32)
+REFUSED_MODELS: dict[str, tuple[Any, TrainTest, type[Exception], str]] = {
+    "centred": (Centring, DATA, PrivacyError, "mixes the records"),
+    "stateful": (Stateful, DATA, PrivacyError, r"keeps something|mixes the records"),
+    "batch normalization": (
+        lambda: nn.Sequential(nn.Linear(7, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3)),
+        DATA,
+        PrivacyError,
+        r"BatchNorm1d\(5\) mixes",
+    ),
+    "running statistics": (
+        lambda: InLayer(nn.InstanceNorm1d(4, affine=True, track_running_stats=True)),
+        SEQUENCES,
+        PrivacyError,
+        r"layer\.running_mean.*track_running_stats=False",
+    ),
+    "sequence first": (lambda: InLayer(nn.LSTM(3, 3)), SEQUENCES, PrivacyError, "batch_first"),
+    "remembering": (
+        lambda: nn.Sequential(Remembering(), linear()),
+        DATA,
+        PrivacyError,
+        r"buffers \(0\.seen\)",
+    ),
+    "branching": (
+        lambda: Branching(7, 3),
+        DATA,
+        ValueError,
+        r"cannot be computed together.*item",
+    ),
+}
+
+
+@pytest.mark.parametrize("engine", ["auto", "per_record"])
+@pytest.mark.parametrize("name", REFUSED_MODELS)
+def test_models_are_refused(name: str, engine: str) -> None:
+    factory, data, error, message = REFUSED_MODELS[name]
+    with pytest.raises(error, match=message):
+        DPTrainer(factory, cross_entropy_loss, data, engine=engine)
+
+
+def test_models_that_look_like_them_are_not() -> None:
+    """Buffers that know no record, and normalizations of a record by itself."""
+    DPTrainer(lambda: nn.Sequential(Counting(), linear()), cross_entropy_loss, DATA)
+    DPTrainer(lambda: InLayer(nn.InstanceNorm1d(4)), cross_entropy_loss, SEQUENCES)
+
+
+MIXES = "mixes the records"
+#: Losses, and what is said of them.
+REFUSED_LOSSES: dict[str, tuple[Any, str]] = {
+    "centred": (lambda o, t: (v := cross_entropy_loss(o, t)) - v.mean(), MIXES),
+    "normalized": (lambda o, t: (v := cross_entropy_loss(o, t)) / v.sum(), MIXES),
+    "ranked": (lambda o, t: cross_entropy_loss(o, t).sort().values, MIXES),
+    "worst": (lambda o, t: (v := cross_entropy_loss(o, t)) * (v == v.max()), MIXES),
+    "neighbour": (lambda o, t: cross_entropy_loss(o, t) + o[:, 0].roll(1), MIXES),
+    "targets": (lambda o, t: cross_entropy_loss(o, t) * (1 + t.float().mean()), MIXES),
+    "divided": (lambda o, t: cross_entropy_loss(o, t) / len(o), MIXES),
+    "sum": (nn.CrossEntropyLoss(reduction="sum"), "not the mean"),
+    "weighted": (nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0])), "not the mean"),
+    "functional sum": (lambda o, t: F.cross_entropy(o, t, reduction="sum"), "not the mean"),
+    "outputs": (lambda o, t: o, "one number for each record"),
+    "broadcast": (lambda o, t: (o[:, :1] - t.float()) ** 2, "broadcast"),
+    "list": (lambda o, t: cross_entropy_loss(o, t).tolist(), "must return a tensor"),
+    "a name": ("cross_entropy", "Pass botorch_dp.training.cross_entropy_loss"),
+    "accuracy": ("accuracy", "has no gradient: it is the default `metric`"),
+    "nothing": (None, "must be callable, got NoneType"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_LOSSES)
+def test_losses_are_refused(name: str) -> None:
+    loss, message = REFUSED_LOSSES[name]
+    with pytest.raises((TypeError, ValueError), match=message):
+        DPTrainer(linear, loss, DATA)
+
+
+MEANS = [
+    nn.CrossEntropyLoss(),
+    nn.CrossEntropyLoss(reduction="none"),
+    F.cross_entropy,
+    lambda o, t: cross_entropy_loss(o, t).mean(),
+]
+
+
+@pytest.mark.parametrize("engine", ["fused", "per_record"])
+@pytest.mark.parametrize("loss", MEANS)
+def test_the_mean_of_a_batch_of_one_is_the_records_loss(loss: Any, engine: str) -> None:
+    model = linear()
+    assert examine(model, loss, DATA).num_classes == 3
+    found, expected = (
+        flat(DPTrainer(linear, each, DATA, engine=engine).setup.clipped_sum(model, INDICES, 0.3))
+        for each in (loss, cross_entropy_loss)
+    )
+    torch.testing.assert_close(found, expected)
+
+
+def test_several_outputs_are_averaged_within_a_record() -> None:
+    data = TrainTest(DATA.train_X, DATA.train_X[:, :2], DATA.test_X, DATA.test_X[:, :2])
+    assert examine(linear(2), nn.MSELoss(), data).num_classes is None
+    trainer = DPTrainer(lambda: linear(2), nn.MSELoss(), data, metric=lambda o, t: 0.25)
+    model = linear(2)
+    rows = per_example_gradients(model, nn.MSELoss(), data.train_X[INDICES], data.train_Y[INDICES])
+    found = flat(trainer.setup.clipped_sum(model, INDICES, 0.3))
+    torch.testing.assert_close(found, clipped_sum(rows, 0.3))
+    assert trainer.fit(**SETTINGS, seed=0).accuracy == 0.25
+
+
+def test_no_record_is_looked_at() -> None:
+    """The examination sees synthetic data only: the real ones would have raised here."""
+    secret = DATA._replace(train_X=torch.full((60, 7), 777.0), test_X=torch.full((31, 7), 777.0))
+
+    def watchful(outputs: Tensor, targets: Tensor) -> Tensor:
+        assert float(outputs.abs().max()) < 100
+        return cross_entropy_loss(outputs, targets)
+
+    examine(linear(), watchful, secret)
+
+
+def test_dropout_is_noticed() -> None:
+    assert not examine(linear(), cross_entropy_loss, DATA).draws
+    dropping = nn.Sequential(nn.Linear(7, 5), nn.Dropout(0.5), nn.Linear(5, 3))
+    assert examine(dropping, cross_entropy_loss, DATA).draws
+
+
+def spread(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Of numbers whose mean and logarithm of the variance are estimated."""
+    mean, logarithm = outputs.unbind(1)
+    return (targets - mean).square() * (-logarithm).exp() + logarithm
+
+
+def test_targets_are_classes_if_the_loss_refuses_all_others() -> None:
+    data = make_data(n=20, classes=12, dtype=torch.float32)
+    linear_of = partial(nn.Linear, 7)
+    numbers = DPTrainer(partial(linear_of, 2), spread, data, metric=lambda o, t: 0.0)
+    assert numbers.setup.records.unusable == 0
+    classes = DPTrainer(partial(linear_of, 2), cross_entropy_loss, data)
+    assert classes.setup.records.unusable == int((data.train_Y > 1).sum()) > 0

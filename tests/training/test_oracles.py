@@ -1,0 +1,109 @@
+"""A trainer as a privacy-utility problem: what its trainings cost, and what they are worth."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+import torch
+
+from botorch_dp.pareto import DPareto
+from botorch_dp.privacy import NeighboringRelation, PrivacyBudget
+from botorch_dp.space import Integer, Real, SearchSpace
+from botorch_dp.training import DPTrainer
+from botorch_dp.tuning import PrivateFit
+from tests.training.helpers import BATCHES, NETWORK, SETTINGS, trainer
+
+FIXED: dict[str, Any] = {"clip_norm": 0.5, "batch_size": 6}
+NOISE = Real(0.8, 4.0, log=True)
+SPACE = SearchSpace(learning_rate=Real(0.01, 1.0, log=True), noise_multiplier=NOISE)
+ALONG = SearchSpace(epochs=Integer(1, 4), noise_multiplier=NOISE)
+CONFIG = {"learning_rate": 0.1, "noise_multiplier": 1.5}
+
+
+@pytest.mark.parametrize("batches", BATCHES)
+def test_prices_are_those_of_the_plans(batches: str) -> None:
+    each = trainer(**BATCHES[batches])
+    problem = each.problem(SPACE, **FIXED, epochs=3, delta=1e-6, replicates=2)
+    plan = each.plan(**CONFIG, **FIXED, epochs=3, delta=1e-6)
+    assert problem.epsilon(CONFIG) == plan.epsilon
+    assert problem.promise.delta == 1e-6 and problem.replicates == 2
+    assert problem.promise.unit.relation is each.relation
+    assert problem.promise.guarantee(CONFIG) == plan.guarantee  # type: ignore[misc]
+    configs = SPACE.sample(20, seed=1)
+    for config, bound in zip(configs, problem.epsilon_bounds(configs), strict=True):
+        assert problem.epsilon(config) <= bound * (1 + 1e-9)
+
+
+def test_utilities_are_those_of_replicates_and_travel() -> None:
+    each = trainer()
+    problem = each.problem(SPACE, **FIXED, epochs=3)
+    wanted = [one.accuracy for one in each.replicates([4, 9], **CONFIG, **FIXED, epochs=3)]
+    assert problem.oracle(CONFIG, [4, 9]) == wanted
+    assert pickle.loads(pickle.dumps(problem.oracle))(CONFIG, [4, 9]) == wanted
+
+
+def test_a_curve_is_that_of_the_training() -> None:
+    each = trainer()
+    problem = each.problem(ALONG, **FIXED, learning_rate=0.1, curves=True)
+    config = {"epochs": 4, "noise_multiplier": 1.5}
+    whole = each.fit(**FIXED, **config, learning_rate=0.1, seed=3, curve=(1, 2, 4))
+    points = list(problem.oracle(config, [3], (1, 2, 4)))
+    assert [utility for (utility,) in points] == [point.utility for point in whole.curve]
+    assert problem.cost(config) == whole.steps
+
+
+def test_epsilon_may_be_an_input() -> None:
+    space = SearchSpace(learning_rate=Real(0.01, 1.0, log=True), target_epsilon=Real(0.5, 8.0))
+    problem = trainer().problem(space, **FIXED, epochs=3)
+    configs = space.sample(4, seed=0)
+    for config, bound in zip(configs, problem.epsilon_bounds(configs), strict=True):
+        assert 0.99 * config["target_epsilon"] < problem.epsilon(config) <= bound
+        assert bound == config["target_epsilon"]
+    assert len(DPareto(problem, seed=0).run(3).points) >= 1
+
+
+def test_with_secret_noise_each_training_is_charged_once() -> None:
+    problem = trainer().problem(
+        ALONG, **FIXED, learning_rate=0.1, curves=True, publish=True, replicates=2
+    )
+    with DPareto(problem, seed=0, budget=PrivacyBudget(200.0, 1e-3)) as study:
+        study.run(2, initial=2)
+        assert study.ledger is not None and len(study.ledger.entries()) == 2
+        assert max(len(m.curve) for t in study.trials for m in t.finished) > 1
+
+
+def test_its_models_can_be_published() -> None:
+    space = SearchSpace(**SPACE.parameters, **{n: Integer(2, 6) for n in ("batch_size", "epochs")})
+    relation = NeighboringRelation.ADD_OR_REMOVE_ONE
+    problem = trainer(relation=relation).problem(space, clip_norm=1.0)
+    assert problem.promise.trainer().relation is relation  # type: ignore[misc]
+    with pytest.raises(ValueError, match="`space` must name the settings"):
+        PrivateFit(problem, budget=PrivacyBudget(1.0, 1e-5))  # the clipping norm was fixed
+
+
+@pytest.mark.parametrize(
+    ("space", "settings", "error", "message"),
+    [
+        (SPACE, {"clip_norm": 0.5, "epochs": 3}, TypeError, "Give `batch_size`"),
+        (SPACE, {**SETTINGS}, ValueError, "given as fixed settings too"),
+        (SearchSpace(lr=Real(0.1, 1.0)), SETTINGS, ValueError, r"\['lr'\] cannot be among them"),
+        (SearchSpace(delta=Real(1e-6, 1e-5)), SETTINGS, ValueError, r"\['delta'\] cannot be"),
+        (SPACE, {**FIXED, "epochs": 3, "curves": True}, ValueError, "`curves` needs `epochs`"),
+        (SPACE, {**FIXED, "epochs": 3, "lot_size": 6}, TypeError, "called 'batch_size'"),
+    ],
+)
+def test_what_is_no_problem(
+    space: SearchSpace, settings: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        trainer().problem(space, **settings)
+
+
+def test_a_pair_of_data_sets_has_a_problem_too() -> None:
+    data = trainer().setup.form
+    pair = [torch.utils.data.TensorDataset(*data[i : i + 2]) for i in (0, 2)]
+    each = DPTrainer(NETWORK, trainer().setup.loss, (pair[0], pair[1]))
+    problem = each.problem(SPACE, **FIXED, epochs=1)
+    assert len(problem.oracle(CONFIG, [0])) == 1
