@@ -8,7 +8,7 @@ and which helps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, Literal
@@ -161,18 +161,6 @@ class PrivateTraining:
         points = _trainer(self).curve(checkpoints, seeds=list(seeds), **training_settings(config))
         for _, utilities in points:
             yield utilities
-
-    def utilities_together(self, configs: Sequence[Config], seeds: Sequence[int]) -> list[float]:
-        """Test accuracies of one model for each config and its seed, of one batch size."""
-        settings = [training_settings(config) for config in configs]
-        return [m.accuracy for m in _trainer(self).fit_configurations(settings, seeds=list(seeds))]
-
-    def curves_together(
-        self, configs: Sequence[Config], seeds: Sequence[int], checkpoints: Sequence[Sequence[int]]
-    ) -> Generator[dict[int, float], set[int] | None, None]:
-        """Test accuracies along these trainings, each at checkpoints of its own."""
-        settings = [training_settings(config) for config in configs]
-        return _trainer(self).curves(settings, checkpoints, seeds=list(seeds))
 
     def cost(self, config: Config) -> float:
         """Gradient steps of a training: what it takes, whatever the size of its batches."""
@@ -368,7 +356,6 @@ def _image_problem(
 def _problem(
     oracles: PrivateTraining, space: SearchSpace, replicates: int, curves: bool, publish: bool
 ) -> PrivacyUtilityProblem:
-    together = oracles.curves_together if curves else oracles.utilities_together
     return PrivacyUtilityProblem(
         space,
         privacy=oracles.epsilon,
@@ -382,8 +369,6 @@ def _problem(
         replicates=replicates,
         name=f"{oracles.model} with DP-{oracles.optimizer.upper()} on {oracles.data}",
         batched=Batched(
-            None if publish else together,
-            ("batch_size",),
             replicates=oracles.curves if curves else oracles.utilities,
             epsilons=oracles.epsilons,
         ),
