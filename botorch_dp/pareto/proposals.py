@@ -473,7 +473,7 @@ def _monte_carlo_improvement(scales: Sequence[Scale], beliefs: Beliefs) -> Acqui
             sample_shape=torch.Size([_MC_SAMPLES]),
             seed=0,
         ),
-        objective=GenericMCMultiOutputObjective(lambda Y, X=None: _volumes(scales, Y)),
+        objective=GenericMCMultiOutputObjective(partial(_volumes, scales)),
     )
 
 
@@ -483,7 +483,7 @@ def _partitioned(scales: Sequence[Scale], beliefs: Beliefs) -> FastNondominatedP
     return FastNondominatedPartitioning(ref_point, Y=_volumes(scales, _defined(beliefs)))
 
 
-def _volumes(scales: Sequence[Scale], Y: Tensor) -> Tensor:
+def _volumes(scales: Sequence[Scale], Y: Tensor, X: Tensor | None = None) -> Tensor:
     """From the scale of the models to the units of hypervolume, ``... x m``."""
     return torch.stack([s.to_volume(Y[..., i]) for i, s in enumerate(scales)], dim=-1)
 

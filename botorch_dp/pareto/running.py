@@ -89,7 +89,8 @@ class TrialQueue:
     def enqueue(self, proposal: Proposal, target: float = math.inf) -> Trial:
         """A new trial of this config, stored and waiting; failed if an exact oracle fails on it."""
         config, number = proposal.config, len(self.file)
-        epsilon, plan, failures = math.nan, None, ()
+        epsilon, plan = math.nan, None
+        failures: tuple[str, ...] = ()
         try:
             epsilon = self._search.known.epsilon(config)
             plan = curve_plan(self._search, proposal, epsilon)
@@ -216,7 +217,7 @@ class TrialLoop:
     def __init__(
         self,
         queue: TrialQueue,
-        asked: Container[int],
+        asked: set[int],
         executor: ExecutorLike | None,
         *,
         training_timeout: float | None,
@@ -225,7 +226,7 @@ class TrialLoop:
         batch_size: int,
         asynchronous: bool,
         may_start: Callable[[], bool],
-        on_end: Callable[[Trial], None],
+        on_end: Callable[[Trial], object],
     ) -> None:
         self._queue, self._asked, self._file = queue, asked, queue.file
         self._target, self._initial = target, initial
@@ -281,17 +282,15 @@ class TrialLoop:
             # Who may have killed an executor trains alone, so that it is found out.
             if any(self._file[number].suspect for number in busy):
                 return
-            trial = self._next(busy)
-            if trial is None or (trial.suspect and busy) or not self._may_start():
+            following = self._next(busy)
+            if following is None or (following.suspect and busy) or not self._may_start():
                 return
-            self._submit(trial, trial.missing)
-            busy.add(trial.number)
+            self._submit(following, following.missing)
+            busy.add(following.number)
 
     def _next(self, busy: set[int]) -> Trial | None:
         waiting = self._queue.waiting({*busy, *self._asked})
-        if waiting is not None:
-            return waiting
-        while len(self._file) < self._target and not self.exhausted:
+        while waiting is None and len(self._file) < self._target and not self.exhausted:
             try:
                 with self._trainings.leaving_cores_to_trainings():
                     trial = self._queue.propose(self._initial, self._target)
@@ -302,7 +301,7 @@ class TrialLoop:
             if trial.state == "pending":
                 return trial
             self._on_end(trial)
-        return None
+        return waiting
 
     def _submit(self, trial: Trial, replicates: Sequence[int]) -> None:
         for task in self._queue.tasks(trial, {r: trial.seeds[r] for r in replicates}):

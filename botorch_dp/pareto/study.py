@@ -308,7 +308,8 @@ class DPareto:
         """
         check_count("q", q)
         self._check_idle("ask")
-        initial, asked = self._initial(initial), []
+        initial = self._initial(initial)
+        asked: list[Trial] = []
         while len(asked) < q:
             trial = self._queue.waiting(self._asked) or self._queue.propose(initial)
             if trial.state == "pending":
