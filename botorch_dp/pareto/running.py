@@ -198,6 +198,19 @@ class TrialQueue:
         ]
 
 
+def _record_point(
+    file: StudyFile,
+    task: Task,
+    checkpoint: int,
+    points: Mapping[int, Measurement],
+    is_last: bool,
+) -> None:
+    file.change(
+        task.trial,
+        lambda trial: trial.reached(checkpoint, points, attempt=task.attempt, is_last=is_last),
+    )
+
+
 class TrialLoop:
     """Trains trials until the study has enough of them.
 
@@ -233,7 +246,7 @@ class TrialLoop:
         self._batch_size, self._asynchronous = batch_size, asynchronous
         self._may_start, self._on_end = may_start, on_end
         self._trainings = Trainings(
-            queue.problem, executor, training_timeout=training_timeout, record=self._record_point
+            queue.problem, executor, training_timeout=training_timeout, record=partial(_record_point, self._file)
         )
         #: Whether the budget cannot bear another trial.
         self.exhausted = False
@@ -306,14 +319,6 @@ class TrialLoop:
     def _submit(self, trial: Trial, replicates: Sequence[int]) -> None:
         for task in self._queue.tasks(trial, {r: trial.seeds[r] for r in replicates}):
             self._trainings.submit(task)
-
-    def _record_point(
-        self, task: Task, checkpoint: int, points: Mapping[int, Measurement], is_last: bool
-    ) -> None:
-        self._file.change(
-            task.trial,
-            lambda trial: trial.reached(checkpoint, points, attempt=task.attempt, is_last=is_last),
-        )
 
     def _store(self, task: Task, outcome: Outcome) -> None:
         if not isinstance(outcome, Failure):

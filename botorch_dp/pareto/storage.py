@@ -156,6 +156,10 @@ class StudyFile:
         """Release the file. What was stored stays, also in memory."""
         self._file.close()
 
+    def check_held(self) -> None:
+        """Raise unless this process holds the file: it may be a fork of the one that does."""
+        self._file.query("SELECT 1")
+
     def __len__(self) -> int:
         return len(self._trials)
 

@@ -633,6 +633,7 @@ class DPareto:
     def _check_idle(self, what: str) -> None:
         if self._is_running:
             raise StudyError(f"`{what}` was called while the study runs: wait until it has ended.")
+        self._file.check_held()
 
     def close(self) -> None:
         """Release the file; everything is on disk already. What is known can still be read."""

@@ -15,8 +15,8 @@ from botorch_dp.pareto import (
     InvalidUtilityError,
     Objective,
     PrivacyUtilityProblem,
-    TrainingPromise,
     StudyError,
+    TrainingPromise,
     Trial,
 )
 from botorch_dp.pareto.problem import BegunCurve, CurvePlan, Measurement
