@@ -4,7 +4,6 @@ One training of 64 epochs is twelve points of the front's candidates instead of 
 
 * *curves*: DPareto on curves, which chooses how long to train and stops early, and *curves in ln*,
   which improves the front in ln(epsilon);
-* *curves, four at once*: the same, of which four of one batch size are trained in each call;
 * *random curves*: configs drawn at random, each trained to the end and measured along the way;
 * *ordinary*: DPareto with utility measured at the end of each training only;
 * *ordinary random*: random search with utility measured at the end only.
@@ -46,8 +45,6 @@ from botorch_dp.pareto.problem import Trial
 
 #: What the others are compared with, by the scale of epsilon.
 REFERENCES = {"linear": "curves", "log": "curves in ln"}
-#: Methods that train so many trials in one call.
-TOGETHER = {"curves, four at once": 4}
 
 
 @dataclass(frozen=True)
@@ -88,7 +85,6 @@ def settings(data_at_hand: bool) -> dict[str, Setting]:
                 "curves": (8, 16, 24, 32),
                 "random curves": (8, 16),
                 "curves in ln": (8, 16, 24),
-                "curves, four at once": (8, 16, 24, 32),
                 "ordinary": (32, 64),
                 "ordinary random": (64,),
             },
@@ -185,7 +181,7 @@ def run(setting: Setting, method: str, seed: int, folder: Path) -> dict[str, Any
         before = len(study.trials)
         for stop in setting.stops[method]:
             start = time.process_time()
-            study.run(max(stop, len(study.trials)), together=TOGETHER.get(method, 1))
+            study.run(max(stop, len(study.trials)))
             spent = time.process_time() - start
             trials = [t for t in study.trials if t.number < stop and t.state == "complete"]
             front = ParetoFront(

@@ -27,7 +27,7 @@ from botorch_dp.acquisition import HypervolumeProbabilityOfImprovement
 from botorch_dp.pareto import DPareto
 from botorch_dp.pareto.beliefs import objective_scales
 from botorch_dp.pareto.front import dominated_volume
-from botorch_dp.pareto.proposals import ProposalOptions, Proposer
+from botorch_dp.pareto.proposals import ProposalOptions, Search
 from botorch_dp.space import Config, Integer, Real
 
 LABELS = {
@@ -60,9 +60,9 @@ def maps(known: KnownProblem, side: int, trials: int) -> dict[str, Any]:
     with DPareto(problem, acquisition="hvpoi", privacy_model="gp", seed=0) as study:
         study.run(trials)
         done = study.trials
-    proposer = Proposer(problem, seed=0, options=options)
-    beliefs = proposer.beliefs(done)
-    candidates = proposer.known.candidates(grid)
+    search = Search(problem, seed=0, options=options)
+    beliefs = search.beliefs(done)
+    candidates = search.known.candidates(grid)
     scales = objective_scales(problem, "linear")
     ref_point = torch.tensor([scale.ref_model for scale in scales], dtype=torch.double)
     seen = beliefs.incumbent_means[beliefs.incumbents.possible]

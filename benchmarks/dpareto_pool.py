@@ -46,9 +46,10 @@ from botorch_dp.pareto.proposals import (
     _SHARE,
     _SHORTER,
     ProposalOptions,
-    Proposer,
+    Search,
     WholeCurves,
     _scored,
+    point_score,
 )
 from botorch_dp.space import SearchSpace
 
@@ -134,7 +135,7 @@ class Simulation:
         )
         self._cost = whole.cost
         options = ProposalOptions(epsilon_scale=scale)
-        self._proposer = Proposer(self._problem, seed=seed, options=options)
+        self._search = Search(self._problem, seed=seed, options=options)
         self._rng = np.random.default_rng([seed, 5])
         self._order = self._rng.permutation(len(pool)).tolist()
         self._shown = [self._rng.permutation(REPLICATES) for _ in pool]
@@ -163,18 +164,20 @@ class Simulation:
             curve = self._pool[place]
             if self._rule == "ordinary":
                 return place, int(self._rng.choice(curve.checkpoints)), ()
-            config = self._proposer._ended(curve.config, number, initial)
-            return place, config["epochs"], (0.0,) * len(curve.checkpoints)
-        beliefs = self._proposer.beliefs(self.trials)
+            along = self._problem.along(self._problem.whole(curve.config))
+            end = along[max(len(along) - 1 - _SHORTER, len(along) // 2)]["epochs"]
+            return place, end, (0.0,) * len(curve.checkpoints)
+        beliefs = self._search.beliefs(self.trials)
         with manual_seed(number), torch.no_grad():
             if self._rule == "ordinary":
-                return self._best_point(self._proposer.score(beliefs))
-            curves = WholeCurves(self._proposer, beliefs)
+                return self._best_point(point_score(self._search, beliefs))
+            curves = WholeCurves(self._search, beliefs)
             configs = [self._pool[place].config for place in self._left]
-            scores = _scored(curves, self._proposer.known.candidates(configs))
+            scores = _scored(curves, self._search.known.candidates(configs))
             place = self._left.pop(int(scores.argmax()))
-            config, stops = curves.ended(self._pool[place].config)
-            return place, config["epochs"], stops
+            proposal = curves.ended(self._pool[place].config)
+            stops = proposal.stops or (0.0,) * len(self._pool[place].checkpoints)
+            return place, proposal.config["epochs"], stops
 
     def _best_point(self, score: Any) -> tuple[int, int, tuple[float, ...]]:
         tried = {(n, t.config["epochs"]) for n, t in zip(self.chosen, self.trials, strict=True)}
@@ -185,7 +188,7 @@ class Simulation:
             if (place, c) not in tried
         ]
         configs = [{**self._pool[place].config, "epochs": c} for place, c in points]
-        scores = _scored(score, self._proposer.known.candidates(configs))
+        scores = _scored(score, self._search.known.candidates(configs))
         place, end = points[int(scores.argmax())]
         return place, end, ()
 
@@ -242,7 +245,7 @@ class Simulation:
         fronts = {"observed": torch.tensor([p.values for p in points], dtype=torch.double)}
         fronts["expected"] = fronts["observed"].clone()
         if len(self.trials) > 1:
-            means = self._proposer.beliefs(self.trials).incumbent_means
+            means = self._search.beliefs(self.trials).incumbent_means
             fronts["expected"][:, 1] = (-means[:, 1]).sigmoid()
         return {
             name: volumes(again[front_places(values)], self._problem.ref_point)
@@ -274,7 +277,7 @@ def model_quality(
             with patch.object(beliefs_module, "_MOST_POINTS", most):
                 study = Simulation(pool, problem, "random curves", seed)
                 fronts = study.run(count, 0, every=count)[-1]
-                beliefs = study._proposer.beliefs(study.trials)
+                beliefs = study._search.beliefs(study.trials)
             others = [curve for place, curve in enumerate(pool) if place not in study.chosen]
             configs = [{**c.config, "epochs": end} for c in others for end in c.checkpoints]
             means, stds = predicted(beliefs.fitted[1], whole.space.encode(configs))

@@ -34,7 +34,7 @@ from benchmarks.pareto_quality import regression_problem, sparse_vector_problem,
 from botorch_dp._files import atomic_write
 from botorch_dp.pareto import DPareto, PrivacyUtilityProblem, Trial, beliefs
 from botorch_dp.pareto.beliefs import KnownObjectives, objective_scales
-from botorch_dp.pareto.front import expected_error as expected
+from botorch_dp.pareto.recommending import expected_error as expected
 from botorch_dp.space import Config
 
 TRIALS, INITIAL, HISTORY = 160, 16, 1500

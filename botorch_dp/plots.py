@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from botorch_dp._checks import needs_extra
 from botorch_dp._files import atomic_write
-from botorch_dp.pareto.front import OperatingPoint, ParetoFront, non_dominated
+from botorch_dp.pareto.front import ParetoFront, non_dominated
+from botorch_dp.pareto.recommending import OperatingPoint
 from botorch_dp.privacy import Guarantee
 
 if TYPE_CHECKING:
@@ -105,8 +106,11 @@ def plot_front(
     ax.set_xscale("log")
     problem = fronts[0].problem
     promise = problem.promise
-    level = f" at δ = {promise.delta:g}" if promise.delta > 0 else ""
-    ax.set_xlabel(f"privacy loss ε{level} ({promise.unit.relation.value})")
+    meaning = " (relation and δ not stated)"
+    if promise is not None:
+        level = f" at δ = {promise.delta:g}" if promise.delta > 0 else ""
+        meaning = f"{level} ({promise.unit.relation.value})"
+    ax.set_xlabel(f"privacy loss ε{meaning}")
     ax.set_ylabel("error (1 − utility)")
     _finish(ax, fronts, notes)
     return figure

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import os
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
-
-from tests import postgres
 
 ROOT = Path(__file__).resolve().parents[1]
 # Programs that a test starts import the package of this checkout, whatever is installed.
@@ -40,22 +36,6 @@ def data_folder() -> Path:
     if not folder:
         pytest.skip("set BOTORCH_DP_DATA to the folder of the real data sets")
     return Path(folder)
-
-
-@pytest.fixture(scope="session")
-def postgres_server() -> Iterator[postgres.PostgresServer]:
-    """A real server on this machine; the test is skipped where PostgreSQL is not installed."""
-    with postgres.server() as server:
-        yield server
-
-
-_NUMBERS = itertools.count()
-
-
-@pytest.fixture
-def new_study(postgres_server: postgres.PostgresServer) -> Callable[[], str]:
-    """Addresses of studies that do not exist yet."""
-    return lambda: postgres_server.address(f"test-{next(_NUMBERS)}")
 
 
 def pytest_collection_finish() -> None:

@@ -27,13 +27,14 @@ SUBPACKAGES = [
     "pareto",
     "training",
     "tuning",
+    "integrations",
     "datasets",
     "tasks",
     "plots",
     "report",
     "cli",
 ]
-LEAVES = {"errors", "_addresses", "_checks", "_files", "_progress"}
+LEAVES = {"errors", "_checks", "_files", "_progress"}
 #: `ParetoFront.plot()` hands its data to the figures; imported inside the method only.
 LATE_EXCEPTIONS = {("pareto", "plots"), ("pareto", "report")}
 

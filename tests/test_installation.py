@@ -23,7 +23,6 @@ MODULES = {
     "ax": "ax",
     "dask": "distributed",
     "ray": "ray",
-    "postgres": "psycopg",
     "service": "starlette",
 }
 
@@ -101,10 +100,6 @@ NEEDING = {
     "ax": """
         from botorch_dp.acquisition import register_with_ax
         register_with_ax()
-        """,
-    "postgres": """
-        from botorch_dp.pareto.storage import StudyStorage
-        StudyStorage('postgresql://user@host/database', description={})
         """,
 }
 

@@ -676,8 +676,6 @@ def table(scale: float, *, number: int = 0) -> list[dict[str, Any]]:
     try:
         for kind in KINDS:
             add("kill -9", kind, *kills(place("kill", kind), kind, times(20), rng))
-        several = kills(place("kill several"), "study", times(10), rng, writers=2)
-        add("kill -9", "study of two processes", *several)
         several = kills(place("kill charging"), "ledger", times(10), rng, writers=2)
         add("kill -9", "ledger of two processes", *several)
         with cases() as found:

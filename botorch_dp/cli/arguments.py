@@ -15,7 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from botorch_dp._addresses import Address
 from botorch_dp._checks import did_you_mean
 
 #: The environment variable that holds a shared token.
@@ -78,19 +77,6 @@ whole = _number(_whole, lambda value: value >= 0, "a whole number of at least 0"
 positive = _number(float, lambda value: 0 < value < math.inf, "a finite number above 0")
 nonnegative = _number(float, lambda value: 0 <= value < math.inf, "a finite number of at least 0")
 probability = _number(float, lambda value: 0 < value < 1, "a probability between 0 and 1")
-
-
-def place(text: str) -> Path | str:
-    """Where a study is: a file, or the address of a database."""
-    return text if "://" in text else Path(text)
-
-
-def check_place(name: str, place: Path | str | None) -> None:
-    """Notice a missing folder, or a server out of reach, before anything is loaded."""
-    if isinstance(place, str):
-        Address.parsed(place).connected().close()
-    else:
-        check_folder(name, place)
 
 
 def check_folder(name: str, path: Path | None) -> None:

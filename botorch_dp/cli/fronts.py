@@ -17,15 +17,12 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from botorch_dp._addresses import Address
 from botorch_dp._checks import did_you_mean
 from botorch_dp.cli.arguments import (
     check_extra,
     check_figure,
     check_folder,
-    check_place,
     count,
-    place,
     positive,
     whole,
 )
@@ -61,14 +58,6 @@ def add_commands(commands: Any) -> None:
         "--initial", type=count, help="of them drawn at random (default: 16; 4 with --curves)"
     )
     pareto.add_argument("--workers", type=count, default=1, help="trainings at a time (default: 1)")
-    pareto.add_argument(
-        "--together",
-        type=count,
-        default=1,
-        metavar="Q",
-        help="trials of one batch size that a worker trains in one batched computation, where the "
-        "problem can: several times as fast for small models (default: 1)",
-    )
     places = pareto.add_mutually_exclusive_group()
     places.add_argument(
         "--threads", action="store_true", help="workers are threads instead of processes"
@@ -85,9 +74,8 @@ def add_commands(commands: Any) -> None:
     )
     pareto.add_argument(
         "--storage",
-        type=place,
-        help="file that keeps the study, or a PostgreSQL database that hosts share, such as "
-        "postgresql://user@host/database?study=name; an existing one is continued",
+        type=Path,
+        help="file that keeps the study; an existing one is continued",
     )
     pareto.add_argument(
         "--training-timeout",
@@ -166,9 +154,7 @@ def add_commands(commands: Any) -> None:
         "sensitive.",
     )
     add_problem_arguments(recommend)
-    recommend.add_argument(
-        "--storage", type=place, required=True, help="file or database of the study"
-    )
+    recommend.add_argument("--storage", type=Path, required=True, help="file of the study")
     recommend.add_argument(
         "--epsilon", type=positive, required=True, help="largest epsilon allowed"
     )
@@ -262,7 +248,7 @@ def load_problem(options: argparse.Namespace) -> PrivacyUtilityProblem:
     }
     if options.curves:
         settings["curves"] = True
-    if _is_paid(options):
+    if _has_budget(options):
         settings["publish"] = True
     if ":" not in options.task:
         task = ready_tasks()[options.task]
@@ -285,8 +271,8 @@ def load_problem(options: argparse.Namespace) -> PrivacyUtilityProblem:
     return problem
 
 
-def _is_paid(options: argparse.Namespace) -> bool:
-    """Whether a study's trainings are paid for: it has a budget, or began with one."""
+def _has_budget(options: argparse.Namespace) -> bool:
+    """Whether a study's trainings are charged: it has a budget, or began with one."""
     if getattr(options, "budget", None) is not None:
         return True
     storage = getattr(options, "storage", None)
@@ -294,33 +280,23 @@ def _is_paid(options: argparse.Namespace) -> bool:
 
 
 def _budget(options: argparse.Namespace) -> PrivacyBudget | PrivacyLedger | None:
-    """What pays for a study: what was asked for, or what it began with."""
+    """The budget that was asked for, or the ledger of a study that began with one."""
     from botorch_dp.privacy import PrivacyBudget, PrivacyLedger
 
     if getattr(options, "budget", None) is not None:
         return PrivacyBudget(*options.budget)
-    return PrivacyLedger(f"{options.storage}.ledger") if _is_paid(options) else None
+    return PrivacyLedger(f"{options.storage}.ledger") if _has_budget(options) else None
 
 
 def _pareto(options: argparse.Namespace) -> int:
-    check_place("--storage", options.storage)
+    check_folder("--storage", options.storage)
     check_figure("--plot", options.plot)
     check_folder("--csv", options.csv)
     if options.dask is not None:
         check_extra("dask", "distributed")
     if options.ray is not None:
         check_extra("ray", "ray")
-    if options.together > 1 and _is_paid(options):
-        raise ValueError(
-            "--together does not go with a --budget, which each training is charged to on its own; "
-            "use --workers."
-        )
     problem = load_problem(options)
-    if options.together > 1 and problem.batched.utilities is None:
-        raise ValueError(
-            f"--together: {options.task} cannot train several configurations in one computation. "
-            "Use --workers, or give your problem `batched.utilities`."
-        )
     from botorch_dp.pareto import DPareto
 
     with (
@@ -341,7 +317,8 @@ def _pareto(options: argparse.Namespace) -> int:
         front = _run(study, options)
         if options.expected:
             front = front.shrunken or front
-        if options.reevaluate and not _interrupted(caught):
+        interrupted = study.last_run == "interrupted"
+        if options.reevaluate and not interrupted:
             front = front.reevaluate(options.reevaluate, progress=not options.quiet)
         _report(front, options, len(study.trials))
         if options.csv is not None:
@@ -350,7 +327,7 @@ def _pareto(options: argparse.Namespace) -> int:
             trials_csv(StudyView(problem, study.trials, study.seed), options.csv)
     for warning in caught:
         print(f"botorch-dp: warning: {warning.message}", file=sys.stderr)
-    return 130 if _interrupted(caught) else 0
+    return 130 if interrupted else 0
 
 
 def _run(study: DPareto, options: argparse.Namespace) -> ParetoFront:
@@ -360,9 +337,10 @@ def _run(study: DPareto, options: argparse.Namespace) -> ParetoFront:
         from distributed import Client
 
         client = Client(options.dask, timeout=_DASK_SECONDS)
-        executor = client
+        # A second attempt is not answered by what came of the first one; the study counts retries.
+        executor = client.get_executor(pure=False, retries=0)
     elif options.ray is not None:
-        from botorch_dp.pareto import RayExecutor
+        from botorch_dp.integrations.ray import RayExecutor
 
         executor = RayExecutor(options.ray)
     elif options.workers > 1:
@@ -378,17 +356,12 @@ def _run(study: DPareto, options: argparse.Namespace) -> ParetoFront:
         return study.run(
             options.trials,
             initial=options.initial,
-            batch_size=options.workers * options.together,
-            together=options.together,
+            batch_size=options.workers,
             executor=executor,
             progress=not options.quiet,
             timeout=options.timeout,
             training_timeout=options.training_timeout,
         )
-
-
-def _interrupted(caught: list[warnings.WarningMessage]) -> bool:
-    return any(str(warning.message).startswith("Interrupted") for warning in caught)
 
 
 def _report(front: ParetoFront, options: argparse.Namespace, trials: int) -> None:
@@ -402,7 +375,7 @@ def _report(front: ParetoFront, options: argparse.Namespace, trials: int) -> Non
             "trials": trials,
             "hypervolume": front.hypervolume(),
             "front": front.table(),
-            "guarantee": front.guarantee.to_dict(),
+            "guarantee": None if front.problem.promise is None else front.guarantee.to_dict(),
             "caption": front.caption,
         }
         print(json.dumps(report, indent=1, default=str))
@@ -412,31 +385,20 @@ def _report(front: ParetoFront, options: argparse.Namespace, trials: int) -> Non
     if options.plot is not None:
         print(f"Figure: {options.plot}")
     if options.storage is not None:
-        print(f"Study: {_shown(options.storage)} (run again with more --trials to go on)")
-
-
-def _shown(storage: Path | str) -> str:
-    """A file, or an address without its password."""
-    return str(storage) if isinstance(storage, Path) else Address.parsed(storage).shown
+        print(f"Study: {options.storage} (run again with more --trials to go on)")
 
 
 def _recommend(options: argparse.Namespace) -> int:
-    check_place("--storage", options.storage)
-    if isinstance(options.storage, Path):
-        if not options.storage.exists():
-            raise ValueError(
-                f"There is no study at {options.storage}; `botorch-dp pareto` makes one."
-            )
-    else:
-        from botorch_dp.pareto.storage import StudyStorage
-
-        StudyStorage(options.storage, description=None).close()
+    if not options.storage.exists():
+        raise ValueError(f"There is no study at {options.storage}; `botorch-dp pareto` makes one.")
     problem = load_problem(options)
     from dataclasses import asdict
 
-    from botorch_dp.pareto import DPareto
+    from botorch_dp.report import StudyView
 
-    with DPareto(problem, storage=options.storage, budget=_budget(options)) as study:
-        point = study.recommend(options.epsilon)
+    # Of a copy, so that it may be asked while the study runs.
+    view = StudyView.of_file(options.storage, problem)
+    assert view.recommend is not None
+    point = view.recommend(options.epsilon)
     print(json.dumps(asdict(point), indent=1) if options.json else point)
     return 0

@@ -8,15 +8,12 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-from botorch_dp._addresses import Address
 from botorch_dp.cli.arguments import (
     TOKEN_VARIABLE,
     check_extra,
     check_folder,
-    check_place,
     count,
     file_kind,
-    place,
 )
 from botorch_dp.cli.fronts import add_problem_options, check_task, load_problem
 
@@ -31,9 +28,7 @@ def add_commands(commands: Any) -> None:
         "what, and what is left. It is sensitive and readable by its owner only. The study may be "
         "running.",
     )
-    report.add_argument(
-        "path", type=place, metavar="FILE", help="of a study or a ledger, or a study's database"
-    )
+    report.add_argument("path", type=Path, metavar="FILE", help="of a study or a ledger")
     report.add_argument("--out", type=Path, metavar="HTML", help="default: its name with .html")
     report.add_argument(
         "--csv", type=Path, metavar="CSV", help="write a study's trials into this file instead"
@@ -42,7 +37,7 @@ def add_commands(commands: Any) -> None:
         "--ledger",
         type=Path,
         metavar="FILE",
-        help="what a study with a budget was paid from; default: the one beside its file",
+        help="what a study with a budget was charged to; default: the one beside its file",
     )
     report.add_argument(
         "--task",
@@ -60,36 +55,24 @@ def add_commands(commands: Any) -> None:
         "page follows the study. The study's file is only read. The token is read from "
         f"{TOKEN_VARIABLE}, or drawn and printed.",
     )
-    dashboard.add_argument(
-        "path", type=place, metavar="FILE", help="of a study, or the address of its database"
-    )
+    dashboard.add_argument("path", type=Path, metavar="FILE", help="of a study")
     dashboard.add_argument("--port", type=count, default=8766, help="default: 8766")
     dashboard.set_defaults(run=_dashboard)
 
 
-def _kind(path: Path | str) -> str:
+def _kind(path: Path) -> str:
     """Whether it is a study or a ledger, without loading anything."""
-    if isinstance(path, str):
-        check_place("FILE", path)
-        return "study"
     kind = file_kind(path)
     if not kind:
         raise ValueError(f"{path} is neither a study nor a ledger.")
     return kind
 
 
-def _page(path: Path | str) -> Path:
-    """Where the report of a file or a database goes unless told otherwise."""
-    if isinstance(path, Path):
-        return Path(path.name).with_suffix(".html")
-    return Path(f"{Address.parsed(path).study}.html")
-
-
 def _report(options: argparse.Namespace) -> int:
     if options.out is not None and options.out.suffix.lower() not in (".html", ".htm"):
         raise ValueError(f"--out must end in .html, got {options.out.name}.")
     kind = _kind(options.path)
-    out: Path = options.out or _page(options.path)
+    out: Path = options.out or Path(options.path.name).with_suffix(".html")
     check_folder("--out", out)
     check_folder("--csv", options.csv)
     if options.csv is not None:

@@ -1,6 +1,6 @@
 """DPareto: which accuracy each epsilon buys, found with few trainings."""
 
-from botorch_dp.pareto.front import OperatingPoint, ParetoFront
+from botorch_dp.pareto.front import ParetoFront
 from botorch_dp.pareto.given_epsilon import given_epsilon
 from botorch_dp.pareto.problem import (
     Batched,
@@ -13,8 +13,9 @@ from botorch_dp.pareto.problem import (
     TrainingPromise,
     Trial,
 )
+from botorch_dp.pareto.recommending import OperatingPoint
 from botorch_dp.pareto.study import DPareto
-from botorch_dp.pareto.workers import ExecutorDiedError, RayExecutor
+from botorch_dp.pareto.workers import ExecutorDiedError
 from botorch_dp.space import (
     Choice,
     Integer,
@@ -25,29 +26,3 @@ from botorch_dp.space import (
     Uniform,
     When,
 )
-
-__all__ = [
-    "Batched",
-    "Choice",
-    "DPareto",
-    "ExecutorDiedError",
-    "Integer",
-    "InvalidEpsilonError",
-    "InvalidUtilityError",
-    "Objective",
-    "OperatingPoint",
-    "ParetoFront",
-    "PrivacyUtilityProblem",
-    "RayExecutor",
-    "Real",
-    "Resource",
-    "SearchSpace",
-    "ShiftedExponential",
-    "StudyError",
-    "TrainingPromise",
-    "Trial",
-    "TruncatedNormal",
-    "Uniform",
-    "When",
-    "given_epsilon",
-]

@@ -65,6 +65,9 @@ _FEWEST = 32
 #: Configs whose exact objectives are remembered: those of some proposals. A study that runs for
 #: weeks must not grow with all that it ever considered.
 _REMEMBERED = 16_384
+#: How far epsilons may differ between versions of a library, as a share, and how many trials are
+#: checked when a study is opened, since an oracle may take its time.
+_SAME_EPSILON, _MOST_CHECKED = 1e-6, 512
 
 
 @dataclass(frozen=True)
@@ -170,7 +173,7 @@ class Candidates:
 
     @property
     def possible(self) -> Tensor:
-        """Which of them the oracles have nothing against, ``n``."""
+        """Whether all exact objectives of a config are defined, ``n``."""
         return self.known.isfinite().all(dim=-1)
 
 
@@ -209,12 +212,39 @@ class KnownObjectives:
         """Configs with their codes and their exact objectives."""
         return Candidates(list(configs), self._problem.space.encode(configs), self(configs))
 
-    def remember(self, config: Config, epsilon: float) -> None:
-        """The exact epsilon of a config, known from before."""
-        self._exact[tuple(config.values())] = epsilon
+    def check_stored(self, trials: Sequence[Trial]) -> None:
+        """Refuse another privacy oracle than that of the trials; remember their epsilons.
+
+        Raises:
+            StudyError: The front and its price would mix two epsilons.
+        """
+        stored = [trial for trial in trials if not math.isnan(trial.epsilon)]
+        for place in thinned(range(len(stored)), _MOST_CHECKED):
+            trial = stored[place]
+            try:
+                now = self._epsilon_once(trial.config)
+            except Exception as error:
+                raise StudyError(
+                    f"`privacy` fails with {type(error).__name__} on the config of trial "
+                    f"{trial.number}, whose epsilon was {trial.epsilon:.9g}. Continue the study "
+                    "with the oracle that it began with."
+                ) from error
+            if not math.isclose(now, trial.epsilon, rel_tol=_SAME_EPSILON):
+                raise StudyError(
+                    f"`privacy` is not the oracle that this study began with: the epsilon of trial "
+                    f"{trial.number} was {trial.epsilon:.9g} and is now {now:.9g}. Continue with "
+                    "the old oracle, or give the new one a study of its own."
+                )
+        for trial in stored:
+            ends = [(trial.config, trial.epsilon)]
+            if trial.plan is not None:
+                along = zip(trial.plan.checkpoints, trial.plan.epsilons, strict=True)
+                ends += [(self._problem.at(trial.config, at), epsilon) for at, epsilon in along]
+            for config, epsilon in ends:
+                self._exact[tuple(config.values())] = epsilon
 
     def epsilon(self, config: Config) -> float:
-        """The exact epsilon of a config that shall be tried, asked for once.
+        """The exact epsilon of a config that will be tried. It is asked for once.
 
         Raises:
             Exception: What an exact oracle raises on it.

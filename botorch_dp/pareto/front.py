@@ -1,17 +1,13 @@
-"""Privacy-utility Pareto fronts: which configs are worth using, and what showing them costs.
-
-A front holds the best trials of a study; a recommendation is the config that its models expect to
-be best within an epsilon, tried or not.
-"""
+"""Privacy-utility Pareto fronts: the best trials of a study, and tables of trials."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import chain
-from statistics import NormalDist, fmean
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -20,51 +16,19 @@ from botorch.utils.multi_objective.hypervolume import Hypervolume
 from torch import Tensor
 
 from botorch_dp._checks import check_finite, needs_extra
-from botorch_dp.pareto.beliefs import Beliefs, Candidates, front_places, require_complete
-from botorch_dp.pareto.problem import SEEDED, Point, PrivacyUtilityProblem, Trial
-from botorch_dp.pareto.proposals import Proposer
-from botorch_dp.privacy import DEFAULT_DELTA, Guarantee, rounded_up
-from botorch_dp.space import Config, Real
+from botorch_dp.pareto.beliefs import front_places
+from botorch_dp.pareto.problem import Point, PrivacyUtilityProblem, Trial
+from botorch_dp.pareto.publishing import caption_of
+from botorch_dp.privacy import Guarantee
+from botorch_dp.space import Config
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: Columns of the exact objectives and of the models'.
-_EPSILON, _ERROR = 0, 1
 #: Measures points again: (points, replicates, ...) -> their trials with fresh utilities, and the
 #: guarantee of publishing these too.
-Reevaluator: TypeAlias = Callable[..., tuple[list[Trial], Guarantee]]
-
-
-@dataclass(frozen=True)
-class OperatingPoint:
-    """A config to deploy.
-
-    Args:
-        config: The hyper-parameters; perhaps never tried.
-        epsilon: Exact, and within what was asked for.
-        error: Expected error of one training, as the study's model predicts it. Sensitive.
-        interval: Central interval for the error of the average training. Sensitive.
-        level: The interval's probability, under the model.
-        tried: Whether a trial of the study has this config.
-    """
-
-    config: Config
-    epsilon: float
-    error: float = field(repr=False)
-    interval: tuple[float, float] = field(repr=False)
-    level: float
-    tried: bool
-
-    def __str__(self) -> str:
-        low, high = self.interval
-        origin = "tried" if self.tried else "never tried"
-        return (
-            f"epsilon {self.epsilon:.4g} (exact), error {self.error:.4f} "
-            f"({self.level:.0%} interval {low:.4f} to {high:.4f}; sensitive) "
-            f"with {self.config} ({origin})"
-        )
+Reevaluator: TypeAlias = Callable[..., tuple[list[Trial], Guarantee | Callable[[], Guarantee]]]
 
 
 class ParetoFront:
@@ -77,10 +41,10 @@ class ParetoFront:
         problem: The problem.
         trials: The complete trials, at least one.
         guarantee: What publishing everything measured so far promises a training record, or a
-            function that works it out when it is asked for.
+            function that works it out when it is asked for (and raises without a promise).
         label: Its name in figures.
         observed: The front that this one measured again or shrank, if any.
-        paid: Whether all trainings were charged to a budget before they began.
+        charged: Whether all trainings were charged to a budget before they began.
         reevaluator: How to measure trials again.
         believer: What the study's models expect of :attr:`all_points`, ``n x m``.
 
@@ -100,7 +64,7 @@ class ParetoFront:
         observed: ParetoFront | None = None,
         reevaluator: Reevaluator | None = None,
         believer: Callable[[], Tensor] | None = None,
-        paid: bool = False,
+        charged: bool = False,
     ) -> None:
         if not trials:
             raise ValueError("`trials` is empty: a front needs at least one complete trial.")
@@ -109,7 +73,7 @@ class ParetoFront:
         self._guarantee = guarantee
         self.label = label
         self.observed = observed
-        self.paid = paid
+        self.charged = charged
         self._reevaluator = reevaluator
         self._believer = believer
         #: ``n x m`` objective values of :attr:`measured`.
@@ -156,12 +120,12 @@ class ParetoFront:
 
     @property
     def caption(self) -> str:
-        """One sentence that belongs under every figure and table of this front."""
-        return guarantee_sentence(
-            self.guarantee,
-            test_records=self.problem.promise.utility_guarantee is not None,
-            paid=self.paid,
-        )
+        """What belongs under every figure and table of this front: what publishing it costs."""
+        promise = self.problem.promise
+        if promise is None:
+            return caption_of(None)
+        test_records = promise.utility_guarantee is not None
+        return caption_of(self.guarantee, test_records=test_records, charged=self.charged)
 
     def hypervolume(self, ref_point: Sequence[float] | None = None) -> float:
         """The exact volume dominated by the front and bounded by an anti-ideal point.
@@ -253,7 +217,7 @@ class ParetoFront:
             label=f"{self.label}, evaluated again",
             observed=self,
             reevaluator=self._reevaluator,
-            paid=self.paid,
+            charged=self.charged,
         )
 
     def table(self) -> dict[str, list[Any]]:
@@ -302,7 +266,8 @@ class ParetoFront:
 
     def __getstate__(self) -> dict[str, Any]:
         # The study stays where its file is; its trials are in the front.
-        here = {"_reevaluator": None, "_believer": None, "_guarantee": self.guarantee}
+        guarantee = self._guarantee if self.problem.promise is None else self.guarantee
+        here = {"_reevaluator": None, "_believer": None, "_guarantee": guarantee}
         return self.__dict__ | here | {"shrunken": self.shrunken}
 
     def _checked(self, ref_point: Sequence[float] | None) -> Sequence[float]:
@@ -328,41 +293,6 @@ def non_dominated(points: Tensor) -> Tensor:
     return points[front_places(points)]
 
 
-def guarantee_sentence(
-    guarantee: Guarantee, *, test_records: bool = False, paid: bool = False
-) -> str:
-    """What publishing a front costs, in one sentence.
-
-    Args:
-        guarantee: What publishing everything measured promises a training record.
-        test_records: Whether measured utilities promise the test records something, too.
-        paid: Whether all trainings were charged to a budget before they began.
-    """
-    opening = "Sensitive: computed from the records without noise"
-    priced = replace(guarantee, void=None) if guarantee.void == SEEDED else guarantee
-    summed = priced.summed
-    if priced.void is not None or (summed is not None and summed[1] >= 1):
-        return f"{opening}; publishing it comes with no guarantee."
-    delta = guarantee.quoted_delta or DEFAULT_DELTA
-    delta = summed[1] if summed is not None else delta
-    cost = f"ε = {float(rounded_up(priced.epsilon(delta))):,.10g}"
-    if delta > 0:
-        cost = f"({cost}, δ = {rounded_up(delta)})"
-    cost = f"{cost} for {guarantee.protects}"
-    if guarantee.conditions:
-        cost = f"{cost}, on the conditions that its guarantee names"
-    if not test_records:
-        cost = f"{cost}; test records are not protected"
-    if paid:
-        return f"Computed from trainings that were paid for: publishing it costs {cost}."
-    if guarantee.void is None:
-        return f"{opening}; publishing it costs {cost}."
-    return (
-        f"{opening}; publishing it comes with no guarantee, since its trainings were seeded; if "
-        f"each training were repeated with secret noise, it would cost {cost}."
-    )
-
-
 def point_table(problem: PrivacyUtilityProblem, points: Sequence[Point]) -> dict[str, list[Any]]:
     """Columns of points: trial, objectives, best and worst error, config, seconds.
 
@@ -379,6 +309,24 @@ def point_table(problem: PrivacyUtilityProblem, points: Sequence[Point]) -> dict
     return columns
 
 
+def trial_table(problem: PrivacyUtilityProblem, trials: Sequence[Trial]) -> dict[str, list[Any]]:
+    """Columns of *all* trials: those of :func:`point_table`, and how each of them ended.
+
+    A curve has a row for each of its points.
+    """
+    unmeasured = (math.nan,) * (len(problem.objective_names) - 1)
+    rows: list[tuple[Trial, Point]] = []
+    for trial in trials:
+        nothing = Point(trial.number, trial.config, (trial.epsilon, *unmeasured), (), math.nan)
+        points = problem.points(trial) if trial.finished else []
+        rows += [(trial, point) for point in points or [nothing]]
+    columns: dict[str, list[Any]] = {"trial": [], "state": [trial.state for trial, _ in rows]}
+    columns |= point_table(problem, [point for _, point in rows])
+    columns["trainings"] = [trial.num_trainings for trial, _ in rows]
+    columns["failures"] = [", ".join(trial.failures) for trial, _ in rows]
+    return columns
+
+
 def data_frame(columns: dict[str, list[Any]], caption: str) -> Any:
     """Columns as a pandas data frame; ``frame.attrs["guarantee"]`` is the caption."""
     with needs_extra("frames", "`to_frame` (`table()` returns plain columns)"):
@@ -390,92 +338,3 @@ def data_frame(columns: dict[str, list[Any]], caption: str) -> Any:
 
 def _shown(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def recommended(
-    proposer: Proposer,
-    trials: Sequence[Trial],
-    epsilon: float,
-    level: float,
-    *,
-    fitted: Beliefs | None = None,
-) -> OperatingPoint:
-    """The config with the smallest expected error among those whose epsilon is small enough.
-
-    Args:
-        proposer: Knows the problem and how to search it.
-        trials: All trials.
-        epsilon: The largest acceptable epsilon.
-        level: The interval's probability.
-        fitted: The proposer's beliefs about these trials, where they are at hand.
-    """
-    if math.isnan(epsilon) or check_finite("epsilon", epsilon) < 0:
-        raise ValueError(f"`epsilon` must be finite and at least 0, got {epsilon}.")
-    if not 0 < level < 1:
-        raise ValueError(f"`level` must lie in (0, 1), got {level}.")
-    require_complete(trials, "config to recommend")
-    beliefs = proposer.beliefs(trials) if fitted is None else fitted
-    space = proposer.problem.space
-    given = space.parameters.get("epsilon") if proposer.problem.resource is None else None
-    asked = min(epsilon, given.high) if isinstance(given, Real) else math.nan
-
-    def held(candidates: Candidates) -> Candidates:
-        """The candidates at the epsilon that was asked for, if it is a parameter."""
-        if not isinstance(given, Real) or asked < given.low:
-            return candidates
-        return proposer.known.candidates([{**c, "epsilon": asked} for c in candidates.configs])
-
-    def within(candidates: Candidates) -> Tensor:
-        candidates = held(candidates)
-        allowed = torch.tensor([space.satisfies(config) for config in candidates.configs])
-        errors = expected_error(*_error_beliefs(beliefs, candidates))
-        return (-errors).where(allowed & (candidates.known[:, _EPSILON] <= epsilon), -math.inf)
-
-    config = proposer.search(within, beliefs, len(trials))
-    if config is None:
-        # The feasible region may be smaller than the candidates are apart: descend into it.
-        config = proposer.search(lambda c: -c.known[:, _EPSILON], beliefs, len(trials))
-        smallest = math.inf if config is None else proposer.known.epsilon(config)
-        if not smallest <= epsilon:
-            raise ValueError(
-                f"`epsilon` = {epsilon:g} is out of reach: the smallest epsilon found in the space "
-                f"is {smallest:.4g}. Widen the space (more noise, fewer steps) or ask for more."
-            )
-    assert config is not None
-    (config,) = held(proposer.known.candidates([config])).configs
-    mean, std = _error_beliefs(beliefs, proposer.known.candidates([config]))
-    z = NormalDist().inv_cdf(0.5 + level / 2)
-    return OperatingPoint(
-        config=config,
-        epsilon=proposer.known.epsilon(config),
-        error=float(expected_error(mean, std)),
-        interval=(float(torch.sigmoid(-mean - z * std)), float(torch.sigmoid(-mean + z * std))),
-        level=level,
-        tried=any(
-            point.config == config
-            for trial in trials
-            if trial.state == "complete"
-            for point in proposer.problem.points(trial)
-        ),
-    )
-
-
-def by_expected_error(proposer: Proposer, trials: Sequence[Trial], epsilon: float) -> list[Config]:
-    """Configs of the complete trials within an epsilon, by the error that the models expect."""
-    within = [trial for trial in trials if trial.epsilon <= epsilon]
-    candidates = proposer.known.candidates([trial.config for trial in within])
-    errors = expected_error(*_error_beliefs(proposer.beliefs(trials), candidates)) if within else ()
-    order = sorted(range(len(within)), key=lambda place: float(errors[place]))
-    return [dict(within[place].config) for place in order]
-
-
-def _error_beliefs(beliefs: Beliefs, candidates: Candidates) -> tuple[Tensor, Tensor]:
-    means, stds = beliefs.predict(candidates)
-    return means[:, _ERROR], stds[:, _ERROR]
-
-
-def expected_error(mean: Tensor, std: Tensor) -> Tensor:
-    """Mean of ``sigmoid(-y)`` for Gaussian ``y``, by Gauss-Hermite quadrature."""
-    nodes, weights = (torch.from_numpy(a) for a in np.polynomial.hermite_e.hermegauss(20))
-    values = torch.sigmoid(-(mean.unsqueeze(-1) + std.unsqueeze(-1) * nodes))
-    return values @ (weights / weights.sum())

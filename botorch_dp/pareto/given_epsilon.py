@@ -1,8 +1,8 @@
 """Epsilon as an input: the noise of a training is solved for.
 
-What is wanted is an epsilon, and which noise meets it follows from the batches, the steps and whatever
-else the privacy oracle reads. A space that holds ``epsilon`` in place of the noise needs no search
-for a config that meets the one that is wanted.
+For a given epsilon, the noise follows from the batches, the steps and whatever else the privacy
+oracle reads. A space that holds ``epsilon`` in place of the noise needs no search for a config that
+meets a wanted epsilon.
 """
 
 from __future__ import annotations
@@ -73,13 +73,10 @@ def given_epsilon(
     batched = replace(problem.batched, epsilons=solver.bounds)
     if batched.replicates is not None:
         batched, oracle = replace(batched, replicates=oracle), None
-    if batched.utilities is not None:
-        can = noise not in batched.alike
-        together = SolvedTogether(solver, batched.utilities) if can else None
-        batched = replace(batched, utilities=together, alike=batched.alike if can else ())
-    promise = replace(problem.promise, trainer=None)
-    if promise.guarantee is not None:
-        promise = replace(promise, guarantee=Solved(solver, promise.guarantee))
+    promise = problem.promise
+    if promise is not None:
+        guarantee = promise.guarantee and Solved(solver, promise.guarantee)
+        promise = replace(promise, trainer=None, guarantee=guarantee)
     return PrivacyUtilityProblem(
         space,
         privacy=Solved(solver, problem.privacy),
@@ -196,11 +193,3 @@ class Solved:
     def __call__(self, config: Config, *arguments: Any) -> Any:
         """The function's answer."""
         return self.function(self.solver(config), *arguments)
-
-
-class SolvedTogether(Solved):
-    """The same of a function of several configs."""
-
-    def __call__(self, configs: Any, *arguments: Any) -> Any:
-        """The function's answer."""
-        return self.function([self.solver(config) for config in configs], *arguments)

@@ -1,14 +1,16 @@
-"""What a study optimizes, and the trials it makes.
+"""What a study optimizes, and the records of its trials.
 
-A problem is a space, an exact privacy oracle and a noisy utility oracle. A trial is a frozen record
-of what was tried and what came of it: one point, or a curve of points where utility is measured
-along the way.
+A problem is a space, an exact privacy oracle and a noisy utility oracle. A :class:`Trial` is a
+frozen record of what was tried and what came of it: one point, or a curve of points where utility
+is measured along the way. What happens to a trial gives another record (:meth:`Trial.reached`,
+:meth:`Trial.measured`, :meth:`Trial.failed`); a study stores each of them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from numbers import Real as RealNumber
@@ -144,52 +146,21 @@ class Resource:
         return replace(self, checkpoints=tuple(values))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Batched:
-    """Answers the oracles' questions many at once, where that is faster than one after the other.
+    """Oracles that answer several questions in one call, where that is faster.
 
     Args:
-        utilities: ``configs, seeds -> utilities``, of one training for each config and its seed,
-            for ``DPareto.run(together=...)``: those that the problem's own oracle gives, up to
-            rounding. Where the problem has a ``resource``, ``configs, seeds, checkpoints ->
-            curves``, with the checkpoints of each training: its utilities there in a sequence; or a
-            generator. It yields a dictionary whenever some trainings have reached the next of their
-            checkpoints, with their utilities by their places, and is sent the set of places that
-            end there.
-        alike: Parameters that must be equal in all configs of one such call.
         replicates: ``config, seeds -> utilities``, in place of ``utility``, where all replicates of
-            a trial are trained together. Where the problem has a ``resource``, in place of
-            ``utility_curve``: it takes the checkpoints too, and gives a list with one utility for
-            each seed at each of them.
-        epsilons: ``configs -> epsilons`` for thousands of candidates. May be larger than what
+            a trial are trained in one computation. Where the problem has a ``resource``, in place
+            of ``utility_curve``: it takes the checkpoints too, and gives a list with one utility
+            for each seed at each of them.
+        epsilons: ``configs -> epsilons`` for thousands of candidates. They may be larger than what
             ``privacy`` says, never smaller; trials get the exact value.
     """
 
-    utilities: Callable[..., Iterable[Any]] | None = None
-    alike: tuple[str, ...] = ()
     replicates: Callable[..., Iterable[Any]] | None = None
     epsilons: Callable[[Sequence[Config]], Sequence[float]] | None = None
-
-    def check_within(self, space: SearchSpace) -> None:
-        """Raise unless configs of the space can be made alike."""
-        for name in self.alike:
-            parameter = space.parameters.get(name)
-            if parameter is None or parameter.active is not None:
-                raise ValueError(
-                    f"`batched.alike` must name parameters of the space {list(space.parameters)} "
-                    f"that are always active, got {name!r}."
-                )
-            conditions = {n: p.active for n, p in space.parameters.items() if p.active is not None}
-            depend = [n for n, condition in conditions.items() if condition.parameter == name]
-            if depend:
-                raise ValueError(
-                    f"`batched.alike` has {name!r}, on which it depends whether {depend} are "
-                    "active. Leave it out, or make these always active."
-                )
-
-    def shared(self, config: Config) -> Config:
-        """What other configs must have in common with one that they are trained with."""
-        return {name: config[name] for name in self.alike}
 
 
 @dataclass(frozen=True)
@@ -246,6 +217,19 @@ class Measurement:
 
 
 @dataclass(frozen=True)
+class BegunCurve:
+    """What a training that has not ended has measured so far.
+
+    Args:
+        points: By checkpoint. Sensitive.
+        attempt: Tells one training of a replicate from the next; the one that measured last.
+    """
+
+    points: Mapping[int, Measurement] = field(repr=False)
+    attempt: int = 0
+
+
+@dataclass(frozen=True)
 class Trial:
     """One config, its seeds, and whatever is known about it so far.
 
@@ -256,16 +240,17 @@ class Trial:
         epsilon: Exact; NaN if the privacy oracle failed.
         state: ``"pending"`` (proposed, perhaps training), ``"complete"`` or ``"failed"``.
         measurements: One for each replicate, None where it is missing. Sensitive.
-        fresh: Measurements of later re-evaluations, which no proposal has seen. Sensitive.
+        fresh: Measurements of later re-evaluations by replicate, numbered after the trial's own; no
+            proposal has seen them. Sensitive.
         failures: Type names of the errors of failed attempts; never their messages, which may
             quote records.
-        failed_trainings: How many trainings those attempts may have begun.
+        failed_trainings: How many trainings those attempts may have begun without measuring.
         suspect: Whether an executor died while this trial was in flight among others.
         plan: Where utility is measured along the way; None if at the end only. Then ``epsilon`` is
             that of the last checkpoint.
-        begun: What was measured so far of replicates that are not finished. Sensitive.
-        interrupted_trainings: How many trainings were measured along the way and begun again, or
-            wait for it.
+        begun: What was measured so far of replicates that have not finished.
+        begun_again: How many trainings had measured something when they were cut off, and were
+            begun again.
     """
 
     number: int
@@ -274,13 +259,13 @@ class Trial:
     epsilon: float
     state: State = "pending"
     measurements: tuple[Measurement | None, ...] = field(default=(), repr=False)
-    fresh: tuple[Measurement, ...] = field(default=(), repr=False)
+    fresh: Mapping[int, Measurement] = field(default_factory=dict, repr=False)
     failures: tuple[str, ...] = ()
     failed_trainings: int = 0
     suspect: bool = False
     plan: CurvePlan | None = None
-    begun: Mapping[int, Mapping[int, Measurement]] = field(default_factory=dict, repr=False)
-    interrupted_trainings: int = 0
+    begun: Mapping[int, BegunCurve] = field(default_factory=dict, repr=False)
+    begun_again: int = 0
 
     @property
     def finished(self) -> tuple[Measurement, ...]:
@@ -316,17 +301,102 @@ class Trial:
 
     @property
     def num_trainings(self) -> int:
-        """How often a training was begun, re-evaluations and failed attempts included."""
-        ended = len(self.finished) + len(self.fresh)
-        return ended + self.failed_trainings + self.interrupted_trainings
+        """How many trainings of it the study knows something of, re-evaluations included."""
+        ended = len(self.finished) + len(self.fresh) + self.failed_trainings
+        return ended + len(self.begun) + self.begun_again
+
+    @property
+    def next_replicate(self) -> int:
+        """The first replicate after all that were ever measured."""
+        return 1 + max(self.fresh, default=len(self.seeds) - 1)
 
     def ahead(self, replicates: Sequence[int]) -> tuple[int, ...]:
         """The checkpoints that some of the replicates have not reached yet."""
         if self.plan is None:
             return ()
-        reached = [max(self.begun.get(replicate, ()), default=None) for replicate in replicates]
+        nothing = BegunCurve({})
+        reached = [max(self.begun.get(r, nothing).points, default=None) for r in replicates]
         behind = None if None in reached else min(reached)  # type: ignore[type-var]
         return self.plan.after(behind)
+
+    def next_attempt(self, replicates: Iterable[int]) -> int:
+        """The number of the next training of these replicates."""
+        return max((self.begun[r].attempt + 1 for r in replicates if r in self.begun), default=0)
+
+    def unmeasured(self, replicates: Iterable[int], attempt: int) -> int:
+        """How many of these replicates have no point of this attempt."""
+        return sum(r not in self.begun or self.begun[r].attempt != attempt for r in replicates)
+
+    def reached(
+        self,
+        checkpoint: int,
+        points: Mapping[int, Measurement],
+        *,
+        attempt: int = 0,
+        is_last: bool = False,
+    ) -> Trial:
+        """The trial after replicates have reached a checkpoint; what was measured before stays.
+
+        Args:
+            checkpoint: Where.
+            points: What was measured there, by replicate.
+            attempt: Which training it was, from :meth:`next_attempt`.
+            is_last: Whether their trainings end there.
+        """
+        begun, again = dict(self.begun), self.begun_again
+        for replicate, point in points.items():
+            earlier = begun.get(replicate, BegunCurve({}, attempt))
+            again += earlier.attempt != attempt
+            begun[replicate] = BegunCurve({checkpoint: point} | dict(earlier.points), attempt)
+        trial = replace(self, begun=begun, begun_again=again)
+        if not is_last:
+            return trial
+        ended = {r: Measurement.of_curve(begun[r].points) for r in points}
+        return trial.measured(ended, attempt=attempt)
+
+    def measured(self, measurements: Mapping[int, Measurement], *, attempt: int = 0) -> Trial:
+        """The trial after trainings have ended; it is complete when none is missing."""
+        own = [*self.measurements, *[None] * (len(self.seeds) - len(self.measurements))]
+        begun, fresh, again = dict(self.begun), dict(self.fresh), self.begun_again
+        for replicate, measurement in measurements.items():
+            if replicate in begun:
+                earlier = begun.pop(replicate)
+                again += earlier.attempt != attempt
+                points = dict(measurement.curve) | dict(earlier.points)
+                measurement = Measurement.of_curve(points)
+            if replicate >= len(self.seeds):
+                fresh.setdefault(replicate, measurement)
+            elif own[replicate] is None:
+                own[replicate] = measurement
+        ended = self.state == "pending" and None not in own
+        return replace(
+            self,
+            measurements=tuple(own),
+            fresh=fresh,
+            begun=begun,
+            begun_again=again,
+            state="complete" if ended else self.state,
+        )
+
+    def failed(
+        self, error_type: str, *, trainings: int, blamed: bool = True, is_last: bool = False
+    ) -> Trial:
+        """The trial after an attempt failed.
+
+        Args:
+            error_type: Name of the exception's class.
+            trainings: How many trainings the attempt may have begun without measuring.
+            blamed: False if the trial was only in flight when something else broke.
+            is_last: Whether no other attempt follows.
+        """
+        is_pending = self.state == "pending"
+        return replace(
+            self,
+            failures=(*self.failures, error_type) if blamed else self.failures,
+            failed_trainings=self.failed_trainings + trainings,
+            suspect=self.suspect or (is_pending and not blamed),
+            state="failed" if is_pending and is_last else self.state,
+        )
 
 
 @dataclass(frozen=True)
@@ -410,19 +480,22 @@ class PrivacyUtilityProblem:
         replicates: Trainings for each trial, with seeds of their own.
         objectives: Further objectives to minimize.
         promise: What epsilon speaks of (delta, neighbouring relation), and what else is known about
-            the privacy of one training; see :class:`TrainingPromise`.
-        name: How a stored study recognizes the problem; the utility oracle's name by default.
+            the privacy of one training; see :class:`TrainingPromise`. Without one, nothing is known
+            but the number: figures say that its relation and delta are not stated, and nothing has
+            a price.
+        name: What reports call the problem; the names of its parameters by default. A stored study
+            recognizes the problem by it, or by the oracle's name.
         utility_curve: ``config, seed, checkpoints -> utilities``, in place of ``utility``, where
             utility can be measured along the way: one for each checkpoint, in a sequence or from a
-            generator. From a generator each is stored as it comes, and a training whose rest is not
-            worth its cost ends: the generator is closed. After a kill, the function is called again
+            generator. From a generator each is stored as it comes, and it is closed where the rest
+            of the training cannot improve the front. After a kill, the function is called again
             with the checkpoints that are left. A loop that keeps its own state goes on from it; any
             other trains again from its seed, and passes through the same models if its noise
             follows from the seed.
         resource: The integer parameter that counts how far a training is, such as ``"epochs"``, or
             a :class:`Resource`. ``privacy`` is asked with its value at each checkpoint, and must
             cover all models up to there.
-        batched: How many questions are answered in one computation, where that is faster.
+        batched: Oracles that answer several questions in one call.
 
     Example:
         >>> problem = PrivacyUtilityProblem(
@@ -457,7 +530,6 @@ class PrivacyUtilityProblem:
         batched = Batched() if batched is None else batched
         if not isinstance(batched, Batched):
             raise TypeError(f"`batched` must be a Batched, got {type(batched).__name__}.")
-        batched.check_within(space)
         oracles = [o for o in (utility, utility_curve, batched.replicates) if o is not None]
         if len(oracles) != 1:
             raise ValueError(
@@ -481,10 +553,13 @@ class PrivacyUtilityProblem:
         names = [objective.name for objective in objectives]
         if len(set(names)) < len(names):
             raise ValueError(f"`objectives` must have different names, got {names}.")
-        promise = TrainingPromise() if promise is None else promise
-        if not isinstance(promise, TrainingPromise):
+        if promise is not None and not isinstance(promise, TrainingPromise):
             raise TypeError(f"`promise` must be a TrainingPromise, got {type(promise).__name__}.")
         named = Resource(resource) if isinstance(resource, str) else resource
+        if named is not None and not isinstance(named, Resource):
+            raise TypeError(
+                f"`resource` must be a parameter's name or a Resource, got {type(named).__name__}."
+            )
         self.batched = batched
         self.space = space
         self.resource = None if named is None else named.within(space)
@@ -495,7 +570,8 @@ class PrivacyUtilityProblem:
         self.replicates = check_integer("replicates", replicates)
         self.objectives = tuple(objectives)
         self.promise = promise
-        self.name = name if name is not None else _name_of(oracle)
+        self.name = " and ".join(space.parameters) if name is None else name
+        self._recognized_by = {"oracle": _name_of(oracle)} if name is None else {"name": name}
 
     @property
     def objective_names(self) -> tuple[str, ...]:
@@ -511,6 +587,30 @@ class PrivacyUtilityProblem:
     def measured_objectives(self) -> tuple[Objective, ...]:
         """The further objectives that only a training reveals."""
         return tuple(o for o in self.objectives if o.function is None)
+
+    @property
+    def stated_promise(self) -> TrainingPromise:
+        """The promise, or an error if the problem has none."""
+        if self.promise is None:
+            raise StudyError(
+                "This problem does not say what its epsilon means, so nothing has a price: pass "
+                "`promise=TrainingPromise(delta=...)` to the PrivacyUtilityProblem, with the delta "
+                "(0 for pure epsilon) and the neighbouring relation of `privacy`."
+            )
+        return self.promise
+
+    def training_guarantee(self, config: Config, epsilon: float) -> Guarantee:
+        """What one training promises a training record, its noise being secret."""
+        return self.stated_promise.of_training(self.name, config, epsilon)
+
+    def charge(self, config: Config, trainings: int, label: str) -> None:
+        """Called before so many trainings of a config begin. Here they are free.
+
+        See :class:`~botorch_dp.pareto.paying.ChargedProblem`.
+        """
+
+    def check_executor(self, executor: Executor) -> None:
+        """Raise if trainings may not run there. Here they may run anywhere."""
 
     def epsilon(self, config: Config) -> float:
         """The exact epsilon of one training.
@@ -683,7 +783,7 @@ class PrivacyUtilityProblem:
         """What must be the same for a stored study to be continued, JSON-ready."""
         described = {
             "space": self.space.to_dict(),
-            "name": self.name,
+            **self._recognized_by,
             "ref_point": list(self.ref_point),
             "replicates": self.replicates,
             "objectives": [
@@ -695,11 +795,11 @@ class PrivacyUtilityProblem:
                 }
                 for o in self.objectives
             ],
-            "delta": self.promise.delta,
-            "relation": self.promise.unit.relation.name,
         }
-        if self.promise.secret_noise:
-            described["secret_noise"] = True
+        if self.promise is not None:
+            described["delta"] = self.promise.delta
+            described["relation"] = self.promise.unit.relation.name
+            described["secret_noise"] = self.promise.secret_noise
         if self.resource is not None:
             described["resource"] = {
                 "name": self.resource.name,

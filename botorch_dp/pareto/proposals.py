@@ -1,4 +1,4 @@
-"""Which config to try next: a pure function of the space, the trials and the seed.
+"""Which config to try next, and where its curve may stop: :func:`propose`, a pure function.
 
 Candidates are a fixed space-filling set and small steps away from the best configs so far, all
 rounded to what can be tried; the best candidates are polished by ever smaller steps. No gradient is
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, TypeAlias
 
@@ -39,6 +39,7 @@ from botorch_dp.pareto.beliefs import (
     EpsilonScale,
     KnownObjectives,
     PrivacyModel,
+    Scale,
     front_places,
     objective_scales,
 )
@@ -54,6 +55,8 @@ from botorch_dp.space import Config, Integer, SearchSpace
 
 #: Scores candidates; the one with the largest score is tried next.
 Score: TypeAlias = Callable[[Candidates], Tensor]
+#: Says of each of some configs whether it may be proposed.
+Allowed: TypeAlias = Callable[[Sequence[Config]], list[bool]]
 
 
 class AcquisitionFactory(Protocol):
@@ -70,14 +73,14 @@ class AcquisitionFactory(Protocol):
         """The acquisition function."""
 
 
-class Payer(Protocol):
-    """Knows what can be paid for; see :class:`~botorch_dp.pareto.paying.Purse`."""
+class Budget(Protocol):
+    """What can be paid for; see :class:`~botorch_dp.pareto.paying.ChargedProblem`."""
 
-    def affords(self, times: int, config: Config) -> bool:
+    def affords(self, config: Config, trials: int) -> bool:
         """Whether so many trials of a config are within the budget."""
 
-    def seems_to_afford(self, times: int, configs: Sequence[Config]) -> list[bool]:
-        """The same of many configs, quickly."""
+    def may_afford(self, configs: Sequence[Config], trials: int) -> list[bool]:
+        """The same of many configs, quickly: by bounds on their prices."""
 
 
 class NothingAffordableError(StudyError):
@@ -92,8 +95,7 @@ _MC_SAMPLES = 64
 #: Steps from the best configs, in units of the cube, and how many of each length.
 _LOCAL_STEPS = (0.02, 0.06, 0.2)
 _LOCAL_CANDIDATES = 512
-#: Curves have many points, and what is trained in company has one choice less: then this share of
-#: the candidates is looked at.
+#: A curve has many points, so that only this share of the candidates is looked at.
 _FEWER = 0.25
 #: Polishing: how many of the best candidates, and which steps they take in turn.
 _POLISHED = 8
@@ -129,21 +131,38 @@ class ProposalOptions:
     grid_levels: int | Mapping[str, int] = 3
 
 
-class Proposer:
-    """Proposes configs for one problem.
+@dataclass(frozen=True)
+class Proposal:
+    """What to try next.
 
-    It remembers what the oracles said about known objectives, the fixed candidates and the models
-    of what is complete, which saves time and changes nothing: :meth:`propose` is a pure function of
-    its arguments.
+    Args:
+        config: The hyper-parameters; of a curve, with the planned end of its training.
+        stops: The utility at each checkpoint below which the rest of the training is not worth its
+            cost; None if it is trained to its planned end.
+    """
+
+    config: Config
+    stops: tuple[float, ...] | None = None
+
+
+class Search:
+    """What the proposals of one study have in common.
+
+    It remembers what follows from its arguments: exact objectives, the space-filling candidates,
+    and the models of the trials that it was last asked about. That saves time and changes no
+    proposal.
+
+    Args:
+        problem: The space and the oracles.
+        seed: The study's.
+        options: How proposals are made.
     """
 
     def __init__(
         self, problem: PrivacyUtilityProblem, *, seed: int, options: ProposalOptions
     ) -> None:
-        self.problem = problem
-        self.options = options
+        self.problem, self.seed, self.options = problem, seed, options
         self.known = KnownObjectives(problem, with_epsilon=options.privacy_model == "exact")
-        self._seed = seed
         self.scales = objective_scales(problem, options.epsilon_scale)
         self._grid: list[Config] | None = None
         if options.acquisition == "grid":
@@ -151,181 +170,26 @@ class Proposer:
             grid = list({tuple(config.values()): config for config in whole}.values())
             order = np.random.default_rng(_stream(seed, "grid")).permutation(len(grid))
             self._grid = [grid[index] for index in order]
-        self._spread: dict[str, list[Config]] = {}
-        self._pools: dict[tuple[bool, tuple[object, ...]], Candidates] = {}
-        #: Where the training of a config that was just proposed may end early.
-        self._stops: tuple[Config, tuple[float, ...]] | None = None
-        #: What models were last fitted to, and these: pending trials have no part in it.
+        self._drawn: dict[str, list[Config]] = {}
+        self._pools: dict[bool, Candidates] = {}
         self._fitted: tuple[Sequence[Trial], Mapping[int, Model]] = ((), {})
-        #: Pays for the trials; None if nothing is paid.
-        self.purse: Payer | None = None
-        self._allows: Callable[[Sequence[Config]], list[bool]] | None = None
-        #: What a config must have in common with those that it is trained together with.
-        self._shared: Config = {}
+
+    @property
+    def exact(self) -> Search:
+        """The search with exact epsilons: proposals may go without them, what is deployed not."""
+        if self.options.privacy_model == "exact":
+            return self
+        options = replace(self.options, privacy_model="exact")
+        return Search(self.problem, seed=self.seed, options=options)
 
     def most_trials(self, trials: Sequence[Trial]) -> float:
         """How many trials there can be, these included."""
-        return math.inf if self._grid is None else len(trials) + len(self._untried(trials))
+        return math.inf if self._grid is None else len(trials) + len(self.untried(trials))
 
-    def _untried(self, trials: Sequence[Trial]) -> list[Config]:
+    def untried(self, trials: Sequence[Trial]) -> list[Config]:
         """What is left of the grid, in its order."""
         tried = {tuple(trial.config.items()) for trial in trials}
         return [config for config in self._grid or () if tuple(config.items()) not in tried]
-
-    def propose(
-        self, trials: Sequence[Trial], number: int, initial: int, company: Config | None = None
-    ) -> Config:
-        """The config of trial ``number``; of a curve, that of the longest training.
-
-        Args:
-            trials: All earlier trials, in order of their numbers.
-            number: The new trial's number.
-            initial: How many trials are drawn before models are consulted.
-            company: A config that it shall be trained together with, as far as constraints allow.
-        """
-        batched = self.problem.batched
-        self._shared = {} if company is None else batched.shared(company)
-        if self.purse is None:
-            return self._ended(self._proposed(trials, number, initial), number, initial)
-        # No trial shall take all that is left while cheaper ones promise something.
-        for times in (_PACE, 1):
-            refused: list[Config] = []
-            self._allows = partial(self._affords, times, refused)
-            try:
-                while len(refused) < _POLISHED:
-                    config = self._proposed(trials, number, initial)
-                    if self.purse.affords(times, config):
-                        return self._ended(config, number, initial)
-                    refused.append(config)
-            except NothingAffordableError:
-                pass
-            finally:
-                self._allows = None
-        raise NothingAffordableError("The budget cannot bear another trial of this study.")
-
-    def _affords(self, times: int, refused: list[Config], configs: Sequence[Config]) -> list[bool]:
-        """Whether so many trials of each config seem to be affordable."""
-        assert self.purse is not None
-        seems = self.purse.seems_to_afford(times, configs)
-        return [fine and c not in refused for fine, c in zip(seems, configs, strict=True)]
-
-    def _ended(self, config: Config, number: int, initial: int) -> Config:
-        """Where the training of a proposed config ends."""
-        whole = self.problem.whole(config)
-        if self.problem.resource is None or self.options.acquisition in ("random", "grid"):
-            return whole
-        if number < initial:
-            # What the first trainings tell soon is worth more than how they end.
-            along = self.problem.along(whole)
-            return along[max(len(along) - 1 - _SHORTER, len(along) // 2)]
-        return config
-
-    def _in_company(self, configs: Iterable[Config]) -> list[Config]:
-        """The configs as they can be trained together with the one that is given."""
-        if self._shared:
-            configs = ({**config, **self._shared} for config in configs)
-        return self.problem.space.allowed(configs)
-
-    def _allowed(self, configs: Sequence[Config]) -> Iterator[int]:
-        """Places of those that can be paid for, in order; the later ones are not asked about."""
-        start, count = 0, 1
-        while start < len(configs):
-            some = configs[start : start + count]
-            allowed = [True] * len(some) if self._allows is None else self._allows(some)
-            yield from (start + place for place, each in enumerate(allowed) if each)
-            start, count = start + count, 2 * count
-
-    def _first_allowed(self, configs: Sequence[Config]) -> Config:
-        for place in self._allowed(configs):
-            return configs[place]
-        raise NothingAffordableError
-
-    def _allowed_by(self, score: Score) -> Score:
-        """The score, minus infinity for the best ones that cannot be paid for."""
-        if self._allows is None:
-            return score
-
-        def allowed(candidates: Candidates) -> Tensor:
-            values = score(candidates)
-            order = values.argsort(descending=True, stable=True)
-            order = order[values[order] > -math.inf]
-            best = [candidates.configs[place] for place in order.tolist()]
-            found = list(itertools.islice(self._allowed(best), _POLISHED))
-            refused = torch.ones(len(best), dtype=torch.bool)
-            refused[found] = False
-            if len(found) == _POLISHED:
-                refused[found[-1] :] = False
-            values[order[refused]] = -math.inf
-            return values
-
-        return allowed
-
-    def _proposed(self, trials: Sequence[Trial], number: int, initial: int) -> Config:
-        if self._grid is not None:
-            left = self._untried(trials)
-            if not left:
-                raise StudyError(
-                    f"The grid has {len(self._grid)} points and all were proposed; start a study "
-                    "with larger `grid_levels`."
-                )
-            alike = [config for config in left if config == {**config, **self._shared}]
-            return self._first_allowed(alike or left)
-        space = self.problem.space
-        if self.options.acquisition == "random":
-            drawn = space.sample(
-                1 if self._allows is None else _DRAWN_TO_PAY,
-                seed=_stream(self._seed, "random", number),
-            )
-            return self._first_allowed(self._in_company(drawn) or drawn)
-        if number < initial or sum(trial.state == "complete" for trial in trials) < 2:
-            drawn = self._quasi_random("initial", number + 1, space.draw)
-            if number >= len(drawn):
-                raise StudyError(
-                    f"The space's constraints allow only {len(drawn)} of the configs drawn, and "
-                    "all were proposed. Widen them, or lower `initial`."
-                )
-            if self._allows is not None:
-                drawn = self._quasi_random("initial", number + _DRAWN_TO_PAY, space.draw)
-            drawn = drawn[number:]
-            return self._first_allowed(self._in_company(drawn) or drawn)
-        beliefs = self.beliefs(trials)
-        with manual_seed(self._torch_seed(number)), torch.no_grad():
-            if self.problem.resource is None:
-                best = self.search(self.score(beliefs), beliefs, number)
-            else:
-                curves = WholeCurves(self, beliefs)
-                best = self.search(curves, beliefs, number, whole=True)
-                if best is not None:
-                    self._stops = best, _ = curves.ended(best)
-            if best is None:
-                # Nothing promises an improvement: look where least is known.
-                best = self.search(lambda c: _uncertainty(beliefs, c), beliefs, number)
-        if best is None and self._allows is not None:
-            raise NothingAffordableError
-        if best is None:
-            raise StudyError(
-                "The privacy oracle fails, or answers no finite epsilon >= 0, for all candidates "
-                f"({self.known.failures_in_words()}). Call `problem.epsilon(config)` by hand to "
-                "see what is wrong."
-            )
-        return best
-
-    def plan(self, config: Config, epsilon: float, trials: Sequence[Trial]) -> CurvePlan | None:
-        """Where the training of a config is measured, and where it may end; None for no curve.
-
-        Args:
-            config: What was proposed.
-            epsilon: Its exact epsilon.
-            trials: All earlier trials.
-        """
-        *along, _ = checkpoints = self.problem.checkpoints(config) or (0,)
-        if self.problem.resource is None:
-            return None
-        epsilons = [self.known.epsilon(self.problem.at(config, c)) for c in along]
-        stops = (0.0,) * len(checkpoints)
-        if self._stops is not None and self._stops[0] == config:
-            stops = self._stops[1]
-        return CurvePlan(checkpoints, (*epsilons, epsilon), stops)
 
     def beliefs(self, trials: Sequence[Trial]) -> Beliefs:
         """The models fitted to the complete trials, believing in the others."""
@@ -337,141 +201,291 @@ class Proposer:
             [trial.config for trial in trials if trial.state != "complete"],
             known=self.known,
             scales=self.scales,
-            seed=self._torch_seed(len(complete)),
+            seed=_stream_seed(self.seed, "search", len(complete)),
             fitted=fitted if complete == before else None,
         )
         self._fitted = complete, beliefs.fitted
         return beliefs
 
-    def search(
-        self, score: Score, beliefs: Beliefs, number: int, *, whole: bool = False
+    def best(
+        self,
+        score: Score,
+        beliefs: Beliefs,
+        number: int,
+        *,
+        whole: bool = False,
+        allowed: Allowed | None = None,
     ) -> Config | None:
         """The config with the best score found; None if all scores are minus infinity.
 
         Args:
             score: Larger is better; not finite where nothing may be proposed.
             beliefs: Where the best configs so far are.
-            number: Makes the random steps of this search its own.
+            number: Of the trial, which makes the random steps of this search its own.
             whole: Whether to look at the longest trainings only, and score whole curves.
+            allowed: Which configs may be proposed; all if None.
         """
-        score = self._allowed_by(score)
-        generator = torch.Generator().manual_seed(self._torch_seed(number))
-        starts = _best_incumbents(beliefs)
+        if allowed is not None:
+            score = _allowed_only(score, allowed)
+        generator = torch.Generator().manual_seed(_stream_seed(self.seed, "search", number))
         share = _FEWER if whole else 1.0
-        local = int(share * _LOCAL_CANDIDATES)
-        found = self._pool(whole) + self._near(starts, _LOCAL_STEPS, local, generator, whole)
+
+        def near(starts: Tensor, lengths: Sequence[float], count: int) -> Candidates:
+            count = int(share * count)
+            codes = _steps_from(self.problem.space, starts, lengths, count, generator)
+            configs = self.problem.space.decode(codes)
+            if whole:
+                configs = list(map(self.problem.whole, configs))
+            return self.known.candidates(self.problem.space.allowed(configs))
+
+        found = self._pool(whole) + near(_best_incumbents(beliefs), _LOCAL_STEPS, _LOCAL_CANDIDATES)
         scores = _scored(score, found)
         for step in _POLISH_STEPS:
             kept = scores.topk(min(_POLISHED, len(scores))).indices
             found, scores = found[kept], scores[kept]
             if len(scores) == 0 or scores[0] == -math.inf:
                 return None
-            count = int(share * _POLISH_TRIES) * len(found)
-            tries = self._near(found.codes, (step,), count, generator, whole)
+            tries = near(found.codes, (step,), _POLISH_TRIES * len(found))
             found = found + tries
             scores = torch.cat([scores, _scored(score, tries)])
         return found.configs[int(scores.argmax())]
 
-    def _near(
-        self,
-        starts: Tensor,
-        lengths: Sequence[float],
-        count: int,
-        generator: torch.Generator,
-        whole: bool = False,
-    ) -> Candidates:
-        """Candidates around the codes of others, ``k x d``."""
-        codes = _steps_from(self.problem.space, starts, lengths, count, generator)
-        configs: Iterable[Config] = self.problem.space.decode(codes)
-        if whole:
-            configs = map(self.problem.whole, configs)
-        return self.known.candidates(self._in_company(configs))
-
     def _pool(self, whole: bool) -> Candidates:
         """The fixed candidates; the longest trainings that pass through some of them."""
-        shared = tuple(self._shared.values())
-        if (whole, shared) not in self._pools:
+        if whole not in self._pools:
             count = self.options.candidates
-            configs = self._quasi_random("candidates", count, self.problem.space.spread)
-            if whole or shared:
-                configs = configs[: max(16, int(_FEWER * count))]
+            configs = self.quasi_random("candidates", count, self.problem.space.spread)
             if whole:
+                configs = configs[: max(16, int(_FEWER * count))]
                 configs = list(map(self.problem.whole, configs))
-            self._pools = {known: c for known, c in self._pools.items() if not known[1]}
-            self._pools[whole, shared] = self.known.candidates(self._in_company(configs))
-        return self._pools[whole, shared]
+            configs = self.problem.space.allowed(configs)
+            self._pools[whole] = self.known.candidates(configs)
+        return self._pools[whole]
 
-    def _quasi_random(
+    def quasi_random(
         self, purpose: str, count: int, placed: Callable[[NDArray[np.float64]], list[Config]]
     ) -> list[Config]:
         """The first ``count`` configs of a scrambled Sobol sequence that constraints allow.
 
         Fewer if they allow next to nothing, and an error if they allow nothing.
         """
-        space, configs = self.problem.space, self._spread.get(purpose, [])
+        space, configs = self.problem.space, self._drawn.get(purpose, [])
         size = 2 ** math.ceil(math.log2(max(count, 2)))
         while len(configs) < count and size <= _MOST_DRAWN + 2 * count:
             engine = torch.quasirandom.SobolEngine(
-                len(space.parameters), scramble=True, seed=_stream_seed(self._seed, purpose)
+                len(space.parameters), scramble=True, seed=_stream_seed(self.seed, purpose)
             )
             points = engine.draw(size, dtype=torch.double).numpy()
             configs = [config for config in placed(points) if space.satisfies(config)]
-            self._spread[purpose] = configs
+            self._drawn[purpose] = configs
             size *= 2
         if not configs:
             raise space.nothing_allowed(size // 2)
         return configs[:count]
 
-    def _torch_seed(self, number: int) -> int:
-        return _stream_seed(self._seed, "search", number)
 
-    def score(self, beliefs: Beliefs) -> Score:
-        """How the acquisition values single points."""
-        acquisition = self.options.acquisition
-        if acquisition == "ehvi":
-            return self._expected_improvement(beliefs)
-        if acquisition == "qlogehvi":
-            return _pointwise(self._monte_carlo_improvement(beliefs))
-        ref_point = torch.tensor([s.ref_model for s in self.scales], dtype=torch.double)
-        factory: Any = {
-            "hvpoi": HypervolumeProbabilityOfImprovement,
-            "log_hvpoi": LogHypervolumeProbabilityOfImprovement,
-        }.get(str(acquisition), acquisition)
-        partitioning = FastNondominatedPartitioning(ref_point, Y=_defined(beliefs))
-        scored = _pointwise(factory(beliefs.model, ref_point, partitioning))
-        return _positive(scored) if acquisition == "hvpoi" else scored
+def propose(
+    search: Search, trials: Sequence[Trial], initial: int, budget: Budget | None = None
+) -> Proposal:
+    """The trial after these, a pure function of its arguments.
 
-    def _expected_improvement(self, beliefs: Beliefs) -> Score:
-        cells = self._partitioned(beliefs).get_hypercell_bounds()
-        maps = [scale.to_volume for scale in self.scales]
+    Args:
+        search: The problem, the seed and the options.
+        trials: All trials so far, by number.
+        initial: How many trials are drawn before models are consulted.
+        budget: What can be paid for; everything if None.
 
-        def score(candidates: Candidates) -> Tensor:
-            return expected_hypervolume_improvement(*beliefs.predict(candidates), cells, maps)
+    Raises:
+        NothingAffordableError: Nothing that would be proposed is within the budget.
+        StudyError: Nothing can be proposed.
+    """
+    if budget is None:
+        return _proposed(search, trials, initial, None)
+    whole = search.problem.whole
+    # No trial shall take all that is left while cheaper ones promise something.
+    for times in (_PACE, 1):
+        refused: list[Config] = []
+        allowed = partial(_within_budget, budget, times, refused, whole)
+        try:
+            while len(refused) < _POLISHED:
+                proposal = _proposed(search, trials, initial, allowed)
+                if budget.affords(proposal.config, times):
+                    return proposal
+                refused.append(whole(proposal.config))
+        except NothingAffordableError:
+            continue
+    raise NothingAffordableError("The budget cannot bear another trial of this study.")
 
-        return _positive(score)
 
-    def _monte_carlo_improvement(self, beliefs: Beliefs) -> AcquisitionFunction:
-        partitioning = self._partitioned(beliefs)
-        return qLogExpectedHypervolumeImprovement(
-            beliefs.model,
-            ref_point=partitioning.ref_point,
-            partitioning=partitioning,  # type: ignore[arg-type]
-            sampler=get_sampler(
-                beliefs.model.posterior(beliefs.incumbents.codes[:1]),  # type: ignore[arg-type]
-                sample_shape=torch.Size([_MC_SAMPLES]),
-                seed=0,
-            ),
-            objective=GenericMCMultiOutputObjective(self._volumes),
+def _within_budget(
+    budget: Budget,
+    times: int,
+    refused: Sequence[Config],
+    whole: Callable[[Config], Config],
+    configs: Sequence[Config],
+) -> list[bool]:
+    """Whether so many trials of each config seem to be affordable, and were not refused."""
+    seems = budget.may_afford(configs, times)
+    return [
+        fine and whole(config) not in refused for fine, config in zip(seems, configs, strict=True)
+    ]
+
+
+def _proposed(
+    search: Search, trials: Sequence[Trial], initial: int, allowed: Allowed | None
+) -> Proposal:
+    problem, acquisition = search.problem, search.options.acquisition
+    if acquisition == "grid":
+        left = search.untried(trials)
+        if not left:
+            raise StudyError(
+                f"All {len(trials)} points of the grid were proposed; start a study with larger "
+                "`grid_levels`."
+            )
+        return Proposal(_first(left, allowed))
+    number = len(trials)
+    if acquisition == "random":
+        count = 1 if allowed is None else _DRAWN_TO_PAY
+        drawn = problem.space.sample(count, seed=_stream(search.seed, "random", number))
+        return Proposal(problem.whole(_first(drawn, allowed)))
+    if number < initial or sum(trial.state == "complete" for trial in trials) < 2:
+        count = number + (1 if allowed is None else _DRAWN_TO_PAY)
+        drawn = search.quasi_random("initial", count, problem.space.draw)
+        if number >= len(drawn):
+            raise StudyError(
+                f"The space's constraints allow only {len(drawn)} of the configs drawn, and "
+                "all were proposed. Widen them, or lower `initial`."
+            )
+        along = problem.along(problem.whole(_first(drawn[number:], allowed)))
+        # What the first trainings tell soon is worth more than how they end.
+        return Proposal(along[max(len(along) - 1 - _SHORTER, len(along) // 2)])
+    return _by_models(search, trials, allowed)
+
+
+def _by_models(search: Search, trials: Sequence[Trial], allowed: Allowed | None) -> Proposal:
+    """The config that the acquisition function values most."""
+    number, beliefs = len(trials), search.beliefs(trials)
+    with manual_seed(_stream_seed(search.seed, "search", number)), torch.no_grad():
+        if search.problem.resource is None:
+            best = search.best(point_score(search, beliefs), beliefs, number, allowed=allowed)
+        else:
+            curves = WholeCurves(search, beliefs)
+            best = search.best(curves, beliefs, number, whole=True, allowed=allowed)
+            if best is not None:
+                return curves.ended(best)
+        if best is None:
+            # Nothing promises an improvement: look where least is known.
+            uncertainty = partial(_uncertainty, beliefs)
+            best = search.best(uncertainty, beliefs, number, allowed=allowed)
+    if best is None and allowed is not None:
+        raise NothingAffordableError
+    if best is None:
+        raise StudyError(
+            "The privacy oracle fails, or answers no finite epsilon >= 0, for all candidates "
+            f"({search.known.failures_in_words()}). Call `problem.epsilon(config)` by hand to "
+            "see what is wrong."
         )
+    return Proposal(best)
 
-    def _partitioned(self, beliefs: Beliefs) -> FastNondominatedPartitioning:
-        """The non-dominated space in the units of hypervolume, from the incumbents' means."""
-        ref_point = torch.tensor([s.ref_volume for s in self.scales], dtype=torch.double)
-        return FastNondominatedPartitioning(ref_point, Y=self._volumes(_defined(beliefs)))
 
-    def _volumes(self, Y: Tensor, X: Tensor | None = None) -> Tensor:
-        """From the scale of the models to the units of hypervolume, ``... x m``."""
-        return torch.stack([s.to_volume(Y[..., i]) for i, s in enumerate(self.scales)], dim=-1)
+def curve_plan(search: Search, proposal: Proposal, epsilon: float) -> CurvePlan | None:
+    """Where a proposed training is measured, and where it may end; None if at the end only.
+
+    Args:
+        search: Knows the problem.
+        proposal: What will be trained.
+        epsilon: The exact epsilon of its config.
+    """
+    problem = search.problem
+    if problem.resource is None:
+        return None
+    *along, last = problem.checkpoints(proposal.config)
+    epsilons = [search.known.epsilon(problem.at(proposal.config, c)) for c in along]
+    stops = proposal.stops or (0.0,) * (len(along) + 1)
+    return CurvePlan((*along, last), (*epsilons, epsilon), stops)
+
+
+def _allowed_places(configs: Sequence[Config], allowed: Allowed) -> Iterator[int]:
+    """Places of those that are allowed, in order; the later ones are not asked about."""
+    start, count = 0, 1
+    while start < len(configs):
+        answers = allowed(configs[start : start + count])
+        yield from (start + place for place, each in enumerate(answers) if each)
+        start, count = start + count, 2 * count
+
+
+def _first(configs: Sequence[Config], allowed: Allowed | None) -> Config:
+    if allowed is None:
+        return configs[0]
+    for place in _allowed_places(configs, allowed):
+        return configs[place]
+    raise NothingAffordableError
+
+
+def _allowed_only(score: Score, allowed: Allowed) -> Score:
+    """The score, minus infinity for the best ones that are not allowed."""
+
+    def score_allowed(candidates: Candidates) -> Tensor:
+        values = score(candidates)
+        order = values.argsort(descending=True, stable=True)
+        order = order[values[order] > -math.inf]
+        best = [candidates.configs[place] for place in order.tolist()]
+        found = list(itertools.islice(_allowed_places(best, allowed), _POLISHED))
+        refused = torch.ones(len(best), dtype=torch.bool)
+        refused[found] = False
+        if len(found) == _POLISHED:
+            refused[found[-1] :] = False
+        values[order[refused]] = -math.inf
+        return values
+
+    return score_allowed
+
+
+def point_score(search: Search, beliefs: Beliefs) -> Score:
+    """How the acquisition function values single points."""
+    acquisition, scales = search.options.acquisition, search.scales
+    if acquisition == "ehvi":
+        cells = _partitioned(scales, beliefs).get_hypercell_bounds()
+        maps = [scale.to_volume for scale in scales]
+        return _positive(
+            lambda c: expected_hypervolume_improvement(*beliefs.predict(c), cells, maps)
+        )
+    if acquisition == "qlogehvi":
+        return _pointwise(_monte_carlo_improvement(scales, beliefs))
+    ref_point = torch.tensor([s.ref_model for s in scales], dtype=torch.double)
+    factory: Any = {
+        "hvpoi": HypervolumeProbabilityOfImprovement,
+        "log_hvpoi": LogHypervolumeProbabilityOfImprovement,
+    }.get(str(acquisition), acquisition)
+    partitioning = FastNondominatedPartitioning(ref_point, Y=_defined(beliefs))
+    scored = _pointwise(factory(beliefs.model, ref_point, partitioning))
+    return _positive(scored) if acquisition == "hvpoi" else scored
+
+
+def _monte_carlo_improvement(scales: Sequence[Scale], beliefs: Beliefs) -> AcquisitionFunction:
+    partitioning = _partitioned(scales, beliefs)
+    return qLogExpectedHypervolumeImprovement(
+        beliefs.model,
+        ref_point=partitioning.ref_point,
+        partitioning=partitioning,  # type: ignore[arg-type]
+        sampler=get_sampler(
+            beliefs.model.posterior(beliefs.incumbents.codes[:1]),  # type: ignore[arg-type]
+            sample_shape=torch.Size([_MC_SAMPLES]),
+            seed=0,
+        ),
+        objective=GenericMCMultiOutputObjective(partial(_volumes, scales)),
+    )
+
+
+def _partitioned(scales: Sequence[Scale], beliefs: Beliefs) -> FastNondominatedPartitioning:
+    """The non-dominated space in the units of hypervolume, from the incumbents' means."""
+    ref_point = torch.tensor([s.ref_volume for s in scales], dtype=torch.double)
+    return FastNondominatedPartitioning(ref_point, Y=_volumes(scales, _defined(beliefs)))
+
+
+def _volumes(scales: Sequence[Scale], Y: Tensor, X: Tensor | None = None) -> Tensor:
+    """From the scale of the models to the units of hypervolume, ``... x m``."""
+    return torch.stack([s.to_volume(Y[..., i]) for i, s in enumerate(scales)], dim=-1)
 
 
 class WholeCurves:
@@ -481,14 +495,14 @@ class WholeCurves:
     which the training may end.
 
     Args:
-        proposer: Knows the problem.
+        search: Knows the problem.
         beliefs: What is believed of its objectives.
     """
 
-    def __init__(self, proposer: Proposer, beliefs: Beliefs) -> None:
-        self._problem, self._known = proposer.problem, proposer.known
+    def __init__(self, search: Search, beliefs: Beliefs) -> None:
+        self._problem, self._known = search.problem, search.known
         self._beliefs = beliefs
-        scale, error_scale = self._scales = proposer.scales[:2]
+        scale, error_scale = self._scales = search.scales[:2]
         means = _defined(beliefs)
         smallest = float(self._volume(scale.to_model(torch.zeros((), dtype=torch.double))))
         self._staircase = Staircase.of(
@@ -506,8 +520,8 @@ class WholeCurves:
         costs = [self._problem.cost(config) for config in beliefs.incumbents.configs]
         self._overhead = _OVERHEAD * max(costs)
         # The gain of an end with further objectives, or by another criterion, is that of its point.
-        plain = proposer.options.acquisition == "ehvi" and len(proposer.scales) == 2
-        self._pointwise = None if plain else proposer.score(beliefs)
+        plain = search.options.acquisition == "ehvi" and len(search.scales) == 2
+        self._pointwise = None if plain else point_score(search, beliefs)
 
     def _volume(self, epsilons: Tensor) -> Tensor:
         """From the scale of the models to epsilon in the units of hypervolume."""
@@ -522,19 +536,19 @@ class WholeCurves:
         values = (gains / (costs + self._overhead) ** _POWER).amax(dim=-1)
         return values.where(values > 0, -math.inf)
 
-    def ended(self, config: Config) -> tuple[Config, tuple[float, ...]]:
-        """A config with the best end of its training, and where it is to be stopped before."""
+    def ended(self, config: Config) -> Proposal:
+        """A config with the best end of its training, and where that may be stopped before."""
         gains, costs = self._gains(self._known.candidates([config]))
         values = (gains / (costs + self._overhead) ** _POWER)[0]
         best = int(values.argmax())
         config = self._cut(config, self._ends[best])
         along = self._problem.along(config)
         if self._pointwise is not None:
-            return config, (0.0,) * len(along)
+            return Proposal(config)
         candidates = self._known.candidates(along)
         mean, covariance, noise = self._beliefs.covariance(candidates.codes)
         rate = float(gains[0, best] / (costs[0, best] + self._overhead))
-        return config, stops(
+        found = stops(
             self._staircase,
             self._volume(self._beliefs.predict(candidates)[0][:, 0]),
             mean,
@@ -544,6 +558,7 @@ class WholeCurves:
             _SHARE * rate,
             self._error,
         )
+        return Proposal(config, found)
 
     def _cut(self, config: Config, end: int) -> Config:
         name = self._problem.resource.name  # type: ignore[union-attr]

@@ -1,207 +1,214 @@
-"""Trials in training: who takes which, and what becomes of them.
+"""The loop of a study: propose, store, submit, record, fail, stop.
 
-A study keeps its executor busy, stores what comes back before anything else is risked, and survives
-what goes wrong.
+* :class:`TrialQueue` says which trial is trained next, an old one or a new one, and stores what
+  becomes of it.
+* :class:`TrialLoop` keeps an executor busy, and stores what comes back before anything else is
+  risked. A trial is in training while one of its tasks is in flight, and waits otherwise. Nothing
+  else takes note of it, so that a study which was killed goes on where its file ends.
 """
 
 from __future__ import annotations
 
 import math
-import time
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from botorch_dp._progress import ProgressBar
 from botorch_dp.pareto.beliefs import require_complete
-from botorch_dp.pareto.problem import (
-    CurvePlan,
-    Measurement,
-    PrivacyUtilityProblem,
-    StudyError,
-    Trial,
+from botorch_dp.pareto.problem import Measurement, PrivacyUtilityProblem, StudyError, Trial
+from botorch_dp.pareto.proposals import (
+    Budget,
+    NothingAffordableError,
+    Proposal,
+    Search,
+    curve_plan,
+    propose,
 )
-from botorch_dp.pareto.proposals import NothingAffordableError, Proposer
-from botorch_dp.pareto.storage import NumberTakenError, StudyStorage
+from botorch_dp.pareto.storage import StudyFile
 from botorch_dp.pareto.workers import (
     MISTAKES,
     ExecutorDiedError,
-    Result,
+    ExecutorLike,
+    Failure,
+    Outcome,
     Task,
+    Trainings,
     TrainingTimeout,
-    Workers,
-    measured,
 )
-from botorch_dp.space import Config
 
 #: So many trials that fail before any has finished are no bad luck.
 _HOPELESS = 5
-#: How often a run that has nothing left to do looks after other processes.
-_POLL_SECONDS = 0.1
 
 
 class TrialQueue:
-    """Hands out the trials of a study, old and new; all else about them is in the storage.
+    """The trials of a study in the order in which they are trained, old ones and new ones.
 
     Args:
         problem: The problem.
-        storage: Where trials live.
-        proposer: Makes new ones.
+        file: Where trials are stored.
+        search: Proposes new ones.
+        budget: What can be paid for; everything if None.
         retries: How many failed attempts of a trial are followed by another one.
     """
 
     def __init__(
         self,
         problem: PrivacyUtilityProblem,
-        storage: StudyStorage,
-        proposer: Proposer,
+        file: StudyFile,
+        search: Search,
         *,
+        budget: Budget | None,
         retries: int,
     ) -> None:
-        self.problem = problem
-        self.storage = storage
-        self._proposer = proposer
-        self._retries = retries
-        # Pending trials that somebody trains now. All others wait: a new process starts with none,
-        # so it takes up what a crash left behind.
-        self._taken: set[int] = set()
+        self.problem, self.file = problem, file
+        self._search, self._budget, self._retries = search, budget, retries
 
-    def take(self, *, asked: bool = False) -> Trial | None:
-        """The first pending trial that nobody trains, here or in another process, now taken."""
-        self.storage.refresh()
-        for number in self.storage.pending():
-            if number not in self._taken and self.storage.claim(number, asked=asked):
-                self._taken.add(number)
-                return self.storage[number]
-        return None
+    def waiting(self, busy: Container[int]) -> Trial | None:
+        """The first pending trial that is not among the busy ones."""
+        pending = (t for t in self.file.trials if t.state == "pending" and t.number not in busy)
+        return next(pending, None)
 
-    def release(self, number: int) -> None:
-        """Give back a trial that will not be reported."""
-        self._taken.discard(number)
-        self.storage.unclaim(number)
-
-    def propose(self, initial: int, company: Trial | None = None) -> Trial | None:
-        """A new trial, stored and taken; failed already if an exact oracle fails on its config.
-
-        None if another process has made one of its number in the meantime.
+    def propose(self, initial: int, target: float = math.inf) -> Trial:
+        """A new trial, stored before it trains; failed already if an exact oracle fails on it.
 
         Args:
             initial: How many trials are drawn before models are consulted.
-            company: A trial that it may be trained together with.
+            target: How many trials the study shall have.
         """
-        number = len(self.storage)
-        trials = self.storage.trials()
+        trials = self.file.trials
         # As long as nothing has finished, configs are drawn, until it is plain that nothing works.
-        if number >= max(initial, _HOPELESS) and self.storage.count("failed") == number:
+        if len(trials) >= max(initial, _HOPELESS) and self.file.count("failed") == len(trials):
             require_complete(trials, "front to improve")
-        try:
-            config = self._proposer.propose(
-                trials, number, initial, None if company is None else company.config
-            )
-            trial = self.enqueue(config, number=number, claimed=True)
-        except NumberTakenError:
-            self.storage.refresh()
-            return None
-        if trial.state == "pending":
-            self._taken.add(number)
-        return trial
+        return self.enqueue(propose(self._search, trials, initial, self._budget), target)
 
-    def enqueue(self, config: Config, *, number: int, claimed: bool = False) -> Trial:
+    def enqueue(self, proposal: Proposal, target: float = math.inf) -> Trial:
         """A new trial of this config, stored and waiting; failed if an exact oracle fails on it."""
-        epsilon, error_type = math.nan, None
+        config, number = proposal.config, len(self.file)
+        epsilon, plan = math.nan, None
+        failures: tuple[str, ...] = ()
         try:
-            epsilon = self._proposer.known.epsilon(config)
-            plan = self._proposer.plan(config, epsilon, self.storage.trials())
+            epsilon = self._search.known.epsilon(config)
+            plan = curve_plan(self._search, proposal, epsilon)
         except Exception as error:
             # Nothing that an exact oracle says is sensitive.
-            if self.nothing_works(error, and_failed=1):
+            if self.nothing_works(isinstance(error, MISTAKES), target, and_failed=1):
                 raise StudyError(
                     f"An exact oracle (`privacy`, or the `function` of an objective) fails with "
                     f"{type(error).__name__}: {error} on {config}, and no trial has finished yet. "
                     "Correct it and go on; the study is as it was."
                 ) from error
-            error_type, plan = type(error).__name__, None
-        seeds = self.fresh_seeds(number, self.problem.replicates, start=0)
-        return self.storage.add_trial(
-            number,
-            config,
-            tuple(seeds.values()),
-            epsilon,
-            error_type=error_type,
-            plan=plan,
-            claimed=claimed,
+            failures = (type(error).__name__,)
+        return self.file.add(
+            Trial(
+                number,
+                config,
+                tuple(self.seeds(number, 0, self.problem.replicates).values()),
+                epsilon,
+                state="failed" if failures else "pending",
+                failures=failures,
+                plan=plan,
+            )
         )
 
-    def add(
-        self,
-        config: Config,
-        epsilon: float,
-        measured: Sequence[Measurement],
-        plan: CurvePlan | None,
-    ) -> Trial:
-        """A complete trial that was trained elsewhere; its seeds are for re-evaluations only."""
-        while True:
-            self.storage.refresh()
-            number = len(self.storage)
-            seeds = tuple(self.fresh_seeds(number, len(measured), start=0).values())
-            with suppress(NumberTakenError):
-                return self.storage.add_trial(
-                    number, config, seeds, epsilon, measurements=measured, plan=plan
-                )
+    def add_complete(self, proposal: Proposal, measurements: Sequence[Measurement]) -> Trial:
+        """A trial that was trained elsewhere; its seeds are for re-evaluations only."""
+        number = len(self.file)
+        epsilon = self._search.known.epsilon(proposal.config)
+        return self.file.add(
+            Trial(
+                number,
+                proposal.config,
+                tuple(self.seeds(number, 0, len(measurements)).values()),
+                epsilon,
+                state="complete",
+                measurements=tuple(measurements),
+                plan=curve_plan(self._search, proposal, epsilon),
+            )
+        )
 
-    def nothing_works(self, error: Exception | bool, *, and_failed: int = 0) -> bool:
+    def nothing_works(self, mistake: bool, target: float, *, and_failed: int = 0) -> bool:
         """Whether the study should end because nothing has finished and a mistake is plain.
 
         Args:
-            error: What was raised just now, or whether it was a plain mistake.
+            mistake: Whether what was raised just now is an error of code.
+            target: How many trials the study shall have.
             and_failed: How many trials have just failed, beside those that are stored.
         """
-        if self.storage.count("complete"):
+        if self.file.count("complete"):
             return False
-        plain = error if isinstance(error, bool) else isinstance(error, MISTAKES)
-        return plain or self.storage.count("failed") + and_failed >= _HOPELESS
+        return mistake or self.file.count("failed") + and_failed >= min(_HOPELESS, target)
 
     def fail(
-        self,
-        number: int,
-        error_type: str,
-        *,
-        trainings: int,
-        retryable: bool = True,
-        spared: bool = False,
+        self, tasks: Sequence[Task], failure: Failure, *, spared: bool = False, blamed: bool = True
     ) -> Trial:
-        """Store a failed attempt; the trial has failed when no attempt is left.
+        """Store a failed attempt of a trial, which has failed when no attempt is left.
 
         Args:
-            number: The trial.
-            error_type: Name of the exception's class.
-            trainings: How many trainings the attempt may have begun.
-            retryable: Whether another attempt could end differently.
-            spared: Whether the trial gets one in any case.
+            tasks: What was attempted, all of one trial.
+            failure: What may be known of it.
+            spared: Whether the trial gets another attempt in any case.
+            blamed: False if the trial was only in flight when something else broke.
         """
-        attempts = len(self.storage[number].failures) + 1
-        return self.storage.add_failure(
-            number,
-            error_type,
-            trainings=trainings,
-            is_last=not spared and (not retryable or attempts > self._retries),
-        )
 
-    def fresh_seeds(self, number: int, count: int, *, start: int | None = None) -> dict[int, int]:
-        """Seeds below 2^31 that a trial has not used yet, by replicate."""
-        start = self.storage.next_replicate(number) if start is None else start
-        root = self.storage.seed
+        def failed(trial: Trial) -> Trial:
+            used_up = len(trial.failures) >= self._retries or not failure.retryable
+            begun = (trial.unmeasured(task.replicates, task.attempt) for task in tasks)
+            return trial.failed(
+                failure.error_type,
+                trainings=sum(begun) if failure.begun else 0,
+                blamed=blamed,
+                is_last=blamed and used_up and not spared,
+            )
+
+        return self.file.change(tasks[0].trial, failed)
+
+    def seeds(self, number: int, start: int, count: int) -> dict[int, int]:
+        """Seeds of a trial below 2^31, by replicate."""
         return {
             replicate: int(
-                np.random.SeedSequence(root, spawn_key=(number, replicate)).generate_state(1)[0]
+                np.random.SeedSequence(
+                    self.file.seed, spawn_key=(number, replicate)
+                ).generate_state(1)[0]
             )
             >> 1
             for replicate in range(start, start + count)
         }
+
+    def tasks(self, trial: Trial, seeds: Mapping[int, int]) -> list[Task]:
+        """One call for each replicate, or one for all if they are trained in one computation."""
+        groups: list[tuple[int, ...]] = [(replicate,) for replicate in seeds]
+        if self.problem.batched.replicates is not None:
+            groups = [tuple(seeds)]
+        return [
+            Task(
+                trial=trial.number,
+                config=trial.config,
+                replicates=group,
+                seeds=tuple(seeds[replicate] for replicate in group),
+                plan=trial.plan,
+                ahead=trial.ahead(group),
+                attempt=trial.next_attempt(group),
+            )
+            for group in groups
+        ]
+
+
+def _record_point(
+    file: StudyFile,
+    task: Task,
+    checkpoint: int,
+    points: Mapping[int, Measurement],
+    is_last: bool,
+) -> None:
+    file.change(
+        task.trial,
+        lambda trial: trial.reached(checkpoint, points, attempt=task.attempt, is_last=is_last),
+    )
 
 
 class TrialLoop:
@@ -209,103 +216,130 @@ class TrialLoop:
 
     Args:
         queue: The study's trials.
-        workers: Where to train.
+        asked: Trials that somebody trains by hand.
+        executor: Where to train.
+        training_timeout: Seconds that one call of the oracle may take.
         target: How many trials the study shall have.
         initial: How many of them are drawn before models are consulted.
         batch_size: How many are trained at a time.
-        together: How many of these are trained in one call of the problem's batched oracle.
-        asynchronous: Whether to start a new one whenever one ends.
-        may_start: Whether anything more may be started; what runs is awaited in any case.
+        asynchronous: Whether a new trial starts whenever one ends; or else when all have ended.
+        may_start: Whether another training may begin now; those in flight are awaited anyway.
         on_end: Told of each trial that has ended.
     """
 
     def __init__(
         self,
         queue: TrialQueue,
-        workers: Workers,
+        asked: set[int],
+        executor: ExecutorLike | None,
         *,
+        training_timeout: float | None,
         target: int,
         initial: int,
         batch_size: int,
-        together: int,
         asynchronous: bool,
-        may_start: Callable[[], bool] = lambda: True,
-        on_end: Callable[[Trial], None] = lambda trial: None,
+        may_start: Callable[[], bool],
+        on_end: Callable[[Trial], object],
     ) -> None:
-        self._queue = queue
-        self._storage = queue.storage
-        self._workers = workers
-        self._target = target
-        self._initial = initial
-        self._batch_size = batch_size
-        self._together = together
-        self._asynchronous = asynchronous
-        self._may_start = may_start
-        self._on_end = on_end
-        # A trial that brought down an executor, alone or in company, is put to the test alone.
-        self._alone = False
-        self._taken: set[int] = set()
-        #: Whether nothing that could be proposed can be paid for.
+        self._queue, self._asked, self._file = queue, asked, queue.file
+        self._target, self._initial = target, initial
+        self._batch_size, self._asynchronous = batch_size, asynchronous
+        self._may_start, self._on_end = may_start, on_end
+        self._trainings = Trainings(
+            queue.problem, executor, training_timeout=training_timeout, record=partial(_record_point, self._file)
+        )
+        #: Whether the budget cannot bear another trial.
         self.exhausted = False
 
     def run(self, *, progress: bool) -> None:
-        """Train; returns when nothing is left to do."""
-        try:
-            self._run(progress)
-        except KeyboardInterrupt:
-            self._tell_of_ended()  # of a batch that was cut off, some curves may have ended before
-            raise
-        finally:
-            # However this ended, nobody trains these trials now.
-            for number in self._taken:
-                self._queue.release(number)
-
-    def _run(self, progress: bool) -> None:
-        with ProgressBar(total=self._target, disable=not progress, unit="trial") as bar:
-            self._show(bar)
-            retries: list[Task] = []
+        """Train until there are enough trials, or none may start any more."""
+        with (
+            self._trainings,
+            ProgressBar(total=self._target, disable=not progress, unit="trial") as bar,
+        ):
+            again: list[Task] = []
             while True:
+                bar.n = len(self._file) - self._file.count("pending")
+                bar.refresh()
                 try:
-                    for task in retries:
-                        self._submit(task)
-                    if self._may_start():
-                        self._fill()
-                    if not self._workers.in_flight:
-                        if self._others_work():
-                            continue
+                    self._start(again)
+                    if not self._trainings.in_flight:
                         return
-                    results = self._workers.next_results()
+                    outcomes = self._trainings.next_outcomes()
                 except ExecutorDiedError as death:
-                    self._bury(str(death))
-                    results = []
+                    self._outlive(str(death))
+                    again = []
+                    continue
                 # Everything is stored before anything else is risked.
-                failed = [result for result in results if not self._stored(result)]
-                self._show(bar)
-                self._tell_of_ended()
+                for task, outcome in outcomes:
+                    self._store(task, outcome)
+                self._tell_of({task.trial for task, _ in outcomes})
+                failed = [(t, o) for t, o in outcomes if isinstance(o, Failure)]
                 self._end_if_hopeless(failed)
-                retries = [
-                    result.task
-                    for result in failed
-                    if self._is_pending(result.task) and self._may_start()
-                ]
+                again = [task for task, _ in failed]
 
-    def _tell_of_ended(self) -> None:
-        for number in sorted(self._taken):
-            if self._storage[number].state != "pending":
-                self._taken.discard(number)
-                self._on_end(self._storage[number])
+    def _busy(self) -> set[int]:
+        """The trials in training here."""
+        return {task.trial for task in self._trainings.in_flight}
 
-    def _end_if_hopeless(self, failed: Sequence[Result]) -> None:
+    def _start(self, again: Sequence[Task]) -> None:
+        """Begin what failed once more, and trials until the batch is full or none is left."""
+        for task in again:
+            trial = self._file[task.trial]
+            if trial.state == "pending" and self._may_start():
+                self._submit(trial, task.replicates)
+        busy = self._busy()
+        if busy and not self._asynchronous:
+            return
+        while len(busy) < self._batch_size and self._may_start():
+            # Who may have killed an executor trains alone, so that it is found out.
+            if any(self._file[number].suspect for number in busy):
+                return
+            following = self._next(busy)
+            if following is None or (following.suspect and busy) or not self._may_start():
+                return
+            self._submit(following, following.missing)
+            busy.add(following.number)
+
+    def _next(self, busy: set[int]) -> Trial | None:
+        waiting = self._queue.waiting({*busy, *self._asked})
+        while waiting is None and len(self._file) < self._target and not self.exhausted:
+            try:
+                with self._trainings.leaving_cores_to_trainings():
+                    trial = self._queue.propose(self._initial, self._target)
+            except NothingAffordableError:
+                # What is in flight was charged, and is awaited.
+                self.exhausted = True
+                return None
+            if trial.state == "pending":
+                return trial
+            self._on_end(trial)
+        return waiting
+
+    def _submit(self, trial: Trial, replicates: Sequence[int]) -> None:
+        for task in self._queue.tasks(trial, {r: trial.seeds[r] for r in replicates}):
+            self._trainings.submit(task)
+
+    def _store(self, task: Task, outcome: Outcome) -> None:
+        if not isinstance(outcome, Failure):
+            self._file.change(
+                task.trial, lambda trial: trial.measured(outcome, attempt=task.attempt)
+            )
+            return
+        spared = outcome.mistake and self._queue.nothing_works(True, self._target)
+        if self._queue.fail([task], outcome, spared=spared).state == "failed":
+            self._trainings.discard(task.trial)
+
+    def _tell_of(self, numbers: set[int]) -> None:
+        """Tell of those of these trials that have ended."""
+        for number in sorted(numbers - self._busy()):
+            if self._file[number].state != "pending":
+                self._on_end(self._file[number])
+
+    def _end_if_hopeless(self, failed: Sequence[tuple[Task, Failure]]) -> None:
         """Raise if the failures of a study in which nothing has finished look like a mistake."""
-        for result in failed:
-            failure, task = result.failure, result.task
-            if failure is not None and failure.in_company and failure.mistake:
-                raise StudyError(
-                    f"`batched.utilities` failed with {failure.shown}\nThis looks like a mistake "
-                    "in it. Call `run` again once it is corrected, or without `together`: what "
-                    "waits for another attempt gets it."
-                )
-            if failure is None or not self._queue.nothing_works(failure.mistake):
+        for task, failure in failed:
+            if not self._queue.nothing_works(failure.mistake, self._target):
                 continue
             arguments: list[Any] = [task.config, *task.seeds]
             if self._queue.problem.batched.replicates is not None:
@@ -319,190 +353,22 @@ class TrialLoop:
                 "to see it. Then call `run` again: what waits for another attempt gets it."
             )
 
-    def _show(self, bar: ProgressBar) -> None:
-        bar.n = len(self._storage) - self._storage.count("pending")
-        bar.refresh()
-
-    def _active(self) -> set[int]:
-        return {task.trial for task in self._workers.in_flight}
-
-    def _fill(self) -> None:
-        """Start trials until the batch is full or none is left."""
-        active = self._active()
-        if active and (self._alone or not self._asynchronous):
-            return
-        self._alone = False
-        while len(active) < self._batch_size and not self._alone:
-            most = min(self._together, self._batch_size - len(active))
-            company = self._company(most, may_be_suspect=not active)
-            if not company or not self._may_start():  # proposing takes time, too
-                return
-            for trials in self._alike(company):
-                tasks = [task for trial in trials for task in self._tasks(trial)]
-                if len(trials) > 1:
-                    prepared = [self._prepared(task) for task in tasks]
-                    self._workers.submit_together(prepared, self._report)
-                    continue
-                for task in tasks:
-                    self._submit(task)
-            active.update(trial.number for trial in company)
-
-    def _company(self, most: int, *, may_be_suspect: bool) -> list[Trial]:
-        """Trials to start at once, now taken: as many as may be trained together, if there are."""
-        company: list[Trial] = []
-        while len(company) < most and not self._alone and self._may_start():
-            first = company[0] if company else None
-            trial = self._next(may_be_suspect=may_be_suspect and not company, company=first)
-            if trial is None:
-                break
-            self._taken.add(trial.number)
-            self._alone = trial.suspect
-            company.append(trial)
-        return company
-
-    def _alike(self, company: Sequence[Trial]) -> list[list[Trial]]:
-        """The trials by what configs of one call must have in common."""
-        batched = self._queue.problem.batched
-        if batched.utilities is None:
-            return [[trial] for trial in company]
-        groups: dict[tuple[object, ...], list[Trial]] = {}
-        for trial in company:
-            key = tuple(batched.shared(trial.config).values())
-            groups.setdefault(key, []).append(trial)
-        return list(groups.values())
-
-    def _next(self, *, may_be_suspect: bool, company: Trial | None) -> Trial | None:
-        waiting = self._queue.take()
-        if waiting is not None:
-            if waiting.suspect and not may_be_suspect:
-                self._queue.release(waiting.number)
-                return None
-            return waiting
-        while len(self._storage) < self._target and not self.exhausted:
-            try:
-                with self._workers.leaving_cores_to_trainings():
-                    trial = self._queue.propose(self._initial, company)
-            except NothingAffordableError:
-                # What runs is paid for, and awaited.
-                self.exhausted = True
-                return None
-            if trial is None:
-                continue
-            if trial.state == "pending":
-                return trial
-            self._on_end(trial)
-        return None
-
-    def _others_work(self) -> bool:
-        """Whether trainings of other processes are worth waiting for: if one dies, this goes on."""
-        if not self._may_start() or not self._storage.others_at_work():
-            return False
-        time.sleep(_POLL_SECONDS)
-        return True
-
-    def _tasks(self, trial: Trial) -> list[Task]:
-        """One call for each missing replicate, or one for all if they are trained together."""
-        together = self._queue.problem.batched.replicates is not None
-        groups = [trial.missing] if together else [(replicate,) for replicate in trial.missing]
-        return [
-            Task(
-                trial=trial.number,
-                config=trial.config,
-                replicates=group,
-                seeds=tuple(trial.seeds[replicate] for replicate in group),
-            )
-            for group in groups
-        ]
-
-    def _submit(self, task: Task) -> None:
-        self._workers.submit(self._prepared(task), self._report)
-
-    def _prepared(self, task: Task) -> Task:
-        """The task from the checkpoint after the last one that was stored."""
-        trial = self._storage[task.trial]
-        if trial.plan is None:
-            return task
-        return replace(
-            task,
-            plan=trial.plan,
-            ahead=trial.ahead(task.replicates),
-            attempt=self._storage.next_attempt(task.trial, task.replicates),
-        )
-
-    def _report(
-        self, task: Task, checkpoint: int, answers: list[Any], seconds: float, is_last: bool
-    ) -> None:
-        """Store one point of a curve; its trial is finished with the last one."""
-        points = measured(self._queue.problem, task, [(checkpoint, answers, seconds)])
-        self._storage.add_points(
-            task.trial,
-            checkpoint,
-            {r: dict(m.curve)[checkpoint] for r, m in zip(task.replicates, points, strict=True)},
-            attempt=task.attempt,
-            is_last=is_last,
-        )
-
-    def _is_pending(self, task: Task) -> bool:
-        return self._storage[task.trial].state == "pending"
-
-    def _stored(self, result: Result) -> bool:
-        """Store a result; returns whether it is one, and not an error."""
-        task = result.task
-        if result.measurements is not None:
-            missing = self._storage[task.trial].missing
-            measured = {
-                replicate: measurement
-                for replicate, measurement in zip(task.replicates, result.measurements, strict=True)
-                if replicate in missing
-            }
-            if measured:
-                self._storage.add_measurements(task.trial, measured, attempt=task.attempt)
-            return True
-        failure = result.failure
-        assert failure is not None
-        if failure.in_company:
-            # It may be any of them: each gets another attempt, alone.
-            kind, trainings = failure.error_type, self._unseen(task)
-            self._storage.add_failure(task.trial, kind, trainings=trainings, blamed=False)
-            return False
-        trial = self._queue.fail(
-            task.trial,
-            failure.error_type,
-            trainings=self._unseen(task) if failure.begun else 0,
-            retryable=failure.retryable,
-            spared=failure.mistake and self._queue.nothing_works(True),
-        )
-        if trial.state == "failed":
-            self._workers.discard(task.trial)
-        return False
-
-    def _unseen(self, task: Task) -> int:
-        """How many trainings of a task left no point, by which they would count already."""
-        attempts = (self._storage.next_attempt(task.trial, [r]) for r in task.replicates)
-        return sum(attempt <= task.attempt for attempt in attempts)
-
-    def _bury(self, error_type: str) -> None:
+    def _outlive(self, error_type: str) -> None:
         """An executor died. Blame the trial in flight if it was alone; go on if possible."""
-        lost: dict[int, int] = {}
-        for task in filter(self._is_pending, self._workers.in_flight):
-            lost[task.trial] = lost.get(task.trial, 0) + self._unseen(task)
-        overdue = self._workers.overdue
-        for number, trainings in lost.items():
-            if overdue == {number}:
-                kind = TrainingTimeout.__name__
-                self._queue.fail(number, kind, trainings=trainings, retryable=False)
-            elif len(lost) == 1:
-                self._queue.fail(number, error_type, trainings=trainings)
+        lost: dict[int, list[Task]] = {}
+        for task in self._trainings.in_flight:
+            if self._file[task.trial].state == "pending":
+                lost.setdefault(task.trial, []).append(task)
+        timed_out = self._trainings.overdue
+        for number, tasks in lost.items():
+            if timed_out == {number}:
+                timeout = Failure(TrainingTimeout.__name__, retryable=False)
+                self._queue.fail(tasks, timeout)
             else:
-                self._storage.add_failure(number, error_type, trainings=trainings, blamed=False)
-        self._tell_of_ended()
-        # Also those that waited for another attempt: all are taken up again from the books.
-        for number in self._taken:
-            self._queue.release(number)
-        self._taken.clear()
-        self._alone = False
-        if self._workers.replaceable:
-            self._workers.replace()
+                self._queue.fail(tasks, Failure(error_type), blamed=len(lost) == 1)
+        is_replaced = self._trainings.replace()
+        self._tell_of(set(lost))
+        if is_replaced:
             return
         raise ExecutorDiedError(
             f"The executor died ({error_type}) with trials {sorted(lost)} in flight. Everything "
@@ -511,27 +377,47 @@ class TrialLoop:
         ) from None
 
 
-def evaluate_again(
+def train_again(
     queue: TrialQueue,
-    workers: Workers,
-    *,
     trials: Sequence[Trial],
     replicates: int,
+    *,
+    executor: ExecutorLike | None,
+    training_timeout: float | None,
     progress: bool,
 ) -> list[Trial]:
-    """Complete trials with measurements from fresh seeds in place of their own.
+    """Trials with measurements from fresh seeds in place of their own.
 
     Args:
         queue: The study's trials; every result is stored as it comes.
-        workers: Where to train.
         trials: What to train again, each with the plan of the points that are wanted.
         replicates: How often.
+        executor: Where to train.
+        training_timeout: Seconds that one call of the oracle may take.
         progress: Whether to show a progress bar.
     """
     fresh: dict[int, dict[int, Measurement]] = {trial.number: {} for trial in trials}
     errors: set[str] = set()
     try:
-        _train_fresh(queue, workers, trials, fresh, errors, replicates, progress)
+        with (
+            Trainings(queue.problem, executor, training_timeout=training_timeout) as trainings,
+            ProgressBar(
+                total=len(trials) * replicates, disable=not progress, unit="training"
+            ) as bar,
+        ):
+            for trial in trials:
+                seeds = queue.seeds(trial.number, trial.next_replicate, replicates)
+                for task in queue.tasks(trial, seeds):
+                    trainings.submit(task)
+            while trainings.in_flight:
+                for task, outcome in trainings.next_outcomes():
+                    bar.update(len(task.replicates))
+                    if isinstance(outcome, Failure):
+                        errors.add(outcome.error_type)
+                        queue.fail([task], outcome, blamed=False)
+                    else:
+                        fresh[task.trial] |= outcome
+                        queue.file.change(task.trial, partial(Trial.measured, measurements=outcome))
     except ExecutorDiedError as death:
         raise ExecutorDiedError(
             f"The executor died ({death}) while the front was measured again. The study's trials "
@@ -551,42 +437,8 @@ def evaluate_again(
             trial,
             # By replicate, whatever ended first.
             measurements=tuple(m for _, m in sorted(fresh[trial.number].items())),
-            fresh=(),
+            fresh={},
         )
         for trial in trials
         if fresh[trial.number]
     ]
-
-
-def _train_fresh(
-    queue: TrialQueue,
-    workers: Workers,
-    trials: Sequence[Trial],
-    fresh: dict[int, dict[int, Measurement]],
-    errors: set[str],
-    replicates: int,
-    progress: bool,
-) -> None:
-    """Train trials again; add measurements to ``fresh``, and types to ``errors``."""
-    together = queue.problem.batched.replicates is not None
-    for trial in trials:
-        seeds = queue.fresh_seeds(trial.number, replicates)
-        groups = [tuple(seeds)] if together else [(replicate,) for replicate in seeds]
-        for group in groups:
-            group_seeds = tuple(seeds[replicate] for replicate in group)
-            ahead = () if trial.plan is None else trial.plan.checkpoints
-            workers.submit(Task(trial.number, trial.config, group, group_seeds, trial.plan, ahead))
-    with ProgressBar(total=len(fresh) * replicates, disable=not progress, unit="training") as bar:
-        while workers.in_flight:
-            for result in workers.next_results():
-                number, group = result.task.trial, result.task.replicates
-                bar.update(len(group))
-                if result.measurements is not None:
-                    measured = dict(zip(group, result.measurements, strict=True))
-                    queue.storage.add_measurements(number, measured)
-                    fresh[number] |= measured
-                    continue
-                assert result.failure is not None
-                error_type = result.failure.error_type
-                errors.add(error_type)
-                queue.storage.add_failure(number, error_type, trainings=len(group), blamed=False)

@@ -1,20 +1,14 @@
-"""A study in one SQLite file, or in a PostgreSQL database.
+"""A study in one SQLite file: trials in, trials out.
 
 What must hold, and what makes it hold:
 
-* *A finished training is never lost.* Each is committed, synced to disk, before the study goes on.
-* *A trial is fixed before it trains.* Its number, config and seeds are committed first, so that
-  after a crash the same trial is trained again, not another one.
-* *A point of a curve is a result too.* Each is committed when it is measured, and not asked for
-  again.
-* *What is read is what was written.* Each trial has a checksum of all its rows, and the study one
-  of its own that covers how many trials there are; what does not fit is refused as damaged.
-* *One trial, one process.* Several processes may work on one study. A trial is claimed in the
-  transaction that makes it; what a process that ended has left is claimed anew. A process that is
-  alive (in a database: connected) keeps its claims until it closes the study.
+* *What was stored is never lost.* Each change is one transaction, synced to the disk before the
+  study goes on: a trial before it trains, each point of a curve, each training that has ended.
+* *What is read is what was written.* Each trial has a checksum, and the study one of its own that
+  covers how many trials there are. What does not fit is refused as damaged.
+* *One process at a time holds the file.* The lock is dropped when the process ends, however it
+  ends. Others may read a copy of what is stored meanwhile.
 * *Measured utilities are sensitive*, and the study says so in its own table.
-
-The statements are the same for both; :class:`~botorch_dp.pareto.postgres.Server` says what differs.
 """
 
 from __future__ import annotations
@@ -24,86 +18,25 @@ import json
 import math
 import os
 import uuid
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
-from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
 
-from botorch_dp._addresses import is_address
-from botorch_dp._files import (
-    MEMORY,
-    Database,
-    FileKind,
-    StateFile,
-    differences,
-    may_be_at_work,
-    now,
-    owner_words,
+from botorch_dp._files import MEMORY, FileKind, StateFile, differences, now
+from botorch_dp.pareto.problem import (
+    BegunCurve,
+    CurvePlan,
+    Measurement,
+    State,
+    StudyError,
+    Trial,
 )
-from botorch_dp.pareto.postgres import RETURN_SECONDS, DisconnectedError, Server
-from botorch_dp.pareto.problem import CurvePlan, Measurement, State, StudyError, Trial
-from botorch_dp.space import Config, narrowings
-
-R = TypeVar("R")
-P = ParamSpec("P")
+from botorch_dp.space import narrowings
 
 _NOTICE = (
     "This study holds utilities measured on sensitive records, without noise: "
     "keep it to yourself and publish only what its guarantee covers."
 )
-#: How often a change is tried whose connection breaks in its midst.
-_ATTEMPTS = 5
-
-#: All that is stored of a trial, by table; the columns that :func:`_trial` reads come first.
-_PARTS = {
-    "trial": "SELECT number, config, seeds, epsilon, state, plan, created_at FROM trial "
-    "WHERE number = ?",
-    "measurement": "SELECT replicate, utility, objectives, seconds, finished_at FROM measurement "
-    "WHERE trial = ? ORDER BY replicate",
-    "point": "SELECT replicate, utility, objectives, seconds, checkpoint, attempt, measured_at "
-    "FROM point WHERE trial = ? ORDER BY replicate, checkpoint",
-    "failure": "SELECT error_type, trainings, blamed, failed_at FROM failure WHERE trial = ? "
-    "ORDER BY id",
-}
-
-
-def _rows(connection: Any, number: int) -> dict[str, list[tuple]]:
-    return {name: connection.execute(q, (number,)).fetchall() for name, q in _PARTS.items()}
-
-
-def _checksum(rows: object) -> str:
-    return hashlib.sha256(json.dumps(rows, default=repr).encode()).hexdigest()
-
-
-def _study_rows(connection: Any) -> list[tuple]:
-    query = "SELECT notice, description, seed, created_at, trials FROM study"
-    return connection.execute(query).fetchall()
-
-
-def seal_trial(connection: Any, number: int) -> None:
-    """Write the checksum of a trial. Ends each transaction that changes one."""
-    digest = _checksum(_rows(connection, number))
-    connection.execute("UPDATE trial SET digest = ? WHERE number = ?", (digest, number))
-
-
-def seal_study(connection: Any) -> None:
-    """Write the number of trials, and the study's checksum."""
-    connection.execute("UPDATE study SET trials = (SELECT COUNT(*) FROM trial)")
-    connection.execute("UPDATE study SET digest = ?", (_checksum(_study_rows(connection)),))
-
-
-def _seal_all(connection: Any) -> None:
-    for (number,) in connection.execute("SELECT number FROM trial").fetchall():
-        seal_trial(connection, number)
-    seal_study(connection)
-
-
-def _name(connection: Any) -> None:
-    # Not by SQLite's generator, whose state a forked process shares.
-    connection.execute("INSERT INTO run VALUES (1, ?)", (uuid.uuid4().hex,))
-
 
 STUDY = FileKind(
     name="study",
@@ -112,82 +45,27 @@ STUDY = FileKind(
     migrations=(
         (
             "CREATE TABLE study (id INTEGER PRIMARY KEY CHECK (id = 1), notice TEXT NOT NULL, "
-            "description TEXT NOT NULL, seed TEXT NOT NULL, created_at TEXT NOT NULL)",
-            "CREATE TABLE trial (number INTEGER PRIMARY KEY, config TEXT NOT NULL, "
-            "seeds TEXT NOT NULL, epsilon REAL, created_at TEXT NOT NULL, state TEXT NOT NULL "
-            "CHECK (state IN ('pending', 'complete', 'failed')))",
-            "CREATE TABLE measurement (trial INTEGER NOT NULL REFERENCES trial, "
-            "replicate INTEGER NOT NULL, utility REAL NOT NULL CHECK (utility BETWEEN 0 AND 1), "
-            "objectives TEXT NOT NULL, seconds REAL, finished_at TEXT NOT NULL, "
-            "PRIMARY KEY (trial, replicate))",
-            "CREATE TABLE failure (id INTEGER PRIMARY KEY, "
-            "trial INTEGER NOT NULL REFERENCES trial, error_type TEXT NOT NULL, "
-            "trainings INTEGER NOT NULL, "
-            "blamed INTEGER NOT NULL CHECK (blamed IN (0, 1)), failed_at TEXT NOT NULL)",
+            "description TEXT NOT NULL, seed TEXT NOT NULL, identity TEXT NOT NULL, "
+            "created_at TEXT NOT NULL, trials INTEGER NOT NULL, digest TEXT NOT NULL)",
+            "CREATE TABLE trial (number INTEGER PRIMARY KEY, record TEXT NOT NULL, "
+            "stored_at TEXT NOT NULL, digest TEXT NOT NULL)",
         ),
-        # Version 2: points of curves, and checksums.
-        (
-            "ALTER TABLE trial ADD COLUMN plan TEXT",
-            "ALTER TABLE trial ADD COLUMN digest TEXT NOT NULL DEFAULT ''",
-            "ALTER TABLE study ADD COLUMN trials INTEGER NOT NULL DEFAULT 0",
-            "ALTER TABLE study ADD COLUMN digest TEXT NOT NULL DEFAULT ''",
-            "CREATE TABLE point (trial INTEGER NOT NULL REFERENCES trial, "
-            "replicate INTEGER NOT NULL, attempt INTEGER NOT NULL, checkpoint INTEGER NOT NULL, "
-            "utility REAL NOT NULL CHECK (utility BETWEEN 0 AND 1), objectives TEXT NOT NULL, "
-            "seconds REAL, measured_at TEXT NOT NULL, "
-            "PRIMARY KEY (trial, replicate, checkpoint))",
-            _seal_all,
-        ),
-        # Version 3: a name for the study, under which its trainings are paid for.
-        (
-            "CREATE TABLE run (id INTEGER PRIMARY KEY CHECK (id = 1), identity TEXT NOT NULL)",
-            _name,
-        ),
-        # Version 4: who trains which trial.
-        ("CREATE TABLE claim (trial INTEGER PRIMARY KEY REFERENCES trial, owner TEXT NOT NULL)",),
     ),
 )
+_ABOUT = "SELECT notice, description, seed, identity, created_at, trials FROM study"
 
 
-#: The storages that are open in this process, by its number: a fork inherits the set only.
-_OPEN: set[tuple[int, str]] = set()
-
-
-class NumberTakenError(StudyError):
-    """Another process has made a trial of this number in the meantime."""
-
-
-def _whole(
-    method: Callable[Concatenate[StudyStorage, P], R],
-) -> Callable[Concatenate[StudyStorage, P], R]:
-    """Do it again if a connection broke in its midst: of a transaction, nothing was kept."""
-
-    @wraps(method)
-    def until_whole(self: StudyStorage, *args: P.args, **options: P.kwargs) -> R:
-        attempts = 1 if self._state.in_transaction else _ATTEMPTS  # a part cannot be done again
-        while True:
-            attempts -= 1
-            try:
-                return method(self, *args, **options)
-            except DisconnectedError:
-                if not attempts:
-                    raise
-
-    return until_whole
-
-
-class StudyStorage:
-    """The trials of one study, in a file, in a database that hosts share, or in memory.
+class StudyFile:
+    """The trials of one study, in a file or in memory. Threads may share it.
 
     Args:
-        path: Where the study lives: a file, or the address of a PostgreSQL database; an existing
-            study is continued. None or ":memory:" keeps it in memory.
-        description: What the study optimizes; must agree with an existing one. None reads whatever
-            study is there, without waiting for its lock or disturbing who has it.
-        seed: The study's seed. None takes an existing study's own, or a random one.
+        path: The file; an existing study is continued. None keeps the study in memory.
+        description: What the study optimizes; must agree with what is stored, or describe a wider
+            space. None reads a copy of what is stored now, whoever holds the file.
+        seed: The study's seed. None takes the stored one, or draws one.
 
     Raises:
-        StudyError: What is there is in use or out of reach, or another study, or something else.
+        StudyError: The file is in use, damaged, another study's, or something else.
     """
 
     def __init__(
@@ -197,508 +75,179 @@ class StudyStorage:
         description: Mapping[str, Any] | None,
         seed: int | None = None,
     ) -> None:
-        words = json.dumps(description)
-
         def create(connection: Any) -> None:
-            # More bits than this make no difference to a search.
-            chosen = int.from_bytes(os.urandom(8)) if seed is None else seed
+            # More bits than these make no difference to a search, and are harder to read.
+            chosen = int.from_bytes(os.urandom(4)) if seed is None else seed
             connection.execute(
-                "INSERT INTO study (id, notice, description, seed, created_at) "
-                "VALUES (1, ?, ?, ?, ?)",
-                (_NOTICE, words, str(chosen), now()),
+                "INSERT INTO study VALUES (1, ?, ?, ?, ?, ?, 0, '')",
+                (_NOTICE, json.dumps(description), str(chosen), uuid.uuid4().hex, now()),
             )
-            seal_study(connection)
+            _seal(connection)
 
-        self._token = uuid.uuid4().hex
-        self._pid = os.getpid()
-        self._claimed: set[int] = set()
-        self._seen: object = None
-        self._digests: list[str] = []
-        self._trials: list[Trial] = []
-        self._pending: set[int] = set()
-        self._states: Counter[State] = Counter()
-        fill = None if description is None else create
-        self._opened: Database
-        if is_address(path):
-            self._opened = Server(str(path), STUDY, fill, token=self._token)
-        else:
-            place = MEMORY if path is None else path
-            self._opened = StateFile(place, STUDY, fill, exclusive=False, copied=fill is None)
-        state = self._opened
+        is_copy = description is None
+        place = MEMORY if path is None else path
+        self._file = StateFile(
+            place, STUDY, None if is_copy else create, exclusive=not is_copy, copied=is_copy
+        )
         try:
-            with state.explained():
-                with state.snapshot():
-                    self.seed, is_wider = self._matched(description, seed)
-                if is_wider:
-                    with state.transaction() as connection:
-                        state.execute("UPDATE study SET description = ?", (words,))
-                        seal_study(connection)
-                ((self._words,),) = state.query("SELECT description FROM study")
-                self.refresh()
+            with self._file.explained():
+                self._read(description, seed)
         except BaseException:
             self.close()
             raise
-        if description is not None:
-            _OPEN.add((os.getpid(), self._token))
+
+    def _read(self, description: Mapping[str, Any] | None, seed: int | None) -> None:
+        """Everything that is stored, once it is known to be whole and ours."""
+        file = self._file
+        rows = file.query(_ABOUT)
+        if len(rows) != 1:
+            raise file.damaged("it describes no study")
+        ((_, described, stored_seed, identity, _, count),) = rows
+        if file.query("SELECT digest FROM study") != [(_checksum(rows[0]),)]:
+            raise file.damaged("what it says of the study was altered")
+        stored = file.query("SELECT number, record, digest FROM trial ORDER BY number")
+        if [number for number, *_ in stored] != list(range(count)):
+            raise file.damaged("trials are missing")
+        for number, record, digest in stored:
+            if _checksum((number, record)) != digest:
+                raise file.damaged(f"what it says of trial {number} was altered")
+        #: What the study optimizes.
+        self.description: dict[str, Any] = json.loads(described)
+        self.seed = int(stored_seed)
+        #: The study's name: the same for its file and copies of it, and for no other study.
+        self.identity: str = identity
+        self._trials = [_trial(record) for _, record, _ in stored]
+        if description is None:
+            return
+        self._check_same(description, seed)
+        if differences(self.description, dict(description)):
+            with file.transaction() as connection:
+                words = json.dumps(description)
+                connection.execute("UPDATE study SET description = ?", (words,))
+                _seal(connection)
+            self.description = json.loads(words)
+
+    def _check_same(self, given: Mapping[str, Any], seed: int | None) -> None:
+        """Refuse another problem or seed; a wider space is the same problem."""
+        stored = self.description
+        changed, refused = differences(stored, dict(given)), []
+        if changed and "space" in stored and "space" in given:
+            refused = narrowings(stored["space"], given["space"])
+            if not refused:
+                changed = differences(stored | {"space": given["space"]}, dict(given))
+        if changed:
+            raise StudyError(
+                f"{self.path} holds a study of another problem: {'; '.join(changed + refused)}. "
+                "Give this problem a file of its own, or make the problem as it was: a space may "
+                "get wider, not narrower."
+            )
+        if seed is not None and self.seed != seed:
+            raise StudyError(
+                f"{self.path} holds a study with seed {self.seed}, got seed={seed}. Pass "
+                "seed=None to continue it."
+            )
 
     @property
     def path(self) -> str:
-        """Where the study lives; without a password, if that is a database."""
-        return self._opened.path
-
-    @property
-    def closed(self) -> bool:
-        """Whether :meth:`close` was called."""
-        return self._opened.closed
-
-    @property
-    def _state(self) -> Database:
-        if self._pid != os.getpid() and self.path != MEMORY:
-            raise StudyError(
-                f"The study {self.path} belongs to the process that opened it, of which this one "
-                "is a fork. Open it here anew: several processes may work on one study."
-            )
-        return self._opened
-
-    @_whole
-    def refresh(self) -> None:
-        """Bring the copies in memory up to date with what other processes have written."""
-        state = self._state
-        with state.lock, state.explained(), state.snapshot():
-            seen = state.changes()
-            if seen == self._seen:
-                return
-            if state.query("SELECT description FROM study") != [(self._words,)]:
-                raise StudyError(
-                    f"Another process goes on with {self.path} in a wider space: open it again "
-                    "with the problem as it is now."
-                )
-            stored = state.query("SELECT number, digest FROM trial ORDER BY number")
-            if len(stored) < len(self._trials):
-                raise StudyError(
-                    f"{self.path} has {len(stored)} trials, and had {len(self._trials)}: an older "
-                    "state of it was put back. Open it again to go on from there."
-                )
-            for number, digest in stored:
-                if number >= len(self._trials) or self._digests[number] != digest:
-                    self._reload(number, check=True)
-            self._seen = seen
-
-    @_whole
-    def claim(self, number: int, *, asked: bool = False) -> bool:
-        """Whether a pending trial is this storage's to train: nobody else trains it.
-
-        Args:
-            number: The trial.
-            asked: Whether somebody trains it by hand, for whom no run waits.
-        """
-        if not self._is_free(number):
-            return False
-        with self._state.transaction():
-            pending = self._state.query(
-                "SELECT 1 FROM trial WHERE number = ? AND state = 'pending'", (number,)
-            )
-            if not pending or not self._is_free(number):
-                return False
-            self._insert_claim(number, asked)
-        return True
-
-    @_whole
-    def unclaim(self, number: int) -> None:
-        """Give back a claim, if there is one."""
-        if number in self._claimed and not self.closed:
-            with self._state.transaction():
-                # Whoever lost touch with a server for too long may have lost the claim, too.
-                if all(map(self._is_mine, self._owners(number))):
-                    self._state.execute("DELETE FROM claim WHERE trial = ?", (number,))
-            self._claimed.discard(number)
-
-    def others_at_work(self) -> bool:
-        """Whether other processes train trials of this study in a run of theirs."""
-        return any(
-            not self._is_mine(owner)
-            and not json.loads(owner)["asked"]
-            and self._may_be_at_work(owner)
-            for (owner,) in self._state.query("SELECT owner FROM claim")
-        )
-
-    def _may_be_at_work(self, owner: str) -> bool:
-        """Whether an owner may still train; in a database, who is connected or may come back."""
-        if not isinstance(self._state, Server):
-            return may_be_at_work(owner, _OPEN)
-        absent = self._state.absent(json.loads(owner)["token"])
-        return absent is None or (absent < RETURN_SECONDS and may_be_at_work(owner, _OPEN))
-
-    def _insert_claim(self, number: int, asked: bool) -> None:
-        words = owner_words((os.getpid(), self._token), asked=asked)
-        self._state.execute(
-            "INSERT INTO claim VALUES (?, ?) "
-            "ON CONFLICT (trial) DO UPDATE SET owner = excluded.owner",
-            (number, words),
-        )
-        self._claimed.add(number)
-
-    def _is_free(self, number: int) -> bool:
-        owners = self._owners(number)
-        return all(self._is_mine(o) or not self._may_be_at_work(o) for o in owners)
-
-    def _owners(self, number: int) -> list[str]:
-        return [
-            o for (o,) in self._state.query("SELECT owner FROM claim WHERE trial = ?", (number,))
-        ]
-
-    def _is_mine(self, owner: str) -> bool:
-        return bool(json.loads(owner)["token"] == self._token)
+        """Where the study is."""
+        return self._file.path
 
     def close(self) -> None:
-        """Release the file and all claims. What was committed stays."""
-        mine = (os.getpid(), self._token)
-        if mine in _OPEN:
-            with suppress(Exception):  # claims of a closed storage count for nothing
-                for number in list(self._claimed):
-                    self.unclaim(number)
-            _OPEN.discard(mine)
-        self._opened.close()
+        """Release the file. What was stored stays, also in memory."""
+        self._file.close()
 
-    def __del__(self) -> None:
-        with suppress(Exception):
-            self.close()
-
-    @property
-    def identity(self) -> str:
-        """The study's name: the same for its file and copies of it, and for no other study."""
-        ((identity,),) = self._state.query("SELECT identity FROM run")
-        return str(identity)
+    def check_held(self) -> None:
+        """Raise unless this process holds the file: it may be a fork of the one that does."""
+        self._file.query("SELECT 1")
 
     def __len__(self) -> int:
         return len(self._trials)
 
     def __getitem__(self, number: int) -> Trial:
         """One trial as it is now, or an error if there is none with this number."""
-        with self._opened.lock:
-            if not 0 <= number < len(self._trials):
-                raise ValueError(
-                    f"`trial` {number} is unknown; the study has {len(self._trials)} trials."
-                )
-            return self._trials[number]
+        if not 0 <= number < len(self._trials):
+            raise ValueError(
+                f"`trial` {number} is unknown; the study has {len(self._trials)} trials."
+            )
+        return self._trials[number]
 
+    @property
     def trials(self) -> list[Trial]:
-        """All trials in the order of their numbers."""
-        with self._opened.lock:
-            return list(self._trials)
-
-    def pending(self) -> list[int]:
-        """The numbers of the pending trials, in order."""
-        with self._opened.lock:
-            return sorted(self._pending)
+        """All trials by number."""
+        return list(self._trials)
 
     def count(self, state: State) -> int:
         """How many trials are in a state."""
-        with self._opened.lock:
-            return self._states[state]
+        return sum(trial.state == state for trial in self._trials)
 
-    def fingerprint(self) -> str:
-        """A word that is another one when anything about the trials has changed."""
-        with self._opened.lock:
-            return _checksum(self._digests)
-
-    def next_replicate(self, number: int) -> int:
-        """The first replicate of a trial that was never measured, after all that were."""
-        return 1 + self._largest("replicate", "measurement WHERE trial = ?", (number,))
-
-    def next_attempt(self, number: int, replicates: Sequence[int]) -> int:
-        """A number for an attempt to train some replicates whose curves may have begun."""
-        attempts = (
-            self._largest("attempt", "point WHERE trial = ? AND replicate = ?", (number, r))
-            for r in replicates
-        )
-        return 1 + max(attempts)
-
-    def _largest(self, column: str, rows: str, values: Sequence[object]) -> int:
-        ((last,),) = self._state.query(f"SELECT MAX({column}) FROM {rows}", values)
-        return -1 if last is None else int(last)
-
-    @_whole
-    def add_trial(
-        self,
-        number: int,
-        config: Config,
-        seeds: Sequence[int],
-        epsilon: float,
-        *,
-        error_type: str | None = None,
-        plan: CurvePlan | None = None,
-        measurements: Sequence[Measurement] = (),
-        claimed: bool = False,
-    ) -> Trial:
-        """Fix a proposed trial before it trains; with an error, one that never will.
-
-        With one measurement for each of its seeds, it is complete. ``claimed``: whether it is this
-        storage's to train.
-
-        Raises:
-            NumberTakenError: There is such a trial already.
-        """
-        state = "failed" if error_type is not None else "complete" if measurements else "pending"
-        with self._changing(number) as connection:
-            if self._state.query("SELECT 1 FROM trial WHERE number = ?", (number,)):
-                raise NumberTakenError(f"Trial {number} was made by another process.")
-            self._state.execute(
-                "INSERT INTO trial (number, config, seeds, epsilon, created_at, state, plan) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (
-                    number,
-                    json.dumps(config),
-                    json.dumps(list(seeds)),
-                    None if math.isnan(epsilon) else epsilon,
-                    now(),
-                    state,
-                    None if plan is None else json.dumps(asdict(plan)),
-                ),
-            )
-            seal_study(connection)
-            if claimed and state == "pending":
-                self._insert_claim(number, asked=False)
-            if error_type is not None:
-                self._insert_failure(number, error_type, 0, blamed=True)
-            self._insert_measurements(number, dict(enumerate(measurements)), attempt=0)
-        return self[number]
-
-    @_whole
-    def add_measurements(
-        self, number: int, measurements: Mapping[int, Measurement], *, attempt: int = 0
-    ) -> Trial:
-        """Store finished trainings by replicate; a trial is complete when none is missing.
-
-        What another process has stored of the same replicate in the meantime stays.
-        """
-        with self._changing(number):
-            trial = self[number]
-            self._insert_measurements(number, measurements, attempt)
-            if trial.state == "pending" and set(trial.missing) <= set(measurements):
-                self._set_state(number, "complete")
-        return self[number]
-
-    @_whole
-    def add_points(
-        self,
-        number: int,
-        checkpoint: int,
-        points: Mapping[int, Measurement],
-        *,
-        attempt: int = 0,
-        is_last: bool = False,
-    ) -> Trial:
-        """Store what replicates of a pending trial gave at one checkpoint.
-
-        Args:
-            number: The trial.
-            checkpoint: Where.
-            points: By replicate.
-            attempt: From :meth:`next_attempt` when the training began.
-            is_last: Whether their trainings end there.
-        """
-        with self._changing(number):
-            for replicate, point in points.items():
-                self._insert_points(number, replicate, {checkpoint: point}, attempt)
-            if is_last:
-                self._reload(number)
-                begun = self[number].begun
-                ended = {r: Measurement.of_curve(begun[r]) for r in points if r in begun}
-                self.add_measurements(number, ended)
-        return self[number]
-
-    def _insert_points(
-        self, number: int, replicate: int, curve: Mapping[int, Measurement], attempt: int
-    ) -> None:
-        """Those that are there already stay: a training that was begun again passes them again."""
-        self._state.executemany(
-            "INSERT INTO point (trial, replicate, attempt, checkpoint, utility, objectives, "
-            "seconds, measured_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
-            [
-                (
-                    number,
-                    replicate,
-                    attempt,
-                    at,
-                    m.utility,
-                    json.dumps(m.objectives),
-                    m.seconds,
-                    now(),
+    def add(self, trial: Trial) -> Trial:
+        """Store a new trial, whose number must be the next one."""
+        with self._file.lock:
+            assert trial.number == len(self._trials)
+            with self._file.transaction() as connection:
+                connection.execute(
+                    "INSERT INTO trial VALUES (?, ?, ?, ?)", (trial.number, *_stored(trial))
                 )
-                for at, m in curve.items()
-            ],
-        )
+                connection.execute("UPDATE study SET trials = trials + 1")
+                _seal(connection)
+            self._trials.append(trial)
+        return trial
 
-    @_whole
-    def add_failure(
-        self,
-        number: int,
-        error_type: str,
-        *,
-        trainings: int,
-        blamed: bool = True,
-        is_last: bool = False,
-    ) -> Trial:
-        """Store the type of what went wrong.
+    def change(self, number: int, changed: Callable[[Trial], Trial]) -> Trial:
+        """Store what a function makes of a trial as it is now. Threads change it in turn."""
+        with self._file.lock:
+            trial = changed(self[number])
+            with self._file.transaction() as connection:
+                connection.execute(
+                    "UPDATE trial SET record = ?, stored_at = ?, digest = ? WHERE number = ?",
+                    (*_stored(trial), number),
+                )
+            # After the commit: what a transaction did not keep is not known here either.
+            self._trials[number] = trial
+        return trial
 
-        Args:
-            number: The trial.
-            error_type: Name of the exception's class.
-            trainings: How many trainings the attempt may have begun.
-            blamed: False if the trial was only near when something else broke.
-            is_last: Whether the trial has failed by it.
-        """
-        with self._changing(number):
-            self._insert_failure(number, error_type, trainings, blamed=blamed)
-            if is_last and self[number].state == "pending":
-                self._set_state(number, "failed")
-        return self[number]
 
-    def _insert_measurements(
-        self, number: int, measurements: Mapping[int, Measurement], attempt: int
-    ) -> None:
-        for replicate, measurement in measurements.items():
-            self._insert_points(number, replicate, dict(measurement.curve), attempt)
-        self._state.executemany(
-            "INSERT INTO measurement VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
-            [
-                (number, replicate, m.utility, json.dumps(m.objectives), m.seconds, now())
-                for replicate, m in measurements.items()
-            ],
-        )
+def _checksum(row: tuple[Any, ...]) -> str:
+    return hashlib.sha256(json.dumps(row, default=repr).encode()).hexdigest()
 
-    def _insert_failure(
-        self, number: int, error_type: str, trainings: int, *, blamed: bool
-    ) -> None:
-        self._state.execute(
-            "INSERT INTO failure (id, trial, error_type, trainings, blamed, failed_at) "
-            "VALUES ((SELECT COALESCE(MAX(id), 0) + 1 FROM failure), ?, ?, ?, ?, ?)",
-            (number, error_type, trainings, int(blamed), now()),
-        )
 
-    def _set_state(self, number: int, state: State) -> None:
-        self._state.execute("UPDATE trial SET state = ? WHERE number = ?", (state, number))
-        self._state.execute("DELETE FROM claim WHERE trial = ?", (number,))
+def _seal(connection: Any) -> None:
+    """Write the checksum of the study. Ends each transaction that changes its row."""
+    (row,) = connection.execute(_ABOUT).fetchall()
+    connection.execute("UPDATE study SET digest = ?", (_checksum(row),))
 
-    @contextmanager
-    def _changing(self, number: int) -> Iterator[Any]:
-        """All or nothing, whatever interrupts it (Ctrl-C included); concerns one trial."""
-        with self._opened.lock:
-            try:
-                with self._state.transaction() as connection:
-                    self._reload(number, check=False)
-                    yield connection
-                    seal_trial(connection, number)
-            finally:
-                if not self.closed:
-                    self._reload(number)
 
-    @_whole
-    def _reload(self, number: int, *, check: bool | None = None) -> None:
-        """Bring the copy of a trial in memory up to date.
+def _stored(trial: Trial) -> tuple[str, str, str]:
+    """A trial as JSON, when that was written, and its checksum."""
+    record = json.dumps(asdict(trial))
+    return record, now(), _checksum((trial.number, record))
 
-        Args:
-            number: The trial.
-            check: Whether its checksum must fit; unless it is being changed, if None.
-        """
-        state = self._state
-        check = not state.in_transaction if check is None else check
-        with state.snapshot():
-            stored = state.query("SELECT digest FROM trial WHERE number = ?", (number,))
-            if not stored:
-                return
-            rows = _rows(state, number)
-        ((digest,),) = stored
-        if check and _checksum(rows) != digest:
-            raise state.damaged(f"what it says of trial {number} was altered")
-        trial = _trial(rows)
-        if number > len(self._trials):
-            return  # those before it are not known yet
-        if number < len(self._trials):
-            self._states[self._trials[number].state] -= 1
-        self._states[trial.state] += 1
-        (self._pending.add if trial.state == "pending" else self._pending.discard)(number)
-        if trial.state != "pending":
-            self._claimed.discard(number)
-        self._trials[number : number + 1] = [trial]
-        self._digests[number : number + 1] = [digest]
 
-    def _matched(self, description: Mapping[str, Any] | None, seed: int | None) -> tuple[int, bool]:
-        """The study's seed, once its description is known to be ours; whether ours is wider."""
-        rows = self._state.query("SELECT description, seed, trials, digest FROM study")
-        if len(rows) != 1:
-            raise self._state.damaged("it describes no study")
-        ((stored, stored_seed, trials, digest),) = rows
-        with self._state.explained():
-            if _checksum(_study_rows(self._state)) != digest:
-                raise self._state.damaged("what it says of the study was altered")
-        if [n for (n,) in self._state.query("SELECT number FROM trial ORDER BY number")] != list(
-            range(trials)
-        ):
-            raise self._state.damaged("trials are missing")
-        #: What the study optimizes, as the file has it.
-        self.description: dict[str, Any] = json.loads(stored)
-        if description is None:
-            return int(stored_seed), False
-        before, given = self.description, dict(description)
-        changed, refused = differences(before, given), []
-        if changed and "space" in before and "space" in given:
-            refused = narrowings(before["space"], given["space"])
-            if not refused:
-                changed = differences(before | {"space": given["space"]}, given)
-        if changed:
-            reasons = "; ".join(changed + refused)
-            raise StudyError(
-                f"{self.path} holds a study of another problem: {reasons}. Give this problem a "
-                "place of its own, or make the problem as it was: a space may get wider, not "
-                "narrower."
+def _trial(words: str) -> Trial:
+    """Inverse of :func:`_stored`."""
+    # One object stands for every NaN, so that what was read equals what was stored.
+    record = json.loads(words, parse_constant=lambda _: math.nan)
+    plan = record["plan"]
+    own = {
+        "seeds": tuple(record["seeds"]),
+        "measurements": tuple(m and _measurement(m) for m in record["measurements"]),
+        "fresh": {int(r): _measurement(m) for r, m in record["fresh"].items()},
+        "failures": tuple(record["failures"]),
+        "plan": plan and CurvePlan(**{name: tuple(values) for name, values in plan.items()}),
+        "begun": {
+            int(replicate): BegunCurve(
+                {int(at): _measurement(m) for at, m in curve["points"].items()}, curve["attempt"]
             )
-        if seed is not None and int(stored_seed) != seed:
-            raise StudyError(
-                f"{self.path} holds a study with seed {stored_seed}, got seed={seed}. Pass "
-                "seed=None to continue it."
-            )
-        return int(stored_seed), bool(differences(before, given))
-
-
-def _trial(rows: Mapping[str, Sequence[tuple[Any, ...]]]) -> Trial:
-    """A trial from its rows; see :data:`_PARTS`."""
-    ((number, config, seeds, epsilon, state, plan, *_),) = rows["trial"]
-    seeds = tuple(json.loads(seeds))
-    curves: dict[int, dict[int, Measurement]] = {}
-    for row in rows["point"]:
-        curves.setdefault(row[0], {})[row[4]] = _measurement(row)
-    measured = {
-        row[0]: replace(_measurement(row), curve=tuple(sorted(curves.get(row[0], {}).items())))
-        for row in rows["measurement"]
+            for replicate, curve in record["begun"].items()
+        },
     }
-    begun = {r: curve for r, curve in curves.items() if r not in measured}
-    attempts = {(row[0], row[5]) for row in rows["point"]}
-    blamed = [kind for kind, _, is_blamed, _ in rows["failure"] if is_blamed]
-    return Trial(
-        number=number,
-        config=json.loads(config),
-        seeds=seeds,
-        epsilon=math.nan if epsilon is None else epsilon,
-        state=state,
-        measurements=tuple(measured.get(replicate) for replicate in range(len(seeds))),
-        fresh=tuple(m for replicate, m in measured.items() if replicate >= len(seeds)),
-        failures=tuple(blamed),
-        failed_trainings=sum(trainings for _, trainings, *_ in rows["failure"]),
-        suspect=len(blamed) < len(rows["failure"]),
-        plan=None if plan is None else _plan(json.loads(plan)),
-        begun=begun,
-        interrupted_trainings=len(attempts) - (len(curves) - len(begun)),
-    )
+    return Trial(**{**record, **own})
 
 
-def _measurement(row: tuple[Any, ...]) -> Measurement:
-    _, utility, objectives, seconds, *_ = row
+def _measurement(record: Mapping[str, Any]) -> Measurement:
     return Measurement(
-        utility, tuple(json.loads(objectives)), math.nan if seconds is None else seconds
+        record["utility"],
+        tuple(record["objectives"]),
+        record["seconds"],
+        tuple((at, _measurement(point)) for at, point in record["curve"]),
     )
-
-
-def _plan(stored: Mapping[str, Sequence[Any]]) -> CurvePlan:
-    return CurvePlan(**{name: tuple(values) for name, values in stored.items()})

@@ -1,8 +1,8 @@
 """DPareto: the privacy-utility Pareto front of any differentially private algorithm [Avent2020].
 
 A study alternates between proposing a config, from models of epsilon and error, and training with
-it. It is durable: proposals are a pure function of the trials and the seed, so a study that was
-killed goes on as if it had not been.
+it. Proposals are a pure function of the trials and the seed, and every trial is stored before it is
+trained: a study that was killed goes on as if it had not been.
 """
 
 from __future__ import annotations
@@ -12,36 +12,16 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
-import torch
-from torch import Tensor
-
 from botorch_dp._checks import check_choice, check_count, check_integer, check_positive
 from botorch_dp._files import MEMORY
 from botorch_dp.pareto.beliefs import EpsilonScale, PrivacyModel, require_complete
-from botorch_dp.pareto.front import (
-    OperatingPoint,
-    ParetoFront,
-    by_expected_error,
-    data_frame,
-    expected_error,
-    guarantee_sentence,
-    point_table,
-    recommended,
-)
-from botorch_dp.pareto.paying import (
-    Purse,
-    TestOrTraining,
-    check_payable,
-    fitting,
-    nothing_to_publish,
-    publication,
-)
+from botorch_dp.pareto.front import ParetoFront, data_frame, trial_table
+from botorch_dp.pareto.paying import ChargedProblem, check_payable, fitting
 from botorch_dp.pareto.problem import (
     CurvePlan,
     InvalidUtilityError,
@@ -51,32 +31,35 @@ from botorch_dp.pareto.problem import (
     StudyError,
     Trial,
     UtilityAnswer,
-    thinned,
 )
-from botorch_dp.pareto.proposals import AcquisitionFactory, ProposalOptions, Proposer
-from botorch_dp.pareto.running import TrialLoop, TrialQueue, evaluate_again
-from botorch_dp.pareto.storage import NumberTakenError, StudyStorage
-from botorch_dp.pareto.workers import ExecutorLike, Workers
-from botorch_dp.privacy import (
-    Guarantee,
-    PrivacyBudget,
-    PrivacyError,
-    PrivacyLedger,
-    Release,
+from botorch_dp.pareto.proposals import AcquisitionFactory, Proposal, ProposalOptions, Search
+from botorch_dp.pareto.publishing import TestOrTraining, caption_of, check_trained, publication
+from botorch_dp.pareto.recommending import (
+    OperatingPoint,
+    believed_values,
+    best_configs,
+    recommended,
 )
+from botorch_dp.pareto.running import TrialLoop, TrialQueue, train_again
+from botorch_dp.pareto.storage import StudyFile
+from botorch_dp.pareto.workers import ExecutorLike, Failure, Task
+from botorch_dp.privacy import Guarantee, PrivacyBudget, PrivacyError, PrivacyLedger, Release
 from botorch_dp.space import Config
 
 AcquisitionName = Literal["ehvi", "hvpoi", "log_hvpoi", "qlogehvi", "random", "grid"]
 
+#: What was measured of one training: an answer of the oracle, or one at each checkpoint.
+Told: TypeAlias = UtilityAnswer | Mapping[int, UtilityAnswer]
+
+#: How a run ended: it has all trials, was stopped or out of time, was interrupted by Ctrl-C, or the
+#: budget could bear no other trial.
+RunEnd = Literal["complete", "stopped", "interrupted", "exhausted"]
+
 #: How many trials are drawn before models are consulted, unless told otherwise: a curve tells more.
-INITIAL, INITIAL_CURVES = 16, 4
+_INITIAL, _INITIAL_CURVES = 16, 4
 
 #: Told of each trial that has ended.
 Callback: TypeAlias = "Callable[[DPareto, Trial], object]"
-
-#: Relative differences of epsilon that another version of a library may make, and trials whose
-#: epsilons are worked out again when a study is opened, for that may take long.
-_SAME_EPSILON, _MOST_CHECKED = 1e-6, 512
 
 
 class DPareto:
@@ -92,12 +75,9 @@ class DPareto:
             improvement, with epsilon known. ``"hvpoi"`` and ``"log_hvpoi"``: the criterion of
             [Avent2020] and its logarithm. ``"qlogehvi"``: BoTorch's. ``"random"`` and ``"grid"``:
             the baselines. Or an :class:`~botorch_dp.pareto.proposals.AcquisitionFactory`.
-        storage: A file that keeps the study, or a PostgreSQL database that hosts share
-            (``"postgresql://user@host/database?study=name"``); an existing study is continued, also
-            in a wider space (longer ranges, more values, fewer constraints, parameters that are
-            active for new values only). None keeps it in memory. Several processes may work on one
-            study at a time: each trial is trained by one of them, and what one that died has left
-            is taken up by the others. Proposals then follow what ends first.
+        storage: A file that keeps the study; an existing study is continued, also in a wider space
+            (longer ranges, more values, fewer constraints, parameters that are active for new
+            values only). One process at a time holds the file. None keeps the study in memory.
         seed: Fixes the proposals and the trainings' seeds. None draws one (or takes the stored).
         privacy_model: ``"exact"`` computes epsilon for every candidate; ``"gp"`` models it from
             the trials, for oracles that are too slow for that. [Avent2020] does the latter.
@@ -106,15 +86,15 @@ class DPareto:
         retries: How often a trial that raised is trained again before it counts as failed.
         candidates: Space-filling candidates for each proposal.
         grid_levels: Values of each parameter, for ``acquisition="grid"``.
-        warm_start: A study of the same space on a public twin of the data (see
+        warm_start: A study of the same space on a public copy of the data (see
             :func:`~botorch_dp.datasets.public_twin`), or configs; a new study begins with the
             :meth:`best_configs` of it, and draws fewer initial ones. They must be known without the
             records.
-        budget: Pays for the trainings, so that all of the study may be published at its price: what
-            may be spent, kept beside ``storage`` in a file with the suffix ``.ledger``; or a
+        budget: What the trainings may spend, so that all of the study may be published at this
+            price. It is kept beside ``storage`` in a file with the suffix ``.ledger``; or give a
             ledger. Each training (replicates, retries and re-evaluations too) is charged before it
-            begins, and the run ends when no config in the space can be paid for. Needs a problem
-            whose promise has ``secret_noise``.
+            begins, and a run ends when the budget can bear no config of the space. The problem's
+            promise must have ``secret_noise``.
 
     Example:
         >>> study = DPareto(problem, storage="study.sqlite", seed=0)
@@ -145,64 +125,181 @@ class DPareto:
         if not callable(acquisition):
             names = get_args(AcquisitionName)
             check_choice("acquisition", acquisition, names, otherwise=" or a callable")
-        for name, value, kind in (
-            ("privacy_model", privacy_model, PrivacyModel),
-            ("epsilon_scale", epsilon_scale, EpsilonScale),
-        ):
-            check_choice(name, value, get_args(kind))
+        check_choice("privacy_model", privacy_model, get_args(PrivacyModel))
+        check_choice("epsilon_scale", epsilon_scale, get_args(EpsilonScale))
+        check_integer("retries", retries, at_least=0)
+        check_integer("candidates", candidates, at_least=16)
         if seed is not None:
             check_integer("seed", seed, at_least=0)
-        self.problem = problem
-        self._own_ledger: PrivacyLedger | None = None
-        self.retries = check_integer("retries", retries, at_least=0)
         starting = _checked_configs(warm_start, problem)
-        options = ProposalOptions(
-            acquisition=acquisition,
-            privacy_model=privacy_model,
-            epsilon_scale=epsilon_scale,
-            candidates=check_integer("candidates", candidates, at_least=16),
-            grid_levels=grid_levels,
-        )
         description = problem.description()
         if budget is not None:
-            check_payable(budget, problem, storage)
+            check_payable(budget, problem)
             description["paid"] = True
-        self._purse: Purse | None = None
-        self._storage = StudyStorage(storage, description=description, seed=seed)
+        self.problem = problem
+        #: How the last run ended; None before the first one.
+        self.last_run: RunEnd | None = None
+        self._file = StudyFile(storage, description=description, seed=seed)
+        self._own_ledger: PrivacyLedger | None = None
+        self._charged: ChargedProblem | None = None
         try:
-            self._proposer = Proposer(problem, seed=self._storage.seed, options=options)
+            self._search = Search(
+                problem,
+                seed=self._file.seed,
+                options=ProposalOptions(
+                    acquisition, privacy_model, epsilon_scale, candidates, grid_levels
+                ),
+            )
+            self._search.known.check_stored(self._file.trials)
             if budget is not None:
-                ledger = self._opened(budget)
-                self._purse = Purse(problem, ledger, self._storage.identity)
-                self._proposer.purse = self._purse
-            self._check_stored_epsilons()
+                self._charged = ChargedProblem(problem, self._opened(budget))
         except BaseException:
             self.close()
             raise
-        self._queue = TrialQueue(problem, self._storage, self._proposer, retries=self.retries)
-        self._stopping = False
-        if len(self._storage) == 0:
-            with suppress(NumberTakenError):  # another process was first
-                for number, config in enumerate(starting):
-                    self._queue.enqueue(config, number=number)
+        self._queue = TrialQueue(
+            self._charged or problem,
+            self._file,
+            self._search,
+            budget=self._charged,
+            retries=retries,
+        )
+        #: Pending trials that somebody trains by hand, and is to report by `tell`.
+        self._asked: set[int] = set()
+        self._is_running = self._stopping = False
+        if len(self._file) == 0:
+            for config in starting:
+                self._queue.enqueue(Proposal(config))
 
     @property
     def seed(self) -> int:
         """The study's seed."""
-        return self._storage.seed
+        return self._file.seed
 
     @property
     def trials(self) -> list[Trial]:
-        """All trials by number: complete, failed and pending; of a closed study, those it knew."""
-        if not self._storage.closed:
-            self._storage.refresh()
-        return self._storage.trials()
+        """All trials by number: complete, failed and pending."""
+        return self._file.trials
+
+    @property
+    def ledger(self) -> PrivacyLedger | None:
+        """What trainings are charged to; None without a budget."""
+        return None if self._charged is None else self._charged.ledger
+
+    def run(
+        self,
+        trials: int,
+        initial: int | None = None,
+        batch_size: int = 1,
+        executor: ExecutorLike | None = None,
+        progress: bool = False,
+        asynchronous: bool = True,
+        *,
+        timeout: float | None = None,
+        training_timeout: float | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> ParetoFront:
+        """Propose and train until the study has so many trials.
+
+        Ctrl-C ends it cleanly: what has finished is kept and its front returned (with a warning);
+        call ``run`` again to go on. A mistake in an oracle ends it at the first trials, with its
+        cause. :attr:`last_run` says how it ended.
+
+        Args:
+            trials: Of the whole study, earlier and failed ones included.
+            initial: How many of them are drawn before models are consulted; 16 if None, and 4 of
+                curves.
+            batch_size: How many are trained at a time; pending ones are accounted for.
+            executor: Where trainings run: any ``concurrent.futures`` executor (threads, processes,
+                that of a Dask client, a :class:`~botorch_dp.integrations.ray.RayExecutor`), or a
+                callable that makes one (and another one if it dies); None: here.
+            progress: Whether to show a progress bar.
+            asynchronous: Whether a new trial starts whenever one ends. Otherwise a whole batch is
+                awaited, which wastes time but repeats exactly, whatever ends first.
+            timeout: Seconds after which no more trainings start; those in flight are awaited.
+            training_timeout: Seconds after which one call of the utility oracle is ended and its
+                trial has failed with ``TrainingTimeout``. Needs worker processes, or ``executor``
+                None in the main thread, where code that never comes back to Python cannot be ended.
+                A process that hangs there is ended itself, so give a callable that makes another
+                pool.
+            callbacks: Each is called as ``callback(study, trial)`` with every trial that has ended,
+                in this thread, once it is stored. It may call :meth:`stop`; what it raises ends
+                the run.
+        """
+        check_integer("trials", trials)
+        check_integer("batch_size", batch_size)
+        seconds = math.inf if timeout is None else check_positive("timeout", timeout)
+        if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
+            raise TypeError("`callbacks` must be a sequence of functions `(study, trial) -> None`.")
+        if trials > (most := self._search.most_trials(self.trials)):
+            raise ValueError(
+                f"`trials` = {trials} is more than the grid's {most:g} points; raise `grid_levels`."
+            )
+        self._check_idle("run")
+        deadline = time.monotonic() + seconds
+        loop = TrialLoop(
+            self._queue,
+            self._asked,
+            executor,
+            training_timeout=training_timeout,
+            target=trials,
+            initial=self._initial(initial),
+            batch_size=batch_size,
+            asynchronous=asynchronous,
+            may_start=lambda: not self._stopping and time.monotonic() < deadline,
+            on_end=lambda trial: [callback(self, trial) for callback in callbacks],
+        )
+        self._is_running, self._stopping = True, False
+        try:
+            loop.run(progress=progress)
+            is_whole = len(self._file) >= trials and not self._file.count("pending")
+            self.last_run = "exhausted" if loop.exhausted else "complete" if is_whole else "stopped"
+        except KeyboardInterrupt:
+            self.last_run = "interrupted"
+            if not self._file.count("complete"):
+                raise
+        finally:
+            self._is_running = False
+        self._warn_of_what_is_missing(trials)
+        return self.front()
+
+    def _warn_of_what_is_missing(self, wanted: int) -> None:
+        """Say what a front is without; an error if the budget was too small for a single trial."""
+        ended = len(self._file) - self._file.count("pending")
+        if self.last_run == "interrupted":
+            warnings.warn(
+                f"Interrupted after {ended} of {wanted} trials. This is their front; "
+                "call `run` again to go on.",
+                stacklevel=3,
+            )
+        elif self.last_run == "exhausted" and not self._file.count("complete"):
+            raise StudyError(
+                "The budget cannot bear a single trial of what would be proposed: raise it, or "
+                "narrow the space to cheaper trainings (more noise, fewer steps)."
+            )
+        elif self.last_run == "exhausted":
+            warnings.warn(
+                f"The budget cannot bear another trial: the study ends with {len(self._file)} of "
+                f"{wanted}. This is their front.",
+                stacklevel=3,
+            )
+        if failed := self._file.count("failed"):
+            kinds = sorted({t.failures[-1] for t in self.trials if t.state == "failed"})
+            warnings.warn(
+                f"{failed} of {len(self._file)} trials failed with {kinds} and have no part "
+                "in the front; `to_frame()` says which. Call the oracles by hand on one of "
+                "their configs to see what is wrong.",
+                stacklevel=3,
+            )
+
+    def stop(self) -> None:
+        """Let the running :meth:`run` start no more trainings; those in flight are awaited."""
+        self._stopping = True
 
     def ask(self, q: int = 1, *, initial: int | None = None) -> list[Trial]:
-        """The next trials to train: those a crash left behind first, then new ones.
+        """The next trials to train by hand: those a crash left behind first, then new ones.
 
-        They are stored before they are returned, and charged if the study is paid for (again, if a
-        trial is asked for again). Report each with :meth:`tell`.
+        They are stored before they are returned, and charged if the study has a budget (again, if
+        a trial is asked for again). Report each with :meth:`tell`.
 
         Args:
             q: How many; they are chosen to complement each other and all pending trials.
@@ -210,30 +307,22 @@ class DPareto:
                 None, and 4 of curves.
         """
         check_count("q", q)
+        self._check_idle("ask")
         initial = self._initial(initial)
         asked: list[Trial] = []
         while len(asked) < q:
-            trial = self._queue.take(asked=True) or self._queue.propose(initial)
-            if trial is None or trial.state != "pending":
-                continue
-            self._storage.claim(trial.number, asked=True)
-            if self._purse is not None:
-                try:
-                    self._purse.charge(trial.number, trial.config, len(trial.missing))
-                except BaseException:
-                    self._queue.release(trial.number)
-                    raise
-            asked.append(trial)
+            trial = self._queue.waiting(self._asked) or self._queue.propose(initial)
+            if trial.state == "pending":
+                label = f"trial {trial.number}, asked for"
+                self._queue.problem.charge(trial.config, len(trial.missing), label)
+                self._asked.add(trial.number)
+                asked.append(trial)
         return asked
 
     def tell(
         self,
         trial: Trial | int,
-        utilities: UtilityAnswer
-        | Mapping[int, UtilityAnswer]
-        | list[UtilityAnswer]
-        | list[Mapping[int, UtilityAnswer]]
-        | None = None,
+        utilities: Told | list[Told] | None = None,
         *,
         error: BaseException | None = None,
     ) -> Trial:
@@ -250,24 +339,25 @@ class DPareto:
             The trial as it is now.
         """
         current = self._pending(trial)
+        number, missing = current.number, current.missing
         if (utilities is None) == (error is None):
             raise ValueError("Give exactly one of `utilities` and `error`.")
-        missing = current.missing
         if error is not None:
-            told = self._queue.fail(current.number, type(error).__name__, trainings=len(missing))
-            self._queue.release(current.number)
-            return told
-        assert utilities is not None
-        answers = utilities if isinstance(utilities, list) else [utilities]
-        if len(answers) != len(missing):
-            raise InvalidUtilityError(
-                f"Trial {current.number} waits for a list of {len(missing)} utilities, one for "
-                f"each of its `missing_seeds`; got {len(answers)}."
-            )
-        measured = [self._measurement(current.plan, answer) for answer in answers]
-        return self._storage.add_measurements(
-            current.number, dict(zip(missing, measured, strict=True))
-        )
+            attempted = Task(number, current.config, missing, current.missing_seeds)
+            told = self._queue.fail([attempted], Failure(type(error).__name__))
+        else:
+            answers = utilities if isinstance(utilities, list) else [utilities]
+            if len(answers) != len(missing):
+                raise InvalidUtilityError(
+                    f"Trial {number} waits for a list of {len(missing)} utilities, one for each of "
+                    f"its `missing_seeds`; got {len(answers)}."
+                )
+            checkpoints = () if current.plan is None else current.plan.checkpoints
+            measured = [self._measurement(checkpoints, answer) for answer in answers]
+            by_replicate = dict(zip(missing, measured, strict=True))
+            told = self._file.change(number, lambda trial: trial.measured(by_replicate))
+        self._asked.discard(number)
+        return told
 
     def tell_point(
         self, trial: Trial | int, checkpoint: int, utility: UtilityAnswer, *, replicate: int = 0
@@ -299,36 +389,15 @@ class DPareto:
             )
         point = self.problem.measurement(utility)
         is_last = plan.is_last(checkpoint, [point.utility])
-        self._storage.add_points(current.number, checkpoint, {replicate: point}, is_last=is_last)
+        told = self._file.change(
+            current.number,
+            lambda trial: trial.reached(checkpoint, {replicate: point}, is_last=is_last),
+        )
+        if told.state != "pending":
+            self._asked.discard(current.number)
         return not is_last
 
-    def _pending(self, trial: Trial | int) -> Trial:
-        self._storage.refresh()
-        current = self._storage[trial.number if isinstance(trial, Trial) else trial]
-        if current.state != "pending":
-            raise ValueError(f"`trial` {current.number} is {current.state} already.")
-        return current
-
-    def _measurement(self, plan: CurvePlan | None, answer: Any) -> Measurement:
-        """What was told of one replicate."""
-        if plan is None:
-            return self.problem.measurement(answer)
-        known = plan.checkpoints
-        if not isinstance(answer, Mapping) or not answer or not set(answer) <= set(known):
-            raise InvalidUtilityError(
-                f"The trial is a curve: give a dictionary with the utility at each of its "
-                f"checkpoints {known} (or at the first ones, if training was stopped)."
-            )
-        return Measurement.of_curve({c: self.problem.measurement(u) for c, u in answer.items()})
-
-    def add_trial(
-        self,
-        config: Config,
-        utilities: UtilityAnswer
-        | Mapping[int, UtilityAnswer]
-        | list[UtilityAnswer]
-        | list[Mapping[int, UtilityAnswer]],
-    ) -> Trial:
+    def add_trial(self, config: Config, utilities: Told | list[Told]) -> Trial:
         """Add what was measured elsewhere, as a complete trial of its own.
 
         Args:
@@ -340,186 +409,37 @@ class DPareto:
         Example:
             >>> study.add_trial({"noise": 1.0, "epochs": 8}, [0.81, 0.79])
         """
-        if self._purse is not None:
+        if self._charged is not None:
             raise PrivacyError(
-                "`add_trial` on a study that is paid for: its ledger knows nothing of trainings "
-                "that were made elsewhere. Give their configs as `warm_start` if they are public, "
-                "or let the study train them."
+                "`add_trial` on a study with a budget: trainings that were made elsewhere were not "
+                "charged to it. Give their configs as `warm_start` if they are public, or let the "
+                "study train them."
             )
         config = self.problem.space.check(config)
         answers = utilities if isinstance(utilities, list) else [utilities]
         if not answers:
             raise ValueError("`utilities` is empty: give what was measured.")
-        epsilon = self._proposer.known.epsilon(config)
-        plan = self._proposer.plan(config, epsilon, ())
-        measured = [self._measurement(plan, answer) for answer in answers]
-        return self._queue.add(config, epsilon, measured, plan)
+        checkpoints = self.problem.checkpoints(config)
+        measured = [self._measurement(checkpoints, answer) for answer in answers]
+        return self._queue.add_complete(Proposal(config), measured)
 
-    def run(
-        self,
-        trials: int,
-        initial: int | None = None,
-        batch_size: int = 1,
-        executor: ExecutorLike | None = None,
-        progress: bool = False,
-        asynchronous: bool = True,
-        *,
-        timeout: float | None = None,
-        training_timeout: float | None = None,
-        callbacks: Sequence[Callback] = (),
-        together: int = 1,
-    ) -> ParetoFront:
-        """Propose and train until the study has so many trials.
+    def _pending(self, trial: Trial | int) -> Trial:
+        current = self._file[trial.number if isinstance(trial, Trial) else trial]
+        if current.state != "pending":
+            raise ValueError(f"`trial` {current.number} is {current.state} already.")
+        return current
 
-        Ctrl-C ends it cleanly: what has finished is kept and its front returned (with a warning);
-        call ``run`` again to go on. A mistake in an oracle ends it at the first trials, with its
-        cause.
-
-        Args:
-            trials: Of the whole study, earlier and failed ones included.
-            initial: How many of them are drawn before models are consulted; 16 if None, and 4 of
-                curves.
-            batch_size: How many are trained at a time; pending ones are accounted for.
-            executor: Where trainings run: threads, processes, a Dask client, a
-                :class:`RayExecutor`, or a callable that makes an executor (and another one if it
-                dies); None: here.
-            progress: Whether to show a progress bar.
-            asynchronous: Whether a new trial starts whenever one ends. Otherwise a whole batch is
-                awaited, which wastes time but repeats exactly, whatever ends first.
-            timeout: Seconds after which no more trainings start; those in flight are awaited.
-            training_timeout: Seconds after which one call of the utility oracle is ended and its
-                trial has failed with ``TrainingTimeout``. Needs worker processes, or ``executor``
-                None in the main thread, where code that never comes back to Python cannot be ended.
-                A process that hangs there is ended itself, so give a callable that makes another
-                pool.
-            callbacks: Each is called as ``callback(study, trial)`` with every trial that has ended,
-                in this thread, once it is stored. It may call :meth:`stop`; what it raises ends
-                the run.
-            together: How many trials are trained in one batched computation, by the problem's
-                ``batched``: the problems of our trainers have it, for configs of one batch size. They
-                are proposed for it and count as ``batch_size`` at least. The results are those of
-                trainings one after the other, up to rounding; a curve whose rest is not worth its
-                cost ends, and the others go on.
-        """
-        for name, value in (("trials", trials), ("batch_size", batch_size), ("together", together)):
-            check_integer(name, value)
-        self._check_together(together)
-        seconds = math.inf if timeout is None else check_positive("timeout", timeout)
-        if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
-            raise TypeError("`callbacks` must be a sequence of functions `(study, trial) -> None`.")
-        most = self._proposer.most_trials(self.trials)
-        initial = self._initial(initial)
-        if trials > most:
-            raise ValueError(
-                f"`trials` = {trials} is more than the grid's {most:g} points; raise `grid_levels`."
+    def _measurement(self, checkpoints: Sequence[int], answer: Any) -> Measurement:
+        """What was told of one replicate."""
+        if not checkpoints:
+            return self.problem.measurement(answer)
+        if not isinstance(answer, Mapping) or not answer or not set(answer) <= set(checkpoints):
+            raise InvalidUtilityError(
+                f"The trial is a curve: give a dictionary with the utility at each of its "
+                f"checkpoints {tuple(checkpoints)} that the training reached."
             )
-        self._stopping = False
-        deadline = time.monotonic() + seconds
-
-        def tell_all(trial: Trial) -> None:
-            for callback in callbacks:
-                callback(self, trial)
-
-        try:
-            with Workers(
-                self.problem, executor, training_timeout=training_timeout, purse=self._purse
-            ) as workers:
-                loop = TrialLoop(
-                    self._queue,
-                    workers,
-                    target=trials,
-                    initial=initial,
-                    batch_size=max(batch_size, together),
-                    together=together,
-                    asynchronous=asynchronous,
-                    may_start=lambda: not self._stopping and time.monotonic() < deadline,
-                    on_end=tell_all,
-                )
-                loop.run(progress=progress)
-            if loop.exhausted and self._storage.count("complete"):
-                warnings.warn(
-                    f"The budget cannot bear another trial: the study ends with "
-                    f"{len(self._storage)} of {trials}. This is their front.",
-                    stacklevel=2,
-                )
-            elif loop.exhausted:
-                raise StudyError(
-                    "The budget cannot bear a single trial of what would be proposed: raise it, or "
-                    "narrow the space to cheaper trainings (more noise, fewer steps)."
-                )
-            if failed := self._storage.count("failed"):
-                kinds = sorted({t.failures[-1] for t in self.trials if t.state == "failed"})
-                warnings.warn(
-                    f"{failed} of {len(self._storage)} trials failed with {kinds} and have no part "
-                    "in the front; `to_frame()` says which. Call the oracles by hand on one of "
-                    "their configs to see what is wrong.",
-                    stacklevel=2,
-                )
-        except KeyboardInterrupt:
-            if not self._storage.count("complete"):
-                raise
-            ended = len(self._storage) - self._storage.count("pending")
-            warnings.warn(
-                f"Interrupted after {ended} of {trials} trials. This is their front; "
-                "call `run` again to go on.",
-                stacklevel=2,
-            )
-        return self.front()
-
-    def _check_together(self, together: int) -> None:
-        if together > 1 and self.problem.batched.utilities is None:
-            raise ValueError(
-                f"`together` = {together} needs a problem whose trainer can train several configs "
-                "in one call: give it `batched.utilities`, or use `batch_size` with an `executor`."
-            )
-        if together > 1 and self._purse is not None:
-            raise PrivacyError(
-                f"`together` = {together} on a study that is paid for: each of its trainings is "
-                "charged and released on its own. Use `batch_size` with an `executor`."
-            )
-
-    def stop(self) -> None:
-        """Let the running :meth:`run` start no more trainings; those in flight are awaited."""
-        self._stopping = True
-
-    def table(self) -> dict[str, list[Any]]:
-        """Columns of *all* trials: as of a front's table, and how each of them ended. Sensitive.
-
-        A curve has a row for each of its points.
-        """
-        unmeasured = (math.nan,) * (len(self.problem.objective_names) - 1)
-        rows: list[tuple[Trial, Point]] = []
-        for trial in self.trials:
-            nothing = Point(trial.number, trial.config, (trial.epsilon, *unmeasured), (), math.nan)
-            points = self.problem.points(trial) if trial.finished else []
-            rows += [(trial, point) for point in points or [nothing]]
-        columns: dict[str, list[Any]] = {"trial": [], "state": [trial.state for trial, _ in rows]}
-        columns |= point_table(self.problem, [point for _, point in rows])
-        columns["trainings"] = [trial.num_trainings for trial, _ in rows]
-        columns["failures"] = [", ".join(trial.failures) for trial, _ in rows]
-        return columns
-
-    def to_frame(self) -> Any:
-        """The :meth:`table` as a pandas data frame.
-
-        ``frame.attrs["guarantee"]`` says what publishing it costs.
-        """
-        trained = any(trial.num_trainings for trial in self.trials)
-        caption = (
-            guarantee_sentence(
-                self.publication_guarantee(),
-                test_records=self.problem.promise.utility_guarantee is not None,
-                paid=self._purse is not None,
-            )
-            if trained
-            else "Nothing was trained yet."
-        )
-        return data_frame(self.table(), caption)
-
-    def _initial(self, initial: int | None) -> int:
-        if initial is None:
-            return INITIAL if self.problem.resource is None else INITIAL_CURVES
-        return check_integer("initial", initial)
+        points = {at: self.problem.measurement(answer[at]) for at in sorted(answer)}
+        return Measurement.of_curve(points)
 
     def front(self) -> ParetoFront:
         """The Pareto front of the trials so far. Sensitive; see its ``caption``."""
@@ -527,13 +447,20 @@ class DPareto:
         return ParetoFront(
             self.problem,
             require_complete(trials, "front"),
-            guarantee=partial(publication, self.problem, trials, "training")
-            if self._purse is None
-            else self.publication_guarantee(),
-            paid=self._purse is not None,
-            reevaluator=self._evaluate_again,
-            believer=partial(self._believed, trials),
+            guarantee=self._priced(trials),
+            charged=self._charged is not None,
+            reevaluator=self._train_again,
+            believer=partial(believed_values, self._search, trials),
         )
+
+    def recommend(self, epsilon: float, *, level: float = 0.95) -> OperatingPoint:
+        """The config expected to be most accurate within ``epsilon``, tried or not.
+
+        Args:
+            epsilon: The largest acceptable epsilon; the recommended config's is exact.
+            level: Probability of the predicted error's interval, under the model.
+        """
+        return recommended(self._search.exact, self.trials, epsilon, level)
 
     def best_configs(self, count: int = 8, *, epsilon: float | None = None) -> list[Config]:
         """At most ``count`` different configs to start another study from, the best one first.
@@ -545,43 +472,93 @@ class DPareto:
                 for epsilons from the front's smallest to the reference point's.
         """
         check_integer("count", count, at_most=100)
-        if epsilon is not None:
-            trials = require_complete(self.trials, "config to start from")
-            found = [self.recommend(epsilon).config]
-            found += by_expected_error(self._exact_proposer, trials, epsilon)
-        else:
-            least, most = self.front().points[0, 0].item(), self.problem.ref_point[0]
-            least = min(max(least, 1e-3 * most), most)
-            ladder = [most * (least / most) ** (k / max(count - 1, 1)) for k in range(count)]
-            found = [self.recommend(rung * (1 + 1e-9)).config for rung in ladder]
-        return list({tuple(config.items()): config for config in found}.values())[:count]
+        return best_configs(self._search.exact, self.trials, count, epsilon)
 
-    def _believed(self, trials: Sequence[Trial]) -> Tensor:
-        """What models of these trials expect of the points that they measured, ``n x m``."""
-        complete = [trial for trial in trials if trial.state == "complete"]
-        measured = [point for trial in complete for point in self.problem.points(trial)]
-        beliefs = self._proposer.beliefs(complete)
-        means, stds = (part[: len(measured)] for part in beliefs.predict(beliefs.incumbents))
-        believed = torch.tensor([point.values for point in measured], dtype=torch.double)
-        believed[:, 1] = expected_error(means[:, 1], stds[:, 1])
-        return believed
+    def publication_guarantee(self, data: TestOrTraining = "training") -> Guarantee:
+        """What publishing the front (or anything else the study knows) promises.
 
-    def recommend(self, epsilon: float, *, level: float = 0.95) -> OperatingPoint:
-        """The config expected to be most accurate within ``epsilon``, tried or not.
+        Which configs are on the front depends on all trainings, so the guarantee covers *all* of
+        them, not only those on the front: replicates, re-evaluations, and failed attempts. It is
+        void unless the problem's promise says that their noise is secret. Trials are chosen by the
+        results of earlier ones, so they are composed by a filter. With a budget, it is the
+        guarantee of the ledger: the budget, however much of it was spent.
 
         Args:
-            epsilon: The largest acceptable epsilon; the recommended config's is exact.
-            level: Probability of the predicted error's interval, under the model.
-        """
-        return recommended(self._exact_proposer, self.trials, epsilon, level)
+            data: Whose records: those trained on, or those the utility was measured on. The latter
+                have no guarantee unless the problem's promise has a ``utility_guarantee``.
 
-    @property
-    def _exact_proposer(self) -> Proposer:
-        """The search may go without the exact epsilon; what is deployed may not."""
-        if self._proposer.options.privacy_model == "exact":
-            return self._proposer
-        exact = replace(self._proposer.options, privacy_model="exact")
-        return Proposer(self.problem, seed=self.seed, options=exact)
+        Raises:
+            StudyError: The problem has no promise, or nothing was trained yet.
+        """
+        if data not in ("training", "test"):
+            raise ValueError(f"`data` must be 'training' or 'test', got {data!r}.")
+        if self._charged is not None and data == "training":
+            check_trained(self.trials)
+            return self._charged.ledger.guarantee
+        return publication(self.problem, self.trials, data)
+
+    def _priced(self, trials: Sequence[Trial]) -> Guarantee | Callable[[], Guarantee]:
+        if self._charged is not None:
+            return self.publication_guarantee()
+        return partial(publication, self.problem, trials, "training")
+
+    def publish(self, *, test_records_are_public: bool = False) -> Release[ParetoFront]:
+        """The front, to be shown to others: with its figures, its models, and all trials.
+
+        Only of a study with a ``budget``.
+
+        Args:
+            test_records_are_public: Utilities are computed from the test records. Say so if these
+                are public; otherwise the problem's promise needs a ``utility_guarantee``.
+
+        Returns:
+            The front, under the ledger's guarantee for the training records. Its ``caption``
+            belongs under every figure of it.
+        """
+        if self._charged is None:
+            raise PrivacyError(
+                "This study has no budget, so it cannot be published: its trainings were not "
+                "charged. Begin one with `budget=PrivacyBudget(epsilon, delta)` and a problem that "
+                "trains with secret noise."
+            )
+        front = self.front()
+        guarantee = front.guarantee
+        if self.problem.stated_promise.utility_guarantee is None:
+            if not test_records_are_public:
+                raise PrivacyError(
+                    "The utilities were computed from the test records without noise, so the front "
+                    "would tell about these. If they are public, say so by "
+                    "`test_records_are_public=True`; otherwise let the oracle release noisy "
+                    "utilities, with a `utility_guarantee` in the problem's promise."
+                )
+            unit = guarantee.unit.given("the test records are public")
+            guarantee = replace(guarantee, unit=unit)
+        return Release(front, guarantee)
+
+    def table(self) -> dict[str, list[Any]]:
+        """Columns of *all* trials: as of a front's table, and how each of them ended. Sensitive.
+
+        A curve has a row for each of its points.
+        """
+        return trial_table(self.problem, self.trials)
+
+    def to_frame(self) -> Any:
+        """The :meth:`table` as a pandas data frame.
+
+        ``frame.attrs["guarantee"]`` says what publishing it costs.
+        """
+        promise = self.problem.promise
+        if not any(trial.num_trainings for trial in self.trials):
+            caption = "Nothing was trained yet."
+        elif promise is None:
+            caption = caption_of(None)
+        else:
+            caption = caption_of(
+                self.publication_guarantee(),
+                test_records=promise.utility_guarantee is not None,
+                charged=self._charged is not None,
+            )
+        return data_frame(self.table(), caption)
 
     def report(self, path: str | os.PathLike[str]) -> Path:
         """Write what is known so far as one HTML file, to be opened without any network.
@@ -598,92 +575,10 @@ class DPareto:
         """
         from botorch_dp.report.study import StudyView, study_report
 
-        proposer = self._exact_proposer
-        view = StudyView.of_problem(self.problem, self.trials, proposer, self.seed, self.ledger)
+        view = StudyView.of_search(self._search.exact, self.trials, self.ledger)
         return study_report(view, path)
 
-    def publication_guarantee(self, data: TestOrTraining = "training") -> Guarantee:
-        """What publishing the front (or anything else the study knows) promises.
-
-        Which configs are on the front depends on all trainings, so the guarantee covers *all* of
-        them, not only those on the front: replicates, re-evaluations, and failed attempts. It is
-        void unless the problem's promise says that their noise is secret. Trials are chosen by the
-        results of earlier ones, so they are composed by a filter; see :func:`_filtered`. If the
-        study was paid for, it is the guarantee of its ledger: the budget, however much of it was
-        spent.
-
-        Args:
-            data: Whose records: those trained on, or those the utility was measured on. The latter
-                have no guarantee unless the problem's promise has a ``utility_guarantee``.
-        """
-        if data not in ("training", "test"):
-            raise ValueError(f"`data` must be 'training' or 'test', got {data!r}.")
-        if self._purse is not None and data == "training":
-            if not any(trial.num_trainings for trial in self.trials):
-                raise nothing_to_publish()
-            return self._purse.ledger.guarantee
-        return publication(self.problem, self.trials, data)
-
-    def publish(self, *, test_records_are_public: bool = False) -> Release[ParetoFront]:
-        """The front, to be shown to others: with its figures, its models, and all trials.
-
-        Only of a study that was paid for (``budget=``).
-
-        Args:
-            test_records_are_public: Utilities are computed from the test records. Say so if these
-                are public; otherwise the problem's promise needs a ``utility_guarantee``.
-
-        Returns:
-            The front, under the ledger's guarantee for the training records. Its ``caption``
-            belongs under every figure of it.
-        """
-        if self._purse is None:
-            raise PrivacyError(
-                "This study was not paid for, so it cannot be published: its trainings were "
-                "charged to nothing. Begin one with `budget=PrivacyBudget(epsilon, delta)` and a "
-                "problem that trains with secret noise."
-            )
-        front = self.front()
-        guarantee = front.guarantee
-        if self.problem.promise.utility_guarantee is None:
-            if not test_records_are_public:
-                raise PrivacyError(
-                    "The utilities were computed from the test records without noise, so the front "
-                    "would tell about these. If they are public, say so by "
-                    "`test_records_are_public=True`; otherwise let the oracle release noisy "
-                    "utilities, with a `utility_guarantee` in the problem's promise."
-                )
-            unit = guarantee.unit.given("the test records are public")
-            guarantee = replace(guarantee, unit=unit)
-        return Release(front, guarantee)
-
-    def _check_stored_epsilons(self) -> None:
-        """Refuse to go on with another privacy oracle: the study would mix two epsilons."""
-        trials = [trial for trial in self._storage.trials() if not math.isnan(trial.epsilon)]
-        for place in thinned(range(len(trials)), _MOST_CHECKED):
-            trial = trials[place]
-            try:
-                now = self._proposer.known.epsilon(trial.config)
-            except Exception as error:
-                raise StudyError(
-                    f"`privacy` fails with {type(error).__name__} on the config of trial "
-                    f"{trial.number}, whose epsilon was {trial.epsilon:.9g}. Continue the study "
-                    "with the oracle that it began with."
-                ) from error
-            if not math.isclose(now, trial.epsilon, rel_tol=_SAME_EPSILON):
-                raise StudyError(
-                    f"`privacy` is not the oracle that this study began with: the epsilon of trial "
-                    f"{trial.number} was {trial.epsilon:.9g} and is now {now:.9g}. Continue with "
-                    "the old oracle, or give the new one a study of its own."
-                )
-        remember = self._proposer.known.remember
-        for trial in trials:
-            remember(trial.config, trial.epsilon)
-            if trial.plan is not None:
-                for end, epsilon in zip(trial.plan.checkpoints, trial.plan.epsilons, strict=True):
-                    remember(self.problem.at(trial.config, end), epsilon)
-
-    def _evaluate_again(
+    def _train_again(
         self,
         points: Sequence[Point],
         replicates: int,
@@ -691,28 +586,27 @@ class DPareto:
         executor: ExecutorLike | None = None,
         progress: bool = False,
         training_timeout: float | None = None,
-    ) -> tuple[list[Trial], Guarantee]:
+    ) -> tuple[list[Trial], Guarantee | Callable[[], Guarantee]]:
+        """See :meth:`ParetoFront.reevaluate`."""
         check_count("replicates", replicates)
         numbers = list(dict.fromkeys(point.trial for point in points))
-        wanted = [self._up_to(self._storage[n], points) for n in numbers]
-        if self._purse is not None and not self._purse.bears(
+        wanted = [self._up_to(self._file[n], points) for n in numbers]
+        if self._charged is not None and not self._charged.bears(
             [trial.config for trial in wanted], replicates
         ):
             raise StudyError(
                 f"The budget cannot bear {replicates} more trainings of each of the front's "
                 f"{len(wanted)} configs; nothing was trained. Ask for fewer `replicates`."
             )
-        with Workers(
-            self.problem, executor, training_timeout=training_timeout, purse=self._purse
-        ) as workers:
-            again = evaluate_again(
-                self._queue,
-                workers,
-                trials=wanted,
-                replicates=replicates,
-                progress=progress,
-            )
-        return again, self.publication_guarantee()
+        again = train_again(
+            self._queue,
+            wanted,
+            replicates,
+            executor=executor,
+            training_timeout=training_timeout,
+            progress=progress,
+        )
+        return again, self._priced(self.trials)
 
     def _up_to(self, trial: Trial, points: Sequence[Point]) -> Trial:
         """A trial whose training ends where the last of these points is, and gives these only."""
@@ -724,29 +618,33 @@ class DPareto:
         return replace(trial, config=self.problem.at(trial.config, max(wanted)), plan=plan)
 
     def _opened(self, budget: PrivacyBudget | PrivacyLedger) -> PrivacyLedger:
-        """The ledger of a paid study; its own one is closed with it."""
+        """The ledger that trainings are charged to; one of its own is closed with the study."""
         if isinstance(budget, PrivacyLedger):
             return budget
-        stored = self._storage.path
-        path = stored if stored == MEMORY else f"{stored}.ledger"
+        path = MEMORY if self._file.path == MEMORY else f"{self._file.path}.ledger"
         self._own_ledger = PrivacyLedger(path, fitting(budget, self.problem))
         return self._own_ledger
 
-    @property
-    def ledger(self) -> PrivacyLedger | None:
-        """What trainings are charged to; None if they are not paid for."""
-        return None if self._purse is None else self._purse.ledger
+    def _initial(self, initial: int | None) -> int:
+        if initial is None:
+            return _INITIAL if self.problem.resource is None else _INITIAL_CURVES
+        return check_integer("initial", initial)
+
+    def _check_idle(self, what: str) -> None:
+        if self._is_running:
+            raise StudyError(f"`{what}` was called while the study runs: wait until it has ended.")
+        self._file.check_held()
 
     def close(self) -> None:
-        """Release the storage; everything is on disk already."""
-        self._storage.close()
+        """Release the file; everything is on disk already. What is known can still be read."""
+        self._file.close()
         if self._own_ledger is not None:
             self._own_ledger.close()
 
     def __reduce__(self) -> tuple[object, ...]:
         raise TypeError(
             "A study is not copied or pickled, for two of them would train the same trials. Open "
-            "its file in another process instead, or make a new DPareto."
+            "its file in another process when this one has closed it, or make a new DPareto."
         )
 
     def __enter__(self) -> DPareto:
@@ -756,7 +654,7 @@ class DPareto:
         self.close()
 
     def __repr__(self) -> str:
-        return f"DPareto({self.problem.name!r}, {len(self._storage)} trials, seed={self.seed})"
+        return f"DPareto({self.problem.name!r}, {len(self._file)} trials, seed={self.seed})"
 
 
 def _checked_configs(

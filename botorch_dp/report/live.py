@@ -16,8 +16,6 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
-from botorch_dp._addresses import is_address
-from botorch_dp.pareto.storage import StudyStorage
 from botorch_dp.report.study import StudyView, study_page
 
 if TYPE_CHECKING:
@@ -32,7 +30,7 @@ def dashboard_app(path: str | os.PathLike[str], *, token: str) -> Starlette:
     """An ASGI application that shows one study.
 
     Args:
-        path: The study's file, or the address of its database; read only.
+        path: The study's file; read only.
         token: Shared secret of at least 16 characters; compared in constant time.
     """
     from starlette.applications import Starlette
@@ -47,12 +45,7 @@ def dashboard_app(path: str | os.PathLike[str], *, token: str) -> Starlette:
     lock = threading.Lock()
     made: dict[str, str] = {}
 
-    database = StudyStorage(path, description=None) if is_address(path) else None
-
     def state() -> str:
-        if database is not None:
-            database.refresh()
-            return database.fingerprint()
         status = os.stat(path)
         return f"{status.st_ino}-{status.st_mtime_ns}-{status.st_size}"
 

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from botorch_dp._files import atomic_write, differences
 from botorch_dp.pareto.beliefs import Beliefs, KnownObjectives, objective_scales
-from botorch_dp.pareto.front import OperatingPoint, ParetoFront, expected_error, recommended
-from botorch_dp.pareto.paying import TestOrTraining, publication
+from botorch_dp.pareto.front import ParetoFront
 from botorch_dp.pareto.problem import (
     Objective,
     PrivacyUtilityProblem,
@@ -27,8 +26,10 @@ from botorch_dp.pareto.problem import (
     TrainingPromise,
     Trial,
 )
-from botorch_dp.pareto.proposals import ProposalOptions, Proposer
-from botorch_dp.pareto.storage import StudyStorage
+from botorch_dp.pareto.proposals import ProposalOptions, Search
+from botorch_dp.pareto.publishing import TestOrTraining, publication
+from botorch_dp.pareto.recommending import OperatingPoint, expected_error, recommended
+from botorch_dp.pareto.storage import StudyFile
 from botorch_dp.privacy import (
     DEFAULT_DELTA,
     Guarantee,
@@ -58,8 +59,8 @@ _NOTICE = (
     "configurations, follow from the records without noise. Keep this file as you keep the study; "
     "publishing any of it costs what is said below."
 )
-_NOTICE_PAID = (
-    "What follows from the training records was paid for by the budget below. Every error, "
+_NOTICE_CHARGED = (
+    "What follows from the training records was charged to the budget below. Every error, "
     "interval and recommendation follows from the test records as well: keep this file as you keep "
     "the study, unless these are public."
 )
@@ -81,7 +82,7 @@ _MOST_CURVES = 60
 
 @dataclass(frozen=True)
 class Spending:
-    """What a ledger says that a study was paid from.
+    """What the ledger of a study says.
 
     Args:
         budget: What may be spent.
@@ -116,7 +117,7 @@ class StudyView:
         seed: The study's seed.
         recommend: The config to deploy within an epsilon, tried or not. None where the privacy
             oracle is not at hand: then the best one of those that were tried is shown.
-        paid: Whether all trainings were charged to a ledger before they began.
+        charged: Whether all trainings were charged to a ledger before they began.
         spending: What that ledger says, if it is at hand.
     """
 
@@ -124,7 +125,7 @@ class StudyView:
     trials: Sequence[Trial]
     seed: int
     recommend: Callable[[float], OperatingPoint] | None = None
-    paid: bool = False
+    charged: bool = False
     spending: Spending | None = None
 
     @classmethod
@@ -138,60 +139,54 @@ class StudyView:
         """What the file of a study holds now, while its study goes on or after it ended.
 
         Args:
-            path: The file, or the address of a database; neither changed nor locked.
+            path: The file, which is neither changed nor locked.
             problem: Its problem, if the oracles are at hand.
-            ledger: The file that the study was paid from; by default the one beside its own.
+            ledger: The file that its trainings were charged to; by default the one beside it.
         """
-        storage = StudyStorage(path, description=None)
-        try:
-            trials, seed, description = storage.trials(), storage.seed, storage.description
-        finally:
-            storage.close()
-        paid = bool(description.pop("paid", False))
-        if ledger is not None and not paid:
-            raise StudyError(f"{storage.path} was not paid for, so it has no `ledger`.")
-        beside = Path(f"{storage.path}.ledger")
+        study = StudyFile(path, description=None)
+        study.close()
+        description = dict(study.description)
+        charged = bool(description.pop("paid", False))
+        if ledger is not None and not charged:
+            raise StudyError(f"{study.path} has no budget, so it has no `ledger`.")
+        beside = Path(f"{study.path}.ledger")
         spending = None
-        if ledger is not None or (paid and beside.is_file()):
+        if ledger is not None or (charged and beside.is_file()):
             with PrivacyLedger(ledger or beside) as opened:
                 spending = Spending.of(opened)
         if problem is None:
-            view = cls(_stored_problem(description, trials), trials, seed)
-            return replace(view, paid=paid, spending=spending)
+            stored = _stored_problem(description, study.trials)
+            return cls(stored, study.trials, study.seed, charged=charged, spending=spending)
         changed = differences(description, problem.description())
         if changed:
             raise StudyError(
-                f"{storage.path} holds a study of another problem: {'; '.join(changed)}."
+                f"{study.path} holds a study of another problem: {'; '.join(changed)}."
             )
-        proposer = Proposer(problem, seed=seed, options=ProposalOptions())
-        view = cls.of_problem(problem, trials, proposer, seed)
-        return replace(view, paid=paid, spending=spending)
+        search = Search(problem, seed=study.seed, options=ProposalOptions())
+        search.known.check_stored(study.trials)
+        view = cls.of_search(search, study.trials)
+        return replace(view, charged=charged, spending=spending)
 
     @classmethod
-    def of_problem(
-        cls,
-        problem: PrivacyUtilityProblem,
-        trials: Sequence[Trial],
-        proposer: Proposer,
-        seed: int,
-        ledger: PrivacyLedger | None = None,
+    def of_search(
+        cls, search: Search, trials: Sequence[Trial], ledger: PrivacyLedger | None = None
     ) -> StudyView:
         """A study whose oracles are at hand, so that it can recommend what was never tried."""
-        beliefs = cache(partial(proposer.beliefs, trials))
+        beliefs = cache(partial(search.beliefs, trials))
 
         def recommend(epsilon: float) -> OperatingPoint:
-            return recommended(proposer, trials, epsilon, _LEVEL, fitted=beliefs())
+            return recommended(search, trials, epsilon, _LEVEL, fitted=beliefs())
 
         spending = None if ledger is None else Spending.of(ledger)
-        return cls(problem, trials, seed, recommend, ledger is not None, spending)
+        return cls(search.problem, trials, search.seed, recommend, ledger is not None, spending)
 
     def guarantee(self, data: TestOrTraining = "training") -> Guarantee:
-        """What publishing any of it promises; for training records the ledger knows, if paid."""
+        """What publishing any of it promises; with a budget, what the ledger says."""
         if data == "training" and self.spending is not None:
             return self.spending.guarantee
         whole = publication(self.problem, self.trials, data)
-        if data == "training" and self.paid:
-            return replace(whole, void="the ledger that it was paid from is not at hand")
+        if data == "training" and self.charged:
+            return replace(whole, void="the ledger that trainings were charged to is not at hand")
         return whole
 
     @property
@@ -204,7 +199,7 @@ def study_report(study: StudyView | str | os.PathLike[str], path: str | os.PathL
     """Write a study's report: one HTML file that needs no network. See ``DPareto.report``.
 
     Args:
-        study: A view, or the file or database of a study, which is read without its lock.
+        study: A view, or the file of a study, which is read without its lock.
         path: Where; its owner alone may read it.
 
     Example:
@@ -224,13 +219,13 @@ def study_page(view: StudyView) -> Page:
     page = Page(
         f"Privacy-utility study of {view.problem.name}",
         f"{len(view.trials)} trials ({lead or 'none yet'}); seed {view.seed}.",
-        _NOTICE if view.spending is None else _NOTICE_PAID,
+        _NOTICE if view.spending is None else _NOTICE_CHARGED,
     )
     _price(page, view)
     complete = view.complete
     if complete:
         front = ParetoFront(
-            view.problem, complete, guarantee=view.guarantee, paid=view.spending is not None
+            view.problem, complete, guarantee=view.guarantee, charged=view.spending is not None
         )
         beliefs = _Modelled(view, complete) if len(complete) >= 2 else None
         marks = _marks(view, front, beliefs)
@@ -298,17 +293,26 @@ def _price(page: Page, view: StudyView) -> None:
     if not any(trial.num_trainings for trial in view.trials):
         page.section(title, "<p>Nothing was trained yet.</p>")
         return
-    training, test, paid = view.guarantee(), view.guarantee("test"), view.spending
-    front = (
-        ParetoFront(view.problem, view.complete, guarantee=training, paid=paid is not None)
-        if view.complete
-        else None
-    )
+    spending = view.spending
+    front = None
+    if view.complete:
+        front = ParetoFront(
+            view.problem,
+            view.complete,
+            guarantee=view.guarantee,
+            charged=spending is not None,
+        )
+    caption = "" if front is None else f"<p>{escape(front.caption)}</p>"
+    if view.problem.promise is None:
+        headline = "No price: relation and δ of its ε are not stated."
+        page.section(title, f'<p class="price">{escape(headline)}</p>', caption)
+        return
+    training, test = view.guarantee(), view.guarantee("test")
     priced = training.void is None
-    if paid is not None and priced:
-        budget = paid.budget
+    if spending is not None and priced:
+        budget = spending.budget
         headline = f"ε = {budget.epsilon:g}" + (f", δ = {budget.delta:g}" if budget.delta else "")
-        headline += ": the budget that pays for it"
+        headline += ": the budget that its trainings were charged to"
     elif priced:
         delta = training.quoted_delta or DEFAULT_DELTA
         epsilon, delta = training.summed or (training.epsilon(delta), delta)
@@ -317,8 +321,8 @@ def _price(page: Page, view: StudyView) -> None:
         headline = "No guarantee: it must not be published."
     parts = [
         f'<p class="price">{escape(headline)}</p>',
-        "" if paid is None else f"<p>{escape(_spent_in_words(paid))}</p>",
-        f"<p>{escape(front.caption)}</p>" if front is not None else "",
+        "" if spending is None else f"<p>{escape(_spent_in_words(spending))}</p>",
+        caption,
         "<details><summary>The two guarantees in full</summary><dl>",
         *(
             f"<dt>{escape(whose)}</dt><dd>{escape(str(guarantee))}</dd>"
@@ -326,13 +330,13 @@ def _price(page: Page, view: StudyView) -> None:
         ),
         "</dl></details>",
     ]
-    if view.paid and paid is None:
+    if view.charged and spending is None:
         parts.insert(
             1,
             "<p>Its price is the budget that its trainings were charged to. Name the ledger: "
             "<code>botorch-dp report STUDY --ledger FILE</code>.</p>",
         )
-    elif view.recommend is None and priced and paid is None:
+    elif view.recommend is None and priced and spending is None:
         parts.append(
             '<p class="note">Summed from the epsilons in the study\'s file. '
             "<code>study.report(...)</code> in Python knows the mechanism and may say less.</p>"
@@ -529,6 +533,11 @@ def _in_words(config: Config) -> str:
 
 def _epsilon_in_words(view: StudyView) -> str:
     promise = view.problem.promise
+    if promise is None:
+        return (
+            "ε is of one training, as the problem's privacy oracle states it; relation and δ "
+            "are not stated."
+        )
     level = f" at δ = {promise.delta:g}" if promise.delta > 0 else ""
     return f"ε is of one training{level}, when {promise.unit.relation.value}."
 
@@ -915,7 +924,14 @@ def _stored_problem(description: dict[str, Any], trials: Sequence[Trial]) -> Pri
         else:
             low, high, log = state["low"], state["high"], state["log"]
             parameters[name] = kinds[state["kind"]](low, high, log=log, active=active)
-    relation = NeighboringRelation[description["relation"]]
+    promise = None
+    if "relation" in description:
+        relation = NeighboringRelation[description["relation"]]
+        promise = TrainingPromise(
+            delta=description["delta"],
+            unit=PrivacyUnit("one record of the training data", relation),
+            secret_noise=description["secret_noise"],
+        )
     return PrivacyUtilityProblem(
         SearchSpace(**parameters),
         privacy=lambda config: epsilons[tuple(config.values())],
@@ -928,12 +944,8 @@ def _stored_problem(description: dict[str, Any], trials: Sequence[Trial]) -> Pri
             for o in description["objectives"]
             if o["measured"]
         ],
-        promise=TrainingPromise(
-            delta=description["delta"],
-            unit=PrivacyUnit("one record of the training data", relation),
-            secret_noise=description.get("secret_noise", False),
-        ),
-        name=description["name"],
+        promise=promise,
+        name=description.get("name"),
     )
 
 

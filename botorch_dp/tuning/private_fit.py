@@ -624,7 +624,7 @@ def _trainer_and_space(
     given: object, space: SearchSpace | None
 ) -> tuple[DPTrainer, SearchSpace | None]:
     if isinstance(given, PrivacyUtilityProblem):
-        if given.promise.trainer is None:
+        if given.promise is None or given.promise.trainer is None:
             raise PrivacyError(
                 f"The problem {given.name!r} measures utilities and has no `promise.trainer` that "
                 "could publish a model: pass a DPTrainer, or a problem with one."

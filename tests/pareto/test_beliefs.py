@@ -463,7 +463,7 @@ class TestManyTrials:
         monkeypatch.setattr("botorch_dp.pareto.beliefs._MOST_POINTS", 24)
         study = DPareto(toy.curve_problem(), seed=0, candidates=64)
         study.run(14, initial=12)
-        found = study._proposer.beliefs(study.trials)
+        found = study._search.beliefs(study.trials)
         assert len(found._gps[1].train_inputs[0]) <= 24  # type: ignore[index]
         assert len({row[-1] for row in found._gps[1].train_inputs[0].tolist()}) == 8  # type: ignore[index]
 

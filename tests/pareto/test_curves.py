@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
-import random
 import signal
-import sqlite3
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
@@ -26,6 +24,7 @@ from botorch_dp.pareto.problem import (
     InvalidUtilityError,
     PrivacyUtilityProblem,
     Resource,
+    Trial,
 )
 from botorch_dp.privacy import GaussianLoss, Guarantee, PrivacyUnit, PureLoss
 from tests.pareto import toy
@@ -224,7 +223,7 @@ class TestPrefixes:
         stops = (0.0, 0.0, 1.0, *[0.0] * 6)
         epsilons = tuple(toy.epsilon({"noise": 1.0, "epochs": c}) for c in CHECKPOINTS)
         plan = CurvePlan(CHECKPOINTS, epsilons, stops)
-        tried._storage.add_trial(0, {"noise": 1.0, "epochs": 20}, (7,), epsilons[-1], plan=plan)
+        tried._file.add(Trial(0, {"noise": 1.0, "epochs": 20}, (7,), epsilons[-1], plan=plan))
         front = tried.run(1)
         assert [p.config["epochs"] for p in front.measured] == [1, 2, 3]
         assert closed == [7], "the generator was not closed"
@@ -352,7 +351,7 @@ class TestGP:
         for oracle in (curve, plain):
             tried = study(toy.curve_problem(oracle), acquisition="random", candidates=64)
             tried.run(6)
-            beliefs = tried._proposer.beliefs(tried.trials)
+            beliefs = tried._search.beliefs(tried.trials)
             gp: Any = beliefs.fitted[1]
             found.append(gp.covar_module.kernels[0].lengthscale)
             first = min(beliefs.incumbents.configs, key=lambda config: config["epochs"])
@@ -477,7 +476,7 @@ class TestPrice:
         tried = study(toy.curve_problem(secret_noise=True, guarantee=guarantee))
         epsilons = tuple(toy.epsilon({"noise": 1.0, "epochs": c}) for c in CHECKPOINTS)
         plan = CurvePlan(CHECKPOINTS, epsilons, (0.0, 0.0, 1.0, *[0.0] * 6))
-        tried._storage.add_trial(0, {"noise": 1.0, "epochs": 20}, (7,), epsilons[-1], plan=plan)
+        tried._file.add(Trial(0, {"noise": 1.0, "epochs": 20}, (7,), epsilons[-1], plan=plan))
         tried.run(1)
         assert tried.trials[0].finished[0].curve[-1][0] == 3
         (loss,) = tried.publication_guarantee().losses
@@ -557,14 +556,14 @@ class TestKilled:
         assert child.exitcode == -signal.SIGKILL
         with opened() as resumed:
             (trial,) = resumed.trials
-            assert sorted(trial.begun[0]) == [1, 2, 3, 4] and trial.missing == (0, 1)
+            assert sorted(trial.begun[0].points) == [1, 2, 3, 4] and trial.missing == (0, 1)
             front = resumed.run(2)
             first = resumed.trials[0]
         asked = [line.split() for line in oracle.log.read_text().splitlines()[:3]]
         assert [int(start) for _, start in asked] == [1, 6, 1], "points are not asked for again"
         assert asked[0][0] == asked[1][0], "the same training is begun again"
         # Its noise is secret, so that it is another training; both were measured.
-        assert first.interrupted_trainings == 1 and first.num_trainings == 3
+        assert first.begun_again == 1 and first.num_trainings == 3
         plain = study(toy.curve_problem(secret_noise=True, replicates=2)).run(2)
         assert front.all_points.equal(plain.all_points)
 
@@ -583,65 +582,3 @@ class TestKilled:
         (trial,) = tried.trials
         assert calls == [1, 3] and trial.failures == ("OSError",)
         assert trial.num_trainings == 2 and len(trial.finished[0].curve) == len(CHECKPOINTS)
-
-
-class TestChecksums:
-    """What was altered in the file is refused, whatever it is."""
-
-    CHANGES = (
-        "UPDATE trial SET config = replace(config, 'noise', 'n0ise') WHERE number = 0",
-        "UPDATE trial SET epsilon = epsilon * 1.0001 WHERE number = 1",
-        "UPDATE trial SET seeds = '[1]' WHERE number = 1",
-        "UPDATE trial SET state = 'pending' WHERE number = 0",
-        "UPDATE trial SET plan = replace(plan, '20', '19') WHERE number = 0",
-        "UPDATE measurement SET utility = 0.99 WHERE trial = 1",
-        "UPDATE point SET utility = utility + 1e-9 WHERE trial = 1 AND checkpoint = 4",
-        "UPDATE point SET attempt = 3 WHERE trial = 1 AND checkpoint = 4",
-        "DELETE FROM point WHERE trial = 0 AND checkpoint = 3",
-        "DELETE FROM measurement WHERE trial = 1",
-        "DELETE FROM trial WHERE number = 1",
-        "INSERT INTO failure (trial, error_type, trainings, blamed, failed_at) "
-        "VALUES (0, 'OSError', 0, 1, '')",
-        "UPDATE study SET seed = '1'",
-        "UPDATE study SET description = replace(description, 'toy', 'tOy')",
-        "UPDATE study SET notice = ''",
-    )
-
-    @pytest.mark.parametrize("change", CHANGES)
-    def test_altered(self, tmp_path: Path, change: str) -> None:
-        path = tmp_path / "study.sqlite"
-        with study(storage=path) as tried:
-            tried.run(2)
-        with sqlite3.connect(path) as connection:
-            assert connection.execute(change).rowcount > 0
-        with pytest.raises(StudyError, match=r"damaged|another problem"):
-            study(storage=path, seed=None)
-
-    def test_flipped_bytes_are_refused_or_change_nothing(self, tmp_path: Path) -> None:
-        path = tmp_path / "study.sqlite"
-        with study(toy.curve_problem(replicates=2), storage=path) as tried:
-            tried.run(4)
-            expected = tried.trials
-        whole, generator = path.read_bytes(), random.Random(0)
-        refused = 0
-        for number in range(150):
-            content = bytearray(whole)
-            start = generator.randrange(len(content))
-            for place in range(start, min(start + generator.choice([1, 1, 8]), len(content))):
-                content[place] = generator.randrange(256)
-            damaged = tmp_path / f"{number}.sqlite"
-            damaged.write_bytes(content)
-            try:
-                with study(toy.curve_problem(replicates=2), storage=damaged, seed=None) as opened:
-                    assert opened.trials == expected
-            except StudyError:
-                refused += 1
-        assert refused > 20
-
-    def test_untouched(self, tmp_path: Path) -> None:
-        path = tmp_path / "study.sqlite"
-        with study(storage=path) as tried:
-            tried.run(2)
-            points = tried.front().all_points
-        with study(storage=path, seed=None) as again:
-            assert again.front().all_points.equal(points)

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from botorch_dp.pareto import DPareto, ExecutorDiedError, Objective, ParetoFront, StudyError, Trial
-from botorch_dp.pareto.front import dominated_volume, guarantee_sentence, non_dominated
-from botorch_dp.pareto.problem import SEEDED, Measurement
+from botorch_dp.pareto.front import dominated_volume, non_dominated
+from botorch_dp.pareto.problem import Measurement
 from botorch_dp.privacy import Guarantee, PrivacyUnit
-from botorch_dp.privacy.guarantee import ApproximateLoss, GaussianLoss, PureLoss
+from botorch_dp.privacy.guarantee import PureLoss
 from tests.pareto import toy
 
 GUARANTEE = Guarantee("toy", PrivacyUnit(), (PureLoss(12.0),))
@@ -153,43 +153,6 @@ class TestTables:
 
     def test_repr_shows_no_private_value(self) -> None:
         assert repr(front(FIVE)) == "ParetoFront(4 of 5 trials; sensitive)"
-
-
-class TestSentence:
-    @pytest.mark.parametrize(
-        ("losses", "expected"),
-        [
-            ((PureLoss(1.00004),), "costs ε = 1.001 for"),
-            ((PureLoss(30000.0),) * 2, "costs ε = 60,000 for"),
-            ((ApproximateLoss(1.0, 1e-5),) * 2, "costs (ε = 2, δ = 2e-05) for"),
-            ((GaussianLoss(1.0),), "δ = 1e-06) for"),
-            ((ApproximateLoss(1.0, 0.6),) * 2, "publishing it comes with no guarantee."),
-        ],
-    )
-    def test_never_less_than_the_truth(self, losses: tuple[Any, ...], expected: str) -> None:
-        guarantee = Guarantee("toy", PrivacyUnit(), losses)
-        sentence = guarantee_sentence(guarantee)
-        assert expected in sentence
-        assert sentence.startswith("Sensitive") and sentence.count(". ") == 0
-
-    def test_seeded_trainings_are_priced_as_if_repeated_only(self) -> None:
-        guarantee = Guarantee("toy", PrivacyUnit(), (PureLoss(12.0),), void=SEEDED)
-        sentence = guarantee_sentence(guarantee)
-        nothing = sentence.index("comes with no guarantee, since its trainings were seeded")
-        what_if = sentence.index("if each training were repeated with secret noise, it would cost")
-        assert nothing < what_if < sentence.index("ε = 12")
-        simulated = guarantee_sentence(
-            Guarantee("toy", PrivacyUnit(), (PureLoss(12.0),)).simulated()
-        )
-        assert "12" not in simulated
-
-    def test_conditions_and_test_records_are_named(self) -> None:
-        plain = Guarantee("toy", PrivacyUnit(), (PureLoss(12.0),))
-        assert "conditions" not in guarantee_sentence(plain)
-        given = Guarantee("toy", PrivacyUnit(conditions=("it is so",)), (PureLoss(12.0),))
-        assert "on the conditions that its guarantee names" in guarantee_sentence(given)
-        assert "test records are not protected" in guarantee_sentence(plain)
-        assert "test records" not in guarantee_sentence(plain, test_records=True)
 
 
 class TestReevaluate:

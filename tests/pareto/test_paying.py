@@ -1,4 +1,4 @@
-"""Studies that are paid for: every training is charged once, before it begins, and never beyond."""
+"""Studies with a budget: every training is charged once, before it begins, and never beyond."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import multiprocessing
 import os
 import pickle
 import random
+import sqlite3
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ import pytest
 from botorch_dp.errors import PrivacyError
 from botorch_dp.pareto import Batched, DPareto, PrivacyUtilityProblem, Real, SearchSpace, StudyError
 from botorch_dp.pareto.given_epsilon import given_epsilon
-from botorch_dp.pareto.paying import Purse, fitting
+from botorch_dp.pareto.paying import ChargedProblem, fitting
+from botorch_dp.pareto.problem import Trial
 from botorch_dp.privacy import (
     ApproximateLoss,
     GaussianLoss,
@@ -155,7 +157,7 @@ class TestPaying:
         assert tried.ledger is not None
         assert len(tried.ledger.entries()) == began(log)
         assert began(log) == sum(trial.num_trainings for trial in tried.trials)
-        assert again.paid and again.guarantee == tried.publication_guarantee()
+        assert again.charged and again.guarantee == tried.publication_guarantee()
 
     def test_re_evaluations_beyond_it_are_refused_before_they_begin(self, tmp_path: Path) -> None:
         log = tmp_path / "log"
@@ -165,17 +167,25 @@ class TestPaying:
             front.reevaluate(1000)
         assert began(log) == 4
 
-    @pytest.mark.parametrize("kind", ["threads", "processes"])
-    def test_elsewhere(self, kind: str, tmp_path: Path) -> None:
+    @pytest.mark.parametrize(
+        "make", [ThreadPoolExecutor, partial(ProcessPoolExecutor, mp_context=FORK)]
+    )
+    def test_elsewhere(self, make: Any, tmp_path: Path) -> None:
         log = tmp_path / "log"
         tried = study(Trains(str(log)), storage=tmp_path / "s", replicates=2)
-        make: Any = ThreadPoolExecutor if kind == "threads" else ProcessPoolExecutor
-        options = {} if kind == "threads" else {"mp_context": FORK}
-        with make(3, **options) as pool:
+        with make(3) as pool:
             tried.run(6, batch_size=3, executor=pool)
         assert tried.ledger is not None
         assert len(tried.ledger.entries()) == began(log) == 12
         assert [trial.state for trial in tried.trials] == ["complete"] * 6
+
+    def test_nothing_that_was_measured_is_in_the_ledger(self, tmp_path: Path) -> None:
+        with study(storage=tmp_path / "s") as tried:
+            utilities = [trial.utilities[0] for trial in tried.run(4).trials]
+        content = (tmp_path / "s.ledger").read_bytes()
+        assert not any(f"{utility:.6f}"[2:].encode() in content for utility in utilities)
+        with sqlite3.connect(tmp_path / "s.ledger") as connection:
+            assert connection.execute("SELECT COUNT(*) FROM released").fetchone() == (0,)
 
     def test_asked_for_by_hand(self) -> None:
         tried = study(replicates=2)
@@ -188,7 +198,8 @@ class TestPaying:
         ledger = PrivacyLedger(tmp_path / "l", BUDGET)
         with study(storage=tmp_path / "s", budget=ledger) as first:
             first.run(2)
-            first._queue.propose(16)
+            config = {"noise": 1.0}
+            first._file.add(Trial(2, config, (1,), privacy(config)))
         left = ledger.balance().mu_limit ** 2 - ledger.balance().mu_spent ** 2  # type: ignore[union-attr]
         ledger.charge(gaussian_guarantee(sensitivity=1.0, mu=math.sqrt(left) * 0.999999))
         with (
@@ -257,11 +268,11 @@ class TestGivenEpsilon:
 
     def test_bounds_of_a_batch_are_no_smaller_than_the_price(self) -> None:
         tried = self.study(Counted(1.005))
-        purse, space = tried._purse, tried.problem.space
-        assert purse is not None
-        configs = space.sample(40, seed=3)
-        for config, bound in zip(configs, purse._bounds(configs), strict=True):
-            exact = purse.price(config)
+        charged = tried._charged
+        assert charged is not None
+        configs = tried.problem.space.sample(40, seed=3)
+        for config, bound in zip(configs, charged.price_bounds(configs), strict=True):
+            exact = charged.price(config)
             assert exact.epsilon(1e-6) <= bound.epsilon(1e-6) <= 1.05 * exact.epsilon(1e-6)
 
 
@@ -271,11 +282,11 @@ def test_a_config_whose_promise_fails_spoils_no_other() -> None:
             raise ValueError("no promise")
         return guarantee(config)
 
-    purse = study(guarantee=picky)._purse
-    assert purse is not None
+    charged = study(guarantee=picky)._charged
+    assert charged is not None
     configs = [{"noise": noise} for noise in (0.6, 2.0, 0.7, 3.0)]
-    assert purse.seems_to_afford(1, configs) == [False, True, False, True]
-    assert [purse.affords(1, config) for config in configs] == [False, True, False, True]
+    assert charged.may_afford(configs, 1) == [False, True, False, True]
+    assert [charged.affords(config, 1) for config in configs] == [False, True, False, True]
 
 
 class TestForms:
@@ -322,9 +333,11 @@ class TestPublishing:
         for condition in ("secret", "without looking at the records"):
             assert condition in text
         assert "later" not in text and "fixed as a budget" not in text
-        assert "paid for: publishing it costs (ε = 8, δ = 1e-06)" in front.caption
-        assert "test records are not protected" in front.caption
-        assert "paid for" in tried.to_frame().attrs["guarantee"]
+        assert (
+            "to a budget before it began. Publishing it costs (ε = 8, δ = 1e-06)" in front.caption
+        )
+        assert "test records unprotected" in front.caption
+        assert front.caption == tried.to_frame().attrs["guarantee"]
         assert tried.publication_guarantee("test").void is not None
 
     def test_publish(self, tmp_path: Path) -> None:
@@ -355,10 +368,10 @@ class TestPublishing:
         assert "test records" not in tried.publish().value.caption
         assert tried.publication_guarantee("test").mu == pytest.approx(0.2)
 
-    def test_a_study_that_was_not_paid_for(self) -> None:
+    def test_a_study_without_a_budget(self) -> None:
         tried = study(budget=None)
         tried.run(2)
-        with pytest.raises(PrivacyError, match="was not paid for"):
+        with pytest.raises(PrivacyError, match="has no budget"):
             tried.publish()
 
 
@@ -367,6 +380,17 @@ class TestRefused:
         with pytest.raises(PrivacyError, match="trainings are seeded"):
             study(secret_noise=False, storage=tmp_path / "s")
         assert not os.listdir(tmp_path)
+
+    def test_an_executor_that_may_begin_a_training_twice(self) -> None:
+        """Dask begins what a lost worker did again, whatever its `retries`."""
+
+        class Dask(ThreadPoolExecutor):
+            __module__ = "distributed.cfexecutor"
+
+        tried = study()
+        with Dask(1) as pool, pytest.raises(PrivacyError, match="draw its noise twice"):
+            tried.run(2, executor=pool)
+        assert not tried.trials and tried.ledger is not None and not tried.ledger.entries()
 
     def test_results_from_elsewhere(self) -> None:
         with pytest.raises(PrivacyError, match="`add_trial`"):
@@ -426,32 +450,26 @@ class TestKilled:
             assert 20 <= draws <= 20 + kills
             assert [trial.state for trial in finished.trials] == ["complete"] * 10
 
-    def test_what_was_drawn_and_stored_by_the_ledger_is_not_drawn_again(
-        self, tmp_path: Path
-    ) -> None:
+    def test_what_was_drawn_and_not_stored_is_charged_again(self, tmp_path: Path) -> None:
         log = tmp_path / "log"
         with study(Trains(str(log)), storage=tmp_path / "s") as cut:
-            keep = cut._storage.add_measurements
-            cut._storage.add_measurements = lambda *_, **__: 1 / 0  # type: ignore[assignment]
+            cut._file.change = lambda *_: 1 / 0  # type: ignore[assignment]
             with pytest.raises(ZeroDivisionError):
                 cut.run(1)
-            cut._storage.add_measurements = keep  # type: ignore[method-assign]
         with study(Trains(str(log)), storage=tmp_path / "s") as again:
             assert again.run(1).trials[0].state == "complete"
-            assert again.ledger is not None and len(again.ledger.entries()) == 1
-        assert began(log) == 1
+            assert again.ledger is not None and len(again.ledger.entries()) == began(log) == 2
 
-    def test_a_copied_study_shares_what_was_drawn(self, tmp_path: Path) -> None:
-        """Two copies of one file on one ledger: a key names a value, whoever asks."""
+    def test_a_copied_study_is_another_run(self, tmp_path: Path) -> None:
+        """Two copies of one file on one ledger: each draws for itself, and each is charged."""
         budget = PrivacyLedger(tmp_path / "l", BUDGET)
-        with study(storage=tmp_path / "a", budget=budget):
-            pass
+        study(storage=tmp_path / "a", budget=budget).close()
         (tmp_path / "b").write_bytes((tmp_path / "a").read_bytes())
         utilities = []
         for name in ("a", "b"):
             with study(storage=tmp_path / name, budget=budget) as each:
-                utilities.append([trial.utilities for trial in each.run(5).trials])
-        assert utilities[0] == utilities[1] and len(budget.entries()) == 5
+                utilities.append([trial.utilities for trial in each.run(3).trials])
+        assert utilities[0] != utilities[1] and len(budget.entries()) == 6
 
 
 @dataclass(frozen=True)
@@ -478,7 +496,7 @@ class TestOneDraw(OneDraw):
     def draw(self, thing: Run, checkpoint: Path | None) -> list[float]:
         return thing(checkpoint)
 
-    @pytest.mark.skip("without a ledger nothing is paid; the study's own file replays")
+    @pytest.mark.skip("without a ledger nothing is charged; the study's own file replays")
     def test_without_a_ledger_too(self, tmp_path: Path) -> None: ...
 
 
@@ -500,13 +518,15 @@ class TestAudit:
         epsilon = self.epsilon_drawn(tmp_path)
         assert 0.8 * BUDGET.epsilon < epsilon <= BUDGET.epsilon * (1 + 1e-9)
 
-    def test_a_twin_that_charges_trials_instead_of_trainings_is_caught(
+    def test_a_broken_version_that_charges_trials_instead_of_trainings_is_caught(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        train = Purse.train
+        charge, last = ChargedProblem.charge, [""]
 
-        def once(self: Purse, trial: int, replicates: Any, config: Config, draw: Any) -> Any:
-            return draw() if 0 not in replicates else train(self, trial, replicates, config, draw)
+        def once(self: ChargedProblem, config: Config, trainings: int, label: str) -> None:
+            if label != last[0]:
+                charge(self, config, trainings, label)
+            last[0] = label
 
-        monkeypatch.setattr(Purse, "train", once)
+        monkeypatch.setattr(ChargedProblem, "charge", once)
         assert self.epsilon_drawn(tmp_path) > 1.3 * BUDGET.epsilon

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import math
+import pickle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,16 +10,19 @@ import pytest
 
 from botorch_dp.pareto import (
     Batched,
+    DPareto,
     InvalidEpsilonError,
     InvalidUtilityError,
     Objective,
     PrivacyUtilityProblem,
+    StudyError,
     TrainingPromise,
     Trial,
 )
-from botorch_dp.pareto.problem import Measurement
-from botorch_dp.privacy import Guarantee, NeighboringRelation, PrivacyUnit
+from botorch_dp.pareto.problem import BegunCurve, CurvePlan, Measurement
+from botorch_dp.privacy import Guarantee, NeighboringRelation, PrivacyBudget, PrivacyUnit
 from botorch_dp.privacy.guarantee import ApproximateLoss, GaussianLoss, PureLoss
+from botorch_dp.report import study_report
 from tests.pareto import toy
 
 CONFIG = {"noise": 2.0, "epochs": 4}
@@ -39,9 +44,9 @@ class TestArguments:
             ({"replicates": 0}, ValueError, "`replicates`"),
             ({"batched": toy.utility}, TypeError, "`batched` must be a Batched"),
             ({"delta": 1.0}, ValueError, "`delta`"),
-            ({"unit": "replace"}, TypeError, "`unit`"),
             ({"secret_noise": 1}, TypeError, "`secret_noise`"),
             ({"promise": 1e-5}, TypeError, "`promise`"),
+            ({"resource": 3}, ValueError, "`resource` needs"),
         ],
     )
     def test_wrong(self, options: dict[str, Any], error: type[Exception], match: str) -> None:
@@ -138,14 +143,44 @@ class TestPromise:
         assert first == "a patient has one record" and "secret" in second
 
 
-def test_name_and_description_identify_the_problem() -> None:
+class TestWithoutAPromise:
+    """What nobody stated is not claimed: no relation, no delta, and no price."""
+
     problem = PrivacyUtilityProblem(toy.SPACE, privacy=toy.epsilon, utility=toy.utility)
-    assert problem.name == "utility"
-    assert (
-        PrivacyUtilityProblem(toy.SPACE, privacy=toy.epsilon, utility=toy.Slow(0.0)).name == "Slow"
-    )
+
+    def test_has_no_price(self) -> None:
+        study = DPareto(self.problem, seed=0, acquisition="random")
+        front = study.run(3)
+        for asked in (study.publication_guarantee, lambda: front.guarantee):
+            with pytest.raises(StudyError, match=r"pass `promise=TrainingPromise\(delta"):
+                asked()
+        with pytest.raises(StudyError, match="`promise=TrainingPromise"):
+            DPareto(self.problem, budget=PrivacyBudget(1.0, 1e-6))
+        assert not {"relation", "delta"} & set(self.problem.description())
+
+    def test_says_so_wherever_it_is_shown(self, tmp_path: Path) -> None:
+        path = tmp_path / "study.sqlite"
+        with DPareto(self.problem, seed=0, acquisition="random", storage=path) as study:
+            front = study.run(3)
+            page = study.report(tmp_path / "front.html").read_text()
+            captions = [front.caption, str(front), study.to_frame().attrs["guarantee"]]
+            captions.append(pickle.loads(pickle.dumps(front)).caption)
+            captions.append(front.reevaluate(1).caption)
+        captions += [page, study_report(path, tmp_path / "file.html").read_text()]
+        for caption in captions:
+            assert "relation and delta are not stated" in caption
+            assert "replaced by any other" not in caption and "would cost" not in caption
+        assert "relation and δ not stated" in front.plot().axes[0].get_xlabel()
+
+
+def test_name_and_description_identify_the_problem(tmp_path: Path) -> None:
+    problem = PrivacyUtilityProblem(toy.SPACE, privacy=toy.epsilon, utility=toy.utility)
+    other = PrivacyUtilityProblem(toy.SPACE, privacy=toy.epsilon, utility=toy.Slow(0.0))
+    assert problem.name == other.name == "noise and epochs", "what a reader knows of it"
+    DPareto(problem, storage=tmp_path / "s").close()
+    with pytest.raises(StudyError, match="`oracle` was 'utility' and is 'Slow'"):
+        DPareto(other, storage=tmp_path / "s")
     assert problem.description() != toy.problem(replicates=2).description()
-    assert "secret_noise" not in problem.description()
     assert toy.problem(secret_noise=True).description()["secret_noise"] is True
 
 
@@ -157,7 +192,7 @@ class TestTrial:
             seeds=(11, 12, 13),
             epsilon=2.0,
             measurements=(Measurement(0.5, (), 1.0), None, Measurement(0.7, (), 2.0)),
-            fresh=(Measurement(0.1),),
+            fresh={3: Measurement(0.1)},
             failures=("OSError",),
             failed_trainings=2,
         )
@@ -171,6 +206,46 @@ class TestTrial:
     def test_nothing_measured(self) -> None:
         trial = Trial(0, {}, (1, 2), 1.0)
         assert math.isnan(trial.error) and trial.missing == (0, 1) and trial.num_trainings == 0
+
+    def test_fails_when_no_attempt_is_left(self) -> None:
+        trial = Trial(0, {}, (7,), 1.0).failed("OSError", trainings=1)
+        assert (trial.state, trial.failures, trial.num_trainings) == ("pending", ("OSError",), 1)
+        near = trial.failed("BrokenProcessPool", trainings=2, blamed=False)
+        assert near.failures == ("OSError",) and near.suspect and near.failed_trainings == 3
+        assert near.failed("OSError", trainings=1, is_last=True).state == "failed"
+        complete = near.measured({0: Measurement(0.5)})
+        assert complete.failed("OSError", trainings=1, is_last=True).state == "complete"
+
+    def test_what_was_measured_first_stays(self) -> None:
+        trial = Trial(0, {}, (7, 8), 1.0).measured({0: Measurement(0.5)})
+        assert trial.missing == (1,) and trial.state == "pending"
+        trial = trial.measured({0: Measurement(0.75), 1: Measurement(0.25)})
+        assert trial.utilities == (0.5, 0.25) and trial.state == "complete"
+
+    def test_fresh_measurements_are_kept_apart(self) -> None:
+        trial = Trial(0, {}, (7, 8), 1.0)
+        assert trial.next_replicate == 2
+        again = trial.measured({0: Measurement(0.5), 1: Measurement(0.5)}).measured(
+            {4: Measurement(0.75)}
+        )
+        assert again.fresh[4].utility == 0.75 and again.utilities == (0.5, 0.5)
+        assert again.next_replicate == 5 and again.num_trainings == 3
+
+    def test_points_of_a_curve(self) -> None:
+        plan = CurvePlan((2, 4), (0.5, 1.0), (0.0, 0.0))
+        trial = Trial(0, {}, (7,), 1.0, plan=plan)
+        assert trial.next_attempt([0]) == 0 and trial.ahead([0]) == (2, 4)
+        trial = trial.reached(2, {0: Measurement(0.25, (), 0.5)})
+        assert trial.num_trainings == 1 and trial.ahead([0]) == (4,)
+        assert trial.next_attempt([0]) == 1 and trial.unmeasured([0], 1) == 1
+        # A training that is begun again passes its points again; those that were stored stay.
+        trial = trial.reached(2, {0: Measurement(0.75)}, attempt=1)
+        assert trial.begun == {0: BegunCurve({2: Measurement(0.25, (), 0.5)}, 1)}
+        assert trial.num_trainings == 2 and trial.unmeasured([0], 1) == 0
+        trial = trial.reached(4, {0: Measurement(0.5, (), 0.5)}, attempt=1, is_last=True)
+        assert trial.state == "complete" and not trial.begun and trial.num_trainings == 2
+        (measured,) = trial.finished
+        assert [at for at, _ in measured.curve] == [2, 4] and measured.seconds == 1.0
 
     def test_outcome_keeps_the_order_of_objectives(self) -> None:
         problem = toy.problem(

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,14 @@ from botorch_dp.pareto import beliefs as beliefs_module
 from botorch_dp.pareto.beliefs import objective_scales
 from botorch_dp.pareto.front import dominated_volume
 from botorch_dp.pareto.proposals import (
+    NothingAffordableError,
     ProposalOptions,
-    Proposer,
+    Search,
+    _steps_from,
     expected_hypervolume_improvement,
+    propose,
 )
+from botorch_dp.space import Config
 from tests.pareto import toy
 from tests.pareto.test_beliefs import complete_trials
 
@@ -114,6 +119,28 @@ class TestExpectedHypervolumeImprovement:
         assert gains.tolist() == pytest.approx((self.means.clamp_min(0).prod(dim=-1)).tolist())
 
 
+def proposed(
+    problem: PrivacyUtilityProblem,
+    trials: Sequence[Trial],
+    initial: int = 4,
+    *,
+    seed: int = 0,
+    options: ProposalOptions = SMALL,
+) -> Config:
+    return propose(Search(problem, seed=seed, options=options), trials, initial).config
+
+
+def pending(configs: Sequence[Config]) -> list[Trial]:
+    return [Trial(n, config, (n,), 1.0) for n, config in enumerate(configs)]
+
+
+def in_turn(problem: PrivacyUtilityProblem, count: int, initial: int) -> list[Config]:
+    search, configs = Search(problem, seed=0, options=SMALL), []
+    for _ in range(count):
+        configs.append(propose(search, pending(configs), initial).config)
+    return configs
+
+
 class TestPurity:
     @pytest.mark.parametrize(
         "acquisition", ["ehvi", "hvpoi", "log_hvpoi", "qlogehvi", "random", "grid"]
@@ -124,16 +151,15 @@ class TestPurity:
         problem = toy.problem()
         options = replace(SMALL, acquisition=acquisition, privacy_model=privacy_model)
         trials = complete_trials(problem, 6)
-        busy = Proposer(problem, seed=1, options=options)
-        busy.propose(trials[:4], 4, initial=2)
+        busy = Search(problem, seed=1, options=options)
+        propose(busy, trials[:4], initial=2)
         torch.manual_seed(123)
         state = torch.get_rng_state()
-        first = busy.propose(trials, 6, initial=2)
+        first = propose(busy, trials, initial=2)
         assert torch.equal(state, torch.get_rng_state())
         torch.manual_seed(321)
-        second = Proposer(problem, seed=1, options=options).propose(trials, 6, initial=2)
-        assert first == second
-        assert problem.space.check(first) == first
+        assert first == propose(Search(problem, seed=1, options=options), trials, initial=2)
+        assert problem.space.check(first.config) == first.config
 
     @pytest.mark.parametrize("curves", [False, True])
     @pytest.mark.parametrize("privacy_model", ["exact", "gp"])
@@ -153,118 +179,139 @@ class TestPurity:
         options = replace(SMALL, privacy_model=privacy_model)
         study = DPareto(problem, seed=0, acquisition="random")
         study.run(6)
-        trials, found = study.trials, []
-        busy = Proposer(problem, seed=1, options=options)
+        trials = study.trials
+        busy = Search(problem, seed=1, options=options)
         for number in range(6, 9):
-            found.append(busy.propose(trials, number, initial=2))
-            fresh = Proposer(problem, seed=1, options=options)
-            assert fresh.propose(trials, number, initial=2) == found[-1]
-            pending = Trial(number, found[-1], (0,), problem.epsilon(found[-1]))
-            trials = [*trials, pending]
+            found = propose(busy, trials, initial=2)
+            assert propose(Search(problem, seed=1, options=options), trials, initial=2) == found
+            waiting = Trial(number, found.config, (0,), problem.epsilon(found.config))
+            trials = [*trials, waiting]
         models = 1 if privacy_model == "exact" else 2
         assert len(fits) == 4 * models
         # What has ended since is another matter.
         study.run(7)
-        busy.propose(study.trials, 9, initial=2)
+        propose(busy, study.trials, initial=2)
         assert len(fits) == 5 * models and fits[-1] > fits[0]
 
     def test_another_seed_another_proposal(self) -> None:
-        problem = toy.problem()
-        one, two = (Proposer(problem, seed=s, options=SMALL).propose([], 0, 4) for s in (0, 1))
-        assert one != two
+        assert proposed(toy.problem(), [], seed=0) != proposed(toy.problem(), [], seed=1)
 
 
 class TestInitialDesign:
     def test_does_not_depend_on_how_many_there_are(self) -> None:
-        proposer = Proposer(toy.problem(), seed=0, options=SMALL)
-        few = [proposer.propose([], number, initial=4) for number in range(4)]
-        many = [proposer.propose([], number, initial=100) for number in range(40)]
-        assert many[:4] == few
+        assert in_turn(toy.problem(), 20, initial=100)[:4] == in_turn(toy.problem(), 4, initial=4)
 
     def test_fills_the_space(self) -> None:
-        proposer = Proposer(toy.problem(), seed=0, options=SMALL)
-        configs = [proposer.propose([], number, initial=16) for number in range(16)]
-        codes = toy.SPACE.encode(configs)
+        codes = toy.SPACE.encode(in_turn(toy.problem(), 16, initial=16))
         # A Sobol sequence puts one of 16 points into each sixteenth of the first axis.
         assert sorted((codes[:, 0] * 16).floor().tolist()) == list(range(16))
 
     def test_models_wait_for_two_results(self) -> None:
-        problem = toy.problem()
-        proposer = Proposer(problem, seed=0, options=SMALL)
-        trials = complete_trials(problem, 1)
-        assert proposer.propose(trials, 1, initial=1) == proposer.propose([], 1, initial=9)
+        trials = complete_trials(toy.problem(), 1)
+        waiting = pending([trials[0].config])
+        assert proposed(toy.problem(), trials, 1) == proposed(toy.problem(), waiting, 9)
 
 
 class TestSearch:
+    problem = toy.problem()
+    trials = complete_trials(problem, 8)
+
     def test_finds_the_optimum_of_a_score(self) -> None:
-        problem = toy.problem()
-        proposer = Proposer(problem, seed=0, options=SMALL)
-        beliefs = proposer.beliefs(complete_trials(problem, 8))
-        target = problem.space.encode([{"noise": 3.21, "epochs": 13}])
-        found = proposer.search(
-            lambda c: -(c.codes - target).square().sum(dim=-1), beliefs, number=8
+        search = Search(self.problem, seed=0, options=SMALL)
+        target = toy.SPACE.encode([{"noise": 3.21, "epochs": 13}])
+        found = search.best(
+            lambda c: -(c.codes - target).square().sum(dim=-1), search.beliefs(self.trials), 8
         )
         assert found is not None
         assert found["epochs"] == 13
         assert found["noise"] == pytest.approx(3.21, rel=0.05)
 
-    def test_nothing_scores(self) -> None:
-        problem = toy.problem()
-        proposer = Proposer(problem, seed=0, options=SMALL)
-        beliefs = proposer.beliefs(complete_trials(problem, 8))
-        for value in (-math.inf, math.nan):
-            found = proposer.search(
-                lambda c, v=value: torch.full((len(c),), v, dtype=torch.double), beliefs, 8
-            )
-            assert found is None
+    @pytest.mark.parametrize("value", [-math.inf, math.nan])
+    def test_nothing_scores(self, value: float) -> None:
+        search = Search(self.problem, seed=0, options=SMALL)
+        found = search.best(
+            lambda c: torch.full((len(c),), value, dtype=torch.double),
+            search.beliefs(self.trials),
+            8,
+        )
+        assert found is None
 
     def test_impossible_configs_are_not_proposed(self) -> None:
         def privacy(config: dict[str, Any]) -> float:
             return math.inf if config["noise"] < 5 else toy.epsilon(config)
 
-        problem = toy.problem(privacy=privacy)
         trials = [t for t in complete_trials(toy.problem(), 40) if t.config["noise"] >= 5]
-        proposer = Proposer(problem, seed=0, options=SMALL)
+        search = Search(toy.problem(privacy=privacy), seed=0, options=SMALL)
         with pytest.warns(UserWarning, match="privacy: InvalidEpsilonError"):
-            proposed = [proposer.propose(trials, len(trials) + i, initial=1) for i in range(5)]
-        assert all(config["noise"] >= 5 for config in proposed)
+            for number in range(len(trials), len(trials) + 3):
+                config = propose(search, trials, initial=1).config
+                assert config["noise"] >= 5
+                trials.append(Trial(number, config, (0,), 1.0))
 
     def test_nothing_is_possible(self) -> None:
         problem = toy.problem(privacy=lambda config: math.nan)
-        trials = complete_trials(toy.problem(), 6)
         failures = r"privacy: InvalidEpsilonError \(\d+ times\)"
         with (
             pytest.warns(UserWarning, match=failures),
             pytest.raises(StudyError, match=rf"for all candidates \({failures}\)"),
         ):
-            Proposer(problem, seed=0, options=SMALL).propose(trials, 6, initial=2)
+            proposed(problem, self.trials, 2)
 
     def test_one_config(self) -> None:
         problem = PrivacyUtilityProblem(
             SearchSpace(n=Integer(2, 2)), privacy=lambda c: 1.0, utility=lambda c, s: 0.5
         )
-        proposer = Proposer(problem, seed=0, options=SMALL)
-        assert proposer.propose([], 0, initial=1) == {"n": 2}
+        assert proposed(problem, [], 1) == {"n": 2}
 
-    def test_no_point_dominates_the_reference(self) -> None:
+    @pytest.mark.parametrize("acquisition", ["ehvi", "hvpoi", "log_hvpoi", "qlogehvi"])
+    def test_no_point_dominates_the_reference(self, acquisition: str) -> None:
         """EHVI has no incumbents then, and HVPoI is zero wherever the mean is no better."""
         problem = toy.problem(ref_point=(0.011, 0.01))
-        trials = complete_trials(toy.problem(), 8)
-        for acquisition in ("ehvi", "hvpoi", "log_hvpoi", "qlogehvi"):
-            options = replace(SMALL, acquisition=acquisition)
-            config = Proposer(problem, seed=0, options=options).propose(trials, 8, initial=4)
-            assert problem.space.check(config) == config
+        config = proposed(problem, self.trials, options=replace(SMALL, acquisition=acquisition))
+        assert problem.space.check(config) == config
+
+
+class TestBudget:
+    """What a budget affords is an argument."""
+
+    @dataclass
+    class Cheap:
+        """Affords little noise to nobody; quick answers are as good as exact ones, or too good."""
+
+        least: float
+        guess: float
+
+        def affords(self, config: Config, trials: int) -> bool:
+            return config["noise"] >= self.least
+
+        def may_afford(self, configs: Sequence[Config], trials: int) -> list[bool]:
+            return [config["noise"] >= self.guess for config in configs]
+
+    @pytest.mark.parametrize("acquisition", ["ehvi", "random", "grid"])
+    @pytest.mark.parametrize("guess", [3.0, 2.9])
+    def test_only_what_is_affordable_is_proposed(self, acquisition: str, guess: float) -> None:
+        problem, trials = toy.problem(), complete_trials(toy.problem(), 8)
+        options = replace(SMALL, acquisition=acquisition)
+        search = Search(problem, seed=0, options=options)
+        config = propose(search, trials, 4, self.Cheap(3.0, guess)).config
+        assert config["noise"] >= 3.0
+        assert propose(search, trials, 4).config == proposed(problem, trials, options=options)
+
+    def test_nothing_is_affordable(self) -> None:
+        search = Search(toy.problem(), seed=0, options=SMALL)
+        for guess in (0.0, math.inf):
+            with pytest.raises(NothingAffordableError):
+                propose(search, [], 4, self.Cheap(math.inf, guess))
 
 
 class TestPending:
     def test_pending_and_failed_trials_are_not_proposed_again(self) -> None:
         problem = toy.problem()
         trials = complete_trials(problem, 10)
-        proposer = Proposer(problem, seed=0, options=SMALL)
-        first = proposer.propose(trials, 10, initial=4)
+        first = proposed(problem, trials)
         for state in ("pending", "failed"):
             waiting = replace(trials[0], number=10, config=first, state=state, measurements=(None,))
-            second = proposer.propose([*trials, waiting], 11, initial=4)
+            second = proposed(problem, [*trials, waiting])
             distance = torch.dist(*problem.space.encode([first, second]))
             assert distance > 0.05, state
 
@@ -272,58 +319,49 @@ class TestPending:
         """The model never sees a failure, and yet does not propose the same config for ever."""
         problem = toy.problem()
         trials = complete_trials(problem, 10)
-        proposer = Proposer(problem, seed=0, options=SMALL)
-        proposed = []
+        search = Search(problem, seed=0, options=SMALL)
         for number in range(10, 16):
-            config = proposer.propose(trials, number, initial=4)
-            proposed.append(config)
-            trials.append(
-                replace(
-                    trials[0], number=number, config=config, state="failed", measurements=(None,)
-                )
+            config = propose(search, trials, initial=4).config
+            failed = replace(
+                trials[0], number=number, config=config, state="failed", measurements=(None,)
             )
-        codes = problem.space.encode(proposed)
+            trials.append(failed)
+        codes = problem.space.encode([trial.config for trial in trials[10:]])
         assert torch.pdist(codes).min() > 0.01
 
 
-class TestFactory:
-    def test_users_acquisition_function(self) -> None:
-        seen = {}
+def test_a_users_acquisition_function() -> None:
+    seen = {}
 
-        def factory(
-            model: Model, ref_point: Tensor, partitioning: BoxDecomposition
-        ) -> AcquisitionFunction:
-            seen["ref_point"] = ref_point
-            return HypervolumeProbabilityOfImprovement(model, ref_point, partitioning)
+    def factory(
+        model: Model, ref_point: Tensor, partitioning: BoxDecomposition
+    ) -> AcquisitionFunction:
+        seen["ref_point"] = ref_point
+        return HypervolumeProbabilityOfImprovement(model, ref_point, partitioning)
 
-        problem = toy.problem()
-        trials = complete_trials(problem, 8)
-        own, built_in = (
-            Proposer(problem, seed=0, options=replace(SMALL, acquisition=a)).propose(trials, 8, 4)
-            for a in (factory, "hvpoi")
-        )
-        assert own == built_in
-        assert seen["ref_point"].tolist() == pytest.approx(
-            [-math.log(10), -math.log(0.999 / 0.001)]
-        )
+    problem = toy.problem()
+    trials = complete_trials(problem, 8)
+    own, built_in = (
+        proposed(problem, trials, options=replace(SMALL, acquisition=acquisition))
+        for acquisition in (factory, "hvpoi")
+    )
+    assert own == built_in
+    assert seen["ref_point"].tolist() == pytest.approx([-math.log(10), -math.log(0.999 / 0.001)])
 
 
-class TestGrid:
-    def test_every_point_once_in_an_order_of_its_own(self) -> None:
-        space = SearchSpace(a=Real(0, 1), b=Real(0, 1))
-        problem = PrivacyUtilityProblem(space, privacy=lambda c: 1.0, utility=lambda c, s: 0.5)
-        options = replace(SMALL, acquisition="grid", grid_levels=3)
-        proposer = Proposer(problem, seed=0, options=options)
-        trials: list[Trial] = []
-        for number in range(9):
-            assert proposer.most_trials(trials) == 9
-            config = proposer.propose(trials, number, initial=16)
-            trials.append(Trial(number, config, (1,), 1.0))
-        configs = [trial.config for trial in trials]
-        assert sorted(map(str, configs)) == sorted(map(str, space.grid(3)))
-        assert configs != space.grid(3)
-        with pytest.raises(StudyError, match="9 points"):
-            proposer.propose(trials, 9, initial=16)
+def test_every_point_of_a_grid_once_in_an_order_of_its_own() -> None:
+    space = SearchSpace(a=Real(0, 1), b=Real(0, 1))
+    problem = PrivacyUtilityProblem(space, privacy=lambda c: 1.0, utility=lambda c, s: 0.5)
+    search = Search(problem, seed=0, options=replace(SMALL, acquisition="grid", grid_levels=3))
+    trials: list[Trial] = []
+    for number in range(9):
+        assert search.most_trials(trials) == 9
+        trials.append(Trial(number, propose(search, trials, 16).config, (1,), 1.0))
+    configs = [trial.config for trial in trials]
+    assert sorted(map(str, configs)) == sorted(map(str, space.grid(3)))
+    assert configs != space.grid(3)
+    with pytest.raises(StudyError, match="9 points"):
+        propose(search, trials, 16)
 
 
 def mixed_utility(config: dict[str, Any], seed: int) -> float:
@@ -360,22 +398,11 @@ class TestChoicesAndConstraints:
             assert study.recommend(1.0).config["kind"] == "good"
 
     def test_steps_reach_every_value(self) -> None:
-        problem = mixed_problem()
-        proposer = Proposer(problem, seed=0, options=SMALL)
-        beliefs = proposer.beliefs(
-            [
-                replace(
-                    trial,
-                    config={"x": 0.5, "kind": "poor"},
-                    measurements=(problem.measurement(0.35),),
-                )
-                for trial in complete_trials(toy.problem(), 3)
-            ]
-        )
-        near = proposer._near(beliefs.incumbents.codes, (0.02,), 200, torch.Generator())
-        kinds = [config["kind"] for config in near.configs]
+        space = mixed_problem().space
+        starts = space.encode([{"x": 0.5, "kind": "poor"}])
+        codes = _steps_from(space, starts, (0.02,), 200, torch.Generator())
+        kinds = [config["kind"] for config in space.decode(codes)]
         assert set(kinds) == {"poor", "fair", "good"} and kinds.count("poor") > len(kinds) / 2
-        assert torch.equal(problem.space.encode(near.configs), near.codes)
 
     def test_nothing_satisfies_the_constraints(self) -> None:
         problem = mixed_problem(constraints=[lambda config: False])

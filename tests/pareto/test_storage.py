@@ -1,28 +1,43 @@
-"""What a study's storage must do, wherever it is: in a file, in memory, in a database."""
+"""What the file of a study must do: trials come back as they were, or the file is refused."""
 
 from __future__ import annotations
 
+import math
 import multiprocessing
+import random
 import sqlite3
 import stat
-import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from botorch_dp.pareto import StudyError
-from botorch_dp.pareto.problem import CurvePlan, Measurement
-from botorch_dp.pareto.storage import STUDY, NumberTakenError, StudyStorage
-from tests.postgres import wait_until
+from botorch_dp.pareto.problem import CurvePlan, Measurement, Trial
+from botorch_dp.pareto.storage import STUDY, StudyFile
+from tests.one_draw import in_fork
 
 #: A forked child need not import torch again.
 FORK = multiprocessing.get_context("fork")
-
 SPACE = {"a": {"kind": "Real", "low": 0.0, "high": 2.0}}
 DESCRIPTION: dict[str, Any] = {"space": SPACE, "replicates": 2}
+
+#: Trials of every kind, in words that no other value could stand for.
+PLAN = CurvePlan((2, 4), (0.5, 1.0), (0.0, 1 / 3))
+POINT = Measurement(0.25, (2**0.5,), 0.1 + 0.2)
+CURVE = Measurement.of_curve({2: POINT, 4: Measurement(1 / 3, (2.0,), 1.0)})
+TRIALS = [
+    Trial(0, {"rate": 0.1 + 0.2, "epochs": 3, "kind": "a"}, (2**31 - 1, 8), 1 / 3),
+    Trial(1, {}, (7,), math.nan, state="failed", failures=("InvalidEpsilonError",)),
+    Trial(2, {"a": None}, (7, 8), 1.0, measurements=(None, Measurement(1 / 3, (2**0.5,), 1.5))),
+    Trial(3, {}, (7,), 1.0, state="complete", measurements=(CURVE,), fresh={4: CURVE}, plan=PLAN),
+    Trial(4, {}, (7, 8), 1.0, plan=PLAN).reached(2, {1: POINT}, attempt=3),
+    Trial(5, {}, (7,), 1.0).failed("BrokenProcessPool", trainings=2**40, blamed=False),
+    Trial(6, {}, (7,), 1.0, state="complete", measurements=(Measurement(0.5),)),
+]
 
 
 @pytest.fixture
@@ -30,325 +45,221 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "study.sqlite"
 
 
-#: Where a study is.
-Place = Path | str
-
-
-@pytest.fixture(params=["file", "server"])
-def place(request: pytest.FixtureRequest) -> Place:
-    """One conformance suite for all that outlives a process."""
-    if request.param == "file":
-        return request.getfixturevalue("path")
-    return request.getfixturevalue("new_study")()
-
-
 def opened(
-    path: Place | None, description: dict[str, Any] = DESCRIPTION, **options: Any
-) -> StudyStorage:
-    return StudyStorage(path, description=description, **options)
+    path: Path | None, description: dict[str, Any] | None = DESCRIPTION, **options: Any
+) -> StudyFile:
+    return StudyFile(path, description=description, **options)
 
 
-@pytest.fixture(params=["file", "memory", "server"])
-def storage(request: pytest.FixtureRequest, path: Path) -> Iterator[StudyStorage]:
-    """One conformance suite for all kinds."""
-    places: dict[str, Callable[[], Place | None]] = {
-        "file": lambda: path,
-        "memory": lambda: None,
-        "server": lambda: request.getfixturevalue("new_study")(),
-    }
-    with closing(opened(places[request.param](), seed=5)) as storage:
-        yield storage
+@pytest.fixture(params=["file", "memory"])
+def study(request: pytest.FixtureRequest, path: Path) -> Iterator[StudyFile]:
+    with closing(opened(path if request.param == "file" else None, seed=5)) as opened_study:
+        yield opened_study
 
 
-class TestContents:
-    def test_trials_come_back_as_they_were(self, storage: StudyStorage) -> None:
-        config = {"rate": 0.1 + 0.2, "epochs": 3}
-        storage.add_trial(0, config, (7, 8), 1 / 3)
-        (trial,) = storage.trials()
-        assert trial.config == config and isinstance(trial.config["epochs"], int)
-        assert trial.epsilon == 1 / 3 and trial.seeds == (7, 8)
-        assert trial.state == "pending" and trial.missing == (0, 1)
-
-    def test_measurements_and_state(self, storage: StudyStorage) -> None:
-        storage.add_trial(0, {}, (7, 8), 1.0)
-        storage.add_measurements(0, {1: Measurement(0.25, (3.0,), 1.5)})
-        assert storage.trials()[0].missing == (0,)
-        storage.add_measurements(0, {0: Measurement(0.5, (2.0,), 1.0)})
-        (trial,) = storage.trials()
-        assert trial.state == "complete"
-        assert trial.measurements == (Measurement(0.5, (2.0,), 1.0), Measurement(0.25, (3.0,), 1.5))
-
-    def test_failures(self, storage: StudyStorage) -> None:
-        storage.add_trial(0, {}, (7,), 1.0)
-        storage.add_failure(0, "OSError", trainings=1)
-        storage.add_failure(0, "BrokenProcessPool", trainings=2, blamed=False)
-        (trial,) = storage.trials()
-        assert trial.failures == ("OSError",) and trial.suspect
-        assert trial.failed_trainings == 3 and trial.state == "pending"
-        storage.add_failure(0, "OSError", trainings=1, is_last=True)
-        assert storage.trials()[0].state == "failed"
-
-    def test_failed_from_the_start(self, storage: StudyStorage) -> None:
-        storage.add_trial(0, {}, (7,), float("nan"), error_type="InvalidEpsilonError")
-        (trial,) = storage.trials()
-        assert trial.state == "failed" and trial.failures == ("InvalidEpsilonError",)
-        assert trial.epsilon != trial.epsilon and trial.num_trainings == 0
-
-    def test_fresh_measurements_are_kept_apart(self, storage: StudyStorage) -> None:
-        storage.add_trial(0, {}, (7, 8), 1.0)
-        assert storage.next_replicate(0) == 0
-        storage.add_measurements(0, {0: Measurement(0.5), 1: Measurement(0.5)})
-        assert storage.next_replicate(0) == 2
-        storage.add_measurements(0, {4: Measurement(0.75)})
-        assert storage.trials()[0].fresh[0].utility == 0.75
-        assert storage.trials()[0].utilities == (0.5, 0.5)
-        assert storage.next_replicate(0) == 5
-
-    def test_a_write_happens_whole_or_not_at_all(self, storage: StudyStorage) -> None:
-        storage.add_trial(0, {}, (7, 8), 1.0)
-        storage.add_measurements(0, {0: Measurement(0.5)})
-        with pytest.raises(StudyError):
-            storage.add_measurements(0, {1: Measurement(0.5), 2: Measurement(1.5)})
-        assert storage.trials()[0].missing == (1,)
-        assert storage.trials()[0].state == "pending"
-        assert storage.next_replicate(0) == 1
-
-    def test_what_was_measured_first_stays(self, storage: StudyStorage) -> None:
-        storage.add_trial(0, {}, (7, 8), 1.0)
-        storage.add_measurements(0, {0: Measurement(0.5)})
-        storage.add_measurements(0, {0: Measurement(0.75), 1: Measurement(0.25)})
-        assert storage.trials()[0].utilities == (0.5, 0.25)
-        storage.add_failure(0, "OSError", trainings=1, is_last=True)
-        assert storage.trials()[0].state == "complete", "it failed after it was complete"
-
-    def test_points_of_curves(self, storage: StudyStorage) -> None:
-        plan = CurvePlan((2, 4), (0.5, 1.0), (0.0, 0.0))
-        storage.add_trial(0, {}, (7,), 1.0, plan=plan)
-        assert storage.next_attempt(0, [0]) == 0
-        storage.add_points(0, 2, {0: Measurement(0.25, (), 0.5)})
-        storage.add_points(0, 2, {0: Measurement(0.75)}, attempt=1)
-        assert storage.trials()[0].begun == {0: {2: Measurement(0.25, (), 0.5)}}
-        assert storage.next_attempt(0, [0]) == 1
-        storage.add_points(0, 4, {0: Measurement(0.5, (), 0.5)}, attempt=1, is_last=True)
-        (trial,) = storage.trials()
-        assert trial.state == "complete" and trial.plan == plan
-        assert [at for at, _ in trial.finished[0].curve] == [2, 4]
-
-    def test_numbers_come_back_to_the_last_bit(self, storage: StudyStorage) -> None:
-        storage.add_trial(0, {}, (2**31 - 1,), 0.1 + 0.2)
-        storage.add_measurements(0, {0: Measurement(1 / 3, (2**0.5,))})
-        storage.add_failure(0, "OSError", trainings=2**40, blamed=False)
-        (trial,) = storage.trials()
-        assert trial.epsilon == 0.1 + 0.2 and trial.failed_trainings == 2**40
-        # Seconds that nobody measured are the one NaN that is equal to itself.
-        assert trial.measurements == (Measurement(1 / 3, (2**0.5,)),)
-
-    def test_counts_and_pending_trials_follow(self, storage: StudyStorage) -> None:
-        for number in range(3):
-            storage.add_trial(number, {}, (7,), 1.0)
-        assert len(storage) == 3 and storage.pending() == [0, 1, 2]
-        storage.add_measurements(1, {0: Measurement(0.5)})
-        storage.add_failure(2, "OSError", trainings=1, is_last=True)
-        assert storage.pending() == [0]
-        counts = [storage.count(state) for state in ("pending", "complete", "failed")]
-        assert counts == [1, 1, 1]
-
-    @pytest.mark.parametrize("utility", [-0.1, 1.1, float("nan")])
-    def test_the_file_itself_refuses_nonsense(self, storage: StudyStorage, utility: float) -> None:
-        storage.add_trial(0, {}, (7,), 1.0)
-        with pytest.raises(StudyError):
-            storage.add_measurements(0, {0: Measurement(utility)})
+@pytest.fixture
+def whole(path: Path) -> Path:
+    """A file with trials of every kind."""
+    with closing(opened(path, seed=5)) as study:
+        for trial in TRIALS:
+            study.add(trial)
+    return path
 
 
-def test_closed() -> None:
-    storage = opened(":memory:")  # type: ignore[arg-type]
-    storage.add_trial(0, {}, (7,), 1.0)
-    storage.close()
-    assert len(storage.trials()) == 1, "what is known stays readable"
-    with pytest.raises(StudyError, match="closed"):
-        storage.add_trial(1, {}, (7,), 1.0)
+def test_trials_come_back_to_the_last_bit(whole: Path) -> None:
+    for description in (DESCRIPTION, None):
+        with closing(opened(whole, description)) as again:
+            assert again.trials == TRIALS and again.seed == 5
+            assert repr(again.trials) == repr(TRIALS)
+            assert [m.seconds for m in again[2].finished] == [1.5]
+            assert again[4].begun[1].points == {2: POINT} and again[4].begun[1].attempt == 3
 
 
-class TestPlace:
-    """What outlives the process that made it."""
+class TestChanges:
+    def test_are_seen_at_once(self, study: StudyFile) -> None:
+        study.add(TRIALS[0])
+        assert len(study) == 1 and study.count("pending") == 1
+        changed = study.change(0, lambda trial: trial.failed("OSError", trainings=1, is_last=True))
+        assert study.trials == [changed] and study.count("failed") == 1
+        with pytest.raises(ValueError, match="`trial` 3 is unknown; the study has 1 trials"):
+            study.change(3, lambda trial: trial)
 
-    def test_continues(self, place: Place) -> None:
-        first = opened(place, seed=5)
-        first.add_trial(0, {"a": 1}, (7,), 1.0)
-        first.close()
-        second = opened(place)
-        assert second.seed == 5 and len(second.trials()) == 1
+    def test_are_kept_whole_or_not_at_all(self, study: StudyFile) -> None:
+        study.add(TRIALS[0])
+        with pytest.raises(TypeError):
+            study.change(0, lambda trial: replace(trial, config={"a": object()}))
+        with pytest.raises(TypeError):
+            study.add(Trial(1, {"a": object()}, (1,), 1.0))
+        assert study.trials == [TRIALS[0]]
+        assert study.add(replace(TRIALS[0], number=1)).number == 1
 
-    def test_random_seed_is_remembered(self, place: Place) -> None:
-        first = opened(place)
-        first.close()
-        assert opened(place).seed == first.seed
-        assert opened(None).seed != first.seed
+    def test_of_several_threads_take_turns(self, study: StudyFile) -> None:
+        study.add(TRIALS[0])
 
-    def test_two_of_one_process_share_it(self, place: Place) -> None:
-        first, second = opened(place), opened(place)
-        first.add_trial(0, {"a": 1.0}, (1,), 1.0, claimed=True)
-        second.refresh()
-        assert second.trials() == first.trials() and len(second) == 1
-        assert first.claim(0) and not second.claim(0)
-        first.close()
-        assert second.claim(0)
-        second.close()
+        def once(_: int) -> None:
+            study.change(0, lambda trial: trial.failed("OSError", trainings=1))
 
-    def test_a_copy_is_read_while_somebody_writes(self, place: Place) -> None:
-        with closing(opened(place)) as writing, writing._state.transaction():
-            with closing(StudyStorage(place, description=None)) as reading:
-                assert reading.trials() == [] and reading.description == DESCRIPTION
-            writing.add_trial(0, {}, (7,), 1.0)
-        with closing(StudyStorage(place, description=None)) as reading:
-            assert len(reading.trials()) == 1
+        from concurrent.futures import ThreadPoolExecutor
 
-    def test_nothing_to_read(self, place: Place) -> None:
-        with pytest.raises(StudyError, match="There is no study"):
-            StudyStorage(place, description=None)
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(once, range(40)))
+        assert study[0].failed_trainings == 40
 
-    @pytest.mark.parametrize(
-        ("change", "how"),
-        [
-            ("UPDATE measurement SET utility = 0.75", "trial 0 was altered"),
-            ("UPDATE study SET seed = '6'", "of the study was altered"),
-            ("DELETE FROM trial WHERE number = 1", "trials are missing"),
-        ],
-    )
-    def test_what_was_altered_is_noticed(self, place: Place, change: str, how: str) -> None:
-        with closing(opened(place)) as storage:
-            storage.add_trial(0, {"a": 1.0}, (7, 8), 1.0)
-            storage.add_measurements(0, {0: Measurement(0.5)})
-            storage.add_trial(1, {"a": 1.0}, (7, 8), 1.0)
-            with storage._state.transaction():
-                storage._state.execute(change)
-        with pytest.raises(StudyError, match=f"damaged.*{how}"):
-            opened(place)
+    def test_of_a_closed_study_are_refused_and_it_stays_readable(self, study: StudyFile) -> None:
+        study.add(TRIALS[0])
+        study.close()
+        assert study.trials == [TRIALS[0]]
+        with pytest.raises(StudyError, match="closed"):
+            study.change(0, lambda trial: trial)
 
-    def test_an_older_state_was_put_back(self, place: Place) -> None:
-        with closing(opened(place)) as first, closing(opened(place)) as second:
-            first.add_trial(0, {"a": 1.0}, (7,), 1.0)
-            second.refresh()
-            with first._state.transaction() as connection:
-                connection.execute("DELETE FROM trial")
-            with pytest.raises(StudyError, match="older state"):
-                second.refresh()
 
-    def test_a_newer_schema(self, place: Place) -> None:
-        with closing(opened(place)) as storage, storage._state.transaction() as connection:
-            storage._state._set_version(connection, len(STUDY.migrations) + 1)
-        with pytest.raises(StudyError, match="newer version"):
-            opened(place)
+class TestOneProcessAtATime:
+    def test_a_second_one_is_refused_and_may_read(self, path: Path) -> None:
+        with closing(opened(path)) as study:
+            for refused in (lambda: opened(path), lambda: in_fork(lambda: opened(path))):
+                answer: Any = None
+                try:
+                    answer = refused()
+                except StudyError as error:
+                    answer = error
+                assert "is in use" in str(answer)
+            study.add(TRIALS[0])
+            before = path.read_bytes()
+            with closing(opened(path, None)) as reading:
+                assert reading.trials == [TRIALS[0]] and reading.description == DESCRIPTION
+            assert path.read_bytes() == before
+        opened(path).close()
 
-    def test_another_kind(self, place: Place) -> None:
-        with closing(opened(place)) as storage:
-            if isinstance(place, Path):
-                storage._state.execute("PRAGMA application_id = 7")
-            else:
-                storage._state.execute("UPDATE format SET application = 7")
-        with pytest.raises(StudyError, match="no study"):
-            opened(place)
+    def test_a_fork_does_not_go_on_with_its_parents_study(self, study: StudyFile) -> None:
+        assert "fork" in str(in_fork(lambda: study.add(TRIALS[0])))
+        assert len(study) == 0 and study.add(TRIALS[0])
 
-    def test_two_that_begin_at_once(self, place: Place) -> None:
-        gate = FORK.Barrier(4)
-
-        def begin() -> None:
-            gate.wait(30)
-            with closing(opened(place)) as storage:
-                with suppress(NumberTakenError):
-                    storage.add_trial(0, {"a": 1.0}, (1,), 1.0)
-                storage.refresh()
-                assert len(storage) == 1
-
-        others = [FORK.Process(target=begin) for _ in range(4)]
-        for other in others:
-            other.start()
-        for other in others:
-            other.join(60)
-            assert other.exitcode == 0
-
-    def test_claimed_by_another_process_until_it_is_killed(self, place: Place) -> None:
+    def test_who_is_killed_lets_it_go(self, path: Path) -> None:
         is_open = FORK.Event()
 
         def hold() -> None:
-            storage = opened(place)
-            storage.add_trial(0, {"a": 1.0}, (1,), 1.0, claimed=True)
+            study = opened(path)
+            study.add(TRIALS[0])
             is_open.set()
-            time.sleep(60)
-            storage.close()
+            FORK.Event().wait(60)
 
-        other = FORK.Process(target=hold)
-        other.start()
-        try:
-            assert is_open.wait(30)
-            with closing(opened(place)) as storage:
-                assert not storage.claim(0) and storage.others_at_work()
-        finally:
-            other.kill()
-            other.join()
-        with closing(opened(place)) as storage:
-            # A server needs a moment to notice.
-            wait_until(lambda: not storage.others_at_work())
-            assert storage.claim(0)
+        child = FORK.Process(target=hold)
+        child.start()
+        assert is_open.wait(30)
+        child.kill()
+        child.join()
+        with closing(opened(path)) as study:
+            assert study.trials == [TRIALS[0]]
 
-    def test_other_description_says_what_differs(self, place: Place) -> None:
-        opened(place).close()
-        other = {"space": {"a": DESCRIPTION["space"]["a"] | {"low": 1.0}}, "replicates": 2}
-        with pytest.raises(StudyError, match=r"`space.a.low` was 0.0 and is 1.0"):
-            opened(place, other)
-        with pytest.raises(StudyError, match="`replicates` is missing"):
-            opened(place, {"space": DESCRIPTION["space"]})
-        opened(place).close()
 
-    def test_a_wider_space_is_the_new_one(self, place: Place) -> None:
+class TestContinued:
+    def test_with_its_seed_and_its_name(self, path: Path) -> None:
+        with closing(opened(path)) as first:
+            assert 0 <= first.seed < 2**32
+        with closing(opened(path)) as second:
+            assert (second.seed, second.identity) == (first.seed, first.identity)
+        assert opened(None).identity != first.identity and opened(None).seed != first.seed
+
+    @pytest.mark.parametrize(
+        ("description", "options", "message"),
+        [
+            (DESCRIPTION | {"replicates": 3}, {}, "`replicates` was 2 and is 3"),
+            ({"space": SPACE}, {}, "`replicates` is missing"),
+            (DESCRIPTION | {"more": 1}, {}, "`more` is new"),
+            ({"replicates": 2, "space": SPACE}, {}, None),
+            (DESCRIPTION, {"seed": 6}, "seed 5, got seed=6"),
+        ],
+    )
+    def test_another_problem_or_seed_is_refused(
+        self, path: Path, description: Any, options: Any, message: str | None
+    ) -> None:
+        opened(path, seed=5).close()
+        with pytest.raises(StudyError, match=message):
+            opened(path, description, **options).close()
+        opened(path, seed=5).close()
+
+    def test_a_wider_space_is_the_new_one(self, path: Path) -> None:
         wider = {"space": {"a": SPACE["a"] | {"low": -1.0}}, "replicates": 2}
-        opened(place).close()
-        opened(place, wider).close()
+        opened(path).close()
+        opened(path, wider).close()
         with pytest.raises(StudyError, match="no longer spans"):
-            opened(place)
+            opened(path)
         with pytest.raises(StudyError, match="`replicates` was 2 and is 3"):
-            opened(place, wider | {"replicates": 3})
+            opened(path, wider | {"replicates": 3})
 
-    def test_another_order_differs_too(self, place: Place) -> None:
-        opened(place, {"space": {"a": SPACE["a"], "b": SPACE["a"]}}).close()
+    def test_another_order_differs_too(self, path: Path) -> None:
+        opened(path, {"space": {"a": SPACE["a"], "b": SPACE["a"]}}).close()
         with pytest.raises(StudyError, match="`space` has another order"):
-            opened(place, {"space": {"b": SPACE["a"], "a": SPACE["a"]}})
+            opened(path, {"space": {"b": SPACE["a"], "a": SPACE["a"]}})
 
-    def test_other_seed(self, place: Place) -> None:
-        opened(place, seed=5).close()
-        with pytest.raises(StudyError, match="seed 5, got seed=6"):
-            opened(place, seed=6)
+
+class TestDamaged:
+    """What was altered in the file is refused, whatever it is."""
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            "UPDATE trial SET record = replace(record, '0.25', '0.26') WHERE number = 4",
+            "UPDATE trial SET record = replace(record, 'pending', 'failed') WHERE number = 0",
+            "UPDATE trial SET number = 7 WHERE number = 6",
+            "UPDATE trial SET record = (SELECT record FROM trial WHERE number = 6) "
+            "WHERE number = 5",
+            "UPDATE trial SET digest = '' WHERE number = 3",
+            "DELETE FROM trial WHERE number = 1",
+            "DELETE FROM trial WHERE number = 6",
+            "INSERT INTO trial SELECT 7, record, stored_at, digest FROM trial WHERE number = 6",
+            "UPDATE study SET seed = '1'",
+            "UPDATE study SET description = replace(description, '2.0', '3.0')",
+            "UPDATE study SET notice = ''",
+            "UPDATE study SET trials = 6",
+            "UPDATE study SET identity = 'another'",
+            "DELETE FROM study",
+        ],
+    )
+    def test_altered(self, whole: Path, change: str) -> None:
+        with sqlite3.connect(whole) as connection:
+            assert connection.execute(change).rowcount > 0
+        for description in (DESCRIPTION, None):
+            with pytest.raises(StudyError, match="is damaged"):
+                opened(whole, description)
+
+    def test_flipped_bytes_are_refused_or_change_nothing(self, whole: Path, tmp_path: Path) -> None:
+        content, generator, refused = whole.read_bytes(), random.Random(0), 0
+        for number in range(150):
+            flipped = bytearray(content)
+            start = generator.randrange(len(content))
+            for place in range(start, min(start + generator.choice([1, 1, 8]), len(content))):
+                flipped[place] = generator.randrange(256)
+            damaged = tmp_path / f"{number}.sqlite"
+            damaged.write_bytes(flipped)
+            try:
+                with closing(opened(damaged)) as study:
+                    assert study.trials == TRIALS
+            except StudyError:
+                refused += 1
+        assert refused > 20
 
 
 class TestFile:
     def test_private_and_says_so(self, path: Path) -> None:
-        opened(path).close()
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        for mode in (0o600, 0o644):
+            opened(path).close()
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+            path.chmod(mode)
         with sqlite3.connect(path) as connection:
             (notice,) = connection.execute("SELECT notice FROM study").fetchone()
         assert "sensitive records, without noise" in notice
 
-    def test_journal_is_private_too(self, path: Path) -> None:
-        storage = opened(path)
-        with storage._changing(0):
-            storage._state.execute("CREATE TABLE scratch (x)")
-            modes = {stat.S_IMODE(p.stat().st_mode) for p in path.parent.iterdir()}
-            assert len(list(path.parent.iterdir())) == 2, "no journal to look at"
-        assert modes == {0o600}
-
-    def test_a_lax_mode_is_tightened(self, path: Path) -> None:
-        opened(path).close()
+    @pytest.mark.parametrize(
+        ("content", "message"),
+        [(b"precious text, long enough for a header" * 10, "damaged"), (b"", "it is empty")],
+    )
+    def test_not_a_database(self, path: Path, content: bytes, message: str) -> None:
+        path.write_bytes(content)
         path.chmod(0o644)
-        opened(path).close()
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600
-
-    def test_not_a_database(self, path: Path) -> None:
-        path.write_text("precious text, long enough for a header" * 10)
-        path.chmod(0o644)
-        with pytest.raises(StudyError, match="damaged"):
+        with pytest.raises(StudyError, match=message):
             opened(path)
-        assert path.read_text().startswith("precious")
-        assert stat.S_IMODE(path.stat().st_mode) == 0o644
+        assert path.read_bytes() == content and stat.S_IMODE(path.stat().st_mode) == 0o644
 
     def test_another_programs_database(self, path: Path) -> None:
         with sqlite3.connect(path) as connection:
@@ -359,36 +270,15 @@ class TestFile:
             names = connection.execute("SELECT name FROM sqlite_master").fetchall()
         assert names == [("theirs",)]
 
-    def test_a_file_appears_when_it_is_whole(self, path: Path) -> None:
+    def test_of_a_newer_version(self, path: Path) -> None:
         opened(path).close()
         with sqlite3.connect(path) as connection:
-            assert connection.execute("PRAGMA application_id").fetchone() == (STUDY.application_id,)
-        path.write_bytes(b"")
-        with pytest.raises(StudyError, match="it is empty"):
+            connection.execute(f"PRAGMA user_version = {len(STUDY.migrations) + 1}")
+        with pytest.raises(StudyError, match="newer version"):
             opened(path)
 
-    def test_missing_folder(self, tmp_path: Path) -> None:
+    def test_places_that_are_none(self, tmp_path: Path) -> None:
         with pytest.raises(StudyError, match="does not exist"):
             opened(tmp_path / "nowhere" / "study.sqlite")
-
-    def test_asset_of_the_first_schema_opens(self, tmp_path: Path) -> None:
-        """A file written by the first release must stay readable."""
-        asset = Path(__file__).parent / "assets" / "study_v1.sql"
-        path = tmp_path / "old.sqlite"
-        with sqlite3.connect(path) as connection:
-            connection.executescript(asset.read_text())
-        storage = opened(path, {"space": {"a": {"low": 0.0}}, "replicates": 2})
-        first, second = storage.trials()
-        assert storage.seed == 5
-        assert first.state == "complete" and first.utilities == (0.5, 0.25)
-        assert second.state == "pending" and second.failures == ("OSError",)
-
-
-def test_two_studies_at_once(tmp_path: Path) -> None:
-    one, two = opened(tmp_path / "one.sqlite"), opened(tmp_path / "two.sqlite")
-    one.add_trial(0, {"a": 1}, (7,), 1.0)
-    two.add_trial(0, {"a": 2}, (7,), 1.0)
-    assert one.trials()[0].config == {"a": 1} and two.trials()[0].config == {"a": 2}
-    one.close()
-    two.close()
-    assert {p.name for p in tmp_path.iterdir()} == {"one.sqlite", "two.sqlite"}
+        with pytest.raises(StudyError, match="There is no study"):
+            opened(tmp_path / "study.sqlite", None)

@@ -1,10 +1,14 @@
+"""A study as its user sees it: arguments, runs, results by hand, going on, mistakes."""
+
 from __future__ import annotations
 
-import itertools
 import math
+import time
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,26 +22,20 @@ from botorch_dp.pareto import (
     SearchSpace,
     StudyError,
 )
-from botorch_dp.pareto.paying import _filtered
-from botorch_dp.privacy import (
-    ApproximateLoss,
-    FixedBatchSGDLoss,
-    GaussianLoss,
-    Guarantee,
-    LaplaceLoss,
-    PoissonSGDLoss,
-    PrivacyUnit,
-    PureLoss,
-    compose,
-    gaussian_epsilon,
-    gaussian_guarantee,
-)
+from botorch_dp.pareto.problem import Trial
+from botorch_dp.space import Config
 from tests.pareto import toy
 
+#: What is told of a study, and not of its problem.
+OWN = ("acquisition", "storage", "retries", "privacy_model", "epsilon_scale", "seed", "candidates")
 
-def study(problem: PrivacyUtilityProblem | None = None, **options: Any) -> DPareto:
-    options = {"acquisition": "random", "seed": 0, "candidates": 128} | options
-    return DPareto(toy.problem() if problem is None else problem, **options)
+
+def study(train: Any = toy.utility, **options: Any) -> DPareto:
+    """A study of the toy problem, or of another one."""
+    own = {"acquisition": "random", "seed": 0, "candidates": 128}
+    own |= {name: options.pop(name) for name in (*OWN, "grid_levels") if name in options}
+    problem = train if isinstance(train, PrivacyUtilityProblem) else toy.problem(train, **options)
+    return DPareto(problem, **own)
 
 
 class TestArguments:
@@ -63,17 +61,39 @@ class TestArguments:
         with pytest.raises(TypeError, match="`problem`"):
             DPareto(toy.SPACE)  # type: ignore[arg-type]
 
-    @pytest.mark.parametrize("name", ["trials", "initial", "batch_size"])
-    @pytest.mark.parametrize("value", [0, -3, 2.5, "4"])
-    def test_wrong_run(self, name: str, value: Any) -> None:
-        with pytest.raises((ValueError, TypeError), match=f"`{name}`"):
-            study().run(**({"trials": 4} | {name: value}))
-
     def test_a_refused_study_leaves_its_file_free(self, tmp_path: Path) -> None:
         path = tmp_path / "study.sqlite"
         with pytest.raises(ValueError, match="`levels`"):
             study(storage=path, acquisition="grid", grid_levels=0)
         study(storage=path).close()
+
+
+REFUSED_BY_RUN: list[tuple[dict[str, Any], str]] = [
+    *(
+        ({name: value}, f"`{name}`")
+        for name in ("trials", "initial", "batch_size")
+        for value in (0, -3, 2.5, "4")
+    ),
+    *(
+        ({name: value}, f"`{name}`")
+        for name in ("timeout", "training_timeout")
+        for value in (0, -1.0, float("nan"), "1")
+    ),
+    *(
+        ({"callbacks": value}, "`callbacks` must be a sequence")
+        for value in (3, [3], print, [None])
+    ),
+    ({"executor": 4}, "`executor` must be a concurrent"),
+    ({"executor": lambda: 4}, r"`executor\(\)` must return"),
+]
+
+
+@pytest.mark.parametrize(("options", "match"), REFUSED_BY_RUN)
+def test_a_run_refuses_before_anything_begins(options: dict[str, Any], match: str) -> None:
+    refusing = study()
+    with pytest.raises((ValueError, TypeError), match=match):
+        refusing.run(**({"trials": 4} | options))
+    assert not refusing.trials
 
 
 class TestRun:
@@ -118,22 +138,39 @@ class TestRun:
         front = study(problem, acquisition="ehvi").run(12, initial=6)
         assert front.all_points.isfinite().all()
 
-    def test_further_objectives(self) -> None:
-        problem = PrivacyUtilityProblem(
-            SearchSpace(noise=Real(0.1, 10, log=True), epochs=Integer(1, 20)),
-            privacy=toy.epsilon,
-            utility=timed_utility,
+    @pytest.mark.parametrize("acquisition", ["ehvi", "hvpoi", "qlogehvi"])
+    def test_further_objectives(self, acquisition: Any) -> None:
+        problem = toy.problem(
+            timed_utility,
             objectives=[
                 Objective("size", 30.0, function=lambda config: float(config["epochs"]), log=False),
                 Objective("time", 60.0),
             ],
-            name="four",
         )
-        for acquisition in ("ehvi", "hvpoi", "qlogehvi"):
-            front = study(problem, acquisition=acquisition).run(7, initial=6)
-            assert front.points.shape[-1] == 4
-            assert front.hypervolume() > 0
-            assert front.table()["time"] == [2.0 * n for n in front.table()["size"]]
+        front = study(problem, acquisition=acquisition, candidates=16).run(5, initial=4)
+        assert front.points.shape[-1] == 4
+        assert front.hypervolume() > 0
+        assert front.table()["time"] == [2.0 * n for n in front.table()["size"]]
+
+    def test_says_how_it_ended(self) -> None:
+        tried = study()
+        assert tried.last_run is None
+        tried.run(3)
+        assert tried.last_run == "complete"
+        tried.run(9, callbacks=[lambda study, trial: study.stop()])
+        assert tried.last_run == "stopped" and len(tried.trials) == 4
+
+    def test_one_at_a_time(self) -> None:
+        tried, said = study(), []
+
+        def again(study: DPareto, trial: Trial) -> None:
+            for call in (study.ask, lambda: study.run(9)):
+                with pytest.raises(StudyError, match="while the study runs") as caught:
+                    call()
+                said.append(caught.value)
+
+        tried.run(2, callbacks=[again])
+        assert len(said) == 4 and len(tried.ask()) == 1
 
     def test_global_random_state_is_left_alone(self) -> None:
         state = torch.get_rng_state()
@@ -261,196 +298,295 @@ class TestResume:
                 assert {trial.state for trial in part.trials} == {"complete", "failed"}
 
 
-class TestFilter:
-    """Trials are chosen by the results of earlier ones: no bound may be picked after the fact."""
+class TestCallbacks:
+    def test_told_of_every_trial_that_ended_once(self) -> None:
+        def train(config: Config, seed: int) -> float:
+            if config["epochs"] > 15:
+                raise OSError
+            return toy.utility(config, seed)
 
-    def test_a_tree_that_is_worse_than_each_of_its_paths(self) -> None:
-        """Randomized response; then another one after a yes, and a rare disclosure after a no."""
-        first, second = math.log(18 / 7), math.log(73 / 23)
-        disclosure = 0.375
+        def privacy(config: Config) -> float:
+            return 1 / 0 if config["epochs"] < 4 else toy.epsilon(config)
 
-        def guarantee(*losses: PureLoss | ApproximateLoss) -> Guarantee:
-            return Guarantee("tree", PrivacyUnit(), losses)
+        told: list[Trial] = []
+        tried = study(train, privacy=privacy)
+        tried.run(12, callbacks=[lambda study, trial: told.append(trial)])
+        assert sorted(told, key=lambda trial: trial.number) == tried.trials
+        assert {trial.state for trial in told} == {"complete", "failed"}
 
-        paths = [
-            guarantee(PureLoss(first), PureLoss(second)),
-            guarantee(PureLoss(first), ApproximateLoss(0.0, disclosure)),
-        ]
+    def test_failed_trials_are_named_at_the_end(self) -> None:
+        def train(config: Config, seed: int) -> float:
+            if config["epochs"] > 10:
+                raise OSError("a record")
+            return toy.utility(config, seed)
 
-        def tree_delta(epsilon: float) -> float:
-            """Largest P(S) - e^epsilon Q(S) over all outcomes of the whole tree."""
-            yes, other = 18 / 25, 73 / 96
-            outcomes = [
-                (yes * other, (1 - yes) * (1 - other)),
-                (yes * (1 - other), (1 - yes) * other),
-                ((1 - yes) * disclosure, 0.0),
-                ((1 - yes) * (1 - disclosure), yes * (1 - disclosure)),
-            ]
-            return sum(max(0.0, p - math.exp(epsilon) * q) for p, q in outcomes)
+        tried = study(train)
+        with pytest.warns(UserWarning, match=r"of 12 trials failed with \['OSError'\]") as found:
+            tried.run(12)
+        assert "a record" not in str(found[0].message)
+        assert len(found) == 1
 
-        assert tree_delta(first) == pytest.approx(0.48)
-        for path in paths:
-            # What composition makes of the losses that occurred understates the tree.
-            assert path.delta(first) == pytest.approx(0.375)
-        budget = guarantee(ApproximateLoss(first + second, disclosure))
-        for path in paths:
-            (loss,) = _filtered([path], 1e-6).losses
-            assert loss.epsilon <= first + second + 1e-12
-            assert getattr(loss, "delta", 0.0) <= disclosure
-        for epsilon in (0.0, 0.5, first, 2.0, first + second):
-            assert tree_delta(epsilon) <= budget.delta(epsilon) + 1e-12
+    @pytest.mark.parametrize("threads", [0, 3])
+    def test_stop_lets_finish_what_runs(self, threads: int) -> None:
+        def enough(study: DPareto, trial: Trial) -> None:
+            if sum(trial.state == "complete" for trial in study.trials) >= 4:
+                study.stop()
 
-    @pytest.mark.parametrize(
-        ("losses", "expected"),
-        [
-            ([PureLoss(1.0), LaplaceLoss(0.5), PureLoss(1.0)], PureLoss(2.5)),
-            ([PureLoss(1.0), ApproximateLoss(0.5, 1e-5)], ApproximateLoss(1.5, 1e-5)),
-            ([ApproximateLoss(1.0, 0.0)], PureLoss(1.0)),
-            ([GaussianLoss(3.0), GaussianLoss(4.0)], GaussianLoss(5.0)),
-        ],
-    )
-    def test_the_form_follows_from_the_kinds(self, losses: Any, expected: Any) -> None:
-        parts = [Guarantee("a part", PrivacyUnit(), (loss,)) for loss in losses]
-        assert _filtered(parts, 1e-6).losses == (expected,)
+        tried = study(toy.Slow(0.01))
+        pool = ThreadPoolExecutor(threads) if threads else None
+        tried.run(40, batch_size=max(threads, 1), executor=pool, callbacks=[enough])
+        # Several may have ended before the first of them was told of.
+        assert 4 <= len(tried.trials) <= 4 + 2 * threads
+        assert all(trial.state == "complete" for trial in tried.trials)
+        tried.run(9)
+        assert len(tried.trials) == 9
 
-    @pytest.mark.parametrize(
-        "loss",
-        [
-            FixedBatchSGDLoss(1.5, 64, 1000, 50),
-            FixedBatchSGDLoss(2.0, 1000, 1000, 5),
-            PoissonSGDLoss(1.5, 0.05, 50),
-        ],
-    )
-    def test_one_order_for_dp_sgd(self, loss: Any) -> None:
-        """Never below the best bound for fixed losses, and growing by equal steps."""
-        part = Guarantee("training", PrivacyUnit(relation=loss.relation), (loss,))
-        costs = [_filtered([part] * count, 1e-5).losses[0] for count in (10, 20, 30)]
-        assert all(cost.delta == 1e-5 for cost in costs)
-        assert costs[0].epsilon >= compose(*[part] * 10).epsilon(1e-5)
-        first, second = (b.epsilon - a.epsilon for a, b in itertools.pairwise(costs))
-        assert first == pytest.approx(second)
+    def test_what_it_raises_ends_the_run_and_loses_nothing(self) -> None:
+        def disagrees(study: DPareto, trial: Trial) -> None:
+            if trial.number == 2:
+                raise RuntimeError("enough")
 
-    def test_several_kinds(self) -> None:
-        losses = (GaussianLoss(0.5), PureLoss(0.2), LaplaceLoss(0.3), PureLoss(0.0))
-        parts = [Guarantee("a part", PrivacyUnit(), (loss,)) for loss in losses]
-        (smooth,) = _filtered(parts, 1e-5).losses
-        rough = Guarantee("a part", PrivacyUnit(), (ApproximateLoss(0.4, 1e-3),))
-        (both,) = _filtered([*parts, rough], 1e-5).losses
-        assert smooth.delta == 1e-5 and both.delta == pytest.approx(1e-5 + 1e-3)
-        assert both.epsilon == pytest.approx(smooth.epsilon + 0.4)
-
-    def test_all_conditions_and_assumptions_are_kept(self) -> None:
-        parts = [
-            Guarantee(
-                f"part {i}",
-                PrivacyUnit(conditions=(f"condition {i}",)),
-                (GaussianLoss(1.0),),
-                assumptions=(f"assumption {i}",),
-            )
-            for i in range(2)
-        ]
-        whole = _filtered(parts, 0.0)
-        for i in range(2):
-            assert f"condition {i}" in whole.conditions and f"assumption {i}" in whole.conditions
+        tried = study()
+        with pytest.raises(RuntimeError, match="enough"):
+            tried.run(9, callbacks=[disagrees])
+        assert [trial.state for trial in tried.trials] == ["complete"] * 3
+        assert len(tried.run(5).trials) == 5
 
 
-class TestPublicationGuarantee:
-    def test_counts_every_training(self) -> None:
-        def train(config: dict[str, Any], seed: int) -> float:
+class TestTimeout:
+    def test_no_training_starts_after_it(self) -> None:
+        tried = study(toy.Slow(0.05))
+        start = time.monotonic()
+        tried.run(1000, timeout=0.4)
+        assert time.monotonic() - start < 5
+        assert 1 <= len(tried.trials) <= 9
+        assert all(trial.state == "complete" for trial in tried.trials)
+        assert len(tried.run(len(tried.trials) + 1).trials) == len(tried.trials)
+
+
+class TestAddTrial:
+    def test_is_complete_and_counts(self, tmp_path: Path) -> None:
+        path = tmp_path / "study.sqlite"
+        config = {"noise": 2.0, "epochs": 4}
+        with study(storage=path, secret_noise=True) as tried:
+            added = tried.add_trial(config, [0.75, 0.25])
+            assert (added.number, added.state, added.config) == (0, "complete", config)
+            assert added.epsilon == toy.epsilon(config) and added.error == 0.5
+            front = tried.run(4)
+        with study(storage=path, secret_noise=True) as again:
+            assert again.trials == list(front.trials) and again.trials[0] == added
+            assert len(again.trials) == 4
+            total = sum(t.epsilon * t.num_trainings for t in again.trials)
+            assert again.publication_guarantee().epsilon() == pytest.approx(total)
+
+    def test_models_learn_from_it(self) -> None:
+        taught, plain = study(acquisition="ehvi"), study(acquisition="ehvi")
+        for config in toy.SPACE.sample(8, seed=3):
+            taught.add_trial(config, toy.utility(config, 1))
+        assert taught.run(9, initial=8).trials[-1].config != plain.run(1).trials[0].config
+        assert taught.recommend(1.0).epsilon <= 1.0
+
+    def test_one_that_is_re_evaluated(self) -> None:
+        tried = study()
+        tried.add_trial({"noise": 2.0, "epochs": 4}, 0.5)
+        again = tried.front().reevaluate(3)
+        assert len(again.trials[0].utilities) == 3
+
+    def test_further_objectives(self) -> None:
+        tried = study(objectives=[Objective("time", 60.0)])
+        tried.add_trial({"noise": 2.0, "epochs": 4}, (0.5, {"time": 3.0}))
+        assert tried.front().points.tolist() == [[1.0, 0.5, 3.0]]
+
+    def test_wrong(self) -> None:
+        tried = study()
+        for config, utilities in (
+            ({"noise": 2.0}, 0.5),
+            ({"noise": 20.0, "epochs": 4}, 0.5),
+            ({"noise": 2.0, "epochs": 4}, 50.0),
+            ({"noise": 2.0, "epochs": 4}, []),
+            ({"noise": 2.0, "epochs": 4}, [0.5, None]),
+        ):
+            with pytest.raises((TypeError, ValueError), match=r"`config`|`noise`|`utili"):
+                tried.add_trial(config, utilities)
+        assert not tried.trials
+
+
+class TestTable:
+    def test_all_trials(self) -> None:
+        def train(config: Config, seed: int) -> float:
             if config["epochs"] > 10:
                 raise OSError
             return toy.utility(config, seed)
 
-        tried = study(toy.problem(train, replicates=2, secret_noise=True), retries=0)
-        front = tried.run(12)
-        assert any(trial.state == "failed" for trial in tried.trials)
-        again = front.reevaluate(3)
-        total = sum(trial.epsilon * trial.num_trainings for trial in tried.trials)
-        assert tried.publication_guarantee().epsilon() == pytest.approx(total)
-        assert again.guarantee.epsilon() == pytest.approx(total)
-        assert front.guarantee.epsilon() < total
+        tried = study(train, replicates=2, retries=0, secret_noise=True)
+        tried.run(8)
+        (waiting,) = tried.ask()
+        frame = tried.to_frame()
+        assert len(frame) == 9 and list(frame["trial"]) == list(range(9))
+        assert set(frame["state"]) == {"complete", "failed", "pending"}
+        assert frame["epsilon"][8] == waiting.epsilon and np.isnan(frame["error"][8])
+        failed = frame[frame["state"] == "failed"]
+        assert set(failed["failures"]) == {"OSError"} and (failed["trainings"] > 0).all()
+        assert frame["trainings"][8] == 0
         complete = [trial for trial in tried.trials if trial.state == "complete"]
-        assert front.guarantee.epsilon() > sum(2 * trial.epsilon for trial in complete)
+        assert list(frame[frame["state"] == "complete"]["error"]) == [t.error for t in complete]
+        assert "costs" in frame.attrs["guarantee"]
+        assert list(frame["noise"]) == [trial.config["noise"] for trial in tried.trials]
 
-    def test_says_on_what_it_rests(self) -> None:
-        unit = PrivacyUnit("one patient", conditions=("a patient has one record",))
-        tried = study(toy.problem(secret_noise=True, unit=unit))
-        tried.run(2)
-        guarantee = tried.publication_guarantee()
-        assert guarantee.status == "conditional"
-        text = str(guarantee)
-        for condition in (
-            "a patient has one record",
-            "secret",
-            "budget",
-            "`privacy(config)` bounds",
-            "for one patient",
-        ):
-            assert condition in text
+    def test_nothing_yet(self) -> None:
+        tried = study(objectives=[Objective("time", 60.0)])
+        assert len(tried.to_frame()) == 0
+        tried.ask()
+        frame = tried.to_frame()
+        assert "Nothing was trained" in frame.attrs["guarantee"] and np.isnan(frame["time"][0])
 
-    def test_seeded_trainings_promise_nothing(self) -> None:
-        tried = study()
-        front = tried.run(2)
-        guarantee = tried.publication_guarantee()
-        assert guarantee.status == "none" and guarantee.epsilon(0.5) == math.inf
-        assert "seeds" in str(guarantee)
-        assert "if each training were repeated with secret noise" in front.caption
-        assert "if each training were repeated with secret noise" in str(front)
 
-    def test_a_study_cannot_become_secret_later(self, tmp_path: Path) -> None:
+def percent(config: Config, seed: int) -> float:
+    return 100 * toy.utility(config, seed)
+
+
+def diverging(config: Config, seed: int) -> float:
+    raise FloatingPointError
+
+
+def misspelt(config: Config, seed: int) -> float:
+    return toy.utility(config, sead=seed)  # type: ignore[call-arg]
+
+
+class TestMistakes:
+    """A study that cannot work says so at its first trials, and burns none of them."""
+
+    @pytest.mark.parametrize(
+        ("train", "match"),
+        [
+            (percent, "a share, not percent"),
+            (lambda config, seed: torch.tensor(0.5), r"such as float\(accuracy\), got Tensor"),
+            (lambda config, seed: None, "got NoneType"),
+            (lambda config, seed: (0.5, {}), "got tuple"),
+            (misspelt, "TypeError, raised in"),
+            (lambda config, seed: config["nose"], "KeyError, raised in"),
+            (lambda config, seed: nowhere(config), "NameError, raised in"),  # type: ignore[name-defined] # noqa: F821
+        ],
+    )
+    def test_in_the_utility(self, train: Any, match: str) -> None:
+        calls: list[int] = []
+
+        def counted(config: Config, seed: int) -> float:
+            calls.append(seed)
+            return train(config, seed)
+
+        tried = study(counted)
+        with pytest.raises(StudyError, match=match) as caught:
+            tried.run(16)
+        assert "by hand" in str(caught.value) and caught.value.__cause__ is None
+        assert len(calls) <= 10  # two attempts of five trials
+        tried.problem.oracle = toy.utility
+        front = tried.run(16)
+        assert len(front.trials) >= 11
+
+    @pytest.mark.parametrize(
+        ("train", "match"),
+        [
+            (lambda config, seed, checkpoints: None, "a sequence of utilities.*got NoneType"),
+            (lambda config, seed, checkpoints: dict.fromkeys(checkpoints, 0.5), "got dict"),
+            (lambda config, seed, checkpoints: [math.nan for _ in checkpoints], "not NaN"),
+            (lambda config, seed, checkpoints: [config["nose"]], "KeyError, raised in"),
+            (lambda config, seed: 0.5, "TypeError, raised by the call itself"),
+        ],
+    )
+    def test_in_a_curve(self, train: Any, match: str) -> None:
+        tried = DPareto(toy.curve_problem(train), seed=0, candidates=64)
+        with pytest.raises(StudyError, match=match):
+            tried.run(16)
+        assert len(tried.trials) <= 5
+
+    def test_in_the_privacy_of_a_curve(self) -> None:
+        problem = toy.curve_problem(privacy=lambda config: config["nose"])
+        with pytest.raises(StudyError, match="KeyError: 'nose'"):
+            DPareto(problem, seed=0).run(16)
+
+    def test_a_plain_mistake_burns_no_trial(self, tmp_path: Path) -> None:
         path = tmp_path / "study.sqlite"
-        study(storage=path).close()
-        with pytest.raises(StudyError, match="`secret_noise` is new"):
-            study(toy.problem(secret_noise=True), storage=path)
+        with study(percent, storage=path) as tried, pytest.raises(StudyError, match="percent"):
+            tried.run(16)
+        with study(storage=path) as tried:
+            assert [trial.state for trial in tried.trials] == ["pending"]
+            assert tried.trials[0].failures == ("InvalidUtilityError",)
+            assert len(tried.run(5).trials) == 5
 
-    def test_deltas_add_up(self) -> None:
-        tried = study(toy.problem(delta=1e-5, secret_noise=True))
-        tried.run(2)
-        (loss,) = tried.publication_guarantee().losses
-        total = sum(trial.epsilon for trial in tried.trials)
-        assert (loss.epsilon, loss.delta) == pytest.approx((total, 2e-5))
-        assert "δ = 2e-05" in tried.front().caption
+    @pytest.mark.parametrize("kind", ["threads", "processes"])
+    def test_elsewhere(self, kind: str) -> None:
+        pool = ThreadPoolExecutor(2) if kind == "threads" else ProcessPoolExecutor(2)
+        with pool, pytest.raises(StudyError, match=r"misspelt: return toy.utility\(config, sead"):
+            study(misspelt).run(16, batch_size=2, executor=pool)
 
-    def test_deltas_that_add_up_to_one(self) -> None:
-        tried = study(toy.problem(delta=0.5, secret_noise=True))
-        assert "deltas" in str(tried.run(2).guarantee.void)
+    def test_the_message_stays_where_the_records_are(self) -> None:
+        record = "Jane Doe, 1.75"
 
-    def test_joint_accounting_where_more_is_known(self) -> None:
-        problem = toy.problem(guarantee=one_gaussian, secret_noise=True)
-        tried = study(problem)
-        tried.run(4)
-        mu = math.hypot(*(1 / trial.config["noise"] for trial in tried.trials))
-        guarantee = tried.publication_guarantee()
-        assert guarantee.mu == pytest.approx(mu)
-        assert guarantee.epsilon(1e-6) == pytest.approx(gaussian_epsilon(mu, 1e-6), rel=1e-6)
-        assert guarantee.status == "conditional"
+        def quotes(config: Config, seed: int) -> float:
+            raise TypeError(f"cannot use {record!r}")
 
-    def test_no_guarantee_stays_none(self) -> None:
-        nothing = Guarantee("none", PrivacyUnit(), (), void="a guess")
-        tried = study(toy.problem(guarantee=lambda config: nothing))
-        assert tried.run(2).guarantee.status == "none"
-        assert "no guarantee" in tried.front().caption
+        with pytest.raises(StudyError) as caught:
+            study(quotes).run(16)
+        assert "Jane" not in str(caught.value) and "in quotes" in str(caught.value)
+        assert caught.value.__cause__ is None
 
-    def test_test_data(self) -> None:
+    @pytest.mark.parametrize(
+        ("answer", "match"),
+        [
+            (lambda config: torch.tensor(1.0), r"MistakenEpsilonError: .*such as float\(epsilon\)"),
+            (lambda config: config["nose"] * 2, "KeyError: 'nose'"),
+            (lambda config: config["noise"] + "1", "TypeError: unsupported operand"),
+            (lambda config: float("inf"), "InvalidEpsilonError: .*got inf"),
+        ],
+    )
+    def test_in_the_privacy(self, answer: Any, match: str) -> None:
+        tried = study(privacy=answer)
+        with pytest.raises(StudyError, match=match) as caught:
+            tried.run(16)
+        assert caught.value.__cause__ is not None
+        assert len(tried.trials) <= 4
+
+    def test_in_the_privacy_of_a_short_run(self) -> None:
+        """What an exact oracle says is shown in full, however few trials there are."""
+        with pytest.raises(StudyError, match=r"ZeroDivisionError: .* on \{'noise'"):
+            study(privacy=lambda config: 1 / 0).run(3)
+        with pytest.raises(StudyError, match="FloatingPointError, raised in"):
+            study(diverging, retries=0).run(2)
+
+    def test_bad_luck_is_none(self) -> None:
+        """Any number of trials may fail beside one that did not."""
+
+        def train(config: Config, seed: int) -> float:
+            if config["epochs"] > 8:
+                raise TypeError
+            return toy.utility(config, seed)
+
+        tried = study(train, retries=0)
+        config = next(c for c in toy.SPACE.sample(20, seed=0) if c["epochs"] <= 8)
+        tried.add_trial(config, 0.5)
+        assert len(tried.run(20).trials) < 20
+        assert len(tried.trials) == 20
+
+    def test_a_training_that_diverges_is_none(self) -> None:
+        def train(config: Config, seed: int) -> float:
+            return float("nan") if config["epochs"] < 8 else toy.utility(config, seed)
+
+        tried = study(train)
+        tried.run(12)
+        assert {trial.state for trial in tried.trials} == {"complete", "failed"}
+
+    def test_told_by_hand_it_is_refused_at_once(self) -> None:
         tried = study()
-        tried.run(3)
-        assert tried.publication_guarantee("test").epsilon() == math.inf
-        one = Guarantee(
-            "noisy accuracy",
-            PrivacyUnit("one record of the test data"),
-            (GaussianLoss(0.5),),
-        )
-        released = study(toy.problem(utility_guarantee=one, replicates=2, secret_noise=True))
-        released.run(2)
-        assert released.publication_guarantee("test").mu == pytest.approx(1.0)
-        with pytest.raises(ValueError, match="`data`"):
-            released.publication_guarantee("validation")  # type: ignore[arg-type]
+        (trial,) = tried.ask()
+        with pytest.raises(InvalidUtilityError, match="not percent"):
+            tried.tell(trial, 87.0)
 
-    def test_nothing_to_publish(self) -> None:
-        with pytest.raises(StudyError, match="Nothing was trained"):
-            study().publication_guarantee()
-        with pytest.raises(StudyError, match="No trial has finished"):
-            study().front()
+
+def test_a_closed_study_still_shows_its_trials(tmp_path: Path) -> None:
+    with study(storage=tmp_path / "s.sqlite") as tried:
+        tried.run(3)
+    assert len(tried.trials) == 3
 
 
 class TestRecommend:
@@ -479,10 +615,6 @@ def test_repr_holds_nothing_private() -> None:
 def toy_with(**parameters: Any) -> PrivacyUtilityProblem:
     space = SearchSpace(**(toy.SPACE.parameters | parameters))
     return PrivacyUtilityProblem(space, privacy=toy.epsilon, utility=toy.utility, name="toy")
-
-
-def one_gaussian(config: dict[str, Any]) -> Guarantee:
-    return gaussian_guarantee(sensitivity=1.0, mu=1 / config["noise"])
 
 
 def timed_utility(config: dict[str, Any], seed: int) -> tuple[float, dict[str, float]]:

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -96,17 +95,3 @@ def test_live_in_the_browser(tmp_path: Path) -> None:
         finally:
             server.send_signal(signal.SIGINT)
             assert server.wait(timeout=30) in (0, 130)
-
-
-def test_follows_a_study_in_a_database(new_study: Callable[[], str]) -> None:
-    place = new_study()
-    with DPareto(problem(), storage=place, seed=0) as study:
-        study.run(2)
-        looking = TestClient(dashboard_app(place, token=TOKEN), base_url="http://127.0.0.1")
-        query = f"?token={TOKEN}"
-        assert "2 trials" in looking.get(f"/{query}").text
-        before = looking.get(f"/state{query}").json()
-        assert looking.get(f"/state{query}").json() == before
-        study.run(3)
-        assert looking.get(f"/state{query}").json() != before
-        assert "3 trials" in looking.get(f"/{query}").text

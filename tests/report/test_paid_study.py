@@ -1,4 +1,4 @@
-"""The report of a study that was paid for quotes its ledger, and never adds up its trials."""
+"""The report of a study with a budget quotes its ledger, and never adds up its trials."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_the_price_is_the_budget_and_the_ledger_says_what_was_spent(paid: Path) 
     own = (paid.parent / "own.html").read_text()
     for page in (own, study_page(StudyView.of_file(paid)).html()):
         said = price(page)
-        assert "ε = 400, δ = 1e-05: the budget that pays for it" in said
+        assert "ε = 400, δ = 1e-05: the budget that its trainings were charged to" in said
         assert f"{charges} charges have spent ε = {spent:.6g}" in said
         assert f"leave ε = {left:.6g}" in said
         assert "quote the budget" in said
@@ -81,18 +81,18 @@ def test_a_ledger_elsewhere_is_named(paid: Path, tmp_path: Path) -> None:
     assert "--ledger FILE" in missing
     assert "ε =" not in missing
     found = StudyView.of_file(paid, ledger=elsewhere)
-    assert "the budget that pays for it" in price_of(found)
+    assert "the budget that its trainings were charged to" in price_of(found)
     out = str(tmp_path / "front.html")
     assert main(["report", str(paid), "--out", out, "--ledger", str(elsewhere)]) == 0
-    assert "the budget that pays for it" in price(Path(out).read_text())
+    assert "the budget that its trainings were charged to" in price(Path(out).read_text())
 
 
-def test_a_study_that_was_not_paid_for_has_no_ledger(tmp_path: Path, capsys: Any) -> None:
+def test_a_study_without_a_budget_has_no_ledger(tmp_path: Path, capsys: Any) -> None:
     path, ledger = tmp_path / "study.sqlite", tmp_path / "a.ledger"
     with DPareto(problem(), storage=path, seed=0, acquisition="random") as study:
         study.run(3)
     PrivacyLedger(ledger, BUDGET).close()
-    with pytest.raises(StudyError, match="was not paid for"):
+    with pytest.raises(StudyError, match="has no budget"):
         StudyView.of_file(path, ledger=ledger)
     for wrong in (
         ["report", str(path), "--ledger", str(path)],

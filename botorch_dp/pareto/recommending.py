@@ -1,0 +1,167 @@
+"""Which config to deploy: the one that a study's models expect to be best within an epsilon."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import NormalDist
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from botorch_dp._checks import check_finite
+from botorch_dp.pareto.beliefs import Beliefs, Candidates, require_complete
+from botorch_dp.pareto.problem import Trial
+from botorch_dp.pareto.proposals import Search
+from botorch_dp.space import Config, Real
+
+#: Columns of the exact objectives and of the models'.
+_EPSILON, _ERROR = 0, 1
+
+
+@dataclass(frozen=True)
+class OperatingPoint:
+    """A config to deploy.
+
+    Args:
+        config: The hyper-parameters; perhaps never tried.
+        epsilon: Exact, and within what was asked for.
+        error: Expected error of one training, as the study's model predicts it. Sensitive.
+        interval: Central interval for the error of the average training. Sensitive.
+        level: The interval's probability, under the model.
+        tried: Whether a trial of the study has this config.
+    """
+
+    config: Config
+    epsilon: float
+    error: float = field(repr=False)
+    interval: tuple[float, float] = field(repr=False)
+    level: float
+    tried: bool
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        origin = "tried" if self.tried else "never tried"
+        return (
+            f"epsilon {self.epsilon:.4g} (exact), error {self.error:.4f} "
+            f"({self.level:.0%} interval {low:.4f} to {high:.4f}; sensitive) "
+            f"with {self.config} ({origin})"
+        )
+
+
+def recommended(
+    search: Search,
+    trials: Sequence[Trial],
+    epsilon: float,
+    level: float,
+    *,
+    fitted: Beliefs | None = None,
+) -> OperatingPoint:
+    """The config with the smallest expected error among those whose epsilon is small enough.
+
+    Args:
+        search: Of the study, with exact epsilons.
+        trials: All trials.
+        epsilon: The largest acceptable epsilon.
+        level: The interval's probability.
+        fitted: What the search believes of these trials, where that is known already.
+    """
+    if math.isnan(epsilon) or check_finite("epsilon", epsilon) < 0:
+        raise ValueError(f"`epsilon` must be finite and at least 0, got {epsilon}.")
+    if not 0 < level < 1:
+        raise ValueError(f"`level` must lie in (0, 1), got {level}.")
+    require_complete(trials, "config to recommend")
+    beliefs = search.beliefs(trials) if fitted is None else fitted
+    space = search.problem.space
+    given = space.parameters.get("epsilon") if search.problem.resource is None else None
+    asked = min(epsilon, given.high) if isinstance(given, Real) else math.nan
+
+    def held(candidates: Candidates) -> Candidates:
+        """The candidates at the epsilon that was asked for, if it is a parameter."""
+        if not isinstance(given, Real) or asked < given.low:
+            return candidates
+        return search.known.candidates([{**c, "epsilon": asked} for c in candidates.configs])
+
+    def within(candidates: Candidates) -> Tensor:
+        candidates = held(candidates)
+        allowed = torch.tensor([space.satisfies(config) for config in candidates.configs])
+        errors = expected_error(*_error_beliefs(beliefs, candidates))
+        return (-errors).where(allowed & (candidates.known[:, _EPSILON] <= epsilon), -math.inf)
+
+    config = search.best(within, beliefs, len(trials))
+    if config is None:
+        # The feasible region may be smaller than the candidates are apart: descend into it.
+        config = search.best(lambda c: -c.known[:, _EPSILON], beliefs, len(trials))
+        smallest = math.inf if config is None else search.known.epsilon(config)
+        if not smallest <= epsilon:
+            raise ValueError(
+                f"`epsilon` = {epsilon:g} is out of reach: the smallest epsilon found in the space "
+                f"is {smallest:.4g}. Widen the space (more noise, fewer steps) or ask for more."
+            )
+    assert config is not None
+    (config,) = held(search.known.candidates([config])).configs
+    mean, std = _error_beliefs(beliefs, search.known.candidates([config]))
+    z = NormalDist().inv_cdf(0.5 + level / 2)
+    return OperatingPoint(
+        config=config,
+        epsilon=search.known.epsilon(config),
+        error=float(expected_error(mean, std)),
+        interval=(float(torch.sigmoid(-mean - z * std)), float(torch.sigmoid(-mean + z * std))),
+        level=level,
+        tried=any(
+            point.config == config
+            for trial in trials
+            if trial.state == "complete"
+            for point in search.problem.points(trial)
+        ),
+    )
+
+
+def best_configs(
+    search: Search, trials: Sequence[Trial], count: int, epsilon: float | None
+) -> list[Config]:
+    """At most ``count`` different configs; see :meth:`DPareto.best_configs`."""
+    complete = require_complete(trials, "config to start from")
+
+    def within(limit: float) -> Config:
+        return recommended(search, trials, limit, 0.5).config
+
+    if epsilon is not None:
+        tried = [trial for trial in trials if trial.epsilon <= epsilon]
+        found = [within(epsilon)]
+        if tried:
+            candidates = search.known.candidates([trial.config for trial in tried])
+            errors = expected_error(*_error_beliefs(search.beliefs(trials), candidates))
+            found += [dict(tried[place].config) for place in errors.argsort(stable=True)]
+    else:
+        most = search.problem.ref_point[0]
+        smallest = min(values[0] for values in search.problem.values(complete))
+        least = min(max(smallest, 1e-3 * most), most)
+        ladder = [most * (least / most) ** (k / max(count - 1, 1)) for k in range(count)]
+        found = [within(rung * (1 + 1e-9)) for rung in ladder]
+    return list({tuple(config.items()): config for config in found}.values())[:count]
+
+
+def believed_values(search: Search, trials: Sequence[Trial]) -> Tensor:
+    """What models of these trials expect of the points that they measured, ``n x m``."""
+    complete = [trial for trial in trials if trial.state == "complete"]
+    values = search.problem.values(complete)
+    beliefs = search.beliefs(complete)
+    means, stds = (part[: len(values)] for part in beliefs.predict(beliefs.incumbents))
+    believed = torch.tensor(values, dtype=torch.double)
+    believed[:, _ERROR] = expected_error(means[:, _ERROR], stds[:, _ERROR])
+    return believed
+
+
+def _error_beliefs(beliefs: Beliefs, candidates: Candidates) -> tuple[Tensor, Tensor]:
+    means, stds = beliefs.predict(candidates)
+    return means[:, _ERROR], stds[:, _ERROR]
+
+
+def expected_error(mean: Tensor, std: Tensor) -> Tensor:
+    """Mean of ``sigmoid(-y)`` for Gaussian ``y``, by Gauss-Hermite quadrature."""
+    nodes, weights = (torch.from_numpy(a) for a in np.polynomial.hermite_e.hermegauss(20))
+    values = torch.sigmoid(-(mean.unsqueeze(-1) + std.unsqueeze(-1) * nodes))
+    return values @ (weights / weights.sum())

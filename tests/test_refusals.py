@@ -1,0 +1,421 @@
+"""Whatever charges a budget or reads records refuses wrong input before it does either.
+
+One table for all such entry points: each is called once as it should be (it must charge, or read),
+and then with one argument at a time that cannot be. A refusal is a ``TypeError`` or a ``ValueError``
+that names the argument; nothing has been charged by then, and no record was asked for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gpytorch.kernels import RBFKernel
+from torch import Tensor
+
+from botorch_dp.descent import DPGIBO, private_start
+from botorch_dp.objectives import PrivateObjective
+from botorch_dp.outsourced import GaussianNoiseCurator
+from botorch_dp.pareto import DPareto, PrivacyUtilityProblem, TrainingPromise
+from botorch_dp.privacy import (
+    PrivacyBudget,
+    PrivacyLedger,
+    exponential_mechanism,
+    gaussian_guarantee,
+    gaussian_mechanism,
+    laplace_mechanism,
+    sparse_vector,
+)
+from botorch_dp.release import (
+    LinearChoice,
+    LipschitzMaximum,
+    NoiseFreeMaximum,
+    PrivateChoice,
+    PrivateGPUCB,
+    PrivateMaximum,
+    SobolDesign,
+)
+from botorch_dp.space import Integer, Real, SearchSpace
+from botorch_dp.training import (
+    DPTrainer,
+    OutputPerturbedLogisticRegression,
+    TrainTest,
+    logistic_loss,
+    logistic_regression,
+)
+from botorch_dp.training.estimators import DPClassifier, DPRegressor, OutputPerturbedClassifier
+from botorch_dp.tuning import PrivateFit, PrivateSearch
+
+NAN, INF = math.nan, math.inf
+WORDS: list[Any] = ["one", None, [1.0], True]
+POSITIVE = [0.0, -1.0, NAN, INF, *WORDS]
+COUNT = [0, -1, 2.5, NAN, "one", None, [1], True]
+COUNT_OR_NONE = [bad for bad in COUNT if bad is not None]
+DELTA = [-0.1, 1.0, NAN, INF, "one", [0.1], True]
+BOUNDS = [(1.0, 0.0), (0.0, 0.0), (0.0, INF), (NAN, 1.0), (0.0,), (0.0, 1.0, 2.0), 3.0, "ab", None]
+NOT_CALLABLE: list[Any] = [None, 3, "f"]
+NOT_A_LEDGER: list[Any] = [3, "ledger.sqlite", True]
+SEED = [-1, 1.5, "one", True]
+
+
+class Records:
+    """Scores of 40 records at points or configurations, and whether anybody asked for them."""
+
+    num_records = 40
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.values = torch.linspace(0, 1, 40, dtype=torch.double)
+
+    def __call__(self, X: Tensor | Sequence[dict[str, float]]) -> Tensor:
+        self.asked += 1
+        if not isinstance(X, Tensor):
+            X = torch.tensor([[config["x"]] for config in X], dtype=torch.double)
+        return (X.mean(-1, keepdim=True) - self.values).abs().clamp(0, 1)
+
+
+def data(records: Records) -> TrainTest:
+    X = torch.stack([records.values, 1 - records.values], -1).float()
+    Y = (records.values > 0.5).long()
+    return TrainTest(X, Y, X[:10], Y[:10])
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One way to charge a ledger or to read records: how it is called, and what it must refuse."""
+
+    call: Callable[..., object]
+    good: Callable[[], dict[str, Any]]
+    bad: dict[str, list[Any]]
+    charges: bool = True
+    #: What names an argument in a message, where it is not the argument itself.
+    named: dict[str, str] = field(default_factory=dict)
+
+
+def choices() -> Tensor:
+    return torch.linspace(0, 1, 8, dtype=torch.double).unsqueeze(-1)
+
+
+PRICE = gaussian_guarantee(sensitivity=1.0, mu=0.1)
+PRIOR = {"epsilon": POSITIVE, "delta": [0.0, *DELTA, None], "num_choices": COUNT}
+
+
+def objective(records: Records, ledger: PrivacyLedger, **given: Any) -> object:
+    X = given.pop("X")
+    return PrivateObjective(given.pop("record_losses", records), ledger=ledger, **given)(X)
+
+
+def for_budget(records: Records, ledger: PrivacyLedger, **given: Any) -> object:
+    made = PrivateObjective.for_budget(given.pop("record_losses", records), ledger=ledger, **given)
+    return made(torch.zeros(1, 2, dtype=torch.double))
+
+
+def search(records: Records, ledger: PrivacyLedger, **given: Any) -> object:
+    run = given.pop("run")
+    given = {"record_scores": records, "space": SearchSpace(x=Real(0.0, 1.0)), **given}
+    return PrivateSearch(given.pop("record_scores"), given.pop("space"), **given).run(
+        **{"ledger": ledger, **run}
+    )
+
+
+def descent(records: Records, ledger: PrivacyLedger, **given: Any) -> object:
+    losses, initial = given.pop("record_losses", records), given.pop("initial")
+    return DPGIBO(losses, initial, **{"ledger": ledger, **given}).step()
+
+
+def start(records: Records, ledger: PrivacyLedger, **given: Any) -> object:
+    return private_start(
+        given.pop("record_losses", records), ledger=ledger, **given
+    )
+
+
+def ucb(records: Records, ledger: PrivacyLedger, **given: Any) -> object:
+    function = given.pop("objective", lambda x: float(records(x).mean()))
+    return PrivateGPUCB(given.pop("choices"), **given).release(function, ledger=ledger)
+
+
+def training(records: Records, ledger: PrivacyLedger, **given: Any) -> object:
+    trainer = DPTrainer(lambda: logistic_regression(2), logistic_loss, data(records))
+    return trainer.fit(**{"publish": True, "ledger": ledger, **given})
+
+
+def selection(records: Records, ledger: PrivacyLedger, **given: Any) -> object:
+    run, trainer = given.pop("run"), given.pop("trainer", None)
+    if trainer is None:
+        trainer = DPTrainer(lambda: logistic_regression(2), logistic_loss, data(records))
+    return PrivateFit(trainer, given.pop("space"), **given).run(**{"ledger": ledger, **run})
+
+
+def output_perturbation(records: Records, ledger: PrivacyLedger, **given: Any) -> object:
+    trainer = OutputPerturbedLogisticRegression(data(records), delta=given.pop("of_delta"))
+    return trainer.fit(**{"publish": True, "ledger": ledger, **given})
+
+
+def study(records: Records, ledger: PrivacyLedger, **given: Any) -> object:
+    def utility(config: dict[str, Any], seed: int | None) -> float:
+        return 1 - float(records([{"x": config["noise"]}]).mean())
+
+    problem = PrivacyUtilityProblem(
+        SearchSpace(noise=Real(0.1, 1.0)),
+        privacy=lambda config: 0.01 / config["noise"],
+        utility=utility,
+        promise=TrainingPromise(1e-6, secret_noise=True),
+    )
+    run = given.pop("run")
+    study = DPareto(problem, **{"budget": PrivacyBudget(5.0, 1e-3), "seed": 0, **given})
+    return study.run(**run)
+
+
+def estimator(kind: Any) -> Callable[..., object]:
+    def fit(records: Records, ledger: PrivacyLedger, **given: Any) -> object:
+        sets = data(records)
+        X, y = given.pop("X", sets.train_X.numpy()), given.pop("y", sets.train_Y.numpy())
+        ledger = given.pop("ledger", ledger)
+        return kind(**given).fit(X, y, ledger=ledger)
+
+    return fit
+
+
+def curator(records: Records, ledger: PrivacyLedger, **given: Any) -> object:
+    function = given.pop("objective", lambda i: float(records.values[i]))
+    X = given.pop("X", data(records).train_X)
+    return GaussianNoiseCurator(X, function, **{"ledger": ledger, **given})
+
+
+def charge(records: Records, ledger: PrivacyLedger, **given: Any) -> object:
+    return ledger.charge(given.pop("guarantee"), **given)
+
+
+def released(records: Records, ledger: PrivacyLedger, **given: Any) -> object:
+    return ledger.release(given.pop("price"), given.pop("draw"), **given)
+
+
+def mechanism(function: Callable[..., object], value: str) -> Callable[..., object]:
+    def call(records: Records, ledger: PrivacyLedger, **given: Any) -> object:
+        return function(given.pop(value), **{"ledger": ledger, **given})
+
+    return call
+
+
+def rule(kind: Any, *released: object) -> Callable[..., object]:
+    def call(records: Records, ledger: PrivacyLedger, **given: Any) -> object:
+        return kind(**given).release(*released, ledger=ledger)
+
+    return call
+
+
+VALUES = torch.linspace(-1, 1, 8, dtype=torch.double)
+
+ENTRIES: dict[str, Entry] = {
+    "laplace_mechanism": Entry(
+        mechanism(laplace_mechanism, "value"),
+        lambda: {"value": 0.5, "sensitivity": 1.0, "epsilon": 0.1},
+        {"value": ["one", None], "sensitivity": POSITIVE, "epsilon": POSITIVE, "ledger": NOT_A_LEDGER,
+         "unsafe_seed": [0, *SEED], "key": ["", 3]},
+        named={"unsafe_seed": "unsafe_seed"},
+    ),
+    "gaussian_mechanism": Entry(
+        mechanism(gaussian_mechanism, "value"),
+        lambda: {"value": 0.5, "sensitivity": 1.0, "mu": 0.1},
+        {"value": ["one", None], "sensitivity": POSITIVE, "mu": [b for b in POSITIVE if b is not None],
+         "ledger": NOT_A_LEDGER, "unsafe_seed": [0, *SEED]},
+    ),
+    "exponential_mechanism": Entry(
+        mechanism(exponential_mechanism, "scores"),
+        lambda: {"scores": VALUES, "sensitivity": 1.0, "epsilon": 0.1},
+        {"scores": ["one", None, VALUES[:0], VALUES.reshape(2, 4)], "sensitivity": POSITIVE,
+         "epsilon": POSITIVE, "method": ["flip", 3, None], "ledger": NOT_A_LEDGER},
+    ),
+    "sparse_vector": Entry(
+        mechanism(sparse_vector, "answers"),
+        lambda: {"answers": VALUES, "threshold": 0.5, "noise": 40.0, "max_positives": 2},
+        {"answers": ["one", None, VALUES.reshape(2, 4)], "threshold": [NAN, INF, "one", None],
+         "noise": POSITIVE, "max_positives": COUNT, "sensitivity": POSITIVE,
+         "ledger": NOT_A_LEDGER},
+    ),
+    "PrivacyLedger.charge": Entry(
+        charge,
+        lambda: {"guarantee": PRICE},
+        {"guarantee": [None, 0.1, "mu"], "delta": [2.0, NAN, "one"], "label": [3]},
+    ),
+    "PrivacyLedger.release": Entry(
+        released,
+        lambda: {"price": PRICE, "draw": lambda: 1.0},
+        {"price": [None, 0.1], "draw": NOT_CALLABLE, "key": ["", 3], "read": [3, "f"]},
+    ),
+    "PrivateObjective": Entry(
+        objective,
+        lambda: {"X": torch.zeros(1, 2, dtype=torch.double), "bounds": (0.0, 1.0), "mu": 0.1},
+        {
+            "X": [torch.zeros(2, dtype=torch.double), torch.full((1, 2), NAN), torch.zeros(0, 2),
+                  "X", None],
+            "record_losses": NOT_CALLABLE,
+            "bounds": BOUNDS,
+            "mu": POSITIVE,
+            "num_records": COUNT_OR_NONE,
+        },
+    ),
+    "PrivateObjective.for_budget": Entry(
+        for_budget,
+        lambda: {"bounds": (0.0, 1.0), "evaluations": 5},
+        {"record_losses": NOT_CALLABLE, "bounds": BOUNDS, "evaluations": COUNT,
+         "num_records": COUNT_OR_NONE},
+    ),
+    "PrivateSearch": Entry(
+        search,
+        lambda: {"bounds": (0.0, 1.0), "budget": PrivacyBudget(1.0), "evaluations": 8, "run": {}},
+        {
+            "record_scores": NOT_CALLABLE,
+            "space": [None, 3, {}],
+            "bounds": BOUNDS,
+            "budget": [None, 1.0, (1.0, 1e-6)],
+            "evaluations": [1, *COUNT],
+            "num_records": COUNT_OR_NONE,
+            "unsafe_seed": SEED,
+            "run": [{"ledger": 3}, {"checkpoint": 3}],
+        },
+        named={"run": "(ledger|checkpoint)"},
+    ),
+    "DPGIBO": Entry(
+        descent,
+        lambda: {"initial": torch.full((2,), 0.5, dtype=torch.double), "kernel": RBFKernel(),
+                 "mu": 0.5, "steps": 4, "clip_norm": 1.0},
+        {
+            "record_losses": NOT_CALLABLE,
+            "initial": [torch.zeros(0), torch.zeros(2, 2), torch.full((2,), NAN), [0.5, 0.5], None],
+            "kernel": [None, "rbf"],
+            "mu": [0.0, -1.0, NAN, INF, "one", None],
+            "steps": COUNT,
+            "clip_norm": POSITIVE,
+            "box": [torch.zeros(2, 3), torch.tensor([[1.0, 1.0], [0.0, 0.0]]), "box"],
+            "design": ["simplx", 3],
+            "step_size": [0.0, -1.0, NAN, INF, "one", None],
+            "ledger": NOT_A_LEDGER,
+            "unsafe_seed": [0, *SEED],
+        },
+        named={"mu": "(mu|ledger)"},
+    ),
+    "private_start": Entry(
+        start,
+        lambda: {"box": torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.double),
+                 "bounds": (0.0, 1.0), "mu": 0.2, "num_points": 8},
+        {"record_losses": NOT_CALLABLE, "box": [None, torch.zeros(3, 2), torch.full((2, 2), NAN)],
+         "bounds": BOUNDS, "mu": POSITIVE, "num_points": COUNT},
+    ),
+    "PrivateGPUCB": Entry(
+        ucb,
+        lambda: {"choices": choices(), "kernel": RBFKernel(), "noise_std": 0.1, "steps": 3,
+                 "epsilon": 0.5, "delta": 1e-3, "dataset_correlation": 0.99},
+        {"objective": NOT_CALLABLE, "choices": [None, choices()[0], torch.full((3, 1), NAN)],
+         "noise_std": POSITIVE, "steps": COUNT, "epsilon": POSITIVE, "delta": [0.0, *DELTA],
+         "dataset_correlation": [-0.1, 1.5, NAN, "one", None]},
+    ),
+    "PrivateChoice": Entry(
+        rule(PrivateChoice, VALUES, choices()),
+        lambda: {"epsilon": 0.5, "delta": 1e-3, "num_choices": 8, "steps": 4,
+                 "dataset_correlation": 0.99},
+        {**PRIOR, "steps": COUNT, "dataset_correlation": [-0.1, 1.5, NAN, "one"]},
+    ),
+    "PrivateMaximum": Entry(
+        rule(PrivateMaximum, VALUES),
+        lambda: {"epsilon": 0.5, "delta": 1e-3, "num_choices": 8, "steps": 8, "noise_std": 0.1,
+                 "information_gain": 20.0, "dataset_correlation": 0.99},
+        {**PRIOR, "steps": COUNT, "noise_std": POSITIVE, "information_gain": POSITIVE},
+    ),
+    "DPTrainer.fit": Entry(
+        training,
+        lambda: {"learning_rate": 0.1, "clip_norm": 1.0, "noise_multiplier": 8.0, "batch_size": 8,
+                 "epochs": 1, "delta": 1e-5},
+        {"learning_rate": POSITIVE, "clip_norm": POSITIVE, "noise_multiplier": POSITIVE,
+         "batch_size": [41, *COUNT], "epochs": COUNT, "delta": [0.0, *DELTA, None],
+         "ledger": NOT_A_LEDGER},
+        named={"noise_multiplier": "(noise_multiplier|target_epsilon)"},
+    ),
+    "PrivateFit": Entry(
+        selection,
+        lambda: {
+            "space": SearchSpace(learning_rate=Real(0.1, 1.0), clip_norm=Real(0.5, 1.0),
+                                 batch_size=Integer(8, 16), epochs=Integer(1, 2)),
+            "budget": PrivacyBudget(3.0, 1e-5), "trials": 2, "run": {},
+        },
+        {"trainer": [3, "trainer"], "space": [3, {}], "budget": [None, 1.0, PrivacyBudget(1.0)],
+         "trials": [0, -1, NAN, "one"], "run": [{"ledger": 3}, {"checkpoint": 3}]},
+        named={"run": "(ledger|checkpoint)"},
+    ),
+    "OutputPerturbedLogisticRegression": Entry(
+        output_perturbation,
+        lambda: {"of_delta": 1e-5, "regularization": 0.1, "noise_std": 50.0},
+        {"of_delta": [0.0, *DELTA, None], "regularization": POSITIVE, "noise_std": POSITIVE,
+         "ledger": NOT_A_LEDGER},
+        named={"of_delta": "delta"},
+    ),
+    "DPareto": Entry(
+        study,
+        lambda: {"run": {"trials": 2}},
+        {"budget": [3, "budget"], "seed": SEED,
+         "run": [{"trials": bad} for bad in COUNT] + [{"trials": 2, "batch_size": 0}]},
+        charges=False,
+        named={"run": "(trials|batch_size)"},
+    ),
+    "DPClassifier": Entry(
+        estimator(DPClassifier),
+        lambda: {"epsilon": 3.0, "classes": (0, 1), "bounds": (0.0, 1.0)},
+        {"epsilon": POSITIVE, "delta": [0.0, *DELTA], "bounds": BOUNDS, "ledger": NOT_A_LEDGER,
+         "X": [np.zeros((40, 0)), np.zeros(40)], "y": [np.zeros(39)]},
+        named={"X": "(X|feature|array)", "y": "(y|sample|inconsistent)"},
+    ),
+    "DPRegressor": Entry(
+        estimator(DPRegressor),
+        lambda: {"epsilon": 3.0, "target_bounds": (0.0, 1.0), "bounds": (0.0, 1.0)},
+        {"epsilon": POSITIVE, "delta": [0.0, *DELTA], "bounds": BOUNDS, "target_bounds": BOUNDS,
+         "ledger": NOT_A_LEDGER},
+    ),
+    "OutputPerturbedClassifier": Entry(
+        estimator(OutputPerturbedClassifier),
+        lambda: {"epsilon": 3.0, "classes": (0, 1)},
+        {"epsilon": POSITIVE, "delta": [0.0, *DELTA], "regularization": POSITIVE,
+         "ledger": NOT_A_LEDGER},
+    ),
+    "GaussianNoiseCurator": Entry(
+        curator,
+        lambda: {"epsilon": 0.5, "delta": 1e-6, "row_distance": 1.0},
+        {"X": [None, "X", torch.zeros(3), torch.zeros(0, 2)], "objective": NOT_CALLABLE,
+         "epsilon": POSITIVE, "delta": [0.0, *DELTA], "row_distance": POSITIVE,
+         "ledger": NOT_A_LEDGER},
+    ),
+}  # fmt: skip
+
+
+def cases() -> Iterator[Any]:
+    for name, entry in ENTRIES.items():
+        for argument, bad in entry.bad.items():
+            for value in bad:
+                shown = f"{value.shape}" if isinstance(value, Tensor | np.ndarray) else f"{value}"
+                yield pytest.param(name, argument, value, id=f"{name}-{argument}-{shown}")
+
+
+def fresh() -> tuple[Records, PrivacyLedger]:
+    return Records(), PrivacyLedger(budget=PrivacyBudget(100.0, 1e-2, summed=0.5))
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_the_good_call_charges(name: str) -> None:
+    records, ledger = fresh()
+    ENTRIES[name].call(records, ledger, **ENTRIES[name].good())
+    assert bool(ledger.entries()) == ENTRIES[name].charges
+
+
+@pytest.mark.parametrize(("name", "argument", "value"), cases())
+def test_refused_before_it_reads_or_charges(name: str, argument: str, value: Any) -> None:
+    entry = ENTRIES[name]
+    records, ledger = fresh()
+    with pytest.raises((TypeError, ValueError)) as caught:
+        entry.call(records, ledger, **{**entry.good(), argument: value})
+    caught.match(f"(?i).*{entry.named.get(argument, argument)}")
+    assert ledger.entries() == []
+    assert records.asked == 0
