@@ -26,6 +26,7 @@ from botorch_dp.privacy import Guarantee, NeighboringRelation, PrivacyLedger
 from botorch_dp.privacy.runs import Run
 from botorch_dp.space import SearchSpace
 from botorch_dp.training.networks import Loss, accuracy
+from botorch_dp.training.other_names import refuse_unknown
 from botorch_dp.training.plan import (
     DELTA,
     OPTIMIZERS,
@@ -34,7 +35,6 @@ from botorch_dp.training.plan import (
     TrainingPlan,
     TrainingSettings,
     make_plan,
-    refuse_unknown,
 )
 from botorch_dp.training.randomness import Randomness, SeededRandomness, SystemRandomness
 from botorch_dp.training.records import TrainTest
@@ -228,7 +228,8 @@ class DPTrainer:
         **unknown: Never,
     ) -> None:
         if unknown:
-            refuse_unknown(unknown, inspect.signature(DPTrainer).parameters, "DPTrainer")
+            known = inspect.signature(DPTrainer).parameters
+            refuse_unknown(unknown, known, "DPTrainer", TrainingSettings.__annotations__)
         check_choice("engine", engine, get_args(EngineName))
         check_choice("clipping", clipping, get_args(Clipping))
         # Wrong names are refused here rather than at the first run.
