@@ -383,7 +383,7 @@ class TestMetrics:
 
         each = DPTrainer(NETWORK, cross_entropy_loss, FLOAT_DATA, metric=failing)
         ledger = PrivacyLedger(":memory:", PrivacyBudget(100.0, 1e-4))
-        with pytest.warns(UserWarning, match="`metric` raised ZeroDivisionError"):
+        with pytest.warns(UserWarning, match="test records raised ZeroDivisionError"):
             fitted = each.fit(**SETTINGS, publish=True, ledger=ledger, curve=(1,))
         assert (fitted.accuracy, fitted.curve) == (None, ((1, None),))
         assert fitted.guarantee.status == "conditional" and len(ledger.entries()) == 1
