@@ -397,7 +397,7 @@ MUTANTS = [
         "tuning/trainings.py",
         "tuning/test_private_fit.py",
         ("rank = [outcome.score, float(tie)]", "rank = [outcome.score, -float(number)]"),
-        ("seed = self._seed(number, 0)", "seed = self._seed(0, 0)"),
+        ("self._configs(self._seed(number, 0))", "self._configs(self._seed(0, 0))"),
     ),
     *_mutants(
         "training/canaries.py",

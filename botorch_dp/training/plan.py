@@ -8,7 +8,6 @@ and nowhere else in training.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Required, TypedDict, get_args
 
@@ -21,7 +20,6 @@ from botorch_dp._checks import (
     check_integer,
     check_nonnegative,
     check_positive,
-    did_you_mean,
 )
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import (
@@ -33,6 +31,7 @@ from botorch_dp.privacy import (
     dp_sgd_noise_multiplier,
     rounded_up,
 )
+from botorch_dp.training.other_names import refuse_unknown
 from botorch_dp.training.randomness import Randomness
 
 Clipping = Literal["flat", "normalized"]
@@ -85,67 +84,6 @@ _COUNT_IS_PUBLIC = (
     "the sampling probability and the number of steps count as public, although they were "
     "computed from the number of records"
 )
-
-
-#: What other libraries call our arguments.
-_OTHER_NAMES = {
-    "lr": "learning_rate",
-    "step_size": "learning_rate",
-    "max_grad_norm": "clip_norm",
-    "l2_norm_clip": "clip_norm",
-    "clipping_norm": "clip_norm",
-    "max_norm": "clip_norm",
-    "sigma": "noise_multiplier",
-    "noise": "noise_multiplier",
-    "epsilon": "target_epsilon",
-    "target_delta": "delta",
-    "lot_size": "batch_size",
-    "sample_size": "batch_size",
-    "expected_batch_size": "batch_size",
-    "num_epochs": "epochs",
-    "n_epochs": "epochs",
-    "max_epochs": "epochs",
-    "num_train_epochs": "epochs",
-    "random_state": "seed",
-    "generator": "seed",
-    "callback": "on_point",
-    "verbose": "progress",
-    "model": "model_factory",
-    "criterion": "loss",
-    "loss_fn": "loss",
-    "dataset": "data",
-    "optimiser": "optimizer",
-    "lr_scheduler": "schedule",
-    "scheduler": "schedule",
-    "neighboring_relation": "relation",
-    "grad_sample_mode": "engine",
-}
-_NO_NEED = {
-    "max_physical_batch_size": "Leave it out: large batches are processed in parts anyway.",
-    "microbatches": "Leave it out: gradients are clipped record by record.",
-    "num_microbatches": "Leave it out: gradients are clipped record by record.",
-    "poisson_sampling": "Say it when the trainer is made: sampling='poisson', the default.",
-    "secure_mode": "Say publish=True: the noise then comes from the operating system.",
-    "steps": "Give `epochs`: a run takes epochs * (num_records // batch_size) steps.",
-}
-
-
-def refuse_unknown(names: Iterable[str], known: Iterable[str], where: str) -> None:
-    """Raise ``TypeError`` for the first name that is no argument, with ours for what was meant."""
-    known, settings = list(known), TrainingSettings.__annotations__
-    for name in names:
-        if name in known:
-            continue
-        ours = _OTHER_NAMES.get(name, name)
-        if name in _NO_NEED:
-            hint = _NO_NEED[name]
-        elif ours in known:
-            hint = f"Here it is called {ours!r}."
-        elif ours in settings:
-            hint = f"Give {ours!r} to `plan` and `fit`."
-        else:
-            hint = did_you_mean(name, known).strip()
-        raise TypeError(f"{where} has no argument {name!r}. {hint}".rstrip())
 
 
 class TrainingSettings(TypedDict, total=False):

@@ -26,6 +26,7 @@ from botorch_dp.privacy import Guarantee, NeighboringRelation, PrivacyLedger
 from botorch_dp.privacy.runs import Run
 from botorch_dp.space import SearchSpace
 from botorch_dp.training.networks import Loss, accuracy
+from botorch_dp.training.other_names import refuse_unknown
 from botorch_dp.training.plan import (
     DELTA,
     OPTIMIZERS,
@@ -34,13 +35,12 @@ from botorch_dp.training.plan import (
     TrainingPlan,
     TrainingSettings,
     make_plan,
-    refuse_unknown,
 )
 from botorch_dp.training.randomness import Randomness, SeededRandomness, SystemRandomness
 from botorch_dp.training.records import TrainTest
 from botorch_dp.training.run import TrainingRun
-from botorch_dp.training.setup import EngineName, Metric, Setup
 from botorch_dp.training.step_rules import OptimizerFactory, ScheduleFactory, make_rule
+from botorch_dp.training.trainer_setup import EngineName, Metric, Setup
 
 if TYPE_CHECKING:
     from botorch_dp.pareto import PrivacyUtilityProblem
@@ -228,7 +228,8 @@ class DPTrainer:
         **unknown: Never,
     ) -> None:
         if unknown:
-            refuse_unknown(unknown, inspect.signature(DPTrainer).parameters, "DPTrainer")
+            known = inspect.signature(DPTrainer).parameters
+            refuse_unknown(unknown, known, "DPTrainer", TrainingSettings.__annotations__)
         check_choice("engine", engine, get_args(EngineName))
         check_choice("clipping", clipping, get_args(Clipping))
         # Wrong names are refused here rather than at the first run.
@@ -454,8 +455,8 @@ class DPTrainer:
     def measure(self, run: TrainingRun, *, publish: bool = False) -> list[Any]:
         """The utilities of all replicates where a run is. Sensitive.
 
-        A metric that raises an error does not cost a model that was paid for: with ``publish`` its
-        utility is None, with a warning.
+        With ``publish`` an error of the metric is a warning, and the utility is None: a model whose
+        privacy was charged is not lost.
         """
         return [self._utility(model, publish=publish) for model in run.models()]
 
@@ -532,8 +533,8 @@ class DPTrainer:
             if not publish:
                 raise
             warnings.warn(
-                f"`metric` raised {type(error).__name__} on the test records; the published model "
-                "has no accuracy.",
+                f"Measuring the utility on the test records raised {type(error).__name__}; the "
+                "published model is returned without an accuracy.",
                 stacklevel=2,
             )
             return None
@@ -548,7 +549,8 @@ class DPTrainer:
         """Charge, train, check, store, and only then let the run be shown: the one way to do it.
 
         The noise of the steps is not shown. What is shown is one model, stored first; a run that
-        is cut off before has shown nothing, and goes on without a new charge.
+        is cut off before goes on from its file without a new charge, and with the same noise up to
+        the last point of a curve that somebody was told.
         """
 
         def trained() -> None:

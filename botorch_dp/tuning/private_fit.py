@@ -412,12 +412,10 @@ class PrivateFit:
         """
         at_least = check_nonnegative("at_least", at_least)
         check_payment(ledger, unsafe_seed=self.unsafe_seed)
-        for name, given, kind in (
-            ("ledger", ledger, PrivacyLedger),
-            ("executor", executor, Executor),
-        ):
-            if given is not None and not isinstance(given, kind):
-                raise TypeError(f"`{name}` must be a {kind.__name__}, got {type(given).__name__}.")
+        if ledger is not None and not isinstance(ledger, PrivacyLedger):
+            raise TypeError(f"`ledger` must be a PrivacyLedger, got {type(ledger).__name__}.")
+        if executor is not None and not callable(getattr(executor, "submit", None)):
+            raise TypeError(f"`executor` must have `submit`, got {type(executor).__name__}.")
         settings = {**self._settings(checkpoint is not None), "charged": ledger is not None}
         with Run(checkpoint, what="a private fit", settings=settings, ledger=ledger) as run:
             began = run.get("began") or time.time()
@@ -450,14 +448,17 @@ class PrivateFit:
             settings = {**config, "noise_multiplier": noise, "delta": self.budget.delta}
             return train_once, (self.trainer, settings, self._scoring, seed)
 
-        trials = Trials(
-            run,
-            self.space,
-            self.number if self._selects else self.only_config,
-            starts=self.starts if self._selects else (),
-            unsafe_seed=self.unsafe_seed,
-        )
+        number = self.number if self._selects else None
+        trials = Trials(run, number, self._config, unsafe_seed=self.unsafe_seed)
         return trials.train(task, executor=executor, tick=tick)
+
+    def _config(self, seed: np.random.SeedSequence) -> Config:
+        """What a trial tries: the only configuration, a given one or any of the space."""
+        if not self._selects:
+            return self.only_config
+        if self.starts:
+            return self.starts[int(np.random.default_rng(seed).integers(len(self.starts)))]
+        return self.space.sample(1, seed=seed)[0]
 
     def _shown(self, best: dict[str, Any] | None) -> dict[str, Any] | None:
         if best is None:
@@ -630,13 +631,8 @@ def _trainer_and_space(
                 "could publish a model: pass a DPTrainer, or a problem with one."
             )
         if space is None:
-            known = given.space.parameters
-            names = [name for name in known if name in _TUNED]
-            space = SearchSpace(
-                constraints=given.space.constraints,
-                products=(),
-                **{name: known[name] for name in names},
-            )
+            tuned = {n: p for n, p in given.space.parameters.items() if n in _TUNED}
+            space = SearchSpace(constraints=given.space.constraints, products=(), **tuned)
         given = given.promise.trainer()
     if not isinstance(given, DPTrainer):
         raise PrivacyError(

@@ -1,9 +1,9 @@
 """The trainings of a private selection: what they try, how they are scored, and which one wins.
 
-The number of trainings, their configurations and the numbers that break ties are drawn once and
-stored before the first training; whatever happens later, a run continues with the same ones. A
-training that fails has the worst outcome there is, and its error is not shown: dropping it, or
-raising, would make the number of trainings that count depend on the records.
+The number of trainings, and the seed of their configurations and of the numbers that break ties,
+are drawn once and stored before the first training: whatever happens later, a run continues with
+the same ones. A training that fails has the worst outcome there is, and its error is not shown:
+dropping it, or raising, would make the number of trainings that count depend on the records.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import secrets
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from botorch_dp.privacy import TrialNumber, gaussian_mechanism
 from botorch_dp.privacy.runs import Run
-from botorch_dp.space import Config, SearchSpace
+from botorch_dp.space import Config
 from botorch_dp.training import DPTrainer, accuracy
 
 _BATCH = 4096
@@ -138,60 +138,40 @@ def train_once(
 
 
 class Trials:
-    """The secret trials of one run, kept in its file.
+    """The secret trials of one run: how many there are, and what each of them tries.
+
+    All of it follows from a number of 256 random bits, which is drawn once and kept in the run's
+    file with the number of trials.
 
     Args:
         run: The run.
-        space: What proposals are drawn from.
-        number: The law of their number; or the configuration of a single, known trial.
-        starts: Draw from these configurations, equally often, rather than from the space.
+        number: The law of their number; None for a single one.
+        configs: From a seed to the configuration of a trial.
         unsafe_seed: Makes all of it repeatable, for simulations.
     """
 
     def __init__(
         self,
         run: Run,
-        space: SearchSpace,
-        number: TrialNumber | Config,
+        number: TrialNumber | None,
+        configs: Callable[[np.random.SeedSequence], Config],
         *,
-        starts: Sequence[Config] = (),
         unsafe_seed: int | None,
     ) -> None:
-        self._run, self._space, self._starts = run, space, starts
+        self._run, self._configs, self._simulated = run, configs, unsafe_seed is not None
         begun = run.get("trials")
         if begun is None:
-            root = np.random.SeedSequence(
-                secrets.randbits(256) if unsafe_seed is None else unsafe_seed
-            )
-            if not isinstance(number, TrialNumber):
-                count = 1
-            elif unsafe_seed is None:
+            entropy = secrets.randbits(256) if unsafe_seed is None else unsafe_seed
+            count = 1
+            if number is not None and unsafe_seed is None:
                 count = number.draw()
-            else:
-                count = number.quantile(np.random.default_rng(root.spawn(1)[0]).random())
-            begun = {"count": count, "entropy": str(root.entropy)}
+            elif number is not None:
+                count = number.quantile(np.random.default_rng([entropy, 1]).random())
+            begun = {"count": count, "entropy": str(entropy)}
             run.put(trials=begun)
-        self._count: int = begun["count"]
-        self._entropy = int(begun["entropy"])
-        self._unsafe = unsafe_seed is not None
-        self._configs: dict[int, Config] = run.items("config")
-        if not isinstance(number, TrialNumber):
-            self._configs = {0: number}
-        self._scores: dict[int, float] = run.items("score")
+        self._count, self._entropy = int(begun["count"]), int(begun["entropy"])
+        self._done = set(run.items("score"))
         self._best: dict[str, Any] | None = run.get("best")
-
-    def config(self, number: int) -> Config:
-        """What a trial tries: chosen when it begins, and kept."""
-        if number not in self._configs:
-            seed = self._seed(number, 0)
-            if self._starts:
-                place = np.random.default_rng(seed).integers(len(self._starts))
-                config = dict(self._starts[int(place)])
-            else:
-                (config,) = self._space.sample(1, seed=seed)
-            self._run.add("config", number, config)
-            self._configs[number] = config
-        return self._configs[number]
 
     def train(
         self,
@@ -200,36 +180,37 @@ class Trials:
         executor: Executor | None,
         tick: Callable[[], object],
     ) -> dict[str, Any] | None:
-        """Make all trainings that are missing, and return what is published; None for nothing.
+        """Make all trainings that are missing, and return the best one of all; None if none is.
 
         Args:
             task: From a configuration and a seed to a function and its arguments.
             executor: Where to train; here, one after the other, if None.
             tick: Called after each.
         """
-        todo = [number for number in range(self._count) if number not in self._scores]
-        width = 1 if executor is None else int(getattr(executor, "_max_workers", 8))
-        flying: dict[Future[Outcome], int] = {}
+        todo = [number for number in range(self._count) if number not in self._done]
+        at_once = 1 if executor is None else int(getattr(executor, "_max_workers", 8))
+        running: dict[Future[Outcome], int] = {}
         try:
-            while todo or flying:
-                while todo and len(flying) < width:
+            while todo or running:
+                while todo and len(running) < at_once:
                     number = todo.pop(0)
-                    config = self.config(number)
-                    function, arguments = task(config, self._training_seed(number))
+                    function, arguments = task(self.config(number), self._training_seed(number))
                     if executor is None:
                         self._keep(number, function(*arguments))
                         tick()
                         break
-                    flying[executor.submit(_call, number, function, arguments)] = number
-                if flying:
-                    done, _ = wait(flying, return_when=FIRST_COMPLETED)
-                    for future in done:
-                        self._keep(flying.pop(future), future.result())
-                        tick()
+                    running[executor.submit(_call, number, function, arguments)] = number
+                for future in wait(running, return_when=FIRST_COMPLETED).done if running else ():
+                    self._keep(running.pop(future), future.result())
+                    tick()
         finally:
-            for future in flying:
+            for future in running:
                 future.cancel()
         return self._best
+
+    def config(self, number: int) -> Config:
+        """What a trial tries."""
+        return self._configs(self._seed(number, 0))
 
     def _keep(self, number: int, outcome: Outcome) -> None:
         """Store an outcome; of the weights those that may yet be published only."""
@@ -242,16 +223,17 @@ class Trials:
             if outcome.weights is not None and better:
                 self._best = {
                     "rank": rank,
-                    "config": self._configs[number],
+                    "config": self.config(number),
                     "score": outcome.score,
                     "weights": {name: value.cpu() for name, value in outcome.weights.items()},
                 }
                 self._run.put(best=self._best)
-        self._scores[number] = outcome.score
+        self._done.add(number)
 
     def _seed(self, number: int, purpose: int) -> np.random.SeedSequence:
         return np.random.SeedSequence(self._entropy, spawn_key=(7, number, purpose))
 
     def _training_seed(self, number: int) -> int | None:
         """None, so that noise comes from the operating system, but in a simulation."""
-        return int(self._seed(number, 1).generate_state(1)[0]) >> 1 if self._unsafe else None
+        seed = int(self._seed(number, 1).generate_state(1)[0]) >> 1
+        return seed if self._simulated else None

@@ -3,7 +3,7 @@ from __future__ import annotations
 import math
 import pickle
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import FrozenInstanceError, replace
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -309,54 +309,28 @@ def test_unusable_records_are_counted_for_the_owner_only() -> None:
     assert weights(fitted.model).isfinite().all()
 
 
-def test_nothing_private_is_shown() -> None:
-    fitted = trainer().fit(**SETTINGS, seed=0)
-    assert "accuracy" not in repr(fitted)
-    assert str(fitted.accuracy) not in repr(fitted)
-
-
 def trained(steps: int, plan: TrainingPlan = PLAN) -> Trained:
-    return Trained(
-        model=nn.Linear(2, 1),
-        guarantee=plan.guarantee_after(steps),
-        plan=plan,
-        steps=steps,
-        diagnostics=TrainingDiagnostics(
-            accuracy=0.8125, unusable_records=313, dropped_gradients=717
-        ),
-    )
-
-
-def test_a_run_is_interrupted_until_its_last_step() -> None:
-    assert [trained(steps).interrupted for steps in (1, 19, 20)] == [True, True, False]
+    diagnostics = TrainingDiagnostics(accuracy=0.8125, unusable_records=313, dropped_gradients=717)
+    return Trained(nn.Linear(2, 1), plan.guarantee_after(steps), plan, steps, diagnostics)
 
 
 def test_epsilon_is_the_cost_of_the_steps_taken_at_the_plans_delta() -> None:
+    """Also where the guarantee itself promises nothing."""
     assert trained(20).epsilon == PLAN.epsilon
     assert trained(5).epsilon == PLAN.guarantee_after(5).epsilon(1e-4)
     assert 0 < trained(5).epsilon < trained(20).epsilon
-    assert trained(5).epsilon < PLAN.guarantee_after(5).epsilon(1e-5)
-
-
-def test_epsilon_names_the_price_where_the_guarantee_promises_nothing() -> None:
     simulated = replace(trained(20), guarantee=PLAN.guarantee.simulated())
     assert simulated.guarantee.epsilon(1e-4) == math.inf
     assert simulated.epsilon == PLAN.epsilon
-    noiseless = trained(20, replace(PLAN, noise_multiplier=0.0))
-    assert noiseless.epsilon == math.inf
+    assert trained(20, replace(PLAN, noise_multiplier=0.0)).epsilon == math.inf
 
 
 def test_representations_hold_no_diagnostics() -> None:
     stopped = trained(5)
+    assert stopped.interrupted and not trained(20).interrupted
     assert repr(stopped) == f"Trained(steps=5 of 20, guarantee: {stopped.guarantee})"
-    assert stopped.accuracy == 0.8125
     for shown in (repr(stopped), repr(stopped.diagnostics)):
         assert not any(secret in shown for secret in ("0.8125", "313", "717"))
-
-
-def test_what_was_trained_is_frozen() -> None:
-    with pytest.raises(FrozenInstanceError):
-        trained(5).steps = 20  # type: ignore[misc]
 
 
 def test_a_factory_of_one_model_starts_each_training_at_its_weights() -> None:
@@ -409,7 +383,7 @@ class TestMetrics:
 
         each = DPTrainer(NETWORK, cross_entropy_loss, FLOAT_DATA, metric=failing)
         ledger = PrivacyLedger(":memory:", PrivacyBudget(100.0, 1e-4))
-        with pytest.warns(UserWarning, match="`metric` raised ZeroDivisionError"):
+        with pytest.warns(UserWarning, match="test records raised ZeroDivisionError"):
             fitted = each.fit(**SETTINGS, publish=True, ledger=ledger, curve=(1,))
         assert (fitted.accuracy, fitted.curve) == (None, ((1, None),))
         assert fitted.guarantee.status == "conditional" and len(ledger.entries()) == 1

@@ -87,7 +87,7 @@ def trainer() -> DPTrainer:
 
 
 class TestFit(OneDraw):
-    every = 3  # of a score, a configuration and a best model for each training
+    every = 2  # of a score and a best model for each training
 
     @pytest.fixture(autouse=True)
     def two_cheap_trials(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,7 @@ from botorch_dp.training.isolation import (
     random_records,
 )
 from botorch_dp.training.networks import Loss, known_gradient
+from botorch_dp.training.other_names import hint_for_loss
 from botorch_dp.training.per_record import MAX_GRADIENT_NUMBERS, PerRecordEngine
 from botorch_dp.training.plain_layers import without_token_errors
 from botorch_dp.training.plan import STABILITY, Clipping
@@ -314,34 +315,10 @@ def _checked_factory(model_factory: Callable[[], nn.Module]) -> Callable[[], nn.
     return model_factory
 
 
-#: What other libraries call losses.
-_LOSSES = {
-    "logistic": "botorch_dp.training.logistic_loss",
-    "log": "botorch_dp.training.logistic_loss",
-    "log_loss": "botorch_dp.training.logistic_loss",
-    "logloss": "botorch_dp.training.logistic_loss",
-    "bce": "botorch_dp.training.logistic_loss",
-    "binary_crossentropy": "botorch_dp.training.logistic_loss",
-    "cross_entropy": "botorch_dp.training.cross_entropy_loss",
-    "crossentropy": "botorch_dp.training.cross_entropy_loss",
-    "sparse_categorical_crossentropy": "botorch_dp.training.cross_entropy_loss",
-    "hinge": "botorch_dp.training.hinge_loss",
-    "mse": "torch.nn.MSELoss()",
-    "squared": "torch.nn.MSELoss()",
-    "squared_error": "torch.nn.MSELoss()",
-    "mae": "torch.nn.L1Loss()",
-    "absolute": "torch.nn.L1Loss()",
-    "absolute_error": "torch.nn.L1Loss()",
-}
-
-
 def _checked_loss(loss: object) -> Loss:
     if isinstance(loss, str):
-        hint = f"Pass {_LOSSES[loss.lower()]}." if loss.lower() in _LOSSES else ""
-        if "acc" in loss.lower():
-            hint = "Accuracy has no gradient: it is the default `metric`. Train with a loss."
         raise TypeError(
-            f"`loss` must be a function of outputs and targets, got {loss!r}. {hint}".rstrip()
+            f"`loss` must be a function of outputs and targets, got {loss!r}. {hint_for_loss(loss)}"
         )
     if not callable(loss):
         raise TypeError(f"`loss` must be callable, got {type(loss).__name__}.")
