@@ -404,13 +404,13 @@ class TestRefused:
     def test_another_budget_or_none_for_a_stored_study(self, tmp_path: Path) -> None:
         path = tmp_path / "s"
         study(storage=path).close()
-        with pytest.raises(StudyError, match="`paid` is missing"):
+        with pytest.raises(StudyError, match="`budget` is missing"):
             study(storage=path, budget=None)
         with pytest.raises(PrivacyError, match="was opened with"):
             study(storage=path, budget=PrivacyBudget(9.0, 1e-6))
         study(storage=path).close()
         study(storage=tmp_path / "free", budget=None).close()
-        with pytest.raises(StudyError, match="`paid` is new"):
+        with pytest.raises(StudyError, match="`budget` is new"):
             study(storage=tmp_path / "free")
 
     def test_copies(self) -> None:
