@@ -48,8 +48,8 @@ SMALLEST_ERROR = 1e-3
 _FIT_TOLERANCE = 1e-6
 #: Points predicted at once: the joint covariance that comes along costs their square.
 _CHUNK = 256
-#: Seconds that an oracle may take for the candidates of one step of a proposal. Then whoever waits
-#: is told what takes so long, and the proposal goes on with the candidates it has.
+#: Seconds that an oracle may take for the candidates of one step of a proposal before whoever waits
+#: is told what takes so long.
 _SLOW = 5.0
 #: Points of curves that a model is fitted to in all, as far as it sees so many of each: fitting to
 #: more of them takes longer and teaches nothing. Once it is fitted, it sees more of them.
@@ -60,8 +60,6 @@ _LATE = 0.2
 #: Points that a model sees at most, for a fit takes time with their cube. Below the 800 from which
 #: GPyTorch solves approximately.
 _MOST_SEEN = 512
-#: Candidates that even the slowest oracle is asked about.
-_FEWEST = 32
 #: Configs whose exact objectives are remembered: those of some proposals. A study that runs for
 #: weeks must not grow with all that it ever considered.
 _REMEMBERED = 16_384
@@ -262,51 +260,37 @@ class KnownObjectives:
         unknown = {k: c for k, c in zip(keys, configs, strict=True) if k not in self._rows}
         if unknown:
             epsilons = self._epsilons(list(unknown.values()))
-            for (key, config), epsilon in zip(unknown.items(), epsilons, strict=False):
+            for (key, config), epsilon in zip(unknown.items(), epsilons, strict=True):
                 self._rows[key] = self._row(config, epsilon)
             self._warn_of_failures()
-        for key in keys:
-            if key in self._rows:  # what was asked for last is forgotten last
-                self._rows[key] = self._rows.pop(key)
-        # What a slow oracle was not asked about is not proposed now, and not remembered.
-        nothing = (math.nan,) * len(self.columns)
-        rows = [self._rows.get(key, nothing) for key in keys]
+        # What was asked for last is forgotten last.
+        rows = [self._rows.setdefault(key, self._rows.pop(key)) for key in keys]
         for cache in (self._rows, self._exact):
             while len(cache) > max(_REMEMBERED, len(keys)):
                 del cache[next(iter(cache))]
         return torch.tensor(rows, dtype=torch.double).reshape(len(rows), len(self.columns))
 
     def _epsilons(self, configs: list[Config]) -> list[list[float]]:
-        """The epsilons of all configs, or of the first ones if asking takes too long."""
+        """The epsilons of configs, as far as they are among what is known."""
         if not self._with_epsilon:
             return [[] for _ in configs]
         start = time.monotonic()
-        epsilons = self._epsilon_bounds(configs, deadline=start + _SLOW)
-        seconds = time.monotonic() - start
-        batched = self._problem.batched.epsilons is not None and len(epsilons) == len(configs)
-        if seconds > _SLOW and not batched and not self._warned_of_time:
-            self._warned_of_time = True
-            warnings.warn(
-                f"The privacy oracle took {seconds:.0f} s for {len(epsilons)} of {len(configs)} "
-                "candidates, so the study goes on with those; what it proposes then depends on "
-                "the machine's speed. Give the problem `batched.epsilons`, or the study fewer "
-                "`candidates` or `privacy_model='gp'`.",
-                stacklevel=2,
-            )
-        return [[epsilon] for epsilon in epsilons]
-
-    def _epsilon_bounds(self, configs: list[Config], *, deadline: float) -> list[float]:
         if self._problem.batched.epsilons is not None:
             try:
-                return self._problem.epsilon_bounds(configs)
+                return [[epsilon] for epsilon in self._problem.epsilon_bounds(configs)]
             except Exception as error:
                 # One config can spoil a batch, and only its own epsilon shall be missing.
                 self._count("batched.epsilons", error)
-        epsilons: list[float] = []
-        for config in configs:
-            if len(epsilons) >= _FEWEST and time.monotonic() > deadline:
-                break
-            epsilons.append(self._or_nan("privacy", self._epsilon_once, config))
+        epsilons = [[self._or_nan("privacy", self._epsilon_once, config)] for config in configs]
+        seconds = time.monotonic() - start
+        if seconds > _SLOW and not self._warned_of_time:
+            self._warned_of_time = True
+            warnings.warn(
+                f"The privacy oracle took {seconds:.0f} s for {len(configs)} candidates of one "
+                "proposal. Give the problem `batched.epsilons`, which answers for all of them at "
+                "once, or the study fewer `candidates` or `privacy_model='gp'`.",
+                stacklevel=2,
+            )
         return epsilons
 
     def _epsilon_once(self, config: Config) -> float:

@@ -263,7 +263,7 @@ class TestGains:
             return torch.sigmoid(-y)
 
         found = expected_gains(staircase, epsilons, means, stds, error)
-        luck = torch.randn(200_000, 1, generator=generator, dtype=torch.double)
+        luck = torch.randn(50_000, 1, generator=generator, dtype=torch.double)
         many = expected_gains(
             staircase,
             epsilons.expand(len(luck), -1),
