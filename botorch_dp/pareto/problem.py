@@ -50,7 +50,7 @@ def thinned(values: Sequence[int], most: int) -> list[int]:
 
 
 class StudyError(RuntimeError):
-    """A study that cannot go on as it is; the message says what to do. Nothing stored is lost."""
+    """A study cannot go on; the message says what to do. What was stored is kept."""
 
 
 class InvalidEpsilonError(ValueError):
@@ -66,7 +66,7 @@ class InvalidUtilityError(ValueError):
 
 
 class MistakenUtilityError(InvalidUtilityError):
-    """An answer that no training could give, and so a mistake in the oracle: percent, a tensor."""
+    """The utility oracle has a mistake: it answered percent, a tensor, or nothing."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class Batched:
 
 @dataclass(frozen=True)
 class CurvePlan:
-    """What is fixed of a curve before its training begins.
+    """Where a curve is measured and may be stopped, fixed before its training begins.
 
     Args:
         checkpoints: Where utility is measured, increasing.
@@ -289,7 +289,7 @@ class Trial:
 
     @property
     def num_trainings(self) -> int:
-        """How many trainings of it the study knows something of, re-evaluations included."""
+        """How many trainings of it have told the study something, re-evaluations included."""
         ended = len(self.finished) + len(self.fresh) + self.failed_trainings
         return ended + len(self.begun) + self.begun_again
 
@@ -373,7 +373,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Point:
-    """One point that a trial measured: what a front is made of.
+    """One point that a trial measured. Fronts are made of these.
 
     Args:
         trial: The trial's number.
@@ -438,7 +438,7 @@ class TrainingPromise:
 
 
 class PrivacyUtilityProblem:
-    """The two oracles of a privacy-utility trade-off, and the point that counts as worthless.
+    """The two oracles of a privacy-utility trade-off, over a space of hyper-parameters.
 
     Both (epsilon, error = 1 - utility) are minimized. Epsilon is a known function of the
     hyper-parameters; utility is measured by training, averaged over ``replicates``.
