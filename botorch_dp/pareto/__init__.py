@@ -1,4 +1,19 @@
-"""DPareto: which accuracy each epsilon buys, found with few trainings."""
+"""DPareto: which accuracy each epsilon buys, found with few trainings.
+
+What owns what, in the order in which a trial passes through:
+
+* ``study``: :class:`DPareto`, what a user calls; it holds the others and decides nothing itself.
+* ``running``: the loop. Which trial is trained next, and what is stored of what comes back.
+* ``proposals``: ``propose(search, trials, initial)``, a pure function, with the models of
+  ``beliefs`` and the whole curves of ``curves``.
+* ``storage``: the file. The only place where trials change, one transaction each.
+* ``workers``: one call of the utility oracle, and the calls in flight on an executor.
+* ``problem``: the oracles, and the frozen records that the others hand on.
+
+Beside it: ``front`` and ``recommending`` read trials, ``publishing`` says what showing them costs,
+``paying`` wraps a problem so that its trainings are charged, and ``given_epsilon`` makes epsilon a
+parameter.
+"""
 
 from botorch_dp.pareto.front import ParetoFront
 from botorch_dp.pareto.given_epsilon import given_epsilon

@@ -38,32 +38,29 @@ from botorch_dp.space import Config, SearchSpace
 PrivacyModel = Literal["exact", "gp"]
 EpsilonScale = Literal["linear", "log"]
 
-#: Models never see a larger epsilon: random hyper-parameters reach 1e7, and all are useless alike.
+#: Models see a larger epsilon as this one: random configs reach 1e7, and all of them are useless.
 LARGEST_EPSILON = 50.0
-#: Nor one smaller than this share of the reference: nobody can use the difference.
+#: They see a smaller one than this share of the reference as that: the difference is of no use.
 SMALLEST_EPSILON_SHARE = 1e-3
 #: Errors of 0 and 1 have no logit.
 SMALLEST_ERROR = 1e-3
 #: The fit ends when a step gains less than this share of the likelihood.
 _FIT_TOLERANCE = 1e-6
-#: Points predicted at once: the joint covariance that comes along costs their square.
+#: Points predicted at once: a joint covariance is computed too, whose size is their square.
 _CHUNK = 256
-#: Seconds that an oracle may take for the candidates of one step of a proposal. Then whoever waits
-#: is told what takes so long, and the proposal goes on with the candidates it has.
+#: Seconds for the epsilons of one step of a proposal after which a warning says what takes so long.
 _SLOW = 5.0
-#: Points of curves that a model is fitted to in all, as far as it sees so many of each: fitting to
-#: more of them takes longer and teaches nothing. Once it is fitted, it sees more of them.
+#: How many points of curves a model is fitted to in all, how many it is conditioned on afterwards,
+#: and how many of each curve at least. Fitting to more takes longer and changes nothing.
 _MOST_FITTED, _MOST_POINTS, _FEWEST_POINTS = 96, 288, 3
-#: Models are fitted to a curve from this share of its length on: what comes before is mostly the
-#: fall from knowing nothing, and would decide how smooth the rest is believed to be.
+#: Models are fitted to a curve from this share of its length on. The steep fall before it would
+#: otherwise decide how smooth the rest is believed to be.
 _LATE = 0.2
-#: Points that a model sees at most, for a fit takes time with their cube. Below the 800 from which
+#: Trials that a model is conditioned on at most: a fit takes time with their cube, and from 800 on
 #: GPyTorch solves approximately.
 _MOST_SEEN = 512
-#: Candidates that even the slowest oracle is asked about.
-_FEWEST = 32
-#: Configs whose exact objectives are remembered: those of some proposals. A study that runs for
-#: weeks must not grow with all that it ever considered.
+#: Configs whose exact objectives are remembered, enough for some proposals: the memory of a study
+#: that runs for weeks must not grow with every config that it ever considered.
 _REMEMBERED = 16_384
 #: How far epsilons may differ between versions of a library, as a share, and how many trials are
 #: checked when a study is opened, since an oracle may take its time.
@@ -262,51 +259,37 @@ class KnownObjectives:
         unknown = {k: c for k, c in zip(keys, configs, strict=True) if k not in self._rows}
         if unknown:
             epsilons = self._epsilons(list(unknown.values()))
-            for (key, config), epsilon in zip(unknown.items(), epsilons, strict=False):
+            for (key, config), epsilon in zip(unknown.items(), epsilons, strict=True):
                 self._rows[key] = self._row(config, epsilon)
             self._warn_of_failures()
-        for key in keys:
-            if key in self._rows:  # what was asked for last is forgotten last
-                self._rows[key] = self._rows.pop(key)
-        # What a slow oracle was not asked about is not proposed now, and not remembered.
-        nothing = (math.nan,) * len(self.columns)
-        rows = [self._rows.get(key, nothing) for key in keys]
+        # Last in, last out: a config that is asked about again moves to the end.
+        rows = [self._rows.setdefault(key, self._rows.pop(key)) for key in keys]
         for cache in (self._rows, self._exact):
             while len(cache) > max(_REMEMBERED, len(keys)):
                 del cache[next(iter(cache))]
         return torch.tensor(rows, dtype=torch.double).reshape(len(rows), len(self.columns))
 
     def _epsilons(self, configs: list[Config]) -> list[list[float]]:
-        """The epsilons of all configs, or of the first ones if asking takes too long."""
+        """The epsilon of each config, or nothing where epsilon is modelled."""
         if not self._with_epsilon:
             return [[] for _ in configs]
         start = time.monotonic()
-        epsilons = self._epsilon_bounds(configs, deadline=start + _SLOW)
-        seconds = time.monotonic() - start
-        batched = self._problem.batched.epsilons is not None and len(epsilons) == len(configs)
-        if seconds > _SLOW and not batched and not self._warned_of_time:
-            self._warned_of_time = True
-            warnings.warn(
-                f"The privacy oracle took {seconds:.0f} s for {len(epsilons)} of {len(configs)} "
-                "candidates, so the study goes on with those; what it proposes then depends on "
-                "the machine's speed. Give the problem `batched.epsilons`, or the study fewer "
-                "`candidates` or `privacy_model='gp'`.",
-                stacklevel=2,
-            )
-        return [[epsilon] for epsilon in epsilons]
-
-    def _epsilon_bounds(self, configs: list[Config], *, deadline: float) -> list[float]:
         if self._problem.batched.epsilons is not None:
             try:
-                return self._problem.epsilon_bounds(configs)
+                return [[epsilon] for epsilon in self._problem.epsilon_bounds(configs)]
             except Exception as error:
                 # One config can spoil a batch, and only its own epsilon shall be missing.
                 self._count("batched.epsilons", error)
-        epsilons: list[float] = []
-        for config in configs:
-            if len(epsilons) >= _FEWEST and time.monotonic() > deadline:
-                break
-            epsilons.append(self._or_nan("privacy", self._epsilon_once, config))
+        epsilons = [[self._or_nan("privacy", self._epsilon_once, config)] for config in configs]
+        seconds = time.monotonic() - start
+        if seconds > _SLOW and not self._warned_of_time:
+            self._warned_of_time = True
+            warnings.warn(
+                f"The privacy oracle took {seconds:.0f} s for {len(configs)} candidates of one "
+                "proposal. Give the problem `batched.epsilons`, which answers for all of them at "
+                "once, or the study fewer `candidates` or `privacy_model='gp'`.",
+                stacklevel=2,
+            )
         return epsilons
 
     def _epsilon_once(self, config: Config) -> float:
@@ -480,7 +463,7 @@ class Beliefs:
         return torch.stack(means, dim=-1), torch.stack(stds, dim=-1)
 
     def _means(self, candidates: Candidates) -> Tensor:
-        """The means of :meth:`predict` alone, which are had at once."""
+        """The means of :meth:`predict` alone, which take far less time."""
         means = []
         with torch.no_grad(), skip_posterior_variances():
             for index in range(len(self._scales)):
@@ -553,7 +536,7 @@ def fitted_gp(
 
 
 def see(model: Any, train_X: Tensor, train_Y: Tensor) -> None:
-    """Let a fitted model see other data than it was fitted to, ``n x 1`` values."""
+    """Condition a fitted model on other data than it was fitted to, ``n x 1`` values."""
     transform = model.outcome_transform
     values = (train_Y - transform.means) / transform.stdvs
     model.set_train_data(train_X, values.squeeze(-1), strict=False)
@@ -572,7 +555,7 @@ def product_weights(space: SearchSpace) -> Tensor | None:
 
 
 def _begin(problem: PrivacyUtilityProblem, curve: Sequence[Point]) -> int:
-    """The place in a curve from which on models are fitted to it."""
+    """The place in a curve where the points begin that models are fitted to."""
     if problem.resource is None:
         return 0
     reached = [point.config[problem.resource.name] for point in curve]
@@ -580,7 +563,7 @@ def _begin(problem: PrivacyUtilityProblem, curve: Sequence[Point]) -> int:
 
 
 def _seen(places: Sequence[range], trials: Sequence[int], most: int) -> list[int]:
-    """Which of all points models see of these trials: fewer of each curve, the more curves."""
+    """Places of ``most`` points of these trials, spread evenly over each curve."""
     most = max(_FEWEST_POINTS, most // len(trials))
     return [place for trial in trials for place in thinned(places[trial], most)]
 

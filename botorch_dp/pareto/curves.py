@@ -27,7 +27,7 @@ _NODES = 12
 
 @dataclass(frozen=True)
 class Staircase:
-    """A front as a function: the least error for those who may spend so much.
+    """A front as a function of epsilon: the least error within it.
 
     Args:
         starts: ``f`` values of epsilon in the units of hypervolume, rising; the first is where
@@ -102,7 +102,7 @@ def expected_gains(
 
 
 class _SameTraining(Kernel):
-    """1 for two points of one training, by their last coordinate; -1 there is no training's."""
+    """1 for two points of one training, by the number in their last coordinate; -1 is none."""
 
     def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any) -> Tensor:
         first, second = x1[..., -1], x2[..., -1]
@@ -113,17 +113,17 @@ class _SameTraining(Kernel):
 
 
 def of_trainings(X: Tensor, trainings: Tensor) -> Tensor:
-    """``n x d`` codes, completed by a coordinate that says which training each is from."""
+    """``n x d`` codes with the number of their training as a last coordinate."""
     return torch.cat([X, trainings.unsqueeze(-1).to(X)], dim=-1)
 
 
 def of_no_training(X: Tensor) -> Tensor:
-    """Codes, ``... x d``, completed by a coordinate that says they were not trained."""
+    """``... x d`` codes with -1, the number of no training, as a last coordinate."""
     return torch.cat([X, -torch.ones_like(X[..., :1])], dim=-1)
 
 
 class _OfNoTraining(InputTransform, torch.nn.Module):
-    """Completes ``d`` coordinates of a point that was not trained by one that says so."""
+    """Appends -1, the number of no training, to points of ``d`` coordinates."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()

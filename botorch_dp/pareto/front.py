@@ -32,7 +32,7 @@ Reevaluator: TypeAlias = Callable[..., tuple[list[Trial], Guarantee | Callable[[
 
 
 class ParetoFront:
-    """The non-dominated trials of a study, beside all others.
+    """The non-dominated trials of a study, and all others for comparison.
 
     The front is computed from the records without noise: it is *sensitive*, and
     :attr:`caption` says what publishing it costs.
@@ -152,11 +152,11 @@ class ParetoFront:
     def shrunken(self) -> ParetoFront | None:
         """The front that the study's models expect of the same trials.
 
-        The best of many noisy trials are partly lucky. The models are not: they judge each by its
-        neighbours too. So this front errs less on its own errors, and what is on it does better
-        when it is trained again: ``front.shrunken.reevaluate(5)``. Its values are expected, the
-        replicates beside them are measured. None if the front has no study, or a study of one
-        trial.
+        The best of many noisy trials are partly lucky. The models judge each trial by its
+        neighbours too, so the errors of this front are closer to the truth, and its configs do
+        better when they are trained again: ``front.shrunken.reevaluate(5)``. Its values are
+        expected ones, and the replicates beside them are measured. None if the front has no study,
+        or one trial.
         """
         if self._believer is None or len(self.trials) < 2:
             return None
@@ -196,9 +196,9 @@ class ParetoFront:
     def reevaluate(self, replicates: int, **options: Any) -> ParetoFront:
         """Train the configs on the front again, with fresh seeds.
 
-        The best of many noisy trials is partly luck, so the front as observed flatters itself; this
-        one does not. It costs ``replicates`` trainings for each point, which its
-        :attr:`guarantee` counts.
+        The best of many noisy trials is partly luck, so the observed front looks better than its
+        configs are; the new one does not. It costs ``replicates`` trainings for each point, which
+        its :attr:`guarantee` counts.
 
         Args:
             replicates: New trainings for each config.

@@ -20,7 +20,7 @@ from botorch_dp.space import Config, Integer, Real, SearchSpace
 _NAME = "epsilon"
 #: Halvings of the logarithm of the noise, for the config that is tried and for candidates.
 _EXACT, _ROUGH = 48, 8
-#: By how much less noise, in its logarithm, bounds of ``batched.epsilons`` may mislead.
+#: How much the logarithm of the noise is lowered where a bound of the price is wanted.
 _MARGIN = 0.01
 
 
@@ -30,7 +30,7 @@ def given_epsilon(
     """The same problem with ``epsilon`` in its space, in place of a parameter that is noise.
 
     Each training gets the least noise of its range for which ``problem.privacy`` is at most the
-    config's ``epsilon``, and the most noise where none is enough; what it really costs stays exact.
+    config's ``epsilon``, or the most noise if none is enough. The epsilon of a trial stays exact.
     The utility oracle is called with the noise, as before. Of a curve, ``epsilon`` is that of the
     longest training.
 
@@ -129,10 +129,10 @@ class NoiseSolver:
         return [float(bound) for bound in self._epsilons(configs, self._rough_logs(configs))]
 
     def rough(self, configs: Sequence[Config]) -> list[Config]:
-        """Many configs with a little less noise than what is solved for.
+        """Many configs with a little less noise than the exact solution, to bound their prices.
 
-        It costs a little more, unless ``batched.epsilons`` is so far above ``privacy`` that less
-        noise is enough than the batch says.
+        The bound may fail if ``batched.epsilons`` is far above ``privacy``: then the exact solution
+        has less noise still. So the config that is proposed is priced exactly.
         """
         logs = self._rough_logs(configs, _ROUGH + 4) - _MARGIN
         return [self._with(c, n) for c, n in zip(configs, self._noises(logs), strict=True)]
@@ -179,7 +179,7 @@ class NoiseSolver:
         return {name: given[name] for name in self._order}
 
     def __getstate__(self) -> dict[str, Any]:
-        # What was solved here is solved again where it is needed, in some milliseconds.
+        # Other processes solve for themselves; it takes some milliseconds.
         return self.__dict__ | {"_solved": {}}
 
 

@@ -50,7 +50,7 @@ def thinned(values: Sequence[int], most: int) -> list[int]:
 
 
 class StudyError(RuntimeError):
-    """A study that cannot go on as it is; the message says what to do. Nothing stored is lost."""
+    """A study cannot go on; the message says what to do. What was stored is kept."""
 
 
 class InvalidEpsilonError(ValueError):
@@ -66,7 +66,7 @@ class InvalidUtilityError(ValueError):
 
 
 class MistakenUtilityError(InvalidUtilityError):
-    """An answer that no training could give, and so a mistake in the oracle: percent, a tensor."""
+    """The utility oracle has a mistake: it answered percent, a tensor, or nothing."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class Batched:
 
 @dataclass(frozen=True)
 class CurvePlan:
-    """What is fixed of a curve before its training begins.
+    """Where a curve is measured and may be stopped, fixed before its training begins.
 
     Args:
         checkpoints: Where utility is measured, increasing.
@@ -217,19 +217,6 @@ class Measurement:
 
 
 @dataclass(frozen=True)
-class BegunCurve:
-    """What a training that has not ended has measured so far.
-
-    Args:
-        points: By checkpoint. Sensitive.
-        attempt: Tells one training of a replicate from the next; the one that measured last.
-    """
-
-    points: Mapping[int, Measurement] = field(repr=False)
-    attempt: int = 0
-
-
-@dataclass(frozen=True)
 class Trial:
     """One config, its seeds, and whatever is known about it so far.
 
@@ -248,7 +235,8 @@ class Trial:
         suspect: Whether an executor died while this trial was in flight among others.
         plan: Where utility is measured along the way; None if at the end only. Then ``epsilon`` is
             that of the last checkpoint.
-        begun: What was measured so far of replicates that have not finished.
+        begun: What was measured so far of replicates that have not finished: their points by
+            checkpoint. Sensitive.
         begun_again: How many trainings had measured something when they were cut off, and were
             begun again.
     """
@@ -264,7 +252,7 @@ class Trial:
     failed_trainings: int = 0
     suspect: bool = False
     plan: CurvePlan | None = None
-    begun: Mapping[int, BegunCurve] = field(default_factory=dict, repr=False)
+    begun: Mapping[int, Mapping[int, Measurement]] = field(default_factory=dict, repr=False)
     begun_again: int = 0
 
     @property
@@ -301,7 +289,7 @@ class Trial:
 
     @property
     def num_trainings(self) -> int:
-        """How many trainings of it the study knows something of, re-evaluations included."""
+        """How many trainings of it have told the study something, re-evaluations included."""
         ended = len(self.finished) + len(self.fresh) + self.failed_trainings
         return ended + len(self.begun) + self.begun_again
 
@@ -314,55 +302,40 @@ class Trial:
         """The checkpoints that some of the replicates have not reached yet."""
         if self.plan is None:
             return ()
-        nothing = BegunCurve({})
-        reached = [max(self.begun.get(r, nothing).points, default=None) for r in replicates]
+        reached = [max(self.begun.get(replicate, ()), default=None) for replicate in replicates]
         behind = None if None in reached else min(reached)  # type: ignore[type-var]
         return self.plan.after(behind)
 
-    def next_attempt(self, replicates: Iterable[int]) -> int:
-        """The number of the next training of these replicates."""
-        return max((self.begun[r].attempt + 1 for r in replicates if r in self.begun), default=0)
-
-    def unmeasured(self, replicates: Iterable[int], attempt: int) -> int:
-        """How many of these replicates have no point of this attempt."""
-        return sum(r not in self.begun or self.begun[r].attempt != attempt for r in replicates)
+    def begins_again(self, replicates: Iterable[int]) -> Trial:
+        """The trial when replicates whose curves have begun are trained once more."""
+        again = sum(replicate in self.begun for replicate in replicates)
+        return replace(self, begun_again=self.begun_again + again)
 
     def reached(
-        self,
-        checkpoint: int,
-        points: Mapping[int, Measurement],
-        *,
-        attempt: int = 0,
-        is_last: bool = False,
+        self, checkpoint: int, points: Mapping[int, Measurement], *, is_last: bool = False
     ) -> Trial:
         """The trial after replicates have reached a checkpoint; what was measured before stays.
 
         Args:
             checkpoint: Where.
             points: What was measured there, by replicate.
-            attempt: Which training it was, from :meth:`next_attempt`.
             is_last: Whether their trainings end there.
         """
-        begun, again = dict(self.begun), self.begun_again
+        begun = dict(self.begun)
         for replicate, point in points.items():
-            earlier = begun.get(replicate, BegunCurve({}, attempt))
-            again += earlier.attempt != attempt
-            begun[replicate] = BegunCurve({checkpoint: point} | dict(earlier.points), attempt)
-        trial = replace(self, begun=begun, begun_again=again)
+            begun[replicate] = {checkpoint: point} | dict(begun.get(replicate, {}))
+        trial = replace(self, begun=begun)
         if not is_last:
             return trial
-        ended = {r: Measurement.of_curve(begun[r].points) for r in points}
-        return trial.measured(ended, attempt=attempt)
+        return trial.measured({r: Measurement.of_curve(begun[r]) for r in points})
 
-    def measured(self, measurements: Mapping[int, Measurement], *, attempt: int = 0) -> Trial:
+    def measured(self, measurements: Mapping[int, Measurement]) -> Trial:
         """The trial after trainings have ended; it is complete when none is missing."""
         own = [*self.measurements, *[None] * (len(self.seeds) - len(self.measurements))]
-        begun, fresh, again = dict(self.begun), dict(self.fresh), self.begun_again
+        begun, fresh = dict(self.begun), dict(self.fresh)
         for replicate, measurement in measurements.items():
             if replicate in begun:
-                earlier = begun.pop(replicate)
-                again += earlier.attempt != attempt
-                points = dict(measurement.curve) | dict(earlier.points)
+                points = dict(measurement.curve) | dict(begun.pop(replicate))
                 measurement = Measurement.of_curve(points)
             if replicate >= len(self.seeds):
                 fresh.setdefault(replicate, measurement)
@@ -374,7 +347,6 @@ class Trial:
             measurements=tuple(own),
             fresh=fresh,
             begun=begun,
-            begun_again=again,
             state="complete" if ended else self.state,
         )
 
@@ -401,7 +373,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Point:
-    """One point that a trial measured: what a front is made of.
+    """One point that a trial measured. Fronts are made of these.
 
     Args:
         trial: The trial's number.
@@ -466,7 +438,7 @@ class TrainingPromise:
 
 
 class PrivacyUtilityProblem:
-    """The two oracles of a privacy-utility trade-off, and the point that counts as worthless.
+    """The two oracles of a privacy-utility trade-off, over a space of hyper-parameters.
 
     Both (epsilon, error = 1 - utility) are minimized. Epsilon is a known function of the
     hyper-parameters; utility is measured by training, averaged over ``replicates``.

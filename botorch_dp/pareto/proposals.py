@@ -87,7 +87,7 @@ class NothingAffordableError(StudyError):
     """No config that would be proposed can be paid for."""
 
 
-#: While something else promises a gain, a trial takes at most this part of what is left.
+#: A trial takes at most the fourth part of what is left, while such trials promise a gain.
 _PACE = 4
 #: Configs that are drawn to find one that can be paid for.
 _DRAWN_TO_PAY = 512
@@ -176,7 +176,7 @@ class Search:
 
     @property
     def exact(self) -> Search:
-        """The search with exact epsilons: proposals may go without them, what is deployed not."""
+        """The search with exact epsilons, which a recommendation needs."""
         if self.options.privacy_model == "exact":
             return self
         options = replace(self.options, privacy_model="exact")
@@ -302,10 +302,16 @@ def propose(
     if budget is None:
         return _proposed(search, trials, initial, None)
     whole = search.problem.whole
-    # No trial shall take all that is left while cheaper ones promise something.
+    # A trial may take all that is left only if no cheaper one promises anything.
     for times in (_PACE, 1):
         refused: list[Config] = []
-        allowed = partial(_within_budget, budget, times, refused, whole)
+
+        def allowed(
+            configs: Sequence[Config], times: int = times, refused: list[Config] = refused
+        ) -> list[bool]:
+            seems = zip(configs, budget.may_afford(configs, times), strict=True)
+            return [fine and whole(config) not in refused for config, fine in seems]
+
         try:
             while len(refused) < _POLISHED:
                 proposal = _proposed(search, trials, initial, allowed)
@@ -315,20 +321,6 @@ def propose(
         except NothingAffordableError:
             continue
     raise NothingAffordableError("The budget cannot bear another trial of this study.")
-
-
-def _within_budget(
-    budget: Budget,
-    times: int,
-    refused: Sequence[Config],
-    whole: Callable[[Config], Config],
-    configs: Sequence[Config],
-) -> list[bool]:
-    """Whether so many trials of each config seem to be affordable, and were not refused."""
-    seems = budget.may_afford(configs, times)
-    return [
-        fine and whole(config) not in refused for fine, config in zip(seems, configs, strict=True)
-    ]
 
 
 def _proposed(
@@ -357,7 +349,7 @@ def _proposed(
                 "all were proposed. Widen them, or lower `initial`."
             )
         along = problem.along(problem.whole(_first(drawn[number:], allowed)))
-        # What the first trainings tell soon is worth more than how they end.
+        # The first trainings are shorter: many short ones tell more than few long ones.
         return Proposal(along[max(len(along) - 1 - _SHORTER, len(along) // 2)])
     return _by_models(search, trials, allowed)
 
@@ -519,7 +511,7 @@ class WholeCurves:
         self._ends = thinned((*resource.checkpoints, parameter.high), _ENDS)
         costs = [self._problem.cost(config) for config in beliefs.incumbents.configs]
         self._overhead = _OVERHEAD * max(costs)
-        # The gain of an end with further objectives, or by another criterion, is that of its point.
+        # With further objectives, or by another criterion, a curve is worth as much as its end.
         plain = search.options.acquisition == "ehvi" and len(search.scales) == 2
         self._pointwise = None if plain else point_score(search, beliefs)
 
@@ -667,7 +659,7 @@ def _pointwise(acquisition: AcquisitionFunction) -> Score:
 
 
 def _positive(score: Score) -> Score:
-    """A score where zero means that nothing can be gained, not that the gain is average."""
+    """The score with minus infinity in place of zero, where nothing can be gained."""
 
     def positive(candidates: Candidates) -> Tensor:
         values = score(candidates)
@@ -677,7 +669,7 @@ def _positive(score: Score) -> Score:
 
 
 def _uncertainty(beliefs: Beliefs, candidates: Candidates) -> Tensor:
-    """Sum of the standard deviations of what is not known."""
+    """Sum of the standard deviations of the modelled objectives."""
     return beliefs.predict(candidates)[1].sum(dim=-1)
 
 

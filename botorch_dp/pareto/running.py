@@ -157,10 +157,11 @@ class TrialQueue:
 
         def failed(trial: Trial) -> Trial:
             used_up = len(trial.failures) >= self._retries or not failure.retryable
-            begun = (trial.unmeasured(task.replicates, task.attempt) for task in tasks)
+            # Those with a point are counted by it.
+            begun = sum(r not in trial.begun for task in tasks for r in task.replicates)
             return trial.failed(
                 failure.error_type,
-                trainings=sum(begun) if failure.begun else 0,
+                trainings=begun if failure.begun else 0,
                 blamed=blamed,
                 is_last=blamed and used_up and not spared,
             )
@@ -192,7 +193,6 @@ class TrialQueue:
                 seeds=tuple(seeds[replicate] for replicate in group),
                 plan=trial.plan,
                 ahead=trial.ahead(group),
-                attempt=trial.next_attempt(group),
             )
             for group in groups
         ]
@@ -205,10 +205,7 @@ def _record_point(
     points: Mapping[int, Measurement],
     is_last: bool,
 ) -> None:
-    file.change(
-        task.trial,
-        lambda trial: trial.reached(checkpoint, points, attempt=task.attempt, is_last=is_last),
-    )
+    file.change(task.trial, lambda trial: trial.reached(checkpoint, points, is_last=is_last))
 
 
 class TrialLoop:
@@ -246,7 +243,10 @@ class TrialLoop:
         self._batch_size, self._asynchronous = batch_size, asynchronous
         self._may_start, self._on_end = may_start, on_end
         self._trainings = Trainings(
-            queue.problem, executor, training_timeout=training_timeout, record=partial(_record_point, self._file)
+            queue.problem,
+            executor,
+            training_timeout=training_timeout,
+            record=partial(_record_point, self._file),
         )
         #: Whether the budget cannot bear another trial.
         self.exhausted = False
@@ -317,14 +317,14 @@ class TrialLoop:
         return waiting
 
     def _submit(self, trial: Trial, replicates: Sequence[int]) -> None:
+        if any(replicate in trial.begun for replicate in replicates):
+            trial = self._file.change(trial.number, lambda t: t.begins_again(replicates))
         for task in self._queue.tasks(trial, {r: trial.seeds[r] for r in replicates}):
             self._trainings.submit(task)
 
     def _store(self, task: Task, outcome: Outcome) -> None:
         if not isinstance(outcome, Failure):
-            self._file.change(
-                task.trial, lambda trial: trial.measured(outcome, attempt=task.attempt)
-            )
+            self._file.change(task.trial, partial(Trial.measured, measurements=outcome))
             return
         spared = outcome.mistake and self._queue.nothing_works(True, self._target)
         if self._queue.fail([task], outcome, spared=spared).state == "failed":

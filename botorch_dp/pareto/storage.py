@@ -24,7 +24,6 @@ from typing import Any
 
 from botorch_dp._files import MEMORY, FileKind, StateFile, differences, now
 from botorch_dp.pareto.problem import (
-    BegunCurve,
     CurvePlan,
     Measurement,
     State,
@@ -235,10 +234,8 @@ def _trial(words: str) -> Trial:
         "failures": tuple(record["failures"]),
         "plan": plan and CurvePlan(**{name: tuple(values) for name, values in plan.items()}),
         "begun": {
-            int(replicate): BegunCurve(
-                {int(at): _measurement(m) for at, m in curve["points"].items()}, curve["attempt"]
-            )
-            for replicate, curve in record["begun"].items()
+            int(replicate): {int(at): _measurement(m) for at, m in points.items()}
+            for replicate, points in record["begun"].items()
         },
     }
     return Trial(**{**record, **own})

@@ -135,7 +135,7 @@ class DPareto:
         description = problem.description()
         if budget is not None:
             check_payable(budget, problem)
-            description["paid"] = True
+            description["budget"] = True
         self.problem = problem
         #: How the last run ended; None before the first one.
         self.last_run: RunEnd | None = None
@@ -248,11 +248,11 @@ class DPareto:
             may_start=lambda: not self._stopping and time.monotonic() < deadline,
             on_end=lambda trial: [callback(self, trial) for callback in callbacks],
         )
-        self._is_running, self._stopping = True, False
+        self._is_running, self._stopping, self.last_run = True, False, None
         try:
             loop.run(progress=progress)
-            is_whole = len(self._file) >= trials and not self._file.count("pending")
-            self.last_run = "exhausted" if loop.exhausted else "complete" if is_whole else "stopped"
+            left = self._queue.waiting(self._asked) is not None or len(self._file) < trials
+            self.last_run = "exhausted" if loop.exhausted else "stopped" if left else "complete"
         except KeyboardInterrupt:
             self.last_run = "interrupted"
             if not self._file.count("complete"):

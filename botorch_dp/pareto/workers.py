@@ -84,7 +84,6 @@ class Task:
         seeds: One for each.
         plan: Where utility is measured along the way; None if at the end only.
         ahead: The checkpoints that are left.
-        attempt: Which training of these replicates it is; see :meth:`Trial.next_attempt`.
     """
 
     trial: int
@@ -93,7 +92,6 @@ class Task:
     seeds: tuple[int, ...]
     plan: CurvePlan | None = None
     ahead: tuple[int, ...] = ()
-    attempt: int = 0
 
 
 #: The answers at one checkpoint (0 if utility is measured at the end only), one for each seed, and

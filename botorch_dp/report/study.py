@@ -146,7 +146,7 @@ class StudyView:
         study = StudyFile(path, description=None)
         study.close()
         description = dict(study.description)
-        charged = bool(description.pop("paid", False))
+        charged = bool(description.pop("budget", False))
         if ledger is not None and not charged:
             raise StudyError(f"{study.path} has no budget, so it has no `ledger`.")
         beside = Path(f"{study.path}.ledger")

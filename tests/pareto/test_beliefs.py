@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -334,31 +333,6 @@ class TestKnownObjectives:
             # A batch that was answered in full depends on nobody's speed, and needs no advice.
             batched = toy.problem(batched=Batched(epsilons=lambda cs: [1.0 for _ in cs]))
             near(KnownObjectives(batched, with_epsilon=True), torch.rand(3, 2, dtype=torch.double))
-
-    def test_a_proposal_goes_on_with_what_a_slow_oracle_has_answered(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        from botorch_dp.pareto import beliefs as module
-
-        asked = 0
-
-        def privacy(config: dict[str, Any]) -> float:
-            nonlocal asked
-            asked += 1
-            time.sleep(1e-3)
-            return 1.0
-
-        known = KnownObjectives(toy.problem(privacy=privacy), with_epsilon=True)
-        configs = [{"noise": 1.0 + i / 1000, "epochs": 4} for i in range(200)]
-        monkeypatch.setattr(module, "_SLOW", 0.02)
-        with pytest.warns(UserWarning, match=r"for \d+ of 200 candidates, so the study goes on"):
-            possible = known.candidates(configs).possible
-        assert module._FEWEST <= asked < 200
-        assert possible[:asked].all() and not possible[asked:].any()
-        # They are not forgotten as impossible, only left for later.
-        monkeypatch.setattr(module, "_SLOW", 60.0)
-        assert known.candidates(configs).possible.all()
-        assert asked == 200
 
     def test_select_and_join(self) -> None:
         known = KnownObjectives(toy.problem(), with_epsilon=True)

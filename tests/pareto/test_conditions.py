@@ -278,15 +278,3 @@ class TestStudy:
         assert {c["nesterov"] for c in configs if "nesterov" in c} == {False, True}
         gaps = [b - a for a, b in itertools.pairwise(momenta)]
         assert max(gaps) < 0.1
-
-
-def test_a_report_shows_what_is_active(tmp_path: Path) -> None:
-    from botorch_dp.report import StudyView, study_report
-
-    whole = PrivacyUtilityProblem(space(), privacy=privacy, utility=utility, name="conditions")
-    path = tmp_path / "study.sqlite"
-    with DPareto(whole, storage=path, seed=0, acquisition="random") as study:
-        study.run(12)
-    for known in (path, StudyView.of_file(path, whole)):
-        page = study_report(known, tmp_path / "report.html")
-        assert page.stat().st_size > 10_000

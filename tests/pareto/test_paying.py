@@ -233,7 +233,7 @@ class Counted:
 class TestGivenEpsilon:
     """Epsilon is a parameter, so that the noise has to be solved for to know a price."""
 
-    budget = PrivacyBudget(3.0, 1e-6)
+    budget = PrivacyBudget(2.0, 1e-6)
 
     def study(self, oracle: Counted, **options: Any) -> DPareto:
         counted = PrivacyUtilityProblem(
@@ -404,13 +404,13 @@ class TestRefused:
     def test_another_budget_or_none_for_a_stored_study(self, tmp_path: Path) -> None:
         path = tmp_path / "s"
         study(storage=path).close()
-        with pytest.raises(StudyError, match="`paid` is missing"):
+        with pytest.raises(StudyError, match="`budget` is missing"):
             study(storage=path, budget=None)
         with pytest.raises(PrivacyError, match="was opened with"):
             study(storage=path, budget=PrivacyBudget(9.0, 1e-6))
         study(storage=path).close()
         study(storage=tmp_path / "free", budget=None).close()
-        with pytest.raises(StudyError, match="`paid` is new"):
+        with pytest.raises(StudyError, match="`budget` is new"):
             study(storage=tmp_path / "free")
 
     def test_copies(self) -> None:
@@ -507,16 +507,18 @@ class TestAudit:
     are as far apart as the root of the sum of 1 / noise^2 over the draws, whatever was charged.
     """
 
+    budget = PrivacyBudget(5.0, 1e-6)
+
     def epsilon_drawn(self, folder: Path) -> float:
         log = folder / "log"
         with pytest.warns(UserWarning, match="cannot bear another"):
-            study(Trains(str(log)), replicates=3, retries=2).run(200)
+            study(Trains(str(log)), self.budget, replicates=3, retries=2).run(200)
         mu = math.hypot(*(1 / float(noise) for noise in log.read_text().split()))
-        return gaussian_epsilon(mu, BUDGET.delta)
+        return gaussian_epsilon(mu, self.budget.delta)
 
     def test_all_of_it_is_within_the_budget(self, tmp_path: Path) -> None:
         epsilon = self.epsilon_drawn(tmp_path)
-        assert 0.8 * BUDGET.epsilon < epsilon <= BUDGET.epsilon * (1 + 1e-9)
+        assert 0.8 * self.budget.epsilon < epsilon <= self.budget.epsilon * (1 + 1e-9)
 
     def test_a_broken_version_that_charges_trials_instead_of_trainings_is_caught(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -529,4 +531,4 @@ class TestAudit:
             last[0] = label
 
         monkeypatch.setattr(ChargedProblem, "charge", once)
-        assert self.epsilon_drawn(tmp_path) > 1.3 * BUDGET.epsilon
+        assert self.epsilon_drawn(tmp_path) > 1.3 * self.budget.epsilon

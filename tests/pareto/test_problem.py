@@ -19,7 +19,7 @@ from botorch_dp.pareto import (
     TrainingPromise,
     Trial,
 )
-from botorch_dp.pareto.problem import BegunCurve, CurvePlan, Measurement
+from botorch_dp.pareto.problem import CurvePlan, Measurement
 from botorch_dp.privacy import Guarantee, NeighboringRelation, PrivacyBudget, PrivacyUnit
 from botorch_dp.privacy.guarantee import ApproximateLoss, GaussianLoss, PureLoss
 from botorch_dp.report import study_report
@@ -234,15 +234,13 @@ class TestTrial:
     def test_points_of_a_curve(self) -> None:
         plan = CurvePlan((2, 4), (0.5, 1.0), (0.0, 0.0))
         trial = Trial(0, {}, (7,), 1.0, plan=plan)
-        assert trial.next_attempt([0]) == 0 and trial.ahead([0]) == (2, 4)
+        assert trial.ahead([0]) == (2, 4)
         trial = trial.reached(2, {0: Measurement(0.25, (), 0.5)})
         assert trial.num_trainings == 1 and trial.ahead([0]) == (4,)
-        assert trial.next_attempt([0]) == 1 and trial.unmeasured([0], 1) == 1
-        # A training that is begun again passes its points again; those that were stored stay.
-        trial = trial.reached(2, {0: Measurement(0.75)}, attempt=1)
-        assert trial.begun == {0: BegunCurve({2: Measurement(0.25, (), 0.5)}, 1)}
-        assert trial.num_trainings == 2 and trial.unmeasured([0], 1) == 0
-        trial = trial.reached(4, {0: Measurement(0.5, (), 0.5)}, attempt=1, is_last=True)
+        # A training that is begun again may pass its points again; those that were stored stay.
+        trial = trial.begins_again([0]).reached(2, {0: Measurement(0.75)})
+        assert trial.begun == {0: {2: Measurement(0.25, (), 0.5)}} and trial.num_trainings == 2
+        trial = trial.reached(4, {0: Measurement(0.5, (), 0.5)}, is_last=True)
         assert trial.state == "complete" and not trial.begun and trial.num_trainings == 2
         (measured,) = trial.finished
         assert [at for at, _ in measured.curve] == [2, 4] and measured.seconds == 1.0

@@ -34,7 +34,7 @@ TRIALS = [
     Trial(1, {}, (7,), math.nan, state="failed", failures=("InvalidEpsilonError",)),
     Trial(2, {"a": None}, (7, 8), 1.0, measurements=(None, Measurement(1 / 3, (2**0.5,), 1.5))),
     Trial(3, {}, (7,), 1.0, state="complete", measurements=(CURVE,), fresh={4: CURVE}, plan=PLAN),
-    Trial(4, {}, (7, 8), 1.0, plan=PLAN).reached(2, {1: POINT}, attempt=3),
+    Trial(4, {}, (7, 8), 1.0, plan=PLAN).reached(2, {1: POINT}).begins_again([1]),
     Trial(5, {}, (7,), 1.0).failed("BrokenProcessPool", trainings=2**40, blamed=False),
     Trial(6, {}, (7,), 1.0, state="complete", measurements=(Measurement(0.5),)),
 ]
@@ -72,7 +72,7 @@ def test_trials_come_back_to_the_last_bit(whole: Path) -> None:
             assert again.trials == TRIALS and again.seed == 5
             assert repr(again.trials) == repr(TRIALS)
             assert [m.seconds for m in again[2].finished] == [1.5]
-            assert again[4].begun[1].points == {2: POINT} and again[4].begun[1].attempt == 3
+            assert again[4].begun == {1: {2: POINT}} and again[4].num_trainings == 2
 
 
 class TestChanges:
