@@ -12,12 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from botorch_dp.models.gradient import KernelFactor
-from botorch_dp.models.kernels import Array, namespace
 from botorch_dp.objectives import PerRecordLosses, checked_scores
 
 _EPS, _TINY = torch.finfo(torch.double).eps, torch.finfo(torch.double).tiny
@@ -28,14 +26,6 @@ _CHUNK_NUMBERS, _LEAST_CHUNK = 2**18, 512
 _TABLE_STEPS, _TABLE_NUMBERS = 16, 2**24
 # The reciprocal of a larger number is subnormal, and slow to compute with.
 _HUGE = 2.0**1020
-
-
-def _empty_rows(num_rows: int, like: Tensor) -> Tensor:
-    """Memory for rows such as those of ``like``."""
-    if like.dtype is torch.double and like.is_cpu:
-        # NumPy asks for large pages, which take less time to come by and to read.
-        return torch.from_numpy(np.empty((num_rows, like.shape[1])))
-    return like.new_empty(num_rows, like.shape[1])
 
 
 class _Table:
@@ -96,7 +86,7 @@ class _Losses:
         stop = size + losses.shape[0]
         if not table.give(start + size, start + stop):
             num_rows = max(stop, num_rows)
-            table, start = _Table(_empty_rows(num_rows, losses)), 0
+            table, start = _Table(losses.new_empty(num_rows, losses.shape[1])), 0
             table.give(0, stop)
             table.rows[:size] = self.rows
         # Numbers too small to matter become zero: arithmetic on subnormal ones is slow, and the
@@ -255,34 +245,23 @@ class ClippedMean:
         """Count in the gradients of some records, ``d x m``, one column for each."""
         gradients = gradients.double()
         self._seen += gradients.shape[-1]
-        if gradients.is_cpu:  # where NumPy's calls take half of the time
-            total, counts = map(torch.from_numpy, self._summed(gradients.numpy()))
-        else:
-            total, counts = self._summed(gradients)
-        self.total += total
-        self._counts += counts
-
-    def _summed(self, gradients: Array) -> tuple[Array, Array]:
-        """The sum in units; how many were shortened, and how many are finite."""
-        some = namespace(gradients)
-        with np.errstate(all="ignore"):  # as torch does, whatever a record says
-            space = abs(gradients)
-            largest = some.amax(space, 0)
-            finite = largest < math.inf  # NaN if one entry is
-            if self.is_plain:
-                total = some.where(finite, gradients, 0.0).sum(-1)
-                return total, some.stack((finite & ~finite, finite)).sum(-1)
-            scale = largest.clip(_TINY, _HUGE)
-            directions = gradients * (1 / scale)  # entries within [-16, 16]
-            # In place, here and below: a fresh table costs more than the arithmetic.
-            norms = some.sqrt(some.multiply(directions, directions, out=space).sum(0))
-            limit = self.bound / norms.clip(_EPS, math.inf)
-            directions *= some.fmin(scale, limit) / self.unit
-            entries = _towards_zero(directions)
-            # What is not finite has become any integers.
-            entries &= -_towards_zero(finite)
-            counts = some.stack((finite & (scale > limit), finite)).sum(-1)
-        return entries.sum(-1), counts
+        space = gradients.abs()
+        largest = space.amax(0)
+        finite = largest < math.inf  # NaN if one entry is
+        if self.is_plain:
+            self.total += torch.where(finite, gradients, 0.0).sum(-1)
+            self._counts[1] += finite.sum()
+            return
+        scale = largest.clamp(_TINY, _HUGE)
+        directions = gradients * (1 / scale)  # entries within [-16, 16]
+        # In place, here and below: a fresh table costs more than the arithmetic.
+        norms = torch.mul(directions, directions, out=space).sum(0).sqrt_()
+        limit = self.bound / norms.clamp_min_(_EPS)
+        directions *= torch.fmin(scale, limit) / self.unit
+        entries = directions.long()  # rounded towards zero; any integer where it is not finite
+        entries &= -finite.long()
+        self.total += entries.sum(-1)
+        self._counts += torch.stack((finite & (scale > limit), finite)).sum(-1)
 
     def value(self) -> Tensor:
         """The mean over all ``n`` records, a ``d``-vector of doubles."""
@@ -293,8 +272,3 @@ class ClippedMean:
         """How many gradients were shortened, and how many were not finite. **Sensitive.**"""
         clipped, finite = self._counts.tolist()
         return clipped, self._seen - finite
-
-
-def _towards_zero(numbers: Array) -> Array:
-    """As 64-bit integers; any where the number is not finite."""
-    return numbers.long() if isinstance(numbers, Tensor) else numbers.astype(np.int64)
