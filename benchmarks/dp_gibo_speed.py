@@ -208,12 +208,8 @@ def prepared_run(
 def our_step(run: DPGIBO) -> Callable[[], Tensor]:
     """A step of a prepared run, from the same state each time."""
     observations, start = run._progress.observations, run._progress.location
-    newest = observations.tables[-1]
-    used = newest.start + sum(newest.sizes)
 
     def step() -> Tensor:
-        # What the last step wrote may be written over, as rows are there in 15 of 16 steps.
-        newest.table._used = used
         trajectory = (*run._progress.trajectory[:-1], start)
         run._progress = replace(run._progress, observations=observations, trajectory=trajectory)
         return run.step().value
@@ -234,7 +230,7 @@ def lean_step(run: DPGIBO, losses: Tensor) -> Callable[[], Tensor]:
     scale = float(observations.derivatives.length_scales[0])
     old, total = len(observations), len(observations) + count
     points = torch.cat((observations.points, torch.zeros(count, d))) / scale
-    table = torch.cat((*(part.rows for part in seen.tables), losses))
+    table = torch.cat((*seen.losses, losses))
     whitened = torch.empty(total, d + 1, dtype=torch.double)
     location, known = settings.initial / scale, observations.root
     simplex = regular_simplex(d + 1, like=points)

@@ -16,10 +16,10 @@ from botorch_dp._checks import (
     check_size,
     check_tensor,
 )
-from botorch_dp.descent.clipping import Observations, read_losses
+from botorch_dp.descent.clipping import Observations, PreparedStep, read_losses
 from botorch_dp.descent.designs import Design, DesignName, as_design, observation_noise
 from botorch_dp.descent.settings import PER_RECORD, check_box
-from botorch_dp.models.gradient import GradientBelief, KernelFactor
+from botorch_dp.models.gradient import KernelFactor
 from botorch_dp.models.kernels import kernel_derivatives
 from botorch_dp.objectives import (
     PerRecordLosses,
@@ -167,13 +167,17 @@ def public_clip_norm(
     design = as_design(design)
     box = None if box is None else check_box(box, len(location)).to(location)
     derivatives = kernel_derivatives(kernel, like=location)
-    empty = KernelFactor.empty(derivatives, len(location))
-    X = design.propose(GradientBelief(empty, location, unknown_mean=True), box=box).points
-    noise = observation_noise(derivatives, location, design.noise_variance)
-    factor, kept = empty.extended(X, noise)
-    losses = read_losses(record_losses, X[kept], None)
-    observations = Observations(empty).with_batch(factor, losses, step=0)
-    weights = GradientBelief(factor, location, unknown_mean=True).weights
+    prepared = PreparedStep.of(
+        Observations(KernelFactor.empty(derivatives, len(location))),
+        location,
+        replace(design, mean="constant"),
+        observation_noise(derivatives, location, design.noise_variance),
+        number=0,
+        steps=1,
+        box=box,
+    )
+    observations = prepared.answered(read_losses(record_losses, prepared.points, None))
+    weights = prepared.belief.weights
     norms = torch.cat(
         [torch.linalg.vector_norm(part, dim=0) for part in observations.gradients(weights)]
     )

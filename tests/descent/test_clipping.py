@@ -193,66 +193,19 @@ def test_only_the_newest_batches_are_kept() -> None:
     assert observations.within(0).steps == ()
 
 
-def table_of(observations: Observations) -> Tensor:
-    return torch.cat([table.rows for table in observations.tables])
-
-
-def extended(observations: Observations, step: int, value: float, b: int = 2) -> Observations:
-    factor, _ = observations.factor.extended(torch.randn(b, 2, dtype=torch.double))
-    losses = torch.full((b, observations.num_records), value, dtype=torch.double)
-    return observations.with_batch(factor, losses, step)
-
-
-def test_losses_of_many_steps_lie_in_few_tables() -> None:
-    """Which ones share a table follows from the steps alone, also where old ones were dropped."""
-    observations, table = observed([2] * 40, n=5)
-    assert [len(part.steps) for part in observations.tables] == [16, 16, 8]
-    assert torch.equal(table_of(observations), table)
-    kept = observations.within(2 * 30)
-    assert [len(part.steps) for part in kept.tables] == [6, 16, 8]
-    assert kept.steps == tuple(range(10, 40))
-    assert torch.equal(table_of(kept), table[20:])
-    assert kept.tables[1].table is observations.tables[1].table  # nothing was copied
-    assert [len(part.steps) for part in extended(kept, 40, 1.0).tables] == [6, 16, 9]
-
-
-def test_batches_of_all_sizes_share_a_table() -> None:
-    sizes = [1, 5, 2, 9, 1, 7]
-    observations, table = observed(sizes, n=3)
-    assert [part.sizes for part in observations.tables] == [tuple(sizes)]
-    assert torch.equal(table_of(observations), table)
-
-
-def test_large_tables_are_of_single_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_TABLE_NUMBERS", 3 * 5 * 2)
-    observations, _ = observed([3, 3, 3, 3], n=5)
-    assert [len(part.steps) for part in observations.tables] == [2, 2]
-    monkeypatch.setattr(module, "_TABLE_NUMBERS", 1)
-    observations, _ = observed([3, 3], n=5)
-    assert [part.table.rows.shape for part in observations.tables] == [(3, 5)] * 2
-
-
 @pytest.mark.parametrize("copied", [None, copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
-def test_no_row_is_written_twice(copied: Callable[[Observations], Observations] | None) -> None:
+def test_observations_are_not_changed_by_whoever_goes_on(
+    copied: Callable[[Observations], Observations] | None,
+) -> None:
     """Whoever goes on from the same observations, after a step that failed or in a copy."""
     observations, table = observed([2, 2], n=5)
-    first = extended(observations, 2, 1.0)
-    second = extended(copied(observations) if copied else observations, 2, 2.0)
-    third = extended(observations, 2, 3.0)
-    for value, after in ((1.0, first), (2.0, second), (3.0, third)):
-        assert torch.equal(table_of(after)[:4], table)
-        assert (table_of(after)[4:] == value).all() and after.newest.shape == (2, 5)
-    for after in (first, second, third):
-        assert len(after.tables) == 1
-        extended(after, 3, 4.0)
-    assert (table_of(first)[4:] == 1.0).all() and (table_of(third)[4:] == 3.0).all()
-
-
-def test_a_copy_holds_no_memory_that_was_not_written() -> None:
-    observations, table = observed([2, 2], n=5)
-    (part,) = pickle.loads(pickle.dumps(observations)).tables
-    assert torch.equal(part.table.rows, table)
-    assert part.table.rows.untyped_storage().nbytes() == table.nbytes
+    for value in (1.0, 2.0):
+        before = copied(observations) if copied else observations
+        factor, _ = before.factor.extended(torch.randn(2, 2, dtype=torch.double))
+        after = before.with_batch(factor, torch.full((2, 5), value, dtype=torch.double), 2)
+        assert torch.equal(torch.cat(after.losses)[:4], table)
+        assert (after.losses[-1] == value).all()
+    assert observations.steps == (0, 1) and torch.equal(torch.cat(observations.losses), table)
 
 
 def test_a_batch_without_points_changes_nothing() -> None:
@@ -271,7 +224,7 @@ def test_what_a_record_says_never_raises() -> None:
     answers = torch.tensor([record] * 4, dtype=torch.double)
     observations = empty()
     factor, _ = observations.factor.extended(X)
-    losses = observations.with_batch(factor, read_losses(lambda _: answers, X, 6), 0).newest
+    losses = observations.with_batch(factor, read_losses(lambda _: answers, X, 6), 0).losses[-1]
     assert losses[0, :3].isnan()[0] and losses[0, 1:3].isinf().all()
     assert (losses[:, 3] == 1e308).all()
     assert (losses[:, 4:].view(torch.int64) == 0).all()  # subnormal numbers would take longer
