@@ -20,7 +20,6 @@ How to choose the settings, all of which are public (measured in ``benchmarks/dp
   Both are covered by the one guarantee.
 """
 
-from botorch_dp.descent.convergence import DescentBound, DescentFacts
 from botorch_dp.descent.designs import Design
 from botorch_dp.descent.dp_gibo import DPGIBO, NoiseAwareAdagrad
 from botorch_dp.descent.settings import (
@@ -31,18 +30,3 @@ from botorch_dp.descent.settings import (
     gradient_noise_std,
 )
 from botorch_dp.descent.start import private_start, public_clip_norm
-
-__all__ = [
-    "DPGIBO",
-    "DescentBound",
-    "DescentDiagnostics",
-    "DescentFacts",
-    "DescentPlan",
-    "DescentResult",
-    "Design",
-    "NoiseAwareAdagrad",
-    "StepRecord",
-    "gradient_noise_std",
-    "private_start",
-    "public_clip_norm",
-]

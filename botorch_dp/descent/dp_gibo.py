@@ -24,7 +24,6 @@ from botorch_dp._checks import check_count, check_nonnegative, check_positive
 from botorch_dp._files import pack
 from botorch_dp._progress import ProgressBar
 from botorch_dp.descent.clipping import ClippedMean, Observations, PreparedStep, read_losses
-from botorch_dp.descent.convergence import DescentFacts
 from botorch_dp.descent.designs import (
     Design,
     DesignName,
@@ -308,22 +307,12 @@ class DPGIBO:
         trajectory = torch.stack(done.trajectory)
         second_half = trajectory[1:][done.steps // 2 :]
         location = self._released(trajectory[-1].clone())
-        settings = self._settings
-        facts = DescentFacts(
-            dim=len(settings.initial),
-            clip_norm=settings.clip_norm,
-            noise_std=location.scale or 0.0,
-            step_size=self._step_size,
-            noise_variance=self._noise,
-            has_box=settings.box is not None,
-        )
         return DescentResult(
             location=location,
             average=replace(location, value=second_half.mean(dim=0)),
             trajectory=replace(location, value=trajectory),
             history=done.history,
-            planned_steps=settings.steps,
-            facts=facts,
+            planned_steps=self._settings.steps,
             diagnostics=self._diagnostics,
         )
 
