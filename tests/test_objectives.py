@@ -313,7 +313,6 @@ def test_simulated_noise_repeats_and_differs_between_rows() -> None:
         ({"mu": math.inf}, "mu"),
         ({"num_records": 0}, "num_records"),
         ({"num_records": 1.5}, "num_records"),
-        ({"ledger": 1.0}, "ledger"),
         ({"record_losses": 1.0}, "record_losses"),
         ({"unsafe_seed": -1}, "unsafe_seed"),
     ],
@@ -362,7 +361,7 @@ def test_points_of_another_dimension() -> None:
         lambda X: distances(X).mean(-1),
         lambda X: distances(X)[:, :0],
         lambda X: distances(X)[:1],
-        lambda X: distances(X).numpy(),
+        lambda X: distances(X).tolist(),
         lambda X: distances(X).to(torch.complex64),
     ],
 )

@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Never
 
 import torch
 from gpytorch.kernels import Kernel
@@ -42,7 +42,7 @@ from botorch_dp.descent.settings import (
 from botorch_dp.errors import PrivacyError
 from botorch_dp.models.gradient import KernelFactor
 from botorch_dp.models.kernels import kernel_derivatives
-from botorch_dp.objectives import PerRecordLosses, known_num_records
+from botorch_dp.objectives import refuse_unknown
 from botorch_dp.privacy import (
     ONE_RECORD,
     Guarantee,
@@ -53,6 +53,7 @@ from botorch_dp.privacy import (
 )
 from botorch_dp.privacy.ledger import check_payment
 from botorch_dp.privacy.runs import Run
+from botorch_dp.scores import PerRecordLosses, known_num_records
 
 MakeOptimizer = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
 
@@ -133,6 +134,7 @@ class DPGIBO:
         ledger: Charged for each step before the records are asked.
         unsafe_seed: Simulate with reproducible noise. The result then promises nothing, and no
             ledger can be charged for it.
+        unknown: Refused, with the name that an argument of other libraries has here.
 
     Example:
         >>> data = torch.randn(500, 2, dtype=torch.double)
@@ -164,7 +166,14 @@ class DPGIBO:
         unit: PrivacyUnit = ONE_RECORD,
         ledger: PrivacyLedger | None = None,
         unsafe_seed: int | None = None,
+        **unknown: Never,
     ) -> None:
+        refuse_unknown(
+            type(self),
+            unknown,
+            epsilon="Pass `mu=gaussian_mu(epsilon, delta)` of botorch_dp.privacy.",
+            delta="Pass `mu=gaussian_mu(epsilon, delta)` of botorch_dp.privacy.",
+        )
         if not callable(record_losses):
             raise TypeError(
                 f"`record_losses` must be callable, got {type(record_losses).__name__}: pass a "

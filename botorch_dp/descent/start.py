@@ -21,13 +21,6 @@ from botorch_dp.descent.designs import Design, DesignName, as_design, observatio
 from botorch_dp.descent.settings import PER_RECORD, check_box
 from botorch_dp.models.gradient import KernelFactor
 from botorch_dp.models.kernels import kernel_derivatives
-from botorch_dp.objectives import (
-    PerRecordLosses,
-    checked_scores,
-    clipped_sum,
-    grid_levels,
-    known_num_records,
-)
 from botorch_dp.privacy import (
     ONE_RECORD,
     NeighboringRelation,
@@ -40,6 +33,13 @@ from botorch_dp.privacy import (
     pure_dp_epsilon,
 )
 from botorch_dp.privacy.ledger import check_payment
+from botorch_dp.scores import (
+    PerRecordLosses,
+    checked_scores,
+    clipped_sum,
+    grid_levels,
+    known_num_records,
+)
 
 _CHOSEN = "the box and the bounds of a loss were chosen without the records"
 

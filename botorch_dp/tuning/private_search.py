@@ -11,15 +11,20 @@ from __future__ import annotations
 
 import math
 import os
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Any, Literal, Never
 
 from botorch_dp._checks import check_integer, check_interval, check_positive
 from botorch_dp._progress import ProgressBar
-from botorch_dp.objectives import ObjectiveDiagnostics, check_bearable, one_column_warning
+from botorch_dp.objectives import (
+    ObjectiveDiagnostics,
+    check_bearable,
+    one_column_warning,
+    refuse_unknown,
+    warn_large_delta,
+)
 from botorch_dp.privacy import (
     ONE_RECORD,
     GaussianLoss,
@@ -36,7 +41,13 @@ from botorch_dp.privacy import (
 )
 from botorch_dp.privacy.ledger import check_payment
 from botorch_dp.privacy.runs import Run
-from botorch_dp.scores import OWN_RECORD_ONLY, Statistic, known_num_records
+from botorch_dp.scores import (
+    OWN_RECORD_ONLY,
+    Statistic,
+    known_num_records,
+    warn_caller,
+    warn_of_narrow_bounds,
+)
 from botorch_dp.space import Config, SearchSpace
 from botorch_dp.tuning.searching import Coordinates, Mapper, Part, ScoreTable, Searching
 
@@ -94,17 +105,6 @@ class SearchPlan:
         return "\n".join((self.reason, "; ".join(parts), self.noise, str(self.guarantee)))
 
 
-@dataclass
-class SearchDiagnostics(ObjectiveDiagnostics):
-    """**Sensitive.** How many scores were outside the bounds, over all evaluations of the run.
-
-    Counts begin with the process: a resumed run has those of the evaluations it made itself.
-    """
-
-    def __repr__(self) -> str:
-        return "SearchDiagnostics(sensitive: read .num_below, .num_above, .num_nan)"
-
-
 @dataclass(frozen=True, repr=False)
 class SearchResult:
     """What a search publishes.
@@ -113,13 +113,14 @@ class SearchResult:
         config: The released configuration.
         score: The released mean score of it, if it was asked for.
         route: What was done and why, in a sentence.
-        diagnostics: Sensitive.
+        diagnostics: **Sensitive.** How many scores were outside the bounds. Counts begin with the
+            process: a resumed run has those of the evaluations it made itself.
     """
 
     config: Release[Config]
     score: Release[float] | None
     route: str
-    diagnostics: SearchDiagnostics = field(default_factory=SearchDiagnostics)
+    diagnostics: ObjectiveDiagnostics = field(default_factory=ObjectiveDiagnostics)
 
     @property
     def guarantee(self) -> Guarantee:
@@ -174,6 +175,7 @@ class PrivateSearch:
         maximize: Whether a large score is good.
         unit: Whom or what one column of the scores is; replace-one is the only relation.
         unsafe_seed: Simulate with reproducible noise. The result then promises nothing.
+        unknown: Refused, with the name that an argument of other libraries has here.
 
     Example:
         >>> search = PrivateSearch(
@@ -200,7 +202,25 @@ class PrivateSearch:
         maximize: bool = False,
         unit: PrivacyUnit = ONE_RECORD,
         unsafe_seed: int | None = None,
+        **unknown: Never,
     ) -> None:
+        refuse_unknown(
+            type(self),
+            unknown,
+            **dict.fromkeys(("epsilon", "delta"), "Pass `budget=PrivacyBudget(epsilon, delta)`."),
+            cv="Fits must not read validation records; see docs/tuning.md.",
+        )
+        if not callable(record_scores):
+            raise TypeError(
+                f"`record_scores` must be callable, got {type(record_scores).__name__}: pass a "
+                "function from configurations to scores (b x n)."
+            )
+        if not isinstance(space, SearchSpace):
+            raise TypeError(f"`space` must be a SearchSpace, got {type(space).__name__}.")
+        if not isinstance(budget, PrivacyBudget):
+            raise TypeError(
+                f"`budget` must be a PrivacyBudget(epsilon, delta), got {type(budget).__name__}."
+            )
         self.bounds = check_interval("bounds", bounds)
         self._width = check_positive("bounds", self.bounds[1] - self.bounds[0])
         self.evaluations = check_integer("evaluations", evaluations, at_least=2)
@@ -217,7 +237,9 @@ class PrivateSearch:
                 "scores are averaged over, which is public under replace-one."
             )
         if n == 1:
-            warnings.warn(one_column_warning("record_scores"), UserWarning, stacklevel=2)
+            warn_caller(one_column_warning("record_scores"))
+        warn_large_delta(budget.delta, n)
+        warn_of_narrow_bounds(record_scores, self.bounds)
         self.num_records = n
         self.record_scores = record_scores
         self.space = space
@@ -265,8 +287,13 @@ class PrivateSearch:
                 the same, and the noise is drawn here.
         """
         check_payment(ledger, unsafe_seed=self.unsafe_seed)
+        if executor is not None and not callable(getattr(executor, "map", None)):
+            raise TypeError(
+                "`executor` must be an executor or a pool, with a method `map`, got "
+                f"{type(executor).__name__}."
+            )
         plan = self.plan(release_score=release_score)
-        diagnostics = SearchDiagnostics()
+        diagnostics = ObjectiveDiagnostics()
         # A run that was charged cannot go on where nobody charges: its keys are the ledger's.
         settings = {**self._settings(plan), "charged": ledger is not None}
         with Run(checkpoint, what="a private search", settings=settings, ledger=ledger) as run:

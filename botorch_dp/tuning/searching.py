@@ -196,8 +196,6 @@ class ScoreTable:
         return 1 - fractions if search.maximize else fractions
 
     def _checked(self, scores: object, num_points: int) -> Tensor:
-        if isinstance(scores, np.ndarray) and scores.dtype.kind in "fiub":
-            scores = torch.from_numpy(np.ascontiguousarray(scores))
         checked = checked_scores(
             scores,
             num_points=num_points,

@@ -10,6 +10,7 @@ import pytest
 import torch
 from scipy.stats import laplace
 
+from botorch_dp.objectives import warn_large_delta
 from botorch_dp.release import UtilityBound, UtilityWarning
 from botorch_dp.release.assumptions import (
     best_choice_probability,
@@ -17,7 +18,6 @@ from botorch_dp.release.assumptions import (
     laplace_tail,
     prior_spread,
     selection_tail,
-    warn_if_delta_is_large,
     warn_if_drowned,
 )
 
@@ -171,16 +171,16 @@ def test_a_drowned_answer_is_warned_of_where_the_caller_is() -> None:
 
 
 def test_a_delta_that_protects_few_is_warned_of() -> None:
-    with pytest.warns(UtilityWarning, match=r"`delta` = 0\.125 is not below 1/8") as caught:
-        warn_if_delta_is_large(0.125, 8)
+    with pytest.warns(UserWarning, match=r"`delta` = 0\.125 is not below 1/8") as caught:
+        warn_large_delta(0.125, 8)
     assert caught[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warn_if_delta_is_large(0.125, 7)
-        warn_if_delta_is_large(0.5, None)
+        warn_large_delta(0.125, 7)
+        warn_large_delta(0.5, None)
 
 
 @pytest.mark.parametrize("num_records", [0, -3, 2.5, "8"])
 def test_what_is_no_number_of_records_is_named(num_records: object) -> None:
     with pytest.raises((TypeError, ValueError), match="`num_records`"):
-        warn_if_delta_is_large(0.1, num_records)  # type: ignore[arg-type]
+        warn_large_delta(0.1, num_records)  # type: ignore[arg-type]
