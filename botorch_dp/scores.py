@@ -94,11 +94,12 @@ def checked_scores(
     In an array of objects or of text each score is read on its own, and what is no number is NaN:
     one record must not decide in which form the others are read.
     """
-    if isinstance(scores, np.ndarray) and scores.dtype.kind in "fiubOUS":
+    if isinstance(scores, np.ndarray) or (isinstance(scores, Tensor) and scores.is_complex()):
         scores = torch.from_numpy(np.ascontiguousarray(as_numbers(scores)))
-    if not isinstance(scores, Tensor) or scores.is_complex():
-        kind = str(scores.dtype) if isinstance(scores, Tensor) else type(scores).__name__
-        raise TypeError(f"`{name}` must return a tensor or an array of real numbers, got {kind}.")
+    if not isinstance(scores, Tensor):
+        raise TypeError(
+            f"`{name}` must return a tensor or an array of scores, got {type(scores).__name__}."
+        )
     if scores.dim() != 2 or scores.shape[0] != num_points or scores.shape[1] == 0:
         expected = "n" if num_records is None else num_records
         raise ValueError(
@@ -128,9 +129,13 @@ def as_numbers(values: object) -> Numbers:
         )
 
 
-def _number(value: object) -> float:
+def _number(value: Any) -> float:
     try:
-        return math.nan if isinstance(value, np.ndarray) else float(value)  # type: ignore[arg-type]
+        if isinstance(value, np.ndarray):
+            return math.nan
+        # One complex number makes a whole array complex.
+        is_real = not isinstance(value, complex | np.complexfloating) or value.imag == 0
+        return float(getattr(value, "real", value)) if is_real else math.nan
     except Exception:  # whatever a record is, it is no error
         return math.nan
 
@@ -347,8 +352,6 @@ def _classes(labels: Labels) -> tuple[Tensor, Tensor]:
     """Which records are positive, and which negative."""
     if not isinstance(labels, Tensor | np.ndarray | Sequence) or isinstance(labels, str):
         raise TypeError(f"`labels` must be n numbers, got {type(labels).__name__}.")
-    if isinstance(labels, Tensor) and labels.is_complex():
-        raise ValueError(f"`labels` must be n real numbers, got {labels.dtype}.")
     values = as_numbers(labels)
     if values.ndim != 1:
         raise ValueError(f"`labels` must be n numbers, got shape {values.shape}.")

@@ -362,7 +362,6 @@ def test_points_of_another_dimension() -> None:
         lambda X: distances(X)[:, :0],
         lambda X: distances(X)[:1],
         lambda X: distances(X).tolist(),
-        lambda X: distances(X).to(torch.complex64),
     ],
 )
 def test_wrong_scores(wrong: Callable[[Tensor], Tensor]) -> None:
