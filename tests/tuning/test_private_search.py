@@ -458,3 +458,51 @@ def test_model_follows_gradients_of_a_bowl():
     found = model.minimizer(torch.full((3,), 0.5).double(), radius=0.2)
     assert torch.allclose(found, torch.full((3,), 0.4).double(), atol=0.03)
     assert model.minimizer(torch.ones(3).double(), radius=0.1).min() >= 0.9 - 1e-12
+
+
+# Names that other libraries have for the same.
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("epsilon", r"Pass `budget=PrivacyBudget\(epsilon, delta\)`"),
+        ("n_trials", "It is called `evaluations` here"),
+        ("direction", "It is called `maximize` here"),
+        ("n_samples", "It is called `num_records` here"),
+        ("random_state", "It is called `unsafe_seed` here"),
+        ("cv", "validation records"),
+        ("evaluatoins", "Did you mean 'evaluations'"),
+    ],
+)
+def test_names_of_other_libraries_get_ours(name, words):
+    with pytest.raises(TypeError, match=f"PrivateSearch has no argument `{name}`.*{words}"):
+        search(**{name: 1})
+
+
+def test_tuples_are_tried_stored_and_published(tmp_path):
+    space = SearchSpace(layers=Choice([(32,), (32, 32)]))
+
+    def scores(configs):
+        return torch.tensor([[len(c["layers"]) / 2] * N for c in configs])
+
+    found = search(scores, space, budget=RICH, maximize=True)
+    first = found.run(checkpoint=tmp_path / "run").config.value
+    again = search(scores, space, budget=RICH, maximize=True).run(checkpoint=tmp_path / "run")
+    assert first == again.config.value == {"layers": (32, 32)}
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_large_delta_and_narrow_bounds_of_the_log_loss_warn():
+    with pytest.warns(UserWarning, match="not below 1/400"):
+        search(budget=PrivacyBudget(1.0, 0.01))
+
+    class LogLoss:
+        num_records, loss = N, "log"
+
+        def __call__(self, configs):
+            raise AssertionError("read")
+
+    with pytest.warns(UserWarning, match="brier"):
+        search(LogLoss(), bounds=(0.0, 2.0))
+    search(LogLoss(), bounds=(0.0, 7.0))
