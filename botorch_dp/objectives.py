@@ -67,6 +67,7 @@ __all__ = [
     "Evaluations",
     "ObjectiveDiagnostics",
     "ObjectivePlan",
+    "PerRecordLosses",
     "PrivateObjective",
     "check_per_record",
     "per_record_scores",

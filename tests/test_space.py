@@ -85,7 +85,7 @@ class TestDraws:
         values = np.array(parameter.draw(self.u))
         expected = stats.truncexpon(b=4.0, loc=0.1, scale=0.1)
         assert stats.kstest(values, expected.cdf).pvalue > FALSE_ALARM
-        # A twin with another rate is told apart.
+        # A space with another rate is told apart.
         wrong = stats.truncexpon(b=4.4, loc=0.1, scale=0.4 / 4.4)
         assert stats.kstest(values, wrong.cdf).pvalue < FALSE_ALARM
 
@@ -403,7 +403,7 @@ def test_wrong_products(product: dict[str, float], match: str) -> None:
 
 
 def test_the_space_serves_every_method() -> None:
-    """It knows no room of ours, so that every one may use it."""
+    """It imports no other subpackage, so that each of them may use it."""
     tree = ast.parse(Path(botorch_dp.space.__file__).read_text())
     modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     modules |= {

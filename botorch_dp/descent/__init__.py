@@ -14,7 +14,7 @@ How to choose the settings, all of which are public (measured in ``benchmarks/dp
 - *Radius* of the design. None (the smallest trace) for smooth losses. ``(1.5, 0.15)`` length-scales
   costs little there, steps over ripples and finds its way off plateaus.
 - *Optimizer.* :class:`NoiseAwareAdagrad` where noise dominates (few records for many parameters).
-- *Start.* :func:`private_start` pays only where a few random points can be expected to find a
+- *Start.* :func:`private_start` helps only where a few random points can be expected to find a
   slope: few parameters and a start that is known to be bad.
 - *What to publish.* The average of the iterates once the run has converged, else the last one.
   Both are covered by the one guarantee.

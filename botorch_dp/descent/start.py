@@ -78,7 +78,7 @@ def private_start(
         mu: What to spend, out of a Gaussian budget; about 30% of it is well spent.
         num_points: How many points to compare.
         ledger: Charged before the records are asked.
-        key: Names the chosen point in the ledger: asked again, it is replayed for nothing.
+        key: Names the chosen point in the ledger: asked again, the same point is returned, free.
         num_records: ``n``; else taken from the losses.
         seed: Of the Sobol sequence (public); from torch's generator if None.
         unit: Whom or what one column is; replace-one is the only relation.

@@ -154,8 +154,8 @@ class PrivateSearch:
 
     Guarantee (status proven): (epsilon, delta)-DP under replace-one, for everything that is
     published together, whatever the scores are. Squares of the parts' mu, or their epsilons, add
-    up to no more than the budget. Everything is drawn through one door: an interrupted run that is
-    continued from its ``checkpoint`` publishes one configuration, and a copy is a new run.
+    up to no more than the budget. Each part is drawn once: an interrupted run that is continued from its
+    ``checkpoint`` publishes one configuration, and a copy is a new run.
 
     Nothing that one record says raises, warns or shows: scores beyond a bound, infinite ones
     included, count as that bound, NaN as the worse one.

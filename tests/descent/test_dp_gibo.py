@@ -432,7 +432,7 @@ def test_audit_with_many_samples(steps: int) -> None:
 
 
 def half_noise(value: Tensor, *, sensitivity: float, **options: Any) -> Any:
-    """The broken twin: a sensitivity of B/n instead of 2B/n."""
+    """Broken on purpose: a sensitivity of B/n instead of 2B/n."""
     return gaussian_mechanism(value, sensitivity=sensitivity / 2, **options)
 
 

@@ -41,7 +41,7 @@ def test_one_difference_exceeds_the_gap_as_seldom_as_stated(
     std = math.sqrt(2 * (1 - correlation))
     gap = neighbor_gap(correlation, count, delta)
     assert 2 * norm.sf(gap / std) <= delta / count
-    # Broken twins: without the factor 2, and with the variance of a single objective.
+    # Broken on purpose: without the factor 2, and with the variance of a single objective.
     assert 2 * norm.sf(gap / 2 / std) > delta / count
     assert 2 * norm.sf(gap / math.sqrt(2) / std) > delta / count
 

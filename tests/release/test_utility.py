@@ -73,7 +73,7 @@ def test_exact_selection_tail_is_attained_and_below_the_published(
     found = best_choice_probability(2.0, num_choices, tail, method)
     assert found == pytest.approx(1 - delta, abs=1e-6 * delta + 1e-13)
     assert tail < selection_tail(2.0, num_choices, delta)
-    # Broken twin: a little less is exceeded more often than stated.
+    # Broken on purpose: a little less is exceeded more often than stated.
     assert best_choice_probability(2.0, num_choices, 0.9 * tail, method) < 1 - delta
 
 
@@ -94,7 +94,7 @@ def test_selection_tail_holds_for_the_softmax(num_choices: int, delta: float) ->
 
     tail = selection_tail(1.0, num_choices, delta)
     assert failure(tail) <= delta
-    # Broken twin: without log n, the many are drawn too often.
+    # Broken on purpose: without log n, the many are drawn too often.
     if num_choices == 1000:
         assert failure(laplace_tail(1.0, delta)) > delta
 
