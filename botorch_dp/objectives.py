@@ -235,13 +235,14 @@ class ObjectivePlan:
     def advice(self) -> str:
         """What the noise hides, in a sentence."""
         noise = (
-            f"The noise of one evaluation is {self.noise_std:.2g} with {self.num_records:,} "
-            f"records, so that two of them tell differences from {self.visible:.2g} on apart"
+            f"With {self.num_records:,} records the noise of one evaluation is "
+            f"{self.noise_std:.2g}, so differences below {self.visible:.2g} between two "
+            "configurations cannot be seen."
         )
         if self.visible <= self.difference:
-            return f"{noise}: those of {self.difference:.2g} are seen."
+            return f"{noise} Those of {self.difference:.2g} are seen."
         return (
-            f"{noise}: to see differences of {self.difference:.2g} you need "
+            f"{noise} To see differences of {self.difference:.2g} you need "
             f"{self.needed_records:,} records or epsilon = {rounded_up(self.needed_epsilon, 2)}. "
             "A model that averages over evaluations needs less."
         )
@@ -507,8 +508,7 @@ class PrivateObjective:
 
     def _evaluated(self, X: Tensor, *, as_array: bool = False) -> tuple[Tensor, Tensor]:
         X = self._checked_points(X)
-        if self.ledger is not None:
-            self.ledger.charge(compose(*[self._one_evaluation] * len(X)), label=self.label)
+        self._charge(len(X))
         scores = checked_scores(
             self.record_losses(X.numpy() if as_array else X),
             num_points=len(X),
@@ -533,6 +533,23 @@ class PrivateObjective:
         with self._lock:
             self._history.append(evaluations)
         return evaluations.Y.clone(), evaluations.Yvar.clone()
+
+    def _charge(self, evaluations: int) -> None:
+        if self.ledger is None:
+            return
+        try:
+            self.ledger.charge(compose(*[self._one_evaluation] * evaluations), label=self.label)
+        except BudgetExhausted as error:
+            made = len(self.history.Y)
+            if self._planned is None or made + evaluations <= self._planned:
+                raise
+            raise BudgetExhausted(
+                f"The {self.ledger.budget} is for {self._planned} evaluations, and {made} were "
+                f"made; {evaluations} more cannot be. No record was read this time, and what was "
+                "released may still be used.",
+                requested=error.requested,
+                remaining=error.remaining,
+            ) from None
 
     def _checked_points(self, X: object) -> Tensor:
         X = check_tensor("X", X, shape=("b", "d")).detach()

@@ -638,6 +638,20 @@ def test_names_of_other_libraries_get_ours(make: Any, name: str, words: str) -> 
         make(distances, **given, **{name: 1.0})
 
 
+def test_a_spent_budget_is_named_in_the_callers_numbers() -> None:
+    ledger = PrivacyLedger(budget=PrivacyBudget(1.0, 1e-6))
+    objective = PrivateObjective.for_budget(
+        distances, bounds=(0.0, 1.0), ledger=ledger, evaluations=3, num_records=50
+    )
+    objective(point(2))
+    with pytest.raises(BudgetExhausted, match=r"is for 3 evaluations, and 2 were made; 2 more"):
+        objective(point(2))
+    objective(point(1))
+    with pytest.raises(BudgetExhausted, match="No record was read this time"):
+        objective(point(1))
+    assert len(objective.history.Y) == 3
+
+
 @pytest.mark.filterwarnings("error")
 def test_for_budget_warns_of_a_large_delta() -> None:
     for delta, records in ((0.05, 100), (1e-6, 10**6)):

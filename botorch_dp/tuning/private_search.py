@@ -97,12 +97,14 @@ class SearchPlan:
     guarantee: Guarantee
 
     def __str__(self) -> str:
-        unit = "epsilon" if self.route == "selection" else "mu"
+        power = 1 if self.route == "selection" else 2
+        whole = sum(share**power for share in self.shares.values())
         parts = [
-            f"{part}: {self.evaluations.get(part, 0)} evaluations, {unit} {share:.3g}"
+            f"{share**power / whole:.0%} for the {part} ({self.evaluations.get(part, 0)})"
             for part, share in self.shares.items()
         ]
-        return "\n".join((self.reason, "; ".join(parts), self.noise, str(self.guarantee)))
+        budget = f"Budget (and evaluations): {', '.join(parts)}."
+        return "\n".join((f"Method: {self.reason}", budget, self.noise, str(self.guarantee)))
 
 
 @dataclass(frozen=True, repr=False)
@@ -154,8 +156,8 @@ class PrivateSearch:
 
     Guarantee (status proven): (epsilon, delta)-DP under replace-one, for everything that is
     published together, whatever the scores are. Squares of the parts' mu, or their epsilons, add
-    up to no more than the budget. Each part is drawn once: an interrupted run that is continued from its
-    ``checkpoint`` publishes one configuration, and a copy is a new run.
+    up to no more than the budget. Each part is drawn once: an interrupted run that is continued
+    from its ``checkpoint`` publishes one configuration, and a copy is a new run.
 
     Nothing that one record says raises, warns or shows: scores beyond a bound, infinite ones
     included, count as that bound, NaN as the worse one.
@@ -337,7 +339,7 @@ class PrivateSearch:
             return begin + "constraints would cut the stencils that gradients are inferred from."
         if smooth <= _FEW:
             return begin + (
-                f"{smooth} number{'s' if smooth > 1 else ''} to tune leave few gaps between them."
+                f"they cover {smooth} number{'s' if smooth > 1 else ''} densely enough."
             )
         descent = self._descent_plan("", release_score)
         if not descent.steps:
@@ -348,8 +350,8 @@ class PrivateSearch:
         ratio = self.noise_to_clip(descent)
         if ratio > math.sqrt(descent.steps):
             return begin + (
-                f"noise would drown gradients in {smooth} numbers even when averaged over all "
-                "steps."
+                f"gradients in {smooth} numbers would be smaller than their noise, even averaged "
+                "over all steps."
             )
         return None
 
@@ -411,10 +413,10 @@ class PrivateSearch:
             route="descent",
             reason=reason
             or (
-                f"{steps} released gradients in {smooth} numbers"
-                + (" after a choice of categories" if coarse else "")
-                + ", and a Gaussian process on them, because space-filling configurations "
-                f"would be too sparse in {smooth} dimensions."
+                f"{steps} noisy gradient steps"
+                + (" after a choice of the categories" if coarse else "")
+                + f", because {self.evaluations} configurations would cover a {smooth}-dimensional "
+                "space too thinly."
             ),
             num_records=self.num_records,
             evaluations=evaluations,
@@ -427,9 +429,9 @@ class PrivateSearch:
         if not steps:
             return plan
         noise = (
-            f"The noise of one gradient is {self.noise_to_clip(plan):.2g} times as long as the "
-            "longest gradient of a record may be; all steps together average it down by up to "
-            f"{math.sqrt(steps):.2g}."
+            f"With {self.num_records:,} records the noise is {self.noise_to_clip(plan):.2g} times "
+            "the clipping norm in each step (about "
+            f"{self.noise_to_clip(plan) / math.sqrt(steps):.2g} averaged over all steps)."
         )
         if release_score:
             std = self._one_record / shares["score"]
