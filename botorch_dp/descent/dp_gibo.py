@@ -356,7 +356,7 @@ class DPGIBO:
             return observations, prepared.clipped_mean(observations, settings.clip_norm)
 
         gradient = self._noisy(run, read)
-        # Of a gradient that was replayed the losses may be unknown: they are asked for again.
+        # A gradient may have been replayed; its losses are needed by the steps to come.
         seen, mean = read()
         evaluations, trace = len(prepared.points), float(prepared.belief.trace)
         record = StepRecord(evaluations, len(prepared.factor), prepared.radius, trace)

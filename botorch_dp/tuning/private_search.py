@@ -147,7 +147,7 @@ class PrivateSearch:
     - *selection* costs a pure epsilon: permute-and-flip [McKenna2020] on the mean scores of
       ``evaluations`` configurations that fill the space. It is taken for up to two numbers,
       where there is nothing but categories, under constraints, without a delta, for scores that
-      are no mean over records (AUC, F1), and where noise would drown the gradients;
+      are no mean over records (AUC, F1), and where gradients would be smaller than their noise;
     - *descent* costs ``gaussian_mu(epsilon, delta)``: categories are chosen by permute-and-flip,
       with all numbers in the middle of their ranges; then a clip norm is selected and gradients
       are released (see :class:`~botorch_dp.descent.DPGIBO`), and a Gaussian process on the

@@ -344,12 +344,12 @@ class Searching:
     def _clip_norm(self, seen: Callable[[], Observations], weights: Tensor, step: int) -> float:
         """A clip norm that few enough gradients exceed, by permute-and-flip.
 
-        With a part ``p`` of the gradients longer than ``c``, the bias that clipping brings grows
-        by ``p`` as ``c`` falls, while the noise falls by its ratio to the clip norm: where the two
-        balance, ``p`` is that ratio. Biases of different records cancel in part, so four times
-        that is allowed, but no less than a twentieth and no more than half of the records. Where
-        noise drowns the counts, a public preference decides, for a small one: what most gradients
-        exceed makes of each record a vote for its direction, of which noise hides the least.
+        If a part ``p`` of the gradients is longer than ``c``, lowering ``c`` adds bias in
+        proportion to ``p`` and removes noise in proportion to the ratio of noise to clip norm. The
+        two balance where ``p`` is that ratio. Biases of different records cancel in part, so four
+        times the ratio is allowed, but no less than a twentieth and no more than half of the
+        records. Where the counts are too noisy, a public preference for a small clip norm decides:
+        each record then contributes only the direction of its gradient.
         """
         n = self._search.num_records
         ratio = self._search.noise_to_clip(self._plan)
