@@ -489,6 +489,8 @@ class EstimatorScores:
         self._classes = np.asarray(self._train_y)
         if self._classes.dtype.kind == "O":  # of numbers, perhaps
             self._classes = np.asarray(self._classes.tolist())
+        if loss in ("squared", "absolute") and self._classes.dtype.kind not in "fiub":
+            raise TypeError(f"`loss` = {loss!r} needs numbers as labels, but `train` has none.")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a warning may tell about a single record
             #: The records, and a public one in the last row.
@@ -540,8 +542,8 @@ class EstimatorScores:
             if losses is None:
                 # Which records fail is a matter of each alone, and all others are predicted in the
                 # same shape as ever: in another one their rounding would be another.
-                alone = [i for i in range(n) if not failing[i] and self._fails(fitted, i)]
-                failing[alone] = True
+                for i in np.flatnonzero(~failing):
+                    failing[i] = self._tried(fitted, self._rows([i]), self._y[[i]]) is None
                 losses = self._attempt(fitted, failing)
         if losses is None:
             losses = np.full(n, np.nan)
@@ -552,33 +554,23 @@ class EstimatorScores:
 
     def _attempt(self, fitted: Any, failing: NDArray[np.bool_]) -> Numbers | None:
         """All records' losses with the public record in some places; None if that raises."""
-        n = self.num_records
-        places = np.where(failing, n, np.arange(n))
-        try:
-            return self._of(fitted, self._rows(places), self._y[places])
-        except Exception:  # one record's doing: which, must not show
-            return None
-
-    def _fails(self, fitted: Any, index: int) -> bool:
-        try:
-            self._of(fitted, self._rows([index]), self._y[[index]])
-        except Exception:
-            return True
-        return False
+        places = np.where(failing, self.num_records, np.arange(self.num_records))
+        return self._tried(fitted, self._rows(places), self._y[places])
 
     def _refuses(self, fitted: Any, value: float) -> bool:
         """Whether the estimator cannot predict the public record once its numbers are these."""
         row = self._rows([self.num_records]).copy()
         if hasattr(row, "iloc"):
-            for name in row.columns[[dtype.kind == "f" for dtype in row.dtypes]]:
-                row[name] = value
+            row[row.select_dtypes("float").columns] = value
         else:
             row[...] = value
+        return self._tried(fitted, row, self._y[[self.num_records]]) is None
+
+    def _tried(self, fitted: Any, X: Any, y: NDArray[Any]) -> Numbers | None:
         try:
-            self._of(fitted, row, self._y[[self.num_records]])
-        except Exception:
-            return True
-        return False
+            return self._of(fitted, X, y)
+        except Exception:  # a record's doing, which must not show
+            return None
 
     def _of(self, fitted: Any, X: Any, y: NDArray[Any]) -> Numbers:
         """Losses of records, one for each."""
@@ -596,17 +588,17 @@ class EstimatorScores:
             if hasattr(fitted, "decision_function"):
                 return _of_each(fitted.decision_function(X), len(y), "decision_function")
             return _of_each(fitted.predict_proba(X)[:, 1], len(y), "predict_proba")
-        predicted = fitted.predict(X)
+        predicted, is_number = fitted.predict(X), self._classes.dtype.kind in "fiub"
+        if not isinstance(predicted, np.ndarray):
+            predicted = as_numbers(predicted) if is_number else column(predicted)
         if callable(self.loss):
             return _of_each(self.loss(y, predicted), len(y), "`loss`")
         if self.loss in ("squared", "absolute"):
             with np.errstate(all="ignore"):
                 error = _of_each(predicted, len(y), "`predict`") - as_numbers(y)
                 return np.square(error) if self.loss == "squared" else np.abs(error)
-        if self._classes.dtype.kind in "fiub":
+        if is_number:
             predicted = _of_each(predicted, len(y), "`predict`")
-        elif not isinstance(predicted, np.ndarray):
-            predicted = column(predicted)
         if predicted.shape != y.shape:
             raise ValueError(f"`predict` returned {predicted.shape} for {len(y)} records.")
         if self.loss == "f1":
@@ -727,7 +719,7 @@ def _like_training(name: str, train: Any, X: Any) -> tuple[Any, NDArray[np.bool_
     """Records in the form of the training records, a public one below, and which are unreadable.
 
     Arrays of numbers stay as they are, since their type is public. Everything else is read element
-    by element: numbers where the training records have numbers.
+    by element: as numbers where the training records have numbers.
     """
     if hasattr(train, "columns") and hasattr(X, "columns"):
         return _frame_like(name, train, X), np.zeros(len(X), dtype=bool)
@@ -771,14 +763,15 @@ def _frame_like(name: str, train: Any, X: Any) -> Any:
         raise ValueError(f"`{name}` lacks the columns {missing} of `train`.")
     columns: dict[Any, Any] = {}
     for label in train.columns:
-        dtype, cells = train[label].dtype, [*X[label], train[label].iloc[0]]
+        dtype, cells = train[label].dtype, X[label].to_numpy()
+        public = train[label].iloc[:1].to_numpy()
         if isinstance(dtype, pd.CategoricalDtype):
             known = [cell if _is_one_of(cell, dtype.categories) else None for cell in cells]
-            columns[label] = pd.Categorical(known, dtype=dtype)
+            columns[label] = pd.Categorical([*known, *public], dtype=dtype)
         elif pd.api.types.is_numeric_dtype(dtype):
-            columns[label] = as_numbers(cells)
+            columns[label] = np.append(as_numbers(cells), as_numbers(public))
         else:
-            columns[label] = column(cells)
+            columns[label] = column([*cells, *public])
     return pd.DataFrame(columns)
 
 

@@ -187,6 +187,7 @@ def test_scores_that_are_no_mean_over_records_are_refused_with_advice(name):
         ({"loss": "accuracies"}, ValueError, "one of"),
         ({"loss": None}, ValueError, "one of"),
         ({"train": (X, np.where(Y, "y", "n"))}, TypeError, "are numbers"),
+        ({"train": (X, np.where(Y, "y", "n")), "loss": "squared"}, TypeError, "needs numbers"),
         ({"validation": (X, np.eye(60))}, ValueError, "one label"),
         (
             {"estimator": Ridge(), "space": SearchSpace(alpha=Real(0, 1)), "loss": "log"},

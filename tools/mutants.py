@@ -229,7 +229,7 @@ MUTANTS = [
     *_mutants(
         "scores.py",
         "test_one_record.py",
-        ("failing[alone] = True", "failing[:] = False"),
+        ("failing[i] = self._tried(", "failing[:] = self._tried("),
         ("            y = as_numbers(y)\n", "            y = np.asarray(y.tolist())\n"),
     ),
     *_mutants(
