@@ -10,7 +10,7 @@
   max |x| min(1, 2 / |x|^2) = sqrt(2) long, and that is B here.
 
 The data of the paper are not published; they are drawn here as the text describes them. Beside the
-distances stand the bounds that follow from the runs' traces (``result.bound``).
+distances stand the bounds that follow from the runs' traces (``benchmarks/descent_bounds.py``).
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from benchmarks.common import (
     results_folder,
     save_results,
 )
+from benchmarks.descent_bounds import descent_bound
 from botorch_dp.descent import DPGIBO, DescentResult, Design, gradient_noise_std
 
 Losses = Callable[[Tensor], Tensor]
@@ -114,7 +115,10 @@ def example_41(seeds: int, steps: int) -> dict[str, Any]:
         distances[name] = torch.stack([(r.trajectory.value - target).norm(dim=-1) for r in runs])
         traces[name] = torch.tensor([[s.trace for s in r.history] for r in runs]).double()
         longest = float((data - target).norm(dim=-1).max()) + float(target.norm())
-        bound = runs[0].bound(
+        bound = descent_bound(
+            runs[0],
+            step_size=0.1,
+            clip_norm=1.0,
             smoothness=1.0,
             convexity=1.0,
             record_norm=norm,
@@ -125,8 +129,14 @@ def example_41(seeds: int, steps: int) -> dict[str, Any]:
     unclipped = mean_by_descent(data, mu=math.inf, bound=math.inf, steps=steps, seed=0)
     exact = (unclipped.trajectory.value - target).norm(dim=-1)
     distances["without noise or clipping"] = exact.unsqueeze(0)
-    bounds["without noise or clipping"] = unclipped.bound(
-        smoothness=1.0, convexity=1.0, record_norm=norm, start_distance=float(target.norm())
+    bounds["without noise or clipping"] = descent_bound(
+        unclipped,
+        step_size=0.1,
+        clip_norm=math.inf,
+        smoothness=1.0,
+        convexity=1.0,
+        record_norm=norm,
+        start_distance=float(target.norm()),
     ).distance
     sweep = clipping_against_noise(data, target, max(seeds // 3, 1), steps)
     _figure_41(distances, traces, sweep, steps)

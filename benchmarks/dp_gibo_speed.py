@@ -4,11 +4,8 @@
 
 1. ``GradientTrace``, value and derivative, against a lean dense recomputation: the kernel matrix of
    all points from its formula, one factorization, automatic differentiation; no model at all. One
-   set at a time or all in a batch, whichever is faster. Also what its arithmetic takes, what an
-   acquisition function takes that computes nothing (BoTorch's protocol and automatic
-   differentiation, below which none can come), and, for one set, what one takes that makes only the
-   calls of torch that no closed form can do without: distances, exponentials, three products and
-   three solutions on the way to the value, a solution and three products on the way back.
+   set at a time or all in a batch, whichever is faster. Also what an acquisition function takes
+   that computes nothing (BoTorch's protocol and automatic differentiation).
 2. One whole DP-GIBO step (design, factor, gradients, clipping, noise; the objective aside) against
    the matrix products that no implementation can avoid, at N/d/n = 850/33/5000, 340/33/5000 and
    110/10/1000; and against a lean step, which is the same one written in torch for one kernel and
@@ -33,7 +30,6 @@ from typing import Any
 import numpy as np
 import torch
 from botorch.acquisition import AcquisitionFunction
-from botorch.models.model import Model
 from botorch.utils.transforms import (
     average_over_ensemble_models,
     concatenate_pending_points,
@@ -106,45 +102,6 @@ class NoAcquisition(AcquisitionFunction):
         return _Nothing.apply(X)
 
 
-class _LeastCalls(torch.autograd.Function):
-    """What a closed form asks of torch, with nothing in between: its numbers mean nothing."""
-
-    @staticmethod
-    def forward(ctx: Any, Z: Tensor, points: Tensor, root: Tensor, known: Tensor) -> Tensor:
-        X = Z[0]
-        kernel = torch.cdist(X, points).neg_().exp_()  # q x N + q
-        between, within = kernel.split_with_sizes((len(root), len(X)), dim=1)
-        whitened = torch.linalg.solve_triangular(root, between.mT, upper=False)
-        crossed = torch.addmm(X, whitened.mT, known)
-        covariance = torch.addmm(within, whitened.mT, whitened, alpha=1e-3)
-        factor, _ = torch.linalg.cholesky_ex(covariance)
-        solution = torch.cholesky_solve(crossed, factor)
-        back = torch.addmm(known, whitened, solution)
-        back = torch.linalg.solve_triangular(root.mT, back, upper=True)
-        slope = (solution @ back.mT) @ points[: len(root)]
-        ctx.save_for_backward(slope.unsqueeze(0))
-        return solution.sum().reshape(1)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        (slope,) = ctx.saved_tensors
-        return gradients[0].reshape(1, 1, 1) * slope, None, None, None
-
-
-class LeastCalls(NoAcquisition):
-    """BoTorch's protocol and the least calls that one candidate set takes."""
-
-    def __init__(self, model: Model, points: Tensor, root: Tensor, known: Tensor) -> None:
-        super().__init__(model)
-        self.given = points, root, known
-
-    @concatenate_pending_points
-    @t_batch_mode_transform()
-    @average_over_ensemble_models
-    def forward(self, X: Tensor) -> Tensor:
-        return _LeastCalls.apply(X, *self.given)
-
-
 def trace_functions(num_points: int, d: int, candidates: int) -> dict[str, Callable[[], Tensor]]:
     """Value and derivative for some candidate sets of ``d + 1`` points: ours and the baselines."""
     torch.manual_seed(0)
@@ -173,24 +130,14 @@ def trace_functions(num_points: int, d: int, candidates: int) -> dict[str, Calla
 
     acqf = GradientTrace(model, location)
 
-    @torch.no_grad()
-    def arithmetic() -> Tensor:
-        values, slopes = acqf.beliefs[0]._negative_trace_after(sets, NOISE, with_slope=True)
-        return torch.cat((values, slopes.reshape(-1)))
-
     functions = {
         "ours": value_and_slope(acqf, sets),
         "one by one": one_by_one,
         "in a batch": value_and_slope(dense, sets),
-        "arithmetic": arithmetic,
     }
-    for name in ("one by one", "in a batch", "arithmetic"):
+    for name in ("one by one", "in a batch"):
         torch.testing.assert_close(functions["ours"](), functions[name](), rtol=1e-6, atol=1e-7)
     functions["nothing"] = value_and_slope(NoAcquisition(model), sets)
-    if candidates == 1:
-        belief = acqf.beliefs[0]
-        given = torch.cat((X, sets[0])), belief.root, belief.crossed.contiguous()
-        functions["least calls"] = value_and_slope(LeastCalls(model, *given), sets)
     return functions
 
 
@@ -261,12 +208,8 @@ def prepared_run(
 def our_step(run: DPGIBO) -> Callable[[], Tensor]:
     """A step of a prepared run, from the same state each time."""
     observations, start = run._progress.observations, run._progress.location
-    newest = observations.tables[-1]
-    used = newest.start + sum(newest.sizes)
 
     def step() -> Tensor:
-        # What the last step wrote may be written over, as rows are there in 15 of 16 steps.
-        newest.table._used = used
         trajectory = (*run._progress.trajectory[:-1], start)
         run._progress = replace(run._progress, observations=observations, trajectory=trajectory)
         return run.step().value
@@ -287,7 +230,7 @@ def lean_step(run: DPGIBO, losses: Tensor) -> Callable[[], Tensor]:
     scale = float(observations.derivatives.length_scales[0])
     old, total = len(observations), len(observations) + count
     points = torch.cat((observations.points, torch.zeros(count, d))) / scale
-    table = torch.cat((*(part.rows for part in seen.tables), losses))
+    table = torch.cat((*seen.losses, losses))
     whitened = torch.empty(total, d + 1, dtype=torch.double)
     location, known = settings.initial / scale, observations.root
     simplex = regular_simplex(d + 1, like=points)

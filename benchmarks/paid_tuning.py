@@ -112,7 +112,7 @@ TASKS = {
         trainer=lambda data: DPTrainer(
             partial(logistic_regression, 123), logistic_loss, data, optimizer="adam"
         ),
-        twin=partial(datasets.public_twin, ADULT_COLUMNS, class_shares=(0.76, 0.24), accuracy=0.85),
+        twin=partial(datasets.public_copy, ADULT_COLUMNS, class_shares=(0.76, 0.24), accuracy=0.85),
         space=SearchSpace(
             learning_rate=Real(1e-3, 0.3, log=True),
             clip_norm=Real(0.05, 4.0, log=True),
@@ -127,7 +127,7 @@ TASKS = {
         trainer=lambda data: DPTrainer(
             partial(multilayer_perceptron, 784, 10, (64,)), cross_entropy_loss, data
         ),
-        twin=partial(datasets.public_twin, IMAGE_COLUMNS, class_shares=(1,) * 10, accuracy=0.85),
+        twin=partial(datasets.public_copy, IMAGE_COLUMNS, class_shares=(1,) * 10, accuracy=0.85),
         space=SearchSpace(
             learning_rate=Real(0.1, 5.0, log=True),
             clip_norm=Real(0.1, 4.0, log=True),

@@ -36,6 +36,7 @@ from benchmarks.common import (
     results_folder,
     save_results,
 )
+from benchmarks.sparse_vector_front import exact_front, expected_error
 from botorch_dp import datasets
 from botorch_dp._files import atomic_write
 from botorch_dp.pareto import (
@@ -88,11 +89,10 @@ class KnownProblem:
 def sparse_vector_problem() -> KnownProblem:
     problem = sparse_vector()
 
-    def expected_error(config: Config) -> float:
-        noises = np.array([config["noise"]])
-        return float(problem.expected_error(config["max_positives"], noises)[0])
+    def error(config: Config) -> float:
+        return float(expected_error(config["max_positives"], np.array([config["noise"]]))[0])
 
-    return KnownProblem(problem, expected_error, problem.exact_front())
+    return KnownProblem(problem, error, exact_front(problem))
 
 
 class TabulatedRegression:

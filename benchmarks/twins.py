@@ -1,7 +1,7 @@
 """Where tuning on a generated twin tells what tuning on the records would have told; where not.
 
 24 configurations of DP-SGD at epsilon = 1 (noise solved for) are trained on the records and on
-twins of their public shape (``botorch_dp.datasets.public_twin``). Printed and stored for each task:
+twins of their public shape (``botorch_dp.datasets.public_copy``). Printed and stored for each task:
 the rank correlation of the two, the ceiling that the trainings' own noise leaves (two halves of the
 records' seeds against each other), and what it costs to deploy the configuration that did best on
 the twin: its error on the records beyond that of the best of all, beside a configuration at random.
@@ -36,7 +36,7 @@ from benchmarks.common import (
     save_results,
 )
 from botorch_dp import datasets
-from botorch_dp.datasets import public_twin
+from botorch_dp.datasets import public_copy
 from botorch_dp.space import Choice, Integer, Real, SearchSpace, ShiftedExponential
 from botorch_dp.training import (
     DPTrainer,
@@ -108,7 +108,7 @@ TASKS = {
     "adult": Task(
         datasets.adult,
         partial(
-            public_twin,
+            public_copy,
             ADULT_COLUMNS,
             num_records=30_956,
             num_test=1605,
@@ -121,7 +121,7 @@ TASKS = {
     "skewed": Task(
         adult_skewed,
         partial(
-            public_twin,
+            public_copy,
             ADULT_COLUMNS,
             num_records=24_222,
             num_test=1258,
@@ -136,7 +136,7 @@ TASKS = {
     "images": Task(
         mnist_part,
         partial(
-            public_twin,
+            public_copy,
             IMAGE_COLUMNS,
             num_records=10_000,
             num_test=2000,

@@ -49,10 +49,10 @@ from botorch_dp.models import FiniteSetGP, public_gp
 from botorch_dp.objectives import PrivateObjective
 from botorch_dp.privacy import gaussian_mu
 from botorch_dp.release import (
+    LinearChoice,
     MaxVarianceDesign,
+    PrivateChoice,
     UtilityWarning,
-    release_choice,
-    release_linear_choice,
 )
 
 EPSILONS = (0.1, 0.3, 1.0, 3.0, 10.0)
@@ -133,25 +133,23 @@ def by_choice(problem: Problem, epsilon: float, seed: int) -> list[int]:
     model = upper_confidence_search(lambda i: values[i].item(), NOISE_STD**2)
     # A record moves a mean by at most width/n: the correlation that has this standard deviation.
     move = (problem.bounds[1] - problem.bounds[0]) / (problem.num_records * problem.spread)
-    draw = partial(
-        release_choice,
-        model.mean,
-        GRID,
+    choice = PrivateChoice(
+        num_choices=len(GRID),
         epsilon=epsilon,
         delta=DELTA,
         steps=STEPS,
         dataset_correlation=1 - move**2 / 2,
         method="permute_and_flip",
     )
+    draw = partial(choice.release, model.mean, GRID)
     return [index_of(draw(unsafe_seed=DRAWS * seed + i).value) for i in range(DRAWS)]
 
 
 def by_linear_choice(problem: Problem, epsilon: float, seed: int) -> list[int]:
     design = linear_design()
-    draw = partial(
-        release_linear_choice,
-        problem.record_losses(design.points),
+    choice = LinearChoice(
         GRID,
+        num_records=problem.num_records,
         design=design,
         kernel=KERNEL,
         noise_variance=NOISE_STD,
@@ -160,6 +158,7 @@ def by_linear_choice(problem: Problem, epsilon: float, seed: int) -> list[int]:
         method="permute_and_flip",
         prior_mean=problem.center,
     )
+    draw = partial(choice.release, problem.record_losses(design.points))
     return [index_of(draw(unsafe_seed=DRAWS * seed + i).value) for i in range(DRAWS)]
 
 

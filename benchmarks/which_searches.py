@@ -26,7 +26,7 @@ from botorch_dp.acquisition.ucb import UCBSchedule
 from botorch_dp.models import FiniteSetGP
 from botorch_dp.objectives import PrivateObjective
 from botorch_dp.privacy import PrivacyBudget, exponential_mechanism, gaussian_mu
-from botorch_dp.release import GPUCB, MaxVarianceDesign, release_choice, release_linear_choice
+from botorch_dp.release import GPUCB, LinearChoice, MaxVarianceDesign, PrivateChoice
 from botorch_dp.space import Real, SearchSpace
 from botorch_dp.tuning import PrivateSearch
 
@@ -135,16 +135,15 @@ def by_choice(trial: Trial, epsilon: float, seed: int) -> Tensor:
     mean = exact_mean(trial)
     # A record moves a mean by at most 1/n: the correlation that has this standard deviation.
     move = (BOUNDS[1] - BOUNDS[0]) / (trial.task.num_records * SPREAD)
-    draw = partial(
-        release_choice,
-        mean,
-        trial.task.choices,
+    choice = PrivateChoice(
+        num_choices=len(trial.task.choices),
         epsilon=epsilon,
         delta=DELTA,
         steps=trial.task.evaluations,
         dataset_correlation=1 - move**2 / 2,
         method="permute_and_flip",
     )
+    draw = partial(choice.release, mean, trial.task.choices)
     return torch.stack([draw(unsafe_seed=DRAWS * seed + i).value for i in range(DRAWS)])
 
 
@@ -160,10 +159,9 @@ def linear_design(task: Task) -> MaxVarianceDesign:
 
 def by_linear_choice(trial: Trial, epsilon: float, seed: int) -> Tensor:
     design = linear_design(trial.task)
-    draw = partial(
-        release_linear_choice,
-        trial.choice_losses(design.points),
+    choice = LinearChoice(
         trial.task.choices,
+        num_records=trial.task.num_records,
         design=design,
         kernel=kernel(trial.task),
         noise_variance=_MODEL_NOISE,
@@ -173,6 +171,7 @@ def by_linear_choice(trial: Trial, epsilon: float, seed: int) -> Tensor:
         negate=True,
         prior_mean=CENTER,
     )
+    draw = partial(choice.release, trial.choice_losses(design.points))
     return torch.stack([draw(unsafe_seed=DRAWS * seed + i).value for i in range(DRAWS)])
 
 

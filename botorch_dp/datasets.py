@@ -1,11 +1,11 @@
-"""Data sets of the ready tasks, Adult and MNIST and two small ones, and twins of sensitive data.
+"""Data sets of the ready tasks, Adult and MNIST and two small ones, and public copies of sensitive data.
 
 A loader looks, in this order, into the folder named by ``BOTORCH_DP_DATA``, into the cache
 (``~/.cache/botorch_dp``, or ``BOTORCH_DP_CACHE``), and then on the network. What it finds is
 checked against a fingerprint of the numbers. The bundled sets of scikit-learn need none of this.
 
 All of these records are public. They stand in for records that are sensitive. For sensitive records
-of one's own, :func:`public_twin` draws records of the same public shape, to tune on for nothing.
+of one's own, :func:`public_copy` draws records of the same public shape, on which tuning is free.
 """
 
 from __future__ import annotations
@@ -122,13 +122,13 @@ def _shuffled(
     return _split(X[order[:cut]], y[order[:cut]], X[order[cut:]], y[order[cut:]], dtype)
 
 
-#: How many hidden numbers a twin's columns depend on, and how much of each column they explain.
+#: How many hidden numbers a copy's columns depend on, and how much of each column they explain.
 _FACTORS, _EXPLAINED = 8, 0.5
-#: How far apart a twin's classes may be, in standard deviations, and records to find that out with.
+#: How far apart a copy's classes may be, in standard deviations, and records to find that out with.
 _FARTHEST, _CALIBRATION = 32.0, 6000
 
 
-def public_twin(
+def public_copy(
     columns: Sequence[Parameter],
     *,
     num_records: int,
@@ -138,7 +138,7 @@ def public_twin(
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
 ) -> TrainTest:
-    """Labelled records of the same public shape as sensitive ones: what to tune on for nothing.
+    """Labelled records of the same public shape as sensitive ones, on which tuning is free.
 
     Nothing is read but the arguments, and these must be known without the records: sizes, types,
     ranges, shares. Which hyper-parameters suit a training depends on these more than on what the
@@ -156,13 +156,13 @@ def public_twin(
         class_shares: Shares of the classes, whose number is theirs. Scaled to add up to 1.
         accuracy: What a linear model without privacy reaches, about; a guess from experience with
             such data.
-        seed: Gives the same twin again. Rank configurations on twins of several seeds.
+        seed: Gives the same copy again. Rank configurations on copies of several seeds.
         dtype: Of the features.
 
     Example:
         >>> columns = [Real(0.0, 1.0), Choice("a", "b", "c"), Integer(0, 9)]
-        >>> twin = public_twin(columns, num_records=1000, num_test=200, accuracy=0.8)
-        >>> twin.train_X.shape
+        >>> copy = public_copy(columns, num_records=1000, num_test=200, accuracy=0.8)
+        >>> copy.train_X.shape
         torch.Size([1000, 5])
     """
     if (
@@ -193,13 +193,13 @@ def public_twin(
     low, high = 0.0, _FARTHEST
     for _ in range(14):
         middle = (low + high) / 2
-        X, y = _twin_records(columns, some, shares, middle, seed)
+        X, y = _copied_records(columns, some, shares, middle, seed)
         low, high = (middle, high) if _linear_accuracy(X, y) < accuracy else (low, middle)
-    X, y = _twin_records(columns, count, shares, high, seed)
+    X, y = _copied_records(columns, count, shares, high, seed)
     return _split(X[:num_records], y[:num_records], X[num_records:], y[num_records:], dtype)
 
 
-def _twin_records(
+def _copied_records(
     columns: Sequence[Parameter], count: int, shares: NDArray[Any], distance: float, seed: int
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """``count`` records of classes so far apart: features ``n x d``, classes ``n``."""

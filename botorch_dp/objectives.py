@@ -6,18 +6,26 @@ surrogate, acquisition function or loop may follow, and the promise stays the sa
 
 from __future__ import annotations
 
+import inspect
 import math
 import threading
-import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple, Never, overload
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from botorch_dp._checks import check_integer, check_interval, check_positive, check_tensor
+from botorch_dp._checks import (
+    check_integer,
+    check_interval,
+    check_positive,
+    check_tensor,
+    did_you_mean,
+)
 from botorch_dp.privacy import (
     DEFAULT_DELTA,
     ONE_RECORD,
@@ -40,9 +48,7 @@ from botorch_dp.scores import (
     BLOCK,
     F1,
     OWN_RECORD_ONLY,
-    EstimatorScores,
     PerRecordLosses,
-    PerRecordReport,
     Statistic,
     check_per_record,
     checked_scores,
@@ -51,22 +57,72 @@ from botorch_dp.scores import (
     in_blocks,
     known_num_records,
     per_record_scores,
+    warn_caller,
+    warn_of_narrow_bounds,
 )
 
 __all__ = [
     "AUC",
     "F1",
-    "EstimatorScores",
     "Evaluations",
     "ObjectiveDiagnostics",
     "ObjectivePlan",
     "PerRecordLosses",
-    "PerRecordReport",
     "PrivateObjective",
-    "Statistic",
     "check_per_record",
     "per_record_scores",
 ]
+
+_CHOSEN = (
+    "the bounds, mu and the number of records were chosen without the records, and the points "
+    "without them or from released values"
+)
+
+#: Arguments of other libraries, and what these are called here.
+_CALLED_ELSEWHERE = {
+    **dict.fromkeys(
+        ("n_trials", "num_trials", "trials", "n_iter", "n_calls", "max_evals", "num_evaluations"),
+        ("evaluations", "steps"),
+    ),
+    **dict.fromkeys(("n", "n_samples", "num_samples", "dataset_size"), ("num_records",)),
+    **dict.fromkeys(("lr", "learning_rate", "step"), ("step_size",)),
+    **dict.fromkeys(("max_grad_norm", "l2_norm_clip", "clip", "clipping_norm"), ("clip_norm",)),
+    **dict.fromkeys(("direction", "minimize"), ("maximize", "negate")),
+    **dict.fromkeys(("seed", "random_state", "rng"), ("unsafe_seed",)),
+    **dict.fromkeys(("search_space", "param_distributions", "param_grid"), ("space",)),
+    **dict.fromkeys(("sensitivity", "clip_range"), ("bounds",)),
+    "bounds": ("box",),
+    "lot_size": ("batch_size",),
+    "noise_multiplier": ("mu",),
+}
+
+
+def refuse_unknown(function: Callable[..., Any], given: Mapping[str, object], **hints: str) -> None:
+    """Raise for arguments that a function does not have, and say what they are called here.
+
+    Args:
+        function: Whose arguments they would be.
+        given: Those that it does not have.
+        hints: What to write instead of some of them.
+    """
+    for name in given:
+        parameters = inspect.signature(function).parameters
+        ours = [word for word in _CALLED_ELSEWHERE.get(name, ()) if word in parameters]
+        if name in hints:
+            hint = f" {hints[name]}"
+        else:
+            hint = f" It is called `{ours[0]}` here." if ours else did_you_mean(name, parameters)
+        raise TypeError(f"{function.__name__} has no argument `{name}`.{hint}")
+
+
+def warn_large_delta(delta: float, num_records: int | None) -> None:
+    """Warn when ``delta`` is not below ``1 / num_records``."""
+    if num_records is not None and delta >= 1 / check_integer("num_records", num_records):
+        warn_caller(
+            f"`delta` = {delta:g} is not below 1/{num_records}: a mechanism that publishes a "
+            "random record in full could claim as much. Choose a `delta` well below "
+            "1 / `num_records`."
+        )
 
 
 def gaussian_mu_left(ledger: PrivacyLedger) -> Fraction:
@@ -179,13 +235,14 @@ class ObjectivePlan:
     def advice(self) -> str:
         """What the noise hides, in a sentence."""
         noise = (
-            f"The noise of one evaluation is {self.noise_std:.2g} with {self.num_records:,} "
-            f"records, so that two of them tell differences from {self.visible:.2g} on apart"
+            f"With {self.num_records:,} records the noise of one evaluation is "
+            f"{self.noise_std:.2g}, so differences below {self.visible:.2g} between two "
+            "configurations cannot be seen."
         )
         if self.visible <= self.difference:
-            return f"{noise}: those of {self.difference:.2g} are seen."
+            return f"{noise} Those of {self.difference:.2g} are seen."
         return (
-            f"{noise}: to see differences of {self.difference:.2g} you need "
+            f"{noise} To see differences of {self.difference:.2g} you need "
             f"{self.needed_records:,} records or epsilon = {rounded_up(self.needed_epsilon, 2)}. "
             "A model that averages over evaluations needs less."
         )
@@ -202,6 +259,14 @@ def one_column_warning(name: str) -> str:
     )
 
 
+#: For whoever asks for an epsilon of evaluations.
+_INSTEAD_OF_EPSILON = dict.fromkeys(
+    ("epsilon", "delta", "budget"),
+    "Use PrivateObjective.for_budget(record_losses, bounds=..., evaluations=..., "
+    "ledger=PrivacyLedger(budget=PrivacyBudget(epsilon, delta))).",
+)
+
+
 class PrivateObjective:
     r"""A mean of per-record scores, released with Gaussian noise at each evaluation.
 
@@ -209,11 +274,12 @@ class PrivateObjective:
               + N\!\left(0, \Bigl(\frac{hi - lo}{n \mu}\Bigr)^2\right)
 
     Guarantee (status proven): each row of ``X`` is mu-GDP under replace-one, whatever the scores
-    are. Replacing a record moves one clipped score by at most ``hi - lo`` and so the mean by
-    ``(hi - lo) / n``, which is mu standard deviations [Dong2022]. ``k`` evaluations are
-    ``mu sqrt(k)``-GDP, also when each point depends on the answers before it. In floating
-    point: scores are rounded to an integer grid on which sums are exact, and noise is added to
-    that sum, so the sensitivity holds to the last bit.
+    are, on two printed conditions: a record's score depends on that record only, and bounds, mu and
+    points were chosen without the records. Replacing a record moves one clipped score by at most
+    ``hi - lo`` and so the mean by ``(hi - lo) / n``, which is mu standard deviations [Dong2022].
+    ``k`` evaluations are ``mu sqrt(k)``-GDP, also when each point depends on the answers before it.
+    In floating point: scores are rounded to an integer grid on which sums are exact, and noise is
+    added to that sum, so the sensitivity holds to the last bit.
 
     With a ledger, all rows of ``X`` are charged *before* the records are read; if the budget cannot
     bear them, :class:`~botorch_dp.errors.BudgetExhausted` is raised, nothing is read, and
@@ -236,6 +302,7 @@ class PrivateObjective:
         unit: Whom or what one record is; replace-one is the only relation.
         label: The ledger's note for each charge.
         unsafe_seed: Simulate with reproducible noise. The results then promise nothing.
+        unknown: Refused, with the name that an argument of other libraries has here.
 
     Example:
         >>> records = torch.rand(1000, dtype=torch.double)
@@ -259,7 +326,9 @@ class PrivateObjective:
         unit: PrivacyUnit = ONE_RECORD,
         label: str = "objective",
         unsafe_seed: int | None = None,
+        **unknown: Never,
     ) -> None:
+        refuse_unknown(type(self), unknown, **_INSTEAD_OF_EPSILON)
         if not callable(record_losses):
             raise TypeError(
                 f"`record_losses` must be callable, got {type(record_losses).__name__}: pass a "
@@ -276,6 +345,7 @@ class PrivateObjective:
                 f"`bounds` must be (0.0, 1.0), which 1 - {self._statistic.name} lies in, got "
                 f"{self.bounds}."
             )
+        warn_of_narrow_bounds(record_losses, self.bounds)
         self.ledger = ledger
         self.negate = bool(negate)
         self.label = label
@@ -288,7 +358,8 @@ class PrivateObjective:
                 f"`bounds` = {self.bounds} and `mu` = {self.mu:g} ask for noise of the order of "
                 f"{self._width / self.mu:g}; rescale the scores by a public factor."
             )
-        unit = check_unit(unit, NeighboringRelation.REPLACE_ONE).given(OWN_RECORD_ONLY)
+        checked = check_unit(unit, NeighboringRelation.REPLACE_ONE)
+        unit = checked.given(OWN_RECORD_ONLY, _CHOSEN)
         if self._statistic is not None:
             unit = unit.given(*self._statistic.conditions)
         self._one_evaluation = Guarantee("Gaussian mechanism", unit, (GaussianLoss(self.mu),))
@@ -309,6 +380,7 @@ class PrivateObjective:
         negate: bool = False,
         unit: PrivacyUnit = ONE_RECORD,
         label: str = "objective",
+        **unknown: Never,
     ) -> PrivateObjective:
         """An objective with the largest mu that a ledger bears for so many evaluations.
 
@@ -327,6 +399,7 @@ class PrivateObjective:
             ... )
             >>> print(objective.plan())
         """
+        refuse_unknown(cls.for_budget, unknown, **_INSTEAD_OF_EPSILON)
         if not isinstance(ledger, PrivacyLedger):
             raise TypeError(f"`ledger` must be a PrivacyLedger, got {type(ledger).__name__}.")
         count = check_integer("evaluations", evaluations)
@@ -349,6 +422,7 @@ class PrivateObjective:
             unit=unit,
             label=label,
         )
+        warn_large_delta(ledger.budget.delta, objective.num_records)
         objective._planned = count
         return objective
 
@@ -410,21 +484,35 @@ class PrivateObjective:
             return Evaluations(torch.empty(0, 0, dtype=torch.double), nothing, nothing.clone())
         return Evaluations(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 
-    def __call__(self, X: Tensor) -> tuple[Tensor, Tensor]:
+    @overload
+    def __call__(self, X: Tensor) -> tuple[Tensor, Tensor]: ...
+
+    @overload
+    def __call__(self, X: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]: ...
+
+    def __call__(self, X: Any) -> tuple[Any, Any]:
         """Spend mu at each row of ``X``.
 
         Args:
-            X: ``b x d`` points, chosen without the records or from what was released before.
+            X: ``b x d`` points, chosen without the records or from what was released before: a
+                tensor or an array, and ``record_losses`` is given the same.
 
         Returns:
             ``Y`` and ``Yvar``, the known variance of its noise, each ``b x 1``, with the dtype and
-            device of ``X``.
+            device of ``X``; arrays for an array.
         """
+        if isinstance(X, np.ndarray):
+            Y, Yvar = self._evaluated(torch.from_numpy(np.ascontiguousarray(X)), as_array=True)
+            return Y.numpy(), Yvar.numpy()
+        return self._evaluated(X)
+
+    def _evaluated(self, X: Tensor, *, as_array: bool = False) -> tuple[Tensor, Tensor]:
         X = self._checked_points(X)
-        if self.ledger is not None:
-            self.ledger.charge(compose(*[self._one_evaluation] * len(X)), label=self.label)
+        self._charge(len(X))
         scores = checked_scores(
-            self.record_losses(X), num_points=len(X), num_records=self.num_records
+            self.record_losses(X.numpy() if as_array else X),
+            num_points=len(X),
+            num_records=self.num_records,
         )
         num_records = self._agreed_num_records(scores)
         levels = grid_levels(num_records)
@@ -446,6 +534,23 @@ class PrivateObjective:
             self._history.append(evaluations)
         return evaluations.Y.clone(), evaluations.Yvar.clone()
 
+    def _charge(self, evaluations: int) -> None:
+        if self.ledger is None:
+            return
+        try:
+            self.ledger.charge(compose(*[self._one_evaluation] * evaluations), label=self.label)
+        except BudgetExhausted as error:
+            made = len(self.history.Y)
+            if self._planned is None or made + evaluations <= self._planned:
+                raise
+            raise BudgetExhausted(
+                f"The {self.ledger.budget} is for {self._planned} evaluations, and {made} were "
+                f"made; {evaluations} more cannot be. No record was read this time, and what was "
+                "released may still be used.",
+                requested=error.requested,
+                remaining=error.remaining,
+            ) from None
+
     def _checked_points(self, X: object) -> Tensor:
         X = check_tensor("X", X, shape=("b", "d")).detach()
         with self._lock:
@@ -464,7 +569,7 @@ class PrivateObjective:
                 self.num_records = scores.shape[1]
             num_records = self.num_records
         if is_first and num_records == 1:  # the number of columns is public
-            warnings.warn(one_column_warning("record_losses"), UserWarning, stacklevel=3)
+            warn_caller(one_column_warning("record_losses"))
         # Another thread may have settled it while this one was reading.
         return checked_scores(scores, num_points=len(scores), num_records=num_records).shape[1]
 

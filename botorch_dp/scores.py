@@ -12,6 +12,7 @@ each, and attained. All are counted in whole units, so that no rounding moves th
 from __future__ import annotations
 
 import math
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from typing import Any, Literal, Protocol, TypeVar, get_args, runtime_checkable
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from torch import Tensor
 
 from botorch_dp._checks import (
@@ -27,24 +28,16 @@ from botorch_dp._checks import (
     check_integer,
     check_positive,
     check_tensor,
+    did_you_mean,
     needs_extra,
 )
 from botorch_dp.errors import PrivacyError
 from botorch_dp.space import SearchSpace
 
-__all__ = [
-    "AUC",
-    "F1",
-    "EstimatorScores",
-    "PerRecordLosses",
-    "PerRecordReport",
-    "Statistic",
-    "check_per_record",
-    "per_record_scores",
-]
-
 #: Records as a tensor with one of them in each row, or as several such tensors side by side.
-Records = TypeVar("Records", Tensor, tuple[Tensor, ...])
+RecordTensors = TypeVar("RecordTensors", Tensor, tuple[Tensor, ...])
+Numbers = NDArray[np.float64]
+Labels = Sequence[Any] | NDArray[Any] | Tensor
 
 #: A double holds every integer up to this one, so sums below it are exact in any order: a score
 #: rounded to an integer moves the sum by what it moves itself, and not by a rounding error more.
@@ -64,8 +57,8 @@ class PerRecordLosses(Protocol):
     standardized by the mean over all records, one record would move every column.
     """
 
-    def __call__(self, X: Tensor, /) -> Tensor:
-        """Scores of ``n`` records at ``b`` points: ``b x d -> b x n``."""
+    def __call__(self, X: Any, /) -> Any:
+        """Scores of ``n`` records at ``b`` points: ``b x d -> b x n``, tensors or arrays."""
 
 
 def known_num_records(
@@ -96,10 +89,17 @@ def known_num_records(
 def checked_scores(
     scores: object, *, num_points: int, num_records: int | None, name: str = "record_losses"
 ) -> Tensor:
-    """The ``b x n`` scores of all records, if their shape, which is public, is as agreed."""
-    if not isinstance(scores, Tensor) or scores.is_complex():
-        kind = str(scores.dtype) if isinstance(scores, Tensor) else type(scores).__name__
-        raise TypeError(f"`{name}` must return a tensor of real numbers, got {kind}.")
+    """The ``b x n`` scores of all records, if their shape, which is public, is as agreed.
+
+    In an array of objects or of text each score is read on its own, and what is no number is NaN:
+    one record must not decide in which form the others are read.
+    """
+    if isinstance(scores, np.ndarray) or (isinstance(scores, Tensor) and scores.is_complex()):
+        scores = torch.from_numpy(np.ascontiguousarray(as_numbers(scores)))
+    if not isinstance(scores, Tensor):
+        raise TypeError(
+            f"`{name}` must return a tensor or an array of scores, got {type(scores).__name__}."
+        )
     if scores.dim() != 2 or scores.shape[0] != num_points or scores.shape[1] == 0:
         expected = "n" if num_records is None else num_records
         raise ValueError(
@@ -113,6 +113,47 @@ def checked_scores(
             "Score every record every time; a missing one may be NaN."
         )
     return scores.detach()
+
+
+def as_numbers(values: object) -> Numbers:
+    """Numbers as doubles, each read on its own: what is no number is NaN and changes no other."""
+    if isinstance(values, Tensor):
+        values = values.numpy(force=True)
+    if isinstance(values, np.ndarray) and values.dtype.kind in "fiub":
+        return values.astype(np.float64)
+    array = values if isinstance(values, np.ndarray) else column(values)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return np.array([_number(value) for value in array.flat], dtype=np.float64).reshape(
+            array.shape
+        )
+
+
+def _number(value: Any) -> float:
+    try:
+        if isinstance(value, np.ndarray):
+            return math.nan
+        # One complex number makes a whole array complex.
+        is_real = not isinstance(value, complex | np.complexfloating) or value.imag == 0
+        return float(getattr(value, "real", value)) if is_real else math.nan
+    except Exception:  # whatever a record is, it is no error
+        return math.nan
+
+
+def column(values: Any) -> NDArray[Any]:
+    """A sequence as an array of as many objects, whatever these are."""
+    array = np.empty(len(values), dtype=object)
+    for index, value in enumerate(values):
+        array[index] = value
+    return array
+
+
+def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the line outside this package that called into it."""
+    frame, level = sys._getframe(), 1
+    while frame.f_back is not None and frame.f_globals["__name__"].startswith("botorch_dp."):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)
 
 
 def grid_levels(num_records: int) -> float:
@@ -212,7 +253,11 @@ class AUC:
     name = "AUC"
 
     def __init__(
-        self, labels: ArrayLike | Tensor, *, labels_are_public: bool = False, share: float = 0.5
+        self,
+        labels: Labels,
+        *,
+        labels_are_public: bool = False,
+        share: float = 0.5,
     ) -> None:
         positive, negative = _classes(labels)
         self._positive, self._negative = positive, negative
@@ -268,7 +313,7 @@ class F1:
 
     name = "F1"
 
-    def __init__(self, labels: ArrayLike | Tensor, *, labels_are_public: bool = False) -> None:
+    def __init__(self, labels: Labels, *, labels_are_public: bool = False) -> None:
         self._positive, negative = _classes(labels)
         if not labels_are_public:
             raise ValueError(
@@ -303,16 +348,15 @@ def _scores(predictions: Tensor, num_records: int) -> Tensor:
     return predictions.double()
 
 
-def _classes(labels: ArrayLike | Tensor) -> tuple[Tensor, Tensor]:
+def _classes(labels: Labels) -> tuple[Tensor, Tensor]:
     """Which records are positive, and which negative."""
-    try:
-        values = labels if isinstance(labels, Tensor) else torch.from_numpy(np.asarray(labels))
-    except (TypeError, ValueError, OverflowError) as error:
-        raise TypeError(f"`labels` must be numbers, got {type(labels).__name__}.") from error
-    if values.dim() != 1 or values.is_complex():
-        raise ValueError(f"`labels` must be n numbers, got shape {tuple(values.shape)}.")
+    if not isinstance(labels, Tensor | np.ndarray | Sequence) or isinstance(labels, str):
+        raise TypeError(f"`labels` must be n numbers, got {type(labels).__name__}.")
+    values = as_numbers(labels)
+    if values.ndim != 1:
+        raise ValueError(f"`labels` must be n numbers, got shape {values.shape}.")
     check_integer("the number of `labels`", len(values))
-    return values == 1, values == 0
+    return torch.from_numpy(values == 1), torch.from_numpy(values == 0)
 
 
 def _public_sizes(positive: Tensor, negative: Tensor) -> tuple[int, int]:
@@ -323,14 +367,24 @@ def _public_sizes(positive: Tensor, negative: Tensor) -> tuple[int, int]:
 
 # --- From a scikit-learn estimator. ---
 
-RecordLoss = Literal["zero_one", "log", "squared", "absolute", "roc_auc", "f1"]
+RecordLoss = Literal["zero_one", "brier", "log", "squared", "absolute", "roc_auc", "f1"]
+#: What these losses, or the scores that they replace, are called elsewhere.
+_CALLED_ELSEWHERE: dict[str, RecordLoss] = {
+    **dict.fromkeys(("accuracy", "accuracy_score", "error", "error_rate", "0-1"), "zero_one"),
+    **dict.fromkeys(("brier_score", "brier_score_loss"), "brier"),
+    **dict.fromkeys(("logloss", "log_loss", "cross_entropy", "binary_logloss", "nll"), "log"),
+    **dict.fromkeys(("mse", "l2", "rmse", "mean_squared_error", "squared_error"), "squared"),
+    **dict.fromkeys(("mae", "l1", "mean_absolute_error", "absolute_error"), "absolute"),
+}
+#: A log loss that is clipped below this one rewards overconfident mistakes.
+_WIDE_LOG_LOSS = 7.0
 #: Scores that are no mean over records, and what can be done instead.
 _NO_MEANS = {
     **dict.fromkeys(
         ("roc_auc", "average_precision", "auc", "f1", "precision", "recall", "balanced_accuracy"),
         "it compares records with each other or divides by a number that depends on them, so one "
-        'record moves the others\' part. Use "roc_auc", "f1" where labels are public, or "log", '
-        "which rewards the same ranking; or weigh classes by public shares: a callable that "
+        'record moves the others\' part. Use "roc_auc", "f1" where labels are public, or "brier", '
+        "which also rewards a good ranking; or weigh classes by public shares: a callable that "
         "returns one loss for each record, such as (y != prediction) / share_of_class[y]",
     ),
     **dict.fromkeys(
@@ -368,19 +422,26 @@ def per_record_scores(
             pipeline's step are named ``step__parameter``.
         train: ``(X, y)``, public.
         validation: ``(X, y)``, protected.
-        loss: ``"zero_one"``, ``"log"`` (of the true label's probability), ``"squared"``,
-            ``"absolute"``, or a function of the true labels and of what ``predict`` returned with
-            one number for each record. It must not compare records with each other. For two
-            classes also ``"roc_auc"`` and ``"f1"``, which stand for ``1 - AUC`` and ``1 - F1``;
-            PrivateObjective and the selection of PrivateSearch take them, with the noise that
-            :class:`~botorch_dp.scores.AUC` and :class:`~botorch_dp.scores.F1` need.
+        loss: ``"zero_one"``, ``"brier"`` (half the squared distance of the predicted
+            probabilities from the true ones; from 0 to 1), ``"log"`` (of the true label's
+            probability; unbounded), ``"squared"``, ``"absolute"``, or a function of the true labels
+            and of what ``predict`` returned with one number for each record. It must not compare
+            records with each other. For two classes also ``"roc_auc"`` and ``"f1"``, which stand
+            for ``1 - AUC`` and ``1 - F1``; PrivateObjective and the selection of PrivateSearch take
+            them, with the noise that :class:`~botorch_dp.scores.AUC` and
+            :class:`~botorch_dp.scores.F1` need.
         labels_are_public: Whether the validation labels, and with them the sizes of the classes,
             may be known to everybody. Only these two losses ask; F1 needs it, AUC gains by it.
 
     Returns:
-        A function from ``b`` configurations to ``b x n`` losses, with ``num_records``. A record
-        that cannot be predicted, for a feature that is not finite or a category nobody has seen,
-        scores NaN: nothing that one record says raises.
+        A function from ``b`` configurations to ``b x n`` losses, with ``num_records``.
+
+    A record that cannot be scored, for a missing feature or a category nobody has seen, scores NaN,
+    which counts as the worse bound; a public record takes its place in the prediction. Nothing that
+    one record says raises, warns, or changes the form in which the others are read: lists and
+    tables of objects are read in the form of the training records, which are public, and the types
+    of arrays count as public, too. All records are predicted in one call, of one shape. Only where
+    it raises is each record tried alone, to find those that fail; such a call takes longer.
 
     Example:
         >>> space = SearchSpace(C=Real(1e-2, 1e3, log=True), gamma=Real(1e-4, 1.0, log=True))
@@ -420,21 +481,26 @@ class EstimatorScores:
                 f"`space` names {unknown}, which {type(estimator).__name__} has no parameters of: "
                 "see estimator.get_params()."
             )
-        self._train_X, self._train_y, _ = _columns_of("train", train)
-        self._X, y, self.num_records = _columns_of("validation", validation)
-        self._y = np.asarray(y)
-        self._loss = _checked_loss(loss, estimator)
+        #: The loss's name, or the function.
+        self.loss = _checked_loss(loss, estimator)
         self._estimator = estimator
+        self._train_X, self._train_y, _ = _columns_of("train", train)
+        X, y, self.num_records = _columns_of("validation", validation)
+        self._classes = np.asarray(self._train_y)
+        if self._classes.dtype.kind == "O":  # of numbers, perhaps
+            self._classes = np.asarray(self._classes.tolist())
+        if loss in ("squared", "absolute") and self._classes.dtype.kind not in "fiub":
+            raise TypeError(f"`loss` = {loss!r} needs numbers as labels, but `train` has none.")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a warning may tell about a single record
+            #: The records, and a public one in the last row.
+            self._X, self._unreadable = _like_training("validation", self._train_X, X)
+            self._odd = _odd_values(self._X)
+        self._y = _labels_like(self._classes, y)
         #: What makes a loss of the predictions of all records, where it is no mean over them.
         self.statistic: Statistic | None = None
         if loss in ("roc_auc", "f1"):
             self.statistic = self._ranking(str(loss), labels_are_public)
-        self._bad = _not_finite(self._X, self.num_records)
-        if self._bad is not None and self._bad.any():
-            # Estimators refuse such rows all together. A public row takes their place in the
-            # prediction, so that nothing raises and the time is the same, and their score is NaN.
-            self._X = np.array(self._X)
-            self._X[self._bad] = np.asarray(self._train_X)[0]
 
     def __call__(self, configs: Sequence[Mapping[str, Any]]) -> Tensor:
         """``b`` configurations to ``b x n`` losses."""
@@ -443,74 +509,117 @@ class EstimatorScores:
         return torch.stack([self._losses(config) for config in configs])
 
     def _ranking(self, loss: str, labels_are_public: bool) -> Statistic:
-        classes = np.unique(np.asarray(self._train_y))
+        classes = np.unique(self._classes)
         if len(classes) != 2:
             raise ValueError(
                 f"`loss` = {loss!r} is for two classes, got {len(classes)} in the training labels."
             )
         negative, self._positive = classes
-        labels = np.where(self._y == self._positive, 1, np.where(self._y == negative, 0, -1))
+        labels = np.where(
+            _equal(self._y, self._positive), 1, np.where(_equal(self._y, negative), 0, -1)
+        )[:-1]
         if loss == "f1":
             return F1(labels, labels_are_public=labels_are_public)
-        share = float((np.asarray(self._train_y) == self._positive).mean())
+        share = float((self._classes == self._positive).mean())
         return AUC(labels, labels_are_public=labels_are_public, share=share)
 
     def _losses(self, config: Mapping[str, Any]) -> Tensor:
         with needs_extra("sklearn", "`per_record_scores`"):
             from sklearn.base import clone
 
+        n = self.num_records
         fitted = clone(self._estimator).set_params(**config)
         fitted.fit(self._train_X, self._train_y)
-        # What is wrong with the estimator shows on public records, with its cause.
-        self._of(fitted, self._train_X[:1], np.asarray(self._train_y[:1]))
-        with warnings.catch_warnings():
+        # What is wrong with the estimator or the loss shows on a public record, with its cause.
+        self._of(fitted, self._rows([n]), self._y[[n]])
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")  # a warning may tell about a single record
-            try:
-                losses = self._of(fitted, self._X, self._y)
-            except Exception:  # one record's doing: which, must not show
-                losses = np.concatenate([self._one(fitted, i) for i in range(self.num_records)])
-        if self._bad is not None:
-            losses = np.where(self._bad, np.nan, losses)
-        return torch.from_numpy(losses)
+            failing = self._unreadable.copy()
+            for value, records in self._odd:
+                if self._refuses(fitted, value):
+                    failing |= records
+            losses = self._attempt(fitted, failing)
+            if losses is None:
+                # Which records fail is a matter of each alone, and all others are predicted in the
+                # same shape as ever: in another one their rounding would be another.
+                for i in np.flatnonzero(~failing):
+                    failing[i] = self._tried(fitted, self._rows([i]), self._y[[i]]) is None
+                losses = self._attempt(fitted, failing)
+        if losses is None:
+            losses = np.full(n, np.nan)
+        return torch.from_numpy(np.where(failing, np.nan, losses))
 
-    def _one(self, fitted: Any, index: int) -> NDArray[np.float64]:
+    def _rows(self, places: Any) -> Any:
+        return self._X.iloc[places] if hasattr(self._X, "iloc") else self._X[places]
+
+    def _attempt(self, fitted: Any, failing: NDArray[np.bool_]) -> Numbers | None:
+        """All records' losses with the public record in some places; None if that raises."""
+        places = np.where(failing, self.num_records, np.arange(self.num_records))
+        return self._tried(fitted, self._rows(places), self._y[places])
+
+    def _refuses(self, fitted: Any, value: float) -> bool:
+        """Whether the estimator cannot predict the public record once its numbers are these."""
+        row = self._rows([self.num_records]).copy()
+        if hasattr(row, "iloc"):
+            row[row.select_dtypes("float").columns] = value
+        else:
+            row[...] = value
+        return self._tried(fitted, row, self._y[[self.num_records]]) is None
+
+    def _tried(self, fitted: Any, X: Any, y: NDArray[Any]) -> Numbers | None:
         try:
-            return self._of(fitted, self._X[index : index + 1], self._y[index : index + 1])
-        except Exception:  # what a record does must not be seen: it counts as the worse bound
-            return np.full(1, np.nan)
+            return self._of(fitted, X, y)
+        except Exception:  # a record's doing, which must not show
+            return None
 
-    def _of(self, fitted: Any, X: Any, y: NDArray[Any]) -> NDArray[np.float64]:
+    def _of(self, fitted: Any, X: Any, y: NDArray[Any]) -> Numbers:
         """Losses of records, one for each."""
-        if self._loss == "log":
+        if self.loss in ("log", "brier"):
             probabilities = np.asarray(fitted.predict_proba(X), dtype=np.float64)
-            is_true = y[:, None] == np.asarray(fitted.classes_)[None, :]
-            with np.errstate(divide="ignore"):
-                return -np.log((probabilities * is_true).sum(-1))
-        if self._loss == "roc_auc":
+            is_true = np.stack([_equal(y, label) for label in fitted.classes_], axis=-1)
+            if probabilities.shape != is_true.shape:
+                raise ValueError(f"`predict_proba` returned {probabilities.shape}.")
+            if self.loss == "log":
+                with np.errstate(divide="ignore"):
+                    return -np.log((probabilities * is_true).sum(-1))
+            known = is_true.any(-1)
+            return np.where(known, 0.5 * np.square(probabilities - is_true).sum(-1), np.nan)
+        if self.loss == "roc_auc":
             if hasattr(fitted, "decision_function"):
-                return np.asarray(fitted.decision_function(X), dtype=np.float64)
-            return np.asarray(fitted.predict_proba(X), dtype=np.float64)[:, 1]
-        predicted = np.asarray(fitted.predict(X))
-        if self._loss == "f1":
-            return (predicted == self._positive).astype(np.float64)
-        if self._loss == "zero_one":
-            return (predicted != y).astype(np.float64)
-        if callable(self._loss):
-            losses = np.asarray(self._loss(y, predicted), dtype=np.float64)
-            if losses.shape != (len(y),):
-                raise ValueError(
-                    f"`loss` must return one number for each record, {(len(y),)}, got "
-                    f"{losses.shape}."
-                )
-            return losses
-        with np.errstate(all="ignore"):
-            error = predicted.astype(np.float64) - y.astype(np.float64)
-            return np.square(error) if self._loss == "squared" else np.abs(error)
+                return _of_each(fitted.decision_function(X), len(y), "decision_function")
+            return _of_each(fitted.predict_proba(X)[:, 1], len(y), "predict_proba")
+        predicted, is_number = fitted.predict(X), self._classes.dtype.kind in "fiub"
+        if not isinstance(predicted, np.ndarray):
+            predicted = as_numbers(predicted) if is_number else column(predicted)
+        if callable(self.loss):
+            return _of_each(self.loss(y, predicted), len(y), "`loss`")
+        if self.loss in ("squared", "absolute"):
+            with np.errstate(all="ignore"):
+                error = _of_each(predicted, len(y), "`predict`") - as_numbers(y)
+                return np.square(error) if self.loss == "squared" else np.abs(error)
+        if is_number:
+            predicted = _of_each(predicted, len(y), "`predict`")
+        if predicted.shape != y.shape:
+            raise ValueError(f"`predict` returned {predicted.shape} for {len(y)} records.")
+        if self.loss == "f1":
+            return _equal(predicted, self._positive).astype(np.float64)
+        return (~_equal(y, predicted)).astype(np.float64)
 
     def __repr__(self) -> str:
-        loss = self._loss if isinstance(self._loss, str) else "a function"
+        loss = self.loss if isinstance(self.loss, str) else "a function"
         name = type(self._estimator).__name__
         return f"EstimatorScores({name}, loss={loss}, num_records={self.num_records})"
+
+
+def warn_of_narrow_bounds(record_scores: object, bounds: tuple[float, float]) -> None:
+    """Warn where bounds would turn the order of configurations around."""
+    if getattr(record_scores, "loss", None) == "log" and bounds[1] < _WIDE_LOG_LOSS:
+        warn_caller(
+            f"`bounds` = {bounds} cut off the log loss: a confident mistake costs no more than "
+            f"{bounds[1]:g}, which rewards overconfident models and may turn the order of "
+            'configurations around. Use loss="brier" with bounds (0, 1), or bounds of at least '
+            f"(0, {_WIDE_LOG_LOSS:g})."
+        )
 
 
 def _checked_loss(loss: object, estimator: Any) -> RecordLoss | Callable[[Any, Any], Any]:
@@ -524,13 +633,15 @@ def _checked_loss(loss: object, estimator: Any) -> RecordLoss | Callable[[Any, A
             raise PrivacyError(
                 f"`loss` = {loss!r} cannot be protected record by record: {_NO_MEANS[name]}."
             )
+        ours = _CALLED_ELSEWHERE.get(name)
+        hint = f" It is called {ours!r} here." if ours else did_you_mean(name, known)
         raise ValueError(
             f"`loss` must be one of {known} or a function of the true labels and the predictions "
-            f"with one number for each record, got {loss!r}."
+            f"with one number for each record, got {loss!r}.{hint}"
         )
-    if loss == "log" and not hasattr(estimator, "predict_proba"):
+    if loss in ("log", "brier") and not hasattr(estimator, "predict_proba"):
         raise ValueError(
-            f'`loss` = "log" needs probabilities, which {type(estimator).__name__} does not '
+            f"`loss` = {loss!r} needs probabilities, which {type(estimator).__name__} does not "
             'predict. Use "zero_one", or an estimator with predict_proba.'
         )
     ranks = hasattr(estimator, "decision_function") or hasattr(estimator, "predict_proba")
@@ -558,11 +669,130 @@ def _columns_of(name: str, data: object) -> tuple[Any, Any, int]:
     return X, y, sizes[0]
 
 
-def _not_finite(X: Any, num_records: int) -> NDArray[np.bool_] | None:
-    """Which records have a feature that is not finite, where features are an array of floats."""
+def _of_each(values: Any, count: int, name: str) -> Numbers:
+    """One number for each record."""
+    numbers = as_numbers(np.asarray(values) if hasattr(values, "dtype") else values)
+    if numbers.shape == (count, 1):
+        numbers = numbers[:, 0]
+    if numbers.shape != (count,):
+        raise ValueError(
+            f"{name} must return one number for each record, {(count,)}, got {numbers.shape}."
+        )
+    return numbers
+
+
+def _equal(labels: NDArray[Any], others: Any) -> NDArray[np.bool_]:
+    """Whether labels are equal to others, or all to one; objects each on their own."""
+    kinds = {labels.dtype.kind, np.asarray(others).dtype.kind}
+    if kinds <= set("fiub") or kinds <= set("US"):
+        return np.asarray(labels == others)
+    pairs = others if isinstance(others, np.ndarray) else [others] * len(labels)
+    return np.array([_is_equal(a, b) for a, b in zip(labels, pairs, strict=True)], dtype=bool)
+
+
+def _is_equal(label: object, other: object) -> bool:
+    try:
+        return bool(label == other)
+    except Exception:
+        return False
+
+
+def _labels_like(classes: NDArray[Any], y: Any) -> NDArray[Any]:
+    """The records' labels in the form of the training labels, and a public one in the end."""
+    y = np.asarray(y) if hasattr(y, "dtype") else column(y)
+    if classes.shape == (len(classes), 1):
+        classes = classes[:, 0]
+    if y.shape == (len(y), 1):
+        y = y[:, 0]
+    if y.ndim != 1:
+        raise ValueError(f"`validation` must have one label for each record, got {y.shape}.")
+    if classes.dtype.kind in "fiub":
+        if y.dtype.kind not in "fiub":
+            y = as_numbers(y)
+        return np.append(y, y.dtype.type(classes[0]))
+    if y.dtype.kind in "fiub":
+        raise TypeError("The labels of `validation` are numbers, but those of `train` are not.")
+    return np.append(y.astype(object), classes[:1].astype(object))
+
+
+def _like_training(name: str, train: Any, X: Any) -> tuple[Any, NDArray[np.bool_]]:
+    """Records in the form of the training records, a public one below, and which are unreadable.
+
+    Arrays of numbers stay as they are, since their type is public. Everything else is read element
+    by element: as numbers where the training records have numbers.
+    """
+    if hasattr(train, "columns") and hasattr(X, "columns"):
+        return _frame_like(name, train, X), np.zeros(len(X), dtype=bool)
+    first = train[:1].toarray() if hasattr(train, "toarray") else np.asarray(train[:1])
+    if hasattr(X, "tocsr"):
+        from scipy import sparse
+
+        entries = X.tocoo()
+        unreadable = np.zeros(X.shape[0], dtype=bool)
+        unreadable[entries.row[~np.isfinite(entries.data)]] = True
+        return sparse.vstack((X, first), format="csr", dtype=X.dtype), unreadable
+    if isinstance(X, np.ndarray) and X.dtype.kind in "fiub":
+        return np.concatenate((X, first.astype(X.dtype))), np.zeros(len(X), dtype=bool)
+    rows = X.to_numpy(dtype=object) if hasattr(X, "iloc") else X
+    numeric = first.dtype.kind in "fiub"
+    table = np.empty((len(rows) + 1, *first.shape[1:]), dtype=float if numeric else object)
+    table[-1] = first[0]
+    unreadable = np.zeros(len(rows), dtype=bool)
+    for index, row in enumerate(rows):
+        try:
+            if first.ndim == 1:
+                table[index] = row
+                continue
+            cells = row if isinstance(row, np.ndarray) else np.asarray(row, dtype=object)
+            unreadable[index] = cells.shape != first.shape[1:]
+            if not unreadable[index]:
+                table[index] = as_numbers(cells) if numeric else cells
+        except Exception:  # whatever a record is, it is no error
+            unreadable[index] = True
+    table[:-1][unreadable] = first[0]
+    return table, unreadable
+
+
+def _frame_like(name: str, train: Any, X: Any) -> Any:
+    """A data frame with the training records' columns, each read element by element."""
+    with needs_extra("frames", "A data frame"):
+        import pandas as pd
+
+    missing = [label for label in train.columns if label not in X.columns]
+    if missing:
+        raise ValueError(f"`{name}` lacks the columns {missing} of `train`.")
+    columns: dict[Any, Any] = {}
+    for label in train.columns:
+        dtype, cells = train[label].dtype, X[label].to_numpy()
+        public = train[label].iloc[:1].to_numpy()
+        if isinstance(dtype, pd.CategoricalDtype):
+            known = [cell if _is_one_of(cell, dtype.categories) else None for cell in cells]
+            columns[label] = pd.Categorical([*known, *public], dtype=dtype)
+        elif pd.api.types.is_numeric_dtype(dtype):
+            columns[label] = np.append(as_numbers(cells), as_numbers(public))
+        else:
+            columns[label] = column([*cells, *public])
+    return pd.DataFrame(columns)
+
+
+def _is_one_of(cell: object, values: Any) -> bool:
+    try:
+        return bool(cell in values)
+    except Exception:
+        return False
+
+
+def _odd_values(X: Any) -> list[tuple[float, NDArray[np.bool_]]]:
+    """Numbers that an estimator may refuse, and which of the records have such numbers."""
+    if hasattr(X, "iloc"):
+        X = X.select_dtypes("float").to_numpy()
     if not isinstance(X, np.ndarray) or X.dtype.kind != "f":
-        return None
-    return np.asarray(~np.isfinite(X.reshape(num_records, -1)).all(-1))
+        return []
+    rows = X[:-1].reshape(len(X) - 1, -1)
+    kinds = [(math.nan, np.isnan(rows)), (math.inf, np.isinf(rows))]
+    if X.dtype.itemsize > 4:
+        kinds.append((1e300, np.isfinite(rows) & (np.abs(rows) > np.finfo(np.float32).max)))
+    return [(value, np.asarray(found.any(-1))) for value, found in kinds]
 
 
 @dataclass(frozen=True)
@@ -592,8 +822,8 @@ class PerRecordReport:
 
 
 def check_per_record(
-    make_scores: Callable[[Records], PerRecordLosses],
-    records: Records,
+    make_scores: Callable[[RecordTensors], PerRecordLosses],
+    records: RecordTensors,
     X: Tensor,
     *,
     trials: int = 10,

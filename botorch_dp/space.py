@@ -28,8 +28,9 @@ from botorch_dp._checks import check_finite, check_integer, check_positive, chec
 
 #: Values of all parameters by name, as the user's functions get them.
 Config: TypeAlias = dict[str, Any]
-#: What a choice may be between: whatever JSON can keep.
+#: What a choice may be between: what JSON can keep, and tuples of it.
 Scalar: TypeAlias = str | int | float | bool | None
+Value: TypeAlias = Scalar | tuple["Value", ...]
 #: Says whether a config may be tried.
 Constraint: TypeAlias = Callable[[Config], bool]
 
@@ -124,19 +125,17 @@ class When:
     """
 
     parameter: str
-    values: tuple[Scalar, ...]
+    values: tuple[Value, ...]
 
-    def __init__(self, parameter: str, *values: Scalar) -> None:
-        if not isinstance(parameter, str):
-            raise TypeError(f"`parameter` must be the name of one, got {type(parameter).__name__}.")
+    def __init__(self, parameter: str, *values: Value) -> None:
         if not values:
             raise ValueError('`values` is empty: name some, as in When("optimizer", "adam").')
         object.__setattr__(self, "parameter", parameter)
-        object.__setattr__(self, "values", values)
+        object.__setattr__(self, "values", tuple(map(_as_value, values)))
 
     def __call__(self, config: Mapping[str, Any]) -> bool:
         """Whether the parameter is active beside these earlier ones."""
-        return self.parameter in config and config[self.parameter] in self.values
+        return self.parameter in config and _as_value(config[self.parameter]) in self.values
 
     def __repr__(self) -> str:
         return f"When({', '.join(map(repr, (self.parameter, *self.values)))})"
@@ -316,35 +315,35 @@ class Choice:
     """One of several values without an order, such as optimizers or activations.
 
     Args:
-        values: What to choose from: strings, numbers, booleans or None, all different.
+        values: What to choose from: strings, numbers, booleans, None or tuples of these, all
+            different; one after the other, or all in one list or tuple.
         weights: How often random and initial trials draw each of them; equally often if None.
         active: Where the parameter plays a part; everywhere if None.
 
     Example:
-        >>> Choice("sgd", "adam")
+        >>> Choice("sgd", "adam") == Choice(["sgd", "adam"])
+        True
+        >>> hidden_layer_sizes = Choice((32,), (32, 32))
     """
 
-    values: tuple[Scalar, ...]
+    values: tuple[Value, ...]
     weights: tuple[float, ...] | None
     active: When | None
 
     def __init__(
         self,
-        *values: Scalar,
+        *values: Value | Sequence[Value],
         weights: Sequence[float] | None = None,
         active: When | None = None,
     ) -> None:
         _check_condition(active)
+        if len(values) == 1 and isinstance(values[0], list | tuple):
+            values = tuple(values[0])
         if not values:
             raise ValueError('A Choice needs values, as in Choice("sgd", "adam").')
+        values = tuple(map(_as_value, values))
         for value in values:
-            if not (value is None or isinstance(value, (str, int, float))):
-                raise TypeError(
-                    "`values` of a Choice must be strings, numbers, booleans or None, "
-                    f"got {type(value).__name__}."
-                )
-            if isinstance(value, float):
-                check_finite("values", value)
+            _check_value(value)
         # 1, 1.0 and True are one key of a dict: configs could not be told apart.
         if len(set(values)) < len(values):
             raise ValueError(f"`values` of a Choice must be different, got {values}.")
@@ -356,31 +355,30 @@ class Choice:
         object.__setattr__(self, "weights", weights)
         object.__setattr__(self, "active", active)
 
-    def decode(self, codes: NDArray[np.float64]) -> list[Scalar]:
+    def decode(self, codes: NDArray[np.float64]) -> list[Value]:
         """The value whose coordinate is largest, for each of ``n x k`` codes."""
         return [self.values[index] for index in codes.argmax(axis=-1)]
 
-    def encode(self, values: Sequence[Scalar]) -> NDArray[np.float64]:
+    def encode(self, values: Sequence[Value]) -> NDArray[np.float64]:
         """One-hot codes of values, ``n x k``."""
         order = {value: index for index, value in enumerate(self.values)}
-        for value in values:
-            self.check("values", value)
-        return np.eye(len(self.values))[[order[value] for value in values]]
+        return np.eye(len(self.values))[[order[self.check("values", value)] for value in values]]
 
-    def draw(self, u: NDArray[np.float64]) -> list[Scalar]:
+    def draw(self, u: NDArray[np.float64]) -> list[Value]:
         """Values at the quantiles ``u`` of the sampling distribution."""
         return [self.values[place] for place in np.atleast_1d(self.places(u, self.weights))]
 
-    def spread(self, u: NDArray[np.float64]) -> list[Scalar]:
+    def spread(self, u: NDArray[np.float64]) -> list[Value]:
         """Values at quantiles of the uniform distribution, whatever the weights."""
         return [self.values[place] for place in np.atleast_1d(self.places(u, None))]
 
-    def levels(self, count: int) -> list[Scalar]:
+    def levels(self, count: int) -> list[Value]:
         """All values: they have no order in which to leave some out."""
         return list(self.values)
 
-    def check(self, name: str, value: object) -> Scalar:
+    def check(self, name: str, value: object) -> Value:
         """Return ``value``, or raise if it is none of the values."""
+        value = _as_value(value)
         for known in self.values:
             if known == value and isinstance(known, bool) == isinstance(value, bool):
                 return known
@@ -399,6 +397,24 @@ class Choice:
         options = {"weights": self.weights, "active": self.active}
         inside += "".join(f", {name}={o!r}" for name, o in options.items() if o is not None)
         return f"Choice({inside})"
+
+
+def _as_value(value: Any) -> Any:
+    """A list as the tuple that it was before JSON had it."""
+    return tuple(map(_as_value, value)) if isinstance(value, list | tuple) else value
+
+
+def _check_value(value: object) -> None:
+    if isinstance(value, tuple):
+        for part in value:
+            _check_value(part)
+    elif isinstance(value, float):
+        check_finite("values", value)
+    elif not (value is None or isinstance(value, str | int)):
+        raise TypeError(
+            "`values` of a Choice must be strings, numbers, booleans, None or tuples of these, "
+            f"got {type(value).__name__}."
+        )
 
 
 Parameter: TypeAlias = Real | Integer | Choice
@@ -761,7 +777,8 @@ def narrowings(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]
         if parameter["kind"] != before["kind"]:
             found.append(f"`{name}` was a {before['kind']} and is a {parameter['kind']}")
         elif "values" in before:
-            gone = before["values"] != [v for v in parameter["values"] if v in before["values"]]
+            values, known = _as_value(parameter["values"]), _as_value(before["values"])
+            gone = known != tuple(value for value in values if value in known)
             if gone:
                 found.append(f"`{name}` lacks some of {before['values']}, or has them reordered")
         elif parameter["low"] > before["low"] or parameter["high"] < before["high"]:
@@ -782,7 +799,7 @@ def _activity(space: Mapping[str, Any], name: str, stored: Mapping[str, Any]) ->
     if parent is None:
         return "nowhere"
     if "values" in parent:
-        values = [value for value in parent["values"] if value in condition["values"]]
+        values = [v for v in _as_value(parent["values"]) if v in _as_value(condition["values"])]
     else:
         values = [v for v in sorted(condition["values"]) if parent["low"] <= v <= parent["high"]]
     return (condition["parameter"], values) if values else "nowhere"

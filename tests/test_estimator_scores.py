@@ -8,6 +8,8 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from scipy import sparse
+from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
@@ -31,7 +33,7 @@ def fitted(config, estimator=LogisticRegression):
     return estimator(**config).fit(*TRAIN)
 
 
-@pytest.mark.parametrize("loss", ["zero_one", "log", "squared", "absolute"])
+@pytest.mark.parametrize("loss", ["zero_one", "brier", "log", "squared", "absolute"])
 def test_losses_are_those_of_the_fitted_estimator(loss):
     scores = per_record_scores(LogisticRegression(), SPACE, TRAIN, VALIDATION, loss)
     table = scores(CONFIGS)
@@ -41,6 +43,7 @@ def test_losses_are_those_of_the_fitted_estimator(loss):
         error = model.predict(VALIDATION[0]) - VALIDATION[1]
         wanted = {
             "zero_one": error != 0,
+            "brier": (model.predict_proba(VALIDATION[0])[:, 1] - VALIDATION[1]) ** 2,
             "log": -model.predict_log_proba(VALIDATION[0])[np.arange(30), VALIDATION[1]],
             "squared": error**2,
             "absolute": abs(error),
@@ -73,8 +76,62 @@ def test_the_users_estimator_is_left_alone():
 def test_a_label_that_training_never_saw_is_a_loss_and_no_error():
     y = VALIDATION[1].copy()
     y[4] = 7
-    scores = per_record_scores(LogisticRegression(), SPACE, TRAIN, (VALIDATION[0], y), "log")
-    assert scores(CONFIGS)[:, 4].tolist() == [math.inf, math.inf]
+    validation = VALIDATION[0], y
+    for loss, worst in (("log", math.inf), ("brier", math.nan), ("zero_one", 1.0)):
+        scores = per_record_scores(LogisticRegression(), SPACE, TRAIN, validation, loss)
+        assert str(scores(CONFIGS)[0, 4].item()) == str(worst)
+
+
+def test_brier_lies_between_its_bounds_for_several_classes():
+    def three(X):
+        return np.digitize(X[:, 0], [-0.3, 0.3])
+
+    train, validation = ((part, three(part)) for part in (X[:30], X[30:]))
+    (row,) = per_record_scores(LogisticRegression(), SPACE, train, validation, "brier")(CONFIGS[:1])
+    model = LogisticRegression(C=0.1).fit(*train)
+    distance = np.square(model.predict_proba(X[30:]) - np.eye(3)[validation[1]]).sum(-1)
+    assert np.allclose(row, distance / 2) and 0 <= row.min() <= row.max() <= 1
+
+
+def test_missing_values_are_scored_by_an_estimator_that_takes_them():
+    features = VALIDATION[0].copy()
+    features[4, 1] = math.nan
+    estimator = HistGradientBoostingClassifier(max_iter=3)
+    space = SearchSpace(max_depth=Integer(1, 5))
+    scores = per_record_scores(estimator, space, TRAIN, (features, VALIDATION[1]), "brier")
+    (row,) = scores([{"max_depth": 2}])
+    model = HistGradientBoostingClassifier(max_iter=3, max_depth=2).fit(*TRAIN)
+    expected = (model.predict_proba(features[4:5])[0, 1] - VALIDATION[1][4]) ** 2
+    assert row[4].item() == pytest.approx(expected)
+    assert not row.isnan().any()
+
+
+def test_sparse_tables_and_tensors_score_as_arrays_do():
+    expected = per_record_scores(SVC(), SPACE, TRAIN, VALIDATION)(CONFIGS)
+    for form in (sparse.csr_matrix, torch.from_numpy):
+        train, validation = ((form(part[0]), part[1]) for part in (TRAIN, VALIDATION))
+        assert torch.equal(per_record_scores(SVC(), SPACE, train, validation)(CONFIGS), expected)
+    broken = sparse.csr_matrix(VALIDATION[0])
+    broken[3, 1] = math.nan
+    train = sparse.csr_matrix(X[:30]), TRAIN[1]
+    (row,) = per_record_scores(SVC(), SPACE, train, (broken, VALIDATION[1]))(CONFIGS[:1])
+    assert row.isnan().nonzero().flatten().tolist() == [3]
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        ("accuracy", "zero_one"),
+        ("logloss", "log"),
+        ("neg_log_loss", "log"),
+        ("mse", "squared"),
+        ("neg_mean_absolute_error", "absolute"),
+        ("brier_score_loss", "brier"),
+    ],
+)
+def test_names_of_other_libraries_get_ours(name, ours):
+    with pytest.raises(ValueError, match=f"It is called '{ours}' here"):
+        per_record_scores(LogisticRegression(), SPACE, TRAIN, VALIDATION, name)
 
 
 @pytest.mark.parametrize("nonsense", [math.nan, math.inf])
@@ -129,6 +186,9 @@ def test_scores_that_are_no_mean_over_records_are_refused_with_advice(name):
         ({"validation": (X[:0], Y[:0])}, ValueError, "as many rows"),
         ({"loss": "accuracies"}, ValueError, "one of"),
         ({"loss": None}, ValueError, "one of"),
+        ({"train": (X, np.where(Y, "y", "n"))}, TypeError, "are numbers"),
+        ({"train": (X, np.where(Y, "y", "n")), "loss": "squared"}, TypeError, "needs numbers"),
+        ({"validation": (X, np.eye(60))}, ValueError, "one label"),
         (
             {"estimator": Ridge(), "space": SearchSpace(alpha=Real(0, 1)), "loss": "log"},
             ValueError,

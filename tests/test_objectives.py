@@ -6,7 +6,9 @@ import math
 import threading
 import warnings
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from botorch.acquisition import qLogNoisyExpectedImprovement
@@ -15,6 +17,7 @@ from botorch.generation import MaxPosteriorSampling
 from botorch.models import SingleTaskGP
 from botorch.optim import optimize_acqf
 from gpytorch.mlls import ExactMarginalLogLikelihood
+from numpy.typing import NDArray
 from scipy.stats import kstest
 from torch import Tensor
 from torch.quasirandom import SobolEngine
@@ -313,7 +316,6 @@ def test_simulated_noise_repeats_and_differs_between_rows() -> None:
         ({"mu": math.inf}, "mu"),
         ({"num_records": 0}, "num_records"),
         ({"num_records": 1.5}, "num_records"),
-        ({"ledger": 1.0}, "ledger"),
         ({"record_losses": 1.0}, "record_losses"),
         ({"unsafe_seed": -1}, "unsafe_seed"),
     ],
@@ -362,8 +364,7 @@ def test_points_of_another_dimension() -> None:
         lambda X: distances(X).mean(-1),
         lambda X: distances(X)[:, :0],
         lambda X: distances(X)[:1],
-        lambda X: distances(X).numpy(),
-        lambda X: distances(X).to(torch.complex64),
+        lambda X: distances(X).tolist(),
     ],
 )
 def test_wrong_scores(wrong: Callable[[Tensor], Tensor]) -> None:
@@ -592,3 +593,76 @@ def test_a_single_column_is_warned_about():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         told(torch.rand(2, 1, dtype=torch.double))
+
+
+# Arrays, and the names of other libraries
+
+
+def test_arrays_come_back_as_arrays() -> None:
+    records = np.linspace(0, 1, 50)
+
+    def losses(X: NDArray[np.float64]) -> NDArray[np.float64]:
+        assert isinstance(X, np.ndarray)
+        return np.abs(X - records)
+
+    arguments: dict[str, Any] = {"bounds": (0.0, 1.0), "mu": 1.0, "unsafe_seed": 1}
+    objective = PrivateObjective(losses, **arguments)
+    Y, Yvar = objective(np.array([[0.5], [0.2]]))
+    assert isinstance(Y, np.ndarray) and isinstance(Yvar, np.ndarray) and Y.shape == (2, 1)
+    tensors = PrivateObjective(lambda X: (X - torch.from_numpy(records)).abs(), **arguments)
+    same, _ = tensors(torch.tensor([[0.5], [0.2]], dtype=torch.double))
+    assert Y.tolist() == same.tolist() and len(objective.history.Y) == 2
+    for wrong in (np.zeros(2), np.zeros((0, 1)), np.full((1, 1), np.nan), np.array([["a"]])):
+        with pytest.raises((TypeError, ValueError)):
+            objective(wrong)
+    assert len(objective.history.Y) == 2
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "words"),
+    [
+        (PrivateObjective, "epsilon", "for_budget"),
+        (PrivateObjective, "noise_multiplier", "It is called `mu` here"),
+        (PrivateObjective, "direction", "It is called `negate` here"),
+        (PrivateObjective.for_budget, "n_trials", "It is called `evaluations` here"),
+        (PrivateObjective.for_budget, "budget", r"ledger=PrivacyLedger\(budget="),
+        (PrivateObjective.for_budget, "bound", "Did you mean 'bounds'"),
+    ],
+)
+def test_names_of_other_libraries_get_ours(make: Any, name: str, words: str) -> None:
+    given: dict[str, Any] = {"bounds": (0.0, 1.0), "mu": 1.0}
+    if make != PrivateObjective:
+        ledger = PrivacyLedger(budget=PrivacyBudget(1.0, 1e-6))
+        given = {"bounds": (0.0, 1.0), "ledger": ledger, "evaluations": 3}
+    with pytest.raises(TypeError, match=f"has no argument `{name}`.*{words}"):
+        make(distances, **given, **{name: 1.0})
+
+
+def test_a_spent_budget_is_named_in_the_callers_numbers() -> None:
+    ledger = PrivacyLedger(budget=PrivacyBudget(1.0, 1e-6))
+    objective = PrivateObjective.for_budget(
+        distances, bounds=(0.0, 1.0), ledger=ledger, evaluations=3, num_records=50
+    )
+    objective(point(2))
+    with pytest.raises(BudgetExhausted, match=r"is for 3 evaluations, and 2 were made; 2 more"):
+        objective(point(2))
+    objective(point(1))
+    with pytest.raises(BudgetExhausted, match="No record was read this time"):
+        objective(point(1))
+    assert len(objective.history.Y) == 3
+
+
+@pytest.mark.filterwarnings("error")
+def test_for_budget_warns_of_a_large_delta() -> None:
+    for delta, records in ((0.05, 100), (1e-6, 10**6)):
+        ledger = PrivacyLedger(budget=PrivacyBudget(1.0, delta))
+        with pytest.warns(UserWarning, match=f"not below 1/{records}"):
+            PrivateObjective.for_budget(
+                distances, bounds=(0.0, 1.0), ledger=ledger, evaluations=3, num_records=records
+            )
+
+
+def test_settings_of_the_caller_are_a_printed_condition() -> None:
+    text = str(PrivateObjective(distances, bounds=(0.0, 1.0), mu=1.0).price())
+    for words in ("depends on that record", "the bounds, mu and the number of records were chosen"):
+        assert words in text

@@ -21,6 +21,7 @@ from botorch_dp.space import (
     TruncatedNormal,
     Uniform,
     When,
+    narrowings,
 )
 
 #: Statistical tests fail by chance once in a million runs of new seeds.
@@ -48,7 +49,7 @@ class TestRange:
             make()  # type: ignore[operator]
 
     def test_wrong_types(self) -> None:
-        with pytest.raises(TypeError, match="`low` must be an integer"):
+        with pytest.raises(TypeError, match="`low` of an Integer must be an integer"):
             Integer(0.5, 2)  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="`distribution`"):
             Real(0.0, 1.0, distribution="uniform")  # type: ignore[arg-type]
@@ -84,7 +85,7 @@ class TestDraws:
         values = np.array(parameter.draw(self.u))
         expected = stats.truncexpon(b=4.0, loc=0.1, scale=0.1)
         assert stats.kstest(values, expected.cdf).pvalue > FALSE_ALARM
-        # A twin with another rate is told apart.
+        # A space with another rate is told apart.
         wrong = stats.truncexpon(b=4.4, loc=0.1, scale=0.4 / 4.4)
         assert stats.kstest(values, wrong.cdf).pvalue < FALSE_ALARM
 
@@ -148,7 +149,7 @@ class TestSearchSpace:
             SearchSpace()
 
     def test_not_a_parameter(self) -> None:
-        with pytest.raises(TypeError, match="`x` must be a Real or an Integer or a Choice"):
+        with pytest.raises(TypeError, match="`x` must be a Real, an Integer or a Choice"):
             SearchSpace(x=(0, 1))  # type: ignore[arg-type]
 
     def test_codes_of_configs_come_back(self) -> None:
@@ -222,8 +223,12 @@ class TestChoice:
             (lambda: Choice(), ValueError, "needs values"),
             (lambda: Choice("a", "a"), ValueError, "different"),
             (lambda: Choice(1, True), ValueError, "different"),
-            (lambda: Choice(("a", "b")), TypeError, "`values` must be a string"),  # type: ignore[arg-type]
+            (lambda: Choice([]), ValueError, "needs values"),
+            (lambda: Choice({"a", "b"}), TypeError, "got set"),
+            (lambda: Choice((1, {2}), "a"), TypeError, "got set"),
             (lambda: Choice(math.nan), ValueError, "finite"),
+            (lambda: Choice((1.0, math.inf), (1.0,)), ValueError, "finite"),
+            (lambda: Choice([[1], (1,)]), ValueError, "different"),
             (lambda: Choice("a", "b", weights=[1.0]), ValueError, "`weights` must be 2"),
             (lambda: Choice("a", "b", weights=[1.0, 0.0]), ValueError, "`weights`"),
         ],
@@ -231,6 +236,31 @@ class TestChoice:
     def test_wrong(self, make: Any, error: type[Exception], match: str) -> None:
         with pytest.raises(error, match=match):
             make()
+
+    def test_values_in_a_list_or_a_tuple(self) -> None:
+        for given in (["sgd", "adam"], ("sgd", "adam")):
+            assert Choice(given) == Choice("sgd", "adam")
+        assert Choice(128) == Choice([128]) and Choice(128).values == (128,)
+
+    def test_tuples_are_values_and_survive_json(self) -> None:
+        space = SearchSpace(
+            layers=Choice([(32,), (32, 32)]),
+            rate=Real(0.1, 1.0, active=When("layers", (32, 32))),
+        )
+        configs = space.grid(2)
+        assert configs == [
+            {"layers": (32,)},
+            {"layers": (32, 32), "rate": 0.1},
+            {"layers": (32, 32), "rate": 1.0},
+        ]
+        stored = json.loads(json.dumps([configs, space.to_dict()]))
+        again = [space.check(config) for config in stored[0]]
+        assert again == configs and all(isinstance(c["layers"], tuple) for c in again)
+        assert torch.equal(space.encode(stored[0]), space.encode(configs))
+        assert space.decode(space.encode(configs)) == configs
+        assert narrowings(stored[1], space.to_dict()) == []
+        fewer = SearchSpace(layers=Choice([(32,)]), rate=Real(0.1, 1.0))
+        assert len(narrowings(stored[1], fewer.to_dict())) == 2
 
     def test_one_hot_and_back(self) -> None:
         values = list(self.optimizer.values)
@@ -373,7 +403,7 @@ def test_wrong_products(product: dict[str, float], match: str) -> None:
 
 
 def test_the_space_serves_every_method() -> None:
-    """It knows no room of ours, so that every one may use it."""
+    """It imports no other subpackage, so that each of them may use it."""
     tree = ast.parse(Path(botorch_dp.space.__file__).read_text())
     modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     modules |= {

@@ -245,7 +245,7 @@ def test_who_needs_a_mean_refuses():
         (lambda: AUC([1, 1], labels_are_public=True), "both classes"),
         (lambda: AUC([1, 2], labels_are_public=True), "0 or 1"),
         (lambda: AUC([]), "labels"),
-        (lambda: AUC([[1, 0]]), "shape"),
+        (lambda: AUC(torch.ones(1, 2)), "shape"),
         (lambda: AUC([1, 0], share=0.0), "share"),
         (lambda: F1([1, 0]), "no bounded sensitivity"),
         (lambda: F1([0, 0], labels_are_public=True), "positive class"),

@@ -227,6 +227,12 @@ MUTANTS = [
         ("level = first(block, its_bound, out", "level = np.positive(block, out"),
     ),
     *_mutants(
+        "scores.py",
+        "test_one_record.py",
+        ("failing[i] = self._tried(", "failing[:] = self._tried("),
+        ("            y = as_numbers(y)\n", "            y = np.asarray(y.tolist())\n"),
+    ),
+    *_mutants(
         "release/choice.py",
         f"{BOUNDARIES} release/test_choice.py",
         ("return 2 * self.confidence_width + gap", "return self.confidence_width + gap"),
@@ -295,10 +301,9 @@ MUTANTS = [
         f"{BOUNDARIES} descent/test_clipping.py",
         ("clip_norm * (1 - (4 * num_records + 2 * dim + 16) * _EPS)", "clip_norm"),
         ("62 - math.ceil(math.log2(num_records))", "63 - math.ceil(math.log2(num_records))"),
-        ("_towards_zero(directions)", "_towards_zero(directions.round())"),
-        ("self.bound / norms.clip(", "2 * self.bound / norms.clip("),
-        ("entries &= -_towards_zero(finite)", "entries &= -1"),
-        ("self._used == start and stop", "stop"),
+        ("entries = directions.long()", "entries = directions.round().long()"),
+        ("self.bound / norms.clamp_min_(", "2 * self.bound / norms.clamp_min_("),
+        ("entries &= -finite.long()", "entries &= -1"),
     ),
     *_mutants(
         "descent/dp_gibo.py",

@@ -44,7 +44,7 @@ class GradientTrace(AcquisitionFunction):
 
     where ``A = Cov(grad f(x), f(X) | D)`` and ``S = Cov(f(X) | D) + noise``. It is joint in the
     batch and does not depend on the observed values, only on where they were taken. The data are
-    factored once; a batch of candidate sets costs one triangular solve.
+    factored once.
 
     Random restarts find nothing in many dimensions: give ``optimize_acqf`` the initial
     conditions of :func:`gen_gradient_trace_initial_conditions`.
@@ -77,14 +77,10 @@ class GradientTrace(AcquisitionFunction):
         """
         model = exact_gp(model)
         super().__init__(model=model)
-        self._averages = is_ensemble(model)
-        # Whoever asks a model for what it does not have waits for an exception at each call.
-        self._transforms = hasattr(model, "input_transform")
         beliefs = gradient_beliefs(model, location)
         self.beliefs: Any = torch.nn.ModuleList(beliefs)
         self.register_buffer("location", location.detach())
         self.register_buffer("noise", candidate_noise(model).reshape(-1))
-        self._first = beliefs[0], float(self.noise[0])
         self.set_X_pending(X_pending)
 
     @concatenate_pending_points
@@ -99,19 +95,16 @@ class GradientTrace(AcquisitionFunction):
         Returns:
             A ``(b)``-dim tensor, at most 0.
         """
-        belief, noise_of_one = self._first
-        if not isinstance(X, Tensor) or X.dtype is not belief.dtype or X.layout != torch.strided:
-            check_tensor("X", X, finite=False)
-            raise ValueError(f"`X` is {X.dtype} but the model works in {belief.dtype}.")
-        if not self._averages:
-            inputs = self.model.transform_inputs(X) if self._transforms else X  # b x q x d
-            return belief.negative_trace_after(inputs, noise_of_one)
+        check_tensor("X", X, finite=False)
+        if X.dtype is not self.location.dtype:
+            raise ValueError(f"`X` is {X.dtype} but the model works in {self.location.dtype}.")
+        if not is_ensemble(self.model):
+            return -self.beliefs[0].trace_after(self.model.transform_inputs(X), self.noise[0])
         # The members' transforms may differ: b x m x q x d.
         inputs = self.model.transform_inputs(X.unsqueeze(-3))
         inputs = inputs.expand(*X.shape[:-2], len(self.beliefs), *inputs.shape[-2:])
         members = zip(self.beliefs, inputs.unbind(-3), self.noise, strict=True)
-        values = [belief.negative_trace_after(Z, noise) for belief, Z, noise in members]
-        return torch.stack(values, dim=-1)
+        return -torch.stack([belief.trace_after(Z, noise) for belief, Z, noise in members], dim=-1)
 
     @property
     def units(self) -> Tensor:

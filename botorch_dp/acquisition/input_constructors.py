@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
-import sys
 from collections.abc import Callable, Hashable, Sequence
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import ModuleType
 from typing import Any, cast
 
 import torch
@@ -183,12 +177,13 @@ def construct_inputs_gradient_trace(
 def register_with_ax() -> None:
     """Let Ax save and load generation strategies that use these acquisition functions.
 
-    It happens by itself wherever this module and Ax's storage are both imported, in either order;
-    calling it again does no harm.
+    Call it once in each process that saves or loads such an experiment; calling it again does no
+    harm.
 
     Example:
-        >>> import botorch_dp.acquisition
         >>> from ax.api.client import Client
+        >>> from botorch_dp.acquisition import register_with_ax
+        >>> register_with_ax()
         >>> client = Client.load_from_json_file("experiment.json")
     """
     with needs_extra("ax", "`register_with_ax`"):
@@ -204,40 +199,3 @@ def register_with_ax() -> None:
         register_acquisition_function(acquisition_function)
     # An option of PrivateUpperConfidenceBound; Ax writes any data class, but reads known ones only.
     CORE_DECODER_REGISTRY[UCBSchedule.__name__] = UCBSchedule
-
-
-_AX_REGISTRY = "ax.storage.json_store.registry"
-
-
-class _OnceAxIsImported(MetaPathFinder):
-    """Registers as soon as somebody has imported Ax's storage, and is gone then.
-
-    To import Ax here would take seconds, also from those who never use it.
-    """
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if name != _AX_REGISTRY:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        loader: Any = spec and spec.loader
-        if loader is None:
-            return spec
-        execute = loader.exec_module
-
-        def execute_and_register(module: ModuleType) -> None:
-            execute(module)
-            # An Ax that is too old to be registered with is still an Ax to be imported.
-            with contextlib.suppress(ImportError):
-                register_with_ax()
-
-        loader.exec_module = execute_and_register
-        return spec
-
-
-if _AX_REGISTRY in sys.modules:
-    register_with_ax()
-else:
-    sys.meta_path.insert(0, _OnceAxIsImported())

@@ -14,13 +14,12 @@ How to choose the settings, all of which are public (measured in ``benchmarks/dp
 - *Radius* of the design. None (the smallest trace) for smooth losses. ``(1.5, 0.15)`` length-scales
   costs little there, steps over ripples and finds its way off plateaus.
 - *Optimizer.* :class:`NoiseAwareAdagrad` where noise dominates (few records for many parameters).
-- *Start.* :func:`private_start` pays only where a few random points can be expected to find a
+- *Start.* :func:`private_start` helps only where a few random points can be expected to find a
   slope: few parameters and a start that is known to be bad.
 - *What to publish.* The average of the iterates once the run has converged, else the last one.
   Both are covered by the one guarantee.
 """
 
-from botorch_dp.descent.convergence import DescentBound, DescentFacts
 from botorch_dp.descent.designs import Design
 from botorch_dp.descent.dp_gibo import DPGIBO, NoiseAwareAdagrad
 from botorch_dp.descent.settings import (
@@ -31,18 +30,3 @@ from botorch_dp.descent.settings import (
     gradient_noise_std,
 )
 from botorch_dp.descent.start import private_start, public_clip_norm
-
-__all__ = [
-    "DPGIBO",
-    "DescentBound",
-    "DescentDiagnostics",
-    "DescentFacts",
-    "DescentPlan",
-    "DescentResult",
-    "Design",
-    "NoiseAwareAdagrad",
-    "StepRecord",
-    "gradient_noise_std",
-    "private_start",
-    "public_clip_norm",
-]

@@ -7,111 +7,22 @@ time; the mean of the clipped gradients has a sensitivity that holds in floating
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from botorch_dp.models.gradient import KernelFactor
-from botorch_dp.models.kernels import Array, namespace
-from botorch_dp.objectives import PerRecordLosses, checked_scores
+from botorch_dp.descent.designs import Design
+from botorch_dp.models.gradient import GradientBelief, KernelFactor
+from botorch_dp.scores import PerRecordLosses, checked_scores
 
 _EPS, _TINY = torch.finfo(torch.double).eps, torch.finfo(torch.double).tiny
 # Numbers that the gradients of a chunk of the records have: two megabytes. With smaller chunks the
 # products take longer, with larger ones the rest.
 _CHUNK_NUMBERS, _LEAST_CHUNK = 2**18, 512
-# How many steps share a table of losses, if it has fewer numbers than that (128 megabytes).
-_TABLE_STEPS, _TABLE_NUMBERS = 16, 2**24
 # The reciprocal of a larger number is subnormal, and slow to compute with.
 _HUGE = 2.0**1020
-
-
-def _empty_rows(num_rows: int, like: Tensor) -> Tensor:
-    """Memory for rows such as those of ``like``."""
-    if like.dtype is torch.double and like.is_cpu:
-        # NumPy asks for large pages, which take less time to come by and to read.
-        return torch.from_numpy(np.empty((num_rows, like.shape[1])))
-    return like.new_empty(num_rows, like.shape[1])
-
-
-class _Table:
-    """Memory for the losses at some points, a row for each. No row is given to two writers."""
-
-    def __init__(self, rows: Tensor) -> None:
-        self.rows = rows
-        self._used = 0
-        self._lock = threading.Lock()
-
-    def give(self, start: int, stop: int) -> bool:
-        """Whether the caller may write these rows: the next ones, and all there."""
-        with self._lock:
-            is_free = self._used == start and stop <= self.rows.shape[0]
-            if is_free:
-                self._used = stop
-            return is_free
-
-
-@dataclass(frozen=True, eq=False)
-class _Losses:
-    """The losses of all records in some consecutive steps, in one table. **Sensitive.**
-
-    One product with all of it is faster than one for each step. A copy has a table of its own, so
-    that neither writes where the other reads.
-
-    Args:
-        table: Where they are.
-        start: Their first row there.
-        sizes: How many points each step had.
-        steps: Which ones these are; public.
-    """
-
-    table: _Table = field(repr=False)
-    start: int
-    sizes: tuple[int, ...]
-    steps: tuple[int, ...]
-
-    @property
-    def rows(self) -> Tensor:
-        """``b x n``, oldest first; not to be changed."""
-        return self.table.rows[self.start : self.start + sum(self.sizes)]
-
-    @classmethod
-    def of(cls, losses: Tensor, sizes: tuple[int, ...], steps: tuple[int, ...]) -> _Losses:
-        """Those in a table without further rows."""
-        table = _Table(losses)
-        table.give(0, losses.shape[0])
-        return cls(table, 0, sizes, steps)
-
-    def with_step(self, losses: Tensor, step: int, num_rows: int) -> _Losses:
-        """These and the losses of one more step, with ``num_rows`` in all if a table is to be made.
-
-        Where the next rows are taken already, as after a step that failed, or there are none, all
-        of them move to another table.
-        """
-        size, table, start = sum(self.sizes), self.table, self.start
-        stop = size + losses.shape[0]
-        if not table.give(start + size, start + stop):
-            num_rows = max(stop, num_rows)
-            table, start = _Table(_empty_rows(num_rows, losses)), 0
-            table.give(0, stop)
-            table.rows[:size] = self.rows
-        # Numbers too small to matter become zero: arithmetic on subnormal ones is slow, and the
-        # time must not depend on a record.
-        limit = torch.finfo(losses.dtype).tiny ** 0.5
-        torch.hardshrink(losses, limit, out=table.rows[start + size : start + stop])
-        return _Losses(table, start, (*self.sizes, stop - size), (*self.steps, step))
-
-    def without_oldest(self, count: int) -> _Losses:
-        """Those of all steps but the first ``count``."""
-        start = self.start + sum(self.sizes[:count])
-        return _Losses(self.table, start, self.sizes[count:], self.steps[count:])
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Losses.of, (self.rows.clone(), self.sizes, self.steps)
 
 
 @dataclass(frozen=True)
@@ -123,11 +34,13 @@ class Observations:
 
     Args:
         factor: The points and the factor of their kernel matrix; public.
-        tables: Losses at the points, oldest first.
+        losses: For each step, oldest first, the losses at its points, ``b x n``.
+        steps: Which steps these are; public.
     """
 
     factor: KernelFactor
-    tables: tuple[_Losses, ...] = ()
+    losses: tuple[Tensor, ...] = ()
+    steps: tuple[int, ...] = ()
 
     def __repr__(self) -> str:
         return f"Observations({len(self.factor)} points; sensitive losses)"
@@ -135,63 +48,111 @@ class Observations:
     @property
     def num_records(self) -> int:
         """``n``."""
-        return self.tables[0].rows.shape[-1]
-
-    @property
-    def steps(self) -> tuple[int, ...]:
-        """The steps that the losses were observed in; public."""
-        return tuple(step for table in self.tables for step in table.steps)
-
-    @property
-    def newest(self) -> Tensor:
-        """The losses of the last of these steps, ``b x n``."""
-        last = self.tables[-1]
-        return last.rows[-last.sizes[-1] :]
+        return self.losses[0].shape[-1]
 
     def with_batch(self, factor: KernelFactor, losses: Tensor, step: int) -> Observations:
         """These observations and those of one more step, whose points ``factor`` has already."""
-        b, n = losses.shape
-        if b == 0:
+        if len(losses) == 0:
             return self
-        # Which steps share a table follows from public numbers that a run keeps: a product adds up
-        # in an order that depends on it, and a resumed run must continue bit for bit.
-        shared = max(1, min(_TABLE_STEPS, _TABLE_NUMBERS // (n * (factor.points.shape[1] + 1))))
-        tables, left = self.tables, (shared - step % shared) * b
-        if tables and tables[-1].steps[-1] // shared == step // shared:
-            last = tables[-1]
-            joined = last.with_step(losses, step, sum(last.sizes) + left)
-            return Observations(factor, (*tables[:-1], joined))
-        empty = _Losses.of(losses.new_empty(0, n), (), ())
-        return Observations(factor, (*tables, empty.with_step(losses, step, left)))
+        # Numbers too small to matter become zero: arithmetic on subnormal ones is slow, and the
+        # time must not depend on a record.
+        losses = torch.nn.functional.hardshrink(losses, torch.finfo(losses.dtype).tiny ** 0.5)
+        return Observations(factor, (*self.losses, losses), (*self.steps, step))
 
     def within(self, limit: int) -> Observations:
         """The newest batches that have at most ``limit`` points together."""
-        sizes = [size for table in self.tables for size in table.sizes]
+        sizes = [len(losses) for losses in self.losses]
         dropped = 0
         while sum(sizes[dropped:]) > limit:
             dropped += 1
         if dropped == 0:
             return self
-        factor, tables = self.factor.without_oldest(sum(sizes[:dropped])), list(self.tables)
-        while tables and dropped >= len(tables[0].steps):
-            dropped -= len(tables.pop(0).steps)
-        if dropped:
-            tables[0] = tables[0].without_oldest(dropped)
-        return Observations(factor, tuple(tables))
+        factor = self.factor.without_oldest(sum(sizes[:dropped]))
+        return Observations(factor, self.losses[dropped:], self.steps[dropped:])
 
     def gradients(self, weights: Tensor) -> Iterator[Tensor]:
         """``weights^T L`` (``N x d`` and ``N x n``), some columns at a time: ``d x m``."""
-        tables = [table.rows for table in self.tables]
-        sizes = [table.shape[0] for table in tables]
-        first, *others = weights.mT.split_with_sizes(sizes, dim=1)
+        first, *others = weights.mT.split([len(losses) for losses in self.losses], dim=1)
         most = max(_CHUNK_NUMBERS // weights.shape[-1], _LEAST_CHUNK)
         size = math.ceil(self.num_records / math.ceil(self.num_records / most))
-        # All columns of a table are cut at once: at small sizes it is calls that take time.
-        for cut in zip(*(table.split(size, dim=1) for table in tables), strict=True):
-            total = first @ cut[0]
-            for part, losses in zip(others, cut[1:], strict=True):
+        for start in range(0, self.num_records, size):
+            first_part, *parts = (losses[:, start : start + size] for losses in self.losses)
+            total = first @ first_part
+            for part, losses in zip(others, parts, strict=True):
                 total.addmm_(part, losses)
             yield total
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedStep:
+    """One step before any record is asked: where to ask, and what the answers will say. Public.
+
+    Args:
+        before: What was observed before, as far as it is still in use.
+        number: Which step of the run it is, counted from 0.
+        factor: The points in use, the new ones included.
+        points: Where the losses are to be asked for, ``b x d``.
+        kept: Which of the proposed points these are. Points that depend on others are left out.
+        belief: What is known of the gradient given the losses at all these points.
+        radius: Of the design, in length-scales.
+    """
+
+    before: Observations
+    number: int
+    factor: KernelFactor
+    points: Tensor
+    kept: Tensor
+    belief: GradientBelief
+    radius: float
+
+    @classmethod
+    def of(
+        cls,
+        observations: Observations,
+        location: Tensor,
+        design: Design,
+        noise: float,
+        *,
+        number: int,
+        steps: int,
+        box: Tensor | None = None,
+        previous: float | None = None,
+        placed: Callable[[Tensor], Tensor] = lambda points: points,
+    ) -> PreparedStep:
+        """Propose points around a location.
+
+        Args:
+            observations: Of the steps before.
+            location: The present iterate, ``d``.
+            design: Where to ask, and how many answers to keep.
+            noise: The variance that the model assumes in each loss.
+            number: Which step it is, counted from 0.
+            steps: Of how many.
+            box: A ``2 x d`` box for the points.
+            previous: The radius of the step before.
+            placed: Moves proposed points to where losses can be asked for.
+        """
+        size = design.size(len(location))
+        before = observations.within(max(0, design.max_points - size))
+        belief = GradientBelief(before.factor, location, unknown_mean=design.has_unknown_mean)
+        proposal = design.propose(belief, box=box, step=number, steps=steps, previous=previous)
+        points = placed(proposal.points)
+        factor, kept = before.factor.extended(points, noise)
+        if len(kept):
+            belief = belief.extended(factor)
+        return cls(before, number, factor, points[kept], kept, belief, proposal.radius)
+
+    def answered(self, losses: Tensor) -> Observations:
+        """All observations, given the losses at :attr:`points`, ``b x n``."""
+        return self.before.with_batch(self.factor, losses, self.number)
+
+    def clipped_mean(self, observations: Observations, clip_norm: float) -> ClippedMean:
+        """The mean of the records' clipped gradients, without noise. **Sensitive.**"""
+        weights = self.belief.weights
+        mean = ClippedMean(weights.shape[-1], observations.num_records, clip_norm, weights.device)
+        for gradients in observations.gradients(weights):
+            mean.add(gradients)
+        return mean
 
 
 def read_losses(record_losses: PerRecordLosses, X: Tensor, num_records: int | None) -> Tensor:
@@ -255,34 +216,23 @@ class ClippedMean:
         """Count in the gradients of some records, ``d x m``, one column for each."""
         gradients = gradients.double()
         self._seen += gradients.shape[-1]
-        if gradients.is_cpu:  # where NumPy's calls take half of the time
-            total, counts = map(torch.from_numpy, self._summed(gradients.numpy()))
-        else:
-            total, counts = self._summed(gradients)
-        self.total += total
-        self._counts += counts
-
-    def _summed(self, gradients: Array) -> tuple[Array, Array]:
-        """The sum in units; how many were shortened, and how many are finite."""
-        some = namespace(gradients)
-        with np.errstate(all="ignore"):  # as torch does, whatever a record says
-            space = abs(gradients)
-            largest = some.amax(space, 0)
-            finite = largest < math.inf  # NaN if one entry is
-            if self.is_plain:
-                total = some.where(finite, gradients, 0.0).sum(-1)
-                return total, some.stack((finite & ~finite, finite)).sum(-1)
-            scale = largest.clip(_TINY, _HUGE)
-            directions = gradients * (1 / scale)  # entries within [-16, 16]
-            # In place, here and below: a fresh table costs more than the arithmetic.
-            norms = some.sqrt(some.multiply(directions, directions, out=space).sum(0))
-            limit = self.bound / norms.clip(_EPS, math.inf)
-            directions *= some.fmin(scale, limit) / self.unit
-            entries = _towards_zero(directions)
-            # What is not finite has become any integers.
-            entries &= -_towards_zero(finite)
-            counts = some.stack((finite & (scale > limit), finite)).sum(-1)
-        return entries.sum(-1), counts
+        space = gradients.abs()
+        largest = space.amax(0)
+        finite = largest < math.inf  # NaN if one entry is
+        if self.is_plain:
+            self.total += torch.where(finite, gradients, 0.0).sum(-1)
+            self._counts[1] += finite.sum()
+            return
+        scale = largest.clamp(_TINY, _HUGE)
+        directions = gradients * (1 / scale)  # entries within [-16, 16]
+        # In place, here and below: a fresh table costs more than the arithmetic.
+        norms = torch.mul(directions, directions, out=space).sum(0).sqrt_()
+        limit = self.bound / norms.clamp_min_(_EPS)
+        directions *= torch.fmin(scale, limit) / self.unit
+        entries = directions.long()  # rounded towards zero; any integer where it is not finite
+        entries &= -finite.long()
+        self.total += entries.sum(-1)
+        self._counts += torch.stack((finite & (scale > limit), finite)).sum(-1)
 
     def value(self) -> Tensor:
         """The mean over all ``n`` records, a ``d``-vector of doubles."""
@@ -293,8 +243,3 @@ class ClippedMean:
         """How many gradients were shortened, and how many were not finite. **Sensitive.**"""
         clipped, finite = self._counts.tolist()
         return clipped, self._seen - finite
-
-
-def _towards_zero(numbers: Array) -> Array:
-    """As 64-bit integers; any where the number is not finite."""
-    return numbers.long() if isinstance(numbers, Tensor) else numbers.astype(np.int64)

@@ -164,7 +164,7 @@ class Design:
         if belief.points.shape[0]:
             # As a polynomial kernel has once it is spanned, or any kernel in a converged run.
             known = torch.finfo(belief.location.dtype).eps ** _KNOWN_EXPONENT
-            limit = known * belief.prior_trace
+            limit = known * belief.prior.trace()
             if bool(belief.trace <= limit.clamp_min(self.tolerance or 0.0)):
                 return Proposal(belief.location.new_zeros(0, d), 0.0)
         radii = self._radii(belief.location.dtype, step, steps, previous)

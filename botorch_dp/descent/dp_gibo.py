@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Never
 
 import torch
 from gpytorch.kernels import Kernel
@@ -23,12 +23,10 @@ from torch import Tensor
 from botorch_dp._checks import check_count, check_nonnegative, check_positive
 from botorch_dp._files import pack
 from botorch_dp._progress import ProgressBar
-from botorch_dp.descent.clipping import ClippedMean, Observations, read_losses
-from botorch_dp.descent.convergence import DescentFacts
+from botorch_dp.descent.clipping import ClippedMean, Observations, PreparedStep, read_losses
 from botorch_dp.descent.designs import (
     Design,
     DesignName,
-    Proposal,
     as_design,
     observation_noise,
 )
@@ -42,9 +40,9 @@ from botorch_dp.descent.settings import (
     described_kernel,
 )
 from botorch_dp.errors import PrivacyError
-from botorch_dp.models.gradient import GradientBelief, KernelFactor
+from botorch_dp.models.gradient import KernelFactor
 from botorch_dp.models.kernels import kernel_derivatives
-from botorch_dp.objectives import PerRecordLosses, known_num_records
+from botorch_dp.objectives import refuse_unknown
 from botorch_dp.privacy import (
     ONE_RECORD,
     Guarantee,
@@ -55,6 +53,7 @@ from botorch_dp.privacy import (
 )
 from botorch_dp.privacy.ledger import check_payment
 from botorch_dp.privacy.runs import Run
+from botorch_dp.scores import PerRecordLosses, known_num_records
 
 MakeOptimizer = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
 
@@ -119,8 +118,8 @@ class DPGIBO:
         initial: Where to start, a ``d``-vector chosen without the records (see
             :func:`private_start`). Its dtype and device are used throughout.
         kernel: A GPyTorch kernel whose hyper-parameters were chosen without the records. A
-            polynomial kernel asks for nothing more once its few functions are pinned down, so it
-            suits losses that are polynomials.
+            polynomial kernel needs no further points once its few functions are known, so it suits
+            losses that are polynomials.
         mu: The privacy parameter of the whole run; infinite for plain GIBO without noise.
         steps: ``T``. Fixed in advance, since the noise of each step depends on it.
         clip_norm: ``B``. Near the median length of the records' gradients for bounded or convex
@@ -135,6 +134,7 @@ class DPGIBO:
         ledger: Charged for each step before the records are asked.
         unsafe_seed: Simulate with reproducible noise. The result then promises nothing, and no
             ledger can be charged for it.
+        unknown: Refused, with the name that an argument of other libraries has here.
 
     Example:
         >>> data = torch.randn(500, 2, dtype=torch.double)
@@ -166,7 +166,14 @@ class DPGIBO:
         unit: PrivacyUnit = ONE_RECORD,
         ledger: PrivacyLedger | None = None,
         unsafe_seed: int | None = None,
+        **unknown: Never,
     ) -> None:
+        refuse_unknown(
+            type(self),
+            unknown,
+            epsilon="Pass `mu=gaussian_mu(epsilon, delta)` of botorch_dp.privacy.",
+            delta="Pass `mu=gaussian_mu(epsilon, delta)` of botorch_dp.privacy.",
+        )
         if not callable(record_losses):
             raise TypeError(
                 f"`record_losses` must be callable, got {type(record_losses).__name__}: pass a "
@@ -309,22 +316,12 @@ class DPGIBO:
         trajectory = torch.stack(done.trajectory)
         second_half = trajectory[1:][done.steps // 2 :]
         location = self._released(trajectory[-1].clone())
-        settings = self._settings
-        facts = DescentFacts(
-            dim=len(settings.initial),
-            clip_norm=settings.clip_norm,
-            noise_std=location.scale or 0.0,
-            step_size=self._step_size,
-            noise_variance=self._noise,
-            has_box=settings.box is not None,
-        )
         return DescentResult(
             location=location,
             average=replace(location, value=second_half.mean(dim=0)),
             trajectory=replace(location, value=trajectory),
             history=done.history,
-            planned_steps=settings.steps,
-            facts=facts,
+            planned_steps=self._settings.steps,
             diagnostics=self._diagnostics,
         )
 
@@ -341,27 +338,28 @@ class DPGIBO:
         settings, done = self._settings, self._progress
         if done.steps >= settings.steps:
             raise ValueError(f"All {settings.steps} steps are taken: a new run needs its own mu.")
-        observations = done.observations.within(settings.design.max_points - settings.batch_size)
-        unknown_mean = settings.design.has_unknown_mean
-        belief = GradientBelief(observations.factor, done.location, unknown_mean=unknown_mean)
-        proposal = self._propose(belief)
-        factor, kept = observations.factor.extended(proposal.points, self._noise)
-        # A dependent point would be asked for in vain.
-        X = proposal.points
-        if kept.shape[0] < X.shape[0]:
-            X = X[kept]
-        if X.shape[0]:
-            belief = belief.extended(factor)
+        sampled = (record.radius for record in reversed(done.history) if record.evaluations)
+        prepared = PreparedStep.of(
+            done.observations,
+            done.location,
+            settings.design,
+            self._noise,
+            number=done.steps,
+            steps=settings.steps,
+            box=settings.box,
+            previous=next(sampled, None),
+        )
 
         @functools.cache
         def read() -> tuple[Observations, ClippedMean]:
-            extended = observations.with_batch(factor, self._ask(X), done.steps)
-            return extended, self._mean_gradient(extended, belief.weights)
+            observations = prepared.answered(self._ask(prepared.points))
+            return observations, prepared.clipped_mean(observations, settings.clip_norm)
 
         gradient = self._noisy(run, read)
-        # Of a gradient that was replayed the losses may be unknown: they are asked for again.
+        # A gradient may have been replayed; its losses are needed by the steps to come.
         seen, mean = read()
-        record = StepRecord(X.shape[0], len(factor), proposal.radius, float(belief.trace))
+        evaluations, trace = len(prepared.points), float(prepared.belief.trace)
+        record = StepRecord(evaluations, len(prepared.factor), prepared.radius, trace)
         with self._descended(gradient, seen.num_records) as location:
             taken = _Progress(
                 seen,
@@ -373,29 +371,10 @@ class DPGIBO:
             self._progress = taken
         self._diagnostics.add(mean)
 
-    def _propose(self, belief: GradientBelief) -> Proposal:
-        done = self._progress
-        sampled = (record.radius for record in reversed(done.history) if record.evaluations)
-        return self._settings.design.propose(
-            belief,
-            box=self._settings.box,
-            step=done.steps,
-            steps=self._settings.steps,
-            previous=next(sampled, None),
-        )
-
     def _ask(self, X: Tensor) -> Tensor:
         """The losses of all records at ``X``; the first answer settles their number."""
         n = self._progress.num_records
         return read_losses(self._record_losses, X, n) if X.shape[0] else X.new_zeros(0, n or 0)
-
-    def _mean_gradient(self, observations: Observations, weights: Tensor) -> ClippedMean:
-        """The clipped gradients of all records; their mean is not noisy yet."""
-        initial, n = self._settings.initial, observations.num_records
-        mean = ClippedMean(initial.shape[0], n, self._settings.clip_norm, initial.device)
-        for gradients in observations.gradients(weights):
-            mean.add(gradients)
-        return mean
 
     def _noisy(self, run: Run, read: Callable[[], tuple[Observations, ClippedMean]]) -> Tensor:
         """The noisy mean of the clipped gradients, ``d``: drawn once for each step of a run."""
@@ -495,7 +474,7 @@ class DPGIBO:
         observations, step = taken.observations, taken.steps - 1
         with run.transaction():
             if step in observations.steps:
-                run.add("losses", step, observations.newest)
+                run.add("losses", step, observations.losses[-1])
             run.keep_only("losses", observations.steps)
             run.put(
                 blocks=list(observations.steps),
@@ -519,9 +498,8 @@ class DPGIBO:
             )
         like, derivatives = self._settings.initial, self._progress.observations.factor.derivatives
         factor = KernelFactor(derivatives, run.get("points").to(like), run.get("root").to(like))
-        observations, losses = Observations(factor), run.items("losses")
-        for step in run.get("blocks"):
-            observations = observations.with_batch(factor, losses[step].to(like), step)
+        steps, losses = tuple(run.get("blocks")), run.items("losses")
+        observations = Observations(factor, tuple(losses[step].to(like) for step in steps), steps)
         self._progress = _Progress(
             observations,
             tuple(run.get("trajectory").to(like)),

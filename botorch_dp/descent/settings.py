@@ -17,7 +17,6 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from botorch_dp._checks import check_integer, check_positive, check_tensor
-from botorch_dp.descent.convergence import DescentBound, DescentFacts, descent_bound
 from botorch_dp.descent.designs import Design
 from botorch_dp.errors import NotPublicError
 from botorch_dp.privacy import (
@@ -333,7 +332,6 @@ class DescentResult:
         trajectory: All iterates, the initial point first, one more than the steps taken, ``x d``.
         history: Public facts about each step.
         planned_steps: How many steps the run was to take; the guarantee covers all of them.
-        facts: Public facts that :meth:`bound` rests on.
         diagnostics: Sensitive.
     """
 
@@ -342,52 +340,7 @@ class DescentResult:
     trajectory: Release[Tensor]
     history: tuple[StepRecord, ...]
     planned_steps: int
-    facts: DescentFacts
     diagnostics: DescentDiagnostics
-
-    def bound(
-        self,
-        *,
-        smoothness: float,
-        record_norm: float,
-        convexity: float | None = None,
-        gradient_bound: float | None = None,
-        start_distance: float | None = None,
-        start_gap: float | None = None,
-        evaluation_noise: float = 0.0,
-    ) -> DescentBound:
-        """How far from the minimum this run may have ended, from its traces and what you know.
-
-        Reads no record: what is known of the losses is said here, and the bound may be published
-        like the run if it was known without the records. See :mod:`.descent.convergence` for the
-        statement and its proof, after Theorems 3.2 and 3.3 and Corollary 3.4 of [Sopa2025].
-
-        Args:
-            smoothness: Largest curvature of the mean loss.
-            record_norm: Norm of a record's loss in the kernel's space, up to a constant.
-            convexity: Least curvature of the mean loss, for a bound on the distance.
-            gradient_bound: Longest gradient of a record along the run, where gradients are clipped.
-            start_distance: At most how far from the minimum the run began.
-            start_gap: At most how far above its minimum the mean loss was there, for a bound on
-                the gradient.
-            evaluation_noise: Standard deviation of the noise in one evaluation of one record.
-
-        Example:
-            >>> print(result.bound(smoothness=1.0, record_norm=2.0, convexity=1.0,
-            ...                    gradient_bound=1.0, start_distance=1.0))
-        """
-        return descent_bound(
-            self.facts,
-            [record.trace for record in self.history],
-            smoothness=smoothness,
-            record_norm=record_norm,
-            convexity=convexity,
-            gradient_bound=gradient_bound,
-            start_distance=start_distance,
-            start_gap=start_gap,
-            evaluation_noise=evaluation_noise,
-            evaluations=sum(record.evaluations for record in self.history),
-        )
 
     @property
     def guarantee(self) -> Guarantee:

@@ -16,18 +16,11 @@ from botorch_dp._checks import (
     check_size,
     check_tensor,
 )
-from botorch_dp.descent.clipping import Observations, read_losses
+from botorch_dp.descent.clipping import Observations, PreparedStep, read_losses
 from botorch_dp.descent.designs import Design, DesignName, as_design, observation_noise
 from botorch_dp.descent.settings import PER_RECORD, check_box
-from botorch_dp.models.gradient import GradientBelief, KernelFactor
+from botorch_dp.models.gradient import KernelFactor
 from botorch_dp.models.kernels import kernel_derivatives
-from botorch_dp.objectives import (
-    PerRecordLosses,
-    checked_scores,
-    clipped_sum,
-    grid_levels,
-    known_num_records,
-)
 from botorch_dp.privacy import (
     ONE_RECORD,
     NeighboringRelation,
@@ -40,6 +33,13 @@ from botorch_dp.privacy import (
     pure_dp_epsilon,
 )
 from botorch_dp.privacy.ledger import check_payment
+from botorch_dp.scores import (
+    PerRecordLosses,
+    checked_scores,
+    clipped_sum,
+    grid_levels,
+    known_num_records,
+)
 
 _CHOSEN = "the box and the bounds of a loss were chosen without the records"
 
@@ -78,7 +78,7 @@ def private_start(
         mu: What to spend, out of a Gaussian budget; about 30% of it is well spent.
         num_points: How many points to compare.
         ledger: Charged before the records are asked.
-        key: Names the chosen point in the ledger: asked again, it is replayed for nothing.
+        key: Names the chosen point in the ledger: asked again, the same point is returned, free.
         num_records: ``n``; else taken from the losses.
         seed: Of the Sobol sequence (public); from torch's generator if None.
         unit: Whom or what one column is; replace-one is the only relation.
@@ -167,13 +167,17 @@ def public_clip_norm(
     design = as_design(design)
     box = None if box is None else check_box(box, len(location)).to(location)
     derivatives = kernel_derivatives(kernel, like=location)
-    empty = KernelFactor.empty(derivatives, len(location))
-    X = design.propose(GradientBelief(empty, location, unknown_mean=True), box=box).points
-    noise = observation_noise(derivatives, location, design.noise_variance)
-    factor, kept = empty.extended(X, noise)
-    losses = read_losses(record_losses, X[kept], None)
-    observations = Observations(empty).with_batch(factor, losses, step=0)
-    weights = GradientBelief(factor, location, unknown_mean=True).weights
+    prepared = PreparedStep.of(
+        Observations(KernelFactor.empty(derivatives, len(location))),
+        location,
+        replace(design, mean="constant"),
+        observation_noise(derivatives, location, design.noise_variance),
+        number=0,
+        steps=1,
+        box=box,
+    )
+    observations = prepared.answered(read_losses(record_losses, prepared.points, None))
+    weights = prepared.belief.weights
     norms = torch.cat(
         [torch.linalg.vector_norm(part, dim=0) for part in observations.gradients(weights)]
     )

@@ -263,7 +263,7 @@ def _matern_32(s2: Tensor) -> Tensor:
     return s.add_(1.0).mul_(decay)
 
 
-def _matern_52(s2: Tensor) -> Tensor:
+def matern_52(s2: Tensor) -> Tensor:
     """``(1 + s + s^2 / 3) exp(-s)`` of ``s^2``."""
     s = s2.sqrt()
     decay = s.neg().exp_()
@@ -271,7 +271,7 @@ def _matern_52(s2: Tensor) -> Tensor:
 
 
 #: By ``nu``, as functions of ``s^2 = 2 nu r^2``.
-_MATERN_PROFILES = {0.5: _matern_12, 1.5: _matern_32, 2.5: _matern_52}
+_MATERN_PROFILES = {0.5: _matern_12, 1.5: _matern_32, 2.5: matern_52}
 
 
 def max_information_gain(

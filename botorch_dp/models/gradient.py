@@ -13,11 +13,10 @@ on the values, so designs can be chosen before anything is observed.
 
 from __future__ import annotations
 
+import copy
 import math
-from functools import lru_cache
 from typing import Any, cast
 
-import numpy as np
 import torch
 from botorch.models.gpytorch import GPyTorchModel
 from botorch.models.kernels import CategoricalKernel
@@ -26,21 +25,17 @@ from botorch.models.multitask import KroneckerMultiTaskGP, MultiTaskGP
 from botorch.models.transforms.outcome import Standardize
 from botorch.utils.transforms import is_ensemble
 from gpytorch.models import ExactGP
-from numpy.typing import NDArray
-from scipy.linalg import lapack
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from botorch_dp._checks import check_tensor
-from botorch_dp.models.kernels import Array, KernelDerivatives, kernel_derivatives, namespace
+from botorch_dp.models.kernels import KernelDerivatives, kernel_derivatives
 
 # A new point whose variance, given the points kept so far, is below this fraction of the largest
 # prior variance is a linear combination of them as far as the arithmetic can tell. As a power of
 # the rounding error: 7e-11 in double, 3e-5 in single precision. Rounding leaves up to 3e-11 where
 # a polynomial kernel is spanned; a design of radius 1e-3 length-scales needs 1e-6.
 _DEPENDENCE_EXPONENT = 0.65
-# One set of points is compared as NumPy arrays if it takes at most so many products: 11 points
-# with 300 old ones. Beyond, the arithmetic takes the time, and torch's threads are those to use.
-_LARGEST_OF_ARRAYS = 2**20
 
 
 class KernelFactor:
@@ -69,7 +64,7 @@ class KernelFactor:
         return cls(derivatives, unit.new_zeros(0, dim), unit.new_zeros(0, 0))
 
     def __len__(self) -> int:
-        return self.points.shape[0]  # a tensor's own length takes ten times as long
+        return len(self.points)
 
     def extended(self, X: Tensor, noise: Tensor | float = 0.0) -> tuple[KernelFactor, Tensor]:
         """A factor that also has those rows of ``X`` that are independent of all before them.
@@ -92,7 +87,7 @@ class KernelFactor:
             remaining = torch.addmm(within, crossed.mT, crossed, alpha=-1)
             remaining.diagonal().add_(noise)
             limit = torch.finfo(X.dtype).eps ** _DEPENDENCE_EXPONENT
-            limit = limit * self.derivatives.largest_variance(points)
+            limit = limit * self.derivatives.diagonal(points).max()
             corner, kept = _independent_cholesky(remaining, limit)
             new = kept.shape[0]
             if new < X.shape[0]:
@@ -166,14 +161,10 @@ class GradientBelief(nn.Module):
     points: Tensor
     root: Tensor
     prior: Tensor
-    prior_trace: Tensor
     whitened: Tensor
-    gram: Tensor
     #: Covariance of the gradient, ``p x p``.
     covariance: Tensor
     share: Tensor | None
-    #: What compares sets of points, by whether they are arrays, once it was asked for.
-    _made: dict[bool, _SetTraces]
 
     def __init__(
         self,
@@ -187,70 +178,47 @@ class GradientBelief(nn.Module):
         super().__init__()
         self.derivatives: KernelDerivatives = factor.derivatives
         self.unknown_mean = unknown_mean
+        self.register_buffer("location", location)
+        self.register_buffer("jacobian", jacobian)
+        self.register_buffer("scale", scale)
         with torch.no_grad():
             prior = self.derivatives.gradient_covariance(location)
             if jacobian is not None:
                 prior = jacobian.mT @ prior @ jacobian
             if scale is not None:
                 prior = scale.square() * prior
-            # All at once: registering them one by one takes longer than computing them.
-            self._buffers.update(
-                location=location,
-                jacobian=jacobian,
-                scale=scale,
-                prior=prior,  # p x p
-                prior_trace=prior.diagonal().sum(),
-            )
-            self._condition(factor)
+            self.register_buffer("prior", prior)  # p x p
+            self._condition(factor, location.new_zeros(0, len(prior) + 1))
 
     def extended(self, factor: KernelFactor) -> GradientBelief:
         """This belief with all points of ``factor``, which must begin with its own."""
-        belief = object.__new__(type(self))  # a copy of a module takes ten times as long
-        belief.__dict__ = {**self.__dict__, "_buffers": dict(self._buffers)}
-        belief._condition(factor, self.whitened)
+        belief = copy.copy(self)
+        belief._buffers = dict(self._buffers)
+        with torch.no_grad():
+            belief._condition(factor, self.whitened)
         return belief
 
-    def _condition(self, factor: KernelFactor, whitened: Tensor | None = None) -> None:
+    def _condition(self, factor: KernelFactor, known: Tensor) -> None:
         """Set what depends on the points, given ``W = root^{-1} [C^T, 1]`` for the first of them.
 
-        ``gram`` is ``W^T W``: it says how much of the gradient's covariance the points explain,
-        what the constant does to the gradient given the values, and how well they pin it down.
+        ``W^T W`` says how much of the gradient's covariance the points explain, what the constant
+        does to the gradient given the values, and how well they pin it down.
         """
-        held: Any = self._buffers
-        with torch.no_grad():
-            if whitened is None or whitened.shape[0] == 0:
-                columns = with_ones(self._gradient(factor.points))  # N x p + 1
-                whitened = torch.linalg.solve_triangular(factor.root, columns, upper=False)
-                gram = whitened.mT @ whitened
-            else:
-                old = whitened.shape[0]
-                points = factor.points[old:]
-                below, corner = factor.root[old:].split_with_sizes((old, points.shape[0]), dim=1)
-                columns = with_ones(self._gradient(points)).addmm_(below, whitened, alpha=-1)
-                new = torch.linalg.solve_triangular(corner, columns, upper=False)
-                whitened = torch.cat((whitened, new))
-                gram = torch.addmm(held["gram"], new.mT, new)
-            known, effect = gram[:-1].split_with_sizes((gram.shape[0] - 1, 1), dim=1)
-            covariance, share = held["prior"] - known, None
-            if self.unknown_mean and whitened.shape[0] > 0:  # there are values to tell it by
-                share = (effect / gram[-1, -1]).squeeze(1)
-                covariance.addr_(share, effect.squeeze(1))
-            held.update(
-                points=factor.points,
-                root=factor.root,
-                whitened=whitened,  # N x p + 1
-                gram=gram,
-                covariance=covariance,  # p x p
-                share=share,  # of the constant in each weight, p
-            )
-        # Setting an attribute of a module takes as long as some of the arithmetic.
-        self.__dict__["_made"] = {}
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """In which all of this is computed."""
-        root: Any = self._buffers["root"]
-        return root.dtype
+        old = len(known)
+        new_rows = factor.root[old:]
+        columns = with_ones(self._in_result(factor.points[old:])) - new_rows[:, :old] @ known
+        new = torch.linalg.solve_triangular(new_rows[:, old:], columns, upper=False)
+        whitened = torch.cat((known, new))  # N x p + 1
+        gram = whitened.mT @ whitened
+        covariance, share = self.prior - gram[:-1, :-1], None
+        if self.unknown_mean and len(whitened) > 0:  # there are values to tell it by
+            share = gram[:-1, -1] / gram[-1, -1]  # of the constant in each weight, p
+            covariance = covariance + share.outer(gram[:-1, -1])
+        self.register_buffer("points", factor.points)
+        self.register_buffer("root", factor.root)
+        self.register_buffer("whitened", whitened)
+        self.register_buffer("covariance", covariance)
+        self.register_buffer("share", share)
 
     @property
     def crossed(self) -> Tensor:
@@ -271,226 +239,84 @@ class GradientBelief(nn.Module):
     @property
     def trace(self) -> Tensor:
         """Trace of :attr:`covariance`, at least 0 whatever the rounding."""
-        held: Any = self._buffers
-        return held["covariance"].trace().clamp_min(0)
+        return self.covariance.trace().clamp_min(0)
 
     @property
     def weights(self) -> Tensor:
         """``N x p`` matrix ``W``: the posterior mean of the gradient is ``W^T y``."""
-        held: Any = self._buffers
-        share, whitened = held["share"], held["whitened"]
-        crossed, ones = whitened.split_with_sizes((whitened.shape[1] - 1, 1), dim=1)
-        if share is not None:
-            crossed = torch.addr(crossed, ones.squeeze(1), share, alpha=-1)
-        return torch.linalg.solve_triangular(held["root"].mT, crossed, upper=True)
+        crossed = self.crossed
+        if self.share is not None:
+            crossed = crossed - self.whitened[:, -1].outer(self.share)
+        return torch.linalg.solve_triangular(self.root.mT, crossed, upper=True)
 
     def trace_after(self, X: Tensor, noise: Tensor | float = 0.0) -> Tensor:
-        """The trace once values at ``X`` (``... x q x d``) are observed too: shape ``...``.
+        r"""The trace once values at ``X`` (``... x q x d``) are observed too: shape ``...``.
 
-        Differentiable in ``X``, once. A whole batch costs one product with the factor.
+        With ``V = root^{-1} k(D, X)``, ``W = root^{-1} [C^T, 1]`` and the column of ones only where
+        the mean is unknown, ``A = [Cov(gradient, f(X)), 1]^T - V^T W`` and
+        ``S = k(X, X) + noise - V^T V``, the trace is a function of ``M = A^T S^{-1} A``.
+
+        Differentiable in ``X``, once. ``S^{-1}`` is not differentiated: given ``Z = S^{-1} A``,
+        ``A^T Z + Z^T A - Z^T S Z`` has the value of ``M`` and its derivative, also where ``S`` is
+        singular and automatic differentiation of a factorization would not be finite.
         """
-        return -self.negative_trace_after(X, noise)
-
-    def negative_trace_after(self, X: Tensor, noise: Tensor | float = 0.0) -> Tensor:
-        """Minus :meth:`trace_after`, for those who maximize it."""
-        if X.requires_grad and torch.is_grad_enabled():
-            return _NegativeTraceAfter.apply(X, self, noise)
-        return self._negative_trace_after(X.detach(), noise, with_slope=False)[0]
-
-    def _negative_trace_after(
-        self, X: Tensor, noise: Tensor | float, *, with_slope: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        """Minus the traces after sets of points (``... x q x d``), and their derivatives."""
         *batch_shape, q, d = X.shape
-        num_sets = math.prod(batch_shape)  # b
-        if num_sets == 1 and self._suits_arrays(X):
-            array = X.numpy().reshape(q, d)
-            with np.errstate(over="ignore", invalid="ignore"):  # as torch does
-                value, slope = self._sets(as_arrays=True)(array, float(noise), with_slope)
-            if value == value:  # else the covariance is singular, or not finite
-                found = torch.from_numpy(np.full(batch_shape, value))
-                return found, None if slope is None else torch.from_numpy(slope.reshape(X.shape))
-        sets = X.reshape((q, d) if num_sets == 1 else (num_sets, q, d))
-        value, slope = self._sets(as_arrays=False)(sets, noise, with_slope)
-        return value.view(batch_shape), None if slope is None else slope.view(X.shape)
+        sets = _DifferentiableOnce.apply(X).reshape(-1, q, d)  # b x q x d
+        flat = sets.reshape(-1, d)
+        known = self.whitened if self.unknown_mean else self.crossed
+        crossed = self._in_result(flat)
+        crossed = with_ones(crossed) if self.unknown_mean else crossed
+        values = torch.linalg.solve_triangular(
+            self.root, self.derivatives.value(self.points, flat), upper=False
+        ).mT  # V^T, one row for each new point
+        A = (crossed - values @ known).reshape(len(sets), q, -1)
+        V = values.reshape(len(sets), q, -1)
+        S = self.derivatives.value(sets, sets) - V @ V.mT
+        S.diagonal(dim1=-2, dim2=-1).add_(noise)
+        with torch.no_grad():
+            Z = _solved(S, A)
+        rest = A - S @ Z  # zero, but not its derivative
+        diagonal = (Z * (A + rest)).sum(-2)  # of M, b x p or p + 1
+        p = len(self.prior)
+        trace = self.prior.trace() - self.crossed.square().sum() - diagonal[:, :p].sum(-1)
+        if self.unknown_mean:
+            effect = self.whitened[:, -1] @ self.crossed  # of the constant, p
+            effect = effect + (A[..., :p] * Z[..., p:] + Z[..., :p] * rest[..., p:]).sum(-2)
+            precision = self.whitened[:, -1].square().sum() + diagonal[:, p]
+            trace = trace + effect.square().sum(-1) / precision
+        return trace.reshape(batch_shape)
 
-    def _suits_arrays(self, X: Tensor) -> bool:
-        """Whether a single set is better an array: where it is calls that take the time."""
-        num_points, q = self._buffers["root"].shape[0], X.shape[-2]  # type: ignore[union-attr]
-        return (
-            X.dtype is torch.double
-            and X.is_cpu
-            and 0 < num_points * (num_points + q) * q <= _LARGEST_OF_ARRAYS
-            and self.derivatives.takes_arrays
-        )
-
-    def _sets(self, *, as_arrays: bool) -> _SetTraces:
-        made = self._made.get(as_arrays)
-        if made is None or made.source is not self._buffers["root"]:  # it was moved since
-            made = self._made[as_arrays] = _SetTraces(self, as_arrays)
-        return made
-
-    def _gradient(self, X: Tensor) -> Tensor:
+    def _in_result(self, X: Tensor) -> Tensor:
         """``d k(location, X) / d location`` in the coordinates of the result, ``M x p``."""
-        held: Any = self._buffers  # attributes of modules are slow to find
-        gradient = self.derivatives.gradient(held["location"], X).mT
-        return _in_result(gradient, held["jacobian"], held["scale"])
+        gradient = self.derivatives.gradient(self.location, X).mT
+        if self.jacobian is not None:
+            gradient = gradient @ self.jacobian
+        return gradient if self.scale is None else self.scale * gradient
 
 
-class _SetTraces:
-    r"""Minus the traces after sets of points: of tensors, or of one set that is a NumPy array.
-
-    With ``V = root^{-1} k(D, X)``, ``W = root^{-1} [C^T, 1]`` and the column of ones only where the
-    mean is unknown, ``A = [Cov(gradient, f(X)), 1]^T - V^T W`` and
-    ``S = k(X, X) + noise - V^T V``, the trace is a function of ``A^T S^{-1} A``. Its derivative
-    needs little but the solution ``S^{-1} A``: automatic differentiation would go through all
-    factorizations, and through the eigenvectors of a singular ``S``, whose derivative is not
-    finite. Below ``V`` and what follows from it are laid out transposed, a row for each point.
-
-    The formulas are written once, in what tensors and NumPy arrays have in common. At small sizes
-    it is calls that take the time, and those of NumPy and LAPACK take a third of torch's.
-    """
-
-    def __init__(self, belief: GradientBelief, as_arrays: bool) -> None:
-        held: Any = belief._buffers
-        #: Another one once the belief was moved to another device or dtype.
-        self.source: Tensor = held["root"]
-
-        def given(name: str) -> Array:
-            tensor = held[name]
-            return tensor.numpy() if as_arrays and tensor is not None else tensor
-
-        self._derivatives = belief.derivatives
-        self._anchors = belief.derivatives.anchors(given("location"), given("points"))
-        self._root, self._known = given("root"), given("whitened")  # N x N; W, N x p + 1
-        self._jacobian, self._scale = given("jacobian"), given("scale")
-        self._unknown_mean, gram = belief.unknown_mean, given("gram")
-        if not self._unknown_mean:
-            self._known = self._known[:, :-1]  # N x p
-        self._effect, self._precision = gram[-1, :-1], gram[-1, -1]
-        self._trace_without_mean = given("prior").trace() - gram.diagonal()[:-1].sum()
-
-    def __call__(
-        self, X: Array, noise: Array | float, with_slope: bool
-    ) -> tuple[Array, Array | None]:
-        """For one set, ``q x d``, or several, ``b x q x d``; also the derivatives if wanted."""
-        known, root, unknown_mean = self._known, self._root, self._unknown_mean
-        num_points, p = known.shape
-        p -= unknown_mean
-        (covariances, gradient), pullback = self._derivatives.covariances(self._anchors, X)
-        between, within = covariances[..., :num_points], covariances[..., num_points:]
-        values = _solved_by(root, between, transposed=True)  # V^T, (b) x q x N
-        remaining = _in_result(gradient, self._jacobian, self._scale)  # (b) x q x p
-        if unknown_mean:
-            remaining = with_ones(remaining)
-        remaining = _minus_product(remaining, values, known)  # A
-        covariance = _minus_product(within, values, _transposed(values))  # S
-        solution = _solved(covariance, noise, remaining)  # (b) x q x p or p + 1
-        products = remaining * solution
-        if unknown_mean:
-            crossed = (remaining[..., :p] * solution[..., p:]).sum(axis=-2)  # (b) x p
-            precision = self._precision + products[..., p].sum(axis=-1, keepdims=True)
-            effect = -(self._effect + crossed) / precision  # of the constant, (b) x p
-            reduction = products[..., :p].sum(axis=(-2, -1))
-            reduction = reduction - (effect * effect * precision).sum(axis=-1)
-        else:
-            reduction = products.sum(axis=(-2, -1))
-        value = reduction - self._trace_without_mean
-        if not with_slope:
-            return value, None
-        moved = direct = solution * -2.0  # minus the derivative in A
-        concatenate = namespace(X).concatenate
-        if unknown_mean:
-            direct = moved[..., :p] + moved[..., p:] * effect[..., None, :]
-            moved = concatenate((direct, direct @ effect[..., None]), -1)
-        solution = _transposed(solution)
-        left = _minus_product(_transposed(known), solution, values)  # (W - V S^{-1} A)^T
-        left = _solved_by(root, left, transposed=False)
-        slope = pullback(
-            moved @ concatenate((left, solution), -1),
-            _from_result(-direct, self._jacobian, self._scale),
-        )
-        return value, slope
-
-
-class _NegativeTraceAfter(torch.autograd.Function):
-    """Minus the traces after sets of points, whose derivatives are computed along with them.
-
-    A trace depends on its own set only, so backward has nothing to do but to weight them.
-    """
+class _DifferentiableOnce(torch.autograd.Function):
+    """Does nothing, but refuses second derivatives, which would be wrong without a warning."""
 
     @staticmethod
-    def forward(ctx: Any, X: Tensor, belief: GradientBelief, noise: Tensor | float) -> Tensor:
-        value, slope = belief._negative_trace_after(X, noise, with_slope=True)
-        ctx.save_for_backward(slope)
-        return value
+    def forward(ctx: Any, X: Tensor) -> Tensor:
+        return X.view_as(X)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        if torch.is_grad_enabled():
-            raise RuntimeError("The trace of a gradient's covariance can be differentiated once.")
-        (slope,) = ctx.saved_tensors
-        return gradients[0].reshape(*slope.shape[:-2], 1, 1) * slope, None, None
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0]
 
 
-def _in_result(gradient: Array, jacobian: Array | None, scale: Array | None) -> Array:
-    """From the kernel's coordinates to those of the result: ``M x d`` to ``M x p``."""
-    if jacobian is not None:
-        gradient = gradient @ jacobian
-    return gradient if scale is None else scale * gradient
+def with_ones(table: Tensor) -> Tensor:
+    """A table with a last column of ones."""
+    return torch.cat((table, table.new_ones(*table.shape[:-1], 1)), dim=-1)
 
 
-def _from_result(slope: Array, jacobian: Array | None, scale: Array | None) -> Array:
-    """The transpose of :func:`_in_result`: ``M x p`` to ``M x d``."""
-    if jacobian is not None:
-        slope = slope @ _transposed(jacobian)
-    return slope if scale is None else scale * slope
-
-
-def with_ones(table: Array) -> Array:
-    """A table, or a batch of them, with a last column of ones."""
-    shape = (*table.shape[:-1], 1)
-    ones = table.new_ones(shape) if isinstance(table, Tensor) else np.ones(shape)
-    return namespace(table).concatenate((table, ones), -1)
-
-
-def _transposed(matrix: Array) -> Array:
-    """The transpose of a matrix or of a batch of tensors; NumPy's ``mT`` is younger than 1.26."""
-    return matrix.mT if isinstance(matrix, Tensor) else matrix.T
-
-
-def _minus_product(C: Array, A: Array, B: Array) -> Array:
-    """``C - A B`` for matrices or batches of them, in one call of torch."""
-    if not isinstance(C, Tensor):
-        return C - A @ B
-    if A.dim() == 2:
-        return torch.addmm(C, A, B, alpha=-1)
-    return torch.baddbmm(C, A, B, alpha=-1) if B.dim() == 3 else C - A @ B
-
-
-def _solved_by(root: Array, B: Array, *, transposed: bool) -> Array:
-    """``B root^{-1}`` or ``B root^{-T}`` with a lower-triangular matrix: ``... x N``."""
-    if not isinstance(B, Tensor):
-        # LAPACK counts by columns: there the transposes are what it is given.
-        return lapack.dtrtrs(root.T, B.T, trans=transposed)[0].T
-    columns = B.flatten(end_dim=-2).mT
-    matrix = root if transposed else root.mT
-    return torch.linalg.solve_triangular(matrix, columns, upper=not transposed).mT.view_as(B)
-
-
-def _solved(S: Array, noise: Array | float, A: Array) -> Array:
-    """``(S + noise)^{-1} A`` for symmetric ``S``, with a pseudo-inverse where it is singular.
-
-    Of a singular matrix that is an array, the result is NaN.
-    """
-    if not isinstance(S, Tensor):
-        S += _diagonal(S.shape[-1], noise)
-        _, solution, failed = lapack.dposv(S.T, A, overwrite_a=True)
-        return solution if not failed else np.full_like(A, np.nan)
-    S.diagonal(dim1=-2, dim2=-1).add_(noise)
+def _solved(S: Tensor, A: Tensor) -> Tensor:
+    """``S^{-1} A`` for symmetric ``S``, with a pseudo-inverse where it is singular."""
     root, failed = torch.linalg.cholesky_ex(S)
     solution = torch.cholesky_solve(A, root)
-    if failed.any() if failed.dim() else failed:
+    if failed.any():
         limit = 10 * S.shape[-1] * torch.finfo(S.dtype).eps
         try:
             inverse = torch.linalg.pinv(S, rtol=limit, hermitian=True)
@@ -498,11 +324,6 @@ def _solved(S: Array, noise: Array | float, A: Array) -> Array:
             raise ValueError("These points are too far away to compute with.") from error
         solution = torch.where((failed > 0)[..., None, None], inverse @ A, solution)
     return solution
-
-
-@lru_cache(maxsize=64)
-def _diagonal(size: int, value: float) -> NDArray[np.float64]:
-    return value * np.eye(size)
 
 
 class GradientPosterior:

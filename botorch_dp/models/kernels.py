@@ -14,21 +14,16 @@ central differences, and refused if they disagree.
 
 Points are compared through explicit differences, not through ``|a|^2 + |b|^2 - 2ab``: a design
 for a gradient puts points within a thousandth of a length-scale of each other.
-
-What is asked for again and again is written for tensors and for NumPy arrays at once, in what they
-have in common: with few points, NumPy's calls take a third of the time.
 """
 
 from __future__ import annotations
 
 import math
-import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from functools import reduce, singledispatch
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from functools import singledispatch
+from typing import Any
 
-import numpy as np
 import torch
 from gpytorch.kernels import (
     AdditiveKernel,
@@ -39,11 +34,11 @@ from gpytorch.kernels import (
     RBFKernel,
     ScaleKernel,
 )
-from scipy.spatial.distance import cdist
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from typing_extensions import override
 
+from botorch_dp.models.finite import matern_52
 from botorch_dp.models.public import frozen_kernel
 
 _SQRT5 = math.sqrt(5.0)
@@ -51,34 +46,6 @@ _SQRT5 = math.sqrt(5.0)
 # wrong (zero, NaN), so a coarse comparison with central differences tells them apart.
 _DIFFERENCE_STEP = 1e-3
 _DIFFERENCE_TOLERANCE = 1e-2
-
-
-#: A tensor or, in double precision, a NumPy array: the formulas are the same.
-Array = Any
-
-
-def namespace(array: Array) -> Any:
-    """The module whose functions take such arrays: ``torch`` or ``numpy``."""
-    return torch if isinstance(array, Tensor) else np
-
-
-def like(tensor: Tensor, array: Array) -> Array:
-    """The tensor itself, or as a NumPy array that shares its memory, whichever ``array`` is."""
-    return tensor if isinstance(array, Tensor) else tensor.numpy()
-
-
-class Covariances(NamedTuple):
-    """Prior covariances of values at new points ``X``: one set (``q x d``) or ``b x q x d``."""
-
-    #: With the values at ``N`` old points, then with those of the set itself: ``... q x N + q``.
-    values: Array
-    #: With the gradient at a location: ``... q x d``.
-    gradient: Array
-
-
-#: From the derivatives of a number by the two covariances to its derivative by ``X``. A covariance
-#: of two points of a set is there twice: its derivative is half of that by both together.
-Pullback = Callable[[Array, Array], Array]
 
 
 class KernelDerivatives(nn.Module, ABC):
@@ -90,8 +57,6 @@ class KernelDerivatives(nn.Module, ABC):
     length_scales: Tensor
     #: Whether finitely many functions span the kernel's, as polynomials do.
     has_finite_rank: bool = False
-    #: Whether :meth:`anchors` and :meth:`covariances` take NumPy arrays as well.
-    takes_arrays: bool = False
 
     def __init__(self, length_scales: Tensor) -> None:
         super().__init__()
@@ -105,10 +70,6 @@ class KernelDerivatives(nn.Module, ABC):
     def diagonal(self, X: Tensor) -> Tensor:
         """``k(x, x)`` for every row: ``... x N x d`` to ``... x N``."""
 
-    def largest_variance(self, X: Tensor) -> Tensor | float:
-        """The largest ``k(x, x)`` of all rows, ``N x d``."""
-        return self.diagonal(X).max()
-
     @abstractmethod
     def gradient(self, location: Tensor, X: Tensor) -> Tensor:
         """``d k(location, X) / d location``: ``d`` and ``... x N x d`` to ``... x d x N``."""
@@ -117,35 +78,8 @@ class KernelDerivatives(nn.Module, ABC):
     def gradient_covariance(self, location: Tensor) -> Tensor:
         """Prior covariance of the gradient at ``location``, ``d x d``."""
 
-    def anchors(self, location: Array, points: Array) -> Any:
-        """The location and the ``N`` old points as :meth:`covariances` wants to have them."""
-        return location, points
 
-    def covariances(self, anchors: Any, X: Array) -> tuple[Covariances, Pullback]:
-        """All that the gradient's covariance after observing ``X`` takes, and its derivatives.
-
-        By automatic differentiation, unless a class has a closed form.
-
-        Args:
-            anchors: What :meth:`anchors` returned.
-            X: One set of new points, ``q x d``, or several, ``b x q x d``.
-        """
-        location, points = anchors
-        with torch.enable_grad():
-            at = X.detach().requires_grad_()
-            between = self.value(at.reshape(-1, X.shape[-1]), points)
-            between = between.view(*X.shape[:-1], len(between.mT))
-            parts = between, self.value(at, at), self.gradient(location, at).mT
-
-        def pullback(values: Tensor, gradient: Tensor) -> Tensor:
-            old, new = values.split((between.shape[-1], X.shape[-2]), dim=-1)
-            return torch.autograd.grad(parts, at, (old, 0.5 * new, gradient))[0]
-
-        between, within, gradient = (part.detach() for part in parts)
-        return Covariances(torch.cat((between, within), dim=-1), gradient), pullback
-
-
-class _RadialDerivatives(KernelDerivatives):
+class RadialDerivatives(KernelDerivatives):
     """A stationary kernel ``profile(r)`` of the scaled distance ``r = |(x - z) / length_scales|``.
 
     With ``fall(r) = -profile'(r) / r``, which stays finite at zero for a twice-differentiable
@@ -154,90 +88,35 @@ class _RadialDerivatives(KernelDerivatives):
     """
 
     fall_at_zero: float
-    takes_arrays = True
-    _steepest: Tensor | None
-
-    def __init__(self, length_scales: Tensor) -> None:
-        super().__init__(length_scales)
-        self.register_buffer("_steepest", None, persistent=False)
 
     @staticmethod
     @abstractmethod
-    def profile_and_fall(r: Array) -> tuple[Array, Array]:
-        """The kernel as a function of the scaled distance, 1 at zero, and its ``fall(r)``."""
+    def profile(r: Tensor) -> Tensor:
+        """The kernel as a function of the scaled distance, 1 at zero."""
 
     @staticmethod
     @abstractmethod
-    def bend(r: Array, fall: Array) -> Array:
-        """``-fall'(r) / r``, given ``fall(r)`` too."""
+    def fall(r: Tensor) -> Tensor:
+        """``-profile'(r) / r``."""
+
+    @staticmethod
+    @abstractmethod
+    def bend(r: Tensor) -> Tensor:
+        """``-fall'(r) / r``."""
 
     @override
     def value(self, X1: Tensor, X2: Tensor) -> Tensor:
-        scaled = X1 / self.length_scales, X2 / self.length_scales
-        if not torch.is_grad_enabled():  # at small sizes it is calls that take time
-            return self.profile_and_fall(_distances(*scaled))[0]
-        return _RadialValue.apply(*scaled, self.profile_and_fall)
+        return _RadialValue.apply(X1 / self.length_scales, X2 / self.length_scales, self)
 
     @override
     def diagonal(self, X: Tensor) -> Tensor:
         return X.new_ones(X.shape[:-1])
 
     @override
-    def largest_variance(self, X: Tensor) -> float:
-        return 1.0
-
-    @override
     def gradient(self, location: Tensor, X: Tensor) -> Tensor:
         offsets = (X - location) / self.length_scales  # ... x N x d
         r = torch.linalg.vector_norm(offsets, dim=-1, keepdim=True)
-        return (self.profile_and_fall(r)[1] * (offsets / self.length_scales)).mT
-
-    @override
-    def anchors(self, location: Array, points: Array) -> tuple[Array, Array, Array]:
-        # In scaled coordinates around the location, which is the first of the points there.
-        scales = like(self.length_scales, points)
-        all_points = namespace(points).concatenate((location[None], points))
-        return location, scales, (all_points - location) / scales
-
-    @override
-    def covariances(
-        self, anchors: tuple[Array, Array, Array], X: Array
-    ) -> tuple[Covariances, Pullback]:
-        location, scales, others = anchors
-        concatenate, is_one_set = namespace(X).concatenate, X.ndim == 2
-        u = X - location
-        u /= scales
-        end = others.shape[0]
-        if is_one_set:
-            others = concatenate((others, u))
-            r = _distances(u, others)  # q x 1 + N + q
-        else:
-            r = _distances(u.reshape(-1, u.shape[-1]), others).reshape(*X.shape[:-1], end)
-            r = concatenate((r, _distances(u, u)), -1)
-        value, fall = self.profile_and_fall(r)
-        here = fall[..., :1]
-        gradient = here * u
-        gradient /= scales
-
-        def pullback(values: Array, gradient: Array) -> Array:
-            # The derivative of profile(r) is -fall(r) u, and that of fall(r) w^T u is
-            # fall(r) w - bend(r) (w^T u) u.
-            w = gradient / scales
-            weights = values * fall[..., 1:]
-            total = (w * u).sum(axis=-1, keepdims=True)
-            total *= self.bend(r, here)
-            total += weights.sum(axis=-1, keepdims=True)
-            w *= here
-            w -= total * u
-            if is_one_set:
-                w += weights @ others[1:]
-            else:
-                w += weights[..., : end - 1] @ others[1:]
-                w += weights[..., end - 1 :] @ u
-            w /= scales
-            return w
-
-        return Covariances(value[..., 1:], gradient), pullback
+        return (self.fall(r) * (offsets / self.length_scales)).mT
 
     @override
     def gradient_covariance(self, location: Tensor) -> Tensor:
@@ -246,79 +125,78 @@ class _RadialDerivatives(KernelDerivatives):
                 f"`kernel` has {self.length_scales.numel()} length-scales (ard_num_dims) for "
                 f"{len(location)} inputs."
             )
-        if self._steepest is None or self._steepest.shape[0] != location.shape[0]:
-            steepest = self.fall_at_zero / self.length_scales.square()
-            self._steepest = torch.diag_embed(steepest.expand_as(location))
-        return self._steepest  # the same everywhere
+        steepest = self.fall_at_zero / self.length_scales.square()
+        return torch.diag_embed(steepest.expand_as(location))
 
-
-def _distances(X1: Array, X2: Array) -> Array:
-    """From explicit differences: ``... x N x d`` and ``... x M x d`` to ``... x N x M``."""
-    if isinstance(X1, Tensor):
-        return torch.cdist(X1, X2, compute_mode="donot_use_mm_for_euclid_dist")
-    return cdist(X1, X2)
+    def gradient_gram(self, X: Tensor, Z: Tensor) -> Tensor:
+        """Prior covariance of the gradients at ``X`` (``m x d``) and ``Z``: ``m d x k d``."""
+        offsets = (X.unsqueeze(1) - Z.unsqueeze(0)) / self.length_scales  # m x k x d
+        r = torch.linalg.vector_norm(offsets, dim=-1)[..., None, None]
+        outer = offsets.unsqueeze(-1) * offsets.unsqueeze(-2)  # m x k x d x d
+        d = X.shape[-1]
+        blocks = self.fall(r) * torch.eye(d).to(X) - self.bend(r) * outer
+        scales = self.length_scales.expand(d)
+        return (blocks / scales.outer(scales)).transpose(1, 2).reshape(len(X) * d, len(Z) * d)
 
 
 class _RadialValue(torch.autograd.Function):
     """``profile`` of all distances, whose derivative needs its fall but no square root.
 
-    Through a distance, automatic differentiation has zero over zero where points coincide, and
-    takes twice as long.
+    Through a distance, automatic differentiation has zero over zero where points coincide.
     """
 
     @staticmethod
-    def forward(ctx: Any, X1: Tensor, X2: Tensor, profile_and_fall: Any) -> Tensor:
-        value, fall = profile_and_fall(_distances(X1, X2))
-        ctx.save_for_backward(X1, X2, fall)
-        return value
+    def forward(ctx: Any, X1: Tensor, X2: Tensor, kernel: RadialDerivatives) -> Tensor:
+        # From explicit differences: ... x N x d and ... x M x d to ... x N x M.
+        r = torch.cdist(X1, X2, compute_mode="donot_use_mm_for_euclid_dist")
+        ctx.kernel = kernel
+        ctx.save_for_backward(X1, X2, r)
+        return kernel.profile(r)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        X1, X2, fall = ctx.saved_tensors
-        weights = gradients[0] * fall  # ... x N x M, times (z - x) is the derivative in x
+        X1, X2, r = ctx.saved_tensors
+        weights = gradients[0] * ctx.kernel.fall(r)  # times (z - x) is the derivative in x
         needs_first, needs_second, _ = ctx.needs_input_grad
         first = weights @ X2 - weights.sum(-1, keepdim=True) * X1 if needs_first else None
         second = weights.mT @ X1 - weights.sum(-2).unsqueeze(-1) * X2 if needs_second else None
         return first, second, None
 
 
-class _RBFDerivatives(_RadialDerivatives):
+class _RBFDerivatives(RadialDerivatives):
     """``exp(-r^2 / 2)``."""
 
     fall_at_zero = 1.0
 
     @staticmethod
     @override
-    def profile_and_fall(r: Array) -> tuple[Array, Array]:
-        square = r * r
-        square *= -0.5
-        profile = namespace(r).exp(square)
-        return profile, profile
+    def profile(r: Tensor) -> Tensor:
+        return torch.exp(-0.5 * r * r)
 
-    @staticmethod
-    @override
-    def bend(r: Array, fall: Array) -> Array:
-        return fall
+    fall = bend = profile
 
 
-class _Matern52Derivatives(_RadialDerivatives):
-    """``(1 + sqrt(5) r + 5 r^2 / 3) exp(-sqrt(5) r)``."""
+class Matern52Derivatives(RadialDerivatives):
+    """``(1 + s + s^2 / 3) exp(-s)`` with ``s = sqrt(5) r``."""
 
     fall_at_zero = 5.0 / 3.0
 
     @staticmethod
     @override
-    def profile_and_fall(r: Array) -> tuple[Array, Array]:
-        s = _SQRT5 * r
-        decay = namespace(r).exp(-s)
-        linear = (1 + s) * decay
-        return linear + s * s / 3 * decay, (5.0 / 3.0) * linear
+    def profile(r: Tensor) -> Tensor:
+        return matern_52(5.0 * r * r)
 
     @staticmethod
     @override
-    def bend(r: Array, fall: Array) -> Array:
-        return 5.0 * fall / (1 + _SQRT5 * r[..., :1])
+    def fall(r: Tensor) -> Tensor:
+        s = _SQRT5 * r
+        return (5.0 / 3.0) * (1 + s) * torch.exp(-s)
+
+    @staticmethod
+    @override
+    def bend(r: Tensor) -> Tensor:
+        return (25.0 / 3.0) * torch.exp(-_SQRT5 * r)
 
 
 class _PolynomialDerivatives(KernelDerivatives):
@@ -435,7 +313,6 @@ class ScaledDerivatives(KernelDerivatives):
         super().__init__(base.length_scales)
         self.base = base
         self.has_finite_rank = base.has_finite_rank
-        self.takes_arrays = base.takes_arrays
         self.register_buffer("scale", scale)
 
     @override
@@ -447,27 +324,12 @@ class ScaledDerivatives(KernelDerivatives):
         return self.scale * self.base.diagonal(X)
 
     @override
-    def largest_variance(self, X: Tensor) -> Tensor:
-        return self.scale * self.base.largest_variance(X)
-
-    @override
     def gradient(self, location: Tensor, X: Tensor) -> Tensor:
         return self.scale * self.base.gradient(location, X)
 
     @override
     def gradient_covariance(self, location: Tensor) -> Tensor:
         return self.scale * self.base.gradient_covariance(location)
-
-    @override
-    def anchors(self, location: Array, points: Array) -> tuple[Array, Any]:
-        return like(self.scale, points), self.base.anchors(location, points)
-
-    @override
-    def covariances(self, anchors: tuple[Array, Any], X: Array) -> tuple[Covariances, Pullback]:
-        scale, of_base = anchors
-        parts, pullback = self.base.covariances(of_base, X)
-        scaled = Covariances(*(scale * part for part in parts))
-        return scaled, lambda *slopes: scale * pullback(*slopes)
 
 
 class SummedDerivatives(KernelDerivatives):
@@ -477,7 +339,6 @@ class SummedDerivatives(KernelDerivatives):
         super().__init__(shortest_length_scale(parts))
         self.parts: Any = nn.ModuleList(parts)
         self.has_finite_rank = all(part.has_finite_rank for part in parts)
-        self.takes_arrays = all(part.takes_arrays for part in parts)
 
     @override
     def value(self, X1: Tensor, X2: Tensor) -> Tensor:
@@ -494,21 +355,6 @@ class SummedDerivatives(KernelDerivatives):
     @override
     def gradient_covariance(self, location: Tensor) -> Tensor:
         return torch.stack([part.gradient_covariance(location) for part in self.parts]).sum(0)
-
-    @override
-    def anchors(self, location: Array, points: Array) -> tuple[Any, ...]:
-        return tuple(part.anchors(location, points) for part in self.parts)
-
-    @override
-    def covariances(self, anchors: tuple[Any, ...], X: Array) -> tuple[Covariances, Pullback]:
-        covariances, pullbacks = zip(
-            *(part.covariances(a, X) for part, a in zip(self.parts, anchors, strict=True)),
-            strict=True,
-        )
-        summed = Covariances(
-            *(reduce(operator.add, same) for same in zip(*covariances, strict=True))
-        )
-        return summed, lambda *slopes: reduce(operator.add, (pull(*slopes) for pull in pullbacks))
 
 
 class ProductDerivatives(KernelDerivatives):
@@ -638,7 +484,7 @@ def _matern(kernel: MaternKernel) -> KernelDerivatives:
             "around a location needs a kernel that is twice differentiable there, with a "
             "differentiable remainder. Use MaternKernel(nu=2.5) or RBFKernel."
         )
-    return _Matern52Derivatives(kernel.lengthscale.detach().reshape(-1))
+    return Matern52Derivatives(kernel.lengthscale.detach().reshape(-1))
 
 
 @derivatives_of.register

@@ -22,8 +22,6 @@ What a release is worth follows from its noise alone. With ``scale`` the noise s
 from __future__ import annotations
 
 import math
-import sys
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -31,10 +29,11 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from botorch_dp._checks import check_delta, check_finite, check_integer
+from botorch_dp._checks import check_delta, check_finite
 from botorch_dp.privacy import Guarantee, PrivacyLedger, PrivacyUnit, Release
 from botorch_dp.privacy.ledger import check_payment
 from botorch_dp.privacy.mechanisms import SelectionMethod
+from botorch_dp.scores import warn_caller
 
 VALIDATION_RECORD = PrivacyUnit("one record of the validation set")
 
@@ -80,8 +79,8 @@ def prior_conditions(dataset_correlation: float, delta: float) -> tuple[str, ...
     """What every release under Assumption 1 rests on."""
     return (
         "Assumption 1 of Kusner et al. (2015) is true: the objectives of all data sets are one "
-        "draw of a zero-mean Gaussian process with covariance k(V, V') k(x, x'), k(x, x) = 1, its "
-        "parameters fixed without looking at the records",
+        "draw of a zero-mean Gaussian process with covariance k(V, V') k(x, x'), k(x, x) = 1",
+        "the choices, the kernel and the other settings were chosen without the records",
         f"neighbouring data sets have correlation k(V, V') >= {exact(dataset_correlation)}",
         f"the sensitivity bound may fail with probability {exact(delta)} over that prior (not over "
         "the mechanism's coins)",
@@ -102,7 +101,7 @@ def plausible(values: Tensor, noise_std: float = 0.0) -> Tensor:
 
 
 class UtilityWarning(UserWarning):
-    """A release that is private, but hardly worth publishing; or a ``delta`` that protects few."""
+    """A release that is private, but hardly worth publishing."""
 
 
 @dataclass(frozen=True)
@@ -225,31 +224,11 @@ def prior_spread(num_choices: int) -> float:
 def warn_if_drowned(bound: UtilityBound) -> None:
     """Warn when the privacy noise may hide the answer."""
     if bound.drowned:
-        _warn(
+        warn_caller(
             f"The privacy noise may drown this release. {bound} Raise `epsilon`, or compare "
-            "fewer choices."
+            "fewer choices.",
+            UtilityWarning,
         )
-
-
-def warn_if_delta_is_large(delta: float, num_records: int | None) -> None:
-    """Warn when ``delta`` is not below ``1 / num_records``."""
-    if num_records is None:
-        return
-    check_integer("num_records", num_records)
-    if delta >= 1 / num_records:
-        _warn(
-            f"`delta` = {delta:g} is not below 1/{num_records}: a mechanism that publishes a "
-            "random record in full could claim as much. Choose a `delta` well below "
-            "1 / `num_records`."
-        )
-
-
-def _warn(message: str) -> None:
-    """Warn at the line outside this package that called into it."""
-    frame, level = sys._getframe(), 1
-    while frame.f_back is not None and frame.f_globals["__name__"].startswith("botorch_dp."):
-        frame, level = frame.f_back, level + 1
-    warnings.warn(message, UtilityWarning, stacklevel=level)
 
 
 # One release

@@ -22,6 +22,8 @@ from functools import cached_property, partial
 from typing import Any
 
 import torch
+from botorch.models import SingleTaskGP
+from botorch.models.model import Model
 from gpytorch.kernels import Kernel
 from torch import Tensor
 from torch.quasirandom import SobolEngine
@@ -37,15 +39,8 @@ from botorch_dp._checks import (
 from botorch_dp.acquisition.ucb import UCBSchedule
 from botorch_dp.errors import NotPublicError
 from botorch_dp.models import FiniteSetGP
-from botorch_dp.models.public import frozen_kernel
-from botorch_dp.objectives import (
-    OWN_RECORD_ONLY,
-    PerRecordLosses,
-    checked_scores,
-    clipped_sum,
-    grid_levels,
-    known_num_records,
-)
+from botorch_dp.models.public import check_public, frozen_kernel
+from botorch_dp.objectives import warn_large_delta
 from botorch_dp.privacy import (
     ApproximateLoss,
     Guarantee,
@@ -71,7 +66,18 @@ from botorch_dp.release.assumptions import (
     prior_conditions,
     prior_spread,
     selection_tail,
-    warn_if_delta_is_large,
+)
+from botorch_dp.scores import (
+    OWN_RECORD_ONLY,
+    PerRecordLosses,
+    checked_scores,
+    clipped_sum,
+    grid_levels,
+)
+
+_CHOSEN = (
+    "the choices, the design, the kernel, the prior mean, the bounds and the other settings were "
+    "chosen without the records"
 )
 
 # --- The choice under Assumption 1. ---
@@ -203,7 +209,7 @@ class PrivateChoice:
 
     def release(
         self,
-        mean: Tensor,
+        model_or_mean: Model | Tensor,
         choices: Tensor,
         *,
         num_records: int | None = None,
@@ -213,10 +219,12 @@ class PrivateChoice:
         """Draw one of the choices. Warns beforehand when the noise would drown the answer.
 
         Args:
-            mean: The posterior mean at the choices, an ``n``-vector. Sensitive.
+            model_or_mean: The posterior mean at the choices, an ``n``-vector, or a BoTorch model of
+                ``steps`` observations whose prior is public; see
+                :func:`~botorch_dp.models.check_public`. Sensitive.
             choices: An ``n x d`` tensor. Public.
             num_records: Size of the validation set, to warn when ``delta`` is too large for it.
-            ledger: Charged before ``mean`` is looked at.
+            ledger: Charged before the mean is looked at.
             unsafe_seed: Simulate with reproducible noise. The release then promises nothing.
 
         Returns:
@@ -228,19 +236,37 @@ class PrivateChoice:
                 f"`choices` must hold {self.num_choices} rows, the agreed `num_choices`, got "
                 f"{len(choices)}."
             )
-        check_tensor("mean", mean, shape=(self.num_choices,), finite=False)
-        warn_if_delta_is_large(self.delta, num_records)
+        if isinstance(model_or_mean, Model):
+            self._check_model(model_or_mean)
+        else:
+            check_tensor("model_or_mean", model_or_mean, shape=(self.num_choices,), finite=False)
+        warn_large_delta(self.delta, num_records)
         return charge_then_draw(
             self,
-            partial(self._draw, mean, choices, unsafe_seed),
+            partial(self._draw, model_or_mean, choices, unsafe_seed),
             label="private choice",
             ledger=ledger,
             unsafe_seed=unsafe_seed,
         )
 
+    def _check_model(self, model: Model) -> None:
+        check_public(model, unit_variance=True)
+        assert isinstance(model, SingleTaskGP)
+        observed = len(model.train_targets)
+        if observed != self.steps:
+            raise ValueError(
+                f"`model_or_mean` has {observed} observations, but `steps` = {self.steps} of them "
+                "were agreed: the sensitivity depends on their number."
+            )
+
     def _draw(
-        self, mean: Tensor, choices: Tensor, unsafe_seed: int | None
+        self, model_or_mean: Model | Tensor, choices: Tensor, unsafe_seed: int | None
     ) -> tuple[Tensor, float | None]:
+        mean = model_or_mean
+        if isinstance(mean, Model):
+            with torch.no_grad():
+                posterior: Any = mean.posterior(choices)
+            mean = posterior.mean.squeeze(-1)
         index = exponential_mechanism(
             plausible(mean),
             sensitivity=self.sensitivity,
@@ -249,29 +275,6 @@ class PrivateChoice:
             unsafe_seed=unsafe_seed,
         )
         return choices[index.value].clone(), index.scale
-
-
-def release_choice(
-    mean: Tensor,
-    choices: Tensor,
-    *,
-    num_records: int | None = None,
-    ledger: PrivacyLedger | None = None,
-    unsafe_seed: int | None = None,
-    **settings: Any,
-) -> Release[Tensor]:
-    """Release one of ``choices`` by their posterior mean: :class:`PrivateChoice` in one call.
-
-    Example:
-        >>> release = release_choice(
-        ...     gp.mean, choices, epsilon=10.0, delta=1e-4, steps=20, dataset_correlation=0.99
-        ... )
-        >>> print(release.guarantee)
-    """
-    check_tensor("choices", choices, shape=("m", "d"))
-    return PrivateChoice(num_choices=len(choices), **settings).release(
-        mean, choices, num_records=num_records, ledger=ledger, unsafe_seed=unsafe_seed
-    )
 
 
 # --- Designs. ---
@@ -441,7 +444,8 @@ class LinearChoice:
     *Sensitivity.* ``(b - a) / n * max ||W_i||_1``, for any scores whatsoever, plus a bound on
     what the matrix product may round (relative 1e-14 or so). The sums over records are exact
     integers. The exponential mechanism then is epsilon-DP under replace-one: status **proven**.
-    Only a design that was chosen without looking at sensitive values is accepted.
+    Only a design that was chosen without looking at sensitive values is accepted; that the choices
+    and the settings were chosen so too is a printed condition.
 
     Args:
         choices: What is chosen from, ``N x d``.
@@ -556,7 +560,7 @@ class LinearChoice:
         return Guarantee(
             mechanism=f"Choice by {name[self.method]} on a linear posterior mean",
             losses=(PureLoss(self.epsilon),),
-            unit=self.unit.given(OWN_RECORD_ONLY, *self.design.conditions),
+            unit=self.unit.given(OWN_RECORD_ONLY, _CHOSEN, *self.design.conditions),
         )
 
     def utility(self, delta: float = 0.05) -> UtilityBound:
@@ -647,32 +651,3 @@ def _check_source(record_losses: object) -> None:
             "`record_losses` must be a function or an m x n tensor of scores, got "
             f"{type(record_losses).__name__}."
         )
-
-
-def release_linear_choice(
-    record_losses: PerRecordLosses | Tensor,
-    choices: Tensor,
-    *,
-    num_records: int | None = None,
-    ledger: PrivacyLedger | None = None,
-    unsafe_seed: int | None = None,
-    **settings: Any,
-) -> Release[Tensor]:
-    """Release one of ``choices`` by scores at a public design: :class:`LinearChoice` in one call.
-
-    ``num_records`` is needed with a function, unless that has an attribute of this name.
-
-    Example:
-        >>> release = release_linear_choice(
-        ...     lambda X: (X - records).abs(), choices, design=design, kernel=RBFKernel(),
-        ...     noise_variance=0.1, bounds=(0.0, 1.0), epsilon=1.0, negate=True, num_records=5000,
-        ... )
-    """
-    _check_source(record_losses)
-    if num_records is None and isinstance(record_losses, Tensor) and record_losses.dim() > 0:
-        num_records = record_losses.shape[-1]
-    num_records = known_num_records(record_losses, num_records)
-    if num_records is None:
-        raise ValueError("`num_records` must be known before anything is spent: pass it.")
-    choice = LinearChoice(choices, num_records=num_records, **settings)
-    return choice.release(record_losses, ledger=ledger, unsafe_seed=unsafe_seed)

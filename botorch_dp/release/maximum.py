@@ -12,7 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from torch import Tensor
 
@@ -24,6 +24,7 @@ from botorch_dp._checks import (
     check_tensor,
 )
 from botorch_dp.acquisition.ucb import UCBSchedule
+from botorch_dp.objectives import warn_large_delta
 from botorch_dp.privacy import (
     ApproximateLoss,
     Guarantee,
@@ -48,7 +49,6 @@ from botorch_dp.release.assumptions import (
     plausible,
     prior_conditions,
     prior_spread,
-    warn_if_delta_is_large,
 )
 
 #: Editions of the noisy maximum: the two published ones, and one whose proof covers all steps.
@@ -190,7 +190,7 @@ class PriorMaximum(LaplaceMaximum):
             unsafe_seed: Simulate with reproducible noise. The release then promises nothing.
         """
         check_tensor("values", values, shape=(self.steps,), finite=False)
-        warn_if_delta_is_large(self.delta, num_records)
+        warn_large_delta(self.delta, num_records)
         return super().release(values, ledger=ledger, unsafe_seed=unsafe_seed)
 
 
@@ -531,6 +531,7 @@ class LipschitzMaximum(LaplaceMaximum):
                 f"1-Lipschitz in w, with lambda from {exact(self.lambda_min)} to "
                 f"{exact(self.lambda_max)}, exactly and on training data that holds no validation "
                 "record",
+                "the range of lambda and all constants were chosen without the validation records",
             ),
             void,
         )
@@ -557,46 +558,3 @@ class LipschitzMaximum(LaplaceMaximum):
     def statistic(self, values: Tensor) -> float:
         """**Sensitive**: the largest value."""
         return values.detach().double().nan_to_num(nan=-math.inf).max().clamp(-1e100, 1e100).item()
-
-
-def release_maximum(
-    values: Tensor,
-    *,
-    num_records: int | None = None,
-    ledger: PrivacyLedger | None = None,
-    unsafe_seed: int | None = None,
-    **settings: Any,
-) -> Release[float]:
-    """Release the best value GP-UCB saw: ``PrivateMaximum(**settings).release(values)``."""
-    return PrivateMaximum(**settings).release(
-        values, num_records=num_records, ledger=ledger, unsafe_seed=unsafe_seed
-    )
-
-
-def release_noise_free_maximum(
-    values: Tensor,
-    *,
-    num_records: int | None = None,
-    ledger: PrivacyLedger | None = None,
-    unsafe_seed: int | None = None,
-    **settings: Any,
-) -> Release[float]:
-    """Release the outcome of an exact search: :class:`NoiseFreeMaximum` in one call.
-
-    The number of ``values`` is ``steps``; it must not depend on the records.
-    """
-    check_tensor("values", values, shape=("T",), finite=False)
-    return NoiseFreeMaximum(steps=len(values), **settings).release(
-        values, num_records=num_records, ledger=ledger, unsafe_seed=unsafe_seed
-    )
-
-
-def release_lipschitz_maximum(
-    values: Tensor,
-    *,
-    ledger: PrivacyLedger | None = None,
-    unsafe_seed: int | None = None,
-    **settings: Any,
-) -> Release[float]:
-    """Release a Lipschitz learner's best score: :class:`LipschitzMaximum` in one call."""
-    return LipschitzMaximum(**settings).release(values, ledger=ledger, unsafe_seed=unsafe_seed)

@@ -24,6 +24,7 @@ from botorch_dp._progress import ProgressBar
 from botorch_dp.acquisition.ucb import UCBSchedule
 from botorch_dp.models import FiniteSetGP, max_information_gain
 from botorch_dp.models.public import check_unit_variance, frozen_kernel
+from botorch_dp.objectives import warn_large_delta
 from botorch_dp.privacy import Guarantee, PrivacyLedger, PrivacyUnit, Release, compose
 from botorch_dp.privacy.ledger import check_payment
 from botorch_dp.privacy.mechanisms import SelectionMethod
@@ -32,7 +33,6 @@ from botorch_dp.release.assumptions import (
     VALIDATION_RECORD,
     UtilityBound,
     plausible,
-    warn_if_delta_is_large,
     warn_if_drowned,
 )
 from botorch_dp.release.choice import PrivateChoice
@@ -45,7 +45,7 @@ from botorch_dp.release.maximum import (
 )
 
 #: A choice (``d``) in, its value out: a float or a tensor of one element.
-Objective = Callable[[Tensor], float | Tensor]
+ValueOfChoice = Callable[[Tensor], float | Tensor]
 
 # What rounding leaves of a posterior variance; added before two confidence bounds are compared.
 _ROUNDING_VARIANCE = 1e-12
@@ -226,7 +226,7 @@ class BranchAndBound:
 
 def run_search(
     search: Search,
-    objective: Objective,
+    objective: ValueOfChoice,
     *,
     steps: int,
     noise_std: float = 0.0,
@@ -374,7 +374,7 @@ class _PrivateOptimizer(ABC):
 
     def release(
         self,
-        objective: Objective,
+        objective: ValueOfChoice,
         *,
         num_records: int | None = None,
         progress: bool = False,
@@ -402,7 +402,7 @@ class _PrivateOptimizer(ABC):
             unsafe_seed: Simulate with reproducible noise. The releases then promise nothing.
         """
         check_payment(ledger, unsafe_seed=unsafe_seed)
-        warn_if_delta_is_large(self.choice.delta, num_records)
+        warn_large_delta(self.choice.delta, num_records)
         for bound in self.utility():
             warn_if_drowned(bound)
         name = type(self).__name__
@@ -422,7 +422,7 @@ class _PrivateOptimizer(ABC):
             diagnostics = seen[0] if seen else search()
         return self._optimum(diagnostics, released, simulated=unsafe_seed is not None)
 
-    def _seen(self, objective: Objective, run: Run, progress: bool) -> SearchDiagnostics:
+    def _seen(self, objective: ValueOfChoice, run: Run, progress: bool) -> SearchDiagnostics:
         return run_search(
             self._search(),
             objective,

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
         private_logistic_regression,
     )
     from botorch_dp.tasks.queries import (
-        SparseVectorProblem,
         SparseVectorUtility,
         sparse_vector,
         sparse_vector_epsilon,
@@ -40,7 +39,6 @@ READY: dict[str, tuple[str, ...]] = {
 
 __all__ = [
     "READY",
-    "SparseVectorProblem",
     "SparseVectorUtility",
     "adult_logistic_adam",
     "adult_logistic_sgd",

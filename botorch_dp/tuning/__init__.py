@@ -1,9 +1,4 @@
 """Tuning in one call: what to try, what it costs and what is published are decided together."""
 
 from botorch_dp.tuning.private_fit import FitPlan, FitResult, PrivateFit
-from botorch_dp.tuning.private_search import (
-    PrivateSearch,
-    SearchDiagnostics,
-    SearchPlan,
-    SearchResult,
-)
+from botorch_dp.tuning.private_search import PrivateSearch, SearchPlan, SearchResult

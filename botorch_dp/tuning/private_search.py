@@ -11,15 +11,20 @@ from __future__ import annotations
 
 import math
 import os
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Any, Literal, Never
 
 from botorch_dp._checks import check_integer, check_interval, check_positive
 from botorch_dp._progress import ProgressBar
-from botorch_dp.objectives import ObjectiveDiagnostics, check_bearable, one_column_warning
+from botorch_dp.objectives import (
+    ObjectiveDiagnostics,
+    check_bearable,
+    one_column_warning,
+    refuse_unknown,
+    warn_large_delta,
+)
 from botorch_dp.privacy import (
     ONE_RECORD,
     GaussianLoss,
@@ -36,7 +41,13 @@ from botorch_dp.privacy import (
 )
 from botorch_dp.privacy.ledger import check_payment
 from botorch_dp.privacy.runs import Run
-from botorch_dp.scores import OWN_RECORD_ONLY, Statistic, known_num_records
+from botorch_dp.scores import (
+    OWN_RECORD_ONLY,
+    Statistic,
+    known_num_records,
+    warn_caller,
+    warn_of_narrow_bounds,
+)
 from botorch_dp.space import Config, SearchSpace
 from botorch_dp.tuning.searching import Coordinates, Mapper, Part, ScoreTable, Searching
 
@@ -86,23 +97,14 @@ class SearchPlan:
     guarantee: Guarantee
 
     def __str__(self) -> str:
-        unit = "epsilon" if self.route == "selection" else "mu"
+        power = 1 if self.route == "selection" else 2
+        whole = sum(share**power for share in self.shares.values())
         parts = [
-            f"{part}: {self.evaluations.get(part, 0)} evaluations, {unit} {share:.3g}"
+            f"{share**power / whole:.0%} for the {part} ({self.evaluations.get(part, 0)})"
             for part, share in self.shares.items()
         ]
-        return "\n".join((self.reason, "; ".join(parts), self.noise, str(self.guarantee)))
-
-
-@dataclass
-class SearchDiagnostics(ObjectiveDiagnostics):
-    """**Sensitive.** How many scores were outside the bounds, over all evaluations of the run.
-
-    Counts begin with the process: a resumed run has those of the evaluations it made itself.
-    """
-
-    def __repr__(self) -> str:
-        return "SearchDiagnostics(sensitive: read .num_below, .num_above, .num_nan)"
+        budget = f"Budget (and evaluations): {', '.join(parts)}."
+        return "\n".join((f"Method: {self.reason}", budget, self.noise, str(self.guarantee)))
 
 
 @dataclass(frozen=True, repr=False)
@@ -113,13 +115,14 @@ class SearchResult:
         config: The released configuration.
         score: The released mean score of it, if it was asked for.
         route: What was done and why, in a sentence.
-        diagnostics: Sensitive.
+        diagnostics: **Sensitive.** How many scores were outside the bounds. Counts begin with the
+            process: a resumed run has those of the evaluations it made itself.
     """
 
     config: Release[Config]
     score: Release[float] | None
     route: str
-    diagnostics: SearchDiagnostics = field(default_factory=SearchDiagnostics)
+    diagnostics: ObjectiveDiagnostics = field(default_factory=ObjectiveDiagnostics)
 
     @property
     def guarantee(self) -> Guarantee:
@@ -144,7 +147,7 @@ class PrivateSearch:
     - *selection* costs a pure epsilon: permute-and-flip [McKenna2020] on the mean scores of
       ``evaluations`` configurations that fill the space. It is taken for up to two numbers,
       where there is nothing but categories, under constraints, without a delta, for scores that
-      are no mean over records (AUC, F1), and where noise would drown the gradients;
+      are no mean over records (AUC, F1), and where gradients would be smaller than their noise;
     - *descent* costs ``gaussian_mu(epsilon, delta)``: categories are chosen by permute-and-flip,
       with all numbers in the middle of their ranges; then a clip norm is selected and gradients
       are released (see :class:`~botorch_dp.descent.DPGIBO`), and a Gaussian process on the
@@ -153,8 +156,8 @@ class PrivateSearch:
 
     Guarantee (status proven): (epsilon, delta)-DP under replace-one, for everything that is
     published together, whatever the scores are. Squares of the parts' mu, or their epsilons, add
-    up to no more than the budget. Everything is drawn through one door: an interrupted run that is
-    continued from its ``checkpoint`` publishes one configuration, and a copy is a new run.
+    up to no more than the budget. Each part is drawn once: an interrupted run that is continued
+    from its ``checkpoint`` publishes one configuration, and a copy is a new run.
 
     Nothing that one record says raises, warns or shows: scores beyond a bound, infinite ones
     included, count as that bound, NaN as the worse one.
@@ -174,6 +177,7 @@ class PrivateSearch:
         maximize: Whether a large score is good.
         unit: Whom or what one column of the scores is; replace-one is the only relation.
         unsafe_seed: Simulate with reproducible noise. The result then promises nothing.
+        unknown: Refused, with the name that an argument of other libraries has here.
 
     Example:
         >>> search = PrivateSearch(
@@ -200,7 +204,25 @@ class PrivateSearch:
         maximize: bool = False,
         unit: PrivacyUnit = ONE_RECORD,
         unsafe_seed: int | None = None,
+        **unknown: Never,
     ) -> None:
+        refuse_unknown(
+            type(self),
+            unknown,
+            **dict.fromkeys(("epsilon", "delta"), "Pass `budget=PrivacyBudget(epsilon, delta)`."),
+            cv="Fits must not read validation records; see docs/tuning.md.",
+        )
+        if not callable(record_scores):
+            raise TypeError(
+                f"`record_scores` must be callable, got {type(record_scores).__name__}: pass a "
+                "function from configurations to scores (b x n)."
+            )
+        if not isinstance(space, SearchSpace):
+            raise TypeError(f"`space` must be a SearchSpace, got {type(space).__name__}.")
+        if not isinstance(budget, PrivacyBudget):
+            raise TypeError(
+                f"`budget` must be a PrivacyBudget(epsilon, delta), got {type(budget).__name__}."
+            )
         self.bounds = check_interval("bounds", bounds)
         self._width = check_positive("bounds", self.bounds[1] - self.bounds[0])
         self.evaluations = check_integer("evaluations", evaluations, at_least=2)
@@ -217,7 +239,9 @@ class PrivateSearch:
                 "scores are averaged over, which is public under replace-one."
             )
         if n == 1:
-            warnings.warn(one_column_warning("record_scores"), UserWarning, stacklevel=2)
+            warn_caller(one_column_warning("record_scores"))
+        warn_large_delta(budget.delta, n)
+        warn_of_narrow_bounds(record_scores, self.bounds)
         self.num_records = n
         self.record_scores = record_scores
         self.space = space
@@ -265,8 +289,13 @@ class PrivateSearch:
                 the same, and the noise is drawn here.
         """
         check_payment(ledger, unsafe_seed=self.unsafe_seed)
+        if executor is not None and not callable(getattr(executor, "map", None)):
+            raise TypeError(
+                "`executor` must be an executor or a pool, with a method `map`, got "
+                f"{type(executor).__name__}."
+            )
         plan = self.plan(release_score=release_score)
-        diagnostics = SearchDiagnostics()
+        diagnostics = ObjectiveDiagnostics()
         # A run that was charged cannot go on where nobody charges: its keys are the ledger's.
         settings = {**self._settings(plan), "charged": ledger is not None}
         with Run(checkpoint, what="a private search", settings=settings, ledger=ledger) as run:
@@ -310,7 +339,7 @@ class PrivateSearch:
             return begin + "constraints would cut the stencils that gradients are inferred from."
         if smooth <= _FEW:
             return begin + (
-                f"{smooth} number{'s' if smooth > 1 else ''} to tune leave few gaps between them."
+                f"they cover {smooth} number{'s' if smooth > 1 else ''} densely enough."
             )
         descent = self._descent_plan("", release_score)
         if not descent.steps:
@@ -321,8 +350,8 @@ class PrivateSearch:
         ratio = self.noise_to_clip(descent)
         if ratio > math.sqrt(descent.steps):
             return begin + (
-                f"noise would drown gradients in {smooth} numbers even when averaged over all "
-                "steps."
+                f"gradients in {smooth} numbers would be smaller than their noise, even averaged "
+                "over all steps."
             )
         return None
 
@@ -384,10 +413,10 @@ class PrivateSearch:
             route="descent",
             reason=reason
             or (
-                f"{steps} released gradients in {smooth} numbers"
-                + (" after a choice of categories" if coarse else "")
-                + ", and a Gaussian process on them, because space-filling configurations "
-                f"would be too sparse in {smooth} dimensions."
+                f"{steps} noisy gradient steps"
+                + (" after a choice of the categories" if coarse else "")
+                + f", because {self.evaluations} configurations would cover a {smooth}-dimensional "
+                "space too thinly."
             ),
             num_records=self.num_records,
             evaluations=evaluations,
@@ -400,9 +429,9 @@ class PrivateSearch:
         if not steps:
             return plan
         noise = (
-            f"The noise of one gradient is {self.noise_to_clip(plan):.2g} times as long as the "
-            "longest gradient of a record may be; all steps together average it down by up to "
-            f"{math.sqrt(steps):.2g}."
+            f"With {self.num_records:,} records the noise is {self.noise_to_clip(plan):.2g} times "
+            "the clipping norm in each step (about "
+            f"{self.noise_to_clip(plan) / math.sqrt(steps):.2g} averaged over all steps)."
         )
         if release_score:
             std = self._one_record / shares["score"]

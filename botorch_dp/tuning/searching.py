@@ -16,15 +16,14 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import torch
-from gpytorch.kernels import MaternKernel
 from scipy.optimize import minimize
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
-from botorch_dp.descent.clipping import ClippedMean, Observations
+from botorch_dp.descent.clipping import Observations, PreparedStep
 from botorch_dp.descent.designs import Design, observation_noise
-from botorch_dp.models.gradient import GradientBelief, KernelFactor
-from botorch_dp.models.kernels import kernel_derivatives
+from botorch_dp.models.gradient import KernelFactor
+from botorch_dp.models.kernels import Matern52Derivatives
 from botorch_dp.objectives import ObjectiveDiagnostics
 from botorch_dp.privacy import (
     GaussianLoss,
@@ -197,8 +196,6 @@ class ScoreTable:
         return 1 - fractions if search.maximize else fractions
 
     def _checked(self, scores: object, num_points: int) -> Tensor:
-        if isinstance(scores, np.ndarray) and scores.dtype.kind in "fiub":
-            scores = torch.from_numpy(np.ascontiguousarray(scores))
         checked = checked_scores(
             scores,
             num_points=num_points,
@@ -216,7 +213,6 @@ class Searching:
     ) -> None:
         self._search, self._plan, self._run, self._table = search, plan, run, table
         self._coordinates = search.coordinates
-        self._draws = 0
 
     def configuration(self) -> Config:
         """The configuration to publish."""
@@ -283,10 +279,8 @@ class Searching:
         """Follow noisy gradients from the configuration ``base``."""
         plan, coordinates, n = self._plan, self._coordinates, self._search.num_records
         dim = len(coordinates.smooth)
-        kernel = MaternKernel(nu=2.5).double()
-        kernel.lengthscale = _LENGTH_SCALE
         location = coordinates.positions([base]).squeeze(0)
-        derivatives = kernel_derivatives(kernel, like=location)
+        derivatives = Matern52Derivatives(location.new_full((1,), _LENGTH_SCALE))
         noise = observation_noise(derivatives, location, 0.0)
         design = Design(
             radius=_RADII, batch_size=plan.batch_size, max_points=max(2000, plan.batch_size)
@@ -300,43 +294,38 @@ class Searching:
         clip_norm = math.nan
         for step in range(plan.steps):
             number = first + step
-            observations = observations.within(max(0, design.max_points - plan.batch_size))
-            belief = GradientBelief(observations.factor, location, unknown_mean=True)
-            if number in self._table:
-                points = coordinates.positions(self._table.configs(number))
-                factor, kept = observations.factor.extended(points, noise)
-            else:
-                proposal = design.propose(belief, box=box, step=step, steps=plan.steps)
-                points = coordinates.positions(coordinates.at(base, proposal.points))
-                factor, kept = observations.factor.extended(points, noise)
-                points = points[kept]
-                kept = torch.arange(len(kept))
-            configs = coordinates.at(base, points)
-            belief = belief.extended(factor)
-
-            @functools.cache
-            def seen(
-                number: int = number,
-                configs: list[Config] = configs,
-                factor: KernelFactor = factor,
-                kept: Tensor = kept,
-                step: int = step,
-                before: Observations = observations,
-            ) -> Observations:
-                losses = self._table.losses(number, configs)
-                if len(kept) < len(losses):
-                    losses = losses[kept]
-                return before.with_batch(factor, losses, step)
-
+            prepared = PreparedStep.of(
+                observations,
+                location,
+                design,
+                noise,
+                number=step,
+                steps=plan.steps,
+                box=box,
+                placed=functools.partial(self._placed, base, number),
+            )
+            seen = functools.cache(functools.partial(self._answered, prepared, base, number))
             if step in self._clip_steps():
-                clip_norm = self._clip_norm(seen, belief.weights, step)
-            gradient = self._gradient(seen, belief.weights, clip_norm, step_mu, step)
+                clip_norm = self._clip_norm(seen, prepared.belief.weights, step)
+            gradient = self._gradient(seen, prepared, clip_norm, step_mu)
             observations = seen()
             locations.append(location)
             gradients.append(gradient)
             stds.append(2 * clip_norm / (n * step_mu))
             location = self._next(torch.stack(locations), torch.stack(gradients), stds, step)
         return coordinates.at(base, location.unsqueeze(0))[0]
+
+    def _placed(self, base: Config, number: int, points: Tensor) -> Tensor:
+        """Proposed points where configurations can be, or what was asked for before a restart."""
+        if number in self._table:
+            return self._coordinates.positions(self._table.configs(number))
+        return self._coordinates.positions(self._coordinates.at(base, points))
+
+    def _answered(self, prepared: PreparedStep, base: Config, number: int) -> Observations:
+        losses = self._table.losses(number, self._coordinates.at(base, prepared.points))
+        # After a restart there may be losses of points that were left out now.
+        complete = len(losses) == len(prepared.points)
+        return prepared.answered(losses if complete else losses[prepared.kept])
 
     def _next(self, X: Tensor, G: Tensor, stds: list[float], step: int) -> Tensor:
         """Where the Gaussian process on released gradients is smallest, near the best so far."""
@@ -355,12 +344,12 @@ class Searching:
     def _clip_norm(self, seen: Callable[[], Observations], weights: Tensor, step: int) -> float:
         """A clip norm that few enough gradients exceed, by permute-and-flip.
 
-        With a part ``p`` of the gradients longer than ``c``, the bias that clipping brings grows
-        by ``p`` as ``c`` falls, while the noise falls by its ratio to the clip norm: where the two
-        balance, ``p`` is that ratio. Biases of different records cancel in part, so four times
-        that is allowed, but no less than a twentieth and no more than half of the records. Where
-        noise drowns the counts, a public preference decides, for a small one: what most gradients
-        exceed makes of each record a vote for its direction, of which noise hides the least.
+        If a part ``p`` of the gradients is longer than ``c``, lowering ``c`` adds bias in
+        proportion to ``p`` and removes noise in proportion to the ratio of noise to clip norm. The
+        two balance where ``p`` is that ratio. Biases of different records cancel in part, so four
+        times the ratio is allowed, but no less than a twentieth and no more than half of the
+        records. Where the counts are too noisy, a public preference for a small clip norm decides:
+        each record then contributes only the direction of its gradient.
         """
         n = self._search.num_records
         ratio = self._search.noise_to_clip(self._plan)
@@ -385,19 +374,15 @@ class Searching:
     def _gradient(
         self,
         seen: Callable[[], Observations],
-        weights: Tensor,
+        prepared: PreparedStep,
         clip_norm: float,
         step_mu: float,
-        step: int,
     ) -> Tensor:
         """The noisy mean of the clipped gradients, ``p``."""
-        n, dim = self._search.num_records, len(self._coordinates.smooth)
+        n, step = self._search.num_records, prepared.number
 
         def read() -> Tensor:
-            mean = ClippedMean(dim, n, clip_norm, weights.device)
-            for part in seen().gradients(weights):
-                mean.add(part)
-            return mean.value()
+            return prepared.clipped_mean(seen(), clip_norm).value()
 
         def draw(value: Tensor) -> Tensor:
             return gaussian_mechanism(
@@ -458,7 +443,6 @@ class Searching:
 
 # --- The model of released gradients. ---
 
-_SQRT5 = math.sqrt(5.0)
 #: Length-scales to choose from, in units of the cube.
 _LENGTH_SCALES = torch.logspace(math.log10(0.1), math.log10(3.0), 9, dtype=torch.double).tolist()
 #: Variances of the slopes to choose from, in units of what is seen beyond the noise.
@@ -468,17 +452,6 @@ _UNEXPLAINED = (0.0, 0.1)
 #: What is expected of the length-scale before anything is seen, and how firmly (in logarithms).
 _EXPECTED_LENGTH_SCALE, _EXPECTED_SPREAD = 0.5, 0.8
 _STARTS = 6
-
-
-def gradient_gram(X: Tensor, Z: Tensor, length_scale: float) -> Tensor:
-    """Covariance of the gradients at ``X`` (``m x d``) and ``Z`` (``k x d``): ``m d x k d``."""
-    d = X.shape[-1]
-    offsets = X.unsqueeze(1) - Z.unsqueeze(0)  # m x k x d
-    s = _SQRT5 * offsets.norm(dim=-1) / length_scale
-    outer = offsets.unsqueeze(-1) * offsets.unsqueeze(-2)  # m x k x d x d
-    blocks = (1 + s)[..., None, None] * torch.eye(d).to(X) - 5 * outer / length_scale**2
-    blocks = torch.exp(-s)[..., None, None] * blocks
-    return blocks.permute(0, 2, 1, 3).reshape(len(X) * d, len(Z) * d)
 
 
 class GradientModel:
@@ -511,7 +484,10 @@ class GradientModel:
         for length_scale, share in itertools.product(_LENGTH_SCALES, _UNEXPLAINED):
             # In units of the noise, one decomposition serves all variances of the slopes.
             std = (noise + share * beyond).sqrt().repeat_interleave(X.shape[-1])
-            gram = gradient_gram(X, X, length_scale) / (std.unsqueeze(-1) * std)
+            # The kernel of this scale has slopes of unit variance.
+            kernel = Matern52Derivatives(X.new_tensor([length_scale]))
+            scale = length_scale**2 / kernel.fall_at_zero
+            gram = scale * kernel.gradient_gram(X, X) / (std.unsqueeze(-1) * std)
             values, vectors = torch.linalg.eigh(gram)
             rotated, values = vectors.mT @ (G.flatten() / std), values.clamp_min(0.0)
             prior = -0.5 * (math.log(length_scale / _EXPECTED_LENGTH_SCALE) / _EXPECTED_SPREAD) ** 2
@@ -520,21 +496,19 @@ class GradientModel:
                 misfit = rotated.square() / total + total.log()
                 likelihood = prior - float(0.5 * misfit.sum() + std.log().sum())
                 if likelihood > best:
-                    best, self.length_scale = likelihood, length_scale
-                    weights = variance * (vectors @ (rotated / total)) / std
-        self._weights = weights.view_as(X)
+                    best, self.length_scale, self._kernel = likelihood, length_scale, kernel
+                    weights = scale * variance * (vectors @ (rotated / total)) / std
+        self._weights = weights.view_as(X)  # in units of the kernel of variance 1
 
     def mean(self, X: Tensor) -> Tensor:
         """The posterior mean at ``b x d`` points, up to a constant: a ``b``-vector."""
-        offsets = X.unsqueeze(1) - self._X.unsqueeze(0)  # b x m x d
-        s = _SQRT5 * offsets.norm(dim=-1) / self.length_scale
-        along = (offsets * self._weights).sum(-1)
-        return (torch.exp(-s) * (1 + s) * along).sum(-1)
+        offsets = (X.unsqueeze(1) - self._X.unsqueeze(0)) / self.length_scale**2  # b x m x d
+        r = torch.cdist(X, self._X) / self.length_scale
+        return (self._kernel.fall(r) * (offsets * self._weights).sum(-1)).sum(-1)
 
     def slope(self, X: Tensor) -> Tensor:
         """The gradient of :meth:`mean`, ``b x d``."""
-        flat = gradient_gram(X, self._X, self.length_scale) @ self._weights.flatten()
-        return flat.view_as(X)
+        return (self._kernel.gradient_gram(X, self._X) @ self._weights.flatten()).view_as(X)
 
     def minimizer(self, center: Tensor, radius: float) -> Tensor:
         """Where the mean is smallest in a box around ``center``, inside the unit cube."""

@@ -86,7 +86,7 @@ def test_a_resumed_run_continues_bit_for_bit(
 def test_a_resumed_run_pays_for_no_step_twice(tmp_path: Path, fail_at: int) -> None:
     with PrivacyLedger(budget=PrivacyBudget(3.0, 1e-5)) as ledger:
         run_until_power_cut(tmp_path / "run", fail_at, ledger=ledger, unsafe_seed=None)
-        assert len(ledger.entries()) == fail_at  # the step that failed was paid for
+        assert len(ledger.entries()) == fail_at  # the step that failed was charged
         whole = descent(ledger=ledger, **REAL).run(checkpoint=tmp_path / "run")
         assert len(ledger.entries()) == 6
         # A finished run is only loaded: nothing is read, nothing is spent.
@@ -194,7 +194,7 @@ def test_another_kernel_or_number_of_records_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_ledger_that_comes_or_goes_is_refused(tmp_path: Path) -> None:
-    """Its door holds the values: without it a step could be drawn again."""
+    """The ledger holds the drawn values: without it a step could be drawn again."""
     with PrivacyLedger(budget=PrivacyBudget(3.0, 1e-5)) as ledger:
         for begun_with, goes_on_with in ((ledger, None), (None, ledger)):
             path = tmp_path / ("with" if begun_with else "without")

@@ -94,14 +94,12 @@ def test_random_records_of_all_sizes(n: int) -> None:
 
 @pytest.mark.parametrize("bound", [B, math.inf])
 @pytest.mark.parametrize("others", ADVERSARIES)
-def test_arrays_and_tensors_are_clipped_as_by_the_formula(others: str, bound: float) -> None:
-    """Of tensors of another device, for which the tensors here stand in, and of this one's."""
+def test_gradients_are_clipped_as_by_the_formula(others: str, bound: float) -> None:
     gradients = torch.randn(3, 400, dtype=torch.double) * 10 ** torch.empty(400).uniform_(-3, 3)
     column = torch.tensor(ADVERSARIES[others], dtype=torch.double)
     table = torch.cat((gradients, column.unsqueeze(-1)), dim=-1)
     mean = ClippedMean(3, 401, bound)
-    by_arrays = [torch.from_numpy(part) for part in mean._summed(table.numpy())]
-    by_tensors = mean._summed(table)
+    mean.add(table)
     finite = table.abs().amax(dim=0).isfinite()
     table = torch.where(finite, table, 0.0)
     largest = table.abs().amax(dim=0).clamp_min(1e-300)
@@ -109,10 +107,9 @@ def test_arrays_and_tensors_are_clipped_as_by_the_formula(others: str, bound: fl
     limit = (mean.bound / norms).minimum(largest)
     expected = (table / largest * limit).sum(-1) if bound < math.inf else table.sum(-1)
     shortened = (finite & (largest > mean.bound / norms)).sum()
-    for total, counts in (by_arrays, by_tensors):
-        total = total if mean.is_plain else total.double() * mean.unit
-        torch.testing.assert_close(total, expected, rtol=1e-12, atol=1e-11)
-        assert counts.tolist() == [shortened, finite.sum()]
+    total = mean.total if mean.is_plain else mean.total.double() * mean.unit
+    torch.testing.assert_close(total, expected, rtol=1e-12, atol=1e-11)
+    assert mean.counts() == (shortened, 401 - finite.sum())
 
 
 def test_the_sum_does_not_depend_on_order_or_pieces() -> None:
@@ -196,66 +193,19 @@ def test_only_the_newest_batches_are_kept() -> None:
     assert observations.within(0).steps == ()
 
 
-def table_of(observations: Observations) -> Tensor:
-    return torch.cat([table.rows for table in observations.tables])
-
-
-def extended(observations: Observations, step: int, value: float, b: int = 2) -> Observations:
-    factor, _ = observations.factor.extended(torch.randn(b, 2, dtype=torch.double))
-    losses = torch.full((b, observations.num_records), value, dtype=torch.double)
-    return observations.with_batch(factor, losses, step)
-
-
-def test_losses_of_many_steps_lie_in_few_tables() -> None:
-    """Which ones share a table follows from the steps alone, also where old ones were dropped."""
-    observations, table = observed([2] * 40, n=5)
-    assert [len(part.steps) for part in observations.tables] == [16, 16, 8]
-    assert torch.equal(table_of(observations), table)
-    kept = observations.within(2 * 30)
-    assert [len(part.steps) for part in kept.tables] == [6, 16, 8]
-    assert kept.steps == tuple(range(10, 40))
-    assert torch.equal(table_of(kept), table[20:])
-    assert kept.tables[1].table is observations.tables[1].table  # nothing was copied
-    assert [len(part.steps) for part in extended(kept, 40, 1.0).tables] == [6, 16, 9]
-
-
-def test_batches_of_all_sizes_share_a_table() -> None:
-    sizes = [1, 5, 2, 9, 1, 7]
-    observations, table = observed(sizes, n=3)
-    assert [part.sizes for part in observations.tables] == [tuple(sizes)]
-    assert torch.equal(table_of(observations), table)
-
-
-def test_large_tables_are_of_single_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_TABLE_NUMBERS", 3 * 5 * 2)
-    observations, _ = observed([3, 3, 3, 3], n=5)
-    assert [len(part.steps) for part in observations.tables] == [2, 2]
-    monkeypatch.setattr(module, "_TABLE_NUMBERS", 1)
-    observations, _ = observed([3, 3], n=5)
-    assert [part.table.rows.shape for part in observations.tables] == [(3, 5)] * 2
-
-
 @pytest.mark.parametrize("copied", [None, copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
-def test_no_row_is_written_twice(copied: Callable[[Observations], Observations] | None) -> None:
+def test_observations_are_not_changed_by_whoever_goes_on(
+    copied: Callable[[Observations], Observations] | None,
+) -> None:
     """Whoever goes on from the same observations, after a step that failed or in a copy."""
     observations, table = observed([2, 2], n=5)
-    first = extended(observations, 2, 1.0)
-    second = extended(copied(observations) if copied else observations, 2, 2.0)
-    third = extended(observations, 2, 3.0)
-    for value, after in ((1.0, first), (2.0, second), (3.0, third)):
-        assert torch.equal(table_of(after)[:4], table)
-        assert (table_of(after)[4:] == value).all() and after.newest.shape == (2, 5)
-    for after in (first, second, third):
-        assert len(after.tables) == 1
-        extended(after, 3, 4.0)
-    assert (table_of(first)[4:] == 1.0).all() and (table_of(third)[4:] == 3.0).all()
-
-
-def test_a_copy_holds_no_memory_that_was_not_written() -> None:
-    observations, table = observed([2, 2], n=5)
-    (part,) = pickle.loads(pickle.dumps(observations)).tables
-    assert torch.equal(part.table.rows, table)
-    assert part.table.rows.untyped_storage().nbytes() == table.nbytes
+    for value in (1.0, 2.0):
+        before = copied(observations) if copied else observations
+        factor, _ = before.factor.extended(torch.randn(2, 2, dtype=torch.double))
+        after = before.with_batch(factor, torch.full((2, 5), value, dtype=torch.double), 2)
+        assert torch.equal(torch.cat(after.losses)[:4], table)
+        assert (after.losses[-1] == value).all()
+    assert observations.steps == (0, 1) and torch.equal(torch.cat(observations.losses), table)
 
 
 def test_a_batch_without_points_changes_nothing() -> None:
@@ -274,7 +224,7 @@ def test_what_a_record_says_never_raises() -> None:
     answers = torch.tensor([record] * 4, dtype=torch.double)
     observations = empty()
     factor, _ = observations.factor.extended(X)
-    losses = observations.with_batch(factor, read_losses(lambda _: answers, X, 6), 0).newest
+    losses = observations.with_batch(factor, read_losses(lambda _: answers, X, 6), 0).losses[-1]
     assert losses[0, :3].isnan()[0] and losses[0, 1:3].isinf().all()
     assert (losses[:, 3] == 1e308).all()
     assert (losses[:, 4:].view(torch.int64) == 0).all()  # subnormal numbers would take longer

@@ -13,7 +13,7 @@ from scipy import stats
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from botorch_dp.descent import DPGIBO, Design, NoiseAwareAdagrad
+from botorch_dp.descent import DPGIBO, Design, NoiseAwareAdagrad, clipping
 from botorch_dp.descent import dp_gibo as module
 from botorch_dp.descent.clipping import ClippedMean
 from botorch_dp.errors import BudgetExhausted, PrivacyError
@@ -432,7 +432,7 @@ def test_audit_with_many_samples(steps: int) -> None:
 
 
 def half_noise(value: Tensor, *, sensitivity: float, **options: Any) -> Any:
-    """The broken twin: a sensitivity of B/n instead of 2B/n."""
+    """Broken on purpose: a sensitivity of B/n instead of 2B/n."""
     return gaussian_mechanism(value, sensitivity=sensitivity / 2, **options)
 
 
@@ -477,7 +477,7 @@ def test_a_record_moves_the_gradient_by_at_most_2b_over_n() -> None:
     changes: list[Any] = [torch.randn(DIM).double() * s for s in (1.0, 1e3, 1e150)]
     changes += [math.inf, math.nan, 1e300, -1e300]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "ClippedMean", Recorded)
+        patch.setattr(clipping, "ClippedMean", Recorded)
         descent(squared_distance(data), clip_norm=bound, steps=1, unsafe_seed=0).run()
         for change in changes:
             neighbor = data.clone()
@@ -544,7 +544,7 @@ def test_wrong_types_are_named() -> None:
         descent(kernel="rbf")
     with pytest.raises(TypeError, match=r"`step_size` must make .* got int"):
         descent(must_not_be_read, step_size=lambda parameters: 3)
-    with pytest.raises(TypeError, match="`step_size` must be a real number or callable"):
+    with pytest.raises(TypeError, match="`step_size` must be a real number"):
         descent(must_not_be_read, step_size="adam")
 
 
@@ -601,3 +601,19 @@ def test_progress_shows_public_numbers_only(capsys: pytest.CaptureFixture[str]) 
 def test_other_smooth_kernels_go_through_automatic_differentiation() -> None:
     run = descent(kernel=RQKernel(), mu=math.inf, clip_norm=math.inf, steps=10)
     assert (run.run().location.value - records().mean(0)).norm() < 0.05
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("epsilon", "gaussian_mu"),
+        ("lr", "It is called `step_size` here"),
+        ("max_grad_norm", "It is called `clip_norm` here"),
+        ("n_trials", "It is called `steps` here"),
+        ("bounds", "It is called `box` here"),
+        ("kernal", "Did you mean 'kernel'"),
+    ],
+)
+def test_names_of_other_libraries_get_ours(name: str, words: str) -> None:
+    with pytest.raises(TypeError, match=f"DPGIBO has no argument `{name}`.*{words}"):
+        descent(must_not_be_read, **{name: 1.0})

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from botorch_dp.descent import (
     DescentDiagnostics,
-    DescentFacts,
     DescentPlan,
     DescentResult,
     Design,
@@ -282,7 +281,6 @@ def finished(steps: int, location: float) -> DescentResult:
         trajectory=Release(trajectory, guarantee),
         history=(StepRecord(3, 3, 0.1, 0.02),) * steps,
         planned_steps=steps,
-        facts=DescentFacts(2, 1.0, 0.1, 0.1, 0.0, has_box=False),
         diagnostics=DescentDiagnostics(clipped_fraction=[0.123] * steps),
     )
 

@@ -214,8 +214,8 @@ def test_copies_and_pickles_go_on_alone():
 
 def test_duplicated_choices_share_one_posterior():
     choices = torch.rand(10, 2, dtype=torch.double)
-    twins = torch.cat([choices, choices])
-    gp = observed(FiniteSetGP(twins, kernel=RBFKernel(), noise_variance=0.0), [4, 14], [1.0, 1.0])
+    doubled = torch.cat([choices, choices])
+    gp = observed(FiniteSetGP(doubled, kernel=RBFKernel(), noise_variance=0.0), [4, 14], [1.0, 1.0])
     torch.testing.assert_close(gp.mean[:10], gp.mean[10:])
     torch.testing.assert_close(gp.variance[:10], gp.variance[10:])
 

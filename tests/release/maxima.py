@@ -1,4 +1,4 @@
-"""One setting of each private maximum, and what else the tests of this room share."""
+"""One setting of each private maximum, and what else the tests of releases share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from botorch_dp.privacy import PrivacyLedger
-from botorch_dp.release import LipschitzMaximum, NoiseFreeMaximum, PrivateMaximum
+from botorch_dp.release import (
+    LipschitzMaximum,
+    NoiseFreeMaximum,
+    PrivateChoice,
+    PrivateMaximum,
+)
 
 FALSE_ALARM = 1e-6
 
@@ -78,3 +83,20 @@ def noisy(n, epsilon, delta, steps, correlation, std, gain) -> dict[str, float]:
         "noise_std": std,
         "information_gain": gain,
     }
+
+
+def release_choice(mean, choices, *, num_records=None, ledger=None, unsafe_seed=None, **settings):
+    """Of settings that do not name the number of choices."""
+    return PrivateChoice(num_choices=len(choices), **settings).release(
+        mean, choices, num_records=num_records, ledger=ledger, unsafe_seed=unsafe_seed
+    )
+
+
+def release_maximum(kind, values, *, ledger=None, unsafe_seed=None, **settings):
+    """Of settings of one of the three kinds; the steps of the exact search are its values."""
+    options = {"ledger": ledger, "unsafe_seed": unsafe_seed}
+    if kind is not LipschitzMaximum and "num_records" in settings:
+        options["num_records"] = settings.pop("num_records")
+    if kind is NoiseFreeMaximum:
+        settings = {"steps": len(values), **settings}
+    return kind(**settings).release(values, **options)

@@ -41,14 +41,15 @@ def test_one_difference_exceeds_the_gap_as_seldom_as_stated(
     std = math.sqrt(2 * (1 - correlation))
     gap = neighbor_gap(correlation, count, delta)
     assert 2 * norm.sf(gap / std) <= delta / count
-    # Broken twins: without the factor 2, and with the variance of a single objective.
+    # Broken on purpose: without the factor 2, and with the variance of a single objective.
     assert 2 * norm.sf(gap / 2 / std) > delta / count
     assert 2 * norm.sf(gap / math.sqrt(2) / std) > delta / count
 
 
 def test_conditions_state_the_prior_the_correlation_and_whose_probability_delta_is() -> None:
-    assumption, correlation, failure = prior_conditions(0.975, 1e-4)
+    assumption, chosen, correlation, failure = prior_conditions(0.975, 1e-4)
     assert "Assumption 1" in assumption and "k(x, x) = 1" in assumption
+    assert chosen.endswith("chosen without the records")
     assert correlation.endswith("k(V, V') >= 0.975")
     assert "probability 0.0001 over that prior" in failure
 
@@ -101,7 +102,7 @@ def test_numbers_in_conditions_are_read_as_the_same_double(number: float, words:
 def test_no_condition_allows_more_than_the_sensitivity_covers() -> None:
     """1 - 6e-7 to six digits is 0.999999, which allows objectives 1.29 times as far apart."""
     correlation = 1 - 6e-7
-    _, condition, _ = prior_conditions(correlation, 1e-4)
+    _, _, condition, _ = prior_conditions(correlation, 1e-4)
     printed = float(condition.split(">= ")[1])
     assert neighbor_gap(printed, 3000, 1e-4) <= neighbor_gap(correlation, 3000, 1e-4)
     rounded = float(f"{correlation:g}")

@@ -2,14 +2,16 @@ from __future__ import annotations
 
 import math
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
-from gpytorch.kernels import RBFKernel
+from botorch.models import SingleTaskGP
+from gpytorch.kernels import RBFKernel, ScaleKernel
 from scipy.stats import chisquare
 
 from botorch_dp.acquisition import UCBSchedule
-from botorch_dp.models import FiniteSetGP
+from botorch_dp.models import FiniteSetGP, public_gp
 from botorch_dp.privacy import (
     BudgetExhausted,
     NeighboringRelation,
@@ -18,8 +20,8 @@ from botorch_dp.privacy import (
     PrivacyLedger,
     PrivacyUnit,
 )
-from botorch_dp.release import PrivateChoice, UtilityWarning, release_choice
-from tests.release.maxima import ReadLog
+from botorch_dp.release import PrivateChoice, UtilityWarning
+from tests.release.maxima import ReadLog, release_choice
 
 FALSE_ALARM = 1e-6
 OPTIONS = {"epsilon": 1.0, "delta": 1e-3, "steps": 20, "dataset_correlation": 0.99}
@@ -88,11 +90,12 @@ def test_guarantee_is_conditional_on_the_prior_and_says_so():
     assert guarantee.epsilon(1e-4) == math.inf
     assert guarantee.relation is NeighboringRelation.REPLACE_ONE
     text = str(guarantee)
-    for condition in ("Assumption 1", "k(V, V') >= 0.99", "0.001 over that prior", "20 observ"):
+    conditions = ("Assumption 1", "k(V, V') >= 0.99", "0.001 over that prior", "20 observ")
+    for condition in (*conditions, "the choices, the kernel and the other settings were chosen"):
         assert condition in text
 
 
-def test_function_and_class_make_the_same_promise():
+def test_a_release_carries_its_promise_and_a_simulated_one_none():
     with pytest.warns(UtilityWarning):
         release = release_choice(MEAN, torch.rand(5, 2), **OPTIONS)
     assert release.guarantee == mechanism().guarantee
@@ -126,10 +129,10 @@ def test_simulated_noise_repeats_and_follows_no_search_seed():
         ({"method": "argmax"}, "`method`"),
         ({"num_records": 0}, "`num_records`"),
         ({"unsafe_seed": -1}, "`unsafe_seed`"),
-        ({"unit": "one patient"}, "`unit`"),
-        ({"mean": MEAN[:4]}, "`mean` must have shape 5"),
-        ({"mean": MEAN.unsqueeze(-1)}, "`mean` must have shape 5"),
-        ({"choices": torch.rand(0, 2)}, "`choices`"),
+        ({"mean": MEAN[:4]}, "`model_or_mean` must have shape 5"),
+        ({"mean": MEAN.unsqueeze(-1)}, "`model_or_mean` must have shape 5"),
+        ({"mean": MEAN.tolist()}, "`model_or_mean` must be a torch.Tensor"),
+        ({"choices": torch.rand(0, 2)}, "`num_choices`"),
         ({"epsilom": 1.0}, "epsilom"),
         ({"choices": torch.full((5, 2), torch.nan)}, "`choices`"),
     ],
@@ -209,7 +212,7 @@ def test_sensitivity_bound_of_theorem_1_holds_for_pairs_from_the_multi_task_prio
     moved, gaps = torch.tensor(moved), torch.tensor(gaps)
     assert (moved > bound).double().mean() <= delta
     assert (gaps > gap_bound).double().mean() <= delta / 3
-    # broken twins: c without its factor 2; an eighth of the bound (the bound is that generous)
+    # Broken on purpose: c without its factor 2; an eighth of the bound (the bound is that generous)
     assert (gaps > gap_bound / 2).double().mean() > delta
     assert (moved > bound / 8).double().mean() > delta
 
@@ -261,18 +264,19 @@ def test_best_probability_in_the_remark_is_reached_by_the_worst_case(method):
 
 
 def test_warns_in_numbers_when_the_noise_drowns_the_answer():
-    arguments = OPTIONS | {"delta": 1e-4, "steps": 50}
+    blind = mechanism(num_choices=1000, delta=1e-4, steps=50)
+    release = torch.zeros(1000), torch.rand(1000, 2)
     with pytest.warns(UtilityWarning, match=r"at most 0\.00128; a blind draw has 0\.001") as caught:
-        release_choice(torch.zeros(1000), torch.rand(1000, 2), **arguments)
+        blind.release(*release)
     assert caught[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        release_choice(torch.zeros(1000), torch.rand(1000, 2), **(arguments | {"epsilon": 100.0}))
+        replace(blind, epsilon=100.0).release(*release)
 
 
 def test_warns_when_delta_is_not_below_one_over_n():
     arguments = OPTIONS | {"epsilon": 100.0}
-    with pytest.warns(UtilityWarning, match="1/1000"):
+    with pytest.warns(UserWarning, match="1/1000"):
         release_choice(MEAN, torch.rand(5, 2), num_records=1000, **arguments)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -289,6 +293,25 @@ def test_the_relation_is_the_callers_as_the_correlation_is():
 def test_as_many_choices_as_agreed():
     with pytest.raises(ValueError, match="`choices` must hold 5 rows"):
         mechanism().release(torch.zeros(4), torch.rand(4, 2))
+
+
+@quiet
+def test_a_model_is_checked_and_its_mean_is_taken():
+    choices, X = torch.rand(5, 1, dtype=torch.double), torch.rand(4, 1, dtype=torch.double)
+    settings = {**OPTIONS, "epsilon": 1e5, "steps": 4}
+    with PrivacyLedger(budget=PrivacyBudget(1e6, 0.1)) as ledger:
+        given = {"kernel": RBFKernel(), "noise_variance": 0.1}
+        model = public_gp(X, X, **given)
+        best = choices[model.posterior(choices).mean.argmax()]
+        assert torch.equal(release_choice(model, choices, ledger=ledger, **settings).value, best)
+        for other, match in (
+            (SingleTaskGP(X, X), "sensitive values"),
+            (public_gp(X[:3], X[:3], **given), "has 3 observations, but `steps` = 4"),
+            (public_gp(X, X, kernel=ScaleKernel(RBFKernel()), noise_variance=0.1), "must be 1"),
+        ):
+            with pytest.raises(ValueError, match=match):
+                release_choice(other, choices, ledger=ledger, **settings)
+        assert len(ledger.entries()) == 1
 
 
 def test_simulated_noise_cannot_be_charged():

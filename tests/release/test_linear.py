@@ -28,7 +28,6 @@ from botorch_dp.release import (
     SobolDesign,
     StatedDesign,
     UtilityWarning,
-    release_linear_choice,
 )
 from tests.release.maxima import ReadLog
 
@@ -114,18 +113,15 @@ def test_draws_follow_the_softmax() -> None:
 @pytest.mark.parametrize("method", ["exponential", "permute_and_flip"])
 def test_large_epsilon_finds_the_best(method: str) -> None:
     records = 0.35 + 0.1 * torch.linspace(-1, 1, 500, dtype=torch.double)
-    found = release_linear_choice(
-        lambda X: (X - records).abs(),
-        CHOICES,
+    found = mechanism(
         design=SobolDesign(BOX, num_points=16),
-        kernel=kernel(),
         noise_variance=1e-3,
         bounds=(0.0, 1.0),
         epsilon=1e4,
-        method=method,  # type: ignore[arg-type]
+        method=method,
         negate=True,
         num_records=500,
-    )
+    ).release(lambda X: (X - records).abs())
     assert found.value.item() == pytest.approx(0.35, abs=0.051)
     assert found.guarantee.epsilon() == 1e4
 
@@ -261,73 +257,47 @@ def test_guarantee_is_pure_and_proven() -> None:
     assert given.status == "proven" and "a printed table" in str(given)
 
 
-def test_adaptive_design_is_refused_before_anything_happens() -> None:
-    def never(X: Tensor) -> Tensor:
-        raise AssertionError("the records were read")
+def test_settings_of_the_caller_are_a_printed_condition() -> None:
+    text = str(mechanism().guarantee)
+    for words in ("the choices, the design, the kernel, the prior mean, the bounds", "without the"):
+        assert words in text
 
-    with PrivacyLedger(budget=PrivacyBudget(1.0)) as ledger:
-        for visited in (CHOICES[:8], CHOICES[:8].tolist()):
-            with pytest.raises(NotPublicError, match="PrivateObjective"):
-                release_linear_choice(
-                    never,
-                    CHOICES,
-                    design=visited,  # type: ignore[arg-type]
-                    kernel=kernel(),
-                    noise_variance=0.1,
-                    bounds=(0.0, 1.0),
-                    epsilon=1.0,
-                    num_records=10,
-                    ledger=ledger,
-                )
-        assert ledger.entries() == []
+
+def test_an_adaptive_design_is_refused() -> None:
+    for visited in (CHOICES[:8], CHOICES[:8].tolist()):
+        with pytest.raises(NotPublicError, match="PrivateObjective"):
+            mechanism(design=visited)
 
 
 def test_charged_before_the_records_are_read() -> None:
-    arguments = {
-        "design": SobolDesign(BOX, num_points=4),
-        "kernel": kernel(),
-        "noise_variance": 0.1,
-        "bounds": (0.0, 1.0),
-        "num_records": 10_000,
-        "epsilon": 5.0,
-    }
+    design = SobolDesign(BOX, num_points=4)
+    choice = mechanism(design=design, bounds=(0.0, 1.0), num_records=10_000, epsilon=5.0)
     with PrivacyLedger(budget=PrivacyBudget(9.0)) as ledger:
         reads = []
 
         def watched(X: Tensor) -> Tensor:
             reads.append(ledger.spent())
-            assert torch.equal(X, SobolDesign(BOX, num_points=4).points)
+            assert torch.equal(X, design.points)
             return (X - 0.5).abs().expand(-1, 10_000)
 
-        release = release_linear_choice(watched, CHOICES, ledger=ledger, **arguments)
+        release = choice.release(watched, ledger=ledger)
         assert reads == [(5.0, 0.0)]
         assert release.guarantee.status == "proven"
         with pytest.raises(BudgetExhausted):
-            release_linear_choice(watched, CHOICES, ledger=ledger, **arguments)
+            choice.release(watched, ledger=ledger)
         assert len(reads) == 1
 
 
 def test_scores_as_a_tensor_or_a_function() -> None:
-    design = SobolDesign(BOX, num_points=4)
     scores = random_scores(5, (4, 30))
-    arguments = {
-        "design": design,
-        "kernel": kernel(),
-        "noise_variance": 0.1,
-        "bounds": (-3.0, 7.0),
-        "epsilon": 50.0,
-        "unsafe_seed": 1,
-    }
-    from_tensor = release_linear_choice(scores, CHOICES, **arguments)
-    from_function = release_linear_choice(
-        lambda X: scores,
-        CHOICES,
-        num_records=30,
-        **arguments,
-    )
-    assert torch.equal(from_tensor.value, from_function.value)
-    assert from_tensor.scale == from_function.scale
-    single = release_linear_choice(scores, CHOICES.float(), **arguments)
+    settings = {"design": SobolDesign(BOX, num_points=4), "num_records": 30, "epsilon": 50.0}
+    choice = mechanism(**settings)
+    from_tensor = choice.release(scores, unsafe_seed=1)
+    for same in (lambda X: scores, lambda X: scores.numpy()):
+        from_function = choice.release(same, unsafe_seed=1)
+        assert torch.equal(from_tensor.value, from_function.value)
+        assert from_tensor.scale == from_function.scale
+    single = mechanism(choices=CHOICES.float(), **settings).release(scores, unsafe_seed=1)
     assert single.value.dtype == torch.float and single.value in CHOICES.float()
 
 
@@ -339,15 +309,7 @@ def test_utility_is_said_before_anything_is_spent() -> None:
     assert bound.noise == pytest.approx(large.scale * (math.log(40) + math.log(9)))
     assert bound.noise > replace(large, epsilon=2.0).utility(delta=0.1).noise
     with pytest.warns(UtilityWarning, match="a blind draw has 0.0244"):
-        release_linear_choice(
-            random_scores(0),
-            CHOICES,
-            design=SobolDesign(BOX, num_points=8),
-            kernel=kernel(),
-            noise_variance=0.1,
-            bounds=(-3.0, 7.0),
-            epsilon=0.5,
-        )
+        mechanism(epsilon=0.5).release(random_scores(0))
 
 
 @quiet
@@ -395,32 +357,18 @@ def test_wrong_parameters(change: dict[str, object], match: str) -> None:
         mechanism(**change)
 
 
-def test_wrong_scores_and_unknown_number_of_records() -> None:
-    arguments = {
-        "design": SobolDesign(BOX, num_points=4),
-        "kernel": kernel(),
-        "noise_variance": 0.1,
-        "bounds": (0.0, 1.0),
-        "epsilon": 1.0,
-    }
+def test_wrong_scores_are_named_before_anything_is_spent() -> None:
+    choice = mechanism(design=SobolDesign(BOX, num_points=4), num_records=11)
     with PrivacyLedger(budget=PrivacyBudget(5.0)) as ledger:
         for scores, match in (
-            (torch.rand(5, 10), "must return 4 x"),
+            (torch.rand(5, 11), "must return 4 x"),
             (torch.rand(4), "must return 4 x"),
-            (torch.rand(4, 0), "`num_records` must be at least 1"),
+            (torch.rand(4, 0), "must return 4 x"),
             (1.0, "a function or an m x n tensor"),
-            (lambda X: X, "`num_records` must be known"),
+            (torch.rand(4, 10), "10 columns where 11"),
         ):
             with pytest.raises((TypeError, ValueError), match=match):
-                release_linear_choice(scores, CHOICES, ledger=ledger, **arguments)  # type: ignore[arg-type]
-        with pytest.raises(PrivacyError, match="10 columns where 11"):
-            release_linear_choice(
-                torch.rand(4, 10),
-                CHOICES,
-                num_records=11,
-                ledger=ledger,
-                **arguments,
-            )
+                choice.release(scores, ledger=ledger)  # type: ignore[arg-type]
         assert ledger.entries() == []
 
 

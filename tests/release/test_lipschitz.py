@@ -151,7 +151,7 @@ def test_the_smaller_bound_names_its_assumption() -> None:
 
 
 def test_the_smaller_bound_needs_equal_scores_at_zero() -> None:
-    """Broken twin: scores that differ by ``g* = 1`` already at ``w = 0``."""
+    """Broken on purpose: scores that differ by ``g* = 1`` already at ``w = 0``."""
     moved = 1.0  # g(w, z) = z in {0, 1}, whatever w is: 0-Lipschitz
     assert moved > LipschitzMaximum(epsilon=1.0, equal_at_zero=True, **FLIP).sensitivity
     assert moved <= LipschitzMaximum(epsilon=1.0, **FLIP).sensitivity

@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -19,12 +20,10 @@ from botorch_dp.privacy import (
     PrivacyUnit,
 )
 from botorch_dp.release import (
+    LipschitzMaximum,
     NoiseFreeMaximum,
     PrivateMaximum,
     UtilityWarning,
-    release_lipschitz_maximum,
-    release_maximum,
-    release_noise_free_maximum,
 )
 from tests.release.maxima import (
     EXACT,
@@ -35,14 +34,15 @@ from tests.release.maxima import (
     VALUES,
     ReadLog,
     noisy,
+    release_maximum,
 )
 
 quiet = pytest.mark.filterwarnings("ignore::botorch_dp.release.UtilityWarning")
 
 RELEASES = {
-    "noisy": (release_maximum, NOISY),
-    "noise-free": (release_noise_free_maximum, EXACT),
-    "Lipschitz": (release_lipschitz_maximum, LIPSCHITZ),
+    "noisy": (partial(release_maximum, PrivateMaximum), NOISY),
+    "noise-free": (partial(release_maximum, NoiseFreeMaximum), EXACT),
+    "Lipschitz": (partial(release_maximum, LipschitzMaximum), LIPSCHITZ),
 }
 
 # (sqrt(C1 beta_T gamma_T / T) + c + q) / epsilon
@@ -74,7 +74,7 @@ NOISY_SCALES = [
 def test_scale_of_the_noisy_maximum_is_the_papers(case, edition):
     arguments = noisy(*case["setting"])
     values = torch.zeros(arguments["steps"], dtype=torch.double)
-    release = release_maximum(values, edition=edition, **arguments)
+    release = release_maximum(PrivateMaximum, values, edition=edition, **arguments)
     assert release.scale == pytest.approx(case[edition], rel=1e-12)
 
 
@@ -93,7 +93,7 @@ def test_scale_of_the_noise_free_maximum_is_the_papers(setting, icml, workshop):
     arguments = dict(zip((*names, "amplitude", "rate"), setting, strict=True))
     values = torch.zeros(arguments.pop("steps"), dtype=torch.double)
     for edition, scale in {"icml2015": icml, "workshop2014": workshop}.items():
-        release = release_noise_free_maximum(values, edition=edition, **arguments)
+        release = release_maximum(NoiseFreeMaximum, values, edition=edition, **arguments)
         assert release.scale == pytest.approx(scale, rel=1e-12)
 
 
@@ -110,7 +110,8 @@ def test_scale_of_the_lipschitz_maximum_is_the_papers_and_the_corrected_one(
     epsilon, m, lipschitz, low, high, max_loss, printed, corrected
 ):
     for edition, scale in {"icml2015": printed, "corrected": corrected}.items():
-        release = release_lipschitz_maximum(
+        release = release_maximum(
+            LipschitzMaximum,
             VALUES,
             epsilon=epsilon,
             num_records=m,
@@ -220,20 +221,18 @@ def test_ledger_is_charged_before_the_values_are_looked_at(name):
 
 @pytest.mark.parametrize("name", RELEASES)
 def test_warns_when_the_noise_drowns_the_answer(name):
-    release, arguments = RELEASES[name]
     with pytest.warns(UtilityWarning, match="noise may drown") as caught:
-        release(VALUES, **(arguments | {"epsilon": 0.01}))
+        replace(MECHANISMS[name], epsilon=0.01).release(VALUES)
     assert caught[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        release(VALUES, **(arguments | {"epsilon": 100.0}))
+        replace(MECHANISMS[name], epsilon=100.0).release(VALUES)
 
 
 @pytest.mark.parametrize("name", ["noisy", "noise-free"])
 def test_warns_when_delta_is_not_below_one_over_n(name):
-    release, arguments = RELEASES[name]
-    with pytest.warns(UtilityWarning, match="1/10000:") as caught:
-        release(VALUES, num_records=10_000, **(arguments | {"epsilon": 100.0}))
+    with pytest.warns(UserWarning, match="1/10000:") as caught:
+        replace(MECHANISMS[name], epsilon=100.0).release(VALUES, num_records=10_000)
     assert caught[0].filename == __file__
 
 

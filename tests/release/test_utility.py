@@ -10,6 +10,7 @@ import pytest
 import torch
 from scipy.stats import laplace
 
+from botorch_dp.objectives import warn_large_delta
 from botorch_dp.release import UtilityBound, UtilityWarning
 from botorch_dp.release.assumptions import (
     best_choice_probability,
@@ -17,7 +18,6 @@ from botorch_dp.release.assumptions import (
     laplace_tail,
     prior_spread,
     selection_tail,
-    warn_if_delta_is_large,
     warn_if_drowned,
 )
 
@@ -73,7 +73,7 @@ def test_exact_selection_tail_is_attained_and_below_the_published(
     found = best_choice_probability(2.0, num_choices, tail, method)
     assert found == pytest.approx(1 - delta, abs=1e-6 * delta + 1e-13)
     assert tail < selection_tail(2.0, num_choices, delta)
-    # Broken twin: a little less is exceeded more often than stated.
+    # Broken on purpose: a little less is exceeded more often than stated.
     assert best_choice_probability(2.0, num_choices, 0.9 * tail, method) < 1 - delta
 
 
@@ -94,7 +94,7 @@ def test_selection_tail_holds_for_the_softmax(num_choices: int, delta: float) ->
 
     tail = selection_tail(1.0, num_choices, delta)
     assert failure(tail) <= delta
-    # Broken twin: without log n, the many are drawn too often.
+    # Broken on purpose: without log n, the many are drawn too often.
     if num_choices == 1000:
         assert failure(laplace_tail(1.0, delta)) > delta
 
@@ -171,16 +171,16 @@ def test_a_drowned_answer_is_warned_of_where_the_caller_is() -> None:
 
 
 def test_a_delta_that_protects_few_is_warned_of() -> None:
-    with pytest.warns(UtilityWarning, match=r"`delta` = 0\.125 is not below 1/8") as caught:
-        warn_if_delta_is_large(0.125, 8)
+    with pytest.warns(UserWarning, match=r"`delta` = 0\.125 is not below 1/8") as caught:
+        warn_large_delta(0.125, 8)
     assert caught[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warn_if_delta_is_large(0.125, 7)
-        warn_if_delta_is_large(0.5, None)
+        warn_large_delta(0.125, 7)
+        warn_large_delta(0.5, None)
 
 
 @pytest.mark.parametrize("num_records", [0, -3, 2.5, "8"])
 def test_what_is_no_number_of_records_is_named(num_records: object) -> None:
     with pytest.raises((TypeError, ValueError), match="`num_records`"):
-        warn_if_delta_is_large(0.1, num_records)  # type: ignore[arg-type]
+        warn_large_delta(0.1, num_records)  # type: ignore[arg-type]

@@ -8,16 +8,24 @@ import pytest
 import torch
 from scipy import stats
 
+from benchmarks.sparse_vector_front import (
+    binomial,
+    exact_front,
+    expected_error,
+    laplace_quadrature,
+    laplace_survival,
+)
 from botorch_dp import tasks
 from botorch_dp.pareto.front import dominated_volume
 from botorch_dp.privacy import sparse_vector_guarantee
 
+SIZES = {"num_queries": 40, "num_positives": 6}
 PROBLEM = tasks.sparse_vector(num_queries=40, num_positives=6)
 
 
 @pytest.fixture(scope="module")
-def exact_front() -> torch.Tensor:
-    return PROBLEM.exact_front()
+def front() -> torch.Tensor:
+    return exact_front(PROBLEM, **SIZES)
 
 
 class TestEpsilon:
@@ -39,34 +47,28 @@ class TestExpectedError:
     def test_against_simulation(self, noise: float, count: int) -> None:
         simulate = tasks.SparseVectorUtility(40, 6, 20_000)
         simulated = 1 - simulate({"noise": noise, "max_positives": count}, seed=3)
-        exact = PROBLEM.expected_error(count, np.array([noise]))[0]
+        exact = expected_error(count, np.array([noise]), **SIZES)[0]
         # F1 lies in [0, 1]: its standard deviation is at most a half.
         assert abs(simulated - exact) < 5 * 0.5 / math.sqrt(20_000)
 
     def test_without_noise(self) -> None:
         """Six true positives, all found, or the first few of them: F1 = 2C / (C + 6)."""
-        errors = [PROBLEM.expected_error(count, np.array([1e-2]))[0] for count in (1, 3, 6, 30)]
+        errors = [expected_error(count, np.array([1e-2]), **SIZES)[0] for count in (1, 3, 6, 30)]
         assert errors == pytest.approx([1 - 2 / 7, 1 - 6 / 9, 0.0, 0.0], abs=1e-6)
 
     @pytest.mark.parametrize("trials", [1, 6, 400])
     def test_binomial_probabilities(self, trials: int) -> None:
-        from botorch_dp.tasks import queries
-
         chances = np.array([[0.0, 1e-300, 1e-9, 0.3], [0.5, 0.999, 1 - 1e-16, 1.0]])
         expected = stats.binom.pmf(np.arange(trials + 1), trials, chances[..., None])
-        np.testing.assert_allclose(
-            queries._binomial(trials, chances), expected, rtol=1e-10, atol=1e-12
-        )
+        np.testing.assert_allclose(binomial(trials, chances), expected, rtol=1e-10, atol=1e-12)
 
     def test_quadrature_has_converged(self) -> None:
-        from botorch_dp.tasks import queries
-
         scales = np.array([1e-3, 0.2, 1.0, 30.0])
-        nodes, weights = queries._laplace_quadrature(scales)
+        nodes, weights = laplace_quadrature(scales)
         assert weights.sum(axis=1) == pytest.approx(np.ones(4))
         for scale, row, weight in zip(scales, nodes, weights, strict=True):
             # P(rho + L >= 1/2) for independent Laplace draws of scales s and 1, in closed form.
-            values = queries._laplace_survival(0.5 - row, np.array(1.0))
+            values = laplace_survival(0.5 - row, np.array(1.0))
             s = scale
             expected = (
                 0.5 * (np.exp(-0.5) - s**2 * np.exp(-0.5 / s)) / (1 - s**2)
@@ -92,19 +94,19 @@ class TestSimulation:
 
 
 class TestExactFront:
-    def test_is_a_front(self, exact_front: torch.Tensor) -> None:
-        assert (exact_front[:, 0].diff() > 0).all() and (exact_front[:, 1].diff() < 0).all()
+    def test_is_a_front(self, front: torch.Tensor) -> None:
+        assert (front[:, 0].diff() > 0).all() and (front[:, 1].diff() < 0).all()
 
-    def test_no_config_beats_it(self, exact_front: torch.Tensor) -> None:
+    def test_no_config_beats_it(self, front: torch.Tensor) -> None:
         for config in PROBLEM.space.sample(60, seed=0):
-            error = PROBLEM.expected_error(config["max_positives"], np.array([config["noise"]]))[0]
+            error = expected_error(config["max_positives"], np.array([config["noise"]]), **SIZES)[0]
             # 1.005: the grid's noises are that far apart.
-            within = exact_front[exact_front[:, 0] <= 1.005 * PROBLEM.epsilon(config)]
+            within = front[front[:, 0] <= 1.005 * PROBLEM.epsilon(config)]
             assert within[:, 1].min() <= error + 1e-3
 
-    def test_refining_it_gains_little(self, exact_front: torch.Tensor) -> None:
-        coarse = dominated_volume(PROBLEM.exact_front(num_noises=1000), PROBLEM.ref_point)
-        fine = dominated_volume(exact_front, PROBLEM.ref_point)
+    def test_refining_it_gains_little(self, front: torch.Tensor) -> None:
+        coarse = dominated_volume(exact_front(PROBLEM, 1000, **SIZES), PROBLEM.ref_point)
+        fine = dominated_volume(front, PROBLEM.ref_point)
         assert 0 <= fine - coarse < 2e-3 * fine
 
 
@@ -123,20 +125,20 @@ def test_wrong_arguments(options: dict[str, Any]) -> None:
         tasks.sparse_vector(**options)
 
 
-def test_a_study_comes_close_to_the_exact_front(exact_front: torch.Tensor) -> None:
+def test_a_study_comes_close_to_the_exact_front(front: torch.Tensor) -> None:
     from botorch_dp.pareto import DPareto
 
-    front = DPareto(PROBLEM, seed=0).run(40, initial=12)
+    found_front = DPareto(PROBLEM, seed=0).run(40, initial=12)
     found = torch.tensor(
         [
             [
                 trial.epsilon,
-                PROBLEM.expected_error(
-                    trial.config["max_positives"], np.array([trial.config["noise"]])
+                expected_error(
+                    trial.config["max_positives"], np.array([trial.config["noise"]]), **SIZES
                 )[0],
             ]
-            for trial in front.trials
+            for trial in found_front.trials
         ]
     )
-    exact = dominated_volume(exact_front, PROBLEM.ref_point)
+    exact = dominated_volume(front, PROBLEM.ref_point)
     assert 0.88 * exact < dominated_volume(found, PROBLEM.ref_point) < exact

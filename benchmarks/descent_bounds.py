@@ -31,31 +31,10 @@ those that were seen: the mean is taken over that event.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from botorch_dp._checks import check_delta, check_nonnegative, check_positive
-
-
-@dataclass(frozen=True)
-class DescentFacts:
-    """Public facts of a run that its bound rests on.
-
-    Args:
-        dim: ``d``.
-        clip_norm: ``B``.
-        noise_std: Of the privacy noise on each coordinate of each gradient; 0 without privacy.
-        step_size: ``h`` of plain descent; None of any other optimizer.
-        noise_variance: ``v``, the variance of a loss's noise in the model.
-        has_box: Whether iterates were projected.
-    """
-
-    dim: int
-    clip_norm: float
-    noise_std: float
-    step_size: float | None
-    noise_variance: float
-    has_box: bool
+from botorch_dp.descent import DescentResult
 
 
 @dataclass(frozen=True)
@@ -117,9 +96,10 @@ class DescentBound:
 
 
 def descent_bound(
-    facts: DescentFacts,
-    traces: Sequence[float],
+    result: DescentResult,
     *,
+    step_size: float,
+    clip_norm: float,
     smoothness: float,
     record_norm: float,
     convexity: float | None = None,
@@ -127,19 +107,41 @@ def descent_bound(
     start_distance: float | None = None,
     start_gap: float | None = None,
     evaluation_noise: float = 0.0,
-    evaluations: int = 0,
+    noise_variance: float = 0.0,
+    has_box: bool = False,
 ) -> DescentBound:
-    """The bound of the module's docstring; see :meth:`.DescentResult.bound` for the arguments."""
-    h = facts.step_size
-    if h is None:
-        raise ValueError(
-            "A bound needs plain descent, whose steps are the gradient times `step_size`: run "
-            "DPGIBO with a number as its `step_size`."
-        )
+    """How far from the minimum a run of plain descent may have ended, from its traces.
+
+    Reads no record: what is known of the losses is said here, and the bound may be published like
+    the run if it was known without the records.
+
+    Args:
+        result: Of the run.
+        step_size: ``h`` of plain descent.
+        clip_norm: ``B``.
+        smoothness: Largest curvature of the mean loss.
+        record_norm: Norm of a record's loss in the kernel's space, up to a constant.
+        convexity: Least curvature of the mean loss, for a bound on the distance.
+        gradient_bound: Longest gradient of a record along the run, where gradients are clipped.
+        start_distance: At most how far from the minimum the run began.
+        start_gap: At most how far above its minimum the mean loss was there, for a bound on the
+            gradient.
+        evaluation_noise: Standard deviation of the noise in one evaluation of one record.
+        noise_variance: ``v``, the variance of a loss's noise in the model.
+        has_box: Whether iterates were projected.
+
+    Example:
+        >>> print(descent_bound(result, step_size=0.1, clip_norm=1.0, smoothness=1.0,
+        ...                     record_norm=2.0, convexity=1.0, gradient_bound=1.0,
+        ...                     start_distance=1.0))
+    """
+    traces = [record.trace for record in result.history]
+    dim, noise_std = len(result.location.value), result.location.scale or 0.0
+    h = check_positive("step_size", step_size)
     L = check_positive("smoothness", smoothness)
     R = check_nonnegative("record_norm", record_norm)
     s = check_nonnegative("evaluation_noise", evaluation_noise)
-    if gradient_bound is None and math.isfinite(facts.clip_norm):
+    if gradient_bound is None and math.isfinite(clip_norm):
         raise ValueError(
             "`gradient_bound` is needed where gradients are clipped: the longest gradient of a "
             "record along the run. At most `clip_norm` if nothing was clipped."
@@ -147,13 +149,14 @@ def descent_bound(
     excess = 0.0
     if gradient_bound is not None:
         check_nonnegative("gradient_bound", gradient_bound)
-        excess = max(0.0, gradient_bound - facts.clip_norm)
-    if s > 0 and facts.noise_variance == 0:
+        excess = max(0.0, gradient_bound - clip_norm)
+    if s > 0 and noise_variance == 0:
         raise ValueError("`evaluation_noise` needs a model that knows it: Design(noise_variance=).")
     if s > 0:
-        R += s * math.sqrt(evaluations / facts.noise_variance)
+        evaluations = sum(record.evaluations for record in result.history)
+        R += s * math.sqrt(evaluations / noise_variance)
     errors = [R * math.sqrt(trace) + excess for trace in traces]
-    noise = h * math.sqrt(facts.dim) * facts.noise_std
+    noise = h * math.sqrt(dim) * noise_std
     distance = gradient = None
     start = bias = privacy = fixed = spread = 0.0
     if convexity is not None:
@@ -170,8 +173,8 @@ def descent_bound(
             distance = math.hypot(rho * distance + h * error, noise)
             start, bias = rho * start, rho * bias + h * error
             privacy = math.hypot(rho * privacy, noise)
-            fixed, spread = rho * fixed + noise, rho * spread + h * facts.noise_std
-    if start_gap is not None and not facts.has_box and h * L <= 1:
+            fixed, spread = rho * fixed + noise, rho * spread + h * noise_std
+    if start_gap is not None and not has_box and h * L <= 1:
         check_nonnegative("start_gap", start_gap)
         mean_square = math.fsum(error**2 for error in errors) / len(errors)
         gradient = math.sqrt(2 * start_gap / (h * len(errors)) + mean_square + L * noise**2 / h)
