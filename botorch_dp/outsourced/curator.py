@@ -37,7 +37,7 @@ from botorch_dp.privacy import (
     laplace_guarantee,
     laplace_mechanism,
 )
-from botorch_dp.privacy.ledger import float_above
+from botorch_dp.privacy.rounding import float_above
 from botorch_dp.privacy.runs import fingerprint
 
 #: The longest id of a question; every end of every exchange keeps to it.

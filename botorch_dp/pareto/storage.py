@@ -14,7 +14,6 @@ What must hold, and what makes it hold:
   alive (in a database: connected) keeps its claims until it closes the study.
 * *Measured utilities are sensitive*, and the study says so in its own table.
 
-The statements are the same for both; :class:`~botorch_dp.pareto.postgres.Server` says what differs.
 """
 
 from __future__ import annotations
@@ -25,16 +24,13 @@ import math
 import os
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
-from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
-from botorch_dp._addresses import is_address
 from botorch_dp._files import (
     MEMORY,
-    Database,
     FileKind,
     StateFile,
     differences,
@@ -42,7 +38,6 @@ from botorch_dp._files import (
     now,
     owner_words,
 )
-from botorch_dp.pareto.postgres import RETURN_SECONDS, DisconnectedError, Server
 from botorch_dp.pareto.problem import CurvePlan, Measurement, State, StudyError, Trial
 from botorch_dp.space import Config, narrowings
 
@@ -94,57 +89,33 @@ def seal_study(connection: Any) -> None:
     connection.execute("UPDATE study SET digest = ?", (_checksum(_study_rows(connection)),))
 
 
-def _seal_all(connection: Any) -> None:
-    for (number,) in connection.execute("SELECT number FROM trial").fetchall():
-        seal_trial(connection, number)
-    seal_study(connection)
-
-
-def _name(connection: Any) -> None:
-    # Not by SQLite's generator, whose state a forked process shares.
-    connection.execute("INSERT INTO run VALUES (1, ?)", (uuid.uuid4().hex,))
-
-
 STUDY = FileKind(
     name="study",
     application_id=0x44506172,  # "DPar"
     error=StudyError,
-    migrations=(
-        (
-            "CREATE TABLE study (id INTEGER PRIMARY KEY CHECK (id = 1), notice TEXT NOT NULL, "
-            "description TEXT NOT NULL, seed TEXT NOT NULL, created_at TEXT NOT NULL)",
-            "CREATE TABLE trial (number INTEGER PRIMARY KEY, config TEXT NOT NULL, "
-            "seeds TEXT NOT NULL, epsilon REAL, created_at TEXT NOT NULL, state TEXT NOT NULL "
-            "CHECK (state IN ('pending', 'complete', 'failed')))",
-            "CREATE TABLE measurement (trial INTEGER NOT NULL REFERENCES trial, "
-            "replicate INTEGER NOT NULL, utility REAL NOT NULL CHECK (utility BETWEEN 0 AND 1), "
-            "objectives TEXT NOT NULL, seconds REAL, finished_at TEXT NOT NULL, "
-            "PRIMARY KEY (trial, replicate))",
-            "CREATE TABLE failure (id INTEGER PRIMARY KEY, "
-            "trial INTEGER NOT NULL REFERENCES trial, error_type TEXT NOT NULL, "
-            "trainings INTEGER NOT NULL, "
-            "blamed INTEGER NOT NULL CHECK (blamed IN (0, 1)), failed_at TEXT NOT NULL)",
-        ),
-        # Version 2: points of curves, and checksums.
-        (
-            "ALTER TABLE trial ADD COLUMN plan TEXT",
-            "ALTER TABLE trial ADD COLUMN digest TEXT NOT NULL DEFAULT ''",
-            "ALTER TABLE study ADD COLUMN trials INTEGER NOT NULL DEFAULT 0",
-            "ALTER TABLE study ADD COLUMN digest TEXT NOT NULL DEFAULT ''",
-            "CREATE TABLE point (trial INTEGER NOT NULL REFERENCES trial, "
-            "replicate INTEGER NOT NULL, attempt INTEGER NOT NULL, checkpoint INTEGER NOT NULL, "
-            "utility REAL NOT NULL CHECK (utility BETWEEN 0 AND 1), objectives TEXT NOT NULL, "
-            "seconds REAL, measured_at TEXT NOT NULL, "
-            "PRIMARY KEY (trial, replicate, checkpoint))",
-            _seal_all,
-        ),
-        # Version 3: a name for the study, under which its trainings are paid for.
-        (
-            "CREATE TABLE run (id INTEGER PRIMARY KEY CHECK (id = 1), identity TEXT NOT NULL)",
-            _name,
-        ),
-        # Version 4: who trains which trial.
-        ("CREATE TABLE claim (trial INTEGER PRIMARY KEY REFERENCES trial, owner TEXT NOT NULL)",),
+    schema=(
+        "CREATE TABLE study (id INTEGER PRIMARY KEY CHECK (id = 1), notice TEXT NOT NULL, "
+        "description TEXT NOT NULL, seed TEXT NOT NULL, created_at TEXT NOT NULL, "
+        "trials INTEGER NOT NULL DEFAULT 0, digest TEXT NOT NULL DEFAULT '')",
+        "CREATE TABLE trial (number INTEGER PRIMARY KEY, config TEXT NOT NULL, "
+        "seeds TEXT NOT NULL, epsilon REAL, created_at TEXT NOT NULL, state TEXT NOT NULL "
+        "CHECK (state IN ('pending', 'complete', 'failed')), plan TEXT, "
+        "digest TEXT NOT NULL DEFAULT '')",
+        "CREATE TABLE measurement (trial INTEGER NOT NULL REFERENCES trial, "
+        "replicate INTEGER NOT NULL, utility REAL NOT NULL CHECK (utility BETWEEN 0 AND 1), "
+        "objectives TEXT NOT NULL, seconds REAL, finished_at TEXT NOT NULL, "
+        "PRIMARY KEY (trial, replicate))",
+        "CREATE TABLE failure (id INTEGER PRIMARY KEY, "
+        "trial INTEGER NOT NULL REFERENCES trial, error_type TEXT NOT NULL, "
+        "trainings INTEGER NOT NULL, "
+        "blamed INTEGER NOT NULL CHECK (blamed IN (0, 1)), failed_at TEXT NOT NULL)",
+        "CREATE TABLE point (trial INTEGER NOT NULL REFERENCES trial, "
+        "replicate INTEGER NOT NULL, attempt INTEGER NOT NULL, checkpoint INTEGER NOT NULL, "
+        "utility REAL NOT NULL CHECK (utility BETWEEN 0 AND 1), objectives TEXT NOT NULL, "
+        "seconds REAL, measured_at TEXT NOT NULL, "
+        "PRIMARY KEY (trial, replicate, checkpoint))",
+        "CREATE TABLE run (id INTEGER PRIMARY KEY CHECK (id = 1), identity TEXT NOT NULL)",
+        "CREATE TABLE claim (trial INTEGER PRIMARY KEY REFERENCES trial, owner TEXT NOT NULL)",
     ),
 )
 
@@ -155,25 +126,6 @@ _OPEN: set[tuple[int, str]] = set()
 
 class NumberTakenError(StudyError):
     """Another process has made a trial of this number in the meantime."""
-
-
-def _whole(
-    method: Callable[Concatenate[StudyStorage, P], R],
-) -> Callable[Concatenate[StudyStorage, P], R]:
-    """Do it again if a connection broke in its midst: of a transaction, nothing was kept."""
-
-    @wraps(method)
-    def until_whole(self: StudyStorage, *args: P.args, **options: P.kwargs) -> R:
-        attempts = 1 if self._state.in_transaction else _ATTEMPTS  # a part cannot be done again
-        while True:
-            attempts -= 1
-            try:
-                return method(self, *args, **options)
-            except DisconnectedError:
-                if not attempts:
-                    raise
-
-    return until_whole
 
 
 class StudyStorage:
@@ -207,6 +159,7 @@ class StudyStorage:
                 "VALUES (1, ?, ?, ?, ?)",
                 (_NOTICE, words, str(chosen), now()),
             )
+            connection.execute("INSERT INTO run VALUES (1, ?)", (uuid.uuid4().hex,))
             seal_study(connection)
 
         self._token = uuid.uuid4().hex
@@ -218,12 +171,8 @@ class StudyStorage:
         self._pending: set[int] = set()
         self._states: Counter[State] = Counter()
         fill = None if description is None else create
-        self._opened: Database
-        if is_address(path):
-            self._opened = Server(str(path), STUDY, fill, token=self._token)
-        else:
-            place = MEMORY if path is None else path
-            self._opened = StateFile(place, STUDY, fill, exclusive=False, copied=fill is None)
+        place = MEMORY if path is None else path
+        self._opened = StateFile(place, STUDY, fill, exclusive=False, copied=fill is None)
         state = self._opened
         try:
             with state.explained():
@@ -252,7 +201,7 @@ class StudyStorage:
         return self._opened.closed
 
     @property
-    def _state(self) -> Database:
+    def _state(self) -> StateFile:
         if self._pid != os.getpid() and self.path != MEMORY:
             raise StudyError(
                 f"The study {self.path} belongs to the process that opened it, of which this one "
@@ -260,7 +209,6 @@ class StudyStorage:
             )
         return self._opened
 
-    @_whole
     def refresh(self) -> None:
         """Bring the copies in memory up to date with what other processes have written."""
         state = self._state
@@ -284,7 +232,6 @@ class StudyStorage:
                     self._reload(number, check=True)
             self._seen = seen
 
-    @_whole
     def claim(self, number: int, *, asked: bool = False) -> bool:
         """Whether a pending trial is this storage's to train: nobody else trains it.
 
@@ -303,7 +250,6 @@ class StudyStorage:
             self._insert_claim(number, asked)
         return True
 
-    @_whole
     def unclaim(self, number: int) -> None:
         """Give back a claim, if there is one."""
         if number in self._claimed and not self.closed:
@@ -323,11 +269,8 @@ class StudyStorage:
         )
 
     def _may_be_at_work(self, owner: str) -> bool:
-        """Whether an owner may still train; in a database, who is connected or may come back."""
-        if not isinstance(self._state, Server):
-            return may_be_at_work(owner, _OPEN)
-        absent = self._state.absent(json.loads(owner)["token"])
-        return absent is None or (absent < RETURN_SECONDS and may_be_at_work(owner, _OPEN))
+        """Whether an owner may still train."""
+        return may_be_at_work(owner, _OPEN)
 
     def _insert_claim(self, number: int, asked: bool) -> None:
         words = owner_words((os.getpid(), self._token), asked=asked)
@@ -418,7 +361,6 @@ class StudyStorage:
         ((last,),) = self._state.query(f"SELECT MAX({column}) FROM {rows}", values)
         return -1 if last is None else int(last)
 
-    @_whole
     def add_trial(
         self,
         number: int,
@@ -464,7 +406,6 @@ class StudyStorage:
             self._insert_measurements(number, dict(enumerate(measurements)), attempt=0)
         return self[number]
 
-    @_whole
     def add_measurements(
         self, number: int, measurements: Mapping[int, Measurement], *, attempt: int = 0
     ) -> Trial:
@@ -479,7 +420,6 @@ class StudyStorage:
                 self._set_state(number, "complete")
         return self[number]
 
-    @_whole
     def add_points(
         self,
         number: int,
@@ -530,7 +470,6 @@ class StudyStorage:
             ],
         )
 
-    @_whole
     def add_failure(
         self,
         number: int,
@@ -594,7 +533,6 @@ class StudyStorage:
                 if not self.closed:
                     self._reload(number)
 
-    @_whole
     def _reload(self, number: int, *, check: bool | None = None) -> None:
         """Bring the copy of a trial in memory up to date.
 

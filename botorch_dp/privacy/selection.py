@@ -75,6 +75,7 @@ from botorch_dp.privacy._composition import composed_deltas, composed_epsilon
 from botorch_dp.privacy._distributions import sampled_gaussian
 from botorch_dp.privacy._fourier import FAST, Sums
 from botorch_dp.privacy._gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
+from botorch_dp.privacy._monotone import safe_end
 from botorch_dp.privacy._renyi import DENSE_ORDERS, rdp_delta, rdp_epsilon
 from botorch_dp.privacy.accounting import Sampling, checked_relation, sampled_kind
 from botorch_dp.privacy.guarantee import NeighboringRelation, PrivacyLoss
@@ -283,6 +284,18 @@ class BaseProfile:
         return np.where(values[:, -1] > 0, np.inf, total)
 
 
+#: Logarithms of ratios are cut here, so that a root finder meets no infinity.
+_LARGEST_RATIO = 50.0
+
+
+def _log_ratio(delta: float, limit: float) -> float:
+    """log(delta / limit), not above 0 where delta is not above the limit."""
+    if delta <= 0 or limit <= 0:
+        return _LARGEST_RATIO if delta > limit else -_LARGEST_RATIO
+    found = min(max(math.log(delta / limit), -_LARGEST_RATIO), _LARGEST_RATIO)
+    return min(found, 0.0) if delta <= limit else max(found, 1e-300)
+
+
 def _hides(mu: float) -> bool:
     """Whether mu-GDP hides anything that double precision can tell."""
     return gaussian_delta(mu, _FIRST * mu) < 1
@@ -357,10 +370,9 @@ class Selection:
                 return math.inf
         if low == 0 and self.delta(base, 0.0) <= delta:
             return 0.0
-        while high - low > 1e-6 * high:
-            middle = 0.5 * (low + high)
-            low, high = (low, middle) if self.delta(base, middle) <= delta else (middle, high)
-        return high
+        return safe_end(
+            lambda epsilon: _log_ratio(self.delta(base, epsilon), delta), low, high, tolerance=1e-6
+        )
 
     def mu(self, epsilon: float, delta: float) -> float:
         """The largest mu for which trials that keep to :meth:`profile` meet (epsilon, delta).
@@ -374,8 +386,10 @@ class Selection:
                 f"`epsilon` must be at most 1e4, where nothing is hidden, got {epsilon}."
             )
 
-        def fits(mu: float) -> bool:
-            return _hides(mu) and self.delta(self.profile(mu, delta), epsilon) <= delta
+        def excess(mu: float) -> float:
+            if not _hides(mu):
+                return _LARGEST_RATIO
+            return _log_ratio(self.delta(self.profile(mu, delta), epsilon), delta)
 
         high = gaussian_mu(epsilon, delta)
         if high < 1e-6:
@@ -384,7 +398,7 @@ class Selection:
                 f"single Gaussian mechanism would have mu = {high:.1g}."
             )
         low = high / 2
-        while not fits(low):
+        while excess(low) > 0:
             low, high = low / 2, low
             if low < 1e-4 * gaussian_mu(epsilon, delta):
                 raise PrivacyError(
@@ -392,10 +406,7 @@ class Selection:
                     "proposals and this number of trials: ask for fewer trials, or for proposals "
                     "that do not follow earlier outcomes."
                 )
-        while high - low > 1e-4 * low:
-            middle = math.sqrt(low * high)
-            low, high = (middle, high) if fits(middle) else (low, middle)
-        return low
+        return safe_end(excess, high, low, tolerance=1e-4) if excess(high) > 0 else high
 
     def profile(self, mu: float, delta: float) -> BaseProfile:
         """The points that a trial must keep to, those of mu-GDP, for a selection at ``delta``."""

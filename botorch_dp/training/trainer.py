@@ -24,7 +24,7 @@ from botorch_dp._checks import (
 )
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import Guarantee, NeighboringRelation, PrivacyLedger
-from botorch_dp.privacy.runs import Run, fingerprint
+from botorch_dp.privacy.runs import Fingerprint, Run, fingerprint
 from botorch_dp.training.fused import (
     Engine,
     FusedEngine,
@@ -913,12 +913,12 @@ class DPTrainer:
             **({"curve": list(curve)} if curve else {}),
         }
 
-    def _fingerprint(self) -> str:
-        """A hash of all training records."""
+    def _fingerprint(self) -> Fingerprint:
+        """What all training records are recognized by."""
         if self._datasets is None:
             return fingerprint(*parts(self._form.train_X).values(), self._form.train_Y)
         digests = (fingerprint(*parts(X).values(), Y) for X, Y in self._datasets[0].batches())
-        return " ".join(digests)
+        return fingerprint(*digests)
 
     def _finish(
         self, run: TrainingRun, engine: Engine, curve: Sequence[int], *, publish: bool = False
