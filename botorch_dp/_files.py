@@ -14,7 +14,8 @@ resumes, a query log. What holds for all of them:
   end with the process, however it ends, also if children that it forked live on.
 * *A forked child is another process.* It notices by its process number at the next use: a shared
   file gets a connection and a lock of its own, an exclusive one is refused, and the parent's
-  connection is neither used nor closed.
+  connection is neither used nor closed. A child that was forked while a thread used a file is
+  refused all files: it has inherited SQLite's locks as they were, and might wait for them forever.
 * *A claim in a file names its owner* (:func:`owner_words`): a process that is told from a later one
   of its number, so that whoever comes after it knows whether it is still at work.
 
@@ -70,6 +71,9 @@ _LINKING_SECONDS = 1.0
 _FIRST_BYTE, _LOCK_BYTES = 0x40000000 + 512, 2**29
 #: Locks that belong to descriptors, where the system has them (Linux).
 _OF_DESCRIPTORS: int | None = getattr(fcntl, "F_OFD_SETLK", None)
+#: Uses of SQLite that are under way, by process. A child that finds some of another process was
+#: forked amid them.
+_USES: set[tuple[int, object]] = set()
 #: Who holds an exclusive file.
 _HOLDER_TABLE = "CREATE TABLE holder (id INTEGER PRIMARY KEY CHECK (id = 1), owner TEXT NOT NULL)"
 
@@ -366,7 +370,7 @@ class StateFile:
         if self.created and create is None:
             raise self.error(f"There is no {kind.name} at {self.path}.")
         try:
-            with self.explained():
+            with self.explained(), self._in_use():
                 if copied:
                     self._handle.connection = self._copy()
                 elif self.path == MEMORY:
@@ -407,7 +411,8 @@ class StateFile:
         with (handle := self._handle).lock:
             self._closed = True
             if handle.connection is not None:
-                _disconnect(handle.connection)
+                with self._in_use():
+                    _disconnect(handle.connection)
                 handle.connection = None
             # Last: closing any descriptor of a file drops SQLite's own locks on it.
             self._let_go(handle)
@@ -448,7 +453,7 @@ class StateFile:
     @contextmanager
     def _within(self, begin: str, end: str) -> Iterator[sqlite3.Connection]:
         pid = os.getpid()
-        with self.lock, self.explained():
+        with self.lock, self.explained(), self._in_use():
             connection = self._connected()
             if connection.in_transaction:
                 yield connection
@@ -470,7 +475,7 @@ class StateFile:
 
     def query(self, statement: str, values: Sequence[object] = ()) -> list[tuple]:
         """All rows of a statement."""
-        with self.lock, self.explained():
+        with self.lock, self.explained(), self._in_use():
             return self.execute(statement, values).fetchall()
 
     def execute(self, statement: str, values: Sequence[object] = ()) -> sqlite3.Cursor:
@@ -480,6 +485,24 @@ class StateFile:
     def executemany(self, statement: str, rows: Sequence[Sequence[object]]) -> None:
         """Run a statement for each row. Inside a transaction."""
         self._connected().executemany(statement, rows)
+
+    @contextmanager
+    def _in_use(self) -> Iterator[None]:
+        pid = os.getpid()
+        if any(user != pid for user, _ in list(_USES)):
+            raise self.error(
+                f"The {self.kind.name} {self.path} cannot be used in this process, which was "
+                "forked while a thread was using it or another file of botorch_dp. Nothing was "
+                "read or written. Fork before threads use such files, or start the process by "
+                "multiprocessing's 'spawn' or 'forkserver'."
+            )
+        use = (pid, object())
+        _USES.add(use)
+        try:
+            yield
+        finally:
+            if os.getpid() == pid:
+                _USES.discard(use)
 
     @contextmanager
     def explained(self) -> Iterator[None]:

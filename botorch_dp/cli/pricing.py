@@ -40,8 +40,9 @@ def add_commands(commands: Any) -> None:
         "audit",
         help="try to break every mechanism",
         description="Draw from every mechanism on two neighbouring data sets and compute a lower "
-        "bound on its epsilon; the same for twins with a deliberate mistake. Fails if an honest "
-        "mechanism is refuted or a twin is not caught.",
+        "bound on its epsilon; the same for broken versions with a deliberate mistake. Exits with "
+        "1 if a mechanism is refuted, or if a broken version is not caught (which may take more "
+        "draws: the table says how many).",
     )
     audit.add_argument("mechanism", nargs="?", default="", help="only those called like this")
     audit.add_argument(
@@ -83,7 +84,7 @@ def add_commands(commands: Any) -> None:
     epsilon = commands.add_parser(
         "epsilon",
         help="the epsilon of a run",
-        description="What a run costs, for every way to draw batches and every relation side by side.",
+        description="What a run costs, for every way to draw batches and every relation.",
     )
     kinds = epsilon.add_subparsers(dest="kind", metavar="MECHANISM", required=True)
     dp_sgd = kinds.add_parser("dp-sgd", help="epsilon of DP-SGD and DP-Adam")
@@ -160,12 +161,13 @@ def _calibrate_additive(options: argparse.Namespace) -> int:
     else:
         release = gaussian_mechanism(0.0, **level, delta=options.delta)
         name = "standard deviation of the Gaussian noise"
-    guarantee = release.guarantee
+    guarantee, noise = release.guarantee, release.scale
+    assert noise is not None  # additive noise has one
     if options.json:
-        noise = {"noise": release.scale, "mu": guarantee.mu, "guarantee": guarantee.to_dict()}
-        print(json.dumps(noise))
+        report = {"noise": noise, "mu": guarantee.mu, "guarantee": guarantee.to_dict()}
+        print(json.dumps(report))
         return 0
-    print(f"{name}: {rounded_up(release.scale, 6)}")
+    print(f"{name}: {rounded_up(noise, 6)}")
     print(guarantee)
     print(
         "The sensitivity must be the one under this relation: what one replaced record can change "
@@ -221,8 +223,8 @@ def _calibrate_dp_sgd(options: argparse.Namespace) -> int:
     print(f"{steps} steps, (epsilon, delta) = ({options.epsilon!r}, {options.delta!r})\n")
     _print_ways(rows, "noise_multiplier", [rounded_up(row["noise_multiplier"]) for row in rows])
     print(
-        "\nnoise_multiplier is the standard deviation of the noise on the summed gradients over the\n"
-        "clipping norm, as in Opacus. Epsilons of different relations are not comparable."
+        "\nnoise_multiplier is the standard deviation of the noise on the summed gradients over "
+        "the\nclipping norm, as in Opacus. Epsilons of different relations are not comparable."
     )
     return 0
 

@@ -5,8 +5,8 @@ A batch is the set of records whose clipped gradients are added up in a step. Tw
 * ``"poisson"``: every record joins by its own coin, as in Opacus. The default is to protect against
   a *replaced* record, the relation of everything else in this package; against an *added or
   removed* one it can be accounted for as well.
-* ``"without_replacement"``: batches of fixed size, as in [Avent2020]. One record is replaced. At the
-  same noise epsilon is nearly twice that of Poisson batches, for all that is known.
+* ``"without_replacement"``: batches of fixed size, as in [Avent2020]. One record is replaced. At
+  the same noise epsilon is nearly twice that of Poisson batches, for all that is known.
 
 ``noise_multiplier`` always means the noise's standard deviation over the clipping norm C, as in
 Opacus, TensorFlow Privacy and JAX Privacy. A replaced record moves the sum of clipped gradients by

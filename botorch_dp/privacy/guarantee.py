@@ -525,6 +525,8 @@ ONE_RECORD = PrivacyUnit()
 
 def check_unit(unit: PrivacyUnit, *allowed: NeighboringRelation) -> PrivacyUnit:
     """Return ``unit``, or raise unless it is under one of the allowed relations."""
+    if not isinstance(unit, PrivacyUnit):
+        raise TypeError(f"`unit` must be a PrivacyUnit, got {unit!r}.")
     if allowed and unit.relation not in allowed:
         raise PrivacyError(
             f"`unit` is under {unit.relation.name}, but this is proven under "
@@ -642,8 +644,8 @@ class Guarantee:
         if self.status == "none":
             missed = np.zeros(len(alphas))
         elif self.mu is not None:
-            # By the tail itself, which does not vanish beside 1; and below what rounding may add.
-            missed = ndtr(-ndtri(alphas) - self.mu) * (1 - 1e-12) if self.mu < math.inf else 0 * alphas
+            # By the tail itself, which does not vanish beside 1.
+            missed = ndtr(-ndtri(alphas) - self.mu) if self.mu < math.inf else 0 * alphas
         else:
             missed = self._tradeoff(alphas[:, None])
         return float(missed[0]) if np.ndim(alpha) == 0 else missed.tolist()
@@ -659,7 +661,7 @@ class Guarantee:
         with np.errstate(divide="ignore", over="ignore"):
             alarms = np.exp(epsilons + np.log(alphas))
         lines = np.maximum(1 - deltas - alarms, (1 - deltas - alphas) * np.exp(-epsilons))
-        return np.maximum(lines.max(axis=1) - 1e-12, 0.0)
+        return np.maximum(lines.max(axis=1), 0.0)
 
     def for_group(self, size: int) -> Guarantee:
         """What the same output promises to a group of ``size`` units together.

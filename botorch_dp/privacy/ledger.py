@@ -517,9 +517,7 @@ def release_through(
     """
     if ledger is None:
         return draw() if read is None else draw(read())
-    return ledger.release(
-        price, draw, key=key, label=label, delta=delta, about=about, read=read
-    )
+    return ledger.release(price, draw, key=key, label=label, delta=delta, about=about, read=read)
 
 
 def check_payment(

@@ -139,7 +139,7 @@ def laplace_mechanism(
     return Release(rebuild(noisy.value), noisy.guarantee, noisy.scale)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=64, typed=True)
 def gaussian_guarantee(
     *,
     sensitivity: float,

@@ -91,6 +91,10 @@ _BINS = 800
 _ROUNDING = 1e-9
 #: Trials beyond this have no business here, and neither has a law that makes them likely.
 _MOST_TRIALS = 100_000
+#: Numbers of trials reach some multiples of 1 / gamma, and are drawn as 64-bit integers.
+_LEAST_GAMMA = 1e-16
+#: Where the table of probabilities ends, at the latest.
+_LONGEST_TABLE = 50 * _MOST_TRIALS
 
 
 # --- How many trials. ---
@@ -129,6 +133,11 @@ class TrialNumber:
             )
         object.__setattr__(self, "mean", mean)
         object.__setattr__(self, "shape", float(shape))
+        if not self.is_poisson and self.gamma < _LEAST_GAMMA:
+            raise ValueError(
+                f"`shape` = {shape} with `mean` = {mean} makes more trials possible than could "
+                "ever run: take a larger shape."
+            )
 
     @property
     def is_poisson(self) -> bool:
@@ -157,7 +166,7 @@ class TrialNumber:
 
     @cached_property
     def _probabilities(self) -> np.ndarray:
-        """P(K = k) for k = 0, 1, ... until almost nothing is left."""
+        """P(K = k) for k = 0, 1, ... until almost nothing is left, or the table is too long."""
         if self.is_poisson:
             most = int(self.mean + 12 * math.sqrt(self.mean) + 40)
             k = np.arange(1, most + 1)
@@ -167,7 +176,7 @@ class TrialNumber:
             first = (1 - gamma) / -math.log(gamma)
         else:
             first = (1 - gamma) * eta / math.expm1(-eta * math.log(gamma))
-        most = min(int(60 * (1 + max(eta, 0)) / gamma) + 60, 50 * _MOST_TRIALS)
+        most = min(int(60 * (1 + max(eta, 0)) / gamma) + 60, _LONGEST_TABLE)
         k = np.arange(1, most)
         ratios = np.cumsum(np.log((1 - gamma) * (k + eta) / (k + 1)))
         return np.concatenate([[0.0, first], first * np.exp(ratios)])
@@ -182,13 +191,26 @@ class TrialNumber:
         return float(min(1.0, self._cumulative[min(number, len(self._cumulative) - 1)]))
 
     def quantile(self, probability: float) -> int:
-        """The least number that is not exceeded with this probability."""
+        """The least number that is not exceeded with this probability; at most 5 million."""
         check_delta("probability", probability, allow_zero=True)
         return int(np.searchsorted(self._cumulative, probability))
 
     def draw(self) -> int:
-        """One number, from the operating system's entropy. **Secret**: publishing it is a leak."""
-        return self.quantile(secrets.randbits(53) / 2**53)
+        """One number, from the operating system's entropy. **Secret**: publishing it is a leak.
+
+        By the law that is accounted for, to the last trial: a number k that is drawn with
+        probability k P(K = k) / E[K] is one more than a Poisson number whose mean is drawn from a
+        gamma distribution, and keeping it with probability 1 / k leaves P(K = k).
+        """
+        generator = np.random.default_rng(secrets.randbits(256))
+        if self.is_poisson:
+            return int(generator.poisson(self.mean))
+        kappa, size = (1 - self.gamma) / self.gamma, 16 + int(4 * self.mean)
+        while True:
+            numbers = 1 + generator.poisson(generator.gamma(1 + self.shape, kappa, size))
+            kept = numbers[generator.random(size) * numbers < 1]
+            if len(kept):
+                return int(kept[0])
 
 
 # --- What is known of the base. ---

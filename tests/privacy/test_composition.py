@@ -124,7 +124,7 @@ class TestExactCurves:
     def test_full_batches_are_gaussian(self) -> None:
         full = [PoissonSGDLoss(2.0, 1.0, 16), GaussianLoss(1.5)]
         assert composed_epsilon(full, 1e-6) == gaussian_epsilon(2.5, 1e-6)
-        full = [FixedBatchSGDLoss(2.0, 50, 50, 16), GaussianLoss(1.5)]
+        full = [FixedBatchSGDLoss(4.0, 50, 50, 16), GaussianLoss(1.5)]
         assert composed_epsilon(full, 1e-6) == gaussian_epsilon(2.5, 1e-6)
 
 

@@ -77,15 +77,34 @@ class TestTrialNumber:
         p = 1 - logarithmic.gamma
         assert logarithmic._probabilities[2] == pytest.approx(-(p**2) / 2 / math.log(1 - p))
 
-    @pytest.mark.parametrize("law", [TrialNumber(4.0), TrialNumber(2.0, math.inf)], ids=str)
+    @pytest.mark.parametrize("law", [*LAWS, TrialNumber(20, -0.8)], ids=str)
     def test_draws_follow_the_law(self, law: TrialNumber) -> None:
-        drawn = np.bincount([law.draw() for _ in range(4000)], minlength=8)
-        head = np.append(drawn[:7], drawn[7:].sum())
-        p = law._probabilities
-        expected = 4000 * np.append(p[:7], p[7:].sum())
+        drawn, p = np.array([law.draw() for _ in range(4000)]), law._probabilities
+        # Cells of about equal probability, the last one with all that the table leaves out.
+        ends = np.unique(np.searchsorted(law._cumulative, np.linspace(0.05, 0.95, 10)))
+        counts = np.bincount(np.searchsorted(ends, drawn), minlength=len(ends) + 1)
+        expected = np.diff(np.concatenate([[0.0], law._cumulative[ends], [1.0]]))
         used = expected > 0
-        assert chisquare(head[used], expected[used] * 4000 / expected.sum()).pvalue > 1e-6
-        assert not drawn[:1].any() or law.is_poisson
+        assert chisquare(counts[used], 4000 * expected[used] / expected.sum()).pvalue > 1e-6
+        assert drawn.min() >= 1 or (law.is_poisson and p[0] > 0)
+
+    def test_draws_know_no_table_that_ends(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The law that is accounted for has no last number, and neither has the one drawn."""
+        laws = (TrialNumber(20, -0.8), TrialNumber(3.0, math.inf))
+        for table in ("_probabilities", "_cumulative"):
+            monkeypatch.setattr(TrialNumber, table, property(lambda _: pytest.fail("looked up")))
+        assert all(law.draw() >= 0 for law in laws for _ in range(100))
+        # One in 10^7 draws is beyond the table of 5 million: their law is checked further down.
+        monkeypatch.undo()
+        few = [law.draw() for law in [laws[0]] * 20_000]
+        tail = laws[0]._cumulative
+        for end in (100, 1000, 10_000):
+            expected = 20_000 * (1 - tail[end])
+            assert abs(sum(n > end for n in few) - expected) < 5 * math.sqrt(expected) + 3
+
+    def test_a_law_that_could_never_run_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="than could ever run"):
+            TrialNumber(40, -0.9)
 
     def test_quantiles(self) -> None:
         law = TrialNumber(40)
@@ -341,7 +360,7 @@ class TestTrainingNoise:
 
         def excess(z: float) -> float:
             if batch == n:
-                mu = math.hypot(math.sqrt(steps) / z, beside)
+                mu = math.hypot(2 * math.sqrt(steps) / z, beside)
                 found = [gaussian_delta(mu, e) for e in self.BASE.epsilons]
             else:
                 losses = (PoissonSGDLoss(z, batch / n, steps, NeighboringRelation.REPLACE_ONE),)
