@@ -207,7 +207,7 @@ def _tilted(second: float, best: float) -> list[float]:
 
 def _numbers(size: int, fixed: bool) -> np.ndarray:
     """Of trials: public and always the same, or secret."""
-    return np.array([int(TRIALS.mean) if fixed else TRIALS.draw() for _ in range(size)])
+    return np.full(size, int(TRIALS.mean)) if fixed else TRIALS.draws(size)
 
 
 def _selection(*, fixed: bool = False) -> Batched:

@@ -202,15 +202,19 @@ class TrialNumber:
         probability k P(K = k) / E[K] is one more than a Poisson number whose mean is drawn from a
         gamma distribution, and keeping it with probability 1 / k leaves P(K = k).
         """
+        return int(self.draws(1)[0])
+
+    def draws(self, count: int) -> np.ndarray:
+        """As many independent numbers as :meth:`draw` would give; for audits."""
         generator = np.random.default_rng(secrets.randbits(256))
         if self.is_poisson:
-            return int(generator.poisson(self.mean))
-        kappa, size = (1 - self.gamma) / self.gamma, 16 + int(4 * self.mean)
-        while True:
+            return generator.poisson(self.mean, check_integer("count", count))
+        kappa, kept = (1 - self.gamma) / self.gamma, np.empty(0, dtype=np.int64)
+        size = min(16 + int(1.5 * count * self.mean), 10**6)
+        while len(kept) < check_integer("count", count):
             numbers = 1 + generator.poisson(generator.gamma(1 + self.shape, kappa, size))
-            kept = numbers[generator.random(size) * numbers < 1]
-            if len(kept):
-                return int(kept[0])
+            kept = np.concatenate([kept, numbers[generator.random(size) * numbers < 1]])
+        return kept[:count]
 
 
 # --- What is known of the base. ---
