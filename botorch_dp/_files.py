@@ -428,17 +428,6 @@ class StateFile:
 
     # --- Reading and writing. ---
 
-    @property
-    def in_transaction(self) -> bool:
-        """Whether this thread is in the midst of a transaction."""
-        with self.lock:
-            connection = self._handle.connection
-            return connection is not None and connection.in_transaction
-
-    def changes(self) -> object:
-        """A value that differs from the last one if another connection has written since."""
-        return self.query("PRAGMA data_version")
-
     def transaction(self) -> AbstractContextManager[sqlite3.Connection]:
         """All or nothing, whatever interrupts it; what was written is durable when it is left.
 
@@ -481,10 +470,6 @@ class StateFile:
     def execute(self, statement: str, values: Sequence[object] = ()) -> sqlite3.Cursor:
         """Run a statement as soon as other processes let it run."""
         return _execute(self._connected(), statement, values)
-
-    def executemany(self, statement: str, rows: Sequence[Sequence[object]]) -> None:
-        """Run a statement for each row. Inside a transaction."""
-        self._connected().executemany(statement, rows)
 
     @contextmanager
     def _in_use(self) -> Iterator[None]:

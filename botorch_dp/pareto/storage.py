@@ -213,7 +213,7 @@ class StudyStorage:
         """Bring the copies in memory up to date with what other processes have written."""
         state = self._state
         with state.lock, state.explained(), state.snapshot():
-            seen = state.changes()
+            seen = state.query("PRAGMA data_version")
             if seen == self._seen:
                 return
             if state.query("SELECT description FROM study") != [(self._words,)]:
@@ -452,7 +452,7 @@ class StudyStorage:
         self, number: int, replicate: int, curve: Mapping[int, Measurement], attempt: int
     ) -> None:
         """Those that are there already stay: a training that was begun again passes them again."""
-        self._state.executemany(
+        self._state._connected().executemany(
             "INSERT INTO point (trial, replicate, attempt, checkpoint, utility, objectives, "
             "seconds, measured_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
             [
@@ -499,7 +499,7 @@ class StudyStorage:
     ) -> None:
         for replicate, measurement in measurements.items():
             self._insert_points(number, replicate, dict(measurement.curve), attempt)
-        self._state.executemany(
+        self._state._connected().executemany(
             "INSERT INTO measurement VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
             [
                 (number, replicate, m.utility, json.dumps(m.objectives), m.seconds, now())
@@ -541,7 +541,7 @@ class StudyStorage:
             check: Whether its checksum must fit; unless it is being changed, if None.
         """
         state = self._state
-        check = not state.in_transaction if check is None else check
+        check = not state._connected().in_transaction if check is None else check
         with state.snapshot():
             stored = state.query("SELECT digest FROM trial WHERE number = ?", (number,))
             if not stored:

@@ -526,7 +526,7 @@ def check_payment(
     """Raise unless what is drawn with this seed can be charged for, and stored under this key.
 
     Args:
-        ledger: What would be charged; None for nothing.
+        ledger: What would be charged, if anything.
         unsafe_seed: The seed of simulated noise, or None for real noise.
         key: Names the value in the ledger.
     """

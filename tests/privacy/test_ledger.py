@@ -238,7 +238,7 @@ def test_relations_do_not_mix(tmp_path: Path) -> None:
 
 
 def test_every_charge_is_a_charge(tmp_path: Path) -> None:
-    """A key names a released value; see the tests of the door. A charge alone has none."""
+    """A key names a released value; see the tests of the release store. A charge alone has none."""
     path = tmp_path / "a.ledger"
     with PrivacyLedger(path, PrivacyBudget(1.0, 1e-6)) as ledger:
         ledger.charge(pure(0.25), label="a score")

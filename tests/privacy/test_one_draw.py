@@ -62,7 +62,7 @@ class Broken(Twice):
         return [noise(), noise()]
 
 
-def test_the_suite_catches_a_broken_twin(tmp_path: Path) -> None:
+def test_the_suite_catches_a_broken_version(tmp_path: Path) -> None:
     class Suite(OneDraw):
         draws = 2
 
