@@ -126,7 +126,10 @@ MUTANTS = [
             "nearest",
         ),
         ("return float_above(below if below**2 == square else above)", "return float(below)"),
-        ("return _cut(value, digits, ROUND_CEILING)", 'return _cut(value, digits, "ROUND_HALF_UP")'),
+        (
+            "return _cut(value, digits, ROUND_CEILING)",
+            'return _cut(value, digits, "ROUND_HALF_UP")',
+        ),
         ("return _cut(value, digits, ROUND_FLOOR)", 'return _cut(value, digits, "ROUND_HALF_UP")'),
     ),
     *_mutants(
@@ -223,7 +226,10 @@ MUTANTS = [
         ("                return is_alive\n", "                return True\n"),
         ("        if any(user != pid for user, _ in list(_USES)):\n", "        if False:\n"),
         ("                if os.getpid() != pid:\n", "                if False:\n"),
-        ("                _unlock(descriptor, byte)  # for forked", "                pass  # for forked"),
+        (
+            "                _unlock(descriptor, byte)  # for forked",
+            "                pass  # for forked",
+        ),
     ),
     *_mutants(
         "privacy/ledger.py",
@@ -379,12 +385,7 @@ MUTANTS = [
         ("upper = (factor * u + deltas).min(axis=0)", "upper = (factor * u).min(axis=0)"),
         ("lower = (1 - (1 - u - deltas) / factor)", "lower = (1 - (1 - u) / factor)"),
         ("np.where(values[:, -1] > 0, np.inf, total)", "total"),
-        ("most = high * self.number.slope(low * u[:-1])", "most = self.number.slope(u[:-1])"),
-        ("np.minimum(high * other[1:], 1.0)", "other[1:]"),
-        (
-            "least = 1 / (gamma + (1 - gamma) * other[1:])",
-            "least = 1 / (gamma + (1 - gamma) * u[1:])",
-        ),
+        ("least = self.number.slope(base.other(u)[1:])", "least = self.number.slope(u[1:])"),
         ("common = rdp + max(math.log(number.mean), 0.0)", "common = rdp + 0.0"),
         ("result = common + (1 + number.shape) * more", "result = common + more"),
         ("                np.full(len(repeated[0]), beside_mu),", "                None,"),

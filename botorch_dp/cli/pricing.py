@@ -23,7 +23,6 @@ AUDITED = (
     "permute and flip",
     "sparse vector",
     "private selection",
-    "private threshold",
 )
 
 

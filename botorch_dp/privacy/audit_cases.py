@@ -222,20 +222,6 @@ def _selection(*, fixed: bool = False) -> Batched:
     return mechanism
 
 
-def _threshold(*, fixed: bool = False) -> Batched:
-    """The first outcome above the first one, of a secret number of trials; 0 if there is none."""
-
-    def mechanism(outcome: list[float], size: int) -> np.ndarray:
-        generator = np.random.default_rng(secrets.randbits(128))
-        numbers = _numbers(size, fixed)
-        above = np.array(outcome[1:])
-        first = generator.geometric(above.sum(), size=size)
-        which = 1 + generator.choice(len(above), p=above / above.sum(), size=size)
-        return np.where(first <= numbers, which, 0)
-
-    return mechanism
-
-
 def _selection_by_records(outcome: list[float], size: int) -> np.ndarray:
     """A biased coin as outcome; which of its sides is the better one is up to the records."""
     if outcome[2] > outcome[1]:
@@ -353,14 +339,6 @@ CASES = [
         data=[0.6, 0.2, 0.2],
         neighbor=_tilted(0.2, 0.2),
         claim=Guarantee("private selection", PrivacyUnit(), (PureLoss(3 * TRIAL_EPSILON),)),
-    ),
-    Case(
-        "Private threshold",
-        _threshold(),
-        {"a public number of trials": Broken(_threshold(fixed=True), 100_000)},
-        data=[0.85, 0.05, 0.1],
-        neighbor=_tilted(0.05, 0.1),
-        claim=Guarantee("selection by threshold", PrivacyUnit(), (PureLoss(2 * TRIAL_EPSILON),)),
     ),
 ]
 

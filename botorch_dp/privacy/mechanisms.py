@@ -1,8 +1,9 @@
 r"""The basic mechanisms, with exact noise: a sensitive value goes in, a :class:`Release` comes out.
 
 Beside every mechanism stands a function ``..._guarantee`` that takes the same public parameters,
-checks them as strictly and returns what would be promised, without touching a value: ask it for
-the price first. Nothing here adapts to the values, raises because of a single record, or shows a value in an error.
+checks them as strictly and returns what would be promised, without touching a value: ask it for the
+price first. Nothing here adapts to the values, raises because of a single record, or shows a value
+in an error.
 
 The caller vouches for the sensitivity, under the neighbouring relation that the guarantee names.
 

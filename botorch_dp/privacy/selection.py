@@ -34,19 +34,6 @@ come from :math:`\delta(-\epsilon) \le 1 - e^{-\epsilon} (1 - \delta(\epsilon))`
 :math:`E[K] \, \delta(\epsilon - \sup \log(w/v))`; keeping them together is tighter. Exchanging
 maximum and integral would give what a base whose best outcomes are likelier under P' attains.
 
-**Proposals that follow earlier outcomes** [Wang2023]. Let the law of each trial, given the earlier
-ones, have a density between c and C relative to P, and likewise P'. One factor bounds the trial
-that wins and one each that loses, so A has a density of at most :math:`C f'(1 - c u)`, and A' one
-of at least :math:`c f'((1 - C u')_+)`: the bound holds with :math:`w(u) = C f'(1 - c u)` and
-:math:`v(u) = c f'(1 - C G(u))`.
-
-**Thresholds** [Liu2019]. With geometric K, :math:`P(K \ge j) = (1 - \gamma)^{j-1}`, publish the
-first outcome whose score reaches a public threshold, and nothing if none of K does. With p the
-probability to reach it, outcomes above have the density
-:math:`F(p) = 1 / (\gamma + (1 - \gamma) p)` and nothing has :math:`\gamma (1 - p) F(p)`, no more
-than those below would have with the same density. So :math:`H_\alpha(A \| A')
-\le \max_p \int (F(p) - \alpha F(G(p)) r)_+ dP`: here the maximum stands outside.
-
 **Rényi bounds** [Papernot2022]: :func:`selection_rdp`. They are rarely the better ones at one
 delta.
 """
@@ -336,9 +323,6 @@ class Selection:
 
     Args:
         number: The law of the secret number of trials.
-        density: The least and the largest density (c, C) of a proposal relative to the base
-            distribution; (1, 1) if proposals do not look at earlier outcomes.
-        by_threshold: Publish the first outcome that reaches a public threshold, not the best one.
 
     Example:
         >>> selection = Selection(TrialNumber(40))
@@ -348,43 +332,22 @@ class Selection:
     """
 
     number: TrialNumber
-    density: tuple[float, float] = (1.0, 1.0)
-    by_threshold: bool = False
-
-    def __post_init__(self) -> None:
-        low, high = self.density
-        if not (0 < check_finite("density", low) <= 1 <= check_finite("density", high)):
-            raise ValueError(f"`density` must be (c, C) with 0 < c <= 1 <= C, got {self.density}.")
-        if self.by_threshold and (self.number.shape != 1 or high > low):
-            raise PrivacyError(
-                "A selection by threshold is proven for a geometric number of trials "
-                "(shape=1) and independent proposals only."
-            )
 
     def delta(self, base: BaseProfile, epsilon: float) -> float:
         """The smallest delta known to hold at ``epsilon`` for what is published."""
         alpha = math.exp(min(check_nonnegative("epsilon", epsilon), 700.0))
         smallest = 1e-8 / max(self.number.mean, 1.0)
         u = np.union1d(np.geomspace(smallest, 1.0, _BINS), np.linspace(0.0, 1.0, _BINS))
-        low, high = self.density
-        other = base.other(u)
-        if self.by_threshold:
-            gamma = self.number.gamma
-            most = 1 / (gamma + (1 - gamma) * u[:-1])
-            least = 1 / (gamma + (1 - gamma) * other[1:])
-        else:
-            most = high * self.number.slope(low * u[:-1])
-            # Where C u' reaches 1, all others may be better: f'(0) is left.
-            least = low * self.number.slope(np.minimum(high * other[1:], 1.0))
+        most = self.number.slope(u[:-1])
+        least = self.number.slope(base.other(u)[1:])
 
-        def lines(ratios: np.ndarray) -> np.ndarray:
+        def psi(ratios: np.ndarray) -> np.ndarray:
             with np.errstate(over="ignore"):  # then nothing is left
                 lost = alpha * least[:, None] * ratios
-            return np.maximum(most[:, None] * (1 + _ROUNDING) - lost, 0.0)
+            lines = np.maximum(most[:, None] * (1 + _ROUNDING) - lost, 0.0)
+            return lines.max(0, keepdims=True)
 
-        if self.by_threshold:
-            return float(min(1.0, base.expected(lines).max()))
-        return float(min(1.0, base.expected(lambda r: lines(r).max(0, keepdims=True))[0]))
+        return float(min(1.0, base.expected(psi)[0]))
 
     def epsilon(self, base: BaseProfile, delta: float) -> float:
         """The smallest epsilon known to hold at ``delta`` for what is published."""
@@ -404,7 +367,7 @@ class Selection:
         """The largest mu for which trials that keep to :meth:`profile` meet (epsilon, delta).
 
         Raises:
-            PrivacyError: If no noise meets the budget: the proposals alone cost more.
+            PrivacyError: If no noise meets the budget.
         """
         epsilon, delta = check_positive("epsilon", epsilon), check_delta("delta", delta)
         if epsilon > 1e4:
@@ -428,9 +391,8 @@ class Selection:
             low, high = low / 2, low
             if low < 1e-4 * gaussian_mu(epsilon, delta):
                 raise PrivacyError(
-                    f"No noise meets epsilon = {epsilon:g} at delta = {delta:g} with these "
-                    "proposals and this number of trials: ask for fewer trials, or for proposals "
-                    "that do not follow earlier outcomes."
+                    f"No noise meets epsilon = {epsilon:g} at delta = {delta:g} with this number "
+                    "of trials: ask for fewer."
                 )
         return safe_end(excess, high, low, tolerance=1e-4) if excess(high) > 0 else high
 
@@ -448,20 +410,15 @@ def selection_epsilon(
     losses: Sequence[PrivacyLoss],
     number: TrialNumber,
     delta: float,
-    *,
-    density: tuple[float, float] = (1.0, 1.0),
-    by_threshold: bool = False,
 ) -> float:
     """The epsilon at ``delta`` of publishing the best of a secret number of outcomes.
 
-    The smaller one of the profile bound and, for independent proposals, of the Rényi bound.
+    The smaller one of the profile bound and of the Rényi bound.
 
     Args:
         losses: What one trial may reveal of its outcome, score included.
         number: The law of the number of trials.
         delta: In (0, 1).
-        density: See :class:`Selection`.
-        by_threshold: See :class:`Selection`.
 
     Example:
         >>> from botorch_dp.privacy import GaussianLoss
@@ -471,11 +428,9 @@ def selection_epsilon(
     delta = check_delta("delta", delta)
     if not losses:
         raise ValueError("`losses` must be those of one outcome, one or more.")
-    selection = Selection(number, density, by_threshold)
+    selection = Selection(number)
     base = BaseProfile.of(losses, _LAST_SHARE * delta / max(number.mean, 1.0))
     epsilon = selection.epsilon(base, delta)
-    if density != (1.0, 1.0) or by_threshold:
-        return epsilon
     rdp = np.sum([loss.rdp(DENSE_ORDERS) for loss in losses], axis=0)
     return min(epsilon, rdp_epsilon(DENSE_ORDERS, selection_rdp(DENSE_ORDERS, rdp, number), delta))
 

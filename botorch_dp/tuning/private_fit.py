@@ -504,7 +504,9 @@ class PrivateFit:
 
     def _selection(self) -> Selection:
         lean = self._lean
-        return Selection(self.number, (1 - lean, 1 + lean), by_threshold=self.threshold is not None)
+        if lean > 0 or self.threshold is not None:
+            raise PrivacyError("Only the best of independent proposals has a price.")
+        return Selection(self.number)
 
     def _level(self, budget: PrivacyBudget | None = None) -> tuple[BaseProfile, float]:
         """What a trial keeps to for a budget, and about which mu that is."""
