@@ -1,4 +1,4 @@
-"""Files of ours: whole or absent, readable by their owner only, locked, versioned, checked.
+"""Files of this package: whole or absent, readable by their owner only, locked and checked.
 
 Whatever must survive a kill is one SQLite file (:class:`StateFile`): a ledger, a study, a run that
 resumes, a query log. What holds for all of them:
@@ -10,19 +10,25 @@ resumes, a query log. What holds for all of them:
 * *One name for one file.* SQLite finds its journal by name; under a second hard link it would not
   find it, and lose what was acknowledged. More than one link is refused, symbolic links are
   resolved.
-* *An exclusive file has one holder*, by a lock on the file itself, which the system drops when the
-  process ends, however it ends. A forked child is another process.
-* *Locks are tried before they are trusted.* On a network file system without a lock service they
-  may be granted to everybody; then no file is opened (:func:`_check_locks`).
+* *An exclusive file has one holder*, by a lock on the file itself and a record of who took it. Both
+  end with the process, however it ends, also if children that it forked live on.
+* *A forked child is another process.* It notices by its process number at the next use: a shared
+  file gets a connection and a lock of its own, an exclusive one is refused, and the parent's
+  connection is neither used nor closed. A child that was forked while a thread used a file is
+  refused all files: it has inherited SQLite's locks as they were, and might wait for them forever.
 * *A claim in a file names its owner* (:func:`owner_words`): a process that is told from a later one
   of its number, so that whoever comes after it knows whether it is still at work.
+
+All of this needs a file system whose locks work (``docs/privacy.md`` says so).
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import functools
 import hashlib
+import hmac
 import json
 import os
 import socket
@@ -32,8 +38,7 @@ import subprocess
 import tempfile
 import threading
 import time
-import weakref
-from abc import ABC, abstractmethod
+import uuid
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -53,25 +58,24 @@ except ImportError:  # Windows, where what is locked cannot be opened
 #: Only the owner reads and writes.
 OWNER_ONLY = 0o600
 MEMORY = ":memory:"
+#: The format that this version of the package writes, and the only one that it reads.
+VERSION = 1
 #: How long a transaction waits for other processes, and how often it asks. SQLite's own waiting
 #: asks ten times a second in the end, and starves beside a process that writes without a pause.
 BUSY_SECONDS = 60.0
 POLL_SECONDS = 5e-4
 #: A file that is just being linked into place has two names for a moment.
 _LINKING_SECONDS = 1.0
-#: Where SQLite locks a file, and for how many bytes; the byte after is where we hold it alone.
-_LOCK_BYTE, _LOCK_BYTES = 0x40000000, 512
+#: SQLite locks 512 bytes from 2^30 on. The bytes behind them are for holders of an exclusive file:
+#: each takes one that its token chooses.
+_FIRST_BYTE, _LOCK_BYTES = 0x40000000 + 512, 2**29
 #: Locks that belong to descriptors, where the system has them (Linux).
 _OF_DESCRIPTORS: int | None = getattr(fcntl, "F_OFD_SETLK", None)
-#: Mount options with which locks do not leave the machine, for file systems that others may share.
-_LOCAL_LOCKS = {
-    "nfs": ("nolock", "local_lock=all", "local_lock=posix"),
-    "cifs": ("nobrl",),
-    "smb3": ("nobrl",),
-    "lustre": ("localflock",),
-}
-#: Devices whose locks were tried in this process.
-_LOCKS_WORK: set[int] = set()
+#: Uses of SQLite that are under way, by process. A child that finds some of another process was
+#: forked amid them.
+_USES: set[tuple[int, object]] = set()
+#: Who holds an exclusive file.
+_HOLDER_TABLE = "CREATE TABLE holder (id INTEGER PRIMARY KEY CHECK (id = 1), owner TEXT NOT NULL)"
 
 
 @contextmanager
@@ -127,10 +131,12 @@ def differences(stored: Any, given: Any, path: str = "") -> list[str]:
     """What differs between two JSON values, in words; empty if they describe the same thing.
 
     Both go through JSON first, so that tuples and lists compare equal. The order of names counts:
-    that of parameters decides what a seed proposes.
+    that of parameters decides what a seed proposes. Of a :func:`keyed_hash` only the name is said.
     """
     if not path:
         stored, given = (json.loads(json.dumps(value)) for value in (stored, given))
+    if any(isinstance(value, dict) and list(value) == [_KEYED] for value in (stored, given)):
+        return [] if stored == given else [f"`{path}` is not the same"]
     if isinstance(stored, dict) and isinstance(given, dict):
         found = []
         for key in dict.fromkeys((*stored, *given)):
@@ -145,6 +151,15 @@ def differences(stored: Any, given: Any, path: str = "") -> list[str]:
             found.append(f"`{path}` has another order")
         return found
     return [] if stored == given else [f"`{path}` was {stored!r} and is {given!r}"]
+
+
+#: The only name in a JSON object that stands for a keyed hash.
+_KEYED = "keyed hash"
+
+
+def keyed_hash(key: bytes, digest: bytes) -> dict[str, str]:
+    """What a file keeps of something sensitive, to recognize it: useless without the file's key."""
+    return {_KEYED: hmac.digest(key, digest, "sha256").hex()}
 
 
 def pack(value: Any) -> bytes:
@@ -230,13 +245,20 @@ def owner_words(work: tuple[int, str], **more: Any) -> str:
     return json.dumps(known | more)
 
 
-def may_be_at_work(owner: str, here: Container[tuple[int, str]]) -> bool:
-    """Whether an owner may still be at work; of this process, whether it is among those here."""
+def may_be_at_work(owner: str, here: Container[tuple[int, str]] | None = None) -> bool:
+    """Whether an owner may still be at work: yes where that cannot be told, as on another host.
+
+    Args:
+        owner: As written by :func:`owner_words`.
+        here: What this process is at work on; None if that is not known either.
+    """
     known = json.loads(owner)
-    if (os.getpid(), known["token"]) in here or known["host"] != socket.gethostname():
+    if here is not None and (os.getpid(), known["token"]) in here:
         return True
-    if known["pid"] == os.getpid() and known["started"] == _started(os.getpid()):
-        return False  # this process, and it is not at work on it
+    if known["host"] != socket.gethostname():
+        return True
+    if here is not None and known["pid"] == os.getpid():
+        return False  # this process, which is not at work on it, or an earlier one of its number
     return bool(known["started"] == _started(known["pid"]))
 
 
@@ -250,12 +272,11 @@ def _started(pid: int) -> str | None:
 
 @functools.cache
 def _own_start(pid: int) -> str | None:
-    """That of this process, which is asked for at every claim and does not change."""
+    """That of this process, which is asked for at every claim and does not change.
+
+    A forked child has another number, and so another entry.
+    """
     return _start_of(pid)
-
-
-if hasattr(os, "register_at_fork"):  # a fork may have a number that one of its ancestors had
-    os.register_at_fork(after_in_child=_own_start.cache_clear)
 
 
 def _start_of(pid: int) -> str | None:
@@ -287,146 +308,30 @@ class FileKind:
 
     Args:
         name: What messages call it.
-        application_id: Marks the SQLite file: another database is not a damaged one of ours.
-        migrations: Statements that lead from each schema version to the next, or functions of the
-            connection; their count is the newest version.
+        application_id: Marks the SQLite file: another database is not a damaged one of this kind.
+        schema: The statements that make its tables.
         error: What is raised; takes one message.
         if_lost: What a damaged file means and what to do about it.
     """
 
     name: str
     application_id: int
-    migrations: tuple[tuple[str | Callable[[Any], None], ...], ...]
+    schema: tuple[str, ...]
     error: Callable[[str], Exception] = PrivacyError
     if_lost: str = "Put back a copy, or begin anew at another path."
 
 
-class Database(ABC):
-    """One database of a kind, wherever it lives. Threads may share it."""
+class _Handle:
+    """What one process has of a file; a forked child gets one of its own."""
 
-    kind: FileKind
-    path: str
-    #: Whether it was not there before.
-    created: bool
-    lock: threading.RLock
-    _connection: Any
-    _closed: bool = False
-
-    def error(self, message: str) -> Exception:
-        """An error of this kind of file."""
-        return self.kind.error(message)
-
-    def damaged(self, how: str) -> Exception:
-        """The error for a file that cannot be trusted."""
-        name, lost = self.kind.name, self.kind.if_lost
-        return self.error(f"The {name} {self.path} is damaged ({how}). {lost}")
-
-    @property
-    def closed(self) -> bool:
-        """Whether :meth:`close` was called."""
-        return self._closed
-
-    def __del__(self) -> None:
-        with suppress(Exception):
-            self.close()
-
-    @property
-    def in_transaction(self) -> bool:
-        """Whether this thread is in the midst of a transaction."""
-        with self.lock:
-            return self._connection is not None and bool(self._connection.in_transaction)
-
-    @abstractmethod
-    def close(self) -> None:
-        """Release it. What was committed stays."""
-
-    @abstractmethod
-    def changes(self) -> object:
-        """Something that is another one after somebody else has written."""
-
-    @contextmanager
-    def transaction(self) -> Iterator[Any]:
-        """All or nothing, whatever interrupts it; what was written is durable when it is left.
-
-        Inside another transaction of the same thread it is a part of that one.
-        """
-        with self.lock, self.explained():
-            connection = self._connected()
-            if connection.in_transaction:
-                yield connection
-                return
-            try:
-                self.execute("BEGIN IMMEDIATE")
-                connection = self._connected()  # another one, if it had to be made again
-                yield connection
-                self._commit(connection)
-            except BaseException:
-                if connection.in_transaction:
-                    with suppress(Exception):
-                        connection.execute("ROLLBACK")
-                raise
-
-    @contextmanager
-    def snapshot(self) -> Iterator[None]:
-        """Let several reads see one state: that of the running transaction, or of their own."""
-        with self.lock, self.explained():
-            connection = self._connected()
-            if connection.in_transaction:
-                yield
-                return
-            try:
-                self.execute("BEGIN")
-                connection = self._connected()
-                yield
-            finally:
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-
-    def query(self, statement: str, values: Sequence[object] = ()) -> list[tuple]:
-        """All rows of a statement."""
-        with self.lock, self.explained():
-            return self.execute(statement, values).fetchall()
-
-    @abstractmethod
-    def execute(self, statement: str, values: Sequence[object] = ()) -> Any:
-        """Run a statement as soon as others let it run."""
-
-    def executemany(self, statement: str, rows: Sequence[Sequence[object]]) -> None:
-        """Run a statement for each row. Inside a transaction."""
-        self._connected().executemany(statement, rows)
-
-    @abstractmethod
-    def explained(self) -> AbstractContextManager[None]:
-        """Turn errors of the database into sentences that say what to do."""
-
-    @abstractmethod
-    def _connected(self) -> Any: ...
-
-    def _commit(self, connection: Any) -> None:
-        self.execute("COMMIT")
-
-    @abstractmethod
-    def _set_version(self, connection: Any, version: int) -> None: ...
-
-    def _migrate(self, connection: Any, version: int) -> None:
-        """Bring the schema from ``version`` to the newest. Inside a transaction."""
-        for statements in self.kind.migrations[version:]:
-            for statement in statements:
-                if isinstance(statement, str):
-                    connection.execute(statement)
-                else:
-                    statement(connection)
-        self._set_version(connection, len(self.kind.migrations))
-
-    def _leave_to_parent(self) -> None:
-        """In a fork: connections do not survive one, so keep it unused and unclosed."""
-        self._pid = -1  # this process may have the number of whoever opened it
-        if self._connection is not None:
-            _INHERITED.append(self._connection)
-            self._connection = None
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.connection: sqlite3.Connection | None = None
+        #: The descriptor that holds an exclusive file, and its byte.
+        self.holder: tuple[int, int] | None = None
 
 
-class StateFile(Database):
+class StateFile:
     """One SQLite file of a kind, or a database in memory. Threads may share it.
 
     Args:
@@ -454,24 +359,24 @@ class StateFile(Database):
     ) -> None:
         self.kind = kind
         self.path = MEMORY if str(path) == MEMORY else os.path.realpath(path)
-        self.lock = threading.RLock()
         self._exclusive = exclusive
-        self._connection: sqlite3.Connection | None = None
-        self._holder: int | None = None
+        self._closed = False
         self._identity: tuple[int, int] | None = None
         self._pid = os.getpid()
+        self._handles: dict[int, _Handle] = {}
         self._in_memory = copied or self.path == MEMORY
+        #: Whether it was not there before.
         self.created = self.path == MEMORY or not os.path.lexists(self.path)
         if self.created and create is None:
             raise self.error(f"There is no {kind.name} at {self.path}.")
         try:
-            with self.explained():
+            with self.explained(), self._in_use():
                 if copied:
-                    self._connection = self._copy()
+                    self._handle.connection = self._copy()
                 elif self.path == MEMORY:
                     assert create is not None
-                    self._connection = _connect(MEMORY)
-                    self._build(self._connection, create)
+                    self._handle.connection = connection = _connect(MEMORY)
+                    self._build(connection, create)
                 else:
                     if self.created:
                         assert create is not None
@@ -480,25 +385,109 @@ class StateFile(Database):
         except BaseException:
             self.close()
             raise
-        survive_forks(self)
+
+    def __del__(self) -> None:
+        with suppress(Exception):
+            self.close()
+
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return self._closed
+
+    @property
+    def lock(self) -> threading.RLock:
+        """What keeps the threads of this process apart."""
+        return self._handle.lock
+
+    @property
+    def _handle(self) -> _Handle:
+        # Not behind a lock, which another thread of the parent may have held at a fork.
+        pid = os.getpid()
+        return self._handles.get(pid) or self._handles.setdefault(pid, _Handle())
 
     def close(self) -> None:
         """Release the file. What was committed stays."""
-        with self.lock:
+        with (handle := self._handle).lock:
             self._closed = True
-            if self._connection is not None:
-                self._connection.close()
-                self._connection = None
+            if handle.connection is not None:
+                with self._in_use():
+                    _disconnect(handle.connection)
+                handle.connection = None
             # Last: closing any descriptor of a file drops SQLite's own locks on it.
-            self._drop_lock()
+            self._let_go(handle)
 
-    def changes(self) -> object:
-        """Something that is another one after another connection has written."""
-        return self.query("PRAGMA data_version")
+    def error(self, message: str) -> Exception:
+        """An error of this kind of file."""
+        return self.kind.error(message)
+
+    def damaged(self, how: str) -> Exception:
+        """The error for a file that cannot be trusted."""
+        name, lost = self.kind.name, self.kind.if_lost
+        return self.error(f"The {name} {self.path} is damaged ({how}). {lost}")
+
+    # --- Reading and writing. ---
+
+    def transaction(self) -> AbstractContextManager[sqlite3.Connection]:
+        """All or nothing, whatever interrupts it; what was written is durable when it is left.
+
+        Inside another transaction of the same thread it is a part of that one.
+        """
+        return self._within("BEGIN IMMEDIATE", "COMMIT")
+
+    def snapshot(self) -> AbstractContextManager[sqlite3.Connection]:
+        """Let several reads see one state: that of the running transaction, or of their own."""
+        return self._within("BEGIN", "ROLLBACK")
+
+    @contextmanager
+    def _within(self, begin: str, end: str) -> Iterator[sqlite3.Connection]:
+        pid = os.getpid()
+        with self.lock, self.explained(), self._in_use():
+            connection = self._connected()
+            if connection.in_transaction:
+                yield connection
+                return
+            try:
+                _execute(connection, begin)
+                yield connection
+                if os.getpid() != pid:
+                    raise self.error(
+                        f"A forked process cannot end the transaction that its parent has begun on "
+                        f"the {self.kind.name} {self.path}: fork outside of it."
+                    )
+                _execute(connection, end)
+            except BaseException:
+                if os.getpid() == pid and connection.in_transaction:
+                    with suppress(Exception):
+                        connection.execute("ROLLBACK")
+                raise
+
+    def query(self, statement: str, values: Sequence[object] = ()) -> list[tuple]:
+        """All rows of a statement."""
+        with self.lock, self.explained(), self._in_use():
+            return self.execute(statement, values).fetchall()
 
     def execute(self, statement: str, values: Sequence[object] = ()) -> sqlite3.Cursor:
         """Run a statement as soon as other processes let it run."""
         return _execute(self._connected(), statement, values)
+
+    @contextmanager
+    def _in_use(self) -> Iterator[None]:
+        pid = os.getpid()
+        if any(user != pid for user, _ in list(_USES)):
+            raise self.error(
+                f"The {self.kind.name} {self.path} cannot be used in this process, which was "
+                "forked while a thread was using it or another file of botorch_dp. Nothing was "
+                "read or written. Fork before threads use such files, or start the process by "
+                "multiprocessing's 'spawn' or 'forkserver'."
+            )
+        use = (pid, object())
+        _USES.add(use)
+        try:
+            yield
+        finally:
+            if os.getpid() == pid:
+                _USES.discard(use)
 
     @contextmanager
     def explained(self) -> Iterator[None]:
@@ -540,6 +529,8 @@ class StateFile(Database):
             "there)."
         )
 
+    # --- Opening. ---
+
     def _create_file(self, create: Callable[[sqlite3.Connection], None]) -> None:
         """Build the file aside, for its owner only, and link it into place when complete."""
         path = Path(self.path)
@@ -549,12 +540,14 @@ class StateFile(Database):
                 "not exist: create it first."
             )
         # mkstemp creates the file exclusively and with mode 0600 before SQLite sees it.
-        _check_locks(path.parent, self.error)
         descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         os.close(descriptor)
         try:
-            with closing(_connect(Path(temporary).as_uri() + "?mode=rw")) as connection:
+            connection = _connect(Path(temporary).as_uri() + "?mode=rw")
+            try:
                 self._build(connection, create)
+            finally:
+                _disconnect(connection)
             # Unlike a rename, a link fails if another process was first: that file is the one.
             try:
                 os.link(temporary, path)
@@ -569,40 +562,41 @@ class StateFile(Database):
     ) -> None:
         connection.execute("BEGIN IMMEDIATE")
         connection.execute(f"PRAGMA application_id = {self.kind.application_id}")
-        self._migrate(connection, 0)
+        connection.execute(f"PRAGMA user_version = {VERSION}")
+        for statement in (_HOLDER_TABLE, *self.kind.schema):
+            connection.execute(statement)
         create(connection)
         connection.execute("COMMIT")
 
-    def _set_version(self, connection: Any, version: int) -> None:
-        connection.execute(f"PRAGMA user_version = {version}")
-
     def _connected(self) -> sqlite3.Connection:
         """The connection of this process, to the file that was opened first."""
-        name = self.kind.name
+        name, handle = self.kind.name, self._handle
         if self._closed:
             raise self.error(f"The {name} {self.path} is closed: open it again to go on.")
         if self._in_memory:
-            if self._connection is None:
+            if handle.connection is None:
                 raise self.error(
                     f"A {name} in memory cannot be shared with a forked process, which would spend "
                     f"a second time. Give the {name} a path."
                 )
-            return self._connection
+            return handle.connection
         if self._exclusive and self._pid != os.getpid():
             raise self.error(
                 f"The {name} {self.path} belongs to the process that opened it, of which this one "
                 "is a fork. Open it here once that process has let it go."
             )
-        if self._connection is None:
-            self._connection = self._open()
-        if self._identity is None:
-            self._identity = self._checked_identity()
-        elif self._checked_identity() != self._identity:
-            raise self.error(
-                f"The {name} {self.path} was removed or replaced while it was open, so what was "
-                "written may be lost. Put the file back, or begin anew."
-            )
-        return self._connection
+        with handle.lock:
+            if handle.connection is None:
+                handle.connection = self._open()
+            identity = self._checked_identity()
+            if self._identity is None:
+                self._identity = identity
+            elif identity != self._identity:
+                raise self.error(
+                    f"The {name} {self.path} was removed or replaced while it was open, so what "
+                    "was written may be lost. Put the file back, or begin anew."
+                )
+            return handle.connection
 
     def _checked_identity(self) -> tuple[int, int] | None:
         """Device and inode, once the file has no second name."""
@@ -623,37 +617,34 @@ class StateFile(Database):
             time.sleep(POLL_SECONDS)
 
     def _open(self) -> sqlite3.Connection:
-        """Connect, after checking that the file is what it should be; bring it up to date."""
+        """Connect, after checking that the file is what it should be."""
         path = self.path
         self._check_is_file()
         if not os.access(path, os.R_OK | os.W_OK) or not os.access(os.path.dirname(path), os.W_OK):
             raise self._read_only()
         self._checked_identity()
-        _check_locks(Path(path).parent, self.error)
-        if self._exclusive:
-            self._take_lock()
         connection = _connect(Path(path).as_uri() + "?mode=rw")
         try:
-            self._check_kind(connection)
+            self._check_content(connection)
             if os.stat(path).st_mode & 0o077:
                 os.chmod(path, OWNER_ONLY)
-            self._bring_up_to_date(connection)
+            if self._exclusive:
+                self._take(connection)
         except BaseException:
-            connection.close()
+            _disconnect(connection)
             raise
         return connection
 
     def _copy(self) -> sqlite3.Connection:
-        """A copy in memory, brought up to date there."""
+        """A copy in memory."""
         self._check_is_file()
         connection = _connect(MEMORY)
         try:
             with closing(sqlite3.connect(Path(self.path).as_uri() + "?mode=ro", uri=True)) as file:
                 file.backup(connection)  # waits while somebody commits
-            self._check_kind(connection)
-            self._bring_up_to_date(connection)
+            self._check_content(connection)
         except BaseException:
-            connection.close()
+            _disconnect(connection)
             raise
         return connection
 
@@ -665,58 +656,82 @@ class StateFile(Database):
         if os.path.getsize(self.path) == 0:
             raise self.damaged("it is empty")
 
-    def _check_kind(self, connection: sqlite3.Connection) -> None:
+    def _check_content(self, connection: sqlite3.Connection) -> None:
         path, kind = self.path, self.kind
         if _pragma(connection, "application_id") != kind.application_id:
             raise self.error(f"{path} is an SQLite file but no {kind.name}: check the path.")
-        if _pragma(connection, "user_version") > len(kind.migrations):
+        version = _pragma(connection, "user_version")
+        if version != VERSION:
             raise self.error(
-                f"The {kind.name} {path} was written by a newer version of botorch_dp: upgrade "
-                "botorch_dp to use it."
+                f"The {kind.name} {path} has format {version}, and this version of botorch_dp "
+                f"reads and writes format {VERSION} only: use the version that wrote it."
             )
-
-    def _bring_up_to_date(self, connection: sqlite3.Connection) -> None:
         if _pragma(connection, "integrity_check") != "ok":
             raise self.damaged("SQLite's integrity check fails")
-        if _pragma(connection, "user_version") < len(self.kind.migrations):
+
+    # --- Holding the file alone. ---
+
+    def _take(self, connection: sqlite3.Connection) -> None:
+        """Hold the file alone: lock a byte of it, and write down who does.
+
+        The lock belongs to the inode, whatever name it was opened by. A forked child inherits it,
+        so that it may outlive its holder: then the record says that the holder is gone, and a lock
+        on another byte takes its place. Whether somebody holds the file is decided in a
+        transaction, so that two who come at once do not both get it.
+        """
+        token = uuid.uuid4().hex
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        try:
             _execute(connection, "BEGIN IMMEDIATE")
-            # Another process may have been first while this one waited for the lock.
-            self._migrate(connection, _pragma(connection, "user_version"))
-            _execute(connection, "COMMIT")
-
-    def _take_lock(self) -> None:
-        """Hold the file alone. The lock belongs to the inode, whatever name it was opened by."""
-        holder = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
-        if not _locked(holder, _LOCK_BYTE + _LOCK_BYTES, 1):
-            os.close(holder)
-            raise self.error(
-                f"The {self.kind.name} {self.path} is in use: only one process, and one object in "
-                "it, may hold it. Wait for it to end, close it, or choose another path."
+            rows = connection.execute("SELECT owner FROM holder").fetchall()
+            if self._is_held(descriptor, rows) or not _locked(descriptor, _byte(token)):
+                raise self.error(
+                    f"The {self.kind.name} {self.path} is in use: only one process, and one object "
+                    "in it, may hold it. Wait for it to end, close it, or choose another path."
+                )
+            connection.execute(
+                "INSERT OR REPLACE INTO holder VALUES (1, ?)", (owner_words((os.getpid(), token)),)
             )
-        self._holder = holder
+            _execute(connection, "COMMIT")
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._handle.holder = descriptor, _byte(token)
 
-    def _drop_lock(self) -> None:
-        if self._holder is not None:
-            # In a fork this closes the child's copy only: the parent's lock stays.
+    def _is_held(self, descriptor: int, rows: list[tuple[str]]) -> bool:
+        """Whether the last holder has the file still."""
+        for (owner,) in rows:
+            try:
+                byte, is_alive = _byte(json.loads(owner)["token"]), may_be_at_work(owner)
+            except (KeyError, TypeError, ValueError) as error:
+                raise self.damaged("the record of its holder was altered") from error
+            if not _locked(descriptor, byte):
+                return is_alive
+            _unlock(descriptor, byte)
+        return False
+
+    def _let_go(self, handle: _Handle) -> None:
+        if handle.holder is not None:
+            descriptor, byte = handle.holder
+            handle.holder = None
             with suppress(OSError):
-                os.close(self._holder)
-            self._holder = None
-
-    def _leave_to_parent(self) -> None:
-        super()._leave_to_parent()
-        self._drop_lock()
+                _unlock(descriptor, byte)  # for forked children too, which share the lock
+                os.close(descriptor)
 
 
-def _locked(descriptor: int, start: int, size: int) -> bool:
-    """Lock some bytes of a file for this descriptor and its copies in forks; False if others do.
+def _byte(token: str) -> int:
+    return _FIRST_BYTE + int(token, 16) % _LOCK_BYTES
 
-    SQLite's own locks belong to processes: they would not keep apart two objects in one, and a
-    fork would drop none of them. Those of descriptors exclude them as well as each other.
+
+def _locked(descriptor: int, byte: int) -> bool:
+    """Lock a byte of a file for this descriptor and its copies in forks; False if others do.
+
+    SQLite's own locks belong to processes: they would not keep apart two objects in one, and
+    SQLite drops all of them at the end of a transaction. Those of descriptors are independent.
     """
     try:
         if _OF_DESCRIPTORS is not None:
-            request = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, start, size, 0)
-            fcntl.fcntl(descriptor, _OF_DESCRIPTORS, request)
+            fcntl.fcntl(descriptor, _OF_DESCRIPTORS, _request(fcntl.F_WRLCK, byte))
         else:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
@@ -724,57 +739,15 @@ def _locked(descriptor: int, start: int, size: int) -> bool:
     return True
 
 
-def _check_locks(folder: Path, error: Callable[[str], Exception]) -> None:
-    """Raise if two handles of one file in this folder would not exclude each other.
-
-    One handle is SQLite's, so that what is tried is what will be used; the other one asks the
-    system for the same bytes. Where the system has no locks of descriptors (outside of Linux), two
-    descriptors try each other instead.
-    """
-    device = os.stat(folder).st_dev
-    if fcntl is None or device in _LOCKS_WORK:
-        return
-    reason = _locks_locally(device)
-    if reason is None:
-        # Aside: closing a descriptor drops all locks of this process on the file.
-        descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=".locks.")
-        other = os.open(temporary, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            with closing(_connect(Path(temporary).as_uri() + "?mode=rw")) as connection:
-                connection.execute("BEGIN EXCLUSIVE")
-                if _OF_DESCRIPTORS is not None and _locked(other, _LOCK_BYTE, _LOCK_BYTES):
-                    reason = "SQLite's locks are granted to everybody"
-            held = _locked(descriptor, _LOCK_BYTE, 1)
-            if reason is None and (not held or _locked(other, _LOCK_BYTE, 1)):
-                reason = "locks are granted to everybody or to nobody"
-        finally:
-            os.close(descriptor)
-            os.close(other)
-            os.unlink(temporary)
-    if reason is not None:
-        raise error(
-            f"The folder {folder} cannot keep a file that several processes may open: {reason}, so "
-            "that two of them could write at once and lose what was acknowledged. Nothing was "
-            "written. Use a local disk, or mount the file system with a lock service."
-        )
-    _LOCKS_WORK.add(device)
+def _unlock(descriptor: int, byte: int) -> None:
+    if _OF_DESCRIPTORS is not None:
+        fcntl.fcntl(descriptor, _OF_DESCRIPTORS, _request(fcntl.F_UNLCK, byte))
+    else:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
-def _locks_locally(device: int) -> str | None:
-    """Why locks on this device are unknown to other machines, as far as Linux says so."""
-    try:
-        with open("/proc/self/mountinfo") as file:
-            mounts = [line.split() for line in file]
-    except OSError:
-        return None
-    for mount in mounts:
-        if mount[2] != f"{os.major(device)}:{os.minor(device)}":
-            continue
-        kind, options = mount[mount.index("-") + 1], mount[-1].split(",")
-        for option in _LOCAL_LOCKS.get("nfs" if kind.startswith("nfs") else kind, ()):
-            if option in options:
-                return f"its {kind} file system is mounted with {option!r}"
-    return None
+def _request(kind: int, byte: int) -> bytes:
+    return struct.pack("hhqqi4x", kind, os.SEEK_SET, byte, 1, 0)
 
 
 def _connect(database: str) -> sqlite3.Connection:
@@ -794,7 +767,16 @@ def _connect(database: str) -> sqlite3.Connection:
     except BaseException:
         connection.close()
         raise
+    # A forked child must never close what it inherits: SQLite would undo what the parent is
+    # writing. One more reference keeps the child from it, even when its interpreter ends.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
     return connection
+
+
+def _disconnect(connection: sqlite3.Connection) -> None:
+    """Close a connection of this process."""
+    connection.close()
+    ctypes.pythonapi.Py_DecRef(ctypes.py_object(connection))
 
 
 def _execute(
@@ -817,43 +799,3 @@ def _code(error: sqlite3.Error) -> int:
 
 def _pragma(connection: sqlite3.Connection, name: str) -> Any:
     return _execute(connection, f"PRAGMA {name}").fetchone()[0]
-
-
-_REGISTRY = threading.RLock()
-_FILES: weakref.WeakSet[Database] = weakref.WeakSet()
-_INHERITED: list[Any] = []
-_HELD_FOR_FORK: list[Database] = []
-_hooked = False
-
-
-def survive_forks(file: Database) -> None:
-    """Let ``file`` survive ``os.fork``: never amid a transaction, never on a shared connection."""
-    global _hooked
-    with _REGISTRY:
-        _FILES.add(file)
-        if not _hooked and hasattr(os, "register_at_fork"):
-            os.register_at_fork(
-                before=_before_fork,
-                after_in_parent=_after_fork_in_parent,
-                after_in_child=_after_fork_in_child,
-            )
-            _hooked = True
-
-
-def _before_fork() -> None:
-    _REGISTRY.acquire()
-    for file in list(_FILES):
-        file.lock.acquire()
-        _HELD_FOR_FORK.append(file)
-
-
-def _after_fork_in_parent() -> None:
-    while _HELD_FOR_FORK:
-        _HELD_FOR_FORK.pop().lock.release()
-    _REGISTRY.release()
-
-
-def _after_fork_in_child() -> None:
-    for file in _HELD_FOR_FORK:
-        file._leave_to_parent()
-    _after_fork_in_parent()

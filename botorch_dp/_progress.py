@@ -12,11 +12,17 @@ import threading
 from tqdm.auto import tqdm
 
 
+class _LockOfProcess:
+    """A lock for the threads of one process: a forked child finds another one."""
+
+    def __init__(self) -> None:
+        self._locks: dict[int, threading.RLock] = {}
+
+    def __get__(self, *_: object) -> threading.RLock:
+        return self._locks.setdefault(os.getpid(), threading.RLock())
+
+
 class ProgressBar(tqdm):
     """A bar of tqdm's whose lock is for the threads of one process."""
 
-    _lock = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=lambda: ProgressBar.set_lock(threading.RLock()))
+    _lock = _LockOfProcess()

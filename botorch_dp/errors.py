@@ -1,7 +1,7 @@
-"""Errors that every room may raise.
+"""Errors that every subpackage may raise.
 
 A message says what was given, why it voids the promise and what to do instead. It never
-contains a sensitive value.
+contains a sensitive value, nor a hash of one.
 """
 
 from __future__ import annotations

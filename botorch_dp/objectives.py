@@ -39,10 +39,10 @@ from botorch_dp.privacy import (
     compose,
     gaussian_epsilon,
     gaussian_mechanism,
-    gaussian_mu,
     rounded_up,
 )
-from botorch_dp.privacy.ledger import check_payment, sqrt_below
+from botorch_dp.privacy.ledger import check_payment
+from botorch_dp.privacy.rounding import sqrt_below
 from botorch_dp.scores import (
     AUC,
     BLOCK,
@@ -127,14 +127,7 @@ def warn_large_delta(delta: float, num_records: int | None) -> None:
 
 def gaussian_mu_left(ledger: PrivacyLedger) -> Fraction:
     """The square of the mu that a ledger could still bear, rounded down."""
-    balance = ledger.balance()
-    if balance is not None:
-        limit, spent = balance.mu_limit, balance.mu_spent
-    else:
-        # Nothing was charged, so that a first Gaussian charge would get the whole budget.
-        budget, spent = ledger.budget, 0.0
-        limit = gaussian_mu(budget.epsilon, budget.delta) if budget.delta else 0.0
-    return max(Fraction(0), Fraction(limit) ** 2 - Fraction(spent) ** 2)
+    return Fraction(ledger.mu_left()) ** 2
 
 
 def check_bearable(ledger: PrivacyLedger, guarantee: Guarantee) -> None:

@@ -224,7 +224,7 @@ class OneDraw(ABC):
                     value = pickle.dumps(self.draw(thing, folder / "run"))
                     again = pickle.dumps(self.draw(self.make(ledger), folder / "run"))
                     assert value == again
-                    # At most the draw that was cut off is paid for twice.
+                    # At most the draw that was cut off is charged twice.
                     assert self.draws <= len(ledger.entries()) <= self.draws + 1
 
     def test_killed_between_any_two_writes(

@@ -38,6 +38,7 @@ from botorch_dp.privacy import (
 )
 from botorch_dp.privacy._composition import composed_epsilon
 from botorch_dp.privacy._gaussian import _log_delta
+from botorch_dp.privacy.budget import ALLOWANCE
 from botorch_dp.privacy.guarantee import (
     ApproximateLoss,
     FixedBatchSGDLoss,
@@ -46,19 +47,13 @@ from botorch_dp.privacy.guarantee import (
     PrivacyLoss,
     PureLoss,
 )
-from botorch_dp.privacy.ledger import (
-    ALLOWANCE,
-    float_above,
-    float_below,
-    sqrt_above,
-    sqrt_below,
-)
 from botorch_dp.privacy.mechanisms import (
     SparseVectorPlan,
     gaussian_scale,
     laplace_scale,
     selection_scale,
 )
+from botorch_dp.privacy.rounding import float_above, float_below, sqrt_above, sqrt_below
 from botorch_dp.release import (
     LinearChoice,
     LipschitzMaximum,
@@ -226,24 +221,24 @@ def test_a_replaced_record_moves_a_sum_twice_as_far() -> None:
 
 def test_batches_of_all_records_are_gaussian_mechanisms() -> None:
     for loss in (
-        PoissonSGDLoss(3.0, 1.0, 16, NeighboringRelation.REPLACE_ONE),
-        FixedBatchSGDLoss(3.0, 50, 50, 16),
+        PoissonSGDLoss(6.0, 1.0, 16, NeighboringRelation.REPLACE_ONE),
+        FixedBatchSGDLoss(6.0, 50, 50, 16),
     ):
         assert composed_epsilon((loss,), 1e-5) == pytest.approx(gaussian_epsilon(4 / 3, 1e-5))
 
 
 def test_each_way_of_drawing_batches_has_a_price_of_its_own() -> None:
-    """The same noise, in units of the sum's sensitivity: a replaced record is no added one."""
+    """As much noise as one record moves the sum: 2 clipping norms if replaced, 1 if added."""
     replaced, added = (
         composed_epsilon((PoissonSGDLoss(z, 256 / 32561, 1000, relation),), 1e-5)
         for z, relation in (
-            (1.0, NeighboringRelation.REPLACE_ONE),
+            (2.0, NeighboringRelation.REPLACE_ONE),
             (1.0, NeighboringRelation.ADD_OR_REMOVE_ONE),
         )
     )
     assert replaced == pytest.approx(0.926, abs=2e-3)
     assert added == pytest.approx(1.409, abs=2e-3)
-    fixed = composed_epsilon((FixedBatchSGDLoss(1.0, 256, 32561, 1000),), 1e-5)
+    fixed = composed_epsilon((FixedBatchSGDLoss(2.0, 256, 32561, 1000),), 1e-5)
     assert fixed == pytest.approx(1.692, abs=2e-3)
 
 

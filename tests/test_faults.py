@@ -40,7 +40,6 @@ def test_nothing_is_lost(kind: str, tmp_path: Path, rng: random.Random) -> None:
         assert (tried, lost) == (60, 0) and (noticed > 0 or kind == "exchange by files")
     if kind in DATABASES:
         assert faults.clock_set_back(place("clock"), kind)[1] == 0
-        assert faults.locks_that_do_nothing(place("locks"), kind)[1] == 0
 
 
 @pytest.mark.parametrize("kind", ["study", "ledger"])
@@ -163,13 +162,6 @@ def test_an_error_that_is_swallowed_is_noticed(
     broken = faults.Kind(careless, faults.released, faults.charges)
     monkeypatch.setitem(KINDS, "ledger", broken)
     assert faults.shortage(tmp_path, "ledger", "full disk", 1, rng)[1] > 0
-
-
-def test_locks_that_are_not_tried_are_noticed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_files, "_check_locks", lambda *_: None)
-    assert faults.locks_that_do_nothing(tmp_path, "ledger") == (2, 2)
 
 
 def test_answers_that_are_not_checked_are_noticed(

@@ -1,10 +1,16 @@
-"""Half-written files never appear; private files are private at once; locks are tried first."""
+"""Half-written files never appear; private files are private; forks disturb nobody."""
 
 from __future__ import annotations
 
+import gc
 import os
+import signal
 import sqlite3
 import stat
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,10 +25,9 @@ from botorch_dp.privacy import PrivacyBudget, PrivacyLedger
 from botorch_dp.privacy.runs import Run
 from tests.one_draw import in_fork
 from tests.pareto import toy
+from tests.privacy.charging import in_child, succeeded
 
-COUNT = FileKind(
-    name="count", application_id=7, migrations=(("CREATE TABLE tick (number INTEGER)",),)
-)
+COUNT = FileKind(name="count", application_id=7, schema=("CREATE TABLE tick (number INTEGER)",))
 
 
 def count(path: Path, *, exclusive: bool = False) -> StateFile:
@@ -54,63 +59,8 @@ def test_interrupted_write_leaves_the_old_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-class TestLocks:
-    """Whoever opens a file knows that others are kept out, or is refused."""
-
-    @pytest.fixture(autouse=True)
-    def _untried(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(_files, "_LOCKS_WORK", set())
-
-    @pytest.fixture
-    def sqlite_without_locks(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """SQLite on a file system that grants every lock: its own VFS of this behaviour."""
-        connect = sqlite3.connect
-
-        def no_locks(database: str, **settings: Any) -> sqlite3.Connection:
-            return connect(f"{database}&vfs=unix-none", **settings)
-
-        monkeypatch.setattr(sqlite3, "connect", no_locks)
-
-    @pytest.mark.parametrize("exclusive", [True, False])
-    @pytest.mark.parametrize("exists", [True, False])
-    def test_locks_of_sqlite_that_do_nothing(
-        self, tmp_path: Path, exclusive: bool, exists: bool, request: pytest.FixtureRequest
-    ) -> None:
-        if exists:
-            count(tmp_path / "a").close()
-            _files._LOCKS_WORK.clear()
-        request.getfixturevalue("sqlite_without_locks")
-        before = sorted(tmp_path.iterdir())
-        with pytest.raises(PrivacyError, match=r"granted to everybody.*lock service"):
-            count(tmp_path / "a", exclusive=exclusive)
-        assert sorted(tmp_path.iterdir()) == before
-
-    def test_without_the_check_writes_are_lost(
-        self, tmp_path: Path, sqlite_without_locks: None, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """What the refusal is for: two that write at once, each in a transaction."""
-        monkeypatch.setattr(_files, "_check_locks", lambda *_: None)
-        one, other = count(tmp_path / "a"), count(tmp_path / "a")
-        with one.transaction():
-            one.execute("SELECT * FROM tick").fetchall()
-            with other.transaction():
-                other.execute("INSERT INTO tick VALUES (2)")
-            one.execute("INSERT INTO tick VALUES (1)")
-        assert count(tmp_path / "a").query("SELECT number FROM tick") == [(1,)]
-
-    def test_locks_of_the_system_that_do_nothing(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(_files, "_locked", lambda *_: True)
-        with pytest.raises(PrivacyError, match="granted to everybody"):
-            count(tmp_path / "a")
-
-    def test_locks_that_are_never_granted(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(_files, "_locked", lambda *_: False)
-        with pytest.raises(PrivacyError, match="or to nobody"):
-            count(tmp_path / "a")
+class TestExclusive:
+    """One object in one process holds an exclusive file, and no longer than it lives."""
 
     def test_without_locks_of_descriptors(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -122,47 +72,89 @@ class TestLocks:
             count(tmp_path / "a", exclusive=True)
         held.close()
 
-    @pytest.mark.parametrize(
-        ("mounted", "refused"),
-        [
-            ("nfs4 house:/share rw,vers=4.2", False),
-            ("nfs house:/share rw,vers=3,nolock", True),
-            ("nfs4 house:/share rw,local_lock=posix", True),
-            ("cifs //house/share rw,nobrl", True),
-            ("ext4 /dev/sda1 rw,nolock", False),
-        ],
-    )
-    def test_locks_that_other_machines_do_not_see(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mounted: str, refused: bool
-    ) -> None:
-        device = os.stat(tmp_path).st_dev
-        mounts = tmp_path / "mountinfo"
-        number = f"{os.major(device)}:{os.minor(device)}"
-        mounts.write_text(f"22 1 9:9 / / rw - nfs x nolock\n36 22 {number} / /x rw - {mounted}\n")
-        real = open
-        monkeypatch.setattr(
-            _files,
-            "open",
-            lambda path, *rest: real(mounts if "mountinfo" in str(path) else path, *rest),
-            raising=False,
-        )
-        if refused:
-            with pytest.raises(PrivacyError, match="mounted with"):
-                count(tmp_path / "a")
-        else:
-            count(tmp_path / "a").close()
-
-    def test_are_tried_once_a_device(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        count(tmp_path / "a").close()
-        monkeypatch.setattr(_files, "_locked", lambda *_: True)
-        count(tmp_path / "b").close()
-
     def test_a_file_is_let_go_when_nobody_holds_it(self, tmp_path: Path) -> None:
         held = count(tmp_path / "a", exclusive=True)
         with pytest.raises(PrivacyError, match="in use"):
             count(tmp_path / "a", exclusive=True)
         del held
         count(tmp_path / "a", exclusive=True).close()
+
+    def test_a_child_that_lives_on_does_not_keep_it(self, tmp_path: Path) -> None:
+        """Neither after a close nor after the holder was killed."""
+        held = count(tmp_path / "a", exclusive=True)
+        child = in_child(lambda: time.sleep(60))
+        with pytest.raises(PrivacyError, match="in use"):
+            count(tmp_path / "a", exclusive=True)
+        held.close()
+        count(tmp_path / "a", exclusive=True).close()
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+        reading, writing = os.pipe()
+
+        def hold() -> None:
+            kept = count(tmp_path / "a", exclusive=True)
+            grandchild = in_child(lambda: time.sleep(60))
+            os.write(writing, grandchild.to_bytes(4, "big"))
+            time.sleep(60)
+            kept.close()
+
+        holder = in_child(hold)
+        grandchild = int.from_bytes(os.read(reading, 4), "big")
+        with pytest.raises(PrivacyError, match="in use"):
+            count(tmp_path / "a", exclusive=True)
+        os.kill(holder, signal.SIGKILL)
+        os.waitpid(holder, 0)
+        try:
+            again = count(tmp_path / "a", exclusive=True)
+            with pytest.raises(PrivacyError, match="in use"):
+                count(tmp_path / "a", exclusive=True)
+        finally:
+            os.kill(grandchild, signal.SIGKILL)
+        # The child's lock is gone by now, and that of the new holder is not.
+        time.sleep(0.1)
+        with pytest.raises(PrivacyError, match="in use"):
+            count(tmp_path / "a", exclusive=True)
+        again.close()
+        os.close(reading)
+        os.close(writing)
+
+    def test_one_of_many_gets_it(self, tmp_path: Path) -> None:
+        count(tmp_path / "a").close()
+        reading, writing = os.pipe()
+
+        def take() -> None:
+            try:
+                kept = count(tmp_path / "a", exclusive=True)
+            except PrivacyError:
+                os.write(writing, b"0")
+                return
+            os.write(writing, b"1")
+            time.sleep(1.0)
+            kept.close()
+
+        children = [in_child(take) for _ in range(8)]
+        assert all([succeeded(child) for child in children])
+        os.close(writing)
+        assert sorted(os.read(reading, 100)) == sorted(b"10000000")
+        os.close(reading)
+
+    def test_an_altered_record_of_the_holder(self, tmp_path: Path) -> None:
+        count(tmp_path / "a", exclusive=True).close()
+        for owner in ("{}", "{", '{"token": "x"}', "[]"):
+            with sqlite3.connect(tmp_path / "a") as connection:
+                connection.execute("UPDATE holder SET owner = ?", (owner,))
+            connection.close()
+            with pytest.raises(PrivacyError, match="record of its holder was altered"):
+                count(tmp_path / "a", exclusive=True)
+
+    def test_another_format_is_refused(self, tmp_path: Path) -> None:
+        count(tmp_path / "a").close()
+        with sqlite3.connect(tmp_path / "a") as connection:
+            connection.execute("PRAGMA user_version = 2")
+        connection.close()
+        with pytest.raises(PrivacyError, match=r"has format 2, and this version .* format 1 only"):
+            count(tmp_path / "a")
 
 
 def _study(path: Path | None) -> Callable[[], Any]:
@@ -209,3 +201,78 @@ class TestForks:
             assert isinstance(answer, PrivacyError | StudyError) and "fork" in str(answer)
         if opened is not _ledger:
             go_on()
+
+    def test_amid_the_transaction_of_another_thread(self, tmp_path: Path) -> None:
+        """The child is refused: SQLite's own locks are as they were at the fork.
+
+        It waits for nobody, and takes nothing back of what the parent writes.
+        """
+        file, entered, go_on = count(tmp_path / "a"), threading.Event(), threading.Event()
+
+        def write() -> None:
+            with file.transaction():
+                file.execute("INSERT INTO tick VALUES (1)")
+                entered.set()
+                go_on.wait(60)
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        entered.wait(60)
+
+        def use() -> None:
+            for refused in (
+                lambda: file.query("SELECT number FROM tick"),
+                lambda: file.transaction().__enter__(),
+                lambda: count(tmp_path / "a"),
+                lambda: count(tmp_path / "another"),
+            ):
+                with pytest.raises(PrivacyError, match="forked while a thread was using it"):
+                    refused()
+            file.close()
+            gc.collect()
+
+        try:
+            assert succeeded(in_child(use))
+        finally:
+            go_on.set()
+            thread.join()
+        assert file.query("SELECT number FROM tick") == [(1,)]
+
+    @pytest.mark.parametrize("fails", [False, True])
+    def test_amid_a_transaction_of_its_own_thread(self, tmp_path: Path, fails: bool) -> None:
+        """The child cannot end it, neither by going on nor by an error."""
+        file, code = count(tmp_path / "a"), 1
+        try:
+            with file.transaction():
+                file.execute("INSERT INTO tick VALUES (1)")
+                pid = os.fork()
+                if pid == 0 and fails:
+                    raise ZeroDivisionError
+                if pid:
+                    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        except ZeroDivisionError:
+            os._exit(0)
+        except PrivacyError as error:
+            os._exit(0 if "cannot end the transaction" in str(error) else 1)
+        assert code == 0
+        assert file.query("SELECT number FROM tick") == [(1,)]
+
+    def test_a_child_whose_interpreter_ends_while_the_parent_writes(self, tmp_path: Path) -> None:
+        """All that a child inherits is torn down with its interpreter: no connection may be."""
+        script = """
+import os, sys
+from botorch_dp._files import FileKind, StateFile
+kind = FileKind(name="count", application_id=7, schema=("CREATE TABLE tick (number INTEGER)",))
+file = StateFile(sys.argv[1], kind, lambda connection: None, exclusive=sys.argv[2] == "alone")
+with file.transaction() as connection:
+    connection.execute("INSERT INTO tick VALUES (1)")
+    child = os.fork()
+    if child == 0:
+        sys.exit(0)
+    os.waitpid(child, 0)
+    connection.execute("INSERT INTO tick VALUES (2)")
+"""
+        for how in ("alone", "shared"):
+            path = tmp_path / how
+            subprocess.run([sys.executable, "-c", script, str(path), how], check=True)
+            assert count(path).query("SELECT number FROM tick") == [(1,), (2,)]

@@ -80,7 +80,7 @@ def charge(path: Path, tell: Tell) -> None:
 
 def _released(ledger: PrivacyLedger) -> list[Any]:
     rows = ledger._file.query("SELECT key FROM released ORDER BY claim")
-    return [(key, ledger._door.find(key)) for (key,) in rows]
+    return [(key, ledger._store.find(key)) for (key,) in rows]
 
 
 def released(path: Path) -> list[Any]:
@@ -503,26 +503,6 @@ def clock_set_back(folder: Path, kind: str) -> tuple[int, int]:
     return 1, int(not (after[: len(before)] == before and len(after) > len(before) >= 3))
 
 
-def locks_that_do_nothing(folder: Path, kind: str) -> tuple[int, int]:
-    """A file system that grants every lock to everybody: nothing is opened on it."""
-    import sqlite3
-
-    filled(kind, folder / "file", 1)
-    connect, lost = sqlite3.connect, 0
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            sqlite3, "connect", lambda name, **more: connect(f"{name}&vfs=unix-none", **more)
-        )
-        for path in (folder / "file", folder / "new"):
-            patch.setattr(_files, "_LOCKS_WORK", set())
-            try:
-                filled(kind, path, 1)
-                lost += 1
-            except (ValueError, RuntimeError) as error:
-                lost += "granted to everybody" not in str(error)
-    return 2, lost
-
-
 # Strangers
 
 
@@ -695,7 +675,6 @@ def table(scale: float, *, number: int = 0) -> list[dict[str, Any]]:
                 add(what, kind, *shortage(place(what, kind), kind, what, times(6), rng))
         for kind in databases:
             add("clock set back", kind, *clock_set_back(place("clock", kind), kind))
-            add("locks do nothing", kind, *locks_that_do_nothing(place("locks", kind), kind))
     finally:
         shutil.rmtree(top)
     add("hostile request", "service", *hostile_requests(times(800, 40), rng))

@@ -66,7 +66,7 @@ BOUNDARIES = "test_boundaries.py"
 
 MUTANTS = [
     *_mutants(
-        "privacy/ledger.py",
+        "privacy/budget.py",
         f"{BOUNDARIES} privacy/test_budget.py privacy/test_ledger.py",
         ("ALLOWANCE = Fraction(1, 10**12)", "ALLOWANCE = Fraction(1, 10**6)"),
         (
@@ -102,6 +102,22 @@ MUTANTS = [
             "(Fraction(mu) ** 2 / 2 for _, _, mu in parts)",
         ),
         (
+            "float(_decimal(self.epsilon) - _decimal(summed[0])),",
+            "self.epsilon,",
+        ),
+        (
+            "if order is None or is_summed or isinstance(loss, GaussianLoss):",
+            "if order is None or is_summed:",
+        ),
+        (
+            "sqrt_above(2 * Fraction(divergence) / Fraction(order))",
+            "sqrt_above(Fraction(divergence) / Fraction(order))",
+        ),
+    ),
+    *_mutants(
+        "privacy/rounding.py",
+        f"{BOUNDARIES} privacy/test_budget.py privacy/test_printed.py",
+        (
             "nearest if Fraction(nearest) >= exact else math.nextafter(nearest, math.inf)",
             "nearest",
         ),
@@ -111,9 +127,10 @@ MUTANTS = [
         ),
         ("return float_above(below if below**2 == square else above)", "return float(below)"),
         (
-            "float_below(Fraction(budget.epsilon) - Fraction(summed[0])),",
-            "float_below(Fraction(budget.epsilon)),",
+            "return _cut(value, digits, ROUND_CEILING)",
+            'return _cut(value, digits, "ROUND_HALF_UP")',
         ),
+        ("return _cut(value, digits, ROUND_FLOOR)", 'return _cut(value, digits, "ROUND_HALF_UP")'),
     ),
     *_mutants(
         "privacy/guarantee.py",
@@ -131,17 +148,18 @@ MUTANTS = [
         f"{BOUNDARIES} privacy/test_gaussian.py",
         ("_LOG_MARGIN = 1e-12", "_LOG_MARGIN = -1e-12"),
         (
-            "return _nudged(root, lambda epsilon: excess(epsilon) <= 0, scale=mu, upwards=True)",
-            "return root",
-        ),
-        (
-            "return _nudged(root, lambda mu: excess(mu) <= 0, scale=root, upwards=False)",
-            "return root * (1 + 1e-12)",
+            "return safe_end(excess, high, low, tolerance=2e-16)",
+            "return safe_end(excess, high, low, tolerance=2e-16) * (1 + 1e-12)",
         ),
         (
             "return 2 * math.sqrt(2) * float(erfinv(math.tanh(epsilon / 2)))",
             "return math.sqrt(2) * float(erfinv(math.tanh(epsilon / 2)))",
         ),
+    ),
+    *_mutants(
+        "privacy/_monotone.py",
+        f"{BOUNDARIES} privacy/test_gaussian.py",
+        ("    while excess(end) > 0:\n", "    while False:\n"),
     ),
     *_mutants(
         "privacy/mechanisms.py",
@@ -181,8 +199,8 @@ MUTANTS = [
     *_mutants(
         "privacy/runs.py",
         "privacy/test_claims.py privacy/test_one_draw.py",
-        ("charge = pay() if drawing else paid", "charge = paid"),
-        ("charge = pay() if drawing else paid", "charge = pay()"),
+        ("charged = charge() if drawing else before", "charged = before"),
+        ("charged = charge() if drawing else before", "charged = charge()"),
         ("if at_work:", "if False:"),
         ("not (given_up or released) and _is_alive(owner)", "not released and _is_alive(owner)"),
         ("                if released:\n", "                if False:\n"),
@@ -195,13 +213,22 @@ MUTANTS = [
         ),
         ("            self._begin(key, claim)\n", "            pass\n"),
         ("_AT_WORK.discard(work)", "pass"),
+        ("return keyed_hash(self._key, value.digest)", "return keyed_hash(b'', value.digest)"),
     ),
     *_mutants(
         "_files.py",
-        "privacy/test_claims.py",
+        "privacy/test_claims.py test_files.py",
         (
             'return None if fields[0] == "Z" else f"{_boot()} {fields[19]}"',
             'return f"{_boot()}"',
+        ),
+        ("    ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))\n", ""),
+        ("                return is_alive\n", "                return True\n"),
+        ("        if any(user != pid for user, _ in list(_USES)):\n", "        if False:\n"),
+        ("                if os.getpid() != pid:\n", "                if False:\n"),
+        (
+            "                _unlock(descriptor, byte)  # for forked",
+            "                pass  # for forked",
         ),
     ),
     *_mutants(
@@ -375,17 +402,13 @@ MUTANTS = [
         ("upper = (factor * u + deltas).min(axis=0)", "upper = (factor * u).min(axis=0)"),
         ("lower = (1 - (1 - u - deltas) / factor)", "lower = (1 - (1 - u) / factor)"),
         ("np.where(values[:, -1] > 0, np.inf, total)", "total"),
-        ("most = high * self.number.slope(low * u[:-1])", "most = self.number.slope(u[:-1])"),
-        ("np.minimum(high * other[1:], 1.0)", "other[1:]"),
-        (
-            "least = 1 / (gamma + (1 - gamma) * other[1:])",
-            "least = 1 / (gamma + (1 - gamma) * u[1:])",
-        ),
+        ("least = self.number.slope(base.other(u)[1:])", "least = self.number.slope(u[1:])"),
         ("common = rdp + max(math.log(number.mean), 0.0)", "common = rdp + 0.0"),
         ("result = common + (1 + number.shape) * more", "result = common + more"),
         ("                np.full(len(repeated[0]), beside_mu),", "                None,"),
         ("(-(1 + self.shape))", "(-self.shape)"),
-        ("self.quantile(secrets.randbits(53) / 2**53)", "round(self.mean)"),
+        ("int(self.draws(1)[0])", "round(self.mean)"),
+        ("kept, numbers[generator.random(size) * numbers < 1]", "kept, numbers"),
     ),
     *_mutants(
         "tuning/private_fit.py",

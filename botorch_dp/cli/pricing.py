@@ -1,4 +1,4 @@
-"""``ledger``, ``audit``, ``calibrate``, ``epsilon``: what was spent, what leaks, what is to pay."""
+"""``ledger``, ``audit``, ``calibrate``, ``epsilon``: what was spent, what leaks, what it costs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ AUDITED = (
     "permute and flip",
     "sparse vector",
     "private selection",
-    "private threshold",
 )
 
 
@@ -40,8 +39,9 @@ def add_commands(commands: Any) -> None:
         "audit",
         help="try to break every mechanism",
         description="Draw from every mechanism on two neighbouring data sets and compute a lower "
-        "bound on its epsilon; the same for twins with a deliberate mistake. Fails if an honest "
-        "mechanism is refuted or a twin is not caught.",
+        "bound on its epsilon; the same for broken versions with a deliberate mistake. Exits with "
+        "1 if a mechanism is refuted, or if a broken version is not caught (which may take more "
+        "draws: the table says how many).",
     )
     audit.add_argument("mechanism", nargs="?", default="", help="only those called like this")
     audit.add_argument(
@@ -83,7 +83,7 @@ def add_commands(commands: Any) -> None:
     epsilon = commands.add_parser(
         "epsilon",
         help="the epsilon of a run",
-        description="What a run costs, for every way to draw batches and every relation side by side.",
+        description="What a run costs, for every way to draw batches and every relation.",
     )
     kinds = epsilon.add_subparsers(dest="kind", metavar="MECHANISM", required=True)
     dp_sgd = kinds.add_parser("dp-sgd", help="epsilon of DP-SGD and DP-Adam")
@@ -107,10 +107,10 @@ def _show(options: argparse.Namespace) -> int:
         raise ValueError(f"There is no ledger at {options.path}.")
     if file_kind(options.path) == "study":
         raise ValueError(f"{options.path} is a study; `botorch-dp report {options.path}` shows it.")
-    from botorch_dp.privacy import PrivacyLedger
+    from botorch_dp.privacy import PrivacyLedger, rounded_up
 
     with PrivacyLedger(options.path) as ledger:
-        budget, entries = ledger.budget, ledger.entries()
+        budget, entries, summary = ledger.budget, ledger.entries(), ledger.summary()
         balance, relation = ledger.balance(), ledger.relation
         spent, remaining = ledger.spent(), ledger.remaining()
     if options.json:
@@ -126,17 +126,13 @@ def _show(options: argparse.Namespace) -> int:
         }
         print(json.dumps(report, indent=1))
         return 0
-    print(f"budget     epsilon {budget.epsilon:g}, delta {budget.delta:g}")
-    print(f"relation   {relation.name if relation else 'fixed by the first charge'}")
-    print(f"spent      epsilon {spent[0]:.6g}, delta {spent[1]:.3g}")
-    print(f"remaining  epsilon {remaining[0]:.6g}, delta {remaining[1]:.3g}")
-    if balance is not None and balance.mu_limit > 0:
-        print(f"Gaussian   mu {balance.mu_spent:.6g} of {balance.mu_limit:.6g}")
+    print(f"{relation.name if relation else 'The first charge fixes the relation.'}")
+    print("\n".join(summary))
     print(f"\n{'no.':>4}  {'charged at (UTC)':<24}  {'cost':<28}  what")
     for entry in entries:
-        cost = [f"epsilon {entry.epsilon:.4g}"] if entry.epsilon else []
-        cost += [f"delta {entry.delta:.2g}"] if entry.delta else []
-        cost += [f"mu {entry.mu:.4g}"] if entry.mu else []
+        cost = [f"epsilon {rounded_up(entry.epsilon)}"] if entry.epsilon else []
+        cost += [f"delta {rounded_up(entry.delta, 2)}"] if entry.delta else []
+        cost += [f"mu {rounded_up(entry.mu)}"] if entry.mu else []
         what = entry.label or entry.guarantee.mechanism
         print(f"{entry.number:>4}  {entry.charged_at[:23]:<24}  {', '.join(cost):<28}  {what}")
     return 0
@@ -156,7 +152,7 @@ def _audit(options: argparse.Namespace) -> int:
 
 
 def _calibrate_additive(options: argparse.Namespace) -> int:
-    from botorch_dp.privacy import gaussian_mechanism, laplace_mechanism
+    from botorch_dp.privacy import gaussian_mechanism, laplace_mechanism, rounded_up
 
     level = {"sensitivity": options.sensitivity, "epsilon": options.epsilon}
     if options.kind == "laplace":
@@ -164,12 +160,13 @@ def _calibrate_additive(options: argparse.Namespace) -> int:
     else:
         release = gaussian_mechanism(0.0, **level, delta=options.delta)
         name = "standard deviation of the Gaussian noise"
-    guarantee = release.guarantee
+    guarantee, noise = release.guarantee, release.scale
+    assert noise is not None  # additive noise has one
     if options.json:
-        noise = {"noise": release.scale, "mu": guarantee.mu, "guarantee": guarantee.to_dict()}
-        print(json.dumps(noise))
+        report = {"noise": noise, "mu": guarantee.mu, "guarantee": guarantee.to_dict()}
+        print(json.dumps(report))
         return 0
-    print(f"{name}: {release.scale:.6g}")
+    print(f"{name}: {rounded_up(noise, 6)}")
     print(guarantee)
     print(
         "The sensitivity must be the one under this relation: what one replaced record can change "
@@ -222,11 +219,11 @@ def _calibrate_dp_sgd(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"steps": steps, "calibrations": rows}, indent=1))
         return 0
-    print(f"{steps} steps, (epsilon, delta) = ({options.epsilon:g}, {options.delta:g})\n")
+    print(f"{steps} steps, (epsilon, delta) = ({options.epsilon!r}, {options.delta!r})\n")
     _print_ways(rows, "noise_multiplier", [rounded_up(row["noise_multiplier"]) for row in rows])
     print(
-        "\nnoise_multiplier is the standard deviation of the noise on the summed gradients over the\n"
-        "clipping norm, as in Opacus. Epsilons of different relations are not comparable."
+        "\nnoise_multiplier is the standard deviation of the noise on the summed gradients over "
+        "the\nclipping norm, as in Opacus. Epsilons of different relations are not comparable."
     )
     return 0
 
@@ -242,7 +239,7 @@ def _epsilon_dp_sgd(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"steps": steps, "delta": options.delta, "epsilons": rows}, indent=1))
         return 0
-    print(f"{steps} steps, noise of {options.noise:g} x clip, delta = {options.delta:g}\n")
+    print(f"{steps} steps, noise of {options.noise!r} x clip, delta = {options.delta!r}\n")
     _print_ways(rows, "epsilon", [rounded_up(row["epsilon"]) for row in rows])
     print(
         "\nEpsilons of different relations are not comparable. If your data loader shuffles and "

@@ -28,7 +28,7 @@ from botorch_dp.privacy import (
     Release,
     check_unit,
 )
-from botorch_dp.privacy.ledger import sqrt_below
+from botorch_dp.privacy.rounding import sqrt_below
 
 if TYPE_CHECKING:
     from botorch_dp.descent.clipping import ClippedMean

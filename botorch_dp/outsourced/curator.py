@@ -37,7 +37,7 @@ from botorch_dp.privacy import (
     laplace_guarantee,
     laplace_mechanism,
 )
-from botorch_dp.privacy.ledger import float_above
+from botorch_dp.privacy.rounding import float_above
 from botorch_dp.privacy.runs import fingerprint
 
 #: Characters of the longest request id, for the curator and for all clients.

@@ -56,14 +56,12 @@ class QueryLog(Run):
     kind = FileKind(
         name="query log",
         application_id=0x4450716C,  # "DPql"
-        migrations=(
-            (
-                *RUN.migrations[0],
-                # `content` has a checksum and repeats the number and the request, so that no row
-                # can lose its answer or take that of another one unnoticed.
-                "CREATE TABLE question (number INTEGER PRIMARY KEY, request TEXT NOT NULL UNIQUE, "
-                "content BLOB NOT NULL)",
-            ),
+        schema=(
+            *RUN.schema,
+            # Under a checksum, `content` says all that is known of a question, its number and
+            # its request too: no row can lose its answer, or take that of another one.
+            "CREATE TABLE question (number INTEGER PRIMARY KEY, request TEXT NOT NULL UNIQUE, "
+            "content BLOB NOT NULL)",
         ),
         if_lost="Put back a copy, or begin a new log at another path: the rows and every answer "
         "are then released anew, and charged anew.",
@@ -87,6 +85,7 @@ class QueryLog(Run):
 
         If the budget cannot bear the release, the settings are free again.
         """
+        settings = self.comparable(settings)
         stored = self.get("settings")
         changed = [] if stored is None else differences(stored, settings)
         if changed:

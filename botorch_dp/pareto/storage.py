@@ -41,14 +41,12 @@ STUDY = FileKind(
     name="study",
     application_id=0x44506172,  # "DPar"
     error=StudyError,
-    migrations=(
-        (
-            "CREATE TABLE study (id INTEGER PRIMARY KEY CHECK (id = 1), notice TEXT NOT NULL, "
-            "description TEXT NOT NULL, seed TEXT NOT NULL, identity TEXT NOT NULL, "
-            "created_at TEXT NOT NULL, trials INTEGER NOT NULL, digest TEXT NOT NULL)",
-            "CREATE TABLE trial (number INTEGER PRIMARY KEY, record TEXT NOT NULL, "
-            "stored_at TEXT NOT NULL, digest TEXT NOT NULL)",
-        ),
+    schema=(
+        "CREATE TABLE study (id INTEGER PRIMARY KEY CHECK (id = 1), notice TEXT NOT NULL, "
+        "description TEXT NOT NULL, seed TEXT NOT NULL, identity TEXT NOT NULL, "
+        "created_at TEXT NOT NULL, trials INTEGER NOT NULL, digest TEXT NOT NULL)",
+        "CREATE TABLE trial (number INTEGER PRIMARY KEY, record TEXT NOT NULL, "
+        "stored_at TEXT NOT NULL, digest TEXT NOT NULL)",
     ),
 )
 _ABOUT = "SELECT notice, description, seed, identity, created_at, trials FROM study"

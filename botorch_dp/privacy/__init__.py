@@ -18,6 +18,7 @@ from botorch_dp.privacy.accounting import (
     renyi_epsilon,
 )
 from botorch_dp.privacy.audit import AuditReport, audit_epsilon
+from botorch_dp.privacy.budget import PrivacyBudget
 from botorch_dp.privacy.guarantee import (
     DEFAULT_DELTA,
     ONE_RECORD,
@@ -34,9 +35,14 @@ from botorch_dp.privacy.guarantee import (
     Release,
     check_unit,
     compose,
-    rounded_up,
+    warn_large_delta,
 )
-from botorch_dp.privacy.ledger import LedgerBalance, LedgerEntry, PrivacyBudget, PrivacyLedger
+from botorch_dp.privacy.ledger import (
+    LedgerBalance,
+    LedgerEntry,
+    PrivacyLedger,
+    release_through,
+)
 from botorch_dp.privacy.mechanisms import (
     exponential_guarantee,
     exponential_mechanism,
@@ -47,6 +53,7 @@ from botorch_dp.privacy.mechanisms import (
     sparse_vector,
     sparse_vector_guarantee,
 )
+from botorch_dp.privacy.rounding import rounded_down, rounded_up
 from botorch_dp.privacy.selection import (
     BaseProfile,
     Selection,
@@ -55,57 +62,3 @@ from botorch_dp.privacy.selection import (
     selection_rdp,
     training_noise,
 )
-
-__all__ = [
-    "DEFAULT_DELTA",
-    "ONE_RECORD",
-    "ApproximateLoss",
-    "AuditReport",
-    "BaseProfile",
-    "BudgetExhausted",
-    "FixedBatchSGDLoss",
-    "GaussianLoss",
-    "Guarantee",
-    "LaplaceLoss",
-    "LedgerBalance",
-    "LedgerEntry",
-    "NeighboringRelation",
-    "NotPublicError",
-    "PoissonSGDLoss",
-    "PrivacyBudget",
-    "PrivacyError",
-    "PrivacyLedger",
-    "PrivacyLoss",
-    "PrivacyUnit",
-    "PureLoss",
-    "Release",
-    "Selection",
-    "TrialNumber",
-    "audit_epsilon",
-    "check_unit",
-    "compose",
-    "compose_gdp",
-    "dp_sgd_epsilon",
-    "dp_sgd_epsilons",
-    "dp_sgd_loss",
-    "dp_sgd_noise_multiplier",
-    "exponential_guarantee",
-    "exponential_mechanism",
-    "gaussian_delta",
-    "gaussian_epsilon",
-    "gaussian_guarantee",
-    "gaussian_mechanism",
-    "gaussian_mu",
-    "laplace_guarantee",
-    "laplace_mechanism",
-    "pure_dp_epsilon",
-    "pure_dp_mu",
-    "renyi_budget",
-    "renyi_epsilon",
-    "rounded_up",
-    "selection_epsilon",
-    "selection_rdp",
-    "sparse_vector",
-    "sparse_vector_guarantee",
-    "training_noise",
-]

@@ -79,7 +79,7 @@ class Component(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Contribution:
+class LossTerm:
     """A loss in normal form: the chance of revealing all, a Gaussian part, and a counted one."""
 
     lost: float = 0.0
@@ -95,7 +95,7 @@ class Composable(Protocol):
     def relation(self) -> Any:
         """The relation it is proven under, or None if it is proven under any."""
 
-    def contribution(self) -> Contribution:
+    def term(self) -> LossTerm:
         """The normal form that is composed."""
 
 
@@ -140,7 +140,7 @@ def composed_deltas(losses: Iterable[Composable], epsilons: Sequence[float]) -> 
 def _parts(losses: Iterable[Composable]) -> _Parts:
     together = tuple(losses)
     for loss in together:
-        if not hasattr(loss, "contribution"):
+        if not hasattr(loss, "term"):
             raise TypeError(f"`losses` must hold privacy losses, got {type(loss).__name__}.")
     relations = {loss.relation for loss in together} - {None}
     if len(relations) > 1:
@@ -149,7 +149,7 @@ def _parts(losses: Iterable[Composable]) -> _Parts:
             f"Losses proven under {names} have no common epsilon. Account for all parts under one "
             "neighbouring relation."
         )
-    return _normal_form(tuple(loss.contribution() for loss in together))
+    return _normal_form(tuple(loss.term() for loss in together))
 
 
 Counts = tuple[tuple[Component, int], ...]
@@ -230,12 +230,12 @@ class _Parts:
 
 
 @lru_cache(maxsize=256)
-def _normal_form(contributions: tuple[Contribution, ...]) -> _Parts:
+def _normal_form(terms: tuple[LossTerm, ...]) -> _Parts:
     counts: Counter[Component] = Counter()
-    for part in contributions:
+    for part in terms:
         if part.component is not None and part.count:
             counts[part.component] += part.count
-    lost = [part.lost for part in contributions if part.lost > 0]
+    lost = [part.lost for part in terms if part.lost > 0]
     rounded = {
         kind: _levels({c: n for c, n in counts.items() if c.kind == kind and c.size > 0})
         for kind in ("pure", "laplace")
@@ -243,7 +243,7 @@ def _normal_form(contributions: tuple[Contribution, ...]) -> _Parts:
     steps = {component: n for component, n in counts.items() if not component.is_pure}
     return _Parts(
         lost=lost[0] if len(lost) == 1 else -math.expm1(math.fsum(math.log1p(-x) for x in lost)),
-        mu=compose_gdp(sorted(part.mu for part in contributions)),
+        mu=compose_gdp(sorted(part.mu for part in terms)),
         counts=tuple(sorted({**rounded["pure"], **rounded["laplace"], **steps}.items())),
     )
 

@@ -28,8 +28,8 @@ the other records is joint convexity.
 
 *Batches of fixed size, a record replaced,* :math:`c` now being what the replacement moves, 2C.
 
-1. Let :math:`\epsilon \ge 0`. With probability q = m/n the batch holds the record. A batch that holds
-   it turns into one of those that do not by exchanging one record, and into a batch with the
+1. Let :math:`\epsilon \ge 0`. With probability q = m/n the batch holds the record. A batch that
+   holds it turns into one of those that do not by exchanging one record, and into a batch with the
    replacement likewise; so by advanced joint convexity [Balle2018b]
    :math:`\delta(\epsilon) \le q \, \delta_G(\log(1 + (e^\epsilon - 1)/q))`, :math:`\delta_G` being
    the profile of the Gaussian mechanism for a shift c. That is the one-sided pair
@@ -45,7 +45,7 @@ the other records is joint convexity.
 
 Its privacy loss: beyond the point c/2, where the one-sided pair's loss is 0, it is that pair's;
 below 0 it is the mirror image; the rest, :math:`(1-q)(1 - 2 \Phi(-c/2))`, is an atom at 0. The
-smaller pair of mixtures ``(1-q) N(0) + q N(+-c/2)`` would *not* do: it is right for Poisson batches.
+smaller pair of mixtures ``(1-q) N(0) + q N(+-c/2)`` would *not* do: it is for Poisson batches.
 A data set attains the one-sided pair (all other gradients at one end of the clipping ball, the
 replaced one moving from there to the other), which bounds the exact value from below.
 """
@@ -174,7 +174,7 @@ class SampledGaussian(Losses):
     """One step of DP-SGD; see the module's text for the three pairs.
 
     Args:
-        kind: Poisson batches under add-or-remove-one or under replace-one, or batches of fixed size.
+        kind: Poisson batches under add-or-remove-one or replace-one, or batches of fixed size.
         shift: The c of the module's text, ``r``; for ``"replace"`` half the sum's sensitivity.
         fraction: The probability that a record is in the batch, strictly between 0 and 1, ``r``.
     """

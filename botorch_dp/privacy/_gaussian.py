@@ -13,13 +13,13 @@ where both terms of the first form underflow or cancel. All functions round to t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import numpy as np
-from scipy.optimize import brentq
 from scipy.special import erfcx, erfinv, log_ndtr, ndtr, ndtri, ndtri_exp
 
 from botorch_dp._checks import check_delta, check_nonnegative, check_real
+from botorch_dp.privacy._monotone import safe_end
 
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 _SQRT_HALF = math.sqrt(0.5)
@@ -75,8 +75,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     high = mu * max(0.5 * mu - float(ndtri(delta)), 1e-3)
     while excess(high) > 0:
         high *= 1.5
-    root = brentq(excess, 0.0, high, xtol=1e-16 * mu, rtol=_RELATIVE_MARGIN)
-    return _nudged(root, lambda epsilon: excess(epsilon) <= 0, scale=mu, upwards=True)
+    return safe_end(excess, 0.0, high, tolerance=2e-16, smallest=1e-17 * mu)
 
 
 def gaussian_mu(epsilon: float, delta: float) -> float:
@@ -110,8 +109,7 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
     high = 2 * low
     while excess(high) <= 0:
         low, high = high, 2 * high
-    root = brentq(excess, low, high, xtol=1e-16 * low, rtol=_RELATIVE_MARGIN)
-    return _nudged(root, lambda mu: excess(mu) <= 0, scale=root, upwards=False)
+    return safe_end(excess, high, low, tolerance=2e-16)
 
 
 def compose_gdp(mus: Iterable[float]) -> float:
@@ -192,14 +190,3 @@ def _log_delta(mu: float, epsilon: float) -> float:
     if difference <= 0:  # beyond 1e8 standard deviations; any bound will do
         difference = 1 / (1 + a * a)
     return -0.5 * a * a - _LOG_SQRT_2PI + math.log(difference) + _LOG_MARGIN
-
-
-def _nudged(
-    value: float, is_safe: Callable[[float], bool], *, scale: float, upwards: bool
-) -> float:
-    """``value`` moved by the least rounding errors that make it safe."""
-    step = max(value * 2e-16, scale * 1e-17)
-    while not is_safe(value):
-        value = value + step if upwards else value - step
-        step *= 2
-    return value

@@ -1,8 +1,8 @@
 r"""Rényi divergences of DP-SGD and of simpler mechanisms, and what they say about (epsilon, delta).
 
-The papers account for batches of fixed size, drawn without replacement, by a bound of [Wang2019]: for
-one step whose noise is z sensitivities and whose batch is a fraction q of the data, the moment of
-integer order :math:`\alpha` obeys, under replace-one,
+The papers account for batches of fixed size, drawn without replacement, by a bound of [Wang2019]:
+for one step whose noise is z sensitivities and whose batch is a fraction q of the data, the moment
+of integer order :math:`\alpha` obeys, under replace-one,
 
 .. math::
     e^{(\alpha - 1) \epsilon(\alpha)} \le

@@ -5,8 +5,8 @@ A batch is the set of records whose clipped gradients are added up in a step. Tw
 * ``"poisson"``: every record joins by its own coin, as in Opacus. The default is to protect against
   a *replaced* record, the relation of everything else in this package; against an *added or
   removed* one it can be accounted for as well.
-* ``"without_replacement"``: batches of fixed size, as in [Avent2020]. One record is replaced. For the
-  same noise nearly twice as dear as Poisson batches, for all that is known.
+* ``"without_replacement"``: batches of fixed size, as in [Avent2020]. One record is replaced. At
+  the same noise epsilon is nearly twice that of Poisson batches, for all that is known.
 
 ``noise_multiplier`` always means the noise's standard deviation over the clipping norm C, as in
 Opacus, TensorFlow Privacy and JAX Privacy. A replaced record moves the sum of clipped gradients by
@@ -15,8 +15,9 @@ noise gives a replaced record less protection. dp-accounting also counts in C un
 except in its Rényi accountant without replacement, which counts in 2C.
 
 Not here: *random allocation*, where each record joins one random batch of each pass [Feldman2026].
-What is proven for it is about added and removed records, not replaced ones; its batches vary in size
-like Poisson's, so it would gain no fixed shapes; and its price is at best a little below Poisson's.
+What is proven for it is about added and removed records, not replaced ones; its batches vary in
+size like Poisson's, so it would gain no fixed shapes; and its epsilon is at best a little below
+Poisson's.
 
 Epsilons come from privacy-loss distributions: dominating pairs, their discretization and the proofs
 are in :mod:`._distributions`, their composition is in :mod:`._fourier`.
@@ -25,11 +26,11 @@ are in :mod:`._distributions`, their composition is in :mod:`._fourier`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
-from scipy.optimize import brentq
 
 from botorch_dp._checks import (
     check_choice,
@@ -44,11 +45,13 @@ from botorch_dp.privacy._composition import LARGEST_MU, composed_epsilon
 from botorch_dp.privacy._distributions import SampledKind, sampled_gaussian
 from botorch_dp.privacy._fourier import FAST, Sums
 from botorch_dp.privacy._gaussian import gaussian_epsilon, gaussian_mu
+from botorch_dp.privacy._monotone import safe_end
 from botorch_dp.privacy._renyi import DENSE_ORDERS, fixed_batch_rdp, rdp_epsilon
 from botorch_dp.privacy.guarantee import (
     FixedBatchSGDLoss,
     NeighboringRelation,
     PoissonSGDLoss,
+    warn_large_delta,
 )
 
 Sampling = Literal["poisson", "without_replacement"]
@@ -98,7 +101,7 @@ def dp_sgd_epsilon(
         sampling: How batches are drawn. A shuffled pass over the data is neither.
         relation: REPLACE_ONE if None; batches of fixed size know no other.
         accountant: ``"pld"`` (privacy-loss distributions), about 3e-4 above the exact value of the
-            dominating pair. ``"rdp"`` repeats what papers record: Rényi divergences, for fixed batches
+            dominating pair. ``"rdp"`` is what papers report: Rényi divergences, for fixed batches
             those of [Wang2019], or the Gaussian mechanism without amplification where that is
             smaller.
 
@@ -121,14 +124,14 @@ def dp_sgd_epsilon(
         sampling=sampling,
         relation=relation,
     )
-    check_delta("delta", delta)
     check_choice("accountant", accountant, _ACCOUNTANTS)
+    warn_large_delta(check_delta("delta", delta), num_records)
+    return _epsilon(loss, delta, accountant)
+
+
+def _epsilon(loss: PoissonSGDLoss | FixedBatchSGDLoss, delta: float, accountant: str) -> float:
     if accountant == "pld":
         return composed_epsilon((loss,), delta)
-    return _renyi_epsilon(loss, delta)
-
-
-def _renyi_epsilon(loss: PoissonSGDLoss | FixedBatchSGDLoss, delta: float) -> float:
     without_sampling = gaussian_epsilon(math.sqrt(loss.steps) / loss.noise_over_sensitivity, delta)
     if isinstance(loss, FixedBatchSGDLoss):
         step = fixed_batch_rdp(loss.noise_over_sensitivity, loss.sampling_fraction, DENSE_ORDERS)
@@ -167,7 +170,7 @@ def dp_sgd_epsilons(
     """
     relation = checked_relation(sampling, relation)
     check_integer("num_records", num_records)
-    check_delta("delta", delta)
+    warn_large_delta(check_delta("delta", delta), num_records)
     try:
         noise, batches, lengths = np.broadcast_arrays(noise_multipliers, batch_sizes, steps)
     except ValueError as error:
@@ -234,50 +237,30 @@ def dp_sgd_noise_multiplier(
         1.87
     """
     epsilon = check_positive("epsilon", epsilon)
-    check_delta("delta", delta)
-    check_positive("tolerance", tolerance)
-    sensitivity = checked_relation(sampling, relation).sum_sensitivity
+    check_choice("accountant", accountant, _ACCOUNTANTS)
+    tolerance = check_positive("tolerance", tolerance)
+    loss = dp_sgd_loss(
+        noise_multiplier=1.0,
+        batch_size=batch_size,
+        num_records=num_records,
+        steps=check_count("steps", steps),
+        sampling=sampling,
+        relation=relation,
+    )
+    warn_large_delta(check_delta("delta", delta), num_records)
 
     def log_excess(noise_multiplier: float) -> float:
-        spent = dp_sgd_epsilon(
-            noise_multiplier=noise_multiplier,
-            batch_size=batch_size,
-            num_records=num_records,
-            steps=steps,
-            delta=delta,
-            sampling=sampling,
-            relation=relation,
-            accountant=accountant,
-        )
+        spent = _epsilon(replace(loss, noise_multiplier=noise_multiplier), delta, accountant)
         return math.log(min(max(spent, 1e-9 * epsilon) / epsilon, 1e300))
 
-    # Without any amplification this is what the Gaussian mechanism needs.
-    high = sensitivity * math.sqrt(check_count("steps", steps)) / gaussian_mu(epsilon, delta)
-    return _least_noise(log_excess, high, tolerance)
-
-
-def _least_noise(log_excess: Callable[[float], float], high: float, tolerance: float) -> float:
-    """The least noise without excess, from above; ``high`` has none but for rounding.
-
-    What is returned was itself evaluated: the root finder only chooses where to look.
-    """
+    # Without any amplification this is what the Gaussian mechanism needs, but for rounding.
+    high = loss.relation.sum_sensitivity * math.sqrt(steps) / gaussian_mu(epsilon, delta)
     while log_excess(high) > 0:
         high *= 1 + tolerance
     low = high / 2
     while log_excess(low) <= 0:
         low, high = low / 2, low
-    noise = math.exp(
-        brentq(
-            lambda log_noise: log_excess(math.exp(log_noise)),
-            math.log(low),
-            math.log(high),
-            xtol=tolerance / 4,
-            rtol=1e-14,
-        )
-    )
-    while log_excess(noise) > 0:
-        noise *= 1 + tolerance / 4
-    return noise
+    return safe_end(log_excess, low, high, tolerance=tolerance / 4)
 
 
 def renyi_epsilon(divergence: float, order: float, delta: float) -> float:
@@ -350,8 +333,8 @@ def checked_relation(sampling: str, relation: NeighboringRelation | None) -> Nei
         raise PrivacyError("`relation` must be REPLACE_ONE or ADD_OR_REMOVE_ONE for DP-SGD.")
     if sampling == "without_replacement" and relation is not NeighboringRelation.REPLACE_ONE:
         raise PrivacyError(
-            "`relation` must be REPLACE_ONE for batches of fixed size: with one record more or less "
-            "every record's chance to be drawn is another, so the batches of two such data sets have "
-            "no common distribution. Use sampling='poisson' for ADD_OR_REMOVE_ONE."
+            "`relation` must be REPLACE_ONE for batches of fixed size: with one record more or "
+            "less every record is drawn with another probability, so no bound is known. Use "
+            "sampling='poisson' for ADD_OR_REMOVE_ONE."
         )
     return relation

@@ -3,8 +3,8 @@ r"""Statistical lower bounds on epsilon: what a mechanism leaks, whatever it cla
 If a mechanism is (epsilon, delta)-DP then ``P[S | data] <= exp(epsilon) P[S | neighbor] + delta``
 for every event S. Draw from both, choose S on one half of the draws and count it in the other
 [Ding2018]: Clopper-Pearson limits on the two probabilities bound epsilon from below. A bound above
-the claim refutes the claim; a bound under it proves nothing, but a deliberately broken twin shows
-what the audit would have seen.
+the claim refutes the claim; a bound under it proves nothing, but a deliberately broken version
+shows what the audit would have seen.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from tqdm import trange
 
 from botorch_dp._checks import check_count, check_delta, check_integer, check_nonnegative
 from botorch_dp.privacy.guarantee import Guarantee, Release
+from botorch_dp.privacy.rounding import rounded_down, rounded_up
 
 #: Events are unions of at most about this many cells of the outputs' range.
 _CELLS = 128
@@ -71,18 +72,19 @@ class AuditReport:
     def __str__(self) -> str:
         other = "neighbor" if self.likelier_on == "data" else "data"
         text = (
-            f"Audit: epsilon >= {self.lower_bound:.4g} at delta = {self.delta:g} with confidence "
-            f"{100 * self.confidence:.10g}%. Tested: {self.event}, chosen on "
+            f"Audit: epsilon >= {rounded_down(self.lower_bound)} at delta = {self.delta!r} with "
+            f"confidence {100 * self.confidence:.10g}%. Tested: {self.event}, chosen on "
             f"{self.samples - self.tested} draws from each side; it occurred in {self.hits[0]} of "
             f"{self.tested} further draws on {self.likelier_on} and in {self.hits[1]} on {other}."
         )
         if self.claim is None:
             return text
         verdict = "not refuted" if self.passes else "REFUTED"
-        text += f" Claimed: epsilon = {self.claim:.4g}, {verdict}."
+        text += f" Claimed: epsilon = {rounded_up(self.claim)}, {verdict}."
         if self.claim >= self.largest_detectable:
             text += (
-                f" So many draws cannot refute more than {self.largest_detectable:.3g}: take more."
+                f" So many draws cannot refute more than "
+                f"{rounded_down(self.largest_detectable, 3)}: take more."
             )
         return text
 

@@ -11,7 +11,9 @@ form in which :mod:`._composition` puts losses together.
 
 from __future__ import annotations
 
+import inspect
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -32,7 +34,7 @@ from botorch_dp._checks import (
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy._composition import (
     Component,
-    Contribution,
+    LossTerm,
     composed_delta,
     composed_deltas,
     composed_epsilon,
@@ -46,6 +48,7 @@ from botorch_dp.privacy._renyi import (
     pure_rdp,
     sampled_gaussian_rdp,
 )
+from botorch_dp.privacy.rounding import rounded_up
 
 Status = Literal["proven", "conditional", "none"]
 T_co = TypeVar("T_co", covariant=True)
@@ -95,11 +98,9 @@ class PrivacyLoss(ABC):
     kind: ClassVar[str]
     #: The relation it is proven under; None if it is proven under whatever its owner states.
     relation: NeighboringRelation | None = None
-    #: Names that fields had in files written before they were renamed.
-    _old_names: ClassVar[dict[str, str]] = {}
 
     @abstractmethod
-    def contribution(self) -> Contribution:
+    def term(self) -> LossTerm:
         """The normal form that is composed."""
 
     @abstractmethod
@@ -179,9 +180,9 @@ class PureLoss(PrivacyLoss):
         """The divergences of randomized response, which dominates."""
         return pure_rdp(self.epsilon, check_orders(orders))
 
-    def contribution(self) -> Contribution:
+    def term(self) -> LossTerm:
         """Randomized response dominates."""
-        return Contribution(component=Component("pure", self.epsilon))
+        return LossTerm(component=Component("pure", self.epsilon))
 
     def for_group(self, size: int) -> Self:
         """A loss of ``size`` times this epsilon."""
@@ -207,9 +208,9 @@ class LaplaceLoss(PureLoss):
         """The divergences themselves, in closed form."""
         return laplace_rdp(self.epsilon, check_orders(orders))
 
-    def contribution(self) -> Contribution:
+    def term(self) -> LossTerm:
         """The Laplace mechanism's own distribution."""
-        return Contribution(component=Component("laplace", self.epsilon))
+        return LossTerm(component=Component("laplace", self.epsilon))
 
     def to_event(self, relation: NeighboringRelation) -> Any:
         """A Laplace mechanism, or the randomized response that dominates it."""
@@ -238,9 +239,9 @@ class GaussianLoss(PrivacyLoss):
         """The divergences themselves, in closed form."""
         return gaussian_rdp(self.mu, check_orders(orders))
 
-    def contribution(self) -> Contribution:
+    def term(self) -> LossTerm:
         """Gaussian."""
-        return Contribution(mu=self.mu)
+        return LossTerm(mu=self.mu)
 
     def for_group(self, size: int) -> GaussianLoss:
         """A loss of ``size`` times this sensitivity."""
@@ -278,9 +279,9 @@ class ApproximateLoss(PrivacyLoss):
             return np.full(len(check_orders(orders)), math.inf)
         return pure_rdp(self.epsilon, check_orders(orders))
 
-    def contribution(self) -> Contribution:
+    def term(self) -> LossTerm:
         """Everything with probability delta, a pure mechanism otherwise."""
-        return Contribution(lost=self.delta, component=Component("pure", self.epsilon))
+        return LossTerm(lost=self.delta, component=Component("pure", self.epsilon))
 
     def for_group(self, size: int) -> ApproximateLoss:
         """``size`` times the epsilon, and delta times the sum of ``e^(i epsilon)``, i < size."""
@@ -290,8 +291,8 @@ class ApproximateLoss(PrivacyLoss):
         delta = self.delta * total * (1 + 1e-12)
         if delta >= 1:
             raise PrivacyError(
-                f"An ({self.epsilon:g}, {self.delta:g})-private mechanism promises nothing to a "
-                f"group of {size}: its delta would be {delta:.3g}."
+                f"An ({rounded_up(self.epsilon)}, {rounded_up(self.delta)})-private mechanism "
+                f"promises nothing to a group of {size}: its delta would be {rounded_up(delta, 3)}."
             )
         return ApproximateLoss(size * self.epsilon, delta)
 
@@ -322,12 +323,12 @@ class SampledSGDLoss(PrivacyLoss):
         """The noise's standard deviation over what one record can move the sum by."""
         return self.noise_multiplier / self.relation.sum_sensitivity
 
-    def contribution(self) -> Contribution:
+    def term(self) -> LossTerm:
         """The steps; those on all records are one Gaussian mechanism."""
         z, fraction = self.noise_over_sensitivity, self.sampling_fraction
         if fraction == 1:
-            return Contribution(mu=math.sqrt(self.steps) / z if z > 1e-150 else math.inf)
-        return Contribution(component=Component(self.sampled_kind, z, fraction), count=self.steps)
+            return LossTerm(mu=math.sqrt(self.steps) / z if z > 1e-150 else math.inf)
+        return LossTerm(component=Component(self.sampled_kind, z, fraction), count=self.steps)
 
     def rdp(self, orders: Sequence[float]) -> np.ndarray:
         """The divergences of the dominating pair."""
@@ -408,10 +409,6 @@ class FixedBatchSGDLoss(SampledSGDLoss):
 
     kind = "fixed_batch_sgd"
     relation = NeighboringRelation.REPLACE_ONE
-    _old_names: ClassVar[dict[str, str]] = {
-        "sample_size": "batch_size",
-        "dataset_size": "num_records",
-    }
     noise_multiplier: float
     batch_size: int
     num_records: int
@@ -483,14 +480,11 @@ _KINDS: dict[str, type[PrivacyLoss]] = {
 
 
 def loss_from_dict(state: dict[str, Any]) -> PrivacyLoss:
-    """Inverse of :meth:`PrivacyLoss.to_dict`, also for older files; unknown kinds are refused."""
+    """Inverse of :meth:`PrivacyLoss.to_dict`; unknown kinds are refused."""
     kind = state.get("kind")
     if kind not in _KINDS:
         raise ValueError(f"`kind` of the `state` must be one of {sorted(_KINDS)}, got {kind!r}.")
-    loss = _KINDS[kind]
-    numbers = {loss._old_names.get(name, name): number for name, number in state.items()}
-    del numbers["kind"]
-    return loss(**numbers)
+    return _KINDS[kind](**{name: number for name, number in state.items() if name != "kind"})
 
 
 # --- Guarantees. ---
@@ -531,6 +525,8 @@ ONE_RECORD = PrivacyUnit()
 
 def check_unit(unit: PrivacyUnit, *allowed: NeighboringRelation) -> PrivacyUnit:
     """Return ``unit``, or raise unless it is under one of the allowed relations."""
+    if not isinstance(unit, PrivacyUnit):
+        raise TypeError(f"`unit` must be a PrivacyUnit, got {unit!r}.")
     if allowed and unit.relation not in allowed:
         raise PrivacyError(
             f"`unit` is under {unit.relation.name}, but this is proven under "
@@ -648,7 +644,8 @@ class Guarantee:
         if self.status == "none":
             missed = np.zeros(len(alphas))
         elif self.mu is not None:
-            missed = ndtr(ndtri(1 - alphas) - self.mu)
+            # By the tail itself, which does not vanish beside 1.
+            missed = ndtr(-ndtri(alphas) - self.mu) if self.mu < math.inf else 0 * alphas
         else:
             missed = self._tradeoff(alphas[:, None])
         return float(missed[0]) if np.ndim(alpha) == 0 else missed.tolist()
@@ -661,8 +658,9 @@ class Guarantee:
             return np.zeros(len(alphas))
         epsilons = np.linspace(0, reach, _TRADEOFF_POINTS)
         deltas = np.array(composed_deltas(self.losses, epsilons.tolist()))
-        factor = np.exp(np.minimum(epsilons, 700))
-        lines = np.maximum(1 - deltas - factor * alphas, (1 - deltas - alphas) / factor)
+        with np.errstate(divide="ignore", over="ignore"):
+            alarms = np.exp(epsilons + np.log(alphas))
+        lines = np.maximum(1 - deltas - alarms, (1 - deltas - alphas) * np.exp(-epsilons))
         return np.maximum(lines.max(axis=1), 0.0)
 
     def for_group(self, size: int) -> Guarantee:
@@ -764,31 +762,19 @@ class Guarantee:
 
     @classmethod
     def from_dict(cls, state: dict[str, Any]) -> Guarantee:
-        """Inverse of :meth:`to_dict`; also reads the form that stored a status."""
+        """Inverse of :meth:`to_dict`."""
         try:
-            return cls._of_state(state)
+            relation, conditions = NeighboringRelation[state["relation"]], state["conditions"]
+            return cls(
+                mechanism=state["mechanism"],
+                unit=PrivacyUnit(state["protects"], relation, tuple(conditions)),
+                losses=tuple(loss_from_dict(loss) for loss in state["losses"]),
+                assumptions=tuple(state["assumptions"]),
+                void=state["void"],
+                quoted_delta=state["quoted_delta"],
+            )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"`state` describes no guarantee ({error!r}).") from error
-
-    @classmethod
-    def _of_state(cls, state: dict[str, Any]) -> Guarantee:
-        conditions, assumptions, void = state["conditions"], state.get("assumptions", ()), None
-        if "status" not in state:
-            void = state["void"]
-        elif state["status"] == "conditional":
-            conditions, assumptions = (), conditions
-        elif state["status"] == "none":
-            conditions, void = (), "; ".join(conditions) or "no reason was given"
-        return cls(
-            mechanism=state["mechanism"],
-            unit=PrivacyUnit(
-                state["protects"], NeighboringRelation[state["relation"]], tuple(conditions)
-            ),
-            losses=tuple(loss_from_dict(loss) for loss in state["losses"]),
-            assumptions=tuple(assumptions),
-            void=void,
-            quoted_delta=state.get("quoted_delta"),
-        )
 
     def __str__(self) -> str:
         if self.void is not None:
@@ -808,7 +794,7 @@ class Guarantee:
                 return f"{rounded_up(epsilon)}-differentially private"
             return f"({rounded_up(epsilon)}, {rounded_up(delta)})-differentially private"
         delta = DEFAULT_DELTA if self.quoted_delta is None else self.quoted_delta
-        level = f"({rounded_up(self.epsilon(delta))}, {delta:g})-differentially private"
+        level = f"({rounded_up(self.epsilon(delta))}, {rounded_up(delta)})-differentially private"
         if self.mu is not None:
             return f"{rounded_up(self.mu)}-Gaussian differentially private, which is {level}"
         return level
@@ -854,6 +840,25 @@ def compose(*guarantees: Guarantee) -> Guarantee:
     )
 
 
+def warn_large_delta(delta: float, num_records: int) -> None:
+    """Warn, at the line outside of this package that asked, if ``delta`` is not below 1 / n.
+
+    Such a promise is true and useless: publishing each record as it is with probability delta
+    keeps it.
+    """
+    if delta * num_records < 1:
+        return
+    level, frame = 1, inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("botorch_dp."):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(
+        f"`delta` = {rounded_up(delta)} is not below 1 / {num_records:,}, the share of one of the "
+        f"{num_records:,} records: publishing whole records with that probability would keep the "
+        "same promise. Choose a delta far below it.",
+        stacklevel=level,
+    )
+
+
 @dataclass(frozen=True, eq=False)
 class Release(Generic[T_co]):
     """A value that may be published, with what is promised for it.
@@ -875,13 +880,3 @@ def _joined_mechanisms(names: Iterable[str]) -> str:
         return next(iter(counts))
     parts = [name if count == 1 else f"{count} x {name}" for name, count in counts.items()]
     return "composition of " + ", ".join(parts)
-
-
-def rounded_up(value: float, digits: int = 4) -> str:
-    """``value`` to some significant digits, never smaller: a quoted guarantee must be true."""
-    check_integer("digits", digits, at_most=17)
-    if value == 0 or not math.isfinite(value):
-        return f"{value:g}"
-    step = 10.0 ** (math.floor(math.log10(abs(value))) - digits + 1)
-    text = f"{value:.{digits}g}"
-    return text if float(text) >= value else f"{value + step / 2:.{digits}g}"

@@ -1,8 +1,9 @@
 r"""The basic mechanisms, with exact noise: a sensitive value goes in, a :class:`Release` comes out.
 
-Every mechanism has a twin ``..._guarantee`` that takes the same public parameters, checks them as
-strictly and returns what would be promised, without touching a value: ask it for the price first.
-Nothing here adapts to the values, raises because of a single record, or shows a value in an error.
+Beside every mechanism stands a function ``..._guarantee`` that takes the same public parameters,
+checks them as strictly and returns what would be promised, without touching a value: ask it for the
+price first. Nothing here adapts to the values, raises because of a single record, or shows a value
+in an error.
 
 The caller vouches for the sensitivity, under the neighbouring relation that the guarantee names.
 
@@ -56,7 +57,7 @@ from botorch_dp.privacy.guarantee import (
     Release,
     check_unit,
 )
-from botorch_dp.privacy.ledger import PrivacyLedger, check_payment
+from botorch_dp.privacy.ledger import PrivacyLedger, check_payment, release_through
 
 #: How an index is drawn; see :func:`exponential_mechanism`.
 SelectionMethod = Literal["exponential", "permute_and_flip"]
@@ -116,7 +117,7 @@ def laplace_mechanism(
         unit: Whom it protects, the relation that ``sensitivity`` refers to, and what that bound
             rests on.
         ledger: What the release is charged to, before noise is drawn.
-        key: Names the released value in the ledger: asked again, it is replayed for nothing.
+        key: Names the released value in the ledger: asking again replays it, free of charge.
         unsafe_seed: Simulate with reproducible noise. The release then promises nothing.
 
     Returns:
@@ -139,7 +140,7 @@ def laplace_mechanism(
     return Release(rebuild(noisy.value), noisy.guarantee, noisy.scale)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=64, typed=True)
 def gaussian_guarantee(
     *,
     sensitivity: float,
@@ -193,7 +194,7 @@ def gaussian_mechanism(
         unit: Whom it protects, the relation that ``sensitivity`` refers to, and what that bound
             rests on.
         ledger: What the release is charged to, before noise is drawn.
-        key: Names the released value in the ledger: asked again, it is replayed for nothing.
+        key: Names the released value in the ledger: asking again replays it, free of charge.
         unsafe_seed: Simulate with reproducible noise. The release then promises nothing.
 
     Returns:
@@ -282,7 +283,7 @@ def exponential_mechanism(
         unit: Whom it protects, the relation that ``sensitivity`` refers to, and what that bound
             rests on.
         ledger: What the release is charged to, before noise is drawn.
-        key: Names the released value in the ledger: asked again, it is replayed for nothing.
+        key: Names the released value in the ledger: asking again replays it, free of charge.
         unsafe_seed: Simulate with reproducible noise. The release then promises nothing.
 
     Returns:
@@ -417,7 +418,7 @@ def sparse_vector(
         unit: Whom it protects, the relation that ``sensitivity`` refers to, and what that bound
             rests on.
         ledger: What the release is charged to, before noise is drawn.
-        key: Names the released value in the ledger: asked again, it is replayed for nothing.
+        key: Names the released value in the ledger: asking again replays it, free of charge.
         unsafe_seed: Simulate with reproducible noise. The release then promises nothing.
 
     Returns:
@@ -496,13 +497,11 @@ def released(
     key: str | None,
     unsafe_seed: int | None,
 ) -> Release[ReleasedT]:
-    """What ``draw`` returns, through the ledger's door if there is a ledger."""
+    """What ``draw`` returns, charged to the ledger if there is one."""
     check_payment(ledger, unsafe_seed=unsafe_seed, key=key)
-    if ledger is None:
-        value = draw()
-    else:
-        about = {"scale": scale}
-        value = ledger.release(guarantee, draw, key=key, label=guarantee.mechanism, about=about)
+    value = release_through(
+        ledger, guarantee, draw, key=key, label=guarantee.mechanism, about={"scale": scale}
+    )
     return Release(value, guarantee if unsafe_seed is None else guarantee.simulated(), scale)
 
 

@@ -16,8 +16,9 @@ with needs_extra("opacus", "`DistributionAccountant`"):
 class DistributionAccountant(IAccountant):
     """An accountant for ``opacus.PrivacyEngine``: Poisson batches, privacy-loss distributions.
 
-    It says epsilon under the relation that is asked for; Opacus's own accountants say it for an added or removed record only. Valid for
-    Poisson-sampled loaders (``poisson_sampling=True``) alone, like theirs.
+    It says epsilon under the relation that is asked for; Opacus's own accountants say it for an
+    added or removed record only. Valid for Poisson-sampled loaders (``poisson_sampling=True``)
+    alone, like theirs.
 
     Args:
         relation: ``REPLACE_ONE`` or ``ADD_OR_REMOVE_ONE``.

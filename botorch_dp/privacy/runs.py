@@ -1,23 +1,27 @@
 """One noisy draw for one key, whatever is copied, forked, retried, killed or resumed.
 
-*The door.* A key names a released *value*. Whoever wants it claims the key, pays, draws, stores,
-and only then shows; everybody who comes later gets what was stored. In the file of a :class:`Door`:
+*The release store.* A key names a released *value*. Whoever wants it claims the key, charges for
+it, draws, stores, and only then shows; everybody who comes later gets what was stored. In the file
+of a :class:`ReleaseStore`:
 
 1. *claim*: one transaction writes who draws (process, its start, host) and the charge;
 2. *begin*: where records are read before the noise is drawn, a second one says that drawing begins
    (otherwise the first one says so);
-3. *value*: a third one stores what was drawn. Only what is stored leaves the door.
+3. *value*: a third one stores what was drawn. Only what is stored is returned.
 
 A claim with a living owner is refused to others. If its owner died before it began to draw,
 nothing was drawn, and the next claim takes over the charge. If it died (or failed) later, the noise
-may have been drawn: that charge stays spent, and the next draw is paid for anew. Two values under
+may have been drawn: that charge stays spent, and the next draw is a new charge. Two values under
 one key are impossible: the second one to be stored is thrown away, and both return the first.
+
+No time is stored: when a value was ready tells how long the computation before it took, and that
+may be secret, as the number of trainings of a private selection is.
 
 *Runs.* A run that resumes keeps what it has decided, seen and released in one file that one process
 holds. It has an identity, and every value it releases has a key that begins with it. With a ledger
-the values go through the ledger's door, without one through a door in the run's own file; in both
-cases a value is drawn once. The identity continues through the file only: a copied, unpickled or
-forked run is a new run, with an identity of its own and nothing drawn yet.
+the values are kept in the ledger's release store, without one in that of the run's own file; in
+both cases a value is drawn once. The identity continues through the file only: a copied, unpickled
+or forked run is a new run, with an identity of its own and nothing drawn yet.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ import sqlite3
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from botorch_dp._files import (
@@ -36,8 +41,8 @@ from botorch_dp._files import (
     FileKind,
     StateFile,
     differences,
+    keyed_hash,
     may_be_at_work,
-    now,
     owner_words,
     pack,
     unpack,
@@ -53,19 +58,18 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-# --- The door. ---
+# --- The release store. ---
 
 _ONCE = "a released value is never changed or removed"
 
-#: Statements that give a file a door. Rows are only ever added.
-DOOR_TABLES: tuple[str, ...] = (
+#: Statements that give a file a release store. Rows are only ever added.
+RELEASE_TABLES: tuple[str, ...] = (
     "CREATE TABLE claim (number INTEGER PRIMARY KEY, key TEXT NOT NULL, owner TEXT NOT NULL, "
-    "charge INTEGER, about TEXT NOT NULL, claimed_at TEXT NOT NULL)",
+    "charge INTEGER, about TEXT NOT NULL)",
     "CREATE INDEX claim_key ON claim (key)",
     "CREATE TABLE drawing (claim INTEGER PRIMARY KEY)",
     "CREATE TABLE given_up (claim INTEGER PRIMARY KEY)",
-    "CREATE TABLE released (key TEXT PRIMARY KEY, claim INTEGER NOT NULL, value BLOB NOT NULL, "
-    "released_at TEXT NOT NULL)",
+    "CREATE TABLE released (key TEXT PRIMARY KEY, claim INTEGER NOT NULL, value BLOB NOT NULL)",
     *(
         f"CREATE TRIGGER {table}_no_{event.lower()} BEFORE {event} ON {table} "
         f"BEGIN SELECT RAISE(ABORT, '{_ONCE}'); END"
@@ -82,11 +86,11 @@ DOOR_TABLES: tuple[str, ...] = (
 _AT_WORK: set[tuple[int, str]] = set()
 
 
-class Door:
+class ReleaseStore:
     """Claims and released values in one file.
 
     Args:
-        file: A file with the tables of :data:`DOOR_TABLES`.
+        file: A file with the tables of :data:`RELEASE_TABLES`.
     """
 
     def __init__(self, file: StateFile) -> None:
@@ -97,7 +101,7 @@ class Door:
         key: str,
         draw: Callable[..., T],
         *,
-        pay: Callable[[], int | None],
+        charge: Callable[[], int | None],
         read: Callable[[], Any] | None,
         about: dict[str, Any],
     ) -> T:
@@ -106,14 +110,14 @@ class Door:
         Args:
             key: Names the value.
             draw: Draws the noise; takes what ``read`` returned, if that is given.
-            pay: Charges, inside the claim's transaction; returns the number of the charge.
+            charge: Charges, inside the claim's transaction; returns the number of the charge.
             read: Touches the records before any noise is drawn. If it fails, nothing was drawn,
                 and the charge serves the next attempt.
             about: What the value is, JSON-ready and public; must be the same at every call.
         """
         work, claim = (os.getpid(), uuid.uuid4().hex), None
         try:
-            claim = self._claim(key, work, pay, about, draws_at_once=read is None)
+            claim = self._claim(key, work, charge, about, draws_at_once=read is None)
             if claim is None:
                 return self._stored(key)
             if read is None:
@@ -140,12 +144,12 @@ class Door:
         self,
         key: str,
         work: tuple[int, str],
-        pay: Callable[[], int | None],
+        charge: Callable[[], int | None],
         about: dict[str, Any],
         *,
         draws_at_once: bool,
     ) -> int | None:
-        """The number of a new claim, paid for; None if the value is there already."""
+        """The number of a new claim, charged for; None if the value is there already."""
         if not isinstance(key, str) or not key:
             raise TypeError(f"`key` must be a non-empty string, got {key!r}.")
         with self._file.transaction():
@@ -159,9 +163,9 @@ class Door:
                 (key,),
             ).fetchone()
             if last is None:
-                charge = pay()
+                charged = charge()
             else:
-                _, owner, paid, stored, drawing, given_up, released = last
+                _, owner, before, stored, drawing, given_up, released = last
                 try:
                     promised = json.loads(stored)
                     at_work = not (given_up or released) and _is_alive(owner)
@@ -181,10 +185,10 @@ class Door:
                         "would be a second release. Wait for it and ask again, or use another key, "
                         "which is another charge."
                     )
-                charge = pay() if drawing else paid
+                charged = charge() if drawing else before
             execute(
-                "INSERT INTO claim (key, owner, charge, about, claimed_at) VALUES (?, ?, ?, ?, ?)",
-                (key, owner_words(work), charge, json.dumps(about), now()),
+                "INSERT INTO claim (key, owner, charge, about) VALUES (?, ?, ?, ?)",
+                (key, owner_words(work), charged, json.dumps(about)),
             )
             number = int(execute("SELECT last_insert_rowid()").fetchone()[0])
             if draws_at_once:
@@ -211,9 +215,9 @@ class Door:
         content = pack(value)
         with self._file.transaction():
             written = self._file.execute(
-                "INSERT INTO released SELECT ?, ?, ?, ? WHERE NOT EXISTS "
+                "INSERT INTO released SELECT ?, ?, ? WHERE NOT EXISTS "
                 "(SELECT 1 FROM released WHERE key = ?)",
-                (key, claim, sqlite3.Binary(content), now(), key),
+                (key, claim, sqlite3.Binary(content), key),
             )
         # As it would be read, and as it is stored by now.
         return unpack(content) if written.rowcount == 1 else self._stored(key)
@@ -236,6 +240,33 @@ def _words(owner: str) -> str:
     return f"Process {known['pid']} on {known['host']}"
 
 
+# --- What a run depends on. ---
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """Stands for records among the settings of a run.
+
+    A file stores a keyed hash of it, under a random key of its own, and messages say only that it
+    differs: a plain hash would let whoever sees it test guesses about the records.
+    """
+
+    digest: bytes = field(repr=False)
+
+
+def fingerprint(*parts: Tensor | Fingerprint) -> Fingerprint:
+    """What tensors' types, shapes and bits are recognized by, in the settings of a :class:`Run`."""
+    digest = hashlib.sha256()
+    for part in parts:
+        if isinstance(part, Fingerprint):
+            digest.update(part.digest)
+            continue
+        array = part.detach().cpu().contiguous().numpy()
+        digest.update(f"{array.dtype.str} {array.shape} ".encode())
+        digest.update(array.tobytes())
+    return Fingerprint(digest.digest())
+
+
 # --- Runs. ---
 
 _NOTICE = (
@@ -246,16 +277,13 @@ _NOTICE = (
 RUN = FileKind(
     name="checkpoint",
     application_id=0x44507275,  # "DPru"
-    migrations=(
-        (
-            "CREATE TABLE run (id INTEGER PRIMARY KEY CHECK (id = 1), notice TEXT NOT NULL, "
-            "what TEXT NOT NULL, identity TEXT NOT NULL, settings TEXT NOT NULL, "
-            "created_at TEXT NOT NULL)",
-            "CREATE TABLE state (name TEXT PRIMARY KEY, value BLOB NOT NULL)",
-            "CREATE TABLE item (series TEXT NOT NULL, number INTEGER NOT NULL, "
-            "value BLOB NOT NULL, PRIMARY KEY (series, number))",
-            *DOOR_TABLES,
-        ),
+    schema=(
+        "CREATE TABLE run (id INTEGER PRIMARY KEY CHECK (id = 1), notice TEXT NOT NULL, "
+        "what TEXT NOT NULL, identity TEXT NOT NULL, key TEXT NOT NULL, settings TEXT NOT NULL)",
+        "CREATE TABLE state (name TEXT PRIMARY KEY, value BLOB NOT NULL)",
+        "CREATE TABLE item (series TEXT NOT NULL, number INTEGER NOT NULL, "
+        "value BLOB NOT NULL, PRIMARY KEY (series, number))",
+        *RELEASE_TABLES,
     ),
     if_lost="The run cannot be continued; what was charged for it stays spent. Begin a new run at "
     "another path.",
@@ -273,7 +301,8 @@ class Run:
         path: The checkpoint: a new file begins a run, an existing one continues it. None keeps the
             run in memory, where nothing outlives it and only its released values are kept.
         what: What runs, in words, such as "DP-GIBO".
-        settings: All that the run depends on, JSON-ready. A file with other settings is refused.
+        settings: All that the run depends on, JSON-ready but for a :func:`fingerprint` of records.
+            A file with other settings is refused.
         ledger: What released values are charged to.
 
     Raises:
@@ -288,7 +317,7 @@ class Run:
     #: What the file is; a run that keeps more than values adds its own tables.
     kind: ClassVar[FileKind] = RUN
     #: Whether one handle at a time holds the file. Without it, every decision that a run takes must
-    #: be one transaction; released values need nothing more, the door keeps them apart.
+    #: be one transaction; released values need nothing more, the release store keeps them apart.
     exclusive: ClassVar[bool] = True
 
     def __init__(
@@ -306,27 +335,26 @@ class Run:
         self._begin(path)
 
     def _begin(self, path: str | os.PathLike[str] | None) -> None:
-        identity, words = uuid.uuid4().hex, json.dumps(self._settings)
+        self._key = os.urandom(32)
 
         def create(connection: sqlite3.Connection) -> None:
-            connection.execute(
-                "INSERT INTO run VALUES (1, ?, ?, ?, ?, ?)",
-                (_NOTICE, self._what, identity, words, now()),
-            )
+            settings = json.dumps(self.comparable(self._settings))
+            row = [self._what, uuid.uuid4().hex, self._key.hex(), settings]
+            connection.execute("INSERT INTO run VALUES (1, ?, ?, ?, ?, ?)", (_NOTICE, *row))
             # A checksum of what the row says: with another identity, values would be drawn anew.
-            sealed = pack([_SEAL, [self._what, identity, words]])
-            connection.execute("INSERT INTO state VALUES (?, ?)", (_SEAL, sealed))
+            connection.execute("INSERT INTO state VALUES (?, ?)", (_SEAL, pack([_SEAL, row])))
 
         self.path = None if path is None else os.path.realpath(path)
         alone = self.exclusive and self.path is not None
         self._file = StateFile(self.path or MEMORY, self.kind, create, exclusive=alone)
         try:
-            rows = self._file.query("SELECT what, identity, settings FROM run")
+            rows = self._file.query("SELECT what, identity, key, settings FROM run")
             if len(rows) != 1:
                 raise self._file.damaged("it names no run")
-            ((stored_what, self._identity, stored),) = rows
             if self.get(_SEAL) != [*rows[0]]:
                 raise self._file.damaged("what it says about the run was altered")
+            ((stored_what, self._identity, key, stored),) = rows
+            self._key = bytes.fromhex(key)
             if self.path is not None and self.resumed:
                 self._check_places()
             if stored_what != self._what:
@@ -334,7 +362,7 @@ class Run:
                     f"`checkpoint` {self.path} is of {stored_what}, not of {self._what}: choose "
                     "another path."
                 )
-            changed = differences(json.loads(stored), self._settings)
+            changed = differences(json.loads(stored), self.comparable(self._settings))
             if changed:
                 raise PrivacyError(
                     f"`checkpoint` {self.path} belongs to a run with other settings "
@@ -344,12 +372,12 @@ class Run:
         except BaseException:
             self._file.close()
             raise
-        self._door = Door(self._file)
+        self._store = ReleaseStore(self._file)
 
     @property
     def identity(self) -> str:
         """What the keys of all values of this run begin with."""
-        self._settle_in()
+        self._renew_in_a_fork()
         return self._identity
 
     @property
@@ -379,7 +407,17 @@ class Run:
                 price, draw, key=name, label=label, delta=delta, about=about, read=read
             )
         what = {"guarantee": price.to_dict(), "about": dict(about or {})}
-        return self._door.release(name, draw, pay=lambda: None, read=read, about=what)
+        return self._store.release(name, draw, charge=lambda: None, read=read, about=what)
+
+    def comparable(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Settings as this run's file keeps them: JSON, with keyed hashes for fingerprints."""
+
+        def hashed(value: object) -> dict[str, str]:
+            if not isinstance(value, Fingerprint):
+                raise TypeError(f"A setting of a run must be JSON-ready, got {value!r}.")
+            return keyed_hash(self._key, value.digest)
+
+        return dict(json.loads(json.dumps(settings, default=hashed)))
 
     def put(self, **values: Any) -> None:
         """Store values by name, replacing those of the same names, as one. Kept in files only."""
@@ -434,7 +472,7 @@ class Run:
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Store all that is put inside together, or nothing of it."""
-        self._settle_in()
+        self._renew_in_a_fork()
         with self._file.transaction():
             yield
 
@@ -454,7 +492,7 @@ class Run:
     def __reduce__(self) -> tuple[object, ...]:
         return _new_run, (self._what, self._settings, self._ledger)
 
-    def _settle_in(self) -> None:
+    def _renew_in_a_fork(self) -> None:
         """In a fork, a run in memory is a new one; one in a file refuses by itself."""
         if self.path is None and self._pid != os.getpid():
             self._pid = os.getpid()
@@ -472,13 +510,3 @@ class Run:
 
 def _new_run(what: str, settings: dict[str, Any], ledger: PrivacyLedger | None) -> Run:
     return Run(None, what=what, settings=settings, ledger=ledger)
-
-
-def fingerprint(*tensors: Tensor) -> str:
-    """A hash of tensors' types, shapes and bits: for the settings of a file that is sensitive."""
-    digest = hashlib.sha256()
-    for tensor in tensors:
-        array = tensor.detach().cpu().contiguous().numpy()
-        digest.update(f"{array.dtype.str} {array.shape} ".encode())
-        digest.update(array.tobytes())
-    return digest.hexdigest()

@@ -34,19 +34,6 @@ come from :math:`\delta(-\epsilon) \le 1 - e^{-\epsilon} (1 - \delta(\epsilon))`
 :math:`E[K] \, \delta(\epsilon - \sup \log(w/v))`; keeping them together is tighter. Exchanging
 maximum and integral would give what a base whose best outcomes are likelier under P' attains.
 
-**Proposals that follow earlier outcomes** [Wang2023]. Let the law of each trial, given the earlier
-ones, have a density between c and C relative to P, and likewise P'. One factor bounds the trial
-that wins and one each that loses, so A has a density of at most :math:`C f'(1 - c u)`, and A' one
-of at least :math:`c f'((1 - C u')_+)`: the bound holds with :math:`w(u) = C f'(1 - c u)` and
-:math:`v(u) = c f'(1 - C G(u))`.
-
-**Thresholds** [Liu2019]. With geometric K, :math:`P(K \ge j) = (1 - \gamma)^{j-1}`, publish the
-first outcome whose score reaches a public threshold, and nothing if none of K does. With p the
-probability to reach it, outcomes above have the density
-:math:`F(p) = 1 / (\gamma + (1 - \gamma) p)` and nothing has :math:`\gamma (1 - p) F(p)`, no more
-than those below would have with the same density. So :math:`H_\alpha(A \| A')
-\le \max_p \int (F(p) - \alpha F(G(p)) r)_+ dP`: here the maximum stands outside.
-
 **Rényi bounds** [Papernot2022]: :func:`selection_rdp`. They are rarely the better ones at one
 delta.
 """
@@ -75,6 +62,7 @@ from botorch_dp.privacy._composition import composed_deltas, composed_epsilon
 from botorch_dp.privacy._distributions import sampled_gaussian
 from botorch_dp.privacy._fourier import FAST, Sums
 from botorch_dp.privacy._gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
+from botorch_dp.privacy._monotone import safe_end
 from botorch_dp.privacy._renyi import DENSE_ORDERS, rdp_delta, rdp_epsilon
 from botorch_dp.privacy.accounting import Sampling, checked_relation, sampled_kind
 from botorch_dp.privacy.guarantee import NeighboringRelation, PrivacyLoss
@@ -90,6 +78,10 @@ _BINS = 800
 _ROUNDING = 1e-9
 #: Trials beyond this have no business here, and neither has a law that makes them likely.
 _MOST_TRIALS = 100_000
+#: Numbers of trials reach some multiples of 1 / gamma, and are drawn as 64-bit integers.
+_LEAST_GAMMA = 1e-16
+#: Where the table of probabilities ends, at the latest.
+_LONGEST_TABLE = 50 * _MOST_TRIALS
 
 
 # --- How many trials. ---
@@ -128,6 +120,11 @@ class TrialNumber:
             )
         object.__setattr__(self, "mean", mean)
         object.__setattr__(self, "shape", float(shape))
+        if not self.is_poisson and self.gamma < _LEAST_GAMMA:
+            raise ValueError(
+                f"`shape` = {shape} with `mean` = {mean} makes more trials possible than could "
+                "ever run: take a larger shape."
+            )
 
     @property
     def is_poisson(self) -> bool:
@@ -156,7 +153,7 @@ class TrialNumber:
 
     @cached_property
     def _probabilities(self) -> np.ndarray:
-        """P(K = k) for k = 0, 1, ... until almost nothing is left."""
+        """P(K = k) for k = 0, 1, ... until almost nothing is left, or the table is too long."""
         if self.is_poisson:
             most = int(self.mean + 12 * math.sqrt(self.mean) + 40)
             k = np.arange(1, most + 1)
@@ -166,7 +163,7 @@ class TrialNumber:
             first = (1 - gamma) / -math.log(gamma)
         else:
             first = (1 - gamma) * eta / math.expm1(-eta * math.log(gamma))
-        most = min(int(60 * (1 + max(eta, 0)) / gamma) + 60, 50 * _MOST_TRIALS)
+        most = min(int(60 * (1 + max(eta, 0)) / gamma) + 60, _LONGEST_TABLE)
         k = np.arange(1, most)
         ratios = np.cumsum(np.log((1 - gamma) * (k + eta) / (k + 1)))
         return np.concatenate([[0.0, first], first * np.exp(ratios)])
@@ -181,13 +178,30 @@ class TrialNumber:
         return float(min(1.0, self._cumulative[min(number, len(self._cumulative) - 1)]))
 
     def quantile(self, probability: float) -> int:
-        """The least number that is not exceeded with this probability."""
+        """The least number that is not exceeded with this probability; at most 5 million."""
         check_delta("probability", probability, allow_zero=True)
         return int(np.searchsorted(self._cumulative, probability))
 
     def draw(self) -> int:
-        """One number, from the operating system's entropy. **Secret**: publishing it is a leak."""
-        return self.quantile(secrets.randbits(53) / 2**53)
+        """One number, from the operating system's entropy. **Secret**: publishing it is a leak.
+
+        By the law that is accounted for, to the last trial: a number k that is drawn with
+        probability k P(K = k) / E[K] is one more than a Poisson number whose mean is drawn from a
+        gamma distribution, and keeping it with probability 1 / k leaves P(K = k).
+        """
+        return int(self.draws(1)[0])
+
+    def draws(self, count: int) -> np.ndarray:
+        """As many independent numbers as :meth:`draw` would give; for audits."""
+        generator = np.random.default_rng(secrets.randbits(256))
+        if self.is_poisson:
+            return generator.poisson(self.mean, check_integer("count", count))
+        kappa, kept = (1 - self.gamma) / self.gamma, np.empty(0, dtype=np.int64)
+        size = min(16 + int(1.5 * count * self.mean), 10**6)
+        while len(kept) < check_integer("count", count):
+            numbers = 1 + generator.poisson(generator.gamma(1 + self.shape, kappa, size))
+            kept = np.concatenate([kept, numbers[generator.random(size) * numbers < 1]])
+        return kept[:count]
 
 
 # --- What is known of the base. ---
@@ -283,6 +297,18 @@ class BaseProfile:
         return np.where(values[:, -1] > 0, np.inf, total)
 
 
+#: Logarithms of ratios are cut here, so that a root finder meets no infinity.
+_LARGEST_RATIO = 50.0
+
+
+def _log_ratio(delta: float, limit: float) -> float:
+    """log(delta / limit), not above 0 where delta is not above the limit."""
+    if delta <= 0 or limit <= 0:
+        return _LARGEST_RATIO if delta > limit else -_LARGEST_RATIO
+    found = min(max(math.log(delta / limit), -_LARGEST_RATIO), _LARGEST_RATIO)
+    return min(found, 0.0) if delta <= limit else max(found, 1e-300)
+
+
 def _hides(mu: float) -> bool:
     """Whether mu-GDP hides anything that double precision can tell."""
     return gaussian_delta(mu, _FIRST * mu) < 1
@@ -297,9 +323,6 @@ class Selection:
 
     Args:
         number: The law of the secret number of trials.
-        density: The least and the largest density (c, C) of a proposal relative to the base
-            distribution; (1, 1) if proposals do not look at earlier outcomes.
-        by_threshold: Publish the first outcome that reaches a public threshold, not the best one.
 
     Example:
         >>> selection = Selection(TrialNumber(40))
@@ -309,43 +332,22 @@ class Selection:
     """
 
     number: TrialNumber
-    density: tuple[float, float] = (1.0, 1.0)
-    by_threshold: bool = False
-
-    def __post_init__(self) -> None:
-        low, high = self.density
-        if not (0 < check_finite("density", low) <= 1 <= check_finite("density", high)):
-            raise ValueError(f"`density` must be (c, C) with 0 < c <= 1 <= C, got {self.density}.")
-        if self.by_threshold and (self.number.shape != 1 or high > low):
-            raise PrivacyError(
-                "A selection by threshold is proven for a geometric number of trials "
-                "(shape=1) and independent proposals only."
-            )
 
     def delta(self, base: BaseProfile, epsilon: float) -> float:
         """The smallest delta known to hold at ``epsilon`` for what is published."""
         alpha = math.exp(min(check_nonnegative("epsilon", epsilon), 700.0))
         smallest = 1e-8 / max(self.number.mean, 1.0)
         u = np.union1d(np.geomspace(smallest, 1.0, _BINS), np.linspace(0.0, 1.0, _BINS))
-        low, high = self.density
-        other = base.other(u)
-        if self.by_threshold:
-            gamma = self.number.gamma
-            most = 1 / (gamma + (1 - gamma) * u[:-1])
-            least = 1 / (gamma + (1 - gamma) * other[1:])
-        else:
-            most = high * self.number.slope(low * u[:-1])
-            # Where C u' reaches 1, all others may be better: f'(0) is left.
-            least = low * self.number.slope(np.minimum(high * other[1:], 1.0))
+        most = self.number.slope(u[:-1])
+        least = self.number.slope(base.other(u)[1:])
 
-        def lines(ratios: np.ndarray) -> np.ndarray:
+        def psi(ratios: np.ndarray) -> np.ndarray:
             with np.errstate(over="ignore"):  # then nothing is left
                 lost = alpha * least[:, None] * ratios
-            return np.maximum(most[:, None] * (1 + _ROUNDING) - lost, 0.0)
+            lines = np.maximum(most[:, None] * (1 + _ROUNDING) - lost, 0.0)
+            return lines.max(0, keepdims=True)
 
-        if self.by_threshold:
-            return float(min(1.0, base.expected(lines).max()))
-        return float(min(1.0, base.expected(lambda r: lines(r).max(0, keepdims=True))[0]))
+        return float(min(1.0, base.expected(psi)[0]))
 
     def epsilon(self, base: BaseProfile, delta: float) -> float:
         """The smallest epsilon known to hold at ``delta`` for what is published."""
@@ -357,16 +359,15 @@ class Selection:
                 return math.inf
         if low == 0 and self.delta(base, 0.0) <= delta:
             return 0.0
-        while high - low > 1e-6 * high:
-            middle = 0.5 * (low + high)
-            low, high = (low, middle) if self.delta(base, middle) <= delta else (middle, high)
-        return high
+        return safe_end(
+            lambda epsilon: _log_ratio(self.delta(base, epsilon), delta), low, high, tolerance=1e-6
+        )
 
     def mu(self, epsilon: float, delta: float) -> float:
         """The largest mu for which trials that keep to :meth:`profile` meet (epsilon, delta).
 
         Raises:
-            PrivacyError: If no noise meets the budget: the proposals alone cost more.
+            PrivacyError: If no noise meets the budget.
         """
         epsilon, delta = check_positive("epsilon", epsilon), check_delta("delta", delta)
         if epsilon > 1e4:
@@ -374,8 +375,10 @@ class Selection:
                 f"`epsilon` must be at most 1e4, where nothing is hidden, got {epsilon}."
             )
 
-        def fits(mu: float) -> bool:
-            return _hides(mu) and self.delta(self.profile(mu, delta), epsilon) <= delta
+        def excess(mu: float) -> float:
+            if not _hides(mu):
+                return _LARGEST_RATIO
+            return _log_ratio(self.delta(self.profile(mu, delta), epsilon), delta)
 
         high = gaussian_mu(epsilon, delta)
         if high < 1e-6:
@@ -384,18 +387,14 @@ class Selection:
                 f"single Gaussian mechanism would have mu = {high:.1g}."
             )
         low = high / 2
-        while not fits(low):
+        while excess(low) > 0:
             low, high = low / 2, low
             if low < 1e-4 * gaussian_mu(epsilon, delta):
                 raise PrivacyError(
-                    f"No noise meets epsilon = {epsilon:g} at delta = {delta:g} with these "
-                    "proposals and this number of trials: ask for fewer trials, or for proposals "
-                    "that do not follow earlier outcomes."
+                    f"No noise meets epsilon = {epsilon:g} at delta = {delta:g} with this number "
+                    "of trials: ask for fewer."
                 )
-        while high - low > 1e-4 * low:
-            middle = math.sqrt(low * high)
-            low, high = (middle, high) if fits(middle) else (low, middle)
-        return low
+        return safe_end(excess, high, low, tolerance=1e-4) if excess(high) > 0 else high
 
     def profile(self, mu: float, delta: float) -> BaseProfile:
         """The points that a trial must keep to, those of mu-GDP, for a selection at ``delta``."""
@@ -411,20 +410,15 @@ def selection_epsilon(
     losses: Sequence[PrivacyLoss],
     number: TrialNumber,
     delta: float,
-    *,
-    density: tuple[float, float] = (1.0, 1.0),
-    by_threshold: bool = False,
 ) -> float:
     """The epsilon at ``delta`` of publishing the best of a secret number of outcomes.
 
-    The smaller one of the profile bound and, for independent proposals, of the Rényi bound.
+    The smaller one of the profile bound and of the Rényi bound.
 
     Args:
         losses: What one trial may reveal of its outcome, score included.
         number: The law of the number of trials.
         delta: In (0, 1).
-        density: See :class:`Selection`.
-        by_threshold: See :class:`Selection`.
 
     Example:
         >>> from botorch_dp.privacy import GaussianLoss
@@ -434,11 +428,9 @@ def selection_epsilon(
     delta = check_delta("delta", delta)
     if not losses:
         raise ValueError("`losses` must be those of one outcome, one or more.")
-    selection = Selection(number, density, by_threshold)
+    selection = Selection(number)
     base = BaseProfile.of(losses, _LAST_SHARE * delta / max(number.mean, 1.0))
     epsilon = selection.epsilon(base, delta)
-    if density != (1.0, 1.0) or by_threshold:
-        return epsilon
     rdp = np.sum([loss.rdp(DENSE_ORDERS) for loss in losses], axis=0)
     return min(epsilon, rdp_epsilon(DENSE_ORDERS, selection_rdp(DENSE_ORDERS, rdp, number), delta))
 

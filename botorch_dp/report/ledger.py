@@ -8,8 +8,9 @@ from fractions import Fraction
 from html import escape
 from pathlib import Path
 
-from botorch_dp.privacy import LedgerEntry, PrivacyLedger
-from botorch_dp.privacy.ledger import Compartments, Totals, first_choice
+from botorch_dp.privacy import LedgerEntry, PrivacyLedger, rounded_down, rounded_up
+from botorch_dp.privacy.budget import Compartments, Totals
+from botorch_dp.privacy.ledger import exactly
 from botorch_dp.report.page import (
     BLACK,
     BLUE,
@@ -50,16 +51,20 @@ def ledger_report(
 def _page(ledger: PrivacyLedger) -> Page:
     budget, entries, relation = ledger.budget, ledger.entries(), ledger.relation
     spent, remaining, balance = ledger.spent(), ledger.remaining(), ledger.balance()
+    whole = f"ε = {exactly(budget.epsilon)}, δ = {exactly(budget.delta)}"
     page = Page(
         f"Privacy ledger {os.path.basename(ledger.path)}",
-        f"{len(entries)} charges against a budget of ε = {budget.epsilon:g}, δ = {budget.delta:g}.",
+        f"{len(entries)} charges against a budget of {whole}.",
         _NOTICE,
     )
     unit = relation.value if relation else "decided by the first charge"
     facts = [
-        ("budget", f"ε = {budget.epsilon:g}, δ = {budget.delta:g}"),
-        ("spent, rounded up", f"ε = {spent[0]:.6g}, δ = {spent[1]:.3g}"),
-        ("left, rounded down", f"ε = {remaining[0]:.6g}, δ = {remaining[1]:.3g}"),
+        ("budget", whole),
+        ("spent, rounded up", f"ε = {rounded_up(spent[0])}, δ = {rounded_up(spent[1])}"),
+        (
+            "left, rounded down",
+            f"ε = {rounded_down(remaining[0])}, δ = {rounded_down(remaining[1])}",
+        ),
         ("neighbours", unit),
     ]
     if balance is not None:
@@ -67,32 +72,37 @@ def _page(ledger: PrivacyLedger) -> Page:
         facts.append(
             (
                 "summed releases",
-                f"ε {used[0]:.6g} of {limit[0]:.6g}, δ {used[1]:.3g} of {limit[1]:.3g}",
+                f"ε {rounded_up(used[0])} of {rounded_down(limit[0])}, "
+                f"δ {rounded_up(used[1])} of {rounded_down(limit[1])}",
             )
         )
         if balance.mu_limit > 0:
-            name = "root of the Rényi divergence" if budget.renyi else "μ of Gaussian releases"
-            facts.append((name, f"{balance.mu_spent:.6g} of {balance.mu_limit:.6g}"))
+            used_mu, limit_mu = rounded_up(balance.mu_spent), rounded_down(balance.mu_limit)
+            facts.append(("μ of Gaussian releases", f"{used_mu} of {limit_mu}"))
+            if balance.mu_spent > 0:
+                facts.append(
+                    (
+                        "why spent and left may exceed the budget",
+                        "squares of μ add up, epsilons of Gaussian releases do not, and what is "
+                        "spent and what is left share one δ",
+                    )
+                )
     said = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in facts)
     stated = "" if relation is None else str(ledger.guarantee)
     promise = f"<p>{escape(stated[:1].upper() + stated[1:])}</p>" if stated else ""
     page.section("What is left", f"<dl>{said}</dl>{promise}")
     if entries:
-        compartments = (
-            Compartments.of(budget, budget.share, "`summed` of the budget")
-            if budget.share is not None
-            # The balance says what the first charge decided.
-            else first_choice(budget, balance is not None and balance.summed_limit[0] == 0)
-        )
+        compartments = ledger.compartments()
+        assert compartments is not None  # the first charge has decided
         _over_time(page, entries, compartments)
         _by_purpose(page, entries, compartments)
     rows = [
         (
             e.number,
             e.charged_at[:19].replace("T", " "),
-            e.epsilon,
-            e.delta,
-            e.mu,
+            rounded_up(e.epsilon),
+            rounded_up(e.delta),
+            rounded_up(e.mu),
             e.label,
             str(e.guarantee),
         )
@@ -122,7 +132,7 @@ def _over_time(page: Page, entries: Sequence[LedgerEntry], compartments: Compart
             "y": [epsilon for _, epsilon in curve],
             "charge": [str(entry.number) for entry, _ in curve],
             "time": [entry.charged_at[:19].replace("T", " ") for entry, _ in curve],
-            "spent so far": [f"{epsilon:.6g}" for _, epsilon in curve],
+            "spent so far": [rounded_up(epsilon) for _, epsilon in curve],
             "label": [entry.label or entry.guarantee.mechanism for entry, _ in curve],
         }
     )
@@ -139,7 +149,7 @@ def _over_time(page: Page, entries: Sequence[LedgerEntry], compartments: Compart
     hover(made, [dots], "charge", "time", "spent so far", "label")
     page.section(
         "Spending",
-        page.place("spending", made, f"{curve[-1][1]:.4g} of {limit:g} spent."),
+        page.place("spending", made, f"{rounded_up(curve[-1][1])} of {exactly(limit)} spent."),
         '<p class="note">ε of everything charged so far, Gaussian releases converted at their δ. '
         "Their ε grows by less than the sum of its parts.</p>",
     )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from botorch_dp._checks import check_positive
-from botorch_dp.privacy.runs import fingerprint
+from botorch_dp.privacy.runs import Fingerprint, fingerprint
 from botorch_dp.training.engines import (
     Batches,
     Engine,
@@ -245,7 +245,7 @@ class Setup:
         outputs = torch.cat([outputs for outputs, _ in pairs])
         return float(self.metric(outputs, torch.cat([Y for _, Y in pairs])))
 
-    def fingerprint(self) -> str:
+    def fingerprint(self) -> Fingerprint:
         """A hash of all training records."""
         if self._datasets is None:
             return fingerprint(*parts(self.form.train_X).values(), self.form.train_Y)

@@ -404,8 +404,9 @@ class PrivateFit:
                 mode 0600, and one process at a time may hold it.
             ledger: Charged once, before a record is read, with the larger one of the two budgets:
                 a record is a training record or a test record.
-            at_least: The result is handed out no earlier than so many seconds after the run began,
-                so that time does not tell how many trainings ran, unless they take longer.
+            at_least: The result is stored, in the ledger too, and handed out no earlier than so
+                many seconds after the run began, so that time does not tell how many trainings
+                ran, unless they take longer.
 
         Raises:
             BudgetExhausted: If the ledger cannot bear it; nothing was read.
@@ -420,6 +421,7 @@ class PrivateFit:
         with Run(checkpoint, what="a private fit", settings=settings, ledger=ledger) as run:
             began = run.get("began") or time.time()
             run.put(began=began)
+            until = began + at_least
             if not run.resumed:
                 # What fails for reasons of its own fails here, before anything is charged.
                 made_up, once = self._made_up(self.only_config)
@@ -429,15 +431,22 @@ class PrivateFit:
                 bar_format="{desc}: training for {elapsed}",
                 disable=not progress,
             ) as bar:
+
+                def read() -> Any:
+                    trained = self._trained(run, executor, bar.refresh)
+                    # When a result is stored tells how many trainings there were, as showing it.
+                    time.sleep(max(0.0, until - time.time()))
+                    return trained
+
                 # The noise of the trainings is not shown; what is shown is stored first.
                 shown = run.release(
                     self._price,
                     self._shown,
-                    read=lambda: self._trained(run, executor, bar.refresh),
+                    read=read,
                     key="model",
                     label="private fit",
                 )
-            time.sleep(max(0.0, began + at_least - time.time()))
+            time.sleep(max(0.0, until - time.time()))
         return self._result(shown)
 
     def _trained(

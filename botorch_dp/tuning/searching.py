@@ -35,7 +35,7 @@ from botorch_dp.privacy import (
     laplace_mechanism,
     pure_dp_epsilon,
 )
-from botorch_dp.privacy.ledger import sqrt_below
+from botorch_dp.privacy.rounding import sqrt_below
 from botorch_dp.privacy.runs import Run
 from botorch_dp.scores import checked_scores, clipped_sum, grid_levels
 from botorch_dp.space import Choice, Config, Integer, SearchSpace

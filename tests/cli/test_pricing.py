@@ -88,10 +88,8 @@ class TestCalibrate:
         code, out, _ = call(capsys, "calibrate", "dp-sgd", *arguments, "--epochs", "2", "--json")
         replaced, added, fixed = json.loads(out)["calibrations"]
         assert (replaced["sampling"], fixed["sampling"]) == ("poisson", "without_replacement")
-        assert fixed["std_over_clip"] == 2 * fixed["noise_multiplier"]
-        assert replaced["std_over_clip"] == 2 * replaced["noise_multiplier"]
-        assert added["std_over_clip"] == added["noise_multiplier"]
-        assert added["std_over_clip"] < replaced["std_over_clip"] < fixed["std_over_clip"]
+        noise = [row["noise_multiplier"] for row in (added, replaced, fixed)]
+        assert noise[0] < noise[1] < noise[2]
 
     @pytest.mark.parametrize(
         "arguments",
@@ -127,18 +125,16 @@ class TestEpsilon:
         assert "1016 steps" in out
         assert out.count("replace one record") == 2
         assert "add or remove one record" in out
-        assert "shuffled" in out
+        assert "If your data loader shuffles" in out
 
     def test_all_lines_are_of_the_same_noise(self, capsys) -> None:
         code, out, _ = call(capsys, "epsilon", "dp-sgd", "--noise", "2", *self.RUN, "--json")
         report = json.loads(out)
         replaced, added, fixed = report["epsilons"]
         assert code == 0
-        assert replaced["noise_multiplier"] == fixed["noise_multiplier"] == 1.0
-        assert added["noise_multiplier"] == 2.0
         for row, sampling in ((replaced, "poisson"), (fixed, "without_replacement")):
             assert row["epsilon"] == dp_sgd_epsilon(
-                noise_multiplier=1.0,
+                noise_multiplier=2.0,
                 batch_size=256,
                 num_records=32561,
                 steps=report["steps"],

@@ -13,7 +13,7 @@ from botorch_dp.privacy import (
     PrivacyLedger,
 )
 from botorch_dp.privacy._gaussian import gaussian_epsilon
-from botorch_dp.privacy.ledger import float_above, float_below, sqrt_above, sqrt_below
+from botorch_dp.privacy.rounding import float_above, float_below, sqrt_above, sqrt_below
 
 
 @pytest.mark.parametrize("epsilon", [math.nan, math.inf, -1.0, 0.0])

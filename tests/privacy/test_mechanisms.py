@@ -342,7 +342,7 @@ def test_a_seed_repeats_and_promises_nothing(mechanism):
 
 
 @pytest.mark.parametrize(
-    ("mechanism", "twin"),
+    ("mechanism", "promise"),
     [
         (laplace_mechanism, laplace_guarantee),
         (gaussian_mechanism, gaussian_guarantee),
@@ -350,7 +350,7 @@ def test_a_seed_repeats_and_promises_nothing(mechanism):
         (mechanisms.sparse_vector, mechanisms.sparse_vector_guarantee),
     ],
 )
-def test_each_twin_takes_the_public_parameters_of_its_mechanism(mechanism, twin):
+def test_each_guarantee_takes_the_public_parameters_of_its_mechanism(mechanism, promise):
     ours = {
         name: (parameter.default, parameter.annotation)
         for name, parameter in inspect.signature(mechanism).parameters.items()
@@ -360,7 +360,7 @@ def test_each_twin_takes_the_public_parameters_of_its_mechanism(mechanism, twin)
     }
     theirs = {
         name: (parameter.default, parameter.annotation)
-        for name, parameter in inspect.signature(twin).parameters.items()
+        for name, parameter in inspect.signature(promise).parameters.items()
         if name != "num_values"
     }
     assert ours == theirs

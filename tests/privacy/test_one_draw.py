@@ -1,10 +1,11 @@
-"""The door itself: one value for one key, and a charge for every draw."""
+"""The release store itself: one value for one key, and a charge for every draw."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import pickle
+import re
 import threading
 import time
 from pathlib import Path
@@ -61,7 +62,7 @@ class Broken(Twice):
         return [noise(), noise()]
 
 
-def test_the_suite_catches_a_broken_twin(tmp_path: Path) -> None:
+def test_the_suite_catches_a_broken_version(tmp_path: Path) -> None:
     class Suite(OneDraw):
         draws = 2
 
@@ -341,7 +342,7 @@ def test_stored_values_cannot_be_changed(tmp_path: Path) -> None:
         for statement in (
             "UPDATE released SET value = x'00'",
             "DELETE FROM released",
-            "INSERT OR REPLACE INTO released VALUES ('k', 1, x'00', '')",
+            "INSERT OR REPLACE INTO released VALUES ('k', 1, x'00')",
             "DELETE FROM claim",
             "UPDATE claim SET owner = ''",
             "DELETE FROM drawing",
@@ -486,5 +487,27 @@ def test_copies_of_a_run_in_memory_have_their_own_identity() -> None:
 def test_fingerprint() -> None:
     x = torch.arange(4.0)
     names = [fingerprint(x), fingerprint(x.double()), fingerprint(x.reshape(2, 2)), fingerprint(-x)]
-    assert len(set(names)) == 4 and fingerprint(x.clone()) == names[0]
+    names.append(fingerprint(fingerprint(x), fingerprint(x)))
+    assert len(set(names)) == 5 and fingerprint(x.clone()) == names[0]
     assert fingerprint(torch.empty(0, 3)) != fingerprint(torch.empty(0, 4))
+    assert "digest" not in repr(names[0])
+
+
+def test_records_are_recognized_and_never_quoted(tmp_path: Path) -> None:
+    """No hash that guesses could be tried on: neither in messages, nor the same in two files."""
+    x = torch.arange(4.0)
+    kept = []
+    for name in ("a", "b"):
+        Run(tmp_path / name, what="a test", settings={"data": {"X": fingerprint(x)}}).close()
+        with Run(tmp_path / name, what="a test", settings={"data": {"X": fingerprint(x)}}) as run:
+            assert run.resumed
+            kept.append(run._file.query("SELECT settings FROM run")[0][0])
+        with pytest.raises(PrivacyError, match=r"`data\.X` is not the same") as refused:
+            Run(tmp_path / name, what="a test", settings={"data": {"X": fingerprint(x + 1)}})
+        assert not re.search("[0-9a-f]{32}", str(refused.value))
+        with pytest.raises(PrivacyError, match=r"`data\.X` is not the same"):
+            Run(tmp_path / name, what="a test", settings={"data": {"X": None}})
+    plain = fingerprint(x).digest.hex()
+    assert kept[0] != kept[1] and plain not in kept[0] + kept[1]
+    with pytest.raises(TypeError, match="JSON-ready"):
+        Run(tmp_path / "c", what="a test", settings={"data": x})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from botorch_dp.privacy import (
     dp_sgd_loss,
     renyi_epsilon,
 )
+from botorch_dp.privacy.rounding import sqrt_below
 from tests.privacy.charging import REPLACE, accepts, gaussian, guarantee, pure
 
 BUDGET = PrivacyBudget(1.0, 1e-5, renyi=True)
@@ -27,7 +29,7 @@ RUN = dp_sgd_loss(noise_multiplier=4.0, batch_size=100, num_records=10_000, step
 
 
 def order_of(ledger: PrivacyLedger) -> float:
-    compartments = ledger._compartments()
+    compartments = ledger.compartments()
     assert compartments is not None and compartments.order is not None
     return compartments.order
 
@@ -60,11 +62,12 @@ def test_exactly_what_is_left_is_granted(half: bool) -> None:
     with PrivacyLedger(budget=BUDGET) as probe:
         probe.charge(gaussian(1e-6))
         limit = order_of(probe)
-        compartments = probe._compartments()
+        compartments = probe.compartments()
         assert compartments is not None
         whole = compartments.mu
     # The divergence of a Gaussian is order mu^2 / 2.
-    largest = whole * math.sqrt(2 / limit)
+    assert renyi_epsilon(limit * whole**2 / 2, limit, 1e-5) == pytest.approx(1.0)
+    largest = whole
     spent = largest / 2 if half else 0.0
     rest = math.sqrt(largest**2 - spent**2)
     for factor, granted in ((1 - 1e-12, True), (1 + 1e-9, False)):
@@ -82,7 +85,22 @@ def test_gaussian_noise_costs_a_little_more_than_its_mu() -> None:
         exact = balance.mu_limit
     with PrivacyLedger(budget=BUDGET) as ledger:
         assert not accepts(ledger, gaussian(exact))
-        assert accepts(ledger, gaussian(0.8 * exact))
+        entry = ledger.charge(gaussian(0.8 * exact))
+        assert entry.mu == 0.8 * exact, "squares of mu add up here too"
+
+
+@pytest.mark.parametrize("renyi", [False, True])
+@pytest.mark.parametrize("used", [0.0, 0.05])
+def test_what_is_said_to_be_left_for_gaussian_noise_is_granted(renyi: bool, used: float) -> None:
+    """All of it in 50 charges, and then nothing more."""
+    with PrivacyLedger(budget=PrivacyBudget(1.0, 1e-5, renyi=renyi)) as ledger:
+        if used:
+            ledger.charge(gaussian(used))
+        each = sqrt_below(Fraction(ledger.mu_left()) ** 2 / 50)
+        for _ in range(50):
+            ledger.charge(gaussian(each))
+        assert ledger.mu_left() < 1e-6 * each or ledger.mu_left() < 1e-7
+        assert not accepts(ledger, gaussian(1e-3 * each))
 
 
 def test_pure_releases_are_summed_where_something_was_set_aside() -> None:
@@ -103,8 +121,6 @@ def test_noise_too_small_is_refused_by_name() -> None:
         with pytest.raises(PrivacyError, match=r"Rényi|asks for"):
             ledger.charge(guarantee(PoissonSGDLoss(1e-3, 0.5, 10, REPLACE)))
         assert ledger.entries() == []
-    with pytest.raises(TypeError, match="`renyi`"):
-        PrivacyBudget(1.0, 1e-5, renyi=2.0)  # type: ignore[arg-type]
 
 
 def test_the_kind_is_kept_in_the_file(tmp_path: Path) -> None:

@@ -206,16 +206,16 @@ def test_opendp_confirms_the_gaussian_scale():
     assert naive_failures > 0
 
 
-def test_rounding_many_values_to_the_lattice_is_paid_for():
+def test_rounding_many_values_to_the_lattice_widens_the_noise():
     """n values move by up to n steps (sqrt(n) in l2): here enough of them to see it."""
     for scale_of, root in ((sampling.laplace_scale, 1.0), (sampling.gaussian_scale, 0.5)):
         # Little noise is asked for, so that a step of the lattice counts.
         sensitivity, level, count = 2.0**-50, 2.0**-50, 2**16
         needed = sensitivity / level
         moved = count**root * 2.0**-sampling.LATTICE_BITS
-        paid = scale_of(sensitivity, level, count)
-        assert paid >= needed * (1 + moved / sensitivity / 2)
-        assert paid <= needed * (1 + 8 * moved / sensitivity) + 1e-14
+        widened = scale_of(sensitivity, level, count)
+        assert widened >= needed * (1 + moved / sensitivity / 2)
+        assert widened <= needed * (1 + 8 * moved / sensitivity) + 1e-14
     with pytest.raises(ValueError, match="`sensitivity`"):
         sampling.gaussian_scale(2.0**-90, 2.0**-90, 2**16)
 

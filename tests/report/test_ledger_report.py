@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from botorch_dp.privacy import PrivacyBudget, PrivacyLedger, gaussian_guarantee, laplace_guarantee
+from botorch_dp.privacy import (
+    PrivacyBudget,
+    PrivacyLedger,
+    gaussian_guarantee,
+    laplace_guarantee,
+    rounded_down,
+    rounded_up,
+)
 from botorch_dp.report import ledger_report
 from tests.browser import chromium, opened, wait_until_drawn
 
@@ -28,8 +35,8 @@ class TestFile:
         text = ledger_report(ledger, tmp_path / "ledger.html").read_text()
         with PrivacyLedger(ledger) as again:
             spent, remaining = again.spent(), again.remaining()
-            assert f"ε = {spent[0]:.6g}, δ = {spent[1]:.3g}" in text
-            assert f"ε = {remaining[0]:.6g}, δ = {remaining[1]:.3g}" in text
+            assert f"ε = {rounded_up(spent[0])}, δ = {rounded_up(spent[1])}" in text
+            assert f"ε = {rounded_down(remaining[0])}, δ = {rounded_down(remaining[1])}" in text
             for entry in again.entries():
                 assert entry.charged_at[:19].replace("T", " ") in text
         assert text.count("&lt;i&gt;score&lt;/i&gt;") >= 3

@@ -1,0 +1,240 @@
+"""Every printed number is on the safe side of the exact one, and close to it."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+import warnings
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+
+import mpmath
+import pytest
+
+from botorch_dp.privacy import (
+    BudgetExhausted,
+    Guarantee,
+    NeighboringRelation,
+    PrivacyBudget,
+    PrivacyLedger,
+    PrivacyUnit,
+    dp_sgd_epsilon,
+    gaussian_epsilon,
+    gaussian_mu,
+    rounded_down,
+    rounded_up,
+    warn_large_delta,
+)
+from botorch_dp.privacy.guarantee import ApproximateLoss, GaussianLoss, PrivacyLoss, PureLoss
+from botorch_dp.report import ledger_report
+from tests.cli.calling import call
+
+NUMBER = r"[-+0-9.]+(?:e[-+]\d+)?"
+
+
+def settings(count: int, seed: int = 0) -> Iterator[tuple[float, float]]:
+    """Epsilons and deltas of many sizes, some of them a hair beside a short decimal."""
+    generator = random.Random(seed)
+    for _ in range(count):
+        epsilon = generator.randrange(1, 10**5) * 10.0 ** generator.randrange(-7, -2)
+        delta = generator.randrange(1, 10**4) * 10.0 ** generator.randrange(-14, -7)
+        if generator.random() < 0.7:
+            epsilon = math.nextafter(epsilon, generator.choice((0.0, math.inf)))
+            delta = math.nextafter(delta, generator.choice((0.0, math.inf)))
+        yield epsilon, delta
+
+
+def promise(*losses: PrivacyLoss) -> Guarantee:
+    return Guarantee("a test", PrivacyUnit(), losses)
+
+
+class TestRounding:
+    def test_is_safe_and_right_to_the_last_place(self) -> None:
+        """As decimals: at most one unit of the last digit beside the number's own decimal."""
+        generator = random.Random(1)
+        for _ in range(20_000):
+            digits = generator.choice((1, 2, 3, 4, 6, 12, 17))
+            base = generator.randrange(10 ** min(digits, 15)) * 10.0 ** generator.randrange(
+                -330, 300
+            )
+            value = math.nextafter(base, generator.choice((-math.inf, math.inf, base)))
+            value *= generator.choice((1, -1))
+            if not math.isfinite(value):
+                continue
+            up, down = rounded_up(value, digits), rounded_down(value, digits)
+            assert float(down) <= value <= float(up)
+            exact = Fraction(repr(value))
+            assert Fraction(down) <= exact <= Fraction(up)
+            if value:
+                unit = Fraction(10) ** (math.floor(mpmath.log10(abs(mpmath.mpf(value)))) - digits)
+                assert Fraction(up) - Fraction(down) <= 10 * unit
+                assert len(re.sub(r"e.*|\D", "", up).strip("0")) <= digits
+
+    @pytest.mark.parametrize(
+        ("value", "up", "down"),
+        [
+            (0.0, "0", "0"),
+            (1e-5, "1e-05", "1e-05"),
+            (1 / 3e5, "3.334e-06", "3.333e-06"),
+            (0.99995, "1", "0.9999"),
+            (123456.7, "123500", "123400"),
+            (1e22, "1e+22", "1e+22"),
+            (5e-324, "5e-324", "5e-324"),
+            (math.inf, "inf", "inf"),
+            (-2 / 3, "-0.6666", "-0.6667"),
+        ],
+    )
+    def test_by_hand(self, value: float, up: str, down: str) -> None:
+        assert (rounded_up(value), rounded_down(value)) == (up, down)
+
+
+class TestGuarantees:
+    def test_epsilon_and_delta(self) -> None:
+        for epsilon, delta in settings(300):
+            pure, both = (
+                str(promise(PureLoss(epsilon))),
+                str(promise(ApproximateLoss(epsilon, delta))),
+            )
+            (shown,) = re.findall(rf": ({NUMBER})-differentially", pure)
+            assert epsilon <= float(shown) <= epsilon * 1.002
+            ((shown, theirs),) = re.findall(rf"\(({NUMBER}), ({NUMBER})\)-differ", both)
+            assert epsilon <= float(shown) and delta <= float(theirs) <= delta * 1.002
+
+    def test_gaussian_ones_against_many_digits(self) -> None:
+        """At the printed mu, delta at the printed epsilon is not above the printed delta."""
+        with mpmath.workdps(60):
+            for epsilon, delta in settings(60, seed=2):
+                if not 1e-3 < epsilon < 30:
+                    continue
+                mu = gaussian_mu(epsilon, delta)
+                text = str(promise(GaussianLoss(mu)).quoted_at(delta))
+                ((shown, e, d),) = re.findall(
+                    rf"({NUMBER})-Gaussian .*\(({NUMBER}), ({NUMBER})\)-diff", text
+                )
+                assert mu <= float(shown) <= mu * 1.002
+                a, b = (mpmath.mpf(e) / mu + sign * mpmath.mpf(mu) / 2 for sign in (-1, 1))
+                true = mpmath.ncdf(-a) - mpmath.exp(mpmath.mpf(e)) * mpmath.ncdf(-b)
+                assert true <= mpmath.mpf(d)
+
+
+@pytest.mark.parametrize("mu", [0.1, 1.0, 10.0, 20.0])
+def test_tradeoffs_of_tiny_alphas(mu: float) -> None:
+    with mpmath.workdps(60):
+        for alpha in (0.3, 1e-3, 1e-14, 1e-15, 1.2e-16, 5e-17, 1e-20, 1e-30, 1e-300):
+            start = mpmath.sqrt(-2 * mpmath.log(mpmath.mpf(alpha)))
+            z = mpmath.findroot(lambda t, a=alpha: mpmath.log(mpmath.ncdf(-t) / a), start)
+            true = mpmath.ncdf(z - mu)
+            assert promise(GaussianLoss(mu)).tradeoff(alpha) == pytest.approx(float(true), rel=1e-9)
+
+
+def test_tradeoffs_of_enormous_epsilons_promise_nothing() -> None:
+    for epsilon in (600.0, 800.0, 1e4):
+        for alpha in (1e-300, 1e-20, 0.5):
+            exact = max(0.0, 1 - math.exp(min(epsilon + math.log(alpha), 700)))
+            exact = max(exact, math.exp(-epsilon) * (1 - alpha))
+            assert promise(PureLoss(epsilon)).tradeoff(alpha) <= exact * (1 + 1e-9)
+
+
+class TestLedger:
+    def check(self, text: str, ledger: PrivacyLedger, spent: str, left: str) -> None:
+        (above,), (below,) = re.findall(spent, text), re.findall(left, text)
+        for shown, exact in zip(above, ledger.spent(), strict=True):
+            assert exact <= float(shown) <= exact * 1.002
+        for shown, exact in zip(below, ledger.remaining(), strict=True):
+            assert exact * 0.998 <= float(shown) <= exact
+
+    def test_table_command_line_and_report(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        generator = random.Random(3)
+        for number, (epsilon, _) in enumerate(settings(12, seed=4)):
+            path = tmp_path / str(number)
+            share = generator.choice((None, 0.3, (0.3 * epsilon, 1e-7)))
+            with PrivacyLedger(path, PrivacyBudget(epsilon, 1e-6, summed=share)) as ledger:
+                for _ in range(3):
+                    ledger.charge(promise(PureLoss(epsilon * generator.uniform(0.01, 0.09))))
+                if share is not None:
+                    ledger.charge(promise(GaussianLoss(0.3 * ledger.mu_left())))
+                pair = rf"epsilon ({NUMBER}), delta ({NUMBER})"
+                self.check(str(ledger), ledger, rf"spent +{pair}", rf"left +{pair}")
+                _, shown, _ = call(capsys, "ledger", "show", str(path))
+                self.check(shown, ledger, rf"spent +{pair}", rf"left +{pair}")
+                costs = re.findall(rf"epsilon ({NUMBER})\s", shown)
+                for entry, cost in zip(ledger.entries()[:3], costs, strict=True):
+                    assert entry.epsilon <= float(cost)
+                page = ledger_report(ledger, tmp_path / f"{number}.html").read_text()
+                pair = rf"</dt><dd>ε = ({NUMBER}), δ = ({NUMBER})</dd>"
+                self.check(page, ledger, f"spent, rounded up{pair}", f"left, rounded down{pair}")
+                with pytest.raises(BudgetExhausted) as refused:
+                    ledger.charge(promise(PureLoss(epsilon)))
+                asked, left = re.findall(rf"\(ε = ({NUMBER}), δ = {NUMBER}\)", str(refused.value))[
+                    1:
+                ]
+                balance = ledger.balance()
+                assert balance is not None and epsilon <= float(asked)
+                assert float(left) <= balance.summed_limit[0] - balance.summed_spent[0] + 1e-15
+
+
+class TestCommandLine:
+    def test_printed_noise_is_enough(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """What is given to Opacus reaches the (epsilon, delta) in the line above."""
+        for epsilon, records, batch, epochs in (
+            (1.0, 60_000, 256, 10),
+            (8.0, 1_000_000, 10, 1),
+            (50.0, 10_000, 10, 1),
+        ):
+            arguments = ["--epsilon", epsilon, "--delta", 1e-6, "--records", records]
+            arguments += ["--batch", batch, "--epochs", epochs]
+            _, out, _ = call(capsys, "calibrate", "dp-sgd", *map(str, arguments))
+            rows = re.findall(rf"^(\S+).*(replace|add) .*record +({NUMBER})$", out, re.MULTILINE)
+            assert len(rows) == 3
+            for kind, relation, noise in rows:
+                added = relation == "add"
+                reached = dp_sgd_epsilon(
+                    noise_multiplier=float(noise),
+                    batch_size=batch,
+                    num_records=records,
+                    steps=epochs * (records // batch),
+                    delta=1e-6,
+                    sampling="poisson" if kind == "Poisson" else "without_replacement",
+                    relation=NeighboringRelation["ADD_OR_REMOVE_ONE" if added else "REPLACE_ONE"],
+                )
+                assert 0.99 * epsilon < reached <= epsilon
+
+    def test_printed_scales_are_enough(self, capsys: pytest.CaptureFixture[str]) -> None:
+        for epsilon, delta in settings(25, seed=5):
+            arguments = ["--sensitivity", "0.7", "--epsilon", repr(epsilon)]
+            _, out, _ = call(capsys, "calibrate", "laplace", *arguments)
+            scale = float(out.splitlines()[0].split(": ")[1])
+            assert Fraction(0.7) / Fraction(scale) <= Fraction(epsilon)
+            if epsilon > 1e-3:
+                _, out, _ = call(
+                    capsys, "calibrate", "gaussian", *arguments, "--delta", repr(delta)
+                )
+                scale = float(out.splitlines()[0].split(": ")[1])
+                assert gaussian_epsilon(0.7 / scale, delta) <= epsilon
+
+    def test_printed_epsilons_are_not_below(self, capsys: pytest.CaptureFixture[str]) -> None:
+        for noise in (0.7, 1.13, 3.0):
+            arguments = ["--noise", noise, "--records", 1000, "--batch", 100, "--epochs", 3]
+            _, out, _ = call(capsys, "epsilon", "dp-sgd", *map(str, arguments))
+            exact = dp_sgd_epsilon(
+                noise_multiplier=noise, batch_size=100, num_records=1000, steps=30, delta=1e-5
+            )
+            shown = float(re.findall(rf"replace one record +({NUMBER})$", out, re.MULTILINE)[0])
+            assert exact <= shown <= 1.002 * exact
+
+
+def test_a_delta_of_one_record_in_all_warns_where_it_was_asked_for() -> None:
+    run = {"noise_multiplier": 1.0, "batch_size": 10, "num_records": 500, "steps": 10}
+    with pytest.warns(UserWarning, match=r"`delta` = 0\.1 is not below 1 / 500") as told:
+        dp_sgd_epsilon(**run, delta=0.1)
+    assert [warning.filename for warning in told] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        dp_sgd_epsilon(**run, delta=1e-3)
+        warn_large_delta(1e-9, 10**6)
+        with pytest.raises(UserWarning):
+            warn_large_delta(1 / 500, 500)

@@ -1,0 +1,102 @@
+"""One noise multiplier, one meaning: ours, the command line's, Opacus's and dp-accounting's.
+
+It is the noise's standard deviation over the clipping norm, under every relation. One of the four
+accountants counts otherwise: dp-accounting's Rényi accountant divides the noise by the sensitivity
+under REPLACE_ONE, twice the clipping norm, so it must be given half of the number.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+
+import dp_accounting as dpa
+import pytest
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
+from opacus.accountants import PRVAccountant, RDPAccountant
+
+from botorch_dp.privacy import NeighboringRelation, dp_sgd_epsilon, dp_sgd_epsilons
+from botorch_dp.privacy.opacus_accountant import DistributionAccountant
+from tests.cli.calling import call
+
+REPLACE, ADD = NeighboringRelation.REPLACE_ONE, NeighboringRelation.ADD_OR_REMOVE_ONE
+NOISE, BATCH, RECORDS, EPOCHS, DELTA = 1.13, 128, 4096, 10, 1e-5
+STEPS, RATE = EPOCHS * (RECORDS // BATCH), BATCH / RECORDS
+RUN = {"noise_multiplier": NOISE, "batch_size": BATCH, "num_records": RECORDS, "steps": STEPS}
+
+
+def ours(relation: NeighboringRelation, **options: str) -> float:
+    return dp_sgd_epsilon(**RUN, delta=DELTA, relation=relation, **options)
+
+
+def opacus(accountant: RDPAccountant | PRVAccountant | DistributionAccountant) -> float:
+    for _ in range(STEPS):
+        accountant.step(noise_multiplier=NOISE, sample_rate=RATE)
+    return float(accountant.get_epsilon(DELTA))
+
+
+def theirs(accountant: RdpAccountant | PLDAccountant, noise: float) -> float:
+    event = dpa.PoissonSampledDpEvent(RATE, dpa.GaussianDpEvent(noise))
+    return float(accountant.compose(event, STEPS).get_epsilon(DELTA))
+
+
+def test_added_records() -> None:
+    epsilon, relation = ours(ADD), dpa.NeighboringRelation.ADD_OR_REMOVE_ONE
+    assert epsilon == pytest.approx(2.849, abs=1e-3)
+    assert opacus(DistributionAccountant(ADD)) == epsilon
+    assert opacus(PRVAccountant()) == pytest.approx(epsilon, rel=1e-2)
+    assert theirs(PLDAccountant(relation), NOISE) == pytest.approx(epsilon, rel=1e-3)
+    renyi = ours(ADD, accountant="rdp")
+    assert epsilon < renyi == pytest.approx(opacus(RDPAccountant()), rel=5e-3)
+    assert renyi == pytest.approx(theirs(RdpAccountant(None, relation), NOISE), rel=5e-3)
+
+
+def test_replaced_records() -> None:
+    """Opacus's own accountants do not know this relation."""
+    epsilon, relation = ours(REPLACE), dpa.NeighboringRelation.REPLACE_ONE
+    assert epsilon > 1.5 * ours(ADD)
+    assert opacus(DistributionAccountant(REPLACE)) == epsilon
+    assert theirs(PLDAccountant(relation), NOISE) == pytest.approx(epsilon, rel=1e-3)
+
+
+def test_batches_of_fixed_size() -> None:
+    """The accountant that counts in sensitivities gets half of the number."""
+    event = dpa.SampledWithoutReplacementDpEvent(RECORDS, BATCH, dpa.GaussianDpEvent(NOISE / 2))
+    accountant = RdpAccountant(None, dpa.NeighboringRelation.REPLACE_ONE)
+    renyi = ours(REPLACE, sampling="without_replacement", accountant="rdp")
+    found = accountant.compose(event, STEPS).get_epsilon(DELTA)
+    assert renyi == pytest.approx(found, rel=5e-3)
+    assert ours(REPLACE) < ours(REPLACE, sampling="without_replacement") < renyi
+
+
+def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--noise", NOISE, "--records", RECORDS, "--batch", BATCH, "--epochs", EPOCHS]
+    arguments += ["--delta", DELTA, "--json"]
+    code, out, _ = call(capsys, "epsilon", "dp-sgd", *map(str, arguments))
+    replaced, added, fixed = (row["epsilon"] for row in json.loads(out)["epsilons"])
+    assert code == 0
+    assert (replaced, added) == (ours(REPLACE), ours(ADD))
+    assert fixed == ours(REPLACE, sampling="without_replacement")
+
+
+@pytest.mark.parametrize("relation", [REPLACE, ADD])
+def test_many_at_once(relation: NeighboringRelation) -> None:
+    many = dp_sgd_epsilons(
+        [NOISE], [BATCH], [STEPS], num_records=RECORDS, delta=DELTA, relation=relation
+    )
+    assert ours(relation) * (1 - 1e-3) <= many[0] <= 1.02 * ours(relation)
+
+
+def test_without_sampling_it_is_the_gaussian_mechanism_of_a_clipped_sum() -> None:
+    """C of an added record or 2C of a replaced one, over NOISE times C."""
+    full = {"batch_size": 10, "num_records": 10, "steps": 1, "noise_multiplier": NOISE}
+    for relation, moved in ((ADD, 1.0), (REPLACE, 2.0)):
+        accountant = PLDAccountant(dpa.NeighboringRelation[relation.name])
+        accountant.compose(dpa.GaussianDpEvent(NOISE))
+        epsilon = dp_sgd_epsilon(**full, delta=DELTA, relation=relation)
+        assert accountant.get_epsilon(DELTA) == pytest.approx(epsilon, rel=1e-3)
+        mu = moved / NOISE
+        assert epsilon == pytest.approx(
+            mu**2 / 2 + mu * math.sqrt(2 * math.log(1 / DELTA)), rel=0.2
+        )
