@@ -250,7 +250,7 @@ class Setup:
         if self._datasets is None:
             return fingerprint(*parts(self.form.train_X).values(), self.form.train_Y)
         digests = (fingerprint(*parts(X).values(), Y) for X, Y in self._datasets[0].batches())
-        return " ".join(digests)
+        return fingerprint(*digests)
 
     def _try_metric(self, outputs: Tensor, targets: Tensor) -> None:
         """Call the metric with the shapes of the test records, and none of their values."""
