@@ -46,10 +46,6 @@ if TYPE_CHECKING:
     from botorch_dp.pareto import PrivacyUtilityProblem
 
 _STOPPED = "the moment at which training was stopped did not depend on the records"
-_NOTHING_KEPT = (
-    "your model and loss treat every record on its own: they store nothing between calls, raise no "
-    "error for a single record, and define no custom vmap rule that mixes records"
-)
 
 
 class CurvePoint(NamedTuple):
@@ -474,7 +470,7 @@ class DPTrainer:
             clipping=self.clipping,
             sampling=self.sampling,
             relation=self.relation,
-            conditions=() if self.setup.isolated_by_construction else (_NOTHING_KEPT,),
+            conditions=self.setup.conditions,
         )
         return replace(plan, memory=self.setup.memory(plan.batch_size))
 

@@ -19,6 +19,7 @@ from botorch_dp.training.engines import (
     stack_parameters,
     trainable,
 )
+from botorch_dp.training.evaluation import check_evaluation
 from botorch_dp.training.fused import FusedEngine, why_not_fused
 from botorch_dp.training.ghost import GhostEngine
 from botorch_dp.training.isolation import (
@@ -59,6 +60,12 @@ _ENGINES: dict[str, Callable[..., Engine]] = {
     "ghost": GhostEngine,
     "per_record": PerRecordEngine,
 }
+
+
+_NOTHING_KEPT = (
+    "your model and loss treat every record on its own: they store nothing between calls, raise no "
+    "error for a single record, and define no custom vmap rule that mixes records"
+)
 
 
 class Setup:
@@ -130,8 +137,13 @@ class Setup:
 
     @property
     def isolated_by_construction(self) -> bool:
-        """Whether nothing of the caller's is called while gradients are computed."""
+        """Whether nothing of the caller's is called on records."""
         return self.engine == "fused" and known_gradient(self.loss) is not None
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        """What rests on the caller, about the model, the loss and the records."""
+        return () if self.isolated_by_construction else (_NOTHING_KEPT,)
 
     def memory(self, batch_size: int) -> int:
         """What clipping takes at most beside the memory of plain training, in bytes."""
@@ -200,7 +212,11 @@ class Setup:
         )
 
     def check(self, model: nn.Module, *, precise: bool, random_weights: bool = False) -> None:
-        """Raise if a record reaches beyond its own gradient; see :func:`.check_contributions`."""
+        """Raise if a record reaches beyond its own gradient, or beyond its own output.
+
+        See :func:`.check_contributions` and :func:`.check_evaluation`.
+        """
+        check_evaluation(model, self.form, random_weights=random_weights)
         maker = partial(self._engine_of_one, precise=precise)
         check_contributions(
             model, self.form, maker, self.num_classes, random_weights=random_weights

@@ -30,7 +30,6 @@ from botorch_dp.privacy import (
     ApproximateLoss,
     BaseProfile,
     Guarantee,
-    NeighboringRelation,
     PrivacyBudget,
     PrivacyLedger,
     PrivacyUnit,
@@ -56,7 +55,10 @@ TestRecords = Literal["sensitive", "public", "training"]
 _SECRET = "those it protects against learn neither how many trainings ran nor how long they took"
 _CHOSEN = "the space, the number of trials and all settings were chosen without the records"
 _FAILURES = "whether a training fails does not depend on what single records say"
-_COUNT_IS_PUBLIC = "the number of test records counts as public"
+_COUNT_IS_PUBLIC = (
+    "the number of test records is public: a test record may be replaced by another one, and is "
+    "neither added nor removed"
+)
 _PUBLIC_TEST = "the test records, which choose the model, are public"
 #: 20 expected trainings of this shape cost what 40 of a geometric number do. One or two trainings,
 #: and so a configuration at random, come out in 1.6% of all runs instead of 5%.
@@ -142,8 +144,8 @@ class FitResult:
             them failed) the untrained one of the factory.
         config: The released configuration, with its noise multiplier. If nothing came out, that
             in the middle of the space.
-        score: The released score, or None if nothing came out. The best of many noisy scores is
-            too good on average.
+        score: The released score, or None if nothing came out; NaN if a metric failed on public
+            test records for every model. The best of many noisy scores is too good on average.
         test_guarantee: What all of it promises a test record, if those are sensitive.
     """
 
@@ -348,11 +350,10 @@ class PrivateFit:
         """What everything that is published promises a test record, if those are sensitive."""
         if self.test_records != "sensitive":
             return None
-        unit = PrivacyUnit("one test record", self.trainer.relation).given(_CHOSEN)
+        # Their number divides the score: they are replaced, whatever the trainer's relation is.
+        unit = PrivacyUnit("one test record").given(_CHOSEN, *self.trainer.setup.conditions)
         if self._selects:
             unit = unit.given(_SECRET)
-        if unit.relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
-            unit = unit.given(_COUNT_IS_PUBLIC)
         return self._promise("noisy test scores", unit, self.test_budget, ())
 
     def rank_on(
@@ -483,7 +484,8 @@ class PrivateFit:
         if "score" in shown:
             mu = self._scoring.mu
             scale = None if mu is None else 1 / (self._scored * mu)
-            score = Release(shown["score"], guarantee, scale)
+            value = shown["score"] if math.isfinite(shown["score"]) else math.nan
+            score = Release(value, guarantee, scale)
         return FitResult(
             model=Release(self.trainer.setup.untrained(shown.get("weights")), guarantee),
             config=Release(shown["config"], guarantee),
@@ -542,7 +544,10 @@ class PrivateFit:
             max(self.budget.delta, self.test_budget.delta),
         )
         unit = replace(training.unit, protects=f"{training.protects} or {test.protects}")
-        return replace(training, unit=unit.given(*test.unit.conditions), losses=(loss,))
+        unit = unit.given(*test.unit.conditions)
+        if unit.relation is not test.unit.relation:
+            unit = unit.given(_COUNT_IS_PUBLIC)
+        return replace(training, unit=unit, losses=(loss,))
 
     def _promise(
         self,
