@@ -152,15 +152,11 @@ class _CallsOfOne:
         try:
             together = self._call(self._made)
             for place in (0, 1, BLOCK // 2 + 1, BLOCK - 1):
-                turned = _rows(
-                    self._made, torch.where(places == place, place, (places + 1) % BLOCK)
-                )
+                turned = torch.where(places == place, place, (places + 1) % BLOCK)
+                mixed = self._call(_rows(self._made, turned))
                 copies = self._call(_rows(self._made, torch.full_like(places, place)))
                 row, alone = together[place], self._call(_rows(self._made, places[[place]]))[0]
-                same = [
-                    self._call(_rows(self._made, turned))[place],
-                    *(copies if movable else copies[[place]]),
-                ]
+                same = [mixed[place], *(copies if movable else copies[[place]])]
                 if not all(_bits(each) == _bits(row) for each in same):
                     return False
                 if not torch.allclose(row, alone, rtol=1e-3, atol=1e-3, equal_nan=True):
