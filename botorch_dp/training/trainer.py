@@ -174,8 +174,7 @@ class DPTrainer:
         loss: Takes outputs and targets and returns one loss for each record, or their mean. It
             must not raise for any value of a record: an exception would tell about it.
         data: :class:`TrainTest` on one device; or a pair of map-style data sets, to train on and to
-            test on, which give ``(inputs, target)`` for a place and are read batch by batch. The
-            form of their first records counts as public.
+            test on, which give ``(inputs, target)`` for a place and are read batch by batch.
         optimizer: ``"sgd"``, ``"adam"`` (with torch's default moments), ``"schedule_free"``
             (descent with an average in place of a schedule), ``"scale_free"`` (no learning rate to
             choose); or what makes an optimizer of ``torch.optim`` from a list of parameters and
@@ -193,6 +192,9 @@ class DPTrainer:
             applies. ``plan`` says what memory clipping takes.
         metric: Takes the outputs and targets of the test records and returns the utility that
             :attr:`Trained.accuracy` reports. It is tried at once, on made-up values.
+        like: For data sets: a public or made-up ``(inputs, target)``, which shows the names, shapes
+            and types of every record. A record of another form counts as zero. Not needed for a
+            ``TensorDataset``, whose tensors have types and shapes.
         unknown: Refused, with our word for what was meant.
 
     Example:
@@ -221,6 +223,7 @@ class DPTrainer:
         relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
         engine: EngineName = "auto",
         metric: Metric = accuracy,
+        like: tuple[Any, Any] | None = None,
         **unknown: Never,
     ) -> None:
         if unknown:
@@ -235,7 +238,7 @@ class DPTrainer:
         self.sampling: Sampling = sampling
         self.relation = relation
         self.setup = Setup(
-            model_factory, loss, data, engine=engine, clipping=clipping, metric=metric
+            model_factory, loss, data, engine=engine, clipping=clipping, metric=metric, like=like
         )
         self._try_rule()
 

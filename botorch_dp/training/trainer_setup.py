@@ -66,6 +66,10 @@ _NOTHING_KEPT = (
     "your model and loss treat every record on its own: they store nothing between calls, raise no "
     "error for a single record, and define no custom vmap rule that mixes records"
 )
+_FORM_IS_PUBLIC = (
+    "the form of a record (names, shapes and types of its parts) was stated without looking at the "
+    "records, and reading one of them from the data set depends on no other record"
+)
 
 
 class Setup:
@@ -84,10 +88,10 @@ class Setup:
         engine: EngineName,
         clipping: Clipping,
         metric: Metric,
+        like: tuple[Any, Any] | None = None,
     ) -> None:
         self.data, self.loss, self.metric = data, loss, metric
-        # Of data sets, the first record of each stands for the form of all.
-        self._datasets = datasets_of(data)
+        self._datasets = datasets_of(data, like)
         form = data if self._datasets is None else form_of(*self._datasets)
         self.form = check_data(form, named_inputs=True)
         self._stability = STABILITY if clipping == "normalized" else 0.0
@@ -143,7 +147,8 @@ class Setup:
     @property
     def conditions(self) -> tuple[str, ...]:
         """What rests on the caller, about the model, the loss and the records."""
-        return () if self.isolated_by_construction else (_NOTHING_KEPT,)
+        found = () if self.isolated_by_construction else (_NOTHING_KEPT,)
+        return found if self._datasets is None else (*found, _FORM_IS_PUBLIC)
 
     def memory(self, batch_size: int) -> int:
         """What clipping takes at most beside the memory of plain training, in bytes."""
