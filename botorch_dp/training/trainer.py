@@ -22,7 +22,12 @@ from botorch_dp._checks import (
     did_you_mean,
 )
 from botorch_dp.errors import PrivacyError
-from botorch_dp.privacy import Guarantee, NeighboringRelation, PrivacyLedger
+from botorch_dp.privacy import (
+    Guarantee,
+    NeighboringRelation,
+    PrivacyLedger,
+    warn_large_delta,
+)
 from botorch_dp.privacy.runs import Run
 from botorch_dp.space import SearchSpace
 from botorch_dp.training.networks import Loss, accuracy
@@ -270,7 +275,9 @@ class DPTrainer:
 
         ``print`` it: it says the price in words.
         """
-        return self._plan(settings, DPTrainer.plan)
+        plan = self._plan(settings, DPTrainer.plan)
+        warn_large_delta(plan.delta, plan.num_records)
+        return plan
 
     def fit(
         self,
@@ -331,6 +338,8 @@ class DPTrainer:
         if checkpoint is not None:
             check_path("checkpoint", checkpoint)
         _check_seed(plan, seed, publish=publish, ledger=ledger)
+        if publish:
+            warn_large_delta(plan.delta, plan.num_records)
         curve = _check_curve(curve, on_point, plan)
         tell = None if on_point is None else _told_one(on_point)
         run = self.start(plan, [seed])
@@ -479,9 +488,8 @@ class DPTrainer:
 
     def _try_rule(self) -> None:
         """Take a step along given gradients before any training."""
-        plan = self.plan(
-            learning_rate=1.0, clip_norm=1.0, noise_multiplier=1.0, batch_size=1, epochs=1
-        )
+        settings: TrainingSettings = {"batch_size": 1, "epochs": 1, "noise_multiplier": 1.0}
+        plan = self._plan({"learning_rate": 1.0, "clip_norm": 1.0, **settings}, DPTrainer.plan)
         run = self.start(plan, [0])
         try:
             run.rule.step(torch.ones_like(run.result))

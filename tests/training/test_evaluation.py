@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
 
 import pytest
@@ -11,8 +12,10 @@ from torch import Tensor, nn
 
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import PrivacyBudget, PrivacyLedger
+from botorch_dp.space import Integer, Real, SearchSpace
 from botorch_dp.training import (
     DPTrainer,
+    OutputPerturbedLogisticRegression,
     TrainTest,
     cross_entropy_loss,
     logistic_loss,
@@ -22,6 +25,8 @@ from botorch_dp.training import (
 from botorch_dp.training.evaluation import BLOCK, _CallsOfOne, check_evaluation, right_of_each
 from botorch_dp.training.networks import accuracy, is_right
 from botorch_dp.training.records import synthetic_records
+from botorch_dp.tuning import PrivateFit
+from botorch_dp.tuning.trainings import train_once
 
 G = torch.Generator().manual_seed(0)
 X = torch.randn(600, 3, generator=G)
@@ -307,3 +312,69 @@ def test_an_error_of_the_metric_after_training_leaves_the_model() -> None:
         )
     assert trained.accuracy is None and len(ledger.entries()) == 1
     assert isinstance(trained.model, nn.Module)
+
+
+# --- A delta that promises nothing. ---
+
+TRAINING: dict[str, Any] = {"learning_rate": 0.1, "clip_norm": 1.0, "noise_multiplier": 2.0}
+TRAINING |= {"batch_size": 100, "epochs": 1}
+
+
+def test_a_delta_not_below_one_in_n_warns_before_anything_is_charged() -> None:
+    trainer = DPTrainer(lambda: logistic_regression(3), logistic_loss, DATA)
+    ledger = PrivacyLedger(":memory:", PrivacyBudget(100.0, 0.9))
+    message = r"`delta` = 0\.01 is not below 1 / 600"
+    with pytest.warns(UserWarning, match=message):
+        trainer.plan(**TRAINING, delta=0.01)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match=message):
+            trainer.fit(**TRAINING, publish=True, delta=0.01, ledger=ledger)
+        assert not ledger.entries()
+        trainer.fit(**TRAINING, publish=True, delta=1e-5, ledger=ledger)
+    with pytest.warns(UserWarning, match=message):
+        OutputPerturbedLogisticRegression(DATA, delta=0.01).fit(
+            regularization=0.1, noise_std=0.1, publish=True
+        )
+
+
+def test_a_private_fit_warns_but_not_as_often_as_it_trains(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The number of trainings is secret."""
+    trainer = DPTrainer(lambda: logistic_regression(3), logistic_loss, DATA)
+    space = SearchSpace(
+        learning_rate=Real(0.1, 1.0), clip_norm=Real(0.5, 1.0), batch_size=Integer(50, 100),
+        epochs=Integer(1, 2),
+    )  # fmt: skip
+    with pytest.warns(UserWarning, match="is not below 1 / 600"):
+        fit = PrivateFit(trainer, space, budget=PrivacyBudget(5.0, 0.01), test_records="public")
+    with pytest.warns(UserWarning, match="is not below 1 / 97"):
+        PrivateFit(
+            trainer,
+            space,
+            budget=PrivacyBudget(5.0, 1e-4),
+            test_budget=PrivacyBudget(5.0, 0.02),
+        )
+    told = []
+
+    def task(settings: dict[str, Any]) -> None:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            assert train_once(trainer, settings, fit._scoring, None).weights is not None
+        told.extend(caught)
+
+    class Trial:
+        """In place of all trials: what one of them is given."""
+
+        def __init__(self, *_: Any, **__: Any) -> None: ...
+
+        def train(self, make: Any, **_: Any) -> None:
+            _, (_, settings, *_) = make(fit.only_config, None)
+            task(settings)
+
+    monkeypatch.setattr("botorch_dp.tuning.private_fit.Trials", Trial)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fit.run()
+    assert not told
