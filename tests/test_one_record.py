@@ -13,14 +13,16 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from gpytorch.kernels import RBFKernel
-from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.base import BaseEstimator, ClassifierMixin, clone
 from sklearn.compose import make_column_transformer
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.feature_extraction.text import CountVectorizer
@@ -29,16 +31,34 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder
 from sklearn.svm import SVC
 from sklearn.tree import DecisionTreeClassifier
+from torch import Tensor, nn
 
 from botorch_dp.descent import DPGIBO, private_start
 from botorch_dp.objectives import PrivateObjective
-from botorch_dp.privacy import PrivacyBudget
+from botorch_dp.privacy import PrivacyBudget, Release
 from botorch_dp.privacy.runs import Run
 from botorch_dp.release import LinearChoice, SobolDesign
 from botorch_dp.scores import AUC, F1, as_numbers, checked_scores, per_record_scores
-from botorch_dp.space import Choice, Real, SearchSpace
+from botorch_dp.space import Choice, Integer, Real, SearchSpace
+from botorch_dp.training import (
+    DPTrainer,
+    OutputPerturbedLogisticRegression,
+    TrainTest,
+    cross_entropy_loss,
+    logistic_loss,
+    multilayer_perceptron,
+)
+from botorch_dp.training.estimators import (
+    BoundedScaler,
+    DPClassifier,
+    DPRegressor,
+    OutputPerturbedClassifier,
+)
+from botorch_dp.training.evaluation import right_of_each
+from botorch_dp.training.records import DatasetRecords
 from botorch_dp.tuning import PrivateSearch
 from botorch_dp.tuning.searching import ScoreTable
+from botorch_dp.tuning.trainings import Scoring
 
 N = 30
 RNG = np.random.default_rng(0)
@@ -94,7 +114,10 @@ class Subject:
         numbers: From all records to an array whose last axis counts them, or to one total.
         records: What to begin with.
         strange: What one of them is exchanged for, by name.
-        sensitivity: By how much the total moves at most; None where each record has numbers.
+        sensitivity: By how much the total moves at most, in its l2 norm; None where each record has
+            numbers.
+        rounding: By what share of it rounding may add to that.
+        movable: Whether records may also be added and removed.
     """
 
     covers: tuple[str, ...]
@@ -102,6 +125,8 @@ class Subject:
     records: list[Any]
     strange: dict[str, Any]
     sensitivity: float | None = None
+    rounding: float = 1e-9
+    movable: bool = False
 
 
 # --- Estimators. ---
@@ -387,6 +412,274 @@ SUBJECTS |= {
     ),
 }
 
+# --- Training. ---
+
+
+class Tokens(nn.Module):
+    """Raises an error for a token that does not exist."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.bag = nn.Linear(3, 1), nn.EmbeddingBag(10, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) + self.bag((100 * (x[:, 1:2] > 5)).long())
+
+
+class Branching(nn.Module):
+    """Cannot be vectorized, and raises an error for some records."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if bool(x[0, 1] > 5):
+            raise RuntimeError("a record's doing")
+        return self.linear(x)
+
+
+def made(factory: Callable[[], nn.Module]) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return factory()
+
+
+def tensors(records: list[Any]) -> tuple[Tensor, Tensor]:
+    rows = torch.tensor([[float(cell) for cell in row] for row, _ in records])
+    return rows, torch.tensor([label for _, label in records])
+
+
+#: Records whose form is that of all others, as tensors have it.
+ODD_TENSORS = {
+    **ODD_FLOATS,
+    "a token that does not exist": ([0.1, 50.0, 0.2], 1),
+    "no class": ([0.1, 0.3, 0.2], 77),
+    "a negative class": ([0.1, 0.3, 0.2], -(2**40)),
+}
+
+
+def right(model: nn.Module, *, movable: bool = False) -> Callable[[list[Any]], Any]:
+    return lambda records: right_of_each(model, *tensors(records), movable=movable).int()
+
+
+def scored_right(records: list[Any]) -> float:
+    """The count that gets noise, in a private fit."""
+    X, Y = tensors(records)
+    data = TrainTest(X[:2] * 0, Y[:2] * 0, X, Y)
+    trainer = DPTrainer(partial(nn.Linear, 3, 1), logistic_loss, data)
+    with mock.patch("botorch_dp.tuning.trainings.gaussian_mechanism") as noise:
+        noise.side_effect = lambda count, **_: Release(count, None)
+        found = Scoring(mu=1.0).score(trainer, made(Tokens), None)
+    return found * len(records)
+
+
+def clipped(factory: Callable[[], nn.Module], **options: Any) -> Callable[[list[Any]], Any]:
+    """The sum of clipped gradients of all records, in one batch."""
+    like = options.pop("like", None)
+
+    def numbers(records: list[Any]) -> Any:
+        public = torch.zeros(2, 3), torch.zeros(2).long()
+        data: Any = (
+            TrainTest(*tensors(records), *public)
+            if like is None
+            else (
+                records,
+                list(zip(*public, strict=True)),
+            )
+        )
+        trainer = DPTrainer(lambda: made(factory), cross_entropy_loss, data, like=like, **options)
+        sums = trainer.setup.clipped_sum(made(factory), torch.arange(len(records)), 0.5)
+        return torch.cat([part.flatten() for part in sums]).numpy()
+
+    return numbers
+
+
+def published(records: list[Any]) -> float:
+    """Nothing raises or warns; that the model's law moves little follows from the sums."""
+    public = torch.zeros(2, 3), torch.zeros(2).long()
+    data = TrainTest(*tensors(records), *public)
+    trainer = DPTrainer(partial(nn.Linear, 3, 2), cross_entropy_loss, data)
+    settings: Any = {"learning_rate": 0.1, "clip_norm": 1.0, "noise_multiplier": 4.0}
+    trained = trainer.fit(publish=True, batch_size=10, epochs=1, **settings)
+    assert all(bool(p.isfinite().all()) for p in trained.model.parameters())
+    return 0.0
+
+
+def descended_weights(records: list[Any]) -> Any:
+    X, Y = tensors(records)
+    trainer = OutputPerturbedLogisticRegression(TrainTest(X, Y, X[:2] * 0, Y[:2] * 0), epochs=3)
+    return trainer._descend([0.1], [0], dtype=torch.double, progress=False)[0].numpy()
+
+
+def taken(records: list[Any]) -> Any:
+    """What a data set's records come to: inputs, target and whether they count."""
+    data = DatasetRecords(records, (torch.zeros(3), 0), num_classes=2)
+    X, Y, usable = data.take(torch.arange(len(records)))
+    assert isinstance(X, Tensor)
+    return torch.cat([X.double(), Y.double()[:, None], usable.double()[:, None]], dim=1).T.numpy()
+
+
+def table_of_objects(rows: list[Any]) -> Any:
+    table = np.empty((len(rows), 3), dtype=object)
+    for i, row in enumerate(rows):
+        for j, cell in enumerate(row):
+            table[i, j] = cell
+    return table
+
+
+def reaching(
+    estimator: Any, trainer: str, table: Callable[[list[Any]], Any]
+) -> Callable[[list[Any]], Any]:
+    """The records that an estimator trains on, one column each; and the fit is made to its end."""
+
+    def numbers(records: list[Any]) -> Any:
+        target, seen = f"botorch_dp.training.estimators.{trainer}", []
+        real = importlib.import_module("botorch_dp.training.estimators").__dict__[trainer]
+
+        class Seeing(real):  # type: ignore[misc]
+            def __init__(self, *given: Any, **how: Any) -> None:
+                seen.extend(data for data in given if isinstance(data, TrainTest))
+                super().__init__(*given, **how)
+
+        rows, labels = [x for x, _ in records], [y for _, y in records]
+        with mock.patch(target, Seeing):
+            clone(estimator).fit(table(rows), labels)
+        data = seen[-1]
+        Y = data.train_Y.double()[:, None]
+        return torch.cat([data.train_X.double(), Y], dim=1).T.nan_to_num(77.0).numpy()
+
+    return numbers
+
+
+def frame_of_objects(rows: list[Any]) -> pd.DataFrame:
+    return pd.DataFrame({name: [row[j] for row in rows] for j, name in enumerate("abc")})
+
+
+TRAINED: dict[str, Any] = {"delta": 1e-3, "bounds": (-1.0, 1.0), "epochs": 1, "unsafe_seed": 1}
+ESTIMATORS: dict[str, tuple[Any, str]] = {
+    "DPClassifier": (DPClassifier(5.0, classes=(0, 1), **TRAINED), "DPTrainer"),
+    "DPRegressor": (DPRegressor(5.0, target_bounds=(0.0, 1.0), **TRAINED), "DPTrainer"),
+    "OutputPerturbedClassifier": (
+        OutputPerturbedClassifier(5.0, classes=(0, 1), **TRAINED),
+        "OutputPerturbedLogisticRegression",
+    ),
+}
+CELL_ROWS = {name: ([0.1, value, 0.2], 1) for name, value in STRANGE.items()}
+TRAINING = "botorch_dp.training"
+SUMS = (f"{TRAINING}.trainer.DPTrainer", f"{TRAINING}.records.TrainingRecords")
+#: Records that a data set may give, one of them for another one.
+ODD_READINGS: dict[str, Any] = {
+    **{name: (torch.tensor(row), 1) for name, (row, _) in ODD_FLOATS.items()},
+    **{f"label: {name}": (torch.zeros(3), value) for name, value in STRANGE.items()},
+    **{f"inputs: {name}": (value, 1) for name, value in STRANGE.items()},
+    "another type": (torch.zeros(3).double(), 1),
+    "another shape": (torch.zeros(1, 3), 1),
+    "a label that is no integer": (torch.zeros(3), 1.0),
+    "no class": (torch.zeros(3), 77),
+    "inputs by name": ({"a": torch.zeros(3)}, 1),
+    "three parts": (torch.zeros(3), 1, 2),
+    "no record": None,
+    "a record that raises": Raises(),
+    "read-only": (np.zeros(3, dtype=np.float32), 1),
+}
+ODD_READINGS["read-only"][0].flags.writeable = False
+READINGS = [(torch.tensor(row), label) for row, label in RECORDS]
+NETWORK = partial(multilayer_perceptron, 3, 2, (4,))
+
+SUBJECTS |= {
+    **{
+        f"test scores, {type(model).__name__}{', movable' * movable}": Subject(
+            (f"{TRAINING}.evaluation.right_of_each",),
+            right(model, movable=movable),
+            RECORDS,
+            ODD_TENSORS,
+            movable=movable,
+        )
+        for model in (made(Tokens), made(Branching), made(NETWORK))
+        for movable in (False, True)
+    },
+    "a private fit's score": Subject(
+        (
+            "botorch_dp.tuning.trainings.Scoring",
+            "botorch_dp.tuning.trainings.train_and_score",
+            "botorch_dp.tuning.trainings.train_once",
+            "botorch_dp.tuning.private_fit.PrivateFit",
+        ),
+        scored_right,
+        RECORDS,
+        ODD_TENSORS,
+        1.0,
+    ),
+    **{
+        f"clipped sums, {engine}": Subject(
+            SUMS,
+            clipped(NETWORK, engine=engine),
+            RECORDS,
+            ODD_TENSORS,
+            2 * 0.5,
+            rounding=1e-5,
+        )
+        for engine in ("fused", "ghost", "per_record")
+    },
+    "clipped sums, normalized": Subject(
+        SUMS,
+        clipped(NETWORK, clipping="normalized"),
+        RECORDS,
+        ODD_TENSORS,
+        2 * 0.5,
+        rounding=1e-5,
+    ),
+    "clipped sums, a data set": Subject(
+        (*SUMS[:1], f"{TRAINING}.records.DatasetRecords"),
+        clipped(NETWORK, like=(torch.zeros(3), 0)),
+        READINGS,
+        ODD_READINGS,
+        2 * 0.5,
+        rounding=1e-5,
+    ),
+    "a data set's records": Subject(
+        (f"{TRAINING}.records.DatasetRecords",), taken, READINGS, ODD_READINGS, movable=True
+    ),
+    "a published training": Subject(SUMS, published, RECORDS, ODD_TENSORS, 0.0),
+    "output perturbation": Subject(
+        (f"{TRAINING}.output_perturbation.OutputPerturbedLogisticRegression",),
+        descended_weights,
+        RECORDS,
+        ODD_TENSORS,
+        4 / (0.1 * N),
+    ),
+    **{
+        f"{name}, {kind}": Subject(
+            (f"{TRAINING}.estimators.{name}", "botorch_dp.scores.equal_labels"),
+            reaching(estimator, trainer, table),
+            RECORDS,
+            CELL_ROWS | {f"label: {n}": ([0.5, 0.5, 0.5], v) for n, v in STRANGE.items()},
+        )
+        for name, (estimator, trainer) in ESTIMATORS.items()
+        for kind, table in (("an array", table_of_objects), ("a data frame", frame_of_objects))
+    },
+    "BoundedScaler": Subject(
+        (f"{TRAINING}.estimators.BoundedScaler",),
+        lambda records: (
+            BoundedScaler((-1.0, 1.0)).fit_transform(frame_of_objects([x for x, _ in records])).T
+        ),
+        RECORDS,
+        CELL_ROWS,
+        movable=True,
+    ),
+    "a private estimator in a score": Subject(
+        SCORES,
+        scored(
+            DPClassifier(5.0, classes=(0, 1), **TRAINED),
+            SearchSpace(epochs=Integer(1, 3)),
+            "zero_one",
+        ),
+        RECORDS,
+        ROWS | LABELS,
+    ),
+}
+
 
 def quietly(numbers: Callable[[list[Any]], Any], records: list[Any]) -> Any:
     with warnings.catch_warnings():
@@ -415,12 +708,29 @@ def test_exchanging_a_record_changes_no_other_number(
         records[place] = subject.strange[other]
         found = quietly(subject.numbers, records)
         if subject.sensitivity is not None:
-            assert abs(found - reference) <= subject.sensitivity * (1 + 1e-9)
+            moved = np.linalg.norm(np.atleast_1d(np.subtract(found, reference)))
+            assert moved <= subject.sensitivity * (1 + subject.rounding)
             continue
         assert found.dtype == reference.dtype and found.shape == reference.shape
         kept = [i for i in range(N) if i != place]
         ours, theirs = (np.ascontiguousarray(np.asarray(t)[..., kept]) for t in (found, reference))
         assert ours.tobytes() == theirs.tobytes()
+
+
+@pytest.mark.parametrize("name", [name for name, each in SUBJECTS.items() if each.movable])
+def test_adding_or_removing_a_record_changes_no_other_number(name: str) -> None:
+    subject = SUBJECTS[name]
+    whole = np.asarray(quietly(subject.numbers, subject.records))
+    for place in (0, 1, N // 2, N - 1):
+        kept = [i for i in range(N) if i != place]
+        fewer = np.asarray(quietly(subject.numbers, [subject.records[i] for i in kept]))
+        ours, theirs = (np.ascontiguousarray(t) for t in (fewer, whole[..., kept]))
+        assert ours.dtype == theirs.dtype and ours.tobytes() == theirs.tobytes()
+    for many in (16, 17, 255, 256, 257, 600):  # the sizes of blocks, and sizes around them
+        more = [subject.records[i % N] for i in range(many)]
+        found = np.asarray(quietly(subject.numbers, more))
+        ours = np.ascontiguousarray(found[..., : min(N, many)])
+        assert ours.tobytes() == np.ascontiguousarray(whole[..., : min(N, many)]).tobytes()
 
 
 def test_the_strange_records_are_seen_to_be_strange() -> None:
@@ -469,12 +779,24 @@ MODULES = (
     "descent.dp_gibo",
     "descent.start",
     "tuning.private_search",
+    "tuning.private_fit",
+    "tuning.trainings",
+    "training.records",
+    "training.evaluation",
+    "training.trainer",
+    "training.estimators",
+    "training.output_perturbation",
+    "training.canaries",
 )
 RECORD_ARGUMENTS = {"record_losses", "record_scores", "validation", "labels", "make_scores"}
+#: The same in training.
+RECORD_ARGUMENTS |= {"data", "dataset", "X", "trainer", "trainer_or_problem"}
 #: What is for public records, or compares records to find out whether it may be trusted.
 NOT_RELEASED = {
     "botorch_dp.descent.start.public_clip_norm",
     "botorch_dp.scores.check_per_record",
+    # Its report is sensitive, and so is its score, which sees all canaries at once.
+    "botorch_dp.training.canaries.audit_training",
 }
 
 
@@ -487,7 +809,8 @@ def takes_records() -> set[str]:
             if is_ours and not member.__name__.startswith("_") and inspect.isroutine(member):
                 parameters = set(inspect.signature(member).parameters)
             elif is_ours and inspect.isclass(member) and not getattr(member, "_is_protocol", False):
-                calls = (member, getattr(member, "release", member))
+                methods = ("release", "fit", "transform", "score")
+                calls = (member, *(getattr(member, name, member) for name in methods))
                 parameters = {name for call in calls for name in inspect.signature(call).parameters}
             else:
                 continue
@@ -500,6 +823,21 @@ def takes_records() -> set[str]:
 PUBLIC_FACTS = {
     "botorch_dp.scores.known_num_records",
     "botorch_dp.scores.warn_of_narrow_bounds",
+    "botorch_dp.training.evaluation.check_evaluation",
+    "botorch_dp.objectives.Evaluations",
+    *(
+        f"botorch_dp.training.records.{name}"
+        for name in (
+            "batches_of",
+            "call",
+            "check_data",
+            "count",
+            "datasets_of",
+            "each_part",
+            "parts",
+            "synthetic_records",
+        )
+    ),
 }
 
 

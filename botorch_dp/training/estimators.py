@@ -96,6 +96,8 @@ class _Bounded(BaseEstimator):
                 )
             # The form alone, before scikit-learn looks: its messages quote values.
             array = _array("X", X)
+            if hasattr(X, "iloc") and array.dtype.kind == "c":
+                array = array.astype(object)  # which pandas makes of one complex number
             if array.dtype.kind == "c":
                 raise ValueError("`X` must be real numbers. Complex data not supported.")
             if array.dtype.kind not in "biufO":
@@ -189,6 +191,8 @@ class _Private(_Bounded):
         if y is None:
             raise ValueError("It requires y to be passed, but the target y is None.")
         targets = column(y) if isinstance(y, list | tuple) else _array("y", y)
+        if hasattr(y, "iloc") and targets.dtype.kind not in "biuf":
+            targets = targets.astype(object)  # one label decides which type pandas takes for all
         if targets.ndim > 1:
             targets = column_or_1d(targets, warn=True)
         if targets.shape != (len(features),):
