@@ -404,7 +404,8 @@ class TrainingPromise:
             the seed, the study promises nothing, and it can only say what a repetition with secret
             noise would cost.
         utility_guarantee: What the *measurement* of one utility promises the test records; None if
-            utilities are computed from them without noise.
+            utilities are computed from them without noise. It rests on the caller, and is printed
+            as a condition: noise for one record protects only if the model sees each record alone.
         trainer: Makes the :class:`~botorch_dp.training.DPTrainer` that publishes models under such
             a promise, for :class:`~botorch_dp.tuning.PrivateFit`.
     """

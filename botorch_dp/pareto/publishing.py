@@ -27,6 +27,10 @@ _FIXED_TOTAL = (
     "the total was fixed as a budget before the first training: configs depend on earlier results, "
     "and a total that does so too is no guarantee [Rogers2016]"
 )
+_MEASURED_ALONE = (
+    "measuring a utility has the guarantee that the problem's promise states for it: the model sees "
+    "each test record alone, in evaluation mode, and none of them makes a measurement fail"
+)
 #: The order at which Rényi divergences are added up. A filter needs one that no result can move;
 #: totals of whole studies are large, and large totals want a small order.
 _RENYI_ORDER = 2.0
@@ -53,7 +57,9 @@ def publication(
         for trial in trained:
             parts += _trainings(problem, trial)
     elif promise.utility_guarantee is not None:
-        parts = [promise.utility_guarantee] * sum(trial.num_trainings for trial in trained)
+        one = promise.utility_guarantee
+        one = replace(one, unit=one.unit.given(_MEASURED_ALONE))
+        parts = [one] * sum(trial.num_trainings for trial in trained)
     else:
         return Guarantee(
             mechanism="front of measured utilities",

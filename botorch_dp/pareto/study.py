@@ -87,7 +87,7 @@ class DPareto:
         candidates: Space-filling candidates for each proposal.
         grid_levels: Values of each parameter, for ``acquisition="grid"``.
         warm_start: A study of the same space on a public copy of the data (see
-            :func:`~botorch_dp.datasets.public_twin`), or configs; a new study begins with the
+            :func:`~botorch_dp.datasets.public_copy`), or configs; a new study begins with the
             :meth:`best_configs` of it, and draws fewer initial ones. They must be known without the
             records.
         budget: What the trainings may spend, so that all of the study may be published at this

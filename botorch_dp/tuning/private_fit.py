@@ -378,7 +378,7 @@ class PrivateFit:
         need, so that ranks can be carried over. Costs the records nothing, and reads none.
 
         Args:
-            public: Public or generated data; see :func:`botorch_dp.datasets.public_twin`.
+            public: Public or generated data; see :func:`botorch_dp.datasets.public_copy`.
             count: How many random configurations.
             replicates: Trainings for each.
             seed: Gives the same ranking again.
