@@ -28,7 +28,7 @@ _FIXED_TOTAL = (
     "and a total that does so too is no guarantee [Rogers2016]"
 )
 _MEASURED_ALONE = (
-    "measuring a utility has the guarantee that the problem's promise states for it: the model sees "
+    "measuring a utility has the guarantee that the problem's promise states for it: a model sees "
     "each test record alone, in evaluation mode, and none of them makes a measurement fail"
 )
 #: The order at which Rényi divergences are added up. A filter needs one that no result can move;

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -54,13 +55,14 @@ def check_evaluation(model: nn.Module, data: TrainTest, *, random_weights: bool 
     """
     generator = torch.Generator().manual_seed(3)
     for tried in _at_several_weights(model) if random_weights else [copy.deepcopy(model)]:
-        tried.eval()
+        called, precise = _in_double(tried.eval(), data)
         for size in _batch_sizes(data):
             made = synthetic_records(data, size, generator).train_X
-            compared = _together_and_alone(tried, made, size)
-            if compared is None:
+            made = each_part(_as_double, made) if precise else made
+            together, draws = _outputs(called, made)
+            if draws:
                 break  # what it draws for a batch is not what it draws for a batch of one
-            together, alone = compared
+            alone = torch.cat([_outputs(called, _rows(made, [place]))[0] for place in range(size)])
             scale = 1 + float(alone.double().nan_to_num(0.0, 0.0, 0.0).abs().max())
             if not torch.allclose(
                 together, alone, rtol=0.0, atol=_TOLERANCE * scale, equal_nan=True
@@ -74,26 +76,24 @@ def check_evaluation(model: nn.Module, data: TrainTest, *, random_weights: bool 
                 )
 
 
-def _together_and_alone(model: nn.Module, X: Inputs, size: int) -> tuple[Tensor, Tensor] | None:
-    """Outputs of a batch, and of its records as batches of one; None if the model is random."""
-    try:  # in double precision, rounding cannot be taken for mixing
-        called, inputs = copy.deepcopy(model).double(), each_part(_in_double, X)
-        together, draws = _outputs(called, inputs)
-    except (TypeError, ValueError):
-        called, inputs = model, X
-        together, draws = _outputs(called, inputs)
-    if draws:
-        return None
-    alone = [_outputs(called, _rows(inputs, torch.tensor([place])))[0] for place in range(size)]
-    return together, torch.cat(alone)
+def _in_double(model: nn.Module, data: TrainTest) -> tuple[nn.Module, bool]:
+    """The model in double precision, where rounding cannot be taken for mixing, if it works so."""
+    try:
+        called = copy.deepcopy(model).double()
+        made = synthetic_records(data, 1, torch.Generator().manual_seed(3)).train_X
+        _outputs(called, each_part(_as_double, made))
+    except (TypeError, ValueError, RuntimeError):
+        return model, False
+    return called, True
 
 
-def _in_double(part: Tensor) -> Tensor:
+def _as_double(part: Tensor) -> Tensor:
     return part.double() if part.is_floating_point() else part
 
 
-def _rows(X: Inputs, places: Tensor) -> Inputs:
-    return each_part(lambda part: part.index_select(0, places.to(part.device)), X)
+def _rows(X: Inputs, places: Sequence[int]) -> Inputs:
+    """The records at some places, as new tensors."""
+    return each_part(lambda part: part[list(places)], X)
 
 
 def right_of_each(model: nn.Module, X: Inputs, Y: Tensor, *, movable: bool = False) -> Tensor:
@@ -115,7 +115,7 @@ def right_of_each(model: nn.Module, X: Inputs, Y: Tensor, *, movable: bool = Fal
     right = []
     for start in range(0, len(Y), size):
         stop = min(len(Y), start + size)
-        outputs = calls.outputs(_rows(X, torch.arange(start, stop)), stop - start, size)
+        outputs = calls.outputs(each_part(lambda part: part[start:stop], X), stop - start, size)  # noqa: B023
         right.append(is_right(outputs, Y[start:stop]))
     return torch.cat(right)
 
@@ -139,7 +139,7 @@ class _CallsOfOne:
         self._tied = len(named) > len({id(tensor) for _, tensor in named})
         self._made = made
         self._vectorized = vmap(self._of_one, randomness="different")
-        self._shape = self._call(_rows(made, torch.tensor([0]))).shape[1:]
+        self._shape = self._call(_rows(made, [0])).shape[1:]
 
     def are_isolated(self, *, movable: bool) -> bool:
         """Whether the bits of a block's rows do not depend on what stands in the other rows.
@@ -148,15 +148,14 @@ class _CallsOfOne:
         kernels compute a block follows from its shape and type, which are public, and from no
         value.
         """
-        places = torch.arange(BLOCK)
         try:
             together = self._call(self._made)
             for place in (0, 1, BLOCK // 2 + 1, BLOCK - 1):
-                turned = torch.where(places == place, place, (places + 1) % BLOCK)
+                turned = [i if i == place else (i + 1) % BLOCK for i in range(BLOCK)]
                 mixed = self._call(_rows(self._made, turned))
-                copies = self._call(_rows(self._made, torch.full_like(places, place)))
-                row, alone = together[place], self._call(_rows(self._made, places[[place]]))[0]
-                same = [mixed[place], *(copies if movable else copies[[place]])]
+                copies = self._call(_rows(self._made, [place] * BLOCK))
+                row, alone = together[place], self._call(_rows(self._made, [place]))[0]
+                same = [mixed[place], *(copies if movable else copies[place : place + 1])]
                 if not all(_bits(each) == _bits(row) for each in same):
                     return False
                 if not torch.allclose(row, alone, rtol=1e-3, atol=1e-3, equal_nan=True):
@@ -169,16 +168,16 @@ class _CallsOfOne:
 
     def outputs(self, X: Inputs, given: int, size: int) -> Tensor:
         """The outputs of the given records, in a block of that size; NaN where the model fails."""
-        found = torch.full((given, *self._shape), torch.nan, dtype=torch.double)
-        found = found.to(next(iter(parts(X).values())).device)
-        self._fill(found, X, torch.arange(given), size)
+        device = next(iter(parts(X).values())).device
+        found = torch.full((given, *self._shape), torch.nan, dtype=torch.double, device=device)
+        self._fill(found, X, list(range(given)), size)
         return found
 
-    def _fill(self, found: Tensor, X: Inputs, places: Tensor, size: int) -> None:
+    def _fill(self, found: Tensor, X: Inputs, places: list[int], size: int) -> None:
         """Find the outputs of some records; made-up ones stand at all other places."""
-        block = _rows(self._made, torch.arange(size))
+        block = _rows(self._made, range(size))
         for into, part in zip(parts(block).values(), parts(X).values(), strict=True):
-            into[places.to(into.device)] = part[places.to(part.device)]
+            into[places] = part[places]
         try:
             outputs = self._call(block)
             if outputs.shape[1:] != self._shape:
@@ -186,10 +185,10 @@ class _CallsOfOne:
         except Exception as error:
             if isinstance(error, _OF_THE_MACHINE):
                 raise
-            for half in places.chunk(2) if len(places) > 1 else ():
-                self._fill(found, X, half, size)
+            half = len(places) // 2
+            for some in (places[:half], places[half:]) if half else ():
+                self._fill(found, X, some, size)
             return
-        places = places.to(found.device)
         found[places] = outputs[places].to(found)
 
     def _call(self, X: Inputs) -> Tensor:

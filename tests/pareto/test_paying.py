@@ -368,7 +368,7 @@ class TestPublishing:
         assert "test records" not in tried.publish().value.caption
         promised = tried.publication_guarantee("test")
         assert promised.mu == pytest.approx(0.2)
-        assert "the model sees each test record alone, in evaluation mode" in str(promised)
+        assert "a model sees each test record alone, in evaluation mode" in str(promised)
 
     def test_a_study_without_a_budget(self) -> None:
         tried = study(budget=None)

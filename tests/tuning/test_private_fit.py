@@ -397,6 +397,21 @@ class TestLevel:
         (entry,) = ledger.entries()
         assert "neither added nor removed" in str(entry.guarantee)
 
+    @pytest.mark.parametrize("test_records", ["sensitive", "training"])
+    def test_training_records_that_score_may_have_other_places(
+        self, test_records: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked = []
+        real = mechanics.right_of_each
+        monkeypatch.setattr(
+            mechanics, "right_of_each", lambda *a, **how: asked.append(how) or real(*a, **how)
+        )
+        for relation in NeighboringRelation.REPLACE_ONE, NeighboringRelation.ADD_OR_REMOVE_ONE:
+            given = trainer(relation=relation)
+            scoring = fit(trainer=given, test_records=test_records)._scoring
+            scoring.score(given, given.setup.untrained(), None)
+        assert asked == [{"movable": False}, {"movable": test_records == "training"}]
+
     def test_what_rests_on_the_model_is_said_to_the_test_records_too(self) -> None:
         """A model of the caller's own is called on them, which only he can vouch for."""
         own = trainer(engine="per_record")
