@@ -182,7 +182,7 @@ def _duration(seconds: float) -> str:
     for unit, length in (("hours", 3600), ("minutes", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:.2g} {unit}"
-    return f"{max(1.0, seconds):.2g} seconds"
+    return f"{seconds:.0f} seconds" if seconds >= 2 else "a second"
 
 
 # --- The fit. ---

@@ -25,6 +25,7 @@ from botorch_dp.training import (
     per_record,
 )
 from botorch_dp.training.ghost import GhostEngine
+from botorch_dp.training.per_record import PerRecordEngine
 from botorch_dp.training.records import TrainingRecords
 from tests.training.helpers import (
     SETTINGS,
@@ -38,7 +39,6 @@ from tests.training.helpers import (
     training_records,
 )
 from tests.training.test_isolation import ATTACKS, largest_move
-from tests.training.test_per_record import Attending, Recurrent
 
 WORDS, LENGTH = 9, 6
 
@@ -60,6 +60,38 @@ def tokens() -> TrainTest:
 def headed(*layers: nn.Module, data: TrainTest) -> nn.Module:
     body = nn.Sequential(*layers, nn.Tanh(), nn.Flatten())
     return nn.Sequential(body, nn.Linear(body(data.train_X[:1]).shape[1], 3))
+
+
+class Recurrent(nn.Module):
+    def __init__(self, layer: type[nn.Module], width: int = 3) -> None:
+        super().__init__()
+        self.layer, self.head = layer(width, 5, batch_first=True), nn.Linear(5, 3)
+
+    def forward(self, X: Tensor) -> Tensor:
+        return self.head(self.layer(X)[0][:, -1])
+
+
+class Attending(nn.Module):
+    """Tokens that attend to each other, in torch's own layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, batch_first=True)
+        self.embedding, self.head = nn.Embedding(2, 6), nn.Linear(6, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.layer(self.embedding(tokens)).mean(dim=1))
+
+
+class Unused(nn.Module):
+    """Has a layer that it does not call, and calls another one twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused, self.head = nn.Linear(5, 5), nn.Linear(2, 2), nn.Linear(5, 3)
+
+    def forward(self, X: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.used(torch.tanh(self.used(X)))).sum(dim=1))
 
 
 class Tied(nn.Module):
@@ -259,6 +291,11 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], TrainTest]] = {
     "changed in place": (Residual, images()),
     "normalizations": (Affine, sequences()),
     "weight used twice": (Scaled, sequences()),
+    "unused": (Unused, sequences()),
+    "instances": (
+        lambda: headed(nn.InstanceNorm1d(LENGTH, affine=True), data=sequences()),
+        sequences(),
+    ),
     "rectifiers with a slope": (
         lambda: headed(nn.Linear(5, 4), nn.LayerNorm(4), nn.PReLU(), data=sequences()),
         sequences(),
@@ -283,14 +320,16 @@ def engine_of(model: nn.Module, data: TrainTest, *, precise: bool, **how: Any) -
 
 @pytest.mark.parametrize("name", MODELS)
 def test_sums_are_those_of_single_records(name: str) -> None:
-    """At initial, random and final weights, in both precisions, for batches of several sizes."""
+    """Of both engines, at initial, random and final weights, in both precisions, in any size."""
     factory, data = MODELS[name]
     trainer = DPTrainer(factory, cross_entropy_loss, data)
     assert trainer.engine == "ghost"
+    records = training_records(data, 3)
     for model in at_weights(factory, trainer).values():
         rows = per_example_gradients(model, cross_entropy_loss, data.train_X, data.train_Y)
         middle = float(torch.stack([row.norm() for row in rows]).median())
         engines = [engine_of(model, data, precise=precise) for precise in (False, True)]
+        engines.append(made(PerRecordEngine, [copy.deepcopy(model).train()], records))
         for engine, size in itertools.product(engines, (1, 2, LENGTH, 24)):
             (found,) = sums(engine, torch.arange(size), middle)
             expected = clipped_sum(rows[:size], middle).to(found.dtype)
@@ -480,7 +519,7 @@ def longest_of_cancelling_records() -> float:
 def test_places_that_cancel_are_not_underestimated_when_published(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Rounding hides such norms from the products; the broken twin does not count it."""
+    """Rounding hides such norms from the products; the broken version does not count it."""
     assert 0 < longest_of_cancelling_records() <= 0.3 * (1 + 1e-6)
     monkeypatch.setattr(GhostEngine, "_forms", lambda *_: False)
     assert longest_of_cancelling_records() > 0.3 * 1.01
