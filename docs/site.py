@@ -204,6 +204,9 @@ def _reference(room: str) -> str:
     for node in ast.parse(source.read_text()).body:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
             names = ast.literal_eval(node.value)
+            break
+        if package.is_dir() and isinstance(node, ast.ImportFrom) and node.module != "__future__":
+            names += [alias.name for alias in node.names]
     title = f"# botorch_dp.{room}"
     if not names:
         return f"{title}\n\n::: botorch_dp.{room}\n    options: {{show_root_heading: false}}\n"

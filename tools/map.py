@@ -47,11 +47,14 @@ def count_lines(folder: Path) -> dict[str, int]:
 
 
 def exported(tree: ast.Module) -> list[str]:
-    """The names in a module's ``__all__``."""
+    """The names in a module's ``__all__``, or else what a subpackage imports from itself."""
+    names = []
     for node in tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return [ast.literal_eval(element) for element in node.value.elts]  # type: ignore
-    return []
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("botorch_dp."):
+            names += [alias.name for alias in node.names]
+    return names
 
 
 def imported_from(tree: ast.AST) -> Iterator[tuple[str, str]]:
