@@ -249,9 +249,9 @@ MUTANTS = [
             "((_LARGEST_EXACT // num_records).bit_length() - 1)",
             "((_LARGEST_EXACT // num_records).bit_length())",
         ),
-        ("np.rint(level, out=level).sum()", "level.sum()"),
-        ("        second(level, other_bound, out=level)\n", ""),
-        ("level = first(block, its_bound, out", "level = np.positive(block, out"),
+        ("levels.round().sum()", "levels.sum()"),
+        ("nan_to_num(nan=nan_as).clamp(low, high)", "nan_to_num(nan=nan_as).clamp(low)"),
+        ("nan_to_num(nan=nan_as).clamp(low, high)", "nan_to_num(nan=0.0).clamp(low, high)"),
     ),
     *_mutants(
         "scores.py",
