@@ -407,7 +407,6 @@ MUTANTS = [
         ("beside = scoring.mu if scoring.on_training_records else None", "beside = None"),
         ("max(self.budget.epsilon, self.test_budget.epsilon)", "self.budget.epsilon"),
         ("max(self.budget.delta, self.test_budget.delta)", "self.budget.delta"),
-        ("(1 - lean, 1 + lean)", "(1.0, 1.0)"),
     ),
     *_mutants(
         "tuning/trainings.py",
