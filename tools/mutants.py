@@ -223,12 +223,16 @@ MUTANTS = [
             'return f"{_boot()}"',
         ),
         ("    ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))\n", ""),
-        ("                return is_alive\n", "                return True\n"),
+        (
+            "started is not None and _bits(started, _START_BITS) == start:",
+            "True:",
+        ),
+        ("        if host != _bits(socket.gethostname(), _HOST_BITS):\n", "        if False:\n"),
         ("        if any(user != pid for user, _ in list(_USES)):\n", "        if False:\n"),
         ("                if os.getpid() != pid:\n", "                if False:\n"),
         (
-            "                _unlock(descriptor, byte)  # for forked",
-            "                pass  # for forked",
+            "if _OF_DESCRIPTORS is not None:  # forked children",
+            "if False:  # forked children",
         ),
     ),
     *_mutants(

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import sqlite3
 from collections import Counter
@@ -484,10 +485,11 @@ class PrivacyLedger:
         made = f"{totals.count} {'charge was' if totals.count == 1 else 'charges were'} made"
         if label and totals.count:
             made += f", {'all' if alike == totals.count else alike} of them for {label!r}"
+        asks = f"(ε = {rounded_up(asked[0])}, δ = {rounded_up(asked[1])})"
         return BudgetExhausted(
             f"The budget (ε = {exactly(budget.epsilon)}, δ = {exactly(budget.delta)}) cannot bear "
-            f"another release: {made}. {label or guarantee.mechanism!r} asks for (ε = "
-            f"{rounded_up(asked[0])}, δ = {rounded_up(asked[1])}), and (ε = "
+            f"another release: {made}. {label or guarantee.mechanism!r} asks for "
+            f"{asks if asked[0] < math.inf else 'Gaussian noise'}, and (ε = "
             f"{rounded_down(left[0])}, δ = {rounded_down(left[1])}) is left{why}. No record was "
             "read this time and nothing was charged; what was released may still be used.",
             requested=asked,
