@@ -67,6 +67,12 @@ def check_choice(name: str, value: object, choices: tuple[str, ...], *, otherwis
     return value
 
 
+def check_callable(name: str, value: object, *, otherwise: str = "") -> None:
+    """Raise if ``value`` cannot be called; ``otherwise`` says what to pass instead."""
+    if not callable(value):
+        raise TypeError(f"`{name}` must be callable, got {type(value).__name__}{otherwise}.")
+
+
 def check_real(name: str, value: object) -> float:
     """Return ``value`` as a float, which may be infinite or NaN, or raise if it is no number."""
     if isinstance(value, bool) or not isinstance(value, Real):

@@ -669,6 +669,8 @@ def _default_space(trainer: DPTrainer) -> SearchSpace:
 
 def _checked_space(trainer: DPTrainer, space: SearchSpace | None) -> SearchSpace:
     space = _default_space(trainer) if space is None else space
+    if not isinstance(space, SearchSpace):
+        raise TypeError(f"`space` must be a SearchSpace, got {type(space).__name__}.")
     names = set(space.parameters)
     fixed = names & _FOLLOWING
     if fixed:
