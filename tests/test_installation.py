@@ -1,4 +1,4 @@
-"""What is installed: every room works without the extras, and what needs one says which."""
+"""What is installed: every subpackage works without the extras, and what needs one says which."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ sys.meta_path.insert(0, Missing())
 """
 
 
-#: What every room needs is loaded once, and each program runs in a fork that has loaded no more.
+#: What every subpackage needs is loaded once, and each program runs in a fork that has loaded no more.
 FORKS = (
     BLOCKED
     + """
