@@ -34,7 +34,7 @@ def needs_extra(extra: str, what: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             f"{what} needs {error.name}, which is not installed: "
-            f"`pip install 'botorch_dp[{extra}]'`.",
+            f"run `pip install '.[{extra}]'` in a clone of botorch_dp.",
             name=error.name,
         ) from error
 

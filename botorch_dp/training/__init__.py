@@ -13,8 +13,8 @@ What owns what, in the order in which a training passes through:
 * ``step_rules``: how the parameters move along a noisy sum, and what of that a checkpoint keeps.
 
 Beside it: ``isolation`` says which models and losses are refused and why, ``randomness`` where
-batches and noise come from, ``records`` what the data may look like, and ``oracles`` makes a problem
-for DPareto of a trainer.
+batches and noise come from, ``records`` what the data may look like, and ``oracles`` makes a
+problem for DPareto of a trainer.
 """
 
 from botorch_dp.training.canaries import TrainingAuditReport, audit_training
