@@ -9,14 +9,12 @@ call that ended as no caller should see.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import resource
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
