@@ -40,6 +40,7 @@ from botorch_dp.privacy import (
     gaussian_epsilon,
     gaussian_mechanism,
     rounded_up,
+    warn_large_delta,
 )
 from botorch_dp.privacy.ledger import check_payment
 from botorch_dp.privacy.rounding import sqrt_below
@@ -111,16 +112,6 @@ def refuse_unknown(function: Callable[..., Any], given: Mapping[str, object], **
         else:
             hint = f" It is called `{ours[0]}` here." if ours else did_you_mean(name, parameters)
         raise TypeError(f"{function.__name__} has no argument `{name}`.{hint}")
-
-
-def warn_large_delta(delta: float, num_records: int | None) -> None:
-    """Warn when ``delta`` is not below ``1 / num_records``."""
-    if num_records is not None and delta >= 1 / check_integer("num_records", num_records):
-        warn_caller(
-            f"`delta` = {delta:g} is not below 1/{num_records}: a mechanism that publishes a "
-            "random record in full could claim as much. Choose a `delta` well below "
-            "1 / `num_records`."
-        )
 
 
 def gaussian_mu_left(ledger: PrivacyLedger) -> Fraction:

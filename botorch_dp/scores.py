@@ -494,7 +494,9 @@ class EstimatorScores:
             )
         negative, self._positive = classes
         labels = np.where(
-            _equal(self._y, self._positive), 1, np.where(_equal(self._y, negative), 0, -1)
+            equal_labels(self._y, self._positive),
+            1,
+            np.where(equal_labels(self._y, negative), 0, -1),
         )[:-1]
         if loss == "f1":
             return F1(labels, labels_are_public=labels_are_public)
@@ -554,7 +556,7 @@ class EstimatorScores:
         """Losses of records, one for each."""
         if self.loss in ("log", "brier"):
             probabilities = np.asarray(fitted.predict_proba(X), dtype=np.float64)
-            is_true = np.stack([_equal(y, label) for label in fitted.classes_], axis=-1)
+            is_true = np.stack([equal_labels(y, label) for label in fitted.classes_], axis=-1)
             if probabilities.shape != is_true.shape:
                 raise ValueError(f"`predict_proba` returned {probabilities.shape}.")
             if self.loss == "log":
@@ -580,8 +582,8 @@ class EstimatorScores:
         if predicted.shape != y.shape:
             raise ValueError(f"`predict` returned {predicted.shape} for {len(y)} records.")
         if self.loss == "f1":
-            return _equal(predicted, self._positive).astype(np.float64)
-        return (~_equal(y, predicted)).astype(np.float64)
+            return equal_labels(predicted, self._positive).astype(np.float64)
+        return (~equal_labels(y, predicted)).astype(np.float64)
 
     def __repr__(self) -> str:
         loss = self.loss if isinstance(self.loss, str) else "a function"
@@ -659,7 +661,7 @@ def _of_each(values: Any, count: int, name: str) -> Numbers:
     return numbers
 
 
-def _equal(labels: NDArray[Any], others: Any) -> NDArray[np.bool_]:
+def equal_labels(labels: NDArray[Any], others: Any) -> NDArray[np.bool_]:
     """Whether labels are equal to others, or all to one; objects each on their own."""
     kinds = {labels.dtype.kind, np.asarray(others).dtype.kind}
     if kinds <= set("fiub") or kinds <= set("US"):

@@ -646,7 +646,7 @@ def test_a_spent_budget_is_named_in_the_callers_numbers() -> None:
 def test_for_budget_warns_of_a_large_delta() -> None:
     for delta, records in ((0.05, 100), (1e-6, 10**6)):
         ledger = PrivacyLedger(budget=PrivacyBudget(1.0, delta))
-        with pytest.warns(UserWarning, match=f"not below 1/{records}"):
+        with pytest.warns(UserWarning, match=f"not below 1 / {records:,}"):
             PrivateObjective.for_budget(
                 distances, bounds=(0.0, 1.0), ledger=ledger, evaluations=3, num_records=records
             )

@@ -380,7 +380,7 @@ ENTRIES: dict[str, Entry] = {
     ),
     "OutputPerturbedClassifier": Entry(
         estimator(OutputPerturbedClassifier),
-        lambda: {"epsilon": 3.0, "classes": (0, 1)},
+        lambda: {"epsilon": 3.0, "classes": (0, 1), "bounds": (0.0, 1.0)},
         {"epsilon": POSITIVE, "delta": [0.0, *DELTA], "regularization": POSITIVE,
          "ledger": NOT_A_LEDGER},
     ),

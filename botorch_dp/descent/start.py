@@ -32,6 +32,7 @@ from botorch_dp.privacy import (
     exponential_guarantee,
     exponential_mechanism,
     pure_dp_epsilon,
+    release_through,
 )
 from botorch_dp.privacy.ledger import check_payment
 from botorch_dp.scores import (
@@ -127,14 +128,10 @@ def private_start(
         )
         return X[choice.value]
 
-    if ledger is None:
-        chosen = draw(read())
-        return Release(chosen, price if unsafe_seed is None else price.simulated())
     about = {"box": box.tolist(), "bounds": [low, high], "num_points": num_points, "seed": seed}
-    chosen = ledger.release(
-        price, draw, read=read, key=key, label="start of a private descent", about=about
-    )
-    return Release(chosen.to(X), price)
+    label = "start of a private descent"
+    chosen = release_through(ledger, price, draw, read=read, key=key, label=label, about=about)
+    return Release(chosen.to(X), price if unsafe_seed is None else price.simulated())
 
 
 def public_clip_norm(

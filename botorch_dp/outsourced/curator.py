@@ -37,6 +37,8 @@ from botorch_dp.privacy import (
     gaussian_mechanism,
     laplace_guarantee,
     laplace_mechanism,
+    release_through,
+    warn_large_delta,
 )
 from botorch_dp.privacy.rounding import float_above
 from botorch_dp.privacy.runs import fingerprint
@@ -657,6 +659,7 @@ class GaussianNoiseCurator(Curator):
             columns = projection_dim
         mechanism: dict[str, Any] = {"sensitivity": sensitivity, "epsilon": epsilon, "delta": delta}
         price = replace(gaussian_guarantee(**mechanism), unit=unit)
+        warn_large_delta(delta, len(X))
         _check_ledger(ledger)
         if unsafe_seed is not None:
             _check_uncharged(ledger)
@@ -679,11 +682,9 @@ class GaussianNoiseCurator(Curator):
 
         def release_rows() -> Release[Tensor]:
             label = "outsourced data set"
-            if self._log.in_memory and ledger is not None:
+            if self._log.in_memory:
                 # Nobody can ask for these rows again, so no key is needed.
-                value, scale = ledger.release(price, draw, read=read, label=label)
-            elif self._log.in_memory:
-                value, scale = draw(read())
+                value, scale = release_through(ledger, price, draw, read=read, label=label)
             else:
                 settings = {
                     "epsilon": epsilon,

@@ -840,13 +840,15 @@ def compose(*guarantees: Guarantee) -> Guarantee:
     )
 
 
-def warn_large_delta(delta: float, num_records: int) -> None:
+def warn_large_delta(delta: float, num_records: int | None) -> None:
     """Warn, at the line outside of this package that asked, if ``delta`` is not below 1 / n.
+
+    Where the number of records is not known, there is nothing to warn of.
 
     Such a promise is true and useless: publishing each record as it is with probability delta
     keeps it.
     """
-    if delta * num_records < 1:
+    if num_records is None or delta * check_integer("num_records", num_records) < 1:
         return
     level, frame = 1, inspect.currentframe()
     while frame is not None and frame.f_globals.get("__name__", "").startswith("botorch_dp."):

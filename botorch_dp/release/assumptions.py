@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from botorch_dp._checks import check_delta, check_finite
-from botorch_dp.privacy import Guarantee, PrivacyLedger, PrivacyUnit, Release
+from botorch_dp.privacy import Guarantee, PrivacyLedger, PrivacyUnit, Release, release_through
 from botorch_dp.privacy.ledger import check_payment
 from botorch_dp.privacy.mechanisms import SelectionMethod
 from botorch_dp.scores import warn_caller
@@ -265,5 +265,5 @@ def charge_then_draw(
     check_payment(ledger, unsafe_seed=unsafe_seed)
     warn_if_drowned(mechanism.utility())
     price = mechanism.guarantee
-    value, scale = draw() if ledger is None else ledger.release(price, draw, label=label)
+    value, scale = release_through(ledger, price, draw, label=label)
     return Release(value, price if unsafe_seed is None else price.simulated(), scale)

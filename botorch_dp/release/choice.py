@@ -40,7 +40,6 @@ from botorch_dp.acquisition.ucb import UCBSchedule
 from botorch_dp.errors import NotPublicError
 from botorch_dp.models import FiniteSetGP
 from botorch_dp.models.public import check_public, frozen_kernel
-from botorch_dp.objectives import warn_large_delta
 from botorch_dp.privacy import (
     ApproximateLoss,
     Guarantee,
@@ -52,6 +51,7 @@ from botorch_dp.privacy import (
     check_unit,
     exponential_guarantee,
     exponential_mechanism,
+    warn_large_delta,
 )
 from botorch_dp.privacy.mechanisms import SelectionMethod
 from botorch_dp.release.assumptions import (

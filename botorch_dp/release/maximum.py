@@ -24,7 +24,6 @@ from botorch_dp._checks import (
     check_tensor,
 )
 from botorch_dp.acquisition.ucb import UCBSchedule
-from botorch_dp.objectives import warn_large_delta
 from botorch_dp.privacy import (
     ApproximateLoss,
     Guarantee,
@@ -37,6 +36,7 @@ from botorch_dp.privacy import (
     check_unit,
     laplace_guarantee,
     laplace_mechanism,
+    warn_large_delta,
 )
 from botorch_dp.release.assumptions import (
     VALIDATION_RECORD,

@@ -1,9 +1,15 @@
 r"""Private classifiers and regressors with scikit-learn's habits.
 
 What scikit-learn reads from the data must be said here, because it would be released without noise:
-the bounds of the features and of the targets, and the labels of the classes. Values beyond the
-bounds count as the bounds; a record with a value that is not finite, or with another label, counts
-as none. Nothing that one record says raises an error.
+the bounds of the features and of the targets, and the labels of the classes. None of them has a
+default. Values beyond the bounds count as the bounds; a record with a value that is no finite
+number, or with another label, counts as none. Nothing that one record says raises an error.
+
+The type of an array is public, and a wrong one is refused. Lists of labels, arrays of objects and
+data frames are read element by element: what one record holds decides nothing about the others.
+
+A scaler of scikit-learn in front of a private estimator publishes means and deviations of the
+records without noise. :class:`BoundedScaler` scales by bounds and reads nothing.
 
 Each ``fit`` is a release of its own: it draws new noise from the operating system, and is charged
 to the ledger that is passed to ``fit`` (in a pipeline ``fit(X, y, dpclassifier__ledger=ledger)``).
@@ -18,7 +24,9 @@ and for the same model from the same data.
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -30,8 +38,16 @@ from scipy.sparse import issparse
 from torch import Tensor, nn
 
 from botorch_dp._checks import check_count, check_delta, check_integer, check_positive, needs_extra
-from botorch_dp.privacy import Guarantee, NeighboringRelation, PrivacyLedger, gaussian_mu
+from botorch_dp.privacy import (
+    Guarantee,
+    NeighboringRelation,
+    PrivacyLedger,
+    gaussian_mu,
+    release_through,
+    warn_large_delta,
+)
 from botorch_dp.privacy.ledger import check_payment
+from botorch_dp.scores import as_numbers, column, equal_labels, warn_caller
 from botorch_dp.training.networks import cross_entropy_loss, multilayer_perceptron
 from botorch_dp.training.output_perturbation import OutputPerturbedLogisticRegression
 from botorch_dp.training.plan import Clipping, TrainingPlan, make_plan
@@ -39,17 +55,123 @@ from botorch_dp.training.records import TrainTest
 from botorch_dp.training.trainer import DPTrainer
 
 with needs_extra("sklearn", "`botorch_dp.training.estimators`"):
-    from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+    from sklearn.base import (
+        BaseEstimator,
+        ClassifierMixin,
+        OneToOneFeatureMixin,
+        RegressorMixin,
+        TransformerMixin,
+    )
+    from sklearn.frozen import FrozenEstimator
+    from sklearn.pipeline import Pipeline
+    from sklearn.utils import get_tags
     from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
 
-class _Private(BaseEstimator):
+#: Conditions of everything that is trained here.
+_CHOSEN = (
+    "the {what} were chosen without looking at the records",
+    "whatever changed the features before (a scaler, an encoding, a selection) was chosen, and "
+    "fitted, without these records",
+)
+_FOR_EXAMPLE = {
+    "bounds": "(low, high) of the features, such as (0.0, 10.0) or two rows of them",
+    "target_bounds": "(low, high) of the targets, such as (0.0, 100.0)",
+    "classes": 'the labels, such as (0, 1) or ("no", "yes")',
+}
+
+
+class _Bounded(BaseEstimator):
+    """What has public bounds of the features."""
+
+    bounds: Any
+
+    def _features(self, X: ArrayLike, *, reset: bool = False) -> NDArray[np.float64]:
+        """Features as doubles, NaN where there is no number, of which only the form is checked."""
+        if not issparse(X):
+            if isinstance(X, list | tuple):
+                raise TypeError(
+                    f"`X` is a {type(X).__name__}, whose form would be read from its records. Pass "
+                    "an array, numpy.array(X, dtype=float), or a data frame."
+                )
+            # The form alone, before scikit-learn looks: its messages quote values.
+            array = _array("X", X)
+            if array.dtype.kind == "c":
+                raise ValueError("`X` must be real numbers. Complex data not supported.")
+            if array.dtype.kind not in "biufO":
+                raise TypeError(f"`X` must be numbers, got values of type {array.dtype}.")
+            if array.ndim != 2:
+                raise ValueError(
+                    f"`X` must be n x d, got shape {array.shape}. Reshape your data: one row for "
+                    "each record."
+                )
+            if array.dtype.kind == "O":
+                array = as_numbers(array)
+                X = _named_like(X, array)
+        try:
+            checked: NDArray[np.float64] = validate_data(
+                self, X, reset=reset, dtype=np.float64, ensure_all_finite=False
+            )
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"`X`: {error}") from error
+        # Sums round by the order in memory, which must not be that of one record's column.
+        return np.ascontiguousarray(checked)
+
+    def _limits(self, width: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        return _bounds("bounds", self.bounds, (width,))
+
+    def _within(self, features: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Within -1 and 1; NaN stays NaN, and what is infinite becomes NaN."""
+        low, high = self._limits(features.shape[1])
+        inside = np.clip(features, low, high)
+        finite = np.where(np.isfinite(features), inside, np.nan)
+        return (2 * finite - low - high) / (high - low)
+
+
+class BoundedScaler(OneToOneFeatureMixin, TransformerMixin, _Bounded):
+    """Features scaled to -1 and 1 by public bounds; nothing is read from the records.
+
+    In a pipeline before a private estimator, in place of ``StandardScaler`` or ``MinMaxScaler``,
+    whose means, deviations and extremes would be published without noise. The estimator then has
+    the bounds (-1, 1). Each record is scaled by itself: values beyond the bounds count as the
+    bounds, and what is no finite number becomes NaN.
+
+    Args:
+        bounds: ``(low, high)`` of the features: two numbers, or one of each for each feature.
+
+    Example:
+        >>> pipeline = make_pipeline(
+        ...     BoundedScaler(([0, 0], [120, 1e6])), DPClassifier(bounds=(-1, 1), classes=(0, 1))
+        ... )
+    """
+
+    def __init__(self, bounds: Any = None) -> None:
+        self.bounds = bounds
+
+    def fit(self, X: ArrayLike, y: Any = None) -> BoundedScaler:
+        """Check the bounds, and how many features there are."""
+        self._limits(self._features(X, reset=True).shape[1])
+        return self
+
+    def transform(self, X: ArrayLike) -> NDArray[np.float64]:
+        """Features within -1 and 1, ``n x d``."""
+        return self._within(self._features(X, reset=not hasattr(self, "n_features_in_")))
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.requires_fit = False
+        tags.input_tags.allow_nan = True
+        return tags
+
+
+class _Private(_Bounded):
     """What the estimators share: public bounds, one release for each fit."""
 
     epsilon: float
     delta: float
-    bounds: Any
     unsafe_seed: int | None
+    #: What must be said of the records, beside the bounds of the features.
+    _stated = "classes"
 
     def _checked(self, X: ArrayLike, y: ArrayLike) -> tuple[NDArray[np.float64], NDArray[Any]]:
         """Features and targets, of which the form alone was looked at."""
@@ -57,10 +179,16 @@ class _Private(BaseEstimator):
         check_delta("delta", self.delta)
         if self.unsafe_seed is not None:
             check_integer("unsafe_seed", self.unsafe_seed, at_least=0)
+        for name in ("bounds", self._stated):
+            if getattr(self, name) is None:
+                raise ValueError(
+                    f"`{name}` is missing: {_FOR_EXAMPLE[name]}. It is not read from the records, "
+                    "because that would release it without noise."
+                )
         features = self._features(X, reset=True)
         if y is None:
             raise ValueError("It requires y to be passed, but the target y is None.")
-        targets = _array("y", y)
+        targets = column(y) if isinstance(y, list | tuple) else _array("y", y)
         if targets.ndim > 1:
             targets = column_or_1d(targets, warn=True)
         if targets.shape != (len(features),):
@@ -68,54 +196,30 @@ class _Private(BaseEstimator):
                 f"`y` must have one target for each of {len(features)} records, got shape "
                 f"{targets.shape}."
             )
-        self._limits()
+        self._limits(features.shape[1])
+        warn_large_delta(self.delta, len(features))
+        _warn_of_fitted_steps(self)
         return features, targets
 
-    def _features(self, X: ArrayLike, *, reset: bool = False) -> NDArray[np.float64]:
-        # The form alone, before scikit-learn looks: its messages quote values.
-        if not issparse(X):
-            array = _array("X", X)
-            if array.dtype.kind == "c":
-                raise ValueError("`X` must be real numbers. Complex data not supported.")
-            if array.dtype.kind not in "biuf":
-                raise TypeError(
-                    f"`X` holds values of type {array.dtype}: whether they are numbers would show "
-                    "in an error. Convert it."
-                )
-            if array.ndim != 2:
-                raise ValueError(
-                    f"`X` must be n x d, got shape {array.shape}. Reshape your data: one row for "
-                    "each record."
-                )
-        try:
-            checked: NDArray[np.float64] = validate_data(
-                self, X, reset=reset, dtype=np.float64, ensure_all_finite=False
-            )
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"`X`: {error}") from error
-        return checked
-
-    def _limits(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        return _bounds("bounds", self.bounds, (self.n_features_in_,))
+    def _conditions(self) -> tuple[str, ...]:
+        """What rests on the caller."""
+        what = {"classes": "labels of the classes", "target_bounds": "bounds of the targets"}
+        stated = f"bounds of the features and the {what[self._stated]}"
+        return tuple(condition.format(what=stated) for condition in _CHOSEN)
 
     def _scaled(self, features: NDArray[np.float64]) -> NDArray[np.float32]:
-        """Within -1 and 1; NaN stays NaN, and what is infinite becomes NaN."""
-        low, high = self._limits()
-        inside = np.clip(features, low, high)
-        finite = np.where(np.isfinite(features), inside, np.nan)
-        return ((2 * finite - low - high) / (high - low)).astype(np.float32)
+        return self._within(features).astype(np.float32)
 
     def _release(self, guarantee: Guarantee, train: Any, ledger: PrivacyLedger | None) -> Any:
         """What ``train`` returns: charged first, and read and noised in there."""
-        if ledger is None:
-            return train()
         check_payment(ledger, unsafe_seed=self.unsafe_seed)
-        return ledger.release(
+        return release_through(
+            ledger,
             guarantee,
             lambda noisy: noisy,
             read=train,
             label=f"{type(self).__name__}, {guarantee.mechanism}",
-            delta=None if ledger.budget.renyi else self.delta,
+            delta=None if ledger is None or ledger.budget.renyi else self.delta,
         )
 
 
@@ -140,6 +244,7 @@ class _Network(_Private):
             clipping=self._clipping,
             sampling="poisson",
             relation=NeighboringRelation.REPLACE_ONE,
+            conditions=self._conditions(),
         )
 
     def _settings(self, num_records: int) -> Any:
@@ -205,8 +310,8 @@ class DPClassifier(ClassifierMixin, _Network):
         epsilon: What one fit costs at ``delta``.
         delta: See ``epsilon``.
         bounds: ``(low, high)`` of the features: two numbers, or one of each for each feature.
-            Public: not read from the data.
-        classes: The labels. Public: not read from the data.
+            Public: not read from the data, and required.
+        classes: The labels. Public and required as well.
         hidden: Widths of hidden layers; none is a logistic regression.
         epochs: Passes over the records.
         batch_size: Expected records in a step.
@@ -228,8 +333,8 @@ class DPClassifier(ClassifierMixin, _Network):
         epsilon: float = 1.0,
         *,
         delta: float = 1e-5,
-        bounds: Any = (-1.0, 1.0),
-        classes: Sequence[Any] = (0, 1),
+        bounds: Any = None,
+        classes: Sequence[Any] | None = None,
         hidden: Sequence[int] = (),
         epochs: int = 20,
         batch_size: int = 128,
@@ -247,11 +352,13 @@ class DPClassifier(ClassifierMixin, _Network):
 
         Args:
             X: Features, ``n x d``.
-            y: Labels, ``n``; a record with a label that is not among ``classes`` counts as none.
+            y: Labels, ``n``; a record with a label that is not among ``classes`` counts as none. Of
+                a list or an array of objects, each label is compared on its own.
             ledger: Charged before a record is read.
         """
         features, labels = self._checked(X, y)
         self.classes_ = _labels(self.classes)
+        _check_kind(labels, self.classes_)
         self._train(
             features,
             lambda: _places(labels, self.classes_),
@@ -286,8 +393,9 @@ class DPRegressor(RegressorMixin, _Network):
     Args:
         epsilon: What one fit costs at ``delta``.
         delta: See ``epsilon``.
-        bounds: ``(low, high)`` of the features. Public: not read from the data.
-        target_bounds: ``(low, high)`` of the targets, and of predictions. Public as well.
+        bounds: ``(low, high)`` of the features. Public: not read from the data, and required.
+        target_bounds: ``(low, high)`` of the targets, and of predictions. Public and required as
+            well.
         hidden: Widths of hidden layers; none is a linear regression.
         epochs: Passes over the records.
         batch_size: Expected records in a step.
@@ -299,6 +407,7 @@ class DPRegressor(RegressorMixin, _Network):
         True
     """
 
+    _stated = "target_bounds"
     # Scaled targets ask for weights of about 1, and for steps that shrink with the error.
     _clipping = "flat"
     _rule: Mapping[str, float] = MappingProxyType({"clip_norm": 1.0, "learning_rate": 2.0})
@@ -308,8 +417,8 @@ class DPRegressor(RegressorMixin, _Network):
         epsilon: float = 1.0,
         *,
         delta: float = 1e-5,
-        bounds: Any = (-1.0, 1.0),
-        target_bounds: tuple[float, float] = (-1.0, 1.0),
+        bounds: Any = None,
+        target_bounds: tuple[float, float] | None = None,
         hidden: Sequence[int] = (),
         epochs: int = 20,
         batch_size: int = 128,
@@ -327,16 +436,16 @@ class DPRegressor(RegressorMixin, _Network):
 
         Args:
             X: Features, ``n x d``.
-            y: Targets, ``n``.
+            y: Targets, ``n``; a record with a target that is no finite number counts as none.
             ledger: Charged before a record is read.
         """
         features, values = self._checked(X, y)
-        if values.dtype.kind not in "biuf":
+        if values.dtype.kind not in "biufO":
             raise ValueError(f"`y` must be numbers, got {values.dtype}: unknown label type.")
         low, high = _bounds("target_bounds", self.target_bounds, ())
 
         def targets() -> Tensor:
-            real = values.astype(np.float64)
+            real = as_numbers(values)
             inside = np.where(np.isfinite(real), np.clip(real, low, high), np.nan)
             return torch.from_numpy(((2 * inside - low - high) / (high - low)).astype(np.float32))
 
@@ -360,8 +469,8 @@ class OutputPerturbedClassifier(ClassifierMixin, _Private):
     Args:
         epsilon: What one fit costs at ``delta``.
         delta: See ``epsilon``.
-        bounds: ``(low, high)`` of the features. Public: not read from the data.
-        classes: The two labels. Public as well.
+        bounds: ``(low, high)`` of the features. Public: not read from the data, and required.
+        classes: The two labels. Public and required as well.
         regularization: Strength of the quadratic penalty; more of it needs less noise.
         epochs: Passes over the records.
         unsafe_seed: Simulate with reproducible noise; nothing is promised then.
@@ -376,8 +485,8 @@ class OutputPerturbedClassifier(ClassifierMixin, _Private):
         epsilon: float = 1.0,
         *,
         delta: float = 1e-5,
-        bounds: Any = (-1.0, 1.0),
-        classes: Sequence[Any] = (0, 1),
+        bounds: Any = None,
+        classes: Sequence[Any] | None = None,
         regularization: float = 0.01,
         epochs: int = 10,
         unsafe_seed: int | None = None,
@@ -399,6 +508,7 @@ class OutputPerturbedClassifier(ClassifierMixin, _Private):
         """
         features, labels = self._checked(X, y)
         self.classes_ = _labels(self.classes)
+        _check_kind(labels, self.classes_)
         if len(self.classes_) != 2:
             raise ValueError(f"`classes` must be two labels, got {len(self.classes_)}.")
         n, width = features.shape
@@ -424,6 +534,7 @@ class OutputPerturbedClassifier(ClassifierMixin, _Private):
             return weights
 
         guarantee = form.guarantee(**settings)
+        guarantee = replace(guarantee, unit=guarantee.unit.given(*self._conditions()))
         self.weights_ = self._release(guarantee, train, ledger)
         self.guarantee_ = guarantee if self.unsafe_seed is None else guarantee.simulated()
         return self
@@ -454,6 +565,11 @@ class OutputPerturbedClassifier(ClassifierMixin, _Private):
         return torch.where(usable, OutputPerturbedLogisticRegression.scaled(rows), 0.0)
 
 
+def _named_like(X: Any, values: NDArray[np.float64]) -> Any:
+    """The values with the names that a data frame gives its columns."""
+    return type(X)(values, columns=X.columns) if hasattr(X, "iloc") else values
+
+
 def _array(name: str, value: Any) -> NDArray[Any]:
     """``value`` as an array; why it cannot be one is not said, for the reason may quote it."""
     try:
@@ -468,23 +584,68 @@ def _squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs.squeeze(-1) - targets).square()
 
 
-def _labels(classes: Sequence[Any]) -> NDArray[Any]:
-    labels = np.unique(np.asarray(list(classes)))
-    if len(labels) < 2 or len(labels) < len(list(classes)):
+def _labels(classes: Any) -> NDArray[Any]:
+    given = list(classes)
+    labels = np.unique(np.asarray(given))
+    if len(labels) < 2 or len(labels) < len(given):
         raise ValueError(f"`classes` must be at least two different labels, got {classes!r}.")
+    if labels.dtype.kind not in "biufU" or len({isinstance(each, str) for each in given}) > 1:
+        raise ValueError(f"`classes` must be all numbers or all text, got {classes!r}.")
     return labels
 
 
+def _check_kind(labels: NDArray[Any], classes: NDArray[Any]) -> None:
+    """Refuse arrays whose type, which is public, cannot be that of the classes."""
+    kinds = "biuf" if classes.dtype.kind in "biuf" else "U"
+    if labels.dtype.kind not in kinds + "O":
+        raise TypeError(
+            f"`y` has the type {labels.dtype}, which none of `classes` has: {list(classes)}. "
+            "Convert it, or name its labels."
+        )
+
+
 def _places(labels: NDArray[Any], classes: NDArray[Any]) -> Tensor:
-    """Where each label is among the classes, -1 if it is not there, ``n``."""
-    equal = labels[:, None] == classes[None, :]
+    """Where each label is among the classes, -1 if it is not there, ``n``.
+
+    Objects are compared one by one: what one label is changes nothing for another one.
+    """
+    equal = np.stack([equal_labels(labels, each) for each in classes.tolist()], axis=1)
     found = np.where(equal.any(axis=1), equal.argmax(axis=1), -1)
     return torch.from_numpy(found)
+
+
+def _warn_of_fitted_steps(estimator: _Private) -> None:
+    """Warn if a pipeline fits something to the records before the estimator.
+
+    An estimator is not told which pipeline it is fitted in: that is looked up among its callers.
+    """
+    inner, frame = estimator, inspect.currentframe()
+    while frame is not None:
+        outer = frame.f_locals.get("self")
+        if isinstance(outer, Pipeline) and outer.steps[-1][1] is inner:
+            fitted = [
+                type(step).__name__
+                for _, step in outer.steps[:-1]
+                if step not in (None, "passthrough")
+                and not isinstance(step, FrozenEstimator)
+                and get_tags(step).requires_fit
+            ]
+            if fitted:
+                warn_caller(
+                    f"{', '.join(fitted)} before {type(estimator).__name__} is fitted to the "
+                    "sensitive records without noise: the means, deviations or categories that it "
+                    "learns are published with the model, and no guarantee covers them. Use "
+                    "BoundedScaler(bounds), or fit it on public data and freeze it."
+                )
+            inner = outer
+        frame = frame.f_back
 
 
 def _bounds(
     name: str, bounds: Any, shape: tuple[int, ...]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    if bounds is None:
+        raise ValueError(f"`{name}` is missing: {_FOR_EXAMPLE[name]}.")
     try:
         low, high = (np.broadcast_to(np.asarray(b, dtype=np.float64), shape) for b in bounds)
     except (TypeError, ValueError) as error:

@@ -103,6 +103,11 @@ def accuracy(outputs: Tensor, targets: Tensor) -> float:
         outputs: Scores, ``n`` or ``n x 1`` (positive or not) or ``n x k`` (one per class).
         targets: Labels, ``n``, or ``n x 1``.
     """
+    return float(is_right(outputs, targets).double().mean())
+
+
+def is_right(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Whether each record is classified correctly, ``n``; see :func:`accuracy`."""
     if outputs.dim() == 1:
         outputs = outputs.unsqueeze(-1)
     if targets.dim() == 2 and targets.shape[-1] == 1:
@@ -117,7 +122,7 @@ def accuracy(outputs: Tensor, targets: Tensor) -> float:
         right = (outputs.squeeze(-1) > 0) == (targets > 0)
     else:
         right = outputs.argmax(dim=-1) == targets
-    return float((right & usable).double().mean())
+    return right & usable
 
 
 def logistic_loss(outputs: Tensor, targets: Tensor) -> Tensor:

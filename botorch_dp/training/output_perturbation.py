@@ -19,7 +19,10 @@ from botorch_dp.privacy import (
     PrivacyUnit,
     gaussian_guarantee,
     gaussian_mechanism,
+    release_through,
+    warn_large_delta,
 )
+from botorch_dp.privacy.ledger import check_payment
 from botorch_dp.training.networks import accuracy
 from botorch_dp.training.plan import FIXED_BEFOREHAND
 from botorch_dp.training.records import TrainTest, check_data
@@ -182,8 +185,7 @@ class OutputPerturbedLogisticRegression:
             return self.fit_many(settings, seeds=[seed])[0]
         guarantee = self.guarantee(regularization=regularization, noise_std=noise_std)
         check_integer("seed", seed, at_least=0)
-        if key is not None and ledger is None:
-            raise ValueError("`key` names a value in a ledger: pass `ledger=` as well.")
+        check_payment(ledger, key=key)
 
         def descend() -> Tensor:
             return self._descend([regularization], [seed], dtype=torch.double, progress=False)[0]
@@ -196,14 +198,16 @@ class OutputPerturbedLogisticRegression:
                 unit=guarantee.unit,
             ).value
 
-        if ledger is None:
-            released = perturb(descend())
-        else:
-            about = {"seed": seed, "epochs": self.epochs, "regularization": regularization}
-            label = f"output-perturbed logistic regression, {guarantee.mechanism}"
-            released = ledger.release(
-                guarantee, perturb, read=descend, key=key, label=label, about=about
-            )
+        warn_large_delta(self.delta, self.num_records)
+        released = release_through(
+            ledger,
+            guarantee,
+            perturb,
+            read=descend,
+            key=key,
+            label=f"output-perturbed logistic regression, {guarantee.mechanism}",
+            about={"seed": seed, "epochs": self.epochs, "regularization": regularization},
+        )
         return self._perturbed(released, guarantee)
 
     def replicates(

@@ -7,6 +7,7 @@ batches but its gradient counts as zero.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
@@ -163,23 +164,18 @@ class TrainingRecords:
 class DatasetRecords:
     """Records of a map-style data set, read when a batch asks for them.
 
-    A record whose reading fails, or whose form is not the form of the first record, is unusable,
-    like one that is not finite: what one record does must not be seen.
+    A record whose reading fails, or whose form is not the one that was stated, is unusable, like
+    one that is not finite: what one record does must not be seen. No record is read for the form.
 
     Args:
         dataset: Has a length, and gives ``(inputs, target)`` for a place.
+        like: A public or made-up ``(inputs, target)``: names, shapes and types of every record.
         num_classes: As for :class:`TrainingRecords`.
     """
 
-    def __init__(self, dataset: Any, num_classes: int | None = None) -> None:
+    def __init__(self, dataset: Any, like: tuple[Any, Any], num_classes: int | None = None) -> None:
         self.dataset, self.num_classes = dataset, num_classes
-        first = dataset[0]
-        if not isinstance(first, tuple | list) or len(first) != 2:
-            raise TypeError(
-                "A data set must give (inputs, target) for each place, got "
-                f"{type(first).__name__} at place 0."
-            )
-        self._X, self._Y = _as_record(*first)
+        self._X, self._Y = _as_record(*like)
         self._bad: set[int] = set()
 
     def __len__(self) -> int:
@@ -194,12 +190,14 @@ class DatasetRecords:
         return len(self._bad)
 
     def form(self) -> tuple[Inputs, Tensor]:
-        """Inputs and targets of one record, for their shapes and types."""
+        """Inputs and targets of the example, for their shapes and types."""
         return each_part(lambda part: part.unsqueeze(0), self._X), self._Y.unsqueeze(0)
 
     def take(self, places: Tensor) -> tuple[Inputs, Tensor, Tensor]:
         """See :class:`Records`."""
-        read = [self._read(place) for place in places.tolist()]
+        with warnings.catch_warnings():  # of one record
+            warnings.simplefilter("ignore")
+            read = [self._read(place) for place in places.tolist()]
         Y = torch.stack([y for _, y, _ in read]) if read else self._Y.new_zeros(0, *self._Y.shape)
         columns = {
             name: torch.stack([parts(x)[name] for x, _, _ in read])
@@ -317,10 +315,25 @@ def check_data(data: object, *, named_inputs: bool = False) -> TrainTest:
     return data
 
 
-def datasets_of(data: object) -> tuple[DatasetRecords, DatasetRecords] | None:
-    """The records of two map-style data sets; None if the data is no such pair."""
+def datasets_of(
+    data: object, like: tuple[Any, Any] | None
+) -> tuple[DatasetRecords, DatasetRecords] | None:
+    """The records of two map-style data sets; None if the data is no such pair.
+
+    Args:
+        data: What was given.
+        like: An example of a record, which is public or made up; see :class:`DatasetRecords`.
+    """
     if not isinstance(data, tuple) or len(data) != 2 or isinstance(data[0], Tensor):
+        if like is not None:
+            raise TypeError(
+                "`like` shows the form of the records of data sets. Tensors have a form of their "
+                "own: leave it out."
+            )
         return None
+    if like is not None and not (isinstance(like, tuple | list) and len(like) == 2):
+        raise TypeError(f"`like` must be an example (inputs, target), got {type(like).__name__}.")
+    found = []
     for name, dataset in zip(("train", "test"), data, strict=True):
         if isinstance(dataset, torch.utils.data.DataLoader):
             check_data(dataset)
@@ -332,11 +345,29 @@ def datasets_of(data: object) -> tuple[DatasetRecords, DatasetRecords] | None:
             )
         if len(dataset) == 0:
             raise ValueError(f"The {name} data set is empty.")
-    return DatasetRecords(data[0]), DatasetRecords(data[1])
+        example = _form_of_tensors(dataset) if like is None else like
+        if example is None:
+            raise PrivacyError(
+                f"Nothing public says which form the records of the {name} data set have, and the "
+                "first of them is as secret as any other. Pass `like=`, a made-up (inputs, target) "
+                "of the same names, shapes and types, such as (torch.zeros(3), 0)."
+            )
+        found.append(DatasetRecords(dataset, (example[0], example[1])))
+    return found[0], found[1]
+
+
+def _form_of_tensors(dataset: Any) -> tuple[Tensor, Tensor] | None:
+    """The form of records that are rows of two tensors, whose types and shapes are public."""
+    while type(dataset) is torch.utils.data.Subset:
+        dataset = dataset.dataset
+    if type(dataset) is not torch.utils.data.TensorDataset or len(dataset.tensors) != 2:
+        return None
+    X, Y = (tensor.new_zeros(tensor.shape[1:]) for tensor in dataset.tensors)
+    return X, Y
 
 
 def form_of(train: DatasetRecords, test: DatasetRecords) -> TrainTest:
-    """One record of each data set, for their shapes and types."""
+    """The example of each data set's records, for their shapes and types."""
     return TrainTest(*train.form(), *test.form())
 
 

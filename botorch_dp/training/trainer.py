@@ -22,7 +22,12 @@ from botorch_dp._checks import (
     did_you_mean,
 )
 from botorch_dp.errors import PrivacyError
-from botorch_dp.privacy import Guarantee, NeighboringRelation, PrivacyLedger
+from botorch_dp.privacy import (
+    Guarantee,
+    NeighboringRelation,
+    PrivacyLedger,
+    warn_large_delta,
+)
 from botorch_dp.privacy.runs import Run
 from botorch_dp.space import SearchSpace
 from botorch_dp.training.networks import Loss, accuracy
@@ -46,10 +51,6 @@ if TYPE_CHECKING:
     from botorch_dp.pareto import PrivacyUtilityProblem
 
 _STOPPED = "the moment at which training was stopped did not depend on the records"
-_NOTHING_KEPT = (
-    "your model and loss treat every record on its own: they store nothing between calls, raise no "
-    "error for a single record, and define no custom vmap rule that mixes records"
-)
 
 
 class CurvePoint(NamedTuple):
@@ -178,8 +179,7 @@ class DPTrainer:
         loss: Takes outputs and targets and returns one loss for each record, or their mean. It
             must not raise for any value of a record: an exception would tell about it.
         data: :class:`TrainTest` on one device; or a pair of map-style data sets, to train on and to
-            test on, which give ``(inputs, target)`` for a place and are read batch by batch. The
-            form of their first records counts as public.
+            test on, which give ``(inputs, target)`` for a place and are read batch by batch.
         optimizer: ``"sgd"``, ``"adam"`` (with torch's default moments), ``"schedule_free"``
             (descent with an average in place of a schedule), ``"scale_free"`` (no learning rate to
             choose); or what makes an optimizer of ``torch.optim`` from a list of parameters and
@@ -197,6 +197,9 @@ class DPTrainer:
             applies. ``plan`` says what memory clipping takes.
         metric: Takes the outputs and targets of the test records and returns the utility that
             :attr:`Trained.accuracy` reports. It is tried at once, on made-up values.
+        like: For data sets: a public or made-up ``(inputs, target)``, which shows the names, shapes
+            and types of every record. A record of another form counts as zero. Not needed for a
+            ``TensorDataset``, whose tensors have types and shapes.
         unknown: Refused, with our word for what was meant.
 
     Example:
@@ -225,6 +228,7 @@ class DPTrainer:
         relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
         engine: EngineName = "auto",
         metric: Metric = accuracy,
+        like: tuple[Any, Any] | None = None,
         **unknown: Never,
     ) -> None:
         if unknown:
@@ -239,7 +243,7 @@ class DPTrainer:
         self.sampling: Sampling = sampling
         self.relation = relation
         self.setup = Setup(
-            model_factory, loss, data, engine=engine, clipping=clipping, metric=metric
+            model_factory, loss, data, engine=engine, clipping=clipping, metric=metric, like=like
         )
         self._try_rule()
 
@@ -271,7 +275,9 @@ class DPTrainer:
 
         ``print`` it: it says the price in words.
         """
-        return self._plan(settings, DPTrainer.plan)
+        plan = self._plan(settings, DPTrainer.plan)
+        warn_large_delta(plan.delta, plan.num_records)
+        return plan
 
     def fit(
         self,
@@ -332,6 +338,8 @@ class DPTrainer:
         if checkpoint is not None:
             check_path("checkpoint", checkpoint)
         _check_seed(plan, seed, publish=publish, ledger=ledger)
+        if publish:
+            warn_large_delta(plan.delta, plan.num_records)
         curve = _check_curve(curve, on_point, plan)
         tell = None if on_point is None else _told_one(on_point)
         run = self.start(plan, [seed])
@@ -474,15 +482,14 @@ class DPTrainer:
             clipping=self.clipping,
             sampling=self.sampling,
             relation=self.relation,
-            conditions=() if self.setup.isolated_by_construction else (_NOTHING_KEPT,),
+            conditions=self.setup.conditions,
         )
         return replace(plan, memory=self.setup.memory(plan.batch_size))
 
     def _try_rule(self) -> None:
         """Take a step along given gradients before any training."""
-        plan = self.plan(
-            learning_rate=1.0, clip_norm=1.0, noise_multiplier=1.0, batch_size=1, epochs=1
-        )
+        settings: TrainingSettings = {"batch_size": 1, "epochs": 1, "noise_multiplier": 1.0}
+        plan = self._plan({"learning_rate": 1.0, "clip_norm": 1.0, **settings}, DPTrainer.plan)
         run = self.start(plan, [0])
         try:
             run.rule.step(torch.ones_like(run.result))

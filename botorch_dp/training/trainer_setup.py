@@ -19,6 +19,7 @@ from botorch_dp.training.engines import (
     stack_parameters,
     trainable,
 )
+from botorch_dp.training.evaluation import check_evaluation
 from botorch_dp.training.fused import FusedEngine, why_not_fused
 from botorch_dp.training.ghost import GhostEngine
 from botorch_dp.training.isolation import (
@@ -61,6 +62,16 @@ _ENGINES: dict[str, Callable[..., Engine]] = {
 }
 
 
+_NOTHING_KEPT = (
+    "your model and loss treat every record on its own: they store nothing between calls, raise no "
+    "error for a single record, and define no custom vmap rule that mixes records"
+)
+_FORM_IS_PUBLIC = (
+    "the form of a record (names, shapes and types of its parts) was stated without looking at the "
+    "records, and reading one of them from the data set depends on no other record"
+)
+
+
 class Setup:
     """Models, engines and utilities of one trainer; it keeps no model and changes no record.
 
@@ -77,10 +88,10 @@ class Setup:
         engine: EngineName,
         clipping: Clipping,
         metric: Metric,
+        like: tuple[Any, Any] | None = None,
     ) -> None:
         self.data, self.loss, self.metric = data, loss, metric
-        # Of data sets, the first record of each stands for the form of all.
-        self._datasets = datasets_of(data)
+        self._datasets = datasets_of(data, like)
         form = data if self._datasets is None else form_of(*self._datasets)
         self.form = check_data(form, named_inputs=True)
         self._stability = STABILITY if clipping == "normalized" else 0.0
@@ -130,8 +141,14 @@ class Setup:
 
     @property
     def isolated_by_construction(self) -> bool:
-        """Whether nothing of the caller's is called while gradients are computed."""
+        """Whether nothing of the caller's is called on records."""
         return self.engine == "fused" and known_gradient(self.loss) is not None
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        """What rests on the caller, about the model, the loss and the records."""
+        found = () if self.isolated_by_construction else (_NOTHING_KEPT,)
+        return found if self._datasets is None else (*found, _FORM_IS_PUBLIC)
 
     def memory(self, batch_size: int) -> int:
         """What clipping takes at most beside the memory of plain training, in bytes."""
@@ -200,7 +217,11 @@ class Setup:
         )
 
     def check(self, model: nn.Module, *, precise: bool, random_weights: bool = False) -> None:
-        """Raise if a record reaches beyond its own gradient; see :func:`.check_contributions`."""
+        """Raise if a record reaches beyond its own gradient, or beyond its own output.
+
+        See :func:`.check_contributions` and :func:`.check_evaluation`.
+        """
+        check_evaluation(model, self.form, random_weights=random_weights)
         maker = partial(self._engine_of_one, precise=precise)
         check_contributions(
             model, self.form, maker, self.num_classes, random_weights=random_weights

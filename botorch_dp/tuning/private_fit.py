@@ -30,7 +30,6 @@ from botorch_dp.privacy import (
     ApproximateLoss,
     BaseProfile,
     Guarantee,
-    NeighboringRelation,
     PrivacyBudget,
     PrivacyLedger,
     PrivacyUnit,
@@ -41,12 +40,17 @@ from botorch_dp.privacy import (
     gaussian_mu,
     rounded_up,
     training_noise,
+    warn_large_delta,
 )
 from botorch_dp.privacy.ledger import check_payment
 from botorch_dp.privacy.runs import Run, fingerprint
 from botorch_dp.space import Config, Integer, Parameter, Real, SearchSpace
 from botorch_dp.training import DPTrainer, TrainingSettings, TrainTest, accuracy
-from botorch_dp.training.plan import FIXED_BEFOREHAND, LARGEST_PUBLISHED_BATCH
+from botorch_dp.training.plan import (
+    FIXED_BEFOREHAND,
+    LARGEST_PUBLISHED_BATCH,
+    TrainingPlan,
+)
 from botorch_dp.training.records import synthetic_records
 from botorch_dp.tuning.trainings import Scoring, Trials, train_and_score, train_once
 
@@ -56,7 +60,10 @@ TestRecords = Literal["sensitive", "public", "training"]
 _SECRET = "those it protects against learn neither how many trainings ran nor how long they took"
 _CHOSEN = "the space, the number of trials and all settings were chosen without the records"
 _FAILURES = "whether a training fails does not depend on what single records say"
-_COUNT_IS_PUBLIC = "the number of test records counts as public"
+_COUNT_IS_PUBLIC = (
+    "the number of test records is public: a test record may be replaced by another one, and is "
+    "neither added nor removed"
+)
 _PUBLIC_TEST = "the test records, which choose the model, are public"
 #: 20 expected trainings of this shape cost what 40 of a geometric number do. One or two trainings,
 #: and so a configuration at random, come out in 1.6% of all runs instead of 5%.
@@ -142,8 +149,8 @@ class FitResult:
             them failed) the untrained one of the factory.
         config: The released configuration, with its noise multiplier. If nothing came out, that
             in the middle of the space.
-        score: The released score, or None if nothing came out. The best of many noisy scores is
-            too good on average.
+        score: The released score, or None if nothing came out; NaN if a metric failed on public
+            test records for every model. The best of many noisy scores is too good on average.
         test_guarantee: What all of it promises a test record, if those are sensitive.
     """
 
@@ -253,8 +260,9 @@ class PrivateFit:
         unsafe_seed: int | None = None,
     ) -> None:
         self.trainer, space = _trainer_and_space(trainer_or_problem, space)
-        self.space = _checked_space(self.trainer, space)
         self.budget = _checked_budget("budget", budget)
+        warn_large_delta(self.budget.delta, len(self.trainer.setup.tensors.train_X))
+        self.space = _checked_space(self.trainer, space, self.budget.delta)
         self.test_budget = self.budget
         if test_budget is not None:
             self.test_budget = _checked_budget("test_budget", test_budget)
@@ -270,6 +278,8 @@ class PrivateFit:
             )
         if test_budget is not None and test_records != "sensitive":
             raise ValueError("`test_budget` is for test_records='sensitive' only.")
+        if test_records == "sensitive":
+            warn_large_delta(self.test_budget.delta, len(self.trainer.setup.tensors.test_X))
         self.starts = _starts(warm_start, self.space, self.budget.epsilon)
         if method == "auto":
             method = "single" if self.starts else "random"
@@ -284,7 +294,7 @@ class PrivateFit:
     def plan(self) -> FitPlan:
         """Noise, trainings, hours, price and what else could be done for it; reads no record."""
         config, budget = self.only_config, self.budget
-        plan = self.trainer.plan(**config, noise_multiplier=1.0)
+        plan = self._plan_of(config)
 
         def noise(trainings: float) -> float:
             return dp_sgd_noise_multiplier(
@@ -319,8 +329,13 @@ class PrivateFit:
         beside = scoring.mu if scoring.on_training_records else None
         return self._noise(config, self._level()[0], beside or 0.0)
 
+    def _plan_of(self, config: Mapping[str, Any]) -> TrainingPlan:
+        """A training of a configuration, but for its noise."""
+        settings: Any = {**config, "noise_multiplier": 1.0, "delta": self.budget.delta}
+        return self.trainer.plan(**settings)
+
     def _noise(self, config: Mapping[str, Any], base: BaseProfile, beside_mu: float) -> float:
-        plan = self.trainer.plan(**self.space.check(config), noise_multiplier=1.0)
+        plan = self._plan_of(self.space.check(config))
         return _least_noise(
             base,
             plan.batch_size,
@@ -334,7 +349,7 @@ class PrivateFit:
     @property
     def guarantee(self) -> Guarantee:
         """What everything that is published promises a training record."""
-        plan = self.trainer.plan(**self._middle, noise_multiplier=1.0)
+        plan = self._plan_of(self._middle)
         trained = plan.guarantee
         conditions = [c for c in trained.unit.conditions if c != FIXED_BEFOREHAND]
         extra = [_CHOSEN, _FAILURES] + ([_SECRET] if self._selects else [])
@@ -348,11 +363,10 @@ class PrivateFit:
         """What everything that is published promises a test record, if those are sensitive."""
         if self.test_records != "sensitive":
             return None
-        unit = PrivacyUnit("one test record", self.trainer.relation).given(_CHOSEN)
+        # Their number divides the score: they are replaced, whatever the trainer's relation is.
+        unit = PrivacyUnit("one test record").given(_CHOSEN, *self.trainer.setup.conditions)
         if self._selects:
             unit = unit.given(_SECRET)
-        if unit.relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
-            unit = unit.given(_COUNT_IS_PUBLIC)
         return self._promise("noisy test scores", unit, self.test_budget, ())
 
     def rank_on(
@@ -454,7 +468,9 @@ class PrivateFit:
     ) -> dict[str, Any] | None:
         def task(config: Config, seed: int | None) -> tuple[Callable[..., Any], tuple[Any, ...]]:
             noise = self.noise_multiplier(config)
-            settings = {**config, "noise_multiplier": noise, "delta": self.budget.delta}
+            # A delta that is warned of would be so once for each of a secret number of trainings.
+            delta = min(self.budget.delta, 0.5 / len(self.trainer.setup.tensors.train_X))
+            settings = {**config, "noise_multiplier": noise, "delta": delta}
             return train_once, (self.trainer, settings, self._scoring, seed)
 
         number = self.number if self._selects else None
@@ -483,7 +499,8 @@ class PrivateFit:
         if "score" in shown:
             mu = self._scoring.mu
             scale = None if mu is None else 1 / (self._scored * mu)
-            score = Release(shown["score"], guarantee, scale)
+            value = shown["score"] if math.isfinite(shown["score"]) else math.nan
+            score = Release(value, guarantee, scale)
         return FitResult(
             model=Release(self.trainer.setup.untrained(shown.get("weights")), guarantee),
             config=Release(shown["config"], guarantee),
@@ -542,7 +559,10 @@ class PrivateFit:
             max(self.budget.delta, self.test_budget.delta),
         )
         unit = replace(training.unit, protects=f"{training.protects} or {test.protects}")
-        return replace(training, unit=unit.given(*test.unit.conditions), losses=(loss,))
+        unit = unit.given(*test.unit.conditions)
+        if unit.relation is not test.unit.relation:
+            unit = unit.given(_COUNT_IS_PUBLIC)
+        return replace(training, unit=unit, losses=(loss,))
 
     def _promise(
         self,
@@ -567,7 +587,7 @@ class PrivateFit:
 
     def _made_up(self, config: Config) -> tuple[DPTrainer, dict[str, Any]]:
         """The trainer on a few made-up records, and settings for a pass over them."""
-        plan = self.trainer.plan(**config, noise_multiplier=1.0)
+        plan = self._plan_of(config)
         size = min(plan.num_records, 2 * plan.batch_size)
         generator = torch.Generator().manual_seed(0)
         trainer = self.trainer.on(synthetic_records(self.trainer.setup.form, size, generator))
@@ -587,11 +607,11 @@ class PrivateFit:
         short, few = timed(1)
         long, many = timed(max(2, min(40, int(_TIMED_SECONDS / short))))
         each = (long - short) / (many - few) if long > 1.5 * short else long / many
-        return each * self.trainer.plan(**config, noise_multiplier=1.0).steps
+        return each * self._plan_of(config).steps
 
     def _settings(self, with_data: bool) -> dict[str, Any]:
         """All that a run depends on; it is continued with the same settings only."""
-        plan = self.trainer.plan(**self._middle, noise_multiplier=1.0)
+        plan = self._plan_of(self._middle)
         return {
             "space": self.space.to_dict(),
             "trainer": plan.to_dict(),
@@ -667,7 +687,7 @@ def _default_space(trainer: DPTrainer) -> SearchSpace:
     return SearchSpace(constraints=(), products=(), **known)
 
 
-def _checked_space(trainer: DPTrainer, space: SearchSpace | None) -> SearchSpace:
+def _checked_space(trainer: DPTrainer, space: SearchSpace | None, delta: float) -> SearchSpace:
     space = _default_space(trainer) if space is None else space
     if not isinstance(space, SearchSpace):
         raise TypeError(f"`space` must be a SearchSpace, got {type(space).__name__}.")
@@ -679,7 +699,7 @@ def _checked_space(trainer: DPTrainer, space: SearchSpace | None) -> SearchSpace
         )
     for config in space.sample(8, seed=0):
         try:
-            trainer.plan(**config, noise_multiplier=1.0).check_publishable()
+            trainer.plan(**config, noise_multiplier=1.0, delta=delta).check_publishable()
         except TypeError as error:
             raise ValueError(
                 f"`space` must name the settings of a training, as in SearchSpace(learning_rate="

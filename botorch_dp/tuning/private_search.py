@@ -23,7 +23,6 @@ from botorch_dp.objectives import (
     check_bearable,
     one_column_warning,
     refuse_unknown,
-    warn_large_delta,
 )
 from botorch_dp.privacy import (
     ONE_RECORD,
@@ -38,6 +37,7 @@ from botorch_dp.privacy import (
     Release,
     check_unit,
     gaussian_mu,
+    warn_large_delta,
 )
 from botorch_dp.privacy.ledger import check_payment
 from botorch_dp.privacy.runs import Run

@@ -23,10 +23,11 @@ from torch import Tensor, nn
 from botorch_dp.privacy import TrialNumber, gaussian_mechanism
 from botorch_dp.privacy.runs import Run
 from botorch_dp.space import Config
-from botorch_dp.training import DPTrainer, accuracy
+from botorch_dp.training import DPTrainer
+from botorch_dp.training.evaluation import right_of_each
+from botorch_dp.training.plan import REPLACE_ONE
 
-_BATCH = 4096
-
+_OF_THE_MACHINE = (OSError, MemoryError, sqlite3.Error)
 
 # --- One training and its score. ---
 
@@ -51,10 +52,14 @@ class Scoring:
         X, Y = (
             (data.train_X, data.train_Y) if self.on_training_records else (data.test_X, data.test_Y)
         )
-        # A record more that is right, or one less: the number moves by 1.
-        right = float(_right(model, X, Y))
-        noisy = gaussian_mechanism(right, sensitivity=1.0, mu=self.mu, unsafe_seed=seed)
-        return float(noisy.value) / len(X)
+        movable = self.on_training_records and trainer.relation is not REPLACE_ONE
+        right = right_of_each(model, X, Y, movable=movable)
+        # Of one record, so many numbers are right or wrong: one, but where targets are sequences.
+        each = right[0].numel()
+        noisy = gaussian_mechanism(
+            float(right.sum()), sensitivity=float(each), mu=self.mu, unsafe_seed=seed
+        )
+        return float(noisy.value) / right.numel()
 
 
 def _call(number: int, function: Callable[..., Outcome], arguments: tuple[Any, ...]) -> Outcome:
@@ -65,26 +70,12 @@ def _call(number: int, function: Callable[..., Outcome], arguments: tuple[Any, .
     return function(*arguments)
 
 
-def _right(model: nn.Module, X: Tensor, Y: Tensor) -> int:
-    """How many records are classified right; one that cannot be classified is wrong, alone."""
-    right = 0
-    with torch.no_grad():
-        for batch, targets in zip(X.split(_BATCH), Y.split(_BATCH), strict=True):
-            try:
-                right += round(accuracy(model(batch), targets) * len(batch))
-            except Exception:
-                if len(batch) > 1:
-                    for x, y in zip(batch.split(1), targets.split(1), strict=True):
-                        right += _right(model, x, y)
-    return right
-
-
 @dataclass(frozen=True, repr=False)
 class Outcome:
     """What came of a training. SENSITIVE, but for the one that is published.
 
     Args:
-        score: Its score; minus infinity if the training failed.
+        score: Its score; minus infinity if the training failed, or if there is none.
         weights: Of its model by name; None if it failed.
     """
 
@@ -95,7 +86,6 @@ class Outcome:
         return "Outcome(sensitive)"
 
 
-_OF_THE_MACHINE = (OSError, MemoryError, sqlite3.Error)
 #: The worst outcome there is.
 FAILED = Outcome(-math.inf, None)
 
@@ -104,14 +94,17 @@ def train_and_score(
     trainer: DPTrainer, settings: dict[str, Any], scoring: Scoring, seed: int | None
 ) -> Outcome:
     """One training and its score, with noise from the operating system unless there is a seed."""
+    model = _trained(trainer, settings, seed)
+    return Outcome(scoring.score(trainer, model, seed), dict(model.state_dict()))
+
+
+def _trained(trainer: DPTrainer, settings: dict[str, Any], seed: int | None) -> nn.Module:
     data = trainer.setup.tensors
     # The trainer would measure what nobody asks for here, and a test record might make that fail.
     nothing = torch.zeros_like(data.test_X[:1]), torch.zeros_like(data.test_Y[:1])
     blind = trainer.on(data._replace(test_X=nothing[0], test_Y=nothing[1]))
     blind.setup.metric = _not_measured
-    trained = blind.fit(**settings, seed=seed, publish=seed is None, on_interrupt="raise")
-    score = scoring.score(trainer, trained.model, seed)
-    return Outcome(score, dict(trained.model.state_dict()))
+    return blind.fit(**settings, seed=seed, publish=seed is None, on_interrupt="raise").model
 
 
 def _not_measured(outputs: Tensor, targets: Tensor) -> float:
@@ -121,17 +114,27 @@ def _not_measured(outputs: Tensor, targets: Tensor) -> float:
 def train_once(
     trainer: DPTrainer, settings: dict[str, Any], scoring: Scoring, seed: int | None
 ) -> Outcome:
-    """The same; a failure, or a score that is no number, is the worst outcome and says nothing.
+    """The same; a failure is the worst outcome and says nothing.
 
-    A disk or a memory that is full is no outcome: the run stops, and may be continued.
+    A model whose score is no number, or cannot be computed, comes next: it is not lost. A disk or a
+    memory that is full is no outcome: the run stops, and may be continued.
     """
     try:
-        outcome = train_and_score(trainer, settings, scoring, seed)
+        model = _trained(trainer, settings, seed)
     except Exception as error:
-        if isinstance(error, _OF_THE_MACHINE) or isinstance(error.__cause__, _OF_THE_MACHINE):
-            raise
+        _raise_if_of_the_machine(error)
         return FAILED
-    return outcome if math.isfinite(outcome.score) else FAILED
+    score = -math.inf
+    try:
+        score = scoring.score(trainer, model, seed)
+    except Exception as error:
+        _raise_if_of_the_machine(error)
+    return Outcome(score if math.isfinite(score) else -math.inf, dict(model.state_dict()))
+
+
+def _raise_if_of_the_machine(error: Exception) -> None:
+    if isinstance(error, _OF_THE_MACHINE) or isinstance(error.__cause__, _OF_THE_MACHINE):
+        raise error
 
 
 # --- All of them. ---

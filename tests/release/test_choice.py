@@ -276,7 +276,7 @@ def test_warns_in_numbers_when_the_noise_drowns_the_answer():
 
 def test_warns_when_delta_is_not_below_one_over_n():
     arguments = OPTIONS | {"epsilon": 100.0}
-    with pytest.warns(UserWarning, match="1/1000"):
+    with pytest.warns(UserWarning, match="1 / 1,000"):
         release_choice(MEAN, torch.rand(5, 2), num_records=1000, **arguments)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

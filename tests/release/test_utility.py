@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy.stats import laplace
 
-from botorch_dp.objectives import warn_large_delta
+from botorch_dp.privacy import warn_large_delta
 from botorch_dp.release import UtilityBound, UtilityWarning
 from botorch_dp.release.assumptions import (
     best_choice_probability,
@@ -171,7 +171,7 @@ def test_a_drowned_answer_is_warned_of_where_the_caller_is() -> None:
 
 
 def test_a_delta_that_protects_few_is_warned_of() -> None:
-    with pytest.warns(UserWarning, match=r"`delta` = 0\.125 is not below 1/8") as caught:
+    with pytest.warns(UserWarning, match=r"`delta` = 0\.125 is not below 1 / 8") as caught:
         warn_large_delta(0.125, 8)
     assert caught[0].filename == __file__
     with warnings.catch_warnings():

@@ -85,6 +85,10 @@ class Texts:
         return inputs, int(self.data.train_Y[place])
 
 
+#: The form of such a record.
+LIKE = {"tokens": torch.zeros(LENGTH).long(), "mask": torch.zeros(LENGTH)}, 0
+
+
 def randomized(model: nn.Module, seed: int) -> nn.Module:
     moved = copy.deepcopy(model)
     generator = torch.Generator().manual_seed(seed)
@@ -109,8 +113,8 @@ def records_gradients(model: nn.Module, data: TrainTest) -> list[Tensor]:
 def test_sums_are_those_of_single_records(factory: Any, lazily: bool, clipping: Any) -> None:
     """At initial, random and final weights; clipping a batch as one is far away."""
     data = text()
-    given = (Texts(data), Texts(data)) if lazily else data
-    trainer = DPTrainer(factory, cross_entropy_loss, given, clipping=clipping)
+    given, like = ((Texts(data), Texts(data)), LIKE) if lazily else (data, None)
+    trainer = DPTrainer(factory, cross_entropy_loss, given, clipping=clipping, like=like)
     assert trainer.engine == "ghost"
     final = trainer.fit(**{**SETTINGS, "epochs": 1}, seed=0).model.train()
     torch.manual_seed(0)
@@ -130,17 +134,16 @@ def test_sums_are_those_of_single_records(factory: Any, lazily: bool, clipping: 
 def test_a_data_set_trains_the_same_model_as_its_tensors() -> None:
     data = text()
     eager = DPTrainer(Encoder, cross_entropy_loss, data).fit(**SETTINGS, seed=3, curve=(1, 2))
-    lazily = DPTrainer(Encoder, cross_entropy_loss, (Texts(data), Texts(data)))
+    lazily = DPTrainer(Encoder, cross_entropy_loss, (Texts(data), Texts(data)), like=LIKE)
     lazy = lazily.fit(**SETTINGS, seed=3, curve=(1, 2))
     assert torch.equal(weights(eager.model), weights(lazy.model))
     assert eager.curve == lazy.curve
 
 
-def test_only_the_records_of_batches_are_read_after_the_first() -> None:
+def test_only_the_records_of_batches_are_read() -> None:
     train = Texts(text(200))
-    trainer = DPTrainer(Encoder, cross_entropy_loss, (train, Texts(text())))
-    assert train.read == [0]  # for its form
-    train.read.clear()
+    trainer = DPTrainer(Encoder, cross_entropy_loss, (train, Texts(text())), like=LIKE)
+    assert not train.read
     drawn = trainer.fit(
         learning_rate=0.1, clip_norm=1.0, noise_multiplier=1.0, batch_size=4, epochs=1, seed=0
     )
@@ -150,7 +153,9 @@ def test_only_the_records_of_batches_are_read_after_the_first() -> None:
 
 def test_a_record_that_cannot_be_read_counts_as_zero_and_says_nothing() -> None:
     data = text()
-    trainer = DPTrainer(Encoder, cross_entropy_loss, (Texts(data, spoiled=(3, 7)), Texts(data)))
+    trainer = DPTrainer(
+        Encoder, cross_entropy_loss, (Texts(data, spoiled=(3, 7)), Texts(data)), like=LIKE
+    )
     torch.manual_seed(0)
     model = Encoder()
     places = torch.tensor([1, 3, 5, 7])
@@ -168,7 +173,7 @@ def test_a_token_that_does_not_exist_says_nothing(lazily: bool, token: int) -> N
     broken = text()
     broken.train_X["tokens"][5, 2] = token
     given = (Texts(broken), Texts(data)) if lazily else broken._replace(test_X=data.test_X)
-    trainer = DPTrainer(Encoder, cross_entropy_loss, given)
+    trainer = DPTrainer(Encoder, cross_entropy_loss, given, like=LIKE if lazily else None)
     torch.manual_seed(0)
     model = Encoder()
     found = flat(trainer.setup.clipped_sum(model, torch.tensor([4, 5, 6]), 0.3))
@@ -179,12 +184,12 @@ def test_a_token_that_does_not_exist_says_nothing(lazily: bool, token: int) -> N
 
 def test_resumes_and_notices_other_records(tmp_path: Path) -> None:
     data, other = text(), text(seed=1)
-    trainer = DPTrainer(Encoder, cross_entropy_loss, (Texts(data), Texts(data)))
+    trainer = DPTrainer(Encoder, cross_entropy_loss, (Texts(data), Texts(data)), like=LIKE)
     first = trainer.fit(**SETTINGS, seed=0, checkpoint=tmp_path / "run")
     again = trainer.fit(**SETTINGS, seed=0, checkpoint=tmp_path / "run")
     assert torch.equal(weights(first.model), weights(again.model))
-    trainer = DPTrainer(Encoder, cross_entropy_loss, (Texts(other), Texts(data)))
-    with pytest.raises(PrivacyError, match="`data` was"):
+    trainer = DPTrainer(Encoder, cross_entropy_loss, (Texts(other), Texts(data)), like=LIKE)
+    with pytest.raises(PrivacyError, match="`data` is not the same"):
         trainer.fit(**SETTINGS, seed=0, checkpoint=tmp_path / "run")
 
 
@@ -202,7 +207,8 @@ DATASET = TensorDataset(FLOAT_DATA.train_X, FLOAT_DATA.train_Y)
         ((Stream(), DATASET), TypeError, "train data set must have __getitem__ and __len__"),
         ((DATASET, DataLoader(DATASET, shuffle=True)), PrivacyError, "map-style data sets"),
         ((DATASET, []), ValueError, "test data set is empty"),
-        (([1, 2], DATASET), TypeError, r"must give \(inputs, target\)"),
+        (([1, 2], DATASET), PrivacyError, "the train data set.*as secret as any other.*`like="),
+        ((DATASET, [1, 2]), PrivacyError, "the test data set.*as secret as any other.*`like="),
         (FLOAT_DATA._replace(train_X={}), TypeError, "must name its inputs"),
         (
             FLOAT_DATA._replace(train_X={"a": FLOAT_DATA.train_X}),
@@ -298,6 +304,14 @@ def test_other_words_for_settings_get_ours(arguments: dict[str, Any], message: s
 def test_other_words_for_arguments_get_ours(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         DPTrainer(FACTORY, cross_entropy_loss, FLOAT_DATA, **arguments)
+
+
+def test_a_wrong_example_is_named() -> None:
+    for like, message in ((3, "must be an example"), ((torch.zeros(3),), "must be an example")):
+        with pytest.raises(TypeError, match=message):
+            DPTrainer(FACTORY, cross_entropy_loss, (DATASET, DATASET), like=like)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="leave it out"):
+        DPTrainer(FACTORY, cross_entropy_loss, FLOAT_DATA, like=(torch.zeros(7), 0))
 
 
 def test_loaders_and_single_data_sets_are_refused() -> None:

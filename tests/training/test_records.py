@@ -92,7 +92,7 @@ class IntoOneMemory:
 def test_records_read_into_one_memory_stay_apart() -> None:
     """Otherwise the last record of a batch would be all of them."""
     data = make_data(n=6)
-    records = DatasetRecords(IntoOneMemory(data))
+    records = DatasetRecords(IntoOneMemory(data), (data.train_X[0] * 0, data.train_Y[0] * 0))
     X, Y, usable = records.take(torch.tensor([3, 0, 5]))
     assert torch.equal(X, data.train_X[[3, 0, 5]]) and torch.equal(Y, data.train_Y[[3, 0, 5]])
     assert usable.all()
@@ -100,7 +100,7 @@ def test_records_read_into_one_memory_stay_apart() -> None:
 
 def test_a_record_of_another_layout_is_unusable() -> None:
     rows = [(torch.eye(3), 1), (torch.eye(3).to_sparse(), 1), (torch.eye(3, device="meta"), 1)]
-    X, _, usable = DatasetRecords(rows).take(torch.arange(3))
+    X, _, usable = DatasetRecords(rows, (torch.zeros(3, 3), 0)).take(torch.arange(3))
     assert usable.tolist() == [True, False, False]
     assert torch.equal(X[0], torch.eye(3)) and not X[1:].any()
 

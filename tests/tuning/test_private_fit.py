@@ -33,6 +33,7 @@ from botorch_dp.privacy._composition import composed_delta
 from botorch_dp.privacy.runs import Run
 from botorch_dp.space import Integer, Real, SearchSpace
 from botorch_dp.training import DPTrainer, TrainTest, logistic_loss, logistic_regression
+from botorch_dp.training.evaluation import right_of_each
 from botorch_dp.tuning import PrivateFit
 from botorch_dp.tuning import trainings as mechanics
 from botorch_dp.tuning.trainings import FAILED, Outcome, Scoring
@@ -360,7 +361,7 @@ class TestLevel:
             for flip in (0, 1):
                 Y = data.test_Y.clone()
                 Y[place] = (Y[place] + flip) % 2
-                counts.append(mechanics._right(model, X, Y))
+                counts.append(int(right_of_each(model, X, Y).sum()))
         assert max(counts) - min(counts) <= 1
 
     def test_a_record_that_cannot_be_classified_is_wrong_alone(self) -> None:
@@ -371,9 +372,9 @@ class TestLevel:
                 return X[:, :1]
 
         X, Y = torch.ones(50, 3), torch.ones(50).long()
-        assert mechanics._right(Picky(), X, Y) == 50
+        assert right_of_each(Picky(), X, Y).all()
         X[7, 0] = 1000.0
-        assert mechanics._right(Picky(), X, Y) == 49
+        assert right_of_each(Picky(), X, Y).tolist() == [place != 7 for place in range(50)]
 
     def test_a_plan_says_what_else_it_would_cost(self) -> None:
         plan = fit(trials=40).plan()
@@ -388,6 +389,44 @@ class TestLevel:
         private = fit(trainer=added)
         assert private.guarantee.relation is NeighboringRelation.ADD_OR_REMOVE_ONE
         assert private.run().guarantee.epsilon(BUDGET.delta) == BUDGET.epsilon
+        # The score is divided by the number of test records, whatever the trainer's relation.
+        assert private.test_guarantee is not None
+        assert private.test_guarantee.relation is NeighboringRelation.REPLACE_ONE
+        ledger = PrivacyLedger(":memory:", PrivacyBudget(9.0, 1e-3))
+        private.run(ledger=ledger)
+        (entry,) = ledger.entries()
+        assert "neither added nor removed" in str(entry.guarantee)
+
+    def test_what_rests_on_the_model_is_said_to_the_test_records_too(self) -> None:
+        """A model of the caller's own is called on them, which only he can vouch for."""
+        own = trainer(engine="per_record")
+        for private in (fit(trainer=own), fit(trainer=own, method="single")):
+            assert "your model and loss treat every record on its own" in str(
+                private.test_guarantee
+            )
+        assert "your model" not in str(fit().test_guarantee)  # linear layers of torch
+
+    @pytest.mark.parametrize("method", ["random", "single"])
+    def test_a_metric_that_fails_after_training_loses_no_model(self, method: str) -> None:
+        def fails_later(outputs: torch.Tensor, targets: torch.Tensor) -> float:
+            if torch.equal(targets, records().test_Y):
+                raise ValueError("the classes that were predicted")
+            return 0.5
+
+        own = DPTrainer(
+            partial(logistic_regression, 3), logistic_loss, records(), metric=fails_later
+        )
+        ledger = PrivacyLedger(":memory:", PrivacyBudget(9.0, 1e-3))
+        private = PrivateFit(
+            own, SPACE, budget=BUDGET, trials=3, method=method, test_records="public"
+        )
+        result = private.run(ledger=ledger)
+        if result.score is not None:  # a secret number of trainings may be none
+            assert math.isnan(result.score.value)
+            untrained = own.setup.untrained()
+            assert not torch.equal(result.model.value.weight, untrained.weight)
+        assert result.score is not None or method == "random"
+        assert len(ledger.entries()) == 1
 
 
 class TestRefused:

@@ -495,7 +495,7 @@ def test_tuples_are_tried_stored_and_published(tmp_path):
 
 @pytest.mark.filterwarnings("error")
 def test_a_large_delta_and_narrow_bounds_of_the_log_loss_warn():
-    with pytest.warns(UserWarning, match="not below 1/400"):
+    with pytest.warns(UserWarning, match="not below 1 / 400"):
         search(budget=PrivacyBudget(1.0, 0.01))
 
     class LogLoss:

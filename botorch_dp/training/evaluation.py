@@ -1,0 +1,219 @@
+"""Models in evaluation mode: what a record's score is computed from, and which models are refused.
+
+A record's score is computed from a call of the model on that record alone, as a batch of one. So
+one test record cannot change what is counted for another one, whatever the model does with a
+batch. :func:`torch.func.vmap` makes many such calls one computation of a fixed shape, where a few
+made-up records show that the bits of a row do not depend on what stands in the other rows. Where
+they do, and where a model cannot be vectorized, the records are scored one after the other.
+
+A model that mixes the records of a batch in evaluation mode is refused: it would be scored on
+single records and used in another way.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from botorch_dp.errors import PrivacyError
+from botorch_dp.training.isolation import _at_several_weights, _batch_sizes, _outputs
+from botorch_dp.training.networks import is_right
+from botorch_dp.training.plain_layers import with_plain_layers
+from botorch_dp.training.records import (
+    Inputs,
+    TrainTest,
+    count,
+    each_part,
+    parts,
+    synthetic_records,
+)
+
+#: Records are scored in blocks of this many, the last one filled up with made-up records.
+BLOCK = 256
+#: How far rounding may move a record's output in a batch, relative to the largest output.
+_TOLERANCE = 1e-3
+#: Errors of the machine, which say nothing about a record.
+_OF_THE_MACHINE = (OSError, MemoryError)
+
+
+def check_evaluation(model: nn.Module, data: TrainTest, *, random_weights: bool = False) -> None:
+    """Raise if a model in evaluation mode mixes the records of a batch, on made-up records.
+
+    Args:
+        model: The model, at the weights in question; it is left as it is.
+        data: Only its shapes, types and device are used.
+        random_weights: Whether to try random weights as well.
+
+    Raises:
+        PrivacyError: If the output of a record in a batch was not its output as a batch of one.
+    """
+    generator = torch.Generator().manual_seed(3)
+    for tried in _at_several_weights(model) if random_weights else [copy.deepcopy(model)]:
+        tried.eval()
+        for size in _batch_sizes(data):
+            made = synthetic_records(data, size, generator).train_X
+            compared = _together_and_alone(tried, made, size)
+            if compared is None:
+                break  # what it draws for a batch is not what it draws for a batch of one
+            together, alone = compared
+            scale = 1 + float(alone.double().nan_to_num(0.0, 0.0, 0.0).abs().max())
+            if not torch.allclose(
+                together, alone, rtol=0.0, atol=_TOLERANCE * scale, equal_nan=True
+            ):
+                raise PrivacyError(
+                    "The model mixes the records of a batch in evaluation mode (`model.eval()`), "
+                    "or changes with each call: on random data, the result for a record in a "
+                    "batch was not that for the record alone. What it says about one record would "
+                    "then depend on other ones. Take out what compares the records of a batch, "
+                    "such as a mean over them or the scales of dynamic quantization."
+                )
+
+
+def _together_and_alone(model: nn.Module, X: Inputs, size: int) -> tuple[Tensor, Tensor] | None:
+    """Outputs of a batch, and of its records as batches of one; None if the model is random."""
+    try:  # in double precision, rounding cannot be taken for mixing
+        called, inputs = copy.deepcopy(model).double(), each_part(_in_double, X)
+        together, draws = _outputs(called, inputs)
+    except (TypeError, ValueError):
+        called, inputs = model, X
+        together, draws = _outputs(called, inputs)
+    if draws:
+        return None
+    alone = [_outputs(called, _rows(inputs, torch.tensor([place])))[0] for place in range(size)]
+    return together, torch.cat(alone)
+
+
+def _in_double(part: Tensor) -> Tensor:
+    return part.double() if part.is_floating_point() else part
+
+
+def _rows(X: Inputs, places: Tensor) -> Inputs:
+    return each_part(lambda part: part.index_select(0, places.to(part.device)), X)
+
+
+def right_of_each(model: nn.Module, X: Inputs, Y: Tensor, *, movable: bool = False) -> Tensor:
+    """Whether each record is classified right by a model that sees no other record, ``n``.
+
+    A record at which the model raises an error counts as wrong and changes nothing for others: a
+    made-up record takes its place, and the same shape is computed again.
+
+    Args:
+        model: In whatever mode; a copy in evaluation mode is called.
+        X: Inputs of ``n`` records.
+        Y: Their targets.
+        movable: Whether a record may have another place in a neighbouring data set, which is so
+            where records are added or removed. Its bits must then not depend on its place either.
+    """
+    made = synthetic_records(TrainTest(X, Y, X, Y), BLOCK, torch.Generator().manual_seed(4))
+    calls = _CallsOfOne(model, made.train_X)
+    size = BLOCK if calls.are_isolated(movable=movable) else 1
+    right = []
+    for start in range(0, len(Y), size):
+        stop = min(len(Y), start + size)
+        outputs = calls.outputs(_rows(X, torch.arange(start, stop)), stop - start, size)
+        right.append(is_right(outputs, Y[start:stop]))
+    return torch.cat(right)
+
+
+class _CallsOfOne:
+    """Calls of a model in evaluation mode, each on one record.
+
+    Args:
+        model: Copied, and left as it is.
+        made: A block of made-up inputs.
+    """
+
+    def __init__(self, model: nn.Module, made: Inputs) -> None:
+        self._model = with_plain_layers(copy.deepcopy(model)).eval()
+        self._parameters: dict[str, Tensor] = dict(self._model.named_parameters())
+        self._buffers = dict(self._model.named_buffers())
+        named = [
+            *self._model.named_parameters(remove_duplicate=False),
+            *self._model.named_buffers(remove_duplicate=False),
+        ]
+        self._tied = len(named) > len({id(tensor) for _, tensor in named})
+        self._made = made
+        self._vectorized = vmap(self._of_one, randomness="different")
+        self._shape = self._call(_rows(made, torch.tensor([0]))).shape[1:]
+
+    def are_isolated(self, *, movable: bool) -> bool:
+        """Whether the bits of a block's rows do not depend on what stands in the other rows.
+
+        And not on their places either, if records are ``movable``. Tried on made-up records: which
+        kernels compute a block follows from its shape and type, which are public, and from no
+        value.
+        """
+        places = torch.arange(BLOCK)
+        try:
+            together = self._call(self._made)
+            for place in (0, 1, BLOCK // 2 + 1, BLOCK - 1):
+                turned = torch.where(places == place, place, (places + 1) % BLOCK)
+                mixed = self._call(_rows(self._made, turned))
+                copies = self._call(_rows(self._made, torch.full_like(places, place)))
+                row, alone = together[place], self._call(_rows(self._made, places[[place]]))[0]
+                same = [mixed[place], *(copies if movable else copies[[place]])]
+                if not all(_bits(each) == _bits(row) for each in same):
+                    return False
+                if not torch.allclose(row, alone, rtol=1e-3, atol=1e-3, equal_nan=True):
+                    return False
+        except Exception as error:  # whatever it is, the model cannot be vectorized
+            if isinstance(error, _OF_THE_MACHINE):
+                raise
+            return False
+        return True
+
+    def outputs(self, X: Inputs, given: int, size: int) -> Tensor:
+        """The outputs of the given records, in a block of that size; NaN where the model fails."""
+        found = torch.full((given, *self._shape), torch.nan, dtype=torch.double)
+        found = found.to(next(iter(parts(X).values())).device)
+        self._fill(found, X, torch.arange(given), size)
+        return found
+
+    def _fill(self, found: Tensor, X: Inputs, places: Tensor, size: int) -> None:
+        """Find the outputs of some records; made-up ones stand at all other places."""
+        block = _rows(self._made, torch.arange(size))
+        for into, part in zip(parts(block).values(), parts(X).values(), strict=True):
+            into[places.to(into.device)] = part[places.to(part.device)]
+        try:
+            outputs = self._call(block)
+            if outputs.shape[1:] != self._shape:
+                raise ValueError("The outputs of one record have another shape.")
+        except Exception as error:
+            if isinstance(error, _OF_THE_MACHINE):
+                raise
+            for half in places.chunk(2) if len(places) > 1 else ():
+                self._fill(found, X, half, size)
+            return
+        places = places.to(found.device)
+        found[places] = outputs[places].to(found)
+
+    def _call(self, X: Inputs) -> Tensor:
+        """Outputs of a block, or of a single record.
+
+        Gradients are enabled: without them, torch's encoders take a path that cannot be vectorized.
+        The other kernels of attention would be called once for each record.
+        """
+        with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if count(X) > 1:
+                return self._vectorized(X).detach()
+            return self._of_one(each_part(lambda part: part[0], X)).unsqueeze(0).detach()
+
+    def _of_one(self, x: Inputs) -> Tensor:
+        one = each_part(lambda part: part.unsqueeze(0), x)
+        given = ((), one) if isinstance(one, dict) else ((one,), None)
+        # A model may write to its buffers: what it writes is forgotten.
+        buffers = {name: value.clone() for name, value in self._buffers.items()}
+        outputs: Tensor = functional_call(
+            self._model, (self._parameters, buffers), *given, tie_weights=self._tied
+        )
+        return outputs.squeeze(0)
+
+
+def _bits(row: Tensor) -> bytes:
+    return row.contiguous().cpu().numpy().tobytes()

@@ -1,0 +1,380 @@
+"""A record's score comes from a call on that record alone, in the mode in which models are used."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from botorch_dp.errors import PrivacyError
+from botorch_dp.privacy import PrivacyBudget, PrivacyLedger
+from botorch_dp.space import Integer, Real, SearchSpace
+from botorch_dp.training import (
+    DPTrainer,
+    OutputPerturbedLogisticRegression,
+    TrainTest,
+    cross_entropy_loss,
+    logistic_loss,
+    logistic_regression,
+    multilayer_perceptron,
+)
+from botorch_dp.training.evaluation import BLOCK, _CallsOfOne, check_evaluation, right_of_each
+from botorch_dp.training.networks import accuracy, is_right
+from botorch_dp.training.records import synthetic_records
+from botorch_dp.tuning import PrivateFit
+from botorch_dp.tuning.trainings import train_once
+
+G = torch.Generator().manual_seed(0)
+X = torch.randn(600, 3, generator=G)
+Y = (X[:, 0] > 0).long()
+DATA = TrainTest(X, Y, X[:97], Y[:97])
+
+
+class Mixing(nn.Module):
+    """Compares the records of a batch, but only in evaluation mode, and only if ``when`` says so.
+
+    As a model does that adapts to the records it is tested on.
+    """
+
+    def __init__(self, when: Any = lambda layer: True) -> None:
+        super().__init__()
+        self.layer, self._when = nn.Linear(3, 2), when
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training and self._when(self.layer):
+            x = x - x.mean(0, keepdim=True)
+        return self.layer(x)
+
+
+class Quantized(nn.Module):
+    """Rounds to a scale that is taken from the batch, as dynamic quantization does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            scale = x.abs().amax() / 127
+            x = (x / scale).round() * scale
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("model", [Mixing, Quantized])
+def test_models_that_mix_in_evaluation_mode_only_are_refused(model: Any) -> None:
+    with pytest.raises(PrivacyError, match="mixes the records of a batch in evaluation mode"):
+        DPTrainer(model, cross_entropy_loss, DATA)
+
+
+def test_they_are_tried_at_the_final_weights_too() -> None:
+    def trained_far(layer: nn.Module) -> bool:
+        return bool(layer.weight.norm() > 50)
+
+    trainer = DPTrainer(lambda: Mixing(trained_far), cross_entropy_loss, DATA)
+    settings: dict[str, Any] = {"clip_norm": 1.0, "noise_multiplier": 1.0}
+    settings |= {"batch_size": 100, "epochs": 1}
+    ledger = PrivacyLedger(":memory:", PrivacyBudget(1e3, 1e-3))
+    trainer.fit(publish=True, learning_rate=0.1, ledger=ledger, **settings)
+    with pytest.raises(PrivacyError, match=r"not handed out.*mixes the records"):
+        trainer.fit(publish=True, learning_rate=1e5, **settings)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e6])
+def test_models_that_do_not_mix_pass_whatever_their_weights(scale: float) -> None:
+    """A trained model is not lost to rounding."""
+    model = multilayer_perceptron(3, 4, (64, 64, 64))
+    for parameter in model.parameters():
+        parameter.data.mul_(scale)
+    check_evaluation(model, DATA)
+    check_evaluation(nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.Linear(8, 2)), DATA)
+
+
+# --- Single records. ---
+
+
+class Tokens(nn.Module):
+    """Raises an error for a token that it does not know, which no layer of ours prevents."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.bag = nn.Linear(20, 1), nn.EmbeddingBag(10, 1)
+        self.linear.weight.data = torch.randn(1, 20, generator=G) / 20**0.5
+        self.linear.bias.data.zero_()
+        self.bag.weight.data.zero_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x[:, :20]) + self.bag(x[:, 20:].long())
+
+
+class Branching(nn.Module):
+    """Cannot be vectorized."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not bool(x.abs().sum() < 1e30):
+            raise RuntimeError("a record's doing")
+        return self.layer(x)
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.embedding, self.encoder = nn.Embedding(20, 8), nn.TransformerEncoder(layer, 2)
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.encoder(self.embedding(x)).mean(1))
+
+
+def alone(model: nn.Module, X: Tensor, Y: Tensor) -> list[bool]:
+    """By calls on single records, and nothing else."""
+    model, found = copy.deepcopy(model).eval(), []
+    with torch.no_grad():
+        for x, y in zip(X.split(1), Y.split(1), strict=True):
+            try:
+                found.append(bool(is_right(model(x), y)))
+            except Exception:
+                found.append(False)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("model", "X"),
+    [
+        (multilayer_perceptron(3, 2, (16,)), X),
+        (logistic_regression(3), X),
+        (Branching(), X[:40]),
+        (Encoder(), torch.randint(20, (300, 5), generator=G)),
+    ],
+    ids=["network", "logistic", "branching", "encoder"],
+)
+def test_scores_are_those_of_single_records(model: nn.Module, X: Tensor) -> None:
+    Y = torch.randint(2, (len(X),), generator=G)
+    found = right_of_each(model, X, Y)
+    # A record within rounding of the boundary may fall on either side; there is none here.
+    assert found.tolist() == alone(model, X, Y)
+    model.eval()
+    assert accuracy(model(X), Y) == pytest.approx(float(found.double().mean()), abs=0.01)
+
+
+def on_the_boundary(model: Tokens, n: int) -> Tensor:
+    """Equal records of which a batch says something else than of a single one, if there are."""
+    w = model.linear.weight.detach()[0]
+    model.eval()
+    with torch.no_grad():
+        for _ in range(20_000):
+            x = torch.randn(20, generator=G)
+            x = x - (w @ x) * w / (w @ w)
+            table = torch.cat([x, torch.zeros(1)]).expand(n, 21).clone()
+            if len(set((model(table) > 0).flatten().tolist())) == 1 and bool(
+                (model(table[:1]) > 0) != (model(table)[:1] > 0)
+            ):
+                return table
+    return table
+
+
+@pytest.mark.parametrize("n", [200, BLOCK + 40])
+@pytest.mark.parametrize("places", [[0], [3, 17, 199]])
+def test_a_record_that_fails_counts_none_of_the_others_anew(n: int, places: list[int]) -> None:
+    model = Tokens()
+    table, Y = on_the_boundary(model, n), torch.ones(n, dtype=torch.long)
+    before = right_of_each(model, table, Y)
+    other = table.clone()
+    other[places, 20] = 77.0  # a token that does not exist
+    after = right_of_each(model, other, Y)
+    kept = [i for i in range(n) if i not in places]
+    assert torch.equal(before[kept], after[kept]) and not after[places].any()
+
+
+def test_adding_a_record_moves_no_other() -> None:
+    """Where training records score, they may be added and removed."""
+    model = Tokens()
+    table = on_the_boundary(model, 300)
+    Y = torch.ones(300, dtype=torch.long)
+    full = right_of_each(model, table, Y, movable=True)
+    for k in (1, 2, 15, 16, 17, 100, BLOCK - 1, BLOCK, BLOCK + 1, 299):
+        assert torch.equal(right_of_each(model, table[:k], Y[:k], movable=True), full[:k])
+        fewer = torch.cat([table[:k], table[k + 1 :]])
+        found = right_of_each(model, fewer, Y[1:], movable=True)
+        assert torch.equal(found, torch.cat([full[:k], full[k + 1 :]]))
+
+
+def test_rows_whose_bits_depend_on_others_are_scored_one_by_one() -> None:
+    made = synthetic_records(DATA, BLOCK, torch.Generator().manual_seed(4)).train_X
+    assert _CallsOfOne(logistic_regression(3), made).are_isolated(movable=False)
+    assert not _CallsOfOne(Branching(), made).are_isolated(movable=False)
+
+    class Rule(torch.autograd.Function):
+        """A vectorization rule that lets the rows of a block see each other."""
+
+        @staticmethod
+        def forward(x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            pass
+
+        @staticmethod
+        def vmap(info: Any, in_dims: Any, x: Tensor) -> Any:
+            return x - 1e-4 * x.mean(in_dims[0], keepdim=True), in_dims[0]
+
+    class Seeing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(Rule.apply(x))
+
+    assert not _CallsOfOne(Seeing(), made).are_isolated(movable=False)
+
+
+def test_what_a_model_writes_to_its_buffers_is_forgotten() -> None:
+    class Remembers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 1)
+            self.register_buffer("seen", torch.zeros(1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            out = self.layer(x) + self.seen
+            self.seen += x.sum()
+            return out
+
+    model = Remembers()
+    assert (
+        right_of_each(model, X[:30], Y[:30]).tolist()
+        == [bool(right_of_each(model, x, y)) for x, y in zip(X.split(1), Y.split(1), strict=True)][
+            :30
+        ]
+    )
+    assert model.seen == 0
+
+
+# --- A published model is never lost. ---
+
+
+@pytest.mark.parametrize("shape", [(600, 1), (600, 2)], ids=["n x 1", "multi-label"])
+def test_a_metric_that_cannot_take_the_targets_is_refused_before_a_charge(shape: Any) -> None:
+    targets = Y.float().unsqueeze(1).expand(shape).clone()
+    data = TrainTest(X, targets, X[:97], targets[:97])
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs - targets).square().mean(1)
+
+    settings: dict[str, Any] = {"learning_rate": 0.1, "clip_norm": 1.0, "noise_multiplier": 2.0}
+    settings |= {"batch_size": 100, "epochs": 1}
+    ledger = PrivacyLedger(":memory:", PrivacyBudget(100.0, 1e-3))
+    if shape[1] > 1:
+        with pytest.raises(ValueError, match="`metric` cannot take outputs of shape"):
+            DPTrainer(lambda: nn.Linear(3, shape[1]), loss, data)
+        trainer = DPTrainer(
+            lambda: nn.Linear(3, shape[1]),
+            loss,
+            data,
+            metric=lambda outputs, targets: -float((outputs - targets).square().mean()),
+        )
+    else:
+        trainer = DPTrainer(lambda: nn.Linear(3, 1), loss, data)
+    trained = trainer.fit(publish=True, ledger=ledger, **settings)
+    assert isinstance(trained.accuracy, float) and len(ledger.entries()) == 1
+
+
+def test_an_error_of_the_metric_after_training_leaves_the_model() -> None:
+    calls = []
+
+    def fails_later(outputs: Tensor, targets: Tensor) -> float:
+        calls.append(1)
+        if len(calls) > 1:
+            raise ZeroDivisionError("no positive record")
+        return 0.5
+
+    trainer = DPTrainer(lambda: logistic_regression(3), logistic_loss, DATA, metric=fails_later)
+    ledger = PrivacyLedger(":memory:", PrivacyBudget(100.0, 1e-3))
+    with pytest.warns(UserWarning, match="returned without an accuracy"):
+        trained = trainer.fit(
+            publish=True,
+            ledger=ledger,
+            learning_rate=0.1,
+            clip_norm=1.0,
+            noise_multiplier=2.0,
+            batch_size=100,
+            epochs=1,
+        )
+    assert trained.accuracy is None and len(ledger.entries()) == 1
+    assert isinstance(trained.model, nn.Module)
+
+
+# --- A delta that promises nothing. ---
+
+TRAINING: dict[str, Any] = {"learning_rate": 0.1, "clip_norm": 1.0, "noise_multiplier": 2.0}
+TRAINING |= {"batch_size": 100, "epochs": 1}
+
+
+def test_a_delta_not_below_one_in_n_warns_before_anything_is_charged() -> None:
+    trainer = DPTrainer(lambda: logistic_regression(3), logistic_loss, DATA)
+    ledger = PrivacyLedger(":memory:", PrivacyBudget(100.0, 0.9))
+    message = r"`delta` = 0\.01 is not below 1 / 600"
+    with pytest.warns(UserWarning, match=message):
+        trainer.plan(**TRAINING, delta=0.01)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match=message):
+            trainer.fit(**TRAINING, publish=True, delta=0.01, ledger=ledger)
+        assert not ledger.entries()
+        trainer.fit(**TRAINING, publish=True, delta=1e-5, ledger=ledger)
+    with pytest.warns(UserWarning, match=message):
+        OutputPerturbedLogisticRegression(DATA, delta=0.01).fit(
+            regularization=0.1, noise_std=0.1, publish=True
+        )
+
+
+def test_a_private_fit_warns_but_not_as_often_as_it_trains(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The number of trainings is secret."""
+    trainer = DPTrainer(lambda: logistic_regression(3), logistic_loss, DATA)
+    space = SearchSpace(
+        learning_rate=Real(0.1, 1.0), clip_norm=Real(0.5, 1.0), batch_size=Integer(50, 100),
+        epochs=Integer(1, 2),
+    )  # fmt: skip
+    with pytest.warns(UserWarning, match="is not below 1 / 600"):
+        fit = PrivateFit(trainer, space, budget=PrivacyBudget(5.0, 0.01), test_records="public")
+    with pytest.warns(UserWarning, match="is not below 1 / 97"):
+        PrivateFit(
+            trainer,
+            space,
+            budget=PrivacyBudget(5.0, 1e-4),
+            test_budget=PrivacyBudget(5.0, 0.02),
+        )
+    told = []
+
+    def task(settings: dict[str, Any]) -> None:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            assert train_once(trainer, settings, fit._scoring, None).weights is not None
+        told.extend(caught)
+
+    class Trial:
+        """In place of all trials: what one of them is given."""
+
+        def __init__(self, *_: Any, **__: Any) -> None: ...
+
+        def train(self, make: Any, **_: Any) -> None:
+            _, (_, settings, *_) = make(fit.only_config, None)
+            task(settings)
+
+    monkeypatch.setattr("botorch_dp.tuning.private_fit.Trials", Trial)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fit.run()
+    assert not told
