@@ -39,7 +39,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 
 from botorch_dp.training.contributions import Contribution, Gradients, Products, Rows
-from botorch_dp.training.engines import Batches, ClippedSums
 from botorch_dp.training.networks import output_gradient
 from botorch_dp.training.per_record import PerRecordEngine
 from botorch_dp.training.plain_layers import recur
@@ -380,11 +379,11 @@ class GhostEngine(PerRecordEngine):
     _calls: Sequence[_Call] | None = None
     followed: Set[str] = frozenset()
 
-    def clipped_sums(self, batches: Batches, clip_norm: float) -> ClippedSums:
-        """See :class:`.engines.Engine`."""
-        if self._calls is None and batches.places.numel():
-            self._follow(batches.places[0, :1])
-        return super().clipped_sums(batches, clip_norm)
+    def _found(self, replicate: int, places: Tensor) -> tuple[Sequence[Contribution], Tensor]:
+        """See :class:`.per_record.PerRecordEngine`."""
+        if self._calls is None:
+            self._follow(places[:1])
+        return super()._found(replicate, places)
 
     def _follow(self, place: Tensor) -> None:
         """Learn which layers the model calls; what a record says cannot change that."""

@@ -75,18 +75,31 @@ class PerRecordEngine(Engine):
         """See :class:`.engines.Engine`."""
         self._sums.zero_()
         kept = torch.zeros((), dtype=torch.long, device=self._sums.device)
-        part = max(1, MAX_GRADIENT_NUMBERS // self.record_numbers)
+        largest = max(1, MAX_GRADIENT_NUMBERS // self.record_numbers)
         for replicate, batch in enumerate(batches.places):
-            for start in range(0, len(batch), part):
-                rows = slice(start, start + part)
-                filled = None if batches.filled is None else batches.filled[replicate, rows]
-                kept += self._add_clipped(replicate, batch[rows], filled, clip_norm)
+            for part in self._parts(len(batch), largest):
+                filled = None if batches.filled is None else batches.filled[replicate, part]
+                kept += self._add_clipped(replicate, batch[part], filled, clip_norm)
         return ClippedSums(self._sums, kept)
+
+    def numbers(self, places: Tensor) -> list[Tensor]:
+        """See :class:`.engines.Engine`."""
+        found, _ = self._found(0, places)
+        return [numbers for each in found for numbers in each.numbers()]
 
     def _add_clipped(
         self, replicate: int, places: Tensor, filled: Tensor | None, clip_norm: float
     ) -> Tensor:
+        found, counts = self._found(replicate, places)
+        if filled is not None:
+            counts = counts * self._filled_up(filled)
+        totals = [total[replicate] for total in self._totals]
+        return add_clipped(found, totals, counts, clip_norm, self._stability)
+
+    def _found(self, replicate: int, places: Tensor) -> tuple[Sequence[Contribution], Tensor]:
+        """What each record of a block adds to each parameter, and which records count."""
         X, Y, usable = self._records.take(places)
+        X, Y = each_part(self._filled_up, X), self._filled_up(Y)
         values, frozen = self._values(replicate)
         seeded = (
             nullcontext()
@@ -95,10 +108,7 @@ class PerRecordEngine(Engine):
         )
         # The other kernels of attention would be called once for each record.
         with seeded, torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
-            found = self._contributions(values, frozen, X, Y)
-        counts = usable if filled is None else usable * filled
-        totals = [total[replicate] for total in self._totals]
-        return add_clipped(found, totals, counts, clip_norm, self._stability)
+            return self._contributions(values, frozen, X, Y), self._filled_up(usable)
 
     def _values(self, replicate: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """What is trained of a replicate, and what is not."""

@@ -239,7 +239,13 @@ class DPTrainer:
         self.sampling: Sampling = sampling
         self.relation = relation
         self.setup = Setup(
-            model_factory, loss, data, engine=engine, clipping=clipping, metric=metric
+            model_factory,
+            loss,
+            data,
+            engine=engine,
+            clipping=clipping,
+            metric=metric,
+            relation=relation,
         )
         self._try_rule()
 
