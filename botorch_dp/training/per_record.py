@@ -31,6 +31,15 @@ from botorch_dp.training.records import Inputs, Records, each_part
 MAX_GRADIENT_NUMBERS = 2**27
 
 
+def numbers_of_gradient(parameter: Tensor) -> int:
+    """How many numbers one record's gradient takes at most while it is formed.
+
+    A matrix and its gradient; kernels of convolutions have copies of both in other orders, filled
+    up to whole blocks of channels (measured: 2.3 to 5.5 times the gradient).
+    """
+    return (6 if parameter.dim() > 2 else 2) * parameter.numel()
+
+
 class PerRecordEngine(Engine):
     """Sums of clipped gradients of single records, for any model that takes a batch of one.
 
@@ -50,7 +59,7 @@ class PerRecordEngine(Engine):
         self._trained, self._totals = (
             parameter_views(matrix, models[0]) for matrix in (parameters, self._sums)
         )
-        self.record_numbers = parameters.shape[1]
+        self.record_numbers = sum(numbers_of_gradient(rows[0]) for rows in self._trained)
         self._model = with_plain_layers(copy.deepcopy(models[0]))
         named = [
             *self._model.named_parameters(remove_duplicate=False),
