@@ -9,7 +9,8 @@ includes everything that :meth:`DPTrainer.fit` does, from fresh weights to the a
 records, on Poisson batches; what it checks before anything is trained is timed apart. The floor of a
 fused training is what none can do without: indices of batches, their rows, the products of the layers
 there and back, and noise, for each replicate; published ones add up in double precision. Each of
-these parts is timed alone as well. The floor of any other model is what plain calls of the model on
+these parts is timed alone as well. "One more" is the relation under which a record may be added or
+removed: published steps are then computed in blocks of one shape. The floor of any other model is what plain calls of the model on
 whole batches take, without the products of most weights, and then to clip what its layers saw: what is
 above it is the price of calling the model on one record at a time, vectorized.
 
@@ -50,6 +51,7 @@ from benchmarks.common import (
     save_results,
     seconds,
 )
+from botorch_dp.privacy import NeighboringRelation
 from botorch_dp.training import (
     DPTrainer,
     TrainTest,
@@ -251,9 +253,12 @@ def ours(
     replicates: int = 1,
     publish: bool = False,
     sampling: Sampling = "poisson",
+    relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
 ) -> tuple[Callable[[], None], int]:
     """``DPTrainer``; steps are counted over all replicates."""
-    trainer = DPTrainer(setting.factory, setting.loss, setting.data, sampling=sampling)
+    trainer = DPTrainer(
+        setting.factory, setting.loss, setting.data, sampling=sampling, relation=relation
+    )
     epochs = setting.epochs
     settings = {
         "learning_rate": RATE,
@@ -387,6 +392,9 @@ def measure(setting: Setting, turns: int) -> dict[str, object]:
         "DPTrainer": ours(setting),
         "DPTrainer, fixed batches": ours(setting, sampling="without_replacement"),
         "DPTrainer, published": ours(setting, publish=True),
+        "DPTrainer, published, one more": ours(
+            setting, publish=True, relation=NeighboringRelation.ADD_OR_REMOVE_ONE
+        ),
         "plain SGD": plain_sgd(setting),
         "Opacus hooks": opacus_hooks(setting),
     }
@@ -429,6 +437,7 @@ def measure(setting: Setting, turns: int) -> dict[str, object]:
         ("floor", "plain SGD"),
         ("DPTrainer", "floor"),
         ("DPTrainer, published", "floor, published"),
+        ("DPTrainer, published, one more", "DPTrainer, published"),
         (f"{REPLICATES} replicates", f"floor of {REPLICATES}"),
         (f"{REPLICATES} configurations", f"floor of {REPLICATES}"),
     ):
