@@ -137,32 +137,33 @@ def descent_bound(
 ) -> DescentBound:
     r"""How far from the minimum a run of plain descent may have ended, from its traces.
 
-    The statements have the form of Theorems 3.2 (exact evaluations) and 3.3 (noisy ones) and Corollary
-    3.4 (what privacy costs) of [Sopa2025]. Their constants are ours, with the proof below, because the
-    constants here can be evaluated for a finished run.
+     The statements have the form of Theorems 3.2 (exact evaluations) and 3.3 (noisy ones) and
+    Corollary 3.4 (what privacy costs) of [Sopa2025]. Their constants are ours, with the proof
+    below, because the constants here can be evaluated for a finished run.
 
     *Assumptions.* On a convex set that holds the run and the minimum, the mean loss ``F`` has
-    curvature at most ``smoothness`` (and at least ``convexity``, where a distance is wanted). Up to a
-    constant, each record's loss has norm at most ``R`` in the kernel's space.
+    curvature at most ``smoothness`` (and at least ``convexity``, where a distance is wanted).
+    Up to a constant, each record's loss has norm at most ``R`` in the kernel's space.
 
-    *One step.* With weights ``w`` and nugget ``v``, a derivative of a function of norm ``R`` is missed
-    by at most ``R (k - 2 w.k + w.Kw)^{1/2}``, and ``k - 2 w.k + w.Kw + v |w|^2`` is the posterior
-    variance; so a record's gradient is missed by at most ``R trace^{1/2}``. Noise of standard deviation
-    ``s`` in the ``N`` evaluations adds at most ``|w|`` times its length, ``(s^2 N trace / v)^{1/2}`` in
-    root mean square, however the points were chosen. Clipping is a projection, which moves no two
-    vectors further apart, and shortens a gradient of length ``G`` by at most ``(G - B)_+``. So the mean
-    gradient is off by at most ``b_t = (R + s (N / v)^{1/2}) trace_t^{1/2} + (G - B)_+``, plus the
-    privacy noise.
+    *One step.* With weights ``w`` and nugget ``v``, a derivative of a function of norm ``R``
+    is missed by at most ``R (k - 2 w.k + w.Kw)^{1/2}``, and ``k - 2 w.k + w.Kw + v |w|^2`` is
+    the posterior variance; so a record's gradient is missed by at most ``R trace^{1/2}``.
+    Noise of standard deviation ``s`` in the ``N`` evaluations adds at most ``|w|`` times its
+    length, ``(s^2 N trace / v)^{1/2}`` in root mean square, however the points were chosen.
+    Clipping is a projection, which moves no two vectors further apart, and shortens a gradient
+    of length ``G`` by at most ``(G - B)_+``. So the mean gradient is off by at most ``b_t = (R
+    + s (N / v)^{1/2}) trace_t^{1/2} + (G - B)_+``, plus the privacy noise.
 
-    *All steps.* A step of size ``h`` along the exact gradient brings the iterate closer to the minimum
-    by ``rho = max(|1 - h convexity|, |1 - h smoothness|)``, with or without projection onto a box;
-    the privacy noise has mean zero and is independent of everything before it. Hence, in root mean
-    square, ``D_{t+1}^2 <= (rho D_t + h b_t)^2 + h^2 d noise_std^2``. For ``h <= 1 / smoothness`` and
-    without a box, ``F(x_{t+1}) <= F(x_t) - h/2 |F'(x_t)|^2 + h/2 b_t^2 + h^2/2 smoothness d
-    noise_std^2`` in expectation; averaged over the steps this bounds the gradient's length.
+    *All steps.* A step of size ``h`` along the exact gradient brings the iterate closer to the
+    minimum by ``rho = max(|1 - h convexity|, |1 - h smoothness|)``, with or without projection
+    onto a box; the privacy noise has mean zero and is independent of everything before it.
+    Hence, in root mean square, ``D_{t+1}^2 <= (rho D_t + h b_t)^2 + h^2 d noise_std^2``. For
+    ``h <= 1 / smoothness`` and without a box, ``F(x_{t+1}) <= F(x_t) - h/2 |F'(x_t)|^2 + h/2
+    b_t^2 + h^2/2 smoothness d noise_std^2`` in expectation; averaged over the steps this
+    bounds the gradient's length.
 
-    Traces depend on the run a little. The statements are about all runs whose traces are at most
-    those that were seen: the mean is taken over that event.
+    Traces depend on the run a little. The statements are about all runs whose traces are at
+    most those that were seen: the mean is taken over that event.
 
     Reads no record: what is known of the losses is said here, and the bound may be published like
     the run if it was known without the records.

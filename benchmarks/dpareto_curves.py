@@ -36,7 +36,7 @@ from typing import Any
 import torch
 
 from benchmarks.common import BenchmarkParser, mean_interval, save_results
-from benchmarks.dpareto_runs import volumes
+from benchmarks.dpareto_paper import volumes
 from benchmarks.linear_training import FastTraining, Training
 from botorch_dp import tasks
 from botorch_dp._files import atomic_write
