@@ -279,7 +279,7 @@ def evaluated_again(study: DPareto, front: ParetoFront, replicates: int) -> Pare
         front.reevaluate(replicates)
     numbers = {trial.number for trial in front.front_trials}
     fresh = [
-        replace(trial, measurements=trial.fresh, fresh=())
+        replace(trial, measurements=tuple(trial.fresh.values()), fresh={})
         for trial in study.trials
         if trial.number in numbers
     ]
