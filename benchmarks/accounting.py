@@ -1,66 +1,101 @@
-"""The price of DP-SGD: our epsilons against those of the papers' accountant and of dp-accounting.
+"""Are epsilons tight? Ours against those of dp-accounting and of the papers' accountant.
 
-* The reference values of fixed batches and of Poisson batches, by privacy-loss distributions (new) and by
-  Rényi divergences (old), with the lower bound that an explicit data set gives.
-* Epsilon old and new over the ranges of DPareto's experiments.
-* How exact: random settings of Poisson batches against dp-accounting, from above and from below.
-* How fast: one epsilon, one calibration, and 2,048 candidates at once, against dp-accounting's
-  accountants in the same process (processor time; "cold": no cache can help).
+    OMP_NUM_THREADS=1 python -m benchmarks.accounting [--part epsilons fronts records]
 
-Run: ``python -m benchmarks.accounting``
+* ``epsilons``: reference values by privacy-loss distributions and by Rényi divergences, with the
+  lower bound that an explicit data set gives; both over the ranges of DPareto's experiments; random
+  settings against dp-accounting, from above and from below; and the time of one epsilon, of one
+  calibration, and of 2,048 candidates at once (processor time, nothing cached).
+* ``fronts``: random trials of two problems of the DPareto paper, trained once at reduced sizes and
+  priced twice, by the Rényi bound of the papers and by privacy-loss distributions (batches of a
+  fixed size, a record replaced). Hypervolumes to (10, 1) in epsilon, and in ln(epsilon / 0.05).
+* ``records``: the 32 epsilons that the authors of DPareto [Avent2020] recorded (Adult, logistic
+  regression with DP-Adam), computed again: ``classical`` with their number of steps and their
+  conversion, ``min over orders a of RDP(a) + log(1/delta) / (a - 1)``; ``same_steps`` with today's
+  conversion [Canonne2020]; ``ours`` with the steps that this package takes. Where the classical
+  epsilon is not the recorded one, its best order lies above 256, where our sharper terms end.
+
+Noise multipliers count in clipping norms. The authors of DPareto count in units of twice that,
+which is called ``noise_variance`` here as in their paper.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
+import math
+import os
 import time
+from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import dp_accounting as dpa
 import numpy as np
+import torch
 from dp_accounting.pld import PLDAccountant, privacy_loss_distribution
 from dp_accounting.rdp import RdpAccountant, rdp_privacy_accountant
+from tqdm import trange
 
 from benchmarks.common import (
     BenchmarkParser,
     Ratio,
     interleaved_ratio,
+    mean_interval,
     save_results,
 )
+from botorch_dp import tasks
+from botorch_dp.pareto import PrivacyUtilityProblem
+from botorch_dp.pareto.front import dominated_volume
 from botorch_dp.privacy import (
     NeighboringRelation,
     dp_sgd_epsilon,
     dp_sgd_epsilons,
     dp_sgd_noise_multiplier,
 )
+from botorch_dp.privacy._renyi import fixed_batch_rdp
+from botorch_dp.space import Config
 
 REPLACE, ADD = NeighboringRelation.REPLACE_ONE, NeighboringRelation.ADD_OR_REMOVE_ONE
+
+
 RECORDS, DELTA = 32561, 1e-5
+
+
 ADULT = {"batch_size": 256, "num_records": RECORDS, "steps": 1000, "delta": DELTA}
+
+
 FIXED: dict[str, Any] = {"sampling": "without_replacement"}
+
+
 THEIR_ORDERS = rdp_privacy_accountant.DEFAULT_RDP_ORDERS
+
+
 REFERENCES = (
-    (32561, 256, 1000, 1.0),
     (32561, 256, 1000, 2.0),
-    (32561, 256, 1000, 0.5),
-    (60000, 600, 10000, 2.0),
-    (569, 32, 100, 2.0),
+    (32561, 256, 1000, 4.0),
+    (32561, 256, 1000, 1.0),
+    (60000, 600, 10000, 4.0),
+    (569, 32, 100, 4.0),
 )
+
+
 CANDIDATES = 2048
+
+
 RANDOM_SETTINGS = 200
 
 
-def poisson_event(z: float, q: float, relation: NeighboringRelation) -> dpa.DpEvent:
-    """dp-accounting counts noise in clipping norms under either relation."""
-    return dpa.PoissonSampledDpEvent(q, dpa.GaussianDpEvent(z * relation.sum_sensitivity))
+def poisson_event(z: float, q: float) -> dpa.DpEvent:
+    return dpa.PoissonSampledDpEvent(q, dpa.GaussianDpEvent(z))
 
 
 def their_poisson(
     z: float, batch: int, records: int, steps: int, delta: float, relation: NeighboringRelation
 ) -> float:
     accountant = PLDAccountant(dpa.NeighboringRelation[relation.name])
-    event = poisson_event(z, batch / records, relation)
+    event = poisson_event(z, batch / records)
     return float(accountant.compose(event, steps).get_epsilon(delta))
 
 
@@ -68,7 +103,7 @@ def their_lower_bound(
     z: float, batch: int, records: int, steps: int, delta: float, relation: NeighboringRelation
 ) -> float:
     step = privacy_loss_distribution.from_gaussian_mechanism(
-        z * relation.sum_sensitivity,
+        z,
         sampling_prob=batch / records,
         neighboring_relation=dpa.NeighboringRelation[relation.name],
         pessimistic_estimate=False,
@@ -78,13 +113,14 @@ def their_lower_bound(
 
 
 def their_fixed(z: float, batch: int, records: int, steps: int, delta: float) -> float:
-    event = dpa.SampledWithoutReplacementDpEvent(records, batch, dpa.GaussianDpEvent(z))
+    # This accountant, and no other one of theirs, counts noise in units of twice the clipping norm.
+    event = dpa.SampledWithoutReplacementDpEvent(records, batch, dpa.GaussianDpEvent(z / 2))
     accountant = RdpAccountant(THEIR_ORDERS, dpa.NeighboringRelation.REPLACE_ONE)
     return float(accountant.compose(event, steps).get_epsilon(delta))
 
 
-def measure_references() -> list[dict[str, Any]]:
-    """All noises are in units of 2C, but for the last column's: the same noise, in units of C."""
+def references() -> list[dict[str, Any]]:
+    """Epsilons of five settings; a record added sees the same noise as a record replaced."""
     rows = []
     for records, batch, steps, z in REFERENCES:
         run: dict[str, Any] = {
@@ -100,22 +136,22 @@ def measure_references() -> list[dict[str, Any]]:
                 "steps": steps,
                 "noise multiplier": z,
                 "fixed batches": dp_sgd_epsilon(noise_multiplier=z, **run, **FIXED),
-                "fixed batches, at least": their_poisson(z, batch, records, steps, DELTA, ADD),
+                "fixed batches, at least": their_poisson(z / 2, batch, records, steps, DELTA, ADD),
                 "fixed batches, Rényi": dp_sgd_epsilon(
                     noise_multiplier=z, **run, **FIXED, accountant="rdp"
                 ),
                 "Poisson batches, replace": dp_sgd_epsilon(noise_multiplier=z, **run),
-                "Poisson batches, add": dp_sgd_epsilon(noise_multiplier=2 * z, **run, relation=ADD),
+                "Poisson batches, add": dp_sgd_epsilon(noise_multiplier=z, **run, relation=ADD),
             }
         )
     return rows
 
 
-def measure_ranges() -> dict[str, Any]:
+def ranges() -> dict[str, Any]:
     """Old over new, over the settings of DPareto's experiments on Adult."""
     ratios, poisson = [], []
     for z, batch, epochs in itertools.product(
-        (0.5, 1.0, 2.0, 4.0, 8.0), (8, 32, 128, 512), (1, 4, 16, 64)
+        (1.0, 2.0, 4.0, 8.0, 16.0), (8, 32, 128, 512), (1, 4, 16, 64)
     ):
         run: dict[str, Any] = {
             "noise_multiplier": z,
@@ -134,7 +170,7 @@ def measure_ranges() -> dict[str, Any]:
     }
 
 
-def measure_agreement() -> dict[str, Any]:
+def agreement() -> dict[str, Any]:
     """Random settings of Poisson batches; never below what dp-accounting proves from below."""
     rng = np.random.default_rng(0)
     excess, below, bulk = [], 0, []
@@ -142,7 +178,8 @@ def measure_agreement() -> dict[str, Any]:
         records = int(10 ** rng.uniform(2, 5))
         batch = int(rng.integers(1, max(2, records * 10 ** rng.uniform(-3, -0.3))))
         steps, delta = int(10 ** rng.uniform(0, 3)), float(10 ** rng.uniform(-9, -2))
-        z, relation = float(np.exp(rng.uniform(-1, 2))), (ADD, REPLACE)[index % 2]
+        relation = (ADD, REPLACE)[index % 2]
+        z = float(np.exp(rng.uniform(-1, 2))) * relation.sum_sensitivity
         setting = (z, batch, records, steps, delta, relation)
         run: dict[str, Any] = {"num_records": records, "delta": delta, "relation": relation}
         ours = dp_sgd_epsilon(noise_multiplier=z, batch_size=batch, steps=steps, **run)
@@ -164,8 +201,8 @@ def _quantiles(values: list[float]) -> dict[str, float]:
     return dict(zip(names, np.quantile(values, [0, 0.1, 0.5, 0.9, 1]).tolist(), strict=True))
 
 
-def measure_speed() -> dict[str, Any]:
-    fresh = (1.1 + 1e-6 * i for i in itertools.count())
+def speed() -> dict[str, Any]:
+    fresh = (2.2 + 1e-6 * i for i in itertools.count())
     timed = partial(interleaved_ratio, clock=time.process_time)
 
     def ours(**way: Any) -> float:
@@ -178,7 +215,7 @@ def measure_speed() -> dict[str, Any]:
         return float(
             dpa.calibrate_dp_mechanism(
                 lambda: PLDAccountant(dpa.NeighboringRelation.REPLACE_ONE),
-                lambda z: dpa.SelfComposedDpEvent(poisson_event(z, 256 / RECORDS, REPLACE), 1000),
+                lambda z: dpa.SelfComposedDpEvent(poisson_event(z, 256 / RECORDS), 1000),
                 1.0,
                 DELTA,
                 dpa.LowerEndpointAndGuess(0.1, 1.0),
@@ -201,7 +238,7 @@ def measure_speed() -> dict[str, Any]:
         ),
     }
     rng = np.random.default_rng(0)
-    noise = np.exp(rng.uniform(np.log(0.1), np.log(16), CANDIDATES))
+    noise = np.exp(rng.uniform(np.log(0.2), np.log(32), CANDIDATES))
     batches, steps = rng.integers(8, 512, CANDIDATES), rng.integers(1, 20_000, CANDIDATES)
     bulk = {}
     for name, way in (
@@ -218,22 +255,188 @@ def measure_speed() -> dict[str, Any]:
     return {"ratios": ratios, f"{CANDIDATES} candidates": bulk}
 
 
-def main() -> None:
-    BenchmarkParser("accounting", __doc__, minutes=6).parse_args()
-    references = measure_references()
-    for row in references:
+#: Problem, trials, replicates, seeds, the longest training in epochs.
+PROBLEMS = {
+    "Adult, logistic regression": ("adult_logistic_sgd", 24, 2, 4, 6),
+    "MNIST, 784-1000-10": ("mnist_mlp1_sgd", 5, 1, 3, 1),
+}
+
+
+LEAST = 0.05
+
+
+Point = tuple[float, float]
+
+
+def both_epsilons(problem: PrivacyUtilityProblem, config: Config) -> tuple[float, float]:
+    """Epsilon by the Rényi bound and by privacy-loss distributions."""
+    num_records = problem.privacy.__self__.num_records  # type: ignore[attr-defined]
+    assert problem.promise is not None
+    batch = int(config["batch_size"])
+    before = dp_sgd_epsilon(
+        noise_multiplier=2 * float(config["noise_variance"]),
+        batch_size=batch,
+        num_records=num_records,
+        steps=int(config["epochs"]) * (num_records // batch),
+        delta=problem.promise.delta,
+        sampling="without_replacement",
+        accountant="rdp",
+    )
+    return before, problem.epsilon(config)
+
+
+def volumes(points: Sequence[Point]) -> tuple[float, float]:
+    """Hypervolume in epsilon, and in ln(epsilon / .05)."""
+    plain = torch.tensor(points, dtype=torch.double)
+    logarithmic = plain.clone()
+    logarithmic[:, 0] = (plain[:, 0].clamp_min(LEAST) / LEAST).log()
+    return (
+        dominated_volume(plain, (10.0, 1.0)),
+        dominated_volume(logarithmic, (math.log(10.0 / LEAST), 1.0)),
+    )
+
+
+def front_gain(name: str) -> dict[str, object]:
+    """Train random configurations once and draw their front on both axes, for each seed."""
+    task, trials, replicates, seeds, longest = PROBLEMS[name]
+    problem = getattr(tasks, task)(replicates=replicates)
+    rows: dict[str, list[float]] = {}
+    for seed in trange(seeds, desc=name, unit="seed"):
+        generator = np.random.default_rng(seed)
+        configs = problem.space.draw(generator.random((trials, problem.space.dim)))
+        fronts: tuple[list[Point], list[Point]] = ([], [])
+        for number, config in enumerate(configs):
+            config["epochs"] = min(int(config["epochs"]), longest)
+            seeds_of_trial = [10_000 * seed + 100 * number + r for r in range(replicates)]
+            error = 1 - float(np.mean(problem.oracle(config, seeds_of_trial)))
+            for front, epsilon in zip(fronts, both_epsilons(problem, config), strict=True):
+                front.append((epsilon, error))
+        for unit, index in (("epsilon", 0), ("ln epsilon", 1)):
+            before, after = (volumes(front)[index] for front in fronts)
+            rows.setdefault(f"before, in {unit}", []).append(before)
+            rows.setdefault(f"after, in {unit}", []).append(after)
+            rows.setdefault(f"gain, in {unit}", []).append(after - before)
+    result: dict[str, object] = {"trials": trials, "longest": longest, "seeds": seeds}
+    for label, values in rows.items():
+        interval = mean_interval(values)
+        result[label] = interval
+        print(f"{name}: {label}: {interval}")
+    return result
+
+
+THEIR_RECORDS = 30_956
+
+
+ORDERS = tuple(float(order) for order in range(2, 1025))
+
+
+#: The last order with the sharper terms.
+LARGEST_TIGHT_ORDER = 256
+
+
+#: Relative difference up to which two computations agree.
+AGREEMENT = 1e-6
+
+
+def classical_epsilon(noise_variance: float, batch_size: int, steps: int) -> tuple[float, float]:
+    """Epsilon by the classical conversion, and the order that gives it."""
+    rdp = steps * fixed_batch_rdp(noise_variance, batch_size / THEIR_RECORDS, ORDERS)
+    epsilons = rdp + math.log(1 / DELTA) / (np.asarray(ORDERS) - 1)
+    best = int(epsilons.argmin())
+    return float(epsilons[best]), ORDERS[best]
+
+
+def compared(record: dict[str, Any]) -> dict[str, Any]:
+    """One record beside what we compute for it, and why they differ."""
+    epochs, batch_size, noise = int(record["epochs"]), int(record["lot_size"]), float(record["z"])
+    their_steps = epochs * round(THEIR_RECORDS / batch_size)
+    our_steps = epochs * (THEIR_RECORDS // batch_size)
+    classical, order = classical_epsilon(noise, batch_size, their_steps)
+
+    def epsilon(steps: int) -> float:
+        return dp_sgd_epsilon(
+            noise_multiplier=2 * noise,
+            batch_size=batch_size,
+            num_records=THEIR_RECORDS,
+            steps=steps,
+            delta=DELTA,
+            sampling="without_replacement",
+            accountant="rdp",
+        )
+
+    reasons = ["tighter conversion"]
+    if our_steps != their_steps:
+        reasons.append(f"{their_steps - our_steps} steps fewer")
+    if abs(classical / record["eps"] - 1) > AGREEMENT:
+        reasons.append(f"the classical optimum is above order {LARGEST_TIGHT_ORDER}")
+    return {
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "noise_variance": noise,
+        "recorded": record["eps"],
+        "classical": classical,
+        "classical_order": order,
+        "same_steps": epsilon(their_steps),
+        "ours": epsilon(our_steps),
+        "reasons": reasons,
+    }
+
+
+def epsilons() -> None:
+    """References, ranges, agreement and speed, stored as ``accounting.json``."""
+    found: dict[str, Any] = {"references": references()}
+    for row in found["references"]:
         print("  ".join(f"{name} {value:.4g}" for name, value in row.items()))
-    ranges, agreement = measure_ranges(), measure_agreement()
-    for report in (ranges, agreement):
+    found |= {"ranges": ranges(), "agreement": agreement()}
+    for report in (found["ranges"], found["agreement"]):
         for name, value in report.items():
             print(f"{name}: {value}")
-    speed = measure_speed()
-    for name, value in (*speed["ratios"].items(), *speed[f"{CANDIDATES} candidates"].items()):
-        print(f"{name}: {value}")
-    save_results(
-        "accounting",
-        {"references": references, "ranges": ranges, "agreement": agreement, "speed": speed},
+    found["speed"] = speed()
+    for part in found["speed"].values():
+        for name, value in part.items():
+            print(f"{name}: {value}")
+    save_results("accounting", found)
+
+
+def fronts() -> None:
+    """Gains of fronts, stored as ``accounting_fronts.json``."""
+    torch.set_num_threads(1)
+    save_results("accounting_fronts", {name: front_gain(name) for name in PROBLEMS})
+
+
+def records() -> None:
+    """The authors' epsilons beside ours, stored as ``dpareto_records.json``."""
+    folder = os.environ.get("BOTORCH_DP_DATA")
+    if not folder:
+        raise SystemExit("Set BOTORCH_DP_DATA to the folder that holds dpareto_records.json.")
+    theirs = json.loads((Path(folder) / "dpareto_records.json").read_text())
+    rows = [compared(record) for record in theirs]
+    agree = [row for row in rows if abs(row["classical"] / row["recorded"] - 1) <= AGREEMENT]
+    print("epochs, batch, noise variance: recorded, classical (order), same steps, ours; why")
+    for row in {tuple(row.values())[:3]: row for row in rows}.values():
+        *cells, reasons = row.values()
+        print(" ".join(f"{value:10.6g}" for value in cells), "", "; ".join(reasons))
+    shares = [row["ours"] / row["recorded"] for row in rows]
+    print(
+        f"{len(agree)} of {len(rows)} recorded epsilons come out with the classical conversion, to "
+        f"{AGREEMENT:g}; ours are {min(shares):.2f} to {max(shares):.2f} times the recorded ones."
     )
+    save_results(
+        "dpareto_records",
+        {
+            "num_records": THEIR_RECORDS,
+            "delta": DELTA,
+            "agree_with_classical": len(agree),
+            "records": rows,
+        },
+    )
+
+
+def main() -> None:
+    minutes = {"epsilons": 6, "fronts": 5, "records": 0.3}
+    options = BenchmarkParser("accounting", __doc__, minutes=minutes).parse_args()
+    for part in options.part:
+        {"epsilons": epsilons, "fronts": fronts, "records": records}[part]()
 
 
 if __name__ == "__main__":

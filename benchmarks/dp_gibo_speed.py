@@ -9,10 +9,10 @@
 2. One whole DP-GIBO step (design, factor, gradients, clipping, noise; the objective aside) against
    the matrix products that no implementation can avoid, at N/d/n = 850/33/5000, 340/33/5000 and
    110/10/1000; and against a lean step, which is the same one written in torch for one kernel and
-   one design, with the exact sum of clipped gradients and OpenDP's noise, but without door, checks,
-   copies and records. A step cannot do without this and the door of a run in memory, through which
-   a value goes. Also what the exact sums, OpenDP's noise for d numbers and a door in a file take.
-3. How a step grows with the number of points, parameters and records.
+   one design, with the exact sum of clipped gradients and OpenDP's noise, but without checks,
+   copies and records, and without the claim that makes a step safe to repeat. A step needs this and
+   one claim and release in the memory of a run. Also what the exact sums, OpenDP's noise for d
+   numbers, and a claim and release in a file take.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ def lean_step(run: DPGIBO, losses: Tensor) -> Callable[[], Tensor]:
     """The same step as a competent user would write it: one kernel, one design, no other case.
 
     With the products, the exact sum and the noise that are needed, and without what makes a step
-    safe to repeat: no door, no checks, no copies, no record of what was done. Points are in
+    safe to repeat: no claim, no checks, no copies, no record of what was done. Points are in
     length-scales.
     """
     settings, seen = run._settings, run._progress.observations
@@ -335,8 +335,8 @@ def step_ratios(num_points: int, d: int, n: int, repeats: int, design: Any) -> d
     with tempfile.TemporaryDirectory() as folder:
         in_file = Run(Path(folder) / "run", what="a benchmark", settings={})
 
-        def through(door: Run) -> Callable[[], Any]:
-            return lambda: door.release(price, lambda _: values, key=next(keys), read=lambda: None)
+        def through(run: Run) -> Callable[[], Any]:
+            return lambda: run.release(price, lambda _: values, key=next(keys), read=lambda: None)
 
         parts: dict[str, Callable[[], Any]] = {
             "step": our_step(run),
@@ -344,8 +344,8 @@ def step_ratios(num_points: int, d: int, n: int, repeats: int, design: Any) -> d
             "products": unavoidable_products(num_points, d, n),
             "exact sums": exact_sums(d, n),
             "noise": lambda: ExactNoise().add_gaussian(values, 1.0),
-            "door": through(in_memory),
-            "door in a file": through(in_file),
+            "release in memory": through(in_memory),
+            "release in a file": through(in_file),
         }
         for part in 3 * list(parts.values()):
             part()
@@ -355,46 +355,20 @@ def step_ratios(num_points: int, d: int, n: int, repeats: int, design: Any) -> d
         ]
         in_file.close()
     for turn in taken:
-        turn["lean step and door"] = turn["lean step"] + turn["door"]
+        turn["lean step and release"] = turn["lean step"] + turn["release in memory"]
     found: dict[str, Any] = {
         f"{name}, ms": statistics.median(turn[name] for turn in taken) for name in taken[0]
     }
     for name, over in (
         ("step", "products"),
         ("lean step", "products"),
-        ("lean step and door", "products"),
-        ("step", "lean step and door"),
+        ("lean step and release", "products"),
+        ("step", "lean step and release"),
     ):
         ratios = sorted(turn[name] / turn[over] for turn in taken)
         found[f"{name} over {over}"] = statistics.median(ratios)
         found[f"{name} over {over}, range"] = [ratios[0], ratios[-1]]
     return found
-
-
-def milliseconds(step: Callable[[], Any], repeats: int) -> float:
-    times = []
-    for _ in range(repeats):
-        start = time.process_time()
-        step()
-        times.append(time.process_time() - start)
-    return 1e3 * sorted(times)[repeats // 2]
-
-
-def growth(repeats: int) -> dict[str, dict[int, float]]:
-    """Median CPU milliseconds of a step, one size changed at a time."""
-    usual = {"num_points": 300, "d": 20, "n": 5000}
-    tables: dict[str, dict[int, float]] = {}
-    for name, sizes in {
-        "num_points": (100, 300, 900, 1800),
-        "d": (5, 10, 20, 40, 80),
-        "n": (1000, 10_000, 100_000),
-    }.items():
-        tables[name] = {}
-        for size in sizes:
-            step = our_step(prepared_run(**{**usual, name: size})[0])
-            tables[name][size] = milliseconds(step, repeats)
-            print(f"  step with {name} = {size}: {tables[name][size]:.2f} ms")
-    return tables
 
 
 def main() -> None:
@@ -409,8 +383,7 @@ def main() -> None:
             name = "one step, N = {}, d = {}, n = {}, ".format(*sizes) + design
             steps[name] = step_ratios(*sizes, 3 * repeats, design)
             print(name, {key: np.round(value, 2).tolist() for key, value in steps[name].items()})
-    tables = growth(repeats)
-    save_results("dp_gibo_speed", {"ratios": ratios, "steps": steps, "step_milliseconds": tables})
+    save_results("dp_gibo_speed", {"ratios": ratios, "steps": steps})
 
 
 if __name__ == "__main__":

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import RESULTS
-from benchmarks.reproductions import REPRODUCTIONS
+from benchmarks.common import REPRODUCTIONS, RESULTS
 
 PAGES = sorted((Path(__file__).parents[1] / "docs" / "papers").glob("*.md"))
 MARK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)

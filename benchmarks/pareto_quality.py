@@ -1,14 +1,25 @@
-"""How close DPareto comes to fronts that are known exactly, against random and grid search.
+"""How close does DPareto come to fronts that are known exactly?
+
+    OMP_NUM_THREADS=1 python -m benchmarks.pareto_quality [--part methods seen maps] [--seeds N]
 
 Two problems whose expected error can be enumerated: the sparse vector technique, and logistic
 regression with noise on its weights (given the weights, the probability that a test record is
 classified correctly has a closed form). Methods choose their fronts from noisy trials; fronts are
-then *evaluated again*, here by the exact errors of the chosen configs, so that luck earns nothing.
-All methods see the same seeds, and differences are paired over them.
-
-Run with ``OMP_NUM_THREADS=1 python -m benchmarks.pareto_quality``; ``--full`` adds methods. It
-keeps finished studies, so it can be interrupted and run again to go on. With
+then *evaluated again*, here by the exact errors of the chosen configs, so that luck earns
+nothing. All methods see the same seeds, and differences are paired over them. With
 ``BOTORCH_DP_DATA`` set, the logistic regression is on Adult, otherwise on the bundled data set.
+
+* ``methods``: DPareto against random and grid search.
+* ``seen``: studies of thousands of trials show their models 512 of them. What that loses,
+  measured by models of 1,500 random trials that see all of them, 512 chosen ones, or the first
+  512 (the root mean square of what is wrong with the expected errors of configs near the front),
+  and by studies of the sparse vector technique with 160 trials and models that see 64 of them or
+  all.
+* ``maps``: the illustrations of DPareto, figures 1 to 4 of [Avent2020]: maps of both oracles, the
+  front that is true, the models' means after some trials proposed by HVPoI with both objectives
+  modelled (the paper's way), and the map of HVPoI that chooses the next one.
+
+``methods`` and ``seen`` keep what is finished, so that they go on where they were interrupted.
 """
 
 from __future__ import annotations
@@ -19,14 +30,22 @@ import os
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
+from botorch.utils.multi_objective.box_decompositions.non_dominated import (
+    FastNondominatedPartitioning,
+)
 from botorch.utils.multi_objective.pareto import is_non_dominated
+from numpy.typing import NDArray
+from scipy.interpolate import PchipInterpolator
+from scipy.special import gammaln
+from scipy.stats import hypergeom
 from torch import Tensor
 from tqdm import tqdm
 
@@ -36,9 +55,9 @@ from benchmarks.common import (
     results_folder,
     save_results,
 )
-from benchmarks.sparse_vector_front import exact_front, expected_error
 from botorch_dp import datasets
 from botorch_dp._files import atomic_write
+from botorch_dp.acquisition import HypervolumeProbabilityOfImprovement
 from botorch_dp.pareto import (
     Batched,
     DPareto,
@@ -47,15 +66,134 @@ from botorch_dp.pareto import (
     Real,
     SearchSpace,
     TrainingPromise,
+    Trial,
+    beliefs,
 )
+from botorch_dp.pareto.beliefs import KnownObjectives, objective_scales
 from botorch_dp.pareto.front import dominated_volume
+from botorch_dp.pareto.proposals import ProposalOptions, Search
+from botorch_dp.pareto.recommending import expected_error as error_of
 from botorch_dp.privacy import gaussian_epsilon
 from botorch_dp.space import Config
 from botorch_dp.tasks import sparse_vector
 from botorch_dp.tasks.learning import OUTPUT_DELTA
+from botorch_dp.tasks.queries import THRESHOLD, f1_score, noise_scales, sparse_vector_epsilon
 from botorch_dp.training import OutputPerturbedLogisticRegression
 
+#: Noises at which the exact front computes errors.
+_KNOTS = 96
+
+
+def expected_error(
+    max_positives: int,
+    noises: NDArray[np.float64],
+    *,
+    num_queries: int = 100,
+    num_positives: int = 10,
+) -> NDArray[np.float64]:
+    r"""The error ``1 - E[F1]`` for each total noise scale, ``k``, up to quadrature (1e-5).
+
+    Given the threshold's noise, every true and every false query is answered with yes
+    independently, with one probability for each kind. If A true and B false ones are, they come in
+    random order, and the first ``max_positives`` are given. The expectation over that order is
+    hypergeometric, that over (A, B) is binomial, and that over the threshold is an integral.
+    """
+    C, P, N = max_positives, num_positives, num_queries - num_positives
+    score = _expected_f1(C, P, N)  # (P + 1) x (N + 1)
+    threshold_scales, query_scales = noise_scales(np.asarray(noises, dtype=float), C)
+    rho, weights = laplace_quadrature(threshold_scales)  # k x nodes, nodes
+    tail = rho + THRESHOLD
+    yes_true = laplace_survival(tail - 1, query_scales[:, None])
+    yes_false = laplace_survival(tail, query_scales[:, None])
+    true_counts = binomial(P, yes_true)
+    false_counts = binomial(N, yes_false)
+    f1 = np.einsum("kna,ab,knb->kn", true_counts, score, false_counts, optimize=True)
+    return 1 - (f1 * weights).sum(axis=-1)
+
+
+def exact_front(
+    problem: PrivacyUtilityProblem,
+    num_noises: int = 2000,
+    *,
+    num_queries: int = 100,
+    num_positives: int = 10,
+) -> Tensor:
+    """The front over all ``max_positives`` and a grid of noises, ``k x 2`` (epsilon, error).
+
+    Errors are computed at some noises and interpolated monotonically between them; epsilons are
+    exact.
+    """
+    noise_range, positives = problem.space.parameters.values()
+    assert isinstance(noise_range, Real) and isinstance(positives, Integer)
+    noises = np.geomspace(noise_range.low, noise_range.high, num_noises)
+    knots = np.geomspace(noise_range.low, noise_range.high, _KNOTS)
+    columns = []
+    for count in range(int(positives.low), int(positives.high) + 1):
+        at_knots = expected_error(
+            count, knots, num_queries=num_queries, num_positives=num_positives
+        )
+        errors = PchipInterpolator(np.log(knots), at_knots)
+        epsilons = [sparse_vector_epsilon({"noise": b, "max_positives": count}) for b in noises]
+        columns.append(np.stack([epsilons, errors(np.log(noises))], axis=-1))
+    points = np.concatenate(columns)
+    points = points[np.lexsort((points[:, 1], points[:, 0]))]
+    # By increasing epsilon, only what is better than everything before it.
+    best_before = np.minimum.accumulate(np.append(np.inf, points[:-1, 1]))
+    return torch.from_numpy(points[points[:, 1] < best_before])
+
+
+def _expected_f1(max_positives: int, num_true: int, num_false: int) -> NDArray[np.float64]:
+    """``E[F1]`` if A true and B false queries would be answered with yes, for all A and B."""
+    A = np.arange(num_true + 1)[:, None, None]
+    B = np.arange(num_false + 1)[None, :, None]
+    hits = np.arange(num_true + 1)[None, None, :]
+    given = np.minimum(A + B, max_positives)
+    # Nobody answers with yes: no draw, and a score of 0 (scipy has no such distribution).
+    chances = hypergeom.pmf(hits, np.maximum(A + B, 1), A, np.maximum(given, 1))
+    return (chances * f1_score(hits, given, num_true)).sum(axis=-1)
+
+
+def binomial(trials: int, chances: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Probabilities of 0 to ``trials`` successes, ``... x (trials + 1)``.
+
+    SciPy's own takes several times as long: it does not share logarithms among the counts.
+    """
+    # Where a chance is 0 or 1 but for rounding, so are the probabilities.
+    p = chances.clip(np.finfo(float).tiny, 1 - np.finfo(float).epsneg)[..., None]
+    k = np.arange(trials + 1)
+    ways = gammaln(trials + 1) - gammaln(k + 1) - gammaln(trials - k + 1)
+    return np.exp(ways + k * np.log(p) + (trials - k) * np.log1p(-p))
+
+
+def laplace_survival(x: NDArray[np.float64], scale: NDArray[np.float64]) -> NDArray[np.float64]:
+    """``P(Lap(scale) >= x)``."""
+    half = 0.5 * np.exp(-np.abs(x) / scale)
+    return np.where(x > 0, half, 1 - half)
+
+
+def laplace_quadrature(
+    scales: NDArray[np.float64], nodes: int = 24
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Nodes and weights for expectations over ``Lap(scale)``, split where survival has kinks.
+
+    Returns:
+        ``k x n`` nodes and ``k x n`` weights for ``k`` scales.
+    """
+    kinks = np.array([-THRESHOLD, 0.0, 1 - THRESHOLD])
+    inner = 1 - laplace_survival(kinks, scales[:, None])
+    edges = np.concatenate([np.zeros((len(scales), 1)), inner, np.ones((len(scales), 1))], axis=1)
+    unit, unit_weights = np.polynomial.legendre.leggauss(nodes)
+    middle, half = (edges[:, 1:] + edges[:, :-1]) / 2, (edges[:, 1:] - edges[:, :-1]) / 2
+    levels = (middle[..., None] + half[..., None] * unit).reshape(len(scales), -1)
+    weights = (half[..., None] * unit_weights).reshape(len(scales), -1)
+    # Intervals beyond the smallest double have no weight; any node will do there.
+    tail = np.minimum(levels, 1 - levels).clip(min=np.finfo(float).tiny)
+    return -np.sign(levels - 0.5) * np.log(2 * tail) * scales[:, None], weights
+
+
 INITIAL, TRIALS = 16, 80
+
+
 #: Label -> options of the study and how many times ``TRIALS`` it may train.
 METHODS: dict[str, tuple[dict[str, Any], int]] = {
     "ehvi": ({"acquisition": "ehvi"}, 1),
@@ -67,12 +205,12 @@ METHODS: dict[str, tuple[dict[str, Any], int]] = {
     "ehvi, gp epsilon": ({"acquisition": "ehvi", "privacy_model": "gp"}, 1),
     "hvpoi, gp epsilon (the paper's)": ({"acquisition": "hvpoi", "privacy_model": "gp"}, 1),
 }
-MORE_METHODS: dict[str, tuple[dict[str, Any], int]] = {
-    "log_hvpoi": ({"acquisition": "log_hvpoi"}, 1),
-    "qlogehvi": ({"acquisition": "qlogehvi"}, 1),
-}
+
+
 #: What the others are compared with, by the scale in which hypervolume is measured.
 REFERENCES = {"linear": "ehvi", "log": "ehvi in log epsilon"}
+
+
 #: Their fronts are drawn.
 DRAWN = ("ehvi", "ehvi in log epsilon", "random")
 
@@ -187,7 +325,7 @@ def volumes(points: Tensor, ref_point: tuple[float, float]) -> dict[str, float]:
 
 
 def run_method(known: KnownProblem, method: str, seed: int) -> dict[str, Any]:
-    options, multiple = {**METHODS, **MORE_METHODS}[method]
+    options, multiple = METHODS[method]
     study = DPareto(known.problem, seed=seed, **options)
     start = time.process_time()
     front = study.run(TRIALS * multiple, initial=INITIAL)
@@ -213,7 +351,7 @@ def summarize(runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     summary: dict[str, Any] = {}
     for method, results in runs.items():
         summary[method] = {
-            "trials": TRIALS * {**METHODS, **MORE_METHODS}[method][1],
+            "trials": TRIALS * METHODS[method][1],
             "seconds_per_study": mean_interval([one["seconds"] for one in results]),
         }
         for scale, reference in REFERENCES.items():
@@ -231,7 +369,7 @@ def summarize(runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     return summary
 
 
-def draw(results: dict[str, Any], path: Path, seeds: int) -> None:
+def draw_methods(results: dict[str, Any], path: Path, seeds: int) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -288,34 +426,231 @@ def draw(results: dict[str, Any], path: Path, seeds: int) -> None:
     figure.savefig(path, dpi=100)
 
 
-def main() -> None:
-    parser = BenchmarkParser("pareto_quality", __doc__, minutes=25)
-    parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--minutes", type=float, default=math.inf, help="stop, to go on later")
-    parser.add_argument("--full", action="store_true", help="also the slower methods")
-    arguments = parser.parse_args()
-    warnings.filterwarnings("ignore", module="botorch|linear_operator|gpytorch")
-    methods = {**METHODS, **MORE_METHODS} if arguments.full else METHODS
-    started = time.monotonic()
-    # Finished studies of a benchmark that was interrupted.
-    partial = results_folder() / "pareto_quality.partial.json"
-    done: dict[str, Any] = json.loads(partial.read_text()) if partial.exists() else {}
-    results: dict[str, Any] = {}
+TRIALS, INITIAL, HISTORY = 160, 16, 1500
+
+
+SEEN_TRIALS, HISTORY = 160, 1500
+#: How many trials models see.
+LIMITS = {"all": SEEN_TRIALS, "some": 64}
+
+
+#: Shares of the largest epsilon at which configs are recommended.
+ASKED = (0.01, 0.1, 0.5)
+
+
+def limited(known: KnownProblem, limit: int, seed: int) -> dict[str, float]:
+    """Hypervolume of the front's expected_at errors, and expected_at errors of recommendations."""
+    problem, error = known.problem, known.expected_error
+    start = time.process_time()
+    with patch.object(beliefs, "_MOST_SEEN", limit):
+        study = DPareto(problem, seed=seed)
+        front = study.run(SEEN_TRIALS, initial=INITIAL)
+        recommended = [study.recommend(share * problem.ref_point[0]).config for share in ASKED]
+    again = torch.tensor(
+        [(t.epsilon, error(dict(t.config))) for t in front.front_trials], dtype=torch.double
+    )
+    errors = [error(config) for config in recommended]
+    return {
+        **{f"hypervolume, {scale}": v for scale, v in volumes(again, problem.ref_point).items()},
+        "error of the recommended": sum(errors) / len(errors),
+        "seconds": time.process_time() - start,
+    }
+
+
+def predictions(known: KnownProblem, seed: int) -> dict[str, float]:
+    """How far models of 1,500 random trials are off near the front, and their seconds."""
+    problem, error = known.problem, known.expected_error
+    trials = [
+        Trial(
+            number=number,
+            config=config,
+            seeds=tuple(range(number * problem.replicates, (number + 1) * problem.replicates)),
+            epsilon=problem.epsilon(config),
+            state="complete",
+        )
+        for number, config in enumerate(problem.space.sample(HISTORY, seed=seed))
+    ]
+    trials = [
+        replace(
+            t, measurements=tuple(problem.measurement(problem.oracle(t.config, s)) for s in t.seeds)
+        )
+        for t in trials
+    ]
+    judged = [trial.config for trial in trials] + problem.space.sample(500, seed=seed + 1000)
+    truth = torch.tensor([error(config) for config in judged], dtype=torch.double)
+    epsilons = torch.tensor([problem.epsilon(config) for config in judged], dtype=torch.double)
+    # Within .02 of the least error that there is for as much epsilon.
+    least = truth.where(epsilons <= epsilons[:, None], math.inf).amin(dim=-1)
+    near = (truth < least + 0.02).nonzero().flatten().tolist()
+    known_objectives = KnownObjectives(problem, with_epsilon=True)
+    found: dict[str, float] = {}
+    for label, limit, shown in (
+        ("all", HISTORY, trials),
+        ("512", 512, trials),
+        ("first 512", 512, trials[:512]),
+    ):
+        start = time.process_time()
+        with patch.object(beliefs, "_MOST_SEEN", limit):
+            fitted = beliefs.Beliefs(
+                problem, shown, [], known=known_objectives, scales=objective_scales(problem)
+            )
+        means, stds = fitted.predict(known_objectives.candidates([judged[i] for i in near]))
+        errors = error_of(means[:, 1], stds[:, 1]) - truth[near]
+        found[label] = float(errors.square().mean().sqrt())
+        found[f"{label}, seconds"] = time.process_time() - start
+    return found
+
+
+LABELS = {
+    "regularization_level": "regularization (level k: 10^(k/16 - 4))",
+    "noise_std": "standard deviation of the noise",
+    "noise": "total noise b",
+    "max_positives": "stops after C positives",
+}
+
+
+def axis_values(parameter: Any, side: int) -> list[Any]:
+    """Values along one axis of a map."""
+    if isinstance(parameter, Integer):
+        values = np.linspace(parameter.low, parameter.high, side).round().astype(int)
+        return list(dict.fromkeys(values.tolist()))
+    assert isinstance(parameter, Real)
+    return np.geomspace(parameter.low, parameter.high, side).tolist()
+
+
+def mapped(known: KnownProblem, side: int, trials: int) -> dict[str, Any]:
+    """Oracles, models and HVPoI on a grid; the study they were made with."""
+    problem = known.problem
+    (x_name, x_parameter), (y_name, y_parameter) = problem.space.parameters.items()
+    xs, ys = axis_values(x_parameter, side), axis_values(y_parameter, side)
+    grid: list[Config] = [{x_name: x, y_name: y} for y in ys for x in xs]
+    epsilon = np.array([problem.epsilon(config) for config in grid])
+    error = np.array([known.expected_error(config) for config in grid])
+    start = time.perf_counter()
+    options = ProposalOptions(acquisition="hvpoi", privacy_model="gp")
+    with DPareto(problem, acquisition="hvpoi", privacy_model="gp", seed=0) as study:
+        study.run(trials)
+        done = study.trials
+    search = Search(problem, seed=0, options=options)
+    beliefs = search.beliefs(done)
+    candidates = search.known.candidates(grid)
+    scales = objective_scales(problem, "linear")
+    ref_point = torch.tensor([scale.ref_model for scale in scales], dtype=torch.double)
+    seen = beliefs.incumbent_means[beliefs.incumbents.possible]
+    hvpoi = HypervolumeProbabilityOfImprovement(
+        beliefs.model, ref_point, FastNondominatedPartitioning(ref_point, Y=seen)
+    )
+    with torch.no_grad():
+        mean, _ = beliefs.predict(candidates)
+        score = torch.cat([hvpoi(part.unsqueeze(-2)) for part in candidates.codes.split(512)])
+    complete = [trial for trial in done if trial.state == "complete"]
+    found = torch.tensor(
+        [[problem.epsilon(trial.config), known.expected_error(trial.config)] for trial in complete],
+        dtype=torch.double,
+    )
+    ref = problem.ref_point
+    return {
+        "problem": problem.name,
+        "x": (x_name, xs),
+        "y": (y_name, ys),
+        "epsilon": epsilon,
+        "error": error,
+        # The models are of minus the logarithm of epsilon and minus the logit of the error.
+        "model of epsilon": mean[:, 0].neg().exp().numpy(),
+        "model of the error": mean[:, 1].neg().sigmoid().numpy(),
+        "HVPoI": score.numpy(),
+        "trials": [(trial.config[x_name], trial.config[y_name]) for trial in complete],
+        "found": found,
+        "front": known.front,
+        "hypervolume found": float(dominated_volume(found, ref)),
+        "hypervolume of the true front": float(dominated_volume(known.front, ref)),
+        "reference": ref,
+        "minutes": (time.perf_counter() - start) / 60,
+    }
+
+
+def draw_maps(found: dict[str, Any], path: Any) -> None:
+    """Oracles above, models below; the front and HVPoI at the right."""
+    from matplotlib.figure import Figure
+
+    from botorch_dp.plots import save_figure
+
+    (x_name, xs), (y_name, ys) = found["x"], found["y"]
+    figure = Figure(figsize=(14, 8.2), layout="constrained")
+    axes = figure.subplots(2, 3)
+    ref_epsilon = found["reference"][0]
+    log_epsilon = np.log10(np.clip(found["epsilon"], 1e-2 * ref_epsilon, 10 * ref_epsilon))
+    model_epsilon = np.log10(
+        np.clip(found["model of epsilon"], 1e-2 * ref_epsilon, 10 * ref_epsilon)
+    )
+    ranges = {
+        "epsilon": (log_epsilon.min(), log_epsilon.max()),
+        "error": (found["error"].min(), found["error"].max()),
+    }
+    panels: list[tuple[Any, str, Any, tuple[float, float] | None]] = [
+        (axes[0, 0], "privacy oracle: log10 of epsilon", log_epsilon, ranges["epsilon"]),
+        (axes[0, 1], "utility oracle: expected error", found["error"], ranges["error"]),
+        (axes[1, 0], "model's mean: log10 of epsilon", model_epsilon, ranges["epsilon"]),
+        (axes[1, 1], "model's mean: error", found["model of the error"], ranges["error"]),
+        (axes[1, 2], "HVPoI of the next trial", found["HVPoI"], None),
+    ]
+    at = np.array(found["trials"], dtype=float)
+    for axis, title, values, limits in panels:
+        low, high = limits or (values.min(), values.max())
+        shown = axis.pcolormesh(
+            xs, ys, values.reshape(len(ys), len(xs)), vmin=low, vmax=high, shading="nearest"
+        )
+        figure.colorbar(shown, ax=axis)
+        if axis not in axes[0]:
+            axis.plot(at[:, 0], at[:, 1], "r.", ms=5, label="trials")
+        axis.set(title=title, xlabel=LABELS[x_name], ylabel=LABELS[y_name])
+        axis.set_xscale("log" if isinstance(xs[0], float) else "linear")
+        axis.set_yscale("log" if isinstance(ys[0], float) else "linear")
+    front = axes[0, 2]
+    front.plot(*found["front"].T, "k-", label="true front")
+    front.plot(*found["found"].T, "r.", label=f"{len(at)} trials of DPareto, evaluated exactly")
+    front.set(xlabel="epsilon", ylabel="error", title="true front", xscale="log")
+    front.set_xlim(1e-2 * ref_epsilon, 10 * ref_epsilon)
+    front.legend(frameon=False, fontsize=8)
+    figure.suptitle(
+        f"{found['problem']}: figures 1 to 4 of Avent et al. Simulated trainings: publishing these "
+        "pictures has no guarantee.",
+        fontsize=10,
+    )
+    save_figure(figure, path)
+
+
+class Finished:
+    """What is done, on disk after each of it.
+
+    Args:
+        name: Of the file.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.path = results_folder() / f"{name}.partial.json"
+        self._done: dict[str, Any] = json.loads(self.path.read_text()) if self.path.exists() else {}
+
+    def get(self, key: str, make: Callable[[], Any]) -> Any:
+        """What is stored, or what ``make`` computes now."""
+        if key not in self._done:
+            self._done[key] = make()
+            with atomic_write(self.path) as file:
+                json.dump(self._done, file)
+        return self._done[key]
+
+
+def methods(seeds: int) -> None:
+    """Stored as ``pareto_quality.json`` and ``pareto_quality.png``."""
+    finished, results = Finished("pareto_quality"), {}
     for make in (sparse_vector_problem, regression_problem):
         known = make()
         name = known.problem.name
-        runs: dict[str, list[dict[str, Any]]] = {method: [] for method in methods}
-        for seed in tqdm(range(arguments.seeds), desc=name):
-            for method in methods:
-                key = f"{name}, {method}, {seed}"
-                if key not in done:
-                    done[key] = run_method(known, method, seed)
-                    with atomic_write(partial) as file:
-                        json.dump(done, file)
-                runs[method].append(done[key])
-            if time.monotonic() - started > 60 * arguments.minutes:
-                print(f"{len(done)} studies are done; run again to go on.")
-                raise SystemExit(3)
+        runs: dict[str, list[dict[str, Any]]] = {method: [] for method in METHODS}
+        for seed in tqdm(range(seeds), desc=name):
+            for method in METHODS:
+                once = partial(run_method, known, method, seed)
+                runs[method].append(finished.get(f"{name}, {method}, {seed}", once))
         results[name] = {
             "ref_point": known.problem.ref_point,
             "exact_front": known.front,
@@ -323,8 +658,8 @@ def main() -> None:
             "summary": summarize(runs),
             "runs": runs,
         }
-        print(known.problem.name, results[known.problem.name]["exact_volume"])
-        for method, values in results[known.problem.name]["summary"].items():
+        print(name, results[name]["exact_volume"])
+        for method, values in results[name]["summary"].items():
             print(f"  {method} ({values['trials']} trials, {values['seconds_per_study']} s)")
             for scale in ("linear", "log"):
                 one = values[scale]
@@ -332,9 +667,9 @@ def main() -> None:
                     f"    {scale}: gap {one['gap_to_exact_front']}, "
                     f"luck {one['luck_in_observed_front']}, "
                     f"reference ahead by {one['reference_ahead_by']} "
-                    f"({one['reference_wins']} of {arguments.seeds})"
+                    f"({one['reference_wins']} of {seeds})"
                 )
-    draw(results, results_folder() / "pareto_quality.png", arguments.seeds)
+    draw_methods(results, results_folder() / "pareto_quality.png", seeds)
     for result in results.values():
         for of_method in result["runs"].values():
             for run in of_method:
@@ -342,9 +677,76 @@ def main() -> None:
         del result["exact_front"]
     save_results(
         "pareto_quality",
-        {"seeds": arguments.seeds, "initial": INITIAL, "trials": TRIALS, "problems": results},
+        {"seeds": seeds, "initial": INITIAL, "trials": TRIALS, "problems": results},
     )
-    partial.unlink()
+    finished.path.unlink()
+
+
+def seen(seeds: int) -> None:
+    """Stored as ``many_trials.json``."""
+    finished, results = Finished("many_trials"), {}
+    for known in (sparse_vector_problem(), regression_problem()):
+        name = known.problem.name
+        found = [
+            finished.get(f"{name}, predictions, {seed}", partial(predictions, known, seed))
+            for seed in range((seeds + 1) // 2)
+        ]
+        results[f"{name}, predictions"] = {
+            what: mean_interval([one[what] for one in found]) for what in found[0]
+        }
+    known = sparse_vector_problem()
+    runs = {
+        label: [
+            finished.get(f"{label}, {seed}", partial(limited, known, limit, seed))
+            for seed in range(seeds)
+        ]
+        for label, limit in LIMITS.items()
+    }
+    for what in runs["all"][0]:
+        pairs = [(a[what], b[what]) for a, b in zip(*runs.values(), strict=True)]
+        results[f"{known.problem.name}, {what}"] = {
+            "all": mean_interval([a for a, _ in pairs]),
+            "some": mean_interval([b for _, b in pairs]),
+            "some - all": mean_interval([b - a for a, b in pairs]),
+        }
+    for what, row in results.items():
+        print(what, {label: str(value) for label, value in row.items()})
+    sizes = {"trials": SEEN_TRIALS, "seen": LIMITS, "seeds": seeds, "history": HISTORY}
+    save_results("many_trials", {**sizes, "results": results})
+    finished.path.unlink()
+
+
+def maps(side: int, trials: int) -> None:
+    """Stored as ``dpareto_illustrations.json`` and ``dpareto_maps_*.png``."""
+    results = {}
+    for name, make in {
+        "logistic": regression_problem,
+        "sparse_vector": sparse_vector_problem,
+    }.items():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a study whose trainings are simulated
+            found = mapped(make(), side, trials)
+        draw_maps(found, results_folder() / f"dpareto_maps_{name}.png")
+        kept = ("problem", "hypervolume found", "hypervolume of the true front", "reference")
+        results[name] = {key: found[key] for key in (*kept, "minutes")} | {"trials": trials}
+        print(results[name])
+    save_results("dpareto_illustrations", results)
+
+
+def main() -> None:
+    minutes = {"methods": 25, "seen": 20, "maps": 1}
+    parser = BenchmarkParser("pareto_quality", __doc__, minutes=minutes)
+    parser.add_argument("--seeds", type=int, default=10, help="of ``methods`` and ``seen``")
+    parser.add_argument("--side", type=int, default=60, help="points along each side of a map")
+    parser.add_argument("--trials", type=int, default=32, help="of the study behind a map")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", module="botorch|linear_operator|gpytorch")
+    for part in options.part:
+        if part == "maps":
+            maps(options.side, options.trials)
+        else:
+            {"methods": methods, "seen": seen}[part](options.seeds)
 
 
 if __name__ == "__main__":

@@ -1,40 +1,35 @@
-"""What privacy costs in time: the trainers against plain SGD, Opacus's hooks and ghost clipping.
+"""What privacy costs in time and memory: the trainers against plain SGD and Opacus.
 
-One step on random data of the shapes of Adult (30,956 x 123) and of a fifth of MNIST
-(12,000 x 784), and of a small convolutional network, an encoder and a recurrent network, in one
-process and one thread. The methods take turns, each for its own number of steps; times are the
-process's own, and a ratio is how much longer a method takes than the trainer, in the same turn. All
-private methods draw a batch, clip every record's gradient and add noise. The trainer's figure
-includes everything that :meth:`DPTrainer.fit` does, from fresh weights to the accuracy on 10
-records, on Poisson batches; what it checks before anything is trained is timed apart. The floor of a
-fused training is what none can do without: indices of batches, their rows, the products of the layers
-there and back, and noise, for each replicate; published ones add up in double precision. Each of
-these parts is timed alone as well. The floor of any other model is what plain calls of the model on
-whole batches take, without the products of most weights, and then to clip what its layers saw: what is
-above it is the price of calling the model on one record at a time, vectorized.
+    OMP_NUM_THREADS=1 python -m benchmarks.trainers [--part time memory] [--turns N] [--only NAME]
 
-Targets: logistic regression as fast as plain SGD and twice as fast as the hooks; the network at
-most 1.4 times plain SGD, 50 times faster than the hooks, 1.4 times faster than ghost clipping;
-Poisson batches at most 1.15 times fixed ones; publishing at most 1.3 times a seeded run; ten
-replicates 5 times and ten configurations 4 times as fast as one after the other; the engine for
-any model at most 1.5 times plain SGD; the checks at most a second.
-
-``--threads`` adds the wall's time of plain SGD and of the trainer with two threads over that with
-one; it says something only on a machine where two cores are free.
-
-Run: ``OMP_NUM_THREADS=1 python -m benchmarks.trainers [--turns N] [--only NAME]``
+* ``time``: one step on random data of the shapes of Adult (30,956 x 123) and of a fifth of MNIST
+  (12,000 x 784), and of a small convolutional network, an encoder and a recurrent network. The
+  methods take turns in one process, each for its own number of steps; times are the process's own,
+  and a ratio is how much longer a method takes than the trainer in the same turn. All private
+  methods draw a batch, clip every record's gradient and add noise. The trainer's figure includes
+  everything that :meth:`DPTrainer.fit` does, from fresh weights to the accuracy on 10 records, on
+  Poisson batches; what it checks before anything is trained is timed apart. "One more" is the
+  relation under which a record may be added or removed: published steps are then computed in
+  blocks of one shape.
+* ``memory``: some steps of each method in a process of its own: the peak of its memory over what it
+  held before (with data, model, and what the trainer checks before the first step), and processor
+  time for a step. Models: those of ``time``, and an encoder with a table of 8,000 words and a width
+  of 128, where the gradients of single records are large.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import statistics
+import subprocess
+import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from pathlib import Path
 
 import torch
 from opacus import GradSampleModule
@@ -50,6 +45,7 @@ from benchmarks.common import (
     save_results,
     seconds,
 )
+from botorch_dp.privacy import NeighboringRelation
 from botorch_dp.training import (
     DPTrainer,
     TrainTest,
@@ -58,16 +54,10 @@ from botorch_dp.training import (
     logistic_regression,
     mlp1,
 )
-from botorch_dp.training.engines import Batches, stack_parameters
 from botorch_dp.training.fused import why_not_fused
-from botorch_dp.training.ghost import GhostEngine
 from botorch_dp.training.plan import Sampling
-from botorch_dp.training.randomness import SeededRandomness, SystemRandomness
-from botorch_dp.training.records import TrainingRecords
 
-RATE, CLIP, NOISE, REPLICATES = 0.05, 1.0, 1.0, 10
-#: What no fused training can do without.
-PARTS = ("batches", "rows", "products", "noise")
+RATE, CLIP, NOISE, REPLICATES = 0.05, 1.0, 2.0, 10
 
 
 @dataclass(frozen=True)
@@ -206,7 +196,7 @@ def opacus_hooks(setting: Setting) -> tuple[Callable[[], None], int]:
     model = GradSampleModule(setting.factory())
     optimizer = DPOptimizer(
         torch.optim.SGD(model.parameters(), lr=RATE),
-        noise_multiplier=2 * NOISE,
+        noise_multiplier=NOISE,
         max_grad_norm=CLIP,
         expected_batch_size=setting.batch_size,
     )
@@ -228,7 +218,7 @@ def opacus_ghost(setting: Setting) -> tuple[Callable[[], None], int]:
     )
     optimizer = DPOptimizerFastGradientClipping(
         torch.optim.SGD(model.parameters(), lr=RATE),
-        noise_multiplier=2 * NOISE,
+        noise_multiplier=NOISE,
         max_grad_norm=CLIP,
         expected_batch_size=setting.batch_size,
     )
@@ -251,9 +241,12 @@ def ours(
     replicates: int = 1,
     publish: bool = False,
     sampling: Sampling = "poisson",
+    relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
 ) -> tuple[Callable[[], None], int]:
     """``DPTrainer``; steps are counted over all replicates."""
-    trainer = DPTrainer(setting.factory, setting.loss, setting.data, sampling=sampling)
+    trainer = DPTrainer(
+        setting.factory, setting.loss, setting.data, sampling=sampling, relation=relation
+    )
     epochs = setting.epochs
     settings = {
         "learning_rate": RATE,
@@ -272,121 +265,15 @@ def ours(
     return run, replicates * epochs * (len(setting.data.train_X) // setting.batch_size)
 
 
-def floor(
-    setting: Setting, *, replicates: int = 1, publish: bool = False, only: str = ""
-) -> tuple[Callable[[], None], int]:
-    """Batches, rows, products and noise of stacks of linear layers, or ``only`` one of these."""
-    n, m, R = len(setting.data.train_X), setting.batch_size, replicates
-    coins = [
-        SystemRandomness() if publish else SeededRandomness(seed, torch.device("cpu"))
-        for seed in range(R)
-    ]
-    X, precise = setting.data.train_X, torch.float64 if publish else torch.float32
-    layers = [x.weight for x in setting.factory().modules() if isinstance(x, nn.Linear)]
-    weights = [weight.detach().expand(R, *weight.shape).contiguous() for weight in layers]
-    slopes = [torch.randn(R, m, len(weight)) for weight in layers]
-    sums = torch.zeros(R, sum(weight.numel() + len(weight) for weight in layers), dtype=precise)
-    steps = setting.epochs * (n // m)
-
-    def batches() -> Iterator[Tensor]:
-        while True:
-            for each in zip(*(c.choose_each(n, m / n, 32) for c in coins), strict=True):
-                yield torch.cat([batch.repeat(2)[:m] for batch in each])  # of one size
-
-    drawn = batches()
-    kept = [next(drawn) for _ in range(32)]
-    first = X.index_select(0, kept[0]).view(R, m, -1)
-
-    def run() -> None:
-        for step in range(steps):
-            indices = next(drawn) if only in ("", "batches") else kept[step % 32]
-            inputs = first
-            if only in ("", "rows"):
-                inputs = X.index_select(0, indices).view(R, m, -1)
-            if only in ("", "products"):
-                below = [inputs]
-                for weight in weights:
-                    below.append(torch.bmm(weight, below[-1].mT).mT)
-                for place, (weight, slope) in enumerate(zip(weights, slopes, strict=True)):
-                    torch.bmm(slope.to(precise).mT, below[place].to(precise))
-                    if place:
-                        torch.bmm(slope, weight)
-            if only in ("", "noise"):
-                for row, each in zip(sums, coins, strict=True):
-                    each.perturb_(row, sensitivity=CLIP, std=NOISE * CLIP)
-
-    return run, R * steps
-
-
-class _PlainCalls(GhostEngine):
-    """Clips what the layers saw in the first batch, beside plain calls of the model.
-
-    What is left out is the vectorization: the model is called on the whole batch at once, and
-    autograd goes back to its first parameters, without the products that other weights need.
-    """
-
-    _first: tuple[dict[str, Tensor], list[Any]] | None = None
-
-    def _seen(self, *given: Any) -> tuple[dict[str, Tensor], list[Any]]:
-        if self._first is None:
-            self._first = super()._seen(*given)
-            self._plain = self._model
-            for parameter in self._plain.parameters():
-                parameter.requires_grad_(False)
-            self._start = min(next(self._plain.children()).parameters(), key=Tensor.numel)
-            self._start.requires_grad_()
-        _, _, X, Y = given
-        losses = self._loss(self._plain(X), Y)
-        torch.autograd.grad(losses.sum(), self._start)
-        return self._first
-
-
-def floor_of_any(setting: Setting) -> tuple[Callable[[], None], int]:
-    """Batches, rows, plain calls, norms, weighted sums, noise and steps of one model."""
-    n, m = len(setting.data.train_X), setting.batch_size
-    coins = SeededRandomness(0, torch.device("cpu"))
-    records = TrainingRecords(setting.data.train_X, setting.data.train_Y, None)
-    models = [setting.factory()]
-    parameters = stack_parameters(models)
-    engine = _PlainCalls(models, parameters, records, setting.loss, precise=False)
-    steps = setting.epochs * (n // m)
-
-    def run() -> None:
-        for _ in range(steps):
-            batch = coins.choose(n, m).unsqueeze(0)
-            (total,) = engine.clipped_sums(Batches(batch), CLIP).sums
-            coins.perturb_(total, sensitivity=CLIP, std=NOISE * CLIP)
-            parameters.add_(total, alpha=-RATE / m)
-
-    return run, steps
-
-
-def threads(setting: Setting, turns: int) -> dict[str, object]:
-    """The wall's time with two threads, over that with one."""
-    methods = {"plain SGD": plain_sgd(setting), "DPTrainer": ours(setting)}
-    ratios: dict[str, list[float]] = {name: [] for name in methods}
-    for turn in range(turns + 1):
-        for name, (run, _) in methods.items():
-            taken = []
-            for number in (1, 2):
-                torch.set_num_threads(number)
-                taken.append(seconds(run))
-            if turn:
-                ratios[name].append(taken[1] / taken[0])
-    torch.set_num_threads(1)
-    found: dict[str, object] = {}
-    for name, each in ratios.items():
-        found[name] = {"times one thread": statistics.median(each), "range": [min(each), max(each)]}
-        print(f"  {name:27s} with two threads: {found[name]}")
-    return found
-
-
-def measure(setting: Setting, turns: int) -> dict[str, object]:
+def measured(setting: Setting, turns: int) -> dict[str, object]:
     fused = why_not_fused(setting.factory(), setting.data.train_X) is None
     methods = {
         "DPTrainer": ours(setting),
         "DPTrainer, fixed batches": ours(setting, sampling="without_replacement"),
         "DPTrainer, published": ours(setting, publish=True),
+        "DPTrainer, published, one more": ours(
+            setting, publish=True, relation=NeighboringRelation.ADD_OR_REMOVE_ONE
+        ),
         "plain SGD": plain_sgd(setting),
         "Opacus hooks": opacus_hooks(setting),
     }
@@ -398,15 +285,6 @@ def measure(setting: Setting, turns: int) -> dict[str, object]:
                 setting, replicates=REPLICATES, sampling="without_replacement"
             ),
         }
-        for name, how in (
-            ("floor", {}),
-            ("floor, published", {"publish": True}),
-            (f"floor of {REPLICATES}", {"replicates": REPLICATES}),
-        ):
-            methods[name] = floor(setting, **how)
-            methods |= {f"{name}: {part}": floor(setting, **how, only=part) for part in PARTS}
-    else:
-        methods["floor"] = floor_of_any(setting)
     for run, _ in methods.values():
         run()
     taken: dict[str, list[float]] = {name: [] for name in methods}
@@ -424,16 +302,15 @@ def measure(setting: Setting, turns: int) -> dict[str, object]:
             results[f"{name}, Poisson against fixed"] = _compared(
                 f"{name}, Poisson", taken[name], taken[fixed], "fixed"
             )
-    for name, least in (
-        ("DPTrainer", "plain SGD"),
-        ("floor", "plain SGD"),
-        ("DPTrainer", "floor"),
-        ("DPTrainer, published", "floor, published"),
-        (f"{REPLICATES} replicates", f"floor of {REPLICATES}"),
-        (f"{REPLICATES} configurations", f"floor of {REPLICATES}"),
-    ):
-        if name in taken and least in taken:
-            results[f"{name}, over {least}"] = _compared(name, taken[name], taken[least], least)
+    results["DPTrainer, over plain SGD"] = _compared(
+        "DPTrainer", taken["DPTrainer"], taken["plain SGD"], "plain SGD"
+    )
+    results["one more, over published"] = _compared(
+        "DPTrainer, published, one more",
+        taken["DPTrainer, published, one more"],
+        taken["DPTrainer, published"],
+        "published",
+    )
     return results
 
 
@@ -452,16 +329,112 @@ def _compared(
     }
 
 
-def main() -> None:
-    parser = BenchmarkParser("trainers", __doc__, minutes=12)
-    parser.add_argument("--turns", type=int, default=9)
-    parser.add_argument("--only", default="", help="settings whose names contain this")
-    parser.add_argument("--threads", action="store_true", help="also with two threads")
-    options = parser.parse_args()
+class WideEncoder(Encoder):
+    """The encoder of ``trainers`` with more words and wider layers."""
+
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        self.embedding = nn.Embedding(8000, 128)
+        self.attention = DPMultiheadAttention(128, 4, batch_first=True)
+        self.first, self.second = nn.LayerNorm(128), nn.LayerNorm(128)
+        self.wide = nn.Sequential(nn.Linear(128, 512), nn.ReLU(), nn.Linear(512, 128))
+        self.head = nn.Linear(128, 10)
+
+
+def wide() -> Setting:
+    return any_model(WideEncoder, torch.randint(8000, (384, 20)))
+
+
+MODELS = {
+    "convolutional network": convolutional,
+    "encoder": encoder,
+    "recurrent network": recurrent,
+    "wide encoder": wide,
+}
+
+
+def peak_kilobytes() -> int:
+    """The most memory that this process has held."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0])
+
+
+def alone(setting: str, method: str) -> dict[str, float]:
+    """Megabytes and milliseconds of alone method, in this process."""
+    warnings.filterwarnings("ignore")
     torch.manual_seed(0)
-    warnings.filterwarnings("ignore", message="Full backward hook")
+    before = peak_kilobytes()
+    run, steps = METHODS[method](MODELS[setting]())
+    run()
+    peak = peak_kilobytes()
+    start = time.process_time()
+    run()
+    milliseconds = 1e3 * (time.process_time() - start) / steps
+    return {"megabytes": (peak - before) / 1024, "milliseconds a step": milliseconds}
+
+
+def in_a_process(setting: str, method: str) -> dict[str, float] | str:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.trainers", "--one", setting, method],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        return done.stderr.strip().splitlines()[-1]
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def with_engine(setting: Setting, engine: str) -> tuple[Callable[[], None], int]:
+    """One epoch of ``DPTrainer`` with an engine of its own choice or another one."""
+    trainer = DPTrainer(setting.factory, setting.loss, setting.data, engine=engine)
+    steps = len(setting.data.train_Y) // setting.batch_size
+    settings = {
+        "learning_rate": RATE,
+        "clip_norm": CLIP,
+        "noise_multiplier": NOISE,
+        "batch_size": setting.batch_size,
+        "epochs": 1,
+    }
+    return lambda: trainer.fit(**settings, seed=0) and None, steps
+
+
+METHODS = {
+    "plain SGD": plain_sgd,
+    "ghost": partial(with_engine, engine="ghost"),
+    "per_record": partial(with_engine, engine="per_record"),
+    "Opacus hooks": opacus_hooks,
+    "Opacus ghost": opacus_ghost,
+}
+
+
+def memory(turns: int, only: str) -> None:
+    """Medians over the turns, stored as ``clipping.json``."""
+    results: dict[str, object] = {"turns": turns}
+    for setting in (name for name in MODELS if only in name):
+        print(setting)
+        results[setting] = shown = {}
+        for method in METHODS:
+            answers = [in_a_process(setting, method) for _ in range(turns)]
+            numbers = [answer for answer in answers if not isinstance(answer, str)]
+            if len(numbers) < turns:  # a method that cannot train this model says why
+                shown[method] = next(answer for answer in answers if isinstance(answer, str))
+                print(f"  {method:14s} {shown[method]}")
+                continue
+            medians = {key: statistics.median(n[key] for n in numbers) for key in numbers[0]}
+            shown[method] = medians
+            print(
+                f"  {method:14s} {medians['megabytes']:8.0f} MB, "
+                f"{medians['milliseconds a step']:8.1f} ms a step",
+                flush=True,
+            )
+    save_results("clipping", results)
+
+
+def times(turns: int, only: str) -> None:
+    """All ratios, stored as ``trainers.json`` after each model."""
     stored = results_folder() / "trainers.json"
-    results = json.loads(stored.read_text()) if options.only and stored.exists() else {}
+    results = json.loads(stored.read_text()) if only and stored.exists() else {}
     for name, make in (
         ("logistic regression 123-1, batch 256", adult),
         ("convolutional network, 28 x 28, batch 128", convolutional),
@@ -469,13 +442,24 @@ def main() -> None:
         ("recurrent network, 20 tokens, batch 128", recurrent),
         ("network 784-1000-10, batch 600", mnist),
     ):
-        if options.only in name:
+        if only in name:
             print(name)
-            found = measure(make(), options.turns)
-            if options.threads:
-                found["two threads"] = threads(make(), options.turns)
-            results[name] = {"turns": options.turns, **found}
+            results[name] = {"turns": turns, **measured(make(), turns)}
             save_results("trainers", results)
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--one"]:
+        print(json.dumps(alone(*sys.argv[2:])))
+        return
+    parser = BenchmarkParser("trainers", __doc__, minutes={"time": 12, "memory": 6})
+    parser.add_argument("--turns", type=int, default=9)
+    parser.add_argument("--only", default="", help="models whose names contain this")
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    warnings.filterwarnings("ignore", message="Full backward hook")
+    for part in options.part:
+        {"time": times, "memory": memory}[part](options.turns, options.only)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ def needs_extra(extra: str, what: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             f"{what} needs {error.name}, which is not installed: "
-            f"`pip install 'botorch_dp[{extra}]'`.",
+            f"run `pip install '.[{extra}]'` in a clone of botorch_dp.",
             name=error.name,
         ) from error
 
@@ -65,6 +65,12 @@ def check_choice(name: str, value: object, choices: tuple[str, ...], *, otherwis
             f"{did_you_mean(value, choices)}"
         )
     return value
+
+
+def check_callable(name: str, value: object, *, otherwise: str = "") -> None:
+    """Raise if ``value`` cannot be called; ``otherwise`` says what to pass instead."""
+    if not callable(value):
+        raise TypeError(f"`{name}` must be callable, got {type(value).__name__}{otherwise}.")
 
 
 def check_real(name: str, value: object) -> float:

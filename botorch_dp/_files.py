@@ -10,8 +10,8 @@ resumes, a query log. What holds for all of them:
 * *One name for one file.* SQLite finds its journal by name; under a second hard link it would not
   find it, and lose what was acknowledged. More than one link is refused, symbolic links are
   resolved.
-* *An exclusive file has one holder*, by a lock on the file itself and a record of who took it. Both
-  end with the process, however it ends, also if children that it forked live on.
+* *An exclusive file has one holder*, by a lock on the file itself that ends with the process,
+  however it ends, also if children that it forked live on.
 * *A forked child is another process.* It notices by its process number at the next use: a shared
   file gets a connection and a lock of its own, an exclusive one is refused, and the parent's
   connection is neither used nor closed. A child that was forked while a thread used a file is
@@ -38,7 +38,6 @@ import subprocess
 import tempfile
 import threading
 import time
-import uuid
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -66,16 +65,14 @@ BUSY_SECONDS = 60.0
 POLL_SECONDS = 5e-4
 #: A file that is just being linked into place has two names for a moment.
 _LINKING_SECONDS = 1.0
-#: SQLite locks 512 bytes from 2^30 on. The bytes behind them are for holders of an exclusive file:
-#: each takes one that its token chooses.
-_FIRST_BYTE, _LOCK_BYTES = 0x40000000 + 512, 2**29
+#: SQLite locks some bytes from 2^30 on. Behind them, one is held while somebody takes an exclusive
+#: file, and the others are for holders: each process has one of its own (:func:`_own_byte`).
+_GATE_BYTE = 2**31
 #: Locks that belong to descriptors, where the system has them (Linux).
 _OF_DESCRIPTORS: int | None = getattr(fcntl, "F_OFD_SETLK", None)
 #: Uses of SQLite that are under way, by process. A child that finds some of another process was
 #: forked amid them.
 _USES: set[tuple[int, object]] = set()
-#: Who holds an exclusive file.
-_HOLDER_TABLE = "CREATE TABLE holder (id INTEGER PRIMARY KEY CHECK (id = 1), owner TEXT NOT NULL)"
 
 
 @contextmanager
@@ -327,8 +324,8 @@ class _Handle:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.connection: sqlite3.Connection | None = None
-        #: The descriptor that holds an exclusive file, and its byte.
-        self.holder: tuple[int, int] | None = None
+        #: The descriptor that holds an exclusive file.
+        self.holder: int | None = None
 
 
 class StateFile:
@@ -563,7 +560,7 @@ class StateFile:
         connection.execute("BEGIN IMMEDIATE")
         connection.execute(f"PRAGMA application_id = {self.kind.application_id}")
         connection.execute(f"PRAGMA user_version = {VERSION}")
-        for statement in (_HOLDER_TABLE, *self.kind.schema):
+        for statement in self.kind.schema:
             connection.execute(statement)
         create(connection)
         connection.execute("COMMIT")
@@ -623,13 +620,13 @@ class StateFile:
         if not os.access(path, os.R_OK | os.W_OK) or not os.access(os.path.dirname(path), os.W_OK):
             raise self._read_only()
         self._checked_identity()
+        if self._exclusive:
+            self._take()
         connection = _connect(Path(path).as_uri() + "?mode=rw")
         try:
             self._check_content(connection)
             if os.stat(path).st_mode & 0o077:
                 os.chmod(path, OWNER_ONLY)
-            if self._exclusive:
-                self._take(connection)
         except BaseException:
             _disconnect(connection)
             raise
@@ -671,59 +668,81 @@ class StateFile:
 
     # --- Holding the file alone. ---
 
-    def _take(self, connection: sqlite3.Connection) -> None:
-        """Hold the file alone: lock a byte of it, and write down who does.
+    def _take(self) -> None:
+        """Hold the file alone. The lock belongs to the inode, whatever name it was opened by.
 
-        The lock belongs to the inode, whatever name it was opened by. A forked child inherits it,
-        so that it may outlive its holder: then the record says that the holder is gone, and a lock
-        on another byte takes its place. Whether somebody holds the file is decided in a
-        transaction, so that two who come at once do not both get it.
+        A forked child inherits it, so that it may outlive its holder. Where it lies says whose it
+        is, and those of processes that have ended do not count.
         """
-        token = uuid.uuid4().hex
         descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            _execute(connection, "BEGIN IMMEDIATE")
-            rows = connection.execute("SELECT owner FROM holder").fetchall()
-            if self._is_held(descriptor, rows) or not _locked(descriptor, _byte(token)):
-                raise self.error(
-                    f"The {self.kind.name} {self.path} is in use: only one process, and one object "
-                    "in it, may hold it. Wait for it to end, close it, or choose another path."
-                )
-            connection.execute(
-                "INSERT OR REPLACE INTO holder VALUES (1, ?)", (owner_words((os.getpid(), token)),)
-            )
-            _execute(connection, "COMMIT")
-        except BaseException:
+        if not _taken(descriptor):
             os.close(descriptor)
-            raise
-        self._handle.holder = descriptor, _byte(token)
-
-    def _is_held(self, descriptor: int, rows: list[tuple[str]]) -> bool:
-        """Whether the last holder has the file still."""
-        for (owner,) in rows:
-            try:
-                byte, is_alive = _byte(json.loads(owner)["token"]), may_be_at_work(owner)
-            except (KeyError, TypeError, ValueError) as error:
-                raise self.damaged("the record of its holder was altered") from error
-            if not _locked(descriptor, byte):
-                return is_alive
-            _unlock(descriptor, byte)
-        return False
+            raise self.error(
+                f"The {self.kind.name} {self.path} is in use: only one process, and one object in "
+                "it, may hold it. Wait for it to end, close it, or choose another path."
+            )
+        self._handle.holder = descriptor
 
     def _let_go(self, handle: _Handle) -> None:
         if handle.holder is not None:
-            descriptor, byte = handle.holder
-            handle.holder = None
             with suppress(OSError):
-                _unlock(descriptor, byte)  # for forked children too, which share the lock
-                os.close(descriptor)
+                if _OF_DESCRIPTORS is not None:  # forked children share the lock
+                    _locked(handle.holder, _own_byte(), fcntl.F_UNLCK)
+                os.close(handle.holder)
+            handle.holder = None
 
 
-def _byte(token: str) -> int:
-    return _FIRST_BYTE + int(token, 16) % _LOCK_BYTES
+#: How many bits of the place of a lock say when its holder started, its number, and its host.
+_START_BITS, _NUMBER_BITS, _HOST_BITS = 20, 22, 18
 
 
-def _locked(descriptor: int, byte: int) -> bool:
+def _own_byte() -> int:
+    """The byte of an exclusive file that this process locks."""
+    place = _bits(socket.gethostname(), _HOST_BITS) << _NUMBER_BITS | os.getpid()
+    place = place << _START_BITS | _bits(_started(os.getpid()), _START_BITS)
+    return _GATE_BYTE + 1 + place
+
+
+def _bits(words: str | None, number: int) -> int:
+    return int.from_bytes(hashlib.sha256(str(words).encode()).digest()) % 2**number
+
+
+def _taken(descriptor: int) -> bool:
+    """Lock the byte of this process unless somebody else holds the file."""
+    if _OF_DESCRIPTORS is None:
+        return _locked(descriptor, 0)
+    deadline = time.monotonic() + BUSY_SECONDS
+    while not (alone := _locked(descriptor, _GATE_BYTE)) and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+    taken = alone and not _is_held(descriptor) and _locked(descriptor, _own_byte())
+    _locked(descriptor, _GATE_BYTE, fcntl.F_UNLCK)
+    return taken
+
+
+def _is_held(descriptor: int) -> bool:
+    """Whether somebody who may be alive holds the file."""
+    ranges = [(_GATE_BYTE + 1, 2**63 - 2**32)]
+    while ranges:
+        first, last = ranges.pop()
+        if first > last:
+            continue
+        request = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, first, last - first + 1, 0)
+        answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, request)
+        kind, _, byte, _, _ = struct.unpack("hhqqi4x", answer)
+        if kind == fcntl.F_UNLCK:
+            continue
+        place, start = divmod(byte - _GATE_BYTE - 1, 2**_START_BITS)
+        host, number = divmod(place, 2**_NUMBER_BITS)
+        started = _started(number)
+        if host != _bits(socket.gethostname(), _HOST_BITS):
+            return True
+        if started is not None and _bits(started, _START_BITS) == start:
+            return True
+        ranges += [(first, byte - 1), (byte + 1, last)]
+    return False
+
+
+def _locked(descriptor: int, byte: int, kind: int | None = None) -> bool:
     """Lock a byte of a file for this descriptor and its copies in forks; False if others do.
 
     SQLite's own locks belong to processes: they would not keep apart two objects in one, and
@@ -731,23 +750,14 @@ def _locked(descriptor: int, byte: int) -> bool:
     """
     try:
         if _OF_DESCRIPTORS is not None:
-            fcntl.fcntl(descriptor, _OF_DESCRIPTORS, _request(fcntl.F_WRLCK, byte))
+            kind = fcntl.F_WRLCK if kind is None else kind
+            request = struct.pack("hhqqi4x", kind, os.SEEK_SET, byte, 1, 0)
+            fcntl.fcntl(descriptor, _OF_DESCRIPTORS, request)
         else:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
         return False
     return True
-
-
-def _unlock(descriptor: int, byte: int) -> None:
-    if _OF_DESCRIPTORS is not None:
-        fcntl.fcntl(descriptor, _OF_DESCRIPTORS, _request(fcntl.F_UNLCK, byte))
-    else:
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
-
-
-def _request(kind: int, byte: int) -> bytes:
-    return struct.pack("hhqqi4x", kind, os.SEEK_SET, byte, 1, 0)
 
 
 def _connect(database: str) -> sqlite3.Connection:

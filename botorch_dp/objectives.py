@@ -46,7 +46,6 @@ from botorch_dp.privacy.ledger import check_payment
 from botorch_dp.privacy.rounding import sqrt_below
 from botorch_dp.scores import (
     AUC,
-    BLOCK,
     F1,
     OWN_RECORD_ONLY,
     PerRecordLosses,
@@ -55,7 +54,6 @@ from botorch_dp.scores import (
     checked_scores,
     clipped_sum,
     grid_levels,
-    in_blocks,
     known_num_records,
     per_record_scores,
     warn_caller,
@@ -167,12 +165,10 @@ class ObjectiveDiagnostics:
 
     def count(self, scores: Tensor, bounds: tuple[float, float]) -> None:
         """Add the scores of one evaluation."""
-        space = np.empty(min(scores.numel(), BLOCK), dtype=bool)
-        for block in in_blocks(scores.flatten()):
-            flags = space[: len(block)]
-            self.num_below += int(np.count_nonzero(np.less(block, bounds[0], out=flags)))
-            self.num_above += int(np.count_nonzero(np.greater(block, bounds[1], out=flags)))
-            self.num_nan += int(np.count_nonzero(np.not_equal(block, block, out=flags)))
+        scores = scores.detach().double()
+        self.num_below += int((scores < bounds[0]).sum())
+        self.num_above += int((scores > bounds[1]).sum())
+        self.num_nan += int(scores.isnan().sum())
 
     def __repr__(self) -> str:
         return "ObjectiveDiagnostics(sensitive: read .num_below, .num_above, .num_nan)"

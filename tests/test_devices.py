@@ -182,7 +182,7 @@ CASES: dict[str, tuple[Callable[[], Callable[[], None]], int]] = {
     "training with Adam": (lambda: training("adam"), 1),
     "training to publish": (lambda: training("sgd", publish=True), 1),
     "training in single precision": (lambda: training("scale_free", dtype=torch.float32), 1),
-    # Three of them for the noise, what the door stores, and the counts.
+    # Three of them for the noise, what is stored, and the counts.
     "DP-GIBO": (descent, 9),
     "DP-GIBO in single precision": (lambda: descent(torch.float32), 9),
     "HVPoI": (lambda: hypervolume(HypervolumeProbabilityOfImprovement), 0),

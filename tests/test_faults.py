@@ -1,4 +1,4 @@
-"""The table of ``make faults`` in a small size, and twins that are broken in one place each."""
+"""The table of ``make faults`` in a small size, and versions that are broken in one place each."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_strangers_get_nothing(rng: random.Random) -> None:
     assert faults.hostile_answers(16, rng) == (16, 0)
 
 
-# Broken twins
+# Broken versions
 
 
 def torn(folder: Path, kind: str) -> int:

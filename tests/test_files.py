@@ -59,7 +59,7 @@ def test_interrupted_write_leaves_the_old_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-class TestExclusive:
+class TestLocks:
     """One object in one process holds an exclusive file, and no longer than it lives."""
 
     def test_without_locks_of_descriptors(
@@ -139,14 +139,26 @@ class TestExclusive:
         assert sorted(os.read(reading, 100)) == sorted(b"10000000")
         os.close(reading)
 
-    def test_an_altered_record_of_the_holder(self, tmp_path: Path) -> None:
-        count(tmp_path / "a", exclusive=True).close()
-        for owner in ("{}", "{", '{"token": "x"}', "[]"):
-            with sqlite3.connect(tmp_path / "a") as connection:
-                connection.execute("UPDATE holder SET owner = ?", (owner,))
-            connection.close()
-            with pytest.raises(PrivacyError, match="record of its holder was altered"):
-                count(tmp_path / "a", exclusive=True)
+    def test_opening_changes_nothing(self, tmp_path: Path) -> None:
+        count(tmp_path / "a").close()
+        before = (tmp_path / "a").read_bytes()
+        held = count(tmp_path / "a", exclusive=True)
+        with pytest.raises(PrivacyError, match="in use"):
+            count(tmp_path / "a", exclusive=True)
+        held.close()
+        assert (tmp_path / "a").read_bytes() == before
+
+    def test_a_holder_on_another_host_counts_as_alive(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        count(tmp_path / "a").close()
+        held = count(tmp_path / "a", exclusive=True)
+        monkeypatch.setattr(_files.socket, "gethostname", lambda: "elsewhere")
+        monkeypatch.setattr(_files, "_started", lambda pid: "later")
+        with pytest.raises(PrivacyError, match="in use"):
+            count(tmp_path / "a", exclusive=True)
+        monkeypatch.undo()
+        held.close()
 
     def test_another_format_is_refused(self, tmp_path: Path) -> None:
         count(tmp_path / "a").close()

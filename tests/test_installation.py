@@ -1,4 +1,4 @@
-"""What is installed: every room works without the extras, and what needs one says which."""
+"""What is installed: every subpackage works without the extras, and what needs one says which."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ sys.meta_path.insert(0, Missing())
 """
 
 
-#: What every room needs is loaded once, and each program runs in a fork that has loaded no more.
+#: What every subpackage needs is loaded once; each program runs in a fork that has loaded no more.
 FORKS = (
     BLOCKED
     + """
@@ -111,7 +111,7 @@ def test_without_the_extras_modules_are_imported_and_what_needs_one_names_it() -
         assert code == 1, extra
         last = said.strip().splitlines()[-1]
         assert last.startswith("ModuleNotFoundError: "), last
-        assert MODULES[extra] in last and f"botorch_dp[{extra}]" in last
+        assert MODULES[extra] in last and f"pip install '.[{extra}]'" in last
 
 
 def test_every_extra_that_a_message_names_exists() -> None:

@@ -23,7 +23,6 @@ from torch import Tensor
 from torch.quasirandom import SobolEngine
 
 from botorch_dp.objectives import (
-    ObjectiveDiagnostics,
     PerRecordLosses,
     PrivateObjective,
     clipped_sum,
@@ -119,15 +118,6 @@ def test_clipping_counts_nan_as_the_worse_bound() -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_diagnostics_count_tables_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("botorch_dp.scores.BLOCK", 4)
-    scores = torch.tensor([[math.nan, -1.0, -math.inf], [2.0, 0.5, 3.0]], dtype=torch.double)
-    found = ObjectiveDiagnostics()
-    for table in (scores, scores.float(), scores.T, scores[0], scores[1]):
-        found.count(table, (0.0, 1.0))
-    assert (found.num_nan, found.num_below, found.num_above) == (4, 8, 8)
-
-
 def test_diagnostics_count_and_hide() -> None:
     scores = torch.tensor([math.nan, -1.0, -math.inf, 2.0, 0.5], dtype=torch.double)
     objective = PrivateObjective(constant(scores), bounds=(0.0, 1.0), mu=1.0)

@@ -687,6 +687,37 @@ def quietly(numbers: Callable[[list[Any]], Any], records: list[Any]) -> Any:
         return numbers(list(records))
 
 
+def check_exchange(subject: Subject, other: Any, reference: Any) -> None:
+    """Exchange the first record, which is as any other one, or one in the middle."""
+    for place in (0, N // 2):
+        records = list(subject.records)
+        records[place] = other
+        found = quietly(subject.numbers, records)
+        if subject.sensitivity is not None:
+            moved = np.linalg.norm(np.atleast_1d(np.subtract(found, reference)))
+            assert moved <= subject.sensitivity * (1 + subject.rounding)
+            continue
+        assert found.dtype == reference.dtype and found.shape == reference.shape
+        kept = [i for i in range(N) if i != place]
+        ours, theirs = (np.ascontiguousarray(np.asarray(t)[..., kept]) for t in (found, reference))
+        assert ours.tobytes() == theirs.tobytes()
+
+
+def check_addition(subject: Subject) -> None:
+    """Remove a record, or add many: sizes of blocks, and sizes around them."""
+    whole = np.asarray(quietly(subject.numbers, subject.records))
+    for place in (0, 1, N // 2, N - 1):
+        kept = [i for i in range(N) if i != place]
+        fewer = np.asarray(quietly(subject.numbers, [subject.records[i] for i in kept]))
+        ours, theirs = (np.ascontiguousarray(t) for t in (fewer, whole[..., kept]))
+        assert ours.dtype == theirs.dtype and ours.tobytes() == theirs.tobytes()
+    for many in (16, 17, 255, 256, 257, 600):
+        more = [subject.records[i % N] for i in range(many)]
+        found = np.asarray(quietly(subject.numbers, more))
+        ours = np.ascontiguousarray(found[..., : min(N, many)])
+        assert ours.tobytes() == np.ascontiguousarray(whole[..., : min(N, many)]).tobytes()
+
+
 CASES = [(name, other) for name, subject in SUBJECTS.items() for other in subject.strange]
 
 
@@ -702,43 +733,33 @@ def test_exchanging_a_record_changes_no_other_number(
     subject = SUBJECTS[name]
     if name not in before:
         before[name] = quietly(subject.numbers, subject.records)
-    reference = before[name]
-    for place in (0, N // 2):  # the first record is as any other one
-        records = list(subject.records)
-        records[place] = subject.strange[other]
-        found = quietly(subject.numbers, records)
-        if subject.sensitivity is not None:
-            moved = np.linalg.norm(np.atleast_1d(np.subtract(found, reference)))
-            assert moved <= subject.sensitivity * (1 + subject.rounding)
-            continue
-        assert found.dtype == reference.dtype and found.shape == reference.shape
-        kept = [i for i in range(N) if i != place]
-        ours, theirs = (np.ascontiguousarray(np.asarray(t)[..., kept]) for t in (found, reference))
-        assert ours.tobytes() == theirs.tobytes()
+    check_exchange(subject, subject.strange[other], before[name])
 
 
 @pytest.mark.parametrize("name", [name for name, each in SUBJECTS.items() if each.movable])
 def test_adding_or_removing_a_record_changes_no_other_number(name: str) -> None:
-    subject = SUBJECTS[name]
-    whole = np.asarray(quietly(subject.numbers, subject.records))
-    for place in (0, 1, N // 2, N - 1):
-        kept = [i for i in range(N) if i != place]
-        fewer = np.asarray(quietly(subject.numbers, [subject.records[i] for i in kept]))
-        ours, theirs = (np.ascontiguousarray(t) for t in (fewer, whole[..., kept]))
-        assert ours.dtype == theirs.dtype and ours.tobytes() == theirs.tobytes()
-    for many in (16, 17, 255, 256, 257, 600):  # the sizes of blocks, and sizes around them
-        more = [subject.records[i % N] for i in range(many)]
-        found = np.asarray(quietly(subject.numbers, more))
-        ours = np.ascontiguousarray(found[..., : min(N, many)])
-        assert ours.tobytes() == np.ascontiguousarray(whole[..., : min(N, many)]).tobytes()
+    check_addition(SUBJECTS[name])
 
 
-def test_the_strange_records_are_seen_to_be_strange() -> None:
-    """Else the suite would show nothing: a whole conversion at once does move the others."""
-    for name in ("missing", "text"):
-        whole = np.asarray([*VALUES[:-1], STRANGE[name]])
-        assert whole.dtype != np.asarray(VALUES).dtype
-    assert np.isnan(as_numbers([*VALUES[:-1], Raises()])[-1])
+@pytest.mark.parametrize(
+    ("broken", "other"),
+    [
+        (lambda records: np.asarray(records), "text"),  # the type of all
+        (lambda records: np.asarray(records, dtype=float), "missing in pandas"),  # raises
+        (lambda records: as_numbers(records) - np.nanmean(as_numbers(records)), "enormous"),
+        (lambda records: np.log(as_numbers(records)), "negative infinite"),  # warns
+        (lambda records: as_numbers([r for r in records if r is not None]), "missing"),
+    ],
+)
+def test_what_is_broken_is_caught(broken: Callable[[list[Any]], Any], other: str) -> None:
+    subject = Subject((), broken, VALUES, STRANGE)
+    with pytest.raises((AssertionError, TypeError, RuntimeWarning)):
+        check_exchange(subject, STRANGE[other], broken(VALUES))
+
+
+def test_what_counts_records_is_caught() -> None:
+    with pytest.raises(AssertionError):
+        check_addition(Subject((), lambda records: as_numbers(records) / len(records), VALUES, {}))
 
 
 def test_records_on_a_boundary_do_not_change_sides_together() -> None:

@@ -486,7 +486,7 @@ def write(found: dict[str, Any]) -> None:
     for name, journey in found["journeys"].items():
         now[name] = f"{journey['count']} files ({journey['cross_file_calls']})"
     for row, value in now.items():
-        pattern = rf"^(\| {re.escape(row)} \|[^|]*\|)[^|]*\|$"
+        pattern = rf"^(\| {re.escape(row)} \|[^|]*\|)[^|\n]*\|$"
         text, rows = re.subn(pattern, rf"\1 {value} |", text, flags=re.MULTILINE)
         assert rows == 1, f"docs/architecture.md has {rows} rows for {row}"
     page.write_text(text)

@@ -223,12 +223,16 @@ MUTANTS = [
             'return f"{_boot()}"',
         ),
         ("    ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))\n", ""),
-        ("                return is_alive\n", "                return True\n"),
+        (
+            "started is not None and _bits(started, _START_BITS) == start:",
+            "True:",
+        ),
+        ("        if host != _bits(socket.gethostname(), _HOST_BITS):\n", "        if False:\n"),
         ("        if any(user != pid for user, _ in list(_USES)):\n", "        if False:\n"),
         ("                if os.getpid() != pid:\n", "                if False:\n"),
         (
-            "                _unlock(descriptor, byte)  # for forked",
-            "                pass  # for forked",
+            "if _OF_DESCRIPTORS is not None:  # forked children",
+            "if False:  # forked children",
         ),
     ),
     *_mutants(
@@ -249,9 +253,9 @@ MUTANTS = [
             "((_LARGEST_EXACT // num_records).bit_length() - 1)",
             "((_LARGEST_EXACT // num_records).bit_length())",
         ),
-        ("np.rint(level, out=level).sum()", "level.sum()"),
-        ("        second(level, other_bound, out=level)\n", ""),
-        ("level = first(block, its_bound, out", "level = np.positive(block, out"),
+        ("levels.round().sum()", "levels.sum()"),
+        ("nan_to_num(nan=nan_as).clamp(low, high)", "nan_to_num(nan=nan_as).clamp(low)"),
+        ("nan_to_num(nan=nan_as).clamp(low, high)", "nan_to_num(nan=0.0).clamp(low, high)"),
     ),
     *_mutants(
         "scores.py",

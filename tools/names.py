@@ -30,5 +30,5 @@ def public_names(source: Path) -> list[str]:
         for node in block
         if isinstance(node, ast.ImportFrom) and str(node.module).startswith("botorch_dp.")
         for alias in node.names
-        if "._" not in str(node.module)
+        if not str(node.module).startswith("botorch_dp._")
     )

@@ -20,8 +20,6 @@ from botorch_dp import __version__
 from botorch_dp.cli import fitting, fronts, outsourcing, pricing, report
 from botorch_dp.cli.arguments import Parser
 
-__all__ = ["main"]
-
 _EPILOG = """examples:
   # what is ready to run
   botorch-dp tasks

@@ -118,4 +118,7 @@ def check_extra(extra: str, *modules: str) -> None:
     """Notice a missing extra before anything is loaded."""
     missing = [module for module in modules if importlib.util.find_spec(module) is None]
     if missing:
-        raise ValueError(f"This needs {' and '.join(missing)}: pip install 'botorch_dp[{extra}]'.")
+        raise ValueError(
+            f"This needs {' and '.join(missing)}: run `pip install '.[{extra}]'` in a clone of "
+            "botorch_dp."
+        )

@@ -121,7 +121,6 @@ def _token(options: argparse.Namespace) -> str:
 
 def _curator(options: argparse.Namespace) -> int:
     check_extra("service", "starlette", "uvicorn")
-    token = _token(options)
     _check_source(options.rows)
     if _is_table(options.evaluate):
         _check_source(Path(options.evaluate))
@@ -130,6 +129,7 @@ def _curator(options: argparse.Namespace) -> int:
             f"There is no ledger at {options.ledger}: create it once, in Python, by "
             "PrivacyLedger(path, PrivacyBudget(epsilon, delta))."
         )
+    token = _token(options)
     from botorch_dp.outsourced import serve
     from botorch_dp.outsourced.credentials import check_certificate
     from botorch_dp.outsourced.service import listen
@@ -266,8 +266,8 @@ def _is_number(cell: str) -> bool:
 
 def _modeler(options: argparse.Namespace) -> int:
     check_extra("service", "httpx")
-    token = _token(options)
     check_folder("--checkpoint", options.checkpoint)
+    token = _token(options)
     from botorch_dp.outsourced import CuratorClient, InputNoiseRBF, Modeler
 
     remote = CuratorClient(options.url, token=token, cafile=options.cafile)

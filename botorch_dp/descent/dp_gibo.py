@@ -197,7 +197,6 @@ class DPGIBO:
         self._settings = settings
         self._record_losses = record_losses
         self._ledger = ledger
-        self._step_size = None if callable(step_size) else step_size
         self._noise = observation_noise(derivatives, location, settings.design.noise_variance)
         #: What the optimizer works on; what was stored is in the progress.
         self._parameter = torch.nn.Parameter(location.clone())
@@ -403,10 +402,6 @@ class DPGIBO:
     def _descended(self, gradient: Tensor, num_records: int) -> Iterator[Tensor]:
         """Where the optimizer goes; if it or what follows fails, it is back where it was."""
         done, box = self._progress, self._settings.box
-        if self._step_size is not None:  # what `torch.optim.SGD` does, which has no state
-            location = done.location.add(gradient.to(done.location), alpha=-self._step_size)
-            yield location if box is None else location.clamp(box[0], box[1])
-            return
         parameter, optimizer = self._parameter, self._optimizer
         before = copy.deepcopy(optimizer.state_dict())
         try:

@@ -10,6 +10,7 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from botorch_dp._checks import (
+    check_callable,
     check_integer,
     check_interval,
     check_positive,
@@ -94,8 +95,7 @@ def private_start(
         ... )
         >>> descent = DPGIBO(record_losses, start.value, ...)
     """
-    if not callable(record_losses):
-        raise TypeError(f"`record_losses` must be callable, got {type(record_losses).__name__}.")
+    check_callable("record_losses", record_losses)
     low, high = check_interval("bounds", bounds)
     check_positive("bounds", high - low)  # a width that overflows would make every sum NaN
     num_records = known_num_records(record_losses, num_records)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from botorch_dp._checks import (
+    check_callable,
     check_delta,
     check_integer,
     check_interval,
@@ -186,8 +187,7 @@ class Curator:
         unsafe_seed: int | None,
     ) -> None:
         """Check every argument and open the log; only then release the rows."""
-        if not callable(evaluate):
-            raise TypeError("`evaluate` must be a function of a row index.")
+        check_callable("evaluate", evaluate, otherwise=": pass a function of a row's number")
         if answers is not None and not isinstance(answers, PrivateAnswers):
             raise TypeError(f"`answers` must be PrivateAnswers, got {type(answers).__name__}.")
         if max_queries is not None:

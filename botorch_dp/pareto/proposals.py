@@ -74,7 +74,7 @@ class AcquisitionFactory(Protocol):
 
 
 class Budget(Protocol):
-    """What can be paid for; see :class:`~botorch_dp.pareto.paying.ChargedProblem`."""
+    """What a budget affords; see :class:`~botorch_dp.pareto.paying.ChargedProblem`."""
 
     def affords(self, config: Config, trials: int) -> bool:
         """Whether so many trials of a config are within the budget."""
@@ -84,12 +84,12 @@ class Budget(Protocol):
 
 
 class NothingAffordableError(StudyError):
-    """No config that would be proposed can be paid for."""
+    """No config that would be proposed is within the budget."""
 
 
 #: A trial takes at most the fourth part of what is left, while such trials promise a gain.
 _PACE = 4
-#: Configs that are drawn to find one that can be paid for.
+#: Configs that are drawn to find one within the budget.
 _DRAWN_TO_PAY = 512
 _MC_SAMPLES = 64
 #: Steps from the best configs, in units of the cube, and how many of each length.
@@ -293,7 +293,7 @@ def propose(
         search: The problem, the seed and the options.
         trials: All trials so far, by number.
         initial: How many trials are drawn before models are consulted.
-        budget: What can be paid for; everything if None.
+        budget: What is affordable; everything if None.
 
     Raises:
         NothingAffordableError: Nothing that would be proposed is within the budget.

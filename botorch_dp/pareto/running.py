@@ -52,7 +52,7 @@ class TrialQueue:
         problem: The problem.
         file: Where trials are stored.
         search: Proposes new ones.
-        budget: What can be paid for; everything if None.
+        budget: What is affordable; everything if None.
         retries: How many failed attempts of a trial are followed by another one.
     """
 

@@ -268,7 +268,7 @@ class DPareto:
         if self.last_run == "interrupted":
             warnings.warn(
                 f"Interrupted after {ended} of {wanted} trials. This is their front; "
-                "call `run` again to go on.",
+                "run it again to go on.",
                 stacklevel=3,
             )
         elif self.last_run == "exhausted" and not self._file.count("complete"):

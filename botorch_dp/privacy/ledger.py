@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import sqlite3
 from collections import Counter
@@ -26,7 +27,7 @@ from fractions import Fraction
 from functools import lru_cache, partial
 from typing import Any, TypeVar
 
-from botorch_dp._checks import check_integer, check_path
+from botorch_dp._checks import check_callable, check_integer, check_path
 from botorch_dp._files import MEMORY, FileKind, StateFile, now
 from botorch_dp.errors import BudgetExhausted, PrivacyError
 from botorch_dp.privacy.budget import Compartments, PrivacyBudget, Totals, stated_cost
@@ -258,7 +259,10 @@ class PrivacyLedger:
             >>> ledger.release(price, noisy, key="best score") == first
             True
         """
-        stated = _checked_price(price, delta, label)
+        stated = _checked_price(price, delta, label, name="price")
+        check_callable("draw", draw)
+        if read is not None:
+            check_callable("read", read)
         if key is None:
             with self._file.transaction():
                 self._append(price, stated, label, delta, None)
@@ -484,10 +488,11 @@ class PrivacyLedger:
         made = f"{totals.count} {'charge was' if totals.count == 1 else 'charges were'} made"
         if label and totals.count:
             made += f", {'all' if alike == totals.count else alike} of them for {label!r}"
+        asks = f"(ε = {rounded_up(asked[0])}, δ = {rounded_up(asked[1])})"
         return BudgetExhausted(
             f"The budget (ε = {exactly(budget.epsilon)}, δ = {exactly(budget.delta)}) cannot bear "
-            f"another release: {made}. {label or guarantee.mechanism!r} asks for (ε = "
-            f"{rounded_up(asked[0])}, δ = {rounded_up(asked[1])}), and (ε = "
+            f"another release: {made}. {label or guarantee.mechanism!r} asks for "
+            f"{asks if asked[0] < math.inf else 'Gaussian noise'}, and (ε = "
             f"{rounded_down(left[0])}, δ = {rounded_down(left[1])}) is left{why}. No record was "
             "read this time and nothing was charged; what was released may still be used.",
             requested=asked,
@@ -530,6 +535,8 @@ def check_payment(
         unsafe_seed: The seed of simulated noise, or None for real noise.
         key: Names the value in the ledger.
     """
+    if ledger is not None and not isinstance(ledger, PrivacyLedger):
+        raise TypeError(f"`ledger` must be a PrivacyLedger, got {type(ledger).__name__}.")
     if unsafe_seed is not None:
         check_integer("unsafe_seed", unsafe_seed, at_least=0)
         if ledger is not None:
@@ -541,15 +548,17 @@ def check_payment(
         raise ValueError("`key` names a value in a ledger: pass `ledger=` too, or leave it out.")
 
 
-def _checked_price(guarantee: Guarantee, delta: float | None, label: str) -> Cost | None:
+def _checked_price(
+    guarantee: Guarantee, delta: float | None, label: str, *, name: str = "guarantee"
+) -> Cost | None:
     """The cost that the caller states by ``delta``, if any; refused where nothing is promised."""
     if not isinstance(guarantee, Guarantee):
-        raise TypeError(f"`guarantee` must be a Guarantee, got {type(guarantee).__name__}.")
+        raise TypeError(f"`{name}` must be a Guarantee, got {type(guarantee).__name__}.")
     if not isinstance(label, str):
         raise TypeError(f"`label` must be a string, got {type(label).__name__}.")
     if guarantee.void is not None:
         raise PrivacyError(
-            f"`guarantee` promises nothing ({guarantee.void}), so no budget can bear it. Charge "
+            f"`{name}` promises nothing ({guarantee.void}), so no budget can bear it. Charge "
             "the guarantee of a mechanism with real noise."
         )
     return None if delta is None else stated_cost(guarantee, delta)

@@ -19,7 +19,13 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from botorch_dp._checks import check_finite, check_integer, check_positive, check_tensor
+from botorch_dp._checks import (
+    check_callable,
+    check_finite,
+    check_integer,
+    check_positive,
+    check_tensor,
+)
 from botorch_dp._progress import ProgressBar
 from botorch_dp.acquisition.ucb import UCBSchedule
 from botorch_dp.models import FiniteSetGP, max_information_gain
@@ -407,6 +413,7 @@ class _PrivateOptimizer(ABC):
             ledger: Charged for both releases before the objective is first called.
             unsafe_seed: Simulate with reproducible noise. The releases then promise nothing.
         """
+        check_callable("objective", objective)
         check_payment(ledger, unsafe_seed=unsafe_seed)
         warn_large_delta(self.choice.delta, num_records)
         for bound in self.utility():

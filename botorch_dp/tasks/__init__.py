@@ -37,23 +37,12 @@ READY: dict[str, tuple[str, ...]] = {
     "sparse_vector": (),
 }
 
-__all__ = [
-    "READY",
-    "SparseVectorUtility",
-    "adult_logistic_adam",
-    "adult_logistic_sgd",
-    "adult_svm_sgd",
-    "mnist_mlp1_sgd",
-    "mnist_mlp2_sgd",
-    "private_logistic_regression",
-    "sparse_vector",
-    "sparse_vector_epsilon",
-]
+_NAMES = (*READY, "SparseVectorUtility", "sparse_vector_epsilon")
 
 
 def __getattr__(name: str) -> object:
-    if name not in __all__:
-        guess = did_you_mean(name, __all__)
+    if name not in _NAMES:
+        guess = did_you_mean(name, _NAMES)
         raise AttributeError(f"module 'botorch_dp.tasks' has no attribute {name!r}.{guess}")
     module = "queries" if name.lower().startswith("sparse") else "learning"
     value = getattr(import_module(f"botorch_dp.tasks.{module}"), name)
@@ -62,4 +51,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted([*globals(), *_NAMES])

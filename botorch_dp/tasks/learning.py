@@ -30,6 +30,8 @@ from botorch_dp.pareto import (
     Uniform,
 )
 from botorch_dp.privacy import Guarantee
+from botorch_dp.privacy.accounting import Sampling
+from botorch_dp.space import Config
 from botorch_dp.training import (
     DPTrainer,
     OutputPerturbedLogisticRegression,
@@ -43,9 +45,7 @@ from botorch_dp.training import (
     mlp2,
 )
 from botorch_dp.training.oracles import TrainingOracles, problem_of
-from botorch_dp.training.plan import Sampling
 
-Config = dict[str, Any]
 BinaryData = Literal["adult", "breast_cancer"]
 ImageData = Literal["mnist", "digits"]
 

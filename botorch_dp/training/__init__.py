@@ -1,4 +1,21 @@
-"""Training with differential privacy: DP-SGD and DP-Adam, fast enough to be tuned."""
+"""Training with differential privacy: DP-SGD and DP-Adam, fast enough to be tuned.
+
+What owns what, in the order in which a training passes through:
+
+* ``trainer``: :class:`DPTrainer`, what a user calls. It charges, trains and publishes.
+* ``plan``: the settings of one training, and what follows from them: noise, steps, price.
+* ``trainer_setup``: what is trained on what (model factory, loss, records, engine, metric). It
+  keeps no model.
+* ``run``: :class:`~.run.TrainingRun`, the only owner of the parameters. It draws batches, advances,
+  pauses at epochs, saves and resumes; models are made from it at the end.
+* ``engines``: one interface, ``clipped_sums``, behind which ``fused``, ``ghost`` and ``per_record``
+  compute. An engine reads the parameters and never changes them.
+* ``step_rules``: how the parameters move along a noisy sum, and what of that a checkpoint keeps.
+
+Beside it: ``isolation`` says which models and losses are refused and why, ``randomness`` where
+batches and noise come from, ``records`` what the data may look like, and ``oracles`` makes a
+problem for DPareto of a trainer.
+"""
 
 from botorch_dp.training.canaries import TrainingAuditReport, audit_training
 from botorch_dp.training.networks import (

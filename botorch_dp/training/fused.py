@@ -13,11 +13,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from botorch_dp.training.engines import (
@@ -53,6 +54,9 @@ ELEMENTWISE = (
     nn.Softsign,
     nn.Tanh,
 )
+
+#: In rows of other widths, what a product rounds to depends on the place of the row.
+_ALIGNED = 16
 
 
 def why_not_fused(model: nn.Module, X: Inputs) -> str | None:
@@ -96,12 +100,14 @@ class _Linear:
         bias: ``R x out`` or None.
         weight_sum: Where the sum of clipped gradients goes, or None if the weight is frozen.
         bias_sum: The same for the bias.
+        aligned: Whether to compute with widths that are multiples of :data:`_ALIGNED`.
     """
 
     weight: Tensor
     bias: Tensor | None
     weight_sum: Tensor | None
     bias_sum: Tensor | None
+    aligned: bool
 
     @property
     def trains(self) -> bool:
@@ -110,6 +116,16 @@ class _Linear:
     def __call__(self, inputs: Tensor) -> Tensor:
         """``R x m x in -> R x m x out``."""
         weight, bias = self.weight, self.bias
+        columns, rows = -weight.shape[2] % _ALIGNED, -weight.shape[1] % _ALIGNED
+        if self.aligned and (columns or rows) and weight.shape[1] > 1:
+            wide = replace(
+                self,
+                weight=F.pad(weight, (0, columns, 0, rows)),
+                bias=None if bias is None else F.pad(bias, (0, rows)),
+            )
+            return wide(F.pad(inputs, (0, columns)))[..., : weight.shape[1]]
+        if self.aligned and columns:
+            weight, inputs = F.pad(weight, (0, columns)), F.pad(inputs, (0, columns))
         if weight.shape[1] == 1:  # a row times many columns is faster than many rows times one
             if bias is None:
                 return torch.bmm(weight, inputs.mT).mT
@@ -135,6 +151,8 @@ class FusedEngine(Engine):
     Arguments as for :class:`.engines.Engine`.
     """
 
+    BLOCK = 128
+
     def __init__(
         self,
         models: Sequence[nn.Module],
@@ -154,24 +172,44 @@ class FusedEngine(Engine):
 
     def clipped_sums(self, batches: Batches, clip_norm: float) -> ClippedSums:
         """See :class:`.engines.Engine`."""
-        replicates, size = batches.places.shape
-        places = batches.places.flatten()
-        inputs = self._gather(places).view(replicates, size, self._X.shape[1])
-        targets = self._tensors.Y.index_select(0, places)
-        layers, layer_inputs, gradients = self._backward(inputs, targets)
+        size = batches.places.shape[1]
+        kept = torch.zeros((), dtype=torch.long, device=self._sums.device)
+        if size == 0:
+            self._sums.zero_()
+        for part in self._parts(size, size):
+            filled = None if batches.filled is None else batches.filled[:, part]
+            kept += self._add_clipped(
+                batches.places[:, part], filled, clip_norm, begin=part.start == 0
+            )
+        return ClippedSums(self._sums, kept)
 
+    def numbers(self, places: Tensor) -> list[Tensor]:
+        """See :class:`.engines.Engine`."""
+        every = places.expand(len(self._parameters), -1)
+        _, layer_inputs, gradients = self._backward(*self._gather(every))
+        return [each[0] for each in (*layer_inputs, *gradients)]
+
+    def _add_clipped(
+        self, places: Tensor, filled: Tensor | None, clip_norm: float, *, begin: bool
+    ) -> Tensor:
+        """Add the gradients of a block to the sums, or begin them; returns how many were kept."""
+        layers, layer_inputs, gradients = self._backward(*self._gather(places))
+        scales = self._scales.index_select(0, places.flatten()).view_as(places)
+        scales = self._filled_up(scales, 1)
         norms = []
         for position, (layer, a, g) in enumerate(zip(layers, layer_inputs, gradients, strict=True)):
             norm = lengths(g)
             if position == 0:
-                norm.mul_(self._scales.index_select(0, places).view(replicates, size))
+                norm.mul_(scales)
             if position > 0 or self._frozen:
                 norm.mul_(layer.gradient_scale(lengths(a)))
             norms.append(norm)
         total = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms), dim=0)
         factors = clip_factors(total, clip_norm, self._stability)
-        if batches.filled is not None:
-            factors.mul_(batches.filled)
+        # Rows of zeros that fill a block up do not count.
+        factors[:, places.shape[1] :] = 0
+        if filled is not None:
+            factors[:, : places.shape[1]].mul_(filled)
         kept = factors.count_nonzero()
         factors = factors.unsqueeze(-1)
 
@@ -179,10 +217,13 @@ class FusedEngine(Engine):
             # A factor of 0 stands for a gradient that is not finite: 0 times infinity is NaN.
             clipped = g.mul_(factors).nan_to_num_(0.0, 0.0, 0.0)
             if layer.weight_sum is not None:
-                torch.bmm(clipped.mT, a, out=layer.weight_sum)
+                layer.weight_sum.baddbmm_(clipped.mT, a, beta=0 if begin else 1)
             if layer.bias_sum is not None:
-                torch.sum(clipped, dim=1, out=layer.bias_sum)
-        return ClippedSums(self._sums, kept)
+                if begin:
+                    torch.sum(clipped, dim=1, out=layer.bias_sum)
+                else:
+                    layer.bias_sum.add_(clipped.sum(dim=1))
+        return kept
 
     def _backward(
         self, inputs: Tensor, targets: Tensor
@@ -233,12 +274,21 @@ class FusedEngine(Engine):
         assert isinstance(self._tensors.X, Tensor)
         return self._tensors.X.flatten(1)
 
-    def _gather(self, indices: Tensor) -> Tensor:
-        """Rows of the inputs, in memory that the next call uses again, whatever its size."""
+    def _gather(self, places: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of places, ``R x k``, as blocks of ``R x m x width`` and ``R m``.
+
+        The inputs are in memory that the next call uses again, whatever its size.
+        """
+        indices, width = places.flatten(), self._X.shape[1]
         rows = indices.shape[0]
         if self._gathered.shape[0] < rows:
-            self._gathered = self._X.new_empty(rows, self._X.shape[1])
-        return torch.index_select(self._X, 0, indices, out=self._gathered[:rows])
+            self._gathered = self._X.new_empty(rows, width)
+        inputs = torch.index_select(self._X, 0, indices, out=self._gathered[:rows])
+        targets = self._tensors.Y.index_select(0, indices)
+        return (
+            self._filled_up(inputs.view(*places.shape, width), 1),
+            self._filled_up(targets.unflatten(0, places.shape), 1).flatten(0, 1),
+        )
 
     @cached_property
     def _scales(self) -> Tensor:
@@ -270,9 +320,8 @@ class FusedEngine(Engine):
                 bias = values.get(id(layer.bias))
                 if bias is None and layer.bias is not None:
                     bias = torch.stack([each.bias.detach() for each in copies])
-                layers.append(
-                    _Linear(weight, bias, sums.get(id(layer.weight)), sums.get(id(layer.bias)))
-                )
+                found = sums.get(id(layer.weight)), sums.get(id(layer.bias))
+                layers.append(_Linear(weight, bias, *found, aligned=self._block is not None))
             elif type(layer) is not nn.Flatten:
                 activation = copy.deepcopy(layer)
                 if hasattr(activation, "inplace"):

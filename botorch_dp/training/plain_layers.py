@@ -21,6 +21,8 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from botorch_dp.training.engines import has_hooks
 
+State = tuple[Tensor, ...]
+
 
 class _Embedding(nn.Embedding):
     """Answers a token that does not exist with NaN, where torch would raise an error."""
@@ -120,8 +122,8 @@ class _Recurrent(nn.RNNBase):
         return sequence, ends if long else ends[0]
 
     def _run(
-        self, sequence: Tensor, state: tuple[Tensor, ...], layer: int, *, backwards: bool
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        self, sequence: Tensor, state: State, layer: int, *, backwards: bool
+    ) -> tuple[Tensor, State]:
         """One layer in one direction: its states at each place, and the last one."""
         name = f"_l{layer}" + "_reverse" * backwards
         from_state, bias = getattr(self, f"weight_hh{name}"), getattr(self, f"bias_hh{name}", None)
@@ -140,11 +142,11 @@ class _Recurrent(nn.RNNBase):
 def recur(
     mode: str,
     x: Tensor,
-    state: tuple[Tensor, ...],
+    state: State,
     weight: Tensor,
     bias: Tensor | None,
     after: Callable[[Tensor], Tensor] | None = None,
-) -> tuple[Tensor, tuple[Tensor, ...]]:
+) -> tuple[Tensor, State]:
     """The states of a recurrent layer, and the last one.
 
     Where maps of inputs and of states are only added up, their gradients are the same. Then this is
@@ -171,7 +173,7 @@ def recur(
     return torch.stack(found), state
 
 
-def _next_state(mode: str, x: Tensor, h: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _next_state(mode: str, x: Tensor, h: Tensor, state: State) -> State:
     """A cell's next state, from maps ``x`` of its input and ``h`` of its state."""
     if mode == "LSTM":
         enter, keep, new, leave = (x + h).chunk(4, dim=-1)

@@ -31,11 +31,11 @@ from botorch_dp.privacy import (
     dp_sgd_noise_multiplier,
     rounded_up,
 )
+from botorch_dp.privacy.accounting import Sampling
 from botorch_dp.training.other_names import refuse_unknown
 from botorch_dp.training.randomness import Randomness
 
 Clipping = Literal["flat", "normalized"]
-Sampling = Literal["poisson", "without_replacement"]
 REPLACE_ONE = NeighboringRelation.REPLACE_ONE
 
 #: Below this, squares of single-precision gradients vanish and a norm could be underestimated.

@@ -243,7 +243,14 @@ class DPTrainer:
         self.sampling: Sampling = sampling
         self.relation = relation
         self.setup = Setup(
-            model_factory, loss, data, engine=engine, clipping=clipping, metric=metric, like=like
+            model_factory,
+            loss,
+            data,
+            engine=engine,
+            clipping=clipping,
+            metric=metric,
+            relation=relation,
+            like=like,
         )
         self._try_rule()
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from botorch_dp._checks import check_positive
+from botorch_dp.privacy import NeighboringRelation
 from botorch_dp.privacy.runs import Fingerprint, fingerprint
 from botorch_dp.training.engines import (
     Batches,
@@ -28,6 +29,7 @@ from botorch_dp.training.isolation import (
     check_model,
     examine,
     random_records,
+    rows_are_apart,
 )
 from botorch_dp.training.networks import Loss, known_gradient
 from botorch_dp.training.other_names import hint_for_loss
@@ -55,7 +57,7 @@ from botorch_dp.training.records import (
 EngineName = Literal["auto", "fused", "ghost", "per_record"]
 Metric = Callable[[Tensor, Tensor], float]
 
-_ENGINES: dict[str, Callable[..., Engine]] = {
+_ENGINES: dict[str, type[Engine]] = {
     "fused": FusedEngine,
     "ghost": GhostEngine,
     "per_record": PerRecordEngine,
@@ -89,6 +91,7 @@ class Setup:
         clipping: Clipping,
         metric: Metric,
         like: tuple[Any, Any] | None = None,
+        relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
     ) -> None:
         self.data, self.loss, self.metric = data, loss, metric
         self._datasets = datasets_of(data, like)
@@ -109,6 +112,11 @@ class Setup:
             self.records = self._datasets[0]
             self._datasets[0].num_classes = self.num_classes
         self.check(model, precise=False, random_weights=True)
+        #: How many records are computed together in a run that is published; None for whole
+        #: batches, whose shapes a record cannot change where it can only be replaced.
+        self.block: int | None = None
+        if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
+            self.block = self._choose_block(model)
         self._record_numbers = self._count_numbers(model)
         self._number_bytes = trainable(model)[0].element_size()
 
@@ -152,7 +160,7 @@ class Setup:
 
     def memory(self, batch_size: int) -> int:
         """What clipping takes at most beside the memory of plain training, in bytes."""
-        numbers = batch_size * self._record_numbers
+        numbers = max(batch_size, self.block or 0) * self._record_numbers
         if self.engine != "fused":  # larger batches are processed in parts
             numbers = min(numbers, max(MAX_GRADIENT_NUMBERS, self._record_numbers))
         return numbers * self._number_bytes
@@ -192,6 +200,7 @@ class Setup:
         clip: bool = True,
         name: str | None = None,
         records: Records | None = None,
+        block: int | None = None,
     ) -> Engine:
         """The engine that reads these parameters.
 
@@ -203,6 +212,7 @@ class Setup:
             clip: Whether the clipping norm is finite.
             name: Of another engine than the one that was chosen.
             records: Others than the training records.
+            block: Another number of records in a block than the one that was chosen.
         """
         for model in models:
             model.train()
@@ -214,6 +224,7 @@ class Setup:
             precise=precise,
             stability=self._stability if clip else 0.0,
             forward_seeds=coins if self._draws else None,
+            block=(block or self.block) if precise else None,
         )
 
     def check(self, model: nn.Module, *, precise: bool, random_weights: bool = False) -> None:
@@ -310,6 +321,12 @@ class Setup:
             )
         return "per_record"
 
+    def _choose_block(self, model: nn.Module) -> int:
+        """As many records as can be computed together without touching each other's last bits."""
+        block = _ENGINES[self.engine].BLOCK
+        maker = partial(self._engine_of_one, precise=True, block=block)
+        return block if rows_are_apart(model, self.form, maker, self.num_classes, block) else 1
+
     def _engine_of_one(
         self, model: nn.Module, records: TrainingRecords, coins: Randomness, **how: Any
     ) -> Engine:
@@ -319,7 +336,8 @@ class Setup:
         """How many numbers clipping takes for each record of a batch, beside plain training's."""
         records = random_records(self.form, 1, self.num_classes)
         coins = SeededRandomness(0, self.device)
-        engine = self._engine_of_one(copy.deepcopy(model), records, coins)
+        # A published run takes more of them than one under a seed.
+        engine = self._engine_of_one(copy.deepcopy(model), records, coins, precise=True)
         place = torch.zeros(1, 1, dtype=torch.long, device=self.device)
         engine.clipped_sums(Batches(place), 1.0)
         return engine.record_numbers

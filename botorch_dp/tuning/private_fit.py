@@ -189,7 +189,7 @@ def _duration(seconds: float) -> str:
     for unit, length in (("hours", 3600), ("minutes", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:.2g} {unit}"
-    return f"{max(1.0, seconds):.2g} seconds"
+    return f"{seconds:.0f} seconds" if seconds >= 2 else "a second"
 
 
 # --- The fit. ---
@@ -689,6 +689,8 @@ def _default_space(trainer: DPTrainer) -> SearchSpace:
 
 def _checked_space(trainer: DPTrainer, space: SearchSpace | None, delta: float) -> SearchSpace:
     space = _default_space(trainer) if space is None else space
+    if not isinstance(space, SearchSpace):
+        raise TypeError(f"`space` must be a SearchSpace, got {type(space).__name__}.")
     names = set(space.parameters)
     fixed = names & _FOLLOWING
     if fixed:

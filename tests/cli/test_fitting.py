@@ -47,7 +47,7 @@ def test_a_model_is_written_and_one_checkpoint_gives_one_model(capsys) -> None:
         assert len(ledger.entries()) == 1
     code, _, err = call(capsys, *FIT, "--model", "m.pt", "--ledger", "a.ledger", "--quiet")
     assert code == 1
-    assert "asks for epsilon 4" in err
+    assert "ε = 4" in err
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,7 @@ class TestInstalledScript:
 
     def test_help_and_refusals_are_quick(self) -> None:
         """Nothing heavy is imported to print help or to refuse an argument."""
+        curator = "--evaluate no.csv --state s --epsilon 1 --delta 1e-5 --row-distance 1"
         refused = [
             "--help",
             "tasks",
@@ -68,8 +69,8 @@ class TestInstalledScript:
             "report pyproject.toml --out no_folder/file.html",
             "dashboard no_file",
             "audit --samples 10",
-            "curator no_file --evaluate no_file.csv --state s --epsilon 1 --delta 1e-5",
-            "curator pyproject.toml --evaluate no_file.csv --state s --epsilon 1 --delta 1e-5",
+            f"curator no_file {curator}",
+            f"curator pyproject.toml {curator}",
             "modeler http://127.0.0.1:1 --checkpoint no_folder/file",
             "ledger show no_file",
             "ledger show tests",

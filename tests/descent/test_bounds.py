@@ -1,4 +1,4 @@
-"""Bounds on a descent (benchmarks/descent_bounds.py) are right by hand and hold for runs."""
+"""Bounds on a descent (benchmarks/dp_gibo_examples.py) are right by hand and hold for runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from gpytorch.kernels import PolynomialKernel, RBFKernel
 
-from benchmarks.descent_bounds import descent_bound
+from benchmarks.dp_gibo_examples import descent_bound
 from botorch_dp.descent import (
     DPGIBO,
     DescentDiagnostics,

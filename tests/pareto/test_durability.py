@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from botorch_dp.pareto import DPareto
+from tests.one_draw import Disk, in_fork
 from tests.pareto import toy
 
 #: A forked child need not import torch again.
@@ -130,16 +131,26 @@ def test_killed_with_trainings_on_threads(tmp_path: Path) -> None:
     )
 
 
-def test_two_processes_on_two_files_at_once(
-    tmp_path: Path, uninterrupted: list[tuple[Any, ...]]
+@pytest.mark.parametrize("curves", [False, True])
+def test_killed_in_front_of_each_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, curves: bool
 ) -> None:
-    folders = [tmp_path / "one", tmp_path / "two"]
-    children = []
-    for folder in folders:
+    """Whatever was acknowledged is there, and the study ends as if nothing had happened."""
+    problem = toy.curve_problem() if curves else toy.problem(replicates=2)
+    disk = Disk(monkeypatch)
+
+    def run_in(folder: Path) -> list[tuple[Any, ...]]:
+        with DPareto(problem, storage=folder / "s", seed=0, candidates=16) as running:
+            running.run(3, initial=2)
+            return [(t.config, t.seeds, t.state, t.utilities, t.epsilon) for t in running.trials]
+
+    expected = run_in(tmp_path)
+    commits = disk.commits
+    assert commits > 8
+    for at in range(1, commits + 1):
+        folder = tmp_path / str(at)
         folder.mkdir()
-        children.append(FORK.Process(target=run, args=(folder, 0)))
-        children[-1].start()
-    for child in children:
-        child.join(120)
-        assert child.exitcode == 0
-    assert [whole(folder) for folder in folders] == [uninterrupted, uninterrupted]
+        disk.commits, disk.at, disk.action = 0, at, disk.kill
+        assert in_fork(lambda folder=folder: run_in(folder)) is None
+        disk.at = None
+        assert run_in(folder) == expected

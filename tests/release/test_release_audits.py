@@ -1,9 +1,9 @@
 """Audits of the releases on pairs that move as far as the sensitivity bounds allow.
 
 The guarantees are conditional: on the prior the bounds hold with probability 1 - delta. What is
-audited is the rest, the mechanism where they do hold. Broken versions have half the noise. The short
-audit of the choice draws simulated noise, to repeat; simulated values would fail theirs, as the low
-bits of floating-point noise give them away.
+audited is the rest, the mechanism where they do hold. Broken versions have half the noise. The
+short audit of the choice draws simulated noise, to repeat; simulated values would fail theirs,
+as the low bits of floating-point noise give them away.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy import stats
 
-from benchmarks.sparse_vector_front import (
+from benchmarks.pareto_quality import (
     binomial,
     exact_front,
     expected_error,

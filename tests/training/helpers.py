@@ -193,21 +193,6 @@ def variance_is(draws: Tensor, std: float) -> bool:
     return bool(low < statistic < high)
 
 
-class Embedded(nn.Module):
-    """A model that cannot be fused: tokens, an embedding, a normalization, a skip."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(2, 6)
-        self.norm = nn.LayerNorm(6)
-        self.inner = nn.Linear(6, 6)
-        self.head = nn.Linear(6, 3)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        hidden = self.norm(self.embedding(tokens).mean(dim=1))
-        return self.head(hidden + torch.tanh(self.inner(hidden)))
-
-
 def assert_sums_agree(
     model: nn.Module, loss: object, data: TrainTest, engine: str, *clip_norms: float
 ) -> DPTrainer:

@@ -151,7 +151,7 @@ def test_other_data_is_another_run(tmp_path: Path) -> None:
     data = make_data(dtype=torch.float32)
     DPTrainer(NETWORK, cross_entropy_loss, data).fit(**SETTINGS, publish=True, checkpoint=path)
     data.train_X[0, 0] += 1
-    with pytest.raises(PrivacyError, match="`data` was"):
+    with pytest.raises(PrivacyError, match="`data` is not the same"):
         DPTrainer(NETWORK, cross_entropy_loss, data).fit(**SETTINGS, publish=True, checkpoint=path)
 
 

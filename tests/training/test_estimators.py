@@ -89,8 +89,8 @@ def test_classifiers_learn_and_promise(estimator: Any) -> None:
     assert ((probabilities[:, 1] > 0.5) == (fitted.predict(X) == "yes")).mean() > 0.999
     assert fitted.guarantee_.epsilon(1e-5) <= 2.0 * (1 + 1e-6)
     assert fitted.guarantee_.status != "none"
-    twin = pickle.loads(pickle.dumps(fitted))
-    assert (twin.predict(X) == fitted.predict(X)).all()
+    copied = pickle.loads(pickle.dumps(fitted))
+    assert (copied.predict(X) == fitted.predict(X)).all()
 
 
 def test_regression() -> None:

@@ -24,7 +24,9 @@ from botorch_dp.training import (
     cross_entropy_loss,
     per_record,
 )
+from botorch_dp.training.engines import Batches
 from botorch_dp.training.ghost import GhostEngine
+from botorch_dp.training.per_record import PerRecordEngine
 from botorch_dp.training.records import TrainingRecords
 from tests.training.helpers import (
     SETTINGS,
@@ -38,7 +40,6 @@ from tests.training.helpers import (
     training_records,
 )
 from tests.training.test_isolation import ATTACKS, largest_move
-from tests.training.test_per_record import Attending, Recurrent
 
 WORDS, LENGTH = 9, 6
 
@@ -60,6 +61,38 @@ def tokens() -> TrainTest:
 def headed(*layers: nn.Module, data: TrainTest) -> nn.Module:
     body = nn.Sequential(*layers, nn.Tanh(), nn.Flatten())
     return nn.Sequential(body, nn.Linear(body(data.train_X[:1]).shape[1], 3))
+
+
+class Recurrent(nn.Module):
+    def __init__(self, layer: type[nn.Module], width: int = 3) -> None:
+        super().__init__()
+        self.layer, self.head = layer(width, 5, batch_first=True), nn.Linear(5, 3)
+
+    def forward(self, X: Tensor) -> Tensor:
+        return self.head(self.layer(X)[0][:, -1])
+
+
+class Attending(nn.Module):
+    """Tokens that attend to each other, in torch's own layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, batch_first=True)
+        self.embedding, self.head = nn.Embedding(2, 6), nn.Linear(6, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.layer(self.embedding(tokens)).mean(dim=1))
+
+
+class Unused(nn.Module):
+    """Has a layer that it does not call, and calls another one twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused, self.head = nn.Linear(5, 5), nn.Linear(2, 2), nn.Linear(5, 3)
+
+    def forward(self, X: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.used(torch.tanh(self.used(X)))).sum(dim=1))
 
 
 class Tied(nn.Module):
@@ -259,6 +292,11 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], TrainTest]] = {
     "changed in place": (Residual, images()),
     "normalizations": (Affine, sequences()),
     "weight used twice": (Scaled, sequences()),
+    "unused": (Unused, sequences()),
+    "instances": (
+        lambda: headed(nn.InstanceNorm1d(LENGTH, affine=True), data=sequences()),
+        sequences(),
+    ),
     "rectifiers with a slope": (
         lambda: headed(nn.Linear(5, 4), nn.LayerNorm(4), nn.PReLU(), data=sequences()),
         sequences(),
@@ -283,14 +321,16 @@ def engine_of(model: nn.Module, data: TrainTest, *, precise: bool, **how: Any) -
 
 @pytest.mark.parametrize("name", MODELS)
 def test_sums_are_those_of_single_records(name: str) -> None:
-    """At initial, random and final weights, in both precisions, for batches of several sizes."""
+    """Of both engines, at initial, random and final weights, in both precisions, in any size."""
     factory, data = MODELS[name]
     trainer = DPTrainer(factory, cross_entropy_loss, data)
     assert trainer.engine == "ghost"
+    records = training_records(data, 3)
     for model in at_weights(factory, trainer).values():
         rows = per_example_gradients(model, cross_entropy_loss, data.train_X, data.train_Y)
         middle = float(torch.stack([row.norm() for row in rows]).median())
         engines = [engine_of(model, data, precise=precise) for precise in (False, True)]
+        engines.append(made(PerRecordEngine, [copy.deepcopy(model).train()], records))
         for engine, size in itertools.product(engines, (1, 2, LENGTH, 24)):
             (found,) = sums(engine, torch.arange(size), middle)
             expected = clipped_sum(rows[:size], middle).to(found.dtype)
@@ -342,7 +382,8 @@ def test_what_is_formed_and_what_is_not(monkeypatch: pytest.MonkeyPatch) -> None
             monkeypatch.setattr(kind, "norms", norms)
         sums(engine, torch.arange(4), 1.0)
         monkeypatch.undo()
-    assert "Products at places" in ways["many channels at few places"] & ways["wide on sequences"]
+    assert "Products at places" in ways["wide on sequences"]
+    assert "Products at places" not in ways["convolutions"]
     assert "Rows" in ways["positions"] & ways["encoder"]
     assert "Rows" not in ways["tied"]
     assert all("Products" in taken for taken in ways.values() if taken != ways["weight used twice"])
@@ -480,7 +521,7 @@ def longest_of_cancelling_records() -> float:
 def test_places_that_cancel_are_not_underestimated_when_published(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Rounding hides such norms from the products; the broken twin does not count it."""
+    """Rounding hides such norms from the products; the broken version does not count it."""
     assert 0 < longest_of_cancelling_records() <= 0.3 * (1 + 1e-6)
     monkeypatch.setattr(GhostEngine, "_forms", lambda *_: False)
     assert longest_of_cancelling_records() > 0.3 * 1.01
@@ -521,7 +562,7 @@ def test_places_that_cancel_do_not_reach_other_records(layer: nn.Module, places:
 
 
 def test_memory_is_stated_and_bounds_the_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    factory, data = MODELS["many channels at few places"]
+    factory, data = MODELS["wide on sequences"]
     torch.manual_seed(0)
     model = factory()
     batch = torch.arange(24)
@@ -540,13 +581,44 @@ def test_memory_is_stated_and_bounds_the_parts(monkeypatch: pytest.MonkeyPatch) 
     assert sizes == [5, 5, 5, 5, 4]
     torch.testing.assert_close(found, whole, rtol=1e-5, atol=1e-6)
     monkeypatch.undo()
-    stated = {
-        name: DPTrainer(factory, cross_entropy_loss, data, engine=name).plan(**SETTINGS).memory
-        for name in ("ghost", "per_record")
-    }
-    assert stated["ghost"] == 6 * 4 * engine.record_numbers
-    assert stated["per_record"] == 6 * 4 * sum(p.numel() for p in model.parameters())
-    assert stated["ghost"] < 0.5 * stated["per_record"]
+    published = engine_of(model, data, precise=True)
+    sums(published, batch, 0.3)
+    plan = DPTrainer(factory, cross_entropy_loss, data, engine="ghost").plan(**SETTINGS)
+    assert plan.memory == 6 * 4 * published.record_numbers > 6 * 4 * engine.record_numbers
+    plan = DPTrainer(factory, cross_entropy_loss, data, engine="per_record").plan(**SETTINGS)
+    assert plan.memory == 6 * 4 * 2 * sum(p.numel() for p in model.parameters())  # no convolution
+
+
+def peak(function: Callable[[], object]) -> int:
+    """The largest number of bytes that torch holds at once for a call."""
+    function()
+    with torch.profiler.profile(profile_memory=True) as watched:
+        function()
+    events = [e for e in watched.profiler.kineto_results.events() if e.name() == "[memory]"]
+    sizes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+    return max(itertools.accumulate(sizes))
+
+
+@pytest.mark.parametrize("precise", [False, True])
+@pytest.mark.parametrize(
+    "name", ["many channels at few places", "wide on sequences", "torch's LSTM"]
+)
+@pytest.mark.parametrize("kind", [GhostEngine, PerRecordEngine])
+def test_no_more_memory_is_taken_than_is_stated(
+    kind: type[PerRecordEngine], name: str, precise: bool
+) -> None:
+    factory, data = MODELS[name]
+    model = factory()
+    more = TrainTest(*(values.repeat(6, *[1] * (values.dim() - 1)) for values in data))
+    engine = made(kind, [model], training_records(more, 3), precise=precise)
+    batch = Batches(torch.arange(len(more.train_Y)).unsqueeze(0))
+
+    def plain() -> None:
+        cross_entropy_loss(model(more.train_X), more.train_Y).mean().backward()
+        model.zero_grad()
+
+    taken = peak(lambda: engine.clipped_sums(batch, 0.3)) - peak(plain)
+    assert taken <= 4 * len(more.train_Y) * engine.record_numbers
 
 
 def test_dropout_is_the_same_as_for_single_gradients() -> None:

@@ -1,4 +1,4 @@
-"""One record, one gradient, of every kind of layer."""
+"""What the engine of single gradients does by itself; its sums are in the suites of all engines."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import pytest
 import torch
 import torch.nn.functional as F
-from opacus.layers import DPGRU, DPLSTM, DPRNN
 from torch import Tensor, nn
 
-from botorch_dp.training import DPTrainer, TrainTest, contributions, cross_entropy_loss
+from botorch_dp.training import DPTrainer, contributions, cross_entropy_loss
 from botorch_dp.training.contributions import Gradients
 from botorch_dp.training.per_record import PerRecordEngine
 from botorch_dp.training.randomness import SeededRandomness
@@ -18,17 +17,12 @@ from tests.training.helpers import (
     FLOAT_DATA,
     INDICES,
     SETTINGS,
-    Embedded,
-    assert_sums_agree,
-    clipped_sum,
     flat,
     made,
     make_data,
-    per_example_gradients,
     stack,
     sums,
     training_records,
-    weights,
 )
 
 DATA = FLOAT_DATA
@@ -57,105 +51,6 @@ def test_dropout_follows_the_seeds_of_its_replicate() -> None:
     assert torch.equal(one, again)
     assert not torch.equal(one, other)
     assert torch.equal(other, with_seeds(2)[0])
-
-
-@pytest.mark.parametrize(
-    "layer, shape",
-    [
-        (nn.Conv1d(2, 3, 3), (2, 8)),
-        (nn.Conv2d(1, 2, 3, stride=2), (1, 6, 6)),
-        (nn.GroupNorm(2, 4), (4, 5)),
-        (nn.LayerNorm(5), (4, 5)),
-        (nn.InstanceNorm1d(4, affine=True), (4, 5)),
-        (nn.Linear(5, 2), (4, 5)),
-        (nn.PReLU(), (4, 5)),
-    ],
-    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
-)
-def test_clipped_sums_of_other_layers(layer: nn.Module, shape: tuple[int, ...]) -> None:
-    data = make_data(shape=shape, dtype=torch.float32)
-    width = layer(data.train_X[:1]).numel()
-    model = nn.Sequential(layer, nn.Tanh(), nn.Flatten(), nn.Linear(width, 3))
-    for engine, taken in (("auto", "ghost"), ("per_record", "per_record")):
-        assert assert_sums_agree(model, cross_entropy_loss, data, engine, 0.3).engine == taken
-
-
-class Recurrent(nn.Module):
-    def __init__(self, layer: type[nn.Module], width: int = 3) -> None:
-        super().__init__()
-        self.layer, self.head = layer(width, 5, batch_first=True), nn.Linear(5, 3)
-
-    def forward(self, X: Tensor) -> Tensor:
-        return self.head(self.layer(X)[0][:, -1])
-
-
-class Attending(nn.Module):
-    """Tokens that attend to each other, in torch's own layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, batch_first=True)
-        self.embedding, self.head = nn.Embedding(2, 6), nn.Linear(6, 3)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.head(self.layer(self.embedding(tokens)).mean(dim=1))
-
-
-@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN, DPLSTM, DPGRU, DPRNN])
-def test_recurrent_models_with_the_batch_first(layer: type[nn.Module]) -> None:
-    data = make_data(shape=(4, 3), dtype=torch.float32)
-    torch.manual_seed(0)
-    model = Recurrent(layer)
-    trainer = DPTrainer(lambda: model, cross_entropy_loss, data)
-    assert_right(trainer, model, data)
-    fitted = trainer.fit(**SETTINGS, publish=True)
-    assert fitted.guarantee.status == "conditional"
-    assert weights(fitted.model).isfinite().all()
-
-
-def test_attention() -> None:
-    data = make_data(shape=(4,))
-    data = data._replace(train_X=(data.train_X > 0).long(), test_X=(data.test_X > 0).long())
-    torch.manual_seed(0)
-    model = Attending()
-    assert_right(DPTrainer(lambda: model, cross_entropy_loss, data), model, data)
-
-
-def test_parameters_used_twice() -> None:
-    """Both uses count in the record's one gradient."""
-    layer = nn.Linear(7, 7)
-    model = nn.Sequential(layer, nn.Tanh(), layer, nn.Tanh(), nn.Linear(7, 3))
-    assert_right(DPTrainer(lambda: model, cross_entropy_loss, DATA), model, DATA)
-
-
-def assert_right(trainer: DPTrainer, model: nn.Module, data: TrainTest) -> None:
-    """Held against single backward passes; Opacus itself accepts few of these models."""
-    assert trainer.engine == "ghost"
-    rows = per_example_gradients(
-        model, cross_entropy_loss, data.train_X[INDICES], data.train_Y[INDICES]
-    )
-    found = flat(trainer.setup.clipped_sum(model, INDICES, 0.3))
-    torch.testing.assert_close(found, clipped_sum(rows, 0.3), rtol=1e-4, atol=1e-6)
-
-
-def test_tokens_embedding_and_skip_connection() -> None:
-    data = make_data(shape=(4,))
-    data = data._replace(train_X=(data.train_X > 0).long(), test_X=(data.test_X > 0).long())
-    assert_sums_agree(Embedded(), cross_entropy_loss, data, "per_record", 0.3)
-
-
-def test_a_parameter_outside_the_outputs() -> None:
-    class Unused(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.used, self.unused = stack(nn.Tanh(), torch.float64), nn.Linear(2, 2).double()
-
-        def forward(self, X: Tensor) -> Tensor:
-            return self.used(X)
-
-    data = make_data()
-    found = DPTrainer(Unused, cross_entropy_loss, data).setup.clipped_sum(Unused(), INDICES, 0.3)
-    assert [float(s.abs().max()) > 0 for s in found] == [True] * 4 + [False] * 2
 
 
 def test_large_batches_are_processed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Open twins of torch's closed layers compute what these compute."""
+"""Layers in plain operations compute what torch's own layers compute."""
 
 from __future__ import annotations
 

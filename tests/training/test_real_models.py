@@ -90,11 +90,11 @@ LIKE = {"tokens": torch.zeros(LENGTH).long(), "mask": torch.zeros(LENGTH)}, 0
 
 
 def randomized(model: nn.Module, seed: int) -> nn.Module:
-    twin = copy.deepcopy(model)
+    moved = copy.deepcopy(model)
     generator = torch.Generator().manual_seed(seed)
-    for parameter in twin.parameters():
+    for parameter in moved.parameters():
         parameter.data.copy_(torch.randn(parameter.shape, generator=generator) / 3)
-    return twin
+    return moved
 
 
 def records_gradients(model: nn.Module, data: TrainTest) -> list[Tensor]:
@@ -111,7 +111,7 @@ def records_gradients(model: nn.Module, data: TrainTest) -> list[Tensor]:
 @pytest.mark.parametrize("lazily", [False, True])
 @pytest.mark.parametrize("factory", [Encoder, Recurrent])
 def test_sums_are_those_of_single_records(factory: Any, lazily: bool, clipping: Any) -> None:
-    """At initial, random and final weights; the twin that clips a batch as one is far away."""
+    """At initial, random and final weights; clipping a batch as one is far away."""
     data = text()
     given, like = ((Texts(data), Texts(data)), LIKE) if lazily else (data, None)
     trainer = DPTrainer(factory, cross_entropy_loss, given, clipping=clipping, like=like)

@@ -1,4 +1,6 @@
-"""What is lost without tuning the learning rate and the clipping norm.
+"""What is lost without tuning the learning rate and the clipping norm?
+
+    OMP_NUM_THREADS=1 python -m benchmarks.step_rules [--seeds N]
 
 Trainings at a given epsilon (Poisson batches, replace-one, delta = 1e-5) of logistic regressions
 (breast cancer 398 x 30; Adult 30,956 x 123 if ``BOTORCH_DP_DATA`` has it) and of a network 64-64-10
@@ -6,8 +8,6 @@ Trainings at a given epsilon (Poisson batches, replace-one, delta = 1e-5) of log
 schedule-free SGD at four, and the scale-free rule at its default and at a third and three times
 the distance. Means of the test accuracy over seeds; the best learning rate is chosen by these very
 accuracies, which flatters it.
-
-Run: ``OMP_NUM_THREADS=1 python -m benchmarks.fewer_knobs [--seeds N]``
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ RATES = {
     "schedule_free": (0.3, 1.0, 3.0, 10.0),
     "scale_free": (DISTANCE / 3, DISTANCE, 3 * DISTANCE),
 }
+
+
 TASKS: dict[str, dict[str, Any]] = {
     "breast_cancer": {"batch_size": 32, "epochs": 20, "epsilons": (0.3, 1.0, 3.0)},
     "digits": {"batch_size": 64, "epochs": 20, "epsilons": (1.0, 4.0)},
@@ -78,13 +80,13 @@ def accuracies(task: str, seeds: int) -> dict[str, dict[str, list[float]]]:
 
 
 def main() -> None:
-    parser = BenchmarkParser("fewer_knobs", __doc__, minutes=5)
+    parser = BenchmarkParser("step_rules", __doc__, minutes=5)
     parser.add_argument("--seeds", type=int, default=8)
     seeds = parser.parse_args().seeds
     results: dict[str, Any] = {"seeds": seeds, "rates": {k: list(v) for k, v in RATES.items()}}
     for task in TASKS:
         results[task] = accuracies(task, seeds)
-    print(save_results("fewer_knobs", results))
+    print(save_results("step_rules", results))
 
 
 if __name__ == "__main__":
