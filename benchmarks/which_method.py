@@ -433,9 +433,6 @@ def shown(interval: Interval) -> str:
 COLORS = {"0.3": "C0", "1": "C1", "3": "C2"}
 
 
-STYLES = {"PrivateSearch": "o-", "DPGIBO": "s--", "permute-and-flip": ":"}
-
-
 #: Task and n to epsilon to the difference and the single method.
 Differences = dict[str, dict[str, tuple[Interval, str]]]
 
