@@ -23,7 +23,7 @@ void train(const Rows *data, State *state, int32_t *order, int d, int batch, dou
            const float *noise) {
     float *w = state->weights, g[256];
     for (int64_t step = 0; step < steps; step++, picks += batch, noise += d) {
-        for (int j = 0; j < batch; j++) { /* a batch without replacement: the first places, shuffled */
+        for (int j = 0; j < batch; j++) { /* without replacement: the first places, shuffled */
             int32_t place = j + (int32_t)((picks[j] * (uint64_t)(data->n - j)) >> 32);
             int32_t i = order[place];
             order[place] = order[j];
