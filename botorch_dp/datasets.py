@@ -1,4 +1,4 @@
-"""Data sets of the ready tasks, Adult and MNIST and two small ones, and public copies of sensitive data.
+"""Data sets of the ready tasks (Adult, MNIST, two small ones), and public copies of sensitive data.
 
 A loader looks, in this order, into the folder named by ``BOTORCH_DP_DATA``, into the cache
 (``~/.cache/botorch_dp``, or ``BOTORCH_DP_CACHE``), and then on the network. What it finds is
