@@ -16,7 +16,7 @@ help:
 	@echo "make test       the test suite"
 	@echo "make test-slow  the longer checks"
 	@echo "make lint       ruff and mypy"
-	@echo "make bench      every claim about speed and quality, measured again"
+	@echo "make bench      every claim about speed and quality, measured again (many hours; python -m benchmarks lists them)"
 	@echo "make audit      try to break every mechanism, a million draws each"
 	@echo "make mutants    break each line that carries a proof, and see a test fail"
 	@echo "make faults     kill, tear, flip, fill the disk, send junk: what was lost (nothing)"
@@ -55,7 +55,7 @@ lint: $(STAMP)
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
 bench: $(STAMP)
-	@$(BIN)/python -m benchmarks
+	@$(BIN)/python -m benchmarks --all
 
 audit: $(STAMP)
 	@$(BIN)/python -m benchmarks.audit

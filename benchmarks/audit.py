@@ -1,6 +1,6 @@
-"""``make audit``: a million draws of every mechanism and of its broken twins, results kept.
+"""``make audit``: a million draws of every mechanism and of its broken versions, results kept.
 
-Exits with status 1 if an honest mechanism is refuted or a broken twin is not. Takes ten minutes
+Exits with status 1 if an honest mechanism is refuted or a broken version is not. Takes ten minutes
 or so; ``botorch-dp audit`` is the same table with fewer draws.
 """
 

@@ -301,6 +301,24 @@ def study_leads(
     return mean_interval(found) if found else None
 
 
+def paired(runs: dict[str, dict[str, Any]]) -> list[str]:
+    """By how much curves are ahead of other methods, seed by seed and front by front; in words."""
+    lines = []
+    for mine in runs.get("curves", {}).get(next(iter(runs.get("curves", {})), ""), {}):
+        for method, stop in (("ordinary", "64"), ("random curves", mine)):
+            theirs = runs.get(method, {})
+            seeds = [s for s in theirs if stop in theirs[s] and mine in runs["curves"].get(s, {})]
+            for front, scale in itertools.product(("again", "expected again"), ("linear", "log")):
+                gaps = [
+                    runs["curves"][s][mine][front][scale] - theirs[s][stop][front][scale]
+                    for s in seeds
+                ]
+                if gaps:
+                    lead = mean_interval(gaps)
+                    lines.append(f"{mine} curves minus {stop} {method}, {front}, {scale}: {lead}")
+    return lines
+
+
 def table(rows: Sequence[dict[str, Any]]) -> str:
     lines = [
         f"{'method':16}{'trials':>7}{'seeds':>6}{'epochs':>8}{'ksteps':>8}"
@@ -680,7 +698,7 @@ def studies(options: argparse.Namespace) -> None:
         f"dpareto_curves_{options.setting}",
         {"data": setting.oracles.data, "rows": rows, "runs": runs},
     )
-    print(table(rows))
+    print("\n".join([table(rows), *paired(runs)]))
 
 
 def pool(options: argparse.Namespace) -> None:

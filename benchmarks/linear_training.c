@@ -18,12 +18,12 @@ typedef struct {
     double decays[2];
 } State;
 
-void train(const Rows *data, State *state, int32_t *order, int d, int lot, double rate, double clip,
+void train(const Rows *data, State *state, int32_t *order, int d, int batch, double rate, double clip,
            double noise_std, int hinge, int adam, int64_t steps, const uint32_t *picks,
            const float *noise) {
     float *w = state->weights, g[256];
-    for (int64_t step = 0; step < steps; step++, picks += lot, noise += d) {
-        for (int j = 0; j < lot; j++) { /* a lot without replacement: the first places, shuffled */
+    for (int64_t step = 0; step < steps; step++, picks += batch, noise += d) {
+        for (int j = 0; j < batch; j++) { /* without replacement: the first places, shuffled */
             int32_t place = j + (int32_t)((picks[j] * (uint64_t)(data->n - j)) >> 32);
             int32_t i = order[place];
             order[place] = order[j];
@@ -31,7 +31,7 @@ void train(const Rows *data, State *state, int32_t *order, int d, int lot, doubl
             __builtin_prefetch(data->columns + data->starts[i]);
         }
         memset(g, 0, sizeof g);
-        for (int j = 0; j < lot; j++) {
+        for (int j = 0; j < batch; j++) {
             int32_t i = order[j], begin = data->starts[i], end = data->starts[i + 1];
             float score = w[d - 1], y = data->signs[i], slope;
             for (int32_t k = begin; k < end; k++) score += w[data->columns[k]];
@@ -45,7 +45,7 @@ void train(const Rows *data, State *state, int32_t *order, int d, int lot, doubl
         state->decays[0] *= .9;
         state->decays[1] *= .999;
         for (int k = 0; k < d; k++) {
-            double mean = (g[k] + noise_std * noise[k]) / lot;
+            double mean = (g[k] + noise_std * noise[k]) / batch;
             if (adam) {
                 state->first[k] = .9 * state->first[k] + .1 * mean;
                 state->second[k] = .999 * state->second[k] + .001 * mean * mean;

@@ -152,7 +152,7 @@ def dpareto() -> str:
         rows.append(
             [f"Figures 1 to 4: {entry['problem']}, hypervolume", "figure",
              f"{entry['hypervolume found']:.4g} of {entry['hypervolume of the true front']:.4g}",
-             f"{entry['trials']} trials", *how("dpareto_illustrations", "Figures 1")]
+             f"{entry['trials']} trials", *how("pareto_quality", "Figures 1")]
         )  # fmt: skip
     paper = load("dpareto_paper") or {"summary": {}, "settings": {}}
     for setting, methods in paper["summary"].items():
@@ -179,7 +179,7 @@ def dpareto() -> str:
     if load("dpareto_records"):
         rows.append(
             ["ε of the authors' result files", "32 values", "24 equal to 1e-6, 8 at large orders",
-             "32 records", *how("dpareto_records", "Result")]
+             "32 records", *how("accounting", "Result")]
         )  # fmt: skip
     return table(["item", "theirs", "ours", "size", "minutes", "command"], rows)
 

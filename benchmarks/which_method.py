@@ -1,27 +1,36 @@
-"""Which method for which situation? Eleven private ways to tune, with d = 2, 5, 10, 33.
+"""Which method for which situation?
 
-    OMP_NUM_THREADS=1 BOTORCH_DP_DATA=<folder> python -m benchmarks.which_method [--full]
+    OMP_NUM_THREADS=1 BOTORCH_DP_DATA=<folder> python -m benchmarks.which_method [--part ...]
 
-Equal for all: the private records (replace-one), (epsilon, delta = 1e-6), or the same epsilon with
-delta = 0 where a method is pure, and the number of evaluations of all records, (d + 1) times 12 to
-20; with private random search on average, as its number must stay random. Methods that need a
-finite set (GP-UCB, the two releases, random search, permute-and-flip) choose from 512 public Sobol
-points; the others search the whole cube and begin in its middle. Kernels, priors and step sizes are
-public guesses, the same for all tasks; clip norms come from 200 public records.
+* ``tasks``: eleven private ways to tune four models with d = 2, 5, 10, 33 parameters on real
+  records (both in ``which_searches``). Equal for all: the private records (replace-one),
+  (epsilon, delta = 1e-6), or the same epsilon with delta = 0 where a method is pure, and the
+  number of evaluations of all records, (d + 1) times 12 to 20; with private random search on
+  average, as its number must stay random. Methods that need a finite set choose from 512 public
+  Sobol points; the others search the whole cube and begin in its middle. Kernels, priors and step
+  sizes are public guesses, the same for all tasks; clip norms come from 200 public records. The
+  numbers of records and the range of gamma were settled after a pilot run of one seed at epsilon
+  = 1, so that the tasks are neither trivial nor hopeless; n grows with d here, so the two cannot
+  be told apart. ``--full`` takes 20 seeds and five epsilons (hours).
+* ``fresh``: ``PrivateSearch`` and the two best single methods on other seeds than 0 to 5, some of
+  which a rule of ``PrivateSearch`` was chosen on.
+* ``generated``: five generated tasks with n = ``--records``: ripples and a plateau, a
+  heavy-tailed regression (absolute errors, cut at 1), d = 20 with noise in each loss, and a space
+  with categories. The rivals have the same evaluations, 15 (d + 1): permute-and-flip on
+  space-filling configurations, and, without categories, DP-GIBO from the middle, whose clip norm
+  comes from 200 public records. Seeds 0 to 2 were looked at while the search was made, and the
+  plateau with n = 300 and other draws of these tasks decided which clip norm it prefers where
+  noise hides the counts. Seeds from 3 on are fresh.
+* ``grid``: d and n varied separately, on ripples, at epsilon = 1.
+* ``few``: d + 1 evaluations or three times as many, d = 12, n = 2,000, epsilon = 1.
+* ``figures``: all figures, from what is stored.
 
-Reported is the *true* mean loss of what is published, as regret in units of a random choice's:
-0 is the best point that any method saw, 1 means that the records taught nothing. Each seed draws
+Reported is the *true* mean loss of what is published, as regret in units of a random choice's: 0
+is the best point that any method saw, 1 means that the records taught nothing. Each seed draws
 other records and other noise; intervals are Student's t at 95% over seeds. Noise is simulated, so
-nothing here is private. Who loses to whom is judged by paired differences at 95%, not corrected
-for the number of comparisons: of 60, three or so come out by chance. The numbers of records and the
-range of gamma were settled after a pilot run of one seed at epsilon = 1, so that the tasks are
-neither trivial nor hopeless; n grows with d here, so the two cannot be told apart. Tasks are in
-``which_tasks``, methods in ``which_searches``.
-
-Results are saved after each task of each seed, and ``--resume`` goes on from there. By default few
-seeds and three epsilons are run; ``--full`` takes 20 seeds and five epsilons (hours). ``--fresh``
-leaves out the seeds that a rule of PrivateSearch was chosen on (0 to 5) and all but the two single
-methods that were best on those, and has a result of its own, ``which_method_fresh``.
+nothing here is private. Who is better is judged by paired differences at 95%, not corrected for
+the number of comparisons. The best single method is chosen by the same seeds, which favours it.
+Seeds that are stored are kept, so that a run that was interrupted goes on.
 """
 
 from __future__ import annotations
@@ -29,41 +38,58 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
-from benchmarks.common import RESULTS, Interval, mean_interval, save_results
-from benchmarks.which_searches import DELTA, DRAWS, MARKS, SEARCHES
-from benchmarks.which_tasks import NUM_CHOICES, TASKS, Task, Trial
+from benchmarks.common import (
+    BenchmarkParser,
+    Interval,
+    mean_interval,
+    results_folder,
+    save_results,
+)
+from benchmarks.dp_gibo_where import descend
+from benchmarks.which_searches import DELTA, DRAWS, MARKS, NUM_CHOICES, SEARCHES, TASKS, Task, Trial
+from botorch_dp.privacy import PrivacyBudget, gaussian_mu
 from botorch_dp.release import UtilityWarning
+from botorch_dp.space import Choice, Config, Real, SearchSpace
+from botorch_dp.tuning import PrivateSearch
 
 RANDOM = "random choice"
+
+
 #: Methods of the papers, and what a user would otherwise do.
 PAPERS = (
-    "release_choice (conditional)",
+    "PrivateChoice (conditional)",
     "DPGIBO",
     "DPGIBO after private_start",
     "private random search, logarithmic",
     "private random search, geometric",
     "private random search, Poisson",
 )
+
+
 RIVALS = (
     RANDOM,
     "PrivateObjective + GP-UCB",
     "PrivateObjective + TuRBO",
-    "release_linear_choice",
+    "LinearChoice",
     "permute-and-flip, no model",
 )
 
 
 #: For the seeds that nobody looked at.
 LEADERS = ("DPGIBO", "permute-and-flip, no model", "PrivateSearch")
+
+
 FIRST_FRESH = 6
 
 
@@ -206,7 +232,7 @@ def conclusions(outcomes: dict[str, Outcomes]) -> list[str]:
     return lines
 
 
-def plot(outcomes: dict[str, Outcomes]) -> None:
+def plot_methods(outcomes: dict[str, Outcomes]) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -255,8 +281,8 @@ def plot(outcomes: dict[str, Outcomes]) -> None:
     figure.text(
         0.5,
         0.005,
-        f"Replace-one, one validation record; delta = {DELTA:g}, or 0 for release_linear_choice, "
-        "permute-and-flip and geometric random search. release_choice is conditional on a "
+        f"Replace-one, one validation record; delta = {DELTA:g}, or 0 for LinearChoice, "
+        "permute-and-flip and geometric random search. PrivateChoice is conditional on a "
         "Gaussian-process prior, all others are proven.\n"
         f"Mean over {seeds} seeds with 95% intervals; linear below .05. Finite sets have "
         f"{NUM_CHOICES} public points. Simulated noise: nothing is promised for the figure.",
@@ -264,7 +290,7 @@ def plot(outcomes: dict[str, Outcomes]) -> None:
         fontsize=8,
     )
     figure.tight_layout(rect=(0, 0.07, 1, 0.87))
-    figure.savefig(RESULTS / "which_method.png", dpi=100)
+    figure.savefig(results_folder() / "which_method.png", dpi=100)
     plt.close(figure)
 
 
@@ -285,72 +311,356 @@ def save(outcomes: dict[str, Outcomes], sizes: dict[str, Any], file: str) -> Non
     )
 
 
-def resume(outcomes: dict[str, Outcomes], tasks: dict[str, Task], file: str) -> None:
-    """Take over the seeds of an earlier run at the same sizes; methods added since catch up."""
-    stored = json.loads((RESULTS / f"{file}.json").read_text())["tasks"]
-    for key, outcome in outcomes.items():
-        if key not in stored:
+NUM_PUBLIC = 200
+
+
+#: Seeds below were looked at.
+NUM_SEEN = 3
+
+
+#: Points of the cube and rows to losses.
+Losses = Callable[[Tensor], Tensor]
+
+
+DIMS = {"ripples": 6, "plateau": 6, "heavy tails": 8, "noisy losses": 20, "categories": 5}
+
+
+KINDS = ("a", "b", "c", "d")
+
+
+def common_optimum(d: int, seed: int) -> Tensor:
+    shared = torch.Generator().manual_seed(seed)
+    return 0.15 + 0.7 * torch.rand(d, dtype=torch.double, generator=shared)
+
+
+def losses_of(name: str, d: int, seed: int, count: int, stream: int) -> Losses:
+    """Losses of ``count`` records; the common optimum depends on the seed only."""
+    centre = common_optimum(d, seed)
+    own = torch.Generator().manual_seed(1000 * stream + seed)
+    optima = centre + 0.08 * torch.randn(count, d, dtype=torch.double, generator=own)
+    features = torch.randn(count, d, dtype=torch.double, generator=own) / d**0.5
+    tails = 0.05 * torch.tan(torch.pi * (torch.rand(count, generator=own).double() - 0.5))
+    noise = torch.rand(64, count, dtype=torch.double, generator=own)
+
+    def losses(X: Tensor) -> Tensor:
+        far = torch.cdist(X, optima).square() / (2 * 0.25**2 * d)
+        if name == "ripples":
+            ripples = torch.cos(2 * torch.pi * (X - centre) / 0.15).mean(-1, keepdim=True)
+            return 0.85 * (1 - torch.exp(-far)) + 0.075 * (1 - ripples)
+        if name == "plateau":
+            return (4 * far).clamp_max(1.0)
+        if name == "heavy tails":
+            return (2 * ((X - centre) @ features.mT) - tails).abs().clamp_max(1.0)
+        if name == "noisy losses":
+            rows = (X.sum(-1) * 1e6).long() % 64
+            return ((1 - torch.exp(-far)) + 0.5 * (noise[rows] - 0.5)).clamp(0, 1)
+        return 1 - torch.exp(-far)
+
+    return losses
+
+
+def generated_regrets(
+    name: str, d: int, epsilon: float, seed: int, num_records: int, batches: int = 15
+) -> dict[str, float]:
+    """Regret of each method, with ``batches (d + 1)`` evaluations."""
+    private = losses_of(name, d, seed, num_records, 1)
+    public = losses_of(name, d, seed, NUM_PUBLIC, 2)
+    parameters: dict[str, Any] = {f"x{i}": Real(0.0, 1.0) for i in range(d)}
+    has_kinds = name == "categories"
+    if has_kinds:
+        parameters["kind"] = Choice(*KINDS)
+    space = SearchSpace(**parameters)
+
+    def scores(configs: list[Config]) -> Tensor:
+        X = torch.tensor([[c[f"x{i}"] for i in range(d)] for c in configs]).double()
+        table = private(X)
+        if has_kinds:
+            worse = torch.tensor([[0.15 * ((KINDS.index(c["kind"]) + seed) % 4)] for c in configs])
+            table = 0.5 * table + worse
+        return table
+
+    def published(budget: PrivacyBudget) -> Config:
+        search = PrivateSearch(
+            scores,
+            space,
+            bounds=(0.0, 1.0),
+            budget=budget,
+            evaluations=batches * (d + 1),
+            num_records=num_records,
+            unsafe_seed=seed,
+        )
+        return search.run().config.value
+
+    found = {
+        "PrivateSearch": published(PrivacyBudget(epsilon, DELTA)),
+        "permute-and-flip": published(PrivacyBudget(epsilon)),
+    }
+    if not has_kinds:
+        mu = gaussian_mu(epsilon, DELTA)
+        point, _ = descend(private, public, d, mu=mu, steps=batches, seed=seed)
+        found["DPGIBO"] = {f"x{i}": float(v) for i, v in enumerate(point)}
+    many = space.sample(512, seed=seed)
+    blind = float(scores(many).mean())
+    best_config: Config = {f"x{i}": float(v) for i, v in enumerate(common_optimum(d, seed))}
+    if has_kinds:
+        best_config["kind"] = KINDS[-seed % 4]
+    means = {method: float(scores([config]).mean()) for method, config in found.items()}
+    best = min(float(scores([best_config]).mean()), float(scores(many).mean(-1).min()))
+    best = min(best, *means.values())
+    return {method: (loss - best) / (blind - best) for method, loss in means.items()}
+
+
+def stored_cases(name: str) -> dict[str, Any]:
+    """The regrets by case and seed that are stored."""
+    cases = read(name).get("cases", {})
+    return {label: {int(seed): row for seed, row in rows.items()} for label, rows in cases.items()}
+
+
+def judged(rows: dict[int, dict[str, float]]) -> dict[str, Any]:
+    """Intervals of the fresh seeds, and of the difference to the best single method."""
+    fresh = [row for seed, row in rows.items() if seed >= NUM_SEEN]
+    means = {method: mean_interval([row[method] for row in fresh]) for method in fresh[0]}
+    singles = [method for method in means if method != "PrivateSearch"]
+    rival = min(singles, key=lambda method: means[method].mean)
+    gap = mean_interval([row["PrivateSearch"] - row[rival] for row in fresh])
+    return {"regret": means, "best single method": rival, "difference to it": gap}
+
+
+def shown(interval: Interval) -> str:
+    return f"{interval.mean:.2f} ± {interval.high - interval.mean:.2f}"
+
+
+COLORS = {"0.3": "C0", "1": "C1", "3": "C2"}
+
+
+#: Task and n to epsilon to the difference and the single method.
+Differences = dict[str, dict[str, tuple[Interval, str]]]
+
+
+def differences() -> Differences:
+    found: Differences = {}
+    for task in read("which_method_fresh").get("tasks", {}).values():
+        label = task["title"].rsplit(",", 1)[0]
+        for epsilon, (rival, gap) in task["PrivateSearch minus the best single method"].items():
+            found.setdefault(label, {})[epsilon] = (Interval(**gap), rival)
+    for records in (2000, 300):
+        for case, judged in read(f"which_unseen_{records}").get("judged", {}).items():
+            label, epsilon = case.rsplit(", epsilon = ", 1)
+            gap = Interval(**judged["difference to it"])
+            found.setdefault(label, {})[epsilon] = (gap, judged["best single method"])
+    return found
+
+
+def counts(found: Differences) -> dict[str, int]:
+    gaps = [gap for row in found.values() for gap, _ in row.values()]
+    wins, losses = sum(gap.high < 0 for gap in gaps), sum(gap.low > 0 for gap in gaps)
+    return {"better": wins, "not told apart": len(gaps) - wins - losses, "worse": losses}
+
+
+def plot_wins(found: Differences) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    grid = read("which_unseen_grid").get("judged", {})
+    figure, axes = plt.subplots(
+        1,
+        2 if grid else 1,
+        figsize=(13 if grid else 9, 0.42 * len(found) + 2.2),
+        width_ratios=(1.5, 1) if grid else (1,),
+        layout="constrained",
+        squeeze=False,
+    )
+    plot_differences(found, axes[0][0])
+    if grid:
+        plot_grid(grid, axes[0][1])
+    figure.supxlabel(
+        "Replace-one, (epsilon, 1e-6), or (epsilon, 0) for permute-and-flip; regret in units of a "
+        "random choice's;\n95% intervals of paired differences, fresh seeds. Linear within 0.05. "
+        "Simulated noise: nothing is promised for the figure.",
+        fontsize=8,
+    )
+    figure.savefig(results_folder() / "which_wins.png", dpi=100)
+    plt.close(figure)
+
+
+def plot_differences(found: Differences, axis: Any) -> None:
+    for row, levels in enumerate(found.values()):
+        for shift, (epsilon, (gap, _)) in zip((-0.22, 0, 0.22), levels.items(), strict=False):
+            bars = [[gap.mean - gap.low], [gap.high - gap.mean]]
+            style = {"color": COLORS[epsilon], "markersize": 5, "elinewidth": 1.6}
+            label = f"epsilon = {epsilon}" if row == 0 else None
+            axis.errorbar(gap.mean, row + shift, xerr=bars, fmt="o", label=label, **style)
+    axis.axvline(0, color="0.3", linewidth=1)
+    axis.set_yticks(range(len(found)), list(found), fontsize=8)
+    axis.invert_yaxis()
+    axis.set_xscale("symlog", linthresh=0.05)
+    ticks = [-0.5, -0.2, -0.05, 0, 0.05, 0.2, 0.5]
+    axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axis.set_xlim(-0.9, 0.9)
+    axis.set_xlabel("regret of PrivateSearch minus that of the best single method")
+    axis.legend(fontsize=8, loc="upper right")
+    axis.grid(alpha=0.3)
+
+
+def plot_grid(grid: dict[str, Any], axis: Any) -> None:
+    levels_of: dict[int, list[tuple[int, str]]] = {}
+    for case in grid:
+        d, n = (int(number) for number in re.findall(r"\b[dn] = (\d+)", case))
+        levels_of.setdefault(d, []).append((n, case))
+    for color, (d, cases) in zip(("C3", "C4", "C5", "C6"), sorted(levels_of.items()), strict=False):
+        for method, style in (
+            ("PrivateSearch", "o-"),
+            ("DPGIBO", "s--"),
+            ("permute-and-flip", ":"),
+        ):
+            means = [grid[case]["regret"][method]["mean"] for _, case in sorted(cases)]
+            numbers = [n for n, _ in sorted(cases)]
+            label = f"{method}, d = {d}"
+            axis.plot(numbers, means, style, color=color, label=label, markersize=4)
+    axis.set_xscale("log")
+    axis.set_yscale("symlog", linthresh=0.05)
+    axis.set_yticks([0, 0.05, 0.1, 0.2, 0.5, 1], ["0", ".05", ".1", ".2", ".5", "1"])
+    axis.set_xlabel("number of records n")
+    axis.set_ylabel("regret / regret of a random choice")
+    axis.set_title("ripples, epsilon = 1", fontsize=9)
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=7, ncol=2)
+
+
+def read(name: str) -> dict[str, Any]:
+    """A stored result, or nothing."""
+    path = results_folder() / f"{name}.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def resumed(outcomes: dict[str, Outcomes], file: str) -> None:
+    """Take over the seeds of an earlier run at the same sizes."""
+    for key, stored in read(file).get("tasks", {}).items():
+        outcome = outcomes.get(key)
+        if outcome is None:
             continue
-        if stored[key]["title"] != outcome.title:
-            raise SystemExit(f"the stored {key} is {stored[key]['title']}, not {outcome.title}")
-        losses = stored[key]["losses by seed"]
+        losses = stored["losses by seed"]
         levels = {f"{epsilon:g}" for epsilon in outcome.epsilons}
-        missing = [name for name in outcome.searches if name not in losses]
-        if set(losses) - {*SEARCHES, *MARKS} or any(set(row) != levels for row in losses.values()):
-            raise SystemExit(f"the stored {key} has other methods or epsilons")
-        outcome.best = stored[key]["best by seed"]
-        outcome.blind = stored[key]["random choice by seed"]
-        for seed in tqdm(range(len(outcome.best)), desc=f"{key}: {missing}", disable=not missing):
-            trial = Trial(tasks[key], seed)
-            for name in missing:
-                for epsilon in outcome.epsilons:
-                    loss = outcome._loss(trial, name, epsilon, seed)
-                    losses.setdefault(name, {}).setdefault(f"{epsilon:g}", []).append(loss)
-            outcome.best[seed] = min(outcome.best[seed], trial.best)
-        outcome.losses = {name: losses[name] for name in (*outcome.searches, *outcome.marks)}
+        names = {*outcome.searches, *outcome.marks}
+        if stored["title"] != outcome.title or set(losses) != names:
+            raise SystemExit(f"{file}.json has another task or other methods: use another --out")
+        if any(set(row) != levels for row in losses.values()):
+            raise SystemExit(f"{file}.json has other epsilons: use another --out")
+        outcome.best, outcome.losses = stored["best by seed"], losses
+        outcome.blind = stored["random choice by seed"]
+
+
+def on_tasks(options: argparse.Namespace, file: str, first: int = 0) -> None:
+    """Stored as ``which_method.json`` or ``which_method_fresh.json`` after each task."""
+    warnings.simplefilter("ignore", UtilityWarning)
+    epsilons = (0.1, 0.3, 1.0, 3.0, 10.0) if options.full else (0.3, 1.0, 3.0)
+    seeds = options.seeds or (20 if options.full else 10 if first else 6)
+    tasks = {key: TASKS[key]() for key in options.tasks}
+    outcomes = {key: Outcomes(title(task), epsilons) for key, task in tasks.items()}
+    if first:
+        for outcome in outcomes.values():
+            outcome.searches, outcome.marks = LEADERS, ()
+    resumed(outcomes, file)
+    sizes: dict[str, Any] = {"reduced": not options.full, "first seed": first}
+    start = time.perf_counter()
+    for number in tqdm(range(seeds), desc="seeds"):
+        if time.perf_counter() - start > 60 * options.minutes:
+            break
+        for key, task in tasks.items():
+            if len(outcomes[key].best) <= number:
+                outcomes[key].add(Trial(task, first + number), first + number)
+                sizes["seeds"] = min(len(outcome.best) for outcome in outcomes.values())
+                save(outcomes, sizes, file)
+    print(f"\n{sizes}\n{table(outcomes)}\n")
+    print("Paired differences at 95%, not corrected for the number of comparisons:")
+    print("\n".join(conclusions(outcomes)))
+
+
+def on_generated(options: argparse.Namespace, grid: bool) -> None:
+    """Stored as ``which_unseen_<records>.json`` or ``which_unseen_grid.json`` after each seed."""
+    n = options.records
+    cases = [(name, d, e, n) for name, d in DIMS.items() for e in (0.3, 1.0, 3.0)]
+    file = f"which_unseen_{n}"
+    if grid:
+        cases = [("ripples", d, 1.0, n) for d in (5, 10, 20, 40) for n in (300, 1000, 3000, 10_000)]
+        file = "which_unseen_grid"
+    known = stored_cases(file)
+    for seed in tqdm(range(NUM_SEEN, NUM_SEEN + (options.seeds or (3 if grid else 10)))):
+        for name, d, epsilon, n in cases:
+            rows = known.setdefault(f"{name}, d = {d}, n = {n}, epsilon = {epsilon:g}", {})
+            if seed not in rows:
+                rows[seed] = generated_regrets(name, d, epsilon, seed, n)
+        results = {label: judged(rows) for label, rows in known.items()}
+        save_results(file, {"delta": DELTA, "judged": results, "cases": known})
+    for label, result in results.items():
+        print(f"{label}: {len(known[label])} seeds")
+        for method, interval in result["regret"].items():
+            print(f"  {method}: {shown(interval)}")
+        gap, rival = result["difference to it"], result["best single method"]
+        verdict = "worse" if gap.low > 0 else "better" if gap.high < 0 else "not told apart"
+        print(f"  PrivateSearch - {rival}: {shown(gap)}, {verdict}")
+
+
+def on_few(options: argparse.Namespace) -> None:
+    """Stored as ``which_few.json``."""
+    results, seeds = {}, range(options.seeds or 20)
+    for name in ("ripples", "heavy tails", "plateau"):
+        for batches in (1, 3):
+            rows = [generated_regrets(name, 12, 1.0, seed, 2000, batches) for seed in seeds]
+            case = f"{name}, d = 12, n = 2000, epsilon = 1, {13 * batches} evaluations"
+            for method in ("PrivateSearch", "permute-and-flip"):
+                interval = mean_interval([row[method] for row in rows])
+                results[f"{case}: {method}"] = interval
+                print(f"{case}: {method}: {shown(interval)}", flush=True)
+    save_results("which_few", {"seeds": len(seeds), "delta": DELTA, "regret": results})
+
+
+def figures() -> None:
+    """``which_method.png`` and ``which_wins.png``, from what is stored."""
+    found = differences()
+    for label, levels in found.items():
+        cells = [
+            f"{epsilon}: {gap.mean:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}] against {rival}"
+            for epsilon, (gap, rival) in levels.items()
+        ]
+        print(label, *cells, sep="\n  ")
+    print(counts(found))
+    if found:
+        plot_wins(found)
+    stored = read("which_method").get("tasks", {})
+    outcomes = {}
+    for key, task in stored.items():
+        epsilons = [float(level) for level in task["losses by seed"]["PrivateSearch"]]
+        outcomes[key] = Outcomes(task["title"], epsilons)
+        outcomes[key].losses = task["losses by seed"]
+        outcomes[key].best = task["best by seed"]
+        outcomes[key].blind = task["random choice by seed"]
+    if outcomes:
+        plot_methods(outcomes)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    minutes = {"tasks": 60, "fresh": 40, "generated": 60, "grid": 60, "few": 15, "figures": 0.2}
+    parser = BenchmarkParser("which_method", __doc__, minutes=minutes)
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
-    parser.add_argument("--seeds", type=int, default=None, help="6, or 20 with --full")
+    parser.add_argument("--records", type=int, default=2000, help="of ``generated``: 2,000 or 300")
+    parser.add_argument("--seeds", type=int, help="of each part; those of the page by default")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no seed after that")
-    parser.add_argument("--resume", action="store_true", help="keep the seeds that are stored")
-    parser.add_argument("--fresh", action="store_true", help="other seeds, the best methods only")
-    parser.add_argument("--full", action="store_true", help="also epsilon = .1 and 10 (hours)")
-    arguments = parser.parse_args()
+    parser.add_argument("--full", action="store_true", help="20 seeds, also epsilon = 0.1 and 10")
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    warnings.simplefilter("ignore", UtilityWarning)
-    epsilons = (0.1, 0.3, 1.0, 3.0, 10.0) if arguments.full else (0.3, 1.0, 3.0)
-    seeds = arguments.seeds or (20 if arguments.full else 6)
-    tasks = {key: TASKS[key]() for key in arguments.tasks}
-    outcomes = {key: Outcomes(title(task), epsilons) for key, task in tasks.items()}
-    file, first = "which_method", 0
-    if arguments.fresh:
-        file, first = "which_method_fresh", FIRST_FRESH
-        for outcome in outcomes.values():
-            outcome.searches, outcome.marks = LEADERS, ()
-    start = time.perf_counter()
-    sizes: dict[str, Any] = {"reduced": not arguments.full, "first seed": first}
-    if arguments.resume and (RESULTS / f"{file}.json").exists():
-        resume(outcomes, tasks, file)
-        sizes["seeds"] = min(len(outcome.best) for outcome in outcomes.values())
-        save(outcomes, sizes, file)
-    for number in tqdm(range(seeds), desc="seeds"):
-        if time.perf_counter() - start > 60 * arguments.minutes:
-            break
-        for key, task in tasks.items():
-            if len(outcomes[key].best) > number:
-                continue
-            outcomes[key].add(Trial(task, first + number), first + number)
-            sizes["seeds"] = min(len(outcome.best) for outcome in outcomes.values())
-            save(outcomes, sizes, file)
-    print(f"\n{sizes}{'' if arguments.full else ': a reduced run; --full takes more seeds'}\n")
-    print(table(outcomes), "\n")
-    print("Paired differences at 95%, not corrected for the number of comparisons:")
-    print("\n".join(conclusions(outcomes)))
-    if not arguments.fresh:
-        plot(outcomes)
+    parts = {
+        "tasks": lambda: on_tasks(options, "which_method"),
+        "fresh": lambda: on_tasks(options, "which_method_fresh", FIRST_FRESH),
+        "generated": lambda: on_generated(options, grid=False),
+        "grid": lambda: on_generated(options, grid=True),
+        "few": lambda: on_few(options),
+        "figures": figures,
+    }
+    for part in options.part:
+        parts[part]()
 
 
 if __name__ == "__main__":

@@ -142,7 +142,7 @@ def public_copy(
 
     Nothing is read but the arguments, and these must be known without the records: sizes, types,
     ranges, shares. Which hyper-parameters suit a training depends on these more than on what the
-    records say; ``benchmarks/public_copy.py`` shows where that holds and where it does not.
+    records say; ``benchmarks/paid_tuning.py`` shows where that holds and where it does not.
 
     Each record has a class and some hidden numbers, Gaussian around a point of its class. Each
     column is a random combination of them with noise, brought to the column's own distribution.

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.__main__ import names
+from benchmarks.__main__ import questions
+from benchmarks.common import REPRODUCTIONS, Reproduction
 from benchmarks.pages import PAGES, filled
-from benchmarks.reproductions import REPRODUCTIONS, Reproduction
 
 ROOT = Path(__file__).resolve().parents[1]
 SNIPPETS = [
@@ -57,7 +57,7 @@ def test_commands_are_registered(page: str, command: str) -> None:
         with pytest.raises(SystemExit) as done:
             main()
     assert done.value.code == 0
-    assert script in {entry.script for entry in REPRODUCTIONS} | {"which_release", "pages"}
+    assert script in {entry.script for entry in REPRODUCTIONS} | {"pages"}
 
 
 NEEDS_DATA = {"Example 4.4 and the levels of mu of figure 4"}
@@ -109,15 +109,11 @@ def test_no_script_calls_a_problem_the_papers_when_it_is_not() -> None:
             assert "variant" in doc, entry.item
 
 
-#: Scripts that say by themselves what they do and for how long.
-WITH_A_PARSER_OF_THEIR_OWN = {"faults", "house", "paid_tuning"}
-
-
 def test_every_benchmark_says_how_long_it_takes_and_takes_a_folder() -> None:
     """The parser in ``benchmarks.common`` does both, once for all."""
-    searches = {name for name in names() if name.startswith("which_")} - {"which_release"}
-    for script in set(names()) - WITH_A_PARSER_OF_THEIR_OWN - searches:
+    for script, question in questions().items():
         assert "BenchmarkParser(" in (ROOT / "benchmarks" / f"{script}.py").read_text(), script
+        assert question.endswith((".", "?")), script
 
 
 def test_scripts_that_name_a_papers_item_are_registered() -> None:
@@ -126,8 +122,7 @@ def test_scripts_that_name_a_papers_item_are_registered() -> None:
     for path in (ROOT / "benchmarks").glob("*.py"):
         doc = path.read_text().split('"""')[1]
         if claim.search(doc):
-            helpers = {"dpareto_figures", "dpareto_runs", "reproductions", "pages"}
-            assert path.stem in registered | helpers, f"{path.name}: {claim.search(doc)}"
+            assert path.stem in registered | {"pages"}, f"{path.name}: {claim.search(doc)}"
 
 
 def test_the_registry_names_scripts_that_exist_and_no_item_twice() -> None:

@@ -59,7 +59,7 @@ def sparse_vector(
 ) -> PrivacyUtilityProblem:
     """The sparse vector technique's noise and stopping point, against its F1 score [Avent2020].
 
-    A synthetic problem whose front is known (``benchmarks/sparse_vector_front.py``): cheap, and a
+    A synthetic problem whose front is known (``benchmarks/pareto_quality.py``): cheap, and a
     fair test of an optimizer.
 
     Args:

@@ -157,7 +157,7 @@ class ScaleFree(StepRule):
     size and the number of steps cancel: what is left is the distance ``D`` that the weights may
     go, noise included, and it takes the place of the learning rate. One ``D``,
     :data:`~.plan.DISTANCE`, came within 0.025 of the best learning rate of SGD for logistic
-    regressions and a network, at epsilons from 0.1 to 4 (``benchmarks/fewer_knobs.py``). A distance
+    regressions and a network, at epsilons from 0.1 to 4 (``benchmarks/step_rules.py``). A distance
     that is learnt on the way [Ivgi2023] did not: where noise is most of the gradient, it does not
     grow.
 

@@ -1,23 +1,29 @@
-"""Which release is worth it? Regret of five ways to publish a choice at equal (epsilon, delta).
+"""Are the releases of Kusner et al. [Kusner2015] worth it?
 
-A model is tuned on the sensitive records of a validation set: 400 configurations, 25 evaluations,
-then one configuration is published. All ways share a public kernel and prior.
+    python -m benchmarks.kusner [--part noise regret] [--seeds 20]
 
-- ``release_choice``: GP-UCB on the exact means, then the exponential mechanism under the
-  Gaussian-process assumption of Kusner et al.: (epsilon, delta), *conditional*.
-- ``release_linear_choice``: a maximum-variance design, then permute-and-flip on posterior means:
-  pure epsilon, *proven*.
-- ``PrivateObjective`` + GP-UCB, and + qLogEI: every evaluation is noisy, the choice is
-  post-processing: (epsilon, delta), *proven*.
-- a random choice: private at any epsilon; and GP-UCB without privacy, as a floor.
+* ``noise``: the exact noise of every release at common sizes. The paper has theorems and no
+  experiments. Each row is one release at one size, in units of the prior's standard deviation (or
+  of the score, for the Lipschitz maximum): its sensitivity, the scale of its noise, what the
+  noise stays within in 95% of all releases, by how much values differ before anything is known,
+  and whether the noise drowns that. Utility bounds stand beside the published ones. Below them
+  are the releases of ours for the same job that rest on no prior. A score is a mean of m scores
+  in a range of 5 prior standard deviations, so neighbours are correlated by ``1 - (5 / m)^2 /
+  2``.
+* ``regret``: five ways to publish a choice at equal (epsilon, delta). A model is tuned on the
+  sensitive records of a validation set: 400 configurations, 25 evaluations, then one
+  configuration is published. All ways share a public kernel and prior. ``PrivateChoice``: GP-UCB
+  on the exact means, then permute-and-flip under the paper's Gaussian-process assumption,
+  (epsilon, delta), *conditional*. ``LinearChoice``: a maximum-variance design, then
+  permute-and-flip on posterior means, pure epsilon, *proven*. ``PrivateObjective`` + GP-UCB, and
+  + qLogEI: every evaluation is noisy, the choice is post-processing, (epsilon, delta), *proven*.
+  A random choice, which is private at any epsilon; and GP-UCB without privacy, as a floor.
 
 Regret is divided by that of a random choice: 1 means that the records taught nothing, 0 is the
 best configuration. A mechanism that draws the choice itself is averaged over 20 draws of each
-seed. Each seed draws a new function (GP tasks) or a new bootstrap sample of the
-validation records, and new noise; intervals are Student's t at 95% over seeds. Noise is simulated
-with seeds so that the table repeats.
-
-Run: ``python -m benchmarks.which_release [--seeds 20]``
+seed. Each seed draws a new function (GP tasks) or a new bootstrap sample of the validation
+records, and new noise; intervals are Student's t at 95% over seeds. Noise is simulated with seeds
+so that the table repeats.
 """
 
 from __future__ import annotations
@@ -28,6 +34,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -45,26 +52,117 @@ from benchmarks.common import (
     save_results,
 )
 from botorch_dp.acquisition.ucb import UCBSchedule
-from botorch_dp.models import FiniteSetGP, public_gp
+from botorch_dp.models import FiniteSetGP, max_information_gain, public_gp
 from botorch_dp.objectives import PrivateObjective
 from botorch_dp.privacy import gaussian_mu
 from botorch_dp.release import (
     LinearChoice,
+    LipschitzMaximum,
     MaxVarianceDesign,
+    NoiseFreeMaximum,
     PrivateChoice,
+    PrivateMaximum,
     UtilityWarning,
 )
 
+SEARCH_STEPS, CHOICES, NOISE_STD, WIDTH = 50, 400, 0.1, 5.0
+
+
+RECORDS, LEVELS = (1_000, 10_000, 100_000), (1.0, 3.0, 10.0)
+
+
+def correlation(num_records: int) -> float:
+    return 1 - (WIDTH / num_records) ** 2 / 2
+
+
+def releases(gain: float, design: MaxVarianceDesign, m: int, epsilon: float) -> dict[str, Any]:
+    """Every release at one size, by its name."""
+    shared = {"epsilon": epsilon, "delta": 1e-5, "num_choices": CHOICES, "steps": SEARCH_STEPS}
+    prior = shared | {"dataset_correlation": correlation(m)}
+    return {
+        "PrivateChoice (Theorem 1)": PrivateChoice(**prior),
+        "PrivateMaximum, icml2015 (Theorem 3)": PrivateMaximum(
+            **prior, noise_std=NOISE_STD, information_gain=gain
+        ),
+        "PrivateMaximum, union_bound (ours)": PrivateMaximum(
+            **prior, noise_std=NOISE_STD, information_gain=gain, edition="union_bound"
+        ),
+        "NoiseFreeMaximum, icml2015 (Theorem 5), A = tau = 1": NoiseFreeMaximum(
+            **prior, dim=2, amplitude=1.0, rate=1.0
+        ),
+        "NoiseFreeMaximum, workshop2014, A = tau = 1": NoiseFreeMaximum(
+            **prior, dim=2, amplitude=1.0, rate=1.0, edition="workshop2014"
+        ),
+        "LipschitzMaximum, corrected (Theorem 7), lambda 1 to 1.01": LipschitzMaximum(
+            epsilon=epsilon, num_records=m, lipschitz=0.25, lambda_min=1.0, lambda_max=1.01,
+            max_loss=1.0, equal_at_zero=True,
+        ),
+        "LipschitzMaximum, icml2015 (no guarantee), lambda 1 to 1.01": LipschitzMaximum(
+            epsilon=epsilon, num_records=m, lipschitz=0.25, lambda_min=1.0, lambda_max=1.01,
+            max_loss=1.0, edition="icml2015",
+        ),
+        "LinearChoice (ours, no prior)": LinearChoice(
+            design.choices, design=design, kernel=RELEASE_KERNEL, noise_variance=NOISE_STD,
+            bounds=(-WIDTH / 2, WIDTH / 2), epsilon=epsilon, num_records=m,
+        ),
+    }  # fmt: skip
+
+
+RELEASE_KERNEL = MaternKernel(nu=2.5).double()
+
+
+RELEASE_KERNEL.lengthscale = 0.3
+
+
+def draw_noise(rows: list[dict[str, Any]]) -> None:
+    """Noise over what values differ by, for each release and epsilon, at 10,000 records."""
+    from matplotlib.figure import Figure
+
+    from botorch_dp.plots import save_figure
+
+    figure = Figure(figsize=(9, 4.6), layout="constrained")
+    axis = figure.subplots()
+    names = list(dict.fromkeys(row["release"] for row in rows if row["status"] != "none"))
+    for epsilon, marker in zip(LEVELS, "osD", strict=True):
+        shown = [r for r in rows if r["records"] == 10_000 and r["epsilon"] == epsilon]
+        ratio = {r["release"]: r["noise, 95%"] / r["values differ by"] for r in shown}
+        axis.plot(
+            [ratio[n] for n in names], range(len(names)), marker, label=f"epsilon = {epsilon:g}"
+        )
+    axis.axvline(1, color="0.5", lw=0.8)
+    axis.text(1.1, -0.45, "drowned from here on", fontsize=8, color="0.4")
+    axis.set_xscale("log")
+    axis.set_yticks(range(len(names)), names, fontsize=8)
+    axis.invert_yaxis()
+    axis.set_xlabel("noise in 95% of all releases, over how much values differ (10,000 records)")
+    axis.legend(frameon=False, fontsize=8)
+    save_figure(figure, results_folder() / "kusner_noise.png")
+
+
 EPSILONS = (0.1, 0.3, 1.0, 3.0, 10.0)
+
+
 DELTA = 1e-5
+
+
 STEPS = 25
+
+
 SIDE = 20
-NOISE_STD = 0.1  # what GP-UCB and the design model an evaluation with, in prior deviations
+
+
 DRAWS = 20
+
+
 SEARCH_DELTA = 0.1  # of the confidence bounds that guide GP-UCB; no privacy parameter
 
+
 GRID = torch.cartesian_prod(*[torch.linspace(0, 1, SIDE, dtype=torch.double)] * 2)
+
+
 KERNEL = MaternKernel(nu=2.5).double()
+
+
 KERNEL.lengthscale = 0.3
 
 
@@ -106,8 +204,6 @@ def index_of(X: Tensor) -> int:
 
 
 # Ways to choose: (problem, epsilon, seed) -> configurations, to be averaged over
-
-
 def upper_confidence_search(
     observe: Callable[[int], float], noise_variance: float, steps: int = STEPS
 ) -> FiniteSetGP:
@@ -210,8 +306,8 @@ def by_noisy_log_ei(problem: Problem, epsilon: float, seed: int) -> list[int]:
 
 
 METHODS: dict[str, Callable[[Problem, float, int], list[int]]] = {
-    "release_choice (conditional)": by_choice,
-    "release_linear_choice": by_linear_choice,
+    "PrivateChoice (conditional)": by_choice,
+    "LinearChoice": by_linear_choice,
     "PrivateObjective + GP-UCB": by_noisy_ucb,
     "PrivateObjective + qLogEI": by_noisy_log_ei,
     "random choice": at_random,
@@ -220,8 +316,6 @@ METHODS: dict[str, Callable[[Problem, float, int], list[int]]] = {
 
 
 # Problems: seed -> Problem
-
-
 def gp_draw(num_records: int, seed: int) -> Problem:
     """A draw of the public prior; each record adds noise of its own."""
     generator = torch.Generator().manual_seed(seed)
@@ -285,7 +379,7 @@ def problems() -> dict[str, Callable[[int], Problem]]:
     return made
 
 
-def run(seeds: int) -> dict[str, dict[str, dict[str, Interval]]]:
+def regrets(seeds: int) -> dict[str, dict[str, dict[str, Interval]]]:
     """Relative regret by problem, method and epsilon."""
     results: dict[str, dict[str, dict[str, Interval]]] = {}
     for name, make in problems().items():
@@ -306,7 +400,7 @@ def run(seeds: int) -> dict[str, dict[str, dict[str, Interval]]]:
     return results
 
 
-def show(results: dict[str, dict[str, dict[str, Interval]]]) -> None:
+def show_regrets(results: dict[str, dict[str, dict[str, Interval]]]) -> None:
     for name, rows in results.items():
         print(f"\n{name}: regret in units of a random choice's, by epsilon")
         print(f"{'':32}" + "".join(f"{e:>22g}" for e in EPSILONS))
@@ -315,7 +409,7 @@ def show(results: dict[str, dict[str, dict[str, Interval]]]) -> None:
             print(f"{method:32}" + "".join(f"{cell:>22}" for cell in cells))
 
 
-def plot(results: dict[str, dict[str, dict[str, Interval]]], seeds: int) -> None:
+def draw_regret(results: dict[str, dict[str, dict[str, Interval]]], seeds: int) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -354,8 +448,8 @@ def plot(results: dict[str, dict[str, dict[str, Interval]]], seeds: int) -> None
     figure.text(
         0.5,
         0.005,
-        f"Replace-one, one validation record. delta = {DELTA:g}; release_linear_choice: delta = 0. "
-        "release_choice is conditional on a Gaussian-process\nassumption, the others are proven. "
+        f"Replace-one, one validation record. delta = {DELTA:g}; LinearChoice: delta = 0. "
+        "PrivateChoice is conditional on a Gaussian-process\nassumption, the others are proven. "
         f"Mean over {seeds} seeds with 95% intervals; {STEPS} evaluations, {len(GRID)} "
         "configurations; the axis is linear below .01. Simulated noise: the figure is not private.",
         ha="center",
@@ -365,27 +459,91 @@ def plot(results: dict[str, dict[str, dict[str, Interval]]], seeds: int) -> None
     figure.savefig(results_folder() / "which_release.png", dpi=90)
 
 
-def main() -> None:
-    parser = BenchmarkParser("which_release", __doc__, minutes=60)
-    parser.add_argument("--seeds", type=int, default=20)
-    arguments = parser.parse_args()
-    warnings.simplefilter("ignore", UtilityWarning)
-    torch.set_num_threads(1)
+def noise() -> None:
+    """Stored as ``kusner_noise.json`` and ``kusner_noise.png``."""
+    side = torch.linspace(0, 1, math.isqrt(CHOICES), dtype=torch.double)
+    grid = torch.cartesian_prod(side, side)
+    gain = max_information_gain(
+        RELEASE_KERNEL, grid, num_observations=SEARCH_STEPS, noise_variance=NOISE_STD**2
+    )
+    design = MaxVarianceDesign(
+        grid, num_points=SEARCH_STEPS, kernel=RELEASE_KERNEL, noise_variance=NOISE_STD
+    )
+    rows = []
+    for m in RECORDS:
+        for epsilon in LEVELS:
+            for name, release in releases(gain, design, m, epsilon).items():
+                bound = release.utility()
+                published = getattr(release, "published_utility", release.utility)()
+                rows.append(
+                    {
+                        "release": name,
+                        "records": m,
+                        "epsilon": epsilon,
+                        "sensitivity": release.sensitivity,
+                        "scale": release.scale,
+                        "noise, 95%": bound.noise,
+                        "noise, 95%, published": published.noise,
+                        "search": bound.model,
+                        "search, published": published.model,
+                        "values differ by": bound.spread,
+                        "drowned": bound.drowned,
+                        "status": release.guarantee.status,
+                    }
+                )
+            # One evaluation by PrivateObjective, of as many as the search above makes.
+            mu = gaussian_mu(epsilon, 1e-5) / math.sqrt(SEARCH_STEPS)
+            std = WIDTH / (m * mu)
+            rows.append(
+                {
+                    "release": "PrivateObjective (ours, no prior), "
+                    f"one of {SEARCH_STEPS} evaluations",
+                    "records": m, "epsilon": epsilon, "sensitivity": WIDTH / m, "scale": std,
+                    "noise, 95%": 1.96 * std, "noise, 95%, published": None, "search": 0.0,
+                    "search, published": None, "values differ by": 1.0,
+                    "drowned": 1.96 * std >= 1.0, "status": "proven",
+                }
+            )  # fmt: skip
+    for m in RECORDS:
+        print(f"\n{m} records: noise in 95% of all releases, by epsilon ({LEVELS}); * is drowned")
+        names = dict.fromkeys(row["release"] for row in rows)
+        for name in names:
+            cells = [r for r in rows if r["release"] == name and r["records"] == m]
+            shown = "".join(f"{r['noise, 95%']:11.3g}{'*' if r['drowned'] else ' '}" for r in cells)
+            print(f"  {name:62s}{shown}  {cells[0]['status']}")
+    save_results("kusner_noise", {"information gain": gain, "rows": rows})
+    draw_noise(rows)
+
+
+def regret(seeds: int) -> None:
+    """Stored as ``which_release.json`` and ``which_release.png``."""
     start = time.perf_counter()
-    results = run(arguments.seeds)
-    show(results)
+    results = regrets(seeds)
+    show_regrets(results)
     save_results(
         "which_release",
         {
             "what": "regret of a published choice, in units of a random choice's regret",
-            "seeds": arguments.seeds,
+            "seeds": seeds,
             "steps": STEPS,
             "delta": DELTA,
             "seconds": time.perf_counter() - start,
             "regret": results,
         },
     )
-    plot(results, arguments.seeds)
+    draw_regret(results, seeds)
+
+
+def main() -> None:
+    parser = BenchmarkParser("kusner", __doc__, minutes={"noise": 0.2, "regret": 60})
+    parser.add_argument("--seeds", type=int, default=20, help="of ``regret``")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore", UtilityWarning)
+    torch.set_num_threads(1)
+    if "noise" in options.part:
+        noise()
+    if "regret" in options.part:
+        regret(options.seeds)
 
 
 if __name__ == "__main__":
