@@ -17,7 +17,6 @@ EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 #: What each extra brings, as modules. GPyTorch itself brings scikit-learn.
 MODULES = {
     "accounting": "dp_accounting",
-    "opacus": "opacus",
     "plots": "matplotlib",
     "frames": "pandas",
     "ax": "ax",
@@ -82,12 +81,11 @@ def without_extras(*programs: str) -> list[tuple[int, str]]:
 EVERY_MODULE = """
 import importlib, pkgutil, botorch_dp
 for module in pkgutil.walk_packages(botorch_dp.__path__, "botorch_dp."):
-    if not module.name.endswith(("__main__", "opacus_accountant")):
+    if not module.name.endswith("__main__"):
         importlib.import_module(module.name)
 """
 #: Programs that need an extra.
 NEEDING = {
-    "opacus": "import botorch_dp.privacy.opacus_accountant",
     "accounting": """
         from botorch_dp.privacy import laplace_guarantee
         laplace_guarantee(sensitivity=1.0, epsilon=1.0).to_event()
@@ -125,7 +123,7 @@ def test_every_extra_that_a_message_names_exists() -> None:
 
 def test_the_core_holds_what_every_room_needs_and_no_more() -> None:
     core = {re.split(r"[<>=\[ ]", line)[0] for line in PROJECT["dependencies"]}
-    heavy = {"opacus", "matplotlib", "scikit-learn", "pandas", "dp-accounting", "ax-platform"}
+    heavy = {"matplotlib", "scikit-learn", "pandas", "dp-accounting", "ax-platform"}
     assert not core & heavy
     used = set()
     for file in (ROOT / "botorch_dp").rglob("*.py"):

@@ -66,7 +66,7 @@ def add_commands(commands: Any) -> None:
     )
     fit.add_argument("--quiet", action="store_true", help="no progress line")
     fit.add_argument("--json", action="store_true", help="for programs")
-    fit.set_defaults(run=_fit, replicates=None, curves=False)
+    fit.set_defaults(run=_fit, replicates=None, curves=False, engine=None)
 
 
 def _fit(options: argparse.Namespace) -> int:

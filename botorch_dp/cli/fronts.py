@@ -179,6 +179,12 @@ def add_problem_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="measure utility along each training, where a ready task can: more points for less",
     )
+    parser.add_argument(
+        "--engine",
+        choices=["auto", "fused", "ghost", "per_record", "opacus"],
+        help="what computes clipped gradients, where a ready task trains by DP-SGD or DP-Adam "
+        "(default: auto, the fastest of ours; opacus is Opacus)",
+    )
 
 
 def ready_tasks() -> dict[str, Any]:
@@ -227,6 +233,11 @@ def check_task(options: argparse.Namespace) -> None:
         options.curves and "curves" not in inspect.signature(ready_tasks()[options.task]).parameters
     ):
         raise ValueError(f"Task {options.task!r} has no --curves: it is measured at the end only.")
+    elif (
+        options.engine is not None
+        and "engine" not in inspect.signature(ready_tasks()[options.task]).parameters
+    ):
+        raise ValueError(f"Task {options.task!r} has no --engine: it clips no gradients.")
     elif options.data is not None:
         choices = READY[options.task]
         if not choices:
@@ -243,7 +254,11 @@ def load_problem(options: argparse.Namespace) -> PrivacyUtilityProblem:
     check_task(options)
     settings = {
         key: value
-        for key, value in (("data", options.data), ("replicates", options.replicates))
+        for key, value in (
+            ("data", options.data),
+            ("replicates", options.replicates),
+            ("engine", options.engine),
+        )
         if value is not None
     }
     if options.curves:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 
-from botorch_dp._checks import check_delta, needs_extra
+from opacus.accountants.accountant import IAccountant
+
+from botorch_dp._checks import check_delta
 from botorch_dp.privacy._composition import composed_epsilon
 from botorch_dp.privacy.accounting import checked_relation
 from botorch_dp.privacy.guarantee import NeighboringRelation, PoissonSGDLoss
-
-with needs_extra("opacus", "`DistributionAccountant`"):
-    from opacus.accountants.accountant import IAccountant
 
 
 class DistributionAccountant(IAccountant):

@@ -45,6 +45,7 @@ from botorch_dp.training import (
     mlp2,
 )
 from botorch_dp.training.oracles import TrainingOracles, problem_of
+from botorch_dp.training.trainer_setup import EngineName
 
 BinaryData = Literal["adult", "breast_cancer"]
 ImageData = Literal["mnist", "digits"]
@@ -116,7 +117,9 @@ def _data(name: str) -> TrainTest:
 
 
 @lru_cache(maxsize=4)
-def _trainer(model: str, data_name: str, optimizer: str, sampling: Sampling) -> DPTrainer:
+def _trainer(
+    model: str, data_name: str, optimizer: str, engine: EngineName, sampling: Sampling
+) -> DPTrainer:
     data = _data(data_name)
     factory, loss = _MODELS[model]
     return DPTrainer(
@@ -124,6 +127,7 @@ def _trainer(model: str, data_name: str, optimizer: str, sampling: Sampling) -> 
         loss,
         data,
         optimizer=optimizer,
+        engine=engine,
         sampling=sampling,
     )
 
@@ -134,7 +138,12 @@ def _regression(name: str) -> OutputPerturbedLogisticRegression:
 
 
 def adult_logistic_sgd(
-    *, data: BinaryData = "adult", replicates: int = 1, curves: bool = False, publish: bool = False
+    *,
+    data: BinaryData = "adult",
+    replicates: int = 1,
+    curves: bool = False,
+    publish: bool = False,
+    engine: EngineName = "auto",
 ) -> PrivacyUtilityProblem:
     """Logistic regression with DP-SGD: the paper's "LogReg+SGD".
 
@@ -146,36 +155,53 @@ def adult_logistic_sgd(
         publish: Whether to train with noise from the operating system instead of seeds, for a study
             that is paid for (``DPareto(budget=...)``). The whole training of a curve is charged,
             once, and does not end early.
+        engine: What computes clipped gradients, as for :class:`~botorch_dp.training.DPTrainer`;
+            ``"opacus"`` is Opacus.
 
     Example:
         >>> problem = adult_logistic_sgd(data="breast_cancer")
         >>> front = DPareto(problem, seed=0).run(32)
     """
-    return _binary_problem("logistic", data, "sgd", replicates, curves, publish)
+    return _binary_problem("logistic", data, "sgd", replicates, curves, publish, engine)
 
 
 def adult_logistic_adam(
-    *, data: BinaryData = "adult", replicates: int = 1, curves: bool = False, publish: bool = False
+    *,
+    data: BinaryData = "adult",
+    replicates: int = 1,
+    curves: bool = False,
+    publish: bool = False,
+    engine: EngineName = "auto",
 ) -> PrivacyUtilityProblem:
     """Logistic regression with DP-Adam: the paper's "LogReg+ADAM".
 
     Arguments as in :func:`adult_logistic_sgd`.
     """
-    return _binary_problem("logistic", data, "adam", replicates, curves, publish)
+    return _binary_problem("logistic", data, "adam", replicates, curves, publish, engine)
 
 
 def adult_svm_sgd(
-    *, data: BinaryData = "adult", replicates: int = 1, curves: bool = False, publish: bool = False
+    *,
+    data: BinaryData = "adult",
+    replicates: int = 1,
+    curves: bool = False,
+    publish: bool = False,
+    engine: EngineName = "auto",
 ) -> PrivacyUtilityProblem:
     """Linear support vector machine with DP-SGD: the paper's "SVM+SGD".
 
     Arguments as in :func:`adult_logistic_sgd`.
     """
-    return _binary_problem("svm", data, "sgd", replicates, curves, publish)
+    return _binary_problem("svm", data, "sgd", replicates, curves, publish, engine)
 
 
 def mnist_mlp1_sgd(
-    *, data: ImageData = "mnist", replicates: int = 1, curves: bool = False, publish: bool = False
+    *,
+    data: ImageData = "mnist",
+    replicates: int = 1,
+    curves: bool = False,
+    publish: bool = False,
+    engine: EngineName = "auto",
 ) -> PrivacyUtilityProblem:
     """One hidden layer of 1000 units with DP-SGD: the paper's "MLP1+SGD".
 
@@ -184,18 +210,24 @@ def mnist_mlp1_sgd(
         replicates: Trainings whose accuracies one trial averages (10 in the paper).
         curves: As in :func:`adult_logistic_sgd`.
         publish: As in :func:`adult_logistic_sgd`.
+        engine: As in :func:`adult_logistic_sgd`.
     """
-    return _image_problem("mlp1", data, replicates, curves, publish)
+    return _image_problem("mlp1", data, replicates, curves, publish, engine)
 
 
 def mnist_mlp2_sgd(
-    *, data: ImageData = "mnist", replicates: int = 1, curves: bool = False, publish: bool = False
+    *,
+    data: ImageData = "mnist",
+    replicates: int = 1,
+    curves: bool = False,
+    publish: bool = False,
+    engine: EngineName = "auto",
 ) -> PrivacyUtilityProblem:
     """Hidden layers of 128 and 64 units with DP-SGD: the paper's "MLP2+SGD".
 
     Arguments as in :func:`mnist_mlp1_sgd`.
     """
-    return _image_problem("mlp2", data, replicates, curves, publish)
+    return _image_problem("mlp2", data, replicates, curves, publish, engine)
 
 
 def private_logistic_regression(
@@ -226,6 +258,7 @@ def _binary_problem(
     replicates: int,
     curves: bool,
     publish: bool,
+    engine: EngineName,
 ) -> PrivacyUtilityProblem:
     check_choice("data", data, ("adult", "breast_cancer"))
     num_records = len(_data(data).train_X)
@@ -241,11 +274,16 @@ def _binary_problem(
         noise_variance=Real(0.1, 16.0, log=True, distribution=ShiftedExponential(0.1)),
         products=_PRODUCTS,
     )
-    return _problem((model, data, optimizer), space, replicates, curves, publish)
+    return _problem((model, data, optimizer), space, replicates, curves, publish, engine)
 
 
 def _image_problem(
-    model: str, data: str, replicates: int, curves: bool, publish: bool
+    model: str,
+    data: str,
+    replicates: int,
+    curves: bool,
+    publish: bool,
+    engine: EngineName,
 ) -> PrivacyUtilityProblem:
     check_choice("data", data, ("mnist", "digits"))
     num_records = len(_data(data).train_X)
@@ -261,11 +299,11 @@ def _image_problem(
         noise_variance=Real(0.1, 16.0, log=True, distribution=ShiftedExponential(0.5)),
         products=_PRODUCTS,
     )
-    return _problem((model, data, "sgd"), space, replicates, curves, publish)
+    return _problem((model, data, "sgd"), space, replicates, curves, publish, engine)
 
 
 def training_oracles(
-    model: str, data: str, optimizer: str, *, publish: bool = False
+    model: str, data: str, optimizer: str, *, publish: bool = False, engine: EngineName = "auto"
 ) -> TrainingOracles:
     """The oracles of training one model on one data set, as in the paper.
 
@@ -274,8 +312,9 @@ def training_oracles(
         data: Name of the data set, which is loaded where it is needed, once in each process.
         optimizer: ``"sgd"`` or ``"adam"``.
         publish: Whether noise comes from the operating system, whatever the seeds.
+        engine: Of :class:`DPTrainer`.
     """
-    maker = partial(_trainer, model, data, optimizer, "without_replacement")
+    maker = partial(_trainer, model, data, optimizer, engine, "without_replacement")
     return TrainingOracles(maker, training_settings, publish)
 
 
@@ -285,15 +324,17 @@ def _problem(
     replicates: int,
     curves: bool,
     publish: bool,
+    engine: EngineName,
 ) -> PrivacyUtilityProblem:
     model, data, optimizer = training
+    by = "" if engine == "auto" else f" by engine {engine}"
     return problem_of(
-        training_oracles(*training, publish=publish),
+        training_oracles(*training, publish=publish, engine=engine),
         space,
         delta=DELTA,
         replicates=replicates,
         curves=curves,
-        name=f"{model} with DP-{optimizer.upper()} on {data}",
+        name=f"{model} with DP-{optimizer.upper()} on {data}" + by,
         # Poisson batches cost less than the paper's.
-        publisher=partial(_trainer, *training, "poisson"),
+        publisher=partial(_trainer, *training, engine, "poisson"),
     )

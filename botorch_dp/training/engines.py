@@ -111,12 +111,12 @@ class Engine(ABC):
         step = self._block or max(1, largest)
         return (slice(start, start + step) for start in range(0, size, step))
 
-    def _filled_up(self, values: Tensor, dim: int = 0) -> Tensor:
-        """The rows of a block, with rows of zeros for what is missing."""
+    def _filled_up(self, values: Tensor, dim: int = 0, value: float = 0.0) -> Tensor:
+        """The rows of a block, with rows of one value for what is missing."""
         missing = 0 if self._block is None else self._block - values.shape[dim]
         if missing == 0:
             return values
-        return F.pad(values, (0, 0) * (values.dim() - 1 - dim) + (0, missing))
+        return F.pad(values, (0, 0) * (values.dim() - 1 - dim) + (0, missing), value=value)
 
 
 def trainable(model: nn.Module) -> list[nn.Parameter]:

@@ -116,16 +116,16 @@ class _Linear:
     def __call__(self, inputs: Tensor) -> Tensor:
         """``R x m x in -> R x m x out``."""
         weight, bias = self.weight, self.bias
-        columns, rows = -weight.shape[2] % _ALIGNED, -weight.shape[1] % _ALIGNED
-        if self.aligned and (columns or rows) and weight.shape[1] > 1:
-            wide = replace(
-                self,
-                weight=F.pad(weight, (0, columns, 0, rows)),
-                bias=None if bias is None else F.pad(bias, (0, rows)),
-            )
-            return wide(F.pad(inputs, (0, columns)))[..., : weight.shape[1]]
-        if self.aligned and columns:
-            weight, inputs = F.pad(weight, (0, columns)), F.pad(inputs, (0, columns))
+        if self.aligned:
+            columns, rows = -weight.shape[2] % _ALIGNED, -weight.shape[1] % _ALIGNED
+            rows = 0 if weight.shape[1] == 1 else rows
+            if columns or rows:
+                wide = replace(
+                    self,
+                    weight=F.pad(weight, (0, columns, 0, rows)),
+                    bias=None if bias is None else F.pad(bias, (0, rows)),
+                )
+                return wide(F.pad(inputs, (0, columns)))[..., : weight.shape[1]]
         if weight.shape[1] == 1:  # a row times many columns is faster than many rows times one
             if bias is None:
                 return torch.bmm(weight, inputs.mT).mT
@@ -173,15 +173,18 @@ class FusedEngine(Engine):
     def clipped_sums(self, batches: Batches, clip_norm: float) -> ClippedSums:
         """See :class:`.engines.Engine`."""
         size = batches.places.shape[1]
-        kept = torch.zeros((), dtype=torch.long, device=self._sums.device)
-        if size == 0:
-            self._sums.zero_()
-        for part in self._parts(size, size):
-            filled = None if batches.filled is None else batches.filled[:, part]
-            kept += self._add_clipped(
-                batches.places[:, part], filled, clip_norm, begin=part.start == 0
+        if self._block is None or size == 0:
+            return ClippedSums(self._sums, self._add_clipped(*batches, clip_norm, begin=True))
+        kept = [
+            self._add_clipped(
+                batches.places[:, part],
+                None if batches.filled is None else batches.filled[:, part],
+                clip_norm,
+                begin=part.start == 0,
             )
-        return ClippedSums(self._sums, kept)
+            for part in self._parts(size, size)
+        ]
+        return ClippedSums(self._sums, torch.stack(kept).sum())
 
     def numbers(self, places: Tensor) -> list[Tensor]:
         """See :class:`.engines.Engine`."""
@@ -195,7 +198,7 @@ class FusedEngine(Engine):
         """Add the gradients of a block to the sums, or begin them; returns how many were kept."""
         layers, layer_inputs, gradients = self._backward(*self._gather(places))
         scales = self._scales.index_select(0, places.flatten()).view_as(places)
-        scales = self._filled_up(scales, 1)
+        scales = self._filled_up(scales, 1, torch.nan)
         norms = []
         for position, (layer, a, g) in enumerate(zip(layers, layer_inputs, gradients, strict=True)):
             norm = lengths(g)
@@ -206,10 +209,8 @@ class FusedEngine(Engine):
             norms.append(norm)
         total = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms), dim=0)
         factors = clip_factors(total, clip_norm, self._stability)
-        # Rows of zeros that fill a block up do not count.
-        factors[:, places.shape[1] :] = 0
         if filled is not None:
-            factors[:, : places.shape[1]].mul_(filled)
+            factors.mul_(self._filled_up(filled, 1))
         kept = factors.count_nonzero()
         factors = factors.unsqueeze(-1)
 
@@ -217,7 +218,10 @@ class FusedEngine(Engine):
             # A factor of 0 stands for a gradient that is not finite: 0 times infinity is NaN.
             clipped = g.mul_(factors).nan_to_num_(0.0, 0.0, 0.0)
             if layer.weight_sum is not None:
-                layer.weight_sum.baddbmm_(clipped.mT, a, beta=0 if begin else 1)
+                if begin:
+                    torch.bmm(clipped.mT, a, out=layer.weight_sum)
+                else:
+                    layer.weight_sum.baddbmm_(clipped.mT, a)
             if layer.bias_sum is not None:
                 if begin:
                     torch.sum(clipped, dim=1, out=layer.bias_sum)
@@ -285,16 +289,18 @@ class FusedEngine(Engine):
             self._gathered = self._X.new_empty(rows, width)
         inputs = torch.index_select(self._X, 0, indices, out=self._gathered[:rows])
         targets = self._tensors.Y.index_select(0, indices)
-        return (
-            self._filled_up(inputs.view(*places.shape, width), 1),
-            self._filled_up(targets.unflatten(0, places.shape), 1).flatten(0, 1),
-        )
+        inputs = inputs.view(*places.shape, width)
+        if self._block is None:
+            return inputs, targets
+        targets = self._filled_up(targets.view(*places.shape, *targets.shape[1:]), 1).flatten(0, 1)
+        return self._filled_up(inputs, 1), targets
 
     @cached_property
     def _scales(self) -> Tensor:
         """What a record's first gradient is multiplied with to give the norm's part, ``n``.
 
-        An unusable record's is NaN, which makes its clipping factor 0.
+        That of an unusable record is NaN, which makes its clipping factor 0, as that of rows that
+        fill a block up.
         """
         scales = torch.ones_like(self._tensors.usable, dtype=torch.float64)
         if not self._frozen:

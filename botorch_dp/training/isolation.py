@@ -1,6 +1,7 @@
 """What is refused: models and losses that mix the records of a batch, or keep something of them.
 
-The engines call a model on one record at a time, so that no gradient can depend on two records.
+The engines call a model on one record at a time, so that no gradient can depend on two records (but
+for :mod:`.opacus_engine`, which calls it on whole batches, and is held against them).
 Three things are left that could break this: vectorization rules that a model brings along
 (``torch.autograd.Function``), a state that a model keeps from one call to the next, and errors of
 ours. Besides, a model that mixes records could be trained on single ones, but would be tested and
@@ -243,20 +244,31 @@ def agree(
     data: TrainTest,
     makers: Sequence[EngineMaker],
     num_classes: int | None,
+    *,
+    random_weights: bool = True,
 ) -> bool:
-    """Whether two engines give the same sums on synthetic records, at several weights.
+    """Whether two engines give the same sums on synthetic records.
 
-    Arguments as for :func:`check_contributions`, with the makers of both engines.
+    Arguments as for :func:`check_contributions`, with the makers of both engines. Dropout is left
+    out: engines may draw in another order.
     """
     batch = torch.arange(_BATCH, device=data.train_Y.device).unsqueeze(0)
     records = random_records(data, _BATCH, num_classes)
-    for tried in _at_several_weights(model):
+    for tried in _at_several_weights(model) if random_weights else [copy.deepcopy(model)]:
+        quiet = _without_dropout(tried)
         try:
             one, other = (
-                make(tried, records, _SameSeed()).clipped_sums(Batches(batch), clip_norm=1.0).sums
+                make(quiet, records, _SameSeed()).clipped_sums(Batches(batch), clip_norm=1.0).sums
                 for make in makers
             )
-        except (RuntimeError, ValueError):
+        except (
+            RuntimeError,
+            ValueError,
+            TypeError,
+            NotImplementedError,
+            IndexError,
+            AttributeError,
+        ):
             return False
         if not float((one - other).norm()) <= _TOLERANCE[one.dtype] * float(other.norm()):
             return False

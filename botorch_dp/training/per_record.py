@@ -60,7 +60,7 @@ class PerRecordEngine(Engine):
             parameter_views(matrix, models[0]) for matrix in (parameters, self._sums)
         )
         self.record_numbers = sum(numbers_of_gradient(rows[0]) for rows in self._trained)
-        self._model = with_plain_layers(copy.deepcopy(models[0]))
+        self._model = self._prepared(copy.deepcopy(models[0]))
         named = [
             *self._model.named_parameters(remove_duplicate=False),
             *self._model.named_buffers(remove_duplicate=False),
@@ -79,6 +79,10 @@ class PerRecordEngine(Engine):
         self._gradients = vmap(
             grad(self._loss_of_one), in_dims=(None, None, 0, 0), randomness="different"
         )
+
+    def _prepared(self, model: nn.Module) -> nn.Module:
+        """The model as it is called, changed in place."""
+        return with_plain_layers(model)
 
     def clipped_sums(self, batches: Batches, clip_norm: float) -> ClippedSums:
         """See :class:`.engines.Engine`."""

@@ -24,10 +24,11 @@ from botorch_dp.training.engines import has_hooks
 State = tuple[Tensor, ...]
 
 
-class _Embedding(nn.Embedding):
+class Embedding(nn.Embedding):
     """Answers a token that does not exist with NaN, where torch would raise an error."""
 
     def forward(self, tokens: Tensor) -> Tensor:
+        """As of ``nn.Embedding``."""
         exists = (tokens >= 0) & (tokens < self.num_embeddings)
         rows = super().forward(torch.where(exists, tokens, 0))
         absent = torch.where(exists, 0.0, torch.nan).to(rows.dtype)
@@ -246,7 +247,7 @@ def without_token_errors(model: nn.Module) -> nn.Module:
     """
     for module in model.modules():
         if type(module) is nn.Embedding:
-            module.__class__, module.sparse = _Embedding, False
+            module.__class__, module.sparse = Embedding, False
     return model
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from botorch_dp._checks import check_positive
+from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import NeighboringRelation
 from botorch_dp.privacy.runs import Fingerprint, fingerprint
 from botorch_dp.training.engines import (
@@ -54,9 +55,18 @@ from botorch_dp.training.records import (
     parts,
 )
 
-EngineName = Literal["auto", "fused", "ghost", "per_record"]
+EngineName = Literal["auto", "fused", "ghost", "per_record", "opacus"]
 Metric = Callable[[Tensor, Tensor], float]
 
+_NOTHING_KEPT = (
+    "your model and loss treat every record on its own: they store nothing between calls, raise no "
+    "error for a single record, and define no custom vmap rule that mixes records"
+)
+_TRIED = (
+    "Opacus computed the gradients of single records on whole batches, and your model keeps the "
+    "records of a batch apart: this was tried on made-up records before and after training, but "
+    "not enforced"
+)
 _ENGINES: dict[str, type[Engine]] = {
     "fused": FusedEngine,
     "ghost": GhostEngine,
@@ -64,14 +74,18 @@ _ENGINES: dict[str, type[Engine]] = {
 }
 
 
-_NOTHING_KEPT = (
-    "your model and loss treat every record on its own: they store nothing between calls, raise no "
-    "error for a single record, and define no custom vmap rule that mixes records"
-)
 _FORM_IS_PUBLIC = (
     "the form of a record (names, shapes and types of its parts) was stated without looking at the "
     "records, and reading one of them from the data set depends on no other record"
 )
+
+
+def _kind_of(engine: str) -> type[Engine]:
+    if engine == "opacus":  # which takes seconds to import
+        from botorch_dp.training.opacus_engine import OpacusEngine
+
+        return OpacusEngine
+    return _ENGINES[engine]
 
 
 class Setup:
@@ -156,6 +170,8 @@ class Setup:
     def conditions(self) -> tuple[str, ...]:
         """What rests on the caller, about the model, the loss and the records."""
         found = () if self.isolated_by_construction else (_NOTHING_KEPT,)
+        if self.engine == "opacus":
+            found = (*found, _TRIED)
         return found if self._datasets is None else (*found, _FORM_IS_PUBLIC)
 
     def memory(self, batch_size: int) -> int:
@@ -216,7 +232,7 @@ class Setup:
         """
         for model in models:
             model.train()
-        return _ENGINES[name or self.engine](
+        return _kind_of(name or self.engine)(
             models,
             parameters,
             self.records if records is None else records,
@@ -237,6 +253,10 @@ class Setup:
         check_contributions(
             model, self.form, maker, self.num_classes, random_weights=random_weights
         )
+        if self.engine == "opacus" and not self._agrees(model, "opacus", random_weights):
+            raise PrivacyError(
+                "The gradients that Opacus finds for this model are not those of single records."
+            )
 
     def clipped_sum(self, model: nn.Module, indices: Tensor, clip_norm: float) -> list[Tensor]:
         """The sum of the clipped gradients of some training records. Sensitive.
@@ -310,8 +330,10 @@ class Setup:
             return "fused"
         if engine == "per_record":
             return "per_record"
-        makers = [partial(self._engine_of_one, name=name) for name in ("ghost", "per_record")]
-        if agree(model, self.form, makers, self.num_classes):
+        if engine == "opacus":
+            self._check_opacus(model)
+            return "opacus"
+        if self._agrees(model, "ghost"):
             return "ghost"
         if engine == "ghost":
             raise ValueError(
@@ -321,9 +343,32 @@ class Setup:
             )
         return "per_record"
 
+    def _agrees(self, model: nn.Module, engine: str, random_weights: bool = True) -> bool:
+        """Whether an engine's sums are those of the gradients of single records."""
+        makers = [partial(self._engine_of_one, name=name) for name in (engine, "per_record")]
+        return agree(model, self.form, makers, self.num_classes, random_weights=random_weights)
+
+    def _check_opacus(self, model: nn.Module) -> None:
+        from botorch_dp.training.opacus_engine import why_not_opacus
+
+        X, _, _ = random_records(self.form, 2, self.num_classes).take(
+            torch.arange(2, device=self.device)
+        )
+        reason = why_not_opacus(copy.deepcopy(model).train(), X)
+        if reason is None and not self._agrees(model, "opacus"):
+            reason = (
+                "on made-up records, its hooks fail or find other gradients than those of single "
+                "records"
+            )
+        if reason is not None:
+            raise ValueError(
+                f"Opacus cannot train this model: {reason}. Use engine='auto', which computes the "
+                "gradients of single records of any model."
+            )
+
     def _choose_block(self, model: nn.Module) -> int:
         """As many records as can be computed together without touching each other's last bits."""
-        block = _ENGINES[self.engine].BLOCK
+        block = _kind_of(self.engine).BLOCK
         maker = partial(self._engine_of_one, precise=True, block=block)
         return block if rows_are_apart(model, self.form, maker, self.num_classes, block) else 1
 

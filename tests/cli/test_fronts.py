@@ -61,6 +61,18 @@ class TestPareto:
         code, _, err = call(capsys, "pareto", "sparse_vector", "--curves", "--quiet")
         assert code == 1 and "has no --curves" in err
 
+    def test_engines(self, tmp_path: Path, capsys) -> None:
+        task = ("adult_logistic_sgd", "--data", "breast_cancer", "--trials", "3", "--seed", "0")
+        fronts = []
+        for engine in ("auto", "opacus"):
+            options = ("--engine", engine, "--acquisition", "random", "--quiet", "--json")
+            code, out, err = call(capsys, "pareto", *task, *options)
+            assert code == 0, err
+            fronts.append(json.loads(out)["front"]["epsilon"])
+        assert fronts[0] == fronts[1]
+        code, _, err = call(capsys, "pareto", "sparse_vector", "--engine", "opacus", "--quiet")
+        assert code == 1 and "has no --engine" in err
+
     def test_paid_for(self, capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
         arguments = ("pareto", "adult_logistic_sgd", "--data", "breast_cancer", "--quiet")
@@ -141,7 +153,7 @@ class TestPareto:
 
     def test_storage_that_another_process_has_open(self, own: str, capsys) -> None:
         """Another one may not go on with it, and may ask it for a recommendation."""
-        options = {"task": own, "data": None, "replicates": None, "curves": False}
+        options = {"task": own, "data": None, "replicates": None, "curves": False, "engine": None}
         with DPareto(load_problem(Namespace(**options)), storage="s.sqlite", seed=0) as study:
             study.run(3)
             code, out, err = call(capsys, "pareto", own, "--storage", "s.sqlite", "--quiet")

@@ -63,6 +63,21 @@ class TestEveryProblem:
             make(data="nothing")
 
 
+@pytest.mark.parametrize(
+    ("make", "data"), [each for each in BUNDLED if each[0] is not tasks.private_logistic_regression]
+)
+def test_every_engine_trains_the_same_models(make, data: str) -> None:
+    """For the same price and, up to rounding, with the same accuracies."""
+    problems = [make(data=data, engine=engine) for engine in ("auto", "per_record", "opacus")]
+    config = problems[0].space.sample(1, seed=0)[0] | CHEAP
+    first, *others = ((each.epsilon(config), *each.oracle(config, [3])) for each in problems)
+    for other in others:
+        assert other == pytest.approx(first, abs=0.02)
+    assert len({each.name for each in problems}) == 3
+    with pytest.raises(ValueError, match=r"`engine` must be one of.*'nothing'"):
+        make(data=data, engine="nothing").oracle(config, [3])
+
+
 def test_epsilon_is_the_accountants() -> None:
     problem = tasks.adult_logistic_sgd(data="breast_cancer")
     n = 398

@@ -25,6 +25,7 @@ from botorch_dp.training import (
 from botorch_dp.training.engines import Batches, Engine, stack_parameters
 from botorch_dp.training.fused import FusedEngine
 from botorch_dp.training.ghost import GhostEngine
+from botorch_dp.training.opacus_engine import OpacusEngine
 from botorch_dp.training.per_record import PerRecordEngine
 from botorch_dp.training.records import Records, TrainingRecords
 
@@ -34,6 +35,7 @@ KINDS: dict[str, type[Engine]] = {
     "fused": FusedEngine,
     "ghost": GhostEngine,
     "per_record": PerRecordEngine,
+    "opacus": OpacusEngine,
 }
 ENGINES = list(KINDS)
 #: (relative to the sum's norm) rounding of the type; Opacus itself clips at norm + 1e-6.
@@ -256,3 +258,18 @@ class Interrupting:
             if self.calls in self.steps:
                 signal.raise_signal(signal.SIGINT)
         return cross_entropy_loss(outputs, targets)
+
+
+class Embedded(nn.Module):
+    """A model that cannot be fused: tokens, an embedding, a normalization, a skip."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(2, 6)
+        self.norm = nn.LayerNorm(6)
+        self.inner = nn.Linear(6, 6)
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden = self.norm(self.embedding(tokens).mean(dim=1))
+        return self.head(hidden + torch.tanh(self.inner(hidden)))

@@ -5,13 +5,16 @@ from __future__ import annotations
 import itertools
 import math
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from botorch_dp.errors import PrivacyError
 from botorch_dp.training import (
     DPTrainer,
+    TrainTest,
     cross_entropy_loss,
     hinge_loss,
     logistic_loss,
@@ -20,21 +23,108 @@ from botorch_dp.training import (
 )
 from botorch_dp.training.engines import Batches, stack_parameters
 from botorch_dp.training.fused import ELEMENTWISE
+from botorch_dp.training.randomness import SeededRandomness
 from botorch_dp.training.records import TrainingRecords
 from tests.training.helpers import (
     ENGINES,
     INDICES,
     KINDS,
+    SETTINGS,
     assert_sums_agree,
+    clipped_sum,
     flat,
     linear_loss,
     made,
     make_data,
+    per_example_gradients,
     stack,
     sums,
     training_records,
     weights,
 )
+from tests.training.models import CLASSES, HOSTILE, MODELS, Case, Hostile, largest_move
+
+ANY_MODEL = [engine for engine in ENGINES if engine != "fused"]
+
+
+def case_trainer(case: Case, engine: str) -> DPTrainer:
+    Y = torch.arange(len(case.X)) % CLASSES
+    torch.manual_seed(0)
+    return DPTrainer(
+        case.factory, cross_entropy_loss, TrainTest(case.X, Y, case.X, Y), engine=engine
+    )
+
+
+@pytest.mark.parametrize("engine", ANY_MODEL)
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_is_clipped_as_single_records_are_or_refused(name: str, engine: str) -> None:
+    """In both precisions, against autograd on one record at a time."""
+    case = MODELS[name]
+    if engine in case.refused:
+        with pytest.raises(ValueError, match=f"cannot train.*{case.refused[engine]}"):
+            case_trainer(case, engine)
+        return
+    trainer = case_trainer(case, engine)
+    assert trainer.engine == engine
+    model, data = trainer.setup.new_model(1).train(), trainer.setup.form
+    rows = per_example_gradients(model, cross_entropy_loss, data.train_X, data.train_Y)
+    middle = float(torch.stack([row.norm() for row in rows]).median())
+    batch = torch.arange(len(case.X))
+    for precise in (False, True):
+        one = trainer.setup._engine_of_one(
+            model,
+            training_records(data, CLASSES),
+            SeededRandomness(0, batch.device),
+            precise=precise,
+        )
+        (found,) = sums(one, batch, middle)
+        expected = clipped_sum(rows, middle).to(found.dtype)
+        assert float((found - expected).norm()) <= 2e-6 * float(expected.norm())
+
+
+@pytest.mark.parametrize(
+    ("name", "engine"), [("network", "fused"), ("LSTM of Opacus", "ghost"), ("table", "ghost")]
+)
+def test_auto_never_chooses_opacus(name: str, engine: str) -> None:
+    assert case_trainer(MODELS[name], "auto").engine == engine
+
+
+def move_of(hostile: Hostile, engine: str) -> float:
+    def by_engine(model: nn.Module, X: Tensor) -> Tensor:
+        records = TrainingRecords(X, torch.ones(len(X)), None)
+        return sums(made(KINDS[engine], [model], records, linear_loss), torch.arange(len(X)), 1.0)
+
+    return largest_move(by_engine, hostile)
+
+
+@pytest.mark.parametrize("engine", ["ghost", "per_record"])
+@pytest.mark.parametrize("name", HOSTILE)
+def test_records_are_apart_by_construction(name: str, engine: str) -> None:
+    """Whatever a model does with its batch: there is one record in it."""
+    assert move_of(HOSTILE[name], engine) <= 2 * (1 + 1e-5)
+
+
+def test_records_are_not_apart_in_opacus() -> None:
+    """Which is why its guarantee says that their isolation was tried and not enforced."""
+    moves = {name: move_of(hostile, "opacus") for name, hostile in HOSTILE.items()}
+    assert moves.pop("scaled by the largest number") <= 2
+    assert all(move > 2.1 for move in moves.values())
+    assert max(moves.values()) > 100
+
+
+@pytest.mark.parametrize("engine", ANY_MODEL)
+@pytest.mark.parametrize("name", HOSTILE)
+def test_trials_find_what_shows_on_made_up_records(name: str, engine: str) -> None:
+    """And nothing else: only construction helps against the others."""
+    hostile, Y = HOSTILE[name], torch.ones(len(HOSTILE[name].X))
+    data = TrainTest(hostile.X, Y, hostile.X, Y)
+    options: dict[str, Any] = {"engine": engine, "metric": lambda outputs, targets: 0.0}
+    if hostile.found:
+        with pytest.raises(PrivacyError, match="mixes the records"):
+            DPTrainer(hostile.factory, linear_loss, data, **options)
+        return
+    plan = DPTrainer(hostile.factory, linear_loss, data, **options).plan(**SETTINGS)
+    assert ("not enforced" in str(plan.guarantee)) == (engine == "opacus")
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -1,0 +1,125 @@
+"""The hooks of Opacus in our batches, clipping and noise; what is refused, and what is said."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from botorch_dp.errors import PrivacyError
+from botorch_dp.privacy import PrivacyBudget, PrivacyLedger
+from botorch_dp.training import DPTrainer, TrainTest, cross_entropy_loss, opacus_engine
+from tests.training.helpers import (
+    FLOAT_DATA,
+    NETWORK,
+    SETTINGS,
+    Embedded,
+    flat,
+    opacus_clipped_sum,
+    weights,
+)
+
+TOKENS = torch.arange(240).view(60, 4) % 2
+WORDS = TrainTest(TOKENS, FLOAT_DATA.train_Y, TOKENS, FLOAT_DATA.train_Y)
+
+
+def trainer(factory: Callable[[], nn.Module] = NETWORK, **options: Any) -> DPTrainer:
+    data = options.pop("data", FLOAT_DATA)
+    return DPTrainer(factory, cross_entropy_loss, data, engine="opacus", **options)
+
+
+def test_it_is_opacus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rules find the gradients: without them there are none."""
+    each = trainer()
+    model, batch = each.setup.new_model(0).train(), torch.arange(9)
+    data = FLOAT_DATA
+    found = flat(each.setup.clipped_sum(model, batch, 0.3))
+    stock = opacus_clipped_sum(model, cross_entropy_loss, data.train_X[:9], data.train_Y[:9], 0.3)
+    torch.testing.assert_close(found, stock, rtol=1e-5, atol=1e-6)
+    rules = opacus_engine.GradSampleModule.GRAD_SAMPLERS
+    monkeypatch.setitem(
+        rules,
+        nn.Linear,
+        lambda layer, *_: {p: 0 * p.expand(9, *p.shape) for p in layer.parameters()},
+    )
+    assert float(flat(each.setup.clipped_sum(model, batch, 0.3)).norm()) == 0
+
+
+def test_published_with_a_guarantee_that_says_what_was_only_tried() -> None:
+    ledger = PrivacyLedger(":memory:", PrivacyBudget(100.0, 1e-4))
+    trained = trainer().fit(**SETTINGS, publish=True, ledger=ledger)
+    assert trained.guarantee.status == "conditional"
+    said = str(trained.guarantee)
+    assert said.count("Opacus") == 1 and "tried on made-up records" in said
+    assert "not enforced" in said
+    assert len(ledger.entries()) == 1
+    other = DPTrainer(NETWORK, cross_entropy_loss, FLOAT_DATA, engine="ghost")
+    assert "Opacus" not in str(other.plan(**SETTINGS).guarantee)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_the_same_training_as_by_other_engines(optimizer: str) -> None:
+    one, other = (
+        DPTrainer(NETWORK, cross_entropy_loss, FLOAT_DATA, engine=engine, optimizer=optimizer).fit(
+            **SETTINGS, seed=3
+        )
+        for engine in ("opacus", "fused")
+    )
+    torch.testing.assert_close(weights(one.model), weights(other.model), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("word", [2, 10**6, -1])
+def test_a_word_that_does_not_exist_counts_as_zero(word: int) -> None:
+    setup = trainer(Embedded, data=WORDS).setup
+    model = setup.new_model(0).train()
+    others = flat(setup.clipped_sum(model, torch.arange(1, 9), 0.3))
+    X = TOKENS.clone()
+    X[0, 1] = word
+    poisoned = setup.on(WORDS._replace(train_X=X))
+    torch.testing.assert_close(flat(poisoned.clipped_sum(model, torch.arange(9), 0.3)), others)
+
+
+def test_a_model_whose_final_gradients_are_others_is_not_handed_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The hooks are held against single records again, after the charge."""
+    each = trainer(lambda: nn.Linear(7, 3))
+    original = each.setup.check
+    rule = opacus_engine.GradSampleModule.GRAD_SAMPLERS[nn.Linear]
+
+    def wrong(*given: Any) -> Any:
+        return {key: rows.abs() for key, rows in rule(*given).items()}
+
+    def check(*given: Any, **how: Any) -> None:
+        with monkeypatch.context() as patch:
+            patch.setitem(opacus_engine.GradSampleModule.GRAD_SAMPLERS, nn.Linear, wrong)
+            original(*given, **how)
+
+    monkeypatch.setattr(each.setup, "check", check)
+    ledger = PrivacyLedger(":memory:", PrivacyBudget(100.0, 1e-4))
+    with pytest.raises(PrivacyError, match=r"not handed out.*Opacus finds.*single records"):
+        each.fit(**SETTINGS, publish=True, ledger=ledger)
+    assert len(ledger.entries()) == 1
+
+
+def test_dropout_is_trained() -> None:
+    model = nn.Sequential(nn.Linear(7, 6), nn.Dropout(0.5), nn.Linear(6, 3))
+    each = trainer(lambda: model)
+    assert each.setup.conditions[1:] and each.fit(**SETTINGS, seed=0).steps == 30
+
+
+def test_opacus_is_imported_where_it_is_asked_for_only() -> None:
+    """It takes seconds: two modules import it, and they are imported inside of functions."""
+    package = Path(opacus_engine.__file__).parents[1]
+    lines = {
+        (file.name, line)
+        for file in package.rglob("*.py")
+        for line in file.read_text().splitlines()
+        if re.match(r"(from|import) \S*opacus", line)
+    }
+    assert {name for name, _ in lines} == {"opacus_engine.py", "opacus_accountant.py"}
