@@ -56,6 +56,7 @@ from botorch_dp.training import (
 )
 from botorch_dp.training.fused import why_not_fused
 from botorch_dp.training.plan import Sampling
+from botorch_dp.training.trainer_setup import EngineName
 
 RATE, CLIP, NOISE, REPLICATES = 0.05, 1.0, 2.0, 10
 
@@ -242,10 +243,16 @@ def ours(
     publish: bool = False,
     sampling: Sampling = "poisson",
     relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
+    engine: EngineName = "auto",
 ) -> tuple[Callable[[], None], int]:
     """``DPTrainer``; steps are counted over all replicates."""
     trainer = DPTrainer(
-        setting.factory, setting.loss, setting.data, sampling=sampling, relation=relation
+        setting.factory,
+        setting.loss,
+        setting.data,
+        sampling=sampling,
+        relation=relation,
+        engine=engine,
     )
     epochs = setting.epochs
     settings = {
@@ -274,6 +281,7 @@ def measured(setting: Setting, turns: int) -> dict[str, object]:
         "DPTrainer, published, one more": ours(
             setting, publish=True, relation=NeighboringRelation.ADD_OR_REMOVE_ONE
         ),
+        "DPTrainer, by Opacus": ours(setting, engine="opacus"),
         "plain SGD": plain_sgd(setting),
         "Opacus hooks": opacus_hooks(setting),
     }

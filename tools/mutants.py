@@ -381,8 +381,10 @@ MUTANTS = [
     ),
     *_mutants(
         "training/fused.py",
-        "training/test_engines.py",
+        "training/test_engines.py training/test_blocks.py",
         ("torch.hypot(norms, norms.new_ones(()))", "norms"),
+        ("self._filled_up(scales, 1, torch.nan)", "self._filled_up(scales, 1, 1.0)"),
+        ("if self.aligned:", "if False:"),
     ),
     *_mutants(
         "training/contributions.py",

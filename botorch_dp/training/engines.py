@@ -62,7 +62,7 @@ class Engine(ABC):
 
     #: How many records to compute together where one may be added or removed. A batch is filled up
     #: to whole blocks: larger ones waste more, smaller ones take more calls. A published step takes
-    #: 1.2 to 1.8 times as long as under replace-one (``benchmarks/trainers.py``).
+    #: 1.2 to 2.2 times as long as under replace-one (``benchmarks/trainers.py``).
     BLOCK: ClassVar[int] = 64
 
     #: Numbers that clipping takes for each record of a batch, beside those of plain training.

@@ -246,19 +246,22 @@ def agree(
     num_classes: int | None,
     *,
     random_weights: bool = True,
+    dropout: bool = True,
 ) -> bool:
     """Whether two engines give the same sums on synthetic records.
 
-    Arguments as for :func:`check_contributions`, with the makers of both engines. Dropout is left
-    out: engines may draw in another order.
+    Arguments as for :func:`check_contributions`, with the makers of both engines.
+
+    Args:
+        dropout: False for engines that draw in another order.
     """
     batch = torch.arange(_BATCH, device=data.train_Y.device).unsqueeze(0)
     records = random_records(data, _BATCH, num_classes)
     for tried in _at_several_weights(model) if random_weights else [copy.deepcopy(model)]:
-        quiet = _without_dropout(tried)
+        same = tried if dropout else _without_dropout(tried)
         try:
             one, other = (
-                make(quiet, records, _SameSeed()).clipped_sums(Batches(batch), clip_norm=1.0).sums
+                make(same, records, _SameSeed()).clipped_sums(Batches(batch), clip_norm=1.0).sums
                 for make in makers
             )
         except (

@@ -171,7 +171,7 @@ class DPTrainer:
     Where a record may be added or removed (``ADD_OR_REMOVE_ONE``), a published training computes in
     blocks of one shape, or on single records where the last digits of a record's gradient depend on
     its place in a block: otherwise one record more could move the gradients of all others by
-    rounding. That takes 1.2 to 1.8 times as long with blocks.
+    rounding. With blocks, a published step takes 1.2 to 2.2 times as long.
 
     The trainer keeps no model. Each call of :meth:`fit` makes one, a :class:`~.run.TrainingRun`
     owns its parameters while it is trained, and the result holds a model of its own.

@@ -346,7 +346,14 @@ class Setup:
     def _agrees(self, model: nn.Module, engine: str, random_weights: bool = True) -> bool:
         """Whether an engine's sums are those of the gradients of single records."""
         makers = [partial(self._engine_of_one, name=name) for name in (engine, "per_record")]
-        return agree(model, self.form, makers, self.num_classes, random_weights=random_weights)
+        return agree(
+            model,
+            self.form,
+            makers,
+            self.num_classes,
+            random_weights=random_weights,
+            dropout=engine != "opacus",
+        )
 
     def _check_opacus(self, model: nn.Module) -> None:
         from botorch_dp.training.opacus_engine import why_not_opacus

@@ -110,7 +110,7 @@ _X = torch.arange(240).view(60, 4) % 2
 TOKENS = TrainTest(_X, FLOAT_DATA.train_Y, _X, FLOAT_DATA.train_Y)
 MODELS: dict[str, tuple[Callable[[], nn.Module], TrainTest, tuple[str, ...]]] = {
     "odd widths": (
-        lambda: nn.Sequential(nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 9), nn.Linear(9, 3)),
+        lambda: nn.Sequential(nn.Linear(7, 10), nn.Tanh(), nn.Linear(10, 3)),
         FLOAT_DATA,
         ("fused", "ghost"),
     ),

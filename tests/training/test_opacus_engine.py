@@ -107,6 +107,13 @@ def test_a_model_whose_final_gradients_are_others_is_not_handed_out(
     assert len(ledger.entries()) == 1
 
 
+@pytest.mark.parametrize("option", [{"max_norm": 1.0}, {"scale_grad_by_freq": True}])
+def test_tables_that_look_at_a_batch_are_refused(option: dict[str, Any]) -> None:
+    model = nn.Sequential(nn.Embedding(2, 4, **option), nn.Flatten(), nn.Linear(16, 3))
+    with pytest.raises(ValueError, match="what is in a batch"):
+        trainer(lambda: model, data=WORDS)
+
+
 def test_dropout_is_trained() -> None:
     model = nn.Sequential(nn.Linear(7, 6), nn.Dropout(0.5), nn.Linear(6, 3))
     each = trainer(lambda: model)
