@@ -126,11 +126,10 @@ class Setup:
             self.records = self._datasets[0]
             self._datasets[0].num_classes = self.num_classes
         self.check(model, precise=False, random_weights=True)
-        #: How many records are computed together in a run that is published; None for whole
-        #: batches, whose shapes a record cannot change where it can only be replaced.
-        self.block: int | None = None
-        if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
-            self.block = self._choose_block(model)
+        self._relation = relation
+        #: The sizes of blocks by the number of threads, among which kernels divide their work.
+        self._blocks: dict[int, int] = {}
+        _ = self.block  # is found out before anything is trained
         self._record_numbers = self._count_numbers(model)
         self._number_bytes = trainable(model)[0].element_size()
 
@@ -165,6 +164,19 @@ class Setup:
     def isolated_by_construction(self) -> bool:
         """Whether nothing of the caller's is called on records."""
         return self.engine == "fused" and known_gradient(self.loss) is not None
+
+    @property
+    def block(self) -> int | None:
+        """How many records are computed together in a run that is published.
+
+        None for whole batches, whose shapes a record cannot change where it can only be replaced.
+        """
+        if self._relation is NeighboringRelation.REPLACE_ONE:
+            return None
+        threads = torch.get_num_threads()
+        if threads not in self._blocks:
+            self._blocks[threads] = self._choose_block()
+        return self._blocks[threads]
 
     @property
     def conditions(self) -> tuple[str, ...]:
@@ -373,8 +385,9 @@ class Setup:
                 "gradients of single records of any model."
             )
 
-    def _choose_block(self, model: nn.Module) -> int:
+    def _choose_block(self) -> int:
         """As many records as can be computed together without touching each other's last bits."""
+        model = self.new_model(0).train()
         block = _kind_of(self.engine).BLOCK
         maker = partial(self._engine_of_one, precise=True, block=block)
         return block if rows_are_apart(model, self.form, maker, self.num_classes, block) else 1

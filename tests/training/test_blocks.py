@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from botorch_dp.privacy import NeighboringRelation
-from botorch_dp.training import DPTrainer, TrainTest, hinge_loss
+from botorch_dp.training import DPTrainer, TrainTest, hinge_loss, trainer_setup
 from botorch_dp.training.engines import Batches, Engine
 from botorch_dp.training.fused import FusedEngine
 from botorch_dp.training.records import TrainingRecords
@@ -229,6 +229,17 @@ def test_where_a_place_matters_records_are_computed_alone(engine: str) -> None:
     assert trained.steps == trained.plan.steps
     whole = DPTrainer(ByPlace, cross_entropy_loss, FLOAT_DATA, engine=engine)
     assert whole.setup.block is None
+
+
+def test_another_number_of_threads_is_tried_before_it_is_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Kernels divide their work among threads, and may round by that."""
+    each = trainer("fused")
+    monkeypatch.setattr(trainer_setup, "rows_are_apart", lambda *_: False)
+    assert each.setup.block == FusedEngine.BLOCK
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1000)
+    assert each.setup.block == 1
 
 
 def test_dropout_does_not_make_records_lonely() -> None:
