@@ -38,6 +38,8 @@ KINDS: dict[str, type[Engine]] = {
     "opacus": OpacusEngine,
 }
 ENGINES = list(KINDS)
+#: Those that are ours.
+OWN_ENGINES = [engine for engine in ENGINES if engine != "opacus"]
 #: (relative to the sum's norm) rounding of the type; Opacus itself clips at norm + 1e-6.
 TOLERANCE = {torch.float32: 2e-6, torch.float64: 1e-13}
 #: Ways to draw batches, each under the relations it is accounted for.

@@ -18,7 +18,7 @@ from botorch_dp.training import DPTrainer
 from botorch_dp.training.run import TrainingRun
 from tests.one_draw import in_fork
 from tests.training.helpers import (
-    ENGINES,
+    OWN_ENGINES,
     SETTINGS,
     interruptible,
     trainer,
@@ -29,7 +29,7 @@ CURVE = (1, 2, 4, 7)
 LONG = {**SETTINGS, "epochs": 7}
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", OWN_ENGINES)
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_each_point_is_the_shorter_training(engine: str, optimizer: str) -> None:
     each = trainer(engine=engine, optimizer=optimizer)

@@ -23,10 +23,10 @@ from botorch_dp.training import (
 from botorch_dp.training.engines import clip_factors
 from botorch_dp.training.step_rules import ScaleFree, ScheduleFree, make_rule
 from tests.training.helpers import (
-    ENGINES,
     FLOAT_DATA,
     INDICES,
     NETWORK,
+    OWN_ENGINES,
     SETTINGS,
     Interrupting,
     clipped_sum,
@@ -234,7 +234,7 @@ def test_scale_free_by_hand() -> None:
         assert float(rule.result()) == pytest.approx(average, rel=1e-12)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", OWN_ENGINES)
 def test_normalized_sums_are_those_of_single_records(engine: str) -> None:
     data = make_data()
     torch.manual_seed(1)
@@ -264,7 +264,7 @@ def test_no_gradient_is_longer_than_the_norm(stability: float) -> None:
     assert float((norms * broken).nan_to_num(0, 0).max()) <= 2.0 * (1 + 1e-15)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", OWN_ENGINES)
 def test_a_record_moves_normalized_sums_by_two_norms_at_most(engine: str) -> None:
     """At fresh and at random weights, whatever the record becomes."""
     data = make_data(dtype=torch.float64)
