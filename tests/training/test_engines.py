@@ -63,12 +63,13 @@ def test_every_model_is_clipped_as_single_records_are_or_refused(name: str, engi
         with pytest.raises(ValueError, match=f"cannot train.*{case.refused[engine]}"):
             case_trainer(case, engine)
         return
-    trainer = case_trainer(case, engine)
-    model, data = trainer.setup.new_model(1).train(), trainer.setup.form
-    rows = per_example_gradients(model, cross_entropy_loss, data.train_X, data.train_Y)
+    if engine != "per_record":  # which the others are held against
+        case_trainer(case, engine)
+    torch.manual_seed(1)
+    model, batch = case.factory().train(), torch.arange(len(case.X))
+    rows = per_example_gradients(model, cross_entropy_loss, case.X, batch % CLASSES)
     middle = float(torch.stack([row.norm() for row in rows]).median())
-    expected = clipped_sum(rows, middle)
-    records, batch = training_records(data, CLASSES), torch.arange(len(case.X))
+    expected, records = clipped_sum(rows, middle), TrainingRecords(case.X, batch % CLASSES, CLASSES)
     for precise in (False, True):
         found = sums(made(KINDS[engine], [model], records, precise=precise), batch, middle)[0]
         assert float((found - expected).norm()) <= 2e-6 * float(expected.norm())
@@ -104,7 +105,7 @@ def test_records_are_not_apart_in_opacus() -> None:
     assert max(moves.values()) > 100
 
 
-@pytest.mark.parametrize("engine", ANY_MODEL)
+@pytest.mark.parametrize("engine", ["ghost", "opacus"])
 @pytest.mark.parametrize("name", HOSTILE)
 def test_trials_find_what_shows_on_made_up_records(name: str, engine: str) -> None:
     """And nothing else: only construction helps against the others."""
