@@ -439,7 +439,7 @@ MUTANTS = [
         ("size = BLOCK if calls.are_isolated(movable=movable) else 1", "size = len(Y)"),
         ("            for places in moved if movable else ():", "            for places in ():"),
         ("(i + 1) % BLOCK for i in every]", "i for i in every]"),
-        ("    for tried in _at_several_weights(model)", "    for tried in [model.train()]"),
+        ("    for tried in at_several_weights(model)", "    for tried in [model.train()]"),
         ("_in_double(tried.eval(), data)", "(tried.eval(), False)"),
         ("buffers = {name: value.clone() for", "buffers = {name: value for"),
         ("            half = len(places) // 2", "            half = 0"),

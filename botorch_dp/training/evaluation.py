@@ -22,7 +22,7 @@ from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from botorch_dp.errors import PrivacyError
-from botorch_dp.training.isolation import _at_several_weights, _batch_sizes, _outputs
+from botorch_dp.training.isolation import at_several_weights, batch_sizes, outputs_and_draws
 from botorch_dp.training.networks import is_right
 from botorch_dp.training.plain_layers import with_plain_layers
 from botorch_dp.training.records import (
@@ -54,15 +54,17 @@ def check_evaluation(model: nn.Module, data: TrainTest, *, random_weights: bool 
         PrivacyError: If the output of a record in a batch was not its output as a batch of one.
     """
     generator = torch.Generator().manual_seed(3)
-    for tried in _at_several_weights(model) if random_weights else [copy.deepcopy(model)]:
+    for tried in at_several_weights(model) if random_weights else [copy.deepcopy(model)]:
         called, precise = _in_double(tried.eval(), data)
-        for size in _batch_sizes(data):
+        for size in batch_sizes(data):
             made = synthetic_records(data, size, generator).train_X
             made = each_part(_as_double, made) if precise else made
-            together, draws = _outputs(called, made)
+            together, draws = outputs_and_draws(called, made)
             if draws:
                 break  # what it draws for a batch is not what it draws for a batch of one
-            alone = torch.cat([_outputs(called, _rows(made, [place]))[0] for place in range(size)])
+            alone = torch.cat(
+                [outputs_and_draws(called, _rows(made, [place]))[0] for place in range(size)]
+            )
             scale = 1 + float(alone.double().nan_to_num(0.0, 0.0, 0.0).abs().max())
             if not torch.allclose(
                 together, alone, rtol=0.0, atol=_TOLERANCE * scale, equal_nan=True
@@ -81,7 +83,7 @@ def _in_double(model: nn.Module, data: TrainTest) -> tuple[nn.Module, bool]:
     try:
         called = copy.deepcopy(model).double()
         made = synthetic_records(data, 1, torch.Generator().manual_seed(3)).train_X
-        _outputs(called, each_part(_as_double, made))
+        outputs_and_draws(called, each_part(_as_double, made))
     except (TypeError, ValueError, RuntimeError):
         return model, False
     return called, True

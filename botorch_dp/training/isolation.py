@@ -113,13 +113,13 @@ def examine(model: nn.Module, loss: Loss, data: TrainTest) -> Traits:
     generator = torch.Generator().manual_seed(0)
     _check_no_memory(model, data, generator)
     batch = synthetic_records(data, _BATCH, generator)
-    outputs, draws = _outputs(copy.deepcopy(model), batch.train_X)
+    outputs, draws = outputs_and_draws(copy.deepcopy(model), batch.train_X)
     _check_loss(loss, outputs, batch.train_Y)
-    for tried in _at_several_weights(model):
+    for tried in at_several_weights(model):
         quiet = _without_dropout(tried)
-        if _outputs(quiet, batch.train_X)[1]:
+        if outputs_and_draws(quiet, batch.train_X)[1]:
             break  # what it draws for a batch is not what it draws for a batch of one
-        for size in _batch_sizes(data):
+        for size in batch_sizes(data):
             _check_no_mixing(quiet, loss, synthetic_records(data, size, generator))
     classes = outputs.shape[1] if _are_classes(loss, outputs, batch.train_Y) else None
     return Traits(classes, draws, outputs, batch.train_Y)
@@ -151,9 +151,9 @@ def check_contributions(
         PrivacyError: If a record reached beyond its own clipped gradient.
         ValueError: If the gradients cannot be computed.
     """
-    sizes = _batch_sizes(data)
+    sizes = batch_sizes(data)
     records, device = random_records(data, max(sizes) + 1, num_classes), data.train_Y.device
-    for tried in _at_several_weights(model) if random_weights else [copy.deepcopy(model)]:
+    for tried in at_several_weights(model) if random_weights else [copy.deepcopy(model)]:
         limit = _TOLERANCE[trainable(tried)[0].dtype]
         engine = make_engine(tried, records, _SameSeed())
 
@@ -212,7 +212,7 @@ def rows_are_apart(
     records = random_records(data, 2 * block, num_classes)
     every = torch.arange(block, device=data.train_Y.device)
     beside = torch.where(every % 2 == 0, every, every + block)
-    for tried in _at_several_weights(model):
+    for tried in at_several_weights(model):
         engine = make_engine(_without_dropout(tried), records, _SameSeed())
         first = [each.clone() for each in engine.numbers(every)]
 
@@ -257,7 +257,7 @@ def agree(
     """
     batch = torch.arange(_BATCH, device=data.train_Y.device).unsqueeze(0)
     records = random_records(data, _BATCH, num_classes)
-    for tried in _at_several_weights(model) if random_weights else [copy.deepcopy(model)]:
+    for tried in at_several_weights(model) if random_weights else [copy.deepcopy(model)]:
         same = tried if dropout else _without_dropout(tried)
         try:
             one, other = (
@@ -294,13 +294,13 @@ class _SameSeed(SeededRandomness):
         return 0
 
 
-def _batch_sizes(data: TrainTest) -> list[int]:
+def batch_sizes(data: TrainTest) -> list[int]:
     """1, a few, and a record's own sizes: mistaking a dimension for the batch shows there."""
     own = (size for part in parts(data.train_X).values() for size in part.shape[1:])
     return sorted({*_BATCH_SIZES, *(size for size in own if 0 < size <= _LARGEST_BATCH)})
 
 
-def _at_several_weights(model: nn.Module) -> Iterator[nn.Module]:
+def at_several_weights(model: nn.Module) -> Iterator[nn.Module]:
     """Copies with the model's own weights and with random ones: no layer is zero in all."""
     yield copy.deepcopy(model)
     generator = torch.Generator().manual_seed(2)
@@ -322,7 +322,7 @@ def _without_dropout(model: nn.Module) -> nn.Module:
     return model
 
 
-def _outputs(model: nn.Module, X: Inputs) -> tuple[Tensor, bool]:
+def outputs_and_draws(model: nn.Module, X: Inputs) -> tuple[Tensor, bool]:
     """One row for each record, and whether random numbers were drawn."""
     with seeded_torch(0), torch.no_grad():
         before = torch.get_rng_state()
@@ -420,12 +420,12 @@ def _how_to_fit(outputs: Tensor, targets: Tensor) -> str:
 
 def _check_no_mixing(model: nn.Module, loss: Loss, data: TrainTest) -> None:
     """The outputs of a batch must be those of its records as batches of one."""
-    together, _ = _outputs(model, data.train_X)
+    together, _ = outputs_and_draws(model, data.train_X)
     ones = zip(*(part.split(1) for part in parts(data.train_X).values()), strict=True)
     names = list(data.train_X) if isinstance(data.train_X, dict) else None
     alone = torch.cat(
         [
-            _outputs(model, dict(zip(names, one, strict=True)) if names else one[0])[0]
+            outputs_and_draws(model, dict(zip(names, one, strict=True)) if names else one[0])[0]
             for one in ones
         ]
     )
