@@ -281,10 +281,11 @@ def measured(setting: Setting, turns: int) -> dict[str, object]:
         "DPTrainer, published, one more": ours(
             setting, publish=True, relation=NeighboringRelation.ADD_OR_REMOVE_ONE
         ),
-        "DPTrainer, by Opacus": ours(setting, engine="opacus"),
         "plain SGD": plain_sgd(setting),
         "Opacus hooks": opacus_hooks(setting),
     }
+    if setting.slow_steps >= 5:  # the hooks take a second for a step of the network
+        methods["DPTrainer, by Opacus"] = ours(setting, engine="opacus")
     if fused:
         methods |= {
             "Opacus ghost clipping": opacus_ghost(setting),
