@@ -67,7 +67,7 @@ BOUNDARIES = "test_boundaries.py"
 MUTANTS = [
     *_mutants(
         "privacy/budget.py",
-        f"{BOUNDARIES} privacy/test_budget.py privacy/test_ledger.py",
+        f"{BOUNDARIES} privacy/test_budget.py privacy/test_ledger.py privacy/test_renyi_ledger.py",
         ("ALLOWANCE = Fraction(1, 10**12)", "ALLOWANCE = Fraction(1, 10**6)"),
         (
             "totals.epsilon + epsilon <= Fraction(self.epsilon) * generous",

@@ -87,6 +87,7 @@ class TestTrialNumber:
         used = expected > 0
         assert chisquare(counts[used], 4000 * expected[used] / expected.sum()).pvalue > 1e-6
         assert drawn.min() >= 1 or (law.is_poisson and p[0] > 0)
+        assert len({law.draw() for _ in range(200)}) > 1  # one of them, and not their mean
 
     def test_draws_know_no_table_that_ends(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The law that is accounted for has no last number, and neither has the one drawn."""
