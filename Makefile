@@ -8,13 +8,14 @@ comma := ,
 # Small matrices on a few shared cores: threads that wait for each other cost more than they bring.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-slow lint bench audit mutants faults tutorials docs dist clean
+.PHONY: help demo test test-slow gpu lint bench audit mutants faults tutorials docs dist clean
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo       see it work: a Pareto front, a private tuning run, an audit (about 5 minutes)"
+	@echo "make demo       see it work: a private search, a model with nothing tuned, a front (a minute after installation)"
 	@echo "make test       the test suite"
 	@echo "make test-slow  the longer checks"
+	@echo "make gpu        the tests and the trainers' times on a GPU (BOTORCH_DP_TEST_DEVICE, cuda by default)"
 	@echo "make lint       ruff and mypy"
 	@echo "make bench      every claim about speed and quality, measured again (many hours; python -m benchmarks lists them)"
 	@echo "make audit      try to break every mechanism, a million draws each"
@@ -40,16 +41,22 @@ $(STAMP): pyproject.toml constraints.txt
 
 # The demonstration needs little, and its first figure should not wait for what tests need.
 $(VENV)/.demo: pyproject.toml constraints.txt
-	$(call install,plots$(comma)sklearn$(comma)report)
+	$(call install,plots$(comma)sklearn$(comma)report$(comma)accounting)
 
 demo: $(if $(wildcard $(STAMP)),$(STAMP),$(VENV)/.demo)
 	@$(BIN)/python -m examples.demo
 
 test: $(STAMP)
-	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 3
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 3 -rs
 
 test-slow: $(STAMP)
 	@$(BIN)/python -m pytest -q -m slow
+
+# Stops at once where there is no such device. One process: tests would share the device's memory.
+gpu: export BOTORCH_DP_TEST_DEVICE ?= cuda
+gpu: $(STAMP)
+	@$(BIN)/python -m pytest -q
+	@$(BIN)/python -m benchmarks.trainers --part time --device $(BOTORCH_DP_TEST_DEVICE)
 
 lint: $(STAMP)
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

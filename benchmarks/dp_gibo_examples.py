@@ -9,6 +9,9 @@
   b = 2, T = 100, mu = 1, against noisy and plain gradient descent. A gradient is at most max |x|
   min(1, 2 / |x|^2) = sqrt(2) long, and that is B here.
 
+- ``placement``: the trace of the gradient's covariance after the points of one step, over the least
+  one that was found, with no, 8 and 50 points nearby and noise variances from 1e-2 to 1e-6.
+
 The data of the paper are not published; they are drawn here as the text describes them. Beside
 the distances stand the bounds that follow from the runs' traces (:func:`descent_bound`, with its
 proof).
@@ -18,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -34,6 +37,8 @@ from benchmarks.common import (
 )
 from botorch_dp._checks import check_delta, check_nonnegative, check_positive
 from botorch_dp.descent import DPGIBO, DescentResult, Design, gradient_noise_std
+from botorch_dp.models import public_gp
+from botorch_dp.models.gradient import gradient_beliefs
 
 Losses = Callable[[Tensor], Tensor]
 
@@ -490,21 +495,97 @@ def example_42(seeds: int, steps: int) -> dict[str, Any]:
     }
 
 
+# --- How far the points of a step are from the best ones ---
+
+NEARBY, NOISES = (0, 8, 50), (1e-2, 1e-4, 1e-6)
+
+
+def joint_optimum(belief: Any, starts: list[Tensor], noise: float) -> float:
+    """The least trace after as many points, by L-BFGS from several starts."""
+    best = math.inf
+    for points in starts:
+        X = points.clone().requires_grad_()
+        optimizer = torch.optim.LBFGS([X], max_iter=150, line_search_fn="strong_wolfe")
+        scale = float(belief.trace_after(points, noise))
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()  # noqa: B023
+            loss = belief.trace_after(X, noise) / scale  # noqa: B023
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+        with torch.no_grad():
+            found = float(belief.trace_after(X, noise))
+        best = min(best, scale, found if math.isfinite(found) else math.inf)
+    return best
+
+
+def placement(seeds: int, steps: int, dim: int = 5) -> dict[str, Any]:
+    """Traces of a step's ``d + 1`` points over the least one found, by data nearby and noise.
+
+    The data are normal draws around the location with a standard deviation of .3 length-scales;
+    without data there is one point far away. ``steps`` is the number of random starts.
+    """
+    kernel = RBFKernel().double()
+    designs = {
+        "simplex": Design(mean="zero"),
+        "optimize": Design("optimize", mean="zero"),
+    }
+    found: dict[str, Any] = {}
+    for count in NEARBY:
+        for noise in NOISES:
+            ratios: dict[str, list[float]] = {name: [] for name in designs}
+            for seed in range(seeds):
+                generator = torch.Generator().manual_seed(seed)
+                shape = (max(count, 1), dim)
+                near = torch.randn(shape, generator=generator, dtype=torch.double)
+                X = 0.3 * kernel.lengthscale.detach() * near if count else 0 * near + 100.0
+                model = public_gp(X, X[:, :1] * 0, kernel=kernel, noise_variance=noise)
+                (belief,) = gradient_beliefs(model, torch.zeros(dim, dtype=torch.double))
+                points = [
+                    replace(design, noise_variance=noise).propose(belief).points
+                    for design in designs.values()
+                ]
+                spread = [10 ** (-1.5 * k / max(steps - 1, 1)) for k in range(steps)]
+                random = [
+                    s * torch.randn(dim + 1, dim, generator=generator, dtype=torch.double)
+                    for s in spread
+                ]
+                with torch.no_grad():
+                    traces = [float(belief.trace_after(each, noise)) for each in points]
+                best = joint_optimum(belief, [*points, *random], noise)
+                for name, trace in zip(designs, traces, strict=True):
+                    ratios[name].append(trace / best)
+            found[f"{count} points nearby, noise variance {noise:g}"] = {
+                name: {"mean": sum(values) / len(values), "largest": max(values)}
+                for name, values in ratios.items()
+            }
+    return {"trace over the least one found": found, "d": dim, "starts": steps + 2}
+
+
+EXAMPLES: dict[str, tuple[Callable[[int, int], dict[str, Any]], int]] = {
+    "4.1": (example_41, 150),
+    "4.2": (example_42, 100),
+    "placement": (placement, 8),
+}
+
+
 def main() -> None:
     import matplotlib as mpl
 
     mpl.use("Agg")
     parser = BenchmarkParser("dp_gibo_examples", __doc__, minutes=4)
-    parser.add_argument("--examples", nargs="+", default=["4.1", "4.2"], choices=["4.1", "4.2"])
+    parser.add_argument("--examples", nargs="+", default=list(EXAMPLES), choices=EXAMPLES)
     parser.add_argument("--seeds", type=int, default=30)
-    parser.add_argument("--steps", type=int, help="of both; the paper's 150 and 100 by default")
+    parser.add_argument("--steps", type=int, help="the paper's 150 and 100 by default")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    examples = {"4.1": (example_41, 150), "4.2": (example_42, 100)}
     for name in options.examples:
-        example, steps = examples[name]
-        results = {"seeds": options.seeds, **example(options.seeds, options.steps or steps)}
-        print(f"Example {name} ({options.seeds} seeds)")
+        example, steps = EXAMPLES[name]
+        seeds = min(options.seeds, 5) if name == "placement" else options.seeds
+        results = {"seeds": seeds, **example(seeds, options.steps or steps)}
+        print(f"Example {name} ({seeds} seeds)")
         for key, value in results.items():
             for what, number in value.items() if isinstance(value, dict) else [("", value)]:
                 print(f"  {key}{': ' if what else ''}{what}: {number}")

@@ -3,24 +3,30 @@
     OMP_NUM_THREADS=1 BOTORCH_DP_DATA=<folder> python -m benchmarks.dp_gibo_tuning [--tasks 4.3 C.5]
 
 - 4.3: the 10 length-scales of a GP regression on data drawn from a 10-dimensional RBF GP, whose
-  length-scales are drawn from U[0, 5]^10, which is also the box; n = 4500 validation records,
-  b = 11, T = 25, AdaGrad, mu = 1, against random search, GP-UCB and GIBO, 20 draws of the function.
-- C.5: the same with noise of variance .01 in each evaluation, modelled as .01, 1 and .0001.
-- 4.4: 33 parameters of a support vector regression (30 length-scales, the tube's width, gamma, C)
-  in
-  the ranges of the authors' code, half squared error, n = 5000, b = 34, T = 25; mu = .2, 1 and
-  infinite as in figure 4. **The data are a stand-in**: BlogFeedback in place of the CT slices.
+  length-scales are drawn from U[0, 5]^10, which is also the box; b = 11, T = 25, AdaGrad, mu = 1,
+  against random search, GP-UCB and GIBO. As we would run it: a Matern kernel, a start in the
+  middle, a clip norm from public records, points at a fixed radius, an unknown mean.
+- 4.3-printed: the same as printed, an RBF kernel, B = 1, a random start, points by the trace and a
+  zero mean, beside our way from the same start, at mu = .2 and 1 and without noise as in figure 4.
+  n = 1,500 in place of 4,500, and each mu three times as large, so that the noise is the same.
+- C.5: 4.3 as printed, where the validation loss of a point is seen with noise of standard deviation
+  .01, one draw for all records; it is modelled with a standard deviation of .01, 1 and .0001.
+- 4.4: 33 parameters of a support vector regression (30 length-scales, the tube's width, gamma, C),
+  half squared error, n = 5000, b = 34, T = 25; mu = .2, 1 and infinite as in figure 4; 500 training
+  records and the ranges of the authors' code. **The data are a stand-in**: BlogFeedback in place of
+  the CT slices. 4.4-printed has the ranges and the 5,000 training records of the text.
 - ``friedman`` and ``cancer`` are variants of ours: ten length-scales on Friedman's first function,
   and 33 parameters of a classifier of scikit-learn's breast-cancer data.
 
-Every method sees the same number of evaluations and starts at the centre. DP-GIBO and GIBO show the
-loss at their present iterate, the searches without privacy the best they have seen. The clip norm
-is the median gradient length at the start on public records of the same kind. Finished runs
-are kept in ``dp_gibo_tuning.partial.json``, so that a benchmark that was interrupted goes on.
+Every method sees the same number of evaluations; but for 4.3-printed and C.5 it starts at the
+centre. DP-GIBO and GIBO show the loss at their present iterate, the searches without privacy the
+best they have seen. Finished runs are kept in ``dp_gibo_tuning.partial.json``, so that a benchmark
+that was interrupted goes on.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import warnings
@@ -31,7 +37,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from gpytorch.kernels import MaternKernel
+from gpytorch.kernels import MaternKernel, RBFKernel
 from torch import Tensor
 from tqdm import tqdm
 
@@ -46,6 +52,7 @@ from benchmarks.common import (
 from benchmarks.data import blogfeedback
 from botorch_dp._files import atomic_write
 from botorch_dp.descent import DPGIBO, Design, NoiseAwareAdagrad, public_clip_norm
+from botorch_dp.descent.designs import DesignName
 
 Losses = Callable[[Tensor], Tensor]
 
@@ -108,7 +115,8 @@ def gp_draw(seed: int, *, train: int, validation: int, noise: float = 0.0) -> Ta
         exact = errors(private, theta)
         if noise == 0:
             return exact
-        return exact + noise * torch.randn(exact.shape, dtype=torch.double, generator=generator)
+        # One draw for all records of a point: the validation loss is what is seen with noise.
+        return exact + noise * torch.randn(len(exact), 1, dtype=torch.double, generator=generator)
 
     public = partial(errors, slice(train + validation, None))
     return Task(10, noisy, public, exact=partial(errors, private))
@@ -127,20 +135,29 @@ def friedman(seed: int, *, train: int, validation: int) -> Task:
     return Task(10, partial(errors, private), partial(errors, slice(train + validation, None)))
 
 
-#: Logarithms of the 30 length-scales, the tube's width, gamma and C in the authors' code.
-SVR_LOW = np.array([-3.0] * 30 + [math.log(0.01), math.log(0.1), math.log(0.01)])
-SVR_HIGH = np.array([3.0] * 30 + [math.log(1.0), math.log(3.0), math.log(5.0)])
+#: Ends of the logarithms of the 30 length-scales, the tube's width, gamma and C.
+Ranges = tuple[np.ndarray, np.ndarray]
+
+
+def _ranges(scale: float, gamma: tuple[float, float], weight: tuple[float, float]) -> Ranges:
+    low = [-scale] * 30 + np.log([0.01, gamma[0], weight[0]]).tolist()
+    high = [scale] * 30 + np.log([1.0, gamma[1], weight[1]]).tolist()
+    return np.array(low), np.array(high)
+
+
+AS_IN_THE_CODE = _ranges(3.0, (0.1, 3.0), (0.01, 5.0))
+AS_PRINTED = _ranges(2.0, (0.01, 5.0), (0.1, 3.0))
 
 
 def regression_machine(
-    X: np.ndarray, y: np.ndarray, train: slice, rows: slice, theta: Tensor
+    X: np.ndarray, y: np.ndarray, ranges: Ranges, train: slice, rows: slice, theta: Tensor
 ) -> Tensor:
     """Half squared errors of one support vector regression for each row of ``theta``."""
     from sklearn.svm import SVR
 
     losses = []
     for point in theta.numpy():
-        values = np.exp(SVR_LOW + (SVR_HIGH - SVR_LOW) * point)
+        values = np.exp(ranges[0] + (ranges[1] - ranges[0]) * point)
         scaled = X / values[:30]
         tube, gamma, C = values[30:]
         with warnings.catch_warnings():
@@ -151,7 +168,7 @@ def regression_machine(
     return torch.tensor(np.stack(losses))
 
 
-def blog(seed: int, *, train: int, validation: int) -> Task:
+def blog(seed: int, *, train: int, validation: int, ranges: Ranges = AS_IN_THE_CODE) -> Task:
     """BlogFeedback, in place of the CT slices: 30 features, standardized log(1 + comments)."""
     data = blogfeedback()
     order = np.random.default_rng(seed).permutation(len(data.train_X))
@@ -164,7 +181,7 @@ def blog(seed: int, *, train: int, validation: int) -> Task:
     y = (y - y[public].mean()) / y[public].std()
     relevance = np.abs(np.corrcoef(X[public].T, y[public])[-1, :-1])
     X = X[:, relevance.argsort()[-30:]]
-    machine = partial(regression_machine, X, y, slice(0, train))
+    machine = partial(regression_machine, X, y, ranges, slice(0, train))
     private = slice(train, train + validation)
     return Task(33, partial(machine, private), partial(machine, public))
 
@@ -212,13 +229,20 @@ def unit_box(dim: int) -> Tensor:
 
 
 def descend(
-    task: Task, seed: int, *, steps: int, mu: float, aware: bool = False, noise: float = 0.0
+    task: Task,
+    seed: int,
+    *,
+    steps: int,
+    mu: float,
+    aware: bool = False,
+    centre: bool = True,
 ) -> list[float]:
+    """As we would run it."""
     kernel = MaternKernel(nu=2.5).double()
     kernel.lengthscale = 0.5
-    start = torch.full((task.dim,), 0.5, dtype=torch.double)
+    start = torch.full((task.dim,), 0.5, dtype=torch.double) if centre else random_start(task, seed)
     box = unit_box(task.dim)
-    design = Design(radius=(0.4, 0.1), noise_variance=noise)
+    design = Design(radius=(0.4, 0.1))
     clip_norm = public_clip_norm(task.public_losses, start, kernel=kernel, design=design, box=box)
     make = NoiseAwareAdagrad if aware else torch.optim.Adagrad
     result = DPGIBO(
@@ -236,6 +260,38 @@ def descend(
     return [task.mean_loss(x) for x in result.trajectory.value]
 
 
+def descend_as_printed(
+    task: Task,
+    seed: int,
+    *,
+    steps: int,
+    mu: float,
+    noise_std: float = 0.0,
+    points: DesignName = "optimize",
+) -> list[float]:
+    """RBF kernel, B = 1, random start, points by the trace, zero mean, AdaGrad."""
+    kernel = RBFKernel().double()
+    kernel.lengthscale = 0.5
+    result = DPGIBO(
+        task.losses,
+        random_start(task, seed),
+        kernel=kernel,
+        mu=mu,
+        steps=steps,
+        clip_norm=1.0,
+        box=unit_box(task.dim),
+        design=Design(points, noise_variance=noise_std**2, mean="zero"),
+        step_size=lambda parameters: torch.optim.Adagrad(parameters, lr=0.1),
+        unsafe_seed=seed,
+    ).run()
+    return [task.mean_loss(x) for x in result.trajectory.value]
+
+
+def random_start(task: Task, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(900 + seed)
+    return torch.rand(task.dim, dtype=torch.double, generator=generator)
+
+
 def best_so_far(values: Tensor, batch: int) -> list[float]:
     return values.cummin(0).values[batch - 1 :: batch].tolist()
 
@@ -245,7 +301,8 @@ def random_search(task: Task, seed: int, *, steps: int) -> list[float]:
     batch = task.dim + 1
     X = torch.rand(steps * batch, task.dim, dtype=torch.double, generator=generator)
     start = torch.full((1, task.dim), 0.5, dtype=torch.double)
-    values = torch.cat([task.losses(x).mean(-1) for x in (start, *X.split(batch))])
+    losses = task.exact or task.losses
+    values = torch.cat([losses(x).mean(-1) for x in (start, *X.split(batch))])
     return [float(values[0]), *best_so_far(values[1:].clamp_max(values[0]), batch)]
 
 
@@ -305,6 +362,7 @@ class Experiment:
         train: Training records.
         validation: Private validation records, ``n``.
         draws: How often everything is drawn again.
+        note: What else the figure says.
     """
 
     title: str
@@ -313,7 +371,11 @@ class Experiment:
     train: int
     validation: int
     draws: int
+    note: str = ""
 
+
+#: A third of the records, and three times the mu: the noise is the same.
+_SMALL = "\nrun with 1,500 records at 3 mu, which has the noise of 4,500 records at mu"
 
 EXPERIMENTS: dict[str, Experiment] = {
     "4.3": Experiment(
@@ -327,15 +389,33 @@ EXPERIMENTS: dict[str, Experiment] = {
         },
         500, 4500, 20,
     ),
-    "C.5": Experiment(
-        "Example C.5 of Sopa et al.: as 4.3, evaluations with noise of variance .01",
-        partial(gp_draw, noise=0.1),
+    "4.3-printed": Experiment(
+        "Example 4.3 of Sopa et al. as printed, and as we would run it",
+        gp_draw,
         {
-            "modelled as .01": partial(descend, mu=1.0, noise=0.01),
-            "modelled as 1": partial(descend, mu=1.0, noise=1.0),
-            "modelled as .0001": partial(descend, mu=1.0, noise=0.0001),
+            "as printed, mu = 1": partial(descend_as_printed, mu=3.0),
+            "as printed, mu = 0.2": partial(descend_as_printed, mu=0.6),
+            "as printed, without noise": partial(descend_as_printed, mu=math.inf),
+            "as printed but for a simplex, mu = 1": partial(
+                descend_as_printed, mu=3.0, points="simplex"
+            ),
+            "our way, mu = 1": partial(descend, mu=3.0, centre=False),
+            "our way, mu = 0.2": partial(descend, mu=0.6, centre=False),
+            "our way, without noise": partial(descend, mu=math.inf, centre=False),
+            RANDOM: random_search,
         },
-        500, 4500, 10,
+        150, 1500, 10, _SMALL,
+    ),
+    "C.5": Experiment(
+        "Example C.5 of Sopa et al.: as 4.3, losses seen with noise of standard deviation .01",
+        partial(gp_draw, noise=0.01),
+        {
+            "modelled as .01": partial(descend_as_printed, mu=3.0, noise_std=0.01),
+            "modelled as 1": partial(descend_as_printed, mu=3.0, noise_std=1.0),
+            "modelled as .0001": partial(descend_as_printed, mu=3.0, noise_std=0.0001),
+            RANDOM: random_search,
+        },
+        150, 1500, 14, _SMALL,
     ),
     "4.4": Experiment(
         "Example 4.4 of Sopa et al. on BlogFeedback, a stand-in for CT slices",
@@ -346,7 +426,13 @@ EXPERIMENTS: dict[str, Experiment] = {
             "GIBO (not private)": GIBO,
             RANDOM: random_search,
         },
-        500, 5000, 5,
+        500, 5000, 3,
+    ),
+    "4.4-printed": Experiment(
+        "Example 4.4 of Sopa et al. with the printed ranges, on BlogFeedback for CT slices",
+        partial(blog, ranges=AS_PRINTED),
+        {PRIVATE: partial(descend_as_printed, mu=1.0), RANDOM: random_search},
+        5000, 5000, 1,
     ),
     "friedman": Experiment(
         "A variant: ten length-scales on Friedman's first function",
@@ -366,6 +452,10 @@ EXPERIMENTS: dict[str, Experiment] = {
         100, 369, 5,
     ),
 }  # fmt: skip
+
+
+#: But for what takes many hours.
+DEFAULT = [name for name in EXPERIMENTS if name != "4.4-printed"]
 
 
 class Finished:
@@ -401,12 +491,13 @@ def run(name: str, experiment: Experiment, steps: int) -> dict[str, Any]:
                 task = task or experiment.make(draw, **sizes)
             curve = finished.get(key, lambda: search(task, draw, steps=steps))  # noqa: B023
             curves[method].append(curve)
-    dim = 33 if name in ("4.4", "cancer") else 10
-    _figure(f"dp_gibo_{name.replace('.', '')}", experiment, curves, dim, steps)
+    dim = 33 if name.startswith(("4.4", "cancer")) else 10
+    _figure(f"dp_gibo_{_file(name)}", experiment, curves, dim, steps)
     final = {method: [curve[-1] for curve in paths] for method, paths in curves.items()}
     first = next(iter(final))
     return {
         "problem": experiment.title,
+        **({"note": experiment.note.strip()} if experiment.note else {}),
         "sizes": {"draws": experiment.draws, "steps": steps, "batch": dim + 1, **sizes},
         "start": mean_interval([curve[0] for curve in curves[first]]),
         "final mean loss": {method: mean_interval(values) for method, values in final.items()},
@@ -423,6 +514,10 @@ def run(name: str, experiment: Experiment, steps: int) -> dict[str, Any]:
     }
 
 
+def _file(name: str) -> str:
+    return name.replace(".", "").replace("-", "_")
+
+
 def geometric_ratio(values: list[float], others: list[float]) -> Interval:
     """The geometric mean of the ratios of pairs; losses of different draws differ by decades."""
     logs = paired_interval(np.log(values).tolist(), np.log(others).tolist())
@@ -435,18 +530,21 @@ def _figure(
     import matplotlib.pyplot as plt
 
     figure, (left, right) = plt.subplots(
-        1, 2, figsize=(12, 4.6), width_ratios=(3, 2), layout="constrained"
+        1, 2, figsize=(13, 5.6), width_ratios=(3, 2), layout="constrained"
     )
-    styles = ("-", "--", "-.", ":")
+    styles = itertools.cycle(("-", "--", "-.", ":"))
     for (label, paths), style in zip(curves.items(), styles, strict=False):
         values = np.array(paths)
         evaluations = (dim + 1) * np.arange(values.shape[1])
         low, middle, high = np.quantile(values, [0.25, 0.5, 0.75], axis=0)
         (line,) = left.plot(evaluations, middle, style, lw=2, label=label)
-        left.fill_between(evaluations, low, high, alpha=0.12, color=line.get_color())
+        if len(curves) <= 4:
+            left.fill_between(evaluations, low, high, alpha=0.12, color=line.get_color())
     left.set_xlabel("evaluations of all validation records")
-    left.set_ylabel("mean validation loss (median, quartiles)")
-    left.legend(frameon=False, fontsize=8)
+    left.set_ylabel(
+        "mean validation loss, median of draws" + (", quartiles" if len(curves) <= 4 else "")
+    )
+    left.legend(frameon=False, fontsize=10)
     # Curves of the same draws lie on each other: their ratios do not.
     first, *others = curves
     for place, other in enumerate(others):
@@ -462,15 +560,16 @@ def _figure(
     right.set_xticks(
         range(len(others)),
         [o.replace(" (", "\n(").replace(", mu = 1,", "\n") for o in others],
-        fontsize=8,
+        fontsize=9,
+        **({"rotation": 20, "ha": "right"} if len(others) > 4 else {}),
     )
     right.set_ylabel(f"final loss over that of {first}\n(a point for each draw; geometric means)")
     right.margins(x=0.25)
     figure.suptitle(
         f"{experiment.title}\nd = {dim}, n = {experiment.validation}, b = {dim + 1}, T = {steps}, "
-        f"{experiment.draws} draws; DP-GIBO: mu-GDP over all steps (mu = 1 unless said), "
-        "replace-one, simulated noise",
-        fontsize=10,
+        f"{experiment.draws} draws; mu-GDP over all steps (mu = 1 unless said), replace-one, "
+        f"simulated noise{experiment.note}",
+        fontsize=11,
     )
     figure.savefig(results_folder() / f"{name}.png", dpi=110)
     plt.close(figure)
@@ -481,7 +580,7 @@ def main() -> None:
 
     mpl.use("Agg")
     parser = BenchmarkParser("dp_gibo_tuning", __doc__, minutes=90)
-    parser.add_argument("--tasks", nargs="+", default=list(EXPERIMENTS), choices=EXPERIMENTS)
+    parser.add_argument("--tasks", nargs="+", default=DEFAULT, choices=EXPERIMENTS)
     parser.add_argument("--steps", type=int, default=25)
     for size in ("train", "validation", "draws"):
         parser.add_argument(f"--{size}", type=int, help="in place of the example's")
@@ -495,7 +594,7 @@ def main() -> None:
         for key, value in results.items():
             for what, number in value.items() if isinstance(value, dict) else [("", value)]:
                 print(f"  {key}{': ' if what else ''}{what}: {number}")
-        save_results(f"dp_gibo_{name.replace('.', '')}", results)
+        save_results(f"dp_gibo_{_file(name)}", results)
 
 
 if __name__ == "__main__":

@@ -77,11 +77,18 @@ class Compiled:
         noise_multiplier: float,
         hinge: bool = False,
         adam: bool = False,
+        start: tuple[float, float] = (0.0, 0.0),
     ) -> list[float]:
-        """Test accuracies after these numbers of steps, which rise."""
+        """Test accuracies after these numbers of steps, which rise.
+
+        ``start`` has the standard deviations of the initial weights and of the initial intercept.
+        """
         rng = np.random.Generator(np.random.SFC64(seed))
         dim = self._test_X.shape[1] + 1
         weights, moments = np.zeros(dim, dtype=np.float32), np.zeros((2, dim))
+        if any(start):
+            weights[:-1] = rng.normal(0, start[0], dim - 1)
+            weights[-1] = rng.normal(0, start[1])
         state = _State(*map(_address, (weights, *moments)), (1.0, 1.0))
         order = np.arange(self._rows.n, dtype=np.int32)
         settings = (

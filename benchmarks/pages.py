@@ -1,4 +1,4 @@
-"""Fill the tables of the papers' pages with the stored results: ``python -m benchmarks.pages``.
+"""Fill the tables of pages with the stored results: ``python -m benchmarks.pages``.
 
 A table stands between ``<!-- table: name -->`` and ``<!-- end -->``. Numbers come from
 ``benchmarks/results`` only; where a result is missing, the cell says so.
@@ -8,13 +8,23 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import REPRODUCTIONS, RESULTS
+from benchmarks.common import REPRODUCTIONS, RESULTS, mean_interval
 
-PAGES = sorted((Path(__file__).parents[1] / "docs" / "papers").glob("*.md"))
+DOCS = Path(__file__).parents[1] / "docs"
+#: A page of results that is no paper's.
+UNTUNED = DOCS / "nothing_to_tune.md"
+PAPERS = sorted((DOCS / "papers").glob("*.md"))
+PAGES = [
+    *PAPERS,
+    *sorted((DOCS / "results").glob("*.md")),
+    DOCS / "epsilon.md",
+    UNTUNED,
+    DOCS.parent / "README.md",
+]
 MARK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -38,10 +48,10 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
-def how(script: str, item: str) -> list[str]:
-    """The minutes and the command of a reproduction."""
+def command(script: str, item: str) -> str:
+    """What a reproduction departs in, its command and the minutes it takes."""
     found = next(e for e in REPRODUCTIONS if e.script == script and e.item.startswith(item))
-    return [f"{found.minutes:g}", f"`{found.command}`"]
+    return f"`{found.command}` ({found.minutes:g} minutes). {found.departures}\n"
 
 
 def kusner() -> str:
@@ -57,144 +67,488 @@ def kusner() -> str:
     return table(["release", "ε = 1", "ε = 3", "ε = 10", "status"], rows)
 
 
+def kusner_regret() -> str:
+    """The lowest and the highest mean over tasks of each release."""
+    found = load("which_release")
+    if found is None:
+        return "Not run yet.\n"
+    rows = []
+    for name in next(iter(found["regret"].values())):
+        cells = []
+        for epsilon in ("1", "10"):
+            means = [by[name][epsilon]["mean"] for by in found["regret"].values()]
+            cells.append(f"{min(means):.3f} to {max(means):.3f}")
+        rows.append([name, *cells])
+    return table(["release", "ε = 1", "ε = 10"], rows)
+
+
 def outsourced() -> str:
     found = load("outsourced")
     if found is None or "tables" not in found:
         return "Not run yet.\n"
-    rows = []
+    parts = []
     for number, entry in sorted(found["tables"].items(), key=lambda item: int(item[0])):
-        record = entry["record"]
-        name = f"{number}: {record['data']}, log ε = {record['log_epsilon']}"
-        for r, cell in entry["random projection"].items():
-            theirs = "" if cell["printed"] is None else f"{cell['printed']:.3f}"
-            rows.append([name, f"projection, r = {r}", theirs, shown(cell["final"])])
-            name = ""
-        size = f"{entry['rows']:,} rows, T = {record['steps']}"
-        noise = f"Gaussian noise, ({record['epsilon']:.1f}, {record['delta']:g})-DP"
-        rows.append([size, noise, "", shown(entry["Gaussian noise"]["final"])])
-        length = f"length-scale {entry['effective length-scale']:.3g}"
-        rows.append([length, "without privacy", "", shown(entry["without privacy"]["final"])])
-        rows.append(["", "random choice", "", shown(entry["random choice"]["final"])])
-    text = table(["table", "rows sent", "theirs", "ours"], rows)
+        parts.append(_outsourced_table(number, entry, found.get("variants", {}).get(number)))
     batches = [[size, shown(value)] for size, value in found["batches"].items()]
     certified = [
         [name, shown(value["certified"]), shown(value["regret"])]
         for name, value in found["certificates"].items()
     ]
     return (
-        f"{text}\nAll tables took {found['minutes']:.0f} minutes on a shared core. With the "
-        "printed length-scale of 1.25 the search without privacy ends at "
+        "\n".join(parts)
+        + "\nWith the printed length-scale of 1.25 the search without privacy ends at "
         f"{shown(found['printed length-scale 1.25, without privacy']['final'])}.\n\n"
         "Several rows may be asked for at once (table 1 without privacy):\n\n"
         f"{table(['rows at once', 'regret'], batches)}\n"
-        "The curator can certify a regret (90%, table 1):\n\n"
-        f"{table(['rows sent', 'certified', 'true'], certified)}"
+        "The curator can certify a regret (97.5%, the rows and ε of table 1):\n\n"
+        f"{table(['rows sent', 'certified', 'true'], certified)}\n"
+        + command("outsourced", "Tables")
     )
 
 
+def _outsourced_table(number: str, entry: dict[str, Any], variant: dict[str, Any] | None) -> str:
+    record, cells = entry["record"], entry["random projection"]
+    stand_in = "" if record["data"] == "synthetic" else " (stand-in data)"
+    largest = entry["largest r that needs no lifting"]
+    text = (
+        f"**Table {number}**: {record['data']}{stand_in}, {entry['rows']:,} rows, "
+        f"ln ε = {record['log_epsilon']}, δ = {record['delta']:g}, T = {record['steps']}, "
+        f"length-scale {entry['effective length-scale']:.3g}; our rows need no lifting up to "
+        f"r = {largest}. Without privacy {shown(entry['without privacy']['final'])}, a random "
+        f"choice {shown(entry['random choice']['final'])}, Gaussian noise at the same (ε, δ) "
+        f"{shown(entry['Gaussian noise']['final'])}.\n\n"
+    )
+    head = ["r", *cells]
+    rows = [
+        ["printed", *(f"{cell['printed']:.3f}" for cell in cells.values())],
+        ["ours", *(shown(cell["final"]) for cell in cells.values())],
+    ]
+    if variant is not None:
+        ours, ln = variant["random projection"], variant["record"]["log_epsilon"]
+        label = f"ours at ln ε = {ln:.2f} (no lifting up to r = {variant['record']['threshold']})"
+        rows.append([label, *(shown(cell["final"]) for cell in ours.values())])
+    return text + table(head, rows)
+
+
+def outsourced_dominance() -> str:
+    found = load("outsourced")
+    if found is None or "sum of the other entries of a row" not in found:
+        return "Not run yet.\n"
+    rows = [
+        [length, f"{value['all rows']:.3g}", shown(value["different rows that a search asked for"])]
+        for length, value in found["sum of the other entries of a row"].items()
+    ]
+    return table(["length-scale", "all 10,000 rows", "rows that a search asked for"], rows)
+
+
 def dp_gibo() -> str:
-    rows = []
+    return "\n".join(_dp_gibo_parts())
+
+
+def _dp_gibo_parts() -> Iterator[str]:
     first, second = load("dp_gibo_41"), load("dp_gibo_42")
     if first:
-        size = f"n = 50, T = {first['steps']}, {first['seeds']} seeds"
-        run = how("dp_gibo_examples", "Example 4.1")
-        for name, value in first["final distance from the mean"].items():
-            bound = first["bound on the distance (root mean square)"]
-            key = name if name in bound else f"{name}, B = 1"
-            rows.append(
-                ["4.1: distance from the mean, " + name, "figure", shown(value),
-                 f"bound {bound[key]:.2g}; {size}", *run]
-            )  # fmt: skip
-    if second:
-        size = f"n = 100, T = {second['steps']}, {second['seeds']} seeds"
-        run = how("dp_gibo_examples", "Example 4.2")
-        for name, value in second["final distance from the minimum"].items():
-            rows.append(
-                ["4.2: distance from the minimum, " + name, "figure", shown(value), size, *run]
-            )
-        paired = second["DP-GIBO minus noisy gradient descent, distance"]
-        rows.append(
-            ["4.2: DP-GIBO minus noisy descent, paired", "level", shown(paired), size, *run]
-        )
-    labels = {
-        "43": ("4.3", "Example 4.3"),
-        "C5": ("C.5", "Appendix C.5"),
-        "44": ("4.4 (stand-in data)", "Example 4.4"),
-        "friedman": ("Friedman (variant)", "Friedman"),
-        "cancer": ("breast cancer (variant)", "Breast cancer"),
-    }
-    for name, (label, item) in labels.items():
-        found = load(f"dp_gibo_{name}")
-        if found is None:
-            continue
-        sizes = found["sizes"]
-        size = f"n = {sizes['validation']}, T = {sizes['steps']}, {sizes['draws']} draws"
-        run = how("dp_gibo_tuning", item)
-        theirs = "" if "variant" in label else "figure"
-        rows.append([f"{label}: mean loss at the start", "", shown(found["start"]), size, *run])
-        for method, value in found["final mean loss"].items():
-            rows.append([f"{label}: final mean loss, {method}", theirs, shown(value), size, *run])
-        paired_key = next(key for key in found if key.endswith("paired"))
-        reference = paired_key.split(" minus")[0]
-        for method, value in found[paired_key].items():
-            rows.append([f"{label}: {reference} minus {method}", "", shown(value), size, *run])
-        ratio_key = next(key for key in found if "geometric" in key)
-        for method, value in found[ratio_key].items():
-            rows.append([f"{label}: {reference} over {method}", "", shown(value), size, *run])
-    return table(["item", "theirs", "ours", "size", "minutes", "command"], rows)
-
-
-def dpareto() -> str:
-    rows = []
-    found = load("dpareto_illustrations")
-    for key in ("logistic", "sparse_vector") if found else ():
-        entry = found[key]  # type: ignore[index]
-        rows.append(
-            [f"Figures 1 to 4: {entry['problem']}, hypervolume", "figure",
-             f"{entry['hypervolume found']:.4g} of {entry['hypervolume of the true front']:.4g}",
-             f"{entry['trials']} trials", *how("pareto_quality", "Figures 1")]
+        bounds = first["bound on the distance (root mean square)"]
+        rows = [
+            [name, shown(value), f"{bounds[name if name in bounds else f'{name}, B = 1']:.2g}"]
+            for name, value in first["final distance from the mean"].items()
+        ]
+        yield (
+            "**Section 4.1** (figure; no number is printed): distance from the mean, n = 50, "
+            f"T = {first['steps']}, B = 1, {first['seeds']} seeds.\n\n"
+            + table(["run", "ours", "our bound (root mean square)"], rows)
+            + "\n" + command("dp_gibo_examples", "Example 4.1")
         )  # fmt: skip
-    paper = load("dpareto_paper") or {"summary": {}, "settings": {}}
+    if second:
+        rows = [[n, shown(v)] for n, v in second["final distance from the minimum"].items()]
+        paired = second["DP-GIBO minus noisy gradient descent, distance"]
+        rows.append(["DP-GIBO minus noisy gradient descent, paired", shown(paired)])
+        yield (
+            "**Section 4.2** (figure): distance from the minimum, n = 100, "
+            f"T = {second['steps']}, {second['seeds']} seeds.\n\n"
+            + table(["run", "ours"], rows)
+            + "\n" + command("dp_gibo_examples", "Example 4.2")
+        )  # fmt: skip
+    for name, label, item in (
+        ("43_printed", "Section 4.3 as printed, and figure 4's levels of μ", "Example 4.3 as pr"),
+        ("43", "Section 4.3 as we would run it", "Example 4.3 as we"),
+        ("C5", "Appendix C.5", "Appendix C.5"),
+        (
+            "44",
+            "Section 4.4 on stand-in data, ranges of the authors' code",
+            "Example 4.4 with the r",
+        ),
+        ("friedman", "A variant of ours: Friedman's first function", "Friedman"),
+        ("cancer", "A variant of ours: breast cancer", "Breast cancer"),
+    ):
+        found = load(f"dp_gibo_{name}")
+        if found is not None:
+            yield _tuning(label, found) + "\n" + command("dp_gibo_tuning", item)
+
+
+def _tuning(label: str, found: dict[str, Any]) -> str:
+    sizes = found["sizes"]
+    ratios = found[next(key for key in found if "geometric" in key)]
+    reference = next(iter(found["final mean loss"]))
+    note = f" {found['note'][0].upper()}{found['note'][1:]}." if "note" in found else ""
+    rows = [
+        [method, shown(value), shown(ratios.get(method))]
+        for method, value in found["final mean loss"].items()
+    ]
+    return (
+        f"**{label}** (figure): final mean loss, n = {sizes['validation']:,}, T = "
+        f"{sizes['steps']}, b = {sizes['batch']}, {sizes['draws']} draws; "
+        f"{shown(found['start'])} at the start.{note}\n\n"
+        + table(["run", "final mean loss", f"{reference} over it, paired, geometric"], rows)
+    )
+
+
+def dp_gibo_placement() -> str:
+    found = load("dp_gibo_placement")
+    if found is None:
+        return "Not run yet.\n"
+    rows = [
+        [name, *(f"{r['mean']:.3f} (at most {r['largest']:.3f})" for r in by.values())]
+        for name, by in found["trace over the least one found"].items()
+    ]
+    return (
+        table(["data and noise", "a simplex (the default)", '`"optimize"`'], rows)
+        + "\n" + command("dp_gibo_examples", "Line 4")
+    )  # fmt: skip
+
+
+def dpareto_illustrations() -> str:
+    found = load("dpareto_illustrations")
+    if found is None:
+        return "Not run yet.\n"
+    rows = [
+        [entry["problem"], f"{entry['hypervolume found']:.4g}",
+         f"{entry['hypervolume of the true front']:.4g}", str(entry["trials"])]
+        for entry in (found["logistic"], found["sparse_vector"])
+    ]  # fmt: skip
+    head = ["problem", "hypervolume found", "of the true front", "trials"]
+    return table(head, rows) + "\n" + command("pareto_quality", "Figures 1")
+
+
+def dpareto_reduced() -> str:
+    paper = load("dpareto_paper")
+    if paper is None:
+        return "Not run yet.\n"
+    rows = []
+    table_2 = paper["paper"]["table_2"]
     for setting, methods in paper["summary"].items():
+        of_paper = table_2.get(setting)
+        printed = "{} [{}, {}]".format(*of_paper) if of_paper else "not in the table"
         sizes = paper["settings"][setting]
+        ours = [
+            shown_or_number(methods[m]["linear"]["evaluated_again"]) for m in ("DPareto", "random")
+        ]
+        lead = shown_or_number(methods["random"]["linear"]["dpareto_ahead_by"])
         size = f"{sizes['trials']} trials, {sizes['max_epochs']} epochs, {sizes['seeds']} seeds"
-        for method, entry in methods.items():
-            if method in ("DPareto", "random"):
-                item = f"Table 2, {setting}: hypervolume trained again, {method}"
-                again = shown(entry["linear"]["evaluated_again"])
-                run = how("dpareto_paper", "Tables 2")
-                rows.append([item, "lead of up to .158", again, size, *run])
-    full = load("dpareto_paper_full") or {"summary": {}}
-    run = how("dpareto_paper", "Table 2 and")
+        rows.append([setting, printed, lead, *ours, size])
+    head = ["setting", "lead, Table 2", "our lead", "DPareto", "random", "size of ours"]
+    return table(head, rows) + "\n" + command("dpareto_paper", "Tables 2")
+
+
+def dpareto_full() -> str:
+    full = load("dpareto_paper_full")
+    if full is None:
+        return "Not run yet.\n"
+    rows = []
     for setting, methods in full["summary"].items():
         for method, entry in methods.items():
-            values = entry["linear"]
-            item = f"Table 2 at its size, {setting}: observed (trained again), {method}"
-            both = f"{values['observed']:.4g} ({values['evaluated_again']:.4g})"
-            rows.append([item, "figure", both, f"{entry['trials']} trials, 1 seed", *run])
-        test = full["test_of_table_2"][setting]
-        if test is not None:
-            item = f"Table 2, {setting}: random draws of 256 points that DPareto is ahead of"
-            rows.append([item, "ahead", f"{test['ahead_of']} of {test['of']}", "1 seed", *run])
-    if load("dpareto_records"):
-        rows.append(
-            ["ε of the authors' result files", "32 values", "24 equal to 1e-6, 8 at large orders",
-             "32 records", *how("accounting", "Result")]
-        )  # fmt: skip
-    return table(["item", "theirs", "ours", "size", "minutes", "command"], rows)
+            cells = [entry["linear"]["observed"], entry["linear"]["evaluated_again"]]
+            cells.append(entry["log"]["evaluated_again"])
+            rows.append([setting, method, str(entry["trials"]), *(f"{v:.3f}" for v in cells)])
+    head = [
+        "setting",
+        "method",
+        "trials",
+        "observed",
+        "trained again",
+        "in ln(ε/0.05), trained again",
+    ]
+    return table(head, rows) + "\n" + command("dpareto_paper", "Table 2 and")
 
 
-TABLES: dict[str, Callable[[], str]] = {
-    "kusner": kusner,
-    "outsourced": outsourced,
-    "dp_gibo": dp_gibo,
-    "dpareto": dpareto,
+def dpareto_lead() -> str:
+    found = load("dpareto_lead")
+    if found is None or "leads" not in found:
+        return "Not run yet.\n"
+    rows = []
+    for study, measures in found["leads"].items():
+        for name, entry in measures.items():
+            measure, axis = name.split("; epsilon by ")
+            if study != "seed 0" and measure != "hypervolume to (10, 1)":
+                continue
+            rows.append(
+                [study, measure, axis, shown(entry["lead"]), f"{entry['ahead of']} of 19",
+                 f"{entry['standard deviation of a draw']:.2g}"]
+            )  # fmt: skip
+    head = [
+        "study",
+        "measure",
+        "ε by",
+        "mean lead over 19 draws",
+        "ahead of",
+        "deviation of a draw",
+    ]
+    pools = dict(found["pools compared"])
+    size = pools.pop("points of a draw")
+    compared = [[pool, _three(value)] for pool, value in pools.items()]
+    return (
+        f"{table(head, rows)}\nRandom points alone, hypervolume to (10, 1) of a draw of {size}:\n\n"
+        f"{table(['random points', 'a draw'], compared)}\n" + command("dpareto_lead", "Table 2:")
+    )
+
+
+def dpareto_own_time() -> str:
+    found = load("dpareto_lead")
+    if found is None or "studies" not in found:
+        return "Not run yet.\n"
+    rows = [["the paper's, on its machine (section 4)", "45"]]
+    for name, study in found["studies"].items():
+        rows.append([f"DPareto, {name}, here", f"{study['own seconds of a processor']:.0f}"])
+    return table(["16 + 256 trials without their trainings", "seconds"], rows)
+
+
+def shown_or_number(value: Any) -> str:
+    """A mean with its interval, or a number that has none."""
+    return f"{value:.3f}" if isinstance(value, float) else _three(value)
+
+
+def _three(value: dict[str, Any]) -> str:
+    if value["count"] < 3:
+        return f"{value['mean']:.3f}"
+    return f"{value['mean']:.3f} [{value['low']:.3f}, {value['high']:.3f}]"
+
+
+def membership() -> str:
+    found = load("membership")
+    if found is None:
+        return "Not run yet.\n"
+    names = {"epsilon = 8": "ε = 8", "epsilon = 1": "ε = 1", "no protection": "no protection"}
+    rows = []
+    for name, row in found["models"].items():
+        model, _, protection = name.partition(", ")
+        limit = found["no attack exceeds"].get(
+            f"{float(protection[10:]):.1f}" if protection[:7] == "epsilon" else ""
+        )
+        rows.append([
+            f"{model}, {names[protection]}",
+            *(_percent(row[column]) for column in ("accuracy", "right guesses", "named")),
+            "100%" if limit is None else f"{100 * limit['right guesses']:.4g}%",
+        ])  # fmt: skip
+    head = [
+        "model of 1,000 people",
+        "accuracy",
+        "attacker is right",
+        "named",
+        "no attack is right more than",
+    ]
+    return table(head, rows)
+
+
+def _percent(found: dict[str, Any]) -> str:
+    mean, low, high = (100 * found[key] for key in ("mean", "low", "high"))
+    return f"{mean:.1f}% [{low:.1f}, {high:.1f}]"
+
+
+def trainers() -> str:
+    """First the loss that a user writes, then what our own ways to train cost."""
+    found = load("trainers")
+    if found is None:
+        return "Not run yet.\n"
+    found.pop("machine")
+    others = ("plain SGD", "Opacus hooks", "Opacus ghost clipping")
+    rows, raised = [], {}
+    for model, row in found.items():
+        for key in row:
+            if key.startswith("own loss: ") and key.endswith(", published"):
+                seeded = key.removesuffix(", published")
+                cells = [
+                    _times(row, f"{how}, over {other}", other)
+                    for other in others
+                    for how in (seeded, key)
+                ]
+                rows.append([model, seeded.removeprefix("own loss: "), *cells])
+        for other in others[1:]:
+            if "raises" in row.get(other, {}):
+                raised[model] = row[other]["raises"]
+    head = [f"over {other}, {how}" for other in others for how in ("seeded", "published")]
+    ways = [
+        [model, *(_times(row, key) for key in _WAYS)]
+        for model, row in found.items()
+        if "DPTrainer" in row
+    ]
+    return (
+        table(["model", "own loss", *head], rows)
+        + "\nWhat Opacus raises, by hooks and by ghost clipping:\n\n"
+        + table(["model", "error"], ([model, f"`{error}`"] for model, error in raised.items()))
+        + "\nWith a loss of this package:\n\n"
+        + table(["model", *_WAYS.values()], ways)
+    )
+
+
+#: Keys of results, and what the table calls them.
+_WAYS = {
+    "DPTrainer, over plain SGD": "`DPTrainer` over plain SGD",
+    "DPTrainer, published": "`publish=True` over seeded",
+    "one more, over published": "published: add or remove one over replace one",
+    "DPTrainer, by Opacus": '`engine="opacus"` over our own',
+    "10 replicates": "one of ten replicates over a run alone",
 }
 
 
+def _times(row: dict[str, Any], key: str, other: str = "") -> str:
+    """A ratio with its range over turns, or why there is none."""
+    if "raises" in row.get(other, {}):
+        return "raises"
+    if key not in row:
+        return "–"
+    ratio = next(value for name, value in row[key].items() if name.startswith("times "))
+    low, high = row[key]["range"]
+    wrong = row.get(f"{other}, distance from single records", 0.0) > 1e-4
+    return f"{ratio:.2f} ({low:.2f} to {high:.2f}){', wrong sums' if wrong else ''}"
+
+
+def obvious_alternatives() -> str:
+    """What README compares with, at epsilon = 1."""
+    found = load("which_trees")
+    if found is None:
+        return "Not run yet.\n"
+    tasks, sizes = ("decision tree, d = 4", "LightGBM, d = 4"), (300, 3_000, 30_000)
+    cells = [found["judged"].get(f"{task}, n = {n}, epsilon = 1") for task in tasks for n in sizes]
+    rows = []
+    for method, name in {
+        "middle of the space": "nothing tuned: middle of the space",
+        "Optuna on released scores": "Optuna on noisy scores (composition), ε = 1",
+        "PrivateSearch": "`PrivateSearch`, ε = 1",
+        "Optuna, not private": "Optuna, no privacy",
+    }.items():
+        errors = [cell and cell["error"].get(method) for cell in cells]
+        rows.append([name, *(_three_digits(error) if error else "–" for error in errors)])
+    return table(
+        ["error", *(f"{task.split(',')[0]}, n = {n:,}" for task in tasks for n in sizes)], rows
+    )
+
+
+def _three_digits(found: dict[str, Any]) -> str:
+    return f"{found['mean']:.3f} ± {(found['high'] - found['low']) / 2:.3f}"
+
+
+def untuned() -> str:
+    from benchmarks.nothing_to_tune import EPSILONS, gaps, mean
+    from benchmarks.untuned_tasks import TASKS
+
+    found = load("nothing_to_tune")
+    if found is None:
+        return "Not run yet.\n"
+    cells, names = found["cells"], ("majority", "middle", "rule", "selection", "unpaid", "open")
+
+    def cell(task: str, row: str) -> str:
+        values = [mean(cells, task, epsilon, row) for epsilon in EPSILONS]
+        if row in ("majority", "open"):
+            values = values[:1]
+        return " / ".join("?" if value is None else f"{value:.3f}" for value in values)
+
+    rows = [
+        [name.replace("_", " ") + (", frozen" if task.frozen else ""), task.size]
+        + [cell(name, row) for row in names]
+        for name, task in TASKS.items()
+    ]
+    head = ["task", "records", "majority", "middle of the space", "**nothing tuned**"]
+    head += ["best of 20, paid", "best of 40, unpaid", "no privacy"]
+    differences = gaps(cells)
+    listed = [
+        [name.replace("_", " ") + (", frozen" if task.frozen else "")]
+        + [_gap(cells, name, epsilon, differences.get((name, epsilon))) for epsilon in EPSILONS]
+        for name, task in TASKS.items()
+    ]
+    return (
+        f"{table(head, rows)}\n"
+        "Nothing tuned minus the unpaid best, with 95% intervals over five trainings of ours:\n\n"
+        f"{table(['task', *(f'ε = {e:g}' for e in EPSILONS)], listed)}\n{_summary(differences)}\n"
+        f"Other methods, on the tasks on which they were run:\n\n{_others(cell)}"
+    )
+
+
+def _others(cell: Callable[[str, str], str]) -> str:
+    """Methods that were not run on all tasks."""
+    from benchmarks.untuned_tasks import TASKS
+
+    methods = {
+        "copy": "the best of 16 on a public copy",
+        "hyfree": "HyFreeDP, our code",
+        "scaling": "linear scaling rule, our code",
+        "tenth": "tuned on a tenth",
+        "objective": "objective perturbation",
+    }
+    rows = [[name.replace("_", " "), *(cell(name, row) for row in methods)] for name in TASKS]
+    run = [row for row in rows if any(value.strip("? /") for value in row[1:])]
+    return table(["task", *methods.values()], run)
+
+
+def robustness() -> str:
+    found = load("untuned_robustness")
+    if found is None:
+        return "Not run yet.\n"
+    rows = [
+        [name, f"{row['majority']:.3f}", shown(row["rule"]), f"{row['best distance']:.3f}",
+         f"{row['no noise']:.3f}", f"{row['class 1']['mean']:.3f}",
+         f"{row['class 1, no noise']:.3f}"]
+        for name, row in found["rows"].items()
+    ]  # fmt: skip
+    head = ["records", "majority", "**nothing tuned**", "best of five distances", "no noise"]
+    return table([*head, "nothing tuned, class 1", "no noise, class 1"], rows)
+
+
+def _gap(cells: dict[str, Any], task: str, epsilon: float, gap: float | None) -> str:
+    if gap is None:
+        return "?"
+    ours = mean_interval(cells[f"{task} {epsilon:g} rule"]["values"])
+    return f"{gap:+.3f} ± {ours.high - ours.mean:.3f}"
+
+
+def _summary(differences: dict[tuple[str, float], float]) -> str:
+    """Mean and worst, of all tasks, of the open and of the frozen ones."""
+    from benchmarks.untuned_tasks import TASKS
+
+    rows = []
+    for name, wanted in (("all", (False, True)), ("open", (False,)), ("frozen", (True,))):
+        chosen = {key: gap for key, gap in differences.items() if TASKS[key[0]].frozen in wanted}
+        tasks = dict.fromkeys(task for task, _ in chosen)
+        means = [
+            sum(g for (t, _), g in chosen.items() if t == task) / sum(t == task for t, _ in chosen)
+            for task in tasks
+        ]
+        (task, epsilon), worst = min(chosen.items(), key=lambda item: item[1])
+        found = mean_interval(means)
+        rows.append(
+            [name, f"{len(tasks)}", f"{found.mean:+.4f} [{found.low:+.4f}, {found.high:+.4f}]",
+             f"{worst:+.3f} ({task.replace('_', ' ')}, ε = {epsilon:g})"]
+        )  # fmt: skip
+    return table(["tasks", "how many", "mean gap, with a 95% interval over tasks", "worst"], rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    made.__name__: made
+    for made in (
+        kusner, kusner_regret, outsourced, outsourced_dominance, dp_gibo, dp_gibo_placement,
+        dpareto_illustrations, dpareto_reduced, dpareto_full, dpareto_lead, dpareto_own_time,
+        membership, obvious_alternatives, untuned, robustness, trainers,
+    )
+}  # fmt: skip
+
+
 def filled(text: str) -> str:
-    """A page with its tables as the results are now."""
-    return MARK.sub(lambda m: f"{m[1]}\n{TABLES[m[2]]()}\n{m[3]}", text)
+    """A page with its tables as the results are now; decimals get a leading zero."""
+
+    def made(match: re.Match[str]) -> str:
+        body = re.sub(r"(?<![\w.])\.(?=\d)", "0.", TABLES[match[2]]())
+        return f"{match[1]}\n{body}\n{match[3]}"
+
+    return MARK.sub(made, text)
 
 
 def main() -> None:

@@ -382,7 +382,7 @@ class Pools:
     def wanted(self, way: str, epsilon: float) -> list[dict[str, Any]]:
         """The configurations that a way's pool shall have; the same ones for all that select."""
         if way == "default":
-            return [self.fit(way, epsilon).only_config] * 8
+            return [self.fit(way, epsilon).typical_config] * 8
         if way == "copy":
             return [ranked[0] for ranked in self._ranked(epsilon)] * 4
         if way == "led":

@@ -3,14 +3,19 @@
     OMP_NUM_THREADS=1 python -m benchmarks.trainers [--part time memory] [--turns N] [--only NAME]
 
 * ``time``: one step on random data of the shapes of Adult (30,956 x 123) and of a fifth of MNIST
-  (12,000 x 784), and of a small convolutional network, an encoder and a recurrent network. The
+  (12,000 x 784), and of a small convolutional network, an encoder, torch's transformer layer, a
+  recurrent network, and classifiers of ``transformers`` made from small configurations. The
   methods take turns in one process, each for its own number of steps; times are the process's own,
-  and a ratio is how much longer a method takes than the trainer in the same turn. All private
-  methods draw a batch, clip every record's gradient and add noise. The trainer's figure includes
+  and a ratio is how much longer a method takes than another in the same turn. All private
+  methods draw a batch, clip every record's gradient and add noise. Opacus's sums of clipped
+  gradients are first held against autograd's record by record; what it raises is stored in the
+  place of a time. The trainer's figure includes
   everything that :meth:`DPTrainer.fit` does, from fresh weights to the accuracy on 10 records, on
   Poisson batches; what it checks before anything is trained is timed apart. "One more" is the
   relation under which a record may be added or removed: published steps are then computed in
-  blocks of one shape.
+  blocks of one shape. Rows of "own loss" come first: what a user writes, one line of torch that
+  this package does not know, for our trainer and for plain SGD. With ``--device``, everything is
+  on that device, times are those of the wall, and each run ends when the device has finished.
 * ``memory``: some steps of each method in a process of its own: the peak of its memory over what it
   held before (with data, model, and what the trainer checks before the first step), and processor
   time for a step. Models: those of ``time``, and an encoder with a table of 8,000 words and a width
@@ -19,6 +24,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import statistics
@@ -27,11 +33,12 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from opacus import GradSampleModule
 from opacus.grad_sample import GradSampleModuleFastGradientClipping
 from opacus.layers import DPLSTM, DPMultiheadAttention
@@ -56,6 +63,7 @@ from botorch_dp.training import (
 )
 from botorch_dp.training.fused import why_not_fused
 from botorch_dp.training.plan import Sampling
+from botorch_dp.training.records import Inputs, parts
 from botorch_dp.training.trainer_setup import EngineName
 
 RATE, CLIP, NOISE, REPLICATES = 0.05, 1.0, 2.0, 10
@@ -67,15 +75,43 @@ class Setting:
 
     factory: Callable[[], nn.Module]
     loss: Callable[[Tensor, Tensor], Tensor]
+    own: dict[str, Callable[[Tensor, Tensor], Tensor]]
+    """Losses of single records as a user writes them."""
     module: nn.Module
     data: TrainTest
     batch_size: int
     epochs: int
     slow_steps: int
     """Steps of the hooks in one turn; the others take more."""
+    brief: bool = False
+    """Whether to leave out what only compares our own ways to train."""
 
-    def outputs(self, model: nn.Module, X: Tensor) -> Tensor:
-        return model(X).squeeze(-1)
+    def outputs(self, model: nn.Module, X: Inputs) -> Tensor:
+        """Scores of a batch as ``module`` takes them."""
+        scores = called(model, X)
+        return scores.squeeze(-1) if self.data.train_Y.dim() == 1 else scores
+
+
+def called(model: nn.Module, X: Inputs) -> Tensor:
+    """What a model says of a tensor or of named tensors."""
+    return model(**X).logits if isinstance(X, dict) else model(X)
+
+
+def picked(X: Inputs, places: Tensor) -> Inputs:
+    """Some of the records."""
+    return {key: part[places] for key, part in X.items()} if isinstance(X, dict) else X[places]
+
+
+def softplus_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.softplus(-(2 * targets - 1) * outputs.squeeze(-1))
+
+
+def entropy_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.binary_cross_entropy_with_logits(outputs.squeeze(-1), targets, reduction="none")
+
+
+def classes_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, targets, reduction="none")
 
 
 def adult() -> Setting:
@@ -84,6 +120,7 @@ def adult() -> Setting:
     return Setting(
         partial(logistic_regression, 123),
         logistic_loss,
+        {"softplus": softplus_loss, "binary cross-entropy": entropy_loss},
         nn.BCEWithLogitsLoss(),
         TrainTest(X, y, X[:10], y[:10]),
         batch_size=256,
@@ -92,11 +129,26 @@ def adult() -> Setting:
     )
 
 
+def adult_column() -> Setting:
+    """Targets in a column, for which torch's own losses can be passed as they are."""
+    setting = adult()
+    X, y = setting.data.train_X, setting.data.train_Y.unsqueeze(1)
+    loss = F.binary_cross_entropy_with_logits
+    own = {
+        "`F.binary_cross_entropy_with_logits`": loss,
+        "`F.mse_loss`": F.mse_loss,
+        "a lambda that calls the former": lambda outputs, targets: loss(outputs, targets),
+    }
+    data = TrainTest(X, y, X[:10], y[:10])
+    return replace(setting, loss=loss, own=own, data=data, brief=True)
+
+
 def mnist() -> Setting:
     X, y = torch.rand(12_000, 784), torch.randint(10, (12_000,))
     return Setting(
         mlp1,
         cross_entropy_loss,
+        {"cross-entropy": classes_loss},
         nn.CrossEntropyLoss(),
         TrainTest(X, y, X[:10], y[:10]),
         batch_size=600,
@@ -162,23 +214,83 @@ def recurrent() -> Setting:
     return any_model(Recurrent, torch.randint(50, (1280, 20)))
 
 
-def any_model(factory: Callable[[], nn.Module], X: Tensor) -> Setting:
-    y = torch.randint(10, (len(X),))
-    data = TrainTest(X, y, X[:10], y[:10])
+class TorchEncoder(nn.Module):
+    """Tokens, torch's own transformer layer and a mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(50, 32)
+        self.layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(32, 10)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.layer(self.embedding(tokens)).mean(dim=1))
+
+
+def torch_encoder() -> Setting:
+    return replace(any_model(TorchEncoder, torch.randint(50, (1280, 20))), brief=True)
+
+
+def distilbert_model() -> nn.Module:
+    from transformers import DistilBertConfig, DistilBertForSequenceClassification
+
+    sizes = {"dim": 128, "n_layers": 2, "n_heads": 4, "hidden_dim": 512}
+    drops = {"dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0}
+    config = DistilBertConfig(
+        vocab_size=1000, max_position_embeddings=32, num_labels=10, **sizes, **drops
+    )
+    return DistilBertForSequenceClassification(config)
+
+
+def frozen_distilbert_model() -> nn.Module:
+    """Its tables frozen: Opacus has no gradients for positions that all records share."""
+    model = distilbert_model()
+    model.get_submodule("distilbert.embeddings").requires_grad_(False)
+    return model
+
+
+def gpt2_model() -> nn.Module:
+    from transformers import GPT2Config, GPT2ForSequenceClassification
+
+    sizes = {"n_embd": 128, "n_layer": 2, "n_head": 4, "n_positions": 32}
+    drops = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    ends = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    config = GPT2Config(vocab_size=1000, num_labels=10, **sizes, **drops, **ends)
+    return GPT2ForSequenceClassification(config)
+
+
+def hugging_face(factory: Callable[[], nn.Module]) -> Setting:
+    """Sentences of 16 to 32 tokens with their masks."""
+    tokens, lengths = torch.randint(3, 1000, (256, 32)), torch.randint(16, 33, (256, 1))
+    mask = (torch.arange(32) < lengths).long()
+    setting = any_model(factory, {"input_ids": tokens * mask, "attention_mask": mask})
+    return replace(setting, batch_size=32, epochs=8, slow_steps=8, brief=True)
+
+
+def any_model(factory: Callable[[], nn.Module], X: Inputs) -> Setting:
+    n = len(next(iter(parts(X).values())))
+    y = torch.randint(10, (n,))
+    first = torch.arange(10)
+    data = TrainTest(X, y, picked(X, first), y[:10])
     loss = nn.CrossEntropyLoss()
-    return Setting(factory, cross_entropy_loss, loss, data, batch_size=128, epochs=5, slow_steps=5)
+    own = {"cross-entropy": classes_loss}
+    return Setting(
+        factory, cross_entropy_loss, own, loss, data, batch_size=128, epochs=5, slow_steps=5
+    )
 
 
-def random_batch(setting: Setting) -> tuple[Tensor, Tensor]:
+def random_batch(setting: Setting) -> tuple[Inputs, Tensor]:
     """A batch for the private baselines, by Opacus's own Poisson sampler's rule."""
-    n = len(setting.data.train_X)
+    n = len(setting.data.train_Y)
     indices = (torch.rand(n) < setting.batch_size / n).nonzero().flatten()
-    return setting.data.train_X[indices], setting.data.train_Y[indices]
+    return picked(setting.data.train_X, indices), setting.data.train_Y[indices]
 
 
-def plain_sgd(setting: Setting) -> tuple[Callable[[], None], int]:
+def plain_sgd(
+    setting: Setting, loss: Callable[[Tensor, Tensor], Tensor] | None = None
+) -> tuple[Callable[[], None], int]:
     """Autograd, ``torch.optim.SGD`` and shuffled epochs: neither clipping nor noise."""
-    model, n, m = setting.factory(), len(setting.data.train_X), setting.batch_size
+    model, n, m = setting.factory().train(), len(setting.data.train_Y), setting.batch_size
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     X, Y = setting.data.train_X, setting.data.train_Y
 
@@ -186,54 +298,81 @@ def plain_sgd(setting: Setting) -> tuple[Callable[[], None], int]:
         for _ in range(setting.epochs):
             for indices in torch.randperm(n).split(m)[: n // m]:
                 optimizer.zero_grad()
-                setting.module(setting.outputs(model, X[indices]), Y[indices]).backward()
+                batch = picked(X, indices)
+                if loss is None:
+                    setting.module(setting.outputs(model, batch), Y[indices]).backward()
+                else:
+                    loss(called(model, batch), Y[indices]).mean().backward()
                 optimizer.step()
 
     return run, setting.epochs * (n // m)
 
 
-def opacus_hooks(setting: Setting) -> tuple[Callable[[], None], int]:
-    """``GradSampleModule`` and ``DPOptimizer`` as they come."""
-    model = GradSampleModule(setting.factory())
-    optimizer = DPOptimizer(
-        torch.optim.SGD(model.parameters(), lr=RATE),
-        noise_multiplier=NOISE,
-        max_grad_norm=CLIP,
-        expected_batch_size=setting.batch_size,
-    )
+def opacus_step(
+    setting: Setting, model: nn.Module, *, ghost: bool, noise: float, expected: int, rate: float
+) -> Callable[[Inputs, Tensor], None]:
+    """A step of Opacus as it comes: by hooks, or by norms first and a second backward pass."""
+    how = {"noise_multiplier": noise, "max_grad_norm": CLIP, "expected_batch_size": expected}
+    plain = torch.optim.SGD(model.parameters(), lr=rate)
+    if ghost:
+        wrapped: nn.Module = GradSampleModuleFastGradientClipping(
+            model, max_grad_norm=CLIP, use_ghost_clipping=True
+        )
+        optimizer = DPOptimizerFastGradientClipping(plain, **how)
+        criterion = DPLossFastGradientClipping(wrapped, optimizer, setting.module)
+    else:
+        wrapped, criterion = GradSampleModule(model), setting.module
+        optimizer = DPOptimizer(plain, **how)
 
-    def run() -> None:
-        for _ in range(setting.slow_steps):
-            X, Y = random_batch(setting)
-            optimizer.zero_grad()
-            setting.module(setting.outputs(model, X), Y).backward()
-            optimizer.step()
+    def step(X: Inputs, Y: Tensor) -> None:
+        optimizer.zero_grad()
+        criterion(setting.outputs(wrapped, X), Y).backward()
+        optimizer.step()
 
-    return run, setting.slow_steps
+    return step
 
 
-def opacus_ghost(setting: Setting) -> tuple[Callable[[], None], int]:
-    """Opacus's fast gradient clipping: norms first, then a second backward pass."""
-    model = GradSampleModuleFastGradientClipping(
-        setting.factory(), max_grad_norm=CLIP, use_ghost_clipping=True
-    )
-    optimizer = DPOptimizerFastGradientClipping(
-        torch.optim.SGD(model.parameters(), lr=RATE),
-        noise_multiplier=NOISE,
-        max_grad_norm=CLIP,
-        expected_batch_size=setting.batch_size,
-    )
-    criterion = DPLossFastGradientClipping(model, optimizer, setting.module)
-    steps = 5 * setting.slow_steps
+def opacus(setting: Setting, *, ghost: bool = False) -> tuple[Callable[[], None], int]:
+    """Steps of Opacus on batches that are drawn as its sampler draws them."""
+    model, expected = setting.factory().train(), setting.batch_size
+    step = opacus_step(setting, model, ghost=ghost, noise=NOISE, expected=expected, rate=RATE)
+    steps = setting.slow_steps * (5 if ghost and not setting.brief else 1)
 
     def run() -> None:
         for _ in range(steps):
-            X, Y = random_batch(setting)
-            optimizer.zero_grad()
-            criterion(setting.outputs(model, X), Y).backward()
-            optimizer.step()
+            step(*random_batch(setting))
 
     return run, steps
+
+
+def distance_of_opacus(setting: Setting, *, ghost: bool) -> float:
+    """How far its sum of clipped gradients is from autograd's, relative to the norm of that.
+
+    Autograd's gradients are those of one record at a time; the sums are over 16 records.
+    """
+    torch.manual_seed(1)
+    model, places = setting.factory().train(), torch.arange(16)
+    X, Y = picked(setting.data.train_X, places), setting.data.train_Y[places]
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    expected = [torch.zeros_like(parameter) for parameter in trained]
+    for place in places:
+        one = place.unsqueeze(0)
+        loss = setting.module(setting.outputs(model, picked(X, one)), Y[one])
+        slopes = torch.autograd.grad(loss, trained)
+        norm = torch.stack([slope.norm() for slope in slopes]).norm()
+        for total, slope in zip(expected, slopes, strict=True):
+            total += slope * (CLIP / norm).clamp(max=1)
+    before = [parameter.detach().clone() for parameter in trained]
+    opacus_step(setting, model, ghost=ghost, noise=0.0, expected=1, rate=1.0)(X, Y)
+    wrong = [
+        old - new.detach() - total
+        for old, new, total in zip(before, trained, expected, strict=True)
+    ]
+    return float(_norm(wrong) / _norm(expected))
+
+
+def _norm(tensors: list[Tensor]) -> Tensor:
+    return torch.stack([tensor.norm() for tensor in tensors]).norm()
 
 
 def ours(
@@ -269,26 +408,46 @@ def ours(
         else:
             trainer.fit(**settings, seed=None if publish else 0, publish=publish)
 
-    return run, replicates * epochs * (len(setting.data.train_X) // setting.batch_size)
+    return run, replicates * epochs * (len(setting.data.train_Y) // setting.batch_size)
 
 
 def measured(setting: Setting, turns: int) -> dict[str, object]:
     fused = why_not_fused(setting.factory(), setting.data.train_X) is None
-    methods = {
-        "DPTrainer": ours(setting),
-        "DPTrainer, fixed batches": ours(setting, sampling="without_replacement"),
-        "DPTrainer, published": ours(setting, publish=True),
-        "DPTrainer, published, one more": ours(
-            setting, publish=True, relation=NeighboringRelation.ADD_OR_REMOVE_ONE
-        ),
-        "plain SGD": plain_sgd(setting),
-        "Opacus hooks": opacus_hooks(setting),
-    }
-    if setting.slow_steps >= 5:  # the hooks take a second for a step of the network
-        methods["DPTrainer, by Opacus"] = ours(setting, engine="opacus")
-    if fused:
+    results: dict[str, object] = {}
+    methods: dict[str, tuple[Callable[[], None], int]] = {}
+    for name, own in setting.own.items():
+        theirs = replace(setting, loss=own)
         methods |= {
-            "Opacus ghost clipping": opacus_ghost(setting),
+            f"own loss: {name}": ours(theirs),
+            f"own loss: {name}, published": ours(theirs, publish=True),
+            f"own loss: {name}, plain SGD": plain_sgd(setting, own),
+        }
+    if not setting.brief:
+        methods |= {
+            "DPTrainer": ours(setting),
+            "plain SGD": plain_sgd(setting),
+            "DPTrainer, fixed batches": ours(setting, sampling="without_replacement"),
+            "DPTrainer, published": ours(setting, publish=True),
+            "DPTrainer, published, one more": ours(
+                setting, publish=True, relation=NeighboringRelation.ADD_OR_REMOVE_ONE
+            ),
+        }
+        if setting.slow_steps >= 5:  # the hooks take a second for a step of the network
+            methods["DPTrainer, by Opacus"] = ours(setting, engine="opacus")
+    for name, ghost in (("Opacus hooks", False), ("Opacus ghost clipping", True)):
+        try:
+            distance = distance_of_opacus(setting, ghost=ghost)
+            method = opacus(setting, ghost=ghost)
+            method[0]()
+        except Exception as error:  # it cannot train all models
+            results[name] = {"raises": f"{type(error).__name__}: {error}".splitlines()[0]}
+            print(f"  {name:27s} raises {type(error).__name__}")
+            continue
+        methods[name] = method
+        results[f"{name}, distance from single records"] = distance
+        print(f"  {name:27s} is {distance:.2g} from the sums over single records")
+    if fused and not setting.brief:
+        methods |= {
             f"{REPLICATES} replicates": ours(setting, replicates=REPLICATES),
             f"{REPLICATES} replicates, fixed batches": ours(
                 setting, replicates=REPLICATES, sampling="without_replacement"
@@ -299,28 +458,48 @@ def measured(setting: Setting, turns: int) -> dict[str, object]:
     taken: dict[str, list[float]] = {name: [] for name in methods}
     for _ in range(turns):
         for name, (run, steps) in methods.items():
-            taken[name].append(seconds(run, time.process_time) / steps)
+            taken[name].append(_seconds(run) / steps)
     started = seconds(lambda: DPTrainer(setting.factory, setting.loss, setting.data))
-    results: dict[str, object] = {"seconds before the first step": started}
+    results["seconds before the first step"] = started
     print(f"  {1e3 * started:.0f} ms of checks before the first step")
+    first = next(iter(methods)) if setting.brief else "DPTrainer"
     for name, times in taken.items():
-        results[name] = _compared(name, times, taken["DPTrainer"], "DPTrainer")
+        results[name] = _compared(name, times, taken[first], first)
     for name in ("DPTrainer", f"{REPLICATES} replicates"):
-        if name in taken:
-            fixed = f"{name}, fixed batches"
+        fixed = f"{name}, fixed batches"
+        if fixed in taken:
             results[f"{name}, Poisson against fixed"] = _compared(
                 f"{name}, Poisson", taken[name], taken[fixed], "fixed"
             )
-    results["DPTrainer, over plain SGD"] = _compared(
-        "DPTrainer", taken["DPTrainer"], taken["plain SGD"], "plain SGD"
-    )
-    results["one more, over published"] = _compared(
-        "DPTrainer, published, one more",
-        taken["DPTrainer, published, one more"],
-        taken["DPTrainer, published"],
-        "published",
-    )
+    for name in setting.own:
+        for how in ("", ", published"):
+            row = f"own loss: {name}{how}"
+            for other in (f"own loss: {name}, plain SGD", "Opacus hooks", "Opacus ghost clipping"):
+                if other in taken:
+                    against = taken[other]
+                    results[f"{row}, over {other.rpartition(', ')[2]}"] = _compared(
+                        row, taken[row], against, other
+                    )
+    if not setting.brief:
+        results["DPTrainer, over plain SGD"] = _compared(
+            "DPTrainer", taken["DPTrainer"], taken["plain SGD"], "plain SGD"
+        )
+        results["one more, over published"] = _compared(
+            "DPTrainer, published, one more",
+            taken["DPTrainer, published, one more"],
+            taken["DPTrainer, published"],
+            "published",
+        )
     return results
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    """The process's own seconds; on another device those of the wall, to the end of its work."""
+    device = torch.get_default_device().type
+    if device == "cpu":
+        return seconds(run, time.process_time)
+    torch.accelerator.synchronize()
+    return seconds(lambda: (run(), torch.accelerator.synchronize()))
 
 
 def _compared(
@@ -412,8 +591,8 @@ METHODS = {
     "plain SGD": plain_sgd,
     "ghost": partial(with_engine, engine="ghost"),
     "per_record": partial(with_engine, engine="per_record"),
-    "Opacus hooks": opacus_hooks,
-    "Opacus ghost": opacus_ghost,
+    "Opacus hooks": opacus,
+    "Opacus ghost": partial(opacus, ghost=True),
 }
 
 
@@ -442,29 +621,48 @@ def memory(turns: int, only: str) -> None:
 
 def times(turns: int, only: str) -> None:
     """All ratios, stored as ``trainers.json`` after each model."""
-    stored = results_folder() / "trainers.json"
-    results = json.loads(stored.read_text()) if only and stored.exists() else {}
+    device = torch.get_default_device().type
+    stored = "trainers" if device == "cpu" else f"trainers_{device}"
+    file = results_folder() / f"{stored}.json"
+    results = json.loads(file.read_text()) if only and file.exists() else {}
     for name, make in (
         ("logistic regression 123-1, batch 256", adult),
+        ("logistic regression, targets in a column", adult_column),
         ("convolutional network, 28 x 28, batch 128", convolutional),
         ("encoder, 20 tokens, batch 128", encoder),
+        ("torch's transformer layer, 20 tokens, batch 128", torch_encoder),
         ("recurrent network, 20 tokens, batch 128", recurrent),
+        ("DistilBERT, 32 tokens, batch 32", partial(hugging_face, distilbert_model)),
+        (
+            "DistilBERT with frozen embeddings, 32 tokens, batch 32",
+            partial(hugging_face, frozen_distilbert_model),
+        ),
+        ("GPT-2, 32 tokens, batch 32", partial(hugging_face, gpt2_model)),
         ("network 784-1000-10, batch 600", mnist),
     ):
-        if only in name:
+        named = isinstance(make, partial)
+        if only in name and named and importlib.util.find_spec("transformers") is None:
+            print(f"{name}: left out, because transformers is not installed.")
+        elif only in name:
             print(name)
             results[name] = {"turns": turns, **measured(make(), turns)}
-            save_results("trainers", results)
+            save_results(stored, results)
 
 
 def main() -> None:
     if sys.argv[1:2] == ["--one"]:
         print(json.dumps(alone(*sys.argv[2:])))
         return
-    parser = BenchmarkParser("trainers", __doc__, minutes={"time": 12, "memory": 6})
-    parser.add_argument("--turns", type=int, default=9)
+    parser = BenchmarkParser("trainers", __doc__, minutes={"time": 8, "memory": 6})
+    parser.add_argument("--turns", type=int, default=4)
+    parser.add_argument("--device", default="cpu", help="where everything is, such as cuda")
     parser.add_argument("--only", default="", help="models whose names contain this")
     options = parser.parse_args()
+    try:
+        torch.zeros(1, device=options.device).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        parser.error(f"--device {options.device} cannot be used here: {error}")
+    torch.set_default_device(options.device)
     torch.manual_seed(0)
     warnings.filterwarnings("ignore", message="Full backward hook")
     for part in options.part:

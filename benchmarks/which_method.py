@@ -22,6 +22,10 @@
   plateau with n = 300 and other draws of these tasks decided which clip norm it prefers where
   noise hides the counts. Seeds from 3 on are fresh.
 * ``grid``: d and n varied separately, on ripples, at epsilon = 1.
+* ``small``: eight cells in which there are few records for the noise: the four generated tasks
+  with numbers only, at n = 300 with epsilon = .3 and at n = 100 with epsilon = 1. ``descent only``
+  is PrivateSearch as it was before it released slopes of regions. Seeds 200 to 229 decided its
+  constants; those from 3 on are fresh.
 * ``few``: d + 1 evaluations or three times as many, d = 12, n = 2,000, epsilon = 1.
 * ``figures``: all figures, from what is stored.
 
@@ -360,9 +364,16 @@ def losses_of(name: str, d: int, seed: int, count: int, stream: int) -> Losses:
 
 
 def generated_regrets(
-    name: str, d: int, epsilon: float, seed: int, num_records: int, batches: int = 15
+    name: str,
+    d: int,
+    epsilon: float,
+    seed: int,
+    num_records: int,
+    batches: int = 15,
+    *,
+    every: bool = False,
 ) -> dict[str, float]:
-    """Regret of each method, with ``batches (d + 1)`` evaluations."""
+    """Regret of each method, with ``batches (d + 1)`` evaluations; with marks if ``every``."""
     private = losses_of(name, d, seed, num_records, 1)
     public = losses_of(name, d, seed, NUM_PUBLIC, 2)
     parameters: dict[str, Any] = {f"x{i}": Real(0.0, 1.0) for i in range(d)}
@@ -379,7 +390,7 @@ def generated_regrets(
             table = 0.5 * table + worse
         return table
 
-    def published(budget: PrivacyBudget) -> Config:
+    def published(budget: PrivacyBudget, route: str = "auto") -> Config:
         search = PrivateSearch(
             scores,
             space,
@@ -387,14 +398,18 @@ def generated_regrets(
             budget=budget,
             evaluations=batches * (d + 1),
             num_records=num_records,
+            route=route,  # type: ignore[arg-type]
             unsafe_seed=seed,
         )
         return search.run().config.value
 
     found = {
         "PrivateSearch": published(PrivacyBudget(epsilon, DELTA)),
-        "permute-and-flip": published(PrivacyBudget(epsilon)),
+        "permute-and-flip": published(PrivacyBudget(epsilon), "selection"),
     }
+    if every:
+        found[FORMER] = published(PrivacyBudget(epsilon, DELTA), "descent")
+        found[MIDDLE] = {f"x{i}": 0.5 for i in range(d)}
     if not has_kinds:
         mu = gaussian_mu(epsilon, DELTA)
         point, _ = descend(private, public, d, mu=mu, steps=batches, seed=seed)
@@ -407,7 +422,20 @@ def generated_regrets(
     means = {method: float(scores([config]).mean()) for method, config in found.items()}
     best = min(float(scores([best_config]).mean()), float(scores(many).mean(-1).min()))
     best = min(best, *means.values())
-    return {method: (loss - best) / (blind - best) for method, loss in means.items()}
+    regrets = {method: (loss - best) / (blind - best) for method, loss in means.items()}
+    return regrets
+
+
+#: The rule of PrivateSearch before it knew slopes of regions, in the cells below.
+FORMER, MIDDLE = "descent only", "middle of the space"
+#: A seed that ends beyond this part of a random choice's regret taught hardly anything.
+DISASTER = 0.6
+#: Tasks, numbers of records and epsilons where ``n mu`` is about 23.
+SMALL = [
+    (name, n, epsilon)
+    for name in ("ripples", "plateau", "heavy tails", "noisy losses")
+    for n, epsilon in ((300, 0.3), (100, 1.0))
+]
 
 
 def stored_cases(name: str) -> dict[str, Any]:
@@ -603,6 +631,50 @@ def on_generated(options: argparse.Namespace, grid: bool) -> None:
         print(f"  PrivateSearch - {rival}: {shown(gap)}, {verdict}")
 
 
+def on_small(options: argparse.Namespace) -> None:
+    """Stored as ``which_small.json`` after each seed."""
+    known = stored_cases("which_small")
+    for seed in tqdm(range(NUM_SEEN, NUM_SEEN + (options.seeds or 20))):
+        for name, n, epsilon in SMALL:
+            d = DIMS[name]
+            rows = known.setdefault(f"{name}, d = {d}, n = {n}, epsilon = {epsilon:g}", {})
+            if seed not in rows:
+                rows[seed] = generated_regrets(name, d, epsilon, seed, n, every=True)
+        summary = small_summary(known)
+        judgments = {label: judged(rows) for label, rows in known.items()}
+        save_results(
+            "which_small", {"delta": DELTA, **summary, "judged": judgments, "cases": known}
+        )
+    for method, row in summary["mean of the cells"].items():
+        seeds = f"{summary['beyond 0.6'][method]} of {summary['runs']} beyond {DISASTER}"
+        print(f"{method}: {row.mean:.3f} [{row.low:.3f}, {row.high:.3f}], {seeds}")
+    for label, result in judgments.items():
+        cells = (f"{method} {interval.mean:.2f}" for method, interval in result["regret"].items())
+        print(f"{label}: {', '.join(cells)}")
+
+
+def small_summary(known: dict[str, dict[int, dict[str, float]]]) -> dict[str, Any]:
+    """Over all cells: the mean regret by seed, how many seeds taught nothing, the rules in pairs"""
+    cells = list(known.values())
+    seeds = sorted(set.intersection(*(set(rows) for rows in cells)))
+    methods = list(cells[0][seeds[0]])
+    means = {
+        method: [sum(rows[seed][method] for rows in cells) / len(cells) for seed in seeds]
+        for method in methods
+    }
+    return {
+        "mean of the cells": {method: mean_interval(means[method]) for method in methods},
+        "beyond 0.6": {
+            method: sum(rows[seed][method] > DISASTER for rows in cells for seed in seeds)
+            for method in methods
+        },
+        "runs": len(cells) * len(seeds),
+        "PrivateSearch minus descent only": mean_interval(
+            [a - b for a, b in zip(means["PrivateSearch"], means[FORMER], strict=True)]
+        ),
+    }
+
+
 def on_few(options: argparse.Namespace) -> None:
     """Stored as ``which_few.json``."""
     results, seeds = {}, range(options.seeds or 20)
@@ -642,7 +714,15 @@ def figures() -> None:
 
 
 def main() -> None:
-    minutes = {"tasks": 60, "fresh": 40, "generated": 60, "grid": 60, "few": 15, "figures": 0.2}
+    minutes = {
+        "tasks": 60,
+        "fresh": 40,
+        "generated": 60,
+        "grid": 60,
+        "few": 15,
+        "small": 5,
+        "figures": 0.2,
+    }
     parser = BenchmarkParser("which_method", __doc__, minutes=minutes)
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--records", type=int, default=2000, help="of ``generated``: 2,000 or 300")
@@ -657,6 +737,7 @@ def main() -> None:
         "generated": lambda: on_generated(options, grid=False),
         "grid": lambda: on_generated(options, grid=True),
         "few": lambda: on_few(options),
+        "small": lambda: on_small(options),
         "figures": figures,
     }
     for part in options.part:

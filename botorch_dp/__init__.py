@@ -9,29 +9,29 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 if TYPE_CHECKING:  # the same names as below, which a test compares
     from botorch_dp.descent import DPGIBO
     from botorch_dp.objectives import PrivateObjective
     from botorch_dp.outsourced import GaussianNoiseCurator, Modeler
     from botorch_dp.pareto import DPareto, PrivacyUtilityProblem
-    from botorch_dp.privacy import Guarantee, PrivacyBudget, PrivacyLedger, Release
+    from botorch_dp.privacy import Guarantee, PrivacyBudget, PrivacyLedger, Receipt, Release
     from botorch_dp.release import LinearChoice, PrivateChoice, PrivateGPUCB, PrivateMaximum
     from botorch_dp.space import Choice, Integer, Real, SearchSpace
     from botorch_dp.training import DPTrainer
-    from botorch_dp.tuning import PrivateFit, PrivateSearch
+    from botorch_dp.tuning import PrivateFit, PrivateSearch, PrivateSelection
 
 _SUBPACKAGES = {
     "descent": ("DPGIBO",),
     "objectives": ("PrivateObjective",),
     "outsourced": ("GaussianNoiseCurator", "Modeler"),
     "pareto": ("DPareto", "PrivacyUtilityProblem"),
-    "privacy": ("Guarantee", "PrivacyBudget", "PrivacyLedger", "Release"),
+    "privacy": ("Guarantee", "PrivacyBudget", "PrivacyLedger", "Receipt", "Release"),
     "release": ("LinearChoice", "PrivateChoice", "PrivateGPUCB", "PrivateMaximum"),
     "space": ("Choice", "Integer", "Real", "SearchSpace"),
     "training": ("DPTrainer",),
-    "tuning": ("PrivateFit", "PrivateSearch"),
+    "tuning": ("PrivateFit", "PrivateSearch", "PrivateSelection"),
 }
 _HOME = {name: module for module, names in _SUBPACKAGES.items() for name in names}
 __all__ = sorted(_HOME)

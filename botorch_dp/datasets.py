@@ -48,7 +48,7 @@ def adult(*, dtype: torch.dtype = torch.float32) -> TrainTest:
     """Adult in LIBSVM's 123 binary features, split as in the DPareto experiments.
 
     The 30,956 rows outside a1a train (LIBSVM's ``a1a.t``), the 1,605 rows of a1a test. Labels are
-    1 (income above 50K) and 0; always predicting 0 is wrong for .246 of the test rows.
+    1 (income above 50K) and 0; always predicting 0 is wrong for 0.246 of the test rows.
 
     Returns:
         ``30956 x 123`` and ``1605 x 123`` features with their labels.

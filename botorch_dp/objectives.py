@@ -6,13 +6,11 @@ surrogate, acquisition function or loop may follow, and the promise stays the sa
 
 from __future__ import annotations
 
-import inspect
 import math
 import threading
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, NamedTuple, Never, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 import torch
@@ -24,7 +22,7 @@ from botorch_dp._checks import (
     check_interval,
     check_positive,
     check_tensor,
-    did_you_mean,
+    hints_at_ours,
 )
 from botorch_dp.privacy import (
     DEFAULT_DELTA,
@@ -76,42 +74,6 @@ _CHOSEN = (
     "the bounds, mu and the number of records were chosen without the records, and the points "
     "without them or from released values"
 )
-
-#: Arguments of other libraries, and what these are called here.
-_CALLED_ELSEWHERE = {
-    **dict.fromkeys(
-        ("n_trials", "num_trials", "trials", "n_iter", "n_calls", "max_evals", "num_evaluations"),
-        ("evaluations", "steps"),
-    ),
-    **dict.fromkeys(("n", "n_samples", "num_samples", "dataset_size"), ("num_records",)),
-    **dict.fromkeys(("lr", "learning_rate", "step"), ("step_size",)),
-    **dict.fromkeys(("max_grad_norm", "l2_norm_clip", "clip", "clipping_norm"), ("clip_norm",)),
-    **dict.fromkeys(("direction", "minimize"), ("maximize", "negate")),
-    **dict.fromkeys(("seed", "random_state", "rng"), ("unsafe_seed",)),
-    **dict.fromkeys(("search_space", "param_distributions", "param_grid"), ("space",)),
-    **dict.fromkeys(("sensitivity", "clip_range"), ("bounds",)),
-    "bounds": ("box",),
-    "lot_size": ("batch_size",),
-    "noise_multiplier": ("mu",),
-}
-
-
-def refuse_unknown(function: Callable[..., Any], given: Mapping[str, object], **hints: str) -> None:
-    """Raise for arguments that a function does not have, and say what they are called here.
-
-    Args:
-        function: Whose arguments they would be.
-        given: Those that it does not have.
-        hints: What to write instead of some of them.
-    """
-    for name in given:
-        parameters = inspect.signature(function).parameters
-        ours = [word for word in _CALLED_ELSEWHERE.get(name, ()) if word in parameters]
-        if name in hints:
-            hint = f" {hints[name]}"
-        else:
-            hint = f" It is called `{ours[0]}` here." if ours else did_you_mean(name, parameters)
-        raise TypeError(f"{function.__name__} has no argument `{name}`.{hint}")
 
 
 def gaussian_mu_left(ledger: PrivacyLedger) -> Fraction:
@@ -282,7 +244,6 @@ class PrivateObjective:
         unit: Whom or what one record is; replace-one is the only relation.
         label: The ledger's note for each charge.
         unsafe_seed: Simulate with reproducible noise. The results then promise nothing.
-        unknown: Refused, with the name that an argument of other libraries has here.
 
     Example:
         >>> records = torch.rand(1000, dtype=torch.double)
@@ -294,6 +255,7 @@ class PrivateObjective:
         >>> model = SingleTaskGP(X, Y, train_Yvar=Yvar)
     """
 
+    @hints_at_ours("PrivateObjective", _INSTEAD_OF_EPSILON)
     def __init__(
         self,
         record_losses: PerRecordLosses,
@@ -306,9 +268,7 @@ class PrivateObjective:
         unit: PrivacyUnit = ONE_RECORD,
         label: str = "objective",
         unsafe_seed: int | None = None,
-        **unknown: Never,
     ) -> None:
-        refuse_unknown(type(self), unknown, **_INSTEAD_OF_EPSILON)
         if not callable(record_losses):
             raise TypeError(
                 f"`record_losses` must be callable, got {type(record_losses).__name__}: pass a "
@@ -349,6 +309,7 @@ class PrivateObjective:
         self._lock = threading.Lock()
 
     @classmethod
+    @hints_at_ours("for_budget", _INSTEAD_OF_EPSILON)
     def for_budget(
         cls,
         record_losses: PerRecordLosses,
@@ -360,7 +321,6 @@ class PrivateObjective:
         negate: bool = False,
         unit: PrivacyUnit = ONE_RECORD,
         label: str = "objective",
-        **unknown: Never,
     ) -> PrivateObjective:
         """An objective with the largest mu that a ledger bears for so many evaluations.
 
@@ -379,7 +339,6 @@ class PrivateObjective:
             ... )
             >>> print(objective.plan())
         """
-        refuse_unknown(cls.for_budget, unknown, **_INSTEAD_OF_EPSILON)
         if not isinstance(ledger, PrivacyLedger):
             raise TypeError(f"`ledger` must be a PrivacyLedger, got {type(ledger).__name__}.")
         count = check_integer("evaluations", evaluations)
@@ -460,8 +419,8 @@ class PrivateObjective:
         with self._lock:
             parts = list(self._history)
         if not parts:
-            nothing = torch.empty(0, 1, dtype=torch.double)
-            return Evaluations(torch.empty(0, 0, dtype=torch.double), nothing, nothing.clone())
+            nothing = torch.empty(0, 1, dtype=torch.double, device="cpu")
+            return Evaluations(nothing[:, :0].clone(), nothing, nothing.clone())
         return Evaluations(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 
     @overload
@@ -507,7 +466,7 @@ class PrivateObjective:
             for row, seed in zip(scores, self._next_seeds(len(X)), strict=True)
         ]
         # From here on everything is post-processing of released sums.
-        Y = offset + unit * torch.tensor(noisy_sums, dtype=torch.double).unsqueeze(-1)
+        Y = offset + unit * torch.tensor(noisy_sums, dtype=torch.double, device="cpu").unsqueeze(-1)
         Yvar = torch.full_like(Y, self.noise_std**2)
         evaluations = Evaluations(X.clone(), (-Y if self.negate else Y).to(X), Yvar.to(X))
         with self._lock:
@@ -524,9 +483,9 @@ class PrivateObjective:
             if self._planned is None or made + evaluations <= self._planned:
                 raise
             raise BudgetExhausted(
-                f"The {self.ledger.budget} is for {self._planned} evaluations, and {made} were "
-                f"made; {evaluations} more cannot be. No record was read this time, and what was "
-                "released may still be used.",
+                f"The budget ({self.ledger.budget}) is for {self._planned} evaluations, and {made} "
+                f"were made; {evaluations} more cannot be. No record was read this time, and what "
+                "was released may still be used.",
                 requested=error.requested,
                 remaining=error.remaining,
             ) from None

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     with needs_extra("plots", "A figure"):
         from matplotlib.figure import Figure
 
-_CAPTION_WIDTH = 98
+_CAPTION_WIDTH = 92
 _EXPECTED = "The star is what the study's models expect of the recommended configuration."
 _LUCKY = (
     " It may lie above the observed front, whose points are winners and partly lucky; the dotted "
@@ -103,7 +103,7 @@ def plot_front(
         if band if band is not None else alone and front.observed is None and replicates > 1:
             _shade_band(ax, front, smallest, ref_epsilon, color)
     notes = _draw_recommended(ax, fronts[0], recommended, smallest, ref_epsilon)
-    ax.set_xscale("log")
+    _log_epsilon(ax)
     problem = fronts[0].problem
     promise = problem.promise
     meaning = " (relation and δ not stated)"
@@ -209,6 +209,16 @@ def save_figure(figure: Figure, path: str | os.PathLike[str], *, dpi: int = 150)
     return target
 
 
+def _log_epsilon(ax: Axes) -> None:
+    """A logarithmic axis whose ticks are plain numbers, a few in each decade."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    ax.set_xscale("log")
+    ax.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda epsilon, _: f"{epsilon:g}"))
+    ax.xaxis.set_minor_formatter(NullFormatter())
+
+
 def _check_fronts(fronts: Sequence[ParetoFront]) -> None:
     if not fronts:
         raise ValueError("Pass at least one front.")
@@ -230,7 +240,7 @@ def _axes(ax: Axes | None) -> tuple[Figure, Axes]:
             return picture.getvalue()
 
     if ax is None:
-        figure = ShownFigure(figsize=(6.4, 4.8), layout="constrained")
+        figure = ShownFigure(figsize=(7.0, 5.4), layout="constrained")
         return figure, figure.add_subplot()
     parent = ax.get_figure(root=True)
     assert isinstance(parent, Figure)
@@ -240,7 +250,7 @@ def _axes(ax: Axes | None) -> tuple[Figure, Axes]:
 def _finish(ax: Axes, fronts: Sequence[ParetoFront], notes: Sequence[str] = ()) -> None:
     """Legend, grid, and the sentences that belong below."""
     ax.grid(True, which="major", alpha=0.3)
-    ax.legend(fontsize="small")
+    ax.legend(fontsize=9)
     sentences = list(dict.fromkeys(front.caption for front in fronts))
     if len(sentences) > 1:
         sentences = [f"{front.label}: {front.caption}" for front in fronts]
@@ -252,7 +262,7 @@ def _finish(ax: Axes, fronts: Sequence[ParetoFront], notes: Sequence[str] = ()) 
         xytext=(0, -42),
         textcoords="offset points",
         va="top",
-        fontsize=7.5,
+        fontsize=9,
         annotation_clip=False,
     )
 

@@ -345,6 +345,10 @@ def _public_sizes(positive: Tensor, negative: Tensor) -> tuple[int, int]:
 
 # --- From a scikit-learn estimator. ---
 
+#: Where the estimators are whose predictions jump, and words in the names of boosted ones.
+_WITH_STEPS = ("sklearn.tree", "sklearn.ensemble", "sklearn.neighbors")
+_BOOSTED = ("Boosting", "LGBM", "XGB", "CatBoost")
+
 RecordLoss = Literal["zero_one", "brier", "log", "squared", "absolute", "roc_auc", "f1"]
 #: What these losses, or the scores that they replace, are called elsewhere.
 _CALLED_ELSEWHERE: dict[str, RecordLoss] = {
@@ -462,6 +466,8 @@ class EstimatorScores:
         #: The loss's name, or the function.
         self.loss = _checked_loss(loss, estimator)
         self._estimator = estimator
+        #: Whether losses jump as parameters change, as those of trees and neighbours do.
+        self.has_steps = _has_steps(estimator, self.loss)
         self._train_X, self._train_y, _ = _columns_of("train", train)
         X, y, self.num_records = _columns_of("validation", validation)
         self._classes = np.asarray(self._train_y)
@@ -589,6 +595,17 @@ class EstimatorScores:
         loss = self.loss if isinstance(self.loss, str) else "a function"
         name = type(self._estimator).__name__
         return f"EstimatorScores({name}, loss={loss}, num_records={self.num_records})"
+
+
+def _has_steps(estimator: Any, loss: object) -> bool:
+    """Whether losses jump as parameters change: votes of trees, forests, neighbours, and boosting.
+
+    What boosting predicts changes smoothly with its rate, so that only its classes jump.
+    """
+    last = type(estimator.steps[-1][1] if hasattr(estimator, "steps") else estimator)
+    if any(word in last.__name__ for word in _BOOSTED):
+        return loss == "zero_one"
+    return last.__module__.startswith(_WITH_STEPS)
 
 
 def warn_of_narrow_bounds(record_scores: object, bounds: tuple[float, float]) -> None:

@@ -516,11 +516,15 @@ class SearchSpace:
 
     def inactive(self, codes: Tensor) -> Tensor:
         """Which coordinates of ``n x d`` codes stand for parameters that are not active there."""
-        idle = torch.zeros(codes.shape, dtype=torch.bool)
+        idle = torch.zeros(codes.shape, dtype=torch.bool, device=codes.device)
         if self._conditions:
             configs = self.decode(codes)
             for name in self._conditions:
-                rows = torch.tensor([name not in config for config in configs], dtype=torch.bool)
+                rows = torch.tensor(
+                    [name not in config for config in configs],
+                    dtype=torch.bool,
+                    device=codes.device,
+                )
                 idle[:, self._columns[name]] = rows.unsqueeze(-1)
         return idle
 
@@ -628,6 +632,15 @@ class SearchSpace:
             raise self.nothing_allowed(size)
         return allowed
 
+    def is_active(self, name: str, earlier: Mapping[str, Any]) -> bool:
+        """Whether a parameter plays a part beside those before it in a config."""
+        return name not in self._conditions or self._conditions[name](earlier)
+
+    def middle(self) -> Config:
+        """The config in the middle of all ranges; where that breaks a constraint, a fixed other."""
+        (middle,) = self.spread(np.full((1, len(self._parameters)), 0.5))
+        return middle if self.satisfies(middle) else self.sample(1, seed=0)[0]
+
     def check(self, config: Mapping[str, Any]) -> Config:
         """Return ``config`` as a plain dict in the space's order, or raise if it is outside."""
         if not isinstance(config, Mapping):
@@ -636,7 +649,7 @@ class SearchSpace:
         checked: Config = {}
         missing, idle = [], []
         for name, parameter in self._parameters.items():
-            active = self._is_active(name, checked)
+            active = self.is_active(name, checked)
             if active and name in config:
                 checked[name] = parameter.check(name, config[name])
             elif active:
@@ -685,12 +698,9 @@ class SearchSpace:
         """The config of values for all parameters, without those that are not active."""
         config = dict(zip(self._parameters, values, strict=True))
         for name in self._conditions:
-            if not self._is_active(name, config):
+            if not self.is_active(name, config):
                 del config[name]
         return config
-
-    def _is_active(self, name: str, earlier: Mapping[str, Any]) -> bool:
-        return name not in self._conditions or self._conditions[name](earlier)
 
     def _level_counts(self, levels: int | Mapping[str, int]) -> dict[str, int]:
         if not isinstance(levels, Mapping):

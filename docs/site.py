@@ -53,10 +53,16 @@ SUBPACKAGES = [
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Fill the sections whose pages follow from the project."""
+    """Add the pages that follow from the project to their sections."""
     filled: dict[str, list[Any]] = {
         "Tutorials": [f"tutorials/{notebook.stem}.md" for notebook in _notebooks()],
-        "Papers": [f"papers/{page.name}" for page in sorted((ROOT / "docs/papers").glob("*.md"))],
+        **{
+            part.capitalize(): sorted(
+                page.relative_to(ROOT / "docs").as_posix()
+                for page in (ROOT / "docs" / part).glob("*.md")
+            )
+            for part in ("papers", "results")
+        },
         "Reference": [{f"botorch_dp.{name}": f"reference/{name}.md"} for name in SUBPACKAGES],
     }
     assert config.nav is not None
@@ -65,7 +71,9 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     # A page that nobody put into the menu is a guide.
     own = sorted(page.name for page in (ROOT / "docs").glob("*.md"))
     menu["Guides"] += [page for page in own if page not in listed]
-    config.nav = [{name: filled.get(name) or part} for name, part in menu.items()]
+    config.nav = [
+        {name: [*part, *filled[name]] if name in filled else part} for name, part in menu.items()
+    ]
     return config
 
 
@@ -89,9 +97,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Lead links of the project's files to the pages that they have become."""
     place = page.file.src_uri
     if place == "benchmarks.md":
-        markdown += _further_figures(markdown)
+        markdown += _further_figures()
     origins = {page: source for source, page in MOVED.items()}
-    origin = origins.get(place, f"docs/{place}")
+    origin = origins.get(place, place if place.startswith("tutorials/") else f"docs/{place}")
 
     def led(match: re.Match[str]) -> str:
         text, target = match[1], match[2]
@@ -107,10 +115,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return re.sub(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)", led, markdown)
 
 
-def _further_figures(markdown: str) -> str:
-    """The figures of benchmarks that the page does not discuss."""
+def _further_figures() -> str:
+    """The figures of benchmarks that no page shows."""
     names = [path.name for path in sorted((ROOT / "benchmarks/results").glob("*.png"))]
-    further = [name for name in names if f"results/{name})" not in markdown]
+    pages = "".join(page.read_text() for page in (ROOT / "docs").rglob("*.md"))
+    further = [name for name in names if f"results/{name})" not in pages]
     shown = "".join(f"\n\n![{name}](../benchmarks/results/{name})" for name in further)
     return f"\n\n## Further figures{shown}\n" if further else ""
 

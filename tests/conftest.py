@@ -16,6 +16,19 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 )
 
 
+def pytest_configure() -> None:
+    """The whole suite on another device: ``BOTORCH_DP_TEST_DEVICE=cuda``."""
+    name = os.environ.get("BOTORCH_DP_TEST_DEVICE")
+    if not name:
+        return
+    try:
+        torch.zeros(1, device=name).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        problem = str(error).splitlines()[0]
+        pytest.exit(f"BOTORCH_DP_TEST_DEVICE={name} cannot be used here: {problem}", returncode=2)
+    torch.set_default_device(name)
+
+
 @pytest.fixture(autouse=True)
 def _reproducible_search() -> None:
     """Search randomness repeats; privacy noise never follows this seed."""

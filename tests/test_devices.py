@@ -1,10 +1,15 @@
-"""What a search calls again and again makes no tensor elsewhere and hardly ever waits."""
+"""Under another default device, nothing is made there by accident, and loops hardly ever wait."""
 
 from __future__ import annotations
 
+import ast
+import sys
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from botorch.utils.multi_objective.box_decompositions.non_dominated import (
@@ -15,7 +20,17 @@ from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import TensorDataset
 
+import botorch_dp
+from botorch_dp import (
+    DPareto,
+    PrivacyUtilityProblem,
+    PrivateObjective,
+    PrivateSearch,
+    Real,
+    SearchSpace,
+)
 from botorch_dp.acquisition import (
     GradientTrace,
     HypervolumeProbabilityOfImprovement,
@@ -31,9 +46,15 @@ from botorch_dp.acquisition.gradient_trace import (
 )
 from botorch_dp.descent import DPGIBO
 from botorch_dp.models import FiniteSetGP, public_gp
+from botorch_dp.outsourced import GaussianNoiseCurator, Modeler, RandomProjectionCurator
+from botorch_dp.privacy import NeighboringRelation, PrivacyBudget
+from botorch_dp.release import PrivateGPUCB
 from botorch_dp.training import DPTrainer, TrainTest, logistic_loss
+from botorch_dp.training.estimators import DPClassifier, OutputPerturbedClassifier
 
 D = 3
+#: Makes a subject, with inputs that are there already, and returns what calls it.
+Maker = Callable[[], Callable[[], None]]
 
 
 class Waits(TorchDispatchMode):
@@ -73,23 +94,32 @@ def waits(call: Callable[[], object]) -> int:
     return whole.count + numbers.count
 
 
-def confidence_bound() -> Callable[[], None]:
-    X = torch.rand(8, D, dtype=torch.double)
-    model = public_gp(X, X[:, :1], kernel=RBFKernel(), noise_variance=1e-3)
-    acqf = PrivateUpperConfidenceBound(model, schedule=UCBSchedule(50, delta=0.1), step=2)
+def confidence_bound() -> Maker:
+    X, kernel = torch.rand(8, D, dtype=torch.double), RBFKernel()
     Z = torch.rand(4, 1, D, dtype=torch.double, requires_grad=True)
-    return lambda: acqf(Z).sum().backward()
+
+    def make() -> Callable[[], None]:
+        model = public_gp(X, X[:, :1], kernel=kernel, noise_variance=1e-3)
+        acqf = PrivateUpperConfidenceBound(model, schedule=UCBSchedule(50, delta=0.1), step=2)
+        return lambda: acqf(Z).sum().backward()
+
+    return make
 
 
-def trace_and_slope() -> Callable[[], None]:
+def trace_and_slope() -> Maker:
     X = torch.rand(8, D, dtype=torch.double)
     kernel = ScaleKernel(MaternKernel(nu=2.5) + RBFKernel(active_dims=(0, 2)))
-    acqf = GradientTrace(public_gp(X, X[:, :1], kernel=kernel, noise_variance=1e-3), X[0])
     Z = torch.rand(4, 2, D, dtype=torch.double, requires_grad=True)
-    return lambda: acqf(Z).sum().backward()
+
+    def make() -> Callable[[], None]:
+        model = public_gp(X, X[:, :1], kernel=kernel, noise_variance=1e-3)
+        acqf = GradientTrace(model, X[0])
+        return lambda: acqf(Z).sum().backward()
+
+    return make
 
 
-def stencils() -> Callable[[], None]:
+def stencils() -> Maker:
     location = torch.full((D,), 0.5, dtype=torch.double)
     box = torch.stack((torch.zeros_like(location), torch.ones_like(location)))
     covariance = torch.eye(D, dtype=torch.double)
@@ -100,76 +130,94 @@ def stencils() -> Callable[[], None]:
             directions = stencil_directions(stencil, 5, basis)  # type: ignore[arg-type]
             place_stencil(location, directions, radius_grid(3, like=location), location, box)
 
-    return place
+    return lambda: place
 
 
-def observation() -> Callable[[], None]:
-    choices = torch.rand(50, D, dtype=torch.double)
-    gp = FiniteSetGP(choices, kernel=ScaleKernel(MaternKernel(nu=1.5)), noise_variance=0.1)
+def observation() -> Maker:
+    choices, kernel = torch.rand(50, D, dtype=torch.double), ScaleKernel(MaternKernel(nu=1.5))
 
-    def observe() -> None:
-        gp.observe(3, 0.5)
-        gp.upper_confidence_bound(2.0)
+    def make() -> Callable[[], None]:
+        gp = FiniteSetGP(choices, kernel=kernel, noise_variance=0.1)
 
-    return observe
+        def observe() -> None:
+            gp.observe(3, 0.5)
+            gp.upper_confidence_bound(2.0)
+
+        return observe
+
+    return make
 
 
-def hypervolume(kind: type) -> Callable[[], None]:
+def hypervolume(kind: type) -> Maker:
     front = torch.rand(4, 2, dtype=torch.double)
     moments = torch.rand(5, 1, 2, dtype=torch.double, requires_grad=True)
     model = MockModel(MockPosterior(mean=moments, variance=torch.full_like(moments, 0.1)))
     partitioning = FastNondominatedPartitioning(torch.zeros(2, dtype=torch.double), Y=front)
-    acqf = kind(model, partitioning.ref_point, partitioning)
     X = torch.zeros(5, 1, 1, dtype=torch.double)
-    return lambda: acqf(X).sum().backward()
+
+    def make() -> Callable[[], None]:
+        acqf = kind(model, partitioning.ref_point, partitioning)
+        return lambda: acqf(X).sum().backward()
+
+    return make
 
 
-def training(
-    optimizer: str, *, publish: bool = False, dtype: torch.dtype = torch.double
-) -> Callable[[], None]:
+def training(optimizer: str, *, publish: bool = False, dtype: torch.dtype = torch.double) -> Maker:
     """Steps of three replicates, the drawing of their batches included."""
+    data = table(dtype)
+
+    def make() -> Callable[[], None]:
+        trainer = DPTrainer(partial(network, dtype), logistic_loss, data, optimizer=optimizer)
+        plan = trainer.plan(
+            learning_rate=0.1, clip_norm=1.0, noise_multiplier=1.0, batch_size=4, epochs=9
+        )
+        run = trainer.start(plan, [None] * 3 if publish else range(3))
+
+        def steps() -> None:
+            with torch.no_grad():
+                for _ in range(34):  # batches are drawn for 32 of them at once
+                    run._take_step()
+
+        return steps
+
+    return make
+
+
+def table(dtype: torch.dtype = torch.double) -> TrainTest:
     X = torch.rand(40, D, dtype=dtype)
-    data = TrainTest(X, (X[:, 0] > 0.5).to(dtype), X, (X[:, 0] > 0.5).to(dtype))
-    trainer = DPTrainer(
-        lambda: nn.Sequential(nn.Linear(D, 4), nn.ReLU(), nn.Linear(4, 1)).to(dtype),
-        logistic_loss,
-        data,
-        optimizer=optimizer,
-    )
-    plan = trainer.plan(
-        learning_rate=0.1, clip_norm=1.0, noise_multiplier=1.0, batch_size=4, epochs=9
-    )
-    run = trainer.start(plan, [None] * 3 if publish else range(3))
-
-    def steps() -> None:
-        with torch.no_grad():
-            for _ in range(34):  # batches are drawn for 32 of them at once
-                run._take_step()
-
-    return steps
+    y = (X[:, 0] > 0.5).to(dtype)
+    return TrainTest(X, y, X, y)
 
 
-def descent(dtype: torch.dtype = torch.double) -> Callable[[], None]:
+def network(dtype: torch.dtype = torch.double) -> nn.Module:
+    return nn.Sequential(nn.Linear(D, 4), nn.ReLU(), nn.Linear(4, 1)).to(dtype)
+
+
+def convolution() -> nn.Module:
+    layers = nn.Unflatten(1, (1, D)), nn.Conv1d(1, 4, 2), nn.Flatten(), nn.Linear(8, 1)
+    return nn.Sequential(*layers).double()
+
+
+def descent(dtype: torch.dtype = torch.double) -> Maker:
     """A step of DP-GIBO with real noise."""
-    losses = torch.randn(D + 1, 30, dtype=dtype)
-    run = DPGIBO(
-        lambda X: losses,
-        torch.full((D,), 0.5, dtype=dtype),
-        kernel=ScaleKernel(RBFKernel()),
-        mu=1.0,
-        steps=9,
-        clip_norm=1.0,
-        box=torch.stack((torch.zeros(D, dtype=dtype), torch.ones(D, dtype=dtype))),
-    )
-    run.step()
+    losses, kernel = torch.randn(D + 1, 30, dtype=dtype), ScaleKernel(RBFKernel())
+    start = torch.full((D,), 0.5, dtype=dtype)
+    box = torch.stack((torch.zeros(D, dtype=dtype), torch.ones(D, dtype=dtype)))
 
-    def step() -> None:
-        run.step()
+    def make() -> Callable[[], None]:
+        run = DPGIBO(
+            lambda X: losses, start, kernel=kernel, mu=1.0, steps=9, clip_norm=1.0, box=box
+        )
 
-    return step
+        def step() -> None:
+            run.step()
+
+        return step
+
+    return make
 
 
-CASES: dict[str, tuple[Callable[[], Callable[[], None]], int]] = {
+CASES: dict[str, tuple[Callable[[], Maker], int]] = {
     # GPyTorch asks whether its factorization failed.
     "PrivateUpperConfidenceBound": (confidence_bound, 1),
     # Whether a covariance is singular decides how it is solved with.
@@ -190,13 +238,196 @@ CASES: dict[str, tuple[Callable[[], Callable[[], None]], int]] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _empty_caches() -> None:
+    """What an earlier call has left behind would hide where this one makes its tensors."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("botorch_dp"):
+            for value in vars(module).values():
+                if hasattr(value, "cache_clear"):
+                    value.cache_clear()
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_no_tensor_is_made_on_another_device_and_waits_are_few(name: str) -> None:
     """A tensor made without a device would land on `meta` and not combine with the others."""
-    call = CASES[name][0]()
-    call()
+    make = CASES[name][0]()
     with torch.device("meta"):
+        call = make()
+        call()
         assert waits(call) <= CASES[name][1]
+
+
+SETTINGS: dict[str, Any] = {
+    "learning_rate": 0.1,
+    "clip_norm": 1.0,
+    "noise_multiplier": 1.0,
+    "batch_size": 8,
+    "epochs": 2,
+}
+
+
+def trained(
+    factory: Callable[[], nn.Module] = network,
+    loss: Any = logistic_loss,
+    *,
+    publish: bool = False,
+    datasets: bool = False,
+    **how: Any,
+) -> Callable[[], None]:
+    data = table()
+    given = (TensorDataset(data.train_X, data.train_Y),) * 2 if datasets else data
+
+    def run() -> None:
+        trainer = DPTrainer(factory, loss, given, **how)
+        fitted = trainer.fit(**SETTINGS, publish=publish, seed=None if publish else 0)
+        assert next(fitted.model.parameters()).device.type == "cpu"
+
+    return run
+
+
+def outsourced(kind: type, **how: Any) -> Callable[[], None]:
+    rows = torch.rand(30, 4, dtype=torch.double)
+
+    def run() -> None:
+        curator = kind(rows, lambda place: 0.5, epsilon=5.0, delta=1e-5, **how)
+        Modeler(curator.dataset, delta=0.1, refit_every=2).run(lambda place: place / 30, steps=4)
+
+    return run
+
+
+def study() -> Callable[[], None]:
+    space = SearchSpace(rate=Real(0.01, 1.0, log=True), noise=Real(0.5, 8.0, log=True))
+    problem = PrivacyUtilityProblem(
+        space,
+        privacy=lambda config: 1 / config["noise"],
+        utility=lambda config, seed: config["rate"] / (1 + config["noise"]),
+        ref_point=(10.0, 1.0),
+    )
+
+    def run() -> None:
+        search = DPareto(problem, seed=0)
+        str(search.run(18, initial=16))
+        search.recommend(1.0)
+
+    return run
+
+
+def classified(kind: type, **how: Any) -> Callable[[], None]:
+    X = np.random.default_rng(0).random((60, D))
+    y = (X[:, 0] > 0.5).astype(int)
+    known = {"delta": 1e-5, "classes": (0, 1), "bounds": (0.0, 1.0), "epochs": 2, **how}
+    return lambda: kind(5.0, **known).fit(X, y).predict(X)
+
+
+def optimum() -> Callable[[], None]:
+    choices, kernel = torch.rand(20, 2, dtype=torch.double), RBFKernel()
+    kernel.requires_grad_(False)
+
+    def run() -> None:
+        search = PrivateGPUCB(
+            choices,
+            kernel=kernel,
+            noise_std=0.1,
+            steps=3,
+            epsilon=5.0,
+            delta=0.1,
+            dataset_correlation=0.9,
+        )
+        search.release(lambda choice: float(choice.sum()))
+
+    return run
+
+
+def search() -> Callable[[], None]:
+    scores = torch.rand(30, 200, dtype=torch.double)
+    space = SearchSpace(rate=Real(0.01, 1.0, log=True), decay=Real(0.1, 1.0))
+
+    def run() -> None:
+        PrivateSearch(
+            lambda configs: scores[: len(configs)],
+            space,
+            num_records=200,
+            bounds=(0.0, 1.0),
+            budget=PrivacyBudget(1.0, 1e-5),
+            evaluations=12,
+        ).run()
+
+    return run
+
+
+def evaluated() -> Callable[[], None]:
+    scores, X = torch.rand(2, 50, dtype=torch.double), torch.rand(2, D, dtype=torch.double)
+
+    def run() -> None:
+        objective = PrivateObjective(lambda _: scores, mu=1.0, num_records=50, bounds=(0.0, 1.0))
+        assert objective.history.X.device.type == objective(X)[0].device.type == "cpu"
+
+    return run
+
+
+def distances(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs.squeeze(-1) - targets).abs()
+
+
+ONE_MORE = NeighboringRelation.ADD_OR_REMOVE_ONE
+RUNS: dict[str, Callable[[], Callable[[], None]]] = {
+    "own loss": lambda: trained(loss=distances),
+    "own loss, one more": lambda: trained(loss=distances, publish=True, relation=ONE_MORE),
+    "a rule of torch": lambda: trained(optimizer=torch.optim.AdamW),
+    "schedule-free": lambda: trained(optimizer="schedule_free"),
+    "fixed batches": lambda: trained(sampling="without_replacement"),
+    "ghost": lambda: trained(convolution, publish=True, relation=ONE_MORE),
+    "per_record": lambda: trained(convolution, engine="per_record"),
+    "opacus": lambda: trained(engine="opacus"),
+    "data sets": lambda: trained(datasets=True),
+    "GaussianNoiseCurator": lambda: outsourced(GaussianNoiseCurator),
+    "RandomProjectionCurator": lambda: outsourced(RandomProjectionCurator, projection_dim=2),
+    "DPareto": study,
+    "DPClassifier": lambda: classified(DPClassifier),
+    "OutputPerturbedClassifier": lambda: classified(OutputPerturbedClassifier),
+    "PrivateGPUCB": optimum,
+    "PrivateSearch": search,
+    "PrivateObjective": evaluated,
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", RUNS)
+def test_runs_where_its_inputs_are_from_the_constructor_on(name: str) -> None:
+    run = RUNS[name]()
+    with torch.device("meta"):
+        run()
+
+
+#: Tensors from numbers alone, which are made where torch's default is unless told otherwise.
+MAKERS = {
+    *("arange", "as_tensor", "empty", "eye", "full", "linspace", "logspace", "ones", "rand"),
+    *("randint", "randn", "randperm", "tensor", "zeros"),
+}
+#: Modules whose entrances compute on the CPU, and trials of mechanisms.
+ON_THE_CPU = {"pareto/beliefs.py", "pareto/curves.py", "pareto/proposals.py"} | {
+    "pareto/recommending.py",
+    "privacy/audit_cases.py",
+}
+
+
+def test_every_tensor_that_is_made_says_where() -> None:
+    root = Path(botorch_dp.__file__).parent
+    silent = []
+    for path in sorted(root.rglob("*.py")):
+        name = path.relative_to(root).as_posix()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and isinstance(node.func.value, ast.Name)
+                and (node.func.value.id, node.func.attr) in {("torch", each) for each in MAKERS}
+                and not any(each.arg in ("device", None) for each in node.keywords)
+                and name not in ON_THE_CPU
+            ):
+                silent.append(f"{name}:{node.lineno}")
+    assert not silent, f"give `device=`: {silent}"
 
 
 def test_the_counter_sees_a_wait_and_the_device_a_stray_tensor() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
 import json
 import re
 from collections.abc import Iterable, Iterator
@@ -26,8 +28,9 @@ def test_readme_snippets_run_as_printed(
 
 
 #: Pages whose snippets run in tests of their own, which look at what they print or compute:
-#: `tuning/test_docs_snippet.py`, `training/test_examples.py` and `test_papers.py`.
-RUN_ELSEWHERE = ("tuning.md", "guides/train.md", "papers/")
+#: `tuning/test_docs_snippet.py`, `tuning/test_paid_scripts.py` (where jax is installed),
+#: `training/test_examples.py` and `test_papers.py`.
+RUN_ELSEWHERE = ("tuning.md", "guides/jax.md", "guides/train.md", "papers/")
 
 
 def _snippets_of_pages() -> Iterator[object]:
@@ -48,12 +51,35 @@ def test_snippets_of_pages_run_one_after_the_other(
         exec(compile(snippet, page.name, "exec"), names)
 
 
-def test_readme_leads_to_each_method_within_a_screen() -> None:
+def _missing_names(snippet: str) -> set[str]:
+    """Names that a snippet reads and does not make."""
+    made, read = set(dir(builtins)), set()
+    for node in ast.walk(ast.parse(snippet)):
+        match node:
+            case ast.Name(id=name, ctx=ast.Load()):
+                read.add(name)
+            case ast.Name(id=name) | ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                made.add(name)
+            case ast.arg(arg=name) | ast.ExceptHandler(name=str(name)):
+                made.add(name)
+            case ast.alias(name=name, asname=other):
+                made.add(other or name.partition(".")[0])
+    return read - made
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_snippet_is_complete_or_its_page_says_that_it_goes_on(page: Path) -> None:
+    text = page.read_text()
+    snippets = re.findall(r"^```python\n(.*?)^```", text, flags=re.M | re.S)
+    missing = set().union(*map(_missing_names, snippets))
+    assert bool(missing) == ("goes on from the ones above it" in text), missing
+
+
+def test_readme_leads_to_each_method() -> None:
     """A row for each job, whose guide calls what the row names, in code that a test runs."""
-    screen = README.read_text().partition("\n## Try it")[0]
-    assert screen.count("\n") < 30
+    screen = README.read_text().partition("## Find your method")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| .* \| \[(.*)\]\((docs/[\w/]+\.md)\S*\).* \|$", screen, flags=re.M)
-    assert len(rows) == screen.count("\n| ") - 2 == 9
+    assert len(rows) == screen.count("\n| ") - 2 == 15
     for names, page in rows:
         code = "".join(re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.M | re.S))
         for name in re.findall(r"`(\w+)`", names):

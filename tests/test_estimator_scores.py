@@ -51,6 +51,24 @@ def test_losses_are_those_of_the_fitted_estimator(loss):
         assert np.allclose(row, wanted)
 
 
+@pytest.mark.parametrize(
+    ("estimator", "loss", "jumps"),
+    [
+        (KNeighborsClassifier(), "log", True),
+        (make_pipeline(StandardScaler(), KNeighborsClassifier()), "zero_one", True),
+        (HistGradientBoostingClassifier(), "zero_one", True),
+        (HistGradientBoostingClassifier(), "brier", False),
+        (SVC(), "zero_one", False),
+        (make_pipeline(StandardScaler(), LogisticRegression()), "log", False),
+    ],
+)
+def test_an_estimator_whose_losses_jump_is_known_by_its_kind(estimator, loss, jumps):
+    name = next(iter(estimator.get_params()))
+    data = np.zeros((4, 1)), np.array([0, 1, 0, 1])
+    scores = per_record_scores(estimator, SearchSpace(**{name: Integer(1, 2)}), data, data, loss)
+    assert scores.has_steps is jumps
+
+
 def test_a_loss_of_the_users():
     def asymmetric(y, predicted):
         return np.where(y == 1, 2.0, 1.0) * (y != predicted)

@@ -199,13 +199,13 @@ def audited(mu: float, samples: int, claimed_mu: float, delta: float = 0.1) -> b
     ).passes
 
 
-def test_audit_and_its_broken_twin() -> None:
+def test_audit_and_its_broken_version() -> None:
     assert audited(1.0, 2000, claimed_mu=1.0)
     assert not audited(2.0, 2000, claimed_mu=1.0)  # half the noise
 
 
 @pytest.mark.slow
-def test_large_audit_and_its_broken_twin() -> None:
+def test_large_audit_and_its_broken_version() -> None:
     assert audited(1.0, 100_000, claimed_mu=1.0)
     assert not audited(1.5, 30_000, claimed_mu=1.0)
 

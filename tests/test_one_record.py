@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -32,9 +33,12 @@ from sklearn.preprocessing import OneHotEncoder
 from sklearn.svm import SVC
 from sklearn.tree import DecisionTreeClassifier
 from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector
+from torch.utils.data import DataLoader
 
 from botorch_dp.descent import DPGIBO, private_start
-from botorch_dp.objectives import PrivateObjective
+from botorch_dp.integrations.opacus import PrivacyEngine
+from botorch_dp.objectives import ObjectiveDiagnostics, PrivateObjective
 from botorch_dp.privacy import PrivacyBudget, Release
 from botorch_dp.privacy.runs import Run
 from botorch_dp.release import LinearChoice, SobolDesign
@@ -54,10 +58,12 @@ from botorch_dp.training.estimators import (
     DPRegressor,
     OutputPerturbedClassifier,
 )
-from botorch_dp.training.evaluation import right_of_each
+from botorch_dp.training.evaluation import right_in, right_of_each
 from botorch_dp.training.records import DatasetRecords
 from botorch_dp.tuning import PrivateSearch
+from botorch_dp.tuning.private_fit import Training
 from botorch_dp.tuning.searching import ScoreTable
+from botorch_dp.tuning.slopes import clip_norm, clipped_slopes, slope_weights
 from botorch_dp.tuning.trainings import Scoring
 
 N = 30
@@ -315,6 +321,19 @@ def table_of(records: list[Any]) -> Any:
         return table.losses(0, [{"x": 0.5}])
 
 
+def sloped(records: list[Any]) -> float:
+    """A slope, of a record's losses at two points of a line."""
+    table = as_objects(records)
+    table[1] = table[1][::-1]
+    search = search_of(records)
+    search.record_scores = lambda configs: table[: len(configs)]
+    with Run(None, what="a search", settings={}) as run:
+        losses = ScoreTable(search, run, ObjectiveDiagnostics(), lambda _: None)
+        rows = losses.losses(0, [{"x": 0.0}, {"x": 1.0}])
+    weights = slope_weights(torch.tensor([[0.0], [1.0]]).double())
+    return float(clipped_slopes(weights, [rows], pure=True).value()[0]) * N
+
+
 def linear(records: list[Any]) -> float:
     return float(CHOICE.posterior_mean(checked_scores(as_objects(records)[:1], **ONE))[0])
 
@@ -381,6 +400,10 @@ SUBJECTS |= {
     ),
     "PrivateSearch": Subject(
         ("botorch_dp.tuning.private_search.PrivateSearch",), table_of, VALUES, STRANGE
+    ),
+    # The exchanged record and the one whose second loss it takes: two of them.
+    "a slope of a search": Subject(
+        ("botorch_dp.tuning.slopes.clipped_slopes",), sloped, VALUES, STRANGE, 2 * 2 * clip_norm(1)
     ),
     "LinearChoice": Subject(
         ("botorch_dp.release.choice.LinearChoice",),
@@ -468,10 +491,10 @@ def scored_right(records: list[Any]) -> float:
     X, Y = tensors(records)
     data = TrainTest(X[:2] * 0, Y[:2] * 0, X, Y)
     trainer = DPTrainer(partial(nn.Linear, 3, 1), logistic_loss, data)
+    score = Training(trainer, "sensitive", {}, 1e-5).score(made(Tokens))
     with mock.patch("botorch_dp.tuning.trainings.gaussian_mechanism") as noise:
-        noise.side_effect = lambda count, **_: Release(count, None)
-        found = Scoring(mu=1.0).score(trainer, made(Tokens), None)
-    return found * len(records)
+        noise.side_effect = lambda mean, **_: Release(mean, None)
+        return round(Scoring(1.0, len(records)).noisy(score, None) * len(records), 9)
 
 
 def clipped(factory: Callable[[], nn.Module], **options: Any) -> Callable[[list[Any]], Any]:
@@ -493,6 +516,26 @@ def clipped(factory: Callable[[], nn.Module], **options: Any) -> Callable[[list[
         return torch.cat([part.flatten() for part in sums]).numpy()
 
     return numbers
+
+
+def looped(records: list[Any]) -> Any:
+    """The sum of clipped gradients that a step of an Opacus loop takes, without its noise."""
+    model = made(NETWORK)
+    before = parameters_to_vector(model.parameters()).detach().double()
+    private, optimizer, loader = PrivacyEngine(
+        unsafe_seed=0, like=(torch.zeros(3), 0)
+    ).make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
+        data_loader=DataLoader(records, batch_size=len(records)),  # type: ignore[arg-type]
+        noise_multiplier=0.0,
+        max_grad_norm=0.5,
+    )
+    for inputs, labels in loader:
+        cross_entropy_loss(private(inputs), labels).mean().backward()
+        optimizer.step()
+    after = parameters_to_vector(model.parameters()).detach().double()
+    return ((before - after) * len(records)).numpy()
 
 
 def published(records: list[Any]) -> float:
@@ -518,6 +561,42 @@ def taken(records: list[Any]) -> Any:
     X, Y, usable = data.take(torch.arange(len(records)))
     assert isinstance(X, Tensor)
     return torch.cat([X.double(), Y.double()[:, None], usable.double()[:, None]], dim=1).T.numpy()
+
+
+class Augmenting:
+    """Draws random numbers when it is read, more of them for some records."""
+
+    def __init__(self, records: list[Any]) -> None:
+        self.records = records
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __getitem__(self, place: int) -> Any:
+        x, y = self.records[place]
+        return x + np.random.normal(size=3 + y)[:3].astype("float32"), y
+
+
+def named(records: list[Any]) -> list[Any]:
+    """Records that are mappings, whatever a pair is."""
+    return [
+        {"x": r[0], "labels": r[1], "text": "?"} if isinstance(r, tuple) else r for r in records
+    ]
+
+
+class First(nn.Linear):
+    """Takes its input by a name, and returns more than its outputs."""
+
+    def forward(self, x: Tensor) -> Any:
+        return SimpleNamespace(logits=super().forward(x))
+
+
+FIRST = made(partial(First, 3, 2))
+
+
+def scored_in_data_set(records: list[Any]) -> Any:
+    data = DatasetRecords(named(records), {"x": torch.zeros(3), "labels": 0}, num_classes=2)
+    return right_in(FIRST, *data.form(), data.batches(), movable=True).int()
 
 
 def table_of_objects(rows: list[Any]) -> Any:
@@ -605,6 +684,7 @@ SUBJECTS |= {
             "botorch_dp.tuning.trainings.train_and_score",
             "botorch_dp.tuning.trainings.train_once",
             "botorch_dp.tuning.private_fit.PrivateFit",
+            "botorch_dp.tuning.private_fit.Training",
         ),
         scored_right,
         RECORDS,
@@ -638,8 +718,30 @@ SUBJECTS |= {
         2 * 0.5,
         rounding=1e-5,
     ),
+    "a step of an Opacus loop": Subject(
+        ("botorch_dp.integrations.opacus.PrivacyEngine", f"{TRAINING}.records.DatasetRecords"),
+        looped,
+        READINGS,
+        dict(list(ODD_READINGS.items())[::4]),  # all of them go through `taken`
+        2 * 0.5,
+        rounding=1e-5,
+    ),
     "a data set's records": Subject(
         (f"{TRAINING}.records.DatasetRecords",), taken, READINGS, ODD_READINGS, movable=True
+    ),
+    "an augmenting data set's records": Subject(
+        (f"{TRAINING}.records.DatasetRecords",),
+        lambda records: taken(Augmenting(records)),  # type: ignore[arg-type]
+        READINGS,
+        ODD_READINGS,
+        movable=True,
+    ),
+    "scores of a data set's records by name": Subject(
+        (f"{TRAINING}.evaluation.right_in", f"{TRAINING}.records.DatasetRecords"),
+        scored_in_data_set,
+        READINGS,
+        ODD_READINGS,
+        movable=True,
     ),
     "a published training": Subject(SUMS, published, RECORDS, ODD_TENSORS, 0.0),
     "output perturbation": Subject(
@@ -855,6 +957,7 @@ PUBLIC_FACTS = {
             "count",
             "datasets_of",
             "each_part",
+            "own_generators",
             "parts",
             "synthetic_records",
         )

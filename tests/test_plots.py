@@ -186,7 +186,7 @@ def test_drawing_changes_no_global_state() -> None:
 def test_captions_are_wrapped_to_the_figure() -> None:
     ax = axes(plot_front(front(label="a label that is long enough to matter" * 2)))
     widest = max(len(line) for text in ax.texts for line in text.get_text().splitlines())
-    assert widest <= 98
+    assert widest <= 92
 
 
 def test_notebooks_show_a_figure_without_pyplot() -> None:

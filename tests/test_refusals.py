@@ -20,12 +20,15 @@ import pytest
 import torch
 from gpytorch.kernels import RBFKernel
 from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
 
 from botorch_dp.descent import DPGIBO, private_start
+from botorch_dp.integrations.opacus import PrivacyEngine
 from botorch_dp.objectives import PrivateObjective
 from botorch_dp.outsourced import GaussianNoiseCurator
 from botorch_dp.pareto import DPareto, PrivacyUtilityProblem, TrainingPromise
 from botorch_dp.privacy import (
+    DPSGD,
     PrivacyBudget,
     PrivacyLedger,
     exponential_mechanism,
@@ -48,7 +51,7 @@ from botorch_dp.training import (
     logistic_regression,
 )
 from botorch_dp.training.estimators import DPClassifier, DPRegressor, OutputPerturbedClassifier
-from botorch_dp.tuning import PrivateFit, PrivateSearch
+from botorch_dp.tuning import PrivateFit, PrivateSearch, PrivateSelection
 from tools.names import public_names, source_of
 
 SUBPACKAGES = [
@@ -147,11 +150,45 @@ def training(records: Records, ledger: PrivacyLedger, **given: Any) -> object:
     return trainer.fit(**{"publish": True, "ledger": ledger, **given})
 
 
+def opacus_loop(records: Records, ledger: PrivacyLedger, **given: Any) -> object:
+    engine = PrivacyEngine(ledger=given.pop("ledger", ledger), delta=given.pop("delta"))
+    X, Y, _, _ = data(records)
+    model = torch.nn.Linear(2, 2)
+    return engine.make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data_loader=DataLoader(TensorDataset(X, Y), batch_size=8),
+        **given,
+    )
+
+
 def selection(records: Records, ledger: PrivacyLedger, **given: Any) -> object:
     run, trainer = given.pop("run"), given.pop("trainer", None)
     if trainer is None:
         trainer = DPTrainer(lambda: logistic_regression(2), logistic_loss, data(records))
     return PrivateFit(trainer, given.pop("space"), **given).run(**{"ledger": ledger, **run})
+
+
+def own_selection(records: Records, ledger: PrivacyLedger, **given: Any) -> object:
+    def train(config: dict[str, Any], noise_multiplier: float) -> tuple[float, float]:
+        return 0.5, float(records([config]).mean())
+
+    run, train = given.pop("run"), given.pop("train", train)
+    return PrivateSelection(train, given.pop("space"), **given).run(**{"ledger": ledger, **run})
+
+
+def estimator_search(records: Records, ledger: PrivacyLedger, **given: Any) -> object:
+    from sklearn.linear_model import LogisticRegression
+
+    from botorch_dp.integrations.sklearn import PrivateSearchCV
+
+    X, y = torch.stack([records.values, 1 - records.values], -1).numpy(), np.arange(40) % 2
+    public = (X[:20], y[:20]) if given.pop("public", "some") == "some" else None
+    search = PrivateSearchCV(
+        LogisticRegression(), given.pop("param_distributions"), public=public,
+        **{"budget": PrivacyBudget(3.0, 1e-5), "n_iter": 4, **given},
+    )  # fmt: skip
+    return search.fit(X, y, ledger=ledger)
 
 
 def output_perturbation(records: Records, ledger: PrivacyLedger, **given: Any) -> object:
@@ -280,6 +317,7 @@ ENTRIES: dict[str, Entry] = {
             "evaluations": [1, *COUNT],
             "num_records": COUNT_OR_NONE,
             "unsafe_seed": SEED,
+            "route": ["gradient", None, 3],
             "run": [{"ledger": 3}, {"checkpoint": 3}],
         },
         named={"run": "(ledger|checkpoint)"},
@@ -339,6 +377,20 @@ ENTRIES: dict[str, Entry] = {
          "ledger": NOT_A_LEDGER},
         named={"noise_multiplier": "(noise_multiplier|target_epsilon)"},
     ),
+    "DPTrainer.fit, nothing tuned": Entry(
+        training,
+        lambda: {"target_epsilon": 3.0, "feature_norm": 1.4, "delta": 1e-5},
+        {"target_epsilon": POSITIVE, "feature_norm": POSITIVE, "delta": [0.0, *DELTA, None],
+         "batch_size": [41, *COUNT], "epochs": COUNT},
+        named={"target_epsilon": "(epsilon|noise_multiplier)"},
+    ),
+    "PrivacyEngine.make_private": Entry(
+        opacus_loop,
+        lambda: {"noise_multiplier": 8.0, "max_grad_norm": 1.0, "epochs": 1, "delta": 1e-5},
+        {"noise_multiplier": POSITIVE, "max_grad_norm": POSITIVE, "epochs": COUNT,
+         "delta": [0.0, *DELTA, None], "ledger": NOT_A_LEDGER, "grad_sample_mode": ["ghost"],
+         "poisson_sampling": [False], "clipping": ["per_layer"], "loss_reduction": ["sum"]},
+    ),
     "PrivateFit": Entry(
         selection,
         lambda: {
@@ -349,6 +401,28 @@ ENTRIES: dict[str, Entry] = {
         {"trainer": [3, "trainer"], "space": [3, {}], "budget": [None, 1.0, PrivacyBudget(1.0)],
          "trials": [0, -1, NAN, "one"], "run": [{"ledger": 3}, {"checkpoint": 3}]},
         named={"run": "(ledger|checkpoint)"},
+    ),
+    "PrivateSelection": Entry(
+        own_selection,
+        lambda: {
+            "space": SearchSpace(x=Real(0.1, 1.0)),
+            "mechanism": lambda config: DPSGD(batch_size=8, num_records=40, steps=5),
+            "budget": PrivacyBudget(3.0, 1e-5), "trials": 2, "num_scored": 40, "run": {},
+        },
+        {"train": NOT_CALLABLE, "space": [3, [], {"noise_multiplier": 1.0}],
+         "mechanism": [*NOT_CALLABLE, lambda config: 3, lambda config: lambda noise: 3],
+         "budget": [None, 1.0, PrivacyBudget(1.0)], "trials": [0, -1, NAN, "one"],
+         "num_scored": COUNT, "scored_on": ["all", None], "rehearsal": [3, "f"],
+         "run": [{"ledger": 3}, {"checkpoint": 3}, {"executor": 3}, {"at_least": -1}]},
+        named={"run": "(ledger|checkpoint|executor|at_least)", "mechanism": "(mechanism|relation)"},
+    ),
+    "PrivateSearchCV": Entry(
+        estimator_search,
+        lambda: {"param_distributions": {"C": [0.5, 1.0, 2.0]}},
+        {"param_distributions": [3, {}, {"C": 3}], "public": [None], "budget": [None, 1.0],
+         "scoring": ["accuracy", None], "n_iter": [0, 1, 2.5, "one"],
+         "bounds": [(1.0, 0.0), 3.0]},
+        named={"n_iter": "evaluations", "scoring": "(scoring|loss)"},
     ),
     "OutputPerturbedLogisticRegression": Entry(
         output_perturbation,
@@ -399,6 +473,7 @@ def cases() -> Iterator[Any]:
         for argument, bad in entry.bad.items():
             for value in bad:
                 shown = f"{value.shape}" if isinstance(value, Tensor | np.ndarray) else f"{value}"
+                shown = "a function" if " at 0x" in shown else shown  # equal in all processes
                 yield pytest.param(name, argument, value, id=f"{name}-{argument}-{shown}")
 
 

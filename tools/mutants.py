@@ -417,15 +417,37 @@ MUTANTS = [
         ("kept, numbers[generator.random(size) * numbers < 1]", "kept, numbers"),
     ),
     *_mutants(
-        "tuning/private_fit.py",
+        "tuning/private_selection.py",
         "tuning/test_private_fit.py",
         (
             "return selection.profile(mu, delta), mu",
             "return selection.profile(2 * mu, delta), mu",
         ),
-        ("beside = scoring.mu if scoring.on_training_records else None", "beside = None"),
+        ('beside = self._scoring.mu if self.scored_on == "training" else None', "beside = None"),
         ("max(self.budget.epsilon, self.test_budget.epsilon)", "self.budget.epsilon"),
         ("max(self.budget.delta, self.test_budget.delta)", "self.budget.delta"),
+    ),
+    *_mutants(
+        "tuning/slopes.py",
+        "tuning/test_slopes.py tuning/test_private_search.py",
+        ("sensitivity = 2 * clip_norm(len(mean))", "sensitivity = clip_norm(len(mean))"),
+        ('norm="l1" if pure else "l2"', 'norm="l2"'),
+    ),
+    *_mutants(
+        "tuning/searching.py",
+        "tuning/test_private_search.py",
+        ("share = sqrt_below(each * len(configs))", "share = sqrt_below(each)"),
+    ),
+    *_mutants(
+        "integrations/opacus_loop.py",
+        "integrations/test_opacus.py",
+        (
+            "add_clipped(found, self._sums, factors, self.plan.clip_norm, 0.0)",
+            "add_clipped(found, self._sums, factors, 2 * self.plan.clip_norm, 0.0)",
+        ),
+        ('{"std": self.plan.noise_std,', '{"std": self.plan.noise_std / 2,'),
+        ("        self._check_same(optimizer)\n", "        pass\n"),
+        ("        if not same:", "        if False:"),
     ),
     *_mutants(
         "tuning/trainings.py",

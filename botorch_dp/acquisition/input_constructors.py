@@ -167,9 +167,10 @@ def construct_inputs_gradient_trace(
         location: Where the gradient is wanted (an option of the acquisition function).
         X_pending: An ``m x d``-dim tensor of points under evaluation.
     """
+    inputs = exact_gp(model).train_inputs[0]
     return {
         "model": model,
-        "location": torch.as_tensor(location).to(exact_gp(model).train_inputs[0]),
+        "location": torch.as_tensor(location, dtype=inputs.dtype, device=inputs.device),
         "X_pending": X_pending,
     }
 

@@ -96,7 +96,7 @@ class PrivateUpperConfidenceBound(AnalyticAcquisitionFunction):
         posterior_transform: PosteriorTransform | None = None,
     ) -> None:
         super().__init__(model=model, posterior_transform=posterior_transform)
-        self.register_buffer("beta", torch.tensor(schedule(step), dtype=torch.double))
+        self.register_buffer("beta", torch.tensor(schedule(step), dtype=torch.double, device="cpu"))
 
     def set_X_pending(self, X_pending: Tensor | None = None) -> None:
         """Accept only that nothing is pending: the schedule is for one point at a time."""

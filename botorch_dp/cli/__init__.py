@@ -3,7 +3,7 @@
 ===  =============================================================================
 0    done
 1    could not be done; one line on standard error says why (``--debug``: everything)
-2    wrong arguments
+2    wrong arguments; for ``verify`` also a file that is no receipt
 130  interrupted (Ctrl-C); what was finished is kept
 ===  =============================================================================
 """
@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Generator, Sequence
 
 from botorch_dp import __version__
-from botorch_dp.cli import fitting, fronts, outsourcing, pricing, report
+from botorch_dp.cli import fitting, fronts, outsourcing, pricing, receipts, report
 from botorch_dp.cli.arguments import Parser
 
 _EPILOG = """examples:
@@ -28,12 +28,16 @@ _EPILOG = """examples:
   botorch-dp recommend adult_logistic_sgd --data breast_cancer \\
       --storage study.sqlite --epsilon 1
   botorch-dp report study.sqlite
-  # the tuned model itself, for epsilon = 1
+  # the settings of a training, and why, without reading a record
+  botorch-dp suggest --records 50000 --features 120 --epsilon 1
+  # the model itself, for epsilon = 1
   botorch-dp fit adult_logistic_adam --data breast_cancer \\
       --epsilon 1 --delta 1e-5 --model model.pt
   # the noise that an epsilon asks for
   botorch-dp calibrate dp-sgd --epsilon 1 --delta 1e-5 --records 50000 \\
       --batch 256 --epochs 10
+  # check what somebody else published
+  botorch-dp verify model.receipt.json --artifact model.pt
   # what was spent, on what
   botorch-dp ledger show budget.sqlite
   # try to break every mechanism
@@ -55,14 +59,14 @@ def parser() -> Parser:
     """The complete command line."""
     top = Parser(
         prog="botorch-dp",
-        description="Differentially private Bayesian optimization.",
+        description="Differentially private tuning and training.",
         epilog=_EPILOG,
         formatter_class=_Help,
     )
     top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     top.add_argument("--debug", action="store_true", help="show tracebacks of errors")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for module in (fronts, fitting, report, pricing, outsourcing):
+    for module in (fronts, fitting, report, pricing, receipts, outsourcing):
         module.add_commands(commands)
     return top
 
@@ -80,7 +84,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             warnings.showwarning = _warn
             return int(options.run(options))
     except KeyboardInterrupt:
-        print("botorch-dp: interrupted; what was finished is kept", file=sys.stderr)
+        print(
+            "botorch-dp: interrupted; the same command goes on with what is kept in its file",
+            file=sys.stderr,
+        )
         return 130
     except BrokenPipeError:
         # The reader went away (`botorch-dp ... | head`): no error, and nothing more to say.

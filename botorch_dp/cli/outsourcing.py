@@ -23,6 +23,7 @@ from botorch_dp.cli.arguments import (
     probability,
     whole,
 )
+from botorch_dp.cli.receipts import write_receipt
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -90,7 +91,7 @@ def add_commands(commands: Any) -> None:
         "--delta",
         type=probability,
         default=0.1,
-        help="failure probability of the bounds (default: .1)",
+        help="failure probability of the bounds (default: 0.1)",
     )
     modeler.add_argument(
         "--token-file", type=Path, help="file that holds the shared token (mode 0600)"
@@ -191,7 +192,9 @@ def open_curator(options: argparse.Namespace) -> GaussianNoiseCurator:
             max_queries=options.max_queries,
             log=options.state / "queries.sqlite",
         )
-    save_dataset(options.state / "dataset.npz", curator.dataset)
+        file = options.state / "dataset.npz"
+        save_dataset(file, curator.dataset)
+        write_receipt(curator.dataset.receipt(artifact=file, ledger=ledger), beside=file)
     return curator
 
 

@@ -3,12 +3,12 @@
 How to choose the settings, all of which are public (measured in ``benchmarks/dp_gibo_*.py``):
 
 - *Coordinates.* The unit cube, with the logarithm of whatever is a scale. A Matern-5/2 kernel with
-  a length-scale of .2 to .5 of the cube.
+  a length-scale of 0.2 to 0.5 of the cube.
 - *Clip norm B.* The noise is proportional to it. The median gradient length on public records of
   the same kind (:func:`public_clip_norm`) suits bounded and convex losses; heavy tails want
   several times that, since clipping moves the minimum.
-- *Steps T.* The noise of a step grows as ``sqrt(T)``: 15 to 30 steps of AdaGrad with ``lr`` .1 to
-  .2 are usually better than many small ones. :meth:`DPGIBO.plan` shows noise against clip norm.
+- *Steps T.* The noise of a step grows as ``sqrt(T)``: 15 to 30 steps of AdaGrad with ``lr`` 0.1 to
+  0.2 are usually better than many small ones. :meth:`DPGIBO.plan` shows noise against clip norm.
 - *Batch size b* of the :class:`Design`. A full stencil, ``d + 1``. More points or mirrored pairs
   give better gradients of single records, but no less privacy noise.
 - *Radius* of the design. None (the smallest trace) for smooth losses. ``(1.5, 0.15)`` length-scales

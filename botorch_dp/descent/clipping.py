@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -169,11 +170,11 @@ def read_losses(record_losses: PerRecordLosses, X: Tensor, num_records: int | No
 
 
 class ClippedMean:
-    r"""The mean over records of gradients clipped to an l2 norm.
+    r"""The mean over records of gradients clipped to an l2 norm, or to an l1 norm.
 
     Sensitivity: a record contributes one vector of norm at most ``B`` (zero if its gradient is not
-    finite), so replacing it moves the sum by at most ``2B`` and the mean by at most ``2B / n``,
-    whatever the record says. To keep this true on a computer,
+    finite), so replacing it moves the sum by at most ``2B`` and the mean by at most ``2B / n`` in
+    that norm, whatever the record says. To keep this true on a computer,
 
     - the norm is taken of ``g / max|g|``, which cannot overflow;
     - the sum is taken in 64-bit fixed point, each entry rounded towards zero: it is exact and the
@@ -188,6 +189,7 @@ class ClippedMean:
         num_records: ``n``, at most 2^31.
         clip_norm: ``B``; infinite for a plain mean, which has no sensitivity.
         device: Of the gradients; torch's default if None.
+        norm: Which norm is bounded: ``"l2"`` for Gaussian noise, ``"l1"`` for Laplace noise.
     """
 
     def __init__(
@@ -196,8 +198,10 @@ class ClippedMean:
         num_records: int,
         clip_norm: float,
         device: torch.device | None = None,
+        norm: Literal["l1", "l2"] = "l2",
     ) -> None:
         self.num_records = num_records
+        self.norm = norm
         self.bound = clip_norm * (1 - (4 * num_records + 2 * dim + 16) * _EPS)
         # A sum of n entries, each at most 2^bits, stays below 2^62; below 2^52 doubles are exact.
         bits = min(52, 62 - math.ceil(math.log2(num_records)))
@@ -226,7 +230,10 @@ class ClippedMean:
         scale = largest.clamp(_TINY, _HUGE)
         directions = gradients * (1 / scale)  # entries within [-16, 16]
         # In place, here and below: a fresh table costs more than the arithmetic.
-        norms = torch.mul(directions, directions, out=space).sum(0).sqrt_()
+        if self.norm == "l1":
+            norms = torch.abs(directions, out=space).sum(0)
+        else:
+            norms = torch.mul(directions, directions, out=space).sum(0).sqrt_()
         limit = self.bound / norms.clamp_min_(_EPS)
         directions *= torch.fmin(scale, limit) / self.unit
         entries = directions.long()  # rounded towards zero; any integer where it is not finite

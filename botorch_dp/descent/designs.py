@@ -220,7 +220,7 @@ class Design:
 
 @lru_cache
 def _grid(dtype: torch.dtype) -> tuple[float, ...]:
-    return tuple(radius_grid(_RADII, like=torch.zeros((), dtype=dtype)).tolist())
+    return tuple(radius_grid(_RADII, like=torch.zeros((), dtype=dtype, device="cpu")).tolist())
 
 
 def _polished(

@@ -14,13 +14,13 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Never
+from typing import Any
 
 import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from botorch_dp._checks import check_count, check_nonnegative, check_positive
+from botorch_dp._checks import check_count, check_nonnegative, check_positive, hints_at_ours
 from botorch_dp._files import pack
 from botorch_dp._progress import ProgressBar
 from botorch_dp.descent.clipping import ClippedMean, Observations, PreparedStep, read_losses
@@ -42,7 +42,6 @@ from botorch_dp.descent.settings import (
 from botorch_dp.errors import PrivacyError
 from botorch_dp.models.gradient import KernelFactor
 from botorch_dp.models.kernels import kernel_derivatives
-from botorch_dp.objectives import refuse_unknown
 from botorch_dp.privacy import (
     ONE_RECORD,
     Guarantee,
@@ -83,6 +82,12 @@ class _Progress:
     def location(self) -> Tensor:
         """The last iterate."""
         return self.trajectory[-1]
+
+
+#: For whoever asks for an epsilon of a descent.
+_INSTEAD_OF_EPSILON = dict.fromkeys(
+    ("epsilon", "delta"), "Pass `mu=gaussian_mu(epsilon, delta)` of botorch_dp.privacy."
+)
 
 
 class DPGIBO:
@@ -134,7 +139,6 @@ class DPGIBO:
         ledger: Charged for each step before the records are asked.
         unsafe_seed: Simulate with reproducible noise. The result then promises nothing, and no
             ledger can be charged for it.
-        unknown: Refused, with the name that an argument of other libraries has here.
 
     Example:
         >>> data = torch.randn(500, 2, dtype=torch.double)
@@ -151,6 +155,7 @@ class DPGIBO:
         >>> result.average.value, result.guarantee
     """
 
+    @hints_at_ours("DPGIBO", _INSTEAD_OF_EPSILON)
     def __init__(
         self,
         record_losses: PerRecordLosses,
@@ -166,14 +171,7 @@ class DPGIBO:
         unit: PrivacyUnit = ONE_RECORD,
         ledger: PrivacyLedger | None = None,
         unsafe_seed: int | None = None,
-        **unknown: Never,
     ) -> None:
-        refuse_unknown(
-            type(self),
-            unknown,
-            epsilon="Pass `mu=gaussian_mu(epsilon, delta)` of botorch_dp.privacy.",
-            delta="Pass `mu=gaussian_mu(epsilon, delta)` of botorch_dp.privacy.",
-        )
         if not callable(record_losses):
             raise TypeError(
                 f"`record_losses` must be callable, got {type(record_losses).__name__}: pass a "

@@ -161,7 +161,9 @@ def gradient_noise_std(*, clip_norm: float, mu: float, steps: int, num_records: 
 
     ``2 B sqrt(T) / (n mu)``: the sensitivity of the mean gradient over the privacy of one step.
     """
-    return DescentSettings(torch.zeros(1), mu, steps, clip_norm).noise_std(num_records)
+    return DescentSettings(torch.zeros(1, device="cpu"), mu, steps, clip_norm).noise_std(
+        num_records
+    )
 
 
 def check_box(box: object, dim: int | None = None) -> Tensor:

@@ -114,7 +114,7 @@ def private_start(
     def read() -> tuple[Tensor, float]:
         losses = checked_scores(record_losses(X), num_points=num_points, num_records=num_records)
         sums = [clipped_sum(row, (low, high), nan_as=high) for row in losses]
-        return torch.tensor(sums, dtype=torch.double), grid_levels(losses.shape[-1])
+        return torch.tensor(sums, dtype=torch.double, device="cpu"), grid_levels(losses.shape[-1])
 
     def draw(material: tuple[Tensor, float]) -> Tensor:
         sums, levels = material

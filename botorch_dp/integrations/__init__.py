@@ -1,1 +1,1 @@
-"""What makes this package at home in other people's tools. Each module needs its own extra."""
+"""What makes the package at home in other people's loops; most need an extra of their name."""

@@ -12,8 +12,11 @@ from botorch_dp._checks import needs_extra
 class RayExecutor(Executor):
     """A ``concurrent.futures`` executor on Ray, which never begins a call a second time by itself.
 
-    What becomes of a training whose node died is then for the study to say: it trains the trial
-    again with the same seeds, counts the attempt, and charges it anew if it has a budget.
+    What becomes of a training whose node died is then for its owner to say. A study trains the
+    trial again with the same seeds, counts the attempt, and charges it anew if it has a budget. A
+    :class:`~botorch_dp.tuning.PrivateSelection` ends with Ray's error and goes on from its
+    checkpoint, with one charge. Ray's dashboard shows how many trainings there were, which a
+    selection must keep secret from those whom it protects against.
 
     Args:
         address: Of a running cluster, such as ``"auto"`` or ``"ray://host:10001"``. None takes the

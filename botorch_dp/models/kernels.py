@@ -134,7 +134,7 @@ class RadialDerivatives(KernelDerivatives):
         r = torch.linalg.vector_norm(offsets, dim=-1)[..., None, None]
         outer = offsets.unsqueeze(-1) * offsets.unsqueeze(-2)  # m x k x d x d
         d = X.shape[-1]
-        blocks = self.fall(r) * torch.eye(d).to(X) - self.bend(r) * outer
+        blocks = self.fall(r) * torch.eye(d, dtype=X.dtype, device=X.device) - self.bend(r) * outer
         scales = self.length_scales.expand(d)
         return (blocks / scales.outer(scales)).transpose(1, 2).reshape(len(X) * d, len(Z) * d)
 
@@ -236,8 +236,10 @@ class _AutogradDerivatives(KernelDerivatives):
     """Any other kernel, differentiated automatically and checked where that is known to fail."""
 
     def __init__(self, kernel: Kernel) -> None:
-        unit = kernel.lengthscale.detach().min() if kernel.has_lengthscale else torch.ones(())
-        super().__init__(unit.reshape(1))
+        unit = torch.ones(1, device="cpu")
+        if kernel.has_lengthscale:
+            unit = kernel.lengthscale.detach().min().reshape(1)
+        super().__init__(unit)
         self.kernel = kernel
 
     def value(self, X1: Tensor, X2: Tensor) -> Tensor:

@@ -72,17 +72,18 @@ def public_gp(
     check_tensor("train_X", train_X, shape=("n", "d"))
     check_tensor("train_Y", train_Y, shape=(len(train_X), 1))
     check_nonnegative("noise_variance", noise_variance)
-    # A lower limit of zero: GPyTorch's default would round a tiny noise up to 1e-4.
-    likelihood = GaussianLikelihood(noise_constraint=GreaterThan(0.0)).to(train_X)
-    likelihood.noise = train_X.new_tensor(noise_variance)
-    model = SingleTaskGP(
-        train_X,
-        train_Y,
-        likelihood=likelihood,
-        covar_module=frozen_kernel(kernel, train_X),
-        mean_module=ZeroMean(),
-        outcome_transform=None,
-    )
+    with train_X.device:  # what GPyTorch makes would be on the default device
+        # A lower limit of zero: GPyTorch's default would round a tiny noise up to 1e-4.
+        likelihood = GaussianLikelihood(noise_constraint=GreaterThan(0.0)).to(train_X)
+        likelihood.noise = train_X.new_tensor(noise_variance)
+        model = SingleTaskGP(
+            train_X,
+            train_Y,
+            likelihood=likelihood,
+            covar_module=frozen_kernel(kernel, train_X),
+            mean_module=ZeroMean(),
+            outcome_transform=None,
+        )
     return model.requires_grad_(False).eval()
 
 

@@ -447,7 +447,9 @@ def public_projection(dim: int, projection_dim: int, seed: int) -> Tensor:
     """``d x r`` orthogonal columns times ``sqrt(d / r)`` in double precision, from a seed alone."""
     check_integer("projection_seed", seed, at_least=0, at_most=2**63 - 1)
     generator = torch.Generator().manual_seed(seed)
-    gaussian = torch.randn(dim, projection_dim, generator=generator, dtype=torch.double)
+    gaussian = torch.randn(
+        dim, projection_dim, generator=generator, dtype=torch.double, device="cpu"
+    )
     basis, _ = torch.linalg.qr(gaussian)
     return basis * math.sqrt(dim / projection_dim)
 

@@ -101,7 +101,8 @@ class Modeler:
         self.history: list[Answer] = []
         self._open: dict[int, str] = {}  # rows asked for, and the ids of the questions
         if kernel is None:
-            kernel, noise_std = _first_guess(Z), 0.1
+            with Z.device:
+                kernel, noise_std = _first_guess(Z), 0.1
         else:
             check_positive("noise_std", noise_std)
         assert noise_std is not None
@@ -281,17 +282,18 @@ class Modeler:
         """Fit kernel, noise, mean and scale to the answers, and condition on them again."""
         indices = [answer.index for answer in self.history]
         X = self.Z[indices].double()
-        Y = torch.tensor([[answer.y] for answer in self.history]).to(X)
+        Y = torch.tensor([[answer.y] for answer in self.history], dtype=X.dtype, device=X.device)
         spread = float(Y.std())
         standardized = (Y - Y.mean()) / spread
         low, span = _box(self.Z.double())
-        model = SingleTaskGP((X - low) / span, standardized, outcome_transform=None)
-        fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+        with X.device:  # what BoTorch and GPyTorch make would be on the default device
+            model = SingleTaskGP((X - low) / span, standardized, outcome_transform=None)
+            fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+            kernel = _UnitCube(model.covar_module, low, span)
         constant = float(model.mean_module.constant.detach())
         self._mean = float(Y.mean()) + spread * constant
         self._scale = spread
         self._fitted = True
-        kernel = _UnitCube(model.covar_module, low, span)
         noise = float(model.likelihood.noise.detach())
         self._gp = FiniteSetGP(self.Z, kernel=kernel, noise_variance=noise)
         for answer in self.history:
@@ -330,8 +332,9 @@ class InputNoiseRBF(Kernel):
         check_positive("lengthscale", lengthscale)
         check_nonnegative("noise_std", noise_std)
         widened = lengthscale**2 + 2 * noise_std**2
-        self.register_buffer("_shrinkage", torch.tensor(lengthscale**2 / widened))
         self._smooth = RBFKernel()
+        shrinkage = self._smooth.lengthscale.detach().new_tensor(lengthscale**2 / widened)
+        self.register_buffer("_shrinkage", shrinkage)
         self._smooth.lengthscale = math.sqrt(widened)
         self._smooth.requires_grad_(False)
 

@@ -15,7 +15,8 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import wraps
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -122,6 +123,23 @@ def objective_scales(
             else Scale(torch.neg, _identity, -ref, -ref)
         )
     return scales
+
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def on_the_cpu(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Compute there, whatever torch's default device is: so do BoTorch and GPyTorch then."""
+
+    @wraps(function)
+    def called(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        if torch.get_default_device().type == "cpu":
+            return function(*args, **kwargs)
+        with torch.device("cpu"):
+            return function(*args, **kwargs)
+
+    return called
 
 
 def _identity(value: Tensor) -> Tensor:

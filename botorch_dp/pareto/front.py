@@ -146,7 +146,7 @@ class ParetoFront:
                 best = best[front_places(best)]
                 volume = dominated_volume(best, ref)
             volumes[measured.trial] = volume
-        return torch.tensor(list(volumes.values()), dtype=torch.double)
+        return torch.tensor(list(volumes.values()), dtype=torch.double, device="cpu")
 
     @cached_property
     def shrunken(self) -> ParetoFront | None:
@@ -189,6 +189,7 @@ class ParetoFront:
             points = torch.tensor(
                 [(p.values[0], 1 - chosen(p.utilities)) for p in self.measured],
                 dtype=torch.double,
+                device="cpu",
             )
             fronts[name] = points[front_places(points)]
         return fronts
@@ -226,6 +227,10 @@ class ParetoFront:
         A parameter that is not active in a config is None there.
         """
         return point_table(self.problem, self.measured_on_front)
+
+    def published_values(self) -> dict[str, Any]:
+        """What a receipt names a published front by: its table."""
+        return {"front": self.table()}
 
     def to_frame(self) -> Any:
         """The :meth:`table` as a pandas data frame; ``frame.attrs["guarantee"]`` is the caption."""
@@ -281,7 +286,7 @@ class ParetoFront:
 
 def dominated_volume(points: Tensor, ref_point: Sequence[float]) -> float:
     """Volume between ``n x m`` points, all minimized, and the reference point."""
-    reference = torch.as_tensor(ref_point, dtype=torch.double)
+    reference = torch.as_tensor(ref_point, dtype=torch.double, device=points.device)
     inside = points[(points < reference).all(dim=-1)]
     if len(inside) == 0:
         return 0.0

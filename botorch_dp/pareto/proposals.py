@@ -42,6 +42,7 @@ from botorch_dp.pareto.beliefs import (
     Scale,
     front_places,
     objective_scales,
+    on_the_cpu,
 )
 from botorch_dp.pareto.curves import Staircase, expected_gains, stops
 from botorch_dp.pareto.problem import (
@@ -284,6 +285,7 @@ class Search:
         return configs[:count]
 
 
+@on_the_cpu
 def propose(
     search: Search, trials: Sequence[Trial], initial: int, budget: Budget | None = None
 ) -> Proposal:

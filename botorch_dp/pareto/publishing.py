@@ -98,9 +98,9 @@ def _filtered(parts: Sequence[Guarantee], delta: float) -> Guarantee:
 
     :func:`~botorch_dp.privacy.compose` takes the best of several bounds for the losses that
     occurred. That is no bound here: which losses occur depends on earlier results, and two paths
-    that compose to delta = .375 each may be branches of one tree whose delta is .480. What follows
-    holds for the whole tree if the total stays within a budget on every path. The form is chosen by
-    the kinds of losses, which a problem has once and for all, and never by their values.
+    that compose to delta = 0.375 each may be branches of one tree whose delta is 0.480. What
+    follows holds for the whole tree if the total stays within a budget on every path. The form is
+    chosen by the kinds of losses, which a problem has once and for all, and never by their values.
 
     * *Sums*, for (epsilon, delta) losses. By induction from the leaves: if the rest of the tree
       after any result ``y`` is (e - e1, d - d1)-DP, then ``P(S) <= d - d1 +

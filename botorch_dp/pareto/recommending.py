@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from botorch_dp._checks import check_finite
-from botorch_dp.pareto.beliefs import Beliefs, Candidates, require_complete
+from botorch_dp.pareto.beliefs import Beliefs, Candidates, on_the_cpu, require_complete
 from botorch_dp.pareto.problem import Trial
 from botorch_dp.pareto.proposals import Search
 from botorch_dp.space import Config, Real
@@ -51,6 +51,7 @@ class OperatingPoint:
         )
 
 
+@on_the_cpu
 def recommended(
     search: Search,
     trials: Sequence[Trial],
@@ -119,6 +120,7 @@ def recommended(
     )
 
 
+@on_the_cpu
 def best_configs(
     search: Search, trials: Sequence[Trial], count: int, epsilon: float | None
 ) -> list[Config]:
@@ -144,6 +146,7 @@ def best_configs(
     return list({tuple(config.items()): config for config in found}.values())[:count]
 
 
+@on_the_cpu
 def believed_values(search: Search, trials: Sequence[Trial]) -> Tensor:
     """What models of these trials expect of the points that they measured, ``n x m``."""
     complete = [trial for trial in trials if trial.state == "complete"]

@@ -10,9 +10,9 @@ from botorch_dp.privacy._gaussian import (
     pure_dp_mu,
 )
 from botorch_dp.privacy.accounting import (
+    DPSGD,
     dp_sgd_epsilon,
     dp_sgd_epsilons,
-    dp_sgd_loss,
     dp_sgd_noise_multiplier,
     renyi_budget,
     renyi_epsilon,
@@ -33,6 +33,7 @@ from botorch_dp.privacy.guarantee import (
     PrivacyUnit,
     PureLoss,
     Release,
+    SelectionLoss,
     check_unit,
     compose,
     warn_large_delta,
@@ -53,6 +54,7 @@ from botorch_dp.privacy.mechanisms import (
     sparse_vector,
     sparse_vector_guarantee,
 )
+from botorch_dp.privacy.receipt import Finding, Receipt, Verification
 from botorch_dp.privacy.rounding import rounded_down, rounded_up
 from botorch_dp.privacy.selection import (
     BaseProfile,

@@ -48,8 +48,8 @@ _MOST_CENTERS = 16
 _LOG_ORDERS = (-28.0, 30.0)
 _GOLDEN = 0.5 * (5**0.5 - 1)
 #: Rows that are handled at once, so that they stay in the processor's cache.
-_ROWS = 128
-_ROWS_PER_TRANSFORM = 32
+_ROWS = 512
+_ROWS_PER_TRANSFORM = 16
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -60,22 +60,107 @@ _SAMPLINGS = ("poisson", "without_replacement")
 _ACCOUNTANTS = ("pld", "rdp")
 
 
-def dp_sgd_loss(
-    *,
-    noise_multiplier: float,
-    batch_size: int,
-    num_records: int,
-    steps: int,
-    sampling: Sampling = "poisson",
-    relation: NeighboringRelation | None = None,
-) -> PoissonSGDLoss | FixedBatchSGDLoss:
-    """The privacy loss of a DP-SGD run, as a record for a ``Guarantee``; arguments as below."""
-    relation = checked_relation(sampling, relation)
-    check_integer("num_records", num_records)
-    check_integer("batch_size", batch_size, at_most=num_records)
-    if sampling == "poisson":
-        return PoissonSGDLoss(noise_multiplier, batch_size / num_records, steps, relation)
-    return FixedBatchSGDLoss(noise_multiplier, batch_size, num_records, steps)
+@dataclass(frozen=True, kw_only=True)
+class DPSGD:
+    """What a training with DP-SGD or DP-Adam is, as far as its privacy goes.
+
+    Args:
+        noise_multiplier: Standard deviation of the noise on the summed gradient, over the clipping
+            norm; None where it is still to be chosen.
+        batch_size: Records in a batch; for Poisson sampling the expected number.
+        num_records: Number of records.
+        steps: Number of noisy gradients.
+        sampling: How batches are drawn. A shuffled pass over the data is neither.
+        relation: REPLACE_ONE if None; batches of fixed size know no other.
+
+    Example:
+        >>> training = DPSGD(batch_size=256, num_records=32561, steps=1000)
+        >>> training = training.for_epsilon(1.0, delta=1e-5)
+        >>> round(training.noise_multiplier, 2), round(training.epsilon(delta=1e-5), 3)
+        (1.87, 1.0)
+    """
+
+    noise_multiplier: float | None = None
+    batch_size: int
+    num_records: int
+    steps: int
+    sampling: Sampling = "poisson"
+    relation: NeighboringRelation | None = None
+
+    def __post_init__(self) -> None:
+        relation = checked_relation(self.sampling, self.relation)
+        num_records = check_integer("num_records", self.num_records)
+        checked: dict[str, object] = {
+            "num_records": num_records,
+            "batch_size": check_integer("batch_size", self.batch_size, at_most=num_records),
+            "steps": check_count("steps", self.steps),
+            "relation": relation,
+        }
+        if self.noise_multiplier is not None:
+            noise = check_positive("noise_multiplier", self.noise_multiplier)
+            checked["noise_multiplier"] = noise
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+
+    def with_noise(self, noise_multiplier: float) -> DPSGD:
+        """The same training with this noise."""
+        return replace(self, noise_multiplier=noise_multiplier)
+
+    def for_epsilon(
+        self,
+        epsilon: float,
+        delta: float,
+        *,
+        accountant: Accountant = "pld",
+        tolerance: float = 1e-5,
+    ) -> DPSGD:
+        """The same training with the least noise for which :meth:`epsilon` stays within this one.
+
+        Args:
+            epsilon: The target, positive; it is never exceeded.
+            delta: In (0, 1).
+            accountant: As for :func:`dp_sgd_epsilon`.
+            tolerance: How far above the least noise the result may be, relatively.
+        """
+        epsilon = check_positive("epsilon", epsilon)
+        check_choice("accountant", accountant, _ACCOUNTANTS)
+        tolerance = check_positive("tolerance", tolerance)
+        warn_large_delta(check_delta("delta", delta), self.num_records)
+        loss = self.with_noise(1.0).loss()
+
+        def log_excess(noise_multiplier: float) -> float:
+            spent = _epsilon(replace(loss, noise_multiplier=noise_multiplier), delta, accountant)
+            return math.log(min(max(spent, 1e-9 * epsilon) / epsilon, 1e300))
+
+        # Without any amplification this is what the Gaussian mechanism needs, but for rounding.
+        high = loss.relation.sum_sensitivity * math.sqrt(self.steps) / gaussian_mu(epsilon, delta)
+        while log_excess(high) > 0:
+            high *= 1 + tolerance
+        low = high / 2
+        while log_excess(low) <= 0:
+            low, high = low / 2, low
+        return self.with_noise(safe_end(log_excess, low, high, tolerance=tolerance / 4))
+
+    def epsilon(self, delta: float, *, accountant: Accountant = "pld") -> float:
+        """An upper bound on epsilon at ``delta``; see :func:`dp_sgd_epsilon`."""
+        check_choice("accountant", accountant, _ACCOUNTANTS)
+        warn_large_delta(check_delta("delta", delta), self.num_records)
+        return _epsilon(self.loss(), delta, accountant)
+
+    def loss(self) -> PoissonSGDLoss | FixedBatchSGDLoss:
+        """Its privacy loss, for a :class:`~botorch_dp.privacy.Guarantee`."""
+        if self.noise_multiplier is None:
+            raise ValueError(
+                "`noise_multiplier` is None, and without noise a training has no privacy loss: "
+                "use `with_noise` or `for_epsilon`."
+            )
+        if self.sampling == "poisson":
+            relation = checked_relation(self.sampling, self.relation)
+            probability = self.batch_size / self.num_records
+            return PoissonSGDLoss(self.noise_multiplier, probability, self.steps, relation)
+        return FixedBatchSGDLoss(
+            self.noise_multiplier, self.batch_size, self.num_records, self.steps
+        )
 
 
 def dp_sgd_epsilon(
@@ -116,7 +201,7 @@ def dp_sgd_epsilon(
         >>> round(dp_sgd_epsilon(**fixed), 2), round(dp_sgd_epsilon(**fixed, accountant="rdp"), 2)
         (1.69, 2.75)
     """
-    loss = dp_sgd_loss(
+    training = DPSGD(
         noise_multiplier=noise_multiplier,
         batch_size=batch_size,
         num_records=num_records,
@@ -124,9 +209,7 @@ def dp_sgd_epsilon(
         sampling=sampling,
         relation=relation,
     )
-    check_choice("accountant", accountant, _ACCOUNTANTS)
-    warn_large_delta(check_delta("delta", delta), num_records)
-    return _epsilon(loss, delta, accountant)
+    return training.epsilon(delta, accountant=accountant)
 
 
 def _epsilon(loss: PoissonSGDLoss | FixedBatchSGDLoss, delta: float, accountant: str) -> float:
@@ -236,31 +319,15 @@ def dp_sgd_noise_multiplier(
         >>> round(dp_sgd_noise_multiplier(**run), 2)
         1.87
     """
-    epsilon = check_positive("epsilon", epsilon)
-    check_choice("accountant", accountant, _ACCOUNTANTS)
-    tolerance = check_positive("tolerance", tolerance)
-    loss = dp_sgd_loss(
-        noise_multiplier=1.0,
+    training = DPSGD(
         batch_size=batch_size,
         num_records=num_records,
-        steps=check_count("steps", steps),
+        steps=steps,
         sampling=sampling,
         relation=relation,
-    )
-    warn_large_delta(check_delta("delta", delta), num_records)
-
-    def log_excess(noise_multiplier: float) -> float:
-        spent = _epsilon(replace(loss, noise_multiplier=noise_multiplier), delta, accountant)
-        return math.log(min(max(spent, 1e-9 * epsilon) / epsilon, 1e300))
-
-    # Without any amplification this is what the Gaussian mechanism needs, but for rounding.
-    high = loss.relation.sum_sensitivity * math.sqrt(steps) / gaussian_mu(epsilon, delta)
-    while log_excess(high) > 0:
-        high *= 1 + tolerance
-    low = high / 2
-    while log_excess(low) <= 0:
-        low, high = low / 2, low
-    return safe_end(log_excess, low, high, tolerance=tolerance / 4)
+    ).for_epsilon(epsilon, delta, accountant=accountant, tolerance=tolerance)
+    assert training.noise_multiplier is not None
+    return training.noise_multiplier
 
 
 def renyi_epsilon(divergence: float, order: float, delta: float) -> float:

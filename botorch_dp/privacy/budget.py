@@ -30,7 +30,7 @@ from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy._gaussian import gaussian_epsilon, gaussian_mu
 from botorch_dp.privacy.accounting import renyi_budget, renyi_epsilon
 from botorch_dp.privacy.guarantee import Cost, GaussianLoss, Guarantee
-from botorch_dp.privacy.rounding import float_above, float_below, sqrt_above, sqrt_below
+from botorch_dp.privacy.rounding import exactly, float_above, float_below, sqrt_above, sqrt_below
 
 #: Sums are exact, but decimals are not: ten charges of 0.1 add up to 1 + 5.6e-17, and the shares of
 #: a budget are the floats nearest to its decimals. A limit counts as kept within this fraction of
@@ -67,6 +67,10 @@ class PrivacyBudget:
     delta: float = 0.0
     summed: float | tuple[float, float] | None = None
     renyi: bool = False
+
+    def __str__(self) -> str:
+        """In the numbers that were given."""
+        return f"epsilon = {exactly(self.epsilon)}, delta = {exactly(self.delta)}"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "epsilon", check_positive("epsilon", self.epsilon))

@@ -19,7 +19,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum
-from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar
 
 import numpy as np
 from scipy.special import ndtr, ndtri
@@ -50,8 +51,16 @@ from botorch_dp.privacy._renyi import (
 )
 from botorch_dp.privacy.rounding import rounded_up
 
+if TYPE_CHECKING:
+    from botorch_dp.privacy.receipt import Receipt
+
 Status = Literal["proven", "conditional", "none"]
+#: Longer values (models, data sets) are not printed.
+_LONGEST_VALUE = 300
+
 T_co = TypeVar("T_co", covariant=True)
+#: Longer values (models, data sets) are not printed.
+_LONGEST_VALUE = 300
 
 #: The delta at which ``str`` quotes a guarantee when its owner has not chosen one.
 DEFAULT_DELTA = 1e-6
@@ -297,6 +306,41 @@ class ApproximateLoss(PrivacyLoss):
         return ApproximateLoss(size * self.epsilon, delta)
 
 
+@dataclass(frozen=True)
+class SelectionLoss(ApproximateLoss):
+    """The best of a secret number of outcomes, by the price of :mod:`.selection`.
+
+    It is (epsilon, delta)-DP and counts as such everywhere; the other numbers say how it came
+    about, so that somebody else can recompute the price.
+
+    Args:
+        epsilon: Of what is published.
+        delta: Of what is published.
+        mu: Each outcome keeps to the profile of a mu-GDP mechanism.
+        mean: The expected number of trials.
+        shape: The shape of their truncated negative binomial law; infinite for Poisson.
+    """
+
+    kind = "selection"
+    mu: float
+    mean: float
+    shape: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        shape = float(self.shape)
+        if not shape > -1:
+            raise ValueError(f"`shape` must be above -1, got {self.shape}.")
+        self._store(
+            mu=check_positive("mu", self.mu), mean=check_positive("mean", self.mean), shape=shape
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready numbers; an infinite shape is null."""
+        shape = None if self.shape == math.inf else self.shape
+        return {**super().to_dict(), "shape": shape}
+
+
 class SampledSGDLoss(PrivacyLoss):
     """DP-SGD whose batches are drawn at random: what its two ways of drawing them have in common.
 
@@ -473,6 +517,7 @@ _KINDS: dict[str, type[PrivacyLoss]] = {
         LaplaceLoss,
         GaussianLoss,
         ApproximateLoss,
+        SelectionLoss,
         PoissonSGDLoss,
         FixedBatchSGDLoss,
     )
@@ -484,7 +529,10 @@ def loss_from_dict(state: dict[str, Any]) -> PrivacyLoss:
     kind = state.get("kind")
     if kind not in _KINDS:
         raise ValueError(f"`kind` of the `state` must be one of {sorted(_KINDS)}, got {kind!r}.")
-    return _KINDS[kind](**{name: number for name, number in state.items() if name != "kind"})
+    numbers = {name: number for name, number in state.items() if name != "kind"}
+    if kind == SelectionLoss.kind and numbers.get("shape", 0) is None:
+        numbers["shape"] = math.inf
+    return _KINDS[kind](**numbers)
 
 
 # --- Guarantees. ---
@@ -786,15 +834,31 @@ class Guarantee:
             return f"{sentence} (proven{f', given that {given}' if given else ''})."
         return f"{sentence}. This holds on condition that {'; '.join(self.conditions)}."
 
-    def _quoted_level(self) -> str:
-        summed = self.summed
-        if summed is not None:
-            epsilon, delta = summed
-            if delta == 0:
-                return f"{rounded_up(epsilon)}-differentially private"
-            return f"({rounded_up(epsilon)}, {rounded_up(delta)})-differentially private"
+    @property
+    def quoted(self) -> tuple[float, float]:
+        """The (epsilon, delta) that ``str``, :meth:`paragraph` and a receipt state."""
+        if self.summed is not None:
+            return self.summed
         delta = DEFAULT_DELTA if self.quoted_delta is None else self.quoted_delta
-        level = f"({rounded_up(self.epsilon(delta))}, {rounded_up(delta)})-differentially private"
+        return self.epsilon(delta), delta
+
+    def paragraph(self) -> str:
+        """The statement in whole plain sentences, for a report or a lawyer.
+
+        Whom it protects, what is compared, epsilon and delta and what they mean in odds, and every
+        condition.
+
+        Example:
+            >>> print(Guarantee("survey", PrivacyUnit(), (PureLoss(1.0),)).paragraph()[:66])
+            This promise protects one record of the data set. It is about what
+        """
+        return _paragraph(self)
+
+    def _quoted_level(self) -> str:
+        epsilon, delta = self.quoted
+        if delta == 0:
+            return f"{rounded_up(epsilon)}-differentially private"
+        level = f"({rounded_up(epsilon)}, {rounded_up(delta)})-differentially private"
         if self.mu is not None:
             return f"{rounded_up(self.mu)}-Gaussian differentially private, which is {level}"
         return level
@@ -874,6 +938,81 @@ class Release(Generic[T_co]):
     value: T_co
     guarantee: Guarantee
     scale: float | None = None
+
+    def receipt(self, **facts: Any) -> Receipt:
+        """A document that a stranger can check; see :meth:`Receipt.of` for the ``facts``.
+
+        Example:
+            >>> release = laplace_mechanism(0.25, sensitivity=0.01, epsilon=1.0)
+            >>> release.receipt().save("receipt.json")
+        """
+        from botorch_dp.privacy.receipt import Receipt
+
+        return Receipt.of(self, **facts)
+
+    def __str__(self) -> str:
+        """The value, the noise and the guarantee, to be pasted into a report."""
+        value = str(self.value)
+        if len(value) > _LONGEST_VALUE:
+            value = f"Released: {type(self.value).__name__}, too long to be shown here."
+        noise = [] if self.scale is None else [f"Scale of the noise: {rounded_up(self.scale)}."]
+        return "\n".join([value, *noise, str(self.guarantee)])
+
+
+@lru_cache(maxsize=64)
+def _paragraph(guarantee: Guarantee) -> str:
+    if guarantee.void is not None:
+        return (
+            f"This output comes with no privacy guarantee ({guarantee.void}). It was made by: "
+            f"{guarantee.mechanism}. Do not publish it as private."
+        )
+    epsilon, delta = guarantee.quoted
+    if not math.isfinite(epsilon):
+        return (
+            f"This output promises nothing at delta = {rounded_up(delta)}: no epsilon holds there. "
+            f"It was made by: {guarantee.mechanism}."
+        )
+    factor = rounded_up(math.exp(epsilon)) if epsilon < 700 else "more than 1e300"
+    more = f", plus a probability of at most {rounded_up(delta)} (delta)" if delta else ""
+    # The best guess at even odds is right with (1 + total variation) / 2.
+    guess = rounded_up(50 * (1 + guarantee.delta(0.0)), 3)
+    missed = guarantee.tradeoff(0.05)
+    assert isinstance(missed, float)
+    caught = rounded_up(100 * (1 - missed), 3)
+    sentences = [
+        f"This promise protects {guarantee.protects}.",
+        f"It is about what anybody can learn from the output of: {guarantee.mechanism}.",
+        f"Two data sets are compared, of which one comes from the other in that "
+        f"{guarantee.relation.value}.",
+        "Whatever somebody may conclude from the output, and whatever else they know, the "
+        "probability that they conclude it differs between the two data sets by a factor of "
+        f"at most {factor} (epsilon = {rounded_up(epsilon)}){more}.",
+        "In odds: whoever thinks both data sets equally likely before they see the output "
+        f"guesses right which of them it was made from with a probability of at most {guess}%.",
+        f"Whoever accepts a false alarm in 5 of 100 cases notices the change in at most "
+        f"{caught} of 100.",
+    ]
+    if guarantee.unit.conditions:
+        sentences.append(
+            "The promise rests on conditions that whoever ran this has to see to, and that no "
+            f"computation has checked: {_numbered(guarantee.unit.conditions)}."
+        )
+    if guarantee.assumptions:
+        sentences.append(
+            "It also rests on assumptions that nobody has proven: "
+            f"{_numbered(guarantee.assumptions)}."
+        )
+    if not guarantee.conditions:
+        sentences.append(
+            "It rests on no condition beyond the software doing what its documentation says."
+        )
+    return " ".join(sentences)
+
+
+def _numbered(sentences: Sequence[str]) -> str:
+    if len(sentences) == 1:
+        return sentences[0]
+    return "; ".join(f"({place}) {each}" for place, each in enumerate(sentences, start=1))
 
 
 def _joined_mechanisms(names: Iterable[str]) -> str:

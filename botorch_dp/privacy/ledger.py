@@ -40,6 +40,7 @@ from botorch_dp.privacy.guarantee import (
     PureLoss,
 )
 from botorch_dp.privacy.rounding import (
+    exactly,
     float_above,
     rounded_down,
     rounded_up,
@@ -396,7 +397,7 @@ class PrivacyLedger:
     def __repr__(self) -> str:
         if self._file.closed:
             return f"PrivacyLedger({self.path!r}, closed)"
-        return f"PrivacyLedger({self.path!r}, {self._budget}, spent={self.spent()})"
+        return f"PrivacyLedger({self.path!r}, {self._budget!r}, spent={self.spent()})"
 
     def __str__(self) -> str:
         """The entries as a table, with what they add up to."""
@@ -498,11 +499,6 @@ class PrivacyLedger:
             requested=asked,
             remaining=compartments.remaining(totals),
         )
-
-
-def exactly(value: float) -> str:
-    """A number as somebody stated it."""
-    return rounded_up(value, 17)
 
 
 def release_through(

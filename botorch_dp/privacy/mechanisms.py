@@ -547,7 +547,7 @@ def _as_doubles(
             f"`value` must be a float or a floating-point tensor, got {type(value).__name__}; "
             "convert it with `float(value)` or `torch.as_tensor(value, dtype=torch.double)`."
         )
-    values = _without_holes(torch.tensor([value], dtype=torch.double)).numpy()
+    values = _without_holes(torch.tensor([value], dtype=torch.double, device="cpu")).numpy()
     return values, lambda noisy: float(noisy[0])
 
 

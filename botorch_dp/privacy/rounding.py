@@ -77,3 +77,8 @@ def _cut(value: float, digits: int, direction: str) -> str:
     if -5 < exponent < max(digits, 6):
         return f"{shown:f}"
     return f"{shown.scaleb(-exponent):f}e{exponent:+03d}"
+
+
+def exactly(value: float) -> str:
+    """A number as somebody stated it."""
+    return rounded_up(value, 17)

@@ -483,7 +483,9 @@ class Run:
     def __enter__(self) -> Run:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _: object, error: object, __: object) -> None:
+        if isinstance(error, KeyboardInterrupt) and self.path is not None:
+            error.add_note(f"{self._what} was interrupted; the same call goes on from {self.path}.")
         self.close()
 
     def __deepcopy__(self, memo: object) -> Run:

@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -40,6 +40,8 @@ VALIDATION_RECORD = PrivacyUnit("one record of the validation set")
 #: Beyond this many prior standard deviations no draw of the prior lies (probability < 1e-500).
 _PLAUSIBLE = 50.0
 
+#: Editions of [Kusner2015] whose theorems differ: the conference's and the workshop's.
+PublishedEdition = Literal["icml2015", "workshop2014"]
 ValueT = TypeVar("ValueT")
 
 
@@ -64,6 +66,11 @@ def neighbor_gap(dataset_correlation: float, count: float, delta: float) -> floa
     for a Gaussian of variance ``s^2``, ``P(|Z| > c) <= exp(-c^2 / (2 s^2))``.
     """
     return 2 * math.sqrt((1 - dataset_correlation) * math.log(count / delta))
+
+
+def observation_gap(noise_std: float, factor: float, count: float, delta: float) -> float:
+    """``q = noise_std sqrt(factor log(count / delta))``: how much observation noise adds."""
+    return noise_std * math.sqrt(factor * math.log(count / delta))
 
 
 def exact(number: float) -> str:

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from botorch.models import SingleTaskGP
@@ -29,9 +29,11 @@ from torch import Tensor
 from torch.quasirandom import SobolEngine
 
 from botorch_dp._checks import (
+    check_choice,
     check_delta,
     check_integer,
     check_interval,
+    check_nonnegative,
     check_positive,
     check_size,
     check_tensor,
@@ -56,12 +58,14 @@ from botorch_dp.privacy import (
 from botorch_dp.privacy.mechanisms import SelectionMethod
 from botorch_dp.release.assumptions import (
     VALIDATION_RECORD,
+    PublishedEdition,
     UtilityBound,
     blind_draw_remark,
     charge_then_draw,
     check_correlation,
     exact_selection_tail,
     neighbor_gap,
+    observation_gap,
     plausible,
     prior_conditions,
     prior_spread,
@@ -185,23 +189,45 @@ class PrivateChoice:
         """
         tail = exact_selection_tail(self.scale, self.num_choices, delta, self.method)
         width = math.sqrt(2 * math.log(self.num_choices / self.delta))
-        return self._utility(tail, width, delta)
+        return self._utility(tail, 2 * width, delta)
 
-    def published_utility(self, delta: float = 0.05) -> UtilityBound:
-        r"""Theorem 2 as printed.
+    def published_utility(
+        self,
+        delta: float = 0.05,
+        *,
+        edition: PublishedEdition = "icml2015",
+        noise_std: float | None = None,
+    ) -> UtilityBound:
+        r"""Theorem 2 as printed, but for probability ``delta`` over the coins.
 
-        ``f(x) >= max f - 2 sqrt(beta_{T+1}) - s (log n + log(1 / delta))``, but for probability
-        ``delta`` over the mechanism's coins and ``self.delta`` over the prior.
+        * ``"icml2015"`` is about the posterior mean:
+          ``mean(x) >= max mean - s (log n + log(1 / delta))``.
+        * ``"workshop2014"`` is about the objective:
+          ``f(x) >= max f - 2 sqrt(beta_T) - q - s (log n + log(1 / delta))`` with
+          ``q = noise_std sqrt(4 log(3 / self.delta))``.
+
+        Args:
+            delta: The probability.
+            edition: Which of the two.
+            noise_std: Standard deviation of the observation noise in units of the prior, which the
+                workshop's bound needs.
         """
+        check_choice("edition", edition, get_args(PublishedEdition))
         tail = selection_tail(self.scale, self.num_choices, delta)
-        return self._utility(tail, self.confidence_width, delta)
+        if edition == "icml2015":
+            subject = "the drawn choice has a posterior mean worse than the largest one"
+            return replace(self._utility(tail, 0.0, delta), subject=subject)
+        if noise_std is None:
+            raise ValueError("`noise_std` must be given: Theorem 2 of the workshop needs it.")
+        gap = observation_gap(check_nonnegative("noise_std", noise_std), 4, 3, self.delta)
+        return self._utility(tail, 2 * math.sqrt(self.schedule(self.steps)) + gap, delta)
 
-    def _utility(self, noise: float, width: float, delta: float) -> UtilityBound:
+    def _utility(self, noise: float, model: float, delta: float) -> UtilityBound:
         spread = 2 * prior_spread(self.num_choices)
         return UtilityBound(
             subject="the drawn choice is worse than the best one",
             noise=noise,
-            model=2 * width,
+            model=model,
             probability=max(0.0, 1 - delta - self.delta),
             spread=spread,
             remark=blind_draw_remark(self.scale, self.num_choices, spread, self.method),
@@ -524,7 +550,9 @@ class LinearChoice:
         """``W``, the public weights of the posterior means: ``N x m``."""
         with torch.no_grad():
             prior = self.kernel(self._points).to_dense()
-            noise = self.noise_variance * torch.eye(len(prior)).to(prior)
+            noise = self.noise_variance * torch.eye(
+                len(prior), dtype=prior.dtype, device=prior.device
+            )
             root, failed = torch.linalg.cholesky_ex(prior + noise)
             if failed:
                 raise ValueError(

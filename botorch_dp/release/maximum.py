@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Literal, get_args
 
@@ -40,12 +40,14 @@ from botorch_dp.privacy import (
 )
 from botorch_dp.release.assumptions import (
     VALIDATION_RECORD,
+    PublishedEdition,
     UtilityBound,
     charge_then_draw,
     check_correlation,
     exact,
     laplace_tail,
     neighbor_gap,
+    observation_gap,
     plausible,
     prior_conditions,
     prior_spread,
@@ -54,7 +56,7 @@ from botorch_dp.release.assumptions import (
 #: Editions of the noisy maximum: the two published ones, and one whose proof covers all steps.
 Edition = Literal["icml2015", "workshop2014", "union_bound"]
 #: Editions of the noise-free maximum.
-NoiseFreeEdition = Literal["icml2015", "workshop2014"]
+NoiseFreeEdition = PublishedEdition
 #: Editions of the Lipschitz maximum: ours, and the one whose printed constant is too small.
 LipschitzEdition = Literal["corrected", "icml2015"]
 
@@ -267,7 +269,7 @@ class PrivateMaximum(PriorMaximum):
             "workshop2014": (4, 3),
             "union_bound": (8, 24 * self.steps),
         }[self.edition]
-        return self.noise_std * math.sqrt(factor * math.log(count / self.delta))
+        return observation_gap(self.noise_std, factor, count, self.delta)
 
     @property
     def sensitivity(self) -> float:
@@ -305,17 +307,29 @@ class PrivateMaximum(PriorMaximum):
         probability ``(1 + 1/n) self.delta / 4``; what is left of ``self.delta`` is ``p``.
         """
         left = self.delta * (1 - (1 + 1 / self.num_choices) / 4)
-        return self._utility(math.sqrt(2 * math.log(self.steps / left)), delta)
+        return self._utility(observation_gap(self.noise_std, 2, self.steps, left), delta)
 
-    def published_utility(self, delta: float = 0.05) -> UtilityBound:
-        """Theorem 4 as published, with ``s sqrt(2 log(3 T / self.delta))`` for the noise."""
-        return self._utility(math.sqrt(2 * math.log(3 * self.steps / self.delta)), delta)
+    def published_utility(
+        self, delta: float = 0.05, *, edition: PublishedEdition = "icml2015"
+    ) -> UtilityBound:
+        r"""Theorem 4 as printed, of a release of that edition.
 
-    def _utility(self, deviations: float, delta: float) -> UtilityBound:
+        ``W`` and the Laplace tail, but for probability ``delta`` over the coins, and for the noise
+        of the search ``s sqrt(8 log(1 / self.delta))`` in ``"icml2015"``, and
+        ``sqrt(2 log(2 T / self.delta))``, without ``s``, in ``"workshop2014"``.
+        """
+        check_choice("edition", edition, get_args(PublishedEdition))
+        if edition == "icml2015":
+            gap = observation_gap(self.noise_std, 8, 1, self.delta)
+        else:
+            gap = math.sqrt(2 * math.log(2 * self.steps / self.delta))
+        return replace(self, edition=edition)._utility(gap, delta)
+
+    def _utility(self, noise_gap: float, delta: float) -> UtilityBound:
         return UtilityBound(
             subject="the released maximum differs from the true one",
             noise=laplace_tail(self.scale, delta),
-            model=self.regret + self.noise_std * deviations,
+            model=self.regret + noise_gap,
             probability=max(0.0, 1 - delta - self.delta),
             spread=prior_spread(self.num_choices),
         )

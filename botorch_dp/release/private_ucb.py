@@ -34,6 +34,7 @@ from botorch_dp.privacy import (
     Guarantee,
     PrivacyLedger,
     PrivacyUnit,
+    Receipt,
     Release,
     compose,
     warn_large_delta,
@@ -275,7 +276,7 @@ def run_search(
     indices, values, implausible = zip(*seen, strict=True)
     return SearchDiagnostics(
         indices=indices,
-        values=torch.tensor(values, dtype=torch.double),
+        values=torch.tensor(values, dtype=torch.double, device="cpu"),
         mean=search.gp.mean,
         variance=search.gp.variance,
         implausible=sum(implausible),
@@ -285,7 +286,8 @@ def run_search(
 def _scalar(value: object) -> Tensor:
     """The objective's answer as a scalar tensor in double precision."""
     try:
-        tensor = torch.as_tensor(value).detach().double()
+        device = value.device if isinstance(value, Tensor) else "cpu"
+        tensor = torch.as_tensor(value, device=device).detach().double()
     except (TypeError, ValueError, RuntimeError):
         raise TypeError(
             "`objective` must return a float or a tensor of one element, got "
@@ -330,6 +332,13 @@ class PrivateOptimum:
     def guarantee(self) -> Guarantee:
         """What publishing both promises: the epsilons and deltas add up."""
         return compose(self.choice.guarantee, self.maximum.guarantee)
+
+    def receipt(self, **facts: Any) -> Receipt:
+        """A document that a stranger can check, of ``{"choice": ..., "maximum": ...}``; see
+        :meth:`Receipt.of` for the ``facts``.
+        """
+        value = {"choice": self.choice.value, "maximum": self.maximum.value}
+        return Receipt.of(Release(value, self.guarantee), **facts)
 
 
 class _PrivateOptimizer(ABC):

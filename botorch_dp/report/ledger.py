@@ -8,9 +8,9 @@ from fractions import Fraction
 from html import escape
 from pathlib import Path
 
-from botorch_dp.privacy import LedgerEntry, PrivacyLedger, rounded_down, rounded_up
+from botorch_dp.privacy import LedgerEntry, PrivacyLedger, Receipt, rounded_down, rounded_up
 from botorch_dp.privacy.budget import Compartments, Totals
-from botorch_dp.privacy.ledger import exactly
+from botorch_dp.privacy.rounding import exactly
 from botorch_dp.report.page import (
     BLACK,
     BLUE,
@@ -18,6 +18,7 @@ from botorch_dp.report.page import (
     Page,
     figure,
     hover,
+    receipt_details,
     source,
     table,
 )
@@ -88,8 +89,11 @@ def _page(ledger: PrivacyLedger) -> Page:
                     )
                 )
     said = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in facts)
-    stated = "" if relation is None else str(ledger.guarantee)
-    promise = f"<p>{escape(stated[:1].upper() + stated[1:])}</p>" if stated else ""
+    promise = ""
+    if relation is not None and entries:
+        stated = ledger.guarantee
+        receipt = Receipt.of(stated, ledger=ledger)
+        promise = f"<p>{escape(stated.paragraph())}</p>{receipt_details(receipt)}"
     page.section("What is left", f"<dl>{said}</dl>{promise}")
     if entries:
         compartments = ledger.compartments()

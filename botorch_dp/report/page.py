@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 from botorch_dp import __version__
 from botorch_dp._checks import needs_extra
 from botorch_dp._files import atomic_write
+from botorch_dp.privacy import Receipt
 
 #: A figure of Bokeh, which is loaded on first use: it changes filters of warnings.
 Figure: TypeAlias = Any
@@ -161,6 +162,15 @@ def hover(figure: Figure, renderers: Sequence[Any], *names: str) -> None:
 
     tips = [(name, f"@{{{name}}}") for name in names]
     figure.add_tools(HoverTool(tooltips=tips, renderers=list(renderers), visible=False))
+
+
+def receipt_details(receipt: Receipt) -> str:
+    """A receipt to unfold: the JSON document, which may be copied into a file and verified."""
+    text = json.dumps(receipt.document, indent=1, sort_keys=True)
+    return (
+        "<details><summary>Receipt, which somebody else can check with <code>botorch-dp verify"
+        f"</code></summary><pre>{escape(text)}</pre></details>"
+    )
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]], *, name: str) -> str:

@@ -37,6 +37,7 @@ from botorch_dp.privacy import (
     PrivacyBudget,
     PrivacyLedger,
     PrivacyUnit,
+    Receipt,
     rounded_up,
 )
 from botorch_dp.report.page import (
@@ -48,6 +49,7 @@ from botorch_dp.report.page import (
     figure,
     hover,
     log_ticks,
+    receipt_details,
     shown,
     source,
     table,
@@ -325,10 +327,11 @@ def _price(page: Page, view: StudyView) -> None:
         caption,
         "<details><summary>The two guarantees in full</summary><dl>",
         *(
-            f"<dt>{escape(whose)}</dt><dd>{escape(str(guarantee))}</dd>"
+            f"<dt>{escape(whose)}</dt><dd>{escape(guarantee.paragraph())}</dd>"
             for whose, guarantee in (("training records", training), ("test records", test))
         ),
         "</dl></details>",
+        receipt_details(Receipt.of(training)) if spending is not None and priced else "",
     ]
     if view.charged and spending is None:
         parts.insert(

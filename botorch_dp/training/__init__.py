@@ -12,9 +12,11 @@ What owns what, in the order in which a training passes through:
   compute. An engine reads the parameters and never changes them.
 * ``step_rules``: how the parameters move along a noisy sum, and what of that a checkpoint keeps.
 
-Beside it: ``isolation`` says which models and losses are refused and why, ``randomness`` where
-batches and noise come from, ``records`` what the data may look like, and ``oracles`` makes a
-problem for DPareto of a trainer.
+``untuned`` says which settings a training gets that was given an epsilon and nothing else.
+
+Beside it: ``isolation`` says which models and losses are refused and why, ``single_calls`` how a
+model is called on one record at a time, ``randomness`` where batches and noise come from,
+``records`` what the data may look like, and ``oracles`` makes a problem for DPareto of a trainer.
 """
 
 from botorch_dp.training.canaries import TrainingAuditReport, audit_training
@@ -36,3 +38,4 @@ from botorch_dp.training.output_perturbation import (
 from botorch_dp.training.plan import TrainingPlan, TrainingSettings
 from botorch_dp.training.records import TrainTest
 from botorch_dp.training.trainer import CurvePoint, DPTrainer, Trained, TrainingDiagnostics
+from botorch_dp.training.untuned import SuggestedSettings, suggest_settings

@@ -320,6 +320,6 @@ def _gradient_scores(trainer: DPTrainer, model: nn.Module, first: int, count: in
     """Minus the norm of the gradient of each canary, ``m``."""
     norms = []
     for place in range(first, first + count):
-        parts = trainer.setup.clipped_sum(model, torch.tensor([place]), math.inf)
+        parts = trainer.setup.clipped_sum(model, torch.tensor([place], device="cpu"), math.inf)
         norms.append(torch.stack([part.double().norm() for part in parts]).norm())
     return -torch.stack(norms)

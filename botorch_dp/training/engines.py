@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from botorch_dp.training.networks import Loss
+from botorch_dp.training.networks import Loss, OutputGradient
 from botorch_dp.training.randomness import Randomness
 from botorch_dp.training.records import Records
 
@@ -62,7 +62,7 @@ class Engine(ABC):
 
     #: How many records to compute together where one may be added or removed. A batch is filled up
     #: to whole blocks: larger ones waste more, smaller ones take more calls. A published step takes
-    #: 1.2 to 2.2 times as long as under replace-one (``benchmarks/trainers.py``).
+    #: 1.2 to 2.5 times as long as under replace-one (``benchmarks/trainers.py``).
     BLOCK: ClassVar[int] = 64
 
     #: Numbers that clipping takes for each record of a batch, beside those of plain training.
@@ -81,6 +81,7 @@ class Engine(ABC):
         block: int | None = None,
     ) -> None:
         self._parameters, self._records, self._loss = parameters, records, loss
+        self._output_gradient = OutputGradient(loss)
         self._block = block
         self._precise, self._stability, self._forward_seeds = precise, stability, forward_seeds
         self._type = torch.float64 if precise else parameters.dtype

@@ -25,10 +25,10 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,8 @@ from botorch_dp.privacy import (
     Guarantee,
     NeighboringRelation,
     PrivacyLedger,
+    Receipt,
+    Release,
     gaussian_mu,
     release_through,
     warn_large_delta,
@@ -50,9 +52,10 @@ from botorch_dp.privacy.ledger import check_payment
 from botorch_dp.scores import as_numbers, column, equal_labels, warn_caller
 from botorch_dp.training.networks import cross_entropy_loss, multilayer_perceptron
 from botorch_dp.training.output_perturbation import OutputPerturbedLogisticRegression
-from botorch_dp.training.plan import Clipping, TrainingPlan, make_plan
+from botorch_dp.training.plan import TrainingPlan, make_plan
 from botorch_dp.training.records import TrainTest
 from botorch_dp.training.trainer import DPTrainer
+from botorch_dp.training.untuned import SuggestedSettings, suggest_settings
 
 with needs_extra("sklearn", "`botorch_dp.training.estimators`"):
     from sklearn.base import (
@@ -68,6 +71,9 @@ with needs_extra("sklearn", "`botorch_dp.training.estimators`"):
     from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
 
+#: How far features are from 0 where bounds scale them to between -1 and 1: between those that fill
+#: their bounds evenly (0.58) and those that lie at them (1).
+_FILLED = 0.7
 #: Conditions of everything that is trained here.
 _CHOSEN = (
     "the {what} were chosen without looking at the records",
@@ -172,6 +178,9 @@ class _Private(_Bounded):
     epsilon: float
     delta: float
     unsafe_seed: int | None
+    guarantee_: Guarantee
+    model_: nn.Module
+    weights_: Tensor
     #: What must be said of the records, beside the bounds of the features.
     _stated = "classes"
 
@@ -205,6 +214,20 @@ class _Private(_Bounded):
         _warn_of_fitted_steps(self)
         return features, targets
 
+    def receipt(self, **facts: Any) -> Receipt:
+        """A document that a stranger can check, of what was learnt in the last fit.
+
+        Its digest is that of ``model_``, or of ``weights_`` where there is no model; see
+        :meth:`Receipt.of` for the ``facts``.
+        """
+        check_is_fitted(self)
+        learnt = self.model_ if hasattr(self, "model_") else self.weights_
+        guarantee: Guarantee = self.guarantee_
+        known: dict[str, Any] = {"settings": "fixed beforehand"}
+        if isinstance(self, _Network):
+            known["training"] = self.plan_.parameters(self.n_iter_)
+        return Receipt.of(Release(learnt, guarantee), **{**known, **facts})
+
     def _conditions(self) -> tuple[str, ...]:
         """What rests on the caller."""
         what = {"classes": "labels of the classes", "target_bounds": "bounds of the targets"}
@@ -228,33 +251,76 @@ class _Private(_Bounded):
 
 
 class _Network(_Private):
-    """A network, or a linear model, trained by DP-SGD without a learning rate to choose."""
-
-    _clipping: Clipping = "normalized"
-    #: What the scale-free rule is given beside its defaults.
-    _rule: Mapping[str, float] = MappingProxyType({})
+    """A network, or a linear model, trained by DP-SGD with nothing to choose but epsilon."""
 
     hidden: Sequence[int]
-    epochs: int
-    batch_size: int
+    epochs: int | None
+    batch_size: int | None
 
-    def plan(self, num_records: int) -> TrainingPlan:
-        """What a fit to so many records would do, and its guarantee, at no cost."""
-        check_count("num_records", num_records)
-        return make_plan(
-            self._settings(num_records),
+    def plan(self, num_records: int, num_features: int | None = None) -> TrainingPlan:
+        """What a fit to so many records would do, and its guarantee, at no cost.
+
+        Args:
+            num_records: Training records.
+            num_features: Features of a record; after a fit, or if ``bounds`` are rows, they are
+                known.
+        """
+        return self._plan(num_records, self._width(num_features))
+
+    def _plan(self, num_records: int, num_features: int) -> TrainingPlan:
+        suggested = self._suggested(num_records, num_features)
+        plan = make_plan(
+            self._settings(num_records, suggested),
             num_records=num_records,
             optimizer="scale_free",
-            clipping=self._clipping,
+            clipping="flat",
             sampling="poisson",
             relation=NeighboringRelation.REPLACE_ONE,
             conditions=self._conditions(),
         )
+        for warning in suggested.warnings:
+            warn_caller(warning)
+        return replace(plan, notes=suggested.reasons)
 
-    def _settings(self, num_records: int) -> Any:
-        batch_size = min(check_integer("batch_size", self.batch_size), num_records)
-        settings: dict[str, Any] = {"target_epsilon": self.epsilon, "batch_size": batch_size}
-        return {**settings, **self._rule, "epochs": self.epochs, "delta": self.delta}
+    @property
+    def _outputs_of_one(self) -> int:
+        """Scores of a record."""
+        return 1
+
+    def _width(self, num_features: int | None) -> int:
+        """How many features a record has."""
+        if num_features is not None:
+            return check_count("num_features", num_features)
+        if hasattr(self, "n_features_in_"):
+            return int(self.n_features_in_)
+        try:
+            return max(np.size(bound) for bound in self.bounds)
+        except TypeError:
+            raise ValueError(f"`bounds` is missing: {_FOR_EXAMPLE['bounds']}.") from None
+
+    def _suggested(self, num_records: int, num_features: int) -> SuggestedSettings:
+        """The rule's settings, for features that lie between -1 and 1 by their bounds."""
+        k, hidden = self._outputs_of_one, tuple(self.hidden)
+        widths = (num_features, *hidden, k)
+        return suggest_settings(
+            num_records=num_records,
+            num_features=num_features,
+            epsilon=self.epsilon,
+            delta=self.delta,
+            num_outputs=k,
+            num_parameters=sum((a + 1) * b for a, b in pairwise(widths)),
+            layers=1 + len(hidden),
+            feature_norm=_FILLED * num_features**0.5,
+            regression=self._stated == "target_bounds",
+        )
+
+    def _settings(self, num_records: int, suggested: SuggestedSettings) -> Any:
+        own: dict[str, Any] = {"target_epsilon": self.epsilon, "delta": self.delta}
+        if self.batch_size is not None:
+            own["batch_size"] = min(check_integer("batch_size", self.batch_size), num_records)
+        if self.epochs is not None:
+            own["epochs"] = self.epochs
+        return {**suggested.settings, **own}
 
     def _train(
         self,
@@ -266,7 +332,7 @@ class _Network(_Private):
     ) -> None:
         """Fit; ``targets`` returns them as a tensor, when it is time to read them."""
         n = len(features)
-        plan = self.plan(n)
+        plan = self._plan(n, self.n_features_in_)
         plan.check_publishable()
         factory = partial(multilayer_perceptron, self.n_features_in_, outputs, tuple(self.hidden))
 
@@ -278,10 +344,9 @@ class _Network(_Private):
                 loss,
                 data,
                 optimizer="scale_free",
-                clipping=self._clipping,
                 metric=lambda outputs, targets: 0.0,
             )
-            settings = self._settings(n)
+            settings = self._settings(n, self._suggested(n, self.n_features_in_))
             if self.unsafe_seed is None:
                 trained = trainer.fit(publish=True, on_interrupt="raise", **settings)
             else:
@@ -289,10 +354,11 @@ class _Network(_Private):
             return dict(trained.model.state_dict())
 
         weights = self._release(plan.guarantee, train, ledger)
-        self.model_: nn.Module = factory().eval()
+        with torch.device("cpu"):  # where the features are
+            self.model_ = factory().eval()
         self.model_.load_state_dict(weights)
         self.guarantee_ = plan.guarantee if self.unsafe_seed is None else plan.guarantee.simulated()
-        self.n_iter_ = plan.steps
+        self.n_iter_, self.plan_ = plan.steps, plan
 
     def _outputs(self, X: ArrayLike) -> Tensor:
         check_is_fitted(self)
@@ -317,8 +383,8 @@ class DPClassifier(ClassifierMixin, _Network):
             Public: not read from the data, and required.
         classes: The labels. Public and required as well.
         hidden: Widths of hidden layers; none is a logistic regression.
-        epochs: Passes over the records.
-        batch_size: Expected records in a step.
+        epochs: Passes over the records; by :func:`~.untuned.suggest_settings` if None.
+        batch_size: Expected records in a step; the same.
         unsafe_seed: Simulate with reproducible noise; nothing is promised then.
 
     Attributes:
@@ -328,7 +394,7 @@ class DPClassifier(ClassifierMixin, _Network):
 
     Example:
         >>> classifier = DPClassifier(1.0, bounds=(0.0, 10.0), classes=("no", "yes"))
-        >>> classifier.plan(num_records=2000).epsilon <= 1.0
+        >>> classifier.plan(num_records=2000, num_features=5).epsilon <= 1.0
         True
     """
 
@@ -340,14 +406,20 @@ class DPClassifier(ClassifierMixin, _Network):
         bounds: Any = None,
         classes: Sequence[Any] | None = None,
         hidden: Sequence[int] = (),
-        epochs: int = 20,
-        batch_size: int = 128,
+        epochs: int | None = None,
+        batch_size: int | None = None,
         unsafe_seed: int | None = None,
     ) -> None:
         self.epsilon, self.delta = epsilon, delta
         self.bounds, self.classes = bounds, classes
         self.hidden, self.epochs, self.batch_size = hidden, epochs, batch_size
         self.unsafe_seed = unsafe_seed
+
+    @property
+    def _outputs_of_one(self) -> int:
+        if self.classes is None:
+            raise ValueError(f"`classes` is missing: {_FOR_EXAMPLE['classes']}.")
+        return len(self.classes)
 
     def fit(
         self, X: ArrayLike, y: ArrayLike, *, ledger: PrivacyLedger | None = None
@@ -401,20 +473,17 @@ class DPRegressor(RegressorMixin, _Network):
         target_bounds: ``(low, high)`` of the targets, and of predictions. Public and required as
             well.
         hidden: Widths of hidden layers; none is a linear regression.
-        epochs: Passes over the records.
-        batch_size: Expected records in a step.
+        epochs: Passes over the records; by :func:`~.untuned.suggest_settings` if None.
+        batch_size: Expected records in a step; the same.
         unsafe_seed: Simulate with reproducible noise; nothing is promised then.
 
     Example:
         >>> regressor = DPRegressor(1.0, bounds=(0.0, 10.0), target_bounds=(0.0, 100.0))
-        >>> regressor.plan(num_records=2000).epsilon <= 1.0
+        >>> regressor.plan(num_records=2000, num_features=5).epsilon <= 1.0
         True
     """
 
     _stated = "target_bounds"
-    # Scaled targets ask for weights of about 1, and for steps that shrink with the error.
-    _clipping = "flat"
-    _rule: Mapping[str, float] = MappingProxyType({"clip_norm": 1.0, "learning_rate": 2.0})
 
     def __init__(
         self,
@@ -424,8 +493,8 @@ class DPRegressor(RegressorMixin, _Network):
         bounds: Any = None,
         target_bounds: tuple[float, float] | None = None,
         hidden: Sequence[int] = (),
-        epochs: int = 20,
-        batch_size: int = 128,
+        epochs: int | None = None,
+        batch_size: int | None = None,
         unsafe_seed: int | None = None,
     ) -> None:
         self.epsilon, self.delta = epsilon, delta
@@ -516,7 +585,7 @@ class OutputPerturbedClassifier(ClassifierMixin, _Private):
         if len(self.classes_) != 2:
             raise ValueError(f"`classes` must be two labels, got {len(self.classes_)}.")
         n, width = features.shape
-        empty = torch.zeros(n, width + 1), torch.zeros(n)
+        empty = torch.zeros(n, width + 1, device="cpu"), torch.zeros(n, device="cpu")
         form = OutputPerturbedLogisticRegression(
             TrainTest(*empty, *empty), epochs=self.epochs, delta=self.delta
         )
@@ -565,7 +634,7 @@ class OutputPerturbedClassifier(ClassifierMixin, _Private):
         """Scaled features and a constant, of norm at most 1, ``n x (d + 1)``."""
         scaled = torch.from_numpy(self._scaled(features))
         usable = scaled.isfinite().all(dim=1, keepdim=True)
-        rows = torch.cat([scaled, torch.ones(len(scaled), 1)], dim=1) / scaled.shape[1] ** 0.5
+        rows = torch.cat([scaled, scaled.new_ones(len(scaled), 1)], dim=1) / scaled.shape[1] ** 0.5
         return torch.where(usable, OutputPerturbedLogisticRegression.scaled(rows), 0.0)
 
 

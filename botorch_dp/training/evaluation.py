@@ -14,12 +14,11 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.func import vmap
 
 from botorch_dp.errors import PrivacyError
 from botorch_dp.training.isolation import at_several_weights, batch_sizes, outputs_and_draws
@@ -28,11 +27,13 @@ from botorch_dp.training.plain_layers import with_plain_layers
 from botorch_dp.training.records import (
     Inputs,
     TrainTest,
+    batches_of,
     count,
     each_part,
     parts,
     synthetic_records,
 )
+from botorch_dp.training.single_calls import call_alone, is_tied, vectorizing
 
 #: Records are scored in blocks of this many, the last one filled up with made-up records.
 BLOCK = 256
@@ -111,14 +112,37 @@ def right_of_each(model: nn.Module, X: Inputs, Y: Tensor, *, movable: bool = Fal
         movable: Whether a record may have another place in a neighbouring data set, which is so
             where records are added or removed. Its bits must then not depend on its place either.
     """
-    made = synthetic_records(TrainTest(X, Y, X, Y), BLOCK, torch.Generator().manual_seed(4))
+    return right_in(model, X, Y, batches_of(X, Y), movable=movable)
+
+
+def right_in(
+    model: nn.Module,
+    X: Inputs,
+    Y: Tensor,
+    batches: Iterable[tuple[Inputs, Tensor, Tensor]],
+    *,
+    movable: bool = False,
+) -> Tensor:
+    """:func:`right_of_each` of records that come in batches.
+
+    Args:
+        model: As there.
+        X: For the shapes and types of the inputs.
+        Y: The same of the targets.
+        batches: Inputs, targets, and which records could be read; others are classified wrong.
+        movable: As there.
+    """
+    made = synthetic_records(TrainTest(X, Y), BLOCK, torch.Generator().manual_seed(4))
     calls = _CallsOfOne(model, made.train_X)
     size = BLOCK if calls.are_isolated(movable=movable) else 1
     right = []
-    for start in range(0, len(Y), size):
-        stop = min(len(Y), start + size)
-        outputs = calls.outputs(each_part(lambda part: part[start:stop], X), stop - start, size)  # noqa: B023
-        right.append(is_right(outputs, Y[start:stop]))
+    for inputs, targets, read in batches:
+        for start in range(0, len(targets), size):
+            stop = min(len(targets), start + size)
+            block = each_part(lambda part: part[start:stop], inputs)  # noqa: B023
+            outputs = calls.outputs(block, stop - start, size)
+            found = is_right(outputs, targets[start:stop])
+            right.append(found & read[start:stop].view(-1, *[1] * (found.dim() - 1)))
     return torch.cat(right)
 
 
@@ -134,11 +158,7 @@ class _CallsOfOne:
         self._model = with_plain_layers(copy.deepcopy(model)).eval()
         self._parameters: dict[str, Tensor] = dict(self._model.named_parameters())
         self._buffers = dict(self._model.named_buffers())
-        named = [
-            *self._model.named_parameters(remove_duplicate=False),
-            *self._model.named_buffers(remove_duplicate=False),
-        ]
-        self._tied = len(named) > len({id(tensor) for _, tensor in named})
+        self._tied = is_tied(self._model)
         self._made = made
         self._vectorized = vmap(self._of_one, randomness="different")
         self._shape = self._call(_rows(made, [0])).shape[1:]
@@ -199,23 +219,18 @@ class _CallsOfOne:
         """Outputs of a block, or of a single record.
 
         Gradients are enabled: without them, torch's encoders take a path that cannot be vectorized.
-        The other kernels of attention would be called once for each record.
         """
-        with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():
+        with torch.enable_grad(), vectorizing(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if count(X) > 1:
                 return self._vectorized(X).detach()
             return self._of_one(each_part(lambda part: part[0], X)).unsqueeze(0).detach()
 
     def _of_one(self, x: Inputs) -> Tensor:
-        one = each_part(lambda part: part.unsqueeze(0), x)
-        given = ((), one) if isinstance(one, dict) else ((one,), None)
         # A model may write to its buffers: what it writes is forgotten.
         buffers = {name: value.clone() for name, value in self._buffers.items()}
-        outputs: Tensor = functional_call(
-            self._model, (self._parameters, buffers), *given, tie_weights=self._tied
-        )
-        return outputs.squeeze(0)
+        tensors = self._parameters, buffers
+        return call_alone(self._model, tensors, x, tied=self._tied).squeeze(0)
 
 
 def _bits(rows: Tensor) -> bytes:

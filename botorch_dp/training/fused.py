@@ -30,7 +30,7 @@ from botorch_dp.training.engines import (
     parameter_views,
     trainable,
 )
-from botorch_dp.training.networks import Loss, output_gradient
+from botorch_dp.training.networks import Loss
 from botorch_dp.training.records import Inputs, TrainingRecords, lengths
 
 #: Activations that act on each number alone and have no parameters.
@@ -257,7 +257,7 @@ class FusedEngine(Engine):
                     layer_outputs.append(hidden)
                 else:
                     hidden = layer(hidden)
-        last = output_gradient(self._loss, hidden.flatten(0, 1), targets)
+        last = self._output_gradient(hidden.flatten(0, 1), targets)
         last = last.contiguous().view_as(hidden)
         if alone:
             gradients: Sequence[Tensor] = [last]

@@ -27,20 +27,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vmap
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from botorch_dp.training.contributions import Contribution, Gradients, Products, Rows
-from botorch_dp.training.networks import output_gradient
+from botorch_dp.training.networks import steps_back
 from botorch_dp.training.per_record import PerRecordEngine, numbers_of_gradient
 from botorch_dp.training.plain_layers import State, recur
 from botorch_dp.training.randomness import seeded_torch
 from botorch_dp.training.records import Inputs
+from botorch_dp.training.single_calls import vectorizing
 
 #: The functions for which there is a rule, and the names of their arguments.
 _ARGUMENTS: dict[Any, tuple[str, ...]] = {
     F.linear: ("input", "weight", "bias"),
     F.embedding: ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq"),
 }
+#: Steps back in autograd that look for zeros in the values of all records, and then take another
+#: way: a record with one would move the last digits of all others.
+_LOOKING = {"Prod", "Cumprod"}
+_LOOKS = (
+    "The model multiplies numbers of a record by prod or cumprod, whose gradients torch computes "
+    "in a way that depends on all records. Use engine='per_record'."
+)
 _CHANGED = (
     "The model calls other layers than the first time. Let its computation be the same at each "
     "step, or use engine='per_record'."
@@ -215,6 +222,8 @@ class GhostEngine(PerRecordEngine):
     #: What the model calls, and the parameters that are followed there, from the first batch on.
     _calls: Sequence[_Call] | None = None
     followed: Set[str] = frozenset()
+    #: Whether the way back is known to look at no values.
+    _examined = False
 
     def _found(self, replicate: int, places: Tensor) -> tuple[Sequence[Contribution], Tensor]:
         """See :class:`.per_record.PerRecordEngine`."""
@@ -232,7 +241,7 @@ class GhostEngine(PerRecordEngine):
         def call(x: Inputs) -> Tensor:
             return self._outputs_of_one(followed, frozen, x)
 
-        with seeded_torch(0), torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        with seeded_torch(0), torch.no_grad(), vectorizing():
             vmap(call, randomness="different")(X)
         roles: dict[str | None, set[Any]] = {}
         for each in notes.calls:
@@ -313,8 +322,11 @@ class GhostEngine(PerRecordEngine):
         leaves = [*copies.values(), *probes]
         found: Sequence[Tensor | None] = [None] * len(leaves)
         if outputs.requires_grad:
+            if not self._examined and _LOOKING & steps_back(outputs):
+                raise ValueError(_LOOKS)
+            self._examined = True
             outputs = outputs.flatten(0, 1)
-            slopes = output_gradient(self._loss, outputs, Y)
+            slopes = self._output_gradient(outputs, Y)
             found = torch.autograd.grad(outputs, leaves, slopes, allow_unused=True)
         gradients = [
             torch.zeros_like(leaf) if each is None else each

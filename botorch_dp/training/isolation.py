@@ -24,6 +24,7 @@ from torch.nn.parameter import is_lazy
 from botorch_dp.errors import PrivacyError
 from botorch_dp.training.engines import Batches, Engine, trainable
 from botorch_dp.training.networks import Loss
+from botorch_dp.training.plain_layers import is_constant
 from botorch_dp.training.randomness import Randomness, SeededRandomness, seeded_torch
 from botorch_dp.training.records import (
     Inputs,
@@ -72,6 +73,19 @@ def check_model(model: object, data: TrainTest) -> None:
                 "the first records that it sees. Give its sizes, for instance nn.Linear(20, 5) "
                 "in place of nn.LazyLinear(5)."
             )
+        if getattr(module, "gradient_checkpointing", False):
+            raise ValueError(
+                f"{type(module).__name__} computes its activations a second time in the backward "
+                "pass (gradient checkpointing), which torch.func.vmap cannot do. Turn it off with "
+                "model.gradient_checkpointing_disable(); large batches are taken in parts anyway."
+            )
+    for name, value in (*model.named_parameters(), *model.named_buffers()):
+        if value.dtype in (torch.bfloat16, torch.float16):
+            raise TypeError(
+                f"{name} is of type {value.dtype}, whose rounding is coarser than the clipping of "
+                "single records allows: all weights must be float32 or float64, frozen ones too. "
+                "Let the factory return model.float(), or load it with dtype=torch.float32."
+            )
     parameters = trainable(model)
     if not parameters:
         raise ValueError("The model has no trainable parameter; nothing is left to train.")
@@ -102,13 +116,16 @@ def examine(model: nn.Module, loss: Loss, data: TrainTest) -> Traits:
         ValueError: If the loss returns neither one number per record nor their mean.
     """
     for module in model.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and not is_constant(module):
             channels = module.num_features
             groups = next(size for size in (32, 16, 8, 4, 2, 1) if channels % size == 0)
             raise PrivacyError(
                 f"{type(module).__name__}({channels}) mixes the records of a batch: each is "
                 "normalized by a mean over all. Replace it by "
-                f"nn.GroupNorm({min(groups, channels)}, {channels})."
+                f"nn.GroupNorm({min(groups, channels)}, {channels}). Or freeze it, if its running "
+                "statistics come from public data: let the factory return the layer in evaluation "
+                "mode (layer.eval()), as a nn.BatchNorm1d, 2d or 3d with track_running_stats. It "
+                "then stays as it is."
             )
     generator = torch.Generator().manual_seed(0)
     _check_no_memory(model, data, generator)
@@ -165,7 +182,8 @@ def check_contributions(
                 raise ValueError(
                     "The gradients of single records cannot be computed together: torch.func.vmap "
                     f"refuses the model or its loss ({error}). Write it without values that decide "
-                    "what is computed (if, item, nonzero), and with layers that vmap knows."
+                    "what is computed (if, item, nonzero), without torch.utils.checkpoint, and "
+                    "with layers that vmap knows."
                 ) from error
             return found.double()
 
@@ -307,7 +325,8 @@ def at_several_weights(model: nn.Module) -> Iterator[nn.Module]:
     for _ in range(2):
         moved = copy.deepcopy(model)
         for parameter in trainable(moved):
-            draws = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+            shape = parameter.shape
+            draws = torch.randn(shape, generator=generator, dtype=parameter.dtype, device="cpu")
             inputs = max(1, parameter[0].numel()) if parameter.dim() > 1 else 1
             parameter.data.copy_(draws.div_(inputs**0.5))
         yield moved
@@ -317,8 +336,9 @@ def _without_dropout(model: nn.Module) -> nn.Module:
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0
-        elif isinstance(getattr(module, "dropout", None), float):
-            module.dropout = 0.0  # type: ignore[assignment]
+        for name, value in vars(module).items():
+            if isinstance(value, float) and "dropout" in name:  # attention_dropout and the like
+                setattr(module, name, 0.0)
     return model
 
 

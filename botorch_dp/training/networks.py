@@ -181,30 +181,110 @@ def _cross_entropy_gradient(outputs: Tensor, targets: Tensor) -> Tensor:
     )
 
 
+def _entropy_of_one(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs.sigmoid() - targets).div_(outputs[:1].numel())
+
+
+def _square_of_one(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs - targets).mul_(2 / outputs[:1].numel())
+
+
 #: Gradients with respect to the outputs, ``b x k`` or ``b``. For a linear model, building and
 #: walking autograd's graph would take longer than everything else in a step.
 OUTPUT_GRADIENTS: dict[Loss, Callable[[Tensor, Tensor], Tensor]] = {
     logistic_loss: _logistic_gradient,
     hinge_loss: _hinge_gradient,
     cross_entropy_loss: _cross_entropy_gradient,
+    F.binary_cross_entropy_with_logits: _entropy_of_one,
+    F.mse_loss: _square_of_one,
 }
+
+#: Losses of torch, of one record the mean over its outputs. Their gradients are known for targets
+#: of the shape and type of the outputs; others may be broadcast or refused by the loss itself.
+_OF_TORCH = {F.binary_cross_entropy_with_logits, F.mse_loss}
 
 
 def known_gradient(loss: Loss) -> Callable[[Tensor, Tensor], Tensor] | None:
-    """The gradient of a loss of this module; None for other losses."""
+    """The gradient of a loss of this module, or of two of torch; None for other losses."""
     return OUTPUT_GRADIENTS.get(loss) if isinstance(loss, Hashable) else None
 
 
-def output_gradient(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
+def takes_labels(loss: Loss) -> bool:
+    """Whether a loss is known to take labels, whatever the type of its targets."""
+    return known_gradient(loss) is not None and loss is not F.mse_loss
+
+
+#: Steps back in autograd whose kernels compute the same way whatever the values are. That of a
+#: product over a dimension, for one, looks for zeros in all records and then takes another way.
+_NAMES = (
+    "Abs AccumulateGrad Add Amax Amin BinaryCrossEntropy Clamp ClampMax ClampMin Clone Div Elu "
+    "Erf Exp Expand Expm1 Gather Gelu HuberLoss LeakyRelu LinalgVectorNorm Log Log1P LogSigmoid "
+    "LogSoftmax Logaddexp Logsumexp MaskedFill Maximum Mean Minimum MseLoss Mul Neg NllLoss "
+    "Permute Pow Reciprocal Relu Rsqrt Rsub Select Sigmoid Silu SmoothL1Loss Softmax Softplus "
+    "Sqrt Squeeze Sub Sum Tanh ToCopy Transpose UnsafeView Unsqueeze View Where"
+)
+_WITHOUT_DECISIONS = set(_NAMES.split())
+
+
+class OutputGradient:
     """The gradients of the records' own losses with respect to their outputs, ``b x ...``.
 
-    A loss without a known gradient is called on one record at a time, so that it cannot mix them.
+    A loss without a known gradient is called on one record at a time, vectorized, so that it cannot
+    mix them. The way back is then one pass of autograd for all records, if none of its steps looks
+    at values: one record's could otherwise decide how those of others are computed. If one does,
+    each record has a way back of its own, vectorized as well, which takes about twice as long.
+    Which of the two it is follows from the code of the loss and from no value.
+
+    Args:
+        loss: Takes the outputs and targets of a batch of one, or has a known gradient.
     """
-    known = known_gradient(loss)
-    if known is not None:
-        return known(outputs.detach(), targets)
 
-    def loss_of_one(output: Tensor, target: Tensor) -> Tensor:
-        return loss(output.unsqueeze(0), target.unsqueeze(0)).sum()
+    def __init__(self, loss: Loss) -> None:
+        self._loss, self._known = loss, known_gradient(loss)
+        self._losses = vmap(loss, randomness="different")
+        self._together: bool | None = None
 
-    return vmap(grad(loss_of_one), randomness="different")(outputs.detach(), targets)
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Outputs ``b x ...`` and targets ``b x ...``; neither is changed."""
+        outputs = outputs.detach()
+        alike = outputs.shape == targets.shape and outputs.dtype == targets.dtype
+        if self._known is not None and (alike or self._loss not in _OF_TORCH):
+            return self._known(outputs, targets)
+        X, Y = outputs.unsqueeze(1), targets.unsqueeze(1)  # batches of one
+        found = None if self._together is False else self._gradients(X.requires_grad_(), Y)
+        if found is None:
+            found = vmap(grad(self._sum), randomness="different")(X.detach(), Y)
+        return found.squeeze(1)
+
+    def _sum(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self._loss(outputs, targets).sum()
+
+    def _gradients(self, X: Tensor, Y: Tensor) -> Tensor | None:
+        """One way back for all records; None if the loss turns out not to allow that."""
+        with torch.enable_grad():
+            try:
+                values = self._losses(X, Y)
+            except RuntimeError:
+                if self._together:
+                    raise
+                self._together = False  # it may take gradients itself, which needs the other way
+                return None
+            if self._together is None:
+                self._together = steps_back(values) <= _WITHOUT_DECISIONS
+            if not self._together:
+                return None
+            if not values.requires_grad:
+                return torch.zeros_like(X)
+            return torch.autograd.grad(values.sum(), X)[0]
+
+
+def steps_back(values: Tensor) -> set[str]:
+    """The names of all steps on autograd's way back from these values."""
+    ahead, seen = [values.grad_fn], set()
+    while ahead:
+        step = ahead.pop()
+        if step is not None and step not in seen:
+            seen.add(step)
+            ahead += [before for before, _ in step.next_functions]
+    names = (step.name().rpartition("::")[2] for step in seen)
+    return {name.rstrip("0123456789").removesuffix("Backward") for name in names}

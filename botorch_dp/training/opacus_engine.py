@@ -23,9 +23,12 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from botorch_dp.training.contributions import Contribution, Gradients
-from botorch_dp.training.networks import output_gradient
 from botorch_dp.training.per_record import PerRecordEngine
-from botorch_dp.training.plain_layers import Embedding, without_token_errors
+from botorch_dp.training.plain_layers import (
+    Embedding,
+    with_constant_normalization,
+    without_token_errors,
+)
 from botorch_dp.training.records import Inputs, call
 
 
@@ -36,11 +39,7 @@ class OpacusEngine(PerRecordEngine):
     """
 
     def _prepared(self, model: nn.Module) -> nn.Module:
-        # Opacus finds rules by the exact type of a layer.
-        GradSampleModule.GRAD_SAMPLERS.setdefault(Embedding, _of_table)
-        return GradSampleModule(
-            without_token_errors(model).train(), loss_reduction="sum", strict=False
-        )
+        return with_hooks(model, loss_reduction="sum")
 
     def _contributions(
         self, values: dict[str, Tensor], frozen: dict[str, Tensor], X: Inputs, Y: Tensor
@@ -57,11 +56,25 @@ class OpacusEngine(PerRecordEngine):
             warnings.filterwarnings("ignore", message="Full backward hook is firing")
             outputs = call(self._model, X)
             if outputs.requires_grad:
-                outputs.backward(output_gradient(self._loss, outputs, Y))
-        return [Gradients(_rows(parameter, len(Y)), self._type) for parameter in trained]
+                outputs.backward(self._output_gradient(outputs, Y))
+        return [Gradients(rows_of(parameter, len(Y)), self._type) for parameter in trained]
 
 
-def _rows(parameter: Any, size: int) -> Tensor:
+def with_hooks(model: nn.Module, *, loss_reduction: str) -> GradSampleModule:
+    """The model, in training mode and with the hooks of Opacus, changed in place.
+
+    Args:
+        model: A model without them.
+        loss_reduction: Whether gradients are of the ``"sum"`` of a batch's losses or their
+            ``"mean"``.
+    """
+    # Opacus finds rules by the exact type of a layer.
+    GradSampleModule.GRAD_SAMPLERS.setdefault(Embedding, _of_table)
+    model = with_constant_normalization(without_token_errors(model)).train()
+    return GradSampleModule(model, loss_reduction=loss_reduction, strict=False)
+
+
+def rows_of(parameter: Any, size: int) -> Tensor:
     """One gradient for each record of a batch; zeros where the parameter was not used."""
     rows = parameter.grad_sample
     if rows is None:
@@ -97,7 +110,8 @@ def why_not_opacus(model: nn.Module, X: Inputs) -> str | None:
                 f"{name} pads in mode {layer.padding_mode!r}, and Opacus's rule for convolutions "
                 "pads with zeros"
             )
-        if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.padding_idx is not None:
+        padded = isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.padding_idx is not None
+        if padded and layer.weight.requires_grad:
             return f"{name} has a padding_idx, whose row Opacus trains like any other"
         if isinstance(layer, nn.Embedding) and (layer.max_norm or layer.scale_grad_by_freq):
             return f"{name} changes its table or its gradients by what is in a batch"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +18,8 @@ from botorch_dp.privacy import (
     Guarantee,
     PrivacyLedger,
     PrivacyUnit,
+    Receipt,
+    Release,
     gaussian_guarantee,
     gaussian_mechanism,
     release_through,
@@ -57,6 +60,10 @@ class PerturbedModel:
     def epsilon(self) -> float:
         """The cost at ``delta``, had the noise been real."""
         return self.guarantee.nominal.epsilon(self.delta)
+
+    def receipt(self, **facts: Any) -> Receipt:
+        """A document that a stranger can check; see :meth:`Receipt.of` for the ``facts``."""
+        return Receipt.of(Release(self.model, self.guarantee), **facts)
 
     def __repr__(self) -> str:
         return f"PerturbedModel(guarantee: {self.guarantee})"
@@ -267,13 +274,13 @@ class OutputPerturbedLogisticRegression:
         orders = torch.stack(
             [torch.from_numpy(np.random.default_rng([s, 0]).permutation(n)) for s in seeds]
         ).to(signed.device)  # B x n
-        strength = torch.tensor(regularizations, dtype=torch.double)
+        strength = torch.tensor(regularizations, dtype=torch.double, device="cpu")
         W = signed.new_zeros(len(seeds), d)
         chunk = max(1, min(n, _CHUNK // (len(seeds) * d)))
         starts = [(epoch, start) for epoch in range(self.epochs) for start in range(0, n, chunk)]
         for epoch, start in ProgressBar(starts, desc="Projected SGD", disable=not progress):
             stop = min(n, start + chunk)
-            t = torch.arange(start + 1, stop + 1, dtype=torch.double) + epoch * n
+            t = torch.arange(start + 1, stop + 1, dtype=torch.double, device="cpu") + epoch * n
             step = torch.minimum(1 / (1 + strength), 1 / (strength * t.unsqueeze(-1)))  # c x B
             decay = (1 - step * strength).unsqueeze(-1).to(signed)  # c x B x 1
             step = step.neg().unsqueeze(-1).to(signed)

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.func import grad, vmap
 
 from botorch_dp.training.contributions import Contribution, Gradients, add_clipped
 from botorch_dp.training.engines import Batches, ClippedSums, Engine, parameter_views
@@ -26,6 +25,7 @@ from botorch_dp.training.networks import Loss
 from botorch_dp.training.plain_layers import with_plain_layers
 from botorch_dp.training.randomness import seeded_torch
 from botorch_dp.training.records import Inputs, Records, each_part
+from botorch_dp.training.single_calls import call_alone, is_tied, vectorizing
 
 #: Batches are processed in parts for which clipping takes at most so many numbers.
 MAX_GRADIENT_NUMBERS = 2**27
@@ -61,11 +61,7 @@ class PerRecordEngine(Engine):
         )
         self.record_numbers = sum(numbers_of_gradient(rows[0]) for rows in self._trained)
         self._model = self._prepared(copy.deepcopy(models[0]))
-        named = [
-            *self._model.named_parameters(remove_duplicate=False),
-            *self._model.named_buffers(remove_duplicate=False),
-        ]
-        self._tied = len(named) > len({id(tensor) for _, tensor in named})
+        self._tied = is_tied(self._model)
         self._names = [name for name, p in models[0].named_parameters() if p.requires_grad]
         self._frozen = [
             {
@@ -111,16 +107,15 @@ class PerRecordEngine(Engine):
 
     def _found(self, replicate: int, places: Tensor) -> tuple[Sequence[Contribution], Tensor]:
         """What each record of a block adds to each parameter, and which records count."""
-        X, Y, usable = self._records.take(places)
+        seed = None
+        seeded: AbstractContextManager[None] = nullcontext()
+        if self._forward_seeds is not None:
+            seed = self._forward_seeds[replicate].torch_seed()
+            seeded = seeded_torch(seed)
+        X, Y, usable = self._records.take(places, seed)
         X, Y = each_part(self._filled_up, X), self._filled_up(Y)
         values, frozen = self._values(replicate)
-        seeded = (
-            nullcontext()
-            if self._forward_seeds is None
-            else seeded_torch(self._forward_seeds[replicate].torch_seed())
-        )
-        # The other kernels of attention would be called once for each record.
-        with seeded, torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+        with seeded, torch.enable_grad(), vectorizing():
             return self._contributions(values, frozen, X, Y), self._filled_up(usable)
 
     def _values(self, replicate: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -146,9 +141,4 @@ class PerRecordEngine(Engine):
     def _outputs_of_one(
         self, values: dict[str, Tensor], frozen: dict[str, Tensor], x: Inputs
     ) -> Tensor:
-        one = each_part(lambda part: part.unsqueeze(0), x)
-        given = ((), one) if isinstance(one, dict) else ((one,), None)
-        outputs: Tensor = functional_call(
-            self._model, (values, frozen), *given, tie_weights=self._tied
-        )
-        return outputs
+        return call_alone(self._model, (values, frozen), x, tied=self._tied)

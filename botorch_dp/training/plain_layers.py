@@ -232,6 +232,46 @@ def _with_cells(kind: type[Any]) -> type[Any]:
     return type(kind.__name__, (_Cells, kind), {})
 
 
+class _Constant(nn.modules.batchnorm._BatchNorm):
+    """Batch normalization by the running statistics, which it can read and not write."""
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        pass
+
+    def forward(self, input: Tensor) -> Tensor:
+        """As of ``nn.BatchNorm2d`` in evaluation mode, in whatever mode this is."""
+        assert self.running_mean is not None and self.running_var is not None
+        scale, shift = (self.running_var + self.eps).rsqrt(), self.running_mean
+        if self.affine:
+            scale = scale * self.weight
+        shape = (1, -1, *[1] * (input.dim() - 2))
+        outputs = (input - shift.view(shape)) * scale.view(shape)
+        return outputs + self.bias.view(shape) if self.affine else outputs
+
+
+_NORMALIZATIONS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+def is_constant(module: nn.Module) -> bool:
+    """Whether a layer is batch normalization that takes no statistics of a batch."""
+    return type(module) in _NORMALIZATIONS and not module.training and _has_statistics(module)
+
+
+def _has_statistics(module: nn.Module) -> bool:
+    return isinstance(getattr(module, "running_mean", None), Tensor) and isinstance(
+        getattr(module, "running_var", None), Tensor
+    )
+
+
+def in_training(model: nn.Module) -> nn.Module:
+    """The model in training mode, but for batch normalization that was in evaluation mode."""
+    constant = [module for module in model.modules() if is_constant(module)]
+    model.train()
+    for module in constant:
+        module.training = False
+    return model
+
+
 _PLAIN: dict[type[nn.Module], type[nn.Module]] = {
     nn.MultiheadAttention: _Attention,
     nn.LSTM: _LSTM,
@@ -251,10 +291,18 @@ def without_token_errors(model: nn.Module) -> nn.Module:
     return model
 
 
+def with_constant_normalization(model: nn.Module) -> nn.Module:
+    """The model, changed in place so that batch normalization cannot update its statistics."""
+    for module in model.modules():
+        if type(module) in _NORMALIZATIONS and _has_statistics(module):
+            module.__class__ = _Constant
+    return model
+
+
 def with_plain_layers(model: nn.Module) -> nn.Module:
     """The model, changed in place: its layers are those of this module wherever there is one."""
     opacus = sys.modules.get("opacus.layers")  # who does not import it has none of its layers
-    for module in model.modules():
+    for module in with_constant_normalization(model).modules():
         if type(module) in _PLAIN:
             module.__class__ = _PLAIN[type(module)]
         elif opacus and type(module) in (opacus.DPLSTM, opacus.DPGRU, opacus.DPRNN):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, Required, TypedDict, get_args
+from typing import Any, Literal, TypedDict, get_args
 
 from torch import Tensor
 
@@ -20,19 +20,20 @@ from botorch_dp._checks import (
     check_integer,
     check_nonnegative,
     check_positive,
+    refuse_unknown,
 )
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import (
+    DPSGD,
     Guarantee,
     NeighboringRelation,
     PrivacyLoss,
     PrivacyUnit,
-    dp_sgd_loss,
     dp_sgd_noise_multiplier,
     rounded_up,
 )
 from botorch_dp.privacy.accounting import Sampling
-from botorch_dp.training.other_names import refuse_unknown
+from botorch_dp.training.other_names import NO_NEED
 from botorch_dp.training.randomness import Randomness
 
 Clipping = Literal["flat", "normalized"]
@@ -58,8 +59,6 @@ OPTIMIZERS = {
 STABILITY = 0.01
 #: Where epsilon is evaluated unless given.
 DELTA = 1e-5
-#: How far scale-free steps may carry the weights; see :class:`.step_rules.ScaleFree`.
-DISTANCE = 20.0
 #: Batches drawn in one call; a run needs a few at a time.
 _MOST_BATCHES = 10_000
 _BATCHES = {
@@ -91,7 +90,7 @@ class TrainingSettings(TypedDict, total=False):
 
     Args:
         learning_rate: Step size; with ``optimizer="scale_free"`` the distance that the weights may
-            go, 20 unless given.
+            go, by the rule of :func:`~.untuned.suggest_settings` unless given.
         clip_norm: Largest l2 norm of one record's gradient, ``L``; with ``clipping="normalized"``
             the norm that all gradients are brought to, 1 unless given.
         noise_multiplier: Standard deviation of the noise on the sum of clipped gradients over
@@ -101,15 +100,18 @@ class TrainingSettings(TypedDict, total=False):
         batch_size: Number of records in a batch (expected, for Poisson sampling), ``m``.
         epochs: The run takes ``epochs * (n // m)`` steps.
         delta: Where epsilon is evaluated, 1e-5 unless given; charged to a ledger.
+        feature_norm: Root mean square norm of a record's features, public, for the rule that
+            chooses what is left out; see :func:`~.untuned.suggest_settings`.
     """
 
     learning_rate: float
     clip_norm: float
     noise_multiplier: float
     target_epsilon: float
-    batch_size: Required[int]
-    epochs: Required[int]
+    batch_size: int
+    epochs: int
     delta: float
+    feature_norm: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +140,7 @@ class TrainingPlan:
         conditions: What else the guarantee rests on, in sentences.
         memory: What clipping takes at most beside the memory of plain training, in bytes; an
             estimate, 0 if unknown.
+        notes: What else there is to know, and why settings that were left out are what they are.
 
     Example:
         >>> plan = trainer.plan(  # a DPTrainer of 1,000 records
@@ -160,6 +163,7 @@ class TrainingPlan:
     delta: float = DELTA
     conditions: tuple[str, ...] = ()
     memory: int = 0
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         noise_multiplier = check_nonnegative("noise_multiplier", self.noise_multiplier)
@@ -245,9 +249,9 @@ class TrainingPlan:
             return randomness.choose_each(n, m / n, count)
         return [randomness.choose(n, m) for _ in range(count)]
 
-    def privacy_loss(self, steps: int) -> PrivacyLoss:
-        """What the first steps may reveal."""
-        return dp_sgd_loss(
+    def dp_sgd(self, steps: int) -> DPSGD:
+        """What the first steps are, as far as their privacy goes."""
+        return DPSGD(
             noise_multiplier=self.noise_multiplier,
             batch_size=self.batch_size,
             num_records=self.num_records,
@@ -255,6 +259,10 @@ class TrainingPlan:
             sampling=self.sampling,
             relation=self.relation,
         )
+
+    def privacy_loss(self, steps: int) -> PrivacyLoss:
+        """What the first steps may reveal."""
+        return self.dp_sgd(steps).loss()
 
     def guarantee_after(self, steps: int) -> Guarantee:
         """What the first steps of a run promise."""
@@ -322,13 +330,19 @@ class TrainingPlan:
             "record at random would meet such a delta."
             if self.delta >= 1 / n
             else "",
+            *self.notes,
         ]
         return "\n".join(line for line in lines if line)
+
+    def parameters(self, steps: int) -> dict[str, Any]:
+        """What a receipt says of a training of so many steps; JSON-ready and public."""
+        plain = self.to_dict()
+        return {"steps": steps, **{k: plain[k] for k in plain if k not in ("conditions", "delta")}}
 
     def to_dict(self) -> dict[str, Any]:
         """What a run depends on, JSON-ready."""
         plain = {**asdict(self), "conditions": list(self.conditions)}
-        del plain["memory"]
+        del plain["memory"], plain["notes"]
         return {**plain, "relation": self.relation.name}
 
 
@@ -348,12 +362,12 @@ def make_plan(settings: TrainingSettings, **fixed: Any) -> TrainingPlan:
         fixed: The arguments of :class:`TrainingPlan` that are no settings.
     """
     chosen: dict[str, Any] = dict(settings)
-    if fixed.get("optimizer") == "scale_free":
-        chosen.setdefault("learning_rate", DISTANCE)
     if fixed.get("clipping") == "normalized":
         chosen.setdefault("clip_norm", 1.0)
     target = chosen.pop("target_epsilon", None)
-    refuse_unknown(chosen, TrainingSettings.__annotations__, "A training")
+    if "feature_norm" in chosen:
+        check_positive("feature_norm", chosen.pop("feature_norm"))
+    refuse_unknown(chosen, TrainingSettings.__annotations__, "A training", NO_NEED)
     missing = [name for name in _NEEDED if name not in chosen]
     if missing:
         raise TypeError(f"Give `{missing[0]}`: a training needs it.")

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 import os
+import random
 import secrets
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -71,6 +72,32 @@ def seeded_torch(seed: int) -> Iterator[None]:
         if devices:
             torch.cuda.manual_seed_all(seed)
         yield
+
+
+@contextmanager
+def seeded_everywhere(seed: int) -> Iterator[Callable[[int], None]]:
+    """Torch, NumPy's global generator and Python's under seeds; all are left as they were.
+
+    Args:
+        seed: A non-negative integer.
+
+    Yields:
+        What seeds all of them by ``seed`` and a number.
+    """
+
+    def reseed(number: int) -> None:
+        words = np.random.SeedSequence(seed, spawn_key=(number,)).generate_state(2)
+        torch.default_generator.manual_seed(int(words[0]))
+        np.random.seed(words)
+        random.seed(int(words[1]))
+
+    with seeded_torch(seed):
+        of_numpy, of_python = np.random.get_state(), random.getstate()
+        try:
+            yield reseed
+        finally:
+            np.random.set_state(of_numpy)
+            random.setstate(of_python)
 
 
 class Randomness(Protocol):
@@ -242,7 +269,7 @@ class SystemRandomness:
             # Taken out before it is used, in one step: two threads never hold the same draws.
             made_for, noise = self._spare.pop()
         except IndexError:
-            made_for, noise = None, torch.empty(0, dtype=torch.float64)
+            made_for, noise = None, torch.empty(0, dtype=torch.float64, device="cpu")
         if noise.numel() < size or made_for != (_ThisProcess.mark, cells):
             made_for, noise = (
                 (_ThisProcess.mark, cells),

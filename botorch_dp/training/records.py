@@ -7,15 +7,19 @@ batches but its gradient counts as zero.
 
 from __future__ import annotations
 
+import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, partial
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from botorch_dp.errors import PrivacyError
+from botorch_dp.training.randomness import seeded_everywhere
 
 #: One tensor, ``n x ...``; or several by name, which a model takes as keyword arguments.
 Inputs = Tensor | dict[str, Tensor]
@@ -46,7 +50,12 @@ def count(X: Inputs) -> int:
 
 def call(model: nn.Module, X: Inputs) -> Any:
     """What a model makes of its inputs."""
-    return model(**X) if isinstance(X, dict) else model(X)
+    return outputs_of(model(**X) if isinstance(X, dict) else model(X))
+
+
+def outputs_of(found: Any) -> Any:
+    """The outputs of a model: what it returns, or the ``logits`` among it (Hugging Face)."""
+    return getattr(found, "logits", found)
 
 
 def lengths(vectors: Tensor) -> Tensor:
@@ -63,20 +72,20 @@ def lengths(vectors: Tensor) -> Tensor:
 
 
 class TrainTest(NamedTuple):
-    """Tensors to train on and to test on.
+    """Tensors to train on and to test on; without test records, no accuracy is measured.
 
     Args:
         train_X: Inputs, ``n x ...``, one record in each row; or several of them by name, such as
             tokens and their mask, with which the model is called as ``model(**inputs)``.
         train_Y: Targets, ``n`` or ``n x ...``.
-        test_X: Inputs of the test records.
-        test_Y: Targets of the test records.
+        test_X: Inputs of the test records; None without.
+        test_Y: Targets of the test records; None without.
     """
 
     train_X: Any  # noqa: N815
     train_Y: Tensor  # noqa: N815
-    test_X: Any  # noqa: N815
-    test_Y: Tensor  # noqa: N815
+    test_X: Any = None  # noqa: N815
+    test_Y: Any = None  # noqa: N815
 
     def __repr__(self) -> str:
         shapes = ", ".join(
@@ -87,6 +96,7 @@ class TrainTest(NamedTuple):
                 else type(value).__name__
             )
             for name, values in zip(self._fields, self, strict=True)
+            if values is not None
             for part, value in parts(values).items()
         )
         return f"TrainTest({shapes})"
@@ -98,8 +108,14 @@ class Records(Protocol):
     def __len__(self) -> int:
         """How many there are."""
 
-    def take(self, places: Tensor) -> tuple[Inputs, Tensor, Tensor]:
-        """Inputs and targets, all finite, and whether each record's gradient counts, ``m``."""
+    def take(self, places: Tensor, seed: int | None = None) -> tuple[Inputs, Tensor, Tensor]:
+        """Inputs and targets, all finite, and whether each record's gradient counts, ``m``.
+
+        Args:
+            places: Of the records.
+            seed: For data sets that draw random numbers when they are read. Without one, each
+                record is read under the same random numbers, whatever its place.
+        """
 
     @property
     def unusable(self) -> int:
@@ -123,7 +139,7 @@ class TrainingRecords:
     def __len__(self) -> int:
         return len(self._raw_Y)
 
-    def take(self, places: Tensor) -> tuple[Inputs, Tensor, Tensor]:
+    def take(self, places: Tensor, seed: int | None = None) -> tuple[Inputs, Tensor, Tensor]:
         """See :class:`Records`."""
         X = each_part(lambda part: part.index_select(0, places), self.X)
         return X, self.Y.index_select(0, places), self.usable.index_select(0, places)
@@ -167,15 +183,23 @@ class DatasetRecords:
     A record whose reading fails, or whose form is not the one that was stated, is unusable, like
     one that is not finite: what one record does must not be seen. No record is read for the form.
 
+    Each record is read under a seed of its own for the random numbers of torch, NumPy and Python,
+    which are left as they were: how often one record draws changes no other one, and a data set
+    that augments its records gives the same ones again under the same seed.
+
     Args:
-        dataset: Has a length, and gives ``(inputs, target)`` for a place.
-        like: A public or made-up ``(inputs, target)``: names, shapes and types of every record.
+        dataset: Has a length, and gives for a place ``(inputs, target)``, or a mapping with inputs
+            by name and ``labels``.
+        like: A public or made-up record: names, shapes and types of every one. Other names than
+            these are left out.
         num_classes: As for :class:`TrainingRecords`.
     """
 
-    def __init__(self, dataset: Any, like: tuple[Any, Any], num_classes: int | None = None) -> None:
+    def __init__(self, dataset: Any, like: Any, num_classes: int | None = None) -> None:
         self.dataset, self.num_classes = dataset, num_classes
-        self._X, self._Y = _as_record(*like)
+        x, _ = split(like)
+        self._names = list(x) if isinstance(x, Mapping) else None
+        self._X, self._Y = self._as_record(like)
         self._bad: set[int] = set()
 
     def __len__(self) -> int:
@@ -193,11 +217,16 @@ class DatasetRecords:
         """Inputs and targets of the example, for their shapes and types."""
         return each_part(lambda part: part.unsqueeze(0), self._X), self._Y.unsqueeze(0)
 
-    def take(self, places: Tensor) -> tuple[Inputs, Tensor, Tensor]:
+    def take(self, places: Tensor, seed: int | None = None) -> tuple[Inputs, Tensor, Tensor]:
         """See :class:`Records`."""
-        with warnings.catch_warnings():  # of one record
+        with warnings.catch_warnings(), seeded_everywhere(seed or 0) as reseed:  # of one record
             warnings.simplefilter("ignore")
-            read = [self._read(place) for place in places.tolist()]
+            read = []
+            for place in places.tolist():
+                # A place tells how many records come before: what is the same each time must not
+                # depend on it.
+                reseed(0 if seed is None else place)
+                read.append(self._read(place))
         Y = torch.stack([y for _, y, _ in read]) if read else self._Y.new_zeros(0, *self._Y.shape)
         columns = {
             name: torch.stack([parts(x)[name] for x, _, _ in read])
@@ -207,34 +236,45 @@ class DatasetRecords:
         }
         X: Inputs = columns if isinstance(self._X, dict) else columns[""]
         usable = _usable(X, Y, self.num_classes)
-        usable &= torch.tensor([whole for _, _, whole in read], dtype=torch.bool).to(usable.device)
+        usable &= torch.tensor(
+            [whole for _, _, whole in read], dtype=torch.bool, device=usable.device
+        )
         self._bad.update(places[~usable.to(places.device)].tolist())
         return each_part(lambda part: _zeroed(part, usable), X), _zeroed(Y, usable), usable
 
-    def batches(self) -> Iterator[tuple[Inputs, Tensor]]:
-        """All records in order, as they are."""
+    def batches(self) -> Iterator[tuple[Inputs, Tensor, Tensor]]:
+        """All records in order, as they are, and which of them could be read."""
         for start in range(0, len(self), _EVALUATION_BATCH):
             stop = min(len(self), start + _EVALUATION_BATCH)
-            X, Y, _ = self.take(torch.arange(start, stop))
-            yield X, Y
+            yield self.take(torch.arange(start, stop, device=self._Y.device))
 
     def _read(self, place: int) -> tuple[Inputs, Tensor, bool]:
         try:
-            x, y = _as_record(*self.dataset[place])
+            x, y = self._as_record(self.dataset[place])
             if _form_of(x, y) == _form_of(self._X, self._Y):
                 return x, y, True
         except Exception:
             pass  # whatever it was, one record's error must not be seen
         return each_part(torch.zeros_like, self._X), torch.zeros_like(self._Y), False
 
+    def _as_record(self, record: Any) -> tuple[Inputs, Tensor]:
+        """A copy: a data set that reads into the same memory each time would make records one."""
 
-def _as_record(x: Any, y: Any) -> tuple[Inputs, Tensor]:
-    """A copy: a data set that reads into the same memory each time would make records one."""
+        def own(value: Any) -> Tensor:
+            device = value.device if isinstance(value, Tensor) else "cpu"
+            return torch.as_tensor(value, device=device).detach().clone()
 
-    def own(value: Any) -> Tensor:
-        return torch.as_tensor(value).detach().clone()
+        x, y = split(record)
+        return own(x) if self._names is None else {n: own(x[n]) for n in self._names}, own(y)
 
-    return {k: own(part) for k, part in x.items()} if isinstance(x, Mapping) else own(x), own(y)
+
+def split(record: Any) -> tuple[Any, Any]:
+    """Inputs and target of a record that is a pair, or that has ``labels`` among its names."""
+    if not isinstance(record, Mapping):
+        x, y = record
+        return x, y
+    target = next(name for name in ("labels", "label") if name in record)
+    return {name: part for name, part in record.items() if name != target}, record[target]
 
 
 def _form_of(X: Inputs, Y: Tensor) -> list[tuple[object, ...]]:
@@ -257,12 +297,13 @@ def _zeroed(values: Tensor, usable: Tensor) -> Tensor:
     return torch.where(rows, values, torch.zeros_like(values))
 
 
-def check_data(data: object, *, named_inputs: bool = False) -> TrainTest:
+def check_data(data: object, *, named_inputs: bool = False, tests: bool = True) -> TrainTest:
     """Return the data as :class:`TrainTest`, or raise if its form is wrong; no value is read.
 
     Args:
         data: What was given.
         named_inputs: Whether inputs may be several tensors by name.
+        tests: Whether there must be test records.
     """
     if isinstance(data, torch.utils.data.DataLoader):
         raise PrivacyError(
@@ -271,14 +312,25 @@ def check_data(data: object, *, named_inputs: bool = False) -> TrainTest:
             "accounted as either. Pass tensors, TrainTest(train_X, train_Y, test_X, test_Y); the "
             "trainer draws its own batches. Or pass a pair of map-style data sets."
         )
-    if not isinstance(data, tuple) or len(data) != 4:
+    if not isinstance(data, tuple) or len(data) not in (2, 4):
         raise TypeError(
             "`data` must be TrainTest(train_X, train_Y, test_X, test_Y) or a pair of map-style "
-            f"data sets, to train on and to test on; got {type(data).__name__}."
+            "data sets, to train on and to test on, such as (data['train'], data['test']); got "
+            f"{type(data).__name__}."
         )
     data = TrainTest(*data)
+    if tests and data.test_X is None and data.test_Y is None:
+        raise ValueError(
+            "`data` has no test records, which are needed here: pass TrainTest(train_X, train_Y, "
+            "test_X, test_Y), or a pair of data sets."
+        )
+    if named_inputs:
+        data = data._replace(train_X=_as_named(data.train_X), test_X=_as_named(data.test_X))
+    given = {name: values for name, values in data._asdict().items()}
+    if data.test_X is None and data.test_Y is None:
+        del given["test_X"], given["test_Y"]
     named: dict[str, Any] = {}
-    for name, values in data._asdict().items():
+    for name, values in given.items():
         if named_inputs and isinstance(values, dict) and name.endswith("_X"):
             if not values or not all(isinstance(part, str) for part in values):
                 raise TypeError(f"`{name}` must name its inputs, got {list(values)}.")
@@ -286,6 +338,8 @@ def check_data(data: object, *, named_inputs: bool = False) -> TrainTest:
         else:
             named[name] = values
     for name, value in named.items():
+        if isinstance(value, list | tuple) or (isinstance(value, Tensor) and value.is_nested):
+            raise TypeError(_NOT_ONE_TENSOR.format(what=f"`{name}`", got=type(value).__name__))
         if not isinstance(value, Tensor):
             raise TypeError(f"`{name}` must be a torch.Tensor, got {type(value).__name__}.")
         if value.dim() == 0 or len(value) == 0:
@@ -297,13 +351,13 @@ def check_data(data: object, *, named_inputs: bool = False) -> TrainTest:
                 f"`{name}` is on {value.device} but `train_X` on "
                 f"{next(iter(named.values())).device}; move all tensors to one device."
             )
-    for part in ("train", "test"):
+    for part in ("train", "test") if "test_Y" in given else ("train",):
         targets = len(named[f"{part}_Y"])
         for name, value in named.items():
             if name.startswith(f"{part}_X") and len(value) != targets:
                 raise ValueError(f"`{name}` has {len(value)} records but `{part}_Y` has {targets}.")
     for name, train in named.items():
-        if not name.startswith("train"):
+        if not name.startswith("train") or "test_Y" not in given:
             continue
         test = named.get(name.replace("train", "test", 1))
         if test is None or train.shape[1:] != test.shape[1:] or train.dtype != test.dtype:
@@ -315,26 +369,42 @@ def check_data(data: object, *, named_inputs: bool = False) -> TrainTest:
     return data
 
 
-def datasets_of(
-    data: object, like: tuple[Any, Any] | None
-) -> tuple[DatasetRecords, DatasetRecords] | None:
-    """The records of two map-style data sets; None if the data is no such pair.
+_NOT_ONE_TENSOR = (
+    "{what} must be a torch.Tensor, got {got}. Records of unequal length: pad them to one public "
+    "length, and tell the model where they end. A tokenizer does both with padding='max_length' "
+    "and truncation=True; torch.nn.utils.rnn.pad_sequence(..., batch_first=True) pads tensors. "
+    "Records of equal length: use torch.stack."
+)
+
+
+def _as_named(X: Any) -> Any:
+    """Inputs by name as a dictionary, whatever mapping they came in."""
+    return dict(X) if isinstance(X, Mapping) else X
+
+
+def datasets_of(data: object, like: Any) -> tuple[DatasetRecords, DatasetRecords | None] | None:
+    """The records of one or two map-style data sets; None if the data is no such thing.
 
     Args:
         data: What was given.
         like: An example of a record, which is public or made up; see :class:`DatasetRecords`.
     """
-    if not isinstance(data, tuple) or len(data) != 2 or isinstance(data[0], Tensor):
+    given: tuple[Any, ...]
+    if isinstance(data, tuple):
+        given = data if len(data) == 2 and not isinstance(data[1], Tensor) else ()
+    else:
+        given = () if isinstance(data, Tensor | Mapping | str) else (data,)
+    if not given:
         if like is not None:
             raise TypeError(
                 "`like` shows the form of the records of data sets. Tensors have a form of their "
                 "own: leave it out."
             )
         return None
-    if like is not None and not (isinstance(like, tuple | list) and len(like) == 2):
-        raise TypeError(f"`like` must be an example (inputs, target), got {type(like).__name__}.")
+    if like is not None:
+        _check_like(like)
     found = []
-    for name, dataset in zip(("train", "test"), data, strict=True):
+    for name, dataset in zip(("train", "test"), given, strict=False):
         if isinstance(dataset, torch.utils.data.DataLoader):
             check_data(dataset)
         if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
@@ -349,11 +419,88 @@ def datasets_of(
         if example is None:
             raise PrivacyError(
                 f"Nothing public says which form the records of the {name} data set have, and the "
-                "first of them is as secret as any other. Pass `like=`, a made-up (inputs, target) "
-                "of the same names, shapes and types, such as (torch.zeros(3), 0)."
+                "first of them is as secret as any other. Pass `like=`, a made-up record of the "
+                "same names, shapes and types, such as (torch.zeros(3), 0) or {'input_ids': "
+                "torch.zeros(64).long(), 'labels': 0}. All must have the length of this one: pad "
+                "them."
             )
-        found.append(DatasetRecords(dataset, (example[0], example[1])))
-    return found[0], found[1]
+        found.append(DatasetRecords(dataset, example))
+    return found[0], found[1] if len(found) > 1 else None
+
+
+def _check_like(like: Any) -> None:
+    """Raise unless an example is a record whose parts are tensors or numbers."""
+    pair = isinstance(like, tuple | list) and len(like) == 2
+    named = isinstance(like, Mapping) and ("labels" in like or "label" in like)
+    if not pair and not named:
+        raise TypeError(
+            "`like` must be an example (inputs, target), or inputs by name with 'labels' among "
+            f"them; got {type(like).__name__}."
+        )
+    x, y = split(like)
+    for name, part in (*(x.items() if isinstance(x, Mapping) else [("inputs", x)]), ("target", y)):
+        try:
+            torch.as_tensor(part, device=part.device if isinstance(part, Tensor) else "cpu")
+        except (TypeError, ValueError, RuntimeError) as error:
+            what = f"`like` ({name})"
+            raise TypeError(
+                _NOT_ONE_TENSOR.format(what=what, got=type(part).__name__)
+                if isinstance(part, list | tuple)
+                else f"{what} must be a tensor or a number: {error}."
+            ) from error
+
+
+_GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
+#: Those that are seeded whenever a record is read.
+_SEEDED = (
+    *(getattr(draw, "__self__", None) for draw in (random.random, np.random.standard_normal)),
+    torch.default_generator,
+)
+#: How deep in a data set its own generators are looked for: a transform in a list in a transform.
+_DEEP = 6
+
+
+def own_generators(dataset: Any) -> list[str]:
+    """Where a data set keeps random generators of its own, which no seed of a training sets.
+
+    Found by its attributes and by what transforms are made of. Whatever has as many parts as there
+    are records may be the records, and is left alone.
+    """
+    found, seen, size = [], set[int](), len(dataset)
+
+    def look(name: str, value: Any, depth: int) -> None:
+        if isinstance(value, _GENERATORS) and not any(value is each for each in _SEEDED):
+            found.append(name)
+        if id(value) in seen or depth == 0 or isinstance(value, _LEAVES):
+            return
+        seen.add(id(value))
+        if isinstance(value, list | tuple | dict):
+            if len(value) < size:
+                for key, part in value.items() if isinstance(value, dict) else enumerate(value):
+                    look(f"{name}[{key!r}]", part, depth - 1)
+            return
+        for key, part in _held_by(value).items():
+            look(f"{name}.{key}", part, depth - 1)
+
+    for key, part in _held_by(dataset).items():
+        look(key, part, _DEEP)
+    return found
+
+
+def _held_by(value: Any) -> dict[str, Any]:
+    """What an object or a function keeps, by name; no code of the object is run for it."""
+    held = dict(getattr(value, "__dict__", {}))
+    if isinstance(value, FunctionType):
+        variables = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+        held |= {name: cell.cell_contents for name, cell in variables}
+    elif isinstance(value, MethodType):
+        held["__self__"] = value.__self__
+    elif isinstance(value, partial):
+        held |= {"func": value.func, "args": value.args, **value.keywords}
+    return held
+
+
+_LEAVES = (Tensor, np.ndarray, str, bytes, type, ModuleType, *_GENERATORS)
 
 
 def _form_of_tensors(dataset: Any) -> tuple[Tensor, Tensor] | None:
@@ -366,16 +513,18 @@ def _form_of_tensors(dataset: Any) -> tuple[Tensor, Tensor] | None:
     return X, Y
 
 
-def form_of(train: DatasetRecords, test: DatasetRecords) -> TrainTest:
+def form_of(train: DatasetRecords, test: DatasetRecords | None) -> TrainTest:
     """The example of each data set's records, for their shapes and types."""
-    return TrainTest(*train.form(), *test.form())
+    return TrainTest(*train.form(), *(() if test is None else test.form()))
 
 
-def batches_of(X: Inputs, Y: Tensor) -> Iterator[tuple[Inputs, Tensor]]:
-    """Parts of tensors, to evaluate a model on."""
+def batches_of(X: Inputs, Y: Tensor) -> Iterator[tuple[Inputs, Tensor, Tensor]]:
+    """Parts of tensors, to evaluate a model on, all of which could be read."""
     for start in range(0, len(Y), _EVALUATION_BATCH):
         rows = slice(start, start + _EVALUATION_BATCH)
-        yield each_part(lambda part, rows=rows: part[rows], X), Y[rows]  # type: ignore[misc]
+        targets = Y[rows]
+        read = torch.ones(len(targets), dtype=torch.bool, device=Y.device)
+        yield each_part(lambda part, rows=rows: part[rows], X), targets, read  # type: ignore[misc]
 
 
 def synthetic_records(data: TrainTest, size: int, generator: torch.Generator) -> TrainTest:
@@ -384,10 +533,13 @@ def synthetic_records(data: TrainTest, size: int, generator: torch.Generator) ->
     def like(template: Tensor, low: int) -> Tensor:
         shape = (size, *template.shape[1:])
         if template.is_floating_point() and low < 0:
-            draw = torch.randn(shape, generator=generator, dtype=template.dtype)
+            draw = torch.randn(
+                shape, generator=generator, dtype=template.dtype, device=generator.device
+            )
         else:
             # Zeros and ones are valid classes, labels, tokens and probabilities.
-            draw = torch.randint(2, shape, generator=generator).to(template.dtype)
+            draw = torch.randint(2, shape, generator=generator, device=generator.device)
+            draw = draw.to(template.dtype)
         return draw.to(template.device)
 
     X = each_part(lambda part: like(part, -1), data.train_X)

@@ -86,7 +86,10 @@ class TrainingRun:
         self._seconds, self._saved = 0.0, 0.0
         #: Batches drawn already; ``_block`` holds those and the ones before them for a checkpoint.
         self._ahead: list[_Drawn] = []
-        self._block = (torch.zeros(0, len(coins), 0), torch.zeros(0, len(coins)))
+        self._block = (
+            torch.zeros(0, len(coins), 0, device="cpu"),
+            torch.zeros(0, len(coins), device="cpu"),
+        )
         self._shown: Tensor | None = None
         # glibc gives freed memory back and gets it anew, page by page, at each step, unless it has
         # seen so large a block released: a published step of a network takes a fifth less time.

@@ -6,7 +6,7 @@ import copy
 import inspect
 import os
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Never, Unpack, get_args
@@ -20,18 +20,22 @@ from botorch_dp._checks import (
     check_nonnegative,
     check_path,
     did_you_mean,
+    refuse_unknown,
 )
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import (
     Guarantee,
     NeighboringRelation,
     PrivacyLedger,
+    Receipt,
+    Release,
     warn_large_delta,
 )
 from botorch_dp.privacy.runs import Run
-from botorch_dp.space import SearchSpace
-from botorch_dp.training.networks import Loss, accuracy
-from botorch_dp.training.other_names import refuse_unknown
+from botorch_dp.scores import warn_caller
+from botorch_dp.space import Real, SearchSpace
+from botorch_dp.training.networks import Loss, accuracy, takes_labels
+from botorch_dp.training.other_names import NO_NEED
 from botorch_dp.training.plan import (
     DELTA,
     OPTIMIZERS,
@@ -42,14 +46,17 @@ from botorch_dp.training.plan import (
     make_plan,
 )
 from botorch_dp.training.randomness import Randomness, SeededRandomness, SystemRandomness
-from botorch_dp.training.records import TrainTest
+from botorch_dp.training.records import TrainTest, parts
 from botorch_dp.training.run import TrainingRun
 from botorch_dp.training.step_rules import OptimizerFactory, ScheduleFactory, make_rule
 from botorch_dp.training.trainer_setup import EngineName, Metric, Setup
+from botorch_dp.training.untuned import SuggestedSettings, suggest_settings
 
 if TYPE_CHECKING:
     from botorch_dp.pareto import PrivacyUtilityProblem
 
+#: Settings that say how to step; without them the rule of ``untuned`` does.
+_OF_STEPS = {"learning_rate", "clip_norm"}
 _STOPPED = "the moment at which training was stopped did not depend on the records"
 
 
@@ -67,7 +74,8 @@ class TrainingDiagnostics:
     """What was seen of the records in training. SENSITIVE: never publish it.
 
     Args:
-        accuracy: The model's utility on the test records; None if the metric raised an error.
+        accuracy: The model's utility on the test records; None if the metric raised an error, or
+            if there are no test records.
         unusable_records: Training records with values that are not finite or classes that do not
             exist; they never contribute a gradient.
         dropped_gradients: Gradients that were not finite and counted as zero.
@@ -107,7 +115,10 @@ class Trained:
 
     @property
     def accuracy(self) -> float | None:
-        """The utility on the test records; None if the metric raised an error. Sensitive."""
+        """The utility on the test records; None without them. Sensitive.
+
+        None as well if the metric raised an error after a training with ``publish=True``.
+        """
         return self.diagnostics.accuracy
 
     @property
@@ -132,8 +143,30 @@ class Trained:
         """
         return self.guarantee.nominal.epsilon(self.plan.delta)
 
+    def receipt(self, **facts: Any) -> Receipt:
+        """A document that a stranger can check; see :meth:`Receipt.of` for the ``facts``.
+
+        Only of a model that was trained with ``publish=True``. It has the plan's public
+        parameters, and nothing of the diagnostics.
+        """
+        (loss,) = self.guarantee.losses or (None,)
+        training = self.plan.parameters(getattr(loss, "steps", self.steps))
+        known: dict[str, Any] = {"training": training, "settings": "fixed beforehand"}
+        return Receipt.of(Release(self.model, self.guarantee), **{**known, **facts})
+
     def __repr__(self) -> str:
-        return f"Trained(steps={self.steps} of {self.plan.steps}, guarantee: {self.guarantee})"
+        notes = "".join(f" {note}" for note in self.plan.notes)
+        return (
+            f"Trained(steps={self.steps} of {self.plan.steps}, guarantee: {self.guarantee}){notes}"
+        )
+
+    def __str__(self) -> str:
+        """What one would paste into a report."""
+        taken = f"{self.steps}" if not self.interrupted else f"{self.steps} of {self.plan.steps}"
+        return (
+            f"A model after {taken} steps on batches of about {self.plan.batch_size} of "
+            f"{self.plan.num_records} records.\n{self.guarantee}"
+        )
 
 
 class DPTrainer:
@@ -154,7 +187,7 @@ class DPTrainer:
     record is replaced and ``S = L`` if one is added or removed, and a step is a Gaussian mechanism
     on a random batch; steps compose adaptively, and the optimizer, the schedule and every later use
     of the parameters are post-processing. Normalized gradients [Bu2023],
-    ``L grad_i / (|grad_i| + .01)``, are shorter than ``L`` for every record, too: ``S`` is the
+    ``L grad_i / (|grad_i| + 0.01)``, are shorter than ``L`` for every record, too: ``S`` is the
     same. Status ``"conditional"`` with ``publish=True`` and ``"none"`` under a seed.
 
     Four engines compute the same sums. ``"fused"`` is for stacks of linear layers with elementwise
@@ -182,16 +215,23 @@ class DPTrainer:
 
     Args:
         model_factory: Returns a fresh ``nn.Module``; its initial weights may be random. Use a
-            function that can be pickled to train in other processes.
+            function that can be pickled to train in other processes. A model may return its outputs
+            as the ``logits`` of an object, as those of Hugging Face do. Batch normalization must be
+            in evaluation mode; it then stays as it is.
         loss: Takes outputs and targets and returns one loss for each record, or their mean. It
             must not raise for any value of a record: an exception would tell about it.
         data: :class:`TrainTest` on one device; or a pair of map-style data sets, to train on and to
-            test on, which give ``(inputs, target)`` for a place and are read batch by batch.
+            test on, which are read batch by batch. For a place they give ``(inputs, target)``, or
+            inputs by name with ``labels`` among them. Without test records, ``TrainTest(X, Y)`` or
+            a single data set, no accuracy is measured.
         optimizer: ``"sgd"``, ``"adam"`` (with torch's default moments), ``"schedule_free"``
             (descent with an average in place of a schedule), ``"scale_free"`` (no learning rate to
             choose); or what makes an optimizer of ``torch.optim`` from a list of parameters and
             ``lr=``, such as ``torch.optim.AdamW`` or ``partial(torch.optim.SGD, momentum=0.9,
-            weight_decay=1e-4)``. It sees noisy gradients only. See :mod:`.step_rules`.
+            weight_decay=1e-4)``. It sees noisy gradients only. See :mod:`.step_rules`. If
+            ``optimizer`` and ``schedule`` are left out, it is ``"sgd"`` for a training with a
+            ``learning_rate`` or a ``clip_norm``; for one without, it is ``"scale_free"`` with the
+            settings that :func:`~.untuned.suggest_settings` makes of public numbers.
         schedule: Makes a schedule of ``torch.optim.lr_scheduler`` from the optimizer and the number
             of steps; it is stepped after every step.
         clipping: ``"flat"`` clips gradients to ``clip_norm``; ``"normalized"`` brings all of them
@@ -204,8 +244,8 @@ class DPTrainer:
             applies; or ``"opacus"``. ``plan`` says what memory clipping takes at most.
         metric: Takes the outputs and targets of the test records and returns the utility that
             :attr:`Trained.accuracy` reports. It is tried at once, on made-up values.
-        like: For data sets: a public or made-up ``(inputs, target)``, which shows the names, shapes
-            and types of every record. A record of another form counts as zero. Not needed for a
+        like: For data sets: a public or made-up record, which shows the names, shapes and types of
+            every record. A record of another form, or length, counts as zero. Not needed for a
             ``TensorDataset``, whose tensors have types and shapes.
         unknown: Refused, with our word for what was meant.
 
@@ -220,28 +260,38 @@ class DPTrainer:
         ...                       batch_size=50, epochs=2, seed=0)
         >>> trained.guarantee.status
         'none'
+
+        With nothing but an epsilon, all settings follow from public numbers:
+
+        >>> trained = trainer.fit(target_epsilon=1.0, feature_norm=2.2, seed=0)
+        >>> trained.plan.optimizer, trained.plan.batch_size, trained.plan.epochs
+        ('scale_free', 83, 24)
     """
 
     def __init__(
         self,
         model_factory: Callable[[], nn.Module],
         loss: Loss,
-        data: TrainTest | tuple[Any, Any],
+        data: Any,
         *,
-        optimizer: str | OptimizerFactory = "sgd",
+        optimizer: str | OptimizerFactory | None = None,
         schedule: ScheduleFactory | None = None,
         clipping: Clipping = "flat",
         sampling: Sampling = "poisson",
         relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
         engine: EngineName = "auto",
         metric: Metric = accuracy,
-        like: tuple[Any, Any] | None = None,
+        like: Any = None,
         **unknown: Never,
     ) -> None:
         if unknown:
             known = inspect.signature(DPTrainer).parameters
-            refuse_unknown(unknown, known, "DPTrainer", TrainingSettings.__annotations__)
+            settings = TrainingSettings.__annotations__
+            refuse_unknown(unknown, known, "DPTrainer", NO_NEED, elsewhere=settings)
         check_choice("engine", engine, get_args(EngineName))
+        #: Whether the rule of ``untuned`` chooses how to step where settings leave it the choice.
+        self._chooses = optimizer is None and schedule is None
+        optimizer = "sgd" if optimizer is None else optimizer
         check_choice("clipping", clipping, get_args(Clipping))
         # Wrong names are refused here rather than at the first run.
         self._optimizer_name = _name_of(optimizer)
@@ -283,6 +333,23 @@ class DPTrainer:
         other = copy.copy(self)
         other.setup = self.setup.on(data)
         return other
+
+    def without_tests(self) -> DPTrainer:
+        """The same trainer without test records: none is read, and no accuracy is measured."""
+        other = copy.copy(self)
+        other.setup = self.setup.without_tests()
+        return other
+
+    def untuned(self) -> DPTrainer:
+        """The same trainer, as if ``optimizer`` and ``schedule`` were left out."""
+        other = copy.copy(self)
+        other.optimizer, other.schedule = "sgd", None
+        other._optimizer_name, other._chooses = "sgd", True
+        return other
+
+    def chooses_with(self, settings: Collection[str]) -> bool:
+        """Whether :func:`~.untuned.suggest_settings` completes settings of these names."""
+        return self._chooses and not set(settings) & _OF_STEPS
 
     def plan(self, **settings: Unpack[TrainingSettings]) -> TrainingPlan:
         """What :meth:`fit` would do with these settings, and its guarantee, at no cost.
@@ -338,7 +405,8 @@ class DPTrainer:
                 all points again. What it is told is sensitive.
             settings: ``learning_rate``, ``clip_norm``, ``noise_multiplier`` or
                 ``target_epsilon``, ``batch_size``, ``epochs`` and ``delta``; see
-                :class:`TrainingSettings`.
+                :class:`TrainingSettings`. ``target_epsilon`` alone is enough for a trainer whose
+                ``optimizer`` was left out; pass ``feature_norm`` with it.
 
         Raises:
             BudgetExhausted: If the ledger cannot bear the run; nothing was trained.
@@ -354,7 +422,7 @@ class DPTrainer:
         _check_seed(plan, seed, publish=publish, ledger=ledger)
         if publish:
             warn_large_delta(plan.delta, plan.num_records)
-        curve = _check_curve(curve, on_point, plan)
+        curve = self._check_curve(curve, on_point, plan)
         tell = None if on_point is None else _told_one(on_point)
         run = self.start(plan, [seed])
         identity = self._identity(run, seed, curve, with_data=checkpoint is not None)
@@ -401,15 +469,16 @@ class DPTrainer:
         """
         plan = self._plan(settings, DPTrainer.replicates)
         seeds = _check_seeds(seeds)
-        curve = _check_curve(curve, on_point, plan)
+        curve = self._check_curve(curve, on_point, plan)
         run = self.start(plan, seeds)
         self._train(run, curve, on_point, progress=progress)
         return self._results(run, curve)
 
     def problem(
         self,
-        space: SearchSpace,
+        space: SearchSpace | None = None,
         *,
+        epsilon: Real | None = None,
         replicates: int = 1,
         curves: bool = False,
         publish: bool = False,
@@ -422,6 +491,9 @@ class DPTrainer:
         Args:
             space: Settings of a training: ``learning_rate``, ``clip_norm``, ``noise_multiplier`` or
                 ``target_epsilon`` (the noise is then solved for), ``batch_size``, ``epochs``.
+            epsilon: In place of a space: the range of epsilons, such as ``Real(0.1, 8.0,
+                log=True)``. Nothing else is searched: each epsilon is one training (or so many as
+                ``replicates`` says) with the settings that :meth:`fit` chooses for it.
             replicates: Trainings whose utilities one trial averages.
             curves: Whether utility is measured along each training, so that one of 64 epochs gives
                 twelve points instead of one; ``space`` must have ``epochs`` and
@@ -438,9 +510,26 @@ class DPTrainer:
             ...     noise_multiplier=Real(0.5, 8.0, log=True))
             >>> problem = trainer.problem(space, clip_norm=1.0, batch_size=50, epochs=4)
             >>> front = DPareto(problem, seed=0).run(16)
+            >>> few = trainer.problem(epsilon=Real(0.1, 8.0, log=True), feature_norm=2.2)
+            >>> front = DPareto(few, seed=0).run(8)
         """
+        if not self.setup.num_tests:
+            raise ValueError(
+                "`data` has no test records, and a problem weighs privacy against the accuracy on "
+                "them. Make the trainer with TrainTest(train_X, train_Y, test_X, test_Y), or with "
+                "a pair of data sets."
+            )
         from botorch_dp.training import oracles  # which needs BoTorch; training alone does not
 
+        if (space is None) == (epsilon is None):
+            raise TypeError("Give either `space`, or `epsilon` for a front over epsilon alone.")
+        if space is None:
+            if not isinstance(epsilon, Real) or epsilon.low <= 0:
+                raise ValueError(
+                    "`epsilon` must be a range above 0, such as Real(0.1, 8.0, log=True), got "
+                    f"{epsilon!r}."
+                )
+            space = SearchSpace(target_epsilon=epsilon)
         own = OPTIMIZERS.get(self._optimizer_name, f"DP-SGD with {self._optimizer_name}")
         return oracles.problem_of(
             oracles.oracles_of(self, space, settings, publish=publish, curves=curves),
@@ -466,12 +555,13 @@ class DPTrainer:
         ]
         models = [self.setup.new_model(each.torch_seed()) for each in coins]
         precise = None in seeds
+        optimizer = plan.optimizer if self._chooses else self.optimizer
         return TrainingRun(
             plan,
             models,
             coins,
             lambda rows: self.setup.make_engine(models, rows, coins, precise=precise),
-            lambda rows: make_rule(rows, plan, models[0], self.optimizer, self.schedule),
+            lambda rows: make_rule(rows, plan, models[0], optimizer, self.schedule),
         )
 
     def measure(self, run: TrainingRun, *, publish: bool = False) -> list[Any]:
@@ -488,17 +578,59 @@ class DPTrainer:
         known = TrainingSettings.__annotations__
         if settings.keys() - known.keys():
             own = inspect.signature(method).parameters
-            refuse_unknown(settings, [*known, *own], f"`{method.__name__}`")
+            refuse_unknown(settings, [*known, *own], f"`{method.__name__}`", NO_NEED)
+        left_out = self._left_out(settings)
+        optimizer = self._optimizer_name
+        if left_out is not None:
+            optimizer = "scale_free"
+            settings = {**left_out.settings, **settings}
         plan = make_plan(
             settings,
             num_records=len(self.setup.records),
-            optimizer=self._optimizer_name,
-            clipping=self.clipping,
             sampling=self.sampling,
             relation=self.relation,
             conditions=self.setup.conditions,
+            optimizer=optimizer,
+            clipping=self.clipping,
         )
-        return replace(plan, memory=self.setup.memory(plan.batch_size))
+        for warning in left_out.warnings if left_out is not None else ():
+            warn_caller(warning)
+        reasons = () if left_out is None else left_out.reasons
+        notes = (*reasons, *self.setup.notes)
+        return replace(plan, memory=self.setup.memory(plan.batch_size), notes=notes)
+
+    def _left_out(self, settings: TrainingSettings) -> SuggestedSettings | None:
+        """What the rule chooses, if the settings leave it the choice."""
+        if self._optimizer_name == "scale_free":
+            if "learning_rate" in settings:
+                return None
+        elif not self.chooses_with(settings):
+            return None
+        first = next(iter(parts(self.setup.form.train_X).values()))
+        is_scored = not self.setup.form.train_Y.is_floating_point() or takes_labels(self.setup.loss)
+        return suggest_settings(
+            num_records=len(self.setup.records),
+            num_features=max(1, first[:1].numel()),
+            epsilon=settings.get("target_epsilon"),
+            delta=settings.get("delta", DELTA),
+            num_outputs=self.setup.num_outputs,
+            num_parameters=self.setup.num_parameters,
+            layers=max(1, self.setup.layers),
+            feature_norm=settings.get("feature_norm"),
+            regression=not is_scored,
+            relation=self.relation,
+        )
+
+    def _check_curve(
+        self, curve: Sequence[int], on_point: object, plan: TrainingPlan
+    ) -> tuple[int, ...]:
+        points = _check_curve(curve, on_point, plan)
+        if points and not self.setup.num_tests:
+            raise ValueError(
+                "`curve` and `on_point` are about the accuracy on test records, and `data` has "
+                "none. Leave them out, or give test records."
+            )
+        return points
 
     def _try_rule(self) -> None:
         """Take a step along given gradients before any training."""
@@ -548,6 +680,8 @@ class DPTrainer:
             run.advance(run.plan.steps, **how)
 
     def _utility(self, model: nn.Module, *, publish: bool) -> float | None:
+        if not self.setup.num_tests:
+            return None
         try:
             return self.setup.utility(model)
         except Exception as error:

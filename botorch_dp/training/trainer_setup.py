@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -21,7 +21,7 @@ from botorch_dp.training.engines import (
     stack_parameters,
     trainable,
 )
-from botorch_dp.training.evaluation import check_evaluation
+from botorch_dp.training.evaluation import check_evaluation, right_in
 from botorch_dp.training.fused import FusedEngine, why_not_fused
 from botorch_dp.training.ghost import GhostEngine
 from botorch_dp.training.isolation import (
@@ -35,7 +35,7 @@ from botorch_dp.training.isolation import (
 from botorch_dp.training.networks import Loss, known_gradient
 from botorch_dp.training.other_names import hint_for_loss
 from botorch_dp.training.per_record import MAX_GRADIENT_NUMBERS, PerRecordEngine
-from botorch_dp.training.plain_layers import without_token_errors
+from botorch_dp.training.plain_layers import in_training, without_token_errors
 from botorch_dp.training.plan import STABILITY, Clipping
 from botorch_dp.training.randomness import (
     Randomness,
@@ -44,6 +44,8 @@ from botorch_dp.training.randomness import (
     seeded_torch,
 )
 from botorch_dp.training.records import (
+    DatasetRecords,
+    Inputs,
     Records,
     TrainingRecords,
     TrainTest,
@@ -52,8 +54,10 @@ from botorch_dp.training.records import (
     check_data,
     datasets_of,
     form_of,
+    own_generators,
     parts,
 )
+from botorch_dp.training.single_calls import values_decide_nothing
 
 EngineName = Literal["auto", "fused", "ghost", "per_record", "opacus"]
 Metric = Callable[[Tensor, Tensor], float]
@@ -62,7 +66,7 @@ _NOTHING_KEPT = (
     "your model and loss treat every record on its own: they store nothing between calls, raise no "
     "error for a single record, and define no custom vmap rule that mixes records"
 )
-_TRIED = (
+TRIED = (
     "Opacus computed the gradients of single records on whole batches, and your model keeps the "
     "records of a batch apart: this was tried on made-up records before and after training, but "
     "not enforced"
@@ -74,7 +78,7 @@ _ENGINES: dict[str, type[Engine]] = {
 }
 
 
-_FORM_IS_PUBLIC = (
+FORM_IS_PUBLIC = (
     "the form of a record (names, shapes and types of its parts) was stated without looking at the "
     "records, and reading one of them from the data set depends on no other record"
 )
@@ -99,25 +103,33 @@ class Setup:
         self,
         model_factory: Callable[[], nn.Module],
         loss: Loss,
-        data: TrainTest | tuple[Any, Any],
+        data: Any,
         *,
         engine: EngineName,
         clipping: Clipping,
         metric: Metric,
-        like: tuple[Any, Any] | None = None,
+        like: Any = None,
         relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
     ) -> None:
         self.data, self.loss, self.metric = data, loss, metric
         self._datasets = datasets_of(data, like)
+        self._generators: list[str] = []
+        if self._datasets is not None:
+            self._generators = own_generators(self._datasets[0].dataset)
         form = data if self._datasets is None else form_of(*self._datasets)
-        self.form = check_data(form, named_inputs=True)
+        self.form = check_data(form, named_inputs=True, tests=False)
         self._stability = STABILITY if clipping == "normalized" else 0.0
         self._model_factory = _checked_factory(model_factory)
         model = self.new_model(0)
         check_model(model, self.form)
-        traits = examine(model.train(), _checked_loss(loss), self.form)
+        traits = examine(in_training(model), _checked_loss(loss), self.form)
         self._draws, self.num_classes = traits.draws, traits.num_classes
-        self._try_metric(traits.outputs, traits.targets)
+        #: Numbers in an output, trained numbers, and layers that multiply by weights.
+        self.num_outputs = traits.outputs[0].numel()
+        self.num_parameters = sum(parameter.numel() for parameter in trainable(model))
+        self.layers = sum(parameter.dim() > 1 for parameter in trainable(model))
+        if self.num_tests:
+            self._try_metric(traits.outputs, traits.targets)
         self.engine = self._choose_engine(engine, model)
         self.records: Records
         if self._datasets is None:
@@ -134,21 +146,50 @@ class Setup:
         self._number_bytes = trainable(model)[0].element_size()
 
     def __repr__(self) -> str:
-        return repr(self._datasets or self.form)
+        if self._datasets is None:
+            return repr(self.form)
+        train, test = self._datasets
+        return repr(train if test is None else self._datasets)
 
     def on(self, data: TrainTest) -> Setup:
         """The same on other records of the same form, which need no further checks."""
-        data = check_data(data)
-        for mine, other in zip(self.tensors, data, strict=True):
-            if mine.dtype != other.dtype or mine.shape[1:] != other.shape[1:]:
-                raise ValueError(
-                    f"`data` must hold records of {tuple(mine.shape[1:])} {mine.dtype}, got "
-                    f"{tuple(other.shape[1:])} {other.dtype}."
-                )
+        data = check_data(data, named_inputs=True, tests=False)
+        mine, other = (_kinds(each.train_X, each.train_Y) for each in (self.form, data))
+        if mine != other:
+            raise ValueError(f"`data` must hold records of {mine}, got {other}.")
         same = copy.copy(self)
-        same.data = same.form = data
+        same.data, same.form, same._datasets, same._generators = data, data, None, []
         same.records = TrainingRecords(data.train_X, data.train_Y, self.num_classes)
         return same
+
+    def without_tests(self) -> Setup:
+        """The same without test records: nothing of them is read, and no metric is called."""
+        same = copy.copy(self)
+        same.form = same.data = self.form._replace(test_X=None, test_Y=None)
+        if self._datasets is not None:
+            same._datasets = self._datasets[0], None
+        return same
+
+    @property
+    def num_tests(self) -> int:
+        """How many test records there are."""
+        if self._datasets is not None:
+            return 0 if self._datasets[1] is None else len(self._datasets[1])
+        return 0 if self.form.test_Y is None else len(self.form.test_Y)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What else a plan says, in sentences."""
+        found = []
+        if not self.num_tests:
+            found.append("No accuracy is measured, because there are no test records.")
+        if self._generators:
+            found.append(
+                "A seed does not repeat a training: the data set draws random numbers of its own "
+                f"({', '.join(self._generators)}). Those of torch, numpy.random and random are "
+                "repeated."
+            )
+        return tuple(found)
 
     @property
     def device(self) -> torch.device:
@@ -183,8 +224,8 @@ class Setup:
         """What rests on the caller, about the model, the loss and the records."""
         found = () if self.isolated_by_construction else (_NOTHING_KEPT,)
         if self.engine == "opacus":
-            found = (*found, _TRIED)
-        return found if self._datasets is None else (*found, _FORM_IS_PUBLIC)
+            found = (*found, TRIED)
+        return found if self._datasets is None else (*found, FORM_IS_PUBLIC)
 
     def memory(self, batch_size: int) -> int:
         """What clipping takes at most beside the memory of plain training, in bytes."""
@@ -194,8 +235,11 @@ class Setup:
         return numbers * self._number_bytes
 
     def new_model(self, seed: int) -> nn.Module:
-        """A model of the factory's; a factory that returns one model always keeps its weights."""
-        with seeded_torch(seed):
+        """A model of the factory's; a factory that returns one model always keeps its weights.
+
+        It is made where the records are, unless the factory says otherwise.
+        """
+        with seeded_torch(seed), self.device:
             try:
                 model = self._model_factory()
             except TypeError as error:
@@ -243,15 +287,16 @@ class Setup:
             block: Another number of records in a block than the one that was chosen.
         """
         for model in models:
-            model.train()
+            in_training(model)
+        records = self.records if records is None else records
         return _kind_of(name or self.engine)(
             models,
             parameters,
-            self.records if records is None else records,
+            records,
             self.loss,
             precise=precise,
             stability=self._stability if clip else 0.0,
-            forward_seeds=coins if self._draws else None,
+            forward_seeds=coins if self._draws or isinstance(records, DatasetRecords) else None,
             block=(block or self.block) if precise else None,
         )
 
@@ -298,27 +343,54 @@ class Setup:
 
     def utility(self, model: nn.Module) -> float:
         """The metric on the test records. Sensitive, unless these are public."""
+        if not self.num_tests:
+            raise ValueError("There are no test records to measure a model on.")
         # A copy, because a model might keep something of the test records.
         model = without_token_errors(copy.deepcopy(model))
-        if self._datasets is None:
-            batches = batches_of(self.form.test_X, self.form.test_Y)
-        else:
-            batches = self._datasets[1].batches()
-        with torch.no_grad():
-            pairs = [(call(model, X), Y) for X, Y in batches]
+        with torch.no_grad(), values_decide_nothing():
+            pairs = [(call(model, X), Y) for X, Y, _ in self._batches(tests=True)]
         outputs = torch.cat([outputs for outputs, _ in pairs])
         return float(self.metric(outputs, torch.cat([Y for _, Y in pairs])))
 
-    def fingerprint(self) -> Fingerprint:
-        """A hash of all training records."""
+    def right_of_each(
+        self, model: nn.Module, *, on_training_records: bool = False, movable: bool = False
+    ) -> Tensor:
+        """Whether each test record is classified right by a call on it alone. Sensitive.
+
+        A record that cannot be read, or has another form than the others, is not.
+
+        Args:
+            model: See :func:`.evaluation.right_of_each`.
+            on_training_records: Rather than of the test records.
+            movable: See :func:`.evaluation.right_of_each`.
+        """
+        tests = not on_training_records
+        if tests and not self.num_tests:
+            raise ValueError("There are no test records to score a model on.")
+        X, Y = self.form[2:] if tests else self.form[:2]
+        return right_in(model, X, Y, self._batches(tests=tests), movable=movable)
+
+    def fingerprint(self, *, tests: bool = False) -> Fingerprint:
+        """A hash of all training records, and of the test records if asked for."""
+        kinds = [False] + [True] * (tests and self.num_tests > 0)
         if self._datasets is None:
-            return fingerprint(*parts(self.form.train_X).values(), self.form.train_Y)
-        digests = (fingerprint(*parts(X).values(), Y) for X, Y in self._datasets[0].batches())
-        return fingerprint(*digests)
+            data = check_data(self.form, named_inputs=True, tests=False)
+            pairs = [data[2:] if of_tests else data[:2] for of_tests in kinds]
+            return fingerprint(*(part for X, Y in pairs for part in (*parts(X).values(), Y)))
+        every = (batch for of_tests in kinds for batch in self._batches(tests=of_tests))
+        return fingerprint(*(fingerprint(*parts(X).values(), Y) for X, Y, _ in every))
+
+    def _batches(self, *, tests: bool) -> Iterator[tuple[Inputs, Tensor, Tensor]]:
+        """The training or the test records as they are, and which of them could be read."""
+        if self._datasets is None:
+            return batches_of(*(self.form[2:] if tests else self.form[:2]))
+        records = self._datasets[1] if tests else self._datasets[0]
+        assert records is not None
+        return records.batches()
 
     def _try_metric(self, outputs: Tensor, targets: Tensor) -> None:
         """Call the metric with the shapes of the test records, and none of their values."""
-        n = len(self.form.test_Y) if self._datasets is None else len(self._datasets[1])
+        n = self.num_tests
         places = torch.arange(n, device=outputs.device) % len(outputs)
         try:
             float(self.metric(outputs[places], targets[places]))
@@ -350,8 +422,8 @@ class Setup:
         if engine == "ghost":
             raise ValueError(
                 "The ghost engine cannot train this model: its layers change what comes in after "
-                "they have used it, or use their weights in a way that it does not see. Use "
-                "engine='per_record'."
+                "they have used it, use their weights in a way that it does not see, or multiply "
+                "by prod or cumprod. Use engine='per_record'."
             )
         return "per_record"
 
@@ -373,7 +445,7 @@ class Setup:
         X, _, _ = random_records(self.form, 2, self.num_classes).take(
             torch.arange(2, device=self.device)
         )
-        reason = why_not_opacus(copy.deepcopy(model).train(), X)
+        reason = why_not_opacus(in_training(copy.deepcopy(model)), X)
         if reason is None and not self._agrees(model, "opacus"):
             reason = (
                 "on made-up records, its hooks fail or find other gradients than those of single "
@@ -387,7 +459,7 @@ class Setup:
 
     def _choose_block(self) -> int:
         """As many records as can be computed together without touching each other's last bits."""
-        model = self.new_model(0).train()
+        model = in_training(self.new_model(0))
         block = _kind_of(self.engine).BLOCK
         maker = partial(self._engine_of_one, precise=True, block=block)
         return block if rows_are_apart(model, self.form, maker, self.num_classes, block) else 1
@@ -406,6 +478,14 @@ class Setup:
         place = torch.zeros(1, 1, dtype=torch.long, device=self.device)
         engine.clipped_sums(Batches(place), 1.0)
         return engine.record_numbers
+
+
+def _kinds(X: Inputs, Y: Tensor) -> str:
+    """The shapes and types of inputs and targets."""
+    return ", ".join(
+        f"{name and name + ': '}{tuple(part.shape[1:])} {part.dtype}"
+        for name, part in (*parts(X).items(), ("targets", Y))
+    )
 
 
 def _checked_factory(model_factory: Callable[[], nn.Module]) -> Callable[[], nn.Module]:

@@ -1,4 +1,5 @@
 """Tuning in one call: what to try, what it costs and what is published are decided together."""
 
-from botorch_dp.tuning.private_fit import FitPlan, FitResult, PrivateFit
+from botorch_dp.tuning.private_fit import FitResult, PrivateFit
 from botorch_dp.tuning.private_search import PrivateSearch, SearchPlan, SearchResult
+from botorch_dp.tuning.private_selection import PrivateSelection, SelectionPlan, SelectionResult

@@ -1,10 +1,12 @@
 r"""One call that tunes on records which must not leak, and publishes one configuration.
 
-Two routes, and a rule that knows public numbers only. *Selection*: the mean scores of
-configurations that fill the space are compared by permute-and-flip. *Descent*: from the middle of
-the space, gradients of single records are inferred from the scores around a location, clipped,
-averaged and released with Gaussian noise; everything after that is post-processing, and a Gaussian
-process that has seen the released gradients says where to go next.
+Four routes, and a rule that knows public numbers only. *Selection*: the mean scores of
+configurations that fill the space are compared by permute-and-flip. *Slope*: the slope of the
+scores over the whole space, and over narrower and narrower regions, is released with Laplace noise.
+*Descent*: from the middle of the space, gradients of single records are inferred from the scores
+around a location, clipped, averaged and released with Gaussian noise; everything after that is
+post-processing, and a Gaussian process that has seen the released gradients says where to go next.
+*Scores*: mean scores are released with Gaussian noise, and a Gaussian process has seen them.
 """
 
 from __future__ import annotations
@@ -14,15 +16,20 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Any, Literal, Never
+from typing import Any, Literal, get_args
 
-from botorch_dp._checks import check_integer, check_interval, check_positive
+from botorch_dp._checks import (
+    check_choice,
+    check_integer,
+    check_interval,
+    check_positive,
+    hints_at_ours,
+)
 from botorch_dp._progress import ProgressBar
 from botorch_dp.objectives import (
     ObjectiveDiagnostics,
     check_bearable,
     one_column_warning,
-    refuse_unknown,
 )
 from botorch_dp.privacy import (
     ONE_RECORD,
@@ -34,6 +41,7 @@ from botorch_dp.privacy import (
     PrivacyLoss,
     PrivacyUnit,
     PureLoss,
+    Receipt,
     Release,
     check_unit,
     gaussian_mu,
@@ -52,9 +60,14 @@ from botorch_dp.space import Config, SearchSpace
 from botorch_dp.tuning.searching import Coordinates, Mapper, Part, ScoreTable, Searching
 
 RecordScores = Callable[[list[Config]], Any]
-Route = Literal["selection", "descent"]
+Route = Literal["selection", "slope", "descent", "scores"]
 
 _CHOSEN = "the space, the bounds and the settings were chosen without the records"
+#: What to write in place of some arguments.
+_HINTS = {
+    **dict.fromkeys(("epsilon", "delta"), "Pass `budget=PrivacyBudget(epsilon, delta)`."),
+    "cv": "Fits must not read validation records; see docs/tuning.md.",
+}
 #: With so few numbers to tune, space-filling points come close enough by themselves.
 _FEW = 2
 #: More steps than this only divide the budget further; evaluations left over widen each stencil.
@@ -65,6 +78,21 @@ _CATEGORY_EVALUATIONS, _CATEGORY_SHARE = 0.25, 0.1
 _CLIP_SHARE, _SCORE_SHARE = 0.08, 0.1
 #: The part of a pure epsilon for the score.
 _PURE_SCORE_SHARE = 0.2
+#: The same for categories before a slope.
+_PURE_CATEGORY_SHARE = 0.3
+#: One more slope for each so much of ``n epsilon / d``, at most so many, and each of at least so
+#: many configurations in units of ``d + 1``. On the generated tasks of ``which_method`` (seeds 200
+#: to 214) one slope was best at 15, two or three at 30 to 50, and five at 75 and more.
+_PER_SLOPE, _MOST_SLOPES, _SLOPE_STENCILS = 15, 5, 3
+#: Up to this ``n mu / sqrt(d)`` slopes of regions show more than gradients at single locations:
+#: ``which_small`` has regrets of 0.171 against 0.365 between 5 and 10. From 11 to 40 slopes were
+#: better on a plateau and on noisy losses, and worse on heavy tails and, by up to 0.13, on ripples
+#: (seeds 3 to 12 of the generated tasks and of the grid).
+_SLOPES_UP_TO = 11.0
+#: Where losses have no slopes, scores whose noise has at most this standard deviation, in units of
+#: the bounds' width, are worth more than a selection (``which_trees_100``: better with four and six
+#: parameters up to 0.003, level at 0.008, worse at 0.02).
+_CLEAR = 0.004
 
 
 # --- What follows from the settings. ---
@@ -75,13 +103,16 @@ class SearchPlan:
     """Public facts about a search that has not begun: its price, its noise and its evaluations.
 
     Args:
-        route: ``"selection"`` or ``"descent"``.
+        route: ``"selection"``, ``"slope"``, ``"descent"`` or ``"scores"``.
         reason: Why, in a sentence.
         num_records: ``n``.
         evaluations: How many configurations all records are scored at, for each part.
         shares: What each part costs: an epsilon (selection) or a mu (descent).
-        steps: Released gradients; 0 for a selection.
+        steps: Released gradients.
         batch_size: Configurations for each of them.
+        slopes: Released slopes of whole regions, the first of which is the whole space.
+        slope_size: Configurations for each of them.
+        seen: What each route could see through its noise, in a sentence.
         noise: What to expect of the noise, in a sentence.
         guarantee: What all that is published promises together, and costs.
     """
@@ -95,16 +126,25 @@ class SearchPlan:
     batch_size: int
     noise: str
     guarantee: Guarantee
+    slopes: int = 0
+    slope_size: int = 0
+    seen: str = ""
+
+    @property
+    def is_pure(self) -> bool:
+        """Whether all that is released is pure epsilon-DP."""
+        return self.route in ("selection", "slope")
 
     def __str__(self) -> str:
-        power = 1 if self.route == "selection" else 2
+        power = 1 if self.is_pure else 2
         whole = sum(share**power for share in self.shares.values())
         parts = [
             f"{share**power / whole:.0%} for the {part} ({self.evaluations.get(part, 0)})"
             for part, share in self.shares.items()
         ]
         budget = f"Budget (and evaluations): {', '.join(parts)}."
-        return "\n".join((f"Method: {self.reason}", budget, self.noise, str(self.guarantee)))
+        method = f"Method: {self.reason[0].upper()}{self.reason[1:]}"
+        return "\n".join((method, budget, self.noise, self.seen, str(self.guarantee)))
 
 
 @dataclass(frozen=True, repr=False)
@@ -129,9 +169,31 @@ class SearchResult:
         """The one guarantee of all that is released, the score included."""
         return self.config.guarantee
 
+    def receipt(self, **facts: Any) -> Receipt:
+        """A document that a stranger can check; see :meth:`Receipt.of` for the ``facts``.
+
+        It is of the configuration, or of ``{"config": ..., "score": ...}`` where a score was
+        released with it.
+        """
+        value: dict[str, Any] = dict(self.config.value)
+        if self.score is not None:
+            value = {"config": value, "score": self.score.value}
+        known: dict[str, Any] = {"settings": "fixed beforehand", "note": self.route}
+        return Receipt.of(Release(value, self.guarantee), **{**known, **facts})
+
     def __repr__(self) -> str:
         score = "" if self.score is None else f", score={self.score.value:.6g}"
         return f"SearchResult(config={self.config.value}{score}; {self.guarantee})"
+
+    def __str__(self) -> str:
+        """What one would paste into a report."""
+        config = ", ".join(f"{name} = {value}" for name, value in self.config.value.items())
+        lines = [f"Configuration: {config}", f"Method: {self.route}"]
+        if self.score is not None:
+            scale = self.score.scale
+            noise = "" if scale is None else f" (scale of its noise: {scale:.2g})"
+            lines.append(f"Mean score: {self.score.value:.4g}{noise}")
+        return "\n".join([*lines, str(self.guarantee)])
 
 
 # --- The search. ---
@@ -146,8 +208,13 @@ class PrivateSearch:
 
     - *selection* costs a pure epsilon: permute-and-flip [McKenna2020] on the mean scores of
       ``evaluations`` configurations that fill the space. It is taken for up to two numbers,
-      where there is nothing but categories, under constraints, without a delta, for scores that
-      are no mean over records (AUC, F1), and where gradients would be smaller than their noise;
+      where there is nothing but categories, under constraints, for scores that are no mean over
+      records (AUC, F1), and for models whose losses jump (trees, neighbours);
+    - *slope* costs a pure epsilon: categories are chosen by permute-and-flip, then slopes of
+      regions are released (see :mod:`~botorch_dp.tuning.slopes`). It is taken without a delta, and
+      with one where ``n mu / sqrt(d)`` is at most 11;
+    - *scores* costs ``gaussian_mu(epsilon, delta)``: every mean score is released. It is taken
+      instead of a selection where the noise of each score is at most 0.004 of the bounds' width;
     - *descent* costs ``gaussian_mu(epsilon, delta)``: categories are chosen by permute-and-flip,
       with all numbers in the middle of their ranges; then a clip norm is selected and gradients
       are released (see :class:`~botorch_dp.descent.DPGIBO`), and a Gaussian process on the
@@ -170,14 +237,16 @@ class PrivateSearch:
             :func:`~botorch_dp.objectives.per_record_scores`.
         space: What may be tried. Models see its scale, so give ``log=True`` where it belongs.
         bounds: Public bounds ``(lo, hi)`` of a score.
-        budget: What may be spent; without a delta a selection is the only route.
+        budget: What may be spent; without a delta only selections and slopes can be had.
         evaluations: How many configurations all records may be scored at.
         num_records: ``n``, which is public under replace-one; by default the attribute of that
             name of ``record_scores``.
         maximize: Whether a large score is good.
+        route: One of ``"selection"``, ``"slope"``, ``"descent"`` and ``"scores"``. With ``"auto"``
+            it follows from public numbers, and from whether ``record_scores`` has an attribute
+            ``has_steps``: losses that jump as parameters change have no slope.
         unit: Whom or what one column of the scores is; replace-one is the only relation.
         unsafe_seed: Simulate with reproducible noise. The result then promises nothing.
-        unknown: Refused, with the name that an argument of other libraries has here.
 
     Example:
         >>> search = PrivateSearch(
@@ -192,6 +261,7 @@ class PrivateSearch:
         >>> result.config.value, result.guarantee
     """
 
+    @hints_at_ours("PrivateSearch", _HINTS)
     def __init__(
         self,
         record_scores: RecordScores,
@@ -202,16 +272,10 @@ class PrivateSearch:
         evaluations: int,
         num_records: int | None = None,
         maximize: bool = False,
+        route: Route | Literal["auto"] = "auto",
         unit: PrivacyUnit = ONE_RECORD,
         unsafe_seed: int | None = None,
-        **unknown: Never,
     ) -> None:
-        refuse_unknown(
-            type(self),
-            unknown,
-            **dict.fromkeys(("epsilon", "delta"), "Pass `budget=PrivacyBudget(epsilon, delta)`."),
-            cv="Fits must not read validation records; see docs/tuning.md.",
-        )
         if not callable(record_scores):
             raise TypeError(
                 f"`record_scores` must be callable, got {type(record_scores).__name__}: pass a "
@@ -244,6 +308,7 @@ class PrivateSearch:
         warn_of_narrow_bounds(record_scores, self.bounds)
         self.num_records = n
         self.record_scores = record_scores
+        self._has_steps = bool(getattr(record_scores, "has_steps", False))
         self.space = space
         self.budget = budget
         self.maximize = bool(maximize)
@@ -258,12 +323,20 @@ class PrivateSearch:
             unsafe_seed = check_integer("unsafe_seed", unsafe_seed, at_least=0)
         self.unsafe_seed = unsafe_seed
         self.coordinates = Coordinates(space)
+        check_choice("route", route, ("auto", *get_args(Route)))
+        self.route: Route | Literal["auto"] = route
+        self._check_route()
 
     def plan(self, *, release_score: bool = False) -> SearchPlan:
         """Route, price, noise and evaluations of :meth:`run`; reads no record."""
-        reason = self._why_selection(release_score)
-        plan = self._selection_plan if reason else self._descent_plan
-        return plan(reason or "", release_score)
+        route, why = self._route(release_score)
+        plans = {
+            "selection": self._selection_plan,
+            "slope": self._slope_plan,
+            "descent": self._descent_plan,
+            "scores": self._scores_plan,
+        }
+        return replace(plans[route](why, release_score), seen=self._seen(release_score))
 
     def run(
         self,
@@ -320,47 +393,135 @@ class PrivateSearch:
 
     # Plans.
 
-    def _why_selection(self, release_score: bool) -> str | None:
-        """Why the route must be a selection, or None where a descent is better."""
-        smooth = len(self.coordinates.smooth)
-        begin = "Permute-and-flip on space-filling configurations, because "
-        if self.statistic is not None:
-            return begin + (
-                f"{self.statistic.name} is no mean over records, so that no record has a gradient "
-                "of its own."
+    def _check_route(self) -> None:
+        """Refuse a route that cannot be taken, before anything is read."""
+        if self.route in ("descent", "scores") and self.budget.delta == 0:
+            raise ValueError(
+                f"`route` = {self.route!r} adds Gaussian noise, which needs a delta, but the "
+                'budget has none: use route="slope" or "selection", or '
+                f"PrivacyBudget({self.budget.epsilon:g}, 1e-6)."
             )
-        if self.budget.delta == 0:
-            return begin + "the budget has no delta, which Gaussian noise on gradients would need."
-        if smooth == 0:
-            return begin + "there is no number whose slope could be followed."
-        if self.space.has_conditions:
-            return begin + "a number that is not active everywhere has no slope there."
-        if self.space.constraints:
-            return begin + "constraints would cut the stencils that gradients are inferred from."
-        if smooth <= _FEW:
-            return begin + (
+        if self.route not in ("slope", "descent"):
+            return
+        why_not = self._without_slopes()
+        if why_not is not None:
+            raise ValueError(
+                f'`route` = {self.route!r} cannot be taken: {why_not} Use "selection".'
+            )
+        needed = len(self.coordinates.smooth) + 1
+        if self._left(True) < needed:
+            raise ValueError(
+                f"`route` = {self.route!r} takes at least {needed} evaluations for slopes, but of "
+                f"`evaluations` = {self.evaluations} only {max(self._left(True), 0)} are left."
+            )
+
+    def _route(self, release_score: bool) -> tuple[Route, str]:
+        """The route that is taken, and why, from public numbers only."""
+        if self.route != "auto":
+            return self.route, "you chose this route."
+        smooth = len(self.coordinates.smooth)
+        why_not = self._without_slopes()
+        if why_not is None and self._has_steps:
+            why_not = "the losses of such a model jump, and do not slope."
+        if why_not is None and smooth <= _FEW:
+            return "selection", (
                 f"they cover {smooth} number{'s' if smooth > 1 else ''} densely enough."
             )
-        descent = self._descent_plan("", release_score)
-        if not descent.steps:
-            return begin + (
-                f"{self.evaluations} evaluations are too few for a gradient in {smooth} numbers, "
+        if why_not is None and self._left(release_score) < smooth + 1:
+            why_not = (
+                f"{self.evaluations} evaluations are too few for a slope in {smooth} numbers, "
                 f"which takes {smooth + 1} of its own."
             )
-        ratio = self.noise_to_clip(descent)
-        if ratio > math.sqrt(descent.steps):
-            return begin + (
-                f"gradients in {smooth} numbers would be smaller than their noise, even averaged "
-                "over all steps."
+        if why_not is not None:
+            noise = self._score_noise(release_score)
+            if noise > _CLEAR * self._width or len(self.space.parameters) <= _FEW:
+                return "selection", why_not
+            return "scores", (
+                f"their noise, a standard deviation of {noise:.2g}, hides little, and {why_not}"
             )
+        if self.budget.delta == 0:
+            return "slope", "the budget has no delta, which Gaussian noise would need."
+        mu = gaussian_mu(self.budget.epsilon, self.budget.delta)
+        if self.num_records * mu / math.sqrt(smooth) <= _SLOPES_UP_TO:
+            return "slope", (
+                f"with {self.num_records:,} records the gradients at single locations would be "
+                "small beside their noise."
+            )
+        return "descent", (
+            f"{self.evaluations} configurations would cover a {smooth}-dimensional space too "
+            "thinly."
+        )
+
+    def _seen(self, release_score: bool) -> str:
+        """What each route that could be taken would see, in units of the score or of records."""
+        selection = self._selection_plan("", release_score)
+        count = selection.evaluations["selection"]
+        found = 2 * self._one_record / selection.shares["selection"] * math.log(count / 0.05)
+        parts = [f"selection, differences of {found:.2g} in the score"]
+        if self._without_slopes() is None and self._left(release_score) > len(
+            self.coordinates.smooth
+        ):
+            slope = self._slope_noise(self._slope_plan("", release_score))
+            parts.append(
+                f"slope, a direction that {min(slope, 1):.0%} more records gain by than lose"
+            )
+            if self.budget.delta > 0:
+                plan = self._descent_plan("", release_score)
+                gradient = self.noise_to_clip(plan) / math.sqrt(plan.steps)
+                parts.append(f"descent, one that {min(gradient, 1):.0%} more do")
+        noise = self._score_noise(release_score)
+        if math.isfinite(noise):
+            # Two scores differ by more than two standard deviations of their difference.
+            parts.append(f"scores, differences of {2 * math.sqrt(2) * noise:.2g}")
+        return f"What each route could see through its noise: {'; '.join(parts)}."
+
+    def _slope_noise(self, plan: SearchPlan) -> float:
+        """Typical length of one slope's noise over the slope's, did all records agree."""
+        # Of vectors in all directions, an l1 norm is 0.8 sqrt(d) times the l2 norm.
+        smooth = len(self.coordinates.smooth)
+        return 2.3 * smooth * plan.slopes / (self.num_records * plan.shares["slope"])
+
+    def _score_noise(self, release_score: bool) -> float:
+        """The standard deviation of each score's noise, were all of them released."""
+        if self.budget.delta == 0 or self.space.has_conditions:
+            return math.inf
+        plan = self._scores_plan("", release_score)
+        std = self._one_record / plan.shares["scores"]
+        return std * math.sqrt(plan.evaluations["scores"])
+
+    def _without_slopes(self) -> str | None:
+        """Why no slope can be followed here, or None."""
+        if self.statistic is not None:
+            return (
+                f"{self.statistic.name} is no mean over records, so that no record has a slope of "
+                "its own."
+            )
+        if not self.coordinates.smooth:
+            return "there is no number whose slope could be followed."
+        if self.space.has_conditions:
+            return "a number that is not active everywhere has no slope there."
+        if self.space.constraints:
+            return "constraints would cut the stencils that slopes are inferred from."
         return None
+
+    def _left(self, release_score: bool) -> int:
+        """Evaluations that are left for slopes or gradients."""
+        left = self.evaluations - release_score
+        if self.coordinates.has_coarse:
+            left -= self._num_categories(left)
+        return left
+
+    def _num_categories(self, left: int) -> int:
+        """How many choices of everything without a slope are compared."""
+        wanted = max(2, int(_CATEGORY_EVALUATIONS * left))
+        return len(self.coordinates.categories(wanted))
 
     def noise_to_clip(self, plan: SearchPlan) -> float:
         """Typical length of one gradient's noise over the longest gradient there can be."""
         step_mu = plan.shares["gradients"] / math.sqrt(plan.steps)
         return 2 * math.sqrt(len(self.coordinates.smooth)) / (self.num_records * step_mu)
 
-    def _selection_plan(self, reason: str, release_score: bool) -> SearchPlan:
+    def _selection_plan(self, why: str, release_score: bool) -> SearchPlan:
         weights: dict[Part, float] = {"selection": 1.0}
         if release_score:
             weights = {"selection": 1 - _PURE_SCORE_SHARE, "score": _PURE_SCORE_SHARE}
@@ -380,7 +541,7 @@ class PrivateSearch:
             noise += f" The released score's noise has a standard deviation of {std:.2g}."
         return SearchPlan(
             route="selection",
-            reason=reason,
+            reason=f"permute-and-flip on space-filling configurations, because {why}",
             num_records=self.num_records,
             evaluations=evaluations,
             shares=shares,
@@ -390,7 +551,52 @@ class PrivateSearch:
             guarantee=self._guarantee(PureLoss(self.budget.epsilon)),
         )
 
-    def _descent_plan(self, reason: str, release_score: bool) -> SearchPlan:
+    def _slope_plan(self, why: str, release_score: bool) -> SearchPlan:
+        smooth, n = len(self.coordinates.smooth), self.num_records
+        weights: dict[Part, float] = {}
+        evaluations: dict[Part, int] = {}
+        left = self.evaluations - release_score
+        if self.coordinates.has_coarse:
+            weights["selection"] = _PURE_CATEGORY_SHARE
+            evaluations["selection"] = self._num_categories(left)
+            left -= evaluations["selection"]
+        if release_score:
+            weights["score"] = _PURE_SCORE_SHARE
+            evaluations["score"] = 1
+        weights["slope"] = 1 - sum(weights.values())
+        shares = split_sum(self.budget.epsilon, weights)
+        wanted_slopes = round(n * shares["slope"] / (_PER_SLOPE * smooth))
+        slopes = max(1, min(_MOST_SLOPES, wanted_slopes, left // (_SLOPE_STENCILS * (smooth + 1))))
+        size = left // slopes
+        evaluations["slope"] = slopes * size
+        plan = SearchPlan(
+            route="slope",
+            reason=(
+                f"{'one noisy slope' if slopes == 1 else f'{slopes} noisy slopes'} of "
+                f"{'the whole space' if slopes == 1 else 'narrower and narrower regions'}"
+                + (" after a choice of the categories" if self.coordinates.has_coarse else "")
+                + f", because {why}"
+            ),
+            num_records=n,
+            evaluations=evaluations,
+            shares=shares,
+            steps=0,
+            batch_size=0,
+            noise="",
+            guarantee=self._guarantee(PureLoss(self.budget.epsilon)),
+            slopes=slopes,
+            slope_size=size,
+        )
+        noise = (
+            f"With {n:,} records the noise of each slope is about {self._slope_noise(plan):.2g} "
+            "times as long as the slope would be if all records agreed."
+        )
+        if release_score:
+            std = math.sqrt(2) * self._one_record / shares["score"]
+            noise += f" The released score's noise has a standard deviation of {std:.2g}."
+        return replace(plan, noise=noise)
+
+    def _descent_plan(self, why: str, release_score: bool) -> SearchPlan:
         smooth, coarse = len(self.coordinates.smooth), self.coordinates.has_coarse
         mu = gaussian_mu(self.budget.epsilon, self.budget.delta)
         weights: dict[Part, float] = {"clip norm": _CLIP_SHARE}
@@ -398,8 +604,7 @@ class PrivateSearch:
         left = self.evaluations - release_score
         if coarse:
             weights["selection"] = _CATEGORY_SHARE
-            wanted = max(2, int(_CATEGORY_EVALUATIONS * left))
-            evaluations["selection"] = len(self.coordinates.categories(wanted))
+            evaluations["selection"] = self._num_categories(left)
             left -= evaluations["selection"]
         if release_score:
             weights["score"] = _SCORE_SHARE
@@ -411,12 +616,10 @@ class PrivateSearch:
         evaluations["gradients"] = steps * batch_size
         plan = SearchPlan(
             route="descent",
-            reason=reason
-            or (
+            reason=(
                 f"{steps} noisy gradient steps"
                 + (" after a choice of the categories" if coarse else "")
-                + f", because {self.evaluations} configurations would cover a {smooth}-dimensional "
-                "space too thinly."
+                + f", because {why}"
             ),
             num_records=self.num_records,
             evaluations=evaluations,
@@ -437,6 +640,31 @@ class PrivateSearch:
             std = self._one_record / shares["score"]
             noise += f" The released score's noise has a standard deviation of {std:.2g}."
         return replace(plan, noise=noise)
+
+    def _scores_plan(self, why: str, release_score: bool) -> SearchPlan:
+        mu = gaussian_mu(self.budget.epsilon, self.budget.delta)
+        weights: dict[Part, float] = {"scores": 1.0}
+        evaluations: dict[Part, int] = {"scores": self.evaluations}
+        if release_score:
+            weights = {"scores": 1 - _SCORE_SHARE, "score": _SCORE_SHARE}
+            evaluations = {"scores": self.evaluations - 1, "score": 1}
+        shares = split_squares(mu, weights)
+        std = self._one_record * math.sqrt(evaluations["scores"]) / shares["scores"]
+        noise = f"The noise of each score has a standard deviation of {std:.2g}."
+        if release_score:
+            last = self._one_record / shares["score"]
+            noise += f" That of the published one's has {last:.2g}."
+        return SearchPlan(
+            route="scores",
+            reason=f"noisy scores and a Gaussian process that has seen them, because {why}",
+            num_records=self.num_records,
+            evaluations=evaluations,
+            shares=shares,
+            steps=0,
+            batch_size=0,
+            noise=noise,
+            guarantee=self._guarantee(GaussianLoss(mu)).quoted_at(self.budget.delta),
+        )
 
     @property
     def _one_record(self) -> float:

@@ -35,15 +35,23 @@ from botorch_dp.privacy import (
     laplace_mechanism,
     pure_dp_epsilon,
 )
-from botorch_dp.privacy.rounding import sqrt_below
+from botorch_dp.privacy.rounding import float_below, sqrt_below
 from botorch_dp.privacy.runs import Run
 from botorch_dp.scores import checked_scores, clipped_sum, grid_levels
 from botorch_dp.space import Choice, Config, Integer, SearchSpace
+from botorch_dp.tuning.released_scores import best_config, next_configs
+from botorch_dp.tuning.slopes import (
+    clipped_slopes,
+    downhill,
+    noisy_slope,
+    region_points,
+    slope_weights,
+)
 
 if TYPE_CHECKING:
     from botorch_dp.tuning.private_search import PrivateSearch, SearchPlan
 
-Part = Literal["selection", "clip norm", "gradients", "score"]
+Part = Literal["selection", "slope", "clip norm", "gradients", "scores", "score"]
 
 
 class Mapper(Protocol):
@@ -59,6 +67,12 @@ _CHUNK = 16
 _SMOOTH_LEVELS = 8
 #: Of the kernel that infers gradients, and of the stencil in units of it: from, to.
 _LENGTH_SCALE, _RADII = 0.4, (1.5, 0.15)
+#: The part of released scores that fills the space, and in how many rounds the others follow: more
+#: rounds take longer, and nobody has measured whether they find more.
+_FILLING, _ROUNDS = 0.25, 12
+#: The side of the region of a slope over that of the one before; 0.5 was level, 0.7 worse by 0.02
+#: (the generated tasks of ``which_method``, seeds 200 to 214).
+_NARROWER = 0.6
 #: Half the side of the box that the next location is looked for in: from, to.
 _BOXES = (0.25, 0.05)
 #: Released slopes that are modelled together; older ones are forgotten.
@@ -216,13 +230,23 @@ class Searching:
 
     def configuration(self) -> Config:
         """The configuration to publish."""
-        count = self._plan.evaluations.get("selection", 0)
-        if self._plan.route == "selection":
-            return self._chosen(self._coordinates.filling(count))
-        base = self._coordinates.middle()
+        plan, coordinates = self._plan, self._coordinates
+        count = plan.evaluations.get("selection", 0)
+        if plan.route == "selection":
+            return self._chosen(coordinates.filling(count))
+        if plan.route == "scores":
+            return self._modelled()
+        base = coordinates.middle()
         if count:
-            base = self._chosen(self._coordinates.categories(count))
-        return self._descended(base, first=-(-count // _CHUNK))
+            base = self._chosen(coordinates.categories(count))
+        location = coordinates.positions([base]).squeeze(0)
+        first = -(-count // _CHUNK)
+        for number in range(plan.slopes):
+            location = self._below(base, location, number, first)
+            first += -(-plan.slope_size // _CHUNK)
+        if plan.route == "descent":
+            location = self._descended(base, location, first)
+        return coordinates.at(base, location.unsqueeze(0))[0]
 
     def score(self, config: Config) -> tuple[float, float]:
         """The noisy mean score of a configuration, and the scale of its noise."""
@@ -231,7 +255,7 @@ class Searching:
         one_record, offset, unit = self._units()
         mechanism: Callable[..., Release[float]] = gaussian_mechanism
         level: dict[str, float] = {"mu": share}
-        if self._plan.route == "selection":
+        if self._plan.is_pure:
             mechanism, level = laplace_mechanism, {"epsilon": share}
 
         def read() -> float:
@@ -256,7 +280,10 @@ class Searching:
             chunks = [candidates[i : i + _CHUNK] for i in range(0, len(candidates), _CHUNK)]
             losses = (self._table.losses(number, chunk) for number, chunk in enumerate(chunks))
             rows = itertools.chain.from_iterable(losses)
-            return torch.tensor([self._counted(row) for row in rows], dtype=torch.double) * sign
+            return (
+                torch.tensor([self._counted(row) for row in rows], dtype=torch.double, device="cpu")
+                * sign
+            )
 
         one_record, _, unit = self._units()
         sign = -1 if unit > 0 else 1
@@ -275,17 +302,98 @@ class Searching:
             return statistic.sensitivity, statistic.offset, statistic.unit
         return grid_levels(n), 0.0, 1 / (grid_levels(n) * n)
 
-    def _descended(self, base: Config, first: int) -> Config:
-        """Follow noisy gradients from the configuration ``base``."""
+    def _modelled(self) -> Config:
+        """Release scores, some at a time, where a model of the ones before promises most."""
+        search, total = self._search, self._plan.evaluations["scores"]
+        one_record, offset, unit = self._units()
+        each = Fraction(self._plan.shares["scores"]) ** 2 / total  # a square of mu
+        variance = (one_record * unit) ** 2 / float(each)
+        first = min(total, max(len(search.space.parameters) + 1, round(_FILLING * total)))
+        later = -(-(total - first) // _ROUNDS)
+        asked: list[Config] = []
+        losses = torch.empty(0, dtype=torch.double, device="cpu")
+        number = 0
+        while len(asked) < total:
+            if number in self._table:
+                configs = self._table.configs(number)
+            elif number == 0:
+                configs = self._coordinates.filling(first)
+            else:
+                count = min(later, total - len(asked))
+                configs = next_configs(search.space, asked, losses, variance, count)
+            if not configs:  # a finite space may have fewer
+                break
+            sums = self._noisy_sums(number, configs, each)
+            losses = torch.cat((losses, offset + unit * sums))
+            asked += configs
+            number += 1
+        return best_config(search.space, asked, losses, variance)
+
+    def _noisy_sums(self, number: int, configs: list[Config], each: Fraction) -> Tensor:
+        """What the scores of some configurations are in whole units; each costs a square of mu."""
+        one_record, _, _ = self._units()
+        # What is charged is rounded down, and what is drawn costs no more than what is charged.
+        share = sqrt_below(each * len(configs))
+        mu = sqrt_below(Fraction(share) ** 2 / len(configs))
+
+        def read() -> Tensor:
+            rows = self._table.losses(number, configs)
+            counts = [self._counted(row) for row in rows]
+            return torch.tensor(counts, dtype=torch.double, device="cpu")
+
+        def draw(sums: Tensor) -> Tensor:
+            seed = self._seed(3_000_000 + number)
+            noisy = [
+                gaussian_mechanism(
+                    float(value),
+                    sensitivity=one_record,
+                    mu=mu,
+                    unsafe_seed=None if seed is None else (seed << 16) + place,
+                ).value
+                for place, value in enumerate(sums)
+            ]
+            return torch.tensor(noisy, dtype=torch.double, device="cpu")
+
+        return self._released("scores", share, draw, read, key=f"scores {number + 1}")
+
+    def _below(self, base: Config, location: Tensor, number: int, first: int) -> Tensor:
+        """Down the released slope of a region around a location; the first one is the cube."""
+        plan, n = self._plan, self._search.num_records
+        side = _NARROWER**number
+        points = region_points(location, side, plan.slope_size, number)
+        chunks = list(enumerate(points.split(_CHUNK), first))
+        points = torch.cat([self._placed(base, place, chunk) for place, chunk in chunks])
+        if plan.is_pure:
+            share = float_below(Fraction(plan.shares["slope"]) / plan.slopes)
+        else:
+            share = sqrt_below(Fraction(plan.shares["slope"]) ** 2 / plan.slopes)
+
+        def read() -> Tensor:
+            rows = [
+                self._table.losses(place, self._coordinates.at(base, chunk))
+                for place, chunk in chunks
+            ]
+            return clipped_slopes(slope_weights(points), rows, pure=plan.is_pure).value()
+
+        def draw(mean: Tensor) -> Tensor:
+            seed = self._seed(2_000_000 + number)
+            return noisy_slope(mean, n, share=share, pure=plan.is_pure, unsafe_seed=seed)
+
+        slope = self._released("slope", share, draw, read, key=f"slope {number + 1}")
+        return downhill(location, slope, side)
+
+    def _descended(self, base: Config, location: Tensor, first: int) -> Tensor:
+        """Follow noisy gradients from a location, with everything coarse as in ``base``."""
         plan, coordinates, n = self._plan, self._coordinates, self._search.num_records
         dim = len(coordinates.smooth)
-        location = coordinates.positions([base]).squeeze(0)
         derivatives = Matern52Derivatives(location.new_full((1,), _LENGTH_SCALE))
         noise = observation_noise(derivatives, location, 0.0)
         design = Design(
-            radius=_RADII, batch_size=plan.batch_size, max_points=max(2000, plan.batch_size)
+            radius=_RADII,
+            batch_size=plan.batch_size,
+            max_points=max(2000, plan.batch_size),
         )
-        box = torch.stack((torch.zeros(dim), torch.ones(dim))).double()
+        box = torch.tensor([[0.0] * dim, [1.0] * dim], dtype=torch.double, device="cpu")
         observations = Observations(KernelFactor.empty(derivatives, dim))
         step_mu = sqrt_below(Fraction(plan.shares["gradients"]) ** 2 / plan.steps)
         locations: list[Tensor] = []
@@ -313,7 +421,7 @@ class Searching:
             gradients.append(gradient)
             stds.append(2 * clip_norm / (n * step_mu))
             location = self._next(torch.stack(locations), torch.stack(gradients), stds, step)
-        return coordinates.at(base, location.unsqueeze(0))[0]
+        return location
 
     def _placed(self, base: Config, number: int, points: Tensor) -> Tensor:
         """Proposed points where configurations can be, or what was asked for before a restart."""
@@ -330,7 +438,11 @@ class Searching:
     def _next(self, X: Tensor, G: Tensor, stds: list[float], step: int) -> Tensor:
         """Where the Gaussian process on released gradients is smallest, near the best so far."""
         newest = slice(-max(1, _LARGEST_MODEL // X.shape[-1]), None)
-        X, G, noise = X[newest], G[newest], torch.tensor(stds, dtype=torch.double)[newest]
+        X, G, noise = (
+            X[newest],
+            G[newest],
+            torch.tensor(stds, dtype=torch.double, device="cpu")[newest],
+        )
         model = GradientModel(X, G, noise)
         best = X[int(model.mean(X).argmin())]
         wide, narrow = _BOXES
@@ -354,7 +466,7 @@ class Searching:
         n = self._search.num_records
         ratio = self._search.noise_to_clip(self._plan)
         allowed = round(n * min(_LONGER[1], max(_LONGER[0], _PER_NOISE * ratio)))
-        limits = torch.tensor(_CLIP_NORMS, dtype=torch.double)
+        limits = torch.tensor(_CLIP_NORMS, dtype=torch.double, device="cpu")
 
         share = sqrt_below(Fraction(self._plan.shares["clip norm"]) ** 2 / len(self._clip_steps()))
         # Counts, and with them all utilities, are integers: no rounding moves them further.
@@ -362,7 +474,7 @@ class Searching:
         preference = (_PREFERENCE * octaves / pure_dp_epsilon(share)).round()
 
         def read() -> Tensor:
-            longer = torch.zeros(len(limits), dtype=torch.double)
+            longer = torch.zeros(len(limits), dtype=torch.double, device="cpu")
             for part in seen().gradients(weights):
                 norms = part.norm(dim=0).nan_to_num(nan=math.inf)
                 longer += (norms.unsqueeze(0) > limits.unsqueeze(-1)).sum(-1)
@@ -406,7 +518,7 @@ class Searching:
         seed: int,
     ) -> int:
         """The index of a large utility."""
-        epsilon = share if self._plan.route == "selection" else pure_dp_epsilon(share)
+        epsilon = share if self._plan.is_pure else pure_dp_epsilon(share)
 
         def draw(utilities: Tensor) -> int:
             return exponential_mechanism(
@@ -429,7 +541,7 @@ class Searching:
         key: str,
     ) -> Any:
         """What ``draw`` makes of what ``read`` saw, charged before and drawn once."""
-        loss = PureLoss(share) if self._plan.route == "selection" else GaussianLoss(share)
+        loss = PureLoss(share) if self._plan.is_pure else GaussianLoss(share)
         price = Guarantee(f"Private search, {part}", self._plan.guarantee.unit, (loss,))
         if self._search.unsafe_seed is not None:
             price = price.simulated()
@@ -444,9 +556,11 @@ class Searching:
 # --- The model of released gradients. ---
 
 #: Length-scales to choose from, in units of the cube.
-_LENGTH_SCALES = torch.logspace(math.log10(0.1), math.log10(3.0), 9, dtype=torch.double).tolist()
+_LENGTH_SCALES = torch.logspace(
+    math.log10(0.1), math.log10(3.0), 9, dtype=torch.double, device="cpu"
+).tolist()
 #: Variances of the slopes to choose from, in units of what is seen beyond the noise.
-_VARIANCES = torch.logspace(-1.0, 1.0, 7, dtype=torch.double).tolist()
+_VARIANCES = torch.logspace(-1.0, 1.0, 7, dtype=torch.double, device="cpu").tolist()
 #: What no smooth function explains, as a part of what is seen beyond the noise.
 _UNEXPLAINED = (0.0, 0.1)
 #: What is expected of the length-scale before anything is seen, and how firmly (in logarithms).

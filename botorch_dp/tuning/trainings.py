@@ -17,49 +17,114 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
 from botorch_dp.privacy import TrialNumber, gaussian_mechanism
 from botorch_dp.privacy.runs import Run
 from botorch_dp.space import Config
-from botorch_dp.training import DPTrainer
-from botorch_dp.training.evaluation import right_of_each
-from botorch_dp.training.plan import REPLACE_ONE
+from botorch_dp.tuning.artifacts import Artifacts
 
 _OF_THE_MACHINE = (OSError, MemoryError, sqlite3.Error)
+#: What rounding in a mean of doubles may add to its sensitivity, relatively.
+_ROUNDING = 1e-6
+
+#: ``train(config, noise_multiplier) -> (artifact, score)``; in a simulation with ``seed=``, too.
+Train = Callable[..., tuple[Any, float]]
 
 # --- One training and its score. ---
 
 
 @dataclass(frozen=True)
 class Scoring:
-    """How a model is scored: the share of records that it classifies right.
+    """The noise of a score.
 
     Args:
-        on_training_records: Rather than on the test records.
-        mu: With Gaussian noise of this mu on the number of records; None without noise.
+        mu: Of the Gaussian noise; None without noise.
+        num_scored: How many records' scores a score is the mean of.
     """
 
-    on_training_records: bool = False
     mu: float | None = None
+    num_scored: int = 1
 
-    def score(self, trainer: DPTrainer, model: nn.Module, seed: int | None) -> float:
-        """The score, drawn from the operating system's entropy unless there is a seed."""
+    @property
+    def sensitivity(self) -> float:
+        """How far one record moves a mean of scores in [0, 1]."""
+        return (1 + _ROUNDING) / self.num_scored
+
+    @property
+    def std(self) -> float | None:
+        """The standard deviation of the noise; None without noise."""
+        return None if self.mu is None else self.sensitivity / self.mu
+
+    def noisy(self, score: object, seed: int | None) -> float:
+        """A score as it may be compared and published.
+
+        With noise, a score outside [0, 1] counts as the bound that it crosses, and one that is no
+        number as 0. The noise is from the operating system unless there is a seed.
+        """
+        value = float(score)  # type: ignore[arg-type]
         if self.mu is None:
-            return trainer.setup.utility(model)
-        data = trainer.setup.tensors
-        X, Y = (
-            (data.train_X, data.train_Y) if self.on_training_records else (data.test_X, data.test_Y)
-        )
-        movable = self.on_training_records and trainer.relation is not REPLACE_ONE
-        right = right_of_each(model, X, Y, movable=movable)
-        # Of one record, so many numbers are right or wrong: one, but where targets are sequences.
-        each = right[0].numel()
+            return value
+        value = 0.0 if math.isnan(value) else min(max(value, 0.0), 1.0)
         noisy = gaussian_mechanism(
-            float(right.sum()), sensitivity=float(each), mu=self.mu, unsafe_seed=seed
+            value, sensitivity=self.sensitivity, mu=self.mu, unsafe_seed=seed
         )
-        return float(noisy.value) / right.numel()
+        return float(noisy.value)
+
+
+@dataclass(frozen=True, repr=False)
+class Outcome:
+    """What came of a training. SENSITIVE, but for the one that is published.
+
+    Args:
+        score: Its score, with noise; minus infinity if it is no number.
+        artifact: What the training made.
+        failed: Whether it raised an error, and has no artifact.
+    """
+
+    score: float
+    artifact: Any
+    failed: bool = False
+
+    def __repr__(self) -> str:
+        return "Outcome(sensitive)"
+
+
+#: The worst outcome there is.
+FAILED = Outcome(-math.inf, None, failed=True)
+
+
+def train_and_score(
+    train: Train, config: Config, noise_multiplier: float, scoring: Scoring, seed: int | None
+) -> Outcome:
+    """One training and its score; errors are raised."""
+    simulated = {} if seed is None else {"seed": seed}
+    returned = train(config, noise_multiplier, **simulated)
+    if not isinstance(returned, tuple) or len(returned) != 2:
+        raise TypeError(f"`train` must return (artifact, score), got a {type(returned).__name__}.")
+    artifact, score = returned
+    noisy = scoring.noisy(score, seed)
+    return Outcome(noisy if math.isfinite(noisy) else -math.inf, artifact)
+
+
+def train_once(
+    train: Train, config: Config, noise_multiplier: float, scoring: Scoring, seed: int | None
+) -> Outcome:
+    """The same; a failure is the worst outcome and says nothing.
+
+    A model whose score is no number comes next: it is not lost. A disk or a memory that is full is
+    no outcome: the run stops, and may be continued.
+    """
+    try:
+        return train_and_score(train, config, noise_multiplier, scoring, seed)
+    except Exception as error:
+        raise_if_of_the_machine(error)
+        return FAILED
+
+
+def raise_if_of_the_machine(error: Exception) -> None:
+    """Go on with an error that says something about the machine and nothing about a record."""
+    if isinstance(error, _OF_THE_MACHINE) or isinstance(error.__cause__, _OF_THE_MACHINE):
+        raise error
 
 
 def _call(number: int, function: Callable[..., Outcome], arguments: tuple[Any, ...]) -> Outcome:
@@ -68,73 +133,6 @@ def _call(number: int, function: Callable[..., Outcome], arguments: tuple[Any, .
     Some executors compute equal calls once, but two trainings of one configuration are two draws.
     """
     return function(*arguments)
-
-
-@dataclass(frozen=True, repr=False)
-class Outcome:
-    """What came of a training. SENSITIVE, but for the one that is published.
-
-    Args:
-        score: Its score; minus infinity if the training failed, or if there is none.
-        weights: Of its model by name; None if it failed.
-    """
-
-    score: float
-    weights: dict[str, Tensor] | None
-
-    def __repr__(self) -> str:
-        return "Outcome(sensitive)"
-
-
-#: The worst outcome there is.
-FAILED = Outcome(-math.inf, None)
-
-
-def train_and_score(
-    trainer: DPTrainer, settings: dict[str, Any], scoring: Scoring, seed: int | None
-) -> Outcome:
-    """One training and its score, with noise from the operating system unless there is a seed."""
-    model = _trained(trainer, settings, seed)
-    return Outcome(scoring.score(trainer, model, seed), dict(model.state_dict()))
-
-
-def _trained(trainer: DPTrainer, settings: dict[str, Any], seed: int | None) -> nn.Module:
-    data = trainer.setup.tensors
-    # The trainer would measure what nobody asks for here, and a test record might make that fail.
-    nothing = torch.zeros_like(data.test_X[:1]), torch.zeros_like(data.test_Y[:1])
-    blind = trainer.on(data._replace(test_X=nothing[0], test_Y=nothing[1]))
-    blind.setup.metric = _not_measured
-    return blind.fit(**settings, seed=seed, publish=seed is None, on_interrupt="raise").model
-
-
-def _not_measured(outputs: Tensor, targets: Tensor) -> float:
-    return 0.0
-
-
-def train_once(
-    trainer: DPTrainer, settings: dict[str, Any], scoring: Scoring, seed: int | None
-) -> Outcome:
-    """The same; a failure is the worst outcome and says nothing.
-
-    A model whose score is no number, or cannot be computed, comes next: it is not lost. A disk or a
-    memory that is full is no outcome: the run stops, and may be continued.
-    """
-    try:
-        model = _trained(trainer, settings, seed)
-    except Exception as error:
-        _raise_if_of_the_machine(error)
-        return FAILED
-    score = -math.inf
-    try:
-        score = scoring.score(trainer, model, seed)
-    except Exception as error:
-        _raise_if_of_the_machine(error)
-    return Outcome(score if math.isfinite(score) else -math.inf, dict(model.state_dict()))
-
-
-def _raise_if_of_the_machine(error: Exception) -> None:
-    if isinstance(error, _OF_THE_MACHINE) or isinstance(error.__cause__, _OF_THE_MACHINE):
-        raise error
 
 
 # --- All of them. ---
@@ -150,6 +148,7 @@ class Trials:
         run: The run.
         number: The law of their number; None for a single one.
         configs: From a seed to the configuration of a trial.
+        artifacts: Keeps what trainings make.
         unsafe_seed: Makes all of it repeatable, for simulations.
     """
 
@@ -158,10 +157,12 @@ class Trials:
         run: Run,
         number: TrialNumber | None,
         configs: Callable[[np.random.SeedSequence], Config],
+        artifacts: Artifacts,
         *,
         unsafe_seed: int | None,
     ) -> None:
         self._run, self._configs, self._simulated = run, configs, unsafe_seed is not None
+        self._artifacts = artifacts
         begun = run.get("trials")
         if begun is None:
             entropy = secrets.randbits(256) if unsafe_seed is None else unsafe_seed
@@ -209,6 +210,7 @@ class Trials:
         finally:
             for future in running:
                 future.cancel()
+        self._artifacts.keep_only(self._best and self._best["artifact"])
         return self._best
 
     def config(self, number: int) -> Config:
@@ -216,21 +218,28 @@ class Trials:
         return self._configs(self._seed(number, 0))
 
     def _keep(self, number: int, outcome: Outcome) -> None:
-        """Store an outcome; of the weights those that may yet be published only."""
+        """Store an outcome; of the artifacts those that may yet be published only."""
         # Equal scores are decided by a number that each trial has drawn for itself.
         tie = int(self._seed(number, 2).generate_state(1, np.uint64)[0])
         rank = [outcome.score, float(tie)]
-        better = self._best is None or rank > self._best["rank"]
+        better = not outcome.failed and (self._best is None or rank > self._best["rank"])
+        best = self._best
+        if better:
+            try:
+                kept = self._artifacts.keep(outcome.artifact)
+                config = self.config(number)
+                best = {"rank": rank, "config": config, "score": outcome.score, "artifact": kept}
+            except TypeError:  # such an artifact is none
+                outcome = FAILED
         with self._run.transaction():
             self._run.add("score", number, outcome.score)
-            if outcome.weights is not None and better:
-                self._best = {
-                    "rank": rank,
-                    "config": self.config(number),
-                    "score": outcome.score,
-                    "weights": {name: value.cpu() for name, value in outcome.weights.items()},
-                }
-                self._run.put(best=self._best)
+            if best is not self._best:
+                self._run.put(best=best)
+        if best is self._best:
+            self._artifacts.discard(outcome.artifact)
+        else:
+            self._best = best
+            self._artifacts.keep_only(kept)
         self._done.add(number)
 
     def _seed(self, number: int, purpose: int) -> np.random.SeedSequence:

@@ -11,7 +11,11 @@ import torch
 from botorch_dp.privacy import PrivacyBudget, PrivacyLedger, TrialNumber
 from tests.cli.calling import call
 
-FIT = ("fit", "adult_logistic_sgd", "--data", "breast_cancer", "--epsilon", "4", "--delta", "1e-4")
+UNTUNED = (
+    *("fit", "adult_logistic_sgd", "--data", "breast_cancer"),
+    *("--epsilon", "4", "--delta", "1e-4"),
+)
+FIT = (*UNTUNED, "--trials", "20")
 
 
 @pytest.fixture(autouse=True)
@@ -74,3 +78,38 @@ def test_a_problem_that_cannot_publish(own: str, capsys) -> None:
     )
     assert code == 1
     assert "publish" in err
+
+
+def test_without_settings_one_training_is_published(capsys) -> None:
+    PrivacyLedger("a.ledger", PrivacyBudget(4.0, 1e-4)).close()
+    code, out, err = call(capsys, *UNTUNED, "--plan", "--json", "--feature-norm", "2.5")
+    assert code == 0 and not err
+    plan = json.loads(out)
+    assert plan["optimizer"] == "scale_free"
+    arguments = (*UNTUNED, "--feature-norm", "2.5", "--model", "m.pt", "--ledger", "a.ledger")
+    code, out, err = call(capsys, *arguments, "--quiet")
+    assert code == 0, err
+    assert "epsilon = 4" in out and "Score" not in out and "ccuracy" not in out
+    assert set(torch.load("m.pt")) == {"weight", "bias"}
+    with PrivacyLedger("a.ledger") as ledger:
+        assert len(ledger.entries()) == 1
+    code, _, err = call(capsys, *UNTUNED, "--plan")
+    assert code == 0 and "`feature_norm` was not given" in err
+    for option, value in (("--method", "random"), ("--test-epsilon", "1"), ("--workers", "2")):
+        code, _, err = call(capsys, *UNTUNED, "--plan", option, value)
+        assert code == 1 and option in err and "--trials" in err
+    code, _, err = call(capsys, *FIT, "--plan", "--feature-norm", "2.5")
+    assert code == 1 and "--feature-norm" in err
+
+
+def test_settings_are_suggested_without_records(capsys) -> None:
+    numbers = ("--records", "24000", "--features", "123", "--epsilon", "1")
+    code, out, err = call(capsys, "suggest", *numbers, "--feature-norm", "3.7")
+    assert code == 0 and not err
+    assert "batch_size=2000, epochs=24" in out and "Distance 10.4" in out and "Warning" not in out
+    code, out, _ = call(capsys, "suggest", *numbers, "--hidden", "32", "--json", "--outputs", "3")
+    found = json.loads(out)
+    assert found["optimizer"] == "scale_free" and "feature_norm" in found["warnings"][0]
+    few = ("--records", "300", "--features", "5000", "--epsilon", "0.1")
+    code, out, _ = call(capsys, "suggest", *few, "--feature-norm", "1")
+    assert code == 0 and "Little can be learnt" in out and "records" in out

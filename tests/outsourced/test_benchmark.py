@@ -8,8 +8,16 @@ import pytest
 import torch
 from gpytorch.kernels import RBFKernel
 
-from benchmarks.outsourced import certified_regret, exact_columns, kept_distances, lemma_columns
-from botorch_dp.outsourced import Modeler
+from benchmarks.outsourced import (
+    TABLES,
+    certified_regret,
+    exact_columns,
+    kept_distances,
+    largest_share_of_others,
+    lemma_columns,
+    variant,
+)
+from botorch_dp.outsourced import Modeler, choose_projection_dim
 
 GENERATOR = torch.Generator().manual_seed(0)
 X = torch.rand(60, 2, dtype=torch.double, generator=GENERATOR) * 3
@@ -62,3 +70,25 @@ def test_certificate_holds_for_the_true_rows_whatever_was_sent() -> None:
         tight += certified < 3.0
     assert broken == 0
     assert tight >= 15  # it says something
+
+
+@pytest.mark.parametrize("number", [4, 5, 6])
+def test_variants_need_no_lifting_up_to_their_threshold(number: int) -> None:
+    X = torch.randn(200, 3, dtype=torch.double, generator=torch.Generator().manual_seed(0))
+    table = variant(TABLES[number - 1], X)
+    epsilon = math.exp(table.log_epsilon)
+    assert choose_projection_dim(X, epsilon=epsilon, delta=table.delta) == table.threshold
+
+
+def test_all_cells_are_printed() -> None:
+    assert [table.number for table in TABLES] == list(range(1, 10))
+    assert sum(len(table.printed) for table in TABLES) == 54
+
+
+def test_a_narrow_kernel_is_diagonally_dominant_and_a_wide_one_is_not() -> None:
+    X = torch.arange(6.0, dtype=torch.double).unsqueeze(-1)
+    kernel = RBFKernel().double()
+    kernel.lengthscale = 0.3
+    assert largest_share_of_others(X, kernel) < 0.01
+    kernel.lengthscale = 3.0
+    assert largest_share_of_others(X, kernel) > 3

@@ -1,4 +1,4 @@
-"""The published transform's numbers, and why it protects nobody."""
+"""The published transform's numbers, and why it has no guarantee."""
 
 from __future__ import annotations
 

@@ -15,9 +15,9 @@ from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy._gaussian import gaussian_delta, gaussian_epsilon
 from botorch_dp.privacy._renyi import fixed_batch_rdp, rdp_epsilon
 from botorch_dp.privacy.accounting import (
+    DPSGD,
     dp_sgd_epsilon,
     dp_sgd_epsilons,
-    dp_sgd_loss,
     dp_sgd_noise_multiplier,
     renyi_budget,
     renyi_epsilon,
@@ -445,7 +445,7 @@ class TestRenyiFilter:
         assert renyi_budget(0.1, 1e-9, 2.0) == 0.0
 
     def test_trainings_add_up_to_less_than_their_epsilons(self) -> None:
-        loss = dp_sgd_loss(noise_multiplier=4.0, batch_size=256, num_records=32561, steps=500)
+        loss = DPSGD(noise_multiplier=4.0, batch_size=256, num_records=32561, steps=500).loss()
         order, count = 24.0, 10
         together = renyi_epsilon(count * float(loss.rdp([order])[0]), order, 1e-5)
         one = dp_sgd_epsilon(
@@ -472,9 +472,9 @@ class TestRenyiFilter:
 
 def test_loss_of_each_sampling_and_relation() -> None:
     run = {"noise_multiplier": 1.5, "batch_size": 5, "num_records": 50, "steps": 7}
-    assert dp_sgd_loss(**run, **FIXED) == FixedBatchSGDLoss(1.5, 5, 50, 7)
-    assert dp_sgd_loss(**run) == PoissonSGDLoss(1.5, 0.1, 7, REPLACE)
-    assert dp_sgd_loss(**run, relation=ADD) == PoissonSGDLoss(1.5, 0.1, 7, ADD)
+    assert DPSGD(**run, **FIXED).loss() == FixedBatchSGDLoss(1.5, 5, 50, 7)
+    assert DPSGD(**run).loss() == PoissonSGDLoss(1.5, 0.1, 7, REPLACE)
+    assert DPSGD(**run, relation=ADD).loss() == PoissonSGDLoss(1.5, 0.1, 7, ADD)
 
 
 def test_fixed_batches_have_no_epsilon_for_an_added_record() -> None:
@@ -512,3 +512,33 @@ def test_errors_name_the_argument(
     arguments = {"noise_multiplier": 1.0, **ADULT, "sampling": sampling, name: value}
     with pytest.raises(error, match=f"`{name}`"):
         dp_sgd_epsilon(**arguments)
+
+
+def test_a_training_is_one_record_of_its_privacy() -> None:
+    shape = {"batch_size": 50, "num_records": 1_000, "steps": 40}
+    noiseless = DPSGD(**shape)
+    assert noiseless.relation is REPLACE
+    solved = noiseless.for_epsilon(1.0, 1e-5)
+    assert solved.noise_multiplier == dp_sgd_noise_multiplier(epsilon=1.0, delta=1e-5, **shape)
+    assert 0.99 < solved.epsilon(1e-5) <= 1.0
+    assert solved == noiseless.with_noise(solved.noise_multiplier)
+    for use in (noiseless.loss, lambda: noiseless.epsilon(1e-5)):
+        with pytest.raises(ValueError, match="for_epsilon"):
+            use()
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"noise_multiplier": 0.0}, "`noise_multiplier`"),
+        ({"batch_size": 1_001}, "`batch_size`"),
+        ({"num_records": 0}, "`num_records`"),
+        ({"steps": 1.5}, "`steps`"),
+        ({"sampling": "shuffled"}, "`sampling`"),
+        ({"sampling": "without_replacement", "relation": ADD}, "`relation`"),
+    ],
+)
+def test_a_training_refuses_what_it_cannot_be(change: dict[str, object], named: str) -> None:
+    shape = {"batch_size": 50, "num_records": 1_000, "steps": 40, "noise_multiplier": 1.0}
+    with pytest.raises((ValueError, TypeError), match=named):
+        DPSGD(**{**shape, **change})

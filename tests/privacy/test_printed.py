@@ -20,9 +20,11 @@ from botorch_dp.privacy import (
     PrivacyBudget,
     PrivacyLedger,
     PrivacyUnit,
+    Release,
     dp_sgd_epsilon,
     gaussian_epsilon,
     gaussian_mu,
+    laplace_mechanism,
     rounded_down,
     rounded_up,
     warn_large_delta,
@@ -238,3 +240,19 @@ def test_a_delta_of_one_record_in_all_warns_where_it_was_asked_for() -> None:
         warn_large_delta(1e-9, 10**6)
         with pytest.raises(UserWarning):
             warn_large_delta(1 / 500, 500)
+
+
+class TestReleasesAreShort:
+    def test_value_noise_and_promise(self) -> None:
+        release = laplace_mechanism(3.0, sensitivity=1.0, epsilon=0.3)
+        value, noise, promise = str(release).split("\n")
+        assert float(value) == release.value
+        assert noise == "Scale of the noise: 3.334."  # rounded up
+        assert promise == str(release.guarantee)
+
+    def test_what_is_too_long_is_named_only(self) -> None:
+        guarantee = laplace_mechanism(3.0, sensitivity=1.0, epsilon=0.3).guarantee
+        assert str(Release(list(range(1000)), guarantee)).startswith("Released: list")
+
+    def test_a_budget_is_shown_in_the_numbers_that_were_given(self) -> None:
+        assert str(PrivacyBudget(0.1, 1e-6)) == "epsilon = 0.1, delta = 1e-06"

@@ -10,6 +10,7 @@ import pytest
 
 from botorch_dp.errors import BudgetExhausted, PrivacyError
 from botorch_dp.privacy import (
+    DPSGD,
     ApproximateLoss,
     GaussianLoss,
     Guarantee,
@@ -18,14 +19,13 @@ from botorch_dp.privacy import (
     PrivacyLedger,
     PrivacyUnit,
     PureLoss,
-    dp_sgd_loss,
     renyi_epsilon,
 )
 from botorch_dp.privacy.rounding import sqrt_below
 from tests.privacy.charging import REPLACE, accepts, gaussian, guarantee, pure
 
 BUDGET = PrivacyBudget(1.0, 1e-5, renyi=True)
-RUN = dp_sgd_loss(noise_multiplier=4.0, batch_size=100, num_records=10_000, steps=200)
+RUN = DPSGD(noise_multiplier=4.0, batch_size=100, num_records=10_000, steps=200).loss()
 
 
 def order_of(ledger: PrivacyLedger) -> float:

@@ -16,8 +16,8 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 from opacus.accountants import PRVAccountant, RDPAccountant
 
+from botorch_dp.integrations.opacus import DistributionAccountant
 from botorch_dp.privacy import NeighboringRelation, dp_sgd_epsilon, dp_sgd_epsilons
-from botorch_dp.privacy.opacus_accountant import DistributionAccountant
 from tests.cli.calling import call
 
 REPLACE, ADD = NeighboringRelation.REPLACE_ONE, NeighboringRelation.ADD_OR_REMOVE_ONE

@@ -230,7 +230,7 @@ def audited(kind: type[LinearChoice], epsilon: float, claim: float, samples: int
 
 
 @quiet
-def test_audit_and_its_broken_twins() -> None:
+def test_audit_and_its_broken_versions() -> None:
     assert audited(LinearChoice, 1.0, claim=1.0, samples=1500)
     assert not audited(BrokenSensitivity, 1.0, claim=1.0, samples=1500)
     assert not audited(LinearChoice, 4.0, claim=1.0, samples=1500)
@@ -238,7 +238,7 @@ def test_audit_and_its_broken_twins() -> None:
 
 @quiet
 @pytest.mark.slow
-def test_large_audit_and_its_broken_twin() -> None:
+def test_large_audit_and_its_broken_version() -> None:
     assert audited(LinearChoice, 1.0, claim=1.0, samples=50_000)
     assert not audited(LinearChoice, 2.0, claim=1.0, samples=10_000)
 

@@ -281,7 +281,7 @@ def test_utility_bounds_by_hand():
     left = 1e-4 * (0.75 - 0.25 / 1000)
     assert bound.model == pytest.approx(regret + 0.1 * math.sqrt(2 * math.log(50 / left)))
     published = MECHANISMS["noisy"].published_utility()
-    assert published.model == pytest.approx(regret + 0.1 * math.sqrt(2 * math.log(150 / 1e-4)))
+    assert published.model == pytest.approx(regret + 0.1 * math.sqrt(8 * math.log(1 / 1e-4)))
     assert published.noise == bound.noise and published.probability == bound.probability
     assert MECHANISMS["noise-free"].published_utility() == MECHANISMS["noise-free"].utility()
     assert bound.probability == pytest.approx(0.95 - 1e-4)

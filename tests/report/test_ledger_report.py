@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from botorch_dp.privacy import (
     PrivacyBudget,
     PrivacyLedger,
+    Receipt,
     gaussian_guarantee,
     laplace_guarantee,
     rounded_down,
@@ -41,6 +43,15 @@ class TestFile:
                 assert entry.charged_at[:19].replace("T", " ") in text
         assert text.count("&lt;i&gt;score&lt;/i&gt;") >= 3
         assert "<i>score</i>" not in text
+
+    def test_it_has_a_receipt_that_can_be_checked(self, ledger: Path, tmp_path: Path) -> None:
+        text = ledger_report(ledger, tmp_path / "ledger.html").read_text()
+        assert "This promise protects one record of the data set." in text
+        (document,) = re.findall(r"<pre>(.*?)</pre>", text, re.DOTALL)
+        (tmp_path / "receipt.json").write_text(unescape(document))
+        receipt = Receipt.load(tmp_path / "receipt.json")
+        assert (receipt.epsilon, receipt.delta) == (2.0, 1e-6)
+        assert receipt.verify().passes
 
     def test_the_curve_ends_at_what_was_spent(self, ledger: Path, tmp_path: Path) -> None:
         with PrivacyLedger(ledger) as opened_ledger:

@@ -69,7 +69,7 @@ CLASSIFIERS = [
     DPClassifier(2.0, bounds=BOUNDS, classes=CLASSES, epochs=3, hidden=(8,)),
     OutputPerturbedClassifier(2.0, bounds=BOUNDS, classes=CLASSES, epochs=2),
 ]
-REGRESSOR = DPRegressor(2.0, bounds=BOUNDS, target_bounds=(0.0, 60.0), epochs=5)
+REGRESSOR = DPRegressor(2.0, bounds=BOUNDS, target_bounds=(0.0, 60.0))
 
 
 @pytest.mark.parametrize("estimator", CLASSIFIERS, ids=["linear", "network", "output"])

@@ -416,10 +416,10 @@ def test_a_private_fit_warns_but_not_as_often_as_it_trains(
         )
     told = []
 
-    def task(settings: dict[str, Any]) -> None:
+    def task(*training: Any) -> None:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            assert train_once(trainer, settings, fit._scoring, None).weights is not None
+            assert train_once(*training).artifact is not None
         told.extend(caught)
 
     class Trial:
@@ -428,10 +428,10 @@ def test_a_private_fit_warns_but_not_as_often_as_it_trains(
         def __init__(self, *_: Any, **__: Any) -> None: ...
 
         def train(self, make: Any, **_: Any) -> None:
-            _, (_, settings, *_) = make(fit.only_config, None)
-            task(settings)
+            _, training = make(fit.typical_config, None)
+            task(*training)
 
-    monkeypatch.setattr("botorch_dp.tuning.private_fit.Trials", Trial)
+    monkeypatch.setattr("botorch_dp.tuning.private_selection.Trials", Trial)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         fit.run()

@@ -26,6 +26,7 @@ from botorch_dp.training import (
 )
 from botorch_dp.training.engines import Batches
 from botorch_dp.training.ghost import GhostEngine
+from botorch_dp.training.networks import logistic_loss
 from botorch_dp.training.per_record import PerRecordEngine
 from botorch_dp.training.records import TrainingRecords
 from tests.training.helpers import (
@@ -627,3 +628,22 @@ def test_dropout_is_the_same_as_for_single_gradients() -> None:
     )
     for a, b in zip(one.model.parameters(), other.model.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+class _Product(nn.Module):
+    """Its gradient is computed in another way where any record has a zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(5, 40), nn.Linear(8, 1)
+
+    def forward(self, X: Tensor) -> Tensor:
+        return self.last(self.first(X).relu().unflatten(-1, (8, 5)).prod(dim=-1))
+
+
+def test_models_whose_way_back_looks_at_all_records_are_left_to_per_record() -> None:
+    X, y = torch.randn(16, 5), torch.randint(2, (16,)).float()
+    data = TrainTest(X, y, X, y)
+    assert DPTrainer(_Product, logistic_loss, data).engine == "per_record"
+    with pytest.raises(ValueError, match="ghost engine cannot train"):
+        DPTrainer(_Product, logistic_loss, data, engine="ghost")

@@ -24,6 +24,14 @@ def test_a_loader_is_refused() -> None:
     "change, message",
     [
         ({"train_X": [[1.0]]}, "`train_X` must be a torch.Tensor, got list"),
+        (
+            {"train_X": [torch.zeros(2), torch.zeros(3)]},
+            "Records of unequal length: pad them.*padding='max_length'",
+        ),
+        (
+            {"train_X": torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)])},
+            "Records of unequal length: pad them",
+        ),
         ({"train_X": torch.zeros(0, 7).double()}, "`train_X` must hold at least one record"),
         ({"test_Y": torch.tensor(1)}, "`test_Y` must hold at least one record"),
         ({"train_Y": torch.zeros(59).long()}, "60 records but `train_Y` has 59"),
@@ -38,8 +46,10 @@ def test_wrong_forms_are_named(change: dict[str, object], message: str) -> None:
 
 
 def test_not_four_tensors() -> None:
-    with pytest.raises(TypeError, match="TrainTest"):
+    with pytest.raises(ValueError, match=r"no test records.*TrainTest"):
         check_data((torch.zeros(3), torch.zeros(3)))
+    with pytest.raises(TypeError, match=r"data\['train'\], data\['test'\].*got dict"):
+        check_data({"train": [], "test": []})
     with pytest.raises(TypeError, match="TrainTest"):
         check_data(torch.zeros(4, 2))
 

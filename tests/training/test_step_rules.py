@@ -222,13 +222,13 @@ def test_scale_free_steps_do_not_know_the_scale_of_gradients() -> None:
 
 
 def test_scale_free_by_hand() -> None:
-    """x <- x - D g / sqrt(sum of squares); the average follows with weights 9 / (t + 8)."""
+    """x <- x - D g / sqrt(T mean of squares); the average follows with weights 9 / (t + 8)."""
     x, rule = scale_free({**PLAN, "learning_rate": 5.0}, 1)
     expected, average, squares = 0.0, 0.0, 0.0
     for t, g in enumerate((4.0, -8.0, 2.0), start=1):
         rule.step(torch.full((1, 1), g, dtype=torch.float64))
         squares += (g / 4) ** 2
-        expected -= 5.0 * (g / 4) / math.sqrt(squares)
+        expected -= 5.0 * (g / 4) / math.sqrt(6 * squares / t)
         average += 9 / (t + 8) * (expected - average)
         assert float(x) == pytest.approx(expected, rel=1e-12)
         assert float(rule.result()) == pytest.approx(average, rel=1e-12)
@@ -293,14 +293,16 @@ def test_fewer_settings_are_needed() -> None:
         optimizer="scale_free",
         clipping="normalized",
     )
-    plan = free.plan(noise_multiplier=1.0, batch_size=10, epochs=2)
-    assert (plan.learning_rate, plan.clip_norm, plan.clipping) == (20.0, 1.0, "normalized")
-    assert free.fit(noise_multiplier=1.0, batch_size=10, epochs=2, seed=0).steps == 12
+    settings: Any = {"noise_multiplier": 1.0, "batch_size": 10, "epochs": 2, "feature_norm": 3.0}
+    plan = free.plan(**settings)
+    assert plan.learning_rate == pytest.approx(40 / math.sqrt(10))
+    assert plan.clipping == "normalized"
+    assert free.fit(**settings, seed=0).steps == 12
     assert "normalized" in str(plan.guarantee)
-    with pytest.raises(TypeError, match="clip_norm"):
-        trainer(optimizer="scale_free").plan(noise_multiplier=1.0, batch_size=10, epochs=2)
     with pytest.raises(TypeError, match="learning_rate"):
-        trainer(clipping="normalized").plan(noise_multiplier=1.0, batch_size=10, epochs=2)
+        trainer(optimizer="sgd", clipping="normalized").plan(
+            noise_multiplier=1.0, batch_size=10, epochs=2
+        )
 
 
 def plateau(optimizer: torch.optim.Optimizer, steps: int) -> Any:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import os
+import tempfile
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -10,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from botorch_dp.privacy import PrivacyBudget, PrivacyLedger, TrialNumber
+from botorch_dp.privacy import DPSGD, PrivacyBudget, PrivacyLedger, TrialNumber
 from botorch_dp.space import Integer, Real, SearchSpace
 from botorch_dp.training import DPTrainer, TrainTest, logistic_loss, logistic_regression
-from botorch_dp.tuning import PrivateFit, PrivateSearch
+from botorch_dp.tuning import PrivateFit, PrivateSearch, PrivateSelection
 from tests.one_draw import OneDraw
 
 _N = 40
@@ -29,6 +31,7 @@ class _Searches(OneDraw):
     budget: PrivacyBudget
     dim: int
     evaluations: int
+    route: Any = "auto"
 
     def make(self, ledger: PrivacyLedger | None) -> Any:
         names = [f"x{i}" for i in range(self.dim)]
@@ -40,6 +43,7 @@ class _Searches(OneDraw):
                 budget=self.budget,
                 evaluations=self.evaluations,
                 num_records=_N,
+                route=self.route,
             ),
             ledger,
         )
@@ -62,13 +66,25 @@ class TestSelection(_Searches):
     draws = 2
 
 
+class TestSlope(_Searches):
+    budget, dim, evaluations = PrivacyBudget(5.0), 3, 26
+    draws = 3  # two slopes, the score
+    every = 3
+
+
+class TestScores(_Searches):
+    budget, dim, evaluations, route = PrivacyBudget(50.0, 1e-3), 2, 6, "scores"
+    draws = 4  # three rounds, the score
+    every = 5
+
+
 class TestDescent(_Searches):
     budget, dim, evaluations = PrivacyBudget(50.0, 1e-3), 4, 26
     draws = 9  # three clip norms, five gradients, the score
     every = 5  # of thirty-odd, which are three or four to a draw
 
 
-@pytest.mark.parametrize("suite", [TestSelection, TestDescent])
+@pytest.mark.parametrize("suite", [TestSelection, TestSlope, TestScores, TestDescent])
 def test_the_suite_tests_the_route_of_its_name(suite: type[_Searches]) -> None:
     plan = suite().make(None).search.plan(release_score=True)
     assert plan.route == suite.__name__.removeprefix("Test").lower()
@@ -112,3 +128,39 @@ class TestFit(OneDraw):
         assert result.score is not None
         weights = [w.tolist() for w in result.model.value.state_dict().values()]
         return list(result.config.value.items()), result.score.value, weights
+
+
+# --- PrivateSelection, whose trainings write files ---
+
+
+class TestPrivateSelection(OneDraw):
+    every = 2
+
+    @pytest.fixture(autouse=True)
+    def two_trials(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        """Each run writes as often as any other, and its temporary files are looked after."""
+        monkeypatch.setattr(TrialNumber, "draw", lambda self: 2)
+        monkeypatch.setattr(PrivateSelection, "noise_multiplier", lambda self, config: 2.0)
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    def make(self, ledger: PrivacyLedger | None) -> Any:
+        training = DPSGD(batch_size=20, num_records=60, steps=3)
+        made = PrivateSelection(
+            _written,
+            SearchSpace(rate=Real(0.0, 1.0)),
+            mechanism=lambda config: training,
+            budget=PrivacyBudget(8.0, 1e-3),
+            num_scored=30,
+        )
+        return _Asked(made, ledger)
+
+    def draw(self, thing: Any, checkpoint: Path | None) -> Any:
+        result = thing.search.run(checkpoint=checkpoint, ledger=thing.ledger)
+        return result.config.value, result.score.value, result.artifact.value.read_text()
+
+
+def _written(config: dict[str, Any], noise_multiplier: float) -> tuple[Path, float]:
+    """A model in a file, with secret noise of its own."""
+    path = Path(tempfile.mkdtemp()) / "model"
+    path.write_text(os.urandom(8).hex())
+    return path, config["rate"]

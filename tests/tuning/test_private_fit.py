@@ -32,7 +32,13 @@ from botorch_dp.privacy import (
 from botorch_dp.privacy._composition import composed_delta
 from botorch_dp.privacy.runs import Run
 from botorch_dp.space import Integer, Real, SearchSpace
-from botorch_dp.training import DPTrainer, TrainTest, logistic_loss, logistic_regression
+from botorch_dp.training import (
+    DPTrainer,
+    TrainTest,
+    logistic_loss,
+    logistic_regression,
+    trainer_setup,
+)
 from botorch_dp.training.evaluation import right_of_each
 from botorch_dp.tuning import PrivateFit
 from botorch_dp.tuning import trainings as mechanics
@@ -75,7 +81,7 @@ def scored(scores: list[float]) -> Any:
     """Trainings that take no time and have these scores, in the order of the calls."""
     left = iter(scores)
 
-    def train_once(trainer: DPTrainer, *_: Any) -> Outcome:
+    def train_once(*_: Any) -> Outcome:
         score = next(left)
         if not math.isfinite(score):
             return FAILED
@@ -116,7 +122,7 @@ class TestPublished:
 
     def test_the_best_score_wins(self, monkeypatch: pytest.MonkeyPatch, three_trials: None) -> None:
         for scores in ([0.2, 0.9, 0.5], [0.9, 0.2, 0.5], [-math.inf, 0.1, 0.3]):
-            monkeypatch.setattr("botorch_dp.tuning.private_fit.train_once", scored(scores))
+            monkeypatch.setattr("botorch_dp.tuning.private_selection.train_once", scored(scores))
             result = fit().run()
             assert result.score is not None and result.score.value == max(scores)
             assert torch.equal(result.model.value.weight, torch.full((1, 3), max(scores)))
@@ -128,7 +134,7 @@ class TestPublished:
         private = fit()
         monkeypatch.setattr(PrivateFit, "noise_multiplier", lambda self, config: 1.0)
         for _ in range(60):
-            monkeypatch.setattr("botorch_dp.tuning.private_fit.train_once", scored([0.5] * 3))
+            monkeypatch.setattr("botorch_dp.tuning.private_selection.train_once", scored([0.5] * 3))
             asked: list[Any] = []
             config = mechanics.Trials.config
 
@@ -151,7 +157,7 @@ class TestPublished:
         private = fit(trials=TrialNumber(2, math.inf))
         published = []
         for scores in ([-math.inf] * 3, []):
-            monkeypatch.setattr("botorch_dp.tuning.private_fit.train_once", scored(scores))
+            monkeypatch.setattr("botorch_dp.tuning.private_selection.train_once", scored(scores))
             monkeypatch.setattr(TrialNumber, "draw", partialmethod(_number, count=len(scores)))
             result = private.run()
             assert result.score is None
@@ -190,7 +196,7 @@ class TestPublished:
 
     def test_one_training_with_the_whole_budget(self) -> None:
         single, many = fit(method="single"), fit()
-        config = single.only_config
+        config = single.typical_config
         assert single.noise_multiplier(config) < 0.8 * many.noise_multiplier(config)
         assert single.plan().expected_trainings == 1
         result = single.run()
@@ -208,7 +214,7 @@ class TestPublished:
 
     def test_a_selection_among_given_configurations(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(TrialNumber, "draw", lambda self: 12)
-        monkeypatch.setattr("botorch_dp.tuning.private_fit.train_once", scored([0.5] * 12))
+        monkeypatch.setattr("botorch_dp.tuning.private_selection.train_once", scored([0.5] * 12))
         starts = SPACE.sample(2, seed=3)
         asked = []
         config = mechanics.Trials.config
@@ -255,13 +261,13 @@ class TestSecret:
         private, seen = fit(), []
         trained = mechanics.train_once
 
-        def interrupted(trainer: DPTrainer, settings: dict[str, Any], *rest: Any) -> Outcome:
-            seen.append(settings["learning_rate"])
+        def interrupted(train: Any, config: dict[str, Any], *rest: Any) -> Outcome:
+            seen.append(config["learning_rate"])
             if len(seen) == 3:
                 raise KeyboardInterrupt
-            return trained(trainer, settings, *rest)
+            return trained(train, config, *rest)
 
-        monkeypatch.setattr("botorch_dp.tuning.private_fit.train_once", interrupted)
+        monkeypatch.setattr("botorch_dp.tuning.private_selection.train_once", interrupted)
         with pytest.raises(KeyboardInterrupt):
             private.run(checkpoint=path)
         assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
@@ -282,9 +288,9 @@ class TestSecret:
         assert "count" not in repr(result)
 
     def test_time_can_be_fixed(self, three_trials: None, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("botorch_dp.tuning.private_fit.train_once", scored([0.5] * 6))
+        monkeypatch.setattr("botorch_dp.tuning.private_selection.train_once", scored([0.5] * 6))
         waited: list[float] = []
-        monkeypatch.setattr("botorch_dp.tuning.private_fit.time.sleep", waited.append)
+        monkeypatch.setattr("botorch_dp.tuning.private_selection.time.sleep", waited.append)
         start = time.time()
         fit().run(at_least=1000.0)
         assert waited[-1] + time.time() - start > 999.99
@@ -303,7 +309,7 @@ class TestSecret:
                 events.append(f"{len(ledger.entries())} charged")
                 return trained(*arguments)
 
-            monkeypatch.setattr("botorch_dp.tuning.private_fit.train_once", noted)
+            monkeypatch.setattr("botorch_dp.tuning.private_selection.train_once", noted)
             private.run(ledger=ledger)
             (entry,) = ledger.entries()
             assert (entry.epsilon, entry.delta) == (6.0, 1e-4)
@@ -388,12 +394,11 @@ class TestLevel:
         added = trainer(relation=NeighboringRelation.ADD_OR_REMOVE_ONE)
         private = fit(trainer=added)
         assert private.guarantee.relation is NeighboringRelation.ADD_OR_REMOVE_ONE
-        assert private.run().guarantee.epsilon(BUDGET.delta) == BUDGET.epsilon
         # The score is divided by the number of test records, whatever the trainer's relation.
         assert private.test_guarantee is not None
         assert private.test_guarantee.relation is NeighboringRelation.REPLACE_ONE
         ledger = PrivacyLedger(":memory:", PrivacyBudget(9.0, 1e-3))
-        private.run(ledger=ledger)
+        assert private.run(ledger=ledger).guarantee.epsilon(BUDGET.delta) == BUDGET.epsilon
         (entry,) = ledger.entries()
         assert "neither added nor removed" in str(entry.guarantee)
 
@@ -402,15 +407,17 @@ class TestLevel:
         self, test_records: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         asked = []
-        real = mechanics.right_of_each
-        monkeypatch.setattr(
-            mechanics, "right_of_each", lambda *a, **how: asked.append(how) or real(*a, **how)
-        )
+        real = trainer_setup.right_in
+
+        def counted(*arguments: Any, movable: bool) -> torch.Tensor:
+            asked.append(movable)
+            return real(*arguments, movable=movable)
+
+        monkeypatch.setattr(trainer_setup, "right_in", counted)
         for relation in NeighboringRelation.REPLACE_ONE, NeighboringRelation.ADD_OR_REMOVE_ONE:
             given = trainer(relation=relation)
-            scoring = fit(trainer=given, test_records=test_records)._scoring
-            scoring.score(given, given.setup.untrained(), None)
-        assert asked == [{"movable": False}, {"movable": test_records == "training"}]
+            fit(trainer=given, test_records=test_records)._own.score(given.setup.untrained())
+        assert asked == [False, test_records == "training"]
 
     def test_what_rests_on_the_model_is_said_to_the_test_records_too(self) -> None:
         """A model of the caller's own is called on them, which only he can vouch for."""
@@ -479,7 +486,7 @@ class TestRefused:
         ):
             with pytest.raises(ValueError, match=message):
                 PrivateFit(trainer(), SearchSpace(**changed), budget=BUDGET)
-        wide = PrivateFit(trainer(), budget=BUDGET).space
+        wide = PrivateFit(trainer(), budget=BUDGET, method="random").space
         assert set(wide.parameters) == set(SPACE.parameters)
 
     def test_what_cannot_publish(self) -> None:
@@ -491,13 +498,6 @@ class TestRefused:
         for given in (object(), None):
             with pytest.raises(PrivacyError, match="`trainer_or_problem` must be"):
                 PrivateFit(given, SPACE, budget=BUDGET)
-
-    def test_records_that_are_no_tensors(self) -> None:
-        data = records()
-        pairs = [torch.utils.data.TensorDataset(*data[i : i + 2]) for i in (0, 2)]
-        reads = DPTrainer(partial(logistic_regression, 3), logistic_loss, (pairs[0], pairs[1]))
-        with pytest.raises(TypeError, match="`data` must be TrainTest"):
-            PrivateFit(reads, SPACE, budget=BUDGET)
 
     def test_a_metric_of_unknown_sensitivity(self) -> None:
         own = trainer(metric=lambda outputs, targets: 0.5)
@@ -532,7 +532,7 @@ def test_a_study_of_public_records_leads() -> None:
         study.run(6, initial=5)
         led = fit(warm_start=study)
     assert led.method == "single" and len(led.starts) > 1
-    assert set(led.only_config) == set(SPACE.parameters)
+    assert set(led.typical_config) == set(SPACE.parameters)
 
 
 @pytest.mark.parametrize(
@@ -554,17 +554,106 @@ def test_a_ready_task_can_be_fitted() -> None:
     assert private.trainer.sampling == "poisson"
 
 
+def named_records() -> tuple[Any, Any]:
+    """A model of two named inputs, and its records."""
+
+    class Named(torch.nn.Linear):
+        def forward(self, *, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+            return super().forward(torch.cat([left, right], dim=-1))
+
+    data = records()
+    X = [{"left": x[:, :1], "right": x[:, 1:]} for x in (data.train_X, data.test_X)]
+    return partial(Named, 3, 1), TrainTest(X[0], data.train_Y, X[1], data.test_Y)
+
+
+@pytest.mark.parametrize("kind", ["named inputs", "data sets"])
+@pytest.mark.parametrize("test_records", ["sensitive", "public", "training"])
+def test_records_of_every_kind(kind: str, test_records: Any, tmp_path: Path) -> None:
+    if kind == "named inputs":
+        own = DPTrainer(named_records()[0], logistic_loss, named_records()[1])
+    else:
+        data = records()
+        pairs = [torch.utils.data.TensorDataset(*data[i : i + 2]) for i in (0, 2)]
+        own = DPTrainer(partial(logistic_regression, 3), logistic_loss, (pairs[0], pairs[1]))
+    private = PrivateFit(own, SPACE, budget=BUDGET, trials=2, test_records=test_records)
+    assert private.plan().seconds is not None
+    first, again = (private.run(checkpoint=tmp_path / "run") for _ in range(2))
+    assert first.score is not None
+    assert first.score.value == again.score.value
+    X = own.setup.form.test_X if kind == "named inputs" else records().test_X
+    outputs = first.model.value(**X) if isinstance(X, dict) else first.model.value(X)
+    exact = float(((outputs > 0).flatten() == records().test_Y).double().mean())
+    if test_records == "public":
+        assert first.score.value == pytest.approx(exact)
+
+
+def test_settings_that_are_given_are_not_tuned() -> None:
+    space = SearchSpace(learning_rate=Real(0.1, 2.0, log=True))
+    fixed = {"clip_norm": 0.7, "batch_size": 30, "epochs": 2}
+    private = PrivateFit(trainer(), space, budget=BUDGET, trials=2, fixed=fixed)
+    result = private.run()
+    assert {k: result.config.value[k] for k in fixed} == fixed
+    assert set(result.config.value) == {*fixed, "learning_rate", "noise_multiplier"}
+    wide = PrivateFit(trainer(), budget=BUDGET, method="random", fixed={"epochs": 3})
+    assert set(wide.space.parameters) == {"learning_rate", "clip_norm", "batch_size"}
+    for wrong, message in (
+        ({"noise_multiplier": 1.0}, "noise follows from the budget"),
+        ({"epoch": 3}, "Did you mean 'epochs'"),
+        ({"learning_rate": 1.0}, "both have"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            PrivateFit(trainer(), space, budget=BUDGET, fixed=wrong)
+
+
 def test_scores_without_noise_are_the_trainers_metric() -> None:
     plain = trainer()
     model = plain.setup.untrained()
-    assert Scoring().score(plain, model, None) == plain.setup.utility(model)
+    assert fit(test_records="public")._own.score(model) == plain.setup.utility(model)
 
 
-@pytest.mark.parametrize("on_training_records", [False, True])
-def test_the_noise_of_a_score_is_that_of_its_mu(on_training_records: bool) -> None:
-    given = trainer()
-    model, scoring = given.setup.untrained(), Scoring(on_training_records, mu=0.05)
-    count = _N if on_training_records else 60
-    scores = [count * scoring.score(given, model, seed) for seed in range(600)]
+@pytest.mark.parametrize("test_records", ["sensitive", "training"])
+def test_the_noise_of_a_score_is_that_of_its_mu(test_records: Any) -> None:
+    private = fit(test_records=test_records)
+    score = private._own.score(trainer().setup.untrained())
+    count = _N if test_records == "training" else 60
+    scoring = Scoring(0.05, count)
+    scores = [count * scoring.noisy(score, seed) for seed in range(600)]
     # A count moves by 1 with a record: a deviation of 1 / mu; 600 draws give it to 3%.
     assert np.std(scores) == pytest.approx(20.0, rel=0.15)
+    assert private._scoring.num_scored == count
+
+
+class TestNothingTuned:
+    """Without a space: one training, whose settings follow from public numbers."""
+
+    def untuned(self, **options: Any) -> PrivateFit:
+        given = {"budget": BUDGET, "fixed": {"feature_norm": 1.7}, **options}
+        return PrivateFit(trainer(), **given)
+
+    def test_it_is_the_training_that_the_trainer_itself_would_make(self) -> None:
+        result = self.untuned(unsafe_seed=0).run()
+        plan = trainer().plan(target_epsilon=BUDGET.epsilon, delta=BUDGET.delta, feature_norm=1.7)
+        config = result.config.value
+        for name in ("optimizer", "learning_rate", "clip_norm", "batch_size", "epochs"):
+            assert config[name] == getattr(plan, name)
+        assert config["noise_multiplier"] == pytest.approx(plan.noise_multiplier, rel=1e-2)
+        assert result.guarantee.nominal.epsilon(BUDGET.delta) <= BUDGET.epsilon
+
+    def test_settings_that_are_given_are_kept(self) -> None:
+        fixed = {"feature_norm": 1.7, "epochs": 3, "batch_size": 7}
+        config = self.untuned(fixed=fixed, unsafe_seed=0).run().config.value
+        assert (config["epochs"], config["batch_size"]) == (3, 7)
+
+    def test_one_training_has_the_whole_budget(self) -> None:
+        private, tuned = self.untuned(), fit()
+        assert private.plan().expected_trainings == 1
+        assert "nothing tuned" in str(private.plan())
+        assert "if tuning were ignored" not in str(private.plan())
+        assert "if tuning were ignored" in str(tuned.plan())
+
+    @pytest.mark.parametrize(
+        "options", [{"warm_start": [SPACE.middle()]}, {"fixed": {"learning_rate": 0.1}}]
+    )
+    def test_it_needs_the_choice(self, options: dict[str, Any]) -> None:
+        with pytest.raises(ValueError, match="`method` is 'untuned'"):
+            self.untuned(method="untuned", **options)

@@ -94,20 +94,26 @@ def test_splits_never_exceed_the_total(total):
     assert squares <= Fraction(total) ** 2
 
 
-@pytest.mark.parametrize("budget", [PURE, PrivacyBudget(30.0, 1e-6)])
-def test_a_ledger_of_the_same_budget_is_used_up_and_not_overspent(budget):
+@pytest.mark.parametrize(
+    ("route", "budget"),
+    [("selection", PURE), ("slope", PURE), ("slope", PrivacyBudget(30.0, 1e-6))]
+    + [(route, PrivacyBudget(30.0, 1e-6)) for route in ("descent", "scores")],
+)
+def test_a_ledger_of_the_same_budget_is_used_up_and_not_overspent(route, budget):
     ledger = PrivacyLedger(budget=budget)
-    result = search(budget=budget, unsafe_seed=None).run(ledger=ledger, release_score=True)
+    found = search(budget=budget, unsafe_seed=None, route=route)
+    result = found.run(ledger=ledger, release_score=True)
     spent, delta = ledger.spent()
     assert 0.999 * budget.epsilon < spent <= budget.epsilon * (1 + 1e-11)
-    assert delta == budget.delta
+    assert delta == (0.0 if found.plan().is_pure else budget.delta)
     assert result.guarantee.status == "proven"
     with pytest.raises(BudgetExhausted):
         search(budget=budget, unsafe_seed=None).run(ledger=ledger)
 
 
-@pytest.mark.parametrize("budget", [PURE, PrivacyBudget(30.0, 1e-6)])
-def test_every_part_is_charged_before_its_records_are_read(budget):
+@pytest.mark.parametrize("route", ["selection", "slope", "descent", "scores"])
+def test_every_part_is_charged_before_its_records_are_read(route):
+    budget = PrivacyBudget(30.0, 1e-6)
     ledger = PrivacyLedger(budget=budget)
     charged = []
 
@@ -115,7 +121,8 @@ def test_every_part_is_charged_before_its_records_are_read(budget):
         charged.append(len(ledger.entries()))
         return bowl()(configs)
 
-    search(scores, budget=budget, unsafe_seed=None).run(ledger=ledger, release_score=True)
+    found = search(scores, budget=budget, unsafe_seed=None, route=route)
+    found.run(ledger=ledger, release_score=True)
     assert charged[0] == 1
     assert charged == sorted(charged)
     assert charged[-1] == len(ledger.entries())
@@ -139,11 +146,9 @@ def test_a_ledger_that_cannot_bear_the_whole_run_refuses_before_anything_is_read
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"budget": PURE}, "no delta"),
         ({"space": SearchSpace(k=Choice("a", "b", "c"))}, "no number"),
         ({"space": cube(2)}, "2 numbers"),
         ({"evaluations": 4}, "too few"),
-        ({"num_records": 10}, "smaller than their noise"),
         (
             {"space": SearchSpace(**cube(4).parameters, constraints=[lambda c: c["x0"] > 0])},
             "constraints",
@@ -156,6 +161,60 @@ def test_why_it_is_a_selection(changes, words):
     assert words in plan.reason
     assert plan.shares == {"selection": 1.0}
     assert "95%" in plan.noise
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [({"budget": PURE}, "no delta"), ({"num_records": 80}, "with 80 records the gradients")],
+)
+def test_why_it_is_a_slope(changes, words):
+    plan = search(**changes).plan()
+    assert plan.route == "slope" and plan.is_pure
+    assert words in plan.reason
+    assert plan.guarantee.nominal.epsilon() == 1.0
+    assert "as if all records agreed" in plan.noise or "if all records agreed" in plan.noise
+
+
+@pytest.mark.parametrize(
+    ("route", "changes", "words"),
+    [
+        ("gradient", {}, "route"),
+        ("descent", {"budget": PURE}, "needs a delta"),
+        ("scores", {"budget": PURE}, "needs a delta"),
+        ("slope", {"space": SearchSpace(k=Choice("a", "b"))}, "no number"),
+        ("descent", {"space": SearchSpace(k=Choice("a", "b"))}, "no number"),
+        ("slope", {"evaluations": 5}, "at least 5 evaluations"),
+        ("descent", {"evaluations": 5}, "at least 5 evaluations"),
+    ],
+)
+def test_a_route_that_cannot_be_taken_is_refused_at_once(route, changes, words):
+    with pytest.raises(ValueError, match=words):
+        search(route=route, **changes)
+
+
+@pytest.mark.parametrize("route", ["selection", "slope", "descent", "scores"])
+def test_every_route_finds_the_minimum_of_many_records(route):
+    space = SearchSpace(**cube(3).parameters, k=Choice("a", "b"))
+    options = {"space": space, "budget": RICH, "evaluations": 48, "route": route}
+    result = search(**options).run()
+    middle = bowl()([{f"x{i}": 0.5 for i in range(3)} | {"k": "a"}]).mean()
+    assert bowl()([result.config.value]).mean() < 0.7 * middle
+    assert search(**options).plan().route == route
+
+
+def test_trees_are_known_by_their_kind_and_never_by_the_records():
+    class Jumps:
+        has_steps = True
+
+        def __call__(self, configs):
+            raise AssertionError("read")
+
+    assert search(Jumps(), budget=PURE).plan().route == "selection"
+    plan = search(Jumps()).plan()
+    assert plan.route == "selection" and "jump" in plan.reason
+    plan = search(Jumps(), num_records=30_000).plan()
+    assert plan.route == "scores" and "a standard deviation of 0.0011" in plan.reason
+    assert search(Jumps(), cube(2), num_records=30_000).plan().route == "selection"
 
 
 def test_few_evaluations_make_few_gradients():
@@ -181,7 +240,9 @@ def test_where_noise_hides_the_counts_a_small_clip_norm_is_preferred(monkeypatch
     )
     monkeypatch.setattr(searching.Searching, "_selected", noted)
     for seed in range(8):
-        search(budget=PrivacyBudget(0.3, 1e-6), evaluations=25, unsafe_seed=seed).run()
+        search(
+            budget=PrivacyBudget(0.3, 1e-6), evaluations=25, route="descent", unsafe_seed=seed
+        ).run()
     middle = sorted(chosen)[len(chosen) // 2]
     assert 0.1 < middle < 0.6 and len(chosen) == 24
 
@@ -195,7 +256,11 @@ def test_plan_reads_nothing_and_says_the_price_and_the_noise():
     assert f"Method: {plan.steps} noisy gradient steps" in text
     assert "Budget (and evaluations): 8% for the clip norm (0), 10% for the score" in text
     assert "standard deviation" in text and "times the clipping norm in each step" in text
+    assert "selection, differences of" in text and "descent, one that" in text
+    assert "scores, differences of" in text
     assert "given that" in text
+    pure = search(scores, num_records=5000, budget=PURE).plan().seen
+    assert "slope, a direction that" in pure and "descent" not in pure and "scores" not in pure
 
 
 # What it finds.
@@ -297,10 +362,14 @@ def test_nothing_that_a_record_says_raises_or_warns(d, nonsense, maximize):
     assert "sensitive" in repr(counts)
 
 
-@pytest.mark.parametrize("d", [2, 4])
-def test_one_record_moves_what_noise_is_added_to_by_no_more_than_its_sensitivity(d, monkeypatch):
+@pytest.mark.parametrize(
+    ("route", "draws"), [("selection", 2), ("slope", 5), ("descent", 16), ("scores", 60)]
+)
+def test_one_record_moves_what_noise_is_added_to_by_no_more_than_its_sensitivity(
+    route, draws, monkeypatch
+):
     """Replaced by any other, with all releases held fixed; the sensitivity is what noise is told"""
-    from botorch_dp.tuning import searching
+    from botorch_dp.tuning import searching, slopes
 
     def materials(table_of):
         got = []
@@ -314,14 +383,20 @@ def test_one_record_moves_what_noise_is_added_to_by_no_more_than_its_sensitivity
             got.append((vector, sensitivity, 2))
             return Release(0 * value, None, 1.0)
 
+        def noisy_in_l1(value, *, sensitivity, **_):
+            got.append((value, sensitivity, 1))
+            return Release(0 * value, None, 1.0)
+
         monkeypatch.setattr(searching, "exponential_mechanism", selected)
         monkeypatch.setattr(searching, "gaussian_mechanism", noisy)
         monkeypatch.setattr(searching, "laplace_mechanism", noisy)
-        space = SearchSpace(**cube(d).parameters, k=Choice("a", "b"))
-        search(table_of, space, budget=RICH).run(release_score=True)
+        monkeypatch.setattr(slopes, "laplace_mechanism", noisy_in_l1)
+        space = SearchSpace(**cube(4).parameters, k=Choice("a", "b"))
+        search(table_of, space, budget=RICH, route=route).run(release_score=True)
         return got
 
-    for nonsense in (0.0, 1.0, math.nan, -math.inf, 1e300, "alternating"):
+    every = (0.0, 1.0, math.nan, -math.inf, 1e300, "alternating")
+    for nonsense in every[-2:] if route == "scores" else every:  # its models take their time
 
         def changed(configs, nonsense=nonsense):
             table = bowl()(configs)
@@ -330,7 +405,7 @@ def test_one_record_moves_what_noise_is_added_to_by_no_more_than_its_sensitivity
             return table
 
         pairs = list(zip(materials(bowl()), materials(changed), strict=True))
-        assert len(pairs) == (2 if d == 2 else 16)
+        assert len(pairs) == draws
         moved = [
             torch.linalg.vector_norm(a - b, ord=order) / sensitivity
             for (a, sensitivity, order), (b, _, _) in pairs
@@ -342,9 +417,10 @@ def test_one_record_moves_what_noise_is_added_to_by_no_more_than_its_sensitivity
 # Resuming.
 
 
-@pytest.mark.parametrize("budget", [PURE, PrivacyBudget(50.0, 1e-6)])
+@pytest.mark.parametrize("route", ["selection", "slope", "descent", "scores"])
 @pytest.mark.parametrize("at", [1, 2, 4])
-def test_an_interrupted_run_goes_on_to_the_same_configuration(budget, at, tmp_path):
+def test_an_interrupted_run_goes_on_to_the_same_configuration(route, at, tmp_path):
+    options = {"budget": PrivacyBudget(50.0, 1e-6), "route": route, "evaluations": 50}
     calls = []
 
     def failing(configs):
@@ -353,20 +429,34 @@ def test_an_interrupted_run_goes_on_to_the_same_configuration(budget, at, tmp_pa
             raise KeyboardInterrupt
         return bowl()(configs)
 
-    straight = search(budget=budget).run(release_score=True)
+    straight = search(**options).run(release_score=True)
     path = tmp_path / "a.search"
     with pytest.raises(KeyboardInterrupt):
-        search(failing, budget=budget).run(checkpoint=path, release_score=True)
-    resumed = search(failing, budget=budget).run(checkpoint=path, release_score=True)
+        search(failing, **options).run(checkpoint=path, release_score=True)
+    resumed = search(failing, **options).run(checkpoint=path, release_score=True)
     assert resumed.config.value == straight.config.value
     assert resumed.score.value == straight.score.value
 
     def never(configs):
         raise AssertionError("a finished run was asked again")
 
-    again = search(never, budget=budget).run(checkpoint=path, release_score=True)
+    again = search(never, **options).run(checkpoint=path, release_score=True)
     assert again.config.value == straight.config.value
     assert again.score.value == straight.score.value
+
+
+def test_an_interruption_says_that_the_same_call_goes_on(tmp_path):
+    def interrupted(configs):
+        raise KeyboardInterrupt
+
+    path = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt) as caught:
+        search(interrupted).run(checkpoint=path)
+    note = f"a private search was interrupted; the same call goes on from {path}."
+    assert caught.value.__notes__ == [note]
+    with pytest.raises(KeyboardInterrupt) as caught:
+        search(interrupted).run()
+    assert not hasattr(caught.value, "__notes__")
 
 
 def test_a_checkpoint_of_another_run_is_refused(tmp_path):

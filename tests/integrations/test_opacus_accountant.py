@@ -12,8 +12,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from botorch_dp.errors import PrivacyError
+from botorch_dp.integrations.opacus import DistributionAccountant
 from botorch_dp.privacy import NeighboringRelation, dp_sgd_epsilon
-from botorch_dp.privacy.opacus_accountant import DistributionAccountant
 
 REPLACE, ADD = NeighboringRelation.REPLACE_ONE, NeighboringRelation.ADD_OR_REMOVE_ONE
 

@@ -1,0 +1,496 @@
+"""Is one training with nothing tuned as good as the best of 40 that nobody paid for?
+
+    OMP_NUM_THREADS=1 python -m benchmarks.nothing_to_tune [--tasks adult ...] [--rows rule ...]
+
+Twelve tasks (``benchmarks/untuned_tasks.py``; the rule was fixed before it was tried on the six
+frozen ones), epsilon = 0.1, 0.3, 1 and 3 at delta = 1e-5, Poisson batches, replace-one. Each cell
+is stored as it comes, so that a run that was stopped goes on where it was. Half of the test records
+choose wherever a row chooses; the numbers are of the other half. All noise is seeded.
+
+Rows, the cheapest first:
+
+* *majority*: the largest class of the training records, without any training (regression: 0);
+* *middle*: one training in the middle of the space that is searched below;
+* *rule*: one training, the settings of ``botorch_dp.training.suggest_settings``;
+* *selection*: ``PrivateFit`` with 20 expected random trainings, by resampling 24 trainings at the
+  noise that it asks for; the choosing records are protected, too;
+* *copy*: one training of the best of 16 configurations on a public copy (classification);
+* *hyfree*: normalized gradients, whose learning rate is the minimum of a parabola through three
+  noisy losses on each fifth batch [Bu2025]; a hundredth of the privacy pays for the losses;
+* *scaling*: full batches and momentum; the product of rate and steps is found with three trainings
+  at each of two small epsilons and extrapolated linearly [Panda2024];
+* *tenth*: a private selection on a tenth of the records, one training on all others;
+* *objective*: objective perturbation [Kifer2012], the regularization chosen on the choosing half
+  without paying (logistic regressions);
+* *unpaid*: the configuration that did best on the choosing half among 40 (20 or 12 for the two
+  dearest tasks), each at the whole epsilon, trained again; the tuning is not paid;
+* *open*: the better of two trainings without noise.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.optimize import minimize
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from benchmarks.common import BenchmarkParser, mean_interval, results_folder
+from benchmarks.untuned_tasks import TASKS, Parts, Task, parts
+from botorch_dp._files import atomic_write
+from botorch_dp.datasets import public_copy
+from botorch_dp.privacy import TrialNumber, gaussian_mu
+from botorch_dp.privacy.selection import BaseProfile, Selection, training_noise
+from botorch_dp.space import Integer, Real, SearchSpace
+from botorch_dp.training import DPTrainer, TrainTest, logistic_loss
+
+EPSILONS, DELTA = (0.1, 0.3, 1.0, 3.0), 1e-5
+SEEDS = 5
+NAME = "nothing_to_tune"
+FIGURE = Path(__file__).parents[1] / "docs" / "figures" / f"{NAME}.png"
+#: What a private selection expects, as ``PrivateFit`` does unless told otherwise.
+NUMBER = TrialNumber(20, 3.0)
+
+
+class Cell:
+    """One task at one epsilon."""
+
+    def __init__(self, name: str, epsilon: float) -> None:
+        self.name, self.epsilon = name, epsilon
+        self.task: Task = TASKS[name]
+        self.parts: Parts = parts(name)
+        self.records = self.parts.choosing
+        self.n = len(self.records.train_Y)
+
+    def judged(self, model: nn.Module) -> float:
+        """How good a model is on the records that nobody has looked at."""
+        X, Y = self.parts.judging
+        with torch.no_grad():
+            return float(self.task.metric(model(X), Y))
+
+    def space(self, n: int | None = None) -> SearchSpace:
+        """What the baselines search, for so many records."""
+        n = n or self.n
+        rates = (
+            Real(1e-3, 0.3, log=True)
+            if self.task.optimizer == "adam"
+            else Real(0.03, 10.0, log=True)
+        )
+        return SearchSpace(
+            learning_rate=rates,
+            clip_norm=Real(0.05, 4.0, log=True),
+            batch_size=Integer(max(4, n // 96), n // 4, log=True),
+            epochs=Integer(4, 32, log=True),
+        )
+
+    def trainer(self, data: TrainTest | None = None) -> DPTrainer:
+        """The trainer of the baselines."""
+        return self.task.trainer(data or self.records, optimizer=self.task.optimizer)
+
+    def noise(
+        self,
+        configs: Sequence[dict[str, Any]],
+        n: int | None = None,
+        base: BaseProfile | None = None,
+    ) -> list[float]:
+        """The noise that each training needs, for the whole epsilon unless a level is given."""
+        n = n or self.n
+        steps = [c["epochs"] * (n // c["batch_size"]) for c in configs]
+        base = base or BaseProfile((self.epsilon,), (DELTA,))
+        sizes = [c["batch_size"] for c in configs]
+        return [float(z) for z in training_noise(base, sizes, steps, num_records=n)]
+
+    def train(
+        self, trainer: DPTrainer, config: dict[str, Any], z: float, seeds: Sequence[int]
+    ) -> list[tuple[float, float]]:
+        """Scores on the choosing and on the judging records, one pair for each seed."""
+        trained = trainer.replicates(seeds, **config, noise_multiplier=z)
+        return [(float(each.accuracy or 0.0), self.judged(each.model)) for each in trained]
+
+
+Found = dict[str, Any]
+
+
+def majority(cell: Cell) -> Found:
+    Y = cell.records.train_Y
+    if Y.is_floating_point():
+        return {"values": [0.0]}
+    return {"values": [float((cell.parts.judging[1] == Y.mode().values).double().mean())]}
+
+
+def middle(cell: Cell) -> Found:
+    space = cell.space()
+    (config,) = space.spread(np.full((1, len(space.parameters)), 0.5))
+    (z,) = cell.noise([config])
+    found = cell.train(cell.trainer(), config, z, range(SEEDS))
+    return {"values": [b for _, b in found]}
+
+
+def rule(cell: Cell) -> Found:
+    trainer = cell.task.trainer(cell.records)
+    asked: Any = {"target_epsilon": cell.epsilon, "delta": DELTA}
+    asked["feature_norm"] = cell.task.feature_norm
+    plan = trainer.plan(**asked)
+    trained = trainer.replicates(range(SEEDS), **asked)
+    return {
+        "values": [cell.judged(each.model) for each in trained],
+        "settings": [plan.learning_rate, plan.clip_norm, plan.batch_size, plan.epochs],
+    }
+
+
+@lru_cache(maxsize=8)
+def _level(epsilon: float) -> tuple[BaseProfile, float]:
+    selection = Selection(NUMBER)
+    mu = selection.mu(epsilon, DELTA)
+    return selection.profile(mu, DELTA), mu
+
+
+def _selected(pool: np.ndarray, mu: float, choosing: int, seed: int) -> int:
+    """Which training of a pool one private selection publishes."""
+    rng = np.random.default_rng([3, seed])
+    drawn = rng.integers(len(pool), size=max(1, NUMBER.quantile(float(rng.random()))))
+    noisy = pool[drawn, 0] + rng.standard_normal(len(drawn)) / (mu * choosing)
+    return int(drawn[noisy.argmax()])
+
+
+def selection(cell: Cell) -> Found:
+    base, mu = _level(cell.epsilon)
+    configs = cell.space().sample(min(24, cell.task.candidates), seed=1)
+    noise, trainer = cell.noise(configs, base=base), cell.trainer()
+    pool = np.array(
+        [
+            cell.train(trainer, c, z, [50 + i])[0]
+            for i, (c, z) in enumerate(zip(configs, noise, strict=True))
+        ]
+    )
+    size = len(cell.records.test_Y)
+    # Five times twenty runs; the trainings of the pool are resampled for each twenty.
+    values = []
+    for seed in range(SEEDS):
+        some = pool[np.random.default_rng([4, seed]).integers(len(pool), size=len(pool))]
+        runs = [some[_selected(some, mu, size, 100 * seed + run), 1] for run in range(20)]
+        values.append(float(np.mean(runs)))
+    return {"values": values, "pool": len(pool)}
+
+
+def copy(cell: Cell) -> Found | None:
+    shape, Y = cell.records.train_X.shape[1:], cell.records.train_Y
+    if Y.is_floating_point():
+        return None
+    classes = int(Y.max()) + 1
+    shares = torch.bincount(Y).double() if classes == 2 else torch.ones(classes)
+    width = shape.numel()
+    made = public_copy(
+        [Real(-1.0, 1.0)] * width,
+        num_records=cell.n,
+        num_test=2000,
+        # The share of the classes is taken from the records: it favours the copy.
+        class_shares=(shares / shares.sum()).tolist(),
+        accuracy=max(0.85, 0.5 + 0.5 * float(shares.max() / shares.sum())),
+        seed=0,
+    )
+    scale = cell.task.feature_norm / math.sqrt(width / 3)
+    made = TrainTest(
+        (made.train_X * scale).view(-1, *shape),
+        made.train_Y,
+        (made.test_X * scale).view(-1, *shape),
+        made.test_Y,
+    )
+    configs = cell.space().sample(16, seed=2)
+    noise, trainer = cell.noise(configs), cell.trainer(made)
+    scores = [
+        float(trainer.fit(**c, noise_multiplier=z, seed=0).accuracy or 0)
+        for c, z in zip(configs, noise, strict=True)
+    ]
+    best = int(np.argmax(scores))
+    found = cell.train(cell.trainer(), configs[best], noise[best], range(SEEDS))
+    return {"values": [b for _, b in found]}
+
+
+def unpaid(cell: Cell) -> Found:
+    configs = cell.space().sample(cell.task.candidates, seed=1)
+    noise, trainer = cell.noise(configs), cell.trainer()
+    pool = np.array(
+        [cell.train(trainer, c, z, [0])[0] for c, z in zip(configs, noise, strict=True)]
+    )
+    best = int(pool[:, 0].argmax())
+    # The configuration that did best on the choosing records is trained again.
+    again = cell.train(trainer, configs[best], noise[best], range(100, 100 + SEEDS))
+    return {
+        "values": [b for _, b in again],
+        "best model itself": float(pool[best, 1]),
+        "candidates": len(configs),
+        "config": configs[best],
+    }
+
+
+def tenth(cell: Cell) -> Found:
+    few = cell.n // 10
+    X, Y = cell.records.train_X, cell.records.train_Y
+    part = cell.records._replace(train_X=X[:few], train_Y=Y[:few])
+    rest = cell.records._replace(train_X=X[few:], train_Y=Y[few:])
+    base, mu = _level(cell.epsilon)
+    configs = cell.space(few).sample(min(20, cell.task.candidates), seed=1)
+    noise, trainer = cell.noise(configs, few, base), cell.trainer(part)
+    pool = np.array(
+        [
+            cell.train(trainer, c, z, [50 + i])[0]
+            for i, (c, z) in enumerate(zip(configs, noise, strict=True))
+        ]
+    )
+    last, values = cell.trainer(rest), []
+    for seed in range(SEEDS):
+        config = dict(configs[_selected(pool, mu, len(cell.records.test_Y), seed)])
+        config["batch_size"] = min(cell.n - few, 9 * config["batch_size"])
+        (z,) = cell.noise([config], cell.n - few)
+        values.append(cell.train(last, config, z, [seed])[0][1])
+    return {"values": values, "pool": len(configs)}
+
+
+def scaling(cell: Cell) -> Found:
+    """Full batches are Gaussian mechanisms, whose mu add up in squares."""
+    mu = gaussian_mu(cell.epsilon, DELTA)
+    shares, tried, steps = (0.05, 0.15), 3, 32
+    left = math.sqrt(mu**2 * (1 - tried * sum(s**2 for s in shares)))
+    momentum: Any = partial(torch.optim.SGD, momentum=0.9)
+    trainer = cell.task.trainer(cell.records, optimizer=momentum)
+
+    def train(level: float, product: float, seeds: Sequence[int]) -> list[tuple[float, float]]:
+        config = {
+            "learning_rate": product / steps,
+            "clip_norm": 1.0,
+            "batch_size": cell.n,
+            "epochs": steps,
+        }
+        return cell.train(trainer, config, 2 * math.sqrt(steps) / level, seeds)
+
+    values = []
+    for seed in range(SEEDS):
+        rng = np.random.default_rng([5, seed])
+        found = []
+        for share in shares:
+            products = np.exp(rng.uniform(math.log(0.3), math.log(30.0), size=tried))
+            scores = [train(share * mu, float(p), [1000 + seed])[0][0] for p in products]
+            found.append(float(products[int(np.argmax(scores))]))
+        slope = (found[1] - found[0]) / (shares[1] - shares[0])
+        product = float(np.clip(found[1] + slope * (left / mu - shares[1]), 0.1, 100.0))
+        values.append(train(left, product, [seed])[0][1])
+    return {"values": values}
+
+
+def hyfree(cell: Cell) -> Found:
+    """Bu and Liu's method from its description; our own accounting of what the losses cost."""
+    n, batch, epochs, every, share = cell.n, cell.n // 12, 12, 5, 0.01
+    steps = epochs * (n // batch)
+    (z,) = cell.noise([{"batch_size": batch, "epochs": epochs}])
+    probes = 3 * math.ceil(steps / every)
+    # One step's noise is that of a Gaussian mechanism of smaller sensitivity; probes take a share.
+    gradient_std = z / math.sqrt(1 - share)
+    loss_std = z * math.sqrt(probes / steps / share)
+    X, Y, loss = cell.records.train_X, cell.records.train_Y, cell.task.loss
+    values = []
+    for seed in range(SEEDS):
+        torch.manual_seed(seed)
+        model = cell.task.model()
+        weights = {name: p.detach() for name, p in model.named_parameters()}
+
+        def of_one(
+            weights: dict[str, Tensor], x: Tensor, y: Tensor, model: nn.Module = model
+        ) -> Tensor:
+            return loss(functional_call(model, weights, (x.unsqueeze(0),)), y.unsqueeze(0)).sum()
+
+        gradients = vmap(grad(of_one), in_dims=(None, 0, 0))
+        momentum, rate, bound = None, 0.1, 1.0
+        for step in range(steps):
+            rows = (torch.rand(n) < batch / n).nonzero().flatten()
+            x, y = X[rows], Y[rows]
+            sums = {name: torch.zeros_like(p) for name, p in weights.items()}
+            for some in torch.arange(len(rows)).split(256):
+                each = gradients(weights, x[some], y[some])
+                norms = sum(g.flatten(1).square().sum(1) for g in each.values()).sqrt()
+                for name, g in each.items():
+                    sums[name] += torch.einsum("b...,b->...", g, 1 / (norms + 0.01))
+            noisy = {
+                name: (g + gradient_std * torch.randn_like(g)) / batch for name, g in sums.items()
+            }
+            momentum = (
+                noisy if momentum is None else {k: 0.9 * momentum[k] + noisy[k] for k in noisy}
+            )
+            direction = momentum
+            if step % every == 0:
+                found = []
+                for place in (-rate, 0.0, rate):
+                    moved = {k: p - place * direction[k] for k, p in weights.items()}
+                    with torch.no_grad():
+                        losses = loss(functional_call(model, moved, (x,)), y).clamp(0, bound)
+                    found.append(float(losses.sum() + loss_std * bound * torch.randn(())) / batch)
+                back, here, ahead = found
+                bend = (back + ahead - 2 * here) / 2
+                wanted = rate * (back - ahead) / (4 * bend) if bend > 0 else 0.0
+                if wanted > 0:  # a minimum ahead; the rate changes by at most a factor of 2
+                    rate = float(np.clip(wanted, rate / 2, 2 * rate))
+                bound = max(1e-2, 2 * here)
+            weights = {k: p - rate * direction[k] for k, p in weights.items()}
+        model.load_state_dict(weights)
+        values.append(cell.judged(model))
+    return {"values": values, "gradient noise over that of the rule": gradient_std / z}
+
+
+def objective(cell: Cell) -> Found | None:
+    if cell.task.loss is not logistic_loss or not cell.task.linear:
+        return None
+    bound = 1.5 * cell.task.feature_norm
+
+    def rows(X: Tensor) -> Any:
+        X = torch.cat([X, X.new_full((len(X), 1), cell.task.feature_norm / 3)], dim=1).double()
+        return (X / X.norm(dim=1, keepdim=True).clamp_min(bound)).numpy()
+
+    X, signs = rows(cell.records.train_X), 2.0 * cell.records.train_Y.numpy() - 1
+    scored = [
+        (rows(a), b.numpy())
+        for a, b in ((cell.records.test_X, cell.records.test_Y), cell.parts.judging)
+    ]
+    std = math.sqrt(8 * math.log(2 / DELTA) + 4 * cell.epsilon) / cell.epsilon
+    least, pairs = 2 * 0.25 / cell.epsilon, []
+    for times in (1.0, 10.0, 100.0):
+        own = []
+        for seed in range(SEEDS):
+            tilt = std * np.random.default_rng([6, seed]).standard_normal(X.shape[1])
+
+            def value(w: Any, tilt: Any = tilt, weight: float = times * least) -> tuple[float, Any]:
+                margins = signs * (X @ w)
+                slopes = -signs / (1 + np.exp(margins))
+                total = np.logaddexp(0, -margins).sum() + weight / 2 * (w @ w) + tilt @ w
+                return float(total), X.T @ slopes + weight * w + tilt
+
+            w = minimize(value, np.zeros(X.shape[1]), jac=True, method="L-BFGS-B").x
+            own.append([float((((a @ w) > 0) == (b > 0)).mean()) for a, b in scored])
+        pairs.append(np.array(own))
+    best = max(pairs, key=lambda own: own[:, 0].mean())
+    return {"values": best[:, 1].tolist()}
+
+
+@lru_cache(maxsize=1)
+def _open(name: str) -> list[float]:
+    cell = Cell(name, math.inf)
+    size = {"batch_size": max(4, cell.n // 96), "epochs": 24}
+    rates = (0.003, 0.03) if cell.task.optimizer == "adam" else (0.1, 1.0)
+    trainer = cell.trainer()
+    found = [
+        cell.train(trainer, {**size, "learning_rate": rate, "clip_norm": math.inf}, 0.0, range(2))
+        for rate in rates
+    ]
+    return [judged for _, judged in max(found, key=lambda pairs: sum(a for a, _ in pairs))]
+
+
+def open_model(cell: Cell) -> Found:
+    return {"values": _open(cell.name)}
+
+
+ROWS: dict[str, Callable[[Cell], Found | None]] = {
+    "majority": majority,
+    "middle": middle,
+    "rule": rule,
+    "selection": selection,
+    "copy": copy,
+    "hyfree": hyfree,
+    "scaling": scaling,
+    "tenth": tenth,
+    "objective": objective,
+    "unpaid": unpaid,
+    "open": open_model,
+}
+
+
+def measure(path: Path, tasks: Sequence[str], rows: Sequence[str]) -> dict[str, Any]:
+    """All cells that are not stored yet."""
+    stored: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"cells": {}}
+    cells = stored["cells"]
+    for task, epsilon, row in itertools.product(tasks, EPSILONS, rows):
+        key = f"{task} {epsilon:g} {row}"
+        if key in cells:
+            continue
+        start = time.process_time()
+        found = ROWS[row](Cell(task, epsilon))
+        if found is None:
+            continue
+        found["seconds"] = round(time.process_time() - start, 1)
+        cells[key] = found
+        with atomic_write(path) as file:
+            json.dump(stored, file, indent=1)
+        if row != "rule" or not TASKS[task].frozen:
+            print(f"{key}: {mean_interval(found['values'])}, {found['seconds']} s", flush=True)
+    return stored
+
+
+def mean(cells: dict[str, Any], task: str, epsilon: float, row: str) -> float | None:
+    """The mean of a cell, or None; of the unpaid search, how good the chosen model itself is."""
+    found = cells.get(f"{task} {epsilon:g} {row}")
+    if found is None:
+        return None
+    if row == "unpaid" and "best model itself" in found:
+        return float(found["best model itself"])
+    return float(np.mean(found["values"]))
+
+
+def gaps(cells: dict[str, Any]) -> dict[tuple[str, float], float]:
+    """The rule minus the unpaid best, for each task and epsilon where both are known."""
+    found = {}
+    for task, epsilon in itertools.product(TASKS, EPSILONS):
+        ours, best = (mean(cells, task, epsilon, row) for row in ("rule", "unpaid"))
+        if ours is not None and best is not None:
+            found[task, epsilon] = ours - best
+    return found
+
+
+def draw(cells: dict[str, Any], path: Path) -> None:
+    """Accuracy over epsilon, one panel for each task."""
+    from matplotlib.figure import Figure
+
+    lines = {
+        "rule": ("nothing tuned", "C0", "o-"),
+        "unpaid": ("best of 40, tuning not paid", "C1", "s--"),
+        "selection": ("best of 20, tuning paid", "C2", "^:"),
+        "open": ("no privacy", "0.5", "-"),
+    }
+    figure = Figure(figsize=(10, 10.5), layout="constrained")
+    axes = figure.subplots(4, 3, sharex=True).flatten()
+    for axis, (name, task) in zip(axes, TASKS.items(), strict=True):
+        for row, (label, color, style) in lines.items():
+            points = [(e, mean(cells, name, e, row)) for e in EPSILONS]
+            known = [(e, value) for e, value in points if value is not None]
+            if known:
+                axis.plot(*zip(*known, strict=True), style, color=color, label=label)
+        axis.set_xscale("log")
+        axis.set_xticks(EPSILONS, [f"{e:g}" for e in EPSILONS])
+        axis.minorticks_off()
+        axis.set_title(name.replace("_", " ") + (" (frozen)" if task.frozen else ""), fontsize=12)
+        axis.set_ylabel("explained variance" if name == "housing_value" else "accuracy")
+        axis.grid(alpha=0.3)
+    for axis in axes[-3:]:
+        axis.set_xlabel("epsilon (delta = 1e-5)")
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=4, fontsize=12)
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    parser = BenchmarkParser(NAME, __doc__, minutes=40)
+    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
+    parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=list(ROWS))
+    options = parser.parse_args()
+    stored = measure(results_folder() / f"{NAME}.json", options.tasks, options.rows)
+    draw(stored["cells"], FIGURE)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,578 @@
+"""An Opacus script as it is, priced, charged and published. Importing this module imports Opacus.
+
+:class:`PrivacyEngine` takes the place of Opacus's own. The user's loop stays: it computes the loss
+of each batch and calls ``backward()``, and Opacus finds the gradients of single records. What comes
+before and after that is ours: which records are in a batch, clipping, noise and the price, and that
+the loop takes the steps that were priced and no others.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Never
+
+import opacus
+import torch
+from opacus.accountants.accountant import IAccountant
+from opacus.grad_sample import GradSampleModule
+from opacus.optimizers import DPOptimizer
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, default_collate
+
+from botorch_dp._checks import check_delta, check_integer, check_positive
+from botorch_dp.errors import PrivacyError
+from botorch_dp.integrations.opacus_loop import Loop, LoopOptimizer, loader_of
+from botorch_dp.pareto import Batched, PrivacyUtilityProblem, TrainingPromise
+from botorch_dp.privacy import (
+    Guarantee,
+    NeighboringRelation,
+    PoissonSGDLoss,
+    PrivacyLedger,
+    PrivacyUnit,
+    Receipt,
+    Release,
+    dp_sgd_epsilons,
+    warn_large_delta,
+)
+from botorch_dp.privacy.accounting import checked_relation
+from botorch_dp.space import Config, SearchSpace
+from botorch_dp.training.engines import trainable
+from botorch_dp.training.opacus_engine import with_hooks
+from botorch_dp.training.plan import DELTA, OPTIMIZERS, TrainingPlan, make_plan
+from botorch_dp.training.randomness import (
+    Randomness,
+    SeededRandomness,
+    SystemRandomness,
+    seeded_torch,
+)
+from botorch_dp.training.records import (
+    DatasetRecords,
+    TrainTest,
+    datasets_of,
+    each_part,
+)
+from botorch_dp.training.trainer_setup import FORM_IS_PUBLIC, TRIED, Setup
+
+_LOOP = (
+    "your loop computes the loss of each record from that record's row of a batch alone, and takes "
+    "the mean over the batch; it looks at the training records in no other way to decide what to "
+    "do (which model, when to stop)"
+)
+_NOT_PRINTED = (
+    "only the model is covered: losses and accuracies on training records, and gradients before "
+    "the noise, are neither published nor shown to anybody who must not see the records"
+)
+#: The options of Opacus that have one value here, and why.
+_FIXED: dict[str, tuple[object, str]] = {
+    "batch_first": (True, "the first dimension of a batch must count the records"),
+    "loss_reduction": ("mean", "let your loss be the mean over the batch"),
+    "poisson_sampling": (
+        True,
+        "a shuffled pass over the records has another price, which is not known to be small",
+    ),
+    "clipping": ("flat", "noise is made for gradients that are clipped as a whole"),
+    "noise_generator": (None, "use PrivacyEngine(unsafe_seed=...) to tune under a seed"),
+    "grad_sample_mode": (
+        "hooks",
+        "ghost clipping of Opacus lets one record of some models add 1.77 clipping norms where "
+        "noise is made for one; DPTrainer(..., engine='ghost') has a sound one",
+    ),
+    "wrap_model": (True, "train with the model that make_private returns"),
+    "rand_on_empty": (False, "an empty batch comes as one row of zeros that does not count"),
+}
+_NO_NEED = {
+    "accountant": "Epsilon always comes from privacy-loss distributions: leave it out.",
+    "secure_mode": "Without `unsafe_seed`, noise comes from the operating system: leave it out.",
+}
+
+
+class DistributionAccountant(IAccountant):
+    """An accountant for ``opacus.PrivacyEngine``: Poisson batches, privacy-loss distributions.
+
+    It says epsilon under the relation that is asked for; Opacus's own accountants say it for an
+    added or removed record only. Valid for Poisson-sampled loaders (``poisson_sampling=True``)
+    alone, like theirs.
+
+    Args:
+        relation: ``REPLACE_ONE`` or ``ADD_OR_REMOVE_ONE``.
+
+    Example:
+        >>> import opacus
+        >>> engine = opacus.PrivacyEngine()
+        >>> engine.accountant = DistributionAccountant()
+        >>> for _ in range(1000):
+        ...     engine.accountant.step(noise_multiplier=2.0, sample_rate=256 / 32561)
+        >>> round(engine.get_epsilon(delta=1e-5), 2)
+        0.93
+    """
+
+    def __init__(self, relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE) -> None:
+        super().__init__()
+        self.relation = checked_relation("poisson", relation)
+
+    def step(self, *, noise_multiplier: float, sample_rate: float) -> None:
+        """Count one step; equal steps that follow each other are one entry of ``history``."""
+        if self.history and self.history[-1][:2] == (noise_multiplier, sample_rate):
+            self.history[-1] = (noise_multiplier, sample_rate, self.history[-1][2] + 1)
+        else:
+            self.history.append((noise_multiplier, sample_rate, 1))
+
+    def get_epsilon(self, delta: float, *args: object, **kwargs: object) -> float:
+        """Epsilon of all steps so far at ``delta``; further arguments are ignored, as by Opacus."""
+        check_delta("delta", delta)
+        if any(noise == 0 for noise, _, _ in self.history):
+            return math.inf
+        if not self.history:
+            return 0.0
+        losses = tuple(
+            PoissonSGDLoss(noise, rate, steps, self.relation) for noise, rate, steps in self.history
+        )
+        return Guarantee("DP-SGD", PrivacyUnit(relation=self.relation), losses).epsilon(delta)
+
+    def __len__(self) -> int:
+        return sum(steps for _, _, steps in self.history)
+
+    @classmethod
+    def mechanism(cls) -> str:
+        """The name under which Opacus stores the state."""
+        return "botorch_dp"
+
+
+class PrivacyEngine(opacus.PrivacyEngine):
+    """In place of ``opacus.PrivacyEngine``: the same loop, with a price, a charge and a promise.
+
+    Without ``unsafe_seed`` the model may be published. Batches and noise then come from the
+    operating system, and the complete run is charged when it is made private, before a record is
+    read. A script that is killed and started again trains anew and is charged anew; what was
+    charged stays charged. Each batch must get exactly one step, and at most as many steps are taken
+    as were priced: the engine refuses others before they change the model.
+
+    With ``unsafe_seed`` everything can be repeated, and nothing is promised: to tune.
+
+    Gradients are clipped in double precision, and one that is not finite counts as zero. One record
+    may be replaced (``REPLACE_ONE``); Opacus's own numbers are for one that is added or removed,
+    and are smaller. A record joins a batch with probability ``batch_size / n``, and an epoch has
+    ``n // batch_size`` batches.
+
+    Args:
+        ledger: Charged with the complete run.
+        unsafe_seed: A non-negative integer that fixes batches and noise.
+        delta: Where epsilon is stated and charged.
+        like: A public or made-up ``(inputs, target)``, for data sets other than ``TensorDataset``:
+            the form of every record; see :class:`~botorch_dp.training.DPTrainer`.
+        unknown: Refused, with what to write instead.
+
+    Example:
+        >>> import torch
+        >>> from torch.utils.data import DataLoader, TensorDataset
+        >>> data = TensorDataset(torch.randn(200, 3), torch.randint(2, (200,)))
+        >>> model = torch.nn.Linear(3, 2)
+        >>> engine = PrivacyEngine()
+        >>> model, optimizer, loader = engine.make_private(
+        ...     module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), epochs=2,
+        ...     data_loader=DataLoader(data, batch_size=20), noise_multiplier=4.0, max_grad_norm=1.0
+        ... )
+        >>> for _ in range(2):
+        ...     for X, y in loader:
+        ...         optimizer.zero_grad()
+        ...         torch.nn.functional.cross_entropy(model(X), y).backward()
+        ...         optimizer.step()
+        >>> round(engine.guarantee(model).epsilon(1e-5), 2)
+        0.82
+    """
+
+    def __init__(
+        self,
+        *,
+        ledger: PrivacyLedger | None = None,
+        unsafe_seed: int | None = None,
+        delta: float = DELTA,
+        like: tuple[Any, Any] | None = None,
+        **unknown: Never,
+    ) -> None:
+        for name in unknown:
+            raise TypeError(f"PrivacyEngine has no argument {name!r}. {_NO_NEED.get(name, '')}")
+        if ledger is not None and not isinstance(ledger, PrivacyLedger):
+            raise TypeError(f"`ledger` must be a PrivacyLedger, got {type(ledger).__name__}.")
+        if unsafe_seed is not None:
+            check_integer("unsafe_seed", unsafe_seed, at_least=0)
+            if ledger is not None:
+                raise PrivacyError(
+                    "`ledger` was given together with `unsafe_seed`: seeded noise promises "
+                    "nothing, so nothing is charged for it. Leave one of the two out."
+                )
+        self.ledger, self.unsafe_seed, self._like = ledger, unsafe_seed, like
+        self.delta = check_delta("delta", delta)
+        self.accountant = DistributionAccountant()
+        self._loop: Loop | None = None
+
+    @property
+    def plan(self) -> TrainingPlan:
+        """What is trained, and its price; ``print`` it."""
+        return self._made().plan
+
+    @property
+    def steps(self) -> int:
+        """How many steps were taken."""
+        return self._made().taken
+
+    def make_private(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        data_loader: DataLoader[Any],
+        noise_multiplier: float,
+        max_grad_norm: float,
+        epochs: int | None = None,
+        criterion: Callable[[Tensor, Tensor], Tensor] | None = None,
+        **options: Any,
+    ) -> tuple[GradSampleModule, DPOptimizer, DataLoader[Any]]:
+        """The model, the optimizer and the loader to train with; the run is charged.
+
+        Args:
+            module: The model.
+            optimizer: An optimizer of all of its trainable parameters.
+            data_loader: Says from which data set records come, and how many there are in a batch.
+            noise_multiplier: Standard deviation of the noise over ``max_grad_norm``.
+            max_grad_norm: The clipping norm.
+            epochs: Passes over the records. Needed to publish: it makes the price.
+            criterion: The loss of your loop, if it is not that of classes: it is tried on made-up
+                records.
+            options: Opacus's others, with the values that they have by default.
+        """
+        noise = {"noise_multiplier": noise_multiplier}
+        given = (module, optimizer, data_loader, criterion, max_grad_norm, epochs)
+        return self._make(noise, self.delta, *given, options)
+
+    def make_private_with_epsilon(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        data_loader: DataLoader[Any],
+        target_epsilon: float,
+        target_delta: float,
+        epochs: int,
+        max_grad_norm: float,
+        criterion: Callable[[Tensor, Tensor], Tensor] | None = None,
+        **options: Any,
+    ) -> tuple[GradSampleModule, DPOptimizer, DataLoader[Any]]:
+        """As :meth:`make_private`, with the least noise for which the run costs so much.
+
+        Args:
+            module: As for :meth:`make_private`.
+            optimizer: As for :meth:`make_private`.
+            data_loader: As for :meth:`make_private`.
+            target_epsilon: Under ``REPLACE_ONE``.
+            target_delta: Where it holds; takes the place of the engine's ``delta``.
+            epochs: Passes over the records.
+            max_grad_norm: The clipping norm.
+            criterion: As for :meth:`make_private`.
+            options: As for :meth:`make_private`.
+        """
+        target = {"target_epsilon": target_epsilon}
+        given = (module, optimizer, data_loader, criterion, max_grad_norm, epochs)
+        return self._make(target, check_delta("target_delta", target_delta), *given, options)
+
+    def guarantee(self, model: nn.Module) -> Guarantee:
+        """What holds for a trained model, as it is after the last step of its loop.
+
+        It is that of the complete run, also if fewer steps were taken.
+
+        Raises:
+            PrivacyError: If the model is another one, or if at its weights one record reaches
+                beyond its own gradient. What was charged stays spent.
+        """
+        return self.release(model).guarantee
+
+    def release(self, model: nn.Module) -> Release[nn.Module]:
+        """The trained model without hooks, gradients and optimizer, and what is promised for it.
+
+        Arguments and errors as for :meth:`guarantee`.
+        """
+        return self._made().release(getattr(model, "_module", model))
+
+    def receipt(self, model: nn.Module, **facts: Any) -> Receipt:
+        """A document that a stranger can check, of the model; see :meth:`Receipt.of` for ``facts``.
+
+        Arguments and errors as for :meth:`guarantee`.
+        """
+        known: dict[str, Any] = {
+            "training": self.plan.parameters(self.plan.steps),
+            "settings": "fixed beforehand",
+        }
+        return Receipt.of(self.release(model), **{**known, **facts})
+
+    def load_checkpoint(self, **given: Any) -> Never:
+        """Refused: steps from another process were not taken under this engine's price."""
+        raise PrivacyError(
+            "`load_checkpoint` would continue a run that another engine priced. Train anew, which "
+            "is a new charge, or use DPTrainer.fit(checkpoint=...), which resumes."
+        )
+
+    def _made(self) -> Loop:
+        if self._loop is None:
+            raise PrivacyError("Call `make_private` first.")
+        return self._loop
+
+    def _make(
+        self,
+        noise: dict[str, float],
+        delta: float,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        data_loader: DataLoader[Any],
+        criterion: Callable[[Tensor, Tensor], Tensor] | None,
+        max_grad_norm: float,
+        epochs: int | None,
+        options: dict[str, Any],
+    ) -> tuple[GradSampleModule, DPOptimizer, DataLoader[Any]]:
+        secret = self.unsafe_seed is None
+        if self._loop is not None:
+            raise PrivacyError(
+                "This engine was used already, and one engine is one training and one charge. "
+                "Make a new PrivacyEngine."
+            )
+        if secret and epochs is None:
+            raise TypeError(
+                "Give `epochs`: the price of a model that may be published is charged before its "
+                "first step. Or give PrivacyEngine(unsafe_seed=...) to tune."
+            )
+        _check_options(options)
+        _check_module(module, optimizer)
+        records, batch_size = self._records(data_loader)
+        device = trainable(module)[0].device
+        X, Y = records.form()
+        X, Y = each_part(lambda part: part.to(device), X), Y.to(device)
+        clean = copy.deepcopy(module)
+        try:
+            setup = Setup(
+                lambda: clean,
+                criterion or (_any_loss if Y.is_floating_point() else nn.functional.cross_entropy),
+                TrainTest(X, Y, X, Y),  # made up; the records stay where they are
+                engine="opacus",
+                clipping="flat",
+                metric=lambda outputs, targets: 0.0,
+            )
+        except ValueError as error:
+            if criterion is None and str(error).startswith("`loss`"):
+                raise ValueError(f"{error} Or pass `criterion=`, the loss of your loop.") from error
+            raise
+        records.num_classes = setup.num_classes
+        named = type(optimizer).__name__
+        settings: Any = {
+            **noise,
+            "clip_norm": check_positive("max_grad_norm", max_grad_norm),
+            "learning_rate": float(optimizer.defaults.get("lr") or 1.0),
+            "batch_size": batch_size,
+            "epochs": 1 if epochs is None else epochs,
+            "delta": delta,
+        }
+        plan = make_plan(
+            settings,
+            num_records=len(records),
+            optimizer=named.lower() if named.lower() in OPTIMIZERS else named,
+            conditions=(
+                *setup.conditions,
+                *(() if self._like is None else (FORM_IS_PUBLIC,)),
+                _LOOP,
+                _NOT_PRINTED,
+            ),
+        )
+        if secret:
+            plan.check_publishable()
+            warn_large_delta(plan.delta, plan.num_records)
+            if self.ledger is not None:
+                stated = None if self.ledger.budget.renyi else plan.delta
+                label = f"Opacus: {plan.guarantee.mechanism}"
+                self.ledger.charge(plan.guarantee, label=label, delta=stated)
+        coins: Randomness = (
+            SystemRandomness()
+            if self.unsafe_seed is None
+            else SeededRandomness(self.unsafe_seed, device)
+        )
+        self._loop = loop = Loop(
+            plan, epochs is not None, secret, records, coins, trainable(module), setup, clean
+        )
+        # Which torch would say at each step of a loop, of every model with such hooks.
+        warnings.filterwarnings("ignore", message="Full backward hook is firing")
+        model = with_hooks(module, loss_reduction="mean")
+        model.forbid_grad_accumulation()
+        return model, LoopOptimizer(optimizer, loop, self.accountant), loader_of(loop)
+
+    def _records(self, data_loader: DataLoader[Any]) -> tuple[DatasetRecords, int]:
+        if not isinstance(data_loader, DataLoader):
+            raise TypeError(
+                f"`data_loader` must be a DataLoader, got {type(data_loader).__name__}."
+            )
+        if data_loader.batch_size is None or data_loader.collate_fn is not default_collate:
+            raise PrivacyError(
+                "`data_loader` must have a `batch_size` and no sampler of batches or `collate_fn` "
+                "of its own: batches are drawn here, each record by its own coin, and are made of "
+                "records that were read one by one. Pass DataLoader(data, batch_size=...), and "
+                "prepare each record in the data set."
+            )
+        found = datasets_of((data_loader.dataset, data_loader.dataset), self._like)
+        assert found is not None
+        return found[0], min(data_loader.batch_size, len(found[0]))
+
+
+def _check_options(options: dict[str, Any]) -> None:
+    for name, value in options.items():
+        if name not in _FIXED:
+            raise TypeError(f"`make_private` has no argument {name!r}.")
+        only, reason = _FIXED[name]
+        if value != only:
+            raise PrivacyError(f"`{name}` must be {only!r}, got {value!r}: {reason}.")
+
+
+def _check_module(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    if not isinstance(module, nn.Module) or not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError("`module` must be a Module and `optimizer` an optimizer of torch.optim.")
+    wrapped = hasattr(module, "_module") or hasattr(module, "autograd_grad_sample_hooks")
+    if wrapped or isinstance(module, nn.parallel.DistributedDataParallel):
+        raise PrivacyError(
+            f"`module` is a {type(module).__name__}: pass the model itself, in one process and "
+            "without the hooks of another engine."
+        )
+    if isinstance(optimizer, DPOptimizer):
+        raise PrivacyError("`optimizer` is private already: pass the one of torch.optim.")
+    given = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
+    if given != {id(p) for p in trainable(module)} or not given:
+        raise ValueError(
+            "`optimizer` must have all trainable parameters of `module` and no others. Freeze what "
+            "is not to be trained with requires_grad_(False)."
+        )
+
+
+def _any_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """A loss for any targets: what is tried is the model."""
+    return outputs.flatten(1).square().sum(dim=1)
+
+
+# --- A user's loop as a problem. ---
+
+
+@dataclass(frozen=True)
+class _Trainings:
+    """What ``DPareto`` asks about the trainings of a user's loop. Plain data, for other processes.
+
+    Arguments as for :func:`opacus_problem`.
+    """
+
+    train: Callable[..., float]
+    num_records: int
+    delta: float
+    like: tuple[Any, Any] | None
+    settings: dict[str, Any]
+
+    def plan(self, config: Config) -> TrainingPlan:
+        """The public parameters of one training, as far as its price goes."""
+        chosen = {**self.settings, **config}
+        known = ("noise_multiplier", "target_epsilon", "batch_size", "epochs")
+        priced: Any = {name: chosen[name] for name in known if name in chosen}
+        priced |= {"learning_rate": 1.0, "clip_norm": 1.0, "delta": self.delta}
+        return make_plan(
+            priced,
+            num_records=self.num_records,
+            conditions=(TRIED, _LOOP, _NOT_PRINTED),
+        )
+
+    def epsilon(self, config: Config) -> float:
+        """The epsilon of publishing the model."""
+        return self.plan(config).epsilon
+
+    def guarantee(self, config: Config) -> Guarantee:
+        """What publishing the model would promise."""
+        return self.plan(config).guarantee
+
+    def epsilons(self, configs: Sequence[Config]) -> list[float]:
+        """Upper bounds on :meth:`epsilon` for many configurations at once."""
+        chosen = [{**self.settings, **config} for config in configs]
+        if any("target_epsilon" in each for each in chosen):
+            return [float(each["target_epsilon"]) for each in chosen]
+        bounds = dp_sgd_epsilons(
+            [each["noise_multiplier"] for each in chosen],
+            [each["batch_size"] for each in chosen],
+            [each["epochs"] * (self.num_records // each["batch_size"]) for each in chosen],
+            num_records=self.num_records,
+            delta=self.delta,
+        )
+        return [float(bound) for bound in bounds]
+
+    def utility(self, config: Config, seed: int) -> float:
+        """What the loop says, its noise under a seed; refused if it took other steps."""
+        engine = PrivacyEngine(unsafe_seed=seed, delta=self.delta, like=self.like)
+        with seeded_torch(seed):
+            value = float(self.train(engine, **self.settings, **config))
+        plan, taken = self.plan(config), engine.plan
+        names = ("num_records", "batch_size", "epochs", "noise_multiplier")
+        differ = [name for name in names if getattr(plan, name) != getattr(taken, name)]
+        if differ or engine.steps != plan.steps:
+            raise PrivacyError(
+                f"`train` took {engine.steps} steps with {_shown(taken, names)}, and the price is "
+                f"for {plan.steps} steps with {_shown(plan, names)}. Hand what the configuration "
+                "says to `make_private`, and take a step on each batch of all epochs."
+            )
+        return value
+
+
+def _shown(plan: TrainingPlan, names: Sequence[str]) -> str:
+    return ", ".join(f"{name}={getattr(plan, name):g}" for name in names)
+
+
+def opacus_problem(
+    train: Callable[..., float],
+    space: SearchSpace,
+    *,
+    num_records: int,
+    delta: float = DELTA,
+    like: tuple[Any, Any] | None = None,
+    replicates: int = 1,
+    ref_point: tuple[float, float] = (10.0, 1.0),
+    name: str = "an Opacus loop",
+    **settings: Any,
+) -> PrivacyUtilityProblem:
+    """A user's own Opacus loop as a problem for ``DPareto``: which privacy buys which utility.
+
+    Epsilon is exact and needs no training. Trainings are seeded, and promise nothing.
+
+    Args:
+        train: ``train(engine, **config) -> utility`` in [0, 1]: makes its model private with the
+            engine that it is given, with ``epochs=``, and trains it.
+        space: What ``train`` takes; must have ``noise_multiplier`` or ``target_epsilon``,
+            ``batch_size`` and ``epochs``, unless they are among the settings.
+        num_records: Number of training records.
+        delta: Where epsilon is stated.
+        like: As for :class:`PrivacyEngine`.
+        replicates: Trainings whose utilities one trial averages.
+        ref_point: The (epsilon, error) that counts as worthless.
+        name: How a stored study recognizes the problem.
+        settings: What is the same in all trainings; ``train`` is given them, too.
+
+    Example:
+        >>> space = SearchSpace(lr=Real(0.01, 1.0, log=True), noise_multiplier=Real(1.0, 8.0))
+        >>> problem = opacus_problem(train, space, num_records=1000, batch_size=50, epochs=4)
+        >>> front = DPareto(problem, seed=0).run(16)
+    """
+    both = sorted(set(space.parameters) & settings.keys())
+    if both:
+        raise ValueError(f"`space` and the settings both name {both}: leave one of them out.")
+    trainings = _Trainings(train, num_records, delta, like, settings)
+    trainings.plan(space.sample(1, seed=0)[0])  # what is missing or wrong is said here
+    unit = PrivacyUnit("one record of the training data")
+    return PrivacyUtilityProblem(
+        space,
+        privacy=trainings.epsilon,
+        utility=trainings.utility,
+        promise=TrainingPromise(delta, unit=unit, guarantee=trainings.guarantee),
+        replicates=replicates,
+        ref_point=ref_point,
+        name=name,
+        batched=Batched(epsilons=trainings.epsilons),
+    )

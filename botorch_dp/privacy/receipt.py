@@ -1,0 +1,858 @@
+"""One JSON document for one release, from which a stranger can check what is promised.
+
+A receipt names what was released by a digest (:mod:`.digests`), whom it protects against what and
+on which conditions, the mechanism as an event of dp-accounting (:mod:`.events`), epsilon and delta,
+how the settings came about, the line of the ledger, and the versions of the software. It holds no
+record, no hash of records, and no score that was not released. Its date is a day: the hour at which
+a run ended could tell how many trainings it made.
+
+:meth:`Receipt.verify` recomputes epsilon with dp-accounting alone and compares all that the
+document says twice. A receipt holds a digest of itself, which shows accidents; whoever alters a
+receipt on purpose can write a new digest. What contradicts itself is found even then. A consistent
+lie, such as a condition that was dropped everywhere, is found by a signature only.
+
+The schema is in :data:`FIELDS`, and with explanations in ``docs/guides/reviewer.md``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import platform
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal
+
+from botorch_dp._checks import check_choice, check_path, needs_extra
+from botorch_dp._files import atomic_write
+from botorch_dp.errors import PrivacyError
+from botorch_dp.privacy.accounting import DPSGD
+from botorch_dp.privacy.audit import AuditReport
+from botorch_dp.privacy.digests import digest_of, digests_of, kind_of
+from botorch_dp.privacy.events import check_event, event_of, leaves, recomputed
+from botorch_dp.privacy.guarantee import (
+    Guarantee,
+    NeighboringRelation,
+    PrivacyUnit,
+    Release,
+    SampledSGDLoss,
+    SelectionLoss,
+)
+from botorch_dp.privacy.ledger import PrivacyLedger
+from botorch_dp.privacy.rounding import rounded_up
+from botorch_dp.privacy.selection import BaseProfile, Selection, TrialNumber
+
+SCHEMA, VERSION = "botorch_dp receipt", 1
+
+#: How the settings of a mechanism came about.
+Origin = Literal[
+    "not stated",
+    "fixed beforehand",
+    "nothing tuned",
+    "paid selection",
+    "public copy",
+    "seeded trials",
+]
+_ORIGINS: dict[str, str] = {
+    "not stated": "nobody stated how the settings came about: ask, because settings that were "
+    "tuned on the protected records reveal something that epsilon does not count",
+    "fixed beforehand": "the settings were chosen without the protected records",
+    "nothing tuned": "one training with settings that follow from public numbers",
+    "paid selection": "the settings were chosen among random ones by the mechanism itself, and "
+    "epsilon includes that",
+    "public copy": "the settings were tuned on public records",
+    "seeded trials": "the settings were tuned on the protected records by trials that promise "
+    "nothing: what the settings reveal is not counted",
+}
+
+#: Sections and their fields. "?" may be null, "[...]" is a list of these, "{}" has checks of its
+#: own.
+FIELDS: dict[str, Any] = {
+    "schema": "text",
+    "version": "whole",
+    "released": {"kind": "text", "digest": "text?", "date": "text", "noise_scale": "number?"},
+    "promise": {
+        "status": "text",
+        "epsilon": "number",
+        "delta": "number",
+        "protects": "text",
+        "relation": "text",
+        "neighbours": "text",
+        "conditions": "[text]",
+        "assumptions": "[text]",
+        "statement": "text",
+    },
+    "mechanism": {"name": "text", "losses": "[{}]", "event": "{}", "noise_unit": "text"},
+    "training": "{}?",
+    "settings": {"origin": "text", "note": "text"},
+    "ledger": "{}?",
+    "audit": "{}?",
+    "accounting": {"accountant": "text", "proof": "text"},
+    "software": "{}",
+    "digest": "text",
+    "signature": "{}?",
+}
+_LEDGER = {
+    "epsilon": "number",
+    "delta": "number",
+    "relation": "text?",
+    "charge": "{}?",
+}
+_CHARGE = {
+    "number": "whole",
+    "date": "text",
+    "label": "text",
+    "epsilon": "number",
+    "delta": "number",
+    "mu": "number",
+}
+_AUDIT = {
+    "lower_bound": "number",
+    "delta": "number",
+    "confidence": "number",
+    "samples": "whole",
+}
+_SIGNATURE = {"algorithm": "text", "public_key": "text", "value": "text"}
+#: What a training says beside plain values of any other name.
+_TRAINING = {"batch_size", "num_records", "steps", "noise_multiplier", "clip_norm", "sampling"}
+_SOFTWARE = ("torch", "numpy", "scipy", "opendp", "opacus", "dp-accounting")
+
+_NOISE_UNITS = {
+    NeighboringRelation.REPLACE_ONE: "noise_multiplier is over C, the largest norm of one record's "
+    "contribution, which a replaced record moves by 2 C, as in dp-accounting's PLDAccountant under "
+    "REPLACE_ONE; inside SampledWithoutReplacementDpEvent and RepeatAndSelectDpEvent it is over "
+    "2 C, as in its RdpAccountant; in `losses` it is over the clipping norm C",
+    NeighboringRelation.ADD_OR_REMOVE_ONE: "noise_multiplier is over C, the largest norm of one "
+    "record's contribution, which an added or removed record moves by C",
+    NeighboringRelation.BOUNDED_ROW: "noise_multiplier is over the distance by which the row moves",
+}
+_PROOFS = {
+    "poisson_sgd": "botorch_dp/privacy/_distributions.py: the pair that dominates a step on a "
+    "Poisson-sampled batch; Zhu, Dong and Wang (2022) for composition",
+    "fixed_batch_sgd": "botorch_dp/privacy/_distributions.py: the profile of a step on a batch of "
+    "fixed size; Balle, Barthe and Gaboardi (2018), Zhu, Dong and Wang (2022)",
+    "selection": "botorch_dp/privacy/selection.py: profile bound for the best of a secret number "
+    "of outcomes; Papernot and Steinke (2022) for an upper bound",
+    "gaussian": "Gaussian differential privacy; Dong, Roth and Su (2022)",
+    "laplace": "the Laplace mechanism; Dwork, McSherry, Nissim and Smith (2006)",
+    "pure": "the mechanism's own proof of a pure epsilon, in the documentation of botorch_dp",
+    "approximate": "the mechanism's own proof of (epsilon, delta), in the documentation of "
+    "botorch_dp",
+}
+
+#: Two epsilons agree within this, relatively; rounding alone makes up the smaller one.
+TOLERANCE, _ROUNDING = 0.01, 1e-6
+_LARGEST_FILE = 2**22
+_LARGEST_NUMBER = 10**15
+
+Outcome = Literal["agrees", "within tolerance", "condition", "not recomputed", "contradicts"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of what verifying a receipt found.
+
+    Args:
+        outcome: ``"agrees"``, ``"within tolerance"``, ``"condition"`` (the reader must believe it),
+            ``"not recomputed"`` or ``"contradicts"``.
+        subject: What was looked at, in a word.
+        text: What was found, in a sentence.
+    """
+
+    outcome: Outcome
+    subject: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.outcome:>16}  {self.subject}: {self.text}"
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What verifying a receipt found; ``print`` it."""
+
+    findings: tuple[Finding, ...]
+
+    @property
+    def contradictions(self) -> tuple[Finding, ...]:
+        """What cannot be true."""
+        return tuple(each for each in self.findings if each.outcome == "contradicts")
+
+    @property
+    def passes(self) -> bool:
+        """Whether nothing contradicts."""
+        return not self.contradictions
+
+    def __str__(self) -> str:
+        last = "Nothing contradicts."
+        if not self.passes:
+            subjects = ", ".join(dict.fromkeys(each.subject for each in self.contradictions))
+            last = f"Do not rely on this receipt: it contradicts ({subjects})."
+        return "\n".join([*map(str, self.findings), last])
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What one release promises, in a document that a stranger can check.
+
+    Made by ``release.receipt()``, :meth:`of` or :meth:`load`. Receipts compare and pickle.
+
+    Args:
+        text: The document as canonical JSON; use :meth:`of` or :meth:`load`.
+
+    Example:
+        >>> release = laplace_mechanism(0.25, sensitivity=0.01, epsilon=1.0)
+        >>> receipt = release.receipt(settings="fixed beforehand")
+        >>> receipt.epsilon, receipt.verify(artifact=release.value).passes
+        (1.0, True)
+    """
+
+    text: str
+
+    def __post_init__(self) -> None:
+        _check_document(_parsed(self.text))
+
+    @classmethod
+    def of(
+        cls,
+        released: Release[Any] | Guarantee,
+        *,
+        artifact: object = None,
+        training: Mapping[str, Any] | None = None,
+        settings: Origin = "not stated",
+        note: str = "",
+        ledger: PrivacyLedger | None = None,
+        audit: AuditReport | None = None,
+    ) -> Receipt:
+        """The receipt of a release, or of a guarantee alone.
+
+        Args:
+            released: What was released; of a guarantee give the ``artifact``, too.
+            artifact: What was released, where it is not the release's value as it stands: see
+                :mod:`.digests` for what has a canonical form.
+            training: Public parameters of a training.
+            settings: How the settings came about.
+            note: More about that, in public words.
+            ledger: What the release was charged to: the receipt has its budget, and the last line
+                with this guarantee or mechanism.
+            audit: Of the mechanism, if one was run.
+
+        Raises:
+            PrivacyError: If nothing is promised, because the noise was simulated or for any other
+                reason.
+        """
+        guarantee, scale = released, None
+        if isinstance(released, Release):
+            guarantee, scale = released.guarantee, released.scale
+            artifact = released.value if artifact is None else artifact
+        if not isinstance(guarantee, Guarantee):
+            raise TypeError(
+                f"`released` must be a Release or a Guarantee, got {type(released).__name__}."
+            )
+        check_choice("settings", settings, tuple(_ORIGINS))
+        if ledger is not None and not isinstance(ledger, PrivacyLedger):
+            raise TypeError(f"`ledger` must be a PrivacyLedger, got {type(ledger).__name__}.")
+        if guarantee.void is not None:
+            raise PrivacyError(
+                f"A receipt is for what is promised, and here nothing is ({guarantee.void}). Run "
+                "it with secret noise first: without a seed, or with publish=True."
+            )
+        epsilon, delta = guarantee.quoted
+        if not math.isfinite(epsilon):
+            raise PrivacyError(
+                f"No epsilon holds at delta = {delta:g}, so there is nothing to put into a "
+                "receipt: quote the guarantee at a larger delta with `quoted_at`."
+            )
+        document: dict[str, Any] = {
+            "schema": SCHEMA,
+            "version": VERSION,
+            "released": {
+                "kind": "not stated" if artifact is None else kind_of(artifact),
+                "digest": None if artifact is None else digest_of(artifact),
+                "date": datetime.now(UTC).date().isoformat(),
+                "noise_scale": scale,
+            },
+            "promise": _promise(guarantee),
+            "mechanism": {
+                "name": guarantee.mechanism,
+                "losses": [loss.to_dict() for loss in guarantee.losses],
+                "event": event_of(guarantee),
+                "noise_unit": _NOISE_UNITS[guarantee.relation],
+            },
+            "training": None if training is None else dict(training),
+            "settings": {"origin": settings, "note": note},
+            "ledger": None if ledger is None else _ledger(ledger, guarantee),
+            "audit": None if audit is None else {name: asdict(audit)[name] for name in _AUDIT},
+            "accounting": {
+                "accountant": "botorch_dp, privacy-loss distributions and closed forms",
+                "proof": "; ".join(dict.fromkeys(_PROOFS[loss.kind] for loss in guarantee.losses)),
+            },
+            "software": {
+                "python": platform.python_version(),
+                **{name: _version(name) for name in ("botorch_dp", *_SOFTWARE)},
+            },
+            "signature": None,
+        }
+        return cls(_canonical({**document, "digest": _digest(document)}))
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The document, as a copy."""
+        return _parsed(self.text)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """The guarantee that the receipt states."""
+        return _guarantee(self.document)
+
+    @property
+    def epsilon(self) -> float:
+        """The epsilon that the receipt states."""
+        return float(self.document["promise"]["epsilon"])
+
+    @property
+    def delta(self) -> float:
+        """The delta that the receipt states."""
+        return float(self.document["promise"]["delta"])
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the document, laid out to be read; it is public."""
+        with atomic_write(check_path("path", path)) as file:
+            file.write(json.dumps(self.document, indent=1, sort_keys=True) + "\n")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Receipt:
+        """Read a document; nothing in it is executed.
+
+        Raises:
+            ValueError: If it is no receipt of this version.
+        """
+        file = Path(check_path("path", path))
+        if not file.is_file():
+            raise ValueError(f"There is no file {file}.")
+        if file.stat().st_size > _LARGEST_FILE:
+            raise ValueError(f"{file} is too large to be a receipt.")
+        try:
+            return cls(_canonical(_parsed(file.read_bytes().decode("utf-8"))))
+        except (ValueError, RecursionError) as error:
+            reason = " ".join(str(error).split())[:300]
+            raise ValueError(f"{file} is no receipt that can be checked: {reason}") from None
+
+    def signed(self, key: str | os.PathLike[str], *, password: bytes | None = None) -> Receipt:
+        """The same receipt with a signature (Ed25519).
+
+        Args:
+            key: A PEM file with a private key of your own, as made by ``openssl genpkey -algorithm
+                ed25519 -out key.pem``.
+            password: Of the file, if it has one.
+        """
+        with needs_extra("signing", "Signing a receipt"):
+            from cryptography.hazmat.primitives import serialization
+            from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+        try:
+            content = Path(check_path("key", key)).read_bytes()
+            private = serialization.load_pem_private_key(content, password)
+        except (OSError, ValueError, TypeError) as error:
+            raise ValueError(f"`key` cannot be read as a PEM private key: {error}") from error
+        if not isinstance(private, Ed25519PrivateKey):
+            raise ValueError("`key` must be an Ed25519 key.")
+        document = {**self.document, "signature": None}
+        signature = {
+            "algorithm": "Ed25519",
+            "public_key": private.public_key().public_bytes_raw().hex(),
+            "value": private.sign(_canonical(document).encode("ascii")).hex(),
+        }
+        return Receipt(_canonical({**document, "signature": signature}))
+
+    def verify(
+        self, artifact: object = None, *, public_key: str | os.PathLike[str] | None = None
+    ) -> Verification:
+        """Check everything that can be checked, with dp-accounting and without our accounting.
+
+        Args:
+            artifact: What was released: the value, or a ``pathlib.Path`` to a file.
+            public_key: A PEM file with the public key of whoever must have signed.
+
+        Raises:
+            ValueError: If the artifact is not the one that the receipt is of.
+        """
+        document = self.document
+        findings = [*_check_artifact(document, artifact), _check_digest(document)]
+        findings.append(_check_signature(document, public_key))
+        for check in (_check_promise, _check_mechanism, _check_training, _check_epsilon):
+            findings += check(document)
+        findings += _check_ledger(document) + _check_audit(document)
+        promise, settings = document["promise"], document["settings"]
+        origin = settings["origin"]
+        note = f" ({settings['note']})" if settings["note"] else ""
+        findings.append(Finding("condition", "settings", f"{_ORIGINS[origin]}{note}"))
+        for condition in promise["conditions"]:
+            findings.append(Finding("condition", "condition", condition))
+        for assumption in promise["assumptions"]:
+            findings.append(Finding("condition", "assumption", assumption))
+        return Verification(tuple(findings))
+
+    def __str__(self) -> str:
+        document = self.document
+        released = document["released"]
+        digest = released["digest"] or "no digest"
+        return f"Receipt of a {released['kind']} ({digest}).\n{document['promise']['statement']}"
+
+
+# --- Making a document. ---
+
+
+def _promise(guarantee: Guarantee) -> dict[str, Any]:
+    epsilon, delta = guarantee.quoted
+    return {
+        "status": guarantee.status,
+        "epsilon": epsilon,
+        "delta": delta,
+        "protects": guarantee.protects,
+        "relation": guarantee.relation.name,
+        "neighbours": guarantee.relation.value,
+        "conditions": list(guarantee.unit.conditions),
+        "assumptions": list(guarantee.assumptions),
+        "statement": guarantee.paragraph(),
+    }
+
+
+def _ledger(ledger: PrivacyLedger, guarantee: Guarantee) -> dict[str, Any]:
+    entries, budget, relation = ledger.entries(), ledger.budget, ledger.relation
+    same = [entry for entry in entries if entry.guarantee == guarantee]
+    alike = [entry for entry in entries if entry.guarantee.mechanism == guarantee.mechanism]
+    charge = None
+    for entry in (same or alike)[-1:]:
+        charge = {
+            "number": entry.number,
+            "date": entry.charged_at[:10],
+            "label": entry.label,
+            "epsilon": entry.epsilon,
+            "delta": entry.delta,
+            "mu": entry.mu,
+        }
+    return {
+        "epsilon": budget.epsilon,
+        "delta": budget.delta,
+        "relation": None if relation is None else relation.name,
+        "charge": charge,
+    }
+
+
+def _version(name: str) -> str | None:
+    if name == "botorch_dp":
+        from botorch_dp import __version__
+
+        return __version__
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _canonical(document: Mapping[str, Any]) -> str:
+    return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def _digest(document: Mapping[str, Any]) -> str:
+    """Of everything but the digest itself and the signature."""
+    content = {k: v for k, v in document.items() if k not in ("digest", "signature")}
+    return f"sha256:{hashlib.sha256(_canonical(content).encode('ascii')).hexdigest()}"
+
+
+# --- Reading one. ---
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    """JSON without names that come twice, and without numbers that no double holds."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        names = [name for name, _ in pairs]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"the name {twice[:50]!r} comes twice")
+        return dict(pairs)
+
+    def finite(digits: str) -> float:
+        number = float(digits)
+        if not math.isfinite(number):
+            raise ValueError(f"the number {digits[:30]} is too large")
+        return number
+
+    def whole(digits: str) -> int:
+        if len(digits) > 16 or abs(int(digits)) > _LARGEST_NUMBER:
+            raise ValueError(f"the number {digits[:30]} is too large")
+        return int(digits)
+
+    def refused(word: str) -> float:
+        raise ValueError(f"{word} is no number of JSON")
+
+    document = json.loads(
+        text,
+        object_pairs_hook=unique,
+        parse_float=finite,
+        parse_int=whole,
+        parse_constant=refused,
+    )
+    if not isinstance(document, dict):
+        raise ValueError("it is no JSON object")
+    return document
+
+
+_TYPES: dict[str, Callable[[Any], bool]] = {
+    "text": lambda x: isinstance(x, str),
+    "whole": lambda x: type(x) is int and x >= 0,
+    "number": lambda x: type(x) in (int, float),
+    "{}": lambda x: isinstance(x, dict),
+}
+
+
+def _check_document(document: dict[str, Any]) -> None:
+    """Raise ``ValueError`` unless the document has the form of a receipt of this version."""
+    if document.get("schema") != SCHEMA:
+        raise ValueError(f"its `schema` is not {SCHEMA!r}")
+    if type(document.get("version")) is not int or document["version"] != VERSION:
+        raise ValueError(
+            f"its `version` is not {VERSION}, the only one that this release of botorch_dp reads"
+        )
+    _check_form(document, FIELDS, "the document")
+    for name, form in (("ledger", _LEDGER), ("audit", _AUDIT), ("signature", _SIGNATURE)):
+        if document[name] is not None:
+            _check_form(document[name], form, f"`{name}`")
+    if document["ledger"] is not None and document["ledger"]["charge"] is not None:
+        _check_form(document["ledger"]["charge"], _CHARGE, "`charge`")
+    training = document["training"]
+    if training is not None:
+        if not set(training) >= _TRAINING:
+            raise ValueError(f"`training` must have {sorted(_TRAINING)}")
+        if not all(_is_plain(value) for value in training.values()):
+            raise ValueError("`training` must have plain values")
+    if not all(v is None or isinstance(v, str) for v in document["software"].values()):
+        raise ValueError("`software` must name versions")
+    promise = document["promise"]
+    if promise["relation"] not in NeighboringRelation.__members__:
+        raise ValueError("its `relation` is not one of three")
+    if not (promise["epsilon"] >= 0 and 0 <= promise["delta"] < 1):
+        raise ValueError("`epsilon` must be at least 0, and `delta` from 0 to below 1")
+    if document["settings"]["origin"] not in _ORIGINS:
+        raise ValueError(f"`origin` must be one of {sorted(_ORIGINS)}")
+    check_event(document["mechanism"]["event"])
+    _guarantee(document)
+
+
+def _is_plain(value: object) -> bool:
+    return value is None or isinstance(value, str | int | float)
+
+
+def _check_form(document: dict[str, Any], fields: Mapping[str, Any], where: str) -> None:
+    if set(document) != set(fields):
+        wrong = sorted(set(document) ^ set(fields))
+        raise ValueError(f"{where} lacks or has too many of these fields: {', '.join(wrong)[:200]}")
+    for name, kind in fields.items():
+        value = document[name]
+        if isinstance(kind, dict):
+            if not isinstance(value, dict):
+                raise ValueError(f"`{name}` of {where} must be an object")
+            _check_form(value, kind, f"`{name}`")
+        elif kind.startswith("["):
+            if not (isinstance(value, list) and all(map(_TYPES[kind[1:-1]], value))):
+                raise ValueError(f"`{name}` of {where} must be a list")
+        elif not (_TYPES[kind.rstrip("?")](value) or (value is None and kind.endswith("?"))):
+            raise ValueError(f"`{name}` of {where} has the wrong type")
+
+
+def _guarantee(document: Mapping[str, Any]) -> Guarantee:
+    promise, mechanism = document["promise"], document["mechanism"]
+    state = {
+        "mechanism": mechanism["name"],
+        "relation": promise["relation"],
+        "protects": promise["protects"],
+        "conditions": promise["conditions"],
+        "losses": mechanism["losses"],
+        "assumptions": promise["assumptions"],
+        "void": None,
+        "quoted_delta": promise["delta"] or None,
+    }
+    return Guarantee.from_dict(state)
+
+
+# --- Checking one. ---
+
+
+def _check_artifact(document: Mapping[str, Any], artifact: object) -> list[Finding]:
+    named = document["released"]["digest"]
+    if artifact is None:
+        text = "no artifact was given, so nobody checked that this receipt belongs to one"
+        return [Finding("not recomputed", "artifact", text)]
+    if named is None:
+        raise ValueError("This receipt names no artifact, so it cannot be one for this artifact.")
+    if named not in digests_of(artifact):
+        raise ValueError(
+            "This receipt is for another artifact: the digest of what was given is not the one "
+            f"that it names ({named})."
+        )
+    return [Finding("agrees", "artifact", f"it is the {document['released']['kind']} {named}")]
+
+
+def _check_digest(document: Mapping[str, Any]) -> Finding:
+    if document["digest"] != _digest(document):
+        return Finding(
+            "contradicts", "digest", "the document was altered after its digest was computed"
+        )
+    text = "the document is as it was when its digest was computed (this shows accidents only)"
+    return Finding("agrees", "digest", text)
+
+
+def _check_signature(
+    document: Mapping[str, Any], public_key: str | os.PathLike[str] | None
+) -> Finding:
+    signature, wanted = document["signature"], None
+    if public_key is not None:
+        wanted = _public_key(public_key)
+    if signature is None:
+        if wanted is not None:
+            return Finding("contradicts", "signature", "it is not signed, and a key was named")
+        text = "it is not signed: whoever handed it to you may have written all of it"
+        return Finding("not recomputed", "signature", text)
+    with needs_extra("signing", "Verifying a signed receipt"):
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    try:
+        if signature["algorithm"] != "Ed25519":
+            raise ValueError
+        content = _canonical({**document, "signature": None}).encode("ascii")
+        key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(signature["public_key"]))
+        key.verify(bytes.fromhex(signature["value"]), content)
+    except (InvalidSignature, ValueError):
+        return Finding("contradicts", "signature", "the signature is not one of this document")
+    if wanted is None:
+        text = f"it is signed by the key {signature['public_key']}: ask whether it is theirs"
+        return Finding("condition", "signature", text)
+    if wanted != signature["public_key"]:
+        return Finding("contradicts", "signature", "it is signed by another key than the named one")
+    return Finding("agrees", "signature", "it is signed by the named key")
+
+
+def _public_key(path: str | os.PathLike[str]) -> str:
+    with needs_extra("signing", "Verifying a signed receipt"):
+        from cryptography.hazmat.primitives import serialization
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    try:
+        key = serialization.load_pem_public_key(Path(check_path("public_key", path)).read_bytes())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"`public_key` cannot be read as a PEM public key: {error}") from error
+    if not isinstance(key, Ed25519PublicKey):
+        raise ValueError("`public_key` must be an Ed25519 key.")
+    return key.public_bytes_raw().hex()
+
+
+def _check_promise(document: Mapping[str, Any]) -> list[Finding]:
+    promise, guarantee = document["promise"], _guarantee(document)
+    findings = []
+    if promise["status"] != guarantee.status:
+        text = f"`status` is {promise['status']!r}, and follows as {guarantee.status!r}"
+        findings.append(Finding("contradicts", "status", text))
+    if promise["neighbours"] != guarantee.relation.value:
+        text = f"the words for {promise['relation']} are those of another relation"
+        findings.append(Finding("contradicts", "relation", text))
+    ours = document["software"].get("botorch_dp") == _version("botorch_dp")
+    if not ours:
+        text = "it was written by another version, so its wording was not compared"
+        return [*findings, Finding("not recomputed", "statement", text)]
+    missing = [each for each in guarantee.conditions if each not in promise["statement"]]
+    if promise["statement"] != guarantee.paragraph():
+        text = "it does not say what the other fields say"
+        if missing:
+            text += f"; it lacks: {missing[0]}"
+        findings.append(Finding("contradicts", "statement", text))
+    else:
+        text = "it says in words what the other fields say, with all conditions"
+        findings.append(Finding("agrees", "statement", text))
+    return findings
+
+
+def _check_mechanism(document: Mapping[str, Any]) -> list[Finding]:
+    mechanism, guarantee = document["mechanism"], _guarantee(document)
+    expected = event_of(guarantee)
+    findings = []
+    if mechanism["noise_unit"] != _NOISE_UNITS[guarantee.relation]:
+        text = f"`noise_unit` is not that of {guarantee.relation.name}"
+        findings.append(Finding("contradicts", "noise unit", text))
+    if mechanism["event"] != expected:
+        differing = _first_difference(mechanism["event"], expected)
+        text = f"the event and the losses differ in {differing}"
+        return [*findings, Finding("contradicts", "event", text)]
+    return [*findings, Finding("agrees", "event", "the event is that of the losses")]
+
+
+def _first_difference(one: object, other: object, name: str = "event") -> str:
+    if isinstance(one, dict) and isinstance(other, dict) and set(one) == set(other):
+        for key in sorted(one):
+            if one[key] != other[key]:
+                return _first_difference(one[key], other[key], key)
+    return f"`{name}`"
+
+
+def _check_training(document: Mapping[str, Any]) -> list[Finding]:
+    training = document["training"]
+    if training is None:
+        return []
+    losses = [x for x in _guarantee(document).losses if isinstance(x, SampledSGDLoss)]
+    if len(losses) != 1:
+        return [_check_one_training(document)]
+    (loss,) = losses
+    findings = []
+    batch, records = training["batch_size"], training["num_records"]
+    try:
+        fraction = batch / records
+    except (TypeError, ZeroDivisionError):
+        fraction = math.nan
+    if fraction != loss.sampling_fraction:
+        text = (
+            f"batches of {batch} of {records} records are no sampling probability of "
+            f"{loss.sampling_fraction:.6g}"
+        )
+        findings.append(Finding("contradicts", "sampling", text))
+    sampling = "without_replacement" if loss.kind == "fixed_batch_sgd" else "poisson"
+    for name, value in (
+        ("steps", loss.steps),
+        ("noise_multiplier", loss.noise_multiplier),
+        ("sampling", sampling),
+        ("relation", loss.relation.name),
+    ):
+        if name in training and training[name] != value:
+            text = f"the training says {training[name]}, and the mechanism {value}"
+            findings.append(Finding("contradicts", name, text))
+    clip = training["clip_norm"]
+    if clip is not None and (type(clip) not in (int, float) or clip <= 0):
+        findings.append(Finding("contradicts", "clip_norm", "it is no positive number"))
+    text = "batch size, records, steps, noise and sampling are those of the event"
+    return findings or [Finding("agrees", "training", text)]
+
+
+def _check_one_training(document: Mapping[str, Any]) -> Finding:
+    """Of a selection: what is published is one of the trainings, and cannot cost more alone."""
+    training, promise = document["training"], document["promise"]
+    named = {field.name for field in fields(DPSGD)} & set(training)
+    try:
+        loss = DPSGD(
+            **{name: training[name] for name in named - {"relation"}},
+            relation=NeighboringRelation[training["relation"]],
+        ).loss()
+        unit = PrivacyUnit(relation=loss.relation)
+    except (KeyError, TypeError, ValueError) as error:
+        text = f"its parameters are none of a training ({' '.join(str(error).split())[:150]})"
+        return Finding("contradicts", "training", text)
+    if loss.relation.name != promise["relation"]:
+        return Finding("contradicts", "training", "it is under another relation than the promise")
+    event, delta = event_of(Guarantee("one training", unit, (loss,))), promise["delta"]
+    results = recomputed(check_event(event), loss.relation, delta, promise["epsilon"])
+    if not results:
+        return Finding("not recomputed", "training", "it has more steps than are recomputed here")
+    found = results[0]
+    text = (
+        f"one training with these parameters costs epsilon {found.epsilon:.6g} at delta = "
+        f"{delta:g} by {found.how}, and {promise['epsilon']:.6g} is stated for the whole"
+    )
+    above = found.epsilon > promise["epsilon"] * (1 + TOLERANCE)
+    return Finding("contradicts" if above else "agrees", "training", text)
+
+
+def _check_epsilon(document: Mapping[str, Any]) -> list[Finding]:
+    guarantee, promise = _guarantee(document), document["promise"]
+    event, claim, delta = document["mechanism"]["event"], promise["epsilon"], promise["delta"]
+    findings = []
+    for found in recomputed(event, guarantee.relation, delta, claim):
+        findings.append(_compared(found.epsilon, claim, delta, found.how, upper=found.upper))
+    if not findings:
+        text = "there are more steps than are recomputed here"
+        findings.append(Finding("not recomputed", "epsilon", text))
+    for loss in guarantee.losses:
+        if isinstance(loss, SelectionLoss):
+            findings.append(_check_selection(loss))
+    if any(part["name"] == "RepeatAndSelectDpEvent" for part, _ in leaves(event)):
+        selected = [x for x in guarantee.losses if isinstance(x, SelectionLoss)]
+        total = math.fsum(x.epsilon for x in selected), math.fsum(x.delta for x in selected)
+        if len(selected) == len(guarantee.losses) and total != (claim, delta):
+            text = f"the parts add up to ({total[0]:.6g}, {total[1]:.3g})"
+            findings.append(Finding("contradicts", "epsilon", text))
+    return findings
+
+
+def _compared(found: float, claim: float, delta: float, how: str, *, upper: bool) -> Finding:
+    at = f"at delta = {delta:g}"
+    text = f"{claim:.6g} is stated {at}; recomputed {found:.6g} by {how}"
+    if upper:
+        if claim > found * (1 + TOLERANCE):
+            return Finding("contradicts", "epsilon", f"{text}, which it may not exceed")
+        if claim >= found * (1 - TOLERANCE):
+            return Finding("agrees", "epsilon", text)
+        return Finding("not recomputed", "epsilon", f"{text}, which cannot confirm a smaller one")
+    gap = abs(found - claim)
+    if gap <= _ROUNDING * claim:
+        return Finding("agrees", "epsilon", text)
+    if gap <= TOLERANCE * claim:
+        return Finding("within tolerance", "epsilon", f"{text} ({gap / claim:.2%} apart)")
+    return Finding("contradicts", "epsilon", text)
+
+
+def _check_selection(loss: SelectionLoss) -> Finding:
+    """Our own price: the only one that is as small as what is stated."""
+    selection = Selection(TrialNumber(loss.mean, loss.shape))
+    base: BaseProfile = selection.profile(loss.mu, loss.delta)
+    found = selection.epsilon(base, loss.delta)
+    how = (
+        f"this package for the best of {loss.mean:g} trials expected (shape {loss.shape:g}); the "
+        "proof is in botorch_dp/privacy/selection.py"
+    )
+    finding = _compared(found, loss.epsilon, loss.delta, how, upper=False)
+    return Finding(finding.outcome, "selection", finding.text)
+
+
+def _check_ledger(document: Mapping[str, Any]) -> list[Finding]:
+    ledger, promise = document["ledger"], document["promise"]
+    if ledger is None:
+        text = "no ledger is named, so other releases from the same records are not bounded here"
+        return [Finding("condition", "ledger", text)]
+    findings = []
+    if ledger["relation"] not in (None, promise["relation"]):
+        findings.append(Finding("contradicts", "ledger", "it is under another relation"))
+    charge, guarantee = ledger["charge"], _guarantee(document)
+    if charge is not None:
+        over = charge["epsilon"] > ledger["epsilon"] * (1 + 1e-9)
+        if over or charge["delta"] > ledger["delta"] * (1 + 1e-9):
+            findings.append(Finding("contradicts", "ledger", "the charge exceeds the budget"))
+        mu = guarantee.mu
+        if mu is not None and 0 < charge["mu"] < mu * (1 - TOLERANCE):
+            text = f"mu {charge['mu']:.6g} was charged for {mu:.6g}"
+            findings.append(Finding("contradicts", "ledger", text))
+        stated = charge["epsilon"] if charge["delta"] >= promise["delta"] else 0.0
+        if 0 < stated < promise["epsilon"] * (1 - TOLERANCE):
+            text = f"epsilon {stated:.6g} was charged for {promise['epsilon']:.6g}"
+            findings.append(Finding("contradicts", "ledger", text))
+    budget = f"epsilon {ledger['epsilon']:g}, delta {ledger['delta']:g}"
+    line = "no single line" if charge is None else f"line {charge['number']}"
+    text = (
+        f"{line} of a ledger whose budget for all releases together is {budget}; ask to see the "
+        "ledger"
+    )
+    return findings or [Finding("condition", "ledger", text)]
+
+
+def _check_audit(document: Mapping[str, Any]) -> list[Finding]:
+    audit, promise = document["audit"], document["promise"]
+    if audit is None:
+        return []
+    text = (
+        f"an audit with {audit['samples']:,} draws found epsilon >= {audit['lower_bound']:.4g} at "
+        f"delta = {audit['delta']:g}"
+    )
+    if audit["delta"] >= promise["delta"] and audit["lower_bound"] > promise["epsilon"]:
+        return [Finding("contradicts", "audit", f"{text}, above what is stated")]
+    rounded = rounded_up(promise["epsilon"])
+    return [Finding("agrees", "audit", f"{text}, not above {rounded}; it was not repeated")]

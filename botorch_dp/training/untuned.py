@@ -1,0 +1,196 @@
+r"""Settings of a training from public numbers: nothing is tuned, and no record is read.
+
+The rule takes the number of records and of outputs, the depth of the model and the norm of a
+record's features, and gives what :class:`~.trainer.DPTrainer` needs. It rests on steps whose length
+is set by the whole training (:class:`.step_rules.ScaleFree`), which leave one number to choose in
+place of a learning rate: the distance ``D`` that the weights may go. Why each setting is what it
+is:
+
+*Clipping.* A score of a linear model is a row of weights times ``(x, 1)``, which is
+``R' = sqrt(R^2 + 1)`` long for features of norm ``R``, and a record's gradient is ``R'`` times its
+error. It is clipped at a quarter of ``R'``: records that are clearly wrong count alike, and those
+that are nearly right count by their error, so that classes and margins settle at scores of a few
+units. Normalized gradients lose that, and were worse by up to 0.03 where the classes are many.
+
+*Distance.* With ``T`` steps of root mean square length ``D / sqrt(T)``, noise moves the weights by
+about ``D`` altogether, in all directions alike, and a steady gradient as long as the noise moves
+them by ``D sqrt(T)``. The scores of a linear model with ``k`` outputs, whose rows get
+``D / sqrt(k)`` each, shall reach a few units: ``D = 40 sqrt(k) / R'``. A network of ``L`` layers
+multiplies its weights, and its scores go with the ``L``-th power of ``D``:
+``D = 24 (sqrt(k) / R')^(1/L)``. Targets of a regression have about unit size, and need less:
+``5 / R'`` and ``4 R'^(-1/L)``.
+
+*Epsilon and the dimension.* The noise of all steps together is ``S sqrt(p) / (n mu)`` times as
+long as the longest gradient, for ``p`` parameters and the ``mu`` of (epsilon, delta); ``S`` is 2 if
+a record is replaced and 1 if it is added or removed. Neither the steps nor the batches change this
+number. In the noisy case ``D`` scales noise and signal alike, so nothing depends on epsilon:
+shorter distances at small epsilons were tried, helped some tasks and hurt others as much. Where the
+number is above 1, little can be learnt, and a warning says what it would take.
+
+*Batches and epochs.* Batches of a twelfth of the records have as much noise altogether as whole
+ones and take much less time. 24 passes are 288 steps; 6 to 48 passes differed by 0.01 at most
+where epsilon is small, and fewer than 24 lose up to 0.03 where it is large.
+
+The constants were measured on six tasks; ``benchmarks/nothing_to_tune.py`` compares the result with
+tuning on these and on six others.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from botorch_dp._checks import (
+    check_count,
+    check_delta,
+    check_integer,
+    check_positive,
+)
+from botorch_dp.privacy import NeighboringRelation, gaussian_epsilon, gaussian_mu, rounded_up
+from botorch_dp.training.plan import (
+    DELTA,
+    LARGEST_PUBLISHED_BATCH,
+    REPLACE_ONE,
+    TrainingSettings,
+)
+
+#: Distances for scores and for targets of unit size: of one layer, and of several.
+_SCORES, _TARGETS = (40.0, 24.0), (5.0, 4.0)
+#: Batches that make a pass, passes, and clipping norms in the norm of a record.
+_PARTS, _EPOCHS, _CLIP = 12, 24, 0.25
+_ANY_NORM = (
+    "`feature_norm` was not given. The records are taken to have a root mean square norm of {norm} "
+    "(features of about unit size). If theirs is far from that, pass feature_norm=: what the "
+    "bounds of your preprocessing give, or a value released with noise (gaussian_mechanism); or "
+    "divide each record by its own norm and pass 1. It is not read from the records, because that "
+    "would release it without noise."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuggestedSettings:
+    """Settings of a training that follow from public numbers; ``print`` says why.
+
+    Args:
+        learning_rate: The distance of ``optimizer="scale_free"``.
+        clip_norm: See :class:`~botorch_dp.training.TrainingSettings`.
+        batch_size: Expected records in a step.
+        epochs: Passes over the records.
+        reasons: Why the settings are what they are.
+        warnings: What was assumed, and whether anything can be learnt.
+    """
+
+    learning_rate: float
+    clip_norm: float
+    batch_size: int
+    epochs: int
+    reasons: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def settings(self) -> TrainingSettings:
+        """What ``fit`` and ``plan`` of a trainer with the scale-free rule take."""
+        return {
+            "learning_rate": self.learning_rate,
+            "clip_norm": self.clip_norm,
+            "batch_size": self.batch_size,
+            "epochs": self.epochs,
+        }
+
+    def __str__(self) -> str:
+        return "\n".join((*self.reasons, *(f"Warning: {each}" for each in self.warnings)))
+
+
+def suggest_settings(
+    *,
+    num_records: int,
+    num_features: int,
+    epsilon: float | None = None,
+    delta: float = DELTA,
+    num_outputs: int = 1,
+    num_parameters: int | None = None,
+    layers: int = 1,
+    feature_norm: float | None = None,
+    regression: bool = False,
+    relation: NeighboringRelation = REPLACE_ONE,
+) -> SuggestedSettings:
+    """The settings of one training with nothing tuned, from public numbers alone.
+
+    ``DPTrainer.fit(target_epsilon=...)`` uses them wherever a setting is left out. They are for
+    models that are trained from scratch, and for linear models on fixed features.
+
+    Args:
+        num_records: Training records.
+        num_features: Numbers in a record.
+        epsilon: What the training may cost; without it, nothing is said about what can be learnt.
+        delta: See ``epsilon``.
+        num_outputs: Scores of a record: 1, or the number of classes.
+        num_parameters: Trained numbers; those of a linear model if None.
+        layers: Layers that multiply by weights.
+        feature_norm: Root mean square norm of a record's features. It must be public: what the
+            bounds of the preprocessing give, 1 where each record is divided by its own norm, or a
+            value that was released with noise. If None, ``sqrt(num_features)`` is assumed, and a
+            warning says so.
+        regression: Whether targets are numbers of about unit size and not classes.
+        relation: Which two data sets must be hard to tell apart.
+
+    Example:
+        >>> suggested = suggest_settings(
+        ...     num_records=24_000, num_features=123, epsilon=1.0, feature_norm=3.7
+        ... )
+        >>> suggested.batch_size, suggested.epochs, round(suggested.learning_rate, 1)
+        (2000, 24, 10.4)
+    """
+    n = check_integer("num_records", num_records)
+    d = check_count("num_features", num_features)
+    k = check_count("num_outputs", num_outputs)
+    depth = check_count("layers", layers)
+    p = k * (d + 1) if num_parameters is None else check_count("num_parameters", num_parameters)
+    delta = check_delta("delta", delta)
+    warnings = []
+    if feature_norm is None:
+        feature_norm = math.sqrt(d)
+        warnings.append(_ANY_NORM.format(norm=f"{feature_norm:.3g}"))
+    else:
+        feature_norm = check_positive("feature_norm", feature_norm)
+    length = math.hypot(feature_norm, 1.0)
+    scale = _TARGETS if regression else _SCORES
+    outputs = 1.0 if regression else math.sqrt(k)
+    distance = scale[depth > 1] * (outputs / length) ** (1 / depth)
+    batch = max(1, min(round(n / _PARTS), LARGEST_PUBLISHED_BATCH))
+    clip_norm = _CLIP * length
+    of = "targets of unit size" if regression else f"{k} score{'s' * (k > 1)}"
+    model = "a linear model" if depth == 1 else f"a network of {depth} layers"
+    reasons = [
+        f"Distance {distance:.3g}: how far the weights may go, for {of} of {model} and records of "
+        f"norm {feature_norm:.3g}. It takes the place of a learning rate.",
+        f"Batches of {batch:,}, a twelfth of {n:,} records: larger ones take more time and save "
+        "little noise.",
+        f"{_EPOCHS} epochs: more of them change little.",
+        f"Clipping norm {clip_norm:.3g}: a quarter of the norm of a record (with the intercept), "
+        "which is the gradient of a record that is wrong by a quarter.",
+    ]
+    if epsilon is not None:
+        epsilon = check_positive("epsilon", epsilon)
+        mu = gaussian_mu(epsilon, delta)
+        ratio = relation.sum_sensitivity * math.sqrt(p) / (n * mu)
+        reasons.append(
+            f"The noise of all steps together is {ratio:.2g} times as long as a gradient on which "
+            f"all records agree ({p:,} parameters)."
+        )
+        if ratio > 1:
+            enough = rounded_up(gaussian_epsilon(ratio * mu, delta), 2)
+            warnings.append(
+                f"Little can be learnt: the noise of {p:,} parameters is {ratio:.2g} times as long "
+                f"as a gradient on which all {n:,} records agree. It would take at "
+                f"least {rounded_up(n * ratio, 2)} records, or epsilon = {enough}, or a model with "
+                "fewer parameters."
+            )
+    return SuggestedSettings(
+        learning_rate=distance,
+        clip_norm=clip_norm,
+        batch_size=batch,
+        epochs=_EPOCHS,
+        reasons=tuple(reasons),
+        warnings=tuple(warnings),
+    )

@@ -1,0 +1,779 @@
+"""Many secret trainings by anybody's trainer, of which the best one is published.
+
+Whoever tries many configurations on sensitive records and publishes the best model has used the
+records for the choice, too. *Private selection* accounts for that: a secret random number of
+trainings with real noise, of which only the best is seen by anybody.
+:mod:`botorch_dp.privacy.selection` has the proofs, :mod:`.described` finds the noise,
+:mod:`.trainings` makes the trainings, and :mod:`.artifacts` keeps what they make. None of them
+knows how a training works.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from botorch_dp._checks import (
+    check_callable,
+    check_choice,
+    check_integer,
+    check_nonnegative,
+)
+from botorch_dp._progress import ProgressBar
+from botorch_dp.errors import PrivacyError
+from botorch_dp.privacy import (
+    DPSGD,
+    ApproximateLoss,
+    BaseProfile,
+    Guarantee,
+    NeighboringRelation,
+    PrivacyBudget,
+    PrivacyLedger,
+    PrivacyUnit,
+    Receipt,
+    Release,
+    Selection,
+    SelectionLoss,
+    TrialNumber,
+    gaussian_mu,
+    rounded_up,
+    warn_large_delta,
+)
+from botorch_dp.privacy.ledger import check_payment
+from botorch_dp.privacy.runs import Run
+from botorch_dp.space import Config, SearchSpace
+from botorch_dp.tuning.artifacts import Artifacts, restored
+from botorch_dp.tuning.described import (
+    Described,
+    check_described,
+    identity_of,
+    least_noise,
+    words_of,
+)
+from botorch_dp.tuning.trainings import Scoring, Train, Trials, train_and_score, train_once
+
+ScoredOn = Literal["sensitive", "public", "training"]
+
+_TRAIN = (
+    "`train` is the mechanism that was described: with every configuration and noise multiplier it "
+    "is as private as `mechanism` says, its random numbers are secret and new in every call, and "
+    "it shows and keeps nothing of the records but what it returns"
+)
+_SECRET = (
+    "those it protects against learn neither how many trainings ran nor how long they took; "
+    "whoever sees the machines, dashboards, databases or bills of the trainings learns both, and "
+    "is trusted"
+)
+_CHOSEN = "the space, the number of trials and all settings were chosen without the records"
+_FAILURES = "whether a training fails does not depend on what single records say"
+_COUNT_IS_PUBLIC = (
+    "the number of test records is public: a test record may be replaced by another one, and is "
+    "neither added nor removed"
+)
+_PUBLIC_TEST = "the test records, which choose the model, are public"
+_SCORES_ONLY = "the test records decide about scores only, and about nothing else in a training"
+#: 20 expected trainings of this shape cost what 40 of a geometric number do. One or two trainings,
+#: and so a configuration at random, come out in 1.6% of all runs instead of 5%.
+_SHAPE = 3.0
+#: The part of the squares of mu for a score that is measured on the training records.
+_SCORE_SHARE = 0.1
+#: What follows from the budget and cannot be tuned.
+_NOISE = "noise_multiplier"
+
+
+# --- What is planned and what comes out. ---
+
+
+@dataclass(frozen=True)
+class SelectionPlan:
+    """Public facts about a selection that has not begun; nothing was read for them.
+
+    Args:
+        reason: What will be done, in a sentence.
+        number: The law of the number of trainings; None for a single one.
+        config: A typical configuration, for which the noise is stated.
+        noise_multipliers: The noise that this configuration needs for the budget, over the
+            clipping norm: ``"this"``, ``"tuning ignored"`` (what is usually published, and
+            promises more than it keeps), and ``"all published"`` (every training could be shown).
+        score_std: The standard deviation of the noise in the score; 0 without noise.
+        seconds: About how long a training of this configuration takes here; None if unknown.
+        guarantee: What everything that is published promises a training record.
+        test_guarantee: What it promises a test record; None if these are public or not used.
+    """
+
+    reason: str
+    number: TrialNumber | None
+    config: Config
+    noise_multipliers: dict[str, float]
+    score_std: float
+    seconds: float | None
+    guarantee: Guarantee
+    test_guarantee: Guarantee | None
+
+    @property
+    def expected_trainings(self) -> float:
+        """The mean of the secret number."""
+        return 1.0 if self.number is None else self.number.mean
+
+    @property
+    def expected_hours(self) -> float | None:
+        """With one training at a time; None if unknown."""
+        return None if self.seconds is None else self.expected_trainings * self.seconds / 3600
+
+    def __str__(self) -> str:
+        trainings = "One training"
+        if self.number is not None:
+            trainings = (
+                f"{self.number.mean:g} trainings expected, {self.number.quantile(0.95)} or fewer "
+                "with a probability of 95% (the number itself stays secret, and so does the time "
+                "that they take)"
+            )
+        if self.seconds is not None:
+            trainings += f"; about {_duration(self.expected_trainings * self.seconds)} in all"
+        noise = {name: rounded_up(z, 3) for name, z in self.noise_multipliers.items()}
+        other = ""
+        if self.number is not None:
+            other = (
+                f" (It would be {noise['tuning ignored']} if tuning were ignored, and "
+                f"{noise['all published']} if all of the models were published.)"
+            )
+        lines = [
+            self.reason,
+            f"{trainings}.",
+            f"Noise multiplier of a typical configuration: {noise['this']}.{other}",
+            f"Noise of the score: {self.score_std:.2g}." if self.score_std else "",
+            f"Training records: {self.guarantee}",
+            "" if self.test_guarantee is None else f"Test records: {self.test_guarantee}",
+        ]
+        return "\n".join(line for line in lines if line)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SelectionResult:
+    """What a selection publishes.
+
+    Args:
+        artifact: What the best training made. If nothing came out (no trial, or all of them
+            failed) its value is None.
+        config: The released configuration, with its noise multiplier. If nothing came out, the
+            typical one of the plan.
+        score: The released score, or None if nothing came out; NaN if a score on public records
+            was no number in every training. The best of many noisy scores is too good on average.
+        test_guarantee: What all of it promises a test record, if those are sensitive.
+        number: The law of the number of trainings, which is public; None for a single one.
+        scored_on: Which records scored.
+        training: Public parameters of the training that was published, for a receipt; None where
+            the mechanism was described by an event.
+    """
+
+    artifact: Release[Any]
+    config: Release[Config]
+    score: Release[float] | None
+    test_guarantee: Guarantee | None
+    number: TrialNumber | None
+    scored_on: ScoredOn
+    training: Mapping[str, Any] | None = None
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """What artifact, configuration and score together promise a training record."""
+        return self.artifact.guarantee
+
+    def receipt(self, records: Literal["training", "test"] = "training", **facts: Any) -> Receipt:
+        """A document that a stranger can check, of the artifact (or of the configuration, where
+        nothing came out).
+
+        Args:
+            records: Whose guarantee: the training records', or the sensitive test records'.
+            facts: See :meth:`Receipt.of`.
+        """
+        check_choice("records", records, ("training", "test"))
+        guarantee = self.guarantee if records == "training" else self.test_guarantee
+        if guarantee is None:
+            raise ValueError(
+                "`records` is 'test', but the test records are public or were not used, so "
+                "nothing is promised to them."
+            )
+        value = self.config.value if self.artifact.value is None else self.artifact.value
+        training = self.training
+        if training is not None and self.score is not None:
+            training = {**training, "released_score": self.score.value}
+        known: dict[str, Any] = {
+            "training": training if records == "training" else None,
+            "settings": "nothing tuned" if self.number is None else "paid selection",
+            "note": f"trainings were scored on {self.scored_on} records",
+        }
+        return Receipt.of(Release(value, guarantee), **{**known, **facts})
+
+    def __repr__(self) -> str:
+        score = "nothing chosen" if self.score is None else f"score={self.score.value:.4g}"
+        return (
+            f"{type(self).__name__}(config={self.config.value}, {score}, "
+            f"guarantee: {self.guarantee})"
+        )
+
+    def __str__(self) -> str:
+        shown = {
+            name: f"{value:.6g}" if isinstance(value, float) else value
+            for name, value in self.config.value.items()
+        }
+        score = "Nothing was chosen: no training ran, or all of them failed."
+        if self.score is not None:
+            score = f"Score: {self.score.value:.4f}"
+        lines = [
+            score,
+            "Configuration: " + ", ".join(f"{name} = {value}" for name, value in shown.items()),
+            f"Training records: {self.guarantee}",
+            "" if self.test_guarantee is None else f"Test records: {self.test_guarantee}",
+        ]
+        return "\n".join(line for line in lines if line)
+
+
+def _duration(seconds: float) -> str:
+    for unit, length in (("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.2g} {unit}"
+    return f"{seconds:.0f} seconds" if seconds >= 2 else "a second"
+
+
+# --- The selection. ---
+
+
+class PrivateSelection:
+    r"""Tune a training of your own on sensitive records, and publish one result for one epsilon.
+
+    ``run()`` calls ``train`` with a secret random number K of configurations, each with as much
+    noise as it needs to reach one common level of privacy, and publishes the artifact with the
+    best score, its configuration and the score [Liu2019, Papernot2022].
+
+    Guarantee: each trial, its score included, keeps to the points of a Gaussian mechanism's privacy
+    profile, whatever its configuration; K has a law of its own, drawn before a record is read, and
+    the selection's price follows from the points and that law (proof in
+    :mod:`botorch_dp.privacy.selection`). What is published is (epsilon, delta)-DP at the budget,
+    given that ``train`` is the mechanism that was described. A score on *sensitive* test records
+    gets noise here, and a guarantee of its own for them: an artifact does not depend on them, so
+    one trial reveals to them its score only. A score on the *training* records gets noise, too, as
+    a part of the trial.
+
+    The number of trainings would tell about the records if it were fixed or known: it is kept in
+    the checkpoint (mode 0600) and shown nowhere. Time tells about it: ``run(at_least=...)`` hands
+    the result out no earlier than so many seconds after the beginning. Whoever runs the trainings
+    elsewhere (a Ray cluster, an experiment tracker, a database of trials) can count them there.
+
+    A training that raises an error has the worst outcome there is, and the error is not shown. So
+    try ``train`` before: ``rehearsal`` is called once before anything is charged.
+
+    Args:
+        train: Takes a configuration and a noise multiplier, trains on the sensitive records, and
+            returns ``(artifact, score)``. The artifact is anything that can be pickled, or a
+            ``pathlib.Path`` to a file or folder that it wrote: that is moved to a folder beside the
+            checkpoint (without one: to a temporary folder), and the files of all but the best
+            training are deleted. The score is the mean of scores of single records in [0, 1], such
+            as an accuracy, *without* noise; on public records it may be any number.
+        space: What may be tried: a search space; configurations, of which each training draws one;
+            or a single configuration, which is trained once, with the whole budget.
+        mechanism: From a configuration to what its training is: a
+            :class:`~botorch_dp.privacy.DPSGD` without its noise, or a function from a noise
+            multiplier to an event of dp-accounting.
+        budget: (epsilon, delta) of everything that is published.
+        trials: The expected number of trainings, or a law of it, a
+            :class:`~botorch_dp.privacy.TrialNumber`; by default one of shape 3, for which very few
+            trainings are unlikely.
+        scored_on: Whose score ``train`` returns: ``"sensitive"`` test records, which are protected,
+            too; ``"public"`` ones; or the ``"training"`` records.
+        num_scored: How many records a score is the mean of, unless they are public.
+        test_budget: (epsilon, delta) for sensitive test records; ``budget`` unless given.
+        relation: What events are accounted under: add-or-remove-one or replace-one. A ``DPSGD``
+            has its own.
+        rehearsal: The same as ``train``, on public or made-up records.
+        unsafe_seed: Simulate with reproducible noise: ``train`` is called with ``seed=``, too. The
+            result then promises nothing.
+
+    Example:
+        >>> from botorch_dp import PrivacyBudget, PrivateSelection, Real, SearchSpace
+        >>> from botorch_dp.privacy import DPSGD
+        >>> selection = PrivateSelection(
+        ...     train,  # (config, noise_multiplier) -> (weights, accuracy)
+        ...     SearchSpace(learning_rate=Real(0.01, 1.0, log=True)),
+        ...     mechanism=lambda config: DPSGD(batch_size=100, num_records=1000, steps=50),
+        ...     budget=PrivacyBudget(1.0, 1e-5), num_scored=200,
+        ... )
+        >>> print(selection.plan())
+        >>> result = selection.run(checkpoint="model.run")
+        >>> result.artifact.value, result.config.value, result.score.value, result.guarantee
+    """
+
+    _what = "a private selection"
+    _result_type: type[SelectionResult] = SelectionResult
+
+    def __init__(
+        self,
+        train: Train,
+        space: SearchSpace | Sequence[Mapping[str, Any]] | Mapping[str, Any],
+        *,
+        mechanism: Callable[[Config], Described],
+        budget: PrivacyBudget,
+        trials: Any = 20,
+        scored_on: ScoredOn = "sensitive",
+        num_scored: int | None = None,
+        test_budget: PrivacyBudget | None = None,
+        relation: NeighboringRelation | None = None,
+        rehearsal: Train | None = None,
+        unsafe_seed: int | None = None,
+    ) -> None:
+        check_callable("train", train)
+        check_callable("mechanism", mechanism)
+        if rehearsal is not None:
+            check_callable("rehearsal", rehearsal)
+        self._train, self._mechanism, self._rehearsal = train, mechanism, rehearsal
+        self.budget = checked_budget("budget", budget)
+        self.number = _checked_number(trials)
+        check_choice("scored_on", scored_on, get_args(ScoredOn))
+        self.scored_on: ScoredOn = scored_on
+        if test_budget is not None and scored_on != "sensitive":
+            raise ValueError("`test_budget` is for sensitive test records only.")
+        self.test_budget = self.budget
+        if test_budget is not None:
+            self.test_budget = checked_budget("test_budget", test_budget)
+        self.num_scored = _checked_scored(scored_on, num_scored)
+        self.candidates = _candidates(space)
+        if unsafe_seed is not None:
+            unsafe_seed = check_integer("unsafe_seed", unsafe_seed, at_least=0)
+        self.unsafe_seed = unsafe_seed
+        self.relation = self._common_relation(relation)
+        self._level()  # a budget that no noise can meet is refused here
+        typical = self._described(self.typical_config)
+        if isinstance(typical, DPSGD):
+            warn_large_delta(self.budget.delta, typical.num_records)
+        if scored_on == "sensitive":
+            warn_large_delta(self.test_budget.delta, self.num_scored)
+
+    # What is known before anything is read.
+
+    def plan(self) -> SelectionPlan:
+        """Noise, trainings, price and what else could be done for it; reads no record."""
+        config = self.typical_config
+        described = self._described(config)
+        whole = BaseProfile((self.budget.epsilon,), (self.budget.delta,))
+        noise = {
+            "this": self.noise_multiplier(config),
+            "tuning ignored": least_noise(described, whole, self.relation),
+        }
+        if self._selects:
+            noise["all published"] = least_noise(
+                described, whole, self.relation, times=self.number.mean
+            )
+        return SelectionPlan(
+            reason=self._reason(),
+            number=self._number,
+            config=config,
+            noise_multipliers=noise,
+            score_std=self._scoring.std or 0.0,
+            seconds=self._seconds(),
+            guarantee=self.guarantee,
+            test_guarantee=self.test_guarantee,
+        )
+
+    def noise_multiplier(self, config: Mapping[str, Any]) -> float:
+        """The least noise with which a training of a configuration reaches the common level."""
+        beside = self._scoring.mu if self.scored_on == "training" else None
+        described = self._described(self._checked(config))
+        return least_noise(described, self._level()[0], self.relation, beside_mu=beside or 0.0)
+
+    @cached_property
+    def typical_config(self) -> Config:
+        """In the middle of the space, or the first one of those that were given.
+
+        It is trained if only one is, and named if nothing comes out.
+        """
+        if not isinstance(self.candidates, SearchSpace):
+            return self.candidates[0] if isinstance(self.candidates, list) else self.candidates
+        return self.candidates.middle()
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """What everything that is published promises a training record."""
+        mechanism, unit, assumptions = self._training()
+        unit = unit.given(_CHOSEN, _FAILURES)
+        if self._selects:
+            unit = unit.given(_SECRET)
+        if self.scored_on == "public":
+            unit = unit.given(_PUBLIC_TEST)
+        return self._promise(mechanism, unit, self.budget, assumptions)
+
+    @property
+    def test_guarantee(self) -> Guarantee | None:
+        """What everything that is published promises a test record, if those are sensitive."""
+        if self.scored_on != "sensitive":
+            return None
+        # Their number divides the score: they are replaced, whatever the trainings' relation is.
+        unit = PrivacyUnit("one test record").given(_CHOSEN, *self._test_conditions())
+        if self._selects:
+            unit = unit.given(_SECRET)
+        return self._promise("noisy test scores", unit, self.test_budget, ())
+
+    # What happens.
+
+    def run(
+        self,
+        *,
+        progress: bool = False,
+        executor: Executor | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+        ledger: PrivacyLedger | None = None,
+        at_least: float = 0.0,
+    ) -> Any:
+        """Train, and publish one result.
+
+        Args:
+            progress: Whether to show that something happens; it does not say how much is left,
+                because that would be the number of trainings.
+            executor: Where to train several configurations at a time; left running.
+            checkpoint: A file to keep the run in and to continue it from: with the same number of
+                trainings and the same configurations, to one published result. It is sensitive,
+                has mode 0600, and one process at a time may hold it. Like every pickle, an
+                artifact in it may run code when it is read: continue your own files only.
+            ledger: Charged once, before a record is read, with the larger one of the two budgets:
+                a record is a training record or a test record.
+            at_least: The result is stored, in the ledger too, and handed out no earlier than so
+                many seconds after the run began, so that time does not tell how many trainings
+                ran, unless they take longer.
+
+        Returns:
+            A :class:`SelectionResult`.
+
+        Raises:
+            BudgetExhausted: If the ledger cannot bear it; nothing was read.
+        """
+        at_least = check_nonnegative("at_least", at_least)
+        check_payment(ledger, unsafe_seed=self.unsafe_seed)
+        if executor is not None and not callable(getattr(executor, "submit", None)):
+            raise TypeError(f"`executor` must have `submit`, got {type(executor).__name__}.")
+        settings = {**self._settings(checkpoint is not None), "charged": ledger is not None}
+        with Run(checkpoint, what=self._what, settings=settings, ledger=ledger) as run:
+            began = run.get("began") or time.time()
+            run.put(began=began)
+            until = began + at_least
+            if not run.resumed:
+                self._rehearse()
+            artifacts = Artifacts(run.path)
+            with ProgressBar(
+                desc=type(self).__name__,
+                bar_format="{desc}: training for {elapsed}",
+                disable=not progress,
+            ) as bar:
+
+                def read() -> Any:
+                    trained = self._trained(run, artifacts, executor, bar.refresh)
+                    # When a result is stored tells how many trainings there were, as showing it.
+                    time.sleep(max(0.0, until - time.time()))
+                    return trained
+
+                # The noise of the trainings is not shown; what is shown is stored first.
+                try:
+                    shown = run.release(
+                        self._price,
+                        self._shown,
+                        read=read,
+                        key="model",
+                        label=self._what.removeprefix("a "),
+                    )
+                except BaseException:
+                    artifacts.abandon()
+                    raise
+            time.sleep(max(0.0, until - time.time()))
+        return self._result(shown)
+
+    def _rehearse(self) -> None:
+        """What fails for reasons of its own fails here, before anything is charged."""
+        if self._rehearsal is None:
+            return
+        config, seed = self.typical_config, self.unsafe_seed
+        noise = self.noise_multiplier(config)
+        outcome = train_and_score(self._rehearsal, config, noise, self._scoring, seed)
+        tried = Artifacts(None)
+        try:
+            tried.keep(outcome.artifact)
+        finally:
+            tried.abandon()
+
+    def _trained(
+        self,
+        run: Run,
+        artifacts: Artifacts,
+        executor: Executor | None,
+        tick: Callable[[], object],
+    ) -> dict[str, Any] | None:
+        def task(config: Config, seed: int | None) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+            noise = self.noise_multiplier(config)
+            return train_once, (self._train, config, noise, self._scoring, seed)
+
+        trials = Trials(run, self._number, self._config, artifacts, unsafe_seed=self.unsafe_seed)
+        return trials.train(task, executor=executor, tick=tick)
+
+    def _config(self, seed: np.random.SeedSequence) -> Config:
+        """What a trial tries: the only configuration, a given one or any of the space."""
+        given = self.candidates
+        if isinstance(given, SearchSpace):
+            return given.sample(1, seed=seed)[0]
+        if isinstance(given, list):
+            return given[int(np.random.default_rng(seed).integers(len(given)))]
+        return given
+
+    def _shown(self, best: dict[str, Any] | None) -> dict[str, Any] | None:
+        if best is None:
+            return None
+        config = {**best["config"], _NOISE: self.noise_multiplier(best["config"])}
+        return {"config": config, "score": best["score"], "artifact": best["artifact"]}
+
+    def _result(self, shown: dict[str, Any] | None) -> SelectionResult:
+        guarantee, score, artifact = self.guarantee, None, None
+        if shown is None:
+            config = {**self.typical_config, _NOISE: self.noise_multiplier(self.typical_config)}
+        else:
+            config, artifact = shown["config"], restored(shown["artifact"])
+            value = shown["score"] if math.isfinite(shown["score"]) else math.nan
+            score = Release(value, guarantee, self._scoring.std)
+        return self._result_type(
+            artifact=Release(self._handed_out(artifact), guarantee),
+            config=Release(config, guarantee),
+            score=score,
+            test_guarantee=self.test_guarantee,
+            number=self._number,
+            scored_on=self.scored_on,
+            training=self._parameters(config),
+        )
+
+    # The parts, some of which a subclass says more about.
+
+    @property
+    def _selects(self) -> bool:
+        return isinstance(self.candidates, SearchSpace | list)
+
+    @property
+    def _number(self) -> TrialNumber | None:
+        return self.number if self._selects else None
+
+    def _handed_out(self, artifact: Any) -> Any:
+        return artifact
+
+    def _checked(self, config: Mapping[str, Any]) -> Config:
+        if isinstance(self.candidates, SearchSpace):
+            return self.candidates.check(config)
+        return dict(config)
+
+    def _described(self, config: Config) -> Described:
+        return self._mechanism(config)
+
+    def _parameters(self, config: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Public parameters of one training, if it is described by them."""
+        own = {name: value for name, value in config.items() if name != _NOISE}
+        described = self._described(own)
+        if not isinstance(described, DPSGD):
+            return None
+        return {
+            "batch_size": described.batch_size,
+            "num_records": described.num_records,
+            "steps": described.steps,
+            "noise_multiplier": config[_NOISE],
+            "clip_norm": own.get("clip_norm"),
+            "sampling": described.sampling,
+            "relation": self.relation.name,
+        }
+
+    def _training(self) -> tuple[str, PrivacyUnit, tuple[str, ...]]:
+        """What one training is, whom it protects on which conditions, and what it assumes."""
+        unit = PrivacyUnit("one training record", self.relation).given(_TRAIN)
+        if self.scored_on == "training":
+            unit = unit.given(self._mean())
+        return words_of(self._described(self.typical_config)), unit, ()
+
+    def _test_conditions(self) -> tuple[str, ...]:
+        return self._mean(), _SCORES_ONLY
+
+    def _mean(self) -> str:
+        return (
+            f"the score that `train` returns is a sum of scores of single records in [0, 1], each "
+            f"of which depends on that record and the artifact only, divided by "
+            f"{self.num_scored:,} in double precision"
+        )
+
+    def _reason(self) -> str:
+        if self._selects:
+            among = ""
+            if isinstance(self.candidates, list):
+                among = f" among {len(self.candidates)} given configurations"
+            how = f"the best of {self.number.mean:g} expected random trainings"
+            return f"Private selection: {how}{among}."
+        return "One training of the configuration that was given."
+
+    def _seconds(self) -> float | None:
+        return None
+
+    def _settings(self, with_data: bool) -> dict[str, Any]:
+        """All that a run depends on; it is continued with the same settings only."""
+        space = self.candidates
+        return {
+            "space": space.to_dict() if isinstance(space, SearchSpace) else space,
+            "mechanism": identity_of(self._described(self.typical_config)),
+            "relation": self.relation.name,
+            "budget": [self.budget.epsilon, self.budget.delta],
+            "test_budget": [self.test_budget.epsilon, self.test_budget.delta],
+            "number": [self.number.mean, str(self.number.shape)],
+            "scored_on": [self.scored_on, self.num_scored],
+            "unsafe_seed": self.unsafe_seed,
+        }
+
+    def _common_relation(self, stated: NeighboringRelation | None) -> NeighboringRelation:
+        """The relation of all trainings, of which some are looked at."""
+        given = self.candidates
+        if isinstance(given, SearchSpace):
+            configs = [self.typical_config, *given.sample(7, seed=0)]
+        else:
+            configs = given if isinstance(given, list) else [given]
+        found = {check_described(self._described(config), stated)[1] for config in configs}
+        if len(found) > 1:
+            raise PrivacyError(
+                "`mechanism` has several relations, whose epsilons cannot be compared: "
+                f"{', '.join(sorted(relation.name for relation in found))}. Use one."
+            )
+        return found.pop()
+
+    def _level(self, budget: PrivacyBudget | None = None) -> tuple[BaseProfile, float]:
+        """What a trial keeps to for a budget, and about which mu that is."""
+        budget = self.budget if budget is None else budget
+        if not self._selects:
+            point = BaseProfile((budget.epsilon,), (budget.delta,))
+            return point, gaussian_mu(budget.epsilon, budget.delta)
+        return _level_of(Selection(self.number), budget.epsilon, budget.delta)
+
+    @cached_property
+    def _scoring(self) -> Scoring:
+        if self.scored_on == "public":
+            return Scoring()
+        if self.scored_on == "training":
+            _, mu = self._level()
+            return Scoring(math.sqrt(_SCORE_SHARE) * mu, self.num_scored)
+        _, mu = self._level(self.test_budget)
+        return Scoring(mu, self.num_scored)
+
+    @property
+    def _price(self) -> Guarantee:
+        """What a ledger is charged: a record is a training record or a test record."""
+        training, test = self.guarantee, self.test_guarantee
+        if test is None:
+            return training
+        loss = ApproximateLoss(
+            max(self.budget.epsilon, self.test_budget.epsilon),
+            max(self.budget.delta, self.test_budget.delta),
+        )
+        unit = replace(training.unit, protects=f"{training.protects} or {test.protects}")
+        unit = unit.given(*test.unit.conditions)
+        if unit.relation is not test.unit.relation:
+            unit = unit.given(_COUNT_IS_PUBLIC)
+        return replace(training, unit=unit, losses=(loss,))
+
+    def _promise(
+        self,
+        mechanism: str,
+        unit: PrivacyUnit,
+        budget: PrivacyBudget,
+        assumptions: tuple[str, ...],
+    ) -> Guarantee:
+        what = "private selection of the best of a secret number of trainings"
+        name = f"{what if self._selects else 'a single training'} ({mechanism})"
+        loss = ApproximateLoss(budget.epsilon, budget.delta)
+        if self._selects:
+            number, (_, mu) = self.number, self._level(budget)
+            loss = SelectionLoss(budget.epsilon, budget.delta, mu, number.mean, number.shape)
+        guarantee = Guarantee(name, unit, (loss,), assumptions, quoted_delta=budget.delta)
+        return guarantee if self.unsafe_seed is None else guarantee.simulated()
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({self.candidates!r}, budget={self.budget}, "
+            f"trials={self.number}, scored_on={self.scored_on!r})"
+        )
+
+
+# Solved for once, whoever asks again: a run needs it for its plan, its trainings and its result.
+
+
+@lru_cache(maxsize=256)
+def _level_of(selection: Selection, epsilon: float, delta: float) -> tuple[BaseProfile, float]:
+    mu = selection.mu(epsilon, delta)
+    return selection.profile(mu, delta), mu
+
+
+# --- What was asked for. ---
+
+
+def _candidates(space: Any) -> SearchSpace | list[Config] | Config:
+    """A space, configurations, or a single one."""
+    if isinstance(space, SearchSpace):
+        names = [set(space.parameters)]
+        found: SearchSpace | list[Config] | Config = space
+    elif isinstance(space, Mapping):
+        names, found = [set(space)], dict(space)
+    elif (
+        isinstance(space, Sequence)
+        and len(space) > 0
+        and all(isinstance(config, Mapping) for config in space)
+    ):
+        names, found = [set(config) for config in space], [dict(config) for config in space]
+    else:
+        raise TypeError(
+            "`space` must be a SearchSpace, one or more configurations, or a single one; got "
+            f"{type(space).__name__}."
+        )
+    if any(_NOISE in known for known in names):
+        raise ValueError(f"`space` must not hold {_NOISE!r}: the noise follows from the budget.")
+    return found
+
+
+def checked_budget(name: str, budget: object) -> PrivacyBudget:
+    """A budget that Gaussian noise can meet, or an error."""
+    if not isinstance(budget, PrivacyBudget):
+        raise TypeError(f"`{name}` must be a PrivacyBudget, got {type(budget).__name__}.")
+    if budget.delta == 0:
+        raise PrivacyError(
+            f"`{name}` has no delta, and no Gaussian noise meets a pure epsilon: give one that is "
+            "much smaller than 1 / (number of records), such as PrivacyBudget(1.0, 1e-6)."
+        )
+    return budget
+
+
+def _checked_scored(scored_on: str, num_scored: int | None) -> int:
+    if scored_on == "public":
+        if num_scored is not None:
+            raise ValueError("`num_scored` is for scores that get noise, not for public records.")
+        return 1
+    if num_scored is None:
+        raise ValueError(
+            f"`num_scored` is needed for scores on {scored_on} records: the number of records that "
+            "a score is the mean of decides about its noise."
+        )
+    return check_integer("num_scored", num_scored)
+
+
+def _checked_number(trials: object) -> TrialNumber:
+    if isinstance(trials, TrialNumber):
+        return trials
+    if isinstance(trials, bool) or not isinstance(trials, int | float):
+        raise PrivacyError(
+            "`trials` must be an expected number or a TrialNumber: how many trainings there are "
+            "must be random and stay secret, since a fixed number would cost as much as their "
+            f"composition. Got {type(trials).__name__}."
+        )
+    try:
+        return TrialNumber(trials, _SHAPE)
+    except ValueError as error:
+        raise ValueError(f"`trials`: {error}") from error

@@ -1,0 +1,55 @@
+"""Tune a logistic regression with a DP-SGD loop in JAX. The tuning is paid for."""
+
+import secrets
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from dp_accounting import dp_event
+from sklearn.datasets import load_breast_cancer
+
+from botorch_dp import PrivacyBudget, PrivateSelection, Real, SearchSpace
+from botorch_dp.privacy import NeighboringRelation
+
+Q, STEPS, EPSILON, DELTA = 0.1, 100, 2.0, 1e-4
+X, y = load_breast_cancer(return_X_y=True)
+X = np.clip(X / X.max(axis=0), 0, 1)
+train_X, train_y, test_X, test_y = X[:400], y[:400], X[400:], y[400:]
+
+
+def loss(weights, x, label):
+    return jnp.logaddexp(0.0, -(2 * label - 1) * (x @ weights[:-1] + weights[-1]))
+
+
+@jax.jit
+def step(weights, key, learning_rate, clip_norm, noise_multiplier):
+    coins, noise = jax.random.split(key)
+    joins = jax.random.bernoulli(coins, Q, (len(train_X),))
+    gradients = jax.vmap(jax.grad(loss), (None, 0, 0))(weights, train_X, train_y)
+    norms = jnp.linalg.norm(gradients, axis=1)
+    factors = joins * jnp.minimum(1.0, clip_norm / jnp.maximum(norms, 1e-12))
+    total = (factors[:, None] * gradients).sum(axis=0)
+    total += noise_multiplier * clip_norm * jax.random.normal(noise, weights.shape)
+    return weights - learning_rate * total / (Q * len(train_X))
+
+
+def train(config, noise_multiplier):
+    weights = jnp.zeros(X.shape[1] + 1)
+    for key in jax.random.split(jax.random.key(secrets.randbits(63)), STEPS):
+        weights = step(weights, key, noise_multiplier=noise_multiplier, **config)
+    right = (test_X @ weights[:-1] + weights[-1] > 0) == test_y
+    return np.asarray(weights), float(np.mean(right, dtype=np.float64))
+
+
+def event(noise_multiplier):
+    gaussian = dp_event.GaussianDpEvent(noise_multiplier)
+    return dp_event.SelfComposedDpEvent(dp_event.PoissonSampledDpEvent(Q, gaussian), STEPS)
+
+
+space = SearchSpace(learning_rate=Real(0.1, 10, log=True), clip_norm=Real(0.1, 10, log=True))
+selection = PrivateSelection(train, space, mechanism=lambda config: event, num_scored=169,
+                             relation=NeighboringRelation.ADD_OR_REMOVE_ONE,
+                             budget=PrivacyBudget(EPSILON, DELTA), trials=8)  # fmt: skip
+print(selection.plan())
+best = selection.run()
+print(best)

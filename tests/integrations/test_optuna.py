@@ -1,0 +1,260 @@
+"""Optuna: proposals from stored trials, on several processes, of which one is killed."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+optuna = pytest.importorskip("optuna", reason="needs the extra `optuna`")
+
+from botorch_dp.integrations.optuna import (  # noqa: E402
+    DParetoSampler,
+    distributions,
+    noise_variance,
+    report,
+    suggest,
+)
+from botorch_dp.objectives import PrivateObjective  # noqa: E402
+from botorch_dp.pareto import PrivacyUtilityProblem  # noqa: E402
+from botorch_dp.privacy import PrivacyBudget, PrivacyLedger  # noqa: E402
+from botorch_dp.space import Choice, Config, Integer, Real, SearchSpace, When  # noqa: E402
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+SPACE = SearchSpace(noise=Real(0.3, 10.0, log=True), rate=Real(0.01, 1.0, log=True))
+DIRECTIONS = ["minimize", "maximize"]
+
+
+def privacy(config: Config) -> float:
+    return 3.0 / config["noise"]
+
+
+def utility(config: Config) -> float:
+    return 1 / (1 + 0.2 * config["noise"]) - 0.05 * math.log10(config["rate"] / 0.1) ** 2
+
+
+def objective(trial: Any) -> tuple[float, float]:
+    config = suggest(trial, SPACE)
+    return privacy(config), utility(config)
+
+
+def sampler(**options: Any) -> DParetoSampler:
+    return DParetoSampler(SPACE, privacy, **{"initial": 4, "seed": 3, **options})
+
+
+def storage(kind: str, folder: Path) -> Any:
+    if kind == "sqlite":
+        return optuna.storages.RDBStorage(f"sqlite:///{folder}/study.db")
+    if kind == "journal":
+        backend = optuna.storages.journal.JournalFileBackend(f"{folder}/journal.log")
+        return optuna.storages.JournalStorage(backend)
+    return optuna.storages.RDBStorage(str(folder))
+
+
+def study(kind: str, folder: Path, **options: Any) -> Any:
+    return optuna.create_study(
+        storage=storage(kind, folder), study_name="front", directions=DIRECTIONS,
+        sampler=sampler(**options), load_if_exists=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "journal"])
+def test_proposals_follow_from_what_is_stored(kind: str, tmp_path: Path) -> None:
+    """One process, several, or one that was begun again: the same trials."""
+    study(kind, tmp_path).optimize(objective, n_trials=5)
+    again = study(kind, tmp_path)  # another process would begin so
+    again.sampler = pickle.loads(pickle.dumps(again.sampler))
+    again.optimize(objective, n_trials=2)
+    whole = optuna.create_study(directions=DIRECTIONS, sampler=sampler())
+    whole.optimize(objective, n_trials=7)
+    assert [t.params for t in again.trials] == [t.params for t in whole.trials]
+    assert len({tuple(t.params.values()) for t in whole.trials}) == 7
+
+
+def test_pending_trials_are_taken_into_account(tmp_path: Path) -> None:
+    """Two that ask before either has told, or has even suggested, get different proposals."""
+    for done in (0, 5):
+        many = optuna.create_study(directions=DIRECTIONS, sampler=sampler())
+        many.optimize(objective, n_trials=done)
+        asked = [many.ask() for _ in range(3)]
+        configs = [suggest(trial, SPACE) for trial in asked]
+        assert len({tuple(config.values()) for config in configs}) == 3
+
+
+def test_a_trial_without_a_proposal_is_expected_to_get_its_own() -> None:
+    """Of processes that propose at one time, each knows what the others are about to propose."""
+    one = optuna.create_study(directions=DIRECTIONS, sampler=sampler())
+    one.optimize(objective, n_trials=5)
+    own = sampler()
+    before = one.get_trials()
+    first = own._proposed(before, True)
+    blank = optuna.trial.create_trial(state=optuna.trial.TrialState.RUNNING)
+    blank.number = 5
+    stored = optuna.trial.create_trial(
+        state=optuna.trial.TrialState.RUNNING, system_attrs={"botorch_dp:config": first}
+    )
+    stored.number = 5
+    assert own._proposed([*before, blank], True) == own._proposed([*before, stored], True) != first
+
+
+def test_failed_pruned_and_foreign_trials_do_no_harm() -> None:
+    def failing(trial: Any) -> tuple[float, float]:
+        config = suggest(trial, SPACE)
+        if trial.number % 3 == 0:
+            raise ValueError
+        if trial.number % 3 == 1:
+            return privacy(config), math.nan
+        return privacy(config), utility(config)
+
+    mixed = optuna.create_study(directions=["minimize", "minimize"], sampler=sampler())
+    mixed.add_trial(
+        optuna.trial.create_trial(
+            params={"other": 0.5}, values=[1.0, 0.5],
+            distributions={"other": optuna.distributions.FloatDistribution(0, 1)},
+        )
+    )  # fmt: skip
+    mixed.enqueue_trial({"noise": 1.0, "rate": 0.1})
+    mixed.optimize(failing, n_trials=12, catch=(ValueError,))
+    assert mixed.trials[1].params == {"noise": 1.0, "rate": 0.1}
+    assert len(mixed.trials) == 13
+
+
+def test_every_kind_of_parameter() -> None:
+    space = SearchSpace(
+        noise=Real(0.3, 10.0), layers=Choice((8,), (8, 8)), steps=Integer(1, 9, log=True),
+        rule=Choice("sgd", "adam"), beta=Real(0.5, 0.9, active=When("rule", "adam")),
+    )  # fmt: skip
+    seen: list[Config] = []
+
+    def noted(trial: Any) -> tuple[float, float]:
+        seen.append(suggest(trial, space))
+        return privacy(seen[-1]), 0.1 * len(seen[-1]["layers"])
+
+    own = DParetoSampler(space, privacy, initial=4)
+    one = optuna.create_study(directions=["minimize", "maximize"], sampler=own)
+    one.optimize(noted, n_trials=8)
+    assert {len(config["layers"]) for config in seen} == {1, 2}
+    assert all(("beta" in config) == (config["rule"] == "adam") for config in seen)
+    assert set(distributions(space)) == set(space.parameters)
+    assert all(isinstance(config["layers"], tuple) for config in seen)
+
+
+def test_a_problem_has_its_own_epsilons() -> None:
+    problem = PrivacyUtilityProblem(SPACE, privacy=privacy, utility=lambda config, seed: 0.5)
+    ways = DParetoSampler(problem, initial=4, seed=3), sampler()
+    tried = []
+    for own in ways:
+        one = optuna.create_study(directions=DIRECTIONS, sampler=own)
+        one.optimize(objective, n_trials=5)
+        tried.append([t.params for t in one.trials])
+    assert tried[0] == tried[1]
+    with pytest.raises(TypeError, match="`privacy` is for a space"):
+        DParetoSampler(problem, privacy)
+    with pytest.raises(TypeError, match="`privacy` is missing"):
+        DParetoSampler(SPACE)
+    more = PrivacyUtilityProblem(
+        SearchSpace(epochs=Integer(1, 8)), privacy=lambda config: 1.0, resource="epochs",
+        utility_curve=lambda config, seed, checkpoints: [0.5] * len(checkpoints),
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="`space_or_problem` must have two objectives"):
+        DParetoSampler(more)
+
+
+@pytest.mark.parametrize("directions", [["minimize"], ["maximize", "maximize"]])
+def test_other_objectives_are_refused(directions: list[str]) -> None:
+    one = optuna.create_study(directions=directions, sampler=sampler())
+    with pytest.raises(ValueError, match="two objectives, epsilon first"):
+        one.optimize(objective, n_trials=1)
+
+
+def _work(kind: str, folder: Any, until: int, pace: float) -> None:
+    own = study(kind, folder)
+    while sum(t.state.is_finished() for t in own.get_trials(deepcopy=False)) < until:
+        own.optimize(lambda t: (time.sleep(pace), objective(t))[1], n_trials=1)
+
+
+def several(kind: str, folder: Any) -> None:
+    """Two processes, of which one is killed in a training; a third one takes its place."""
+    study(kind, folder)
+    context = multiprocessing.get_context("fork")
+    slow = context.Process(target=_work, args=(kind, folder, 99, 60.0))
+    slow.start()
+    while not study(kind, folder).get_trials(deepcopy=False):
+        time.sleep(0.02)
+    quick = context.Process(target=_work, args=(kind, folder, 7, 0.0))
+    quick.start()
+    time.sleep(0.1)
+    assert slow.pid is not None
+    os.kill(slow.pid, signal.SIGKILL)
+    slow.join()
+    quick.join(120)
+    assert quick.exitcode == 0
+    trials = study(kind, folder).trials
+    states = [t.state.name for t in trials]
+    assert states.count("COMPLETE") == 7 and states.count("RUNNING") == 1
+    done = [tuple(t.params.values()) for t in trials if t.params]
+    assert len(set(done)) == len(done)
+    assert sorted(t.number for t in trials) == list(range(len(trials)))
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "journal"])
+def test_several_processes_one_of_them_killed(kind: str, tmp_path: Path) -> None:
+    several(kind, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    pytest.importorskip("psycopg", reason="needs psycopg")
+    programs = [shutil.which(name) for name in ("initdb", "pg_ctl", "createdb")]
+    if None in programs or os.getuid() == 0:
+        pytest.skip("needs PostgreSQL's programs, and another user than root")
+    initdb, pg_ctl, createdb = programs
+    folder = tmp_path_factory.mktemp("pg")
+    subprocess.run([initdb, "-D", folder / "data", "-A", "trust", "-U", "tester"], check=True,
+                   stdout=subprocess.DEVNULL)  # fmt: skip
+    options = f"-c listen_addresses='' -k {folder}"
+    start = [pg_ctl, "-D", folder / "data", "-o", options, "-l", folder / "log", "-w", "start"]
+    subprocess.run(start, check=True, stdout=subprocess.DEVNULL)
+    try:
+        subprocess.run([createdb, "-h", folder, "-U", "tester", "study"], check=True)
+        yield f"postgresql+psycopg://tester@/study?host={folder}"
+    finally:
+        stop = [pg_ctl, "-D", folder / "data", "-m", "immediate", "stop"]
+        subprocess.run(stop, check=False, stdout=subprocess.DEVNULL)
+
+
+def test_several_processes_on_postgresql(postgres: str) -> None:
+    several("postgresql", postgres)
+
+
+class TestReport:
+    def private(self, evaluations: int) -> PrivateObjective:
+        targets = torch.linspace(0.2, 0.6, 200, dtype=torch.double)
+        return PrivateObjective.for_budget(
+            lambda X: (X[:, :1] - targets).abs(),
+            bounds=(0.0, 1.0),
+            ledger=PrivacyLedger(budget=PrivacyBudget(2.0, 1e-6)),
+            evaluations=evaluations,
+            num_records=200,
+        )
+
+    def test_the_value_comes_with_its_variance(self) -> None:
+        private = self.private(3)
+        one = optuna.create_study()
+        one.optimize(lambda t: report(t, private, suggest(t, SPACE), SPACE), n_trials=5)
+        complete = [t for t in one.trials if t.state.name == "COMPLETE"]
+        assert len(complete) == 3 and len(one.trials) == 4  # the budget bears no fourth one
+        assert one.trials[-1].state.name == "PRUNED"
+        assert {noise_variance(t) for t in complete} == {private.noise_std**2}
+        assert noise_variance(one.trials[-1]) == 0.0

@@ -1,0 +1,170 @@
+"""A search with scikit-learn's habits: what it releases, and which of its checks it passes."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+from sklearn.base import clone
+from sklearn.datasets import load_breast_cancer
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.svm import SVC
+from sklearn.tree import DecisionTreeClassifier
+from sklearn.utils.estimator_checks import check_estimator
+
+from botorch_dp.errors import BudgetExhausted
+from botorch_dp.integrations.sklearn import (
+    BoundedScaler,
+    DPClassifier,
+    DPRegressor,
+    OutputPerturbedClassifier,
+    PrivateSearchCV,
+    space_of,
+)
+from botorch_dp.privacy import PrivacyBudget, PrivacyLedger
+from botorch_dp.space import Choice, Integer, Real, SearchSpace
+
+#: What privacy excludes, and why.
+EXCLUDED = {
+    name: reason
+    for reason, names in {
+        "a record that cannot be predicted has the worst score, and its labels may be any": (
+            "check_classifiers_one_label",
+            "check_classifiers_regression_target",
+            "check_supervised_y_no_nan",
+            "check_supervised_y_2d",
+            "check_estimators_nan_inf",
+        ),
+        "only forms that say nothing about a record are read": (
+            "check_classifier_data_not_an_array",
+            "check_regressor_data_not_an_array",
+            "check_complex_data",
+        ),
+        "noise hides so few records": ("check_classifiers_train", "check_regressors_train"),
+        "noise is drawn anew": ("check_fit_idempotent",),
+    }.items()
+    for name in names
+}
+X, Y = load_breast_cancer(return_X_y=True)
+PUBLIC, PRIVATE = (X[:200], Y[:200]), (X[200:], Y[200:])
+BUDGET = PrivacyBudget(3.0, 1e-5)
+
+
+def search(**options: Any) -> PrivateSearchCV:
+    settings: dict[str, Any] = {
+        "estimator": DecisionTreeClassifier(random_state=0),
+        "param_distributions": {"max_depth": stats.randint(1, 8), "criterion": ["gini", "entropy"]},
+        "public": PUBLIC, "budget": BUDGET, "n_iter": 8, **options,
+    }  # fmt: skip
+    return PrivateSearchCV(
+        settings.pop("estimator"), settings.pop("param_distributions"), **settings
+    )
+
+
+def test_it_releases_what_a_search_of_scikit_learn_does() -> None:
+    found = search().fit(*PRIVATE)
+    assert set(found.best_params_) == {"max_depth", "criterion"}
+    assert 0.5 < found.best_score_ < 1.3
+    assert found.guarantee_.epsilon(1e-5) <= 3.0 * (1 + 1e-9)
+    assert "the records in `public`" in str(found.guarantee_)
+    assert found.score(*PRIVATE) > 0.8
+    assert found.predict_proba(PRIVATE[0]).shape == (369, 2)
+    assert not hasattr(found, "cv_results_") and not hasattr(found, "transform")
+    assert list(found.classes_) == [0, 1] and found.n_features_in_ == 30
+    assert pickle.loads(pickle.dumps(found)).best_params_ == found.best_params_
+    assert not hasattr(clone(found), "best_params_")
+
+
+@pytest.mark.parametrize("scoring", ["brier", "roc_auc"])
+def test_other_scores_and_pipelines(scoring: str) -> None:
+    model = make_pipeline(StandardScaler(), LogisticRegression())
+    space = SearchSpace(logisticregression__C=Real(1e-3, 100.0, log=True))
+    found = search(estimator=model, param_distributions=space, scoring=scoring).fit(*PRIVATE)
+    assert 0.4 < found.best_score_ < 1.6
+    assert not hasattr(search(estimator=SVC(), release_score=False), "best_score_")
+
+
+def test_regression_needs_bounds() -> None:
+    space = {"alpha": stats.loguniform(1e-3, 10.0)}
+    given: dict[str, Any] = {"estimator": Ridge(), "param_distributions": space}
+    with pytest.raises(ValueError, match="`bounds` is missing"):
+        search(**given, scoring="squared").fit(*PRIVATE)
+    found = search(**given, scoring="squared", bounds=(0.0, 4.0)).fit(*PRIVATE)
+    assert found.best_score_ < 1.0
+
+
+def test_a_fit_is_charged_once_and_continued(tmp_path: Path) -> None:
+    with PrivacyLedger(budget=PrivacyBudget(3.0, 1e-5)) as ledger:
+        first = search().fit(*PRIVATE, ledger=ledger, checkpoint=tmp_path / "run")
+        again = search().fit(*PRIVATE, ledger=ledger, checkpoint=tmp_path / "run")
+        assert first.best_params_ == again.best_params_
+        with pytest.raises(BudgetExhausted):
+            search().fit(*PRIVATE, ledger=ledger)
+    assert "Budget" in str(search().plan(*PRIVATE))
+
+
+def test_what_may_be_tried() -> None:
+    space = space_of(
+        {
+            "a": ["x", "y"], "b": [(8,), (8, 8)], "c": np.array([1.0, 2.0]), "d": (True, None),
+            "e": stats.uniform(1.0, 2.0), "f": stats.loguniform(0.1, 1.0), "g": stats.randint(2, 5),
+            "h": Choice([[8], [8, 8]]), "i": Integer(1, 3),
+        }
+    )  # fmt: skip
+    assert space.parameters == {
+        "a": Choice("x", "y"), "b": Choice((8,), (8, 8)), "c": Choice(1.0, 2.0),
+        "d": Choice(True, None), "e": Real(1.0, 3.0), "f": Real(0.1, 1.0, log=True),
+        "g": Integer(2, 4), "h": Choice((8,), (8, 8)), "i": Integer(1, 3),
+    }  # fmt: skip
+    for wrong in ({"a": stats.norm()}, {"a": 3}, {}, [{"a": [1]}], 3):
+        with pytest.raises(TypeError, match="`param_distributions"):
+            space_of(wrong)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"public": None}, ValueError, "`public` must be"),
+        ({"budget": None}, TypeError, "`budget` must be"),
+        ({"budget": 1.0}, TypeError, "`budget` must be"),
+        ({"scoring": "accuracy"}, ValueError, "`scoring` must be"),
+        ({"n_iter": 1}, ValueError, "`evaluations` must be"),
+    ],
+)
+def test_refused(options: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        search(**options).fit(*PRIVATE)
+
+
+class _OnTheSame(PrivateSearchCV):
+    """For scikit-learn's checks, whose records have other forms each time: all are public, too."""
+
+    def _records(self, X: Any, y: Any) -> Any:
+        return (X, y), (X, y)
+
+
+@pytest.mark.parametrize("estimator", [LogisticRegression(), Ridge()], ids=["class", "regress"])
+def test_scikit_learns_own_checks(estimator: Any) -> None:
+    regression = isinstance(estimator, Ridge)
+    given = _OnTheSame(
+        estimator, {"alpha" if regression else "C": [0.5, 2.0]}, budget=PrivacyBudget(9.0, 1e-3),
+        n_iter=2, scoring="squared" if regression else "zero_one",
+        bounds=(0.0, 9.0) if regression else None,
+    )  # fmt: skip
+    results = check_estimator(given, expected_failed_checks=EXCLUDED, on_fail=None)
+    failed = {
+        r["check_name"]: str(r["exception"])[:300] for r in results if r["status"] == "failed"
+    }
+    assert failed == {}
+    assert sum(r["status"] == "passed" for r in results) > 25
+
+
+def test_the_private_estimators_are_here() -> None:
+    for kind in (BoundedScaler, DPClassifier, DPRegressor, OutputPerturbedClassifier):
+        assert kind.__module__ == "botorch_dp.training.estimators"

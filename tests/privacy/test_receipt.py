@@ -1,0 +1,620 @@
+"""Altered receipts are refused, each for its own reason; bad input is one sentence."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+import random
+import re
+import subprocess
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import botorch_dp.privacy.receipt as module
+from botorch_dp.errors import PrivacyError
+from botorch_dp.privacy import (
+    DPSGD,
+    ApproximateLoss,
+    AuditReport,
+    FixedBatchSGDLoss,
+    GaussianLoss,
+    Guarantee,
+    LaplaceLoss,
+    NeighboringRelation,
+    PoissonSGDLoss,
+    PrivacyBudget,
+    PrivacyLedger,
+    PrivacyLoss,
+    PrivacyUnit,
+    PureLoss,
+    Receipt,
+    Selection,
+    SelectionLoss,
+    TrialNumber,
+    gaussian_mechanism,
+    rounded_up,
+)
+from botorch_dp.privacy.digests import digest_of, digests_of
+from botorch_dp.privacy.events import check_event, event_of, leaves, recomputed
+
+REPLACED, ADDED, MOVED = NeighboringRelation
+PARAMETERS = {
+    "batch_size": 8,
+    "num_records": 80,
+    "steps": 20,
+    "noise_multiplier": 4.0,
+    "clip_norm": 1.0,
+    "sampling": "poisson",
+    "relation": "REPLACE_ONE",
+}
+WEIGHTS = {"weight": torch.arange(6.0).reshape(2, 3), "bias": torch.zeros(2)}
+
+
+def guarantee(*losses: PrivacyLoss, relation: Any = REPLACED, **more: Any) -> Guarantee:
+    unit = PrivacyUnit("one patient", relation, ("a patient has one record", "n is public"))
+    return Guarantee("a mechanism", unit, losses, **{"assumptions": ("a prior",), **more})
+
+
+def selected() -> SelectionLoss:
+    selection = Selection(TrialNumber(20, 3.0))
+    epsilon = selection.epsilon(selection.profile(0.2, 1e-5), 1e-5)
+    return SelectionLoss(epsilon=epsilon, delta=1e-5, mu=0.2, mean=20, shape=3.0)
+
+
+def training_receipt() -> Receipt:
+    training = DPSGD(noise_multiplier=4.0, batch_size=8, num_records=80, steps=20)
+    ledger = PrivacyLedger(budget=PrivacyBudget(50.0, 1e-3))
+    promise = guarantee(training.loss(), quoted_delta=1e-5)
+    ledger.charge(promise, delta=1e-5, label="the model")
+    audit = AuditReport(0.1, "an event", "data", (5, 1), 100, 200, 1e-5, 0.99)
+    return Receipt.of(
+        promise,
+        artifact=WEIGHTS,
+        training=PARAMETERS,
+        settings="fixed beforehand",
+        ledger=ledger,
+        audit=audit,
+    )
+
+
+RECEIPT = training_receipt()
+
+
+def with_new_digest(document: dict[str, Any]) -> Receipt:
+    """What somebody writes who knows how digests are made, but has no key."""
+    return Receipt(module._canonical({**document, "digest": module._digest(document)}))
+
+
+# --- What agrees. ---
+
+
+LOSSES: dict[str, tuple[Any, ...]] = {
+    "pure": (PureLoss(0.5),),
+    "pure, many": (PureLoss(0.1),) * 20,
+    "Laplace and Gaussian": (LaplaceLoss(0.3), GaussianLoss(0.4)),
+    "Gaussian, tiny": (GaussianLoss(1e-3),),
+    "Gaussian, large": (GaussianLoss(9.0),),
+    "nothing": (GaussianLoss(0.0), PureLoss(0.0)),
+    "approximate": (ApproximateLoss(1.0, 1e-6),),
+    "approximate, many": (ApproximateLoss(0.25, 1e-7),) * 4,
+    "Poisson": (PoissonSGDLoss(2.0, 0.1, 50, REPLACED),),
+    "Poisson and Gaussian": (PoissonSGDLoss(2.0, 0.01, 100, REPLACED), GaussianLoss(0.3)),
+    "fixed": (FixedBatchSGDLoss(4.0, 100, 1000, 50),),
+    "fixed and Gaussian": (FixedBatchSGDLoss(4.0, 32, 569, 100), GaussianLoss(0.3)),
+    "full batches": (FixedBatchSGDLoss(8.0, 50, 50, 10),),
+    "selection": (selected(),),
+}
+RELATIONS = {name: (REPLACED, ADDED, MOVED) for name in LOSSES} | {
+    name: (REPLACED,)
+    for name in LOSSES
+    if "Poisson" in name or "fixed" in name or "full" in name or name == "selection"
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "relation"), [(n, r) for n in LOSSES for r in RELATIONS[n]], ids=str
+)
+def test_every_kind_of_loss_is_recomputed_within_1_percent(name: str, relation: Any) -> None:
+    promise = guarantee(*LOSSES[name], relation=relation)
+    verification = Receipt.of(promise).verify()
+    assert verification.passes, str(verification)
+    subject = "selection" if name == "selection" else "epsilon"
+    found = [f.outcome for f in verification.findings if f.subject == subject]
+    assert found[0] in ("agrees", "within tolerance"), str(verification)
+
+
+def test_added_or_removed_records_on_poisson_batches() -> None:
+    loss = PoissonSGDLoss(1.5, 0.1, 20, ADDED)
+    assert Receipt.of(guarantee(loss, relation=ADDED, quoted_delta=1e-5)).verify().passes
+
+
+@pytest.mark.parametrize("relation", [REPLACED, ADDED])
+@pytest.mark.parametrize("loss", [GaussianLoss(0.5), "poisson"])
+def test_distributions_are_those_of_the_accountant_of_dp_accounting(
+    loss: Any, relation: NeighboringRelation
+) -> None:
+    """The units of noise: the accountant is given the same event under the same relation."""
+    import dp_accounting
+
+    if loss == "poisson":
+        loss = PoissonSGDLoss(1.5, 0.02, 50, relation)
+    promise = guarantee(loss, relation=relation)
+    neighbours = dp_accounting.NeighboringRelation[
+        "REPLACE_ONE" if relation is REPLACED else "ADD_OR_REMOVE_ONE"
+    ]
+    accountant = dp_accounting.pld.PLDAccountant(neighbours)
+    accountant.compose(promise.to_event())
+    expected = accountant.get_epsilon(1e-6)
+    (found,) = recomputed(event_of(promise), relation, 1e-6, expected)
+    assert found.epsilon == pytest.approx(expected, rel=1e-3)
+    assert found.epsilon == pytest.approx(promise.epsilon(1e-6), rel=1e-3)
+
+
+def test_fixed_batches_have_an_upper_bound_in_other_units() -> None:
+    loss = FixedBatchSGDLoss(2.0, 256, 32561, 1000)
+    exact, upper = recomputed(event_of(guarantee(loss)), REPLACED, 1e-5, 1.7)
+    assert not exact.upper and upper.upper
+    assert exact.epsilon == pytest.approx(1.692, abs=2e-3)
+    assert upper.epsilon == pytest.approx(2.751, abs=2e-3)
+
+
+def test_a_selection_says_which_price_confirms_it() -> None:
+    lines = str(Receipt.of(guarantee(selected())).verify())
+    assert "an upper bound, which cannot confirm a smaller one" in lines
+    assert "the proof is in botorch_dp/privacy/selection.py" in lines
+
+
+def test_what_is_said_of_an_intact_receipt(tmp_path: Path) -> None:
+    file = tmp_path / "receipt.json"
+    RECEIPT.save(file)
+    loaded = Receipt.load(file)
+    assert loaded == RECEIPT and pickle.loads(pickle.dumps(loaded)) == RECEIPT
+    verification = loaded.verify(WEIGHTS)
+    assert verification.passes and "Nothing contradicts." in str(verification)
+    outcomes = {f.subject: f.outcome for f in verification.findings}
+    assert outcomes["artifact"] == outcomes["training"] == outcomes["event"] == "agrees"
+    assert outcomes["signature"] == "not recomputed"
+    believed = [f.text for f in verification.findings if f.outcome == "condition"]
+    assert {"a patient has one record", "n is public", "a prior"} <= set(believed)
+    assert RECEIPT.guarantee.losses == (PoissonSGDLoss(4.0, 0.1, 20, REPLACED),)
+
+
+def test_another_version_of_the_package_may_word_it_differently() -> None:
+    document = RECEIPT.document
+    document["software"]["botorch_dp"] = "9.9"
+    document["promise"]["statement"] = "Other words."
+    findings = with_new_digest(document).verify().findings
+    assert {f.outcome for f in findings if f.subject == "statement"} == {"not recomputed"}
+
+
+# --- In sentences. ---
+
+
+@pytest.mark.parametrize(
+    ("name", "relation"), [(n, r) for n in LOSSES for r in RELATIONS[n]], ids=str
+)
+def test_a_paragraph_says_all_of_it(name: str, relation: Any) -> None:
+    promise = guarantee(*LOSSES[name], relation=relation)
+    epsilon, delta = promise.quoted
+    said = promise.paragraph()
+    for part in (
+        "This promise protects one patient.",
+        "the output of: a mechanism.",
+        relation.value,
+        f"(epsilon = {rounded_up(epsilon)})",
+        "(1) a patient has one record; (2) n is public.",
+        "assumptions that nobody has proven: a prior.",
+    ):
+        assert part in said
+    assert (f"{rounded_up(delta)} (delta)" in said) == (delta > 0)
+    (guess,) = re.findall(r"a probability of at most ([\d.]+)%", said)
+    assert 50 <= float(guess) <= 100
+    assert float(guess) == pytest.approx(50 * (1 + promise.delta(0.0)), rel=0.01)
+    (caught,) = re.findall(r"at most ([\d.]+) of 100", said)
+    assert float(caught) == pytest.approx(100 * (1 - promise.tradeoff(0.05)), rel=0.01)
+
+
+def test_a_paragraph_about_no_promise_says_so() -> None:
+    assert "no privacy guarantee" in guarantee(PureLoss(1.0)).simulated().paragraph()
+    endless = guarantee(ApproximateLoss(1.0, 1e-3), GaussianLoss(0.1))
+    assert "promises nothing at delta = 1e-06" in endless.paragraph()
+    huge = Guarantee("m", PrivacyUnit(), (PureLoss(1000.0),)).paragraph()
+    assert "more than 1e300" in huge and "no condition beyond the software" in huge
+    group = guarantee(GaussianLoss(0.1)).for_group(3).paragraph()
+    assert "a group of 3, each of them one patient" in group
+
+
+# --- What was altered. ---
+
+Alteration = Callable[[dict[str, Any]], object]
+
+
+def put(value: Any, *path: str | int) -> Alteration:
+    def alter(document: dict[str, Any]) -> None:
+        for name in path[:-1]:
+            document = document[name]  # type: ignore[index]
+        document[path[-1]] = value  # type: ignore[index]
+
+    return alter
+
+
+def both(*alterations: Alteration) -> Alteration:
+    return lambda document: [alter(document) for alter in alterations]
+
+
+LOSS, EVENT = ("mechanism", "losses", 0), ("mechanism", "event")
+#: What is altered, how, and what must be found; the digest is made anew.
+ALTERED: dict[str, tuple[Alteration, str]] = {
+    "noise in the event": (put(5.0, *EVENT, "event", "event", "noise_multiplier"), "event"),
+    "noise in the losses": (put(5.0, *LOSS, "noise_multiplier"), "event"),
+    "noise wherever the mechanism says it": (
+        both(
+            put(5.0, *LOSS, "noise_multiplier"),
+            put(5.0, *EVENT, "event", "event", "noise_multiplier"),
+        ),
+        "noise_multiplier",
+    ),
+    "noise everywhere": (
+        both(
+            put(5.0, *LOSS, "noise_multiplier"),
+            put(5.0, *EVENT, "event", "event", "noise_multiplier"),
+            put(5.0, "training", "noise_multiplier"),
+        ),
+        "epsilon",
+    ),
+    "batch": (put(4, "training", "batch_size"), "sampling"),
+    "records": (put(800, "training", "num_records"), "sampling"),
+    "steps of the training": (put(10, "training", "steps"), "steps"),
+    "steps of the event": (put(10, *EVENT, "count"), "event"),
+    "steps everywhere": (
+        both(put(10, *EVENT, "count"), put(10, *LOSS, "steps"), put(10, "training", "steps")),
+        "epsilon",
+    ),
+    "sampling": (put("without_replacement", "training", "sampling"), "sampling"),
+    "sampling probability": (put(0.05, *EVENT, "event", "sampling_probability"), "event"),
+    "clipping norm": (put(-1.0, "training", "clip_norm"), "clip_norm"),
+    "words of the relation": (put(ADDED.value, "promise", "neighbours"), "relation"),
+    "relation everywhere": (
+        both(
+            put("ADD_OR_REMOVE_ONE", "promise", "relation"),
+            put(ADDED.value, "promise", "neighbours"),
+            put("ADD_OR_REMOVE_ONE", *LOSS, "relation"),
+            put("ADD_OR_REMOVE_ONE", "training", "relation"),
+            put(module._NOISE_UNITS[ADDED], "mechanism", "noise_unit"),
+        ),
+        "epsilon",
+    ),
+    "unit of noise": (put("over the sensitivity", "mechanism", "noise_unit"), "noise unit"),
+    "epsilon": (put(0.5, "promise", "epsilon"), "epsilon"),
+    "delta": (put(1e-9, "promise", "delta"), "epsilon"),
+    "a condition dropped": (put(["n is public"], "promise", "conditions"), "statement"),
+    "assumptions dropped": (
+        both(put([], "promise", "assumptions"), put("proven", "promise", "status")),
+        "statement",
+    ),
+    "status": (put("proven", "promise", "status"), "status"),
+    "statement": (put("Everybody is safe.", "promise", "statement"), "statement"),
+    "whom it protects": (put("all patients together", "promise", "protects"), "statement"),
+    "charge": (put(0.5, "ledger", "charge", "epsilon"), "ledger"),
+    "budget": (put(0.1, "ledger", "epsilon"), "ledger"),
+    "relation of the ledger": (put("BOUNDED_ROW", "ledger", "relation"), "ledger"),
+    "audit": (put(30.0, "audit", "lower_bound"), "audit"),
+}
+
+
+@pytest.mark.parametrize("name", ALTERED)
+def test_an_altered_receipt_is_refused_for_its_own_reason(name: str) -> None:
+    alter, reason = ALTERED[name]
+    document = RECEIPT.document
+    alter(document)
+    verification = with_new_digest(document).verify(WEIGHTS)
+    subjects = {f.subject for f in verification.contradictions}
+    assert not verification.passes and reason in subjects, str(verification)
+    # Somebody who forgets the digest is told that, too.
+    assert module._check_digest(document).outcome == "contradicts"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("mean", 5.0), ("shape", 0.0), ("mu", 0.1), ("epsilon", 1.0)]
+)
+def test_another_law_of_the_trials_is_refused(name: str, value: float) -> None:
+    document = Receipt.of(guarantee(selected())).document
+    document["mechanism"]["losses"][0][name] = value
+    promise = module._guarantee(document)
+    honest = Receipt.of(promise).document  # event, statement and all: consistent, and not true
+    assert "selection" in {f.subject for f in Receipt.of(promise).verify().contradictions}
+    document["mechanism"]["event"] = honest["mechanism"]["event"]
+    assert not with_new_digest(document).verify().passes
+
+
+def test_a_consistent_lie_is_found_by_a_signature_only(tmp_path: Path) -> None:
+    key, public = keys(tmp_path)
+    lie = replace(RECEIPT.guarantee, assumptions=())
+    document = RECEIPT.document
+    document["promise"] = Receipt.of(lie).document["promise"]
+    forged = with_new_digest(document)
+    assert forged.verify().passes  # the guide says so
+    signed = RECEIPT.signed(key)
+    forged = with_new_digest({**document, "signature": signed.document["signature"]})
+    assert {f.subject for f in forged.verify().contradictions} == {"signature"}
+    assert {f.subject for f in with_new_digest(document).verify(public_key=public).contradictions}
+    (tmp_path / "other").mkdir()
+    other_key, other_public = keys(tmp_path / "other")
+    again = with_new_digest(document).signed(other_key)
+    assert again.verify().passes  # by somebody: the line says by which key
+    assert not again.verify(public_key=public).passes
+    assert again.verify(public_key=other_public).passes
+
+
+# --- Signatures. ---
+
+
+def keys(folder: Path, kind: str = "ed25519", password: bytes | None = None) -> tuple[Path, Path]:
+    from cryptography.hazmat.primitives import serialization as form
+    from cryptography.hazmat.primitives.asymmetric import ed25519, x25519
+
+    made: Any = ed25519.Ed25519PrivateKey if kind == "ed25519" else x25519.X25519PrivateKey
+    private = made.generate()
+    hidden = form.BestAvailableEncryption(password) if password else form.NoEncryption()
+    (folder / "key.pem").write_bytes(
+        private.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, hidden)
+    )
+    (folder / "public.pem").write_bytes(
+        private.public_key().public_bytes(form.Encoding.PEM, form.PublicFormat.SubjectPublicKeyInfo)
+    )
+    return folder / "key.pem", folder / "public.pem"
+
+
+def test_a_signed_receipt(tmp_path: Path) -> None:
+    key, public = keys(tmp_path)
+    signed = RECEIPT.signed(key)
+    assert signed.verify().passes
+    (line,) = (f for f in signed.verify(public_key=public).findings if f.subject == "signature")
+    assert line.outcome == "agrees"
+    assert {f.subject for f in RECEIPT.verify(public_key=public).contradictions} == {"signature"}
+    for name, value in (("value", "00" * 64), ("public_key", "zz"), ("algorithm", "RSA")):
+        document = signed.document
+        document["signature"][name] = value
+        altered = Receipt(module._canonical(document)).verify()
+        assert {f.subject for f in altered.contradictions} == {"signature"}
+
+
+def test_keys_that_cannot_be_used(tmp_path: Path) -> None:
+    key, public = keys(tmp_path, "x25519")
+    with pytest.raises(ValueError, match="Ed25519"):
+        RECEIPT.signed(key)
+    with pytest.raises(ValueError, match="Ed25519"):
+        RECEIPT.verify(public_key=public)
+    with pytest.raises(ValueError, match="`key`"):
+        RECEIPT.signed(tmp_path / "none.pem")
+    with pytest.raises(ValueError, match="`public_key`"):
+        RECEIPT.verify(public_key=key)
+    (tmp_path / "locked").mkdir()
+    key, _ = keys(tmp_path / "locked", password=b"open")
+    with pytest.raises(ValueError, match="`key`"):
+        RECEIPT.signed(key)
+    assert RECEIPT.signed(key, password=b"open").verify().passes
+
+
+# --- Bad input. ---
+
+TEXT = RECEIPT.text
+BAD: dict[str, tuple[str, str]] = {
+    "empty": ("", "Expecting"),
+    "truncated": (TEXT[:-200], "Unterminated|Expecting"),
+    "no object": ("[1, 2]", "no JSON object"),
+    "another schema": (TEXT.replace("botorch_dp receipt", "a model card"), "schema"),
+    "another version": (TEXT.replace('"version":1', '"version":2'), "version"),
+    "a version that is no number": (TEXT.replace('"version":1', '"version":true'), "version"),
+    "a name twice": (TEXT.replace('"version":1', '"version":1,"version":1'), "twice"),
+    "a huge number": (TEXT.replace('"steps":20', '"steps":1e999'), "too large"),
+    "a long number": (TEXT.replace('"steps":20', '"steps":' + "9" * 5000), "too large"),
+    "many steps": (TEXT.replace('"count":20', '"count":900000000000'), "out of range"),
+    "no number": (TEXT.replace('"steps":20', '"steps":NaN'), "no number of JSON"),
+    "an unknown event": (TEXT.replace("GaussianDpEvent", "os.system"), "part that is none"),
+    "an unknown loss": (TEXT.replace('"kind":"poisson_sgd"', '"kind":"magic"'), "kind"),
+    "an unknown relation": (TEXT.replace('"relation":"REPLACE_ONE"', '"relation":"x"'), "relation"),
+    "an unknown origin": (TEXT.replace("fixed beforehand", "guessed"), "origin"),
+    "a field more": (TEXT.replace('"version":1', '"version":1,"more":1'), "more"),
+    "a field less": (TEXT.replace(',"status":"conditional"', ""), "status"),
+    "another type": (TEXT.replace('"clip_norm":1.0', '"clip_norm":[1]'), "plain"),
+    "a negative delta": (TEXT.replace('"delta":1e-05,"epsilon"', '"delta":-1,"epsilon"'), "delta"),
+    "deep": ("[" * 100_000, "no receipt"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_refused_in_one_sentence(name: str, tmp_path: Path) -> None:
+    content, reason = BAD[name]
+    assert content != TEXT
+    file = tmp_path / "receipt.json"
+    file.write_text(content)
+    with pytest.raises(ValueError, match=reason) as caught:
+        Receipt.load(file)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 600
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no file"):
+        Receipt.load(tmp_path / "none.json")
+    (tmp_path / "large.json").write_bytes(b" " * (module._LARGEST_FILE + 1))
+    with pytest.raises(ValueError, match="too large"):
+        Receipt.load(tmp_path / "large.json")
+    (tmp_path / "pickle.json").write_bytes(pickle.dumps({"a": 1}))
+    with pytest.raises(ValueError, match="no receipt"):
+        Receipt.load(tmp_path / "pickle.json")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 2**32), value=JSON)
+def test_whatever_stands_in_a_receipt_is_read_or_refused(seed: int, value: Any) -> None:
+    """Anything in any place: a receipt, or a ValueError; never another error."""
+    document, draw = RECEIPT.document, random.Random(seed)
+    place: Any = document
+    while True:
+        name = draw.choice(list(place) if isinstance(place, dict) else range(len(place)))
+        if not isinstance(place[name], dict | list) or not place[name] or draw.random() < 0.2:
+            break
+        place = place[name]
+    place[name] = value
+    try:
+        text = module._canonical(document)
+    except ValueError:
+        return  # NaN
+    try:
+        receipt = Receipt(text)
+    except ValueError:
+        return
+    for check in (module._check_promise, module._check_mechanism, module._check_training):
+        check(receipt.document)
+    module._check_ledger(receipt.document)
+    module._check_audit(receipt.document)
+
+
+@settings(max_examples=100, deadline=None)
+@given(JSON)
+def test_an_event_is_read_or_refused(value: Any) -> None:
+    with suppress(ValueError):
+        leaves(check_event(value))
+
+
+def test_events_that_cannot_be() -> None:
+    noise = {"name": "GaussianDpEvent", "noise_multiplier": 1.0}
+    bad: list[Any] = [
+        {"name": "GaussianDpEvent"},
+        {"name": "GaussianDpEvent", "noise_multiplier": 0.0},
+        {"name": "GaussianDpEvent", "noise_multiplier": True},
+        {"name": "PoissonSampledDpEvent", "sampling_probability": 2.0, "event": noise},
+        {"name": "PoissonSampledDpEvent", "sampling_probability": 0.1, "event": {}},
+        {"name": "SampledWithoutReplacementDpEvent", "source_dataset_size": 4, "sample_size": 5,
+         "event": noise},
+        {"name": "ComposedDpEvent", "events": []},
+        {"name": "RepeatAndSelectDpEvent", "mean": 2.0, "shape": -1, "event": noise},
+    ]  # fmt: skip
+    for node in bad:
+        with pytest.raises(ValueError):
+            check_event(node)
+    deep: Any = noise
+    for _ in range(20_000):
+        deep = {"name": "SelfComposedDpEvent", "count": 1, "event": deep}
+    with pytest.raises(ValueError, match="too many"):
+        check_event(deep)
+    (poisson,) = leaves(
+        {"name": "RepeatAndSelectDpEvent", "mean": 2.0, "shape": None, "event": noise}
+    )
+    assert poisson[1] == 1
+
+
+def test_more_steps_than_are_recomputed() -> None:
+    many = guarantee(PoissonSGDLoss(50.0, 1e-6, 2 * 10**6, REPLACED))
+    found = [f for f in Receipt.of(many).verify().findings if f.subject == "epsilon"]
+    assert [f.outcome for f in found] == ["not recomputed"]
+    assert (
+        recomputed(event_of(guarantee(FixedBatchSGDLoss(0.01, 5, 9, 10**5))), REPLACED, 0.1, 1.0)[
+            0
+        ].epsilon
+        == math.inf
+    )
+
+
+def test_what_no_receipt_is_written_for() -> None:
+    with pytest.raises(PrivacyError, match="nothing is"):
+        Receipt.of(guarantee(PureLoss(1.0)).simulated())
+    with pytest.raises(PrivacyError, match="No epsilon"):
+        Receipt.of(guarantee(ApproximateLoss(1.0, 1e-3), GaussianLoss(0.1)))
+    with pytest.raises(TypeError, match="Release or a Guarantee"):
+        Receipt.of(0.5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="names no artifact"):
+        Receipt.of(guarantee(PureLoss(1.0))).verify(0.5)
+
+
+# --- What was released. ---
+
+
+def test_digests_do_not_depend_on_how_a_value_is_held(tmp_path: Path) -> None:
+    model = torch.nn.Linear(3, 2)
+    state = model.state_dict()
+    assert digest_of(model) == digest_of(dict(reversed(state.items())))
+    turned = {**state, "weight": state["weight"].T.contiguous().T}
+    assert digest_of(turned) == digest_of(model)
+    assert digest_of(state["weight"].double()) != digest_of(state["weight"])
+    assert digest_of(state["weight"].flatten()) != digest_of(state["weight"])
+    array = state["weight"].numpy()
+    assert digest_of(array) == digest_of(array.astype(">f4")) == digest_of(state["weight"])
+    assert digest_of(np.float64(0.1)) == digest_of(0.1) != digest_of(0.1 + 1e-17 + 1e-16)
+    assert digest_of((1, 2)) == digest_of([1, 2])
+    half = torch.ones(3, dtype=torch.bfloat16)
+    assert digest_of(half) != digest_of(half.view(torch.int16))
+    assert digest_of(math.nan) == digest_of(math.nan)
+    for other in (object(), {1: 2}, torch.eye(2).to_sparse(), np.array(["a"])):
+        with pytest.raises(TypeError, match=r"canonical form|text"):
+            digest_of(other)
+
+
+def test_digests_of_files(tmp_path: Path) -> None:
+    (tmp_path / "c.json").write_text('{"b": 1, "a": 0.5}')
+    assert digest_of({"a": 0.5, "b": 1}) in digests_of(tmp_path / "c.json")
+    np.save(tmp_path / "a.npy", np.arange(3.0))
+    assert digest_of(np.arange(3.0)) in digests_of(tmp_path / "a.npy")
+    torch.save(WEIGHTS, tmp_path / "m.pt")
+    assert digest_of(WEIGHTS) in digests_of(tmp_path / "m.pt")
+    assert len(digests_of(tmp_path)) == 1
+    (tmp_path / "x.bin").write_bytes(b"abc")
+    assert digests_of(tmp_path / "x.bin") == [digest_of(tmp_path / "x.bin")]
+    (tmp_path / "bad.json").write_text("{")
+    with pytest.raises(ValueError, match="cannot be read"):
+        digests_of(tmp_path / "bad.json")
+    with pytest.raises(ValueError, match="no file"):
+        digests_of(tmp_path / "none.bin")
+
+
+def test_nothing_in_an_artifact_is_executed(tmp_path: Path) -> None:
+    class Harmful:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return subprocess.call, (["touch", str(tmp_path / "harmed")],)
+
+    torch.save({"weight": Harmful()}, tmp_path / "m.pt")
+    np.save(tmp_path / "a.npy", np.array([Harmful()]), allow_pickle=True)
+    for name in ("m.pt", "a.npy"):
+        with pytest.raises(ValueError, match="cannot be read"):
+            RECEIPT.verify(tmp_path / name)
+    assert not (tmp_path / "harmed").exists()
+
+
+# --- The ledger. ---
+
+
+def test_the_line_of_the_ledger() -> None:
+    ledger = PrivacyLedger(budget=PrivacyBudget(1.0, 1e-5))
+    value = gaussian_mechanism(0.5, sensitivity=1.0, mu=0.05, ledger=ledger)
+    charge = value.receipt(ledger=ledger).document["ledger"]["charge"]
+    assert (charge["number"], charge["mu"], charge["label"]) == (1, 0.05, "Gaussian mechanism")
+    assert len(charge["date"]) == len("2026-01-01")
+    other = Receipt.of(guarantee(PureLoss(0.1)), ledger=ledger)
+    assert other.document["ledger"]["charge"] is None
+
+
+def test_fields_are_those_of_the_schema_and_of_the_guide() -> None:
+    assert set(RECEIPT.document) == set(module.FIELDS)
+    page = (Path(module.__file__).parents[2] / "docs/guides/reviewer.md").read_text()
+    for section, fields in module.FIELDS.items():
+        for field in fields if isinstance(fields, dict) else [section]:
+            assert f"`{field}`" in page, f"{section}.{field} is not explained"
+    assert json.loads(RECEIPT.text) == RECEIPT.document

@@ -1,0 +1,521 @@
+"""Models of Hugging Face in their natural form: masks, logits, LoRA, records that are mappings."""
+
+from __future__ import annotations
+
+import copy
+import random
+import re
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    DistilBertConfig,
+    DistilBertForSequenceClassification,
+    GPT2Config,
+    GPT2ForSequenceClassification,
+    LlamaConfig,
+    LlamaForSequenceClassification,
+    ViTConfig,
+    ViTForImageClassification,
+)
+
+from botorch_dp.errors import PrivacyError
+from botorch_dp.privacy import NeighboringRelation
+from botorch_dp.space import Real, SearchSpace
+from botorch_dp.training import DPTrainer, TrainTest, cross_entropy_loss
+from botorch_dp.training.networks import is_right
+from botorch_dp.training.records import DatasetRecords
+from botorch_dp.training.single_calls import values_decide_nothing
+from tests.training.helpers import SETTINGS, clipped_sum, flat, weights
+
+GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "hugging_face.md"
+WORDS, LENGTH, ROWS = 40, 10, 16
+G = torch.Generator().manual_seed(0)
+IDS = torch.randint(3, WORDS, (ROWS, LENGTH), generator=G)
+MASK = (torch.arange(LENGTH) < torch.randint(4, LENGTH + 1, (ROWS, 1), generator=G)).long()
+Y = torch.randint(2, (ROWS,), generator=G)
+TEXT = {"input_ids": IDS * MASK, "attention_mask": MASK}
+IMAGES = {"pixel_values": torch.randn(ROWS, 3, 16, 16, generator=G)}
+
+
+def distilbert(dropout: float = 0.0, **how: Any) -> nn.Module:
+    drops = dict.fromkeys(("dropout", "attention_dropout", "seq_classif_dropout"), dropout)
+    sizes = {"dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 32}
+    return DistilBertForSequenceClassification(
+        DistilBertConfig(vocab_size=WORDS, max_position_embeddings=LENGTH, **sizes, **drops, **how)
+    )
+
+
+SIZES = {
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+}
+WHOLE = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
+
+def bert(**how: Any) -> nn.Module:
+    return BertForSequenceClassification(
+        BertConfig(vocab_size=WORDS, max_position_embeddings=LENGTH, **SIZES, **WHOLE, **how)
+    )
+
+
+def gpt2(**how: Any) -> nn.Module:
+    drops = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": LENGTH}
+    return GPT2ForSequenceClassification(
+        GPT2Config(vocab_size=WORDS, pad_token_id=0, **sizes, **drops, **how)
+    )
+
+
+def llama(**how: Any) -> nn.Module:
+    return LlamaForSequenceClassification(
+        LlamaConfig(
+            vocab_size=WORDS, pad_token_id=0, max_position_embeddings=LENGTH, **SIZES, **how
+        )
+    )
+
+
+def vit(**how: Any) -> nn.Module:
+    return ViTForImageClassification(
+        ViTConfig(image_size=16, patch_size=8, **SIZES, **WHOLE, **how)
+    )
+
+
+def _cases() -> Iterator[Any]:
+    """Models, kernels of attention, and inputs."""
+    quick = [(distilbert, "sdpa", True), (gpt2, "eager", False)]
+    for model in (distilbert, bert, gpt2, llama):
+        for attention in ("sdpa", "eager"):
+            for masked in (True, False):
+                X = TEXT if masked else {"input_ids": IDS}
+                name = f"{model.__name__}, {attention}{', mask' * masked}"
+                marks = [] if (model, attention, masked) in quick else [pytest.mark.slow]
+                made = partial(model, attn_implementation=attention)
+                yield pytest.param(made, X, id=name, marks=marks)
+    for attention in ("sdpa", "eager"):
+        made = partial(vit, attn_implementation=attention)
+        yield pytest.param(made, IMAGES, id=f"vit, {attention}", marks=pytest.mark.slow)
+
+
+def gradients_of_single_records(model: nn.Module, X: dict[str, Tensor], Y: Tensor) -> list[Tensor]:
+    """By plain calls of the model on a batch of one."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    rows = []
+    for place in range(len(Y)):
+        one = {name: part[place : place + 1] for name, part in X.items()}
+        loss = cross_entropy_loss(model(**one).logits, Y[place : place + 1]).sum()
+        found = torch.autograd.grad(loss, trained, allow_unused=True)
+        rows.append(
+            flat([torch.zeros_like(p) if g is None else g for p, g in zip(trained, found)])  # noqa: B905
+        )
+    return rows
+
+
+def assert_sums_are_those_of_single_records(
+    trainer: DPTrainer, model: nn.Module, X: dict[str, Tensor]
+) -> None:
+    rows = gradients_of_single_records(model, X, Y)
+    norms = torch.stack([row.norm() for row in rows])
+    for clip_norm in (float(norms.median()), 1e6):
+        found = flat(trainer.setup.clipped_sum(model, torch.arange(ROWS), clip_norm))
+        expected = clipped_sum(rows, clip_norm)
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5 * float(norms.max()))
+
+
+@pytest.mark.parametrize(("factory", "X"), list(_cases()))
+def test_models_are_trained_and_published_as_they_are(factory: Any, X: dict[str, Tensor]) -> None:
+    trainer = DPTrainer(factory, nn.CrossEntropyLoss(), TrainTest(X, Y, X, Y))
+    assert trainer.engine == "ghost"
+    trained = trainer.fit(**SETTINGS, publish=True)
+    assert trained.guarantee.status == "conditional" and trained.accuracy is not None
+    assert type(trained.model) is type(factory())
+    torch.manual_seed(0)
+    for model in (factory().train(), copy.deepcopy(trained.model).train()):
+        assert_sums_are_those_of_single_records(trainer, model, X)
+    right = trainer.setup.right_of_each(trained.model)
+    with torch.no_grad():
+        assert torch.equal(right, is_right(trained.model(**X).logits, Y))
+
+
+def lora(dropout: float = 0.0) -> nn.Module:
+    config = LoraConfig(
+        task_type="SEQ_CLS", r=2, lora_dropout=dropout, target_modules=["q_lin", "v_lin"]
+    )
+    return get_peft_model(distilbert(dropout), config)
+
+
+@pytest.mark.parametrize("engine", ["ghost", "per_record", "opacus"])
+def test_lora_trains_alone_and_is_merged(engine: Any) -> None:
+    data = TrainTest(TEXT, Y, TEXT, Y)
+    trainer = DPTrainer(lora, cross_entropy_loss, data, engine=engine)
+    torch.manual_seed(0)
+    model = lora().train()
+    names = {name for name, p in model.named_parameters() if p.requires_grad}
+    assert names and all("lora_" in name or "modules_to_save" in name for name in names)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            nn.init.normal_(parameter, std=0.3)  # half of them begin at zero
+    assert_sums_are_those_of_single_records(trainer, model, TEXT)
+    factory = partial(copy.deepcopy, model)
+    trained = DPTrainer(factory, cross_entropy_loss, data, engine=engine).fit(
+        **SETTINGS, publish=True
+    )
+    for name, parameter in trained.model.named_parameters():
+        assert torch.equal(parameter, model.get_parameter(name)) == (name not in names)
+    merged = copy.deepcopy(trained.model).merge_and_unload()
+    assert type(merged) is DistilBertForSequenceClassification
+    with torch.no_grad():
+        torch.testing.assert_close(
+            merged(**TEXT).logits, trained.model(**TEXT).logits, rtol=1e-4, atol=1e-5
+        )
+
+
+@pytest.mark.slow
+def test_dropout_and_blocks_of_records() -> None:
+    trainer = DPTrainer(
+        partial(lora, 0.1),
+        cross_entropy_loss,
+        TrainTest(TEXT, Y, TEXT, Y),
+        relation=NeighboringRelation.ADD_OR_REMOVE_ONE,
+    )
+    assert trainer.setup.block is not None
+    assert trainer.fit(**SETTINGS, publish=True).guarantee.status == "conditional"
+
+
+def test_only_a_vectorized_call_counts_as_traced() -> None:
+    """In its thread, and no longer than it takes."""
+    own, elsewhere = torch.compiler.is_compiling, []
+    with values_decide_nothing(), values_decide_nothing():
+        assert torch.compiler.is_compiling()
+        thread = threading.Thread(target=lambda: elsewhere.append(torch.compiler.is_compiling()))
+        thread.start()
+        thread.join()
+    assert elsewhere == [False] and torch.compiler.is_compiling is own
+    with pytest.raises(ZeroDivisionError), values_decide_nothing():
+        raise ZeroDivisionError
+    assert torch.compiler.is_compiling is own and not own()
+
+
+def test_the_guide_changes_twelve_lines() -> None:
+    """Of a script that has its model and its data sets; `test_docs.py` runs them."""
+    before_tuning = GUIDE.read_text().partition("## Pay for the tuning")[0]
+    snippets = re.findall(r"```python\n(.*?)```", before_tuning, re.S)
+    assert len(snippets) == 3
+    changed = [line for snippet in snippets[1:] for line in snippet.splitlines() if line]
+    assert len(changed) == 12 and all(len(line) < 100 for line in changed)
+
+
+# --- Data sets. ---
+
+
+class Tokenized:
+    """Records that are mappings, as of `datasets.Dataset`: lists, and a column of no use."""
+
+    def __init__(self, target: str = "labels", spoiled: int | None = None) -> None:
+        self.target, self.spoiled = target, spoiled
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, place: int) -> dict[str, Any]:
+        row: dict[str, Any] = {name: part[place].tolist() for name, part in TEXT.items()}
+        if place == self.spoiled:
+            row["input_ids"] = row["input_ids"][:-1]
+        return {"text": "a sentence", **row, self.target: int(Y[place])}
+
+
+class TokenizedTensors(torch.utils.data.Dataset):  # type: ignore[type-arg]
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, place: int) -> dict[str, Any]:
+        return {"labels": Y[place], **{name: part[place] for name, part in TEXT.items()}}
+
+
+ZEROS = torch.zeros(LENGTH, dtype=torch.long)
+LIKE = {"input_ids": ZEROS, "attention_mask": ZEROS, "labels": 0}
+
+
+def test_records_that_are_mappings_train_as_tensors_do() -> None:
+    factory, settings = partial(distilbert, 0.1), {**SETTINGS, "epochs": 1}
+    data = TrainTest(TEXT, Y, TEXT, Y)
+    expected = DPTrainer(factory, cross_entropy_loss, data).fit(**settings, seed=0)
+    for pair in ((Tokenized(), Tokenized("label")), (TokenizedTensors(), Tokenized())):
+        trainer = DPTrainer(factory, cross_entropy_loss, pair, like=LIKE)
+        found = trainer.fit(**settings, seed=0)
+        torch.testing.assert_close(weights(found.model), weights(expected.model))
+        assert found.accuracy == expected.accuracy
+        assert found.diagnostics.unusable_records == 0
+        right = trainer.setup.right_of_each(found.model)
+    other = DPTrainer(factory, cross_entropy_loss, data).setup.right_of_each(found.model)
+    assert torch.equal(right, other)
+
+
+def test_a_record_of_another_length_counts_as_zero_and_as_wrong() -> None:
+    pair = (Tokenized(spoiled=3), Tokenized(spoiled=3))
+    trainer = DPTrainer(distilbert, cross_entropy_loss, pair, like=LIKE)
+    torch.manual_seed(0)
+    model = distilbert().train()
+    rows = gradients_of_single_records(model, TEXT, Y)
+    found = flat(trainer.setup.clipped_sum(model, torch.arange(ROWS), 0.3))
+    expected = clipped_sum([row for place, row in enumerate(rows) if place != 3], 0.3)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
+    for tests in (False, True):
+        assert not trainer.setup.right_of_each(model, on_training_records=tests)[3]
+
+
+@pytest.mark.parametrize(
+    ("like", "message"),
+    [
+        ({"input_ids": ZEROS}, "inputs by name with 'labels' among them; got dict"),
+        ({"input_ids": [[1, 2], [3]], "labels": 0}, r"`like` \(input_ids\).*unequal length: pad"),
+        (({"input_ids": "words"}, 0), r"`like` \(input_ids\) must be a tensor or a number"),
+        (None, "as secret as any other.*`like=`.*'labels': 0.*pad them"),
+    ],
+)
+def test_wrong_examples_are_named(like: Any, message: str) -> None:
+    with pytest.raises((TypeError, PrivacyError), match=message):
+        DPTrainer(distilbert, cross_entropy_loss, (Tokenized(), Tokenized()), like=like)
+
+
+def linear() -> nn.Module:
+    return nn.Linear(3, 2)
+
+
+X = torch.randn(60, 3, generator=G)
+LABELS = (X[:, 0] > 0).long()
+
+
+@pytest.mark.parametrize("data", [TrainTest(X, LABELS), (X, LABELS), TensorDataset(X, LABELS)])
+def test_without_test_records_there_is_no_accuracy(data: Any) -> None:
+    def metric(outputs: Tensor, targets: Tensor) -> float:
+        raise AssertionError("called")
+
+    trainer = DPTrainer(linear, cross_entropy_loss, data, metric=metric)
+    note = "No accuracy is measured, because there are no test records."
+    assert note in str(trainer.plan(**SETTINGS))
+    trained = trainer.fit(**SETTINGS, publish=True)
+    assert trained.accuracy is None and note in repr(trained)
+    assert [each.accuracy for each in trainer.replicates([0, 1], **SETTINGS)] == [None, None]
+    space = SearchSpace(learning_rate=Real(0.1, 1.0))
+    with pytest.raises(ValueError, match="no test records, and a problem"):
+        trainer.problem(space, **SETTINGS)
+    with pytest.raises(ValueError, match="`curve` and `on_point` are about the accuracy"):
+        trainer.fit(**SETTINGS, seed=0, curve=(1,))
+    with pytest.raises(ValueError, match="no test records"):
+        trainer.setup.right_of_each(trained.model)
+
+
+def test_a_trainer_can_do_without_its_test_records() -> None:
+    tests = TensorDataset(torch.full((5, 3), 77.0), torch.full((5,), 77))
+    for data in (TrainTest(X, LABELS, *tests.tensors), (TensorDataset(X, LABELS), tests)):
+        trainer = DPTrainer(linear, cross_entropy_loss, data)
+        blind = trainer.without_tests()
+        one, other = (each.fit(**SETTINGS, seed=0) for each in (trainer, blind))
+        assert torch.equal(weights(one.model), weights(other.model))
+        assert (one.accuracy, other.accuracy) == (0.0, None)
+        assert trainer.setup.num_tests == 5 and blind.setup.num_tests == 0
+        assert trainer.setup.fingerprint() == blind.setup.fingerprint(tests=True)
+        assert trainer.setup.fingerprint(tests=True) != blind.setup.fingerprint(tests=True)
+
+
+def test_named_inputs_may_be_exchanged_for_others() -> None:
+    trainer = DPTrainer(distilbert, cross_entropy_loss, TrainTest(TEXT, Y, TEXT, Y))
+    other = {"input_ids": IDS.flip(0), "attention_mask": MASK.flip(0)}
+    found = trainer.on(TrainTest(other, Y)).fit(**SETTINGS, seed=0)
+    own = DPTrainer(distilbert, cross_entropy_loss, TrainTest(other, Y)).fit(**SETTINGS, seed=0)
+    assert torch.equal(weights(found.model), weights(own.model))
+    with pytest.raises(ValueError, match=r"must hold records of input_ids.*attention_mask.*got"):
+        trainer.on(TrainTest({"input_ids": IDS}, Y))
+
+
+# --- Data sets that augment their records. ---
+
+
+class Augmented:
+    """Draws random numbers, more of them for some records, from one of several places."""
+
+    def __init__(self, draw: Callable[[], float], much: int | None = None) -> None:
+        self.transforms, self.much = [draw], much
+
+    def __len__(self) -> int:
+        return len(X)
+
+    def __getitem__(self, place: int) -> tuple[Tensor, int]:
+        draws = [self.transforms[0]() for _ in range(9 if place == self.much else 1)]
+        return X[place] + sum(draws), int(LABELS[place])
+
+
+GLOBAL = [lambda: float(torch.randn(())), np.random.standard_normal, lambda: random.gauss(0, 1)]
+
+
+@pytest.mark.parametrize("draw", GLOBAL)
+def test_augmented_records_are_repeated_by_a_seed(draw: Callable[[], float]) -> None:
+    torch.manual_seed(0)
+    np.random.seed(0)
+    random.seed(0)
+    states = [str(torch.get_rng_state()), str(np.random.get_state()), str(random.getstate())]
+    like = (torch.zeros(3), 0)
+    trainer = DPTrainer(linear, cross_entropy_loss, (Augmented(draw), Augmented(draw)), like=like)
+    one, again, other = (trainer.fit(**SETTINGS, seed=seed) for seed in (0, 0, 1))
+    assert torch.equal(weights(one.model), weights(again.model)) and one.accuracy == again.accuracy
+    assert not torch.equal(weights(one.model), weights(other.model))
+    after = [str(torch.get_rng_state()), str(np.random.get_state()), str(random.getstate())]
+    assert after == states
+    assert "A seed does not repeat" not in str(trainer.plan(**SETTINGS))
+    records = DatasetRecords(Augmented(draw), like)
+    first, second = (records.take(torch.arange(4), seed)[0] for seed in (1, 2))
+    assert isinstance(first, Tensor) and not torch.equal(first, second)
+
+
+def test_how_often_one_record_draws_changes_no_other_one() -> None:
+    for draw in GLOBAL:
+        taken = [
+            DatasetRecords(Augmented(draw, much), (torch.zeros(3), 0)).take(torch.arange(6), 1)[0]
+            for much in (None, 2)
+        ]
+        same = [torch.equal(a, b) for a, b in zip(*taken, strict=True)]
+        assert same == [True, True, False, True, True, True]
+
+
+class Jitter:
+    def __init__(self) -> None:
+        self.generator = np.random.default_rng(0)
+
+    def __call__(self) -> float:
+        return float(self.generator.standard_normal())
+
+
+def closed_over() -> Callable[[], float]:
+    generator = random.Random(0)
+    return lambda: generator.gauss(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("draw", "name"),
+    [
+        (Jitter(), "transforms[0].generator"),
+        (Jitter().__call__, "transforms[0].__self__.generator"),
+        (partial(torch.randn, (), generator=torch.Generator()), "transforms[0].generator"),
+        (closed_over(), "transforms[0].generator"),
+    ],
+)
+def test_a_data_set_with_random_numbers_of_its_own_is_named_and_not_read(
+    draw: Callable[[], float], name: str
+) -> None:
+    class Unread(Augmented):
+        def __getitem__(self, place: int) -> tuple[Tensor, int]:
+            raise AssertionError("read")
+
+    trainer = DPTrainer(linear, cross_entropy_loss, Unread(draw), like=(torch.zeros(3), 0))
+    plan = str(trainer.plan(**SETTINGS))
+    assert "A seed does not repeat a training" in plan and f"({name})" in plan
+
+
+# --- What is frozen, and what is refused. ---
+
+
+class Normalized(nn.Module):
+    """Frozen batch normalization that its model tries to put in training mode."""
+
+    def __init__(self, *, frozen: bool, layer: Any = nn.BatchNorm1d, awake: bool = False) -> None:
+        super().__init__()
+        self.first, self.last, self.awake = nn.Linear(3, 4), nn.Linear(4, 2), awake
+        self.norm = layer(4).train(not frozen)
+        if self.norm.running_mean is not None:
+            self.norm.running_mean.copy_(torch.tensor([0.1, -0.2, 0.3, 0.0]))
+            self.norm.running_var.copy_(torch.tensor([0.5, 2.0, 1.0, 3.0]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.awake and torch.compiler.is_compiling():  # where nobody compares
+            self.norm.train()
+        return self.last(self.norm(self.first(x)).relu())
+
+
+@pytest.mark.parametrize("awake", [False, True])
+@pytest.mark.parametrize("engine", ["ghost", "per_record"])
+def test_frozen_batch_normalization_cannot_be_updated(engine: Any, awake: bool) -> None:
+    made = partial(Normalized, frozen=True)
+    trainer = DPTrainer(
+        partial(made, awake=awake), cross_entropy_loss, TrainTest(X, LABELS, X, LABELS),
+        engine=engine,
+    )  # fmt: skip
+    trained = trainer.fit(**SETTINGS, publish=True)
+    before = dict(made().named_buffers())
+    for name, value in trained.model.named_buffers():
+        assert torch.equal(value, before[name])
+    assert type(trained.model.norm) is nn.BatchNorm1d and not trained.model.norm.training
+    model = made().eval()
+    rows = [
+        flat(
+            list(torch.autograd.grad(cross_entropy_loss(model(x), y).sum(), [*model.parameters()]))
+        )
+        for x, y in zip(X.split(1), LABELS.split(1), strict=True)
+    ]
+    found = flat(trainer.setup.clipped_sum(model, torch.arange(len(X)), 0.3))
+    torch.testing.assert_close(found, clipped_sum(rows, 0.3), rtol=1e-4, atol=1e-4)
+
+
+class Own(nn.BatchNorm1d):
+    """Batch normalization of a user, of which nobody knows what it does."""
+
+
+@pytest.mark.parametrize(
+    ("factory", "error", "message"),
+    [
+        (
+            partial(Normalized, frozen=False),
+            PrivacyError,
+            r"BatchNorm1d\(4\) mixes.*nn.GroupNorm\(4, 4\).*freeze.*evaluation mode",
+        ),
+        (partial(Normalized, frozen=True, layer=Own), PrivacyError, r"Own\(4\) mixes"),
+        (
+            partial(
+                Normalized,
+                frozen=True,
+                layer=partial(nn.BatchNorm1d, track_running_stats=False),
+            ),
+            PrivacyError,
+            r"BatchNorm1d\(4\) mixes",
+        ),
+        (lambda: linear().bfloat16(), TypeError, r"weight is of type torch.bfloat16.*\.float\(\)"),
+        (lambda: linear().half(), TypeError, "float16"),
+    ],
+)
+def test_what_is_refused_says_what_to_do(factory: Any, error: Any, message: str) -> None:
+    with pytest.raises(error, match=message):
+        DPTrainer(factory, cross_entropy_loss, TrainTest(X, LABELS, X, LABELS))
+
+
+def test_checkpointed_activations_and_instances_are_refused() -> None:
+    def checkpointed() -> nn.Module:
+        model = distilbert()
+        model.gradient_checkpointing_enable()
+        return model
+
+    def frozen_half() -> nn.Module:
+        model = lora()
+        model.get_base_model().distilbert.embeddings.bfloat16()
+        return model
+
+    data = TrainTest(TEXT, Y)
+    for factory, error, message in (
+        (checkpointed, ValueError, "gradient_checkpointing_disable"),
+        (frozen_half, TypeError, "bfloat16.*frozen ones too"),
+        (distilbert(), TypeError, "a function that returns a new model"),
+    ):
+        with pytest.raises(error, match=message):
+            DPTrainer(factory, cross_entropy_loss, data)

@@ -1,0 +1,70 @@
+"""Scripts of the kind people have: each pays for its tuning with few changed lines, and runs."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+
+import pytest
+
+from examples.paid_tuning import FOLDER, NAMES, changed_lines
+
+#: What each of them needs beside this package.
+SCRIPTS = {
+    "opacus": ("opacus",),
+    "jax": ("jax", "dp_accounting"),
+    "huggingface": ("transformers", "peft"),
+    "sklearn": ("sklearn",),
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_few_lines_change(name: str) -> None:
+    assert name in NAMES and changed_lines(name) <= 12
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_it_runs_as_printed(name: str, capsys: pytest.CaptureFixture) -> None:
+    for needed in SCRIPTS[name]:
+        pytest.importorskip(needed, reason=f"needs {needed}")
+    names = runpy.run_path(str(FOLDER / f"{name}_after.py"))
+    shown = capsys.readouterr().out
+    assert "if tuning were ignored" in shown and "Score: " in shown
+    best = names["best"]
+    assert best.score.value > 0.5 and best.artifact.value is not None
+    assert best.guarantee.epsilon(names["DELTA"]) == names["EPSILON"]
+    assert best.test_guarantee is not None
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_guide_prints_the_script(name: str) -> None:
+    page = "hugging_face" if name == "huggingface" else name
+    guide = (FOLDER.parents[1] / "docs" / "guides" / f"{page}.md").read_text()
+    snippets = re.findall(r"```python\n(.*?)```", guide, flags=re.DOTALL)
+    script = (FOLDER / f"{name}_after.py").read_text()
+    assert any(script.endswith('"""\n\n' + snippet) for snippet in snippets)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_it_ran_before(name: str) -> None:
+    for needed in SCRIPTS[name]:
+        pytest.importorskip(needed, reason=f"needs {needed}")
+    assert runpy.run_path(str(FOLDER / f"{name}_before.py"))["best_score"] > 0.4
+
+
+def test_the_page_has_the_stored_figures() -> None:
+    root = FOLDER.parents[1]
+    page = (root / "docs" / "results" / "paid_tuning.md").read_text()
+    stored = root / "benchmarks" / "results"
+    one, tenth = json.loads((stored / "paid_selection_prices.json").read_text())["rows"]
+    for way in set(one) - {"epsilon"}:
+        assert f"| {one[way]:#.3g} | {tenth[way]:#.3g} |" in page, way
+    lines = json.loads((stored / "paid_selection_lines.json").read_text())["changed"]
+    assert lines == {name: changed_lines(name) for name in NAMES}
+    fronts = json.loads((stored / "paid_selection_optuna.json").read_text())["rows"]
+    for row in fronts.values():
+        assert f"| {row['hypervolume']['mean']:.3f} [" in page

@@ -1,0 +1,349 @@
+"""PrivateSelection: anybody's trainer, its prices, its artifacts, and what it refuses."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from dp_accounting import NeighboringRelation as TheirRelation
+from dp_accounting import dp_event, pld, rdp
+
+from botorch_dp.errors import BudgetExhausted, PrivacyError
+from botorch_dp.privacy import (
+    DPSGD,
+    BaseProfile,
+    NeighboringRelation,
+    PrivacyBudget,
+    PrivacyLedger,
+    TrialNumber,
+)
+from botorch_dp.space import Real, SearchSpace
+from botorch_dp.tuning import PrivateSelection
+from botorch_dp.tuning.artifacts import Artifacts, restored
+from botorch_dp.tuning.described import least_noise
+from botorch_dp.tuning.trainings import Scoring
+
+ADDED = NeighboringRelation.ADD_OR_REMOVE_ONE
+REPLACED = NeighboringRelation.REPLACE_ONE
+BUDGET = PrivacyBudget(2.0, 1e-5)
+SPACE = SearchSpace(rate=Real(0.0, 1.0))
+TRAINING = DPSGD(batch_size=50, num_records=1000, steps=40, relation=ADDED)
+
+
+def train(config: dict[str, Any], noise_multiplier: float, seed: int | None = None) -> Any:
+    return {"rate": config["rate"], "noise": noise_multiplier}, config["rate"]
+
+
+def poisson(noise_multiplier: float) -> Any:
+    """The event of TRAINING."""
+    step = dp_event.PoissonSampledDpEvent(0.05, dp_event.GaussianDpEvent(noise_multiplier))
+    return dp_event.SelfComposedDpEvent(step, 40)
+
+
+def selection(**options: Any) -> PrivateSelection:
+    settings: dict[str, Any] = {
+        "train": train, "space": SPACE, "mechanism": lambda config: TRAINING, "budget": BUDGET,
+        "trials": 5, "num_scored": 1000, **options,
+    }  # fmt: skip
+    return PrivateSelection(settings.pop("train"), settings.pop("space"), **settings)
+
+
+@pytest.fixture
+def three_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TrialNumber, "draw", lambda self: 3)
+
+
+class TestPublished:
+    @pytest.mark.parametrize("scored_on", ["sensitive", "public", "training"])
+    def test_the_best_artifact_with_its_configuration_and_score(
+        self, scored_on: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(TrialNumber, "draw", lambda self: 3)
+        tried: list[float] = []
+
+        def noted(config: dict[str, Any], noise_multiplier: float) -> Any:
+            tried.append(config["rate"])
+            return train(config, noise_multiplier)
+
+        count = None if scored_on == "public" else 90_000  # hardly any noise
+        result = selection(train=noted, scored_on=scored_on, num_scored=count).run()
+        assert result.config.value["rate"] == max(tried) and len(tried) == 3
+        noise = result.config.value["noise_multiplier"]
+        assert result.artifact.value == {"rate": max(tried), "noise": noise}
+        assert result.score.value == pytest.approx(max(tried), abs=12 * (result.score.scale or 0))
+        assert result.guarantee.epsilon(1e-5) == 2.0
+        assert (result.test_guarantee is not None) == (scored_on == "sensitive")
+        assert result.scored_on == scored_on and result.number == TrialNumber(5, 3.0)
+
+    def test_what_rests_on_the_caller_is_said(self) -> None:
+        private = selection(scored_on="training")
+        text = str(private.guarantee)
+        for condition in (
+            "`train` is the mechanism that was described",
+            "divided by 1,000",
+            "neither how many trainings ran nor how long they took",
+            "dashboards",
+        ):
+            assert condition in text
+        assert "divided by 1,000" in str(selection().test_guarantee)
+        assert private.guarantee.status == "proven"
+
+    def test_a_failing_candidate_is_the_worst_one_and_says_nothing(
+        self, three_trials: None, capfd: Any
+    ) -> None:
+        calls: list[int] = []
+
+        def failing(config: dict[str, Any], noise_multiplier: float) -> Any:
+            calls.append(1)
+            if len(calls) < 3:
+                raise ValueError("record 17 is Alice")
+            return train(config, noise_multiplier)
+
+        result = selection(train=failing).run()
+        assert result.score is not None
+        nothing = selection(train=lambda config, noise_multiplier: 1 / 0).run()
+        assert nothing.score is None and nothing.artifact.value is None
+        assert "Nothing was chosen" in str(nothing)
+        assert "Alice" not in "".join(capfd.readouterr())
+
+    @pytest.mark.parametrize("returned", [(lambda: 0, 0.5), 3, (1, "two"), (Path("/no/file"), 1.0)])
+    def test_what_cannot_be_published_has_failed(self, returned: Any, three_trials: None) -> None:
+        assert selection(train=lambda *_: returned).run().score is None
+
+    def test_a_rehearsal_shows_errors_before_the_charge(self) -> None:
+        with PrivacyLedger(budget=BUDGET) as ledger:
+            for returned, error in ((3, TypeError), ((lambda: 0, 0.5), TypeError)):
+                broken = selection(rehearsal=lambda *_, returned=returned: returned)
+                with pytest.raises(error, match="`train`"):
+                    broken.run(ledger=ledger)
+            assert not ledger.entries()
+            selection(rehearsal=train).run(ledger=ledger)
+            assert len(ledger.entries()) == 1
+            with pytest.raises(BudgetExhausted):
+                selection().run(ledger=ledger)
+
+    @pytest.mark.parametrize("score", [math.nan, -5.0, 7.0])
+    def test_scores_with_noise_are_bounded_first(self, score: float) -> None:
+        noisy = Scoring(mu=1e3, num_scored=1000).noisy(score, None)
+        assert noisy == pytest.approx(1.0 if score == 7.0 else 0.0, abs=1e-4)
+
+    def test_one_configuration_is_trained_once_with_the_whole_budget(self) -> None:
+        one = selection(space={"rate": 0.3})
+        assert one.plan().number is None
+        noise = one.run().config.value["noise_multiplier"]
+        assert noise == pytest.approx(one.plan().noise_multipliers["tuning ignored"])
+        some = selection(space=[{"rate": 0.3}, {"rate": 0.6}])
+        assert some.run().config.value["rate"] in (0.3, 0.6)
+        assert some.plan().noise_multipliers["this"] > noise
+
+    def test_a_simulation_repeats(self, three_trials: None) -> None:
+        one, two = (selection(unsafe_seed=3).run() for _ in range(2))
+        assert one.artifact.value == two.artifact.value and one.score.value == two.score.value
+        assert one.guarantee.status == "none"
+
+    def test_trainings_side_by_side(self, three_trials: None) -> None:
+        with ThreadPoolExecutor(2) as threads:
+            assert selection().run(executor=threads).score is not None
+
+
+class TestPrice:
+    @pytest.mark.parametrize(
+        ("relation", "scored_on"), [(ADDED, "training"), (REPLACED, "training")]
+    )
+    def test_an_event_and_a_dp_sgd_of_one_training_agree(
+        self, relation: Any, scored_on: Any
+    ) -> None:
+        """And an event keeps to all points by the accountant that priced it."""
+        training = DPSGD(batch_size=50, num_records=1000, steps=40, relation=relation)
+        ours = selection(mechanism=lambda config: training, scored_on=scored_on)
+        theirs = selection(mechanism=lambda c: poisson, relation=relation, scored_on=scored_on)
+        config, (base, _) = ours.typical_config, ours._level()
+        noise = theirs.noise_multiplier(config)
+        assert noise == pytest.approx(ours.noise_multiplier(config), rel=0.01)
+        accountant = pld.PLDAccountant(TheirRelation[relation.name]).compose(poisson(noise))
+        beside = dp_event.GaussianDpEvent(relation.sum_sensitivity / theirs._scoring.mu)
+        accountant.compose(beside)
+        for epsilon, delta in zip(base.epsilons, base.deltas, strict=True):
+            assert accountant.get_delta(epsilon) <= delta
+
+    @pytest.mark.parametrize("epsilon", [1.0, 0.1])
+    def test_no_dearer_than_the_event_for_it_in_dp_accounting(self, epsilon: float) -> None:
+        """RepeatAndSelectDpEvent, of the same events and the same law, by Rényi divergences."""
+        number = TrialNumber(20, 1.0)
+        private = selection(budget=PrivacyBudget(epsilon, 1e-5), trials=number)
+        noise = private.noise_multiplier(private.typical_config)
+        event = dp_event.RepeatAndSelectDpEvent(poisson(noise), 20, 1)
+        accountant = rdp.RdpAccountant(neighboring_relation=TheirRelation.ADD_OR_REMOVE_ONE)
+        theirs = accountant.compose(event).get_epsilon(1e-5)
+        assert epsilon < theirs < 3 * epsilon
+
+    def test_events_without_privacy_loss_distributions_are_priced_by_renyi(self) -> None:
+        def tree(noise_multiplier: float) -> Any:
+            inner = dp_event.SelfComposedDpEvent(dp_event.GaussianDpEvent(noise_multiplier), 2)
+            return dp_event.PoissonSampledDpEvent(0.1, inner)
+
+        private = selection(mechanism=lambda config: tree, relation=ADDED)
+        base, _ = private._level()
+        noise = private.noise_multiplier(private.typical_config)
+        accountant = rdp.RdpAccountant(neighboring_relation=TheirRelation.ADD_OR_REMOVE_ONE)
+        accountant.compose(tree(noise))
+        assert all(
+            accountant.get_delta(e) <= d for e, d in zip(base.epsilons, base.deltas, strict=True)
+        )
+        with pytest.raises(PrivacyError, match="REPLACE_ONE"):
+            selection(mechanism=lambda config: tree, relation=REPLACED)
+
+    def test_a_price_that_noise_does_not_change_is_refused(self) -> None:
+        private = selection(
+            mechanism=lambda config: lambda noise: dp_event.GaussianDpEvent(1.0), relation=ADDED
+        )
+        with pytest.raises(PrivacyError, match="does not fall"):
+            private.plan()
+
+    def test_the_plan_names_what_else_it_would_cost(self) -> None:
+        noise: dict[Any, float] = dict(selection(trials=20).plan().noise_multipliers)
+        assert noise["tuning ignored"] < noise["this"] < noise["all published"]
+        assert "all of the models" in str(selection().plan())
+        point = BaseProfile((2.0,), (1e-5,))
+        for training, times in ((poisson, 1), (TRAINING, 1), (poisson, 4), (TRAINING, 4)):
+            noise[times, callable(training)] = least_noise(training, point, ADDED, times=times)
+        assert noise[1, True] == pytest.approx(noise[1, False], rel=0.01)
+        assert noise[4, True] == pytest.approx(noise[4, False], rel=0.01)
+
+
+class TestArtifacts:
+    @pytest.mark.parametrize(
+        "artifact",
+        [None, 3, "words", {"a": [1, (2.5, None)]}, torch.arange(3.0), np.arange(3), b"bytes",
+         {"w": torch.zeros(2, dtype=torch.bfloat16)}, OrderedDict(a=1), {1: 2}, {3, 4}],
+    )  # fmt: skip
+    def test_whatever_pickles(self, artifact: Any, tmp_path: Path, three_trials: None) -> None:
+        run = tmp_path / "run"
+        for _ in range(2):
+            found = selection(train=lambda *_: (artifact, 0.5)).run(checkpoint=run).artifact.value
+            assert type(found) is type(artifact)
+            same = torch.equal if isinstance(artifact, torch.Tensor) else None
+            if same is None:
+                assert str(found) == str(artifact)
+            else:
+                assert same(found, artifact)
+
+    @pytest.mark.parametrize("checkpointed", [True, False])
+    def test_files_are_handed_over_and_only_the_best_is_kept(
+        self, checkpointed: bool, tmp_path: Path, three_trials: None, monkeypatch: Any
+    ) -> None:
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+        run = tmp_path / "run" if checkpointed else None
+        places: list[Path] = []
+        scores = iter([0.2, 0.9, 0.5])
+
+        def written(config: dict[str, Any], noise_multiplier: float) -> Any:
+            score = next(scores)
+            place = tmp_path / "model"  # the same for all of them
+            place.mkdir()
+            (place / "weights.txt").write_text(str(score))
+            places.append(place)
+            return place, score
+
+        private = selection(train=written, num_scored=90_000)
+        result = private.run(checkpoint=run)
+        path = result.artifact.value
+        assert isinstance(path, Path) and (path / "weights.txt").read_text() == "0.9"
+        assert not places[0].exists()
+        assert len(list(path.parent.parent.iterdir())) == 1
+        assert path.parent.parent.stat().st_mode & 0o777 == 0o700
+        if checkpointed:
+            again = selection(train=written, num_scored=90_000).run(checkpoint=run)
+            assert again.artifact.value == path
+
+    def test_a_run_that_cannot_be_continued_leaves_no_files(
+        self, tmp_path: Path, three_trials: None, monkeypatch: Any
+    ) -> None:
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+        calls: list[int] = []
+
+        def written(config: dict[str, Any], noise_multiplier: float) -> Any:
+            calls.append(1)
+            if len(calls) == 3:
+                raise KeyboardInterrupt
+            place = tmp_path / "model"
+            place.write_text("weights")
+            return place, 0.5
+
+        with pytest.raises(KeyboardInterrupt):
+            selection(train=written).run()
+        assert not list(tmp_path.iterdir())
+        calls[:] = [1, 1]
+        with pytest.raises(KeyboardInterrupt):
+            selection(train=written).run(checkpoint=tmp_path / "run")
+        result = selection(train=written).run(checkpoint=tmp_path / "run")
+        assert result.artifact.value.read_text() == "weights"
+
+    def test_what_a_killed_run_left_is_removed(self, tmp_path: Path) -> None:
+        artifacts = Artifacts(str(tmp_path / "run"))
+        place = tmp_path / "model"
+        place.write_text("best")
+        kept = artifacts.keep(place)
+        (tmp_path / "run.artifacts" / "orphan").mkdir()
+        artifacts.keep_only(kept)
+        assert restored(kept).read_text() == "best"
+        assert len(list((tmp_path / "run.artifacts").iterdir())) == 1
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("options", "error", "message"),
+        [
+            ({"train": 3}, TypeError, "`train` must be callable"),
+            ({"mechanism": TRAINING}, TypeError, "`mechanism` must be callable"),
+            ({"mechanism": lambda config: 3}, TypeError, "`mechanism` must return a DPSGD"),
+            ({"mechanism": lambda c: TRAINING.with_noise(2.0)}, ValueError, "the noise follows"),
+            ({"mechanism": lambda c: poisson}, PrivacyError, "`relation` must say"),
+            ({"mechanism": lambda c: lambda z: 3, "relation": ADDED}, TypeError, "an event of"),
+            ({"relation": REPLACED}, PrivacyError, "state one of them"),
+            ({"space": 3}, TypeError, "`space` must be a SearchSpace"),
+            ({"space": []}, TypeError, "`space` must be a SearchSpace"),
+            ({"space": {"noise_multiplier": 1.0}}, ValueError, "follows from the budget"),
+            ({"num_scored": None}, ValueError, "`num_scored` is needed"),
+            ({"num_scored": 0}, ValueError, "`num_scored` must be"),
+            ({"scored_on": "public"}, ValueError, "`num_scored` is for"),
+            ({"scored_on": "all"}, ValueError, "`scored_on` must be"),
+            ({"budget": PrivacyBudget(1.0)}, PrivacyError, "no delta"),
+            ({"trials": [1, 2]}, PrivacyError, "must be random"),
+            ({"test_budget": BUDGET, "scored_on": "training"}, ValueError, "`test_budget`"),
+            ({"rehearsal": 3}, TypeError, "`rehearsal` must be callable"),
+        ],
+    )
+    def test_bad_arguments(self, options: Any, error: type[Exception], message: str) -> None:
+        with pytest.raises(error, match=message):
+            selection(**options)
+
+    def test_several_relations(self) -> None:
+        def mixed(config: dict[str, Any]) -> DPSGD:
+            relation = ADDED if config["rate"] > 0.5 else REPLACED
+            return DPSGD(batch_size=50, num_records=1000, steps=40, relation=relation)
+
+        with pytest.raises(PrivacyError, match="several relations"):
+            selection(mechanism=mixed)
+
+    def test_another_mechanism_cannot_continue_a_file(self, tmp_path: Path) -> None:
+        selection().run(checkpoint=tmp_path / "run")
+        more = DPSGD(batch_size=50, num_records=1000, steps=50, relation=ADDED)
+        with pytest.raises(PrivacyError, match="other settings"):
+            selection(mechanism=lambda config: more).run(checkpoint=tmp_path / "run")
+
+
+def test_it_knows_nothing_of_our_trainer() -> None:
+    import ast
+
+    folder = Path(__file__).parents[2] / "botorch_dp" / "tuning"
+    for name in ("private_selection", "trainings", "artifacts", "described"):
+        tree = ast.parse((folder / f"{name}.py").read_text())
+        imported = [n.module or "" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)]
+        assert not [module for module in imported if "training" in module.split(".")]
