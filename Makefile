@@ -8,7 +8,7 @@ comma := ,
 # Small matrices on a few shared cores: threads that wait for each other cost more than they bring.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-slow gpu lint bench audit mutants faults tutorials docs dist clean
+.PHONY: help demo test test-slow gpu lint bench audit mutants faults tutorials scripts docs dist oldest clean
 .DEFAULT_GOAL := help
 
 help:
@@ -22,8 +22,10 @@ help:
 	@echo "make mutants    break each line that carries a proof, and see a test fail"
 	@echo "make faults     kill, tear, flip, fill the disk, send junk: what was lost (nothing)"
 	@echo "make tutorials  execute the notebooks"
+	@echo "make scripts    run examples/paid_tuning, each with what its guide installs in an environment of its own"
 	@echo "make docs       the documentation site, into site/"
 	@echo "make dist       build the package, and try it in clean environments"
+	@echo "make oldest     the tests with the oldest versions that pyproject.toml admits (TORCH=2.13.0 for another torch)"
 	@echo "make clean      remove .venv and everything generated"
 
 # Reinstalled only when the dependencies change; the package itself is linked, not copied.
@@ -76,6 +78,15 @@ faults: $(STAMP)
 tutorials: $(STAMP)
 	@$(BIN)/python tutorials/execute.py
 
+scripts: $(STAMP)
+	@for wanted in "opacus .[sklearn]" "jax .[accounting] jax scikit-learn" "huggingface .[huggingface]" "sklearn .[sklearn]"; do \
+		set -- $$wanted; name=$$1; shift; \
+		echo "Trying examples/paid_tuning/$${name}_after.py with $$* ..."; \
+		$(PYTHON) -m venv --clear build/script || exit 1; \
+		build/script/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "$$@" || exit 1; \
+		(cd build && script/bin/python ../examples/paid_tuning/$${name}_after.py) || exit 1; \
+	done
+
 docs: $(STAMP)
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "Open site/index.html"
@@ -92,6 +103,15 @@ dist: $(STAMP)
 			-c constraints.txt $$file || exit 1; \
 		(cd build && clean/bin/python ../tests/installed.py) || exit 1; \
 	done
+
+# uv finds the versions, and pip installs them, so that torch comes from where pip finds it.
+oldest:
+	@$(PYTHON) -m venv --clear build/oldest
+	@build/oldest/bin/python -m pip install --quiet --disable-pip-version-check uv
+	@echo $(if $(TORCH),torch==$(TORCH)) | build/oldest/bin/uv pip compile --quiet --resolution lowest-direct \
+		--extra dev --constraint - pyproject.toml --output-file build/oldest.txt
+	@build/oldest/bin/python -m pip install --quiet --disable-pip-version-check -c build/oldest.txt -e '.[dev]'
+	@PYTHONDONTWRITEBYTECODE= build/oldest/bin/python -m pytest -q -n 2 -rs
 
 clean:
 	rm -rf $(VENV) build dist site *.egg-info demo .pytest_cache .mypy_cache .ruff_cache

@@ -35,7 +35,7 @@ def train(config, noise_multiplier):
     for key in jax.random.split(jax.random.key(0), STEPS):
         weights = step(weights, key, noise_multiplier=noise_multiplier, **config)
     right = (test_X @ weights[:-1] + weights[-1] > 0) == test_y
-    return np.asarray(weights), float(np.mean(right, dtype=np.float64))
+    return np.asarray(weights), float(np.asarray(right).mean())
 
 
 def event(noise_multiplier):
