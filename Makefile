@@ -24,7 +24,7 @@ help:
 	@echo "make tutorials  execute the notebooks"
 	@echo "make scripts    run examples/paid_tuning, each with what its guide installs in an environment of its own"
 	@echo "make docs       the documentation site, into site/"
-	@echo "make dist       build the package, and try it in clean environments"
+	@echo "make dist       build the package, and try it in clean environments, with each extra"
 	@echo "make oldest     the tests with the oldest versions that pyproject.toml admits (TORCH=2.13.0 for another torch)"
 	@echo "make clean      remove .venv and everything generated"
 
@@ -91,18 +91,8 @@ docs: $(STAMP)
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "Open site/index.html"
 
-# Each file goes into an environment of its own, with no extras.
 dist: $(STAMP)
-	@rm -rf dist build
-	@mkdir -p build
-	@$(BIN)/python -m build --outdir dist > build/log 2>&1 || { cat build/log; exit 1; }
-	@for file in dist/*.whl dist/*.tar.gz; do \
-		echo "Trying $$file ..."; \
-		$(PYTHON) -m venv --clear build/clean || exit 1; \
-		build/clean/bin/python -m pip install --quiet --disable-pip-version-check \
-			-c constraints.txt $$file || exit 1; \
-		(cd build && clean/bin/python ../tests/installed.py) || exit 1; \
-	done
+	@$(BIN)/python -m tools.dist
 
 # uv finds the versions, and pip installs them, so that torch comes from where pip finds it.
 oldest:

@@ -1,4 +1,7 @@
-"""What ``make dist`` tries in a clean environment, with the built package and no test tools."""
+"""What ``make dist`` tries in a clean environment, with the built package and no test tools.
+
+python installed.py [EXTRA]
+"""
 
 from __future__ import annotations
 
@@ -11,27 +14,25 @@ from pathlib import Path
 import torch
 
 import botorch_dp as bdp
+from botorch_dp.privacy import gaussian_guarantee, laplace_mechanism
 from botorch_dp.space import Real
 
+PRICE = "epsilon dp-sgd --noise 1 --batch 256 --records 32561 --epochs 8 --delta 1e-5"
 
-def main() -> None:
-    home = Path(bdp.__file__).parent
-    assert home.is_relative_to(sys.prefix), f"{home} is not the installed package."
-    assert (home / "py.typed").exists()
+
+def bare() -> None:
+    """What works without any extra."""
+    assert (Path(bdp.__file__).parent / "py.typed").exists()
     assert version("botorch_dp") == bdp.__version__
-
-    price = "epsilon dp-sgd --noise 1 --batch 256 --records 32561 --epochs 8 --delta 1e-5"
-    for arguments in ("--help", price):
+    for arguments in ("--help", PRICE):
         command = [str(Path(sys.executable).parent / "botorch-dp"), *arguments.split()]
         print(subprocess.run(command, check=True, capture_output=True, text=True).stdout[-300:])
-
     records = torch.rand(500, dtype=torch.double)
-    space = bdp.SearchSpace(x=Real(0.0, 1.0))
     with tempfile.TemporaryDirectory() as folder:
         ledger = bdp.PrivacyLedger(f"{folder}/study.ledger", bdp.PrivacyBudget(1.0, 1e-6))
         search = bdp.PrivateSearch(
             lambda configs: torch.stack([(records - config["x"]).abs() for config in configs]),
-            space,
+            bdp.SearchSpace(x=Real(0.0, 1.0)),
             bounds=(0.0, 1.0),
             budget=bdp.PrivacyBudget(0.5, 1e-7),
             evaluations=20,
@@ -39,8 +40,130 @@ def main() -> None:
         )
         print(search.run(ledger=ledger).config)
         ledger.close()
-    print(f"botorch_dp {bdp.__version__} works in {sys.prefix}.")
+
+
+def accounting() -> None:
+    """A receipt is checked by dp-accounting."""
+    release = laplace_mechanism(0.25, sensitivity=0.01, epsilon=0.5)
+    assert release.receipt().verify(artifact=release.value).passes
+
+
+def signing() -> None:
+    """A receipt is signed."""
+    from cryptography.hazmat.primitives import serialization as form
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    key = Ed25519PrivateKey.generate().private_bytes(
+        form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption()
+    )
+    release = laplace_mechanism(0.25, sensitivity=0.01, epsilon=0.5)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "key.pem"
+        path.write_bytes(key)
+        assert release.receipt().signed(path).document["signature"]
+
+
+def plots() -> None:
+    """A figure is drawn."""
+    from botorch_dp.plots import plot_guarantee
+
+    plot_guarantee(gaussian_guarantee(sensitivity=1.0, mu=1.0))
+
+
+def frames() -> None:
+    """Trials become a table."""
+    with study() as trials:
+        assert len(trials.to_frame()) == 3
+
+
+def report() -> None:
+    """A study becomes a page."""
+    with tempfile.TemporaryDirectory() as folder, study() as trials:
+        trials.report(f"{folder}/page.html")
+        assert Path(f"{folder}/page.html").stat().st_size
+
+
+def study() -> bdp.DPareto:
+    """Three trials of something."""
+    problem = bdp.PrivacyUtilityProblem(
+        bdp.SearchSpace(noise=Real(0.1, 10.0)),
+        privacy=lambda config: 1 / config["noise"],
+        utility=lambda config, seed: 1 / (1 + config["noise"]),
+    )
+    trials = bdp.DPareto(problem, seed=0)
+    trials.run(3, progress=False)
+    return trials
+
+
+def sklearn() -> None:
+    """A search in scikit-learn's form."""
+    from sklearn.linear_model import LogisticRegression
+
+    from botorch_dp.integrations.sklearn import PrivateSearchCV
+
+    X = torch.randn(200, 2).numpy()
+    search = PrivateSearchCV(
+        LogisticRegression(),
+        {"C": [0.1, 1.0]},
+        public=(X[:100], X[:100, 0] > 0),
+        budget=bdp.PrivacyBudget(1.0),
+        n_iter=2,
+    )
+    assert search.fit(X[100:], X[100:, 0] > 0).best_params_
+
+
+def optuna() -> None:
+    """A study in Optuna."""
+    import optuna
+
+    from botorch_dp.integrations.optuna import DParetoSampler, suggest
+
+    space = bdp.SearchSpace(noise=Real(0.1, 10.0))
+    sampler = DParetoSampler(space, lambda config: 1 / config["noise"], initial=2)
+    trials = optuna.create_study(directions=["minimize", "maximize"], sampler=sampler)
+    trials.optimize(lambda trial: (1 / suggest(trial, space)["noise"], 0.5), n_trials=2)
+
+
+def ax() -> None:
+    """Ax knows the acquisition functions."""
+    from botorch_dp.acquisition import register_with_ax
+
+    register_with_ax()
+
+
+def dask() -> None:
+    """Trainings go to Dask."""
+    from distributed import Client
+
+    with Client(processes=False, dashboard_address=None) as client, study() as trials:
+        trials.run(1, executor=client.get_executor(pure=False, retries=0), progress=False)
+
+
+def ray() -> None:
+    """Trainings go to Ray."""
+    from botorch_dp.integrations.ray import RayExecutor
+
+    with RayExecutor() as executor:
+        assert executor.submit(abs, -1).result() == 1
+
+
+def service() -> None:
+    """A curator answers."""
+    from botorch_dp.outsourced import CuratorClient
+    from botorch_dp.outsourced.service import curator_app
+
+    assert callable(curator_app) and callable(CuratorClient)
+
+
+def huggingface() -> None:
+    """What users of the extra import."""
+    import peft
+    import transformers
+
+    assert peft.LoraConfig and transformers.DistilBertConfig
 
 
 if __name__ == "__main__":
-    main()
+    home = Path(bdp.__file__).parent
+    assert home.is_relative_to(sys.prefix) or len(sys.argv) > 1, f"{home} is not installed here."
+    (globals()[sys.argv[1]] if len(sys.argv) > 1 else bare)()
