@@ -8,7 +8,7 @@ comma := ,
 # Small matrices on a few shared cores: threads that wait for each other cost more than they bring.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-slow gpu lint bench audit mutants faults tutorials scripts docs dist oldest clean
+.PHONY: help demo test test-slow gpu lint bench audit mutants faults tutorials scripts docs dist oldest newest clean
 .DEFAULT_GOAL := help
 
 help:
@@ -25,7 +25,8 @@ help:
 	@echo "make scripts    run examples/paid_tuning, each with what its guide installs in an environment of its own"
 	@echo "make docs       the documentation site, into site/"
 	@echo "make dist       build the package, and try it in clean environments, with each extra"
-	@echo "make oldest     the tests with the oldest versions that pyproject.toml admits (TORCH=2.13.0 for another torch)"
+	@echo "make oldest     the tests with the oldest versions that pyproject.toml admits, but TORCH=2.13.0 of torch, say"
+	@echo "make newest     the tests with the newest ones"
 	@echo "make clean      remove .venv and everything generated"
 
 # Reinstalled only when the dependencies change; the package itself is linked, not copied.
@@ -95,13 +96,13 @@ dist: $(STAMP)
 	@$(BIN)/python -m tools.dist
 
 # uv finds the versions, and pip installs them, so that torch comes from where pip finds it.
-oldest:
-	@$(PYTHON) -m venv --clear build/oldest
-	@build/oldest/bin/python -m pip install --quiet --disable-pip-version-check uv
-	@echo $(if $(TORCH),torch==$(TORCH)) | build/oldest/bin/uv pip compile --quiet --resolution lowest-direct \
-		--extra dev --constraint - pyproject.toml --output-file build/oldest.txt
-	@build/oldest/bin/python -m pip install --quiet --disable-pip-version-check -c build/oldest.txt -e '.[dev]'
-	@PYTHONDONTWRITEBYTECODE= build/oldest/bin/python -m pytest -q -n 2 -rs
+oldest newest:
+	@$(PYTHON) -m venv --clear build/$@
+	@build/$@/bin/python -m pip install --quiet --disable-pip-version-check uv
+	@echo $(if $(TORCH),torch==$(TORCH)) | build/$@/bin/uv pip compile --quiet --constraint - --extra dev pyproject.toml \
+		--resolution $(if $(filter oldest,$@),lowest-direct,highest) --output-file build/$@.txt
+	@build/$@/bin/python -m pip install --quiet --disable-pip-version-check -c build/$@.txt -e '.[dev]'
+	@PYTHONDONTWRITEBYTECODE= build/$@/bin/python -m pytest -q -n 2 -rs
 
 clean:
 	rm -rf $(VENV) build dist site *.egg-info demo .pytest_cache .mypy_cache .ruff_cache
