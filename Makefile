@@ -96,11 +96,13 @@ dist: $(STAMP)
 	@$(BIN)/python -m tools.dist
 
 # uv finds the versions, and pip installs them, so that torch comes from where pip finds it.
+oldest: RESOLUTION := lowest-direct
+newest: RESOLUTION := highest
 oldest newest:
 	@$(PYTHON) -m venv --clear build/$@
 	@build/$@/bin/python -m pip install --quiet --disable-pip-version-check uv
 	@echo $(if $(TORCH),torch==$(TORCH)) | build/$@/bin/uv pip compile --quiet --constraint - --extra dev pyproject.toml \
-		--resolution $(if $(filter oldest,$@),lowest-direct,highest) --output-file build/$@.txt
+		--resolution $(RESOLUTION) --output-file build/$@.txt
 	@build/$@/bin/python -m pip install --quiet --disable-pip-version-check -c build/$@.txt -e '.[dev]'
 	@PYTHONDONTWRITEBYTECODE= build/$@/bin/python -m pytest -q -n 2 -rs
 
