@@ -689,6 +689,18 @@ def on_few(options: argparse.Namespace) -> None:
     save_results("which_few", {"seeds": len(seeds), "delta": DELTA, "regret": results})
 
 
+def stored_outcomes(file: str) -> dict[str, Outcomes]:
+    """The tasks of ``which_method.json`` or ``which_method_fresh.json``."""
+    found = {}
+    for key, task in read(file).get("tasks", {}).items():
+        epsilons = [float(level) for level in task["losses by seed"]["PrivateSearch"]]
+        found[key] = Outcomes(task["title"], epsilons)
+        found[key].losses = task["losses by seed"]
+        found[key].best = task["best by seed"]
+        found[key].blind = task["random choice by seed"]
+    return found
+
+
 def figures() -> None:
     """``which_method.png`` and ``which_wins.png``, from what is stored."""
     found = differences()
@@ -701,15 +713,7 @@ def figures() -> None:
     print(counts(found))
     if found:
         plot_wins(found)
-    stored = read("which_method").get("tasks", {})
-    outcomes = {}
-    for key, task in stored.items():
-        epsilons = [float(level) for level in task["losses by seed"]["PrivateSearch"]]
-        outcomes[key] = Outcomes(task["title"], epsilons)
-        outcomes[key].losses = task["losses by seed"]
-        outcomes[key].best = task["best by seed"]
-        outcomes[key].blind = task["random choice by seed"]
-    if outcomes:
+    if outcomes := stored_outcomes("which_method"):
         plot_methods(outcomes)
 
 
