@@ -7,7 +7,7 @@ A table stands between ``<!-- table: name -->`` and ``<!-- end -->``. Numbers co
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 

@@ -30,7 +30,7 @@ def half_width(found: Any, digits: int = 2) -> str:
 
 def two_digits(value: float) -> str:
     """Two significant digits, or all in front of the point."""
-    return f"{value:.0f}" if value >= 9.95 else f"{value:#.2g}"
+    return f"{value:,.0f}" if value >= 9.95 else f"{value:#.2g}"
 
 
 def ratio(found: Any) -> str:
@@ -56,7 +56,8 @@ def accounting_fronts() -> str:
                     interval(found[f"gain, in {scale}"]),
                 )
             ]
-            size = f"{found['trials']} trainings, at most {found['longest']} epochs"
+            longest = "one epoch" if found["longest"] == 1 else f"{found['longest']} epochs"
+            size = f"{found['trials']} trainings, at most {longest}"
             rows.append([f"{name}: {size}, {found['seeds']} seeds", *cells])
     return table(["", "in ε", "gain", "in ln(ε/0.05)", "gain"], rows)
 
@@ -462,14 +463,14 @@ def longer() -> str:
 def growth() -> str:
     names = {
         "private evaluation": "a private evaluation (`PrivateObjective`)",
-        "its exact sum alone": "an exact sum in plain torch",
+        "its exact sum alone": "for comparison: the sum alone in plain torch",
         "released vector": "a released vector",
         "GradientTrace": "`GradientTrace`, value and gradient, 16 sets",
         "20 steps of FiniteSetGP": "20 steps of `FiniteSetGP`, in chunks",
         "opening a ledger": "opening and verifying a ledger",
         "front of a study": "the front of a study",
         "proposal of a study": "a proposal, two parameters",
-        "epsilons": "epsilons of DP-SGD at once, fixed batches",
+        "epsilons": "epsilons of DP-SGD at once, one batch size",
     }
     rows = []
     for name, curve in stored("growth")["curves"].items():
