@@ -23,6 +23,7 @@ from benchmarks.which_method import counts, differences, mean_regret, stored_out
 from botorch_dp.privacy import TrialNumber
 
 ROOT = Path(__file__).resolve().parents[1]
+RESULT_PAGES = sorted(f"docs/results/{page.name}" for page in (ROOT / "docs/results").glob("*.md"))
 
 
 def text_of(page: str) -> str:
@@ -513,6 +514,20 @@ def test_the_short_page_has_no_number_that_is_not_computed_again() -> None:
     assert len(answers) == 15
     for answer in answers:
         assert not re.search(r"\d", re.sub(r"\(\S*\)|ε = \d", "", answer)), answer
+
+
+#: Numbers of a setting, which nothing measured.
+SETTING = re.compile(r"ε = [\d.]+|ε/0\.05|error 0\.3|below 0\.2|above 0\.[56]|not at 0\.3")
+
+
+@pytest.mark.parametrize("page", ["docs/methods.md", *RESULT_PAGES])
+def test_sentences_have_no_decimal_that_is_neither_quoted_nor_measured_by_hand(page: str) -> None:
+    text = re.sub(r"<!-- table.*?<!-- end -->", "", (ROOT / page).read_text(), flags=re.DOTALL)
+    text = " ".join(text.split())
+    for _, phrase, numbers in OTHERS:
+        text = text.replace(filled(phrase, numbers()), "")
+    for sentence in re.split(r"(?<=[.:|]) ", SETTING.sub("", text)):
+        assert not re.search(r"\d\.\d", sentence) or "measured by hand" in sentence, sentence
 
 
 def test_a_number_that_changes_is_noticed() -> None:
