@@ -528,7 +528,7 @@ def tuning_tasks() -> str:
     """Mean regret over four tuning tasks, of the fresh seeds and of the ones that were seen."""
     from benchmarks.which_method import RANDOM, mean_regret, stored_outcomes
 
-    seen, fresh = stored_outcomes("which_method"), stored_outcomes("which_method_fresh")
+    seen, fresh = (stored_outcomes(stored(file)) for file in ("which_method", "which_method_fresh"))
     rows = [
         [label, *(half_width(vars(mean_regret(outcomes, name, e)), 3) for e in LEVELS)]
         for label, outcomes, name in (
@@ -548,7 +548,7 @@ def all_methods() -> str:
     """Mean regret over the four tuning tasks, of every method that publishes something."""
     from benchmarks.which_method import RANDOM, mean_regret, stored_outcomes
 
-    seen, fresh = stored_outcomes("which_method"), stored_outcomes("which_method_fresh")
+    seen, fresh = (stored_outcomes(stored(file)) for file in ("which_method", "which_method_fresh"))
     rows = [
         [label, *(half_width(vars(mean_regret(outcomes, name, e))) for e in LEVELS)]
         for label, outcomes, name in (

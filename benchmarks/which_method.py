@@ -440,6 +440,12 @@ SMALL = [
 ]
 
 
+def read(name: str) -> dict[str, Any]:
+    """A stored result, or nothing."""
+    path = results_folder() / f"{name}.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
 def stored_cases(name: str) -> dict[str, Any]:
     """The regrets by case and seed that are stored."""
     cases = read(name).get("cases", {})
@@ -467,14 +473,15 @@ COLORS = {"0.3": "C0", "1": "C1", "3": "C2"}
 Differences = dict[str, dict[str, tuple[Interval, str]]]
 
 
-def differences() -> Differences:
+def differences(of: Callable[[str], dict[str, Any]] = read) -> Differences:
+    """Fresh seeds of all tasks; ``of`` reads a stored result."""
     found: Differences = {}
-    for task in read("which_method_fresh").get("tasks", {}).values():
+    for task in of("which_method_fresh").get("tasks", {}).values():
         label = task["title"].rsplit(",", 1)[0]
         for epsilon, (rival, gap) in task["PrivateSearch minus the best single method"].items():
             found.setdefault(label, {})[epsilon] = (Interval(**gap), rival)
     for records in (2000, 300):
-        for case, judged in read(f"which_unseen_{records}").get("judged", {}).items():
+        for case, judged in of(f"which_unseen_{records}").get("judged", {}).items():
             label, epsilon = case.rsplit(", epsilon = ", 1)
             gap = Interval(**judged["difference to it"])
             found.setdefault(label, {})[epsilon] = (gap, judged["best single method"])
@@ -558,12 +565,6 @@ def plot_grid(grid: dict[str, Any], axis: Any) -> None:
     axis.grid(alpha=0.3)
     axis.set_ylim(0, 1)
     axis.legend(fontsize=9, loc="center left", bbox_to_anchor=(1.0, 0.5))
-
-
-def read(name: str) -> dict[str, Any]:
-    """A stored result, or nothing."""
-    path = results_folder() / f"{name}.json"
-    return json.loads(path.read_text()) if path.exists() else {}
 
 
 def resumed(outcomes: dict[str, Outcomes], file: str) -> None:
@@ -692,10 +693,10 @@ def on_few(options: argparse.Namespace) -> None:
     save_results("which_few", {"seeds": len(seeds), "delta": DELTA, "regret": results})
 
 
-def stored_outcomes(file: str) -> dict[str, Outcomes]:
+def stored_outcomes(stored: dict[str, Any]) -> dict[str, Outcomes]:
     """The tasks of ``which_method.json`` or ``which_method_fresh.json``."""
     found = {}
-    for key, task in read(file).get("tasks", {}).items():
+    for key, task in stored.get("tasks", {}).items():
         epsilons = [float(level) for level in task["losses by seed"]["PrivateSearch"]]
         found[key] = Outcomes(task["title"], epsilons)
         found[key].losses = task["losses by seed"]
@@ -716,7 +717,7 @@ def figures() -> None:
     print(counts(found))
     if found:
         plot_wins(found)
-    if outcomes := stored_outcomes("which_method"):
+    if outcomes := stored_outcomes(read("which_method")):
         plot_methods(outcomes)
 
 

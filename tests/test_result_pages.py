@@ -73,7 +73,7 @@ def right_guesses(model: str) -> float:
 
 
 def wins() -> tuple[int, int, int, int]:
-    found = counts(differences())
+    found = counts(differences(stored))
     order = [found[key] for key in ("better", "worse", "not told apart")]
     return (sum(order), *order)
 
@@ -214,7 +214,7 @@ def kinds_of_faults() -> int:
 
 
 def regret(method: str, file: str = "which_method_fresh") -> list[float]:
-    found = stored_outcomes(file)
+    found = stored_outcomes(stored(file))
     return [mean_regret(found, method, e).mean for e in ("0.3", "1", "3")]
 
 
