@@ -271,7 +271,7 @@ def choices(seeds: int, steps: int, d: int = 10, level: float = 300.0) -> dict[s
 def _figure(rows: list[dict[str, Any]], levels: Sequence[float], batches: int) -> None:
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, len(SHAPES), figsize=(13, 4.2), sharey=True)
+    figure, axes = plt.subplots(1, len(SHAPES), figsize=(9, 4.8), sharey=True, layout="constrained")
     dims = sorted({row["d"] for row in rows})
     for ax, shape in zip(axes, SHAPES, strict=True):
         for d, shade in zip(dims, plt.cm.viridis(torch.linspace(0, 0.85, len(dims))), strict=True):
@@ -285,19 +285,16 @@ def _figure(rows: list[dict[str, Any]], levels: Sequence[float], batches: int) -
         ax.set_xscale("log")
         ax.set_yscale("log")
         ax.set_title(shape)
-        ax.set_xlabel("records x mu of the whole run (n mu)")
+        ax.set_xlabel("number of records × μ")
     axes[0].set_ylabel("gap of the true mean loss (median, at least 1e-4)")
     handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(
-        handles, labels, frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5)
-    )
+    figure.legend(handles, labels, fontsize=9, ncol=4, loc="outside lower center")
     figure.suptitle(
-        f"Equal mu-GDP (replace-one) and equal evaluations ({batches} batches of d + 1): DP-GIBO "
-        "against PrivateObjective + TuRBO (simulated noise)",
+        "DP-GIBO against PrivateObjective + TuRBO at equal μ (a record is replaced)\n"
+        f"and equal evaluations ({batches} batches of d + 1); simulated noise",
         fontsize=10,
     )
-    figure.tight_layout()
-    figure.savefig(results_folder() / "dp_gibo_where.png", dpi=110, bbox_inches="tight")
+    figure.savefig(results_folder() / "dp_gibo_where.png", dpi=110)
     plt.close(figure)
 
 

@@ -6,13 +6,14 @@ A table stands between ``<!-- table: name -->`` and ``<!-- end -->``. Numbers co
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import REPRODUCTIONS, RESULTS, mean_interval
+from benchmarks.common import REPRODUCTIONS, mean_interval
+from benchmarks.pages_of_results import TABLES_OF_RESULTS
+from benchmarks.tables import load, shown, table
 
 DOCS = Path(__file__).parents[1] / "docs"
 #: A page of results that is no paper's.
@@ -22,30 +23,11 @@ PAGES = [
     *PAPERS,
     *sorted((DOCS / "results").glob("*.md")),
     DOCS / "epsilon.md",
+    DOCS / "methods.md",
     UNTUNED,
     DOCS.parent / "README.md",
 ]
 MARK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
-
-
-def load(name: str) -> dict[str, Any] | None:
-    path = RESULTS / f"{name}.json"
-    return json.loads(path.read_text()) if path.exists() else None
-
-
-def shown(value: Any) -> str:
-    """A number, or a mean with its interval."""
-    if isinstance(value, dict):
-        if value["count"] < 2 or abs(value["low"]) == float("inf"):
-            return f"{value['mean']:.3g}"
-        return f"{value['mean']:.3g} [{value['low']:.3g}, {value['high']:.3g}]"
-    return "" if value is None else f"{value:.3g}"
-
-
-def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    head = list(head)
-    lines = [head, ["---"] * len(head), *map(list, rows)]
-    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
 def command(script: str, item: str) -> str:
@@ -537,6 +519,7 @@ TABLES: dict[str, Callable[[], str]] = {
         kusner, kusner_regret, outsourced, outsourced_dominance, dp_gibo, dp_gibo_placement,
         dpareto_illustrations, dpareto_reduced, dpareto_full, dpareto_lead, dpareto_own_time,
         membership, obvious_alternatives, untuned, robustness, trainers,
+        *TABLES_OF_RESULTS,
     )
 }  # fmt: skip
 

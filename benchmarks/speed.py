@@ -194,16 +194,16 @@ CASES: dict[str, tuple[str, Callable[[int], Callable[[], Any]], Sequence[int]]] 
 
 def draw(results: dict[str, Any]) -> Figure:
     """All curves, in CPU seconds over the size."""
-    figure = Figure(figsize=(11, 5), layout="constrained")
+    figure = Figure(figsize=(9, 6.5), layout="constrained")
     axes = figure.subplots()
     for marker, (name, result) in zip("osvD^P*Xh", results.items(), strict=True):
         sizes, spent = zip(*result["seconds"].items(), strict=True)
         label = f"{name}, {result['size']} (exponent {result['exponent']:.2f})"
         axes.loglog([int(size) for size in sizes], spent, marker=marker, label=label)
     axes.set_xlabel("size: records, points, choices, charges, trials, ...")
-    axes.set_ylabel("CPU seconds, one thread")
+    axes.set_ylabel("seconds of a processor, one thread")
     axes.grid(alpha=0.3)
-    figure.legend(fontsize=8, loc="outside right upper")
+    figure.legend(fontsize=9, ncol=2, loc="outside lower center")
     axes.set_title("How cost grows; the exponent is that between the two largest sizes")
     return figure
 
@@ -469,7 +469,7 @@ def growth(quick: bool, only: Sequence[str] = ()) -> None:
     for name, ratio in ratios.items():
         print(f"{name}: {ratio}", flush=True)
     save_results("growth", {"curves": results, "ratios": ratios})
-    draw(results).savefig(results_folder() / "growth.png", dpi=120)
+    draw(results).savefig(results_folder() / "growth.png", dpi=110)
 
 
 def main() -> None:

@@ -242,12 +242,15 @@ def plot_methods(outcomes: dict[str, Outcomes]) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(1, len(outcomes), figsize=(3.7 * len(outcomes), 4.9), sharey=True)
-    axes = [axes] if len(outcomes) == 1 else list(axes)
+    rows = -(-len(outcomes) // 2)
+    figure, grid = plt.subplots(
+        rows, 2, figsize=(9, 2 + 3.4 * rows), sharey=True, squeeze=False, layout="constrained"
+    )
+    axes = list(grid.flat)
     # Of the three distributions, geometric repetitions are drawn: the others are in the table.
     hidden = {"private random search, logarithmic", "private random search, Poisson"}
     marks = "osv^Dd*PXh>"
-    for axis, outcome in zip(axes, outcomes.values(), strict=True):
+    for axis, outcome in zip(axes, outcomes.values(), strict=False):
         shown = [name for name in SEARCHES if name not in hidden]
         for number, (name, mark) in enumerate(zip(shown, marks[: len(shown)], strict=True)):
             intervals = [outcome.regret(name, f"{e:g}") for e in outcome.epsilons]
@@ -272,29 +275,28 @@ def plot_methods(outcomes: dict[str, Outcomes]) -> None:
         axis.set_xticks([], minor=True)
         axis.set_yscale("symlog", linthresh=0.05, linscale=0.7)
         axis.set_yticks(
-            [0, 0.02, 0.05, 0.1, 0.2, 0.5, 1], ["0", ".02", ".05", ".1", ".2", ".5", "1"]
+            [0, 0.02, 0.05, 0.1, 0.2, 0.5, 1], ["0", "0.02", "0.05", "0.1", "0.2", "0.5", "1"]
         )
         axis.set_ylim(0, 2)
         axis.grid(alpha=0.3)
         axis.set_xlabel("epsilon of what is published")
-        axis.set_title(outcome.title.replace(": ", "\n"), fontsize=8.5)
-    axes[0].set_ylabel("regret / regret of a random choice")
+        axis.set_title(outcome.title.replace(": ", "\n"), fontsize=10)
+    for axis in axes[len(outcomes) :]:
+        axis.axis("off")
+    for axis in axes[::2]:
+        axis.set_ylabel("regret / regret of a random choice")
     handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="upper center", ncol=5, fontsize=8)
+    figure.legend(handles, labels, loc="outside upper center", ncol=3, fontsize=9)
     seeds = len(next(iter(outcomes.values())).best)
-    figure.text(
-        0.5,
-        0.005,
-        f"Replace-one, one validation record; delta = {DELTA:g}, or 0 for LinearChoice, "
-        "permute-and-flip and geometric random search. PrivateChoice is conditional on a "
-        "Gaussian-process prior, all others are proven.\n"
-        f"Mean over {seeds} seeds with 95% intervals; linear below .05. Finite sets have "
-        f"{NUM_CHOICES} public points. Simulated noise: nothing is promised for the figure.",
-        ha="center",
-        fontsize=8,
+    figure.supxlabel(
+        f"One validation record is replaced; delta = {DELTA:g}, or 0 for LinearChoice, "
+        "permute-and-flip and geometric random\nsearch. PrivateChoice is conditional on a "
+        "Gaussian-process prior, all others are proven. Mean over "
+        f"{seeds} seeds with 95%\nintervals; linear below 0.05. Finite sets have {NUM_CHOICES} "
+        "public points. Simulated noise: nothing is promised for the figure.",
+        fontsize=9,
     )
-    figure.tight_layout(rect=(0, 0.07, 1, 0.87))
-    figure.savefig(results_folder() / "which_method.png", dpi=100)
+    figure.savefig(results_folder() / "which_method.png", dpi=110)
     plt.close(figure)
 
 
@@ -438,6 +440,12 @@ SMALL = [
 ]
 
 
+def read(name: str) -> dict[str, Any]:
+    """A stored result, or nothing."""
+    path = results_folder() / f"{name}.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
 def stored_cases(name: str) -> dict[str, Any]:
     """The regrets by case and seed that are stored."""
     cases = read(name).get("cases", {})
@@ -465,14 +473,15 @@ COLORS = {"0.3": "C0", "1": "C1", "3": "C2"}
 Differences = dict[str, dict[str, tuple[Interval, str]]]
 
 
-def differences() -> Differences:
+def differences(of: Callable[[str], dict[str, Any]] = read) -> Differences:
+    """Fresh seeds of all tasks; ``of`` reads a stored result."""
     found: Differences = {}
-    for task in read("which_method_fresh").get("tasks", {}).values():
+    for task in of("which_method_fresh").get("tasks", {}).values():
         label = task["title"].rsplit(",", 1)[0]
         for epsilon, (rival, gap) in task["PrivateSearch minus the best single method"].items():
             found.setdefault(label, {})[epsilon] = (Interval(**gap), rival)
     for records in (2000, 300):
-        for case, judged in read(f"which_unseen_{records}").get("judged", {}).items():
+        for case, judged in of(f"which_unseen_{records}").get("judged", {}).items():
             label, epsilon = case.rsplit(", epsilon = ", 1)
             gap = Interval(**judged["difference to it"])
             found.setdefault(label, {})[epsilon] = (gap, judged["best single method"])
@@ -492,24 +501,23 @@ def plot_wins(found: Differences) -> None:
     from matplotlib import pyplot as plt
 
     grid = read("which_unseen_grid").get("judged", {})
-    figure, axes = plt.subplots(
-        1,
-        2 if grid else 1,
-        figsize=(13 if grid else 9, 0.42 * len(found) + 2.2),
-        width_ratios=(1.5, 1) if grid else (1,),
-        layout="constrained",
-        squeeze=False,
+    figure = plt.figure(
+        figsize=(9, 0.42 * len(found) + (6.2 if grid else 2.2)), layout="constrained"
     )
-    plot_differences(found, axes[0][0])
-    if grid:
-        plot_grid(grid, axes[0][1])
+    # Two figures in one: the names of tasks on the left of the first take no room in the second.
+    above, *below = figure.subfigures(
+        2 if grid else 1, 1, squeeze=False, height_ratios=(1.5, 1) if grid else (1,)
+    ).flat
+    plot_differences(found, above.subplots())
+    for part in below:
+        plot_grid(grid, part.subplots())
     figure.supxlabel(
-        "Replace-one, (epsilon, 1e-6), or (epsilon, 0) for permute-and-flip; regret in units of a "
-        "random choice's;\n95% intervals of paired differences, fresh seeds. Linear within 0.05. "
-        "Simulated noise: nothing is promised for the figure.",
-        fontsize=8,
+        "One record is replaced; (epsilon, 1e-6), or (epsilon, 0) for permute-and-flip. Regret in "
+        "units of a random choice's;\n95% intervals of paired differences, fresh seeds. Linear "
+        "within 0.05. Simulated noise: nothing is promised for the figure.",
+        fontsize=9,
     )
-    figure.savefig(results_folder() / "which_wins.png", dpi=100)
+    figure.savefig(results_folder() / "which_wins.png", dpi=110)
     plt.close(figure)
 
 
@@ -521,14 +529,15 @@ def plot_differences(found: Differences, axis: Any) -> None:
             label = f"epsilon = {epsilon}" if row == 0 else None
             axis.errorbar(gap.mean, row + shift, xerr=bars, fmt="o", label=label, **style)
     axis.axvline(0, color="0.3", linewidth=1)
-    axis.set_yticks(range(len(found)), list(found), fontsize=8)
+    labels = [re.sub(r"(?<=\d)000$", ",000", label) for label in found]
+    axis.set_yticks(range(len(found)), labels, fontsize=9)
     axis.invert_yaxis()
     axis.set_xscale("symlog", linthresh=0.05)
     ticks = [-0.5, -0.2, -0.05, 0, 0.05, 0.2, 0.5]
     axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axis.set_xlim(-0.9, 0.9)
     axis.set_xlabel("regret of PrivateSearch minus that of the best single method")
-    axis.legend(fontsize=8, loc="upper right")
+    axis.legend(fontsize=9, loc="upper right")
     axis.grid(alpha=0.3)
 
 
@@ -549,18 +558,13 @@ def plot_grid(grid: dict[str, Any], axis: Any) -> None:
             axis.plot(numbers, means, style, color=color, label=label, markersize=4)
     axis.set_xscale("log")
     axis.set_yscale("symlog", linthresh=0.05)
-    axis.set_yticks([0, 0.05, 0.1, 0.2, 0.5, 1], ["0", ".05", ".1", ".2", ".5", "1"])
+    axis.set_yticks([0, 0.05, 0.1, 0.2, 0.5, 1], ["0", "0.05", "0.1", "0.2", "0.5", "1"])
     axis.set_xlabel("number of records n")
     axis.set_ylabel("regret / regret of a random choice")
-    axis.set_title("ripples, epsilon = 1", fontsize=9)
+    axis.set_title("ripples, epsilon = 1", fontsize=10)
     axis.grid(alpha=0.3)
-    axis.legend(fontsize=7, ncol=2)
-
-
-def read(name: str) -> dict[str, Any]:
-    """A stored result, or nothing."""
-    path = results_folder() / f"{name}.json"
-    return json.loads(path.read_text()) if path.exists() else {}
+    axis.set_ylim(0, 1)
+    axis.legend(fontsize=9, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
 def resumed(outcomes: dict[str, Outcomes], file: str) -> None:
@@ -689,6 +693,18 @@ def on_few(options: argparse.Namespace) -> None:
     save_results("which_few", {"seeds": len(seeds), "delta": DELTA, "regret": results})
 
 
+def stored_outcomes(stored: dict[str, Any]) -> dict[str, Outcomes]:
+    """The tasks of ``which_method.json`` or ``which_method_fresh.json``."""
+    found = {}
+    for key, task in stored.get("tasks", {}).items():
+        epsilons = [float(level) for level in task["losses by seed"]["PrivateSearch"]]
+        found[key] = Outcomes(task["title"], epsilons)
+        found[key].losses = task["losses by seed"]
+        found[key].best = task["best by seed"]
+        found[key].blind = task["random choice by seed"]
+    return found
+
+
 def figures() -> None:
     """``which_method.png`` and ``which_wins.png``, from what is stored."""
     found = differences()
@@ -701,15 +717,7 @@ def figures() -> None:
     print(counts(found))
     if found:
         plot_wins(found)
-    stored = read("which_method").get("tasks", {})
-    outcomes = {}
-    for key, task in stored.items():
-        epsilons = [float(level) for level in task["losses by seed"]["PrivateSearch"]]
-        outcomes[key] = Outcomes(task["title"], epsilons)
-        outcomes[key].losses = task["losses by seed"]
-        outcomes[key].best = task["best by seed"]
-        outcomes[key].blind = task["random choice by seed"]
-    if outcomes:
+    if outcomes := stored_outcomes(read("which_method")):
         plot_methods(outcomes)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 
+from benchmarks.common import RESULTS
 from benchmarks.nothing_to_tune import EPSILONS, FIGURE, gaps, mean
-from benchmarks.pages import RESULTS, UNTUNED, filled
+from benchmarks.pages import UNTUNED, filled
 from benchmarks.untuned_tasks import TASKS
 
 CELLS = json.loads((RESULTS / "nothing_to_tune.json").read_text())["cells"]

@@ -1,0 +1,693 @@
+"""The tables of ``docs/results`` and ``docs/methods.md``, from the stored results.
+
+``python -m benchmarks.pages`` writes them into the pages.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from benchmarks.common import paired_interval
+from benchmarks.tables import stored, table
+
+
+def fixed(value: float, digits: int = 3) -> str:
+    """So many decimals; no minus in front of a zero."""
+    text = f"{value:.{digits}f}"
+    return text.lstrip("-") if float(text) == 0 else text
+
+
+def interval(found: Any, digits: int = 3) -> str:
+    mean, low, high = (fixed(found[key], digits) for key in ("mean", "low", "high"))
+    return f"{mean} [{low}, {high}]"
+
+
+def half_width(found: Any, digits: int = 2) -> str:
+    return f"{fixed(found['mean'], digits)} ± {fixed(found['high'] - found['mean'], digits)}"
+
+
+def two_digits(value: float) -> str:
+    """Two significant digits, or all in front of the point."""
+    return f"{value:,.0f}" if value >= 9.95 else f"{value:#.2g}"
+
+
+def ratio(found: Any) -> str:
+    """The median of a ratio and its range over repetitions."""
+    return "{} ({} to {})".format(*(two_digits(found[key]) for key in ("median", "low", "high")))
+
+
+def span(values: Iterable[float]) -> str:
+    values = list(values)
+    return f"{two_digits(min(values))} to {two_digits(max(values))}"
+
+
+def accounting_fronts() -> str:
+    rows = []
+    for name, found in stored("accounting_fronts").items():
+        if name != "machine":
+            cells = [
+                cell
+                for scale in ("epsilon", "ln epsilon")
+                for cell in (
+                    f"{found[f'before, in {scale}']['mean']:.3f} → "
+                    f"{found[f'after, in {scale}']['mean']:.3f}",
+                    interval(found[f"gain, in {scale}"]),
+                )
+            ]
+            longest = "one epoch" if found["longest"] == 1 else f"{found['longest']} epochs"
+            size = f"{found['trials']} trainings, at most {longest}"
+            rows.append([f"{name}: {size}, {found['seeds']} seeds", *cells])
+    return table(["", "in ε", "gain", "in ln(ε/0.05)", "gain"], rows)
+
+
+def adult_curves() -> str:
+    names = {
+        "ordinary random": "ordinary, at random",
+        "ordinary": "ordinary",
+        "random curves": "curves at random",
+        "curves": "curves",
+    }
+    found = stored("dpareto_curves_adult")["rows"]
+    rows = [
+        [label, *_size(row)]
+        + [interval(row[f"{scale}{front}"])
+           for front in ("", ", expected front") for scale in ("linear", "log")]
+        for method, label in names.items()
+        for row in found
+        if row["method"] == method
+    ]  # fmt: skip
+    head = ["trainings that were proposed", "how many", "epochs", "1,000 steps"]
+    head += ["observed front, in ε", "in ln ε", "expected front, in ε", "in ln ε"]
+    return table(head, rows)
+
+
+def mnist_curves() -> str:
+    names = {"random curves": "curves at random", "curves": "curves"}
+    found = stored("dpareto_curves_mnist")["rows"]
+    rows = [
+        [label, *_size(row), interval(row["linear"], 2), interval(row["log"], 2)]
+        for method, label in names.items()
+        for row in found
+        if row["method"] == method
+    ]
+    head = ["trainings that were proposed", "how many", "epochs", "1,000 steps"]
+    return table([*head, "in ε", "in ln ε"], rows)
+
+
+def _size(row: dict[str, Any]) -> list[str]:
+    steps = row["steps"] / 1000
+    return [
+        str(row["trials"]),
+        f"{row['epochs']:,.0f}",
+        f"{steps:.1f}" if steps < 10 else f"{steps:,.0f}",
+    ]
+
+
+#: Seeds of Adult that nobody looked at before the models of curves were chosen.
+UNSEEN = ("7", "8", "9", "10")
+
+
+def curve_lead(
+    data: str, curves: int, method: str, stop: int, scale: str, seeds: Sequence[str] = ()
+) -> Any:
+    """By how much the expected front of curves is ahead of that of other trainings, in pairs."""
+    runs = stored(f"dpareto_curves_{data}")["runs"]
+    volumes = [
+        [runs[name][seed][str(size)]["expected again"][scale] for seed in seeds or runs["curves"]]
+        for name, size in (("curves", curves), (method, stop))
+    ]
+    return vars(paired_interval(*volumes))
+
+
+def curve_leads() -> str:
+    """Choosing whole curves against ordinary trials, and against curves at random."""
+    pairs = [
+        ("adult", 16, "ordinary", 64),
+        ("adult", 24, "ordinary", 64),
+        ("adult", 32, "ordinary", 64),
+        ("adult", 16, "random curves", 16),
+        ("mnist", 6, "random curves", 6),
+        ("mnist", 12, "random curves", 12),
+    ]
+    rows = []
+    for data, curves, method, stop in pairs:
+        steps = {
+            (row["method"], row["trials"]): row["steps"]
+            for row in stored(f"dpareto_curves_{data}")["rows"]
+        }
+        share = steps["curves", curves] / steps[method, stop]
+        label = "ordinary trials" if method == "ordinary" else "curves at random"
+        leads = [
+            interval(curve_lead(data, curves, method, stop, scale, seeds))
+            for seeds in ((), UNSEEN) if data == "adult" or not seeds
+            for scale in ("linear", "log")
+        ]  # fmt: skip
+        name = {"adult": "Adult", "mnist": "MNIST"}[data]
+        row = [f"{name}: {curves} curves against {stop} {label}", f"{share:.0%}", *leads]
+        rows.append(row + ["–"] * (6 - len(row)))
+    head = ["", "of the steps", "ahead by, in ε", "in ln ε", "unseen seeds, in ε", "in ln ε"]
+    return table(head, rows)
+
+
+def curve_models() -> str:
+    names = {
+        "as they are": "as they are: products, 288 points",
+        "without products": "without products",
+        "of fewer points": "of 96 points",
+    }
+    rows = [
+        [str(row["curves"]), names[row["model"]]]
+        + [interval(row[key], 4) for key in ("root mean square", "bias")]
+        + [interval(row["in the 90% interval"], 2)]
+        + [interval(row[key]) for key in ("observed", "expected", "ahead")]
+        for row in stored("dpareto_models")["rows"]
+    ]
+    head = ["curves", "model", "error of the predictions, rms", "bias", "in the 90% interval"]
+    return table([*head, "observed front", "expected front", "ahead by"], rows)
+
+
+def descent() -> str:
+    """Median gaps of DP-GIBO and of TuRBO on released scores; bold where DP-GIBO's is smaller."""
+    found = stored("dp_gibo_where")["comparison"]
+    levels = list(dict.fromkeys(row["n mu"] for row in found))
+    rows = []
+    for shape, d in dict.fromkeys((row["shape"], row["d"]) for row in found):
+        mine = [row for row in found if (row["shape"], row["d"]) == (shape, d)]
+        rows.append([f"{shape}, d = {d}", *map(_gaps, mine)])
+    return table(["losses", *(f"nμ = {level:,.0f}" for level in levels)], rows)
+
+
+def _gaps(row: dict[str, Any]) -> str:
+    ours, theirs = (fixed(row[name], 4) for name in ("DP-GIBO", "TuRBO"))
+    return f"**{ours}** / {theirs}" if float(ours) < float(theirs) else f"{ours} / {theirs}"
+
+
+def faults() -> str:
+    found = stored("faults")["rows"]
+    rows = []
+    for fault in dict.fromkeys(row["fault"] for row in found):
+        mine = [row for row in found if row["fault"] == fault]
+        sums = [sum(row[key] for row in mine) for key in ("tried", "lost")]
+        rows.append([fault, str(len(mine)), *(f"{value:,}" for value in sums)])
+    return table(["fault", "kinds", "tried", "lost"], rows)
+
+
+def opacus_fronts() -> str:
+    found = stored("opacus_fronts")
+    rows = [["always the more frequent class", fixed(found["majority"], 4), *[""] * 7]]
+    for name, case in found["cases"].items():
+        engines = [case["engines"][engine] for engine in ("auto", "opacus")]
+        rows.append(
+            [name]
+            + [fixed(e["mean_accuracy"], 4) for e in engines]
+            + [fixed(e["hypervolume"], 4) for e in engines]
+            + [fixed(e["seconds"], 1) for e in engines]
+            + [fixed(case[key], 4) for key in ("largest_paired_gap", "spread_between_seeds")]
+        )
+    head = ["model", "accuracy, ours", "by Opacus", "hypervolume, ours", "by Opacus"]
+    head += ["seconds, ours", "by Opacus", "largest difference", "deviation between seeds"]
+    return table(head, rows)
+
+
+def engines() -> str:
+    """Right on a model, refused, or wrong: what is stored is a distance or a refusal's words."""
+    models = stored("engines")["models"].values()
+    rows = []
+    for engine in ("per_record", "ghost", "opacus", "fused"):
+        cells = [model[engine] for model in models]
+        refused = sum(isinstance(cell, str) for cell in cells)
+        right = sum(isinstance(cell, float) and cell < 1e-5 for cell in cells)
+        counts = (right, refused, len(cells) - right - refused)
+        rows.append([f"`{engine}`", *map(str, counts)])
+    return table(["engine", "right", "refused", "wrong"], rows)
+
+
+def mixing_models() -> str:
+    names = ("per_record", "ghost", "opacus")
+    rows = [
+        [model, *(fixed(by[name]["move"], 1) for name in names),
+         "yes" if any(by[name]["refused"] for name in names) else "no"]
+        for model, by in stored("engines")["hostile"].items()
+    ]  # fmt: skip
+    return table(["model", *(f"`{name}`" for name in names), "refused by the checks"], rows)
+
+
+#: Ways to pay for tuning, as the tables call them.
+WAYS = {
+    "unpaid": "unpaid: the best of 40 at the winner's own ε (a ceiling)",
+    "selection": "private selection, 20 expected (`PrivateFit`)",
+    "forty": "40 expected, geometric",
+    "few": "10 expected",
+    "copy": "one training, configuration of a public copy",
+    "led": "5 expected among copies' best",
+    "default": "one training in the middle of the space",
+    "composition": "40 trainings, each of them charged",
+}
+
+
+def _paid(task: str, epsilons: Sequence[str]) -> str:
+    found = stored("paid_tuning")[task]
+    rows = [
+        [label] + [fixed(found[f"{way} {e}"]["sensitive test records"]["accuracy"], 4)
+                   for e in epsilons]
+        for way, label in WAYS.items()
+        if f"{way} {epsilons[0]}" in found
+    ]  # fmt: skip
+    name = {"adult": "Adult", "mnist": "MNIST"}[task]
+    return table([name, *(f"ε = {float(e):g}" for e in epsilons)], rows)
+
+
+def paid_adult() -> str:
+    return _paid("adult", ("0.1", "0.3", "1.0", "3.0"))
+
+
+def paid_mnist() -> str:
+    return _paid("mnist", ("0.1", "1.0", "3.0"))
+
+
+def paid_studies() -> str:
+    found = stored("paid_tuning")["adult"]
+    one, three = found["budgeted 0.3"]["accuracy"], found["budgeted 1.0"]["accuracy"]
+    rows = [["a budgeted study, its best model", f"{fixed(one, 4)} (one study)",
+             f"{interval(three, 4)} ({three['count']} studies)"]]  # fmt: skip
+    for way in ("selection", "composition", "default"):
+        cells = [found[f"{way} {e}"]["public test records"]["accuracy"] for e in ("0.3", "1.0")]
+        rows.append([WAYS[way], *(fixed(cell, 4) for cell in cells)])
+    return table(["", "ε = 0.3", "ε = 1"], rows)
+
+
+def paid_prices() -> str:
+    names = {
+        "one training": "one training, tuning ignored",
+        "selection, shape 1": "20 expected, geometric: `PrivateSelection`",
+        "RepeatAndSelectDpEvent, shape 1": "20 expected, geometric: `RepeatAndSelectDpEvent`",
+        "selection, shape 3": "20 expected, shape 3 (the default): `PrivateSelection`",
+        "RepeatAndSelectDpEvent, shape 3": "20 expected, shape 3: `RepeatAndSelectDpEvent`",
+        "composition": "20 trainings, all published",
+    }
+    found = stored("paid_selection_prices")["rows"]
+    rows = [[label, *(f"{row[way]:#.3g}" for row in found)] for way, label in names.items()]
+    return table(["", *(f"ε = {row['epsilon']:g}" for row in found)], rows)
+
+
+def paid_optuna() -> str:
+    names = {
+        "random": "random",
+        "Optuna's TPE": "Optuna's `TPESampler`",
+        "DPareto.run": "`DPareto.run`",
+        "DParetoSampler, one process": "`DParetoSampler`, one process",
+        "DParetoSampler, two processes": "`DParetoSampler`, two processes on a journal",
+    }
+    rows = []
+    for way, row in stored("paid_selection_optuna")["rows"].items():
+        against = "" if way == "DPareto.run" else interval(row["against DPareto.run"])
+        rows.append([names[way], interval(row["hypervolume"]), against])
+    return table(["", "hypervolume", "against `DPareto.run`"], rows)
+
+
+def proposals() -> str:
+    """Hypervolume that is missing from the exact front, in per cent."""
+    names = {
+        "`ehvi`, ε known exactly (default)": ["ehvi"],
+        '`ehvi`, `epsilon_scale="log"`': ["ehvi in log epsilon"],
+        "`ehvi`, ε modelled": ["ehvi, gp epsilon"],
+        "`hvpoi`, ε modelled (the paper's)": ["hvpoi, gp epsilon (the paper's)"],
+        "random, same trials / four times as many": ["random", "random, 4x"],
+        "grid, same trials / four times as many": ["grid", "grid, 4x"],
+    }
+    found = stored("pareto_quality")["problems"].values()
+    rows = []
+    for label, methods in names.items():
+        cells = []
+        for digits, problem in zip((1, 2), found, strict=True):
+            for scale in ("linear", "log"):
+                exact = problem["exact_volume"][scale]
+                gaps = [problem["summary"][m][scale]["gap_to_exact_front"] for m in methods]
+                cells.append(" / ".join(fixed(100 * gap["mean"] / exact, digits) for gap in gaps))
+        rows.append([label, *cells])
+    head = ["", "sparse vector, in ε", "in ln ε", "logistic regression (Adult), in ε", "in ln ε"]
+    return table(head, rows)
+
+
+def public_copies() -> str:
+    from scipy.stats import spearmanr
+
+    names = {
+        "adult": "Adult, logistic regression",
+        "skewed": "the same, one positive in 33, area under the ROC curve",
+        "images": "10,000 digits of MNIST, two-layer net, at most 10 epochs",
+    }
+    rows = []
+    for task, found in stored("public_copy")["tasks"].items():
+        truth = found["errors"]["records"]
+        best = sorted(range(len(truth)), key=truth.__getitem__)[:8]
+        among = [
+            spearmanr([copy[i] for i in best], [truth[i] for i in best]).statistic
+            for name, copy in found["errors"].items()
+            if name != "records"
+        ]
+        rows.append([
+            names[task],
+            interval(found["correlation"]),
+            fixed(found["ceiling"]),
+            f"{fixed(min(among), 2)} to {fixed(max(among), 2)}",
+            fixed(found["best_error"]),
+            interval(found["cost_of_the_copys_best"], 4),
+            fixed(found["cost_at_random"]),
+        ])  # fmt: skip
+    head = ["", "rank correlation with the truth", "ceiling (the trainings' own noise)"]
+    head += ["rank correlation among the eight best", "error of the best"]
+    return table([*head, "the copy's best loses", "one at random loses"], rows)
+
+
+def faster() -> str:
+    """How many times as fast as a baseline."""
+    traces = stored("dp_gibo_speed")["ratios"]
+    hvpoi = stored("hvpoi")["ratios"]
+    accounting = stored("accounting")["speed"]["ratios"]
+    lattice = "10,000 released numbers, OpenDP at its finest lattice over ours"
+    trace, script = "`GradientTrace`, value and gradient, {} candidate sets", "`dp_gibo_speed`"
+    recomputed = "a lean dense recomputation in closed form, without conditioning"
+    rows = [
+        [trace.format(sets).replace("1 candidate sets", "1 candidate set"), f"N = {n}", recomputed,
+         ratio(traces[f"gradient trace, N = {n}, d = 10, {sets} candidate sets"]), script]
+        for sets in (16, 1)
+        for n in (20, 100, 300)
+    ]  # fmt: skip
+    rows.append([
+        "`FiniteSetGP`, 50 steps", "36,000 choices",
+        "`optimize_acqf_discrete` on a fresh `SingleTaskGP` each step",
+        ratio(stored("finite_set_gp")["ratio_36000x50"]), "`search_speed --part finite_sets`",
+    ])  # fmt: skip
+    for many, size in ((False, "2 and 3 objectives"), (True, "4 objectives")):
+        for key, name in (("hvpoi", "HVPoI"), ("log_hvpoi", "logarithm of HVPoI")):
+            for alone, what in ((True, ""), (False, " with its model's posterior")):
+                medians = [
+                    row[key]["median"]
+                    for row in hvpoi
+                    if row["without_model"] == alone and (row["objectives"] == 4) == many
+                ]
+                rows.append([
+                    f"{name}, value and gradient{what}", size,
+                    "BoTorch's analytic EHVI on the same front", span(medians),
+                    "`search_speed --part hvpoi`",
+                ])  # fmt: skip
+    privacy_loss = "dp-accounting's privacy-loss distributions"
+    rows += [
+        ["`dp_sgd_epsilon`, Poisson batches", "a record replaced", privacy_loss,
+         ratio(accounting["Poisson batches, replace"]), "`accounting`"],
+        ["`dp_sgd_epsilon`, Poisson batches", "a record added", privacy_loss,
+         ratio(accounting["Poisson batches, add"]), "`accounting`"],
+        ["`dp_sgd_noise_multiplier`", "Poisson batches", "dp-accounting's calibration",
+         ratio(accounting["calibration, Poisson batches, replace"]), "`accounting`"],
+        ["noise for released vectors", "10,000 Gaussian numbers", "OpenDP at its finest lattice",
+         ratio(stored("growth")["ratios"][lattice]), "`speed --part growth`"],
+    ]  # fmt: skip
+    return table(["what", "size", "baseline", "times as fast", "script"], rows)
+
+
+def longer() -> str:
+    """How many times the time of what something is compared with."""
+    steps = stored("dp_gibo_speed")["steps"]
+    rows = []
+    for key, other in (
+        ("step over products", "the matrix products that it cannot avoid"),
+        ("step over lean step and release",
+         "a lean step: the same one written in torch for one kernel and one design, without "
+         "checks, copies and records; and one release in memory"),
+    ):  # fmt: skip
+        for size in ("N = 850, d = 33, n = 5000", "N = 340, d = 33, n = 5000",
+                     "N = 110, d = 10, n = 1000"):  # fmt: skip
+            step = steps[f"one step, {size}, simplex"]
+            low, high = step[f"{key}, range"]
+            times = ratio({"median": step[key], "low": low, "high": high})
+            name = "one DP-GIBO step without the objective"
+            rows.append([name, size.replace("000", ",000"), other, times, "`dp_gibo_speed`"])
+    for row in stored("finite_set_gp")["against_memory_traffic"]:
+        times = ratio(row | {"median": row["times"]})
+        rows.append([
+            f"`FiniteSetGP`, {row['steps']} steps", f"{row['choices']:,} choices",
+            "the memory traffic that it cannot avoid", times, "`search_speed --part finite_sets`",
+        ])  # fmt: skip
+    sizes = stored("pareto_overhead")["sizes"]
+    for loop, other in (
+        ("tutorial", "a BoTorch qLogEHVI loop with the same models and its tutorial's settings"),
+        ("light", "the same loop with fewer restarts and samples"),
+    ):
+        times = span(
+            size["of_baseline"][f"ehvi, exact epsilon (default) / {loop}"]["median"]
+            for size in sizes
+        )
+        trials = f"{sizes[0]['trials']} to {sizes[-1]['trials']} trials"
+        script = "`search_speed --part dpareto`"
+        rows.append(["DPareto's own time for a trial", trials, other, times, script])
+    summed = "private evaluation over its exact sum, 1,000,000 records"
+    charges = {k: v for k, v in stored("ledger").items() if " after " in k}
+    imports = stored("import_time")
+    rows += [
+        ["`PrivateObjective`", "1,000,000 records",
+         "one exact sum in plain torch (clip, scale, round, add)",
+         ratio(stored("growth")["ratios"][summed]), "`speed --part growth`"],
+        ["one ledger charge", "after 0 to 10,000 charges", "a bare durable SQLite insert",
+         span(by["EXTRA"]["median"] for by in charges.values()), "`speed --part ledger`"],
+        ["`import botorch_dp`", "", "`import botorch` and OpenDP",
+         fixed(imports["botorch_dp"]["of botorch + OpenDP"], 2), "`speed --part imports`"],
+        ["import of every subpackage", "", "`import botorch` and OpenDP",
+         fixed(imports["every subpackage"]["of botorch + OpenDP"], 2), "`speed --part imports`"],
+    ]  # fmt: skip
+    return table(["what", "size", "compared with", "times its time", "script"], rows)
+
+
+def growth() -> str:
+    names = {
+        "private evaluation": "a private evaluation (`PrivateObjective`)",
+        "its exact sum alone": "for comparison: the sum alone in plain torch",
+        "released vector": "a released vector",
+        "GradientTrace": "`GradientTrace`, value and gradient, 16 sets",
+        "20 steps of FiniteSetGP": "20 steps of `FiniteSetGP`, in chunks",
+        "opening a ledger": "opening and verifying a ledger",
+        "front of a study": "the front of a study",
+        "proposal of a study": "a proposal, two parameters",
+        "epsilons": "epsilons of DP-SGD at once, one batch size",
+    }
+    rows = []
+    for name, curve in stored("growth")["curves"].items():
+        sizes = " / ".join(f"{int(size):,}" for size in curve["seconds"])
+        times = " / ".join(two_digits(1000 * spent) for spent in curve["seconds"].values())
+        rows.append([names[name], f"{sizes} {curve['size']}", times, fixed(curve["exponent"], 1)])
+    return table(["what", "sizes", "milliseconds", "exponent"], rows)
+
+
+def seen_trials() -> str:
+    results = stored("many_trials")["results"]
+    problems = ("sparse vector technique (10 of 100)",
+                "output-perturbed logistic regression on breast_cancer")  # fmt: skip
+    found = [results[f"{problem}, predictions"] for problem in problems]
+    rows = []
+    for key, label in (("all", "all 1,500"), ("512", "512 of them, as they do"),
+                       ("first 512", "the first 512")):  # fmt: skip
+        rows.append(
+            [label]
+            + [cell for by in found
+               for cell in (interval(by[key], 4), two_digits(by[f"{key}, seconds"]["mean"]))]
+        )  # fmt: skip
+    head = ["models see", "sparse vector technique", "seconds"]
+    return table([*head, "output-perturbed logistic regression", "seconds"], rows)
+
+
+def seen_limit() -> str:
+    results, problem = stored("many_trials")["results"], "sparse vector technique (10 of 100)"
+    rows = []
+    for key, label in (
+        ("hypervolume, linear", "hypervolume"),
+        ("hypervolume, log", "the same in ln ε"),
+        ("error of the recommended", "error of the recommended configurations"),
+    ):
+        by = results[f"{problem}, {key}"]
+        rows.append([label, interval(by["some - all"]), fixed(by["all"]["mean"])])
+    return table(["", "with a limit of 64, minus without", "without"], rows)
+
+
+def trainer_memory() -> str:
+    engines = ("ghost", "per_record", "Opacus hooks", "Opacus ghost", "plain SGD")
+    rows = [
+        [model, *(f"{by[e]['megabytes']:,.0f} MB, {by[e]['milliseconds a step']:,.0f} ms"
+                  for e in engines)]
+        for model, by in stored("clipping").items()
+        if model not in ("machine", "turns")
+    ]  # fmt: skip
+    return table(["", *engines], rows)
+
+
+LEVELS = ("0.3", "1", "3")
+
+
+def tuning_tasks() -> str:
+    """Mean regret over four tuning tasks, of the fresh seeds and of the ones that were seen."""
+    from benchmarks.which_method import RANDOM, mean_regret, stored_outcomes
+
+    seen, fresh = (stored_outcomes(stored(file)) for file in ("which_method", "which_method_fresh"))
+    rows = [
+        [label, *(half_width(vars(mean_regret(outcomes, name, e)), 3) for e in LEVELS)]
+        for label, outcomes, name in (
+            ("one random configuration, on average", seen, RANDOM),
+            ("the middle of the space", seen, "middle of the box"),
+            ("permute-and-flip, ten fresh seeds", fresh, "permute-and-flip, no model"),
+            ("`PrivateSearch`, ten fresh seeds", fresh, "PrivateSearch"),
+            ("DP-GIBO, ten fresh seeds", fresh, "DPGIBO"),
+            ("`PrivateSearch`, six seeds that were looked at", seen, "PrivateSearch"),
+            ("DP-GIBO, the same six seeds", seen, "DPGIBO"),
+        )
+    ]
+    return table(["", *(f"ε = {e}" for e in LEVELS)], rows)
+
+
+def all_methods() -> str:
+    """Mean regret over the four tuning tasks, of every method that publishes something."""
+    from benchmarks.which_method import RANDOM, mean_regret, stored_outcomes
+
+    seen, fresh = (stored_outcomes(stored(file)) for file in ("which_method", "which_method_fresh"))
+    rows = [
+        [label, *(half_width(vars(mean_regret(outcomes, name, e))) for e in LEVELS)]
+        for label, outcomes, name in (
+            ("one random configuration, on average", seen, RANDOM),
+            ("the middle of the space", seen, "middle of the box"),
+            ("permute-and-flip on public points", fresh, "permute-and-flip, no model"),
+            ("`PrivateSearch`", fresh, "PrivateSearch"),
+            ("`DPGIBO`", fresh, "DPGIBO"),
+            ("`LinearChoice`", seen, "LinearChoice"),
+            ("private random search (Papernot & Steinke), geometric", seen,
+             "private random search, geometric"),
+            ("`PrivateObjective` + TuRBO", seen, "PrivateObjective + TuRBO"),
+            ("`PrivateObjective` + qLogEI", seen, "PrivateObjective + qLogEI"),
+            ("`PrivateObjective` + GP-UCB", seen, "PrivateObjective + GP-UCB"),
+            ("`PrivateChoice` (conditional)", seen, "PrivateChoice (conditional)"),
+        )
+    ]  # fmt: skip
+    return table(["", *(f"ε = {e}" for e in LEVELS)], rows)
+
+
+def generated_tasks() -> dict[str, dict[str, Any]]:
+    """What is known of each generated task, by epsilon."""
+    found: dict[str, dict[str, Any]] = {}
+    for records in (2000, 300):
+        for case, judged in stored(f"which_unseen_{records}")["judged"].items():
+            task, level = case.rsplit(", epsilon = ", 1)
+            found.setdefault(task.replace("000", ",000"), {})[level] = judged
+    return found
+
+
+def generated_regrets() -> str:
+    rows = []
+    for task, by in generated_tasks().items():
+        cells = []
+        for level in LEVELS:
+            regret, rival = by[level]["regret"], by[level]["best single method"]
+            name = {"DPGIBO": "DP-GIBO"}.get(rival, rival)
+            cells += [fixed(regret["PrivateSearch"]["mean"], 2),
+                      f"{fixed(regret[rival]['mean'], 2)} ({name})"]  # fmt: skip
+        rows.append([task, *cells])
+    head = [cell for e in LEVELS for cell in (f"ε = {e}", "better single method")]
+    return table(["task", *head], rows)
+
+
+def generated_differences() -> str:
+    rows = []
+    for task, by in generated_tasks().items():
+        gaps = [by[level]["difference to it"] for level in LEVELS]
+        cells = [f"**{half_width(g)}**" if g["high"] < 0 else half_width(g) for g in gaps]
+        rows.append([task, *cells])
+    return table(["task", *(f"ε = {e}" for e in LEVELS)], rows)
+
+
+def records_and_dimensions() -> str:
+    judged = stored("which_unseen_grid")["judged"]
+    sizes, methods = (300, 1000, 3000, 10_000), ("PrivateSearch", "DPGIBO", "permute-and-flip")
+    rows = []
+    for d in (5, 10, 20, 40):
+        cases = [judged[f"ripples, d = {d}, n = {n}, epsilon = 1"]["regret"] for n in sizes]
+        cells = [" / ".join(fixed(case[m]["mean"], 2) for m in methods) for case in cases]
+        rows.append([f"d = {d}", *cells])
+    return table(["", *(f"n = {n:,}" for n in sizes)], rows)
+
+
+def few_evaluations() -> str:
+    found = stored("which_few")["regret"]
+    columns = [
+        (method, count) for count in (13, 39) for method in ("PrivateSearch", "permute-and-flip")
+    ]
+    rows = [
+        [task]
+        + [fixed(found[f"{task}, d = 12, n = 2000, epsilon = 1, {n} evaluations: {m}"]["mean"], 2)
+           for m, n in columns]
+        for task in ("ripples", "heavy tails", "plateau")
+    ]  # fmt: skip
+    return table(["task", *(f"{method}, {count}" for method, count in columns)], rows)
+
+
+def few_records() -> str:
+    """Regret where the noise is large; a task's column is the mean of its two cells."""
+    found = stored("which_small")
+    tasks = list(dict.fromkeys(case.rsplit(", n = ", 1)[0] for case in found["judged"]))
+    rows = [["one random configuration, on average", *["1.00"] * (len(tasks) + 1), "–"]]
+    for method, label in {
+        "middle of the space": "middle of the space",
+        "permute-and-flip": "permute-and-flip",
+        "DPGIBO": "`DPGIBO`",
+        "descent only": '`PrivateSearch` with `route="descent"`',
+        "PrivateSearch": "`PrivateSearch`",
+    }.items():
+        means = [
+            statistics.mean(
+                judged["regret"][method]["mean"]
+                for case, judged in found["judged"].items()
+                if case.startswith(f"{task}, ")
+            )
+            for task in tasks
+        ]
+        rows.append([
+            label,
+            *(fixed(mean, 2) for mean in means),
+            half_width(found["mean of the cells"][method]),
+            f"{found['beyond 0.6'][method]} of {found['runs']}",
+        ])  # fmt: skip
+    return table(["", *tasks, "mean", "seeds beyond 0.6"], rows)
+
+
+TREES = ("decision tree, d = 2", "decision tree, d = 4", "decision tree, d = 6", "LightGBM, d = 4")
+TREE_METHODS = {
+    "middle of the space": "middle of the space",
+    "one random configuration": "one random configuration, on average",
+    "selection": "selection (permute-and-flip)",
+    "Optuna on released scores": "Optuna on released scores",
+    "PrivateSearch": "`PrivateSearch`",
+    "Optuna, not private": "Optuna, not private",
+}
+
+
+def trees() -> str:
+    """Percentage of records that the published model misreads."""
+    judged = stored("which_trees")["judged"]
+    parts = []
+    for n in (300, 3000, 30_000):
+        rows = []
+        for method, label in TREE_METHODS.items():
+            cells = []
+            for task in TREES:
+                errors = [judged[f"{task}, n = {n}, epsilon = {e}"]["error"] for e in LEVELS]
+                shown = [fixed(100 * error[method]["mean"], 1) for error in errors]
+                cells.append(shown[0] if len(set(shown)) == 1 else " / ".join(shown))
+            rows.append([label, *cells])
+        parts.append(table([f"n = {n:,}; ε = {' / '.join(LEVELS)}", *TREES], rows))
+    return "\n".join(parts)
+
+
+TABLES_OF_RESULTS = (
+    accounting_fronts, adult_curves, mnist_curves, curve_leads, curve_models, descent, faults,
+    opacus_fronts, engines, mixing_models, paid_adult, paid_mnist, paid_studies, paid_prices,
+    paid_optuna, proposals, public_copies, faster, longer, growth, seen_trials, seen_limit,
+    trainer_memory, tuning_tasks, all_methods, generated_regrets, generated_differences,
+    records_and_dimensions, few_evaluations, few_records, trees,
+)  # fmt: skip
