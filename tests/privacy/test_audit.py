@@ -205,7 +205,11 @@ def test_labels_lists_and_releases_can_be_audited_one_by_one():
         report = audit_epsilon(make, 0.9, 0.1, samples=1000, claim=guarantee)
         assert 1.5 < report.lower_bound < math.log(9) and not report.passes
     release = audit_epsilon(
-        lambda value: laplace_mechanism(value, sensitivity=1.0, epsilon=1.0), 0.0, 1.0, samples=200
+        lambda value: laplace_mechanism(value, sensitivity=1.0, epsilon=1.0),
+        0.0,
+        1.0,
+        samples=200,
+        confidence=CONFIDENCE,
     )
     assert release.lower_bound <= 1.0
 
