@@ -424,7 +424,9 @@ def audit(steps: int, samples: int, **options: Any) -> tuple[float, float]:
     return report.lower_bound, claim
 
 
-@pytest.mark.parametrize(("steps", "samples"), [(1, 500), (2, 400)])
+@pytest.mark.parametrize(
+    ("steps", "samples"), [pytest.param(1, 500, marks=pytest.mark.slow), (2, 400)]
+)
 def test_audit(steps: int, samples: int) -> None:
     bound, claim = audit(steps, samples)
     assert bound <= claim

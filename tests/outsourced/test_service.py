@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures.thread import _threads_queues
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
@@ -243,10 +244,12 @@ class TestHangingMeasurements:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         done, calls = threading.Event(), []
+        measuring: list[threading.Thread] = []
 
         def hangs(index: int) -> float:
             calls.append(index)
             if index < 2:
+                measuring.append(threading.current_thread())
                 done.wait(60)
             return measure(index)
 
@@ -264,6 +267,9 @@ class TestHangingMeasurements:
             # Every place is taken: a refusal that the client waits out.
             assert raw(url, "POST", "/query", question(6, "third"))[0] == 503
             assert raw(url, "GET", "/status")[0] == 200
+            # No thread keeps the process alive, by itself or as one of a pool.
+            assert len(measuring) == 2
+            assert all(t.daemon and t not in _threads_queues for t in measuring)
             done.set()
             assert CuratorClient(url, token=TOKEN).query(0, request_id="hanging") == measure(0)
             assert CuratorClient(url, token=TOKEN).query(6, request_id="third") == measure(6)
@@ -289,6 +295,7 @@ class TestHangingMeasurements:
                 CuratorClient(url, token=TOKEN, patience=0.3, timeout=1.0).query(2)
             done.set()
 
+    @pytest.mark.slow
     def test_a_hanging_measurement_does_not_keep_the_service_alive(self) -> None:
         program = (
             "import threading, torch\n"
@@ -385,7 +392,7 @@ def test_an_exhausted_budget_is_a_refusal() -> None:
 
 def test_a_killed_service_loses_nothing() -> None:
     """Clients ask while it is killed and started again: one answer for each question."""
-    questions, clients, port = 150, 3, free_port()
+    questions, clients, port = 80, 3, free_port()
     with memory_folder() as folder:
         with ThreadPoolExecutor(1) as pool:
             with service_process(folder, port) as (url, process):
