@@ -22,7 +22,11 @@ def chromium() -> Iterator[Any]:
     with playwright.sync_playwright() as started:
         browser = started.chromium.launch(
             executable_path=path,
-            args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"],
+            args=[
+                *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+                *("--disable-background-networking", "--disable-component-update"),
+                "--disable-sync",
+            ],
         )
         try:
             yield browser

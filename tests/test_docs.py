@@ -41,7 +41,7 @@ def _snippets_of_pages() -> Iterator[object]:
             yield pytest.param(page, found, id=name)
 
 
-@pytest.mark.parametrize(("page", "snippets"), _snippets_of_pages())
+@pytest.mark.parametrize(("page", "snippets"), list(_snippets_of_pages()))
 def test_snippets_of_pages_run_one_after_the_other(
     page: Path, snippets: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -122,6 +122,7 @@ class TestLocks:
     def test_one_of_many_gets_it(self, tmp_path: Path) -> None:
         count(tmp_path / "a").close()
         reading, writing = os.pipe()
+        held_until, all_have_tried = os.pipe()
 
         def take() -> None:
             try:
@@ -130,14 +131,17 @@ class TestLocks:
                 os.write(writing, b"0")
                 return
             os.write(writing, b"1")
-            time.sleep(1.0)
+            os.close(all_have_tried)
+            os.read(held_until, 1)
             kept.close()
 
         children = [in_child(take) for _ in range(8)]
+        tried = b"".join(os.read(reading, 1) for _ in children)
+        os.close(all_have_tried)
         assert all([succeeded(child) for child in children])
-        os.close(writing)
-        assert sorted(os.read(reading, 100)) == sorted(b"10000000")
-        os.close(reading)
+        assert sorted(tried) == sorted(b"10000000")
+        for end in (reading, writing, held_until):
+            os.close(end)
 
     def test_opening_changes_nothing(self, tmp_path: Path) -> None:
         count(tmp_path / "a").close()

@@ -104,5 +104,5 @@ def test_a_certificate_that_is_not_trusted_is_final(tmp_path: Path) -> None:
         start = time.monotonic()
         with pytest.raises(ConnectionError, match=r"https://localhost.* not trusted"):
             client.status()
-        assert time.monotonic() - start < 10
+        assert time.monotonic() - start < 30  # and not the minute of its patience
         listening.shutdown(socket.SHUT_RDWR)

@@ -84,6 +84,11 @@ for module in pkgutil.walk_packages(botorch_dp.__path__, "botorch_dp."):
     if not module.name.endswith("__main__"):
         importlib.import_module(module.name)
 """
+#: OpenDP is loaded where noise is drawn, and by no import.
+NO_SAMPLER = """
+import sys, botorch_dp.privacy.mechanisms
+assert not any(name.startswith("opendp") for name in sys.modules)
+"""
 #: Programs that need an extra.
 NEEDING = {
     "accounting": """
@@ -103,8 +108,9 @@ NEEDING = {
 
 
 def test_without_the_extras_modules_are_imported_and_what_needs_one_names_it() -> None:
-    every, *needing = without_extras(EVERY_MODULE, *NEEDING.values())
+    every, sampler, *needing = without_extras(EVERY_MODULE, NO_SAMPLER, *NEEDING.values())
     assert every[0] == 0, every[1]
+    assert sampler[0] == 0, sampler[1]
     for extra, (code, said) in zip(NEEDING, needing, strict=True):
         assert code == 1, extra
         last = said.strip().splitlines()[-1]

@@ -23,7 +23,12 @@ def test_mutants_differ_and_their_tests_exist() -> None:
 
 
 @pytest.mark.parametrize(
-    ("new", "outcome"), [("2 - 2", "killed"), ("3 - 1", "survived"), (None, "stale")]
+    ("new", "outcome"),
+    [
+        ("2 - 2", "killed"),
+        pytest.param("3 - 1", "survived", marks=pytest.mark.slow),
+        (None, "stale"),
+    ],
 )
 def test_a_mutant_is_judged_and_taken_back(new: str | None, outcome: str, tmp_path: Path) -> None:
     for name in ("botorch_dp", "tests"):

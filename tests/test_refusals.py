@@ -519,7 +519,7 @@ def test_the_good_call_charges(name: str) -> None:
     assert bool(ledger.entries()) == ENTRIES[name].charges
 
 
-@pytest.mark.parametrize(("name", "argument", "value"), cases())
+@pytest.mark.parametrize(("name", "argument", "value"), list(cases()))
 def test_refused_before_it_reads_or_charges(name: str, argument: str, value: Any) -> None:
     entry = ENTRIES[name]
     records, ledger = fresh()

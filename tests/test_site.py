@@ -23,6 +23,9 @@ if importlib.util.find_spec("material") is None:
     pytest.skip("the site is built with MkDocs Material, which is missing", allow_module_level=True)
 
 
+#: It takes a process ten seconds to build, once.
+pytestmark = pytest.mark.xdist_group("site")
+
 #: What docstrings are typed with, and nobody should read.
 _UNRENDERED = r":(?:class|func|meth|mod|attr|data|math):|\.\. math::|&gt;&gt;&gt; "
 

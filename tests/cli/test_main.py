@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
 import warnings
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ import pytest
 
 from botorch_dp import tasks
 from botorch_dp.cli import main, parser
-from tests.cli.calling import OWN_PROBLEM, SCRIPT, call
+from tests.cli.calling import OWN_PROBLEM, SCRIPT, call, forked
 from tests.conftest import ROOT
 
 
@@ -180,23 +178,16 @@ for arguments in {refused!r}:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         (tmp_path / "slow.py").write_text(OWN_PROBLEM.format(seconds=0.3))
-        command = [SCRIPT, "pareto", "slow:problem", "--trials", "400", "--storage", "s.sqlite"]
-        process = subprocess.Popen(
-            command,
-            cwd=tmp_path,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            # Tests that a shell runs in the background inherit that Ctrl-C is ignored.
-            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
-        )
+        command = ("pareto", "slow:problem", "--trials", "400", "--storage", "s.sqlite")
         deadline = time.monotonic() + 120
         trained = tmp_path / "trained"
-        while time.monotonic() < deadline and not (trained.exists() and trained.stat().st_size > 1):
-            time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
-        assert process.returncode == 130, err
+        with forked(tmp_path, *command) as process:
+            while time.monotonic() < deadline and not (
+                trained.exists() and trained.stat().st_size > 1
+            ):
+                time.sleep(0.02)
+            code, err = process.interrupted(), process.err.read_text()
+        assert code == 130, err
         assert "Traceback" not in err
         assert "Interrupted after" in err or "interrupted" in err
         monkeypatch.chdir(tmp_path)

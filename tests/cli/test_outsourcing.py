@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import signal
 import stat
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -18,15 +16,14 @@ from botorch_dp.cli.outsourcing import open_curator, table
 from botorch_dp.errors import BudgetExhausted
 from botorch_dp.outsourced import load_dataset
 from botorch_dp.privacy import PrivacyBudget, PrivacyLedger
-from tests.cli.calling import SCRIPT, call
+from tests.cli.calling import call, forked
+from tests.outsourced.serving import free_port
 
 
 class TestOutsourcing:
-    def test_curator_and_modeler_through_the_script(
+    def test_curator_and_modeler_are_two_processes(
         self, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        import socket
-
         import numpy as np
 
         monkeypatch.chdir(tmp_path)
@@ -34,35 +31,21 @@ class TestOutsourcing:
         rows = np.random.default_rng(0).normal(size=(60, 2)) * 5
         np.save("rows.npy", rows)
         np.savetxt("values.csv", -np.abs(rows[:, :1]), delimiter=",")
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         command = [
-            *(SCRIPT, "curator", "rows.npy", "--evaluate", "values.csv", "--state", "state"),
+            *("curator", "rows.npy", "--evaluate", "values.csv", "--state", "state"),
             *("--epsilon", "3", "--delta", "1e-5", "--row-distance", "1", "--port", str(port)),
         ]
 
-        def modeler(steps: int, *, script: bool) -> tuple[int, str, str]:
-            """Begins a search, or goes on with it."""
-            arguments = ("modeler", f"http://127.0.0.1:{port}", "--steps", str(steps))
-            arguments += ("--checkpoint", "search.run", "--quiet", "--json")
-            if not script:
-                return call(capsys, *arguments)
-            done = subprocess.run([SCRIPT, *arguments], capture_output=True, text=True, timeout=120)
-            return done.returncode, done.stdout, done.stderr
-
+        modeler = ("modeler", f"http://127.0.0.1:{port}", "--checkpoint", "search.run")
         served: list[bytes] = []
-        for steps in (4, 6):
-            curator = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-            try:
-                assert curator.stdout is not None
-                assert "60 rows" in curator.stdout.readline()
+        for steps in (4, 6):  # a search that is begun, and one that goes on
+            with forked(tmp_path, *command) as curator:
+                assert "60 rows" in curator.out.readline(), curator.err.read_text()
                 noise = r"standard deviation 1\.\d+; .* columns range over [\d.]+ to [\d.]+\."
-                assert re.search(noise, curator.stdout.readline())
-                code, out, err = modeler(steps, script=steps == 4)
-            finally:
-                curator.send_signal(signal.SIGINT)
-                curator.wait(timeout=30)
+                assert re.search(noise, curator.out.readline())
+                code, out, err = call(capsys, *modeler, "--steps", str(steps), "--quiet", "--json")
+                assert curator.interrupted() in (0, 130)
             assert code == 0, err
             assert len(json.loads(out)["history"]) == steps
             served.append(Path("state/dataset.npz").read_bytes())

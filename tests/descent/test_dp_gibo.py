@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -381,7 +383,9 @@ def adversary(sign: float) -> Tensor:
     return torch.tensor([sign * 1e300], dtype=torch.double)
 
 
-def worst_case(sign: float, *, steps: int, mu: float) -> float:
+def worst_case(
+    sign: float, *, steps: int, mu: float, seed: Callable[[], int | None] = lambda: None
+) -> float:
     """A data set of one record whose loss is as steep as a float allows, up or down."""
     run = DPGIBO(
         lambda X: X * adversary(sign),
@@ -392,12 +396,14 @@ def worst_case(sign: float, *, steps: int, mu: float) -> float:
         clip_norm=1.0,
         step_size=1.0,
         design=Design(radius=0.1),
+        unsafe_seed=seed(),
     )
     # Of all iterates, the last one is the best witness: it has the sum of the noisy gradients.
-    return run.run().location.value.item()
+    # Rounded, so that nothing but the amount of seeded noise can betray it.
+    return round(run.run().location.value.item() * 2**20) / 2**20
 
 
-def audit(steps: int, samples: int) -> tuple[float, float]:
+def audit(steps: int, samples: int, **options: Any) -> tuple[float, float]:
     """The lower bound on epsilon at delta = .6, and the claimed epsilon there, for mu = 2."""
     claim = DPGIBO(
         lambda X: X,
@@ -408,7 +414,7 @@ def audit(steps: int, samples: int) -> tuple[float, float]:
         clip_norm=1.0,
     ).guarantee.epsilon(0.6)
     report = audit_epsilon(
-        partial(worst_case, steps=steps, mu=2.0),
+        partial(worst_case, steps=steps, mu=2.0, **options),
         -1.0,
         1.0,
         samples=samples,
@@ -418,7 +424,9 @@ def audit(steps: int, samples: int) -> tuple[float, float]:
     return report.lower_bound, claim
 
 
-@pytest.mark.parametrize(("steps", "samples"), [(1, 500), (2, 400)])
+@pytest.mark.parametrize(
+    ("steps", "samples"), [pytest.param(1, 500, marks=pytest.mark.slow), (2, 400)]
+)
 def test_audit(steps: int, samples: int) -> None:
     bound, claim = audit(steps, samples)
     assert bound <= claim
@@ -437,17 +445,21 @@ def half_noise(value: Tensor, *, sensitivity: float, **options: Any) -> Any:
 
 
 def test_audit_catches_half_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With given seeds: of other draws as few, one set in ten thousand would not show it."""
     monkeypatch.setattr(module, "gaussian_mechanism", half_noise)
-    bound, claim = audit(1, 500)
+    bound, claim = audit(1, 500, seed=partial(next, itertools.count()))
     assert bound > claim
 
 
 @pytest.mark.parametrize("broken", [False, True])
 def test_noise_has_the_promised_distribution(broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kolmogorov-Smirnov on 400 coordinates of one step of a constant loss."""
+    """Kolmogorov-Smirnov on 1,000 coordinates of one step of a constant loss.
+
+    Half the noise has a p-value of 1e-26, within a factor of 130 (one standard deviation).
+    """
     if broken:
         monkeypatch.setattr(module, "gaussian_mechanism", half_noise)
-    dim, n, steps, mu, bound = 400, 10, 9, 0.5, 1.5
+    dim, n, steps, mu, bound = 1000, 10, 9, 0.5, 1.5
     run = DPGIBO(
         lambda X: X.new_zeros(len(X), n),
         torch.zeros(dim, dtype=torch.double),

@@ -118,7 +118,7 @@ def test_audit_catches_half_the_sensitivity(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(module, "exponential_mechanism", broken)
     claim = start().guarantee.epsilon()
-    report = audit_epsilon(flipping, True, False, samples=1000, confidence=1 - 1e-6)
+    report = audit_epsilon(flipping, True, False, samples=3000, confidence=1 - 1e-6)
     assert report.lower_bound > claim
 
 

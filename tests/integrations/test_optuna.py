@@ -6,9 +6,11 @@ import math
 import multiprocessing
 import os
 import pickle
+import pwd
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -213,25 +215,40 @@ def test_several_processes_one_of_them_killed(kind: str, tmp_path: Path) -> None
     several(kind, tmp_path)
 
 
+def _postgres_program(name: str) -> str:
+    """Debian keeps a server's programs in a folder of their version, which is in no path."""
+    folders = sorted(map(str, Path("/usr/lib/postgresql").glob("*/bin")), reverse=True)
+    found = shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", ""), *folders]))
+    return found or pytest.skip("needs PostgreSQL's programs")
+
+
 @pytest.fixture(scope="module")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def postgres() -> Iterator[str]:
     pytest.importorskip("psycopg", reason="needs psycopg")
-    programs = [shutil.which(name) for name in ("initdb", "pg_ctl", "createdb")]
-    if None in programs or os.getuid() == 0:
-        pytest.skip("needs PostgreSQL's programs, and another user than root")
-    initdb, pg_ctl, createdb = programs
-    folder = tmp_path_factory.mktemp("pg")
-    subprocess.run([initdb, "-D", folder / "data", "-A", "trust", "-U", "tester"], check=True,
-                   stdout=subprocess.DEVNULL)  # fmt: skip
-    options = f"-c listen_addresses='' -k {folder}"
-    start = [pg_ctl, "-D", folder / "data", "-o", options, "-l", folder / "log", "-w", "start"]
-    subprocess.run(start, check=True, stdout=subprocess.DEVNULL)
-    try:
-        subprocess.run([createdb, "-h", folder, "-U", "tester", "study"], check=True)
-        yield f"postgresql+psycopg://tester@/study?host={folder}"
-    finally:
-        stop = [pg_ctl, "-D", folder / "data", "-m", "immediate", "stop"]
-        subprocess.run(stop, check=False, stdout=subprocess.DEVNULL)
+    initdb, pg_ctl, createdb = map(_postgres_program, ("initdb", "pg_ctl", "createdb"))
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
+        folder, user = Path(name), dict[str, Any]()
+        if os.getuid() == 0:  # for whom PostgreSQL does not start
+            nobody = pwd.getpwnam("nobody")
+            user = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+            os.chown(folder, nobody.pw_uid, nobody.pw_gid)
+
+        def run(*command: Any, check: bool = True) -> None:
+            done = subprocess.run(
+                command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=folder, **user
+            )
+            assert not check or done.returncode == 0, (folder / "log").read_text()
+
+        (folder / "log").touch()
+        (folder / "log").chmod(0o666)
+        run(initdb, "-D", folder / "data", "-A", "trust", "-U", "tester", "--no-sync")
+        options = f"-c listen_addresses='' -k {folder}"
+        try:
+            run(pg_ctl, "-D", folder / "data", "-o", options, "-l", folder / "log", "-w", "start")
+            run(createdb, "-h", folder, "-U", "tester", "study")
+            yield f"postgresql+psycopg://tester@/study?host={folder}"
+        finally:
+            run(pg_ctl, "-D", folder / "data", "-m", "immediate", "stop", check=False)
 
 
 def test_several_processes_on_postgresql(postgres: str) -> None:

@@ -103,6 +103,7 @@ class Trains:
         return os.urandom(8).hex(), config["rate"]
 
 
+@pytest.mark.slow
 def test_a_selection_goes_on_after_a_worker_has_died(
     ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,10 +37,17 @@ def make_curator(evaluate=measure, **kwargs) -> GaussianNoiseCurator:
     return GaussianNoiseCurator(X, evaluate, epsilon=2.0, delta=1e-6, **kwargs)
 
 
+#: Ports that nobody else is given: bound, which keeps nobody here from listening at them.
+_KEPT: list[socket.socket] = []
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port of this process, where nothing listens until a test does."""
+    kept = socket.socket()
+    kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    kept.bind(("127.0.0.1", 0))
+    _KEPT.append(kept)
+    return int(kept.getsockname()[1])
 
 
 @contextmanager
@@ -70,8 +77,7 @@ def serving(
     listener = listen("127.0.0.1", port)
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
-    deadline = time.monotonic() + 20
-    while not server.started and time.monotonic() < deadline:
+    while not server.started and thread.is_alive():
         time.sleep(0.01)
     try:
         scheme = "http" if certificate is None else "https"

@@ -170,6 +170,7 @@ class TestGaussianNoise:
                 far,
                 samples=80_000,
                 delta=delta,
+                confidence=1 - 1e-6,
                 batched=True,
             ).lower_bound
 

@@ -409,8 +409,18 @@ class TestProposals:
             for place, (_, point) in enumerate(trial.finished[0].curve[:-1]):
                 assert point.utility >= trial.plan.stops[place]
 
-    @pytest.mark.parametrize("acquisition", ["ehvi", "hvpoi", "log_hvpoi", "qlogehvi"])
-    @pytest.mark.parametrize("privacy_model", ["exact", "gp"])
+    @pytest.mark.parametrize(
+        ("acquisition", "privacy_model"),
+        [
+            ("hvpoi", "exact"),
+            ("log_hvpoi", "gp"),
+            ("qlogehvi", "exact"),
+            *(
+                pytest.param(*each, marks=pytest.mark.slow)
+                for each in (("hvpoi", "gp"), ("log_hvpoi", "exact"), ("qlogehvi", "gp"))
+            ),
+        ],
+    )
     def test_other_criteria_take_curves(self, acquisition: str, privacy_model: Any) -> None:
         tried = study(acquisition=acquisition, candidates=64, privacy_model=privacy_model)
         assert len(tried.run(6).trials) == 6

@@ -147,7 +147,7 @@ def test_killed_in_front_of_each_write(
     expected = run_in(tmp_path)
     commits = disk.commits
     assert commits > 8
-    for at in range(1, commits + 1):
+    for at in range(1, commits + 1, 3 if curves else 1):  # each curve has several points
         folder = tmp_path / str(at)
         folder.mkdir()
         disk.commits, disk.at, disk.action = 0, at, disk.kill

@@ -143,9 +143,14 @@ def in_turn(problem: PrivacyUtilityProblem, count: int, initial: int) -> list[Co
 
 class TestPurity:
     @pytest.mark.parametrize(
-        "acquisition", ["ehvi", "hvpoi", "log_hvpoi", "qlogehvi", "random", "grid"]
+        ("acquisition", "privacy_model"),
+        [
+            *((name, "exact") for name in ("ehvi", "hvpoi", "qlogehvi", "random", "grid")),
+            *((name, "gp") for name in ("ehvi", "log_hvpoi")),
+            pytest.param("log_hvpoi", "exact", marks=pytest.mark.slow),
+            *(pytest.param(name, "gp", marks=pytest.mark.slow) for name in ("hvpoi", "qlogehvi")),
+        ],
     )
-    @pytest.mark.parametrize("privacy_model", ["exact", "gp"])
     def test_same_history_same_proposal(self, acquisition: str, privacy_model: Any) -> None:
         """Whatever was asked before, and whatever torch's global seed is."""
         problem = toy.problem()

@@ -358,7 +358,7 @@ class TestTimeout:
         tried = study(toy.Slow(0.05))
         start = time.monotonic()
         tried.run(1000, timeout=0.4)
-        assert time.monotonic() - start < 5
+        assert time.monotonic() - start < 25  # all of them would take fifty seconds
         assert 1 <= len(tried.trials) <= 9
         assert all(trial.state == "complete" for trial in tried.trials)
         assert len(tried.run(len(tried.trials) + 1).trials) == len(tried.trials)

@@ -211,7 +211,7 @@ class TestEveryWay:
 
         steps = epsilons("steps", [1, 2, 3, 10, 30, 31, 100, 1000, 10**4, 10**5, 10**6])
         assert np.all(np.diff(steps) > 0)
-        noise = epsilons("noise_multiplier", np.geomspace(0.05, 200, 120).tolist())
+        noise = epsilons("noise_multiplier", np.geomspace(0.05, 200, 40).tolist())
         assert np.all(np.diff(noise) <= 0)
         assert np.all(np.diff(noise[noise > 0]) < 0)
         batches = epsilons("batch_size", [1, 2, 8, 64, 256, 4096, 20000, 32560, 32561])
@@ -252,10 +252,17 @@ class TestPoisson:
             noise_multiplier=1.0, **ADULT, sampling="poisson", relation=REPLACE
         )
 
-    @pytest.mark.parametrize("relation", [REPLACE, ADD], ids=lambda relation: relation.name)
-    @pytest.mark.parametrize(("z", "batch", "steps"), [(1.0, 256, 1000), (0.7, 64, 300)])
+    @pytest.mark.parametrize(
+        ("relation", "z", "batch", "steps"),
+        [
+            (ADD, 1.0, 256, 1000),
+            pytest.param(REPLACE, 1.0, 256, 1000, marks=pytest.mark.slow),
+            pytest.param(REPLACE, 0.7, 64, 300, marks=pytest.mark.slow),
+            pytest.param(ADD, 0.7, 64, 300, marks=pytest.mark.slow),
+        ],
+    )
     def test_equals_dp_accounting(
-        self, z: float, batch: int, steps: int, relation: NeighboringRelation
+        self, relation: NeighboringRelation, z: float, batch: int, steps: int
     ) -> None:
         event = dpa.PoissonSampledDpEvent(batch / 32561, dpa.GaussianDpEvent(z))
         theirs = PLDAccountant(THEIRS[relation]).compose(event, steps).get_epsilon(1e-5)
@@ -268,7 +275,7 @@ class TestPoisson:
 
     @pytest.mark.parametrize(
         ("seed", "number"),
-        [(0, 12), *(pytest.param(seed, 250, marks=pytest.mark.slow) for seed in range(1, 9))],
+        [(0, 8), *(pytest.param(seed, 250, marks=pytest.mark.slow) for seed in range(1, 9))],
     )
     def test_random_settings_agree_with_dp_accounting(self, seed: int, number: int) -> None:
         """Never below their bound from below, and hardly above theirs from above.
@@ -334,8 +341,19 @@ class TestPoisson:
 
 class TestNoiseMultiplier:
     @pytest.mark.parametrize("way", WAYS, ids=WAY_NAMES)
-    @pytest.mark.parametrize("epsilon", [0.01, 0.3, 1.0, 8.0, 500.0])
-    @pytest.mark.parametrize("batch", [1, 256, 32561])
+    @pytest.mark.parametrize(
+        ("batch", "epsilon"),
+        [
+            *((256, epsilon) for epsilon in (0.01, 1.0, 500.0)),
+            *((batch, 1.0) for batch in (1, 32561)),
+            *(
+                pytest.param(batch, epsilon, marks=pytest.mark.slow)
+                for batch in (1, 256, 32561)
+                for epsilon in (0.01, 0.3, 8.0, 500.0)
+                if batch != 256 or epsilon in (0.3, 8.0)
+            ),
+        ],
+    )
     def test_never_overshoots_and_is_the_least(self, way: dict, epsilon: float, batch: int) -> None:
         run = {**ADULT, "batch_size": batch, **way}
         z = dp_sgd_noise_multiplier(epsilon=epsilon, **run)
@@ -389,14 +407,20 @@ class TestManyAtOnce:
         np.testing.assert_allclose(many, each, rtol=0.02)
 
     @pytest.mark.parametrize("way", WAYS, ids=WAY_NAMES)
-    def test_two_thousand_in_about_a_second(self, way: dict) -> None:
+    def test_two_thousand_take_as_long_as_a_few_hundred_alone(self, way: dict) -> None:
+        """As 100 to 160, in this process; as 512 at most."""
         rng = np.random.default_rng(2)
         z = np.exp(rng.uniform(math.log(0.1), math.log(16), 2048))
         batches, steps = rng.integers(8, 512, 2048), rng.integers(1, 20000, 2048)
+        run = {"num_records": 32561, "delta": 1e-5, **way}
         start = time.process_time()
-        many = dp_sgd_epsilons(z, batches, steps, num_records=32561, delta=1e-5, **way)
-        assert time.process_time() - start < 3  # a busy machine has its share
+        many = dp_sgd_epsilons(z, batches, steps, **run)
+        together = time.process_time() - start
         assert np.all(np.isfinite(many) & (many >= 0))
+        start = time.process_time()
+        for a, b, c in zip(z.tolist(), batches.tolist(), steps.tolist()[:64], strict=False):
+            dp_sgd_epsilon(noise_multiplier=a, batch_size=b, steps=c, **run)
+        assert together < 512 / 64 * (time.process_time() - start)
 
     def test_full_batches_and_none(self) -> None:
         many = dp_sgd_epsilons([5.0, 5.0], [10, 5], 16, num_records=10, delta=1e-6)

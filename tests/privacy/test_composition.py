@@ -293,7 +293,7 @@ class TestSizes:
     def test_ten_thousand_equal_parts(self, loss: PrivacyLoss) -> None:
         start = time.process_time()
         epsilon = composed_epsilon([loss] * 10_000, 1e-3)
-        assert time.process_time() - start < 10
+        assert time.process_time() - start < 60  # one by one they would take many minutes
         assert 0 < epsilon < math.inf
 
     @pytest.mark.parametrize(
@@ -315,7 +315,7 @@ class TestSizes:
     def test_extremes(self, losses: list[PrivacyLoss]) -> None:
         start = time.process_time()
         epsilons = [composed_epsilon(losses, delta) for delta in (1e-12, 1e-6, 0.5)]
-        assert time.process_time() - start < 10
+        assert time.process_time() - start < 60
         assert all(0 <= epsilon < math.inf for epsilon in epsilons)
         assert epsilons == sorted(epsilons, reverse=True)
         dearest = max(composed_epsilon([loss], 1e-6) for loss in losses)

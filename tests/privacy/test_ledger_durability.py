@@ -198,14 +198,15 @@ def test_removed_or_replaced_file_is_noticed(tmp_path: Path) -> None:
 # Many at once, and sudden ends
 
 
-def test_kills_forget_nothing(tmp_path: Path) -> None:
-    """50 processes are killed at random moments; every acknowledged charge is still there."""
+@pytest.mark.parametrize("kills", [15, pytest.param(100, marks=pytest.mark.slow)])
+def test_kills_forget_nothing(kills: int, tmp_path: Path) -> None:
+    """Processes are killed at random moments; every acknowledged charge is still there."""
     path = tmp_path / "a.ledger"
     budget = PrivacyBudget(1e4, 1e-6)
     PrivacyLedger(path, budget).close()
     rng = random.Random(0)
     acknowledged, written = 0, 0
-    for _ in range(50):
+    for _ in range(kills):
         reading, writing = os.pipe()
 
         def charge_until_killed(end: int = writing) -> None:
@@ -234,7 +235,7 @@ def test_kills_forget_nothing(tmp_path: Path) -> None:
             assert seen <= now - written <= seen + 1
             assert ledger.spent() == (0.125 * now, 0.0)
         acknowledged, written = acknowledged + seen, now
-    assert acknowledged >= 50
+    assert acknowledged >= kills
 
 
 def test_four_processes_never_overspend(tmp_path: Path) -> None:
@@ -296,7 +297,7 @@ def test_threads_share_a_ledger(tmp_path: Path, in_memory: bool) -> None:
 
 def test_forks_amid_charges_charge_or_are_refused(tmp_path: Path) -> None:
     """Children are forked while a thread of the parent charges the same object: none hangs."""
-    with PrivacyLedger(tmp_path / "a.ledger", PrivacyBudget(100.0)) as ledger:
+    with PrivacyLedger(tmp_path / "a.ledger", PrivacyBudget(1e6)) as ledger:
         stop = threading.Event()
         by_thread = 0
 
@@ -318,7 +319,10 @@ def test_forks_amid_charges_charge_or_are_refused(tmp_path: Path) -> None:
         thread = threading.Thread(target=charge_on)
         thread.start()
         try:
-            charged = [in_fork(charge_once) for _ in range(40)]
+            charged = [in_fork(charge_once) for _ in range(20)]
+            # When a fork comes is up to the system: until it has come at either time.
+            while set(charged) == {charged[0]} and len(charged) < 5000:
+                charged.append(in_fork(charge_once))
         finally:
             stop.set()
             thread.join()

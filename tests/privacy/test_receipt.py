@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import botorch_dp.privacy.receipt as module
@@ -455,6 +455,13 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         Receipt.load(tmp_path / "pickle.json")
 
 
+#: The same documents in each run, however slow the machine is.
+FUZZED = settings(
+    max_examples=100,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
@@ -462,7 +469,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@FUZZED
 @given(seed=st.integers(0, 2**32), value=JSON)
 def test_whatever_stands_in_a_receipt_is_read_or_refused(seed: int, value: Any) -> None:
     """Anything in any place: a receipt, or a ValueError; never another error."""
@@ -488,7 +495,7 @@ def test_whatever_stands_in_a_receipt_is_read_or_refused(seed: int, value: Any) 
     module._check_audit(receipt.document)
 
 
-@settings(max_examples=100, deadline=None)
+@FUZZED
 @given(JSON)
 def test_an_event_is_read_or_refused(value: Any) -> None:
     with suppress(ValueError):

@@ -101,7 +101,7 @@ class TestTrialNumber:
         tail = laws[0]._cumulative
         for end in (100, 1000, 10_000):
             expected = 20_000 * (1 - tail[end])
-            assert abs((few > end).sum() - expected) < 5 * math.sqrt(expected) + 3
+            assert abs((few > end).sum() - expected) < 6 * math.sqrt(expected) + 4
 
     def test_a_law_that_could_never_run_is_refused(self) -> None:
         with pytest.raises(ValueError, match="than could ever run"):

@@ -91,7 +91,7 @@ def test_audit_of_the_choice(method):
 
 def test_audit_of_the_maximum():
     assert audit_maximum(PrivateMaximum, 2000).passes
-    assert not audit_maximum(with_half_the_noise(PrivateMaximum), 2000).passes
+    assert not audit_maximum(with_half_the_noise(PrivateMaximum), 3500).passes
 
 
 def test_audit_sees_the_low_bits_of_simulated_noise():

@@ -252,7 +252,8 @@ def test_noise_made_ahead_is_used_once_and_by_one() -> None:
     os.wait()
     seen += [json.loads(os.read(read, 10_000)), drawn_now(coins)]
     numbers = [number for each in seen for number in each]
-    assert len(set(numbers)) == len(numbers) == 42
+    # Two of them meet on the grid once in 70,000 runs; who shares a draw shares six.
+    assert len(numbers) == 42 and len(set(numbers)) >= 41
 
 
 def test_threads_never_share_a_draw(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,7 +294,7 @@ def test_a_fork_of_the_same_number_begins_without_draws(monkeypatch: pytest.Monk
         os.write(write, json.dumps(drawn_now(coins)).encode())
         os._exit(0)
     os.wait()
-    assert not set(json.loads(os.read(read, 10_000))) & set(drawn_now(coins))
+    assert len(set(json.loads(os.read(read, 10_000))) & set(drawn_now(coins))) <= 1
 
 
 @pytest.mark.parametrize("size", [1, 2048, 2049, 100_000])

@@ -225,7 +225,9 @@ def audit_one_step(batches: str, batch_size: int, samples: int) -> tuple[list[fl
 
 
 @EVERY
-@pytest.mark.parametrize(("batch_size", "samples"), [(1, 3000), (2, 1500)])
+@pytest.mark.parametrize(
+    ("batch_size", "samples"), [pytest.param(1, 3000, marks=pytest.mark.slow), (2, 1500)]
+)
 def test_the_audit_stays_below_the_claim(batches: str, batch_size: int, samples: int) -> None:
     bounds, guarantee = audit_one_step(batches, batch_size, samples)
     assert bounds[0] > 0

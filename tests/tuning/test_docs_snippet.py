@@ -18,7 +18,7 @@ SHOWN = [
 ]
 
 
-@pytest.mark.parametrize(("snippet", "words"), zip(SNIPPETS, SHOWN, strict=True))
+@pytest.mark.parametrize(("snippet", "words"), list(zip(SNIPPETS, SHOWN, strict=True)))
 def test_the_snippets_run_as_printed(
     snippet: str, words: tuple[str, ...], capsys: pytest.CaptureFixture
 ) -> None:

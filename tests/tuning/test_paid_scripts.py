@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import re
 import runpy
+from types import SimpleNamespace
 
 import pytest
 
+from botorch_dp.privacy import TrialNumber
+from botorch_dp.tuning import trainings
 from examples.paid_tuning import FOLDER, NAMES, changed_lines
 
 #: What each of them needs beside this package.
@@ -26,7 +29,15 @@ def test_few_lines_change(name: str) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_it_runs_as_printed(name: str, capsys: pytest.CaptureFixture) -> None:
+def test_it_runs_as_printed(
+    name: str, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With secret noise, at three known configurations, of which one learns.
+
+    The lowest scores, those with Opacus, are 0.76 on average with a deviation of 0.03.
+    """
+    monkeypatch.setattr(TrialNumber, "draw", lambda self: 3)
+    monkeypatch.setattr(trainings, "secrets", SimpleNamespace(randbits=lambda bits: 5))
     for needed in SCRIPTS[name]:
         pytest.importorskip(needed, reason=f"needs {needed}")
     names = runpy.run_path(str(FOLDER / f"{name}_after.py"))
