@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from botorch_dp._checks import printable
 from botorch_dp.cli.arguments import check_extra, check_folder
 
 
@@ -56,7 +57,8 @@ def _verify(options: argparse.Namespace) -> int:
         receipt = Receipt.load(options.receipt)
         verification = receipt.verify(options.artifact, public_key=options.public_key)
     except ValueError as error:
-        print(f"botorch-dp: error: {' '.join(str(error).split())}", file=sys.stderr)
+        reason = " ".join(printable(error).split())
+        print(f"botorch-dp: error: {reason}", file=sys.stderr)
         return 2
     print(receipt, verification, sep="\n\n")
     return 0 if verification.passes else 1
