@@ -36,6 +36,7 @@ import numpy as np
 from scipy.special import ndtr
 
 from botorch_dp._checks import needs_extra
+from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy.guarantee import (
     ApproximateLoss,
     FixedBatchSGDLoss,
@@ -111,6 +112,40 @@ def _node(loss: PrivacyLoss, relation: NeighboringRelation) -> Node:
         case _:
             raise TypeError(f"A {type(loss).__name__} has no event.")
     return {"name": "SelfComposedDpEvent", "event": step, "count": loss.steps}
+
+
+def accountable(guarantee: Guarantee) -> Any:
+    """The losses as an event that an accountant of dp-accounting takes; see there."""
+    with needs_extra("accounting", "`to_event`"):
+        from dp_accounting import dp_event
+    if guarantee.void is not None:
+        return dp_event.NonPrivateDpEvent()
+    fixed = [isinstance(loss, FixedBatchSGDLoss) for loss in guarantee.losses]
+    if any(fixed) and not all(fixed):
+        raise PrivacyError(
+            "No accountant of dp-accounting takes batches of fixed size together with other "
+            "losses under one meaning of their noise: convert the guarantees one by one."
+        )
+    events = [_accountable(loss, guarantee.relation) for loss in guarantee.losses]
+    return events[0] if len(events) == 1 else dp_event.ComposedDpEvent(events)
+
+
+def _accountable(loss: PrivacyLoss, relation: NeighboringRelation) -> Any:
+    from dp_accounting import dp_event
+
+    replaced = relation is NeighboringRelation.REPLACE_ONE
+    if replaced and isinstance(loss, PureLoss) and loss.epsilon > 0:
+        # Two answers, of which the wrong one has probability 1 / (1 + e^epsilon), dominate.
+        wrong = 2 / (1 + math.exp(min(loss.epsilon, 700.0)))
+        return dp_event.RandomizedResponseDpEvent(wrong, 2)
+    node = _node(loss, relation)
+    unknown = node["name"] in (_PARAMETERS, "RepeatAndSelectDpEvent")
+    if unknown or relation is NeighboringRelation.BOUNDED_ROW:
+        raise PrivacyError(
+            f"dp-accounting has no event that bounds a {type(loss).__name__} under `relation` "
+            f"{relation.name}."
+        )
+    return _event(node)
 
 
 def _move(relation: NeighboringRelation) -> float:
