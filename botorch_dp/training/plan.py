@@ -52,7 +52,6 @@ LARGEST_PUBLISHED_BATCH = 80_000
 OPTIMIZERS = {
     "sgd": "DP-SGD",
     "adam": "DP-Adam",
-    "schedule_free": "schedule-free DP-SGD",
     "scale_free": "scale-free DP-SGD",
 }
 #: What normalized gradients are divided by beside their norm, as in [Bu2023].
