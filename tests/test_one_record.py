@@ -551,7 +551,7 @@ def published(records: list[Any]) -> float:
 def descended_weights(records: list[Any]) -> Any:
     X, Y = tensors(records)
     trainer = OutputPerturbedLogisticRegression(TrainTest(X, Y, X[:2] * 0, Y[:2] * 0), epochs=3)
-    return trainer._descend([0.1], [0], dtype=torch.double, progress=False)[0].numpy()
+    return trainer._descend(0.1, [0], dtype=torch.double)[0].numpy()
 
 
 def taken(records: list[Any]) -> Any:
