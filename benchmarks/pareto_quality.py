@@ -240,9 +240,9 @@ class TabulatedRegression:
 
     def __init__(self, data: datasets.TrainTest) -> None:
         self.trainer = OutputPerturbedLogisticRegression(data, delta=OUTPUT_DELTA)
-        strengths = np.repeat(10.0 ** (np.arange(self.levels) / 16 - 4), self.permutations)
-        seeds = list(range(self.permutations)) * self.levels
-        models = self.trainer.fit_many([(s, 1e-25) for s in strengths], seeds=seeds)
+        seeds, models = range(self.permutations), []
+        for strength in 10.0 ** (np.arange(self.levels) / 16 - 4):
+            models += self.trainer.replicates(seeds, regularization=strength, noise_std=1e-25)
         weights = torch.cat([model.model.weight for model in models]).double()
         self.weights = weights.reshape(self.levels, self.permutations, -1)
         X = self.trainer.scaled(data.test_X).double()

@@ -236,6 +236,11 @@ def shown(number: int) -> str:
     return str(number) if abs(number) < 10**24 else f"one of {number.bit_length()} bits"
 
 
+def printable(text: object) -> str:
+    """What somebody else wrote, for a terminal: without line breaks and control characters."""
+    return "".join(c if c.isprintable() else " " for c in str(text))
+
+
 def check_count(name: str, value: object, *, at_least: int = 1) -> int:
     """As :func:`check_integer`, for what is done one after the other: at most a billion."""
     number = check_integer(name, value, at_least=at_least)

@@ -1,4 +1,4 @@
-"""Figures: privacy-utility fronts, the hypervolume they gain, and what a guarantee means.
+"""Figures: privacy-utility fronts, and the hypervolume they gain.
 
 Every figure says below its axes what publishing it costs. Figures are made without pyplot, so that
 drawing one changes no global state and needs no display.
@@ -21,7 +21,6 @@ from botorch_dp._checks import needs_extra
 from botorch_dp._files import atomic_write
 from botorch_dp.pareto.front import ParetoFront, non_dominated
 from botorch_dp.pareto.recommending import OperatingPoint
-from botorch_dp.privacy import Guarantee
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -141,48 +140,6 @@ def plot_hypervolume(
     ax.set_xlabel("complete trials")
     ax.set_ylabel(f"hypervolume up to ({names}) = ({values})")
     _finish(ax, fronts)
-    return figure
-
-
-def plot_guarantee(*guarantees: Guarantee, labels: Sequence[str] | None = None) -> Figure:
-    """What guarantees mean: their trade-off curves, and epsilon for each delta.
-
-    On the left, an attack with a given share of false alarms misses at least this share of the
-    records it looks for; on the diagonal it does no better than a coin.
-
-    Args:
-        guarantees: At least one, none of them void.
-        labels: One for each; their mechanisms if None.
-
-    Example:
-        >>> figure = plot_guarantee(descent.guarantee, labels=["mu = 1"])
-    """
-    with needs_extra("plots", "A figure"):
-        from matplotlib.figure import Figure
-
-    if not guarantees or any(g.void is not None for g in guarantees):
-        raise ValueError("`guarantees` must be one or more that promise something.")
-    names = [g.mechanism for g in guarantees] if labels is None else list(labels)
-    if len(names) != len(guarantees):
-        raise ValueError(f"`labels` must name {len(guarantees)} guarantees, got {len(names)}.")
-    figure = Figure(figsize=(9.6, 4.6), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    alarms = np.linspace(0.0, 1.0, 201)
-    deltas = np.logspace(-10, -1, 46)
-    for guarantee, name in zip(guarantees, names, strict=True):
-        left.plot(alarms, guarantee.tradeoff(alarms.tolist()), label=name)
-        right.plot(deltas, [guarantee.epsilon(float(delta)) for delta in deltas], label=name)
-    left.plot(alarms, 1 - alarms, color="0.6", linestyle=":", label="nothing revealed")
-    left.set_xlabel("false alarms of an attack")
-    left.set_ylabel("records it misses, at least")
-    left.legend(fontsize=8)
-    right.set_xscale("log")
-    right.set_xlabel("δ")
-    right.set_ylabel("ε")
-    for ax in (left, right):
-        ax.grid(alpha=0.3)
-    caption = " ".join(str(guarantee) for guarantee in guarantees)
-    figure.supxlabel(_wrapped(caption, 120), fontsize=7.5, ha="center")
     return figure
 
 

@@ -96,9 +96,8 @@ NEEDING = {
         laplace_guarantee(sensitivity=1.0, epsilon=1.0).to_event()
         """,
     "plots": """
-        from botorch_dp.plots import plot_guarantee
-        from botorch_dp.privacy import laplace_guarantee
-        plot_guarantee(laplace_guarantee(sensitivity=1.0, epsilon=1.0))
+        from botorch_dp.plots import _axes
+        _axes(None)
         """,
     "ax": """
         from botorch_dp.acquisition import register_with_ax

@@ -56,7 +56,6 @@ from botorch_dp.training.estimators import (
     BoundedScaler,
     DPClassifier,
     DPRegressor,
-    OutputPerturbedClassifier,
 )
 from botorch_dp.training.evaluation import right_in, right_of_each
 from botorch_dp.training.records import DatasetRecords
@@ -552,7 +551,7 @@ def published(records: list[Any]) -> float:
 def descended_weights(records: list[Any]) -> Any:
     X, Y = tensors(records)
     trainer = OutputPerturbedLogisticRegression(TrainTest(X, Y, X[:2] * 0, Y[:2] * 0), epochs=3)
-    return trainer._descend([0.1], [0], dtype=torch.double, progress=False)[0].numpy()
+    return trainer._descend(0.1, [0], dtype=torch.double)[0].numpy()
 
 
 def taken(records: list[Any]) -> Any:
@@ -639,10 +638,6 @@ TRAINED: dict[str, Any] = {"delta": 1e-3, "bounds": (-1.0, 1.0), "epochs": 1, "u
 ESTIMATORS: dict[str, tuple[Any, str]] = {
     "DPClassifier": (DPClassifier(5.0, classes=(0, 1), **TRAINED), "DPTrainer"),
     "DPRegressor": (DPRegressor(5.0, target_bounds=(0.0, 1.0), **TRAINED), "DPTrainer"),
-    "OutputPerturbedClassifier": (
-        OutputPerturbedClassifier(5.0, classes=(0, 1), **TRAINED),
-        "OutputPerturbedLogisticRegression",
-    ),
 }
 CELL_ROWS = {name: ([0.1, value, 0.2], 1) for name, value in STRANGE.items()}
 TRAINING = "botorch_dp.training"

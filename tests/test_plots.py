@@ -14,9 +14,9 @@ from matplotlib.figure import Figure
 from botorch_dp import plots
 from botorch_dp.pareto import DPareto, ParetoFront, Trial
 from botorch_dp.pareto.problem import Measurement
-from botorch_dp.plots import plot_front, plot_guarantee, plot_hypervolume, save_figure
+from botorch_dp.plots import plot_front, plot_hypervolume, save_figure
 from botorch_dp.privacy import Guarantee, PrivacyUnit
-from botorch_dp.privacy.guarantee import GaussianLoss, PureLoss
+from botorch_dp.privacy.guarantee import PureLoss
 from tests.pareto import toy
 
 POINTS = [(2.0, [0.5, 0.6]), (1.0, [0.8, 0.9]), (4.0, [0.2, 0.4]), (3.0, [0.6, 0.9])]
@@ -191,25 +191,6 @@ def test_captions_are_wrapped_to_the_figure() -> None:
 
 def test_notebooks_show_a_figure_without_pyplot() -> None:
     assert front().plot()._repr_png_().startswith(b"\x89PNG")
-
-
-def test_a_guarantee_is_drawn_as_what_it_means(tmp_path: Path) -> None:
-    gaussian = Guarantee("Gaussian mechanism", PrivacyUnit(), (GaussianLoss(1.0),))
-    pure = Guarantee("Laplace mechanism", PrivacyUnit(), (PureLoss(1.0),))
-    figure = plot_guarantee(gaussian, pure, labels=["mu = 1", "epsilon = 1"])
-    left, right = figure.axes
-    assert left.get_xlabel() == "false alarms of an attack" and right.get_ylabel() == "ε"
-    missed = left.lines[0].get_ydata()
-    # N(0, 1) against N(1, 1), in the middle: Phi(-1/2) on both sides.
-    at = left.lines[0].get_xdata().searchsorted(0.3085)
-    assert missed[at] == pytest.approx(0.3085, abs=0.01)
-    assert right.lines[1].get_ydata()[0] == pytest.approx(1.0, abs=1e-6)
-    assert "1-differentially private" in figure._supxlabel.get_text().replace("\n", " ")
-    save_figure(figure, tmp_path / "guarantee.png")
-    with pytest.raises(ValueError, match="promise something"):
-        plot_guarantee(gaussian.simulated())
-    with pytest.raises(ValueError, match="`labels`"):
-        plot_guarantee(gaussian, labels=[])
 
 
 def test_captions_break_neither_inside_a_pair_nor_beside_an_equals_sign() -> None:

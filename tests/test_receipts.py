@@ -162,7 +162,7 @@ SUBJECTS: dict[str, Callable[[PrivacyLedger], Any]] = {
             *("laplace_mechanism", "gaussian_mechanism", "exponential_mechanism", "sparse_vector"),
             *("PrivateSearch", "DPGIBO", "private_start", "PrivateGPUCB", "PrivateChoice"),
             *("PrivateMaximum", "OutputPerturbedLogisticRegression", "PrivateFit"),
-            *("DPClassifier", "DPRegressor", "OutputPerturbedClassifier"),
+            *("DPClassifier", "DPRegressor"),
         )
     },
     "laplace_mechanism, a vector": of_entry("laplace_mechanism", value=VALUES),
@@ -196,7 +196,7 @@ PLACES = {
     "privacy/mechanisms.py": ["laplace_mechanism", "gaussian_mechanism", "sparse_vector"],
     "release/assumptions.py": ["PrivateChoice", "PrivateMaximum", "noise-free", "Lipschitz"],
     "release/private_ucb.py": ["PrivateGPUCB"],
-    "training/estimators.py": ["DPClassifier", "DPRegressor", "OutputPerturbedClassifier"],
+    "training/estimators.py": ["DPClassifier", "DPRegressor"],
     "training/output_perturbation.py": ["OutputPerturbedLogisticRegression"],
     "training/trainer.py": ["DPTrainer, Poisson", "DPTrainer, fixed batches"],
     "integrations/opacus_loop.py": ["PrivacyEngine of Opacus"],

@@ -50,7 +50,7 @@ from botorch_dp.training import (
     logistic_loss,
     logistic_regression,
 )
-from botorch_dp.training.estimators import DPClassifier, DPRegressor, OutputPerturbedClassifier
+from botorch_dp.training.estimators import DPClassifier, DPRegressor
 from botorch_dp.tuning import PrivateFit, PrivateSearch, PrivateSelection
 from tools.names import public_names, source_of
 
@@ -450,12 +450,6 @@ ENTRIES: dict[str, Entry] = {
         estimator(DPRegressor),
         lambda: {"epsilon": 3.0, "target_bounds": (0.0, 1.0), "bounds": (0.0, 1.0)},
         {"epsilon": POSITIVE, "delta": [0.0, *DELTA], "bounds": BOUNDS, "target_bounds": BOUNDS,
-         "ledger": NOT_A_LEDGER},
-    ),
-    "OutputPerturbedClassifier": Entry(
-        estimator(OutputPerturbedClassifier),
-        lambda: {"epsilon": 3.0, "classes": (0, 1), "bounds": (0.0, 1.0)},
-        {"epsilon": POSITIVE, "delta": [0.0, *DELTA], "regularization": POSITIVE,
          "ledger": NOT_A_LEDGER},
     ),
     "GaussianNoiseCurator": Entry(

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from botorch_dp._checks import printable
 from botorch_dp.cli.arguments import check_extra, check_folder
 
 
@@ -18,8 +19,8 @@ def add_commands(commands: Any) -> None:
         help="check a receipt",
         description="Recompute epsilon with dp-accounting alone and say line by line what agrees, "
         "what is within 1%, what rests on a condition, and what could not be recomputed. Exit "
-        "code 0 if nothing contradicts, 1 if something does, and 2 if the file is no receipt, or "
-        "the receipt of another artifact.",
+        "code 0 if nothing contradicts, 1 if something does, and 2 if the file cannot be read, is "
+        "no receipt, or is the receipt of another artifact.",
     )
     verify.add_argument("receipt", type=Path, metavar="RECEIPT", help="a JSON file")
     verify.add_argument(
@@ -55,8 +56,9 @@ def _verify(options: argparse.Namespace) -> int:
     try:
         receipt = Receipt.load(options.receipt)
         verification = receipt.verify(options.artifact, public_key=options.public_key)
-    except ValueError as error:
-        print(f"botorch-dp: error: {' '.join(str(error).split())}", file=sys.stderr)
+    except (OSError, ValueError) as error:
+        reason = " ".join(printable(error).split())
+        print(f"botorch-dp: error: {reason}", file=sys.stderr)
         return 2
     print(receipt, verification, sep="\n\n")
     return 0 if verification.passes else 1

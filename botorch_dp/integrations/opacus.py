@@ -21,7 +21,7 @@ from opacus.accountants.accountant import IAccountant
 from opacus.grad_sample import GradSampleModule
 from opacus.optimizers import DPOptimizer
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, default_collate
 
 from botorch_dp._checks import check_delta, check_integer, check_positive
 from botorch_dp.errors import PrivacyError
@@ -58,9 +58,9 @@ from botorch_dp.training.records import (
 from botorch_dp.training.trainer_setup import FORM_IS_PUBLIC, TRIED, Setup
 
 _LOOP = (
-    "your loop computes the loss of each record from that record's row of a batch alone, and takes "
-    "the mean over the batch; it looks at the training records in no other way to decide what to "
-    "do (which model, when to stop)"
+    "your loop calls the model on the rows of a batch in their order, computes the loss of each "
+    "record from its row alone, and takes the mean over the batch; it looks at the training "
+    "records in no other way to decide what to do (which model, when to stop)"
 )
 _NOT_PRINTED = (
     "only the model is covered: losses and accuracies on training records, and gradients before "
@@ -419,6 +419,14 @@ class PrivacyEngine(opacus.PrivacyEngine):
             )
         found = datasets_of((data_loader.dataset, data_loader.dataset), self._like)
         assert found is not None
+        sampler = data_loader.sampler
+        known = isinstance(sampler, RandomSampler | SequentialSampler)
+        if not known or len(sampler) != len(found[0]):  # type: ignore[arg-type]
+            raise PrivacyError(
+                "`data_loader` has a sampler that takes some records, or some more often: each "
+                "record of the data set is drawn with one probability here. Pass a data set of "
+                "the records to train on, such as torch.utils.data.Subset(data, places)."
+            )
         return found[0], min(data_loader.batch_size, len(found[0]))
 
 
@@ -439,6 +447,11 @@ def _check_module(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         raise PrivacyError(
             f"`module` is a {type(module).__name__}: pass the model itself, in one process and "
             "without the hooks of another engine."
+        )
+    if optimizer.state:
+        raise PrivacyError(
+            "`optimizer` has taken steps, and keeps what it saw in them, such as gradients without "
+            "noise. Pass a new one."
         )
     if isinstance(optimizer, DPOptimizer):
         raise PrivacyError("`optimizer` is private already: pass the one of torch.optim.")

@@ -29,7 +29,6 @@ with needs_extra("sklearn", "`botorch_dp.integrations.sklearn`"):
         BoundedScaler,
         DPClassifier,
         DPRegressor,
-        OutputPerturbedClassifier,
     )
 
 _PUBLIC = "the records in `public`, which all models are fitted to, are public"

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Callable, Sequence
-from functools import partial, reduce
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from gpytorch.kernels import (
-    AdditiveKernel,
     Kernel,
     MaternKernel,
-    ProductKernel,
     RBFKernel,
     ScaleKernel,
 )
@@ -205,7 +202,7 @@ def closed_form(kernel: Kernel, dims: Tensor, num_dims: int) -> ClosedForm | Non
     its lazy matrices take several times as long as the arithmetic.
 
     Args:
-        kernel: RBF or Matern kernels, scalings, sums and products of them; others give None.
+        kernel: An RBF or a Matern kernel, or a scaling of one; others give None.
         dims: The coordinates that the kernel is given.
         num_dims: The number ``d`` of coordinates that there are.
     """
@@ -216,14 +213,6 @@ def closed_form(kernel: Kernel, dims: Tensor, num_dims: int) -> ClosedForm | Non
     if kind is ScaleKernel:
         base = closed_form(kernel.base_kernel, dims, num_dims)
         return base and partial(_scaled, base=base, scale=kernel.outputscale.detach().reshape(()))
-    if kind is AdditiveKernel or kind is ProductKernel:
-        parts = []
-        for part in kernel.kernels:
-            parts.append(closed_form(part, dims, num_dims))
-            if parts[-1] is None:
-                return None
-        combine = operator.iadd if kind is AdditiveKernel else operator.imul
-        return partial(_combined, parts=parts, combine=combine)
     profile: Any
     if kind is RBFKernel:
         profile, factor = torch.Tensor.exp_, -0.5
@@ -239,12 +228,6 @@ def closed_form(kernel: Kernel, dims: Tensor, num_dims: int) -> ClosedForm | Non
 
 def _scaled(squares: Tensor, base: ClosedForm, scale: Tensor) -> Tensor:
     return base(squares).mul_(scale)
-
-
-def _combined(
-    squares: Tensor, parts: Sequence[Any], combine: Callable[[Tensor, Tensor], Tensor]
-) -> Tensor:
-    return reduce(combine, (part(squares) for part in parts))
 
 
 def _stationary(squares: Tensor, profile: ClosedForm, weights: Tensor) -> Tensor:

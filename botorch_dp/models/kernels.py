@@ -20,17 +20,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from functools import singledispatch
 from typing import Any
 
 import torch
 from gpytorch.kernels import (
-    AdditiveKernel,
     Kernel,
     MaternKernel,
     PolynomialKernel,
-    ProductKernel,
     RBFKernel,
     ScaleKernel,
 )
@@ -301,8 +298,8 @@ class _AutogradDerivatives(KernelDerivatives):
     def _refusal(self, reason: str) -> ValueError:
         return ValueError(
             f"`kernel` {type(self.kernel).__name__} has no usable gradient: {reason}. Use "
-            "RBFKernel, MaternKernel(nu=2.5), PolynomialKernel, sums, products or scalings of "
-            "them, or register closed forms with `derivatives_of.register`."
+            "RBFKernel, MaternKernel(nu=2.5), PolynomialKernel or a scaling of them, or register "
+            "closed forms with `derivatives_of.register`."
         )
 
 
@@ -334,110 +331,6 @@ class ScaledDerivatives(KernelDerivatives):
         return self.scale * self.base.gradient_covariance(location)
 
 
-class SummedDerivatives(KernelDerivatives):
-    """``k_1 + k_2 + ...``; the shortest length-scale of the parts counts."""
-
-    def __init__(self, parts: Sequence[KernelDerivatives]) -> None:
-        super().__init__(shortest_length_scale(parts))
-        self.parts: Any = nn.ModuleList(parts)
-        self.has_finite_rank = all(part.has_finite_rank for part in parts)
-
-    @override
-    def value(self, X1: Tensor, X2: Tensor) -> Tensor:
-        return torch.stack([part.value(X1, X2) for part in self.parts]).sum(0)
-
-    @override
-    def diagonal(self, X: Tensor) -> Tensor:
-        return torch.stack([part.diagonal(X) for part in self.parts]).sum(0)
-
-    @override
-    def gradient(self, location: Tensor, X: Tensor) -> Tensor:
-        return torch.stack([part.gradient(location, X) for part in self.parts]).sum(0)
-
-    @override
-    def gradient_covariance(self, location: Tensor) -> Tensor:
-        return torch.stack([part.gradient_covariance(location) for part in self.parts]).sum(0)
-
-
-class ProductDerivatives(KernelDerivatives):
-    """``k_1 k_2``, by the product rule."""
-
-    def __init__(self, left: KernelDerivatives, right: KernelDerivatives) -> None:
-        super().__init__(shortest_length_scale((left, right)))
-        self.left = left
-        self.right = right
-        self.has_finite_rank = left.has_finite_rank and right.has_finite_rank
-
-    @override
-    def value(self, X1: Tensor, X2: Tensor) -> Tensor:
-        return self.left.value(X1, X2) * self.right.value(X1, X2)
-
-    @override
-    def diagonal(self, X: Tensor) -> Tensor:
-        return self.left.diagonal(X) * self.right.diagonal(X)
-
-    @override
-    def gradient(self, location: Tensor, X: Tensor) -> Tensor:
-        at = location.unsqueeze(-2)  # 1 x d; the values below are ... x 1 x N
-        return self.left.gradient(location, X) * self.right.value(at, X) + self.left.value(
-            at, X
-        ) * self.right.gradient(location, X)
-
-    @override
-    def gradient_covariance(self, location: Tensor) -> Tensor:
-        at = location.unsqueeze(-2)
-        left, right = (part.diagonal(at).squeeze(-1) for part in (self.left, self.right))
-        # At coincident arguments the derivatives in the first and in the second are equal.
-        slope_left, slope_right = (
-            part.gradient(location, at).squeeze(-1) for part in (self.left, self.right)
-        )
-        crossed = slope_left.outer(slope_right)
-        return (
-            left * self.right.gradient_covariance(location)
-            + right * self.left.gradient_covariance(location)
-            + crossed
-            + crossed.mT
-        )
-
-
-class RestrictedDerivatives(KernelDerivatives):
-    """A kernel of some of the inputs (``active_dims``); the gradient in the others is zero."""
-
-    dims: Tensor
-
-    def __init__(self, base: KernelDerivatives, dims: Tensor) -> None:
-        # The other inputs have no length-scale; the shortest of these keeps designs local.
-        super().__init__(shortest_length_scale((base,)))
-        self.base = base
-        self.has_finite_rank = base.has_finite_rank
-        self.register_buffer("dims", dims)
-
-    @override
-    def value(self, X1: Tensor, X2: Tensor) -> Tensor:
-        return self.base.value(X1.index_select(-1, self.dims), X2.index_select(-1, self.dims))
-
-    @override
-    def diagonal(self, X: Tensor) -> Tensor:
-        return self.base.diagonal(X.index_select(-1, self.dims))
-
-    @override
-    def gradient(self, location: Tensor, X: Tensor) -> Tensor:
-        inner = self.base.gradient(location[self.dims], X.index_select(-1, self.dims))
-        return torch.zeros_like(X.mT).index_copy(-2, self.dims, inner)
-
-    @override
-    def gradient_covariance(self, location: Tensor) -> Tensor:
-        inner = self.base.gradient_covariance(location[self.dims])
-        full = location.new_zeros(len(location), len(location))
-        full[self.dims.unsqueeze(-1), self.dims] = inner
-        return full
-
-
-def shortest_length_scale(parts: Sequence[KernelDerivatives]) -> Tensor:
-    """The shortest length-scale of all parts, as a ``1``-dim tensor."""
-    return torch.stack([part.length_scales.min() for part in parts]).min().reshape(1)
-
-
 def kernel_derivatives(kernel: Kernel, like: Tensor) -> KernelDerivatives:
     """The derivatives of ``kernel`` with its present hyper-parameters, as constants.
 
@@ -454,22 +347,19 @@ def kernel_derivatives(kernel: Kernel, like: Tensor) -> KernelDerivatives:
         >>> derivatives = kernel_derivatives(MaternKernel(nu=2.5), like=location)
         >>> derivatives.gradient_covariance(location)
     """
-    return _with_active_dims(frozen_kernel(kernel, like)).to(like)
+    return _derivatives(frozen_kernel(kernel, like)).to(like)
 
 
-def _with_active_dims(kernel: Kernel) -> KernelDerivatives:
+def _derivatives(kernel: Kernel) -> KernelDerivatives:
+    if kernel.active_dims is not None:
+        return _AutogradDerivatives(kernel)
     # By exact class: a subclass may compute something else (RBFKernelGrad does).
-    derivatives = derivatives_of.registry.get(type(kernel), _AutogradDerivatives)(kernel)
-    # A scaled kernel repeats its base kernel's `active_dims`; the base has been restricted by them.
-    repeated = isinstance(kernel, ScaleKernel) and kernel.base_kernel.active_dims is not None
-    if kernel.active_dims is not None and not repeated:
-        derivatives = RestrictedDerivatives(derivatives, kernel.active_dims)
-    return derivatives
+    return derivatives_of.registry.get(type(kernel), _AutogradDerivatives)(kernel)
 
 
 @singledispatch
 def derivatives_of(kernel: Kernel) -> KernelDerivatives:
-    """Derivatives of one kernel class, its ``active_dims`` aside; register further ones here."""
+    """Derivatives of one kernel class; register further ones here."""
     return _AutogradDerivatives(kernel)
 
 
@@ -501,18 +391,5 @@ def _polynomial(kernel: PolynomialKernel) -> KernelDerivatives:
 @derivatives_of.register
 def _scaled(kernel: ScaleKernel) -> KernelDerivatives:
     return ScaledDerivatives(
-        _with_active_dims(kernel.base_kernel), kernel.outputscale.detach().reshape(())
+        _derivatives(kernel.base_kernel), kernel.outputscale.detach().reshape(())
     )
-
-
-@derivatives_of.register
-def _summed(kernel: AdditiveKernel) -> KernelDerivatives:
-    return SummedDerivatives([_with_active_dims(part) for part in kernel.kernels])
-
-
-@derivatives_of.register
-def _product(kernel: ProductKernel) -> KernelDerivatives:
-    first, *others = (_with_active_dims(part) for part in kernel.kernels)
-    for other in others:
-        first = ProductDerivatives(first, other)
-    return first

@@ -14,14 +14,13 @@ from typing import Any
 
 from torch import Tensor
 
-from botorch_dp._checks import check_integer, check_positive, needs_extra
+from botorch_dp._checks import check_integer, check_positive, needs_extra, printable
 from botorch_dp.outsourced.credentials import client_context
 from botorch_dp.outsourced.curator import check_request_id
 from botorch_dp.outsourced.exchange import (
     LARGEST_DATASET,
     check_answer,
     dataset_from_bytes,
-    printable,
 )
 from botorch_dp.privacy import Release
 
@@ -261,7 +260,7 @@ def _parsed(content: bytes) -> dict[str, Any]:
 def _reason(content: bytes) -> str:
     """What an error page says: a curator's reason, or the beginning of a proxy's page."""
     try:
-        return printable(_parsed(content)["error"])
+        return printable(str(_parsed(content)["error"])[:200])
     except (UnreadableResponse, KeyError, ValueError, RecursionError):
         return printable(content[:200].decode(errors="replace")).strip() or "no reason given"
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from botorch_dp._checks import check_integer, check_positive
+from botorch_dp._checks import check_integer, check_positive, printable
 from botorch_dp._files import atomic_write, sync_folder
 from botorch_dp.errors import BudgetExhausted
 from botorch_dp.outsourced.curator import Curator, InvalidIndex, UnusableAnswer, check_request_id
@@ -169,7 +169,7 @@ class FileCurator:
             for entry in _read_lines(self._answers) if self._answers.exists() else ():
                 if entry["request_id"] == request:
                     if "y" not in entry:
-                        reason = printable(entry.get("error"))
+                        reason = printable(str(entry.get("error"))[:200])
                         raise LookupError(f"The curator refused: {reason}")
                     return check_answer(entry["y"])
             if time.monotonic() > deadline:
@@ -209,11 +209,6 @@ def check_answer(y: object) -> float:
     if isinstance(y, bool) or not isinstance(y, int | float) or not -_LARGEST <= y <= _LARGEST:
         raise ValueError("The curator's answer is no finite number.")
     return float(y)
-
-
-def printable(reason: object) -> str:
-    """What the other party says, in a few printable words."""
-    return "".join(c if c.isprintable() else " " for c in str(reason)[:200])
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:

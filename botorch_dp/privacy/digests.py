@@ -91,7 +91,7 @@ def _plain(value: Any) -> Any:
     raise TypeError(
         f"A {type(value).__name__} has no canonical form, so a receipt cannot name it by a digest: "
         "give the numbers that are published as `artifact`, such as a dictionary of arrays, or "
-        "`artifact=None`."
+        "make a receipt of the guarantee alone, Receipt.of(release.guarantee)."
     )
 
 

@@ -30,12 +30,13 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from scipy.special import ndtr
 
 from botorch_dp._checks import needs_extra
+from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy.guarantee import (
     ApproximateLoss,
     FixedBatchSGDLoss,
@@ -52,9 +53,9 @@ from botorch_dp.privacy.guarantee import (
 Node = dict[str, Any]
 
 #: Largest numbers that are taken for a mechanism; beyond them nothing is hidden, or all is.
-_LARGEST, _MOST_STEPS, _MOST_NODES = 1e9, 10**7, 10_000
-#: Steps beyond this are not recomputed: their sum would take minutes.
-_MOST_COMPOSED = 10**6
+_LARGEST, _MOST_STEPS, _MOST_NODES, _DEEPEST = 1e9, 10**7, 10_000, 8
+#: Equal steps and different parts beyond these are not recomputed: their sum would take minutes.
+_MOST_COMPOSED, _MOST_PARTS = 10**6, 50
 #: An expected loss of all steps together beyond which nothing is hidden, and nothing computed.
 _MOST_LOSS = 1e4
 #: Points of one step's distribution, of a first rough one, and of the sum of all, at most.
@@ -113,6 +114,40 @@ def _node(loss: PrivacyLoss, relation: NeighboringRelation) -> Node:
     return {"name": "SelfComposedDpEvent", "event": step, "count": loss.steps}
 
 
+def accountable(guarantee: Guarantee) -> Any:
+    """The losses as an event that an accountant of dp-accounting takes; see there."""
+    with needs_extra("accounting", "`to_event`"):
+        from dp_accounting import dp_event
+    if guarantee.void is not None:
+        return dp_event.NonPrivateDpEvent()
+    fixed = [isinstance(loss, FixedBatchSGDLoss) for loss in guarantee.losses]
+    if any(fixed) and not all(fixed):
+        raise PrivacyError(
+            "No accountant of dp-accounting takes batches of fixed size together with other "
+            "losses under one meaning of their noise: convert the guarantees one by one."
+        )
+    events = [_accountable(loss, guarantee.relation) for loss in guarantee.losses]
+    return events[0] if len(events) == 1 else dp_event.ComposedDpEvent(events)
+
+
+def _accountable(loss: PrivacyLoss, relation: NeighboringRelation) -> Any:
+    from dp_accounting import dp_event
+
+    replaced = relation is NeighboringRelation.REPLACE_ONE
+    if replaced and isinstance(loss, PureLoss) and loss.epsilon > 0:
+        # Two answers, of which the wrong one has probability 1 / (1 + e^epsilon), dominate.
+        wrong = 2 / (1 + math.exp(min(loss.epsilon, 700.0)))
+        return dp_event.RandomizedResponseDpEvent(wrong, 2)
+    node = _node(loss, relation)
+    unknown = node["name"] in (_PARAMETERS, "RepeatAndSelectDpEvent")
+    if unknown or relation is NeighboringRelation.BOUNDED_ROW:
+        raise PrivacyError(
+            f"dp-accounting has no event that bounds a {type(loss).__name__} under `relation` "
+            f"{relation.name}."
+        )
+    return _event(node)
+
+
 def _move(relation: NeighboringRelation) -> float:
     """What a change moves, over the norm in which noise is counted."""
     return 1.0 if relation is NeighboringRelation.BOUNDED_ROW else relation.sum_sensitivity
@@ -164,12 +199,14 @@ _INSIDE: dict[str, set[str] | None] = {
 
 def check_event(node: object) -> Node:
     """Return the node, or raise ``ValueError`` unless it is one that can be read."""
-    waiting: list[tuple[object, set[str] | None]] = [(node, None)]
+    waiting: list[tuple[object, set[str] | None, int]] = [(node, None, 0)]
     for read in range(_MOST_NODES):
         if not waiting:
             assert isinstance(node, dict)
             return node
-        one, allowed = waiting.pop()
+        one, allowed, depth = waiting.pop()
+        if depth > _DEEPEST:
+            raise ValueError("the event has parts in parts that are nested too deeply")
         name = one.get("name") if isinstance(one, dict) else None
         if not isinstance(one, dict) or not isinstance(name, str) or name not in _ATTRIBUTES:
             raise ValueError(f"the event has a part that is none of {sorted(_ATTRIBUTES)}")
@@ -178,13 +215,13 @@ def check_event(node: object) -> Node:
         expected = set(_ATTRIBUTES[name]) | {"name"}
         if name in _INSIDE:
             expected.add("event")
-            waiting.append((one.get("event"), _INSIDE[name]))
+            waiting.append((one.get("event"), _INSIDE[name], depth + 1))
         if name == "ComposedDpEvent":
             expected.add("events")
             parts = one.get("events")
             if not isinstance(parts, list) or not parts or read + len(parts) > _MOST_NODES:
                 raise ValueError("the event is composed of no list of parts")
-            waiting += [(part, None) for part in parts]
+            waiting += [(part, None, depth + 1) for part in parts]
         if set(one) != expected:
             raise ValueError(f"a {name} must have exactly {sorted(expected)}")
         for attribute, fits in _ATTRIBUTES[name].items():
@@ -211,10 +248,10 @@ def leaves(node: Node, count: int = 1) -> list[tuple[Node, int]]:
 
 @dataclass(frozen=True)
 class Recomputed:
-    """An epsilon, whether it is an upper bound only, and how it was computed."""
+    """An epsilon, whether it is the true one or a bound of it, and how it was computed."""
 
     epsilon: float
-    upper: bool
+    bound: Literal["none", "upper", "lower"]
     how: str
 
 
@@ -230,27 +267,37 @@ def recomputed(
         about: Roughly what is expected, for the size of the grid only.
 
     Returns:
-        None at all if there are too many steps.
+        None at all if there are too many parts; of too many steps, a lower bound.
     """
     parts = leaves(node)
     with needs_extra("accounting", "Verifying a receipt"):
         import dp_accounting
     if not parts:
-        return [Recomputed(0.0, False, "nothing was revealed")]
+        return [Recomputed(0.0, "none", "nothing was revealed")]
     summed = _added_up(parts, relation, delta)
     if summed is not None:
-        return [Recomputed(summed, False, "the parts, added up")]
+        return [Recomputed(summed, "none", "the parts, added up")]
     if delta == 0:
-        return [Recomputed(math.inf, False, "Gaussian noise has no epsilon at delta = 0")]
-    names = {part["name"] for part, _ in parts}
-    if any(count > _MOST_COMPOSED and part["name"] != "GaussianDpEvent" for part, count in parts):
+        return [Recomputed(math.inf, "none", "Gaussian noise has no epsilon at delta = 0")]
+    if len(parts) > _MOST_PARTS:
         return []
+    names = {part["name"] for part, _ in parts}
+    fewer = [
+        (part, count if part["name"] == "GaussianDpEvent" else min(count, _MOST_COMPOSED))
+        for part, count in parts
+    ]
     found = []
     if "RepeatAndSelectDpEvent" not in names:
         how = f"privacy-loss distributions of dp-accounting {_version()}"
-        found.append(Recomputed(_by_distributions(parts, relation, delta, about), False, how))
-    if names & {"RepeatAndSelectDpEvent", "SampledWithoutReplacementDpEvent"} and not (
-        names & {_PARAMETERS, "PoissonSampledDpEvent"}
+        if fewer != parts:
+            how = f"{how}, of the first {_MOST_COMPOSED:,} steps"
+        epsilon = _by_distributions(fewer, relation, delta, about)
+        found.append(Recomputed(epsilon, "none" if fewer == parts else "lower", how))
+    if (
+        fewer == parts
+        and names & {"RepeatAndSelectDpEvent", "SampledWithoutReplacementDpEvent"}
+        and not names & {_PARAMETERS, "PoissonSampledDpEvent"}
+        and all((part.get("shape") or 0.0) >= 0 for part, _ in parts)  # it knows no others
     ):
         accountant = dp_accounting.rdp.RdpAccountant(
             neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE
@@ -261,7 +308,7 @@ def recomputed(
                 event = type(event)(event.noise_multiplier / _move(relation))
             accountant.compose(event, count)
         how = f"the Rényi accountant of dp-accounting {_version()}, an upper bound"
-        found.append(Recomputed(float(accountant.get_epsilon(delta)), True, how))
+        found.append(Recomputed(float(accountant.get_epsilon(delta)), "upper", how))
     return found
 
 
@@ -308,7 +355,7 @@ def _by_distributions(
     # Errors of many steps add up, so the grid is finer for them, unless their sum is too long.
     most = max([1, *(count for part, count in parts if part["name"] != "GaussianDpEvent")])
     least = reach / (_POINTS if most > 1000 else _POINTS / 10)
-    interval = max(max(about, 1e-9) * 1e-4, least)
+    interval = max(min(max(about, 1e-9), _MOST_LOSS) * 1e-4, least)
     if most > 1:
         rough = _epsilon_on(max(interval, reach / _ROUGH_POINTS), parts, relation, delta)
         interval = max(min(interval, 1e-4), least, min(rough, 1e9) / _COMPOSED_POINTS)

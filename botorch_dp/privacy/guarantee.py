@@ -30,7 +30,6 @@ from botorch_dp._checks import (
     check_integer,
     check_nonnegative,
     check_positive,
-    needs_extra,
 )
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy._composition import (
@@ -59,8 +58,6 @@ Status = Literal["proven", "conditional", "none"]
 _LONGEST_VALUE = 300
 
 T_co = TypeVar("T_co", covariant=True)
-#: Longer values (models, data sets) are not printed.
-_LONGEST_VALUE = 300
 
 #: The delta at which ``str`` quotes a guarantee when its owner has not chosen one.
 DEFAULT_DELTA = 1e-6
@@ -123,13 +120,6 @@ class PrivacyLoss(ABC):
     @abstractmethod
     def for_group(self, size: int) -> PrivacyLoss:
         """What the mechanism may reveal about ``size`` units together."""
-
-    def to_event(self, relation: NeighboringRelation) -> Any:
-        """The event of dp-accounting that bounds it; see ``Guarantee.to_event``."""
-        raise PrivacyError(
-            f"dp-accounting has no event that bounds a {type(self).__name__} under `relation` "
-            f"{relation.name}."
-        )
 
     @property
     def summed(self) -> tuple[float, float] | None:
@@ -197,12 +187,6 @@ class PureLoss(PrivacyLoss):
         """A loss of ``size`` times this epsilon."""
         return type(self)(check_integer("size", size) * self.epsilon)
 
-    def to_event(self, relation: NeighboringRelation) -> Any:
-        """Randomized response, which dp-accounting knows under replace-one."""
-        if relation is not NeighboringRelation.REPLACE_ONE:
-            return super().to_event(relation)
-        return _randomized_response(self.epsilon)
-
 
 @dataclass(frozen=True)
 class LaplaceLoss(PureLoss):
@@ -220,14 +204,6 @@ class LaplaceLoss(PureLoss):
     def term(self) -> LossTerm:
         """The Laplace mechanism's own distribution."""
         return LossTerm(component=Component("laplace", self.epsilon))
-
-    def to_event(self, relation: NeighboringRelation) -> Any:
-        """A Laplace mechanism, or the randomized response that dominates it."""
-        if relation is NeighboringRelation.REPLACE_ONE:
-            return _randomized_response(self.epsilon)
-        if relation is NeighboringRelation.BOUNDED_ROW or self.epsilon == 0:
-            return super().to_event(relation)
-        return _events().LaplaceDpEvent(1 / self.epsilon)
 
 
 @dataclass(frozen=True)
@@ -255,12 +231,6 @@ class GaussianLoss(PrivacyLoss):
     def for_group(self, size: int) -> GaussianLoss:
         """A loss of ``size`` times this sensitivity."""
         return GaussianLoss(check_integer("size", size) * self.mu)
-
-    def to_event(self, relation: NeighboringRelation) -> Any:
-        """A Gaussian mechanism."""
-        if self.mu == 0:
-            return _events().NoOpDpEvent()
-        return _events().GaussianDpEvent(relation.sum_sensitivity / self.mu)
 
 
 @dataclass(frozen=True)
@@ -438,14 +408,6 @@ class PoissonSGDLoss(SampledSGDLoss):
             self.relation,
         )
 
-    def to_event(self, relation: NeighboringRelation) -> Any:
-        """Poisson-sampled Gaussian mechanisms."""
-        if not isinstance(relation, NeighboringRelation):
-            raise TypeError(f"`relation` must be a NeighboringRelation, got {relation!r}.")
-        noise = _events().GaussianDpEvent(relation.sum_sensitivity * self.noise_over_sensitivity)
-        step = _events().PoissonSampledDpEvent(self.sampling_probability, noise)
-        return _events().SelfComposedDpEvent(step, self.steps)
-
 
 @dataclass(frozen=True)
 class FixedBatchSGDLoss(SampledSGDLoss):
@@ -485,29 +447,6 @@ class FixedBatchSGDLoss(SampledSGDLoss):
             self.num_records,
             self.steps,
         )
-
-    def to_event(self, relation: NeighboringRelation) -> Any:
-        """Gaussian mechanisms on samples without replacement."""
-        step = _events().SampledWithoutReplacementDpEvent(
-            self.num_records,
-            self.batch_size,
-            _events().GaussianDpEvent(self.noise_over_sensitivity),
-        )
-        return _events().SelfComposedDpEvent(step, self.steps)
-
-
-def _events() -> Any:
-    with needs_extra("accounting", "`to_event`"):
-        from dp_accounting import dp_event  # takes a second, and only `to_event` needs it
-
-    return dp_event
-
-
-def _randomized_response(epsilon: float) -> Any:
-    """Two answers, of which the wrong one has probability 1 / (1 + e^epsilon)."""
-    if epsilon == 0:
-        return _events().NoOpDpEvent()
-    return _events().RandomizedResponseDpEvent(2 / (1 + math.exp(min(epsilon, 700.0))), 2)
 
 
 _KINDS: dict[str, type[PrivacyLoss]] = {
@@ -752,16 +691,9 @@ class Guarantee:
             >>> g.to_event().noise_multiplier
             4.0
         """
-        if self.void is not None:
-            return _events().NonPrivateDpEvent()
-        events = [loss.to_event(self.relation) for loss in self.losses]
-        fixed = [isinstance(loss, FixedBatchSGDLoss) for loss in self.losses]
-        if any(fixed) and not all(fixed):
-            raise PrivacyError(
-                "No accountant of dp-accounting takes batches of fixed size together with other "
-                "losses under one meaning of their noise: convert the guarantees one by one."
-            )
-        return events[0] if len(events) == 1 else _events().ComposedDpEvent(events)
+        from botorch_dp.privacy.events import accountable
+
+        return accountable(self)
 
     @property
     def mu(self) -> float | None:

@@ -28,13 +28,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
-from botorch_dp._checks import check_choice, check_path, needs_extra
+from botorch_dp._checks import check_choice, check_path, needs_extra, printable
 from botorch_dp._files import atomic_write
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy.accounting import DPSGD
 from botorch_dp.privacy.audit import AuditReport
 from botorch_dp.privacy.digests import digest_of, digests_of, kind_of
-from botorch_dp.privacy.events import check_event, event_of, leaves, recomputed
+from botorch_dp.privacy.events import Recomputed, check_event, event_of, leaves, recomputed
 from botorch_dp.privacy.guarantee import (
     Guarantee,
     NeighboringRelation,
@@ -169,7 +169,7 @@ class Finding:
     text: str
 
     def __str__(self) -> str:
-        return f"{self.outcome:>16}  {self.subject}: {self.text}"
+        return printable(f"{self.outcome:>16}  {self.subject}: {self.text}")
 
 
 @dataclass(frozen=True)
@@ -288,10 +288,7 @@ class Receipt:
             "settings": {"origin": settings, "note": note},
             "ledger": None if ledger is None else _ledger(ledger, guarantee),
             "audit": None if audit is None else {name: asdict(audit)[name] for name in _AUDIT},
-            "accounting": {
-                "accountant": "botorch_dp, privacy-loss distributions and closed forms",
-                "proof": "; ".join(dict.fromkeys(_PROOFS[loss.kind] for loss in guarantee.losses)),
-            },
+            "accounting": _accounting(guarantee),
             "software": {
                 "python": platform.python_version(),
                 **{name: _version(name) for name in ("botorch_dp", *_SOFTWARE)},
@@ -401,7 +398,8 @@ class Receipt:
         document = self.document
         released = document["released"]
         digest = released["digest"] or "no digest"
-        return f"Receipt of a {released['kind']} ({digest}).\n{document['promise']['statement']}"
+        lines = f"Receipt of a {released['kind']} ({digest}).", document["promise"]["statement"]
+        return "\n".join(map(printable, lines))
 
 
 # --- Making a document. ---
@@ -419,6 +417,13 @@ def _promise(guarantee: Guarantee) -> dict[str, Any]:
         "conditions": list(guarantee.unit.conditions),
         "assumptions": list(guarantee.assumptions),
         "statement": guarantee.paragraph(),
+    }
+
+
+def _accounting(guarantee: Guarantee) -> dict[str, str]:
+    return {
+        "accountant": "botorch_dp, privacy-loss distributions and closed forms",
+        "proof": "; ".join(dict.fromkeys(_PROOFS[loss.kind] for loss in guarantee.losses)),
     }
 
 
@@ -537,8 +542,12 @@ def _check_document(document: dict[str, Any]) -> None:
     promise = document["promise"]
     if promise["relation"] not in NeighboringRelation.__members__:
         raise ValueError("its `relation` is not one of three")
-    if not (promise["epsilon"] >= 0 and 0 <= promise["delta"] < 1):
-        raise ValueError("`epsilon` must be at least 0, and `delta` from 0 to below 1")
+    audit = document["audit"]
+    for each in (promise, *([audit] if audit else [])):
+        if each.get("epsilon", 0) < 0 or not 0 <= each["delta"] < 1:
+            raise ValueError("`epsilon` must be at least 0, and `delta` from 0 to below 1")
+    if audit and not (audit["lower_bound"] >= 0 and 0 < audit["confidence"] < 1):
+        raise ValueError("`lower_bound` must be at least 0, and `confidence` between 0 and 1")
     if document["settings"]["origin"] not in _ORIGINS:
         raise ValueError(f"`origin` must be one of {sorted(_ORIGINS)}")
     check_event(document["mechanism"]["event"])
@@ -664,6 +673,9 @@ def _check_promise(document: Mapping[str, Any]) -> list[Finding]:
     if not ours:
         text = "it was written by another version, so its wording was not compared"
         return [*findings, Finding("not recomputed", "statement", text)]
+    if document["accounting"] != _accounting(guarantee):
+        text = "the accountant or the proof is not the one for such losses"
+        findings.append(Finding("contradicts", "accounting", text))
     missing = [each for each in guarantee.conditions if each not in promise["statement"]]
     if promise["statement"] != guarantee.paragraph():
         text = "it does not say what the other fields say"
@@ -752,15 +764,14 @@ def _check_one_training(document: Mapping[str, Any]) -> Finding:
         return Finding("contradicts", "training", "it is under another relation than the promise")
     event, delta = event_of(Guarantee("one training", unit, (loss,))), promise["delta"]
     results = recomputed(check_event(event), loss.relation, delta, promise["epsilon"])
-    if not results:
-        return Finding("not recomputed", "training", "it has more steps than are recomputed here")
     found = results[0]
     text = (
         f"one training with these parameters costs epsilon {found.epsilon:.6g} at delta = "
         f"{delta:g} by {found.how}, and {promise['epsilon']:.6g} is stated for the whole"
     )
     above = found.epsilon > promise["epsilon"] * (1 + TOLERANCE)
-    return Finding("contradicts" if above else "agrees", "training", text)
+    below: Outcome = "agrees" if found.bound == "none" else "not recomputed"
+    return Finding("contradicts" if above else below, "training", text)
 
 
 def _check_epsilon(document: Mapping[str, Any]) -> list[Finding]:
@@ -768,9 +779,9 @@ def _check_epsilon(document: Mapping[str, Any]) -> list[Finding]:
     event, claim, delta = document["mechanism"]["event"], promise["epsilon"], promise["delta"]
     findings = []
     for found in recomputed(event, guarantee.relation, delta, claim):
-        findings.append(_compared(found.epsilon, claim, delta, found.how, upper=found.upper))
+        findings.append(_compared(found, claim, delta))
     if not findings:
-        text = "there are more steps than are recomputed here"
+        text = "there are more parts than are recomputed here"
         findings.append(Finding("not recomputed", "epsilon", text))
     for loss in guarantee.losses:
         if isinstance(loss, SelectionLoss):
@@ -784,10 +795,12 @@ def _check_epsilon(document: Mapping[str, Any]) -> list[Finding]:
     return findings
 
 
-def _compared(found: float, claim: float, delta: float, how: str, *, upper: bool) -> Finding:
-    at = f"at delta = {delta:g}"
-    text = f"{claim:.6g} is stated {at}; recomputed {found:.6g} by {how}"
-    if upper:
+def _compared(result: Recomputed, claim: float, delta: float) -> Finding:
+    at, found = f"at delta = {delta:g}", result.epsilon
+    text = f"{claim:.6g} is stated {at}; recomputed {found:.6g} by {result.how}"
+    if result.bound == "lower" and claim >= found * (1 - TOLERANCE):
+        return Finding("not recomputed", "epsilon", f"{text}, and all of them cost more")
+    if result.bound == "upper":
         if claim > found * (1 + TOLERANCE):
             return Finding("contradicts", "epsilon", f"{text}, which it may not exceed")
         if claim >= found * (1 - TOLERANCE):
@@ -810,7 +823,7 @@ def _check_selection(loss: SelectionLoss) -> Finding:
         f"this package for the best of {loss.mean:g} trials expected (shape {loss.shape:g}); the "
         "proof is in botorch_dp/privacy/selection.py"
     )
-    finding = _compared(found, loss.epsilon, loss.delta, how, upper=False)
+    finding = _compared(Recomputed(found, "none", how), loss.epsilon, loss.delta)
     return Finding(finding.outcome, "selection", finding.text)
 
 

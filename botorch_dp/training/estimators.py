@@ -44,14 +44,12 @@ from botorch_dp.privacy import (
     PrivacyLedger,
     Receipt,
     Release,
-    gaussian_mu,
     release_through,
     warn_large_delta,
 )
 from botorch_dp.privacy.ledger import check_payment
 from botorch_dp.scores import as_numbers, column, equal_labels, warn_caller
 from botorch_dp.training.networks import cross_entropy_loss, multilayer_perceptron
-from botorch_dp.training.output_perturbation import OutputPerturbedLogisticRegression
 from botorch_dp.training.plan import TrainingPlan, make_plan
 from botorch_dp.training.records import TrainTest
 from botorch_dp.training.trainer import DPTrainer
@@ -173,14 +171,16 @@ class BoundedScaler(OneToOneFeatureMixin, TransformerMixin, _Bounded):
 
 
 class _Private(_Bounded):
-    """What the estimators share: public bounds, one release for each fit."""
+    """A network, or a linear model, trained by DP-SGD with nothing to choose but epsilon."""
 
     epsilon: float
     delta: float
+    hidden: Sequence[int]
+    epochs: int | None
+    batch_size: int | None
     unsafe_seed: int | None
     guarantee_: Guarantee
     model_: nn.Module
-    weights_: Tensor
     #: What must be said of the records, beside the bounds of the features.
     _stated = "classes"
 
@@ -217,16 +217,14 @@ class _Private(_Bounded):
     def receipt(self, **facts: Any) -> Receipt:
         """A document that a stranger can check, of what was learnt in the last fit.
 
-        Its digest is that of ``model_``, or of ``weights_`` where there is no model; see
-        :meth:`Receipt.of` for the ``facts``.
+        Its digest is that of ``model_``; see :meth:`Receipt.of` for the ``facts``.
         """
         check_is_fitted(self)
-        learnt = self.model_ if hasattr(self, "model_") else self.weights_
-        guarantee: Guarantee = self.guarantee_
-        known: dict[str, Any] = {"settings": "fixed beforehand"}
-        if isinstance(self, _Network):
-            known["training"] = self.plan_.parameters(self.n_iter_)
-        return Receipt.of(Release(learnt, guarantee), **{**known, **facts})
+        known: dict[str, Any] = {
+            "settings": "fixed beforehand",
+            "training": self.plan_.parameters(self.n_iter_),
+        }
+        return Receipt.of(Release(self.model_, self.guarantee_), **{**known, **facts})
 
     def _conditions(self) -> tuple[str, ...]:
         """What rests on the caller."""
@@ -236,26 +234,6 @@ class _Private(_Bounded):
 
     def _scaled(self, features: NDArray[np.float64]) -> NDArray[np.float32]:
         return self._within(features).astype(np.float32)
-
-    def _release(self, guarantee: Guarantee, train: Any, ledger: PrivacyLedger | None) -> Any:
-        """What ``train`` returns: charged first, and read and noised in there."""
-        check_payment(ledger, unsafe_seed=self.unsafe_seed)
-        return release_through(
-            ledger,
-            guarantee,
-            lambda noisy: noisy,
-            read=train,
-            label=f"{type(self).__name__}, {guarantee.mechanism}",
-            delta=None if ledger is None or ledger.budget.renyi else self.delta,
-        )
-
-
-class _Network(_Private):
-    """A network, or a linear model, trained by DP-SGD with nothing to choose but epsilon."""
-
-    hidden: Sequence[int]
-    epochs: int | None
-    batch_size: int | None
 
     def plan(self, num_records: int, num_features: int | None = None) -> TrainingPlan:
         """What a fit to so many records would do, and its guarantee, at no cost.
@@ -331,6 +309,7 @@ class _Network(_Private):
         ledger: PrivacyLedger | None,
     ) -> None:
         """Fit; ``targets`` returns them as a tensor, when it is time to read them."""
+        check_payment(ledger, unsafe_seed=self.unsafe_seed)
         n = len(features)
         plan = self._plan(n, self.n_features_in_)
         plan.check_publishable()
@@ -353,7 +332,14 @@ class _Network(_Private):
                 trained = trainer.fit(seed=self.unsafe_seed, on_interrupt="raise", **settings)
             return dict(trained.model.state_dict())
 
-        weights = self._release(plan.guarantee, train, ledger)
+        weights = release_through(
+            ledger,
+            plan.guarantee,
+            lambda noisy: noisy,
+            read=train,
+            label=f"{type(self).__name__}, {plan.guarantee.mechanism}",
+            delta=None if ledger is None or ledger.budget.renyi else self.delta,
+        )
         with torch.device("cpu"):  # where the features are
             self.model_ = factory().eval()
         self.model_.load_state_dict(weights)
@@ -369,7 +355,7 @@ class _Network(_Private):
             return model(scaled.double().nan_to_num(0.0))
 
 
-class DPClassifier(ClassifierMixin, _Network):
+class DPClassifier(ClassifierMixin, _Private):
     """A logistic regression or a network, trained by DP-SGD.
 
     Guarantee: that of :class:`~botorch_dp.training.DPTrainer` on Poisson batches under replace-one,
@@ -461,7 +447,7 @@ class DPClassifier(ClassifierMixin, _Network):
         return labels
 
 
-class DPRegressor(RegressorMixin, _Network):
+class DPRegressor(RegressorMixin, _Private):
     """A linear regression or a network for squared errors, trained by DP-SGD.
 
     Guarantee: as :class:`DPClassifier`.
@@ -531,111 +517,6 @@ class DPRegressor(RegressorMixin, _Network):
         low, high = _bounds("target_bounds", self.target_bounds, ())
         predicted: NDArray[np.float64] = (scaled * (high - low) + low + high) / 2
         return predicted
-
-
-class OutputPerturbedClassifier(ClassifierMixin, _Private):
-    """:class:`~botorch_dp.training.OutputPerturbedLogisticRegression` as an estimator.
-
-    Guarantee: noise on the weights, exactly as much as ``(epsilon, delta)`` asks for; features are
-    clipped to public bounds and scaled to a norm of at most 1, each record by itself.
-
-    Args:
-        epsilon: What one fit costs at ``delta``.
-        delta: See ``epsilon``.
-        bounds: ``(low, high)`` of the features. Public: not read from the data, and required.
-        classes: The two labels. Public and required as well.
-        regularization: Strength of the quadratic penalty; more of it needs less noise.
-        epochs: Passes over the records.
-        unsafe_seed: Simulate with reproducible noise; nothing is promised then.
-
-    Example:
-        >>> OutputPerturbedClassifier(1.0, bounds=(0.0, 10.0), classes=("no", "yes"))
-        OutputPerturbedClassifier(bounds=(0.0, 10.0), classes=('no', 'yes'))
-    """
-
-    def __init__(
-        self,
-        epsilon: float = 1.0,
-        *,
-        delta: float = 1e-5,
-        bounds: Any = None,
-        classes: Sequence[Any] | None = None,
-        regularization: float = 0.01,
-        epochs: int = 10,
-        unsafe_seed: int | None = None,
-    ) -> None:
-        self.epsilon, self.delta = epsilon, delta
-        self.bounds, self.classes = bounds, classes
-        self.regularization, self.epochs = regularization, epochs
-        self.unsafe_seed = unsafe_seed
-
-    def fit(
-        self, X: ArrayLike, y: ArrayLike, *, ledger: PrivacyLedger | None = None
-    ) -> OutputPerturbedClassifier:
-        """Train, and release the weights; a second fit is a second release.
-
-        Args:
-            X: Features, ``n x d``.
-            y: Labels, ``n``; a record with another label than the two counts as a zero row.
-            ledger: Charged before a record is read.
-        """
-        features, labels = self._checked(X, y)
-        self.classes_ = _labels(self.classes)
-        _check_kind(labels, self.classes_)
-        if len(self.classes_) != 2:
-            raise ValueError(f"`classes` must be two labels, got {len(self.classes_)}.")
-        n, width = features.shape
-        empty = torch.zeros(n, width + 1, device="cpu"), torch.zeros(n, device="cpu")
-        form = OutputPerturbedLogisticRegression(
-            TrainTest(*empty, *empty), epochs=self.epochs, delta=self.delta
-        )
-        sensitivity = form.sensitivity(regularization=self.regularization)
-        noise_std = sensitivity / gaussian_mu(self.epsilon, self.delta)
-        settings: dict[str, Any] = {"regularization": self.regularization, "noise_std": noise_std}
-
-        def train() -> Tensor:
-            places = _places(labels, self.classes_)
-            X = self._rows(features)
-            X[places < 0] = 0.0
-            data = TrainTest(X, places.clamp_min(0), X[:1], places[:1])
-            exact = OutputPerturbedLogisticRegression(data, epochs=self.epochs, delta=self.delta)
-            if self.unsafe_seed is None:
-                trained = exact.fit(publish=True, **settings)
-            else:
-                trained = exact.fit(seed=self.unsafe_seed, **settings)
-            weights: Tensor = trained.model.weight.detach().squeeze(0)  # type: ignore[operator]
-            return weights
-
-        guarantee = form.guarantee(**settings)
-        guarantee = replace(guarantee, unit=guarantee.unit.given(*self._conditions()))
-        self.weights_ = self._release(guarantee, train, ledger)
-        self.guarantee_ = guarantee if self.unsafe_seed is None else guarantee.simulated()
-        return self
-
-    def decision_function(self, X: ArrayLike) -> NDArray[np.float64]:
-        """The scores of the second label, ``n``."""
-        check_is_fitted(self)
-        rows = self._rows(self._features(X)).double()
-        scores: NDArray[np.float64] = (rows @ self.weights_.double()).numpy()
-        return scores
-
-    def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
-        """Probabilities of the two labels, ``n x 2``."""
-        second = 1 / (1 + np.exp(-self.decision_function(X)))
-        return np.stack([1 - second, second], axis=1)
-
-    def predict(self, X: ArrayLike) -> NDArray[Any]:
-        """The more probable labels, ``n``."""
-        places = (self.decision_function(X) > 0).astype(int)
-        labels: NDArray[Any] = self.classes_[places]
-        return labels
-
-    def _rows(self, features: NDArray[np.float64]) -> Tensor:
-        """Scaled features and a constant, of norm at most 1, ``n x (d + 1)``."""
-        scaled = torch.from_numpy(self._scaled(features))
-        usable = scaled.isfinite().all(dim=1, keepdim=True)
-        rows = torch.cat([scaled, scaled.new_ones(len(scaled), 1)], dim=1) / scaled.shape[1] ** 0.5
-        return torch.where(usable, OutputPerturbedLogisticRegression.scaled(rows), 0.0)
 
 
 def _named_like(X: Any, values: NDArray[np.float64]) -> Any:

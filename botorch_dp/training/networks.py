@@ -235,6 +235,9 @@ class OutputGradient:
     each record has a way back of its own, vectorized as well, which takes about twice as long.
     Which of the two it is follows from the code of the loss and from no value.
 
+    A loss without a known gradient sees zeros in place of outputs that are not finite, at which
+    some raise; the gradient of such a record is not finite.
+
     Args:
         loss: Takes the outputs and targets of a batch of one, or has a known gradient.
     """
@@ -250,11 +253,12 @@ class OutputGradient:
         alike = outputs.shape == targets.shape and outputs.dtype == targets.dtype
         if self._known is not None and (alike or self._loss not in _OF_TORCH):
             return self._known(outputs, targets)
-        X, Y = outputs.unsqueeze(1), targets.unsqueeze(1)  # batches of one
+        finite = outputs.nan_to_num(0.0, 0.0, 0.0)
+        X, Y = finite.unsqueeze(1), targets.unsqueeze(1)  # batches of one
         found = None if self._together is False else self._gradients(X.requires_grad_(), Y)
         if found is None:
             found = vmap(grad(self._sum), randomness="different")(X.detach(), Y)
-        return found.squeeze(1)
+        return found.squeeze(1).add_(outputs - outputs)  # which is zero or NaN
 
     def _sum(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return self._loss(outputs, targets).sum()

@@ -2,6 +2,7 @@ r"""Logistic regression made private by noise on the trained weights."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from botorch_dp._checks import check_delta, check_integer, check_positive
-from botorch_dp._progress import ProgressBar
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import (
     Guarantee,
@@ -181,7 +181,6 @@ class OutputPerturbedLogisticRegression:
         Raises:
             BudgetExhausted: If the ledger cannot bear it; no record was read.
         """
-        settings = [(regularization, noise_std)]
         if not publish:
             if ledger is not None:
                 raise PrivacyError(
@@ -189,13 +188,13 @@ class OutputPerturbedLogisticRegression:
                     "simulated and promises nothing, so nothing is charged for it. Leave one of "
                     "the two out."
                 )
-            return self.fit_many(settings, seeds=[seed])[0]
+            return self.replicates([seed], regularization=regularization, noise_std=noise_std)[0]
         guarantee = self.guarantee(regularization=regularization, noise_std=noise_std)
         check_integer("seed", seed, at_least=0)
         check_payment(ledger, key=key)
 
         def descend() -> Tensor:
-            return self._descend([regularization], [seed], dtype=torch.double, progress=False)[0]
+            return self._descend(regularization, [seed], dtype=torch.double)[0]
 
         def perturb(weights: Tensor) -> Tensor:
             return gaussian_mechanism(
@@ -220,70 +219,43 @@ class OutputPerturbedLogisticRegression:
     def replicates(
         self, seeds: Sequence[int], *, regularization: float, noise_std: float
     ) -> list[PerturbedModel]:
-        """Train one model for each seed, all at once."""
-        return self.fit_many([(regularization, noise_std)] * len(seeds), seeds=seeds)
-
-    def fit_many(
-        self,
-        settings: Sequence[tuple[float, float]],
-        *,
-        seeds: Sequence[int],
-        progress: bool = False,
-    ) -> list[PerturbedModel]:
-        """Train many models in one batched computation, for tuning.
+        """Train one model for each seed, all at once, for tuning.
 
         Args:
-            settings: ``(regularization, noise_std)`` of each model.
-            seeds: Seed of each model's permutation and noise.
-            progress: Whether to show a progress bar.
+            seeds: Of each model's permutation and noise.
+            regularization: As for :meth:`fit`.
+            noise_std: As for :meth:`fit`.
         """
-        if len(settings) != len(seeds) or not seeds:
-            raise ValueError(
-                "`settings` and `seeds` need one entry for each model, got "
-                f"{len(settings)} and {len(seeds)}."
-            )
-        guarantees = [self.guarantee(regularization=g, noise_std=s) for g, s in settings]
+        if not seeds:
+            raise ValueError("`seeds` must hold one seed for each model, got none.")
         for seed in seeds:
             check_integer("seed", seed, at_least=0)
-        weights = self._descend(
-            [regularization for regularization, _ in settings],
-            seeds,
-            dtype=self._signed.dtype,
-            progress=progress,
-        )
+        guarantee = self.guarantee(regularization=regularization, noise_std=noise_std)
         models = []
-        for w, (_, noise_std), seed, guarantee in zip(
-            weights, settings, seeds, guarantees, strict=True
-        ):
+        weights = self._descend(regularization, seeds, dtype=self._signed.dtype)
+        for w, seed in zip(weights, seeds, strict=True):
             draws = np.random.default_rng([seed, 1]).standard_normal(len(w))
             noisy = w + noise_std * torch.from_numpy(draws).to(w)
             models.append(self._perturbed(noisy, guarantee.simulated()))
         return models
 
     def _descend(
-        self,
-        regularizations: Sequence[float],
-        seeds: Sequence[int],
-        *,
-        dtype: torch.dtype,
-        progress: bool,
+        self, regularization: float, seeds: Sequence[int], *, dtype: torch.dtype
     ) -> Tensor:
-        """Final weights before noise: ``B x d``, one row for each model."""
+        """Final weights before noise: ``B x d``, one row for each seed."""
         signed = self._signed.to(dtype)
         n, d = signed.shape
         orders = torch.stack(
             [torch.from_numpy(np.random.default_rng([s, 0]).permutation(n)) for s in seeds]
         ).to(signed.device)  # B x n
-        strength = torch.tensor(regularizations, dtype=torch.double, device="cpu")
         W = signed.new_zeros(len(seeds), d)
         chunk = max(1, min(n, _CHUNK // (len(seeds) * d)))
-        starts = [(epoch, start) for epoch in range(self.epochs) for start in range(0, n, chunk)]
-        for epoch, start in ProgressBar(starts, desc="Projected SGD", disable=not progress):
+        for epoch, start in itertools.product(range(self.epochs), range(0, n, chunk)):
             stop = min(n, start + chunk)
             t = torch.arange(start + 1, stop + 1, dtype=torch.double, device="cpu") + epoch * n
-            step = torch.minimum(1 / (1 + strength), 1 / (strength * t.unsqueeze(-1)))  # c x B
-            decay = (1 - step * strength).unsqueeze(-1).to(signed)  # c x B x 1
-            step = step.neg().unsqueeze(-1).to(signed)
+            step = (1 / (regularization * t)).clamp(max=1 / (1 + regularization))  # c
+            decay = (1 - step * regularization).view(-1, 1, 1).to(signed)
+            step = step.neg().view(-1, 1, 1).to(signed)
             records = signed[orders[:, start:stop].T]  # c x B x d
             for z, shrink, move in zip(
                 records.unbind(), decay.unbind(), step.unbind(), strict=True

@@ -136,7 +136,8 @@ class PerRecordEngine(Engine):
         self, values: dict[str, Tensor], frozen: dict[str, Tensor], x: Inputs, y: Tensor
     ) -> Tensor:
         outputs = self._outputs_of_one(values, frozen, x)
-        return self._loss(outputs, y.unsqueeze(0)).sum()
+        # Some losses raise at outputs that are not finite; their gradient is none in either case.
+        return self._loss(outputs.nan_to_num(0.0, 0.0, 0.0), y.unsqueeze(0)).sum()
 
     def _outputs_of_one(
         self, values: dict[str, Tensor], frozen: dict[str, Tensor], x: Inputs

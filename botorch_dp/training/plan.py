@@ -52,7 +52,6 @@ LARGEST_PUBLISHED_BATCH = 80_000
 OPTIMIZERS = {
     "sgd": "DP-SGD",
     "adam": "DP-Adam",
-    "schedule_free": "schedule-free DP-SGD",
     "scale_free": "scale-free DP-SGD",
 }
 #: What normalized gradients are divided by beside their norm, as in [Bu2023].
@@ -76,8 +75,8 @@ _NOISE_IS_APPROXIMATE = (
 #: Settings without which there is no plan.
 _NEEDED = ("learning_rate", "clip_norm", "batch_size", "epochs")
 FIXED_BEFOREHAND = (
-    "the hyper-parameters and the number of steps were fixed without looking at the records "
-    "(tuning on them costs privacy of its own)"
+    "the hyper-parameters, the number of steps and the weights that training begins with were "
+    "fixed without looking at the records (tuning on them costs privacy of its own)"
 )
 _COUNT_IS_PUBLIC = (
     "the sampling probability and the number of steps count as public, although they were "

@@ -122,32 +122,6 @@ class Adam(StepRule):
         self._adam.state[self.parameters] = {n: value.to(device) for n, value in state.items()}
 
 
-class ScheduleFree(StepRule):
-    r"""Schedule-free descent [Defazio2024]: a constant rate, and an average in place of a schedule.
-
-    ``z`` descends along gradients at ``y = 0.1 z + 0.9 x``, and ``x``, the mean of all ``z``, is
-    handed out. No schedule needs to know when the training ends, so that each point of a
-    curve is as good as a training that was planned to end there.
-    """
-
-    kept = ("steps", "z", "x")
-
-    def __init__(self, parameters: Tensor, plan: TrainingPlan) -> None:
-        super().__init__(parameters, plan)
-        self.steps, self.z, self.x = 0, parameters.clone(), parameters.clone()
-
-    def step(self, sums: Tensor) -> None:
-        """See :class:`StepRule`."""
-        self.steps += 1
-        self.z.add_(sums, alpha=-self.rate / self.batch_size)
-        self.x.lerp_(self.z, 1 / (self.steps + 1))
-        torch.lerp(self.z, self.x, 0.9, out=self.parameters)
-
-    def result(self) -> Tensor:
-        """See :class:`StepRule`."""
-        return self.x
-
-
 class ScaleFree(StepRule):
     r"""Steps of one mean square length for the whole training [Ward2019], and their late average.
 
@@ -296,6 +270,5 @@ def _set_mode(optimizer: torch.optim.Optimizer, mode: str) -> None:
 _RULES: dict[str, type[StepRule]] = {
     "sgd": StepRule,
     "adam": Adam,
-    "schedule_free": ScheduleFree,
     "scale_free": ScaleFree,
 }

@@ -224,14 +224,14 @@ class DPTrainer:
             test on, which are read batch by batch. For a place they give ``(inputs, target)``, or
             inputs by name with ``labels`` among them. Without test records, ``TrainTest(X, Y)`` or
             a single data set, no accuracy is measured.
-        optimizer: ``"sgd"``, ``"adam"`` (with torch's default moments), ``"schedule_free"``
-            (descent with an average in place of a schedule), ``"scale_free"`` (no learning rate to
-            choose); or what makes an optimizer of ``torch.optim`` from a list of parameters and
-            ``lr=``, such as ``torch.optim.AdamW`` or ``partial(torch.optim.SGD, momentum=0.9,
-            weight_decay=1e-4)``. It sees noisy gradients only. See :mod:`.step_rules`. If
-            ``optimizer`` and ``schedule`` are left out, it is ``"sgd"`` for a training with a
-            ``learning_rate`` or a ``clip_norm``; for one without, it is ``"scale_free"`` with the
-            settings that :func:`~.untuned.suggest_settings` makes of public numbers.
+        optimizer: ``"sgd"``, ``"adam"`` (with torch's default moments), ``"scale_free"`` (no
+            learning rate to choose); or what makes an optimizer of ``torch.optim`` from a list of
+            parameters and ``lr=``, such as ``torch.optim.AdamW`` or ``partial(torch.optim.SGD,
+            momentum=0.9, weight_decay=1e-4)``. It sees noisy gradients only. See
+            :mod:`.step_rules`. If ``optimizer`` and ``schedule`` are left out, it is ``"sgd"`` for
+            a training with a ``learning_rate`` or a ``clip_norm``; for one without, it is
+            ``"scale_free"`` with the settings that :func:`~.untuned.suggest_settings` makes of
+            public numbers.
         schedule: Makes a schedule of ``torch.optim.lr_scheduler`` from the optimizer and the number
             of steps; it is stepped after every step.
         clipping: ``"flat"`` clips gradients to ``clip_norm``; ``"normalized"`` brings all of them

@@ -108,13 +108,13 @@ class SearchPlan:
         num_records: ``n``.
         evaluations: How many configurations all records are scored at, for each part.
         shares: What each part costs: an epsilon (selection) or a mu (descent).
+        noise: What to expect of the noise, in a sentence.
+        guarantee: What all that is published promises together, and costs.
         steps: Released gradients.
         batch_size: Configurations for each of them.
         slopes: Released slopes of whole regions, the first of which is the whole space.
         slope_size: Configurations for each of them.
         seen: What each route could see through its noise, in a sentence.
-        noise: What to expect of the noise, in a sentence.
-        guarantee: What all that is published promises together, and costs.
     """
 
     route: Route
@@ -122,10 +122,10 @@ class SearchPlan:
     num_records: int
     evaluations: dict[Part, int]
     shares: dict[Part, float]
-    steps: int
-    batch_size: int
     noise: str
     guarantee: Guarantee
+    steps: int = 0
+    batch_size: int = 0
     slopes: int = 0
     slope_size: int = 0
     seen: str = ""
@@ -461,9 +461,10 @@ class PrivateSearch:
         if self._without_slopes() is None and self._left(release_score) > len(
             self.coordinates.smooth
         ):
-            slope = self._slope_noise(self._slope_plan("", release_score))
+            slope = self._slope_plan("", release_score)
+            noise = self._slope_noise(slope.slopes, slope.shares["slope"])
             parts.append(
-                f"slope, a direction that {min(slope, 1):.0%} more records gain by than lose"
+                f"slope, a direction that {min(noise, 1):.0%} more records gain by than lose"
             )
             if self.budget.delta > 0:
                 plan = self._descent_plan("", release_score)
@@ -475,11 +476,11 @@ class PrivateSearch:
             parts.append(f"scores, differences of {2 * math.sqrt(2) * noise:.2g}")
         return f"What each route could see through its noise: {'; '.join(parts)}."
 
-    def _slope_noise(self, plan: SearchPlan) -> float:
+    def _slope_noise(self, slopes: int, share: float) -> float:
         """Typical length of one slope's noise over the slope's, did all records agree."""
         # Of vectors in all directions, an l1 norm is 0.8 sqrt(d) times the l2 norm.
         smooth = len(self.coordinates.smooth)
-        return 2.3 * smooth * plan.slopes / (self.num_records * plan.shares["slope"])
+        return 2.3 * smooth * slopes / (self.num_records * share)
 
     def _score_noise(self, release_score: bool) -> float:
         """The standard deviation of each score's noise, were all of them released."""
@@ -526,109 +527,71 @@ class PrivateSearch:
         if release_score:
             weights = {"selection": 1 - _PURE_SCORE_SHARE, "score": _PURE_SCORE_SHARE}
         shares = split_sum(self.budget.epsilon, weights)
-        wanted = max(self.evaluations - release_score, 1)
-        count = len(self.coordinates.filling(wanted))
-        evaluations: dict[Part, int] = {"selection": count}
-        scale = 2 * self._one_record / shares["selection"]
-        tail = scale * math.log(count / 0.05)
+        count = len(self.coordinates.filling(max(self.evaluations - release_score, 1)))
+        evaluations: dict[Part, int] = {"selection": count, "score": 1}
+        tail = 2 * self._one_record / shares["selection"] * math.log(count / 0.05)
         noise = (
             f"The score of the chosen one of {count} configurations is within {tail:.2g} of "
             "the best one's, with a probability of 95%."
         )
-        if release_score:
-            evaluations["score"] = 1
-            std = math.sqrt(2) * self._one_record / shares["score"]
-            noise += f" The released score's noise has a standard deviation of {std:.2g}."
-        return SearchPlan(
-            route="selection",
-            reason=f"permute-and-flip on space-filling configurations, because {why}",
-            num_records=self.num_records,
-            evaluations=evaluations,
-            shares=shares,
-            steps=0,
-            batch_size=0,
-            noise=noise,
-            guarantee=self._guarantee(PureLoss(self.budget.epsilon)),
-        )
+        reason = f"permute-and-flip on space-filling configurations, because {why}"
+        return self._planned("selection", reason, shares, evaluations, noise)
 
     def _slope_plan(self, why: str, release_score: bool) -> SearchPlan:
         smooth, n = len(self.coordinates.smooth), self.num_records
+        left = self._left(release_score)
         weights: dict[Part, float] = {}
-        evaluations: dict[Part, int] = {}
-        left = self.evaluations - release_score
         if self.coordinates.has_coarse:
             weights["selection"] = _PURE_CATEGORY_SHARE
-            evaluations["selection"] = self._num_categories(left)
-            left -= evaluations["selection"]
         if release_score:
             weights["score"] = _PURE_SCORE_SHARE
-            evaluations["score"] = 1
         weights["slope"] = 1 - sum(weights.values())
         shares = split_sum(self.budget.epsilon, weights)
         wanted_slopes = round(n * shares["slope"] / (_PER_SLOPE * smooth))
         slopes = max(1, min(_MOST_SLOPES, wanted_slopes, left // (_SLOPE_STENCILS * (smooth + 1))))
         size = left // slopes
-        evaluations["slope"] = slopes * size
-        plan = SearchPlan(
-            route="slope",
-            reason=(
-                f"{'one noisy slope' if slopes == 1 else f'{slopes} noisy slopes'} of "
-                f"{'the whole space' if slopes == 1 else 'narrower and narrower regions'}"
-                + (" after a choice of the categories" if self.coordinates.has_coarse else "")
-                + f", because {why}"
-            ),
-            num_records=n,
-            evaluations=evaluations,
-            shares=shares,
-            steps=0,
-            batch_size=0,
-            noise="",
-            guarantee=self._guarantee(PureLoss(self.budget.epsilon)),
-            slopes=slopes,
-            slope_size=size,
+        evaluations: dict[Part, int] = {
+            "selection": self.evaluations - release_score - left,
+            "score": 1,
+            "slope": slopes * size,
+        }
+        reason = (
+            f"{'one noisy slope' if slopes == 1 else f'{slopes} noisy slopes'} of "
+            f"{'the whole space' if slopes == 1 else 'narrower and narrower regions'}"
+            + (" after a choice of the categories" if self.coordinates.has_coarse else "")
+            + f", because {why}"
         )
         noise = (
-            f"With {n:,} records the noise of each slope is about {self._slope_noise(plan):.2g} "
-            "times as long as the slope would be if all records agreed."
+            f"With {n:,} records the noise of each slope is about "
+            f"{self._slope_noise(slopes, shares['slope']):.2g} times as long as the slope would "
+            "be if all records agreed."
         )
-        if release_score:
-            std = math.sqrt(2) * self._one_record / shares["score"]
-            noise += f" The released score's noise has a standard deviation of {std:.2g}."
-        return replace(plan, noise=noise)
+        plan = self._planned("slope", reason, shares, evaluations, noise)
+        return replace(plan, slopes=slopes, slope_size=size)
 
     def _descent_plan(self, why: str, release_score: bool) -> SearchPlan:
-        smooth, coarse = len(self.coordinates.smooth), self.coordinates.has_coarse
-        mu = gaussian_mu(self.budget.epsilon, self.budget.delta)
+        smooth, left = len(self.coordinates.smooth), self._left(release_score)
         weights: dict[Part, float] = {"clip norm": _CLIP_SHARE}
-        evaluations: dict[Part, int] = {}
-        left = self.evaluations - release_score
-        if coarse:
+        if self.coordinates.has_coarse:
             weights["selection"] = _CATEGORY_SHARE
-            evaluations["selection"] = self._num_categories(left)
-            left -= evaluations["selection"]
         if release_score:
             weights["score"] = _SCORE_SHARE
-            evaluations["score"] = 1
         weights["gradients"] = 1 - sum(weights.values())
-        shares = split_squares(mu, weights)
+        shares = split_squares(gaussian_mu(self.budget.epsilon, self.budget.delta), weights)
         steps = max(0, min(_MOST_STEPS, left // (smooth + 1)))
-        batch_size = min(left // steps, 4 * (smooth + 1)) if steps else 0
-        evaluations["gradients"] = steps * batch_size
-        plan = SearchPlan(
-            route="descent",
-            reason=(
-                f"{steps} noisy gradient steps"
-                + (" after a choice of the categories" if coarse else "")
-                + f", because {why}"
-            ),
-            num_records=self.num_records,
-            evaluations=evaluations,
-            shares=shares,
-            steps=steps,
-            batch_size=batch_size,
-            noise="",
-            guarantee=self._guarantee(GaussianLoss(mu)).quoted_at(self.budget.delta),
+        size = min(left // steps, 4 * (smooth + 1)) if steps else 0
+        evaluations: dict[Part, int] = {
+            "selection": self.evaluations - release_score - left,
+            "score": 1,
+            "gradients": steps * size,
+        }
+        reason = (
+            f"{steps} noisy gradient steps"
+            + (" after a choice of the categories" if self.coordinates.has_coarse else "")
+            + f", because {why}"
         )
+        plan = self._planned("descent", reason, shares, evaluations, "")
+        plan = replace(plan, steps=steps, batch_size=size)
         if not steps:
             return plan
         noise = (
@@ -636,34 +599,45 @@ class PrivateSearch:
             "the clipping norm in each step (about "
             f"{self.noise_to_clip(plan) / math.sqrt(steps):.2g} averaged over all steps)."
         )
-        if release_score:
-            std = self._one_record / shares["score"]
-            noise += f" The released score's noise has a standard deviation of {std:.2g}."
-        return replace(plan, noise=noise)
+        return replace(plan, noise=noise + plan.noise)
 
     def _scores_plan(self, why: str, release_score: bool) -> SearchPlan:
-        mu = gaussian_mu(self.budget.epsilon, self.budget.delta)
         weights: dict[Part, float] = {"scores": 1.0}
-        evaluations: dict[Part, int] = {"scores": self.evaluations}
         if release_score:
             weights = {"scores": 1 - _SCORE_SHARE, "score": _SCORE_SHARE}
-            evaluations = {"scores": self.evaluations - 1, "score": 1}
-        shares = split_squares(mu, weights)
-        std = self._one_record * math.sqrt(evaluations["scores"]) / shares["scores"]
+        shares = split_squares(gaussian_mu(self.budget.epsilon, self.budget.delta), weights)
+        count = self.evaluations - release_score
+        evaluations: dict[Part, int] = {"scores": count, "score": 1}
+        std = self._one_record * math.sqrt(count) / shares["scores"]
         noise = f"The noise of each score has a standard deviation of {std:.2g}."
-        if release_score:
-            last = self._one_record / shares["score"]
-            noise += f" That of the published one's has {last:.2g}."
+        reason = f"noisy scores and a Gaussian process that has seen them, because {why}"
+        return self._planned("scores", reason, shares, evaluations, noise)
+
+    def _planned(
+        self,
+        route: Route,
+        reason: str,
+        shares: dict[Part, float],
+        evaluations: dict[Part, int],
+        noise: str,
+    ) -> SearchPlan:
+        """A plan of the parts that have a share."""
+        pure = route in ("selection", "slope")
+        if "score" in shares:
+            std = (math.sqrt(2) if pure else 1) * self._one_record / shares["score"]
+            noise += f" The released score's noise has a standard deviation of {std:.2g}."
+        guarantee = self._guarantee(PureLoss(self.budget.epsilon))
+        if not pure:
+            mu = gaussian_mu(self.budget.epsilon, self.budget.delta)
+            guarantee = self._guarantee(GaussianLoss(mu)).quoted_at(self.budget.delta)
         return SearchPlan(
-            route="scores",
-            reason=f"noisy scores and a Gaussian process that has seen them, because {why}",
+            route=route,
+            reason=reason,
             num_records=self.num_records,
-            evaluations=evaluations,
+            evaluations={part: count for part, count in evaluations.items() if part in shares},
             shares=shares,
-            steps=0,
-            batch_size=0,
             noise=noise,
-            guarantee=self._guarantee(GaussianLoss(mu)).quoted_at(self.budget.delta),
+            guarantee=guarantee,
         )
 
     @property

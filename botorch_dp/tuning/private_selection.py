@@ -10,6 +10,7 @@ knows how a training works.
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import time
@@ -72,7 +73,10 @@ _SECRET = (
     "whoever sees the machines, dashboards, databases or bills of the trainings learns both, and "
     "is trusted"
 )
-_CHOSEN = "the space, the number of trials and all settings were chosen without the records"
+_CHOSEN = (
+    "the space, the number of trials, all settings and the weights that trainings begin with were "
+    "chosen without the records"
+)
 _FAILURES = "whether a training fails does not depend on what single records say"
 _COUNT_IS_PUBLIC = (
     "the number of test records is public: a test record may be replaced by another one, and is "
@@ -571,7 +575,7 @@ class PrivateSelection:
         return dict(config)
 
     def _described(self, config: Config) -> Described:
-        return self._mechanism(config)
+        return check_described(self._mechanism(copy.deepcopy(config)), self.relation)[0]
 
     def _parameters(self, config: Mapping[str, Any]) -> dict[str, Any] | None:
         """Public parameters of one training, if it is described by them."""
@@ -639,7 +643,9 @@ class PrivateSelection:
             configs = [self.typical_config, *given.sample(7, seed=0)]
         else:
             configs = given if isinstance(given, list) else [given]
-        found = {check_described(self._described(config), stated)[1] for config in configs}
+        found = {
+            check_described(self._mechanism(copy.deepcopy(config)), stated)[1] for config in configs
+        }
         if len(found) > 1:
             raise PrivacyError(
                 "`mechanism` has several relations, whose epsilons cannot be compared: "

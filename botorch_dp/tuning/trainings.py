@@ -8,6 +8,7 @@ dropping it, or raising, would make the number of trainings that count depend on
 
 from __future__ import annotations
 
+import copy
 import math
 import secrets
 import sqlite3
@@ -98,7 +99,8 @@ def train_and_score(
 ) -> Outcome:
     """One training and its score; errors are raised."""
     simulated = {} if seed is None else {"seed": seed}
-    returned = train(config, noise_multiplier, **simulated)
+    # Of a copy: what `train` does to it changes neither later trainings nor what is published.
+    returned = train(copy.deepcopy(config), noise_multiplier, **simulated)
     if not isinstance(returned, tuple) or len(returned) != 2:
         raise TypeError(f"`train` must return (artifact, score), got a {type(returned).__name__}.")
     artifact, score = returned

@@ -47,6 +47,15 @@ def test_bad_input_has_one_sentence_and_code_2(content: str, capsys) -> None:
     assert err.startswith("botorch-dp: error: bad.json is no receipt")
 
 
+def test_a_file_that_cannot_be_read_has_code_2(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    def locked(self: Path) -> bytes:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "read_bytes", locked)
+    code, out, err = call(capsys, "verify", "receipt.json")
+    assert code == 2 and not out and "Permission denied" in err
+
+
 def test_another_artifact_has_code_2(capsys) -> None:
     Path("value.json").write_text("0.5")
     code, out, err = call(capsys, "verify", "receipt.json", "--artifact", "value.json")

@@ -110,7 +110,7 @@ def test_charged_before_the_first_step_and_promised_after_the_last() -> None:
     epsilon = dp_sgd_epsilon(noise_multiplier=4.0, **run)
     assert guarantee.epsilon(1e-6) == loop.engine.get_epsilon(1e-6) == epsilon
     assert loop.engine.accountant.get_epsilon(delta=1e-6) == epsilon
-    for said in ("not enforced", "your loop computes", "neither published nor shown"):
+    for said in ("not enforced", "your loop calls", "neither published nor shown"):
         assert str(guarantee).count(said) == 1
     assert len(ledger.entries()) == 1
 
@@ -507,6 +507,18 @@ def test_collate_functions_and_words_of_opacus_are_answered() -> None:
     loader = DataLoader(DATA, batch_size=6, collate_fn=lambda batch: batch)
     with pytest.raises(PrivacyError, match="`collate_fn`"):
         PrivacyEngine().make_private(module=model, optimizer=optimizer, data_loader=loader, **HOW)
+    some = torch.utils.data.SubsetRandomSampler(range(20))
+    for sampler in (some, torch.utils.data.RandomSampler(DATA, num_samples=9)):
+        data = DataLoader(DATA, batch_size=6, sampler=sampler)
+        with pytest.raises(PrivacyError, match=r"Subset\(data"):
+            PrivacyEngine().make_private(module=model, optimizer=optimizer, data_loader=data, **HOW)
+    used = torch.optim.Adam(model.parameters())
+    model(X).sum().backward()
+    used.step()
+    with pytest.raises(PrivacyError, match="has taken steps"):
+        PrivacyEngine().make_private(
+            module=model, optimizer=used, data_loader=DataLoader(DATA, batch_size=6), **HOW
+        )
     for word, said in (("secure_mode", "operating system"), ("accountant", "privacy-loss")):
         with pytest.raises(TypeError, match=said):
             PrivacyEngine(**{word: "rdp"})

@@ -23,7 +23,6 @@ from botorch_dp.integrations.sklearn import (
     BoundedScaler,
     DPClassifier,
     DPRegressor,
-    OutputPerturbedClassifier,
     PrivateSearchCV,
     space_of,
 )
@@ -166,5 +165,5 @@ def test_scikit_learns_own_checks(estimator: Any) -> None:
 
 
 def test_the_private_estimators_are_here() -> None:
-    for kind in (BoundedScaler, DPClassifier, DPRegressor, OutputPerturbedClassifier):
+    for kind in (BoundedScaler, DPClassifier, DPRegressor):
         assert kind.__module__ == "botorch_dp.training.estimators"

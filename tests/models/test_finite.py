@@ -172,7 +172,8 @@ class Flattened(RBFKernel):
     [
         (RBFKernel(), True),
         (ScaleKernel(MaternKernel(nu=0.5)), True),
-        (RBFKernel() + MaternKernel(nu=1.5) * RBFKernel(active_dims=(1,)), True),
+        (RBFKernel(active_dims=(1,)), True),
+        (RBFKernel() + MaternKernel(nu=1.5), False),
         (Flattened(), False),
         (ScaleKernel(RBFKernel() + Flattened()), False),
         (RBFKernel() * PeriodicKernel(), False),

@@ -47,9 +47,6 @@ def kernels() -> dict[str, Kernel]:
         "matern": matern,
         "scaled matern": scaled,
         "polynomial": PolynomialKernel(power=2).double(),
-        "sum": scaled + rbf,
-        "product": rbf * matern,
-        "active dims": ScaleKernel(RBFKernel(active_dims=(2, 0))).double(),
     }
 
 

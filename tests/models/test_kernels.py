@@ -23,13 +23,9 @@ from torch import Tensor
 
 from botorch_dp.models.kernels import (
     KernelDerivatives,
-    ProductDerivatives,
     RadialDerivatives,
-    RestrictedDerivatives,
     ScaledDerivatives,
-    SummedDerivatives,
     kernel_derivatives,
-    shortest_length_scale,
 )
 
 Formula = Callable[[Tensor, Tensor], Tensor]
@@ -99,14 +95,6 @@ CASES: dict[str, Case] = {
     ),
     "scaled rbf": (lambda: scaled(ard_rbf()), lambda x, z: 2.5 * rbf_formula(x, z)),
     "scaled matern": (lambda: scaled(ard_matern()), lambda x, z: 2.5 * matern_formula(x, z)),
-    "sum": (
-        lambda: ard_rbf() + scaled(polynomial()),
-        lambda x, z: rbf_formula(x, z) + 2.5 * polynomial_formula(x, z),
-    ),
-    "product": (
-        lambda: ard_rbf() * polynomial() * ard_matern(),
-        lambda x, z: rbf_formula(x, z) * polynomial_formula(x, z) * matern_formula(x, z),
-    ),
     "active dims": (
         lambda: with_hypers(RBFKernel(active_dims=(2, 0)), lengthscale=0.7),
         active_formula,
@@ -124,7 +112,7 @@ CASES: dict[str, Case] = {
     ),
 }
 #: Their second derivative at coincident points cannot be had automatically.
-ONLY_AS_A_LIMIT = ["matern", "scaled matern", "product"]
+ONLY_AS_A_LIMIT = ["matern", "scaled matern"]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -210,7 +198,7 @@ def test_matern_gradient_covariance_by_hand() -> None:
 
 
 @pytest.mark.parametrize("nu", [0.5, 1.5])
-@pytest.mark.parametrize("wrap", [lambda k: k, ScaleKernel, lambda k: k + RBFKernel()])
+@pytest.mark.parametrize("wrap", [lambda k: k, ScaleKernel])
 def test_rough_matern_kernels_are_refused(nu: float, wrap) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ValueError, match=r"MaternKernel\(nu="):
         kernel_derivatives(wrap(MaternKernel(nu=nu)), like=LOCATION)
@@ -221,7 +209,15 @@ class HiddenMatern(MaternKernel):
 
 
 @pytest.mark.parametrize(
-    "kernel", [HiddenMatern(nu=2.5), HiddenMatern(nu=1.5), CosineKernel(), PeriodicKernel()]
+    "kernel",
+    [
+        HiddenMatern(nu=2.5),
+        HiddenMatern(nu=1.5),
+        CosineKernel(),
+        PeriodicKernel(),
+        RBFKernel() + MaternKernel(nu=2.5),
+        MaternKernel(nu=2.5, active_dims=(2, 0)),
+    ],
 )
 def test_wrong_automatic_derivatives_are_refused(kernel: Kernel) -> None:
     derivatives = kernel_derivatives(kernel, like=LOCATION)
@@ -282,66 +278,15 @@ class Dot(KernelDerivatives):
         return torch.eye(len(location), dtype=location.dtype)
 
 
-class Endless(Dot):
-    """The same, but called infinite-dimensional."""
-
-    has_finite_rank = False
-
-
 def numbers(*values: object) -> Tensor:
     return torch.tensor(values, dtype=torch.double)
 
 
-HERE, THERE = numbers(1, 2), numbers([3, -1])  # their dot product is 1
-THRICE = numbers(3).squeeze()
-SQUARE = [[12, 4], [4, 18]]  # 2 |x|^2 I + 2 x x^T
-
-
-@pytest.mark.parametrize(
-    ("rule", "value", "diagonal", "gradient", "covariance"),
-    [
-        (ScaledDerivatives(Dot(), THRICE), 3, 15, [9, -3], [[3, 0], [0, 3]]),
-        (SummedDerivatives([Dot(), Dot(), Dot()]), 3, 15, [9, -3], [[3, 0], [0, 3]]),
-        (ProductDerivatives(Dot(), Dot()), 1, 25, [6, -2], SQUARE),
-        (
-            SummedDerivatives([Dot(), ProductDerivatives(Dot(), Dot())]),
-            *(2, 30, [9, -3], [[13, 4], [4, 19]]),
-        ),
-        (RestrictedDerivatives(Dot(), torch.tensor([1])), -2, 4, [0, -1], [[0, 0], [0, 1]]),
-    ],
-    ids=["scaled", "summed", "product", "sum with a product", "restricted"],
-)
-def test_rules_by_hand(
-    rule: KernelDerivatives, value: float, diagonal: float, gradient: list, covariance: list
-) -> None:
-    assert rule.value(HERE.unsqueeze(0), THERE).item() == value
-    assert rule.diagonal(HERE.unsqueeze(0)).item() == diagonal
-    assert rule.gradient(HERE, THERE).squeeze(-1).tolist() == gradient
-    assert rule.gradient_covariance(HERE).tolist() == covariance
-
-
-def test_a_restriction_may_reorder_the_inputs() -> None:
-    rule = RestrictedDerivatives(ScaledDerivatives(Dot(), THRICE), torch.tensor([2, 0]))
-    location = numbers(1, 2, 4)
-    assert rule.gradient(location, numbers([5, 6, 7])).squeeze(-1).tolist() == [15, 0, 21]
-    assert rule.gradient_covariance(location).diagonal().tolist() == [3, 0, 3]
-
-
-def test_the_shortest_length_scale_is_the_unit_of_a_design() -> None:
-    parts = [Dot(0.5, 2.0), Dot(0.25)]
-    assert shortest_length_scale(parts).tolist() == [0.25]
-    assert SummedDerivatives(parts).length_scales.tolist() == [0.25]
-    assert ProductDerivatives(*parts).length_scales.tolist() == [0.25]
-    assert RestrictedDerivatives(parts[0], torch.tensor([1, 0])).length_scales.tolist() == [0.5]
-    assert ScaledDerivatives(parts[0], THRICE).length_scales.tolist() == [0.5, 2.0]
-
-
-@pytest.mark.parametrize("other", [Dot, Endless])
-def test_finite_rank_takes_finite_parts(other: type[Dot]) -> None:
-    parts = [Dot(), other()]
-    finite = other is Dot
-    assert SummedDerivatives(parts).has_finite_rank == finite
-    assert ProductDerivatives(*parts).has_finite_rank == finite
-    assert ProductDerivatives(*parts[::-1]).has_finite_rank == finite
-    assert ScaledDerivatives(other(), THRICE).has_finite_rank == finite
-    assert RestrictedDerivatives(other(), torch.tensor([0])).has_finite_rank == finite
+def test_a_scaled_kernel_by_hand() -> None:
+    here, there = numbers(1, 2), numbers([3, -1])  # their dot product is 1
+    rule = ScaledDerivatives(Dot(0.5, 2.0), numbers(3).squeeze())
+    assert rule.value(here.unsqueeze(0), there).item() == 3
+    assert rule.diagonal(here.unsqueeze(0)).item() == 15
+    assert rule.gradient(here, there).squeeze(-1).tolist() == [9, -3]
+    assert rule.gradient_covariance(here).tolist() == [[3, 0], [0, 3]]
+    assert rule.length_scales.tolist() == [0.5, 2.0] and rule.has_finite_rank

@@ -65,10 +65,10 @@ def guarantee(*losses: PrivacyLoss, relation: Any = REPLACED, **more: Any) -> Gu
     return Guarantee("a mechanism", unit, losses, **{"assumptions": ("a prior",), **more})
 
 
-def selected() -> SelectionLoss:
-    selection = Selection(TrialNumber(20, 3.0))
+def selected(shape: float = 3.0) -> SelectionLoss:
+    selection = Selection(TrialNumber(20, shape))
     epsilon = selection.epsilon(selection.profile(0.2, 1e-5), 1e-5)
-    return SelectionLoss(epsilon=epsilon, delta=1e-5, mu=0.2, mean=20, shape=3.0)
+    return SelectionLoss(epsilon=epsilon, delta=1e-5, mu=0.2, mean=20, shape=shape)
 
 
 def training_receipt() -> Receipt:
@@ -163,7 +163,7 @@ def test_distributions_are_those_of_the_accountant_of_dp_accounting(
 def test_fixed_batches_have_an_upper_bound_in_other_units() -> None:
     loss = FixedBatchSGDLoss(2.0, 256, 32561, 1000)
     exact, upper = recomputed(event_of(guarantee(loss)), REPLACED, 1e-5, 1.7)
-    assert not exact.upper and upper.upper
+    assert exact.bound == "none" and upper.bound == "upper"
     assert exact.epsilon == pytest.approx(1.692, abs=2e-3)
     assert upper.epsilon == pytest.approx(2.751, abs=2e-3)
 
@@ -309,6 +309,7 @@ ALTERED: dict[str, tuple[Alteration, str]] = {
     "budget": (put(0.1, "ledger", "epsilon"), "ledger"),
     "relation of the ledger": (put("BOUNDED_ROW", "ledger", "relation"), "ledger"),
     "audit": (put(30.0, "audit", "lower_bound"), "audit"),
+    "proof": (put("checked by an authority", "accounting", "proof"), "accounting"),
 }
 
 
@@ -335,6 +336,59 @@ def test_another_law_of_the_trials_is_refused(name: str, value: float) -> None:
     assert "selection" in {f.subject for f in Receipt.of(promise).verify().contradictions}
     document["mechanism"]["event"] = honest["mechanism"]["event"]
     assert not with_new_digest(document).verify().passes
+
+
+@pytest.mark.parametrize("character", ["\x1b", "\n", "\r", "\u202e", "\ud800"])
+def test_nothing_in_a_receipt_moves_the_cursor(character: str) -> None:
+    document = RECEIPT.document
+    document["settings"]["note"] = f"{character}          agrees  epsilon: all is well"
+    document["promise"]["statement"] = f"Everybody is safe.{character}"
+    forged = with_new_digest(document)
+    assert all(line.isprintable() for line in str(forged.verify()).splitlines())
+    assert len(str(forged.verify()).splitlines()) == len(forged.verify().findings) + 1
+    assert len(str(forged).splitlines()) == 2 and character not in str(forged).replace("\n", "", 1)
+
+
+def test_no_receipt_takes_minutes_or_stumbles() -> None:
+    step = PoissonSGDLoss(1.0, 0.01, 100, REPLACED)
+    unlike = [replace(step, noise_multiplier=1 + place * 1e-6) for place in range(300)]
+    document = RECEIPT.document
+    nested: Any = {"name": "GaussianDpEvent", "noise_multiplier": 2.0}
+    for _ in range(60):
+        nested = {"name": "SelfComposedDpEvent", "event": nested, "count": 10**7}
+    document["mechanism"]["event"] = nested
+    with pytest.raises(ValueError, match="nested too deeply"):
+        with_new_digest(document)
+    document["mechanism"]["event"] = event_of(guarantee(*unlike))
+    assert outcome(with_new_digest(document), "epsilon") == "not recomputed"
+    document = RECEIPT.document
+    document["promise"]["epsilon"] = 1e300
+    assert outcome(with_new_digest(document), "epsilon") == "contradicts"
+
+
+def outcome(receipt: Receipt, subject: str) -> str:
+    return next(f.outcome for f in receipt.verify().findings if f.subject == subject)
+
+
+def test_of_very_many_steps_the_first_million_are_a_lower_bound() -> None:
+    honest = Receipt.of(guarantee(PoissonSGDLoss(50.0, 1e-3, 2 * 10**6, REPLACED)))
+    assert outcome(honest, "epsilon") == "not recomputed" and honest.verify().passes
+    document = honest.document
+    document["promise"]["epsilon"] = honest.epsilon / 3
+    assert outcome(with_new_digest(document), "epsilon") == "contradicts"
+
+
+def test_a_law_that_dp_accounting_does_not_know() -> None:
+    receipt = Receipt.of(guarantee(selected(shape=-0.5)))
+    assert receipt.verify().passes and outcome(receipt, "selection") != "not recomputed"
+
+
+@pytest.mark.parametrize(("field", "value"), [("delta", 2.0), ("confidence", 5.0)])
+def test_an_impossible_audit_is_refused(field: str, value: float) -> None:
+    document = RECEIPT.document
+    document["audit"][field] = value
+    with pytest.raises(ValueError, match=field):
+        with_new_digest(document)
 
 
 def test_a_consistent_lie_is_found_by_a_signature_only(tmp_path: Path) -> None:
@@ -521,7 +575,7 @@ def test_events_that_cannot_be() -> None:
     deep: Any = noise
     for _ in range(20_000):
         deep = {"name": "SelfComposedDpEvent", "count": 1, "event": deep}
-    with pytest.raises(ValueError, match="too many"):
+    with pytest.raises(ValueError, match="too deeply"):
         check_event(deep)
     (poisson,) = leaves(
         {"name": "RepeatAndSelectDpEvent", "mean": 2.0, "shape": None, "event": noise}

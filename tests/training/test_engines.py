@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from botorch_dp.errors import PrivacyError
@@ -23,6 +24,7 @@ from botorch_dp.training import (
 )
 from botorch_dp.training.engines import Batches, stack_parameters
 from botorch_dp.training.fused import ELEMENTWISE
+from botorch_dp.training.networks import Loss
 from botorch_dp.training.records import TrainingRecords
 from tests.training.helpers import (
     ENGINES,
@@ -284,12 +286,19 @@ def test_poisoned_targets(engine: str) -> None:
     torch.testing.assert_close(flat(one_less), flat(found), rtol=1e-12, atol=1e-14)
 
 
+def of_probabilities(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Raises where a probability is no number."""
+    probabilities = outputs.softmax(dim=1)[:, 1]
+    return F.binary_cross_entropy(probabilities, (targets > 0).to(outputs), reduction="none")
+
+
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_diverged_model_still_gives_finite_sums(engine: str) -> None:
+@pytest.mark.parametrize("loss", [cross_entropy_loss, of_probabilities])
+def test_a_diverged_model_still_gives_finite_sums(engine: str, loss: Loss) -> None:
     model = stack(nn.ReLU(), torch.float32)
     data = make_data(dtype=torch.float32)
     factory = partial(stack, nn.ReLU(), torch.float32)
-    trainer = DPTrainer(factory, cross_entropy_loss, data, engine=engine)
+    trainer = DPTrainer(factory, loss, data, engine=engine)
     for value in (math.inf, math.nan, 1e38):
         with torch.no_grad():
             model[0].weight.fill_(value)

@@ -23,7 +23,6 @@ from botorch_dp.training.estimators import (
     BoundedScaler,
     DPClassifier,
     DPRegressor,
-    OutputPerturbedClassifier,
     _bounds,
 )
 
@@ -67,12 +66,11 @@ CLASSES = ("yes", "no")
 CLASSIFIERS = [
     DPClassifier(2.0, bounds=BOUNDS, classes=CLASSES, epochs=3),
     DPClassifier(2.0, bounds=BOUNDS, classes=CLASSES, epochs=3, hidden=(8,)),
-    OutputPerturbedClassifier(2.0, bounds=BOUNDS, classes=CLASSES, epochs=2),
 ]
 REGRESSOR = DPRegressor(2.0, bounds=BOUNDS, target_bounds=(0.0, 60.0))
 
 
-@pytest.mark.parametrize("estimator", CLASSIFIERS, ids=["linear", "network", "output"])
+@pytest.mark.parametrize("estimator", CLASSIFIERS, ids=["linear", "network"])
 def test_classifiers_learn_and_promise(estimator: Any) -> None:
     X, y = blobs()
     reached = LogisticRegression().fit(X, y).score(X, y)
@@ -102,7 +100,7 @@ def test_regression() -> None:
     assert fitted.guarantee_.epsilon(1e-5) <= 2.0
 
 
-@pytest.mark.parametrize("estimator", [CLASSIFIERS[0], CLASSIFIERS[2]], ids=["sgd", "output"])
+@pytest.mark.parametrize("estimator", CLASSIFIERS[:1], ids=["sgd"])
 def test_each_fit_is_a_release_and_is_charged(estimator: Any) -> None:
     X, y = blobs(400)
     ledger = PrivacyLedger(":memory:", PrivacyBudget(5.0, 1e-4))
@@ -120,7 +118,7 @@ def test_each_fit_is_a_release_and_is_charged(estimator: Any) -> None:
     assert set(pipeline.predict(X)) <= {"no", "yes"}
 
 
-@pytest.mark.parametrize("estimator", CLASSIFIERS, ids=["linear", "network", "output"])
+@pytest.mark.parametrize("estimator", CLASSIFIERS, ids=["linear", "network"])
 def test_a_seed_promises_nothing_and_no_seed_is_followed(estimator: Any) -> None:
     X, y = blobs(300)
     seeded = [clone(estimator).set_params(unsafe_seed=3).fit(X, y) for _ in range(2)]
@@ -138,7 +136,7 @@ def test_a_seed_promises_nothing_and_no_seed_is_followed(estimator: Any) -> None
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e300, -1e300])
-@pytest.mark.parametrize("estimator", CLASSIFIERS, ids=["linear", "network", "output"])
+@pytest.mark.parametrize("estimator", CLASSIFIERS, ids=["linear", "network"])
 def test_nothing_that_a_record_says_raises_or_reaches_far(estimator: Any, value: float) -> None:
     X, y = blobs(300)
     X[7] = value
@@ -160,10 +158,6 @@ def test_features_are_scaled_by_the_bounds_alone() -> None:
     scaled = classifier._scaled(np.array([[5.0, 1.0], [99.0, -99.0], [np.nan, np.inf]]))
     np.testing.assert_allclose(scaled[:2], [[0.0, 0.5], [1.0, -1.0]])
     assert np.isnan(scaled[2]).all()
-    rows = OutputPerturbedClassifier(bounds=(0.0, 1.0))
-    made = rows._rows(np.array([[1.0, 1.0, 0.0], [0.5, 0.5, 0.5], [np.nan, 0.0, 0.0]]))
-    assert float(made.norm(dim=1).max()) <= 1 + 1e-6
-    assert made[2].eq(0).all() and not made[1].eq(0).all()
 
 
 @pytest.mark.parametrize(
@@ -193,7 +187,7 @@ def test_wrong_settings_are_refused_before_a_charge(change: dict[str, Any], mess
     assert len(ledger.entries()) == 0
 
 
-@pytest.mark.parametrize("estimator", CLASSIFIERS, ids=["linear", "network", "output"])
+@pytest.mark.parametrize("estimator", CLASSIFIERS, ids=["linear", "network"])
 def test_labels_whose_type_cannot_be_theirs_are_refused_before_a_charge(estimator: Any) -> None:
     X, y = blobs(300)
     ledger = PrivacyLedger(":memory:", PrivacyBudget(5.0, 1e-4))
@@ -212,7 +206,7 @@ def test_labels_whose_type_cannot_be_theirs_are_refused_before_a_charge(estimato
 
 
 @pytest.mark.parametrize("odd", ["unknown", None, 1.5, [1], np.ones(2)])
-@pytest.mark.parametrize("estimator", CLASSIFIERS, ids=["linear", "network", "output"])
+@pytest.mark.parametrize("estimator", CLASSIFIERS, ids=["linear", "network"])
 def test_one_label_decides_nothing_about_the_others(estimator: Any, odd: Any) -> None:
     """As a list: the others are trained on as if the odd label were just another wrong one."""
     X, y = blobs(300)
@@ -283,7 +277,7 @@ def test_a_bounded_scaler_reads_nothing() -> None:
     assert set(pipeline.predict(X)) <= {"no", "yes"}
 
 
-@pytest.mark.parametrize("estimator", CLASSIFIERS, ids=["linear", "network", "output"])
+@pytest.mark.parametrize("estimator", CLASSIFIERS, ids=["linear", "network"])
 def test_a_scaler_fitted_to_the_records_warns(estimator: Any) -> None:
     X, y = blobs(300)
     inside = clone(estimator).set_params(bounds=(-4.0, 4.0))
@@ -329,10 +323,9 @@ def test_whole_targets_are_those_of_floats() -> None:
     [
         DPClassifier(bounds=(-100.0, 100.0), classes=(0, 1), epochs=1),
         DPRegressor(bounds=(-100.0, 100.0), target_bounds=(-1.0, 1.0), epochs=1),
-        OutputPerturbedClassifier(bounds=(-100.0, 100.0), classes=(0, 1), epochs=1),
         BoundedScaler((-100.0, 100.0)),
     ],
-    ids=["classifier", "regressor", "output", "scaler"],
+    ids=["classifier", "regressor", "scaler"],
 )
 def test_scikit_learns_own_checks(estimator: Any) -> None:
     results = check_estimator(estimator, expected_failed_checks=EXCLUDED, on_fail=None)

@@ -31,7 +31,7 @@ def weights(
     trainer: OutputPerturbedLogisticRegression, gamma: float, seed: int = 0
 ) -> torch.Tensor:
     """Before noise."""
-    return trainer._descend([gamma], [seed], dtype=torch.double, progress=False)[0]
+    return trainer._descend(gamma, [seed], dtype=torch.double)[0]
 
 
 def plain_descent(trainer, gamma: float, seed: int, epochs: int) -> np.ndarray:
@@ -104,14 +104,13 @@ def test_epsilon_is_the_exact_gaussian_one() -> None:
 
 def test_many_models_at_once_equal_one_by_one() -> None:
     trainer = OutputPerturbedLogisticRegression(data(), epochs=2)
-    settings = [(0.1, 0.3), (2.0, 0.01), (0.1, 0.3)]
-    seeds = [4, 5, 6]
-    together = trainer.fit_many(settings, seeds=seeds)
-    for (gamma, noise), seed, model in zip(settings, seeds, together, strict=True):
-        alone = trainer.fit(regularization=gamma, noise_std=noise, seed=seed)
+    seeds, settings = [4, 5, 6], {"regularization": 0.1, "noise_std": 0.3}
+    together = trainer.replicates(seeds, **settings)
+    for seed, model in zip(seeds, together, strict=True):
+        alone = trainer.fit(**settings, seed=seed)
         torch.testing.assert_close(model.model.weight, alone.model.weight, rtol=1e-12, atol=0)
         assert model.guarantee.status == "none"
-        assert model.epsilon == trainer.epsilon(regularization=gamma, noise_std=noise)
+        assert model.epsilon == trainer.epsilon(**settings)
     assert not torch.equal(together[0].model.weight, together[2].model.weight)
 
 
@@ -196,5 +195,5 @@ def test_wrong_data() -> None:
         OutputPerturbedLogisticRegression(TrainTest(*[torch.zeros(3)] * 4))
     with pytest.raises(ValueError, match="`epochs`"):
         OutputPerturbedLogisticRegression(data(), epochs=0)
-    with pytest.raises(ValueError, match="one entry"):
-        OutputPerturbedLogisticRegression(data()).fit_many([(1.0, 1.0)], seeds=[1, 2])
+    with pytest.raises(ValueError, match="one seed"):
+        OutputPerturbedLogisticRegression(data()).replicates([], regularization=1.0, noise_std=1.0)

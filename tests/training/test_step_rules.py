@@ -21,7 +21,7 @@ from botorch_dp.training import (
     logistic_regression,
 )
 from botorch_dp.training.engines import clip_factors
-from botorch_dp.training.step_rules import ScaleFree, ScheduleFree, make_rule
+from botorch_dp.training.step_rules import ScaleFree, make_rule
 from tests.training.helpers import (
     FLOAT_DATA,
     INDICES,
@@ -75,7 +75,6 @@ CHOICES: dict[str, dict[str, Any]] = {
     "SGD, cosine": {"optimizer": "sgd", "schedule": cosine},
     "Adam, warm, then dropped": {"optimizer": "adam", "schedule": warm_then_drop},
     "Adafactor": {"optimizer": torch.optim.Adafactor},
-    "schedule free": {"optimizer": "schedule_free"},
     "scale free": {"optimizer": "scale_free"},
 }
 
@@ -184,19 +183,6 @@ def test_optimizers_with_modes_are_asked_for_what_to_evaluate() -> None:
     parameters, made = rule(WithModes)
     assert torch.equal(made.result(), plain + 7)
     assert torch.equal(parameters, plain)
-
-
-def test_schedule_free_by_hand() -> None:
-    """z <- z - .3 g / 4; x <- mean of all z; the gradient is taken at .1 z + .9 x."""
-    y = torch.zeros(1, 1, dtype=torch.float64)
-    rule = ScheduleFree(y, TrainingPlan(**PLAN))
-    z = x = torch.zeros(1, 1, dtype=torch.float64)
-    for t, g in enumerate((4.0, -8.0, 2.0), start=1):
-        rule.step(torch.full((1, 1), g, dtype=torch.float64))
-        z = z - 0.3 * g / 4
-        x = x + (z - x) / (t + 1)
-        torch.testing.assert_close(rule.result(), x)
-        torch.testing.assert_close(y, 0.1 * z + 0.9 * x)
 
 
 def scale_free(plan: dict[str, Any], size: int) -> tuple[Tensor, ScaleFree]:
@@ -312,7 +298,7 @@ def plateau(optimizer: torch.optim.Optimizer, steps: int) -> Any:
 @pytest.mark.parametrize(
     "options, error, message",
     [
-        ({"optimizer": "adagrad"}, ValueError, "`optimizer` must be one of.*schedule_free"),
+        ({"optimizer": "adagrad"}, ValueError, "`optimizer` must be one of.*scale_free"),
         ({"optimizer": 3}, TypeError, "such as torch.optim.AdamW; got int"),
         ({"optimizer": lambda p, lr: 3}, TypeError, "must make a torch.optim.Optimizer"),
         ({"optimizer": torch.optim.LBFGS}, ValueError, "LBFGS cannot take a step"),

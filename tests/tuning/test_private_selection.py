@@ -116,6 +116,19 @@ class TestPublished:
     def test_what_cannot_be_published_has_failed(self, returned: Any, three_trials: None) -> None:
         assert selection(train=lambda *_: returned).run().score is None
 
+    def test_a_training_may_change_what_it_was_given(self, three_trials: None) -> None:
+        tried: list[float] = []
+
+        def taking_apart(config: dict[str, Any], noise_multiplier: float) -> Any:
+            tried.append(config.pop("rate"))
+            return config.setdefault("layers", []), 0.5
+
+        given = [{"rate": 0.1, "layers": []}, {"rate": 0.2, "layers": []}]
+        for space in (given, given[0]):
+            result = selection(train=taking_apart, space=space, rehearsal=taking_apart).run()
+            assert set(result.config.value) == {"rate", "layers", "noise_multiplier"}
+        assert set(tried) <= {0.1, 0.2} and given[0] == {"rate": 0.1, "layers": []}
+
     def test_a_rehearsal_shows_errors_before_the_charge(self) -> None:
         with PrivacyLedger(budget=BUDGET) as ledger:
             for returned, error in ((3, TypeError), ((lambda: 0, 0.5), TypeError)):
@@ -331,6 +344,22 @@ class TestRefused:
 
         with pytest.raises(PrivacyError, match="several relations"):
             selection(mechanism=mixed)
+
+    def test_a_rare_training_of_another_kind(self) -> None:
+        def rarely(config: dict[str, Any]) -> DPSGD:
+            if config["rate"] != 0.123:
+                return TRAINING
+            return TRAINING.with_noise(2.0)
+
+        def under_another_relation(config: dict[str, Any]) -> DPSGD:
+            if config["rate"] != 0.123:
+                return DPSGD(batch_size=50, num_records=1000, steps=40)
+            return TRAINING
+
+        with pytest.raises(ValueError, match="the noise follows"):
+            selection(mechanism=rarely).noise_multiplier({"rate": 0.123})
+        with pytest.raises(PrivacyError, match="state one of them"):
+            selection(mechanism=under_another_relation).noise_multiplier({"rate": 0.123})
 
     def test_another_mechanism_cannot_continue_a_file(self, tmp_path: Path) -> None:
         selection().run(checkpoint=tmp_path / "run")
