@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 import botorch_dp as bdp
-from botorch_dp.privacy import gaussian_guarantee, laplace_mechanism
+from botorch_dp.privacy import laplace_mechanism
 from botorch_dp.space import Real
 
 PRICE = "epsilon dp-sgd --noise 1 --batch 256 --records 32561 --epochs 8 --delta 1e-5"
@@ -65,9 +65,10 @@ def signing() -> None:
 
 def plots() -> None:
     """A figure is drawn."""
-    from botorch_dp.plots import plot_guarantee
+    from botorch_dp.plots import plot_front
 
-    plot_guarantee(gaussian_guarantee(sensitivity=1.0, mu=1.0))
+    with study() as trials:
+        plot_front(trials.front())
 
 
 def frames() -> None:
