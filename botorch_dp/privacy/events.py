@@ -55,7 +55,7 @@ Node = dict[str, Any]
 #: Largest numbers that are taken for a mechanism; beyond them nothing is hidden, or all is.
 _LARGEST, _MOST_STEPS, _MOST_NODES, _DEEPEST = 1e9, 10**7, 10_000, 8
 #: Equal steps and different parts beyond these are not recomputed: their sum would take minutes.
-_MOST_COMPOSED, _MOST_PARTS = 10**6, 50
+_MOST_COMPOSED, MOST_PARTS = 10**6, 20
 #: An expected loss of all steps together beyond which nothing is hidden, and nothing computed.
 _MOST_LOSS = 1e4
 #: Points of one step's distribution, of a first rough one, and of the sum of all, at most.
@@ -267,7 +267,7 @@ def recomputed(
         about: Roughly what is expected, for the size of the grid only.
 
     Returns:
-        None at all if there are too many parts; of too many steps, a lower bound.
+        A lower bound alone of too many parts or steps, and then nothing of a selection.
     """
     parts = leaves(node)
     with needs_extra("accounting", "Verifying a receipt"):
@@ -279,22 +279,24 @@ def recomputed(
         return [Recomputed(summed, "none", "the parts, added up")]
     if delta == 0:
         return [Recomputed(math.inf, "none", "Gaussian noise has no epsilon at delta = 0")]
-    if len(parts) > _MOST_PARTS:
-        return []
     names = {part["name"] for part, _ in parts}
     fewer = [
         (part, count if part["name"] == "GaussianDpEvent" else min(count, _MOST_COMPOSED))
         for part, count in parts
     ]
+    if len(fewer) > MOST_PARTS and "RepeatAndSelectDpEvent" not in names:
+        costly = sorted(fewer, key=lambda each: -each[1] * _expected(each[0], relation))
+        fewer = costly[:MOST_PARTS]
     found = []
     if "RepeatAndSelectDpEvent" not in names:
         how = f"privacy-loss distributions of dp-accounting {_version()}"
         if fewer != parts:
-            how = f"{how}, of the first {_MOST_COMPOSED:,} steps"
+            how = f"{how}, of {MOST_PARTS} parts and {_MOST_COMPOSED:,} steps of each at most"
         epsilon = _by_distributions(fewer, relation, delta, about)
         found.append(Recomputed(epsilon, "none" if fewer == parts else "lower", how))
     if (
         fewer == parts
+        and len(parts) <= MOST_PARTS
         and names & {"RepeatAndSelectDpEvent", "SampledWithoutReplacementDpEvent"}
         and not names & {_PARAMETERS, "PoissonSampledDpEvent"}
         and all((part.get("shape") or 0.0) >= 0 for part, _ in parts)  # it knows no others

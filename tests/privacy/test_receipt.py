@@ -352,6 +352,7 @@ def test_nothing_in_a_receipt_moves_the_cursor(character: str) -> None:
 def test_no_receipt_takes_minutes_or_stumbles() -> None:
     step = PoissonSGDLoss(1.0, 0.01, 100, REPLACED)
     unlike = [replace(step, noise_multiplier=1 + place * 1e-6) for place in range(300)]
+    assert recomputed(event_of(guarantee(*unlike)), REPLACED, 1e-5, 1.0)[0].bound == "lower"
     document = RECEIPT.document
     nested: Any = {"name": "GaussianDpEvent", "noise_multiplier": 2.0}
     for _ in range(60):
@@ -359,8 +360,11 @@ def test_no_receipt_takes_minutes_or_stumbles() -> None:
     document["mechanism"]["event"] = nested
     with pytest.raises(ValueError, match="nested too deeply"):
         with_new_digest(document)
-    document["mechanism"]["event"] = event_of(guarantee(*unlike))
-    assert outcome(with_new_digest(document), "epsilon") == "not recomputed"
+    many = guarantee(*unlike)
+    document["mechanism"]["event"] = event_of(many)
+    document["mechanism"]["losses"] = [loss.to_dict() for loss in many.losses]
+    assert outcome(with_new_digest(document), "statement") == "not recomputed"
+    assert outcome(with_new_digest(document), "epsilon") == "contradicts"  # 20 of them cost more
     document = RECEIPT.document
     document["promise"]["epsilon"] = 1e300
     assert outcome(with_new_digest(document), "epsilon") == "contradicts"
