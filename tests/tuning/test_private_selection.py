@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import math
+import multiprocessing
+import os
+import signal
 from collections import OrderedDict
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +57,24 @@ def selection(**options: Any) -> PrivateSelection:
         "trials": 5, "num_scored": 1000, **options,
     }  # fmt: skip
     return PrivateSelection(settings.pop("train"), settings.pop("space"), **settings)
+
+
+@dataclass(frozen=True)
+class Dies:
+    """A training of its own randomness; the second one kills its process, like kill -9."""
+
+    log: str
+
+    def __call__(self, config: dict[str, Any], noise_multiplier: float) -> tuple[str, float]:
+        with open(self.log, "a") as file:
+            file.write("once\n")
+        if len(Path(self.log).read_text().split()) == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return os.urandom(8).hex(), config["rate"]
+
+
+#: A forked child need not import torch again.
+pools = partial(ProcessPoolExecutor, mp_context=multiprocessing.get_context("fork"))
 
 
 @pytest.fixture
@@ -159,6 +182,22 @@ class TestPublished:
         one, two = (selection(unsafe_seed=3).run() for _ in range(2))
         assert one.artifact.value == two.artifact.value and one.score.value == two.score.value
         assert one.guarantee.status == "none"
+
+    def test_it_goes_on_after_a_worker_has_died(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, three_trials: None
+    ) -> None:
+        """A process that is killed in a training costs no second charge."""
+        monkeypatch.setattr(PrivateSelection, "noise_multiplier", lambda self, config: 2.0)
+        dying = selection(train=Dies(str(tmp_path / "trained")))
+        with PrivacyLedger(tmp_path / "a.ledger", BUDGET) as ledger:
+            how: dict[str, Any] = {"ledger": ledger, "checkpoint": tmp_path / "run"}
+            with pools(1) as pool, pytest.raises(BrokenExecutor):
+                dying.run(executor=pool, **how)
+            with pools(1) as pool:
+                values = [dying.run(executor=pool, **how).artifact.value for _ in range(2)]
+            assert len(ledger.entries()) == 1 and values[0] == values[1]
+        # Nothing that had ended was trained again.
+        assert len((tmp_path / "trained").read_text().split()) == 4
 
     def test_trainings_side_by_side(self, three_trials: None) -> None:
         with ThreadPoolExecutor(2) as threads:
