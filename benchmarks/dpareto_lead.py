@@ -280,7 +280,7 @@ def draw(pools: dict[str, Points], studies: dict[str, Points], trainings: int) -
 
 
 def main() -> None:
-    parser = BenchmarkParser(NAME, __doc__, minutes=12)
+    parser = BenchmarkParser(NAME, __doc__, minutes=100)
     parser.add_argument("--settings", nargs="+", choices=list(SETTINGS), default=list(SETTINGS))
     parser.add_argument("--points", type=int, default=DRAWS * DRAWN, help="of the first pool")
     parser.add_argument("--fewer", type=int, default=DRAWS * 64, help="of the other pools")
