@@ -584,7 +584,7 @@ def _draw_cells(axis: Any, entries: list[Any], variants: dict[str, Any]) -> None
         name = "ours" if number not in variants else "ours*"
         axis.errorbar(
             list(cells), means, abs(ends - means), fmt="o-", color=colour, capsize=3,
-            label=f"{name}, lifted from r = {ours['largest r that needs no lifting'] + 1}",
+            label=f"{name}, lifted from r = {(ours['largest r that needs no lifting'] or 0) + 1}",
         )  # fmt: skip
     axis.set_xlabel("r")
     _legend_below(axis)
