@@ -56,7 +56,7 @@ def draw_quartiles(ax: Any, curves: dict[str, Tensor], ylabel: str) -> None:
         (line,) = ax.plot(steps, middle, style, label=name)
         ax.fill_between(steps, low, high, alpha=0.15, color=line.get_color())
     ax.set(xlabel="step", ylabel=ylabel, yscale="log")
-    ax.legend(frameon=False, fontsize=8)
+    ax.legend(frameon=False, fontsize=10)
 
 
 def interval(values: Tensor) -> Any:
@@ -387,7 +387,7 @@ def _figure_41(
     right.set_xticks(norms, [f"{norm:g}" for norm in norms])
     right.minorticks_off()
     right.set_ylabel("final distance from the mean (floor 1e-3)")
-    right.legend(frameon=False, fontsize=8)
+    right.legend(frameon=False, fontsize=10)
     figure.suptitle(
         f"Example 4.1 of Sopa et al.: d = 5, n = 50, b = 3, T = {steps}, B = 1 left and middle.\n"
         "mu-GDP over all steps, replace-one; simulated noise, median and quartiles over seeds",

@@ -479,7 +479,7 @@ def model_quality(
             fronts = sample.judged()
             others = [curve for place, curve in enumerate(pool) if place not in sample.chosen]
             configs = [{**c.config, "epochs": end} for c in others for end in c.checkpoints]
-            means, stds = predicted(sample.beliefs.fitted[1], whole.space.encode(configs))
+            means, stds = predicted(sample.beliefs.model.models[1], whole.space.encode(configs))
             true = torch.tensor([1 - fmean(u) for c in others for u in c.points])
             good = true < GOOD
             off = (-means).sigmoid()[good] - true[good]

@@ -1,11 +1,12 @@
 """How far is DPareto ahead of random points, by which measure? Table 2 of the DPareto paper, again.
 
-    OMP_NUM_THREADS=1 BOTORCH_DP_DATA=<folder> python -m benchmarks.dpareto_lead [--points 4864]
+    OMP_NUM_THREADS=1 BOTORCH_DP_DATA=<folder> python -m benchmarks.dpareto_lead [--replicates 1]
 
-LogReg+SGD on Adult: a study of 16 + 256 trials against 19 *disjoint* draws of 256 random points
-from the distributions of the paper's Table 4. In place of the paper's ten trainings, each point is
-trained ``--replicates`` times. The same points are then measured in all ways that the paper and the
-code published with it suggest:
+The three problems on Adult: studies of 16 + 256 trials against 19 *disjoint* draws of 256 random
+points from the distributions of the paper's Table 4, ten trainings of each point. Two kinds of
+study: the package's defaults, and the paper's own way, with its acquisition function, a model of
+ln epsilon, and epsilon by its bound on Rényi divergences. The same points are then measured in all
+ways that the paper and the code published with it suggest:
 
 - epsilon by dominating pairs, as everywhere here, and by the paper's bound on Rényi divergences;
 - hypervolume to (10, 1), to the code's (10, .999), in ln(epsilon / .05), and in the scale of the
@@ -13,19 +14,21 @@ code published with it suggest:
 - what the code's ``get_untransformed_hypervolume`` returns: both of its loops run over empty
   ranges, so that it is the rectangle of the front's point with the smallest epsilon.
 
-What else differs between the published code and ours is tried on smaller pools of random points,
-whose draws are compared with as many points of the first: the range of the study's learning rates
-in place of Table 4's, and random initial weights in place of zeros. Run again, it goes on where it
-was.
+What else differs between the published code and ours is tried on smaller pools of random points for
+LogReg+SGD, whose draws are compared with as many points of the first: the range of the study's
+learning rates in place of Table 4's, and random initial weights in place of zeros. Run again, it
+goes on where it was: random points are trained once each, then a second time, and so on, and leads
+that were measured with fewer trainings stay in the results.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -33,20 +36,19 @@ import torch
 from tqdm import tqdm
 
 from benchmarks.common import BenchmarkParser, mean_interval, results_folder, save_results
-from benchmarks.dpareto_paper import FULL, METHODS, SMALLEST, TABLE_2, prepared
-from benchmarks.linear_training import _compiled
-from botorch_dp.pareto import DPareto, Real, SearchSpace
+from benchmarks.dpareto_paper import FULL, METHODS, SMALLEST, TABLE_2, TABLE_4, prepared
+from benchmarks.linear_training import FastTraining, _compiled
+from botorch_dp.pareto import Batched, DPareto, PrivacyUtilityProblem, Real, SearchSpace
 from botorch_dp.pareto.front import dominated_volume
 from botorch_dp.privacy import dp_sgd_epsilon
-from botorch_dp.space import Config, ShiftedExponential
+from botorch_dp.space import Config
 from botorch_dp.tasks.learning import DELTA
 
 NAME = "dpareto_lead"
-SETTING = next(setting for setting in FULL if setting.label == "LogReg+SGD")
+SETTINGS = {setting.label: setting for setting in FULL if setting.label in TABLE_2}
 DRAWS, DRAWN = 19, 256
 LARGEST = 10.0
 
-TABLE_4 = Real(1e-3, 0.1, log=True, distribution=ShiftedExponential(10.0))
 #: Standard deviations of weights and intercept in the published code, for 123 inputs.
 XAVIER = (math.sqrt(6 / 124), math.sqrt(6 / 2))
 #: Pools of random points: the learning rate (None: the study's), and the initial weights.
@@ -54,6 +56,11 @@ POOLS: dict[str, tuple[Real | None, tuple[float, float]]] = {
     "as printed": (TABLE_4, (0.0, 0.0)),
     "learning rates of the study": (None, (0.0, 0.0)),
     "random initial weights": (TABLE_4, XAVIER),
+}
+#: Studies: options, and which epsilon they see.
+STUDIES: dict[str, tuple[dict[str, Any], int]] = {
+    "DPareto": (METHODS["DPareto"], 0),
+    "DPareto, the paper's way": (METHODS["DPareto, HVPoI"], 1),
 }
 
 Points = list[list[float]]  # epsilon by dominating pairs, by Rényi divergences, and the error
@@ -72,47 +79,96 @@ def epsilons(config: Config, num_records: int) -> tuple[float, float]:
     return dp_sgd_epsilon(**run), dp_sgd_epsilon(accountant="rdp", **run)
 
 
-def random_point(
-    config: Config, seeds: list[int], start: tuple[float, float], num_records: int
-) -> list[float]:
-    """A point of a pool; what cannot enter a hypervolume is not trained."""
-    exact, renyi = epsilons(config, num_records)
-    if exact >= LARGEST:
-        return [exact, renyi, 1.0]
-    steps = config["epochs"] * (num_records // config["batch_size"])
+def training_of(label: str) -> FastTraining:
+    """How the models of a setting are trained."""
+    oracle: Any = prepared(SETTINGS[label], "random").oracle
+    training: FastTraining = oracle.training
+    return training
+
+
+def error(
+    training: FastTraining, config: Config, seed: int, start: tuple[float, float] = (0.0, 0.0)
+) -> float:
+    """The error of one training from zeros, or from random weights of these deviations."""
+    steps = config["epochs"] * (training.num_records // config["batch_size"])
     options: Any = {name: config[name] for name in ("batch_size", "learning_rate", "clip_norm")}
     options |= {"noise_multiplier": 2 * config["noise_variance"], "start": start}
-    data = _compiled("adult")
-    found = [data.accuracies(seed, [steps], **options)[0] for seed in seeds]
-    return [round(exact, 6), round(renyi, 6), round(1 - float(np.mean(found)), 6)]
+    options |= {"hinge": training.model == "svm", "adam": training.optimizer == "adam"}
+    return 1 - _compiled(training.data).accuracies(seed, [steps], **options)[0]
 
 
-def fill(pool: str, points: Points, count: int, replicates: int, save: Callable[[], Any]) -> None:
-    """Train what is missing of a pool."""
-    rate, start = POOLS[pool]
-    problem = prepared(SETTING, "random")
-    oracle: Any = problem.oracle
-    parameters = dict(problem.space.parameters)
-    space = SearchSpace(**(parameters | ({} if rate is None else {"learning_rate": rate})))
-    configs = space.sample(count, seed=1 + list(POOLS).index(pool))
-    for place in tqdm(range(len(points), count), desc=pool, mininterval=30):
-        seeds = [replicates * place + r for r in range(replicates)]
-        points.append(random_point(configs[place], seeds, start, oracle.training.num_records))
-        if len(points) % 256 == 0:
+@dataclass
+class Pool:
+    """Random points of a setting, each trained equally often.
+
+    Args:
+        label: The setting.
+        name: One of ``POOLS``.
+        stored: Points so far, how often all of them were trained, and the errors of the next
+            training as far as it has come. Changed in place.
+    """
+
+    label: str
+    name: str
+    stored: dict[str, Any]
+
+    @property
+    def points(self) -> Points:
+        return self.stored["points"]  # type: ignore[no-any-return]
+
+    @property
+    def trainings(self) -> int:
+        return self.stored["trainings"]  # type: ignore[no-any-return]
+
+    def fill(self, count: int, replicates: int, save: Callable[[], Any]) -> None:
+        """Train what is missing; what cannot enter a hypervolume is not trained."""
+        rate, start = POOLS[self.name]
+        training = training_of(self.label)
+        parameters = dict(prepared(SETTINGS[self.label], "random").space.parameters)
+        space = SearchSpace(**(parameters | ({} if rate is None else {"learning_rate": rate})))
+        seed = 1 + list(POOLS).index(self.name) + 10 * list(SETTINGS).index(self.label)
+        configs, begun = space.sample(count, seed=seed), self.stored["begun"]
+        while self.trainings < replicates:
+            shown = f"{self.label}, {self.name}, training {self.trainings + 1}"
+            for place in tqdm(range(len(begun), count), desc=shown, mininterval=30):
+                if place == len(self.points):
+                    both = epsilons(configs[place], training.num_records)
+                    self.points.append([*(round(epsilon, 6) for epsilon in both), 1.0])
+                if self.points[place][0] >= LARGEST:
+                    begun.append(1.0)
+                else:
+                    drawn = place + 2**20 * self.trainings
+                    begun.append(round(error(training, configs[place], drawn, start), 6))
+                if len(begun) % 512 == 0:
+                    save()
+            for point, new in zip(self.points, begun, strict=True):
+                point[2] = round(point[2] + (new - point[2]) / (self.trainings + 1), 7)
+            begun.clear()
+            self.stored["trainings"] += 1
             save()
-    save()
 
 
-def study_points(seed: int, trials: int, replicates: int) -> tuple[Points, float]:
+def study_points(
+    label: str, kind: str, seed: int, trials: int, replicates: int
+) -> tuple[Points, float]:
     """What a study measured, and its own seconds of a processor."""
-    problem = prepared(replace(SETTING, replicates=replicates), "DPareto")
+    options, axis = STUDIES[kind]
+    problem = prepared(replace(SETTINGS[label], replicates=replicates), "DPareto")
     oracle: Any = problem.oracle
+    records = oracle.training.num_records
+    if axis == 1:
+        problem = PrivacyUtilityProblem(
+            problem.space,
+            privacy=lambda config: epsilons(config, records)[1],
+            batched=Batched(replicates=oracle),
+            replicates=replicates,
+            name=f"{label}, epsilon by Rényi divergences",
+        )
     start = time.process_time()
-    with DPareto(problem, seed=seed, **METHODS["DPareto"]) as study:
+    with DPareto(problem, seed=seed, **options) as study:
         study.run(trials, initial=16)
         done = study.trials
     own = time.process_time() - start - oracle.seconds
-    records = oracle.training.num_records
     return [[*epsilons(dict(t.config), records), t.error] for t in done], own
 
 
@@ -189,74 +245,116 @@ def pools_compared(pools: dict[str, Points]) -> dict[str, Any]:
     }
 
 
-def draw(pool: Points, study: Points, replicates: int) -> None:
-    """The study's front and those of the draws, for both ways to compute epsilon."""
+def draw(pools: dict[str, Points], studies: dict[str, Points], trainings: int) -> None:
+    """The fronts of studies and of the draws, for both ways to compute epsilon."""
     from matplotlib.figure import Figure
 
     from botorch_dp.plots import save_figure
 
-    figure = Figure(figsize=(12, 5.4), layout="constrained")
-    axes = figure.subplots(1, 2, sharey=True)
-    for ax, (axis, column) in zip(axes, AXES.items(), strict=True):
-        columns = [column, 2]
-        random, own = np.array(pool)[:, columns], np.array(study)[:DRAWN, columns]
-        ax.plot(*random.T, ".", ms=2, color="0.8", label=f"{len(pool):,} random points")
-        for place in range(DRAWS):
-            steps = front(random[place::DRAWS])
-            label = f"fronts of {DRAWS} draws of {len(pool) // DRAWS}"
-            ax.step(*steps.T, where="post", color="C1", lw=0.8, label="" if place else label)
-        label = f"front of {DRAWN} points of DPareto"
-        ax.step(*front(own).T, where="post", color="C0", lw=2, label=label)
-        ax.set(xscale="log", xlim=(5e-3, LARGEST), ylim=(0.15, 0.35))
-        ax.set_xlabel(f"ε at δ = {DELTA:g} by {axis} (one record is replaced by any other)")
-    axes[0].set_ylabel("error (1 − accuracy)")
-    axes[0].legend(fontsize=11)
-    trainings = "one training" if replicates == 1 else f"{replicates} trainings"
+    figure = Figure(figsize=(11, 4.6 * len(pools)), layout="constrained")
+    grid = figure.subplots(len(pools), 2, sharey=True, squeeze=False)
+    for row, (label, pool) in zip(grid, pools.items(), strict=True):
+        for ax, (axis, column) in zip(row, AXES.items(), strict=True):
+            columns = [column, 2]
+            random, own = np.array(pool)[:, columns], np.array(studies[label])[:DRAWN, columns]
+            ax.plot(*random.T, ".", ms=2, color="0.8", label=f"{len(pool):,} random points")
+            for place in range(DRAWS):
+                steps = front(random[place::DRAWS])
+                name = f"fronts of {DRAWS} draws of {len(pool) // DRAWS}"
+                ax.step(*steps.T, where="post", color="C1", lw=0.8, label="" if place else name)
+            name = f"front of {DRAWN} points of DPareto"
+            ax.step(*front(own).T, where="post", color="C0", lw=2, label=name)
+            ax.set(xscale="log", xlim=(5e-3, LARGEST), ylim=(0.15, 0.35))
+            ax.set_title(f"{label}, ε by {axis}", fontsize=13)
+        row[0].set_ylabel("error (1 − accuracy)", fontsize=13)
+    for ax in grid[-1]:
+        ax.set_xlabel(f"ε at δ = {DELTA:g} (one record is replaced by any other)", fontsize=13)
+    grid[0][0].legend(fontsize=12)
+    shown = "one training" if trainings == 1 else f"{trainings} trainings"
     figure.suptitle(
-        f"LogReg+SGD on Adult, {trainings} of each point. Do not publish such a figure of records\n"
-        "of your own: it is computed from them without noise."
+        f"Adult, {shown} of each point. Do not publish such a figure of records\n"
+        "of your own: it is computed from them without noise.",
+        fontsize=13,
     )
     save_figure(figure, results_folder() / f"{NAME}.png")
 
 
 def main() -> None:
-    parser = BenchmarkParser(NAME, __doc__, minutes=12)
+    parser = BenchmarkParser(NAME, __doc__, minutes=100)
+    parser.add_argument("--settings", nargs="+", choices=list(SETTINGS), default=list(SETTINGS))
     parser.add_argument("--points", type=int, default=DRAWS * DRAWN, help="of the first pool")
     parser.add_argument("--fewer", type=int, default=DRAWS * 64, help="of the other pools")
     parser.add_argument("--trials", type=int, default=16 + DRAWN)
-    parser.add_argument("--replicates", type=int, default=1, help="trainings of a point")
-    parser.add_argument("--seeds", type=int, default=2, help="studies")
+    parser.add_argument("--replicates", type=int, default=10, help="trainings of a point")
+    parser.add_argument("--kinds", nargs="+", choices=list(STUDIES), default=list(STUDIES))
+    parser.add_argument("--seeds", type=int, default=1, help="studies of each kind")
+    parser.add_argument(
+        "--pools", nargs="+", choices=list(POOLS), default=["as printed"],
+        help="for LogReg+SGD; the others have the first only",
+    )  # fmt: skip
     options = parser.parse_args()
     path = results_folder() / f"{NAME}.json"
-    sizes = {"replicates": options.replicates}
+    sizes = {name: getattr(options, name) for name in ("points", "fewer", "trials")}
     stored = json.loads(path.read_text()) if path.exists() else {}
     results: dict[str, Any] = stored if stored.get("sizes") == sizes else {"sizes": sizes}
     results.pop("machine", None)
-    results["printed in table 2"] = TABLE_2[SETTING.label]
-    pools: dict[str, Points] = results.setdefault("pools", {})
-    studies: dict[str, Any] = results.setdefault("studies", {})
+    results["printed in table 2"] = TABLE_2
+    trained = "1 training" if options.replicates == 1 else f"{options.replicates} trainings"
 
     def save() -> None:
         save_results(NAME, results)
 
-    for seed in range(options.seeds):
-        name = f"seed {seed}"
-        if len(studies.get(name, {"points": []})["points"]) < options.trials:
-            points, own = study_points(seed, options.trials, options.replicates)
-            studies[name] = {"points": points, "own seconds of a processor": own}
-            save()
-    for pool in POOLS:
-        count = options.points if pool == "as printed" else options.fewer
-        fill(pool, pools.setdefault(pool, []), count, options.replicates, save)
-    results["leads"] = {n: leads(pools["as printed"], s["points"]) for n, s in studies.items()}
-    results["pools compared"] = pools_compared(pools)
-    save()
-    first = next(iter(studies.values()))["points"]
-    draw(pools["as printed"], first, options.replicates)
-    for seed, found in results["leads"].items():
-        for name, entry in found.items():
-            print(f"{seed}: {name}: {entry['lead']} ahead of {entry['ahead of']} of {DRAWS}")
-    print(results["pools compared"])
+    def part(*names: str) -> dict[str, Any]:
+        """A dictionary within the results, which is made if it is not there."""
+        found: dict[str, Any] = results
+        for name in names:
+            found = found.setdefault(name, {})
+        return found
+
+    def filled(label: str, name: str, count: int) -> Points:
+        pool = Pool(label, name, part("pools", label, name))
+        for key, empty in (("trainings", 0), ("points", []), ("begun", [])):
+            pool.stored.setdefault(key, empty)
+        pool.fill(count, options.replicates, save)
+        if pool.trainings != options.replicates:
+            parser.error(f"{label}, {name}: each point has {pool.trainings} trainings already")
+        return pool.points
+
+    for label in options.settings:
+        pool, studies = filled(label, "as printed", options.points), part("studies", label)
+        for seed, kind in itertools.product(range(options.seeds), options.kinds):
+            name = f"{kind}, seed {seed}, {trained}"
+            if name not in studies:
+                points, own = study_points(label, kind, seed, options.trials, options.replicates)
+                studies[name] = {"points": points, "own seconds of a processor": own}
+                save()
+        part("leads", label).update(
+            {n: leads(pool, s["points"]) for n, s in studies.items() if n.endswith(f" {trained}")}
+        )
+        save()
+        for name, found in results["leads"][label].items():
+            lead = found["hypervolume to (10, 1); epsilon by dominating pairs"]
+            print(f"{label}: {name}: {lead['lead']} ahead of {lead['ahead of']} of {DRAWS}")
+    if options.pools != ["as printed"]:
+        compared = {
+            name: filled(
+                "LogReg+SGD", name, options.points if name == "as printed" else options.fewer
+            )
+            for name in options.pools
+        }
+        part("pools compared")[trained] = pools_compared(compared)
+        print(results["pools compared"])
+        save()
+    if "DPareto" not in options.kinds:
+        return
+    draw(
+        {label: part("pools", label, "as printed")["points"] for label in options.settings},
+        {
+            label: part("studies", label)[f"DPareto, seed 0, {trained}"]["points"]
+            for label in options.settings
+        },
+        options.replicates,
+    )
 
 
 if __name__ == "__main__":

@@ -549,7 +549,7 @@ def draw_maps(found: dict[str, Any], path: Any) -> None:
     from botorch_dp.plots import save_figure
 
     (x_name, xs), (y_name, ys) = found["x"], found["y"]
-    figure = Figure(figsize=(14, 8.2), layout="constrained")
+    figure = Figure(figsize=(13, 8.2), layout="constrained")
     axes = figure.subplots(2, 3)
     ref_epsilon = found["reference"][0]
     log_epsilon = np.log10(np.clip(found["epsilon"], 1e-2 * ref_epsilon, 10 * ref_epsilon))
@@ -584,7 +584,7 @@ def draw_maps(found: dict[str, Any], path: Any) -> None:
     front.plot(*found["found"].T, "r.", label=f"{len(at)} trials of DPareto, evaluated exactly")
     front.set(xlabel="epsilon", ylabel="error", title="true front", xscale="log")
     front.set_xlim(1e-2 * ref_epsilon, 10 * ref_epsilon)
-    front.legend(frameon=False, fontsize=8)
+    front.legend(frameon=False, fontsize=10)
     figure.suptitle(
         f"{found['problem']}: figures 1 to 4 of Avent et al. Simulated trainings: publishing these "
         "pictures has no guarantee.",

@@ -13,7 +13,8 @@ import math
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, Literal, ParamSpec, TypeVar
@@ -60,6 +61,10 @@ _LATE = 0.2
 #: Trials that a model is conditioned on at most: a fit takes time with their cube, and from 800 on
 #: GPyTorch solves approximately.
 _MOST_SEEN = 512
+#: Length-scales and noise are fitted again when trials have grown by a share between this and half
+#: of it: they move little by then, and a fit takes most of a proposal's time. After the longest
+#: wait, in trials, they are fitted again anyway.
+_REFIT_SHARE, _LONGEST_WAIT = 1 / 16, 64
 #: Configs whose exact objectives are remembered, enough for some proposals: the memory of a study
 #: that runs for weeks must not grow with every config that it ever considered.
 _REMEMBERED = 16_384
@@ -373,6 +378,9 @@ class Beliefs:
     which takes away the uncertainty they will settle (or that cannot be settled), moves no mean,
     and has no part in fitting hyper-parameters.
 
+    Hyper-parameters are those of the first trials, up to the last one at which they were due
+    (:func:`refit_every`); the posterior is that of all.
+
     The points of a curve are many and share their luck: models are fitted to some of them, and
     believe that those of one training are off by the same. Of many trials models see some only:
     half of these are spread over all, a quarter are the latest, and the others lie nearest to the
@@ -387,7 +395,7 @@ class Beliefs:
         known: The exact objectives; the others are modelled.
         scales: Of all objectives.
         seed: For restarts of the fit.
-        fitted: What :attr:`fitted` was for the same complete trials, however many are pending.
+        fitted: What :attr:`fitted` was before. It saves time and changes nothing.
     """
 
     def __init__(
@@ -399,7 +407,7 @@ class Beliefs:
         known: KnownObjectives,
         scales: Sequence[Scale],
         seed: int = 0,
-        fitted: Mapping[int, Model] | None = None,
+        fitted: Mapping[Hashable, SingleTaskGP] | None = None,
     ) -> None:
         self._known = known
         self._space = problem.space
@@ -423,39 +431,55 @@ class Beliefs:
         places = [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
         late = [p[_begin(problem, curve) :] for p, curve in zip(places, points, strict=True)]
 
-        def fit(trials: Sequence[int]) -> None:
-            few = _seen(late, trials, _MOST_FITTED)
+        every = refit_every(len(points))
+        settled = len(points) - len(points) % every
+        #: Models by what they were fitted to.
+        self.fitted: dict[Hashable, SingleTaskGP] = {}
+        #: The models by objective.
+        self._gps: dict[int, Model] = {}
+
+        def fit(first: Sequence[int], trials: Sequence[int]) -> None:
+            """Fit hyper-parameters to the first trials, and condition on these trials."""
+            few = _seen(late, first, _MOST_FITTED)
             many = _seen(places, trials, _MOST_POINTS)
             for index, scale in enumerate(self._scales):
-                if index not in known.columns:
-                    Y = scale.to_model(values[:, index : index + 1])
-                    self._gps[index] = gp = fitted_gp(
-                        codes[few],
-                        Y[few],
+                if index in known.columns:
+                    continue
+                Y = scale.to_model(values[:, index : index + 1])
+                data = (codes[few], Y[few], trainings[few])
+                key = (index, *(part.numpy().tobytes() for part in data))
+                gp = (fitted or {}).get(key)
+                if gp is None:
+                    gp = fitted_gp(
+                        *data[:2],
                         seed=seed,
-                        trainings=None if problem.resource is None else trainings[few],
+                        trainings=None if problem.resource is None else data[2],
                         products=products,
                     )
-                    if many != few:
-                        see(gp, of_trainings(codes[many], trainings[many]), Y[many])
+                self.fitted[key] = gp
+                if many != few:
+                    gp = deepcopy(gp)
+                    curves = problem.resource is not None
+                    X = of_trainings(codes[many], trainings[many]) if curves else codes[many]
+                    see(gp, X, Y[many])
+                self._gps[index] = gp
 
-        self._gps: dict[int, Model] = dict(fitted or {})
-        trials = list(range(len(points)))
-        if fitted is None and len(trials) > most:
-            last = codes[torch.tensor(ends) - 1]
+        first, newest = list(range(settled)), list(range(settled, len(points)))
+        shown = first + newest
+        if len(points) > most:
+            last = codes[torch.tensor(ends[:settled]) - 1]
             spread = farthest(last, most // 2)
-            fit(spread)
+            fit(spread, spread)
             of = torch.arange(len(points)).repeat_interleave(torch.tensor(counts))
-            expected = self._means(self.incumbents)[: len(everything)].nan_to_num(-math.inf)
+            expected = self._means(self.incumbents)[: ends[settled - 1]].nan_to_num(-math.inf)
             front = of[front_places(-expected)].unique()
             distances = _distances(last, last[front]).amin(dim=-1)
             distances[spread] = -1.0
             distances[-(most // 4) :] = -1.0
-            trials = distances.argsort(stable=True)[:most].sort().values.tolist()
-        if fitted is None:
-            fit(trials)
-        #: The models before they believe anything, by objective.
-        self.fitted = self._gps
+            order = distances.argsort(stable=True)[:most]
+            first = order.sort().values.tolist()
+            shown = order[: most - len(newest)].sort().values.tolist() + newest
+        fit(first, shown)
         if latest:
             with torch.no_grad():
                 self._gps = {index: believe(gp, believed_X) for index, gp in self._gps.items()}
@@ -551,6 +575,12 @@ def fitted_gp(
             optimizer_kwargs={"options": {"ftol": _FIT_TOLERANCE}},
         )
     return model
+
+
+def refit_every(count: int) -> int:
+    """After how many trials hyper-parameters are fitted again, once there are ``count``."""
+    doublings = math.floor(math.log2(max(1.0, _REFIT_SHARE * count)))
+    return min(2**doublings, _LONGEST_WAIT)
 
 
 def see(model: Any, train_X: Tensor, train_Y: Tensor) -> None:

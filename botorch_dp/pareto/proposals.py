@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, TypeAlias
@@ -19,6 +19,7 @@ import torch
 from botorch.acquisition import AcquisitionFunction
 from botorch.acquisition.multi_objective.logei import qLogExpectedHypervolumeImprovement
 from botorch.acquisition.multi_objective.objective import GenericMCMultiOutputObjective
+from botorch.models import SingleTaskGP
 from botorch.models.model import Model
 from botorch.sampling.get_sampler import get_sampler
 from botorch.utils.multi_objective.box_decompositions.box_decomposition import BoxDecomposition
@@ -150,7 +151,7 @@ class Search:
     """What the proposals of one study have in common.
 
     It remembers what follows from its arguments: exact objectives, the space-filling candidates,
-    and the models of the trials that it was last asked about. That saves time and changes no
+    and the models that it fitted last. That saves time and changes no
     proposal.
 
     Args:
@@ -173,7 +174,7 @@ class Search:
             self._grid = [grid[index] for index in order]
         self._drawn: dict[str, list[Config]] = {}
         self._pools: dict[bool, Candidates] = {}
-        self._fitted: tuple[Sequence[Trial], Mapping[int, Model]] = ((), {})
+        self._fitted: Mapping[Hashable, SingleTaskGP] = {}
 
     @property
     def exact(self) -> Search:
@@ -194,18 +195,16 @@ class Search:
 
     def beliefs(self, trials: Sequence[Trial]) -> Beliefs:
         """The models fitted to the complete trials, believing in the others."""
-        complete = [trial for trial in trials if trial.state == "complete"]
-        before, fitted = self._fitted
         beliefs = Beliefs(
             self.problem,
-            complete,
+            [trial for trial in trials if trial.state == "complete"],
             [trial.config for trial in trials if trial.state != "complete"],
             known=self.known,
             scales=self.scales,
-            seed=_stream_seed(self.seed, "search", len(complete)),
-            fitted=fitted if complete == before else None,
+            seed=_stream_seed(self.seed, "fit"),
+            fitted=self._fitted,
         )
-        self._fitted = complete, beliefs.fitted
+        self._fitted = beliefs.fitted
         return beliefs
 
     def best(

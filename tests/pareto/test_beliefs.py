@@ -31,9 +31,11 @@ from botorch_dp.pareto.beliefs import (
     objective_scales,
     predicted,
     product_weights,
+    refit_every,
     require_complete,
 )
 from botorch_dp.pareto.problem import Measurement, PrivacyUtilityProblem
+from botorch_dp.pareto.proposals import ProposalOptions, Search
 from tests.pareto import toy
 
 
@@ -512,6 +514,38 @@ def test_a_fitted_model_sees_more_points_than_it_was_fitted_to(
     at = torch.rand(20, 2, generator=torch.Generator().manual_seed(0), dtype=torch.double)
     (_, wider), (_, std) = predicted(few, at), predicted(many, at)
     assert (std <= wider + 1e-9).all() and std.sum() < wider.sum()
+
+
+def test_hyper_parameters_are_fitted_less_often_as_trials_grow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They are those of the trials up to the last time that they were due; the data are all."""
+    assert [refit_every(n) for n in (1, 16, 31, 32, 63, 64, 255, 256, 10**6)] == [
+        *(1, 1, 1, 2, 2, 4, 8, 16, 64)
+    ]
+    problem = toy.problem()
+    trials = complete_trials(problem, 38)
+    search = Search(problem, seed=0, options=ProposalOptions())
+    fits = []
+
+    def counted(train_X: Tensor, *args: Any, **options: Any) -> Any:
+        fits.append(len(train_X))
+        return fitted_gp(train_X, *args, **options)
+
+    monkeypatch.setattr("botorch_dp.pareto.beliefs.fitted_gp", counted)
+    found = {count: search.beliefs(trials[:count])._gps[1] for count in (36, 37, 38)}
+    assert fits == [36, 38]
+    before, between, after = found.values()
+    assert len(between.train_inputs[0]) == 37  # type: ignore[index]
+    for one, other in zip(before.parameters(), between.parameters(), strict=True):
+        assert torch.equal(one, other)
+    assert not torch.equal(before.state_dict()["covar_module.raw_lengthscale"],
+                           after.state_dict()["covar_module.raw_lengthscale"])  # fmt: skip
+    # A search that has seen none of this believes the same.
+    alone = Search(problem, seed=0, options=ProposalOptions()).beliefs(trials[:37])._gps[1]
+    at = torch.rand(9, 2, generator=torch.Generator().manual_seed(0), dtype=torch.double)
+    for mine, theirs in zip(predicted(between, at), predicted(alone, at), strict=True):
+        assert torch.equal(mine, theirs)
 
 
 def test_farthest_codes() -> None:

@@ -352,7 +352,7 @@ class TestGP:
             tried = study(toy.curve_problem(oracle), acquisition="random", candidates=64)
             tried.run(6)
             beliefs = tried._search.beliefs(tried.trials)
-            gp: Any = beliefs.fitted[1]
+            gp: Any = beliefs.model.models[1]
             found.append(gp.covar_module.kernels[0].lengthscale)
             first = min(beliefs.incumbents.configs, key=lambda config: config["epochs"])
             place = beliefs.incumbents.configs.index(first)
