@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 python -m benchmarks.nothing_to_tune [--tasks adult ...] [--rows rule ...]
 
-Twelve tasks (``benchmarks/untuned_tasks.py``; the rule was fixed before it was tried on the six
+Eighteen tasks (``benchmarks/untuned_tasks.py``; the rule was fixed before it was tried on the six
 frozen ones), epsilon = 0.1, 0.3, 1 and 3 at delta = 1e-5, Poisson batches, replace-one. Each cell
 is stored as it comes, so that a run that was stopped goes on where it was. Half of the test records
 choose wherever a row chooses; the numbers are of the other half. All noise is seeded.
@@ -45,7 +45,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from benchmarks.common import BenchmarkParser, mean_interval, results_folder
-from benchmarks.untuned_tasks import TASKS, Parts, Task, parts
+from benchmarks.untuned_tasks import TASKS, Parts, Task, explained, parts
 from botorch_dp._files import atomic_write
 from botorch_dp.datasets import public_copy
 from botorch_dp.privacy import TrialNumber, gaussian_mu
@@ -427,7 +427,7 @@ def measure(path: Path, tasks: Sequence[str], rows: Sequence[str]) -> dict[str, 
         cells[key] = found
         with atomic_write(path) as file:
             json.dump(stored, file, indent=1)
-        if row != "rule" or not TASKS[task].frozen:
+        if row != "rule" or TASKS[task].group != "frozen":
             print(f"{key}: {mean_interval(found['values'])}, {found['seconds']} s", flush=True)
     return stored
 
@@ -462,8 +462,8 @@ def draw(cells: dict[str, Any], path: Path) -> None:
         "selection": ("best of 20, tuning paid", "C2", "^:"),
         "open": ("no privacy", "0.5", "-"),
     }
-    figure = Figure(figsize=(10, 10.5), layout="constrained")
-    axes = figure.subplots(4, 3, sharex=True).flatten()
+    figure = Figure(figsize=(10, 15.5), layout="constrained")
+    axes = figure.subplots(6, 3, sharex=True).flatten()
     for axis, (name, task) in zip(axes, TASKS.items(), strict=True):
         for row, (label, color, style) in lines.items():
             points = [(e, mean(cells, name, e, row)) for e in EPSILONS]
@@ -473,8 +473,8 @@ def draw(cells: dict[str, Any], path: Path) -> None:
         axis.set_xscale("log")
         axis.set_xticks(EPSILONS, [f"{e:g}" for e in EPSILONS])
         axis.minorticks_off()
-        axis.set_title(name.replace("_", " ") + (" (frozen)" if task.frozen else ""), fontsize=12)
-        axis.set_ylabel("explained variance" if name == "housing_value" else "accuracy")
+        axis.set_title(task.label(name), fontsize=12)
+        axis.set_ylabel("explained variance" if task.metric is explained else "accuracy")
         axis.grid(alpha=0.3)
     for axis in axes[-3:]:
         axis.set_xlabel("epsilon (delta = 1e-5)")

@@ -453,15 +453,14 @@ def untuned() -> str:
         return " / ".join("?" if value is None else f"{value:.3f}" for value in values)
 
     rows = [
-        [name.replace("_", " ") + (", frozen" if task.frozen else ""), task.size]
-        + [cell(name, row) for row in names]
+        [task.label(name), task.size] + [cell(name, row) for row in names]
         for name, task in TASKS.items()
     ]
     head = ["task", "records", "majority", "middle of the space", "**nothing tuned**"]
     head += ["best of 20, paid", "best of 40, unpaid", "no privacy"]
     differences = gaps(cells)
     listed = [
-        [name.replace("_", " ") + (", frozen" if task.frozen else "")]
+        [task.label(name)]
         + [_gap(cells, name, epsilon, differences.get((name, epsilon))) for epsilon in EPSILONS]
         for name, task in TASKS.items()
     ]
@@ -511,12 +510,16 @@ def _gap(cells: dict[str, Any], task: str, epsilon: float, gap: float | None) ->
 
 
 def _summary(differences: dict[tuple[str, float], float]) -> str:
-    """Mean and worst, of all tasks, of the open and of the frozen ones."""
+    """Mean and worst, of all tasks and of each group."""
     from benchmarks.untuned_tasks import TASKS
 
     rows = []
-    for name, wanted in (("all", (False, True)), ("open", (False,)), ("frozen", (True,))):
-        chosen = {key: gap for key, gap in differences.items() if TASKS[key[0]].frozen in wanted}
+    for name in ("all", "open", "opened", "frozen"):
+        chosen = {
+            key: gap for key, gap in differences.items() if name in ("all", TASKS[key[0]].group)
+        }
+        if not chosen:
+            continue
         tasks = dict.fromkeys(task for task, _ in chosen)
         means = [
             sum(g for (t, _), g in chosen.items() if t == task) / sum(t == task for t, _ in chosen)
