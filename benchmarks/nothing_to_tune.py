@@ -12,6 +12,9 @@ Rows, the cheapest first:
 * *majority*: the largest class of the training records, without any training (regression: 0);
 * *middle*: one training in the middle of the space that is searched below;
 * *rule*: one training, the settings of ``botorch_dp.training.suggest_settings``;
+* *half*, *double*: the same with half and with twice the distance;
+* *first*: the same with the distances of the first rule, which did not depend on how many weights
+  there are;
 * *selection*: ``PrivateFit`` with 20 expected random trainings, by resampling 24 trainings at the
   noise that it asks for; the choosing records are protected, too;
 * *copy*: one training of the best of 16 configurations on a public copy (classification);
@@ -145,6 +148,31 @@ def rule(cell: Cell) -> Found:
         "values": [cell.judged(each.model) for each in trained],
         "settings": [plan.learning_rate, plan.clip_norm, plan.batch_size, plan.epochs],
     }
+
+
+def _with_distance(cell: Cell, distance: float | None = None, times: float = 1.0) -> Found:
+    """The rule with another distance."""
+    asked: Any = {"target_epsilon": cell.epsilon, "delta": DELTA}
+    plan = cell.task.trainer(cell.records).plan(**asked, feature_norm=cell.task.feature_norm)
+    config = {
+        "learning_rate": times * plan.learning_rate if distance is None else distance,
+        "clip_norm": plan.clip_norm,
+        "batch_size": plan.batch_size,
+        "epochs": plan.epochs,
+    }
+    trainer = cell.task.trainer(cell.records, optimizer="scale_free")
+    found = cell.train(trainer, config, plan.noise_multiplier, range(SEEDS))
+    return {"values": [b for _, b in found]}
+
+
+def first(cell: Cell) -> Found:
+    """What followed from an argument about scores alone, and was chosen on the open tasks."""
+    setup = cell.task.trainer(cell.records).setup
+    length, depth = math.hypot(cell.task.feature_norm, 1), setup.layers
+    if cell.task.metric is explained:
+        return _with_distance(cell, (5.0 if depth == 1 else 4.0) * length ** (-1 / depth))
+    scale = 40.0 if depth == 1 else 24.0
+    return _with_distance(cell, scale * (math.sqrt(setup.num_outputs) / length) ** (1 / depth))
 
 
 @lru_cache(maxsize=8)
@@ -400,6 +428,9 @@ ROWS: dict[str, Callable[[Cell], Found | None]] = {
     "majority": majority,
     "middle": middle,
     "rule": rule,
+    "half": partial(_with_distance, times=0.5),
+    "double": partial(_with_distance, times=2.0),
+    "first": first,
     "selection": selection,
     "copy": copy,
     "hyfree": hyfree,
@@ -427,7 +458,7 @@ def measure(path: Path, tasks: Sequence[str], rows: Sequence[str]) -> dict[str, 
         cells[key] = found
         with atomic_write(path) as file:
             json.dump(stored, file, indent=1)
-        if row != "rule" or TASKS[task].group != "frozen":
+        if row not in ("rule", "half", "double", "first") or TASKS[task].group != "frozen":
             print(f"{key}: {mean_interval(found['values'])}, {found['seconds']} s", flush=True)
     return stored
 
@@ -442,11 +473,11 @@ def mean(cells: dict[str, Any], task: str, epsilon: float, row: str) -> float | 
     return float(np.mean(found["values"]))
 
 
-def gaps(cells: dict[str, Any]) -> dict[tuple[str, float], float]:
-    """The rule minus the unpaid best, for each task and epsilon where both are known."""
+def gaps(cells: dict[str, Any], row: str = "rule") -> dict[tuple[str, float], float]:
+    """A row minus the unpaid best, for each task and epsilon where both are known."""
     found = {}
     for task, epsilon in itertools.product(TASKS, EPSILONS):
-        ours, best = (mean(cells, task, epsilon, row) for row in ("rule", "unpaid"))
+        ours, best = (mean(cells, task, epsilon, each) for each in (row, "unpaid"))
         if ours is not None and best is not None:
             found[task, epsilon] = ours - best
     return found

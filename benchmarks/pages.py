@@ -6,6 +6,7 @@ A table stands between ``<!-- table: name -->`` and ``<!-- end -->``. Numbers co
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -464,12 +465,26 @@ def untuned() -> str:
         + [_gap(cells, name, epsilon, differences.get((name, epsilon))) for epsilon in EPSILONS]
         for name, task in TASKS.items()
     ]
+    other = [
+        [task.label(name), *(_changes(cells, name, row) for row in ("half", "double", "first"))]
+        for name, task in TASKS.items()
+    ]
     return (
         f"{table(head, rows)}\n"
         "Nothing tuned minus the unpaid best, with 95% intervals over five trainings of ours:\n\n"
-        f"{table(['task', *(f'ε = {e:g}' for e in EPSILONS)], listed)}\n{_summary(differences)}\n"
+        f"{table(['task', *(f'ε = {e:g}' for e in EPSILONS)], listed)}\n{_summary(cells)}\n"
+        "What other distances change, with the same seeds (the last ones are the first rule's):\n\n"
+        f"{table(['task', 'half', 'twice', 'first rule'], other)}\n"
         f"Other methods, on the tasks on which they were run:\n\n{_others(cell)}"
     )
+
+
+def _changes(cells: dict[str, Any], task: str, row: str) -> str:
+    """A row minus the rule at each epsilon."""
+    from benchmarks.nothing_to_tune import EPSILONS, mean
+
+    pairs = [[mean(cells, task, e, each) for each in (row, "rule")] for e in EPSILONS]
+    return " / ".join("?" if a is None or b is None else f"{a - b:+.3f}" for a, b in pairs)
 
 
 def _others(cell: Callable[[str, str], str]) -> str:
@@ -509,14 +524,17 @@ def _gap(cells: dict[str, Any], task: str, epsilon: float, gap: float | None) ->
     return f"{gap:+.3f} ± {ours.high - ours.mean:.3f}"
 
 
-def _summary(differences: dict[tuple[str, float], float]) -> str:
+def _summary(cells: dict[str, Any]) -> str:
     """Mean and worst, of all tasks and of each group."""
+    from benchmarks.nothing_to_tune import gaps
     from benchmarks.untuned_tasks import TASKS
 
     rows = []
-    for name in ("all", "open", "opened", "frozen"):
+    for name, row in itertools.product(("all", "open", "opened", "frozen"), ("rule", "first")):
         chosen = {
-            key: gap for key, gap in differences.items() if name in ("all", TASKS[key[0]].group)
+            key: gap
+            for key, gap in gaps(cells, row).items()
+            if name in ("all", TASKS[key[0]].group)
         }
         if not chosen:
             continue
@@ -528,7 +546,8 @@ def _summary(differences: dict[tuple[str, float], float]) -> str:
         (task, epsilon), worst = min(chosen.items(), key=lambda item: item[1])
         found = mean_interval(means)
         rows.append(
-            [name, f"{len(tasks)}", f"{found.mean:+.4f} [{found.low:+.4f}, {found.high:+.4f}]",
+            [f"{name}, first rule" if row == "first" else f"**{name}**", f"{len(tasks)}",
+             f"{found.mean:+.4f} [{found.low:+.4f}, {found.high:+.4f}]",
              f"{worst:+.3f} ({task.replace('_', ' ')}, ε = {epsilon:g})"]
         )  # fmt: skip
     return table(["tasks", "how many", "mean gap, with a 95% interval over tasks", "worst"], rows)
