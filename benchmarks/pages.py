@@ -445,7 +445,8 @@ def untuned() -> str:
     found = load("nothing_to_tune")
     if found is None:
         return "Not run yet.\n"
-    cells, names = found["cells"], ("majority", "middle", "rule", "selection", "unpaid", "open")
+    cells = found["cells"]
+    names = ("majority", "middle", "rule", "first", "selection", "unpaid", "open")
 
     def cell(task: str, row: str) -> str:
         values = [mean(cells, task, epsilon, row) for epsilon in EPSILONS]
@@ -458,33 +459,19 @@ def untuned() -> str:
         for name, task in TASKS.items()
     ]
     head = ["task", "records", "majority", "middle of the space", "**nothing tuned**"]
-    head += ["best of 20, paid", "best of 40, unpaid", "no privacy"]
+    head += ["first rule", "best of 20, paid", "best of 40, unpaid", "no privacy"]
     differences = gaps(cells)
     listed = [
         [task.label(name)]
         + [_gap(cells, name, epsilon, differences.get((name, epsilon))) for epsilon in EPSILONS]
         for name, task in TASKS.items()
     ]
-    other = [
-        [task.label(name), *(_changes(cells, name, row) for row in ("half", "double", "first"))]
-        for name, task in TASKS.items()
-    ]
     return (
         f"{table(head, rows)}\n"
         "Nothing tuned minus the unpaid best, with 95% intervals over five trainings of ours:\n\n"
         f"{table(['task', *(f'ε = {e:g}' for e in EPSILONS)], listed)}\n{_summary(cells)}\n"
-        "What other distances change, with the same seeds (the last ones are the first rule's):\n\n"
-        f"{table(['task', 'half', 'twice', 'first rule'], other)}\n"
         f"Other methods, on the tasks on which they were run:\n\n{_others(cell)}"
     )
-
-
-def _changes(cells: dict[str, Any], task: str, row: str) -> str:
-    """A row minus the rule at each epsilon."""
-    from benchmarks.nothing_to_tune import EPSILONS, mean
-
-    pairs = [[mean(cells, task, e, each) for each in (row, "rule")] for e in EPSILONS]
-    return " / ".join("?" if a is None or b is None else f"{a - b:+.3f}" for a, b in pairs)
 
 
 def _others(cell: Callable[[str, str], str]) -> str:
