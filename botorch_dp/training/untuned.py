@@ -10,7 +10,10 @@ is:
 ``R' = sqrt(R^2 + 1)`` long for features of norm ``R``, and a record's gradient is ``R'`` times its
 error. It is clipped at a quarter of ``R'``: records that are clearly wrong count alike, and those
 that are nearly right count by their error, so that classes and margins settle at scores of a few
-units. Normalized gradients lose that, and were worse by up to 0.03 where the classes are many.
+units. Normalized gradients lose that, and were worse by up to 0.03 where the classes are many. In a
+regression clipping pulls predictions from the mean to the median, and is worth that only while
+there is noise to save: its clipping norm rises, up to ``R'``, until the noise of all steps together
+(see below) is a hundredth of ``R'``.
 
 *Distance.* With ``T`` steps of root mean square length ``D / sqrt(T)``, noise moves the weights by
 about ``D`` altogether, in all directions alike, and a steady gradient as long as the noise moves
@@ -32,8 +35,8 @@ number is above 1, little can be learnt, and a warning says what it would take.
 ones and take much less time. 24 passes are 288 steps; 6 to 48 passes differed by 0.01 at most
 where epsilon is small, and fewer than 24 lose up to 0.03 where it is large.
 
-The constants were measured on twelve tasks and three more regressions;
-``benchmarks/nothing_to_tune.py`` compares the result with tuning on the twelve and on six others.
+The constants were measured on fourteen tasks and three more regressions;
+``benchmarks/nothing_to_tune.py`` compares the result with tuning on the fourteen and on six others.
 """
 
 from __future__ import annotations
@@ -59,6 +62,8 @@ from botorch_dp.training.plan import (
 _SCORES, _TARGETS = 2.0, 0.5
 #: Batches that make a pass, passes, and clipping norms in the norm of a record.
 _PARTS, _EPOCHS, _CLIP = 12, 24, 0.25
+#: The noise up to which a regression is clipped less, in the norm of a record.
+_SPARED = 0.01
 _ANY_NORM = (
     "`feature_norm` was not given. The records are taken to have a root mean square norm of {norm} "
     "(features of about unit size). If theirs is far from that, pass feature_norm=: what the "
@@ -157,7 +162,15 @@ def suggest_settings(
     length = math.hypot(feature_norm, 1.0)
     distance = (_TARGETS if regression else _SCORES) * math.sqrt(p / depth) / length
     batch = max(1, min(round(n / _PARTS), LARGEST_PUBLISHED_BATCH))
-    clip_norm = _CLIP * length
+    ratio = None
+    if epsilon is not None:
+        epsilon = check_positive("epsilon", epsilon)
+        mu = gaussian_mu(epsilon, delta)
+        ratio = relation.sum_sensitivity * math.sqrt(p) / (n * mu)
+    share = _CLIP
+    if regression and ratio is not None:
+        share = min(1.0, max(_CLIP, _SPARED / ratio))
+    clip_norm = share * length
     of = "targets of unit size" if regression else f"{k} score{'s' * (k > 1)}"
     move = "half a unit" if regression else "two units"
     model = "a linear model" if depth == 1 else f"a network of {depth} layers"
@@ -168,13 +181,14 @@ def suggest_settings(
         f"Batches of {batch:,}, a twelfth of {n:,} records: larger ones take more time and save "
         "little noise.",
         f"{_EPOCHS} epochs: more of them change little.",
-        f"Clipping norm {clip_norm:.3g}: a quarter of the norm of a record (with the intercept), "
-        "which is the gradient of a record that is wrong by a quarter.",
+        f"Clipping norm {clip_norm:.3g}: {share:.2g} of the norm of a record (with the intercept), "
+        + (
+            "as large as noise allows, because clipping moves means to medians."
+            if share > _CLIP
+            else "which is the gradient of a record that is wrong by a quarter."
+        ),
     ]
-    if epsilon is not None:
-        epsilon = check_positive("epsilon", epsilon)
-        mu = gaussian_mu(epsilon, delta)
-        ratio = relation.sum_sensitivity * math.sqrt(p) / (n * mu)
+    if ratio is not None:
         reasons.append(
             f"The noise of all steps together is {ratio:.2g} times as long as a gradient on which "
             f"all records agree ({p:,} parameters)."

@@ -13,7 +13,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from botorch_dp.pareto import DPareto
-from botorch_dp.privacy import NeighboringRelation, PrivacyBudget, PrivacyLedger
+from botorch_dp.privacy import (
+    NeighboringRelation,
+    PrivacyBudget,
+    PrivacyLedger,
+    gaussian_mu,
+)
 from botorch_dp.space import Integer, Real, SearchSpace
 from botorch_dp.training import (
     DPTrainer,
@@ -54,6 +59,23 @@ def test_batches_are_a_twelfth_and_gradients_are_clipped_at_a_quarter() -> None:
     assert found.clip_norm == pytest.approx(math.hypot(3.7, 1) / 4)
     assert suggest_settings(**{**NUMBERS, "num_records": 1}).batch_size == 1
     assert suggest_settings(**{**NUMBERS, "num_records": 10**7}).batch_size == 80_000
+
+
+def test_a_regression_is_clipped_less_where_there_is_little_noise() -> None:
+    length = math.hypot(3.7, 1)
+
+    def share(**numbers: Any) -> float:
+        return suggest_settings(**{**NUMBERS, "regression": True, **numbers}).clip_norm / length
+
+    assert share() == share(epsilon=0.05) == pytest.approx(0.25)
+    assert share(epsilon=10.0) == pytest.approx(1.0)
+    assert share(epsilon=10.0, regression=False) == pytest.approx(0.25)
+    found = suggest_settings(**NUMBERS, epsilon=0.2, regression=True)
+    noise = 2 * math.sqrt(124) / 24_000 / gaussian_mu(0.2, 1e-5)
+    assert 0.25 < 0.01 / noise < 1
+    assert found.clip_norm == pytest.approx(0.01 / noise * length)
+    assert "as large as noise allows" in str(found)
+    assert "wrong by a quarter" in str(suggest_settings(**NUMBERS, epsilon=0.2))
 
 
 def test_a_norm_that_is_not_given_is_assumed_aloud() -> None:
