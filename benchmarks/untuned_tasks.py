@@ -460,7 +460,7 @@ TASKS: dict[str, Task] = {
         "sgd",
         metric=explained,
     ),
-    "frozen_layer": Task(
+    "fixed_layer": Task(
         mirrored,
         partial(pretrained, frozen=True),
         cross_entropy_loss,
