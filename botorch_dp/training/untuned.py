@@ -27,9 +27,8 @@ Distances without ``p`` were tried before: they lost 0.05 on wide networks where
 *Epsilon and the dimension.* The noise of all steps together is ``S sqrt(p) / (n mu)`` times as
 long as the longest gradient, for ``p`` parameters and the ``mu`` of (epsilon, delta); ``S`` is 2 if
 a record is replaced and 1 if it is added or removed. Neither the steps nor the batches change this
-number. In the noisy case ``D`` scales noise and signal alike, so nothing depends on epsilon:
-shorter distances at small epsilons were tried, helped some tasks and hurt others as much. Where the
-number is above 1, little can be learnt, and a warning says what it would take.
+number. In the noisy case ``D`` scales noise and signal alike, so that it does not depend on epsilon.
+Where the number is above 1, little can be learnt, and a warning says what it would take.
 
 *Batches and epochs.* Batches of a twelfth of the records have as much noise altogether as whole
 ones and take much less time. 24 passes are 288 steps; 6 to 48 passes differed by 0.01 at most
@@ -123,12 +122,14 @@ def suggest_settings(
     """The settings of one training with nothing tuned, from public numbers alone.
 
     ``DPTrainer.fit(target_epsilon=...)`` uses them wherever a setting is left out. They are for
-    models that are trained from scratch, and for linear models on fixed features.
+    models that are trained from scratch, for linear models on fixed features, and for networks some
+    of whose layers come from public records.
 
     Args:
         num_records: Training records.
         num_features: Numbers in a record.
-        epsilon: What the training may cost; without it, nothing is said about what can be learnt.
+        epsilon: What the training may cost; without it, nothing is said about what can be learnt, and
+            regressions are clipped as if there were much noise.
         delta: See ``epsilon``.
         num_outputs: Scores of a record: 1, or the number of classes.
         num_parameters: Trained numbers; those of a linear model if None.
