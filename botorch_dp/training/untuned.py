@@ -27,7 +27,7 @@ Distances without ``p`` were tried before: they lost 0.05 on wide networks where
 *Epsilon and the dimension.* The noise of all steps together is ``S sqrt(p) / (n mu)`` times as
 long as the longest gradient, for ``p`` parameters and the ``mu`` of (epsilon, delta); ``S`` is 2 if
 a record is replaced and 1 if it is added or removed. Neither the steps nor the batches change this
-number. In the noisy case ``D`` scales noise and signal alike, so that it does not depend on epsilon.
+number. In the noisy case ``D`` scales noise and signal alike, so it does not depend on epsilon.
 Where the number is above 1, little can be learnt, and a warning says what it would take.
 
 *Batches and epochs.* Batches of a twelfth of the records have as much noise altogether as whole
@@ -128,8 +128,8 @@ def suggest_settings(
     Args:
         num_records: Training records.
         num_features: Numbers in a record.
-        epsilon: What the training may cost; without it, nothing is said about what can be learnt, and
-            regressions are clipped as if there were much noise.
+        epsilon: What the training may cost; without it, nothing is said about what can be learnt,
+            and regressions are clipped as if there were much noise.
         delta: See ``epsilon``.
         num_outputs: Scores of a record: 1, or the number of classes.
         num_parameters: Trained numbers; those of a linear model if None.
