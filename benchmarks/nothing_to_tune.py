@@ -25,7 +25,7 @@ Rows, the cheapest first:
 * *tenth*: a private selection on a tenth of the records, one training on all others;
 * *objective*: objective perturbation [Kifer2012], the regularization chosen on the choosing half
   without paying (logistic regressions);
-* *unpaid*: the configuration that did best on the choosing half among 40 (20 or 12 for the two
+* *unpaid*: the configuration that did best on the choosing half among 40 (20 or 12 for the
   dearest tasks), each at the whole epsilon, trained again; the tuning is not paid;
 * *open*: the better of two trainings without noise.
 """
@@ -517,7 +517,7 @@ def draw(cells: dict[str, Any], path: Path) -> None:
 
 
 def main() -> None:
-    parser = BenchmarkParser(NAME, __doc__, minutes=40)
+    parser = BenchmarkParser(NAME, __doc__, minutes=60)
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=list(ROWS))
     options = parser.parse_args()
