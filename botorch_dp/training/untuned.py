@@ -1,6 +1,6 @@
 r"""Settings of a training from public numbers: nothing is tuned, and no record is read.
 
-The rule takes the number of records and of outputs, the depth of the model and the norm of a
+The rule takes the number of records and of weights, the depth of the model and the norm of a
 record's features, and gives what :class:`~.trainer.DPTrainer` needs. It rests on steps whose length
 is set by the whole training (:class:`.step_rules.ScaleFree`), which leave one number to choose in
 place of a learning rate: the distance ``D`` that the weights may go. Why each setting is what it
@@ -10,29 +10,32 @@ is:
 ``R' = sqrt(R^2 + 1)`` long for features of norm ``R``, and a record's gradient is ``R'`` times its
 error. It is clipped at a quarter of ``R'``: records that are clearly wrong count alike, and those
 that are nearly right count by their error, so that classes and margins settle at scores of a few
-units. Normalized gradients lose that, and were worse by up to 0.03 where the classes are many.
+units. Normalized gradients lose that, and were worse by up to 0.03 where the classes are many. In a
+regression clipping pulls predictions from the mean to the median, and is worth that only while
+there is noise to save: its clipping norm rises, up to ``R'``, until the noise of all steps together
+(see below) is a hundredth of ``R'``.
 
 *Distance.* With ``T`` steps of root mean square length ``D / sqrt(T)``, noise moves the weights by
 about ``D`` altogether, in all directions alike, and a steady gradient as long as the noise moves
-them by ``D sqrt(T)``. The scores of a linear model with ``k`` outputs, whose rows get
-``D / sqrt(k)`` each, shall reach a few units: ``D = 40 sqrt(k) / R'``. A network of ``L`` layers
-multiplies its weights, and its scores go with the ``L``-th power of ``D``:
-``D = 24 (sqrt(k) / R')^(1/L)``. Targets of a regression have about unit size, and need less:
-``5 / R'`` and ``4 R'^(-1/L)``.
+them by ``D sqrt(T)``. Each of ``p`` weights gets noise of ``D / sqrt(p)``, so that a unit whose
+input is ``R'`` long gets noise of ``D R' / sqrt(p)``. Less than that leaves scores, or the units of
+a network, about where they began; much more drowns what hidden units say, and a training does not
+come to rest. Scores shall get two units of noise, targets of about unit size half a unit, and the
+``L`` layers of a network share it in squares: ``D = 2 sqrt(p / L) / R'`` and a quarter of that.
+Distances without ``p`` were tried before: they lost 0.05 on wide networks where epsilon is small.
 
 *Epsilon and the dimension.* The noise of all steps together is ``S sqrt(p) / (n mu)`` times as
 long as the longest gradient, for ``p`` parameters and the ``mu`` of (epsilon, delta); ``S`` is 2 if
 a record is replaced and 1 if it is added or removed. Neither the steps nor the batches change this
-number. In the noisy case ``D`` scales noise and signal alike, so nothing depends on epsilon:
-shorter distances at small epsilons were tried, helped some tasks and hurt others as much. Where the
-number is above 1, little can be learnt, and a warning says what it would take.
+number. In the noisy case ``D`` scales noise and signal alike, so it does not depend on epsilon.
+Where the number is above 1, little can be learnt, and a warning says what it would take.
 
 *Batches and epochs.* Batches of a twelfth of the records have as much noise altogether as whole
 ones and take much less time. 24 passes are 288 steps; 6 to 48 passes differed by 0.01 at most
 where epsilon is small, and fewer than 24 lose up to 0.03 where it is large.
 
-The constants were measured on six tasks; ``benchmarks/nothing_to_tune.py`` compares the result with
-tuning on these and on six others.
+The constants were measured on fourteen tasks and three more regressions;
+``benchmarks/nothing_to_tune.py`` compares the result with tuning on the fourteen and on six others.
 """
 
 from __future__ import annotations
@@ -54,10 +57,12 @@ from botorch_dp.training.plan import (
     TrainingSettings,
 )
 
-#: Distances for scores and for targets of unit size: of one layer, and of several.
-_SCORES, _TARGETS = (40.0, 24.0), (5.0, 4.0)
+#: The noise that a score gets in the whole training, and that a prediction of a regression gets.
+_SCORES, _TARGETS = 2.0, 0.5
 #: Batches that make a pass, passes, and clipping norms in the norm of a record.
 _PARTS, _EPOCHS, _CLIP = 12, 24, 0.25
+#: The noise up to which a regression is clipped less, in the norm of a record.
+_SPARED = 0.01
 _ANY_NORM = (
     "`feature_norm` was not given. The records are taken to have a root mean square norm of {norm} "
     "(features of about unit size). If theirs is far from that, pass feature_norm=: what the "
@@ -117,12 +122,14 @@ def suggest_settings(
     """The settings of one training with nothing tuned, from public numbers alone.
 
     ``DPTrainer.fit(target_epsilon=...)`` uses them wherever a setting is left out. They are for
-    models that are trained from scratch, and for linear models on fixed features.
+    models that are trained from scratch, for linear models on fixed features, and for networks some
+    of whose layers come from public records.
 
     Args:
         num_records: Training records.
         num_features: Numbers in a record.
-        epsilon: What the training may cost; without it, nothing is said about what can be learnt.
+        epsilon: What the training may cost; without it, nothing is said about what can be learnt,
+            and regressions are clipped as if there were much noise.
         delta: See ``epsilon``.
         num_outputs: Scores of a record: 1, or the number of classes.
         num_parameters: Trained numbers; those of a linear model if None.
@@ -139,7 +146,7 @@ def suggest_settings(
         ...     num_records=24_000, num_features=123, epsilon=1.0, feature_norm=3.7
         ... )
         >>> suggested.batch_size, suggested.epochs, round(suggested.learning_rate, 1)
-        (2000, 24, 10.4)
+        (2000, 24, 5.8)
     """
     n = check_integer("num_records", num_records)
     d = check_count("num_features", num_features)
@@ -154,26 +161,35 @@ def suggest_settings(
     else:
         feature_norm = check_positive("feature_norm", feature_norm)
     length = math.hypot(feature_norm, 1.0)
-    scale = _TARGETS if regression else _SCORES
-    outputs = 1.0 if regression else math.sqrt(k)
-    distance = scale[depth > 1] * (outputs / length) ** (1 / depth)
+    distance = (_TARGETS if regression else _SCORES) * math.sqrt(p / depth) / length
     batch = max(1, min(round(n / _PARTS), LARGEST_PUBLISHED_BATCH))
-    clip_norm = _CLIP * length
-    of = "targets of unit size" if regression else f"{k} score{'s' * (k > 1)}"
-    model = "a linear model" if depth == 1 else f"a network of {depth} layers"
-    reasons = [
-        f"Distance {distance:.3g}: how far the weights may go, for {of} of {model} and records of "
-        f"norm {feature_norm:.3g}. It takes the place of a learning rate.",
-        f"Batches of {batch:,}, a twelfth of {n:,} records: larger ones take more time and save "
-        "little noise.",
-        f"{_EPOCHS} epochs: more of them change little.",
-        f"Clipping norm {clip_norm:.3g}: a quarter of the norm of a record (with the intercept), "
-        "which is the gradient of a record that is wrong by a quarter.",
-    ]
+    ratio = None
     if epsilon is not None:
         epsilon = check_positive("epsilon", epsilon)
         mu = gaussian_mu(epsilon, delta)
         ratio = relation.sum_sensitivity * math.sqrt(p) / (n * mu)
+    share = _CLIP
+    if regression and ratio is not None:
+        share = min(1.0, max(_CLIP, _SPARED / ratio))
+    clip_norm = share * length
+    of = "targets of unit size" if regression else f"{k} score{'s' * (k > 1)}"
+    move = "half a unit" if regression else "two units"
+    model = "a linear model" if depth == 1 else f"a network of {depth} layers"
+    reasons = [
+        f"Distance {distance:.3g}: noise alone moves {p:,} weights so far, and {of} of {model} by "
+        f"about {move} for records of norm {feature_norm:.3g}. It takes the place of a learning "
+        "rate.",
+        f"Batches of {batch:,}, a twelfth of {n:,} records: larger ones take more time and save "
+        "little noise.",
+        f"{_EPOCHS} epochs: more of them change little.",
+        f"Clipping norm {clip_norm:.3g}: {share:.2g} of the norm of a record (with the intercept), "
+        + (
+            "as large as noise allows, because clipping moves means to medians."
+            if share > _CLIP
+            else "which is the gradient of a record that is wrong by a quarter."
+        ),
+    ]
+    if ratio is not None:
         reasons.append(
             f"The noise of all steps together is {ratio:.2g} times as long as a gradient on which "
             f"all records agree ({p:,} parameters)."

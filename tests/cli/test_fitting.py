@@ -106,7 +106,7 @@ def test_settings_are_suggested_without_records(capsys) -> None:
     numbers = ("--records", "24000", "--features", "123", "--epsilon", "1")
     code, out, err = call(capsys, "suggest", *numbers, "--feature-norm", "3.7")
     assert code == 0 and not err
-    assert "batch_size=2000, epochs=24" in out and "Distance 10.4" in out and "Warning" not in out
+    assert "batch_size=2000, epochs=24" in out and "Distance 5.81" in out and "Warning" not in out
     code, out, _ = call(capsys, "suggest", *numbers, "--hidden", "32", "--json", "--outputs", "3")
     found = json.loads(out)
     assert found["optimizer"] == "scale_free" and "feature_norm" in found["warnings"][0]

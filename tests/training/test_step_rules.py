@@ -281,7 +281,7 @@ def test_fewer_settings_are_needed() -> None:
     )
     settings: Any = {"noise_multiplier": 1.0, "batch_size": 10, "epochs": 2, "feature_norm": 3.0}
     plan = free.plan(**settings)
-    assert plan.learning_rate == pytest.approx(40 / math.sqrt(10))
+    assert plan.learning_rate == pytest.approx(2 * math.sqrt(8) / math.sqrt(10))
     assert plan.clipping == "normalized"
     assert free.fit(**settings, seed=0).steps == 12
     assert "normalized" in str(plan.guarantee)

@@ -13,7 +13,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from botorch_dp.pareto import DPareto
-from botorch_dp.privacy import NeighboringRelation, PrivacyBudget, PrivacyLedger
+from botorch_dp.privacy import (
+    NeighboringRelation,
+    PrivacyBudget,
+    PrivacyLedger,
+    gaussian_mu,
+)
 from botorch_dp.space import Integer, Real, SearchSpace
 from botorch_dp.training import (
     DPTrainer,
@@ -34,15 +39,17 @@ def distance(**numbers: Any) -> float:
     return suggest_settings(**{**NUMBERS, **numbers}).learning_rate
 
 
-def test_the_distance_follows_from_norm_outputs_and_layers_and_not_from_epsilon() -> None:
-    assert distance() == pytest.approx(40 / math.hypot(3.7, 1))
-    assert distance(num_outputs=4) == pytest.approx(2 * distance())
-    assert distance(feature_norm=1e3) == pytest.approx(0.04, rel=1e-3)
-    assert distance(feature_norm=1e-3) == pytest.approx(40, rel=1e-3)  # the intercept is left
+def test_the_distance_follows_from_norm_weights_and_layers_and_not_from_epsilon() -> None:
     length = math.hypot(3.7, 1)
-    assert distance(layers=2) == pytest.approx(24 * length**-0.5)
-    assert distance(layers=3, num_outputs=16) == pytest.approx(24 * (4 / length) ** (1 / 3))
-    assert distance(regression=True, num_outputs=9) == pytest.approx(5 / length)
+    assert distance() == pytest.approx(2 * math.sqrt(124) / length)
+    assert distance(num_outputs=4) == pytest.approx(2 * distance())
+    assert distance(num_features=495) == pytest.approx(2 * distance())
+    assert distance(feature_norm=1e3) == pytest.approx(2 * math.sqrt(124) / 1e3)
+    assert distance(feature_norm=1e-3) == pytest.approx(2 * math.sqrt(124))  # the intercept is left
+    assert distance(num_parameters=900) == pytest.approx(60 / length)
+    assert distance(num_parameters=900, layers=9) == pytest.approx(20 / length)
+    assert distance(regression=True) == pytest.approx(distance() / 4)
+    assert distance(regression=True, num_parameters=900, layers=9) == pytest.approx(5 / length)
     assert distance(epsilon=0.01) == distance(epsilon=10.0) == distance()
 
 
@@ -52,6 +59,23 @@ def test_batches_are_a_twelfth_and_gradients_are_clipped_at_a_quarter() -> None:
     assert found.clip_norm == pytest.approx(math.hypot(3.7, 1) / 4)
     assert suggest_settings(**{**NUMBERS, "num_records": 1}).batch_size == 1
     assert suggest_settings(**{**NUMBERS, "num_records": 10**7}).batch_size == 80_000
+
+
+def test_a_regression_is_clipped_less_where_there_is_little_noise() -> None:
+    length = math.hypot(3.7, 1)
+
+    def share(**numbers: Any) -> float:
+        return suggest_settings(**{**NUMBERS, "regression": True, **numbers}).clip_norm / length
+
+    assert share() == share(epsilon=0.05) == pytest.approx(0.25)
+    assert share(epsilon=10.0) == pytest.approx(1.0)
+    assert share(epsilon=10.0, regression=False) == pytest.approx(0.25)
+    found = suggest_settings(**NUMBERS, epsilon=0.2, regression=True)
+    noise = 2 * math.sqrt(124) / 24_000 / gaussian_mu(0.2, 1e-5)
+    assert 0.25 < 0.01 / noise < 1
+    assert found.clip_norm == pytest.approx(0.01 / noise * length)
+    assert "as large as noise allows" in str(found)
+    assert "wrong by a quarter" in str(suggest_settings(**NUMBERS, epsilon=0.2))
 
 
 def test_a_norm_that_is_not_given_is_assumed_aloud() -> None:
@@ -165,14 +189,17 @@ def test_numbers_as_targets_are_a_regression_unless_the_loss_scores_them() -> No
     model = partial(multilayer_perceptron, 7, 1, ())
     numbers = DPTrainer(model, error, data, metric=lambda outputs, targets: 0.0)
     plan = numbers.plan(**ASKED)
-    assert plan.learning_rate == pytest.approx(5 / math.hypot(2.6, 1))
+    assert plan.learning_rate == pytest.approx(0.5 * math.sqrt(8) / math.hypot(2.6, 1))
     labels = data._replace(train_Y=(y > 0).float(), test_Y=(y > 0).float())
     scored = DPTrainer(partial(logistic_regression, 7), logistic_loss, labels)
-    assert scored.plan(**ASKED).learning_rate == pytest.approx(40 / math.hypot(2.6, 1))
+    assert scored.plan(**ASKED).learning_rate == pytest.approx(
+        2 * math.sqrt(8) / math.hypot(2.6, 1)
+    )
     column = data._replace(train_Y=y.unsqueeze(1), test_Y=y.unsqueeze(1))
-    for loss, length in ((F.mse_loss, 5), (F.binary_cross_entropy_with_logits, 40)):
+    for loss, units in ((F.mse_loss, 0.5), (F.binary_cross_entropy_with_logits, 2)):
         by_torch = DPTrainer(model, loss, column, metric=lambda outputs, targets: 0.0)
-        assert by_torch.plan(**ASKED).learning_rate == pytest.approx(length / math.hypot(2.6, 1))
+        expected = units * math.sqrt(8) / math.hypot(2.6, 1)
+        assert by_torch.plan(**ASKED).learning_rate == pytest.approx(expected)
 
 
 def test_frozen_layers_do_not_count() -> None:
