@@ -143,9 +143,11 @@ def test_in_the_browser(site: Path, browser: Any) -> None:
 
 def test_search_works_from_a_file(site: Path, browser: Any) -> None:
     with opened(browser, f"file://{site}/guides/train.html") as page:
-        page.locator(".md-search__input").wait_for(state="attached")
-        page.keyboard.press("/")
+        field = page.locator(".md-search__input")
+        while not field.evaluate("field => field === document.activeElement"):
+            page.keyboard.press("/")  # the page listens once its script has run
+            page.wait_for_timeout(50)
         page.keyboard.type("permute_and_flip")
         results = page.locator(".md-search-result__item")
-        results.first.wait_for(timeout=30_000)
+        results.first.wait_for()
         assert "Publish one configuration" in "".join(results.all_inner_texts())
