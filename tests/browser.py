@@ -57,6 +57,7 @@ def visited(page: Any, url: str) -> Iterator[None]:
     }
     for event, listener in listeners.items():
         page.on(event, listener)
+    page.set_default_timeout(120_000)  # whatever else a machine is doing
     try:
         page.goto(url)
         yield
@@ -70,4 +71,4 @@ def visited(page: Any, url: str) -> Iterator[None]:
 
 def wait_until_drawn(page: Any) -> None:
     """Wait for a report's figures. Its security policy forbids the page to evaluate a condition."""
-    page.locator("html[data-drawn]").wait_for(state="attached", timeout=60_000)
+    page.locator("html[data-drawn]").wait_for(state="attached")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import html
 import importlib.util
 import os
@@ -23,25 +24,30 @@ if importlib.util.find_spec("material") is None:
     pytest.skip("the site is built with MkDocs Material, which is missing", allow_module_level=True)
 
 
-#: It takes a process ten seconds to build, once.
-pytestmark = pytest.mark.xdist_group("site")
-
 #: What docstrings are typed with, and nobody should read.
 _UNRENDERED = r":(?:class|func|meth|mod|attr|data|math):|\.\. math::|&gt;&gt;&gt; "
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site, built as `make docs` builds it: a warning is an error."""
-    folder = tmp_path_factory.mktemp("site")
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)],
-        cwd=ROOT,
-        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    """The site, built as `make docs` builds it (a warning is an error), once for all workers."""
+    temporary = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        temporary = temporary.parent
+    folder, built = temporary / "site", temporary / "site is built"
+    with (temporary / "site.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not built.exists():
+            command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"]
+            done = subprocess.run(
+                [*command, "--site-dir", str(folder)],
+                cwd=ROOT,
+                env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+                capture_output=True,
+                text=True,
+            )
+            assert done.returncode == 0, done.stdout + done.stderr
+            built.touch()
     return folder
 
 
@@ -143,9 +149,11 @@ def test_in_the_browser(site: Path, browser: Any) -> None:
 
 def test_search_works_from_a_file(site: Path, browser: Any) -> None:
     with opened(browser, f"file://{site}/guides/train.html") as page:
-        page.locator(".md-search__input").wait_for(state="attached")
-        page.keyboard.press("/")
+        field = page.locator(".md-search__input")
+        while not field.evaluate("field => field === document.activeElement"):
+            page.keyboard.press("/")  # the page listens once its script has run
+            page.wait_for_timeout(50)
         page.keyboard.type("permute_and_flip")
         results = page.locator(".md-search-result__item")
-        results.first.wait_for(timeout=30_000)
+        results.first.wait_for()
         assert "Publish one configuration" in "".join(results.all_inner_texts())

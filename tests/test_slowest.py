@@ -6,7 +6,7 @@ from tools.slowest import proves, slowest
 
 LOG = """\
 ============ slowest durations ============
-9.00s setup    tests/test_slowest.py::test_a_docstring_comes_first@site
+9.00s setup    tests/test_slowest.py::test_a_docstring_comes_first
 2.50s call     tests/test_slowest.py::test_a_docstring_comes_first
 3.00s call     tests/test_slowest.py::test_or_the_name_in_words[a b::c]
 0.10s teardown tests/gone.py::TestGone::test_gone

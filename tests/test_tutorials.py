@@ -20,9 +20,6 @@ def code_of(path: Path) -> str:
     return "\n\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
 
 
-#: One worker runs all of them, and starts the server once.
-pytestmark = pytest.mark.xdist_group("tutorials")
-
 #: A server that has imported what all of them need, and nothing else, forks a process for each.
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(

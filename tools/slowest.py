@@ -1,6 +1,6 @@
 """``python -m tools.slowest log``: the slowest tests of a run, with what each of them proves.
 
-The log is what ``pytest -n 3 --dist loadgroup --durations=200`` printed. What a test
+The log is what ``pytest -n 3 --durations=200`` printed. What a test
 proves is the first line of its docstring, or else its name in words.
 """
 
@@ -39,7 +39,7 @@ def slowest(log: str, most: int) -> list[tuple[float, str, str]]:
     """Seconds, with what was set up for it, name and promise of each test; the slowest first."""
     seconds: Counter[tuple[str, str]] = Counter()
     for taken, file, name in _TIMED.findall(log):
-        seconds[file, re.sub(r"@\w+$", "", name)] += float(taken)
+        seconds[file, name] += float(taken)
     return [
         (taken, f"{file}::{name}", proves(file, name.partition("[")[0]))
         for (file, name), taken in seconds.most_common(most)
