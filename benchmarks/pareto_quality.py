@@ -581,7 +581,7 @@ def draw_maps(found: dict[str, Any], path: Any) -> None:
         axis.set_yscale("log" if isinstance(ys[0], float) else "linear")
     front = axes[0, 2]
     front.plot(*found["front"].T, "k-", label="true front")
-    front.plot(*found["found"].T, "r.", label=f"{len(at)} trials of DPareto, evaluated exactly")
+    front.plot(*found["found"].T, "r.", label=f"{len(at)} trials, exact errors")
     front.set(xlabel="epsilon", ylabel="error", title="true front", xscale="log")
     front.set_xlim(1e-2 * ref_epsilon, 10 * ref_epsilon)
     front.legend(frameon=False, fontsize=10)
