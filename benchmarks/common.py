@@ -281,7 +281,8 @@ class BenchmarkParser(argparse.ArgumentParser):
             if entry.script == self._script and part in ("", *parts):
                 print(f"[{entry.paper}] {entry.item}: {entry.problem}. {entry.departures}")
         minutes = sum(self._minutes[part] for part in parts)
-        duration = f"{minutes:g} minutes" if minutes >= 1 else "less than a minute"
+        several = "a minute" if minutes == 1 else f"{minutes:g} minutes"
+        duration = several if minutes >= 1 else "less than a minute"
         print(f"By default this takes about {duration}; results go to {_out}.", flush=True)
         return options
 
