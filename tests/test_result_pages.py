@@ -493,7 +493,8 @@ def filled(phrase: str, numbers: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("page", "phrase", "numbers"), [*BENCHMARKS, *OTHERS], ids=lambda value: str(value)[:40]
+    ("page", "phrase", "numbers"),
+    [pytest.param(*row, id=f"{row[0]}: {row[1][:40]}") for row in (*BENCHMARKS, *OTHERS)],
 )
 def test_a_quoted_number_is_that_of_the_results(
     page: str, phrase: str, numbers: Callable[[], Any]
