@@ -258,7 +258,7 @@ class OutputGradient:
         found = None if self._together is False else self._gradients(X.requires_grad_(), Y)
         if found is None:
             found = vmap(grad(self._sum), randomness="different")(X.detach(), Y)
-        return found.squeeze(1).add_(outputs - outputs)  # which is zero or NaN
+        return found.squeeze(1) + (outputs - outputs)  # which is zero or NaN
 
     def _sum(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return self._loss(outputs, targets).sum()
