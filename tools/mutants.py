@@ -27,7 +27,7 @@ from typing import Literal
 from benchmarks.common import RESULTS, save_results
 
 ROOT = Path(__file__).parent.parent
-COPIED = ("botorch_dp", "tests", "benchmarks", "examples", "pyproject.toml", "README.md")
+COPIED = ("botorch_dp", "tests", "benchmarks", "examples", "docs", "pyproject.toml", "README.md")
 Outcome = Literal["killed", "survived", "stale", "timeout"]
 
 
