@@ -23,7 +23,7 @@ from opacus.optimizers import DPOptimizer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, default_collate
 
-from botorch_dp._checks import check_delta, check_integer, check_positive
+from botorch_dp._checks import check_delta, check_positive
 from botorch_dp.errors import PrivacyError
 from botorch_dp.integrations.opacus_loop import Loop, LoopOptimizer, loader_of
 from botorch_dp.pareto import Batched, PrivacyUtilityProblem, TrainingPromise
@@ -39,6 +39,7 @@ from botorch_dp.privacy import (
     warn_large_delta,
 )
 from botorch_dp.privacy.accounting import checked_relation
+from botorch_dp.privacy.ledger import check_payment
 from botorch_dp.space import Config, SearchSpace
 from botorch_dp.training.engines import trainable
 from botorch_dp.training.opacus_engine import with_hooks
@@ -196,15 +197,7 @@ class PrivacyEngine(opacus.PrivacyEngine):
     ) -> None:
         for name in unknown:
             raise TypeError(f"PrivacyEngine has no argument {name!r}. {_NO_NEED.get(name, '')}")
-        if ledger is not None and not isinstance(ledger, PrivacyLedger):
-            raise TypeError(f"`ledger` must be a PrivacyLedger, got {type(ledger).__name__}.")
-        if unsafe_seed is not None:
-            check_integer("unsafe_seed", unsafe_seed, at_least=0)
-            if ledger is not None:
-                raise PrivacyError(
-                    "`ledger` was given together with `unsafe_seed`: seeded noise promises "
-                    "nothing, so nothing is charged for it. Leave one of the two out."
-                )
+        check_payment(ledger, unsafe_seed=unsafe_seed)
         self.ledger, self.unsafe_seed, self._like = ledger, unsafe_seed, like
         self.delta = check_delta("delta", delta)
         self.accountant = DistributionAccountant()
