@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -57,7 +58,15 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what is slow, before pytest leaves that out, and what lacks its data."""
+    cases: Counter[str] = Counter()
+    for item in items:
+        marker, name = item.get_closest_marker("one_in"), item.nodeid.partition("[")[0]
+        if marker is not None and cases[name] % marker.args[0]:
+            item.add_marker("slow")
+        cases[name] += 1
     if os.environ.get("BOTORCH_DP_DATA"):
         return
     skip = pytest.mark.skip(reason="set BOTORCH_DP_DATA to the folder of the real data sets")

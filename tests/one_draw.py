@@ -109,7 +109,8 @@ class OneDraw(ABC):
 
     # Copies are new runs.
 
-    @pytest.mark.parametrize("way", ["deepcopy", "pickle", "fork"])
+    @pytest.mark.one_in(3)
+    @pytest.mark.parametrize("way", ["fork", "deepcopy", "pickle"])
     def test_a_copy_is_a_new_run(self, way: str, tmp_path: Path) -> None:
         path = tmp_path / "a.ledger"
         with PrivacyLedger(path, PLENTY) as ledger:
@@ -199,6 +200,7 @@ class OneDraw(ABC):
 
     # Whatever happens at a write: what is shown under a key is one value.
 
+    @pytest.mark.one_in(2)
     @pytest.mark.parametrize("how", ["fail", "interrupt"])
     def test_a_save_that_fails(
         self, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -27,6 +27,7 @@ def rng() -> random.Random:
 OFTEN = ("ledger", "checkpoint")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "kind", [k if k in OFTEN else pytest.param(k, marks=pytest.mark.slow) for k in KINDS]
 )
@@ -134,6 +135,7 @@ def draws_before_it_pays(path: Path, tell: Tell) -> None:
             tell("written")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("write", [tells_too_early, draws_before_it_pays])
 def test_the_wrong_order_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Any

@@ -72,6 +72,7 @@ SLOW = {"Figures 1 to 4", "Table 2: the lead over 19 disjoint draws of random po
 REDUCED = [entry for entry in REPRODUCTIONS if entry.reduced]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "entry",
     [

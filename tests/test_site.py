@@ -128,10 +128,11 @@ def test_every_figure_of_the_benchmarks_is_shown(site: Path) -> None:
         assert (site / "benchmarks" / "results" / figure.name).stat().st_size > 0
 
 
-def test_in_the_browser(site: Path, browser: Any) -> None:
+@pytest.mark.parametrize("every", [6, pytest.param(1, marks=pytest.mark.slow)])
+def test_in_the_browser(every: int, site: Path, browser: Any) -> None:
     """Opened as files, on a wide and on a narrow screen; one after the other in one tab."""
     seen = browser.new_page()
-    for page in pages_of(site):
+    for page in pages_of(site)[::every]:
         name = page.relative_to(site)
         seen.set_viewport_size({"width": 1300, "height": 900})
         with visited(seen, f"file://{site}/{name}"):

@@ -109,6 +109,7 @@ def test_hvpoi_follows_the_directions(acquisition: type) -> None:
         assert min(abs(one["z"] - best_z) for one in found) < 0.02
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("acquisition", HVPOI)
 def test_hvpoi_with_pending_trials(acquisition: type) -> None:
     client = new_client("-b_error, a_gain", acquisition)
@@ -171,6 +172,7 @@ def test_gradient_trace_surrounds_the_location(objective: str) -> None:
     assert torch.linalg.svdvals(offsets)[1] > 0.1
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("acquisition", "options"),
     [

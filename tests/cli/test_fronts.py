@@ -40,12 +40,12 @@ class TestPareto:
         )
         assert json.loads(out)["epsilon"] <= 1
 
-    def test_workers(self, own: str, capsys) -> None:
-        for flag in ("--threads", "--quiet"):
-            arguments = ("pareto", own, "--trials", "4", "--initial", "4", "--workers", "2")
-            code, out, err = call(capsys, *arguments, "--json", "--quiet", flag)
-            assert code == 0, err
-            assert json.loads(out)["trials"] == 4
+    @pytest.mark.parametrize("flags", [["--threads"], pytest.param([], marks=pytest.mark.slow)])
+    def test_workers(self, flags: list[str], own: str, capsys) -> None:
+        arguments = ("pareto", own, "--trials", "4", "--initial", "4", "--workers", "2")
+        code, out, err = call(capsys, *arguments, "--json", "--quiet", *flags)
+        assert code == 0, err
+        assert json.loads(out)["trials"] == 4
 
     def test_curves(self, tmp_path: Path, capsys) -> None:
         task = ("adult_logistic_sgd", "--data", "breast_cancer", "--replicates", "1", "--curves")

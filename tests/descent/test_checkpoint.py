@@ -56,6 +56,7 @@ def run_until_power_cut(path: Path, fail_at: int, **changes: Any) -> None:
         run.run(checkpoint=path)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("fail_at", [1, 2, 4, 6])
 @pytest.mark.parametrize(
     "changes",

@@ -46,6 +46,7 @@ FALSE_ALARM = 1e-6
 # --- It descends. ---
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("design", ["simplex", "central", "optimize"])
 @pytest.mark.parametrize(
     "kernel_", [kernel(), MaternKernel(nu=2.5), PolynomialKernel(power=2), ScaleKernel(RBFKernel())]

@@ -103,12 +103,14 @@ def flipping(high_first: bool) -> int:
     return int(torch.equal(value, seen[0][1]))
 
 
+@pytest.mark.slow
 def test_audit() -> None:
     claim = start().guarantee.epsilon()
     report = audit_epsilon(flipping, True, False, samples=3000, confidence=1 - 1e-6)
     assert 0 < report.lower_bound <= claim
 
 
+@pytest.mark.slow
 def test_audit_catches_half_the_sensitivity(monkeypatch: pytest.MonkeyPatch) -> None:
     from botorch_dp.descent import start as module
     from botorch_dp.privacy import exponential_mechanism

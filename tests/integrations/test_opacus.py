@@ -418,6 +418,7 @@ LOOPS = [
 ]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("loop", "said"), LOOPS, ids=lambda each: getattr(each, "__name__", ""))
 def test_other_steps_than_were_priced_are_refused(loop: Any, said: str) -> None:
     """Before they leave anything in the weights that the engine would hand out."""

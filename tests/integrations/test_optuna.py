@@ -71,6 +71,7 @@ def study(kind: str, folder: Path, **options: Any) -> Any:
     )  # fmt: skip
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", ["sqlite", "journal"])
 def test_proposals_follow_from_what_is_stored(kind: str, tmp_path: Path) -> None:
     """One process, several, or one that was begun again: the same trials."""
@@ -210,6 +211,7 @@ def several(kind: str, folder: Any) -> None:
     assert sorted(t.number for t in trials) == list(range(len(trials)))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", ["sqlite", "journal"])
 def test_several_processes_one_of_them_killed(kind: str, tmp_path: Path) -> None:
     several(kind, tmp_path)

@@ -148,6 +148,7 @@ class _OnTheSame(PrivateSearchCV):
         return (X, y), (X, y)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("estimator", [LogisticRegression(), Ridge()], ids=["class", "regress"])
 def test_scikit_learns_own_checks(estimator: Any) -> None:
     regression = isinstance(estimator, Ridge)

@@ -168,7 +168,7 @@ class TestGaussianNoise:
                 lambda rows, size: transform(rows, size, row_distance=row_distance),
                 near,
                 far,
-                samples=80_000,
+                samples=60_000,
                 delta=delta,
                 confidence=1 - 1e-6,
                 batched=True,

@@ -383,6 +383,7 @@ class TestProposals:
         tried.run(2)
         assert all(1 < trial.config["epochs"] < 20 for trial in tried.trials)
 
+    @pytest.mark.one_in(2)
     @pytest.mark.parametrize("longest", [1, 2, 3, 5])
     def test_short_ranges(self, longest: int) -> None:
         space = SearchSpace(noise=Real(0.1, 10.0, log=True), epochs=Integer(1, longest))
@@ -409,6 +410,7 @@ class TestProposals:
             for place, (_, point) in enumerate(trial.finished[0].curve[:-1]):
                 assert point.utility >= trial.plan.stops[place]
 
+    @pytest.mark.one_in(3)
     @pytest.mark.parametrize(
         ("acquisition", "privacy_model"),
         [

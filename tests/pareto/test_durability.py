@@ -131,6 +131,7 @@ def test_killed_with_trainings_on_threads(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("curves", [False, True])
 def test_killed_in_front_of_each_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, curves: bool

@@ -117,6 +117,7 @@ def mu_spent(ledger: PrivacyLedger) -> float:
 
 
 class TestPaying:
+    @pytest.mark.one_in(3)
     @pytest.mark.parametrize("acquisition", ["random", "ehvi", "grid"])
     def test_ends_within_the_budget(self, acquisition: Any, tmp_path: Path) -> None:
         log = tmp_path / "log"
@@ -246,6 +247,7 @@ class TestGivenEpsilon:
         asked = given_epsilon(counted, "noise", Real(0.6, 3.0, log=True))
         return DPareto(asked, budget=self.budget, seed=0, candidates=64, **options)
 
+    @pytest.mark.one_in(2)
     @pytest.mark.parametrize("acquisition", ["random", "ehvi"])
     def test_candidates_are_priced_by_bounds(self, acquisition: Any) -> None:
         oracle = Counted(1.01)
@@ -255,6 +257,7 @@ class TestGivenEpsilon:
         # One config a trial is solved for exactly, in fifty calls, and perhaps the last ones.
         assert oracle.calls < 120 * (len(tried.trials) + 8)
 
+    @pytest.mark.one_in(3)
     @pytest.mark.parametrize("factor", [0.5, 1.0, 1.5])
     def test_whatever_bounds_say_nothing_starts_beyond_the_budget(self, factor: float) -> None:
         """A factor below 1 is no bound: what seems affordable is asked about exactly."""

@@ -142,6 +142,7 @@ def in_turn(problem: PrivacyUtilityProblem, count: int, initial: int) -> list[Co
 
 
 class TestPurity:
+    @pytest.mark.one_in(3)
     @pytest.mark.parametrize(
         ("acquisition", "privacy_model"),
         [
@@ -166,6 +167,7 @@ class TestPurity:
         assert first == propose(Search(problem, seed=1, options=options), trials, initial=2)
         assert problem.space.check(first.config) == first.config
 
+    @pytest.mark.one_in(2)
     @pytest.mark.parametrize("curves", [False, True])
     @pytest.mark.parametrize("privacy_model", ["exact", "gp"])
     def test_models_are_fitted_once_for_what_is_proposed_together(

@@ -340,6 +340,7 @@ class TestPoisson:
 
 
 class TestNoiseMultiplier:
+    @pytest.mark.one_in(4)
     @pytest.mark.parametrize("way", WAYS, ids=WAY_NAMES)
     @pytest.mark.parametrize(
         ("batch", "epsilon"),
@@ -386,6 +387,7 @@ class TestNoiseMultiplier:
 
 
 class TestManyAtOnce:
+    @pytest.mark.one_in(3)
     @pytest.mark.parametrize("way", WAYS, ids=WAY_NAMES)
     def test_agrees_with_one_at_a_time_from_above(self, way: dict) -> None:
         rng = np.random.default_rng(1)
@@ -406,6 +408,7 @@ class TestManyAtOnce:
         assert np.all(many >= np.array(each) * (1 - 2e-4))
         np.testing.assert_allclose(many, each, rtol=0.02)
 
+    @pytest.mark.one_in(3)
     @pytest.mark.parametrize("way", WAYS, ids=WAY_NAMES)
     def test_two_thousand_take_as_long_as_a_few_hundred_alone(self, way: dict) -> None:
         """As 100 to 160, in this process; as 512 at most."""

@@ -32,6 +32,7 @@ def the_same_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit_cases, "_seeds", itertools.count(1))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "case",
     [

@@ -243,6 +243,7 @@ class TestLaws:
     def test_order_does_not_matter(self, losses: list[PrivacyLoss]) -> None:
         assert composed_epsilon(losses, 1e-6) == composed_epsilon(losses[::-1], 1e-6)
 
+    @pytest.mark.one_in(3)
     @pytest.mark.parametrize("losses", [[loss] for loss in ONE_OF_EACH] + MIXTURES, ids=names)
     def test_curve_is_monotone_and_consistent(self, losses: list[PrivacyLoss]) -> None:
         deltas = [1e-10, 1e-8, 1e-7, 1e-5, 1e-3, 0.1, 0.5]
@@ -296,6 +297,7 @@ class TestSizes:
         assert time.process_time() - start < 60  # one by one they would take many minutes
         assert 0 < epsilon < math.inf
 
+    @pytest.mark.one_in(3)
     @pytest.mark.parametrize(
         "losses",
         [

@@ -268,6 +268,7 @@ class TestTradeoff:
         assert g.tradeoff(0.5) == pytest.approx(norm.cdf(-1.0), rel=1e-12)
         assert g.tradeoff([0.0, 1.0]) == [1.0, 0.0]
 
+    @pytest.mark.one_in(3)
     @pytest.mark.parametrize("loss", ONE_OF_EACH, ids=lambda loss: type(loss).__name__)
     def test_is_a_tradeoff_function_that_agrees_with_the_curve(self, loss: PrivacyLoss) -> None:
         g = promise(loss)
@@ -351,6 +352,7 @@ class TestGroups:
 
 
 class TestEvents:
+    @pytest.mark.one_in(3)
     @pytest.mark.parametrize(
         ("losses", "relation"),
         [

@@ -81,6 +81,7 @@ def test_integer_laplace_has_its_distribution(source, scale):
     assert stats.chisquare(observed, expected).pvalue > FALSE_ALARM
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("source", SOURCES, ids=SOURCE_NAMES)
 @pytest.mark.parametrize("method", ["exponential", "permute_and_flip"])
 def test_selection_has_its_distribution(source, method):

@@ -136,6 +136,7 @@ class TestRenyi:
 class TestProfileBound:
     """Against the exact law of the selection from a base with few outcomes."""
 
+    @pytest.mark.one_in(2)
     @pytest.mark.parametrize("law", LAWS, ids=str)
     def test_randomized_response_in_every_order(self, law: TrialNumber) -> None:
         """A base of three outcomes under three pairs of laws, whichever outcome is the best."""

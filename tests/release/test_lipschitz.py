@@ -112,6 +112,7 @@ def test_one_flipped_label_moves_the_score_further_than_the_printed_constant() -
     assert LipschitzMaximum(epsilon=1.0, **FLIP).sensitivity == 1.0  # what is known without it
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.filterwarnings("ignore::botorch_dp.release.UtilityWarning")
 @pytest.mark.parametrize(
     ("settings", "sound"),

@@ -250,6 +250,7 @@ def test_noise_free_sensitivity_survives_extreme_dimensions_and_lengths():
         assert math.isfinite(NoiseFreeMaximum(steps=steps, **(EXACT | {"dim": dim})).sensitivity)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", MECHANISMS)
 @quiet
 def test_drawn_noise_is_laplace_of_the_stated_scale(name):
@@ -290,6 +291,7 @@ def test_utility_bounds_by_hand():
     assert bound.model == pytest.approx(math.exp(-5 / math.log(50) ** 0.5))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", MECHANISMS)
 @quiet
 def test_noise_exceeds_its_bound_as_often_as_stated(name):

@@ -75,6 +75,7 @@ class TestFile:
         assert path.stat().st_size < 3_000_000
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("width", [1200, 390])
 def test_in_the_browser(ledger: Path, tmp_path: Path, width: int) -> None:
     path = ledger_report(ledger, tmp_path / "ledger.html")

@@ -63,6 +63,7 @@ class TestEveryProblem:
             make(data="nothing")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("make", "data"), [each for each in BUNDLED if each[0] is not tasks.private_logistic_regression]
 )

@@ -132,6 +132,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], TrainTest, tuple[str, ...]]] = 
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("name", "engine"), [(name, engine) for name, each in MODELS.items() for engine in each[2]]
 )

@@ -48,6 +48,7 @@ def interrupted(path: Path, step: int, engine: str = "fused", **run: object) -> 
     return each
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("step", [1, 33, 49])
 @pytest.mark.parametrize(
     "engine, optimizer, sampling",

@@ -29,6 +29,7 @@ CURVE = (1, 2, 4, 7)
 LONG = {**SETTINGS, "epochs": 7}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("engine", OWN_ENGINES)
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_each_point_is_the_shorter_training(engine: str, optimizer: str) -> None:

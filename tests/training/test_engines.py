@@ -56,6 +56,7 @@ def case_trainer(case: Case, engine: str) -> DPTrainer:
     )
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("engine", ANY_MODEL)
 @pytest.mark.parametrize("name", MODELS)
 def test_every_model_is_clipped_as_single_records_are_or_refused(name: str, engine: str) -> None:
@@ -200,6 +201,7 @@ def test_unusable_records_are_not_kept(engine: str) -> None:
     torch.testing.assert_close(*found, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("engine", ENGINES)
@@ -220,6 +222,7 @@ def test_clipped_sums_of_every_activation(activation: type[nn.Module]) -> None:
     assert_sums_agree(model, cross_entropy_loss, make_data(), "fused", 0.3)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("frozen", [["0.weight"], ["0.bias"], ["0.weight", "0.bias"], ["2.weight"]])
 def test_frozen_parameters_have_no_part_in_the_norm(engine: str, frozen: list[str]) -> None:
@@ -319,6 +322,7 @@ def test_order_repetition_and_emptiness_of_a_batch(engine: str) -> None:
     assert float(single.norm()) == pytest.approx(1e-3, rel=1e-9)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("sampling", ["without_replacement", "poisson"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_engines_train_the_same_model(sampling: str, optimizer: str) -> None:

@@ -318,6 +318,7 @@ def test_whole_targets_are_those_of_floats() -> None:
     np.testing.assert_array_equal(whole, floats)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "estimator",
     [

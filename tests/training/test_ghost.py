@@ -314,6 +314,7 @@ def engine_of(model: nn.Module, data: TrainTest, *, precise: bool, **how: Any) -
     return made(GhostEngine, [copy.deepcopy(model).train()], records, precise=precise, **how)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", MODELS)
 def test_sums_are_those_of_single_records(name: str) -> None:
     """Of both engines, at initial, random and final weights, in both precisions, in any size."""

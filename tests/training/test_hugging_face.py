@@ -135,6 +135,7 @@ def assert_sums_are_those_of_single_records(
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5 * float(norms.max()))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("factory", "X"), list(_cases()))
 def test_models_are_trained_and_published_as_they_are(factory: Any, X: dict[str, Tensor]) -> None:
     trainer = DPTrainer(factory, nn.CrossEntropyLoss(), TrainTest(X, Y, X, Y))
@@ -157,6 +158,7 @@ def lora(dropout: float = 0.0) -> nn.Module:
     return get_peft_model(distilbert(dropout), config)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("engine", ["ghost", "per_record", "opacus"])
 def test_lora_trains_alone_and_is_merged(engine: Any) -> None:
     data = TrainTest(TEXT, Y, TEXT, Y)

@@ -107,6 +107,7 @@ def records_gradients(model: nn.Module, data: TrainTest) -> list[Tensor]:
     return rows
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("clipping", ["flat", "normalized"])
 @pytest.mark.parametrize("lazily", [False, True])
 @pytest.mark.parametrize("factory", [Encoder, Recurrent])
@@ -166,6 +167,7 @@ def test_a_record_that_cannot_be_read_counts_as_zero_and_says_nothing() -> None:
     assert trainer.fit(**SETTINGS, seed=0).diagnostics.unusable_records == 2
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("lazily", [False, True])
 @pytest.mark.parametrize("token", [-1, WORDS, 2**40])
 def test_a_token_that_does_not_exist_says_nothing(lazily: bool, token: int) -> None:

@@ -125,6 +125,7 @@ class TestReplicates:
 
 
 class TestEdges:
+    @pytest.mark.one_in(4)
     @pytest.mark.parametrize("engine", ["fused", "per_record"])
     @pytest.mark.parametrize("sampling", ["without_replacement", "poisson"])
     @pytest.mark.parametrize(

@@ -73,6 +73,7 @@ def halve_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TrainingPlan, "noise_std", property(lambda plan: right(plan) / 2))
 
 
+@pytest.mark.one_in(3)
 @EVERY
 @pytest.mark.parametrize("publish", [False, True])
 @pytest.mark.parametrize("engine", ["fused", "per_record"])
@@ -224,6 +225,7 @@ def audit_one_step(batches: str, batch_size: int, samples: int) -> tuple[list[fl
     return bounds, plan.guarantee
 
 
+@pytest.mark.one_in(3)
 @EVERY
 @pytest.mark.parametrize(
     ("batch_size", "samples"), [pytest.param(1, 3000, marks=pytest.mark.slow), (2, 1500)]
@@ -235,6 +237,7 @@ def test_the_audit_stays_below_the_claim(batches: str, batch_size: int, samples:
         assert bound <= guarantee.epsilon(delta)
 
 
+@pytest.mark.one_in(3)
 @EVERY
 def test_the_audit_catches_missing_noise(batches: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of it: what multiplier times C / 2 would be (the factor-2 trap), or times C / 4."""

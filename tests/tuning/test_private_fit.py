@@ -95,6 +95,7 @@ def _number(law: TrialNumber, count: int) -> int:
 
 
 class TestPublished:
+    @pytest.mark.one_in(3)
     @pytest.mark.parametrize("test_records", ["sensitive", "public", "training"])
     def test_a_model_its_configuration_and_its_score(self, test_records: Any) -> None:
         result = fit(test_records=test_records).run()
@@ -335,6 +336,7 @@ class TestSecret:
 
 
 class TestLevel:
+    @pytest.mark.one_in(2)
     @pytest.mark.parametrize("method", ["random", "single"])
     @pytest.mark.parametrize("test_records", ["public", "training"])
     def test_every_configuration_keeps_to_one_level(self, method: Any, test_records: Any) -> None:
@@ -566,6 +568,7 @@ def named_records() -> tuple[Any, Any]:
     return partial(Named, 3, 1), TrainTest(X[0], data.train_Y, X[1], data.test_Y)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", ["named inputs", "data sets"])
 @pytest.mark.parametrize("test_records", ["sensitive", "public", "training"])
 def test_records_of_every_kind(kind: str, test_records: Any, tmp_path: Path) -> None:

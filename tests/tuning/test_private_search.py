@@ -111,6 +111,7 @@ def test_a_ledger_of_the_same_budget_is_used_up_and_not_overspent(route, budget)
         search(budget=budget, unsafe_seed=None).run(ledger=ledger)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("route", ["selection", "slope", "descent", "scores"])
 def test_every_part_is_charged_before_its_records_are_read(route):
     budget = PrivacyBudget(30.0, 1e-6)
@@ -362,6 +363,7 @@ def test_nothing_that_a_record_says_raises_or_warns(d, nonsense, maximize):
     assert "sensitive" in repr(counts)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("route", "draws"), [("selection", 2), ("slope", 5), ("descent", 16), ("scores", 60)]
 )
@@ -418,6 +420,7 @@ def test_one_record_moves_what_noise_is_added_to_by_no_more_than_its_sensitivity
 # Resuming.
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("route", "at"),
     [
@@ -482,6 +485,7 @@ def test_a_charged_run_cannot_be_continued_without_a_ledger(tmp_path):
         search(budget=PURE, unsafe_seed=None).run(checkpoint=path)
 
 
+@pytest.mark.slow
 def test_many_parameters_forget_the_oldest_gradients():
     result = search(bowl(), cube(70), budget=RICH, evaluations=710).run()
     start = bowl()([{f"x{i}": 0.5 for i in range(70)}]).mean()
