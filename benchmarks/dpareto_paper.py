@@ -510,10 +510,11 @@ def _hypervolumes(settings: Sequence[Setting], runs: dict[str, Any], path: Path)
     """Hypervolume by trial as observed (lines), and evaluated again at each stop (marks)."""
     from matplotlib.figure import Figure
 
-    # The panel after the last one has the legend and the caption.
-    columns = 2 if len(settings) < 4 else 3
+    # Two columns can be read at the width of a page; the panel after the last one has the legend
+    # and the caption.
+    columns = 2
     rows = -(-(len(settings) + 1) // columns)
-    figure = Figure(figsize=(5.2 * columns, 4.4 * rows), layout="constrained")
+    figure = Figure(figsize=(4.6 * columns, 3.9 * rows), layout="constrained")
     handles: dict[str, Any] = {}
     for index, setting in enumerate(settings):
         ax = figure.add_subplot(rows, columns, index + 1)
@@ -524,7 +525,7 @@ def _hypervolumes(settings: Sequence[Setting], runs: dict[str, Any], path: Path)
         ax.set_ylim(min(heights) - margin, max(heights) + margin)
         ax.set_title(setting.label)
         ax.set_xlabel("trials")
-        ax.set_ylabel("hypervolume up to (ε, error) = (10, 1)")
+        ax.set_ylabel("hypervolume to (ε, error) = (10, 1)")
         ax.grid(True, alpha=0.3)
         found, names = ax.get_legend_handles_labels()
         handles = dict(zip(names, found, strict=True)) | handles
@@ -536,7 +537,7 @@ def _hypervolumes(settings: Sequence[Setting], runs: dict[str, Any], path: Path)
         "seed evaluated again with fresh seeds. Dashes: grids, evaluated again. Do not publish "
         "such a figure of records of your own: it is computed from them without noise."
     )
-    ax.text(0.5, 0.0, textwrap.fill(caption, 46), ha="center", va="bottom", fontsize=11)
+    ax.text(0.5, 0.0, textwrap.fill(caption, 42), ha="center", va="bottom", fontsize=11)
     save_figure(figure, path, dpi=_DPI)
 
 
