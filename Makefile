@@ -53,7 +53,7 @@ test: $(STAMP)
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 3 -rs
 
 test-slow: $(STAMP)
-	@$(BIN)/python -m pytest -q -m slow
+	@$(BIN)/python -m pytest -q -n 2 -m slow -rs
 
 # Stops at once where there is no such device. One process: tests would share the device's memory.
 gpu: export BOTORCH_DP_TEST_DEVICE ?= cuda

@@ -45,6 +45,10 @@ SUBPACKAGES = [
     "pareto",
     "training",
     "tuning",
+    "integrations.opacus",
+    "integrations.optuna",
+    "integrations.ray",
+    "integrations.sklearn",
     "datasets",
     "tasks",
     "plots",
@@ -63,7 +67,11 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
             )
             for part in ("papers", "results")
         },
-        "Reference": [{f"botorch_dp.{name}": f"reference/{name}.md"} for name in SUBPACKAGES],
+        # A longer name would be cut off.
+        "Reference": [
+            {name if "." in name else f"botorch_dp.{name}": _page_of_reference(name)}
+            for name in SUBPACKAGES
+        ],
     }
     assert config.nav is not None
     menu = {name: part for section in config.nav for name, part in section.items()}
@@ -89,7 +97,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         place = f"tutorials/{notebook.stem}.md"
         files.append(File.generated(config, place, content=notebook_markdown(notebook)))
     for name in SUBPACKAGES:
-        files.append(File.generated(config, f"reference/{name}.md", content=_reference(name)))
+        files.append(File.generated(config, _page_of_reference(name), content=_reference(name)))
     return files
 
 
@@ -204,6 +212,10 @@ def _command_line() -> str:
 
     tell(parser(), 1)
     return "\n\n".join(parts)
+
+
+def _page_of_reference(name: str) -> str:
+    return f"reference/{name.replace('.', '/')}.md"
 
 
 def _reference(name: str) -> str:

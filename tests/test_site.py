@@ -18,7 +18,7 @@ import pytest
 
 from tests.browser import chromium, opened, visited
 from tests.conftest import ROOT
-from tools.names import public_names, source_of
+from tools.names import PACKAGE, public_names, source_of
 
 if importlib.util.find_spec("material") is None:
     pytest.skip("the site is built with MkDocs Material, which is missing", allow_module_level=True)
@@ -77,10 +77,15 @@ def test_has_all_that_it_should(site: Path) -> None:
 def test_every_public_name_is_in_the_reference(site: Path) -> None:
     import botorch_dp
 
-    for part in ("privacy", "pareto", "release", "descent", "training", "tuning", "outsourced"):
+    parts = {path.stem for path in PACKAGE.glob("[a-z]*") if path.suffix in ("", ".py")}
+    # Scores are imported from `objectives`.
+    for part in parts - {"cli", "errors", "integrations", "scores"}:
         text = (site / "reference" / f"{part}.html").read_text()
         for name in public_names(source_of(part)):
             assert f'id="botorch_dp.{part}.{name}"' in text, f"{part}.{name}"
+    for name in ("opacus.PrivacyEngine", "optuna.DParetoSampler", "sklearn.PrivateSearchCV"):
+        page = site / "reference" / "integrations" / f"{name.partition('.')[0]}.html"
+        assert f'id="botorch_dp.integrations.{name}"' in page.read_text()
     assert set(botorch_dp.__all__) <= set(
         re.findall(r'id="botorch_dp\.\w+\.(\w+)"', "".join(p.read_text() for p in pages_of(site)))
     )

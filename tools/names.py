@@ -9,8 +9,8 @@ PACKAGE = Path(__file__).resolve().parents[1] / "botorch_dp"
 
 
 def source_of(name: str, package: Path = PACKAGE) -> Path:
-    """The file that states the public names of a subpackage or of a module beside them."""
-    folder = package / name
+    """The file that states the public names of a subpackage or of a module."""
+    folder = package.joinpath(*name.split("."))
     return folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
 
 
