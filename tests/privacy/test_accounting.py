@@ -281,7 +281,7 @@ class TestPoisson:
         """Never below their bound from below, and hardly above theirs from above.
 
         Their grid of 1e-4 is too coarse for the smallest losses, where ours is far less; and where
-        epsilon is nearly 0 a little of delta is a batch of epsilon.
+        epsilon is nearly 0 a little of delta is a lot of epsilon.
         """
         rng, excess = np.random.default_rng(seed), []
         for index in range(number):
@@ -294,7 +294,7 @@ class TestPoisson:
             if ours > 60:
                 continue
             theirs = their_poisson_epsilon(z, batch / records, steps, delta, relation)
-            assert ours <= theirs * 1.02 + 5e-4
+            assert ours <= theirs * 1.02 + (5e-4 if theirs > 0.01 else 3e-3)
             excess.append(ours / max(theirs, 1e-3) - 1)
             if steps <= 300:
                 below = their_poisson_epsilon(
@@ -302,7 +302,7 @@ class TestPoisson:
                 )
                 assert ours >= below
             many = dp_sgd_epsilons([z], [batch], [steps], **run)[0]
-            assert ours * (1 - 1e-3) <= many <= 1.02 * ours + 1e-5
+            assert ours * (1 - 1e-3) - 1e-4 <= many <= 1.02 * ours + 1e-5
         assert np.median(excess) < 2e-4
         assert np.median(excess) > -0.02
 
