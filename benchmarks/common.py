@@ -216,11 +216,10 @@ REPRODUCTIONS: tuple[Reproduction, ...] = (
         "Avent2020",
         "Table 2: the lead over 19 disjoint draws of random points",
         "as in the text",
-        "Trainings of a point are ten by default, as in the text; the table says how many its rows "
-        "have.",
-        100,
+        "Ten trainings of each point, as in the text; three studies of each setting.",
+        120,
         "",
-        "--settings LogReg+SGD --replicates 1 --points 57 --fewer 19 --trials 18",
+        "--settings LogReg+SGD --replicates 1 --points 57 --fewer 19 --trials 18 --seeds 1",
     ),
     Reproduction(
         "dpareto_paper",

@@ -37,7 +37,7 @@ def their_rdp(z: float, fraction: float) -> np.ndarray:
     return accountant.compose(event).rdp
 
 
-class TestFixedBatchs:
+class TestFixedBatches:
     @pytest.mark.one_in(3)
     @pytest.mark.parametrize("z", [0.1, 0.6, 1.0, 2.0, 5.0, 16.0])
     @pytest.mark.parametrize("fraction", [1e-6, 1e-3, 0.02])
