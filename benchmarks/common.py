@@ -145,8 +145,7 @@ REPRODUCTIONS: tuple[Reproduction, ...] = (
         "Sopa2025",
         "Example 4.4 with the printed ranges and sizes",
         "stand-in data",
-        "BlogFeedback in place of the CT slices. Not run: a draw takes half an hour of a processor "
-        "and more.",
+        "BlogFeedback in place of the CT slices, which could not be had; one draw, mu = 1.",
         45,
         "--tasks 4.4-printed",
         "--draws 1 --steps 2 --train 30 --validation 60",

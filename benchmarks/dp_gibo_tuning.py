@@ -567,7 +567,7 @@ def _figure(
     right.margins(x=0.25)
     figure.suptitle(
         f"{experiment.title}\nd = {dim}, n = {experiment.validation}, b = {dim + 1}, T = {steps}, "
-        f"{experiment.draws} draws; mu-GDP over all steps (mu = 1 unless said), replace-one, "
+        f"{experiment.draws} draw{'s' * (experiment.draws > 1)}; mu-GDP over all steps (mu = 1 unless said), replace-one, "
         f"simulated noise{experiment.note}",
         fontsize=11,
     )

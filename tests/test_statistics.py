@@ -134,6 +134,7 @@ def release_of(statistic):
     return mechanism
 
 
+@pytest.mark.slow
 def test_an_audit_passes_and_catches_the_sensitivity_of_a_mean():
     """One positive record above or below all four negative ones: AUC moves from 1 to 0."""
 

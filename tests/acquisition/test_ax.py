@@ -121,6 +121,7 @@ def test_hvpoi_with_pending_trials(acquisition: type) -> None:
         client.complete_trial(index, raw_data=outcomes(**parameters))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("acquisition", ONE_OF_THEM)
 def test_hvpoi_in_a_mixed_space(acquisition: type) -> None:
     parameters = [

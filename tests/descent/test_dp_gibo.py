@@ -425,14 +425,6 @@ def audit(steps: int, samples: int, **options: Any) -> tuple[float, float]:
     return report.lower_bound, claim
 
 
-@pytest.mark.parametrize(
-    ("steps", "samples"), [pytest.param(1, 500, marks=pytest.mark.slow), (2, 400)]
-)
-def test_audit(steps: int, samples: int) -> None:
-    bound, claim = audit(steps, samples)
-    assert bound <= claim
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("steps", [1, 2])
 def test_audit_with_many_samples(steps: int) -> None:
@@ -445,6 +437,7 @@ def half_noise(value: Tensor, *, sensitivity: float, **options: Any) -> Any:
     return gaussian_mechanism(value, sensitivity=sensitivity / 2, **options)
 
 
+@pytest.mark.slow
 def test_audit_catches_half_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """With given seeds: of other draws as few, one set in ten thousand would not show it."""
     monkeypatch.setattr(module, "gaussian_mechanism", half_noise)

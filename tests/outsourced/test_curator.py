@@ -147,6 +147,7 @@ class TestGaussianNoise:
         # A chi-square with 9999 degrees of freedom: 4.9 standard deviations is a rate of 1e-6.
         assert variance == pytest.approx(curator.noise_std**2, rel=4.9 * math.sqrt(2 / 9999))
 
+    @pytest.mark.slow
     def test_audit_with_a_broken_version(self) -> None:
         """A row that moves by the distance along the one column: the worst case."""
         epsilon, delta = 1.0, 1e-3
@@ -168,7 +169,7 @@ class TestGaussianNoise:
                 lambda rows, size: transform(rows, size, row_distance=row_distance),
                 near,
                 far,
-                samples=60_000,
+                samples=80_000,
                 delta=delta,
                 confidence=1 - 1e-6,
                 batched=True,

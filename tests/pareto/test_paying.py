@@ -525,6 +525,7 @@ class TestAudit:
         epsilon = self.epsilon_drawn(tmp_path)
         assert 0.8 * self.budget.epsilon < epsilon <= self.budget.epsilon * (1 + 1e-9)
 
+    @pytest.mark.slow
     def test_a_broken_version_that_charges_trials_instead_of_trainings_is_caught(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -22,6 +22,7 @@ def the_same_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit_cases, "_seeds", itertools.count(1))
 
 
+@pytest.mark.slow
 def test_enough_draws_catch_the_mistake(capsys) -> None:
     code, out, _ = call(capsys, "audit", "exponential", "--samples", "40000")
     assert code == 0

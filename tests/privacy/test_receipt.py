@@ -593,6 +593,7 @@ def test_events_that_cannot_be() -> None:
     assert poisson[1] == 1
 
 
+@pytest.mark.slow
 def test_more_steps_than_are_recomputed() -> None:
     many = guarantee(PoissonSGDLoss(50.0, 1e-6, 2 * 10**6, REPLACED))
     found = [f for f in Receipt.of(many).verify().findings if f.subject == "epsilon"]

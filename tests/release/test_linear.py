@@ -229,6 +229,7 @@ def audited(kind: type[LinearChoice], epsilon: float, claim: float, samples: int
     ).passes
 
 
+@pytest.mark.slow
 @quiet
 def test_audit_and_its_broken_versions() -> None:
     assert audited(LinearChoice, 1.0, claim=1.0, samples=1500)

@@ -90,6 +90,7 @@ def test_audit_of_the_choice(method):
     assert not audit_choice(with_half_the_noise(PrivateChoice), method, 5000).passes
 
 
+@pytest.mark.slow
 def test_audit_of_the_maximum():
     assert audit_maximum(PrivateMaximum, 2000).passes
     assert not audit_maximum(with_half_the_noise(PrivateMaximum), 3500).passes

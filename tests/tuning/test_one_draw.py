@@ -75,13 +75,13 @@ class TestSlope(_Searches):
 class TestScores(_Searches):
     budget, dim, evaluations, route = PrivacyBudget(50.0, 1e-3), 2, 6, "scores"
     draws = 4  # three rounds, the score
-    every = 5
+    every = 9
 
 
 class TestDescent(_Searches):
     budget, dim, evaluations = PrivacyBudget(50.0, 1e-3), 4, 26
     draws = 9  # three clip norms, five gradients, the score
-    every = 5  # of thirty-odd, which are three or four to a draw
+    every = 9  # of thirty-odd, which are three or four to a draw
 
 
 @pytest.mark.parametrize("suite", [TestSelection, TestSlope, TestScores, TestDescent])

@@ -205,6 +205,7 @@ class TestPublished:
 
 
 class TestPrice:
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("relation", "scored_on"),
         [(ADDED, "training"), pytest.param(REPLACED, "training", marks=pytest.mark.slow)],

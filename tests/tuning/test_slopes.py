@@ -92,6 +92,7 @@ def audited(direction: Tensor, *, pure: bool, samples: int = 2000) -> AuditRepor
     )
 
 
+@pytest.mark.slow
 def test_the_audit_passes_the_slope_and_catches_one_that_is_clipped_in_another_norm():
     diagonal = torch.ones(D, dtype=torch.double)
     honest = audited(torch.eye(D, dtype=torch.double)[0], pure=True)
