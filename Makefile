@@ -50,7 +50,7 @@ demo: $(if $(wildcard $(STAMP)),$(STAMP),$(VENV)/.demo)
 	@$(BIN)/python -m examples.demo
 
 test: $(STAMP)
-	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 3 -rs
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 2 -rs
 
 test-slow: $(STAMP)
 	@$(BIN)/python -m pytest -q -n 2 -m slow -rs

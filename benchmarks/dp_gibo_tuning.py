@@ -567,8 +567,8 @@ def _figure(
     right.margins(x=0.25)
     figure.suptitle(
         f"{experiment.title}\nd = {dim}, n = {experiment.validation}, b = {dim + 1}, T = {steps}, "
-        f"{experiment.draws} draw{'s' * (experiment.draws > 1)}; mu-GDP over all steps (mu = 1 unless said), replace-one, "
-        f"simulated noise{experiment.note}",
+        f"{experiment.draws} draw{'s' * (experiment.draws > 1)}; mu-GDP over all steps "
+        f"(mu = 1 unless said), replace-one, simulated noise{experiment.note}",
         fontsize=11,
     )
     figure.savefig(results_folder() / f"{name}.png", dpi=110)

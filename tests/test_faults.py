@@ -172,6 +172,7 @@ def test_an_error_that_is_swallowed_is_noticed(
     assert faults.shortage(tmp_path, "ledger", "full disk", 1, rng)[1] > 0
 
 
+@pytest.mark.slow
 def test_answers_that_are_not_checked_are_noticed(
     monkeypatch: pytest.MonkeyPatch, rng: random.Random
 ) -> None:

@@ -1,6 +1,6 @@
 """``python -m tools.slowest log``: the slowest tests of a run, with what each of them proves.
 
-The log is what ``pytest -n 3 --durations=200`` printed. What a test
+The log is what ``pytest -n 2 --durations=200`` printed. What a test
 proves is the first line of its docstring, or else its name in words.
 """
 

@@ -143,6 +143,7 @@ def test_hvpoi_in_a_mixed_space(acquisition: type) -> None:
     assert len(client.get_next_trials(max_trials=2)) == 2
 
 
+@pytest.mark.slow
 def test_ucb_maximizes_and_minimizes() -> None:
     schedule = UCBSchedule(100, delta=0.1)
     for objective, best in (("score", (0.3, 0.8)), ("-score", (1.0, 0.0))):

@@ -128,6 +128,7 @@ def test_floods_and_half_sent_requests_end_at_the_proxy(tmp_path: Path) -> None:
         assert time.monotonic() - start < 8
 
 
+@pytest.mark.slow
 def test_the_client_waits_for_a_service_behind_the_proxy(tmp_path: Path) -> None:
     port = free_port()
     with proxy(tmp_path, f"127.0.0.1:{port}") as url:

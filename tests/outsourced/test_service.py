@@ -140,6 +140,7 @@ class TestStrangers:
                 assert remote.query(index) == measure(index)
                 assert time.monotonic() - start < 30
 
+    @pytest.mark.slow
     def test_the_owner_among_200_that_do_not_shake_hands(self, tmp_path: Path) -> None:
         own = certificate(tmp_path, "own")
         with (
@@ -200,6 +201,7 @@ class TestStrangers:
                     time.sleep(0.05)
             assert time.monotonic() - start < 15
 
+    @pytest.mark.slow
     def test_a_long_answer_may_be_read_slowly(self) -> None:
         """The limit is for requests: who is answered is not cut off."""
         slow = make_curator(lambda _: time.sleep(1.5) or 0.5)
@@ -275,6 +277,7 @@ class TestHangingMeasurements:
             assert CuratorClient(url, token=TOKEN).query(6, request_id="third") == measure(6)
         assert calls.count(0) == 1
 
+    @pytest.mark.slow
     def test_the_client_waits_for_a_row_that_is_being_measured(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -100,6 +100,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Any, .
     return whole(folder)
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_as_if_uninterrupted(
     tmp_path: Path, uninterrupted: list[tuple[Any, ...]]
 ) -> None:

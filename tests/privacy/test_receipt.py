@@ -134,6 +134,7 @@ def test_every_kind_of_loss_is_recomputed_within_1_percent(name: str, relation: 
     assert found[0] in ("agrees", "within tolerance"), str(verification)
 
 
+@pytest.mark.slow
 def test_added_or_removed_records_on_poisson_batches() -> None:
     loss = PoissonSGDLoss(1.5, 0.1, 20, ADDED)
     assert Receipt.of(guarantee(loss, relation=ADDED, quoted_delta=1e-5)).verify().passes

@@ -65,6 +65,7 @@ def test_finds_the_exact_maximizer_after_few_samples(choices, kernel, share):
         assert len(visited) <= share * len(choices)
 
 
+@pytest.mark.slow
 def test_regret_falls_geometrically():
     """The median over draws of log10 of the best regret falls by a steady amount per sample."""
     kernel = short(MaternKernel(nu=2.5))

@@ -247,6 +247,7 @@ class TestInTheBrowser:
                 shown = page.evaluate(f"Array.from({sliced})")
                 assert shown == stop["slices"][0]["error"]
 
+    @pytest.mark.slow
     def test_marks_tell_their_trial(self, made: Path, browser: Any) -> None:
         with opened(browser, f"file://{made}/front.html") as page:
             wait_until_drawn(page)
@@ -283,6 +284,7 @@ class TestInTheBrowser:
             assert len(lines) == 301
             assert lines[0].startswith("trial,state,noise,epochs,optimizer,epsilon,error")
 
+    @pytest.mark.slow
     def test_curves_of_trainings(self, tmp_path: Path, browser: Any) -> None:
         def along(config: Config, seed: int, checkpoints: list[int]) -> list[float]:
             return [utility({**config, "epochs": epochs}, seed) for epochs in checkpoints]
@@ -310,6 +312,7 @@ class TestInTheBrowser:
                 assert shown[trial.number][0] == [p.config["epochs"] for p in points]
                 assert shown[trial.number][1] == pytest.approx([p.values[1] for p in points])
 
+    @pytest.mark.one_in(2)
     @pytest.mark.parametrize("width", [1200, 390])
     def test_nothing_sticks_out(self, made: Path, browser: Any, width: int) -> None:
         with opened(browser, f"file://{made}/front.html", width=width) as page:

@@ -125,6 +125,7 @@ def test_wrong_arguments(options: dict[str, Any]) -> None:
         tasks.sparse_vector(**options)
 
 
+@pytest.mark.slow
 def test_a_study_comes_close_to_the_exact_front(front: torch.Tensor) -> None:
     from botorch_dp.pareto import DPareto
 

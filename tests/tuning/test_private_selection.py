@@ -260,6 +260,7 @@ class TestPrice:
         with pytest.raises(PrivacyError, match="does not fall"):
             private.plan()
 
+    @pytest.mark.slow
     def test_the_plan_names_what_else_it_would_cost(self) -> None:
         noise: dict[Any, float] = dict(selection(trials=20).plan().noise_multipliers)
         assert noise["tuning ignored"] < noise["this"] < noise["all published"]
