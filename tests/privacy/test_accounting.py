@@ -211,7 +211,7 @@ class TestEveryWay:
 
         steps = epsilons("steps", [1, 2, 3, 10, 30, 31, 100, 1000, 10**4, 10**5, 10**6])
         assert np.all(np.diff(steps) > 0)
-        noise = epsilons("noise_multiplier", np.geomspace(0.05, 200, 16).tolist())
+        noise = epsilons("noise_multiplier", np.geomspace(0.05, 200, 40).tolist())
         assert np.all(np.diff(noise) <= 0)
         assert np.all(np.diff(noise[noise > 0]) < 0)
         batches = epsilons("batch_size", [1, 2, 8, 64, 256, 4096, 20000, 32560, 32561])
@@ -275,7 +275,7 @@ class TestPoisson:
 
     @pytest.mark.parametrize(
         ("seed", "number"),
-        [(0, 4), *(pytest.param(seed, 250, marks=pytest.mark.slow) for seed in range(1, 9))],
+        [(0, 8), *(pytest.param(seed, 250, marks=pytest.mark.slow) for seed in range(1, 9))],
     )
     def test_random_settings_agree_with_dp_accounting(self, seed: int, number: int) -> None:
         """Never below their bound from below, and hardly above theirs from above.
@@ -294,7 +294,8 @@ class TestPoisson:
             if ours > 60:
                 continue
             theirs = their_poisson_epsilon(z, batch / records, steps, delta, relation)
-            assert ours <= theirs * 1.02 + (5e-4 if theirs > 0.01 else 3e-3)
+            nearly_0 = theirs < 0.01
+            assert ours <= theirs * 1.02 + (3e-3 if nearly_0 else 5e-4)
             excess.append(ours / max(theirs, 1e-3) - 1)
             if steps <= 300:
                 below = their_poisson_epsilon(
@@ -302,7 +303,8 @@ class TestPoisson:
                 )
                 assert ours >= below
             many = dp_sgd_epsilons([z], [batch], [steps], **run)[0]
-            assert ours * (1 - 1e-3) - 1e-4 <= many <= 1.02 * ours + 1e-4
+            little = 1e-4 if nearly_0 else 0.0
+            assert ours * (1 - 1e-3) - little <= many <= 1.02 * ours + max(little, 1e-5)
         assert np.median(excess) < 2e-4
         assert np.median(excess) > -0.02
 
