@@ -34,7 +34,31 @@ _SUBPACKAGES = {
     "tuning": ("PrivateFit", "PrivateSearch", "PrivateSelection"),
 }
 _HOME = {name: module for module, names in _SUBPACKAGES.items() for name in names}
-__all__ = sorted(_HOME)
+__all__ = [
+    "DPGIBO",
+    "Choice",
+    "DPTrainer",
+    "DPareto",
+    "GaussianNoiseCurator",
+    "Guarantee",
+    "Integer",
+    "LinearChoice",
+    "Modeler",
+    "PrivacyBudget",
+    "PrivacyLedger",
+    "PrivacyUtilityProblem",
+    "PrivateChoice",
+    "PrivateFit",
+    "PrivateGPUCB",
+    "PrivateMaximum",
+    "PrivateObjective",
+    "PrivateSearch",
+    "PrivateSelection",
+    "Real",
+    "Receipt",
+    "Release",
+    "SearchSpace",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -30,3 +30,16 @@ from botorch_dp.descent.settings import (
     gradient_noise_std,
 )
 from botorch_dp.descent.start import private_start, public_clip_norm
+
+__all__ = [
+    "DPGIBO",
+    "DescentDiagnostics",
+    "DescentPlan",
+    "DescentResult",
+    "Design",
+    "NoiseAwareAdagrad",
+    "StepRecord",
+    "gradient_noise_std",
+    "private_start",
+    "public_clip_norm",
+]

@@ -22,3 +22,30 @@ from botorch_dp.outsourced.exchange import (
 from botorch_dp.outsourced.modeler import Answer, InputNoiseRBF, Modeler
 from botorch_dp.outsourced.query_log import QueryLimitReached, RequestConflict
 from botorch_dp.outsourced.service import curator_app, serve
+
+__all__ = [
+    "Answer",
+    "Curator",
+    "CuratorClient",
+    "CuratorRefusal",
+    "FileCurator",
+    "GaussianNoiseCurator",
+    "InputNoiseRBF",
+    "InvalidIndex",
+    "Modeler",
+    "PrivateAnswers",
+    "QueryLimitReached",
+    "RandomProjectionCurator",
+    "RequestConflict",
+    "UnreadableResponse",
+    "UnusableAnswer",
+    "answer_questions",
+    "choose_projection_dim",
+    "column_space_residual",
+    "curator_app",
+    "load_dataset",
+    "read_token",
+    "save_dataset",
+    "serve",
+    "singular_floor",
+]

@@ -41,3 +41,28 @@ from botorch_dp.space import (
     Uniform,
     When,
 )
+
+__all__ = [
+    "Batched",
+    "Choice",
+    "DPareto",
+    "ExecutorDiedError",
+    "Integer",
+    "InvalidEpsilonError",
+    "InvalidUtilityError",
+    "Objective",
+    "OperatingPoint",
+    "ParetoFront",
+    "PrivacyUtilityProblem",
+    "Real",
+    "Resource",
+    "SearchSpace",
+    "ShiftedExponential",
+    "StudyError",
+    "TrainingPromise",
+    "Trial",
+    "TruncatedNormal",
+    "Uniform",
+    "When",
+    "given_epsilon",
+]

@@ -26,3 +26,23 @@ from botorch_dp.release.private_ucb import (
     PrivateOptimum,
     SearchDiagnostics,
 )
+
+__all__ = [
+    "GPUCB",
+    "BranchAndBound",
+    "BranchAndBoundUCB",
+    "LinearChoice",
+    "LipschitzMaximum",
+    "MaxVarianceDesign",
+    "NoiseFreeMaximum",
+    "PrivateChoice",
+    "PrivateGPUCB",
+    "PrivateMaximum",
+    "PrivateOptimum",
+    "PublicDesign",
+    "SearchDiagnostics",
+    "SobolDesign",
+    "StatedDesign",
+    "UtilityBound",
+    "UtilityWarning",
+]

@@ -39,3 +39,28 @@ from botorch_dp.training.plan import TrainingPlan, TrainingSettings
 from botorch_dp.training.records import TrainTest
 from botorch_dp.training.trainer import CurvePoint, DPTrainer, Trained, TrainingDiagnostics
 from botorch_dp.training.untuned import SuggestedSettings, suggest_settings
+
+__all__ = [
+    "CurvePoint",
+    "DPTrainer",
+    "OutputPerturbedLogisticRegression",
+    "PerturbedModel",
+    "SuggestedSettings",
+    "TrainTest",
+    "Trained",
+    "TrainingAuditReport",
+    "TrainingDiagnostics",
+    "TrainingPlan",
+    "TrainingSettings",
+    "accuracy",
+    "audit_training",
+    "cross_entropy_loss",
+    "hinge_loss",
+    "linear_svm",
+    "logistic_loss",
+    "logistic_regression",
+    "mlp1",
+    "mlp2",
+    "multilayer_perceptron",
+    "suggest_settings",
+]

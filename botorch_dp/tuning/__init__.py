@@ -3,3 +3,14 @@
 from botorch_dp.tuning.private_fit import FitResult, PrivateFit
 from botorch_dp.tuning.private_search import PrivateSearch, SearchPlan, SearchResult
 from botorch_dp.tuning.private_selection import PrivateSelection, SelectionPlan, SelectionResult
+
+__all__ = [
+    "FitResult",
+    "PrivateFit",
+    "PrivateSearch",
+    "PrivateSelection",
+    "SearchPlan",
+    "SearchResult",
+    "SelectionPlan",
+    "SelectionResult",
+]
