@@ -1,16 +1,442 @@
-"""``make audit``: a million draws of every mechanism and of its broken versions, results kept.
+"""``make audit``: every mechanism and deliberately broken versions of it, as one table.
 
-Exits with status 1 if an honest mechanism is refuted or a broken version is not. Takes ten minutes
-or so; ``botorch-dp audit`` is the same table with fewer draws.
+An honest mechanism must not be refuted (the chance of that is at most 1e-6), and every broken
+version must be. A broken version is the mechanism with one realistic mistake. Those whose mistake
+is the amount of noise round their outputs to multiples of 2^-20, so that nothing but the amount
+can betray them. Exits with status 1 if an honest mechanism is refuted or a broken version is not. A
+million draws of each take ten minutes or so.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import math
+import secrets
 import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
 
 from benchmarks.common import save_results
-from botorch_dp.privacy.audit_cases import run_audits
+from botorch_dp._checks import check_integer
+from botorch_dp.privacy import (
+    Guarantee,
+    PrivacyUnit,
+    PureLoss,
+    Release,
+    audit_epsilon,
+    exponential_guarantee,
+    exponential_mechanism,
+    gaussian_guarantee,
+    gaussian_mechanism,
+    laplace_guarantee,
+    laplace_mechanism,
+    rounded_down,
+    rounded_up,
+    sparse_vector_guarantee,
+)
+from botorch_dp.privacy.audit import FEWEST_SAMPLES, AuditReport
+from botorch_dp.privacy.mechanisms import (
+    SelectionMethod,
+    SparseVectorPlan,
+    noise_source,
+    noisy_comparisons,
+)
+from botorch_dp.privacy.selection import TrialNumber
+
+CONFIDENCE = 1 - 1e-6
+
+#: ``mechanism(data, size)``: that many independent outputs.
+Batched = Callable[[Any, int], Any]
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A mechanism with a mistake.
+
+    Args:
+        mechanism: Its batched form.
+        draws: With so many draws from each data set the mistake is shown, all but certainly.
+    """
+
+    mechanism: Batched
+    draws: int
+
+
+@dataclass(frozen=True)
+class Case:
+    """A mechanism, broken versions of it, and a neighbouring pair that is bad for all of them.
+
+    Args:
+        name: The mechanism.
+        honest: Its batched form.
+        broken: Broken versions, each under the mistake it makes.
+        data: One data set, or rather the statistic the mechanism sees.
+        neighbor: The other.
+        claim: What all of them claim.
+        delta: Where epsilon is compared.
+        projection: See :func:`audit_epsilon`.
+    """
+
+    name: str
+    honest: Batched
+    broken: dict[str, Broken]
+    data: Any
+    neighbor: Any
+    claim: Guarantee
+    delta: float = 0.0
+    projection: Callable[[Any], Any] | None = None
+
+    def audit(self, mechanism: Batched, samples: int) -> AuditReport:
+        """Audit the mechanism, or a broken version of it, against the claim."""
+        return audit_epsilon(
+            mechanism,
+            self.data,
+            self.neighbor,
+            samples=samples,
+            delta=self.delta,
+            confidence=CONFIDENCE,
+            claim=self.claim,
+            projection=self.projection,
+            batched=True,
+        )
+
+
+_seeds = itertools.count(1)
+
+
+def _repeat(vector: list[float], size: int) -> torch.Tensor:
+    return torch.tensor(vector, dtype=torch.float64).expand(size, -1)
+
+
+def _noisy(
+    release: Callable[..., Release[Any]], sensitivity: float = 1.0, *, exact: bool = True
+) -> Batched:
+    """Independent noise in each coordinate makes one call a batch of independent releases."""
+
+    def mechanism(data: list[float], size: int) -> torch.Tensor:
+        seed = None if exact else next(_seeds)
+        values: torch.Tensor = release(
+            _repeat(data, size), sensitivity=sensitivity, unsafe_seed=seed
+        ).value
+        return values if exact else torch.round(values * 2.0**20) / 2.0**20
+
+    return mechanism
+
+
+_laplace = partial(_noisy, partial(laplace_mechanism, epsilon=1.0))
+_gaussian = partial(_noisy, partial(gaussian_mechanism, mu=1.0))
+
+
+def _select(method: SelectionMethod, sensitivity: float = 1.0, *, exact: bool = True) -> Batched:
+    def mechanism(data: list[float], size: int) -> np.ndarray:
+        # The scale of one public call; its sampler, many times over.
+        scale = exponential_mechanism(
+            torch.tensor(data), sensitivity=sensitivity, epsilon=1.0, method=method
+        ).scale
+        assert scale is not None  # selection always states it
+        source = noise_source(None if exact else next(_seeds))
+        return source.select(np.array(data), scale, method, size)
+
+    return mechanism
+
+
+SVT_NOISE = 6.0
+
+
+def _sparse_vector(*, exact: bool = True, query_noise: bool = True, stops: bool = True) -> Batched:
+    """Runs as rows: 0 and 1 are answers, 2 what comes after the stop."""
+
+    def mechanism(data: list[float], size: int) -> np.ndarray:
+        source = noise_source(None if exact else next(_seeds))
+        plan = SparseVectorPlan.make(SVT_NOISE, 1, 1.0)
+        if query_noise:
+            runs = noisy_comparisons(np.array(data), 0.5, plan, source, size)
+        else:
+            noise = source.integer_laplace((size, 1), plan.threshold_scale) * plan.step
+            runs = np.array(data) >= 0.5 + noise
+        earlier: np.ndarray = np.cumsum(runs, axis=1) - runs
+        return np.where(earlier >= plan.max_positives, 2, runs) if stops else runs
+
+    return mechanism
+
+
+def _clipped_sum(factor: float, *, exact: bool = True) -> Batched:
+    """A sum of numbers clipped to [-1, 1], with noise for that many clip norms."""
+
+    def mechanism(data: list[float], size: int) -> torch.Tensor:
+        total = sum(min(max(number, -1.0), 1.0) for number in data)
+        return _gaussian(factor, exact=exact)([total], size)
+
+    return mechanism
+
+
+def _share(*, against_mean: bool) -> Batched:
+    """The share of records above one half, or above their own mean, with noise for one record."""
+
+    def mechanism(data: list[float], size: int) -> torch.Tensor:
+        limit = sum(data) / len(data) if against_mean else 0.5
+        share = sum(number > limit for number in data) / len(data)
+        return _gaussian(1 / len(data), exact=not against_mean)([share], size)
+
+    return mechanism
+
+
+def _torch_gaussian(data: list[float], size: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(next(_seeds))
+    return _repeat(data, size) + torch.randn(size, 1, dtype=torch.float64, generator=generator)
+
+
+def _numpy_laplace(data: list[float], size: int) -> np.ndarray:
+    generator = np.random.default_rng(next(_seeds))
+    return data[0] + generator.laplace(size=size)
+
+
+#: One trial of the selection is purely epsilon-DP; its number is geometric.
+TRIAL_EPSILON, TRIALS = 1.0, TrialNumber(20)
+
+
+def _tilted(second: float, best: float) -> list[float]:
+    """Three outcomes, the best one likelier than on the data and the second one less likely."""
+    second, best = second * math.exp(-TRIAL_EPSILON), best * math.exp(TRIAL_EPSILON)
+    return [1 - second - best, second, best]
+
+
+def _numbers(size: int, fixed: bool) -> np.ndarray:
+    """Of trials: public and always the same, or secret."""
+    return np.full(size, int(TRIALS.mean)) if fixed else TRIALS.draws(size)
+
+
+def _selection(*, fixed: bool = False) -> Batched:
+    """The best of a secret number of outcomes, whose probabilities go from bad to good."""
+
+    def mechanism(outcome: list[float], size: int) -> np.ndarray:
+        generator = np.random.default_rng(secrets.randbits(128))
+        numbers = _numbers(size, fixed)
+        drawn = generator.choice(len(outcome), p=outcome, size=int(numbers.sum()))
+        return np.maximum.reduceat(drawn, np.cumsum(numbers) - numbers)
+
+    return mechanism
+
+
+def _selection_by_records(outcome: list[float], size: int) -> np.ndarray:
+    """A biased coin as outcome; which of its sides is the better one is up to the records."""
+    if outcome[2] > outcome[1]:
+        return 1 - _selection()([0.2, 0.8], size)
+    return _selection()([0.8, 0.2], size)
+
+
+def _pattern(runs: np.ndarray) -> np.ndarray:
+    """One integer for each run."""
+    return runs @ 3 ** np.arange(runs.shape[1])
+
+
+#: The delta at which Gaussian mechanisms are compared: large enough for events with many hits.
+DELTA = 0.05
+
+CASES = [
+    Case(
+        "Laplace",
+        _laplace(),
+        {
+            "half the noise": Broken(_laplace(0.5, exact=False), 2000),
+            "numpy's noise": Broken(_numpy_laplace, 2000),
+        },
+        data=[0.0],
+        neighbor=[1.0],
+        claim=laplace_guarantee(sensitivity=1.0, epsilon=1.0),
+    ),
+    Case(
+        "Laplace, 3 values",
+        _laplace(),
+        {"sensitivity of one value": Broken(_laplace(0.5, exact=False), 20_000)},
+        data=[0.0, 0.0, 0.0],
+        neighbor=[0.5, 0.25, -0.25],
+        claim=laplace_guarantee(sensitivity=1.0, epsilon=1.0, num_values=3),
+        projection=lambda values: (
+            (values - torch.tensor([0.5, 0.25, -0.25])).abs() - values.abs()
+        ).sum(-1),
+    ),
+    Case(
+        "Gaussian",
+        _gaussian(),
+        {
+            "half the noise": Broken(_gaussian(0.5, exact=False), 5000),
+            "torch.randn": Broken(_torch_gaussian, 5000),
+        },
+        data=[0.0],
+        neighbor=[1.0],
+        claim=gaussian_guarantee(sensitivity=1.0, mu=1.0),
+        delta=DELTA,
+    ),
+    Case(
+        "Gaussian, 2 values",
+        _gaussian(),
+        {"sensitivity of one value": Broken(_gaussian(math.sqrt(0.5), exact=False), 40_000)},
+        data=[0.0, 0.0],
+        neighbor=[math.sqrt(0.5), math.sqrt(0.5)],
+        claim=gaussian_guarantee(sensitivity=1.0, mu=1.0),
+        delta=DELTA,
+        projection=lambda values: values.sum(-1),
+    ),
+    Case(
+        "Clipped sum",
+        _clipped_sum(2.0),
+        {"replaced counted as added": Broken(_clipped_sum(1.0, exact=False), 5000)},
+        data=[0.5, 1e300],
+        neighbor=[0.5, -7.0],
+        claim=gaussian_guarantee(sensitivity=2.0, mu=1.0),
+        delta=DELTA,
+    ),
+    Case(
+        "Mean of scores",
+        _share(against_mean=False),
+        {"scores against the mean": Broken(_share(against_mean=True), 2000)},
+        data=[0.4, 0.4, 0.4, 0.4, 1.0],
+        neighbor=[0.4, 0.4, 0.4, 0.4, 0.0],
+        claim=gaussian_guarantee(sensitivity=0.2, mu=1.0),
+        delta=DELTA,
+    ),
+    Case(
+        "Exponential",
+        _select("exponential"),
+        {"missing factor 2": Broken(_select("exponential", 0.5, exact=False), 40_000)},
+        data=[0.0, 5.0],
+        neighbor=[1.0, 4.0],
+        claim=exponential_guarantee(sensitivity=1.0, epsilon=1.0),
+    ),
+    Case(
+        "Permute-and-flip",
+        _select("permute_and_flip"),
+        {"missing factor 2": Broken(_select("permute_and_flip", 0.5, exact=False), 40_000)},
+        data=[0.0, 4.0],
+        neighbor=[1.0, 3.0],
+        claim=exponential_guarantee(sensitivity=1.0, epsilon=1.0, method="permute_and_flip"),
+    ),
+    Case(
+        "Sparse vector",
+        _sparse_vector(),
+        {
+            "no query noise": Broken(_sparse_vector(exact=False, query_noise=False), 2000),
+            "no stop at C positives": Broken(_sparse_vector(exact=False, stops=False), 200_000),
+        },
+        data=[0.0] * 4 + [1.0] * 4,
+        neighbor=[1.0] * 4 + [0.0] * 4,
+        claim=sparse_vector_guarantee(noise=SVT_NOISE, max_positives=1),
+        projection=_pattern,
+    ),
+    Case(
+        "Private selection",
+        _selection(),
+        {
+            "a public number of trials": Broken(_selection(fixed=True), 200_000),
+            "a score without noise": Broken(_selection_by_records, 20_000),
+        },
+        # The best outcome is likelier on the neighbour, the second best on the data.
+        data=[0.6, 0.2, 0.2],
+        neighbor=_tilted(0.2, 0.2),
+        claim=Guarantee("private selection", PrivacyUnit(), (PureLoss(3 * TRIAL_EPSILON),)),
+    ),
+]
+
+
+@dataclass(frozen=True)
+class AuditRow:
+    """One line of the table: a mechanism, or a broken version with its mistake.
+
+    Args:
+        mechanism: Its name.
+        mistake: What is wrong with it; empty for the mechanism itself.
+        report: What the audit found.
+        draws: How many draws it takes to show the mistake.
+    """
+
+    mechanism: str
+    mistake: str
+    report: AuditReport
+    draws: int = 0
+
+    @property
+    def good(self) -> bool:
+        """Whether the honest passed, or the broken was caught."""
+        return self.report.passes is (self.mistake == "")
+
+    @property
+    def verdict(self) -> str:
+        """What the audit says of it; a mistake that needs more draws is no failure."""
+        if not self.mistake:
+            return "not refuted" if self.good else "REFUTED"
+        if self.good:
+            return "caught"
+        if self.report.samples < self.draws:
+            return f"not caught with so few draws: it takes {self.draws:,}"
+        return "NOT CAUGHT"
+
+
+_HEADER = (
+    f"{'mechanism':<19}{'broken version':<27}{'delta':>6}{'claimed':>9}{'proven':>9}"
+    f"{'time':>7}  verdict"
+)
+
+
+def run_audits(*, samples: int, only: str = "") -> list[AuditRow]:
+    """Audit all mechanisms whose name contains ``only``, printing a table on the way.
+
+    Args:
+        samples: Draws from each of the two neighbours.
+        only: Part of the mechanisms' names, in any case.
+    """
+    check_integer("samples", samples, at_least=FEWEST_SAMPLES)
+    wanted = only.lower().replace("_", " ").replace("-", " ")
+    cases = [case for case in CASES if wanted in case.name.lower().replace("-", " ")]
+    if not cases:
+        names = ", ".join(case.name for case in CASES)
+        raise ValueError(f"There is no mechanism called {only!r}; there are {names}.")
+    print(
+        f"{samples:,} draws from each of two neighbours, confidence "
+        f'{100 * CONFIDENCE:.10g}%.\n"proven" is what the audit shows: epsilon is at least '
+        f"that.\n\n{_HEADER}\n{'-' * len(_HEADER)}"
+    )
+    rows = []
+    for case in cases:
+        for mistake, broken in {"": Broken(case.honest, 0), **case.broken}.items():
+            start = time.perf_counter()
+            report = case.audit(broken.mechanism, samples)
+            rows.append(AuditRow(case.name, mistake, report, broken.draws))
+            print(_line(rows[-1], time.perf_counter() - start), flush=True)
+    print(f"\n{_summary(rows)}")
+    return rows
+
+
+def _summary(rows: list[AuditRow]) -> str:
+    refuted = [row for row in rows if not row.mistake and not row.good]
+    missed = [row for row in rows if row.mistake and not row.good]
+    said = "No mechanism was refuted"
+    if refuted:
+        names = ", ".join(row.mechanism for row in refuted)
+        said = f"{len(refuted)} mechanisms were REFUTED ({names})"
+    if not missed:
+        return f"{said}; every broken version was caught."
+    most = max(row.draws for row in missed)
+    count = f"{len(missed)} of {sum(bool(row.mistake) for row in rows)} broken versions"
+    if missed[0].report.samples < most:
+        return f"{said}. {count} were not caught with so few draws: take --samples {most}."
+    return f"{said}. {count} were NOT CAUGHT: this audit would miss such mistakes."
+
+
+def _line(row: AuditRow, seconds: float) -> str:
+    report = row.report
+    claim = rounded_up(report.claim or 0.0)
+    return (
+        f"{row.mechanism:<19}{row.mistake:<27}{report.delta:>6g}{claim:>9}"
+        f"{rounded_down(report.lower_bound):>9}{seconds:>6.0f}s  {row.verdict}"
+    )
 
 
 def main() -> int:

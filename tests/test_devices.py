@@ -403,10 +403,9 @@ MAKERS = {
     *("arange", "as_tensor", "empty", "eye", "full", "linspace", "logspace", "ones", "rand"),
     *("randint", "randn", "randperm", "tensor", "zeros"),
 }
-#: Modules whose entrances compute on the CPU, and trials of mechanisms.
+#: Modules whose entrances compute on the CPU.
 ON_THE_CPU = {"pareto/beliefs.py", "pareto/curves.py", "pareto/proposals.py"} | {
     "pareto/recommending.py",
-    "privacy/audit_cases.py",
 }
 
 

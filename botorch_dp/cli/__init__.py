@@ -40,8 +40,6 @@ _EPILOG = """examples:
   botorch-dp verify model.receipt.json --artifact model.pt
   # what was spent, on what
   botorch-dp ledger show budget.sqlite
-  # try to break every mechanism
-  botorch-dp audit --samples 100000
 """
 
 

@@ -72,7 +72,6 @@ def _whole(text: str) -> int:
 
 
 count = _number(_whole, lambda value: value >= 1, "a whole number of at least 1")
-at_least_100 = _number(_whole, lambda value: value >= 100, "a whole number of at least 100")
 whole = _number(_whole, lambda value: value >= 0, "a whole number of at least 0")
 positive = _number(float, lambda value: 0 < value < math.inf, "a finite number above 0")
 nonnegative = _number(float, lambda value: 0 <= value < math.inf, "a finite number of at least 0")

@@ -1,4 +1,4 @@
-"""``ledger``, ``audit``, ``calibrate``, ``epsilon``: what was spent, what leaks, what it costs."""
+"""``ledger``, ``calibrate``, ``epsilon``: what was spent and what it costs."""
 
 from __future__ import annotations
 
@@ -8,22 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from botorch_dp._checks import did_you_mean
-from botorch_dp.cli.arguments import at_least_100, count, file_kind, positive, probability
-
-#: What the audit knows, by name. Kept here so that a misspelt one is answered at once.
-AUDITED = (
-    "laplace",
-    "laplace, 3 values",
-    "gaussian",
-    "gaussian, 2 values",
-    "clipped sum",
-    "mean of scores",
-    "exponential",
-    "permute and flip",
-    "sparse vector",
-    "private selection",
-)
+from botorch_dp.cli.arguments import count, file_kind, positive, probability
 
 
 def add_commands(commands: Any) -> None:
@@ -34,24 +19,6 @@ def add_commands(commands: Any) -> None:
     show.add_argument("path", type=Path, metavar="FILE")
     show.add_argument("--json", action="store_true", help="for programs")
     show.set_defaults(run=_show)
-
-    audit = commands.add_parser(
-        "audit",
-        help="try to break every mechanism",
-        description="Draw from every mechanism on two neighbouring data sets and compute a lower "
-        "bound on its epsilon; the same for broken versions with a deliberate mistake. Exits with "
-        "1 if a mechanism is refuted, or if a broken version is not caught (which may take more "
-        "draws: the table says how many).",
-    )
-    audit.add_argument("mechanism", nargs="?", default="", help="only those called like this")
-    audit.add_argument(
-        "--samples",
-        type=at_least_100,
-        default=100_000,
-        help="draws from each data set (default: 100000)",
-    )
-    audit.add_argument("--json", action="store_true", help="for programs")
-    audit.set_defaults(run=_audit)
 
     calibrate = commands.add_parser(
         "calibrate",
@@ -136,19 +103,6 @@ def _show(options: argparse.Namespace) -> int:
         what = entry.label or entry.guarantee.mechanism
         print(f"{entry.number:>4}  {entry.charged_at[:23]:<24}  {', '.join(cost):<28}  {what}")
     return 0
-
-
-def _audit(options: argparse.Namespace) -> int:
-    wanted = options.mechanism.lower().replace("_", " ").replace("-", " ")
-    if not any(wanted in name for name in AUDITED):
-        raise ValueError(
-            f"There is no mechanism {options.mechanism!r}.{did_you_mean(wanted, AUDITED)} The "
-            f"audit knows {', '.join(repr(name) for name in AUDITED)}; a part of a name will do."
-        )
-    from botorch_dp.privacy.audit_cases import run_audits
-
-    rows = run_audits(samples=options.samples, only=wanted, as_json=options.json)
-    return 0 if all(row.good for row in rows) else 1
 
 
 def _calibrate_additive(options: argparse.Namespace) -> int:

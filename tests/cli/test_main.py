@@ -36,7 +36,6 @@ class TestInstalledScript:
             "pareto",
             "recommend",
             "ledger",
-            "audit",
             "calibrate",
             "curator",
             "modeler",
@@ -66,7 +65,6 @@ class TestInstalledScript:
             "report no_file",
             "report pyproject.toml --out no_folder/file.html",
             "dashboard no_file",
-            "audit --samples 10",
             f"curator no_file {curator}",
             f"curator pyproject.toml {curator}",
             "modeler http://127.0.0.1:1 --checkpoint no_folder/file",
@@ -78,7 +76,6 @@ class TestInstalledScript:
             "fit adult_logistic_sdg --epsilon 1 --delta .1",
             "fit adult_logistic_sgd --epsilon 1 --delta .1 --plan --test-records public "
             "--test-epsilon 1",
-            "audit no_such_mechanism",
             "calibrate laplace --sensitivity 1 --epsilon -1",
             "calibrate dp-sgd --epsilon 1 --delta .1 --records 9 --batch 10 --epochs 1",
         ]
@@ -151,7 +148,6 @@ for arguments in {refused!r}:
             (["pareto", "x", "--seed", "1.5"], "must be a whole number of at least 0"),
             (["modeler", "u", "--noise-std", "x"], "must be a finite number of at least 0"),
             (["modeler", "u", "--delta", "2"], "must be a probability between 0 and 1"),
-            (["audit", "--samples", "10"], "must be a whole number of at least 100"),
         ],
     )
     def test_numbers_are_asked_for_in_plain_words(

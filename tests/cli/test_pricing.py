@@ -1,4 +1,4 @@
-"""`ledger`, `audit`, `calibrate` and `epsilon`."""
+"""`ledger`, `calibrate` and `epsilon`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from botorch_dp.cli import main
-from botorch_dp.cli.pricing import AUDITED
 from botorch_dp.privacy import (
     PrivacyBudget,
     PrivacyLedger,
@@ -17,7 +16,6 @@ from botorch_dp.privacy import (
     gaussian_guarantee,
     laplace_guarantee,
 )
-from botorch_dp.privacy.audit_cases import CASES
 from tests.cli.calling import call
 
 
@@ -53,16 +51,6 @@ class TestLedger:
         code, _, err = call(capsys, "ledger", "show", str(tmp_path / "study"))
         assert code == 1
         assert "is a study; `botorch-dp report" in err
-
-
-class TestAudit:
-    def test_knows_the_names_of_all_mechanisms(self) -> None:
-        assert list(AUDITED) == [case.name.lower().replace("-", " ") for case in CASES]
-
-    def test_a_typo_gets_a_guess(self, capsys) -> None:
-        code, out, err = call(capsys, "audit", "sparse_vectr")
-        assert (code, out) == (1, "")
-        assert "Did you mean 'sparse vector'?" in err and "'laplace, 3 values'" in err
 
 
 class TestCalibrate:

@@ -12,9 +12,10 @@ import pytest
 import torch
 from scipy import stats
 
-from botorch_dp.privacy import PrivacyUnit, audit_cases
+from benchmarks import audit as audit_cases
+from benchmarks.audit import CASES, CONFIDENCE
+from botorch_dp.privacy import PrivacyUnit
 from botorch_dp.privacy.audit import _lowest_bit, audit_epsilon
-from botorch_dp.privacy.audit_cases import CASES, CONFIDENCE
 from botorch_dp.privacy.guarantee import GaussianLoss, Guarantee, PureLoss
 from botorch_dp.privacy.mechanisms import gaussian_mechanism, laplace_mechanism
 from botorch_dp.privacy.rounding import rounded_down
