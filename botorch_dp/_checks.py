@@ -11,20 +11,15 @@ NumPy and torch are imported late: the ledger does without torch, a wrong comman
 from __future__ import annotations
 
 import difflib
-import functools
-import inspect
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
 
 #: The most that a number alone may ask for; what the caller holds in memory may be larger.
 LARGEST_BYTES = 2**33
@@ -53,102 +48,6 @@ def did_you_mean(word: object, choices: Iterable[object]) -> str:
     """
     near = difflib.get_close_matches(str(word), [str(choice) for choice in choices], n=1)
     return f" Did you mean {near[0]!r}?" if near else ""
-
-
-#: Arguments of ours, and what Opacus, TensorFlow Privacy, Keras, Optuna, scikit-learn and others
-#: call them. One word of theirs may stand for several of ours, of which a function has one.
-_THEIR_WORDS = {
-    "learning_rate": "lr step_size",
-    "step_size": "lr learning_rate step",
-    "clip_norm": "max_grad_norm l2_norm_clip clipping_norm max_norm clip",
-    "noise_multiplier": "sigma noise",
-    "mu": "noise_multiplier",
-    "target_epsilon": "epsilon",
-    "delta": "target_delta",
-    "batch_size": "lot_size sample_size expected_batch_size",
-    "epochs": "num_epochs n_epochs max_epochs num_train_epochs",
-    "seed": "random_state generator",
-    "unsafe_seed": "seed random_state rng",
-    "on_point": "callback callbacks",
-    "progress": "verbose",
-    "model_factory": "model module",
-    "loss": "criterion loss_fn",
-    "data": "dataset data_loader",
-    "optimizer": "optimiser",
-    "schedule": "scheduler lr_scheduler",
-    "relation": "neighboring_relation",
-    "engine": "grad_sample_mode",
-    "evaluations": "n_trials num_trials trials n_iter n_calls max_evals num_evaluations",
-    "trials": "n_trials num_trials n_iter n_calls max_evals num_evaluations",
-    "steps": "n_trials num_trials trials n_iter n_calls max_evals num_evaluations",
-    "num_records": "n n_samples num_samples dataset_size",
-    "maximize": "direction minimize",
-    "negate": "direction minimize",
-    "space": "search_space param_distributions param_grid",
-    "bounds": "sensitivity clip_range",
-    "box": "bounds",
-}
-
-
-def refuse_unknown(
-    given: Iterable[str],
-    known: Iterable[str],
-    where: str,
-    hints: Mapping[str, str] | None = None,
-    *,
-    elsewhere: Iterable[str] = (),
-) -> None:
-    """Raise ``TypeError`` for the first name that is no argument, with ours for what was meant.
-
-    Args:
-        given: The names of the arguments that were given.
-        known: The names that there are.
-        where: What was called.
-        hints: What to write in place of some names.
-        elsewhere: Names that are given to ``plan`` and ``fit``.
-    """
-    known = list(known)
-    for name in given:
-        if name in known:
-            continue
-        ours = [word for word, theirs in _THEIR_WORDS.items() if name in theirs.split()]
-        here = [word for word in ours if word in known]
-        later = [word for word in (name, *ours) if word in elsewhere]
-        if hints is not None and name in hints:
-            hint = f" {hints[name]}"
-        elif here:
-            hint = f" It is called `{here[0]}` here."
-        elif later:
-            hint = f" Give `{later[0]}` to `plan` and `fit`."
-        else:
-            hint = did_you_mean(name, known)
-        raise TypeError(f"{where} has no argument `{name}`.{hint}")
-
-
-def hints_at_ours(
-    where: str, hints: Mapping[str, str] | None = None
-) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Call :func:`refuse_unknown` before Python looks for arguments that are missing.
-
-    Whoever writes ``epsilon=1.0`` where ``budget=`` is required is told what to write, and not only
-    that ``budget`` is missing.
-
-    Args:
-        where: What is called.
-        hints: What to write in place of some names.
-    """
-
-    def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
-        known = inspect.signature(function).parameters
-
-        @functools.wraps(function)
-        def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-            refuse_unknown(kwargs, known, where, hints)
-            return function(*args, **kwargs)
-
-        return call
-
-    return decorate
 
 
 def check_choice(name: str, value: object, choices: tuple[str, ...], *, otherwise: str = "") -> str:

@@ -22,7 +22,6 @@ from botorch_dp._checks import (
     check_interval,
     check_positive,
     check_tensor,
-    hints_at_ours,
 )
 from botorch_dp.privacy import (
     DEFAULT_DELTA,
@@ -201,14 +200,6 @@ def one_column_warning(name: str) -> str:
     )
 
 
-#: For whoever asks for an epsilon of evaluations.
-_INSTEAD_OF_EPSILON = dict.fromkeys(
-    ("epsilon", "delta", "budget"),
-    "Use PrivateObjective.for_budget(record_losses, bounds=..., evaluations=..., "
-    "ledger=PrivacyLedger(budget=PrivacyBudget(epsilon, delta))).",
-)
-
-
 class PrivateObjective:
     r"""A mean of per-record scores, released with Gaussian noise at each evaluation.
 
@@ -255,7 +246,6 @@ class PrivateObjective:
         >>> model = SingleTaskGP(X, Y, train_Yvar=Yvar)
     """
 
-    @hints_at_ours("PrivateObjective", _INSTEAD_OF_EPSILON)
     def __init__(
         self,
         record_losses: PerRecordLosses,
@@ -309,7 +299,6 @@ class PrivateObjective:
         self._lock = threading.Lock()
 
     @classmethod
-    @hints_at_ours("for_budget", _INSTEAD_OF_EPSILON)
     def for_budget(
         cls,
         record_losses: PerRecordLosses,

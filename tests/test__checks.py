@@ -66,37 +66,3 @@ def test_tensor() -> None:
         checks.check_tensor("X", secret)
     assert "123" not in str(caught.value)
     assert checks.check_tensor("X", secret, finite=False) is secret
-
-
-@pytest.mark.parametrize(
-    ("name", "known", "words"),
-    [
-        ("lr", ["learning_rate", "epochs"], "It is called `learning_rate` here"),
-        ("lr", ["step_size"], "It is called `step_size` here"),
-        ("epsilon", ["target_epsilon"], "It is called `target_epsilon` here"),
-        ("cv", ["space"], "Fits must not"),
-        ("max_grad_norm", ["loss"], "Give `clip_norm` to `plan` and `fit`"),
-        ("clip_norm", ["loss"], "Give `clip_norm` to `plan` and `fit`"),
-        ("epoch", ["epochs"], "Did you mean 'epochs'"),
-        ("qqq", ["epochs"], r"argument `qqq`\.$"),
-    ],
-)
-def test_words_of_other_libraries_get_ours(name: str, known: list[str], words: str) -> None:
-    hints = {"cv": "Fits must not read validation records."}
-    with pytest.raises(TypeError, match=words):
-        checks.refuse_unknown([name], known, "It", hints, elsewhere=["clip_norm"])
-    checks.refuse_unknown(known, known, "It")
-
-
-def test_words_of_other_libraries_come_before_what_is_missing() -> None:
-    @checks.hints_at_ours("It", {"epsilon": "Pass `budget=`."})
-    def it(space: object, *, budget: object, trials: int = 1) -> object:
-        return budget
-
-    with pytest.raises(TypeError, match=r"It has no argument `epsilon`\. Pass `budget=`\."):
-        it(1, epsilon=1.0)  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match="It is called `trials` here"):
-        it(1, n_trials=3)  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match="missing 1 required keyword-only argument: 'budget'"):
-        it(1)  # type: ignore[call-arg]
-    assert it(1, budget=2) == 2

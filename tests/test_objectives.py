@@ -609,26 +609,6 @@ def test_arrays_come_back_as_arrays() -> None:
     assert len(objective.history.Y) == 2
 
 
-@pytest.mark.parametrize(
-    ("make", "name", "words"),
-    [
-        (PrivateObjective, "epsilon", "for_budget"),
-        (PrivateObjective, "noise_multiplier", "It is called `mu` here"),
-        (PrivateObjective, "direction", "It is called `negate` here"),
-        (PrivateObjective.for_budget, "n_trials", "It is called `evaluations` here"),
-        (PrivateObjective.for_budget, "budget", r"ledger=PrivacyLedger\(budget="),
-        (PrivateObjective.for_budget, "bound", "Did you mean 'bounds'"),
-    ],
-)
-def test_names_of_other_libraries_get_ours(make: Any, name: str, words: str) -> None:
-    given: dict[str, Any] = {"bounds": (0.0, 1.0), "mu": 1.0}
-    if make != PrivateObjective:
-        ledger = PrivacyLedger(budget=PrivacyBudget(1.0, 1e-6))
-        given = {"bounds": (0.0, 1.0), "ledger": ledger, "evaluations": 3}
-    with pytest.raises(TypeError, match=f"has no argument `{name}`.*{words}"):
-        make(distances, **given, **{name: 1.0})
-
-
 def test_a_spent_budget_is_named_in_the_callers_numbers() -> None:
     ledger = PrivacyLedger(budget=PrivacyBudget(1.0, 1e-6))
     objective = PrivateObjective.for_budget(

@@ -20,7 +20,7 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from botorch_dp._checks import check_count, check_nonnegative, check_positive, hints_at_ours
+from botorch_dp._checks import check_count, check_nonnegative, check_positive
 from botorch_dp._files import pack
 from botorch_dp._progress import ProgressBar
 from botorch_dp.descent.clipping import ClippedMean, Observations, PreparedStep, read_losses
@@ -82,12 +82,6 @@ class _Progress:
     def location(self) -> Tensor:
         """The last iterate."""
         return self.trajectory[-1]
-
-
-#: For whoever asks for an epsilon of a descent.
-_INSTEAD_OF_EPSILON = dict.fromkeys(
-    ("epsilon", "delta"), "Pass `mu=gaussian_mu(epsilon, delta)` of botorch_dp.privacy."
-)
 
 
 class DPGIBO:
@@ -155,7 +149,6 @@ class DPGIBO:
         >>> result.average.value, result.guarantee
     """
 
-    @hints_at_ours("DPGIBO", _INSTEAD_OF_EPSILON)
     def __init__(
         self,
         record_losses: PerRecordLosses,

@@ -85,10 +85,6 @@ _FIXED: dict[str, tuple[object, str]] = {
     "wrap_model": (True, "train with the model that make_private returns"),
     "rand_on_empty": (False, "an empty batch comes as one row of zeros that does not count"),
 }
-_NO_NEED = {
-    "accountant": "Epsilon always comes from privacy-loss distributions: leave it out.",
-    "secure_mode": "Without `unsafe_seed`, noise comes from the operating system: leave it out.",
-}
 
 
 class DistributionAccountant(IAccountant):
@@ -165,7 +161,6 @@ class PrivacyEngine(opacus.PrivacyEngine):
         delta: Where epsilon is stated and charged.
         like: A public or made-up ``(inputs, target)``, for data sets other than ``TensorDataset``:
             the form of every record; see :class:`~botorch_dp.training.DPTrainer`.
-        unknown: Refused, with what to write instead.
 
     Example:
         >>> import torch
@@ -193,10 +188,7 @@ class PrivacyEngine(opacus.PrivacyEngine):
         unsafe_seed: int | None = None,
         delta: float = DELTA,
         like: tuple[Any, Any] | None = None,
-        **unknown: Never,
     ) -> None:
-        for name in unknown:
-            raise TypeError(f"PrivacyEngine has no argument {name!r}. {_NO_NEED.get(name, '')}")
         check_payment(ledger, unsafe_seed=unsafe_seed)
         self.ledger, self.unsafe_seed, self._like = ledger, unsafe_seed, like
         self.delta = check_delta("delta", delta)

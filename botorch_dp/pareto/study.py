@@ -7,7 +7,6 @@ trained: a study that was killed goes on as if it had not been.
 
 from __future__ import annotations
 
-import inspect
 import math
 import os
 import time
@@ -16,14 +15,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Never, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from botorch_dp._checks import (
     check_choice,
     check_count,
     check_integer,
     check_positive,
-    refuse_unknown,
 )
 from botorch_dp._files import MEMORY
 from botorch_dp.pareto.beliefs import EpsilonScale, PrivacyModel, require_complete
@@ -102,7 +100,6 @@ class DPareto:
             ledger. Each training (replicates, retries and re-evaluations too) is charged before it
             begins, and a run ends when the budget can bear no config of the space. The problem's
             promise must have ``secret_noise``.
-        unknown: Refused, with the name that an argument of other libraries has here.
 
     Example:
         >>> study = DPareto(problem, storage="study.sqlite", seed=0)
@@ -125,11 +122,7 @@ class DPareto:
         grid_levels: int | Mapping[str, int] = 3,
         warm_start: DPareto | Sequence[Config] | None = None,
         budget: PrivacyBudget | PrivacyLedger | None = None,
-        **unknown: Never,
     ) -> None:
-        if unknown:
-            hints = dict.fromkeys(("n_trials", "trials", "n_iter"), "Give `trials` to `run`.")
-            refuse_unknown(unknown, inspect.signature(DPareto).parameters, "DPareto", hints)
         if not isinstance(problem, PrivacyUtilityProblem):
             raise TypeError(
                 f"`problem` must be a PrivacyUtilityProblem, got {type(problem).__name__}."

@@ -8,6 +8,7 @@ and nowhere else in training.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypedDict, get_args
 
@@ -20,7 +21,7 @@ from botorch_dp._checks import (
     check_integer,
     check_nonnegative,
     check_positive,
-    refuse_unknown,
+    did_you_mean,
 )
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import (
@@ -33,7 +34,6 @@ from botorch_dp.privacy import (
     rounded_up,
 )
 from botorch_dp.privacy.accounting import Sampling
-from botorch_dp.training.other_names import NO_NEED
 from botorch_dp.training.randomness import Randomness
 
 Clipping = Literal["flat", "normalized"]
@@ -353,6 +353,14 @@ def _bytes(number: float) -> str:
     return f"{number:.3g} GB"
 
 
+def check_names(settings: Iterable[str]) -> None:
+    """Raise if one of the names is no setting of a training."""
+    known = TrainingSettings.__annotations__
+    for name in settings:
+        if name not in known:
+            raise TypeError(f"A training has no setting {name!r}.{did_you_mean(name, known)}")
+
+
 def make_plan(settings: TrainingSettings, **fixed: Any) -> TrainingPlan:
     """The plan of these settings, with the noise that their ``target_epsilon`` asks for.
 
@@ -366,7 +374,7 @@ def make_plan(settings: TrainingSettings, **fixed: Any) -> TrainingPlan:
     target = chosen.pop("target_epsilon", None)
     if "feature_norm" in chosen:
         check_positive("feature_norm", chosen.pop("feature_norm"))
-    refuse_unknown(chosen, TrainingSettings.__annotations__, "A training", NO_NEED)
+    check_names(chosen)
     missing = [name for name in _NEEDED if name not in chosen]
     if missing:
         raise TypeError(f"Give `{missing[0]}`: a training needs it.")

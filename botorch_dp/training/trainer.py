@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import os
 import warnings
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Never, Unpack, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack, get_args
 
 import torch
 from torch import nn
@@ -20,7 +19,6 @@ from botorch_dp._checks import (
     check_nonnegative,
     check_path,
     did_you_mean,
-    refuse_unknown,
 )
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import (
@@ -35,7 +33,6 @@ from botorch_dp.privacy.runs import Run
 from botorch_dp.scores import warn_caller
 from botorch_dp.space import Real, SearchSpace
 from botorch_dp.training.networks import Loss, accuracy, takes_labels
-from botorch_dp.training.other_names import NO_NEED
 from botorch_dp.training.plan import (
     DELTA,
     OPTIMIZERS,
@@ -43,6 +40,7 @@ from botorch_dp.training.plan import (
     Sampling,
     TrainingPlan,
     TrainingSettings,
+    check_names,
     make_plan,
 )
 from botorch_dp.training.randomness import Randomness, SeededRandomness, SystemRandomness
@@ -247,7 +245,6 @@ class DPTrainer:
         like: For data sets: a public or made-up record, which shows the names, shapes and types of
             every record. A record of another form, or length, counts as zero. Not needed for a
             ``TensorDataset``, whose tensors have types and shapes.
-        unknown: Refused, with our word for what was meant.
 
     Example:
         >>> import torch
@@ -282,12 +279,7 @@ class DPTrainer:
         engine: EngineName = "auto",
         metric: Metric = accuracy,
         like: Any = None,
-        **unknown: Never,
     ) -> None:
-        if unknown:
-            known = inspect.signature(DPTrainer).parameters
-            settings = TrainingSettings.__annotations__
-            refuse_unknown(unknown, known, "DPTrainer", NO_NEED, elsewhere=settings)
         check_choice("engine", engine, get_args(EngineName))
         #: Whether the rule of ``untuned`` chooses how to step where settings leave it the choice.
         self._chooses = optimizer is None and schedule is None
@@ -356,7 +348,7 @@ class DPTrainer:
 
         ``print`` it: it says the price in words.
         """
-        plan = self._plan(settings, DPTrainer.plan)
+        plan = self._plan(settings)
         warn_large_delta(plan.delta, plan.num_records)
         return plan
 
@@ -414,7 +406,7 @@ class DPTrainer:
                 the final weights of a model to be published, a record reaches beyond its own
                 gradient (it is not handed out; the charge stays spent).
         """
-        plan = self._plan(settings, DPTrainer.fit)
+        plan = self._plan(settings)
         check_nonnegative("checkpoint_seconds", checkpoint_seconds)
         check_choice("on_interrupt", on_interrupt, ("stop", "raise"))
         if checkpoint is not None:
@@ -467,7 +459,7 @@ class DPTrainer:
             >>> trained = trainer.replicates([0, 1], **common, learning_rate=0.1,
             ...     on_point=lambda epochs, utilities: min(utilities) > 0.9)  # enough
         """
-        plan = self._plan(settings, DPTrainer.replicates)
+        plan = self._plan(settings)
         seeds = _check_seeds(seeds)
         curve = self._check_curve(curve, on_point, plan)
         run = self.start(plan, seeds)
@@ -574,11 +566,8 @@ class DPTrainer:
 
     # The parts.
 
-    def _plan(self, settings: TrainingSettings, method: Callable[..., Any]) -> TrainingPlan:
-        known = TrainingSettings.__annotations__
-        if settings.keys() - known.keys():
-            own = inspect.signature(method).parameters
-            refuse_unknown(settings, [*known, *own], f"`{method.__name__}`", NO_NEED)
+    def _plan(self, settings: TrainingSettings) -> TrainingPlan:
+        check_names(settings)
         left_out = self._left_out(settings)
         optimizer = self._optimizer_name
         if left_out is not None:
@@ -635,7 +624,7 @@ class DPTrainer:
     def _try_rule(self) -> None:
         """Take a step along given gradients before any training."""
         settings: TrainingSettings = {"batch_size": 1, "epochs": 1, "noise_multiplier": 1.0}
-        plan = self._plan({"learning_rate": 1.0, "clip_norm": 1.0, **settings}, DPTrainer.plan)
+        plan = self._plan({"learning_rate": 1.0, "clip_norm": 1.0, **settings})
         run = self.start(plan, [0])
         try:
             run.rule.step(torch.ones_like(run.result))

@@ -33,7 +33,6 @@ from botorch_dp.training.isolation import (
     rows_are_apart,
 )
 from botorch_dp.training.networks import Loss, known_gradient
-from botorch_dp.training.other_names import hint_for_loss
 from botorch_dp.training.per_record import MAX_GRADIENT_NUMBERS, PerRecordEngine
 from botorch_dp.training.plain_layers import in_training, without_token_errors
 from botorch_dp.training.plan import STABILITY, Clipping
@@ -500,10 +499,6 @@ def _checked_factory(model_factory: Callable[[], nn.Module]) -> Callable[[], nn.
 
 
 def _checked_loss(loss: object) -> Loss:
-    if isinstance(loss, str):
-        raise TypeError(
-            f"`loss` must be a function of outputs and targets, got {loss!r}. {hint_for_loss(loss)}"
-        )
     if not callable(loss):
         raise TypeError(f"`loss` must be callable, got {type(loss).__name__}.")
     return loss

@@ -21,7 +21,6 @@ from botorch_dp._checks import (
     check_count,
     check_integer,
     did_you_mean,
-    hints_at_ours,
 )
 from botorch_dp.errors import PrivacyError
 from botorch_dp.pareto import DPareto, PrivacyUtilityProblem
@@ -59,10 +58,6 @@ _TUNED = TrainingSettings.__annotations__.keys() - _FOLLOWING
 _CHOSEN = ("optimizer", "learning_rate", "clip_norm", "batch_size")
 #: How long the time of a step is measured for, about.
 _TIMED_SECONDS = 0.2
-#: What to write in place of some arguments.
-_INSTEAD_OF_EPSILON = dict.fromkeys(
-    ("epsilon", "delta", "target_epsilon"), "Pass `budget=PrivacyBudget(epsilon, delta)`."
-)
 
 
 class FitResult(SelectionResult):
@@ -172,7 +167,6 @@ class PrivateFit(PrivateSelection):
     _what = "a private fit"
     _result_type = FitResult
 
-    @hints_at_ours("PrivateFit", _INSTEAD_OF_EPSILON)
     def __init__(
         self,
         trainer_or_problem: DPTrainer | PrivacyUtilityProblem,

@@ -23,7 +23,6 @@ from botorch_dp._checks import (
     check_integer,
     check_interval,
     check_positive,
-    hints_at_ours,
 )
 from botorch_dp._progress import ProgressBar
 from botorch_dp.objectives import (
@@ -63,11 +62,6 @@ RecordScores = Callable[[list[Config]], Any]
 Route = Literal["selection", "slope", "descent", "scores"]
 
 _CHOSEN = "the space, the bounds and the settings were chosen without the records"
-#: What to write in place of some arguments.
-_HINTS = {
-    **dict.fromkeys(("epsilon", "delta"), "Pass `budget=PrivacyBudget(epsilon, delta)`."),
-    "cv": "Fits must not read validation records; see docs/tuning.md.",
-}
 #: With so few numbers to tune, space-filling points come close enough by themselves.
 _FEW = 2
 #: More steps than this only divide the budget further; evaluations left over widen each stencil.
@@ -261,7 +255,6 @@ class PrivateSearch:
         >>> result.config.value, result.guarantee
     """
 
-    @hints_at_ours("PrivateSearch", _HINTS)
     def __init__(
         self,
         record_scores: RecordScores,

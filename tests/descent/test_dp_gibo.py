@@ -607,19 +607,3 @@ def test_progress_shows_public_numbers_only(capsys: pytest.CaptureFixture[str]) 
 def test_other_smooth_kernels_go_through_automatic_differentiation() -> None:
     run = descent(kernel=RQKernel(), mu=math.inf, clip_norm=math.inf, steps=10)
     assert (run.run().location.value - records().mean(0)).norm() < 0.05
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("epsilon", "gaussian_mu"),
-        ("lr", "It is called `step_size` here"),
-        ("max_grad_norm", "It is called `clip_norm` here"),
-        ("n_trials", "It is called `steps` here"),
-        ("bounds", "It is called `box` here"),
-        ("kernal", "Did you mean 'kernel'"),
-    ],
-)
-def test_names_of_other_libraries_get_ours(name: str, words: str) -> None:
-    with pytest.raises(TypeError, match=f"DPGIBO has no argument `{name}`.*{words}"):
-        descent(must_not_be_read, **{name: 1.0})

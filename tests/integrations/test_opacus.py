@@ -500,7 +500,7 @@ def test_what_cannot_be_priced_is_refused(options: dict[str, Any], said: str) ->
     assert not ledger.entries()
 
 
-def test_collate_functions_and_words_of_opacus_are_answered() -> None:
+def test_loaders_and_optimizers_that_do_not_fit_are_refused() -> None:
     model = NETWORK()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loader = DataLoader(DATA, batch_size=6, collate_fn=lambda batch: batch)
@@ -518,9 +518,6 @@ def test_collate_functions_and_words_of_opacus_are_answered() -> None:
         PrivacyEngine().make_private(
             module=model, optimizer=used, data_loader=DataLoader(DATA, batch_size=6), **HOW
         )
-    for word, said in (("secure_mode", "operating system"), ("accountant", "privacy-loss")):
-        with pytest.raises(TypeError, match=said):
-            PrivacyEngine(**{word: "rdp"})
     with pytest.raises(ValueError, match="all trainable parameters"):
         part = torch.optim.SGD(list(model.parameters())[:1], lr=0.1)
         data = DataLoader(DATA, batch_size=6)

@@ -562,26 +562,6 @@ def test_model_follows_gradients_of_a_bowl():
     assert model.minimizer(torch.ones(3).double(), radius=0.1).min() >= 0.9 - 1e-12
 
 
-# Names that other libraries have for the same.
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("epsilon", r"Pass `budget=PrivacyBudget\(epsilon, delta\)`"),
-        ("n_trials", "It is called `evaluations` here"),
-        ("direction", "It is called `maximize` here"),
-        ("n_samples", "It is called `num_records` here"),
-        ("random_state", "It is called `unsafe_seed` here"),
-        ("cv", "validation records"),
-        ("evaluatoins", "Did you mean 'evaluations'"),
-    ],
-)
-def test_names_of_other_libraries_get_ours(name, words):
-    with pytest.raises(TypeError, match=f"PrivateSearch has no argument `{name}`.*{words}"):
-        search(**{name: 1})
-
-
 def test_tuples_are_tried_stored_and_published(tmp_path):
     space = SearchSpace(layers=Choice([(32,), (32, 32)]))
 
