@@ -660,9 +660,8 @@ TREES = ("decision tree, d = 2", "decision tree, d = 4", "decision tree, d = 6",
 TREE_METHODS = {
     "middle of the space": "middle of the space",
     "one random configuration": "one random configuration, on average",
-    "selection": "selection (permute-and-flip)",
     "Optuna on released scores": "Optuna on released scores",
-    "PrivateSearch": "`PrivateSearch`",
+    "PrivateSearch": "`PrivateSearch` (a selection)",
     "Optuna, not private": "Optuna, not private",
 }
 

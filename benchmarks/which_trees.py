@@ -1,4 +1,4 @@
-"""Trees and boosting: PrivateSearch, its routes, and Optuna on released scores.
+"""Trees and boosting: PrivateSearch and Optuna on released scores.
 
     OMP_NUM_THREADS=1 BOTORCH_DP_DATA=<folder> python -m benchmarks.which_trees [--seeds 10]
 
@@ -11,8 +11,6 @@ Everything has 30 evaluations (42 with six parameters), (epsilon, 1e-6) under re
 (epsilon, 0) for the routes ``selection`` and ``slope``. "Optuna on released scores" is its TPE
 sampler on ``PrivateObjective``, which publishes the trial of the best released value; "Optuna, not
 private" sees exact means. Reported is the true error of what is published on the private records.
-Seeds 100 to 102 (``--first 100``, all routes) were looked at while rules were chosen; seeds 0 to 9
-were not.
 Noise is simulated, so nothing here is private. Seeds that are stored are kept.
 """
 
@@ -41,8 +39,6 @@ DELTA = 1e-6
 SIZES = (300, 3000, 30_000)
 EPSILONS = (0.3, 1.0, 3.0)
 _TRAIN = 1500
-#: With fewer records the noise of released scores hides everything, and the model takes its time.
-_SCORES_FROM = 3000
 
 
 @cache
@@ -154,7 +150,7 @@ TASKS: dict[str, Callable[[], Task]] = {
     "tree6": lambda: trees(6),
     "lightgbm": boosting,
 }
-ROUTES = ("selection", "slope", "descent", "scores")
+ROUTES = ("selection", "slope", "descent")
 #: The private methods that auto is compared with.
 SINGLES = (*ROUTES, "Optuna on released scores")
 
@@ -267,24 +263,20 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", type=int, default=list(SIZES))
     parser.add_argument("--epsilons", nargs="+", type=float, default=list(EPSILONS))
     parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--routes", nargs="+", default=["selection", "scores"], choices=ROUTES)
-    parser.add_argument("--first", type=int, default=0, help="100 for the seeds looked at")
+    parser.add_argument("--routes", nargs="+", default=["selection"], choices=ROUTES)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    file = "which_trees" if options.first == 0 else f"which_trees_{options.first}"
-    cases: dict[str, dict[str, Any]] = read(file).get("cases", {})
+    cases: dict[str, dict[str, Any]] = read("which_trees").get("cases", {})
     for key in options.tasks:
         task = TASKS[key]()
-        for seed in tqdm(range(options.first, options.first + options.seeds), desc=key):
+        for seed in tqdm(range(options.seeds), desc=key):
             for n, epsilon in itertools.product(options.sizes, options.epsilons):
                 case = cases.setdefault(f"{task.name}, n = {n}, epsilon = {epsilon:g}", {})
                 if str(seed) not in case:
                     methods = {"auto", "optuna", *options.routes}
-                    if n < _SCORES_FROM:
-                        methods.discard("scores")
                     case[str(seed)] = outcome(task, n, epsilon, seed, methods)
             results = {label: judged(rows) for label, rows in cases.items() if rows}
-            save_results(file, {"delta": DELTA, "judged": results, "cases": cases})
+            save_results("which_trees", {"delta": DELTA, "judged": results, "cases": cases})
     for label, result in results.items():
         print(label, "route", result["route"])
         for name, interval in result["error"].items():

@@ -167,7 +167,7 @@ SUBJECTS: dict[str, Callable[[PrivacyLedger], Any]] = {
     },
     "laplace_mechanism, a vector": of_entry("laplace_mechanism", value=VALUES),
     "permute-and-flip": of_entry("exponential_mechanism", method="permute_and_flip"),
-    **{f"PrivateSearch, {route}": searched(route) for route in ("descent", "slope", "scores")},
+    **{f"PrivateSearch, {route}": searched(route) for route in ("descent", "slope")},
     "PrivateSearchCV": search_cv,
     "PrivateFit, nothing tuned": of_entry("PrivateFit", space=None),
     "PrivateSelection": anybodys_trainer(),

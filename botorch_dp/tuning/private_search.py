@@ -1,12 +1,11 @@
 r"""One call that tunes on records which must not leak, and publishes one configuration.
 
-Four routes, and a rule that knows public numbers only. *Selection*: the mean scores of
+Three routes, and a rule that knows public numbers only. *Selection*: the mean scores of
 configurations that fill the space are compared by permute-and-flip. *Slope*: the slope of the
 scores over the whole space, and over narrower and narrower regions, is released with Laplace noise.
 *Descent*: from the middle of the space, gradients of single records are inferred from the scores
 around a location, clipped, averaged and released with Gaussian noise; everything after that is
 post-processing, and a Gaussian process that has seen the released gradients says where to go next.
-*Scores*: mean scores are released with Gaussian noise, and a Gaussian process has seen them.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ from botorch_dp.space import Config, SearchSpace
 from botorch_dp.tuning.searching import Coordinates, Mapper, Part, ScoreTable, Searching
 
 RecordScores = Callable[[list[Config]], Any]
-Route = Literal["selection", "slope", "descent", "scores"]
+Route = Literal["selection", "slope", "descent"]
 
 _CHOSEN = "the space, the bounds and the settings were chosen without the records"
 #: With so few numbers to tune, space-filling points come close enough by themselves.
@@ -83,10 +82,6 @@ _PER_SLOPE, _MOST_SLOPES, _SLOPE_STENCILS = 15, 5, 3
 #: better on a plateau and on noisy losses, and worse on heavy tails and, by up to 0.13, on ripples
 #: (seeds 3 to 12 of the generated tasks and of the grid).
 _SLOPES_UP_TO = 11.0
-#: Where losses have no slopes, scores whose noise has at most this standard deviation, in units of
-#: the bounds' width, are worth more than a selection (``which_trees_100``: better with four and six
-#: parameters up to 0.003, level at 0.008, worse at 0.02).
-_CLEAR = 0.004
 
 
 # --- What follows from the settings. ---
@@ -97,7 +92,7 @@ class SearchPlan:
     """Public facts about a search that has not begun: its price, its noise and its evaluations.
 
     Args:
-        route: ``"selection"``, ``"slope"``, ``"descent"`` or ``"scores"``.
+        route: ``"selection"``, ``"slope"`` or ``"descent"``.
         reason: Why, in a sentence.
         num_records: ``n``.
         evaluations: How many configurations all records are scored at, for each part.
@@ -207,8 +202,6 @@ class PrivateSearch:
     - *slope* costs a pure epsilon: categories are chosen by permute-and-flip, then slopes of
       regions are released (see :mod:`~botorch_dp.tuning.slopes`). It is taken without a delta, and
       with one where ``n mu / sqrt(d)`` is at most 11;
-    - *scores* costs ``gaussian_mu(epsilon, delta)``: every mean score is released. It is taken
-      instead of a selection where the noise of each score is at most 0.004 of the bounds' width;
     - *descent* costs ``gaussian_mu(epsilon, delta)``: categories are chosen by permute-and-flip,
       with all numbers in the middle of their ranges; then a clip norm is selected and gradients
       are released (see :class:`~botorch_dp.descent.DPGIBO`), and a Gaussian process on the
@@ -236,7 +229,7 @@ class PrivateSearch:
         num_records: ``n``, which is public under replace-one; by default the attribute of that
             name of ``record_scores``.
         maximize: Whether a large score is good.
-        route: One of ``"selection"``, ``"slope"``, ``"descent"`` and ``"scores"``. With ``"auto"``
+        route: One of ``"selection"``, ``"slope"`` and ``"descent"``. With ``"auto"``
             it follows from public numbers, and from whether ``record_scores`` has an attribute
             ``has_steps``: losses that jump as parameters change have no slope.
         unit: Whom or what one column of the scores is; replace-one is the only relation.
@@ -327,7 +320,6 @@ class PrivateSearch:
             "selection": self._selection_plan,
             "slope": self._slope_plan,
             "descent": self._descent_plan,
-            "scores": self._scores_plan,
         }
         return replace(plans[route](why, release_score), seen=self._seen(release_score))
 
@@ -388,7 +380,7 @@ class PrivateSearch:
 
     def _check_route(self) -> None:
         """Refuse a route that cannot be taken, before anything is read."""
-        if self.route in ("descent", "scores") and self.budget.delta == 0:
+        if self.route == "descent" and self.budget.delta == 0:
             raise ValueError(
                 f"`route` = {self.route!r} adds Gaussian noise, which needs a delta, but the "
                 'budget has none: use route="slope" or "selection", or '
@@ -426,12 +418,7 @@ class PrivateSearch:
                 f"which takes {smooth + 1} of its own."
             )
         if why_not is not None:
-            noise = self._score_noise(release_score)
-            if noise > _CLEAR * self._width or len(self.space.parameters) <= _FEW:
-                return "selection", why_not
-            return "scores", (
-                f"their noise, a standard deviation of {noise:.2g}, hides little, and {why_not}"
-            )
+            return "selection", why_not
         if self.budget.delta == 0:
             return "slope", "the budget has no delta, which Gaussian noise would need."
         mu = gaussian_mu(self.budget.epsilon, self.budget.delta)
@@ -463,10 +450,6 @@ class PrivateSearch:
                 plan = self._descent_plan("", release_score)
                 gradient = self.noise_to_clip(plan) / math.sqrt(plan.steps)
                 parts.append(f"descent, one that {min(gradient, 1):.0%} more do")
-        noise = self._score_noise(release_score)
-        if math.isfinite(noise):
-            # Two scores differ by more than two standard deviations of their difference.
-            parts.append(f"scores, differences of {2 * math.sqrt(2) * noise:.2g}")
         return f"What each route could see through its noise: {'; '.join(parts)}."
 
     def _slope_noise(self, slopes: int, share: float) -> float:
@@ -474,14 +457,6 @@ class PrivateSearch:
         # Of vectors in all directions, an l1 norm is 0.8 sqrt(d) times the l2 norm.
         smooth = len(self.coordinates.smooth)
         return 2.3 * smooth * slopes / (self.num_records * share)
-
-    def _score_noise(self, release_score: bool) -> float:
-        """The standard deviation of each score's noise, were all of them released."""
-        if self.budget.delta == 0 or self.space.has_conditions:
-            return math.inf
-        plan = self._scores_plan("", release_score)
-        std = self._one_record / plan.shares["scores"]
-        return std * math.sqrt(plan.evaluations["scores"])
 
     def _without_slopes(self) -> str | None:
         """Why no slope can be followed here, or None."""
@@ -593,18 +568,6 @@ class PrivateSearch:
             f"{self.noise_to_clip(plan) / math.sqrt(steps):.2g} averaged over all steps)."
         )
         return replace(plan, noise=noise + plan.noise)
-
-    def _scores_plan(self, why: str, release_score: bool) -> SearchPlan:
-        weights: dict[Part, float] = {"scores": 1.0}
-        if release_score:
-            weights = {"scores": 1 - _SCORE_SHARE, "score": _SCORE_SHARE}
-        shares = split_squares(gaussian_mu(self.budget.epsilon, self.budget.delta), weights)
-        count = self.evaluations - release_score
-        evaluations: dict[Part, int] = {"scores": count, "score": 1}
-        std = self._one_record * math.sqrt(count) / shares["scores"]
-        noise = f"The noise of each score has a standard deviation of {std:.2g}."
-        reason = f"noisy scores and a Gaussian process that has seen them, because {why}"
-        return self._planned("scores", reason, shares, evaluations, noise)
 
     def _planned(
         self,

@@ -39,7 +39,6 @@ from botorch_dp.privacy.rounding import float_below, sqrt_below
 from botorch_dp.privacy.runs import Run
 from botorch_dp.scores import checked_scores, clipped_sum, grid_levels
 from botorch_dp.space import Choice, Config, Integer, SearchSpace
-from botorch_dp.tuning.released_scores import best_config, next_configs
 from botorch_dp.tuning.slopes import (
     clipped_slopes,
     downhill,
@@ -51,7 +50,7 @@ from botorch_dp.tuning.slopes import (
 if TYPE_CHECKING:
     from botorch_dp.tuning.private_search import PrivateSearch, SearchPlan
 
-Part = Literal["selection", "slope", "clip norm", "gradients", "scores", "score"]
+Part = Literal["selection", "slope", "clip norm", "gradients", "score"]
 
 
 class Mapper(Protocol):
@@ -67,9 +66,6 @@ _CHUNK = 16
 _SMOOTH_LEVELS = 8
 #: Of the kernel that infers gradients, and of the stencil in units of it: from, to.
 _LENGTH_SCALE, _RADII = 0.4, (1.5, 0.15)
-#: The part of released scores that fills the space, and in how many rounds the others follow: more
-#: rounds take longer, and nobody has measured whether they find more.
-_FILLING, _ROUNDS = 0.25, 12
 #: The side of the region of a slope over that of the one before; 0.5 was level, 0.7 worse by 0.02
 #: (the generated tasks of ``which_method``, seeds 200 to 214).
 _NARROWER = 0.6
@@ -234,8 +230,6 @@ class Searching:
         count = plan.evaluations.get("selection", 0)
         if plan.route == "selection":
             return self._chosen(coordinates.filling(count))
-        if plan.route == "scores":
-            return self._modelled()
         base = coordinates.middle()
         if count:
             base = self._chosen(coordinates.categories(count))
@@ -301,60 +295,6 @@ class Searching:
         if statistic is not None:
             return statistic.sensitivity, statistic.offset, statistic.unit
         return grid_levels(n), 0.0, 1 / (grid_levels(n) * n)
-
-    def _modelled(self) -> Config:
-        """Release scores, some at a time, where a model of the ones before promises most."""
-        search, total = self._search, self._plan.evaluations["scores"]
-        one_record, offset, unit = self._units()
-        each = Fraction(self._plan.shares["scores"]) ** 2 / total  # a square of mu
-        variance = (one_record * unit) ** 2 / float(each)
-        first = min(total, max(len(search.space.parameters) + 1, round(_FILLING * total)))
-        later = -(-(total - first) // _ROUNDS)
-        asked: list[Config] = []
-        losses = torch.empty(0, dtype=torch.double, device="cpu")
-        number = 0
-        while len(asked) < total:
-            if number in self._table:
-                configs = self._table.configs(number)
-            elif number == 0:
-                configs = self._coordinates.filling(first)
-            else:
-                count = min(later, total - len(asked))
-                configs = next_configs(search.space, asked, losses, variance, count)
-            if not configs:  # a finite space may have fewer
-                break
-            sums = self._noisy_sums(number, configs, each)
-            losses = torch.cat((losses, offset + unit * sums))
-            asked += configs
-            number += 1
-        return best_config(search.space, asked, losses, variance)
-
-    def _noisy_sums(self, number: int, configs: list[Config], each: Fraction) -> Tensor:
-        """What the scores of some configurations are in whole units; each costs a square of mu."""
-        one_record, _, _ = self._units()
-        # What is charged is rounded down, and what is drawn costs no more than what is charged.
-        share = sqrt_below(each * len(configs))
-        mu = sqrt_below(Fraction(share) ** 2 / len(configs))
-
-        def read() -> Tensor:
-            rows = self._table.losses(number, configs)
-            counts = [self._counted(row) for row in rows]
-            return torch.tensor(counts, dtype=torch.double, device="cpu")
-
-        def draw(sums: Tensor) -> Tensor:
-            seed = self._seed(3_000_000 + number)
-            noisy = [
-                gaussian_mechanism(
-                    float(value),
-                    sensitivity=one_record,
-                    mu=mu,
-                    unsafe_seed=None if seed is None else (seed << 16) + place,
-                ).value
-                for place, value in enumerate(sums)
-            ]
-            return torch.tensor(noisy, dtype=torch.double, device="cpu")
-
-        return self._released("scores", share, draw, read, key=f"scores {number + 1}")
 
     def _below(self, base: Config, location: Tensor, number: int, first: int) -> Tensor:
         """Down the released slope of a region around a location; the first one is the cube."""

@@ -72,19 +72,13 @@ class TestSlope(_Searches):
     every = 3
 
 
-class TestScores(_Searches):
-    budget, dim, evaluations, route = PrivacyBudget(50.0, 1e-3), 2, 6, "scores"
-    draws = 4  # three rounds, the score
-    every = 9
-
-
 class TestDescent(_Searches):
     budget, dim, evaluations = PrivacyBudget(50.0, 1e-3), 4, 26
     draws = 9  # three clip norms, five gradients, the score
     every = 9  # of thirty-odd, which are three or four to a draw
 
 
-@pytest.mark.parametrize("suite", [TestSelection, TestSlope, TestScores, TestDescent])
+@pytest.mark.parametrize("suite", [TestSelection, TestSlope, TestDescent])
 def test_the_suite_tests_the_route_of_its_name(suite: type[_Searches]) -> None:
     plan = suite().make(None).search.plan(release_score=True)
     assert plan.route == suite.__name__.removeprefix("Test").lower()
