@@ -10,12 +10,11 @@
   are the releases of ours for the same job that rest on no prior. A score is a mean of m scores
   in a range of 5 prior standard deviations, so neighbours are correlated by ``1 - (5 / m)^2 /
   2``.
-* ``regret``: five ways to publish a choice at equal (epsilon, delta). A model is tuned on the
+* ``regret``: four ways to publish a choice at equal (epsilon, delta). A model is tuned on the
   sensitive records of a validation set: 400 configurations, 25 evaluations, then one
   configuration is published. All ways share a public kernel and prior. ``PrivateChoice``: GP-UCB
   on the exact means, then permute-and-flip under the paper's Gaussian-process assumption,
-  (epsilon, delta), *conditional*. ``LinearChoice``: a maximum-variance design, then
-  permute-and-flip on posterior means, pure epsilon, *proven*. ``PrivateObjective`` + GP-UCB, and
+  (epsilon, delta), *conditional*. ``PrivateObjective`` + GP-UCB, and
   + qLogEI: every evaluation is noisy, the choice is post-processing, (epsilon, delta), *proven*.
   A random choice, which is private at any epsilon; and GP-UCB without privacy, as a floor.
 
@@ -33,7 +32,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -56,9 +55,7 @@ from botorch_dp.models import FiniteSetGP, max_information_gain, public_gp
 from botorch_dp.objectives import PrivateObjective
 from botorch_dp.privacy import gaussian_mu
 from botorch_dp.release import (
-    LinearChoice,
     LipschitzMaximum,
-    MaxVarianceDesign,
     NoiseFreeMaximum,
     PrivateChoice,
     PrivateMaximum,
@@ -75,7 +72,7 @@ def correlation(num_records: int) -> float:
     return 1 - (WIDTH / num_records) ** 2 / 2
 
 
-def releases(gain: float, design: MaxVarianceDesign, m: int, epsilon: float) -> dict[str, Any]:
+def releases(gain: float, m: int, epsilon: float) -> dict[str, Any]:
     """Every release at one size, by its name."""
     shared = {"epsilon": epsilon, "delta": 1e-5, "num_choices": CHOICES, "steps": SEARCH_STEPS}
     prior = shared | {"dataset_correlation": correlation(m)}
@@ -100,10 +97,6 @@ def releases(gain: float, design: MaxVarianceDesign, m: int, epsilon: float) -> 
         "LipschitzMaximum, icml2015 (no guarantee), lambda 1 to 1.01": LipschitzMaximum(
             epsilon=epsilon, num_records=m, lipschitz=0.25, lambda_min=1.0, lambda_max=1.01,
             max_loss=1.0, edition="icml2015",
-        ),
-        "LinearChoice (ours, no prior)": LinearChoice(
-            design.choices, design=design, kernel=RELEASE_KERNEL, noise_variance=NOISE_STD,
-            bounds=(-WIDTH / 2, WIDTH / 2), epsilon=epsilon, num_records=m,
         ),
     }  # fmt: skip
 
@@ -241,26 +234,14 @@ def by_choice(problem: Problem, epsilon: float, seed: int) -> list[int]:
     return [index_of(draw(unsafe_seed=DRAWS * seed + i).value) for i in range(DRAWS)]
 
 
-def by_linear_choice(problem: Problem, epsilon: float, seed: int) -> list[int]:
-    design = linear_design()
-    choice = LinearChoice(
-        GRID,
-        num_records=problem.num_records,
-        design=design,
-        kernel=KERNEL,
-        noise_variance=NOISE_STD,
-        bounds=problem.bounds,
-        epsilon=epsilon,
-        method="permute_and_flip",
-        prior_mean=problem.center,
-    )
-    draw = partial(choice.release, problem.record_losses(design.points))
-    return [index_of(draw(unsafe_seed=DRAWS * seed + i).value) for i in range(DRAWS)]
-
-
-@lru_cache(maxsize=1)
-def linear_design() -> MaxVarianceDesign:
-    return MaxVarianceDesign(GRID, num_points=STEPS, kernel=KERNEL, noise_variance=NOISE_STD)
+def most_uncertain(num_points: int, noise_variance: float) -> Tensor:
+    """Points of the grid, each where the prior is widest given those before it; ``m x 2``."""
+    gp = FiniteSetGP(GRID, kernel=KERNEL, noise_variance=noise_variance)
+    indices = []
+    for _ in range(num_points):
+        indices.append(int(gp.variance.argmax()))
+        gp.observe(indices[-1], 0.0)
+    return GRID[indices]
 
 
 def private_objective(problem: Problem, epsilon: float, seed: int) -> PrivateObjective:
@@ -288,10 +269,7 @@ def by_noisy_log_ei(problem: Problem, epsilon: float, seed: int) -> list[int]:
     noise_variance = (objective.noise_std / problem.spread) ** 2
     sampler = SobolQMCNormalSampler(torch.Size([64]), seed=seed)
     # Nothing is known at first: begin with a fifth of the evaluations spread out.
-    start = MaxVarianceDesign(
-        GRID, num_points=STEPS // 5, kernel=KERNEL, noise_variance=noise_variance
-    )
-    X = start.points
+    X = most_uncertain(STEPS // 5, noise_variance)
     Y = problem.standardized(objective(X)[0])
     while True:
         model = public_gp(X, Y, kernel=KERNEL, noise_variance=noise_variance)
@@ -307,7 +285,6 @@ def by_noisy_log_ei(problem: Problem, epsilon: float, seed: int) -> list[int]:
 
 METHODS: dict[str, Callable[[Problem, float, int], list[int]]] = {
     "PrivateChoice (conditional)": by_choice,
-    "LinearChoice": by_linear_choice,
     "PrivateObjective + GP-UCB": by_noisy_ucb,
     "PrivateObjective + qLogEI": by_noisy_log_ei,
     "random choice": at_random,
@@ -448,7 +425,7 @@ def draw_regret(results: dict[str, dict[str, dict[str, Interval]]], seeds: int) 
     figure.text(
         0.5,
         0.005,
-        f"Replace-one, one validation record. delta = {DELTA:g}; LinearChoice: delta = 0. "
+        f"Replace-one, one validation record. delta = {DELTA:g}. "
         "PrivateChoice is conditional on a Gaussian-process\nassumption, the others are proven. "
         f"Mean over {seeds} seeds with 95% intervals; {STEPS} evaluations, {len(GRID)} "
         "configurations; the axis is linear below .01. Simulated noise: the figure is not private.",
@@ -466,13 +443,10 @@ def noise() -> None:
     gain = max_information_gain(
         RELEASE_KERNEL, grid, num_observations=SEARCH_STEPS, noise_variance=NOISE_STD**2
     )
-    design = MaxVarianceDesign(
-        grid, num_points=SEARCH_STEPS, kernel=RELEASE_KERNEL, noise_variance=NOISE_STD
-    )
     rows = []
     for m in RECORDS:
         for epsilon in LEVELS:
-            for name, release in releases(gain, design, m, epsilon).items():
+            for name, release in releases(gain, m, epsilon).items():
                 bound = release.utility()
                 published = getattr(release, "published_utility", release.utility)()
                 rows.append(

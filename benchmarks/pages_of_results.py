@@ -557,7 +557,6 @@ def all_methods() -> str:
             ("permute-and-flip on public points", fresh, "permute-and-flip, no model"),
             ("`PrivateSearch`", fresh, "PrivateSearch"),
             ("`DPGIBO`", fresh, "DPGIBO"),
-            ("`LinearChoice`", seen, "LinearChoice"),
             ("private random search (Papernot & Steinke), geometric", seen,
              "private random search, geometric"),
             ("`PrivateObjective` + TuRBO", seen, "PrivateObjective + TuRBO"),

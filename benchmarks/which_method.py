@@ -85,7 +85,6 @@ RIVALS = (
     RANDOM,
     "PrivateObjective + GP-UCB",
     "PrivateObjective + TuRBO",
-    "LinearChoice",
     "permute-and-flip, no model",
 )
 
@@ -289,7 +288,7 @@ def plot_methods(outcomes: dict[str, Outcomes]) -> None:
     figure.legend(handles, labels, loc="outside upper center", ncol=3, fontsize=9)
     seeds = len(next(iter(outcomes.values())).best)
     figure.supxlabel(
-        f"One validation record is replaced; delta = {DELTA:g}, or 0 for LinearChoice, "
+        f"One validation record is replaced; delta = {DELTA:g}, "
         "permute-and-flip and geometric random\nsearch. PrivateChoice is conditional on a "
         "Gaussian-process prior, all others are proven. Mean over "
         f"{seeds} seeds with 95%\nintervals; linear below 0.05. Finite sets have {NUM_CHOICES} "

@@ -29,7 +29,7 @@ from botorch_dp.acquisition.ucb import UCBSchedule
 from botorch_dp.models import FiniteSetGP
 from botorch_dp.objectives import PrivateObjective
 from botorch_dp.privacy import PrivacyBudget, exponential_mechanism, gaussian_mu
-from botorch_dp.release import GPUCB, LinearChoice, MaxVarianceDesign, PrivateChoice
+from botorch_dp.release import GPUCB, PrivateChoice
 from botorch_dp.space import Real, SearchSpace
 from botorch_dp.tuning import PrivateSearch
 
@@ -352,34 +352,6 @@ def by_choice(trial: Trial, epsilon: float, seed: int) -> Tensor:
     return torch.stack([draw(unsafe_seed=DRAWS * seed + i).value for i in range(DRAWS)])
 
 
-@lru_cache(maxsize=1)
-def linear_design(task: Task) -> MaxVarianceDesign:
-    return MaxVarianceDesign(
-        task.choices,
-        num_points=task.evaluations,
-        kernel=kernel(task),
-        noise_variance=_MODEL_NOISE,
-    )
-
-
-def by_linear_choice(trial: Trial, epsilon: float, seed: int) -> Tensor:
-    design = linear_design(trial.task)
-    choice = LinearChoice(
-        trial.task.choices,
-        num_records=trial.task.num_records,
-        design=design,
-        kernel=kernel(trial.task),
-        noise_variance=_MODEL_NOISE,
-        bounds=BOUNDS,
-        epsilon=epsilon,
-        method="permute_and_flip",
-        negate=True,
-        prior_mean=CENTER,
-    )
-    draw = partial(choice.release, trial.choice_losses(design.points))
-    return torch.stack([draw(unsafe_seed=DRAWS * seed + i).value for i in range(DRAWS)])
-
-
 def by_best_of_points(trial: Trial, epsilon: float, seed: int) -> Tensor:
     """Permute-and-flip on the exact means of the first Sobol points; no model."""
     X = trial.task.choices[: trial.task.evaluations]
@@ -514,7 +486,6 @@ SEARCHES: dict[str, Search] = {
     "PrivateObjective + qLogEI": by_log_ei,
     "PrivateObjective + TuRBO": by_turbo,
     "PrivateChoice (conditional)": by_choice,
-    "LinearChoice": by_linear_choice,
     "DPGIBO": by_descent,
     "DPGIBO after private_start": partial(by_descent, start_share=0.3),
     **{

@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # the same names as below, which a test compares
     from botorch_dp.outsourced import GaussianNoiseCurator, Modeler
     from botorch_dp.pareto import DPareto, PrivacyUtilityProblem
     from botorch_dp.privacy import Guarantee, PrivacyBudget, PrivacyLedger, Receipt, Release
-    from botorch_dp.release import LinearChoice, PrivateChoice, PrivateGPUCB, PrivateMaximum
+    from botorch_dp.release import PrivateChoice, PrivateGPUCB, PrivateMaximum
     from botorch_dp.space import Choice, Integer, Real, SearchSpace
     from botorch_dp.training import DPTrainer
     from botorch_dp.tuning import PrivateFit, PrivateSearch, PrivateSelection
@@ -28,7 +28,7 @@ _SUBPACKAGES = {
     "outsourced": ("GaussianNoiseCurator", "Modeler"),
     "pareto": ("DPareto", "PrivacyUtilityProblem"),
     "privacy": ("Guarantee", "PrivacyBudget", "PrivacyLedger", "Receipt", "Release"),
-    "release": ("LinearChoice", "PrivateChoice", "PrivateGPUCB", "PrivateMaximum"),
+    "release": ("PrivateChoice", "PrivateGPUCB", "PrivateMaximum"),
     "space": ("Choice", "Integer", "Real", "SearchSpace"),
     "training": ("DPTrainer",),
     "tuning": ("PrivateFit", "PrivateSearch", "PrivateSelection"),
@@ -42,7 +42,6 @@ __all__ = [
     "GaussianNoiseCurator",
     "Guarantee",
     "Integer",
-    "LinearChoice",
     "Modeler",
     "PrivacyBudget",
     "PrivacyLedger",

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gpytorch.kernels import RBFKernel
 
 from botorch_dp.descent.clipping import ClippedMean
 from botorch_dp.descent.settings import DescentSettings
@@ -55,12 +54,10 @@ from botorch_dp.privacy.mechanisms import (
 )
 from botorch_dp.privacy.rounding import float_above, float_below, sqrt_above, sqrt_below
 from botorch_dp.release import (
-    LinearChoice,
     LipschitzMaximum,
     NoiseFreeMaximum,
     PrivateChoice,
     PrivateMaximum,
-    StatedDesign,
 )
 from botorch_dp.release.assumptions import neighbor_gap
 from botorch_dp.training import (
@@ -394,32 +391,6 @@ def test_a_distance_of_bounds_is_never_rounded_down() -> None:
 
 
 # Releases
-
-
-def test_sensitivity_of_a_linear_choice_by_hand() -> None:
-    choices = torch.tensor([[0.0], [1.0]], dtype=torch.double)
-    kernel = RBFKernel().double()
-    kernel.lengthscale = 1.0
-    choice = LinearChoice(
-        choices=choices,
-        design=StatedDesign(choices, origin="by hand"),
-        kernel=kernel,
-        noise_variance=0.5,
-        bounds=(-1.0, 3.0),
-        num_records=10,
-        epsilon=1.0,
-    )
-    k = math.exp(-0.5)
-    determinant = 1.5**2 - k**2
-    # The row of K (K + s^2)^-1 that belongs to the first choice.
-    weights = ((1.5 - k * k) / determinant, (1.5 * k - k) / determinant)
-    norm = sum(abs(weight) for weight in weights)
-    exact = 4.0 * norm / 10
-    unit = 2.0**-52 * (2 + 4)
-    widened = 4.0 * ((norm / 10) * (1 + unit) + 2 * unit * (1 + norm))
-    assert choice.sensitivity == pytest.approx(widened, rel=4e-16)
-    assert choice.sensitivity > exact * (1 + 1e-14)
-    assert choice.scale == pytest.approx(2 * choice.sensitivity)
 
 
 def test_constants_of_the_papers_by_hand() -> None:

@@ -41,7 +41,6 @@ from botorch_dp.integrations.opacus import PrivacyEngine
 from botorch_dp.objectives import ObjectiveDiagnostics, PrivateObjective
 from botorch_dp.privacy import PrivacyBudget, Release
 from botorch_dp.privacy.runs import Run
-from botorch_dp.release import LinearChoice, SobolDesign
 from botorch_dp.scores import AUC, F1, as_numbers, checked_scores, per_record_scores
 from botorch_dp.space import Choice, Integer, Real, SearchSpace
 from botorch_dp.training import (
@@ -333,22 +332,6 @@ def sloped(records: list[Any]) -> float:
     return float(clipped_slopes(weights, [rows], pure=True).value()[0]) * N
 
 
-def linear(records: list[Any]) -> float:
-    return float(CHOICE.posterior_mean(checked_scores(as_objects(records)[:1], **ONE))[0])
-
-
-ONE: dict[str, Any] = {"num_points": 1, "num_records": N}
-CHOICE = LinearChoice(
-    torch.tensor([[0.5]]).double(),
-    design=SobolDesign(torch.tensor([[0.0], [1.0]]).double(), num_points=1),
-    kernel=RBFKernel().double(),
-    noise_variance=0.1,
-    bounds=(0.0, 1.0),
-    num_records=N,
-    epsilon=1.0,
-)
-
-
 def descended(records: list[Any]) -> float:
     """The gradient of a step, which is a record's losses at two points of a line."""
     table = as_objects(records)
@@ -403,13 +386,6 @@ SUBJECTS |= {
     # The exchanged record and the one whose second loss it takes: two of them.
     "a slope of a search": Subject(
         ("botorch_dp.tuning.slopes.clipped_slopes",), sloped, VALUES, STRANGE, 2 * 2 * clip_norm(1)
-    ),
-    "LinearChoice": Subject(
-        ("botorch_dp.release.choice.LinearChoice",),
-        linear,
-        VALUES,
-        STRANGE,
-        CHOICE.sensitivity,
     ),
     # The exchanged record and the one whose second loss it takes: two of them.
     "DPGIBO": Subject(

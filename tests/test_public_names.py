@@ -19,7 +19,7 @@ NAMES = {
     "acquisition": """UCBSchedule PrivateUpperConfidenceBound GradientTrace
         HypervolumeProbabilityOfImprovement LogHypervolumeProbabilityOfImprovement""",
     "objectives": "PerRecordLosses PrivateObjective per_record_scores check_per_record",
-    "release": """PrivateChoice LinearChoice PrivateMaximum NoiseFreeMaximum LipschitzMaximum
+    "release": """PrivateChoice PrivateMaximum NoiseFreeMaximum LipschitzMaximum
         PrivateGPUCB BranchAndBoundUCB""",
     "descent": "DPGIBO private_start",
     "outsourced": "RandomProjectionCurator GaussianNoiseCurator Modeler",

@@ -475,7 +475,6 @@ def cases() -> Iterator[Any]:
 ELSEWHERE = {
     "BranchAndBoundUCB": "its `release` is that of PrivateGPUCB",
     "LaplaceMaximum": "the base class of PrivateMaximum",
-    "LinearChoice": "tests/release/test_linear.py: its design makes it slow to build",
     "LipschitzMaximum": "its `release` is that of PrivateMaximum",
     "ModeledChoice": "the base class of PrivateChoice",
     "NoiseFreeMaximum": "its `release` is that of PrivateMaximum",

@@ -295,19 +295,6 @@ MUTANTS = [
         ),
     ),
     *_mutants(
-        "release/choice.py",
-        f"{BOUNDARIES} release/test_linear.py",
-        (
-            "norm = self.weights.abs().sum(dim=-1).max()",
-            "norm = self.weights.square().sum(dim=-1).sqrt().max()",
-        ),
-        (
-            "(norm / self.num_records) * (1 + unit) + 2 * unit * (1 + norm)",
-            "norm / self.num_records",
-        ),
-        ("return self._width * self._unit_sensitivity", "return self._unit_sensitivity"),
-    ),
-    *_mutants(
         "outsourced/curator.py",
         f"{BOUNDARIES} outsourced/test_transforms.py",
         (".abs() + 2 * g * (size.mT @ size)", ".abs()"),

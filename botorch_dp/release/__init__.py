@@ -5,14 +5,7 @@ worth, and ``release(..., ledger=)`` makes it.
 """
 
 from botorch_dp.release.assumptions import UtilityBound, UtilityWarning
-from botorch_dp.release.choice import (
-    LinearChoice,
-    MaxVarianceDesign,
-    PrivateChoice,
-    PublicDesign,
-    SobolDesign,
-    StatedDesign,
-)
+from botorch_dp.release.choice import PrivateChoice
 from botorch_dp.release.maximum import (
     LipschitzMaximum,
     NoiseFreeMaximum,
@@ -31,18 +24,13 @@ __all__ = [
     "GPUCB",
     "BranchAndBound",
     "BranchAndBoundUCB",
-    "LinearChoice",
     "LipschitzMaximum",
-    "MaxVarianceDesign",
     "NoiseFreeMaximum",
     "PrivateChoice",
     "PrivateGPUCB",
     "PrivateMaximum",
     "PrivateOptimum",
-    "PublicDesign",
     "SearchDiagnostics",
-    "SobolDesign",
-    "StatedDesign",
     "UtilityBound",
     "UtilityWarning",
 ]
