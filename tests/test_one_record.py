@@ -881,7 +881,6 @@ MODULES = (
     "training.trainer",
     "training.estimators",
     "training.output_perturbation",
-    "training.canaries",
 )
 RECORD_ARGUMENTS = {"record_losses", "record_scores", "validation", "labels", "make_scores"}
 #: The same in training.
@@ -890,8 +889,6 @@ RECORD_ARGUMENTS |= {"data", "dataset", "X", "trainer", "trainer_or_problem"}
 NOT_RELEASED = {
     "botorch_dp.descent.start.public_clip_norm",
     "botorch_dp.scores.check_per_record",
-    # Its report is sensitive, and so is its score, which sees all canaries at once.
-    "botorch_dp.training.canaries.audit_training",
 }
 
 

@@ -19,7 +19,6 @@ model is called on one record at a time, ``randomness`` where batches and noise 
 ``records`` what the data may look like, and ``oracles`` makes a problem for DPareto of a trainer.
 """
 
-from botorch_dp.training.canaries import TrainingAuditReport, audit_training
 from botorch_dp.training.networks import (
     accuracy,
     cross_entropy_loss,
@@ -48,12 +47,10 @@ __all__ = [
     "SuggestedSettings",
     "TrainTest",
     "Trained",
-    "TrainingAuditReport",
     "TrainingDiagnostics",
     "TrainingPlan",
     "TrainingSettings",
     "accuracy",
-    "audit_training",
     "cross_entropy_loss",
     "hinge_loss",
     "linear_svm",
