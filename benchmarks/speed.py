@@ -10,8 +10,8 @@
   which is not private. Memory is the growth of a fresh process's peak during one call (Linux).
 * ``ledger``: one charge against a bare durable SQLite insert on the same disk, with the settings
   under which a commit survives a power cut (rollback journal, ``synchronous = EXTRA``).
-* ``imports``: ``import botorch_dp`` and its subpackages against BoTorch plus OpenDP, and the
-  command line: processor seconds of new processes that take turns.
+* ``imports``: ``import botorch_dp`` and its subpackages against BoTorch plus OpenDP,
+  in processor seconds of new processes that take turns.
 * ``service``: the curator's service under load over the loopback interface. Clients ask the same
   questions at once, each in an order of its own. Counted are answers that differ between clients or
   from what the log replays afterwards, and charges beside one for each question: both are zero.
@@ -253,21 +253,6 @@ IMPORTS = {
     "botorch_dp.pareto": "import botorch_dp.pareto",
     "every subpackage": "import " + ", ".join(f"botorch_dp.{name}" for name in SUBPACKAGES),
 }
-#: Refused by what a file or a task is, not by their form.
-REFUSED = {
-    "pareto": "pareto no_task",
-    "recommend": "recommend adult_logistic_sgd --data breast_cancer --storage none --epsilon 1",
-    "fit": "fit no_task --epsilon 1 --delta 1e-5 --model m.pt",
-    "report": "report none.sqlite",
-    "dashboard": "dashboard none.sqlite",
-    "ledger": "ledger show none.sqlite",
-    "audit": "audit --samples -1",
-    "calibrate": "calibrate dp-sgd --epsilon -1 --delta 1e-5 --records 9 --batch 3 --epochs 1",
-    "epsilon": "epsilon dp-sgd --noise -1 --delta 1e-5 --records 9 --batch 3 --epochs 1",
-    "curator": "curator",
-    "modeler": "modeler nowhere",
-    "tasks": "tasks --nothing",
-}
 
 
 def processor_seconds(arguments: Sequence[str]) -> float:
@@ -402,7 +387,7 @@ def ledger(quick: bool) -> None:
 
 
 def imports(quick: bool) -> None:
-    """Seconds of imports and of the command line, stored as ``import_time.json``."""
+    """Seconds of imports, stored as ``import_time.json``."""
     turns = 1 if quick else 5
     results: dict[str, object] = {}
     found = medians({name: ("-c", program) for name, program in IMPORTS.items()}, turns)
@@ -410,14 +395,7 @@ def imports(quick: bool) -> None:
         share = median / found[BASELINE]
         results[name] = {"seconds": median, f"of {BASELINE}": share}
         print(f"{name:22s} {median:6.2f} s  {share:5.2f} of {BASELINE}", flush=True)
-    commands = {"--help": ("-m", "botorch_dp", "--help")}
-    for command, refused in REFUSED.items():
-        commands[f"{command} --help"] = ("-m", "botorch_dp", command, "--help")
-        commands[f"{command}, refused"] = ("-m", "botorch_dp", *refused.split())
-    line = medians(commands, turns)
-    slowest = max(line, key=line.__getitem__)
-    print(f"command line: at most {line[slowest]:.2f} s ({slowest})")
-    save_results("import_time", {**results, "command line": line})
+    save_results("import_time", results)
 
 
 def service(quick: bool) -> None:

@@ -449,8 +449,6 @@ OTHERS: list[Quote] = [
      "for an added one, and {:.2f} s for batches of a fixed size",
      lambda: [bulk(b) for b in ("Poisson batches, replace", "Poisson batches, add",
                                 "fixed batches")]),
-    ("docs/results/speed.md", "a refusal within {:.2f} s of processor time",
-     lambda: max(stored("import_time")["command line"].values())),
     ("docs/results/speed.md", "answers {:.0f} requests a second from four clients with its files "
      "in memory (half of them within {:.0f} ms, 99% within {:.0f} ms). With the files on the disk "
      "it was {:.0f} a second",

@@ -16,9 +16,9 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 from opacus.accountants import PRVAccountant, RDPAccountant
 
+from botorch_dp.cli import main
 from botorch_dp.integrations.opacus import DistributionAccountant
 from botorch_dp.privacy import NeighboringRelation, dp_sgd_epsilon, dp_sgd_epsilons
-from tests.cli.calling import call
 
 REPLACE, ADD = NeighboringRelation.REPLACE_ONE, NeighboringRelation.ADD_OR_REMOVE_ONE
 NOISE, BATCH, RECORDS, EPOCHS, DELTA = 1.13, 128, 4096, 10, 1e-5
@@ -73,9 +73,9 @@ def test_batches_of_fixed_size() -> None:
 def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--noise", NOISE, "--records", RECORDS, "--batch", BATCH, "--epochs", EPOCHS]
     arguments += ["--delta", DELTA, "--json"]
-    code, out, _ = call(capsys, "epsilon", "dp-sgd", *map(str, arguments))
-    replaced, added, fixed = (row["epsilon"] for row in json.loads(out)["epsilons"])
-    assert code == 0
+    assert main(["epsilon", *map(str, arguments)]) == 0
+    rows = json.loads(capsys.readouterr().out)["epsilons"]
+    replaced, added, fixed = (row["epsilon"] for row in rows)
     assert (replaced, added) == (ours(REPLACE), ours(ADD))
     assert fixed == ours(REPLACE, sampling="without_replacement")
 

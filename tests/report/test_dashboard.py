@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
-import signal
-import socket
-import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -17,9 +11,6 @@ from starlette.testclient import TestClient
 
 from botorch_dp.pareto import DPareto
 from botorch_dp.report import dashboard_app
-from tests.browser import chromium, opened, wait_until_drawn
-from tests.cli.calling import SCRIPT
-from tests.outsourced.serving import free_port
 from tests.pareto.toy import problem
 
 TOKEN = "a-token-for-the-tests"
@@ -63,34 +54,3 @@ def test_follows_the_study_that_holds_the_file(tmp_path: Path) -> None:
             assert f'"state": "{state}"' in shown.text
             states.append(state)
         assert states[0] != states[1]
-
-
-def test_live_in_the_browser(tmp_path: Path) -> None:
-    """The command serves it on the loopback interface; the page changes when a trial ends."""
-    port = free_port()
-    path = tmp_path / "s"
-    with DPareto(problem(), storage=path, seed=0) as study, chromium() as browser:
-        study.run(3)
-        environment = {**os.environ, "BOTORCH_DP_TOKEN": TOKEN}
-        command = [SCRIPT, "dashboard", path, "--port", str(port)]
-        server = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
-        try:
-            assert server.stdout is not None
-            address = re.match(r"\S+", server.stdout.readline())
-            assert address is not None
-            deadline = time.monotonic() + 120
-            while socket.socket().connect_ex(("127.0.0.1", port)) != 0:
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
-            with opened(browser, address[0]) as page:
-                wait_until_drawn(page)
-                assert "3 trials" in page.inner_text("header")
-                page.get_by_label("largest ε allowed").press("End")
-                chosen = page.locator("#epsilon-shown").inner_text()
-                study.run(4)
-                page.get_by_text("4 trials").wait_for()
-                wait_until_drawn(page)
-                assert page.locator("#epsilon-shown").inner_text() == chosen
-        finally:
-            server.send_signal(signal.SIGINT)
-            assert server.wait(timeout=120) in (0, 130)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import pickle
 from pathlib import Path
-from typing import get_args
 
 import pytest
 import torch
@@ -14,7 +12,6 @@ from botorch_dp import tasks
 from botorch_dp.pareto import DPareto, PrivacyUtilityProblem, StudyError
 from botorch_dp.privacy import NeighboringRelation, PrivacyBudget, dp_sgd_epsilon, gaussian_epsilon
 from botorch_dp.tasks.learning import _MODELS
-from tools.names import public_names, source_of
 
 BUNDLED = [
     (tasks.adult_logistic_sgd, "breast_cancer"),
@@ -167,20 +164,6 @@ def test_adult_at_full_size() -> None:
     (utility,) = problem.oracle(config, [0])
     # The majority class alone is right for .754 of the test rows.
     assert 0.74 < utility < 0.87
-
-
-def test_what_is_listed_as_ready_is_what_can_be_made() -> None:
-    makers = {
-        name: inspect.get_annotations(getattr(tasks, name), eval_str=True)
-        for name in public_names(source_of("tasks"))
-        if inspect.isfunction(getattr(tasks, name))
-    }
-    assert tasks.READY == {
-        name: get_args(annotations.get("data"))
-        for name, annotations in makers.items()
-        if inspect.isclass(annotations["return"])
-        and issubclass(annotations["return"], PrivacyUtilityProblem)
-    }
 
 
 @pytest.mark.parametrize("model", ["logistic", "svm"])

@@ -18,6 +18,7 @@ from benchmarks.pareto_quality import (
 from botorch_dp import tasks
 from botorch_dp.pareto.front import dominated_volume
 from botorch_dp.privacy import sparse_vector_guarantee
+from botorch_dp.tasks.queries import SparseVectorUtility
 
 SIZES = {"num_queries": 40, "num_positives": 6}
 PROBLEM = tasks.sparse_vector(num_queries=40, num_positives=6)
@@ -45,7 +46,7 @@ class TestExpectedError:
         ("noise", "count"), [(0.05, 6), (0.3, 3), (1.0, 10), (3.0, 1), (50.0, 30)]
     )
     def test_against_simulation(self, noise: float, count: int) -> None:
-        simulate = tasks.SparseVectorUtility(40, 6, 20_000)
+        simulate = SparseVectorUtility(40, 6, 20_000)
         simulated = 1 - simulate({"noise": noise, "max_positives": count}, seed=3)
         exact = expected_error(count, np.array([noise]), **SIZES)[0]
         # F1 lies in [0, 1]: its standard deviation is at most a half.
@@ -84,12 +85,12 @@ class TestSimulation:
         assert PROBLEM.oracle(config, 3) == PROBLEM.oracle(config, 3) != PROBLEM.oracle(config, 4)
 
     def test_no_true_positive_counts_as_zero(self) -> None:
-        far = tasks.SparseVectorUtility(1000, 1, 1)
+        far = SparseVectorUtility(1000, 1, 1)
         utilities = {far({"noise": 100.0, "max_positives": 1}, seed) for seed in range(20)}
         assert 0.0 in utilities
 
     def test_stops_after_the_permitted_positives(self) -> None:
-        utility = tasks.SparseVectorUtility(40, 6, 200)({"noise": 0.01, "max_positives": 2}, 0)
+        utility = SparseVectorUtility(40, 6, 200)({"noise": 0.01, "max_positives": 2}, 0)
         assert utility == pytest.approx(2 * 2 / (2 + 6))
 
 

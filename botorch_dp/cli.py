@@ -1,0 +1,202 @@
+"""The command line, ``botorch-dp`` or ``python -m botorch_dp``: exit codes and one-line errors.
+
+0: done. 1: could not be done, or a receipt contradicts itself. 2: wrong arguments, or a file to
+verify that is no receipt. 130: interrupted (Ctrl-C).
+"""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import json
+import sys
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from botorch_dp import __version__
+
+_WAYS = (
+    ("poisson", "REPLACE_ONE"),
+    ("poisson", "ADD_OR_REMOVE_ONE"),
+    ("without_replacement", "REPLACE_ONE"),
+)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The complete command line."""
+    top = argparse.ArgumentParser(
+        prog="botorch-dp", description="Differentially private tuning and training."
+    )
+    top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
+
+    epsilon = commands.add_parser(
+        "epsilon", help="the epsilon of a DP-SGD or DP-Adam run, or the noise for an epsilon"
+    )
+    given = epsilon.add_mutually_exclusive_group(required=True)
+    given.add_argument("--noise", type=float, help="noise multiplier, over the clipping norm")
+    given.add_argument("--epsilon", type=float, help="find the noise multiplier for it")
+    epsilon.add_argument("--records", type=int, required=True, help="training records")
+    epsilon.add_argument("--batch", type=int, required=True, help="records in a batch")
+    epsilon.add_argument("--epochs", type=int, required=True)
+    epsilon.add_argument("--delta", type=float, default=1e-5, help="default: 1e-5")
+    epsilon.add_argument("--json", action="store_true", help="for programs")
+    epsilon.set_defaults(run=_epsilon)
+
+    suggest = commands.add_parser(
+        "suggest", help="the default settings for an epsilon, and why; no record is read"
+    )
+    suggest.add_argument("--records", type=int, required=True, help="training records")
+    suggest.add_argument("--features", type=int, required=True, help="numbers in a record")
+    suggest.add_argument("--epsilon", type=float, required=True, help="of the training")
+    suggest.add_argument("--delta", type=float, default=1e-5, help="default: 1e-5")
+    suggest.add_argument("--outputs", type=int, default=1, help="such as classes (default: 1)")
+    suggest.add_argument("--hidden", type=int, nargs="+", default=[], metavar="WIDTH")
+    suggest.add_argument("--feature-norm", type=float, metavar="R", help="of a record, public")
+    suggest.add_argument("--regression", action="store_true", help="targets of about unit size")
+    suggest.set_defaults(run=_suggest)
+
+    verify = commands.add_parser(
+        "verify", help="check a receipt: exits with 0 if nothing contradicts"
+    )
+    verify.add_argument("receipt", type=Path, help="a JSON file")
+    verify.add_argument("--artifact", type=Path, help="what was released: .pt, .json, .npy, any")
+    verify.add_argument("--public-key", type=Path, help="PEM of whoever must have signed it")
+    verify.set_defaults(run=_verify)
+
+    sign = commands.add_parser("sign", help="sign a receipt with an Ed25519 key of your own")
+    sign.add_argument("receipt", type=Path, help="a JSON file")
+    sign.add_argument("--key", type=Path, required=True, help="PEM of a private key")
+    sign.add_argument("--out", type=Path, help="default: the receipt itself")
+    sign.add_argument("--password", action="store_true", help="ask for the key's password")
+    sign.set_defaults(run=_sign)
+
+    ledger = commands.add_parser("ledger", help="create a privacy ledger, or look into one")
+    actions = ledger.add_subparsers(dest="action", metavar="ACTION", required=True)
+    create = actions.add_parser("create", help="a new ledger with this budget")
+    create.add_argument("path", type=Path, metavar="FILE")
+    create.add_argument("--epsilon", type=float, required=True)
+    create.add_argument("--delta", type=float, default=0.0, help="default: 0")
+    create.set_defaults(run=_ledger_create)
+    show = actions.add_parser("show", help="budget, spendings and all charges")
+    show.add_argument("path", type=Path, metavar="FILE")
+    show.set_defaults(run=_ledger_show)
+
+    report = commands.add_parser("report", help="a stored study as one HTML file, as sensitive")
+    report.add_argument("path", type=Path, metavar="FILE", help="the study, which may be running")
+    report.add_argument("--out", type=Path, metavar="HTML", help="default: its name with .html")
+    report.add_argument("--ledger", type=Path, help="of the study; default: the one beside it")
+    report.set_defaults(run=_report)
+    return top
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    options = parser().parse_args(arguments)
+    try:
+        return int(options.run(options))
+    except KeyboardInterrupt:
+        print("botorch-dp: interrupted", file=sys.stderr)
+        return 130
+    except (ValueError, RuntimeError, OSError, ImportError) as error:
+        from botorch_dp._checks import printable
+
+        print(f"botorch-dp: error: {' '.join(printable(error).split())}", file=sys.stderr)
+        return 2 if options.command == "verify" and not isinstance(error, ImportError) else 1
+
+
+def _epsilon(options: argparse.Namespace) -> int:
+    import botorch_dp.privacy as privacy
+
+    steps = options.epochs * (options.records // options.batch)
+    run = {"batch_size": options.batch, "num_records": options.records, "steps": steps}
+    column = "epsilon" if options.epsilon is None else "noise_multiplier"
+    rows: list[dict[str, Any]] = []
+    for sampling, name in _WAYS:
+        relation = privacy.NeighboringRelation[name]
+        how = {**run, "delta": options.delta, "sampling": sampling, "relation": relation}
+        if options.epsilon is None:
+            found = privacy.dp_sgd_epsilon(noise_multiplier=options.noise, **how)
+        else:
+            found = privacy.dp_sgd_noise_multiplier(epsilon=options.epsilon, **how)
+        rows.append({"sampling": sampling, "relation": name, column: found})
+    if options.json:
+        print(json.dumps({"steps": steps, "delta": options.delta, f"{column}s": rows}, indent=1))
+        return 0
+    asked = f"noise {options.noise}" if options.epsilon is None else f"epsilon {options.epsilon}"
+    print(f"{steps} steps, {asked}, delta {options.delta}\n")
+    print(f"{'batches':<21}{'protected against':<19}{column:>16}")
+    for row in rows:
+        print(f"{row['sampling']:<21}{row['relation']:<19}{privacy.rounded_up(row[column]):>16}")
+    print(
+        "\nThe noise multiplier is over the clipping norm, as in Opacus. Epsilons of different "
+        "relations are\nnot comparable. If your data loader shuffles and then goes through all "
+        "records, no line applies."
+    )
+    return 0
+
+
+def _suggest(options: argparse.Namespace) -> int:
+    from botorch_dp.training import suggest_settings
+
+    widths = [options.features, *options.hidden, options.outputs]
+    print(
+        suggest_settings(
+            num_records=options.records,
+            num_features=options.features,
+            epsilon=options.epsilon,
+            delta=options.delta,
+            num_outputs=options.outputs,
+            num_parameters=sum((a + 1) * b for a, b in pairwise(widths)),
+            layers=len(widths) - 1,
+            feature_norm=options.feature_norm,
+            regression=options.regression,
+        )
+    )
+    return 0
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from botorch_dp.privacy import Receipt
+
+    receipt = Receipt.load(options.receipt)
+    verification = receipt.verify(options.artifact, public_key=options.public_key)
+    print(receipt, verification, sep="\n\n")
+    return 0 if verification.passes else 1
+
+
+def _sign(options: argparse.Namespace) -> int:
+    from botorch_dp.privacy import Receipt
+
+    password = getpass.getpass().encode() if options.password else None
+    Receipt.load(options.receipt).signed(options.key, password=password).save(
+        options.out or options.receipt
+    )
+    return 0
+
+
+def _ledger_create(options: argparse.Namespace) -> int:
+    from botorch_dp.privacy import PrivacyBudget, PrivacyLedger
+
+    if options.path.exists():
+        raise ValueError(f"{options.path} exists already.")
+    PrivacyLedger(options.path, PrivacyBudget(options.epsilon, options.delta)).close()
+    return 0
+
+
+def _ledger_show(options: argparse.Namespace) -> int:
+    from botorch_dp.privacy import PrivacyLedger
+
+    with PrivacyLedger(options.path) as ledger:
+        print(ledger)
+    return 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    from botorch_dp.report import StudyView, study_report
+
+    out = options.out or Path(options.path.name).with_suffix(".html")
+    print(study_report(StudyView.of_file(options.path, ledger=options.ledger), out))
+    return 0
