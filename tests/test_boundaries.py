@@ -419,7 +419,6 @@ def test_constants_of_the_papers_by_hand() -> None:
     regret = math.sqrt(8 / math.log(1 + std**-2) * beta(steps) * gain / steps)
     for edition, quantile, count in (
         ("icml2015", 8 * math.log(3 / delta), 3),
-        ("workshop2014", 4 * math.log(3 / delta), 3),
         ("union_bound", 8 * math.log(24 * steps / delta), 6),
     ):
         maximum = PrivateMaximum(**common, noise_std=std, information_gain=gain, edition=edition)  # type: ignore[arg-type]

@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -40,8 +40,6 @@ VALIDATION_RECORD = PrivacyUnit("one record of the validation set")
 #: Beyond this many prior standard deviations no draw of the prior lies (probability < 1e-500).
 _PLAUSIBLE = 50.0
 
-#: Editions of [Kusner2015] whose theorems differ: the conference's and the workshop's.
-PublishedEdition = Literal["icml2015", "workshop2014"]
 ValueT = TypeVar("ValueT")
 
 
@@ -161,11 +159,6 @@ class UtilityBound:
 def laplace_tail(scale: float, delta: float) -> float:
     """What Laplace noise of this scale stays within, but for probability ``delta``."""
     return scale * math.log(1 / check_delta("delta", delta))
-
-
-def selection_tail(scale: float, num_choices: int, delta: float) -> float:
-    """How far a drawn utility stays from the best of ``num_choices``, as published."""
-    return scale * math.log(num_choices) + laplace_tail(scale, delta)
 
 
 def exact_selection_tail(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from botorch.models import SingleTaskGP
@@ -13,10 +13,8 @@ from botorch.models.model import Model
 from torch import Tensor
 
 from botorch_dp._checks import (
-    check_choice,
     check_delta,
     check_integer,
-    check_nonnegative,
     check_positive,
     check_tensor,
 )
@@ -36,18 +34,15 @@ from botorch_dp.privacy import (
 from botorch_dp.privacy.mechanisms import SelectionMethod
 from botorch_dp.release.assumptions import (
     VALIDATION_RECORD,
-    PublishedEdition,
     UtilityBound,
     blind_draw_remark,
     charge_then_draw,
     check_correlation,
     exact_selection_tail,
     neighbor_gap,
-    observation_gap,
     plausible,
     prior_conditions,
     prior_spread,
-    selection_tail,
 )
 
 
@@ -153,45 +148,11 @@ class PrivateChoice:
         """
         tail = exact_selection_tail(self.scale, self.num_choices, delta, self.method)
         width = math.sqrt(2 * math.log(self.num_choices / self.delta))
-        return self._utility(tail, 2 * width, delta)
-
-    def published_utility(
-        self,
-        delta: float = 0.05,
-        *,
-        edition: PublishedEdition = "icml2015",
-        noise_std: float | None = None,
-    ) -> UtilityBound:
-        r"""Theorem 2 as printed, but for probability ``delta`` over the coins.
-
-        * ``"icml2015"`` is about the posterior mean:
-          ``mean(x) >= max mean - s (log n + log(1 / delta))``.
-        * ``"workshop2014"`` is about the objective:
-          ``f(x) >= max f - 2 sqrt(beta_T) - q - s (log n + log(1 / delta))`` with
-          ``q = noise_std sqrt(4 log(3 / self.delta))``.
-
-        Args:
-            delta: The probability.
-            edition: Which of the two.
-            noise_std: Standard deviation of the observation noise in units of the prior, which the
-                workshop's bound needs.
-        """
-        check_choice("edition", edition, get_args(PublishedEdition))
-        tail = selection_tail(self.scale, self.num_choices, delta)
-        if edition == "icml2015":
-            subject = "the drawn choice has a posterior mean worse than the largest one"
-            return replace(self._utility(tail, 0.0, delta), subject=subject)
-        if noise_std is None:
-            raise ValueError("`noise_std` must be given: Theorem 2 of the workshop needs it.")
-        gap = observation_gap(check_nonnegative("noise_std", noise_std), 4, 3, self.delta)
-        return self._utility(tail, 2 * math.sqrt(self.schedule(self.steps)) + gap, delta)
-
-    def _utility(self, noise: float, model: float, delta: float) -> UtilityBound:
         spread = 2 * prior_spread(self.num_choices)
         return UtilityBound(
             subject="the drawn choice is worse than the best one",
-            noise=noise,
-            model=model,
+            noise=tail,
+            model=2 * width,
             probability=max(0.0, 1 - delta - self.delta),
             spread=spread,
             remark=blind_draw_remark(self.scale, self.num_choices, spread, self.method),

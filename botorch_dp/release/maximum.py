@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Literal, get_args
 
@@ -40,7 +40,6 @@ from botorch_dp.privacy import (
 )
 from botorch_dp.release.assumptions import (
     VALIDATION_RECORD,
-    PublishedEdition,
     UtilityBound,
     charge_then_draw,
     check_correlation,
@@ -53,10 +52,8 @@ from botorch_dp.release.assumptions import (
     prior_spread,
 )
 
-#: Editions of the noisy maximum: the two published ones, and one whose proof covers all steps.
-Edition = Literal["icml2015", "workshop2014", "union_bound"]
-#: Editions of the noise-free maximum.
-NoiseFreeEdition = PublishedEdition
+#: Editions of the noisy maximum: the published one, and one whose proof covers all steps.
+Edition = Literal["icml2015", "union_bound"]
 #: Editions of the Lipschitz maximum: ours, and the one whose printed constant is too small.
 LipschitzEdition = Literal["corrected", "icml2015"]
 
@@ -98,10 +95,6 @@ class LaplaceMaximum(ABC):
     @abstractmethod
     def utility(self, delta: float = 0.05) -> UtilityBound:
         """How far the released value may be from the true maximum, but for that probability."""
-
-    def published_utility(self, delta: float = 0.05) -> UtilityBound:
-        """The same with the constants of the published theorem, where ours are sharper."""
-        return self.utility(delta)
 
     @abstractmethod
     def statistic(self, values: Tensor) -> float:
@@ -202,7 +195,7 @@ class PrivateMaximum(PriorMaximum):
 
     ``D = W + c + q`` with ``W = sqrt(C1 beta_T gamma_T / T)``, ``C1 = 8 / log(1 + s^-2)``,
     ``c = 2 sqrt((1 - k(V, V')) log(3 n / delta))`` and, for noise of standard deviation ``s``,
-    ``q = s sqrt(8 log(3 / delta))`` (``s sqrt(4 log(3 / delta))`` in the workshop edition).
+    ``q = s sqrt(8 log(3 / delta))``.
 
     *Why.* The best of the visited points has at most the average regret, ``W`` [Srinivas2010]; the
     two maxima differ by at most ``c``; and the best *observed* value differs from the best visited
@@ -224,8 +217,7 @@ class PrivateMaximum(PriorMaximum):
             the relation; see :mod:`.assumptions` for how to choose it.
         noise_std: Standard deviation ``s`` of the observation noise, for unit prior variance.
         information_gain: An upper bound on ``gamma_T``; see :func:`.max_information_gain`.
-        edition: ``"icml2015"``, ``"workshop2014"``, or ``"union_bound"``, whose proof covers the
-            noise of all steps.
+        edition: ``"icml2015"``, or ``"union_bound"``, whose proof covers the noise of all steps.
         unit: Whom or what one record is, and which data sets are neighbours.
 
     Example:
@@ -264,12 +256,8 @@ class PrivateMaximum(PriorMaximum):
     @property
     def noise_gap(self) -> float:
         """``q``: how much the observation noise adds."""
-        factor, count = {
-            "icml2015": (8, 3),
-            "workshop2014": (4, 3),
-            "union_bound": (8, 24 * self.steps),
-        }[self.edition]
-        return observation_gap(self.noise_std, factor, count, self.delta)
+        count = 24 * self.steps if self.edition == "union_bound" else 3
+        return observation_gap(self.noise_std, 8, count, self.delta)
 
     @property
     def sensitivity(self) -> float:
@@ -307,29 +295,10 @@ class PrivateMaximum(PriorMaximum):
         probability ``(1 + 1/n) self.delta / 4``; what is left of ``self.delta`` is ``p``.
         """
         left = self.delta * (1 - (1 + 1 / self.num_choices) / 4)
-        return self._utility(observation_gap(self.noise_std, 2, self.steps, left), delta)
-
-    def published_utility(
-        self, delta: float = 0.05, *, edition: PublishedEdition = "icml2015"
-    ) -> UtilityBound:
-        r"""Theorem 4 as printed, of a release of that edition.
-
-        ``W`` and the Laplace tail, but for probability ``delta`` over the coins, and for the noise
-        of the search ``s sqrt(8 log(1 / self.delta))`` in ``"icml2015"``, and
-        ``sqrt(2 log(2 T / self.delta))``, without ``s``, in ``"workshop2014"``.
-        """
-        check_choice("edition", edition, get_args(PublishedEdition))
-        if edition == "icml2015":
-            gap = observation_gap(self.noise_std, 8, 1, self.delta)
-        else:
-            gap = math.sqrt(2 * math.log(2 * self.steps / self.delta))
-        return replace(self, edition=edition)._utility(gap, delta)
-
-    def _utility(self, noise_gap: float, delta: float) -> UtilityBound:
         return UtilityBound(
             subject="the released maximum differs from the true one",
             noise=laplace_tail(self.scale, delta),
-            model=self.regret + noise_gap,
+            model=self.regret + observation_gap(self.noise_std, 2, self.steps, left),
             probability=max(0.0, 1 - delta - self.delta),
             spread=prior_spread(self.num_choices),
         )
@@ -345,12 +314,10 @@ class NoiseFreeMaximum(PriorMaximum):
     r"""The outcome of an exact search by branch and bound (Algorithm 2, Theorems 5 and 6).
 
     With regret at most ``r(t) = A exp(-tau t / (log t)^{d/4})`` after ``t >= 2`` samples
-    [deFreitas2012] and ``c = 2 sqrt((1 - k(V, V')) log(2 n / delta))``:
+    [deFreitas2012] and ``c = 2 sqrt((1 - k(V, V')) log(2 n / delta))``, the last sample ``f(x_T)``
+    is released with ``D = r(T) + c``.
 
-    * ``"icml2015"`` releases the last sample ``f(x_T)``, with ``D = r(T) + c``;
-    * ``"workshop2014"`` releases ``max_{2 <= t <= T} f(x_t)``, with ``D = r(2) + c``.
-
-    *Why.* Both lie within the regret below ``max f``, and ``|max f - max f'| <= c``. The guarantee
+    *Why.* It lies within the regret below ``max f``, and ``|max f - max f'| <= c``. The guarantee
     is (epsilon, delta), **conditional** on Assumption 1 and on the regret constants being true.
 
     Args:
@@ -363,7 +330,6 @@ class NoiseFreeMaximum(PriorMaximum):
             the relation; see :mod:`.assumptions` for how to choose it.
         amplitude: The constant ``A``.
         rate: The constant ``tau``.
-        edition: Which statistic, and which bound.
         unit: Whom or what one record is, and which data sets are neighbours.
 
     Example:
@@ -377,7 +343,6 @@ class NoiseFreeMaximum(PriorMaximum):
     dim: int
     amplitude: float
     rate: float
-    edition: NoiseFreeEdition = "icml2015"
 
     def _check(self) -> None:
         super()._check()
@@ -385,13 +350,11 @@ class NoiseFreeMaximum(PriorMaximum):
         check_integer("dim", self.dim)
         check_positive("amplitude", self.amplitude)
         check_positive("rate", self.rate)
-        check_choice("edition", self.edition, get_args(NoiseFreeEdition))
 
     @property
     def regret(self) -> float:
-        """``r(T)``, or ``r(2)`` in the workshop edition."""
-        steps = self.steps if self.edition == "icml2015" else _FEWEST_STEPS_WITHOUT_NOISE
-        log_decay = math.log(self.rate * steps) - self.dim / 4 * math.log(math.log(steps))
+        """``r(T)``."""
+        log_decay = math.log(self.rate * self.steps) - self.dim / 4 * math.log(math.log(self.steps))
         return self.amplitude * math.exp(-math.exp(min(log_decay, 700.0)))
 
     @property
@@ -425,10 +388,9 @@ class NoiseFreeMaximum(PriorMaximum):
         )
 
     def statistic(self, values: Tensor) -> float:
-        """**Sensitive**: the last value, or the largest from the second on."""
+        """**Sensitive**: the last value."""
         check_tensor("values", values, shape=("n",), finite=False)
-        known = plausible(values)
-        return known[-1].item() if self.edition == "icml2015" else known[1:].max().item()
+        return plausible(values)[-1].item()
 
 
 @dataclass(frozen=True, kw_only=True)

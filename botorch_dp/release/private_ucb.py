@@ -52,7 +52,6 @@ from botorch_dp.release.choice import PrivateChoice
 from botorch_dp.release.maximum import (
     Edition,
     LaplaceMaximum,
-    NoiseFreeEdition,
     NoiseFreeMaximum,
     PrivateMaximum,
 )
@@ -575,7 +574,6 @@ class BranchAndBoundUCB(_PrivateOptimizer):
         amplitude: ``A`` in the regret ``A exp(-tau t / (log t)^{d/4})``.
         rate: ``tau`` in the regret.
         method: How the choice is drawn; see :class:`.PrivateChoice`.
-        edition: Of the maximum; see :class:`.NoiseFreeMaximum`.
         unit: Whom or what one record is, and which data sets are neighbours.
 
     Example:
@@ -598,12 +596,11 @@ class BranchAndBoundUCB(_PrivateOptimizer):
         amplitude: float,
         rate: float,
         method: SelectionMethod = "exponential",
-        edition: NoiseFreeEdition = "icml2015",
         unit: PrivacyUnit = VALIDATION_RECORD,
     ) -> None:
         super().__init__(choices, kernel, method, unit, steps, epsilon, delta, dataset_correlation)
         self.maximum = NoiseFreeMaximum(
-            **self._shared, dim=choices.shape[-1], amplitude=amplitude, rate=rate, edition=edition
+            **self._shared, dim=choices.shape[-1], amplitude=amplitude, rate=rate
         )
 
     def _search(self) -> Search:

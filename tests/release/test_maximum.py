@@ -50,25 +50,22 @@ NOISY_SCALES = [
     {
         "setting": (1000, 1.0, 1e-4, 50, 0.99, 0.1, 30.0),
         "icml2015": 8.968463243575544,
-        "workshop2014": 8.702475525901049,
         "union_bound": 9.218807493222926,
     },
     {
         "setting": (36000, 0.1, 1e-6, 20, 0.9, 0.5, 8.0),
         "icml2015": 198.3941266355059,
-        "workshop2014": 182.39769284954832,
         "union_bound": 207.43945952885292,
     },
     {
         "setting": (2, 10.0, 0.5, 1, 0.0, 2.0, 0.2),
         "icml2015": 1.6804068896408269,
-        "workshop2014": 1.4586259801292285,
         "union_bound": 2.077476588307319,
     },
 ]
 
 
-@pytest.mark.parametrize("edition", ["icml2015", "workshop2014", "union_bound"])
+@pytest.mark.parametrize("edition", ["icml2015", "union_bound"])
 @pytest.mark.parametrize("case", NOISY_SCALES)
 @quiet
 def test_scale_of_the_noisy_maximum_is_the_papers(case, edition):
@@ -79,22 +76,21 @@ def test_scale_of_the_noisy_maximum_is_the_papers(case, edition):
 
 
 @pytest.mark.parametrize(
-    ("setting", "icml", "workshop"),
+    ("setting", "scale"),
     [
-        # (A exp(-tau t / (log t)^(d/4)) + c) / epsilon with t = T, and with t = 2
-        ((1000, 1.0, 1e-4, 50, 2, 0.99, 1.0, 0.1), 0.8998524181103064, 1.606481609683975),
-        ((36000, 0.1, 1e-6, 20, 5, 0.9, 3.0, 0.01), 60.138337615804275, 60.688897271442464),
-        ((2, 10.0, 0.5, 2, 1, 0.0, 2.0, 2.0), 0.29090087494155037, 0.29090087494155037),
+        # (A exp(-tau T / (log T)^(d/4)) + c) / epsilon
+        ((1000, 1.0, 1e-4, 50, 2, 0.99, 1.0, 0.1), 0.8998524181103064),
+        ((36000, 0.1, 1e-6, 20, 5, 0.9, 3.0, 0.01), 60.138337615804275),
+        ((2, 10.0, 0.5, 2, 1, 0.0, 2.0, 2.0), 0.29090087494155037),
     ],
 )
 @quiet
-def test_scale_of_the_noise_free_maximum_is_the_papers(setting, icml, workshop):
+def test_scale_of_the_noise_free_maximum_is_the_papers(setting, scale):
     names = ("num_choices", "epsilon", "delta", "steps", "dim", "dataset_correlation")
     arguments = dict(zip((*names, "amplitude", "rate"), setting, strict=True))
     values = torch.zeros(arguments.pop("steps"), dtype=torch.double)
-    for edition, scale in {"icml2015": icml, "workshop2014": workshop}.items():
-        release = release_maximum(NoiseFreeMaximum, values, edition=edition, **arguments)
-        assert release.scale == pytest.approx(scale, rel=1e-12)
+    release = release_maximum(NoiseFreeMaximum, values, **arguments)
+    assert release.scale == pytest.approx(scale, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +178,6 @@ def test_guarantees_name_their_conditions(name):
         ("noise-free", {"dim": 0}, "`dim`"),
         ("noise-free", {"amplitude": 0.0}, "`amplitude`"),
         ("noise-free", {"rate": -1.0}, "`rate`"),
-        ("noise-free", {"edition": "union_bound"}, "`edition`"),
         ("noise-free", {"values": VALUES[:1]}, "`steps` must be at least 2"),
         ("noise-free", {"values": VALUES.unsqueeze(-1)}, "`values`"),
         ("noisy", {"unsafe_seed": -1}, "`unsafe_seed`"),
@@ -264,8 +259,7 @@ def test_drawn_noise_is_laplace_of_the_stated_scale(name):
 def test_what_is_released_before_noise():
     values = torch.tensor([9.0, 1.0, 5.0, 2.0])
     options = EXACT | {"steps": 4}
-    assert NoiseFreeMaximum(edition="icml2015", **options).statistic(values) == 2.0
-    assert NoiseFreeMaximum(edition="workshop2014", **options).statistic(values) == 5.0
+    assert NoiseFreeMaximum(**options).statistic(values) == 2.0
     assert PrivateMaximum(**(NOISY | {"steps": 4})).statistic(values) == 9.0
 
 
@@ -281,10 +275,6 @@ def test_utility_bounds_by_hand():
     regret = math.sqrt(8 / math.log(101) * beta * 30 / 50)
     left = 1e-4 * (0.75 - 0.25 / 1000)
     assert bound.model == pytest.approx(regret + 0.1 * math.sqrt(2 * math.log(50 / left)))
-    published = MECHANISMS["noisy"].published_utility()
-    assert published.model == pytest.approx(regret + 0.1 * math.sqrt(8 * math.log(1 / 1e-4)))
-    assert published.noise == bound.noise and published.probability == bound.probability
-    assert MECHANISMS["noise-free"].published_utility() == MECHANISMS["noise-free"].utility()
     assert bound.probability == pytest.approx(0.95 - 1e-4)
     bound = MECHANISMS["noise-free"].utility()
     assert bound.noise == pytest.approx(0.8998524181103064 * tail)
@@ -301,7 +291,7 @@ def test_noise_exceeds_its_bound_as_often_as_stated(name):
     assert abs(exceeded - 0.3) < 5 * math.sqrt(0.3 * 0.7 / 2000)
 
 
-@pytest.mark.parametrize("edition", ["icml2015", "workshop2014", "union_bound"])
+@pytest.mark.parametrize("edition", ["icml2015", "union_bound"])
 def test_sensitivity_of_the_noisy_maximum_holds_for_pairs_from_the_multi_task_prior(edition):
     torch.manual_seed(0)
     n, steps, delta, correlation, noise = 40, 15, 0.2, 0.5, 0.5
@@ -332,15 +322,6 @@ def test_sensitivity_of_the_noisy_maximum_holds_for_pairs_from_the_multi_task_pr
         moved_far += abs(best[0] - best[1]) > mechanism.sensitivity / 50
     assert exceeded <= delta * 60
     assert moved_far > delta * 60  # the experiment can fail
-
-
-def test_workshop_edition_counts_two_steps_of_an_exact_search():
-    """``A exp(-tau t / (log t)^(d/4))`` with ``t = 2``; the other edition has ``t = T``."""
-    options = EXACT | {"amplitude": 3.0, "steps": 50}
-    workshop = NoiseFreeMaximum(edition="workshop2014", **options)
-    assert workshop.regret == pytest.approx(3 * math.exp(-0.2 / math.log(2) ** 0.5), rel=1e-12)
-    published = NoiseFreeMaximum(**options)
-    assert published.regret == pytest.approx(3 * math.exp(-5 / math.log(50) ** 0.5), rel=1e-12)
 
 
 @pytest.mark.parametrize("name", ["noisy", "noise-free"])

@@ -85,11 +85,9 @@ def test_drivers_hold_the_single_releases():
     search = gp_ucb()
     assert search.choice == PrivateChoice(steps=9, **common)
     assert search.maximum == PrivateMaximum(steps=9, noise_std=0.1, information_gain=gain, **common)
-    search = branch_and_bound(edition="workshop2014")
+    search = branch_and_bound()
     assert search.choice == PrivateChoice(steps=9, **common)
-    assert search.maximum == NoiseFreeMaximum(
-        steps=9, dim=2, amplitude=2.0, rate=0.5, edition="workshop2014", **common
-    )
+    assert search.maximum == NoiseFreeMaximum(steps=9, dim=2, amplitude=2.0, rate=0.5, **common)
 
 
 @both
@@ -177,7 +175,6 @@ def test_warns_before_anything_is_called(driver):
         ({"delta": 1.5}, "`delta`"),
         ({"dataset_correlation": 1.5}, "`dataset_correlation`"),
         ({"method": "best"}, "`method`"),
-        ({"edition": "first"}, "`edition`"),
         ({"steps": 0}, "`steps`"),
         ({"kernel": ScaleKernel(RBFKernel())}, r"k\(x, x\) must be 1"),
     ],
