@@ -423,7 +423,6 @@ MUTANTS = [
     *_mutants(
         "tuning/searching.py",
         "tuning/test_private_search.py",
-        ("share = sqrt_below(each * len(configs))", "share = sqrt_below(each)"),
     ),
     *_mutants(
         "integrations/opacus_loop.py",
