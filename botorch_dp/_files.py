@@ -7,38 +7,28 @@ resumes, a query log. What holds for all of them:
   file, the journal and the folder before a commit returns. Nothing lies beside the file while no
   transaction runs, so a copy made then is complete.
 * *Nobody meets half a file.* A new one is built aside with mode 0600 and linked into place.
-* *One name for one file.* SQLite finds its journal by name; under a second hard link it would not
-  find it, and lose what was acknowledged. More than one link is refused, symbolic links are
-  resolved.
-* *An exclusive file has one holder*, by a lock on the file itself that ends with the process,
-  however it ends, also if children that it forked live on.
-* *A forked child is another process.* It notices by its process number at the next use: a shared
-  file gets a connection and a lock of its own, an exclusive one is refused, and the parent's
-  connection is neither used nor closed. A child that was forked while a thread used a file is
-  refused all files: it has inherited SQLite's locks as they were, and might wait for them forever.
-* *A claim in a file names its owner* (:func:`owner_words`): a process that is told from a later one
-  of its number, so that whoever comes after it knows whether it is still at work.
+* *An exclusive file has one holder*, by ``flock``, which ends with the process, however it ends.
+* *A forked child is another process.* It opens a connection of its own to a shared file, and is
+  refused an exclusive one. Its parent's connection is neither used nor closed there.
 
-All of this needs a file system whose locks work (``docs/privacy.md`` says so).
+This needs a file system whose locks work, one name for each file, and no fork while another thread
+uses a file (``docs/sharp_edges.md``).
 """
 
 from __future__ import annotations
 
 import ctypes
-import errno
 import functools
 import hashlib
 import hmac
 import json
 import os
-import socket
 import sqlite3
-import struct
-import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -51,7 +41,7 @@ from botorch_dp.errors import PrivacyError
 
 try:
     import fcntl
-except ImportError:  # Windows, where what is locked cannot be opened
+except ImportError:  # Windows: ledgers and runs in memory only
     fcntl = None  # type: ignore[assignment]
 
 #: Only the owner reads and writes.
@@ -63,16 +53,6 @@ VERSION = 1
 #: asks ten times a second in the end, and starves beside a process that writes without a pause.
 BUSY_SECONDS = 60.0
 POLL_SECONDS = 5e-4
-#: A file that is just being linked into place has two names for a moment.
-_LINKING_SECONDS = 1.0
-#: SQLite locks some bytes from 2^30 on. Behind them, one is held while somebody takes an exclusive
-#: file, and the others are for holders: each process has one of its own (:func:`_own_byte`).
-_GATE_BYTE = 2**31
-#: Locks that belong to descriptors, where the system has them (Linux).
-_OF_DESCRIPTORS: int | None = getattr(fcntl, "F_OFD_SETLK", None)
-#: Uses of SQLite that are under way, by process. A child that finds some of another process was
-#: forked amid them.
-_USES: set[tuple[int, object]] = set()
 
 
 @contextmanager
@@ -235,70 +215,6 @@ def _is_tensor(value: object) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
-def owner_words(work: tuple[int, str], **more: Any) -> str:
-    """Who claims something, in words that tell its process from a later one of its number."""
-    pid, token = work
-    known = {"token": token, "pid": pid, "started": _started(pid), "host": socket.gethostname()}
-    return json.dumps(known | more)
-
-
-def may_be_at_work(owner: str, here: Container[tuple[int, str]] | None = None) -> bool:
-    """Whether an owner may still be at work: yes where that cannot be told, as on another host.
-
-    Args:
-        owner: As written by :func:`owner_words`.
-        here: What this process is at work on; None if that is not known either.
-    """
-    known = json.loads(owner)
-    if here is not None and (os.getpid(), known["token"]) in here:
-        return True
-    if known["host"] != socket.gethostname():
-        return True
-    if here is not None and known["pid"] == os.getpid():
-        return False  # this process, which is not at work on it, or an earlier one of its number
-    return bool(known["started"] == _started(known["pid"]))
-
-
-def _started(pid: int) -> str | None:
-    """When a process started, in words that tell it from a later one of its number; None if ended.
-
-    A number is used again after some time, and by every container; the start tells them apart.
-    """
-    return _own_start(pid) if pid == os.getpid() else _start_of(pid)
-
-
-@functools.cache
-def _own_start(pid: int) -> str | None:
-    """That of this process, which is asked for at every claim and does not change.
-
-    A forked child has another number, and so another entry.
-    """
-    return _start_of(pid)
-
-
-def _start_of(pid: int) -> str | None:
-    """What the system says of a process."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            # The name of the program stands in brackets and may hold anything.
-            fields = file.read().rpartition(")")[2].split()
-        return None if fields[0] == "Z" else f"{_boot()} {fields[19]}"
-    except (FileNotFoundError, ProcessLookupError):  # the latter if it ends while we read
-        if os.path.isdir("/proc/self"):
-            return None
-    listed = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True)
-    return listed.stdout.strip() or None
-
-
-@functools.cache
-def _boot() -> str:
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return file.read().strip()
-    except FileNotFoundError:
-        return ""
-
-
 @dataclass(frozen=True)
 class FileKind:
     """What tells one kind of file from another.
@@ -318,14 +234,18 @@ class FileKind:
     if_lost: str = "Put back a copy, or begin anew at another path."
 
 
-class _Handle:
-    """What one process has of a file; a forked child gets one of its own."""
+@functools.cache
+def _open_files() -> weakref.WeakSet[StateFile]:
+    """The files that are open in this process. A fork leaves them to its parent."""
+    files: weakref.WeakSet[StateFile] = weakref.WeakSet()
 
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self.connection: sqlite3.Connection | None = None
-        #: The descriptor that holds an exclusive file.
-        self.holder: int | None = None
+    def leave() -> None:
+        for file in list(files):
+            file.leave_to_parent()
+
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=leave)
+    return files
 
 
 class StateFile:
@@ -341,8 +261,8 @@ class StateFile:
             its holder are left alone.
 
     Raises:
-        Exception: ``kind.error`` with a reason, if the file is damaged, of another kind, in use,
-            not writable, or has a second hard link.
+        Exception: ``kind.error`` with a reason, if the file is damaged, of another kind, in use or
+            not writable.
     """
 
     def __init__(
@@ -356,29 +276,36 @@ class StateFile:
     ) -> None:
         self.kind = kind
         self.path = MEMORY if str(path) == MEMORY else os.path.realpath(path)
+        #: Whether :meth:`close` was called.
+        self.closed = False
+        #: Whether this process is a fork of the one that opened the file.
+        self.forked = False
+        #: Keeps the threads of this process apart.
+        self.lock = threading.RLock()
         self._exclusive = exclusive
-        self._closed = False
-        self._identity: tuple[int, int] | None = None
-        self._pid = os.getpid()
-        self._handles: dict[int, _Handle] = {}
         self._in_memory = copied or self.path == MEMORY
+        self._connection: sqlite3.Connection | None = None
+        #: The descriptor that locks an exclusive file.
+        self._holder: int | None = None
         #: Whether it was not there before.
         self.created = self.path == MEMORY or not os.path.lexists(self.path)
         if self.created and create is None:
             raise self.error(f"There is no {kind.name} at {self.path}.")
+        _open_files().add(self)
         try:
-            with self.explained(), self._in_use():
+            with self.explained():
                 if copied:
-                    self._handle.connection = self._copy()
+                    self._connection = self._copy()
                 elif self.path == MEMORY:
                     assert create is not None
-                    self._handle.connection = connection = _connect(MEMORY)
-                    self._build(connection, create)
+                    self._connection = _connect(MEMORY)
+                    self._build(self._connection, create)
                 else:
                     if self.created:
                         assert create is not None
                         self._create_file(create)
-                    self._connected()
+                    self._connection = self._open()
+                    self._inode = self._named_inode()
         except BaseException:
             self.close()
             raise
@@ -387,32 +314,30 @@ class StateFile:
         with suppress(Exception):
             self.close()
 
-    @property
-    def closed(self) -> bool:
-        """Whether :meth:`close` was called."""
-        return self._closed
-
-    @property
-    def lock(self) -> threading.RLock:
-        """What keeps the threads of this process apart."""
-        return self._handle.lock
-
-    @property
-    def _handle(self) -> _Handle:
-        # Not behind a lock, which another thread of the parent may have held at a fork.
-        pid = os.getpid()
-        return self._handles.get(pid) or self._handles.setdefault(pid, _Handle())
-
     def close(self) -> None:
         """Release the file. What was committed stays."""
-        with (handle := self._handle).lock:
-            self._closed = True
-            if handle.connection is not None:
-                with self._in_use():
-                    _disconnect(handle.connection)
-                handle.connection = None
+        with self.lock:
+            self.closed = True
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
             # Last: closing any descriptor of a file drops SQLite's own locks on it.
-            self._let_go(handle)
+            if self._holder is not None:
+                fcntl.flock(self._holder, fcntl.LOCK_UN)  # also of a copy in a fork
+                os.close(self._holder)
+                self._holder = None
+
+    def leave_to_parent(self) -> None:
+        """In a fork, before anything else runs: forget the parent's connection and its locks."""
+        self.forked, self.lock = True, threading.RLock()
+        if self._connection is not None:
+            # Never closed, not even when the interpreter ends: SQLite would undo what the parent
+            # is writing.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connection))
+            self._connection = None
+        if self._holder is not None:
+            os.close(self._holder)
+            self._holder = None
 
     def error(self, message: str) -> Exception:
         """An error of this kind of file."""
@@ -438,8 +363,7 @@ class StateFile:
 
     @contextmanager
     def _within(self, begin: str, end: str) -> Iterator[sqlite3.Connection]:
-        pid = os.getpid()
-        with self.lock, self.explained(), self._in_use():
+        with self.lock, self.explained():
             connection = self._connected()
             if connection.in_transaction:
                 yield connection
@@ -447,21 +371,21 @@ class StateFile:
             try:
                 _execute(connection, begin)
                 yield connection
-                if os.getpid() != pid:
+                if connection is not self._connection:
                     raise self.error(
                         f"A forked process cannot end the transaction that its parent has begun on "
                         f"the {self.kind.name} {self.path}: fork outside of it."
                     )
                 _execute(connection, end)
             except BaseException:
-                if os.getpid() == pid and connection.in_transaction:
+                if connection is self._connection and connection.in_transaction:
                     with suppress(Exception):
                         connection.execute("ROLLBACK")
                 raise
 
     def query(self, statement: str, values: Sequence[object] = ()) -> list[tuple]:
         """All rows of a statement."""
-        with self.lock, self.explained(), self._in_use():
+        with self.lock, self.explained():
             return self.execute(statement, values).fetchall()
 
     def execute(self, statement: str, values: Sequence[object] = ()) -> sqlite3.Cursor:
@@ -469,62 +393,29 @@ class StateFile:
         return _execute(self._connected(), statement, values)
 
     @contextmanager
-    def _in_use(self) -> Iterator[None]:
-        pid = os.getpid()
-        if any(user != pid for user, _ in list(_USES)):
-            raise self.error(
-                f"The {self.kind.name} {self.path} cannot be used in this process, which was "
-                "forked while a thread was using it or another file of botorch_dp. Nothing was "
-                "read or written. Fork before threads use such files, or start the process by "
-                "multiprocessing's 'spawn' or 'forkserver'."
-            )
-        use = (pid, object())
-        _USES.add(use)
-        try:
-            yield
-        finally:
-            if os.getpid() == pid:
-                _USES.discard(use)
-
-    @contextmanager
     def explained(self) -> Iterator[None]:
         """Turn errors of SQLite and the file system into sentences that say what to do."""
         what = f"The {self.kind.name} {self.path}"
         try:
             yield
-        except OSError as error:
-            if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
-                raise self._read_only() from error
-            raise self.error(
-                f"{what} cannot be created here ({error.strerror}); nothing was written. Put it on "
-                "a local disk with free space."
-            ) from error
         except UnicodeDecodeError as error:
             raise self.damaged("it holds unreadable text") from error
-        except sqlite3.Error as error:
+        except (OSError, sqlite3.Error) as error:
             code = _code(error)
             if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
                 raise self.damaged(str(error)) from error
-            if code == 0:  # raised by Python, which could not decode a text
+            if isinstance(error, sqlite3.Error) and code == 0:  # Python could not decode a text
                 raise self.damaged("it holds unreadable text") from error
-            if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
-                raise self._read_only() from error
             if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
                 raise self.error(
                     f"Another process has held {what[0].lower() + what[1:]} for {BUSY_SECONDS:g} "
                     "seconds; nothing was written. Try again, or end the process that holds it."
                 ) from error
             raise self.error(
-                f"{what} could not be read or written ({error}), so nothing may be released. "
-                "Check the disk for space and errors, then try again."
+                f"{what} could not be read or written ({error}), so nothing may be released. Check "
+                "the disk for space and errors, and your write permission on the file and its "
+                "folder, then try again."
             ) from error
-
-    def _read_only(self) -> Exception:
-        return self.error(
-            f"The {self.kind.name} {self.path} cannot be written; nothing was changed. Give this "
-            "process write permission on the file and on its folder (SQLite keeps its journal "
-            "there)."
-        )
 
     # --- Opening. ---
 
@@ -540,11 +431,8 @@ class StateFile:
         descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         os.close(descriptor)
         try:
-            connection = _connect(Path(temporary).as_uri() + "?mode=rw")
-            try:
+            with closing(_connect(Path(temporary).as_uri() + "?mode=rw")) as connection:
                 self._build(connection, create)
-            finally:
-                _disconnect(connection)
             # Unlike a rename, a link fails if another process was first: that file is the one.
             try:
                 os.link(temporary, path)
@@ -567,68 +455,43 @@ class StateFile:
 
     def _connected(self) -> sqlite3.Connection:
         """The connection of this process, to the file that was opened first."""
-        name, handle = self.kind.name, self._handle
-        if self._closed:
+        name = self.kind.name
+        if self.closed:
             raise self.error(f"The {name} {self.path} is closed: open it again to go on.")
-        if self._in_memory:
-            if handle.connection is None:
+        if self._connection is None:
+            if self._in_memory or self._exclusive:
                 raise self.error(
-                    f"A {name} in memory cannot be shared with a forked process, which would spend "
-                    f"a second time. Give the {name} a path."
+                    f"The {name} {self.path} belongs to the process that opened it, of which this "
+                    f"one is a fork. Give the {name} a path, and open it here once that process "
+                    "has let it go."
                 )
-            return handle.connection
-        if self._exclusive and self._pid != os.getpid():
+            self._connection = self._open()
+        if not self._in_memory and self._named_inode() != self._inode:
             raise self.error(
-                f"The {name} {self.path} belongs to the process that opened it, of which this one "
-                "is a fork. Open it here once that process has let it go."
+                f"The {name} {self.path} was removed or replaced while it was open, so what was "
+                "written may be lost. Put the file back, or begin anew."
             )
-        with handle.lock:
-            if handle.connection is None:
-                handle.connection = self._open()
-            identity = self._checked_identity()
-            if self._identity is None:
-                self._identity = identity
-            elif identity != self._identity:
-                raise self.error(
-                    f"The {name} {self.path} was removed or replaced while it was open, so what "
-                    "was written may be lost. Put the file back, or begin anew."
-                )
-            return handle.connection
+        return self._connection
 
-    def _checked_identity(self) -> tuple[int, int] | None:
-        """Device and inode, once the file has no second name."""
-        deadline = time.monotonic() + _LINKING_SECONDS
-        while True:
-            try:
-                status = os.stat(self.path)
-            except FileNotFoundError:
-                return None
-            if status.st_nlink == 1:
-                return status.st_dev, status.st_ino
-            if status.st_nlink > 1 and time.monotonic() > deadline:
-                raise self.error(
-                    f"The {self.kind.name} {self.path} has {status.st_nlink} hard links. Under "
-                    "another name its journal is not found, and what was written can be lost: "
-                    "keep one name (a symbolic link to it is fine)."
-                )
-            time.sleep(POLL_SECONDS)
+    def _named_inode(self) -> tuple[int, int] | None:
+        try:
+            status = os.stat(self.path)
+        except FileNotFoundError:
+            return None
+        return status.st_dev, status.st_ino
 
     def _open(self) -> sqlite3.Connection:
         """Connect, after checking that the file is what it should be."""
-        path = self.path
         self._check_is_file()
-        if not os.access(path, os.R_OK | os.W_OK) or not os.access(os.path.dirname(path), os.W_OK):
-            raise self._read_only()
-        self._checked_identity()
         if self._exclusive:
             self._take()
-        connection = _connect(Path(path).as_uri() + "?mode=rw")
+        connection = _connect(Path(self.path).as_uri() + "?mode=rw")
         try:
             self._check_content(connection)
-            if os.stat(path).st_mode & 0o077:
-                os.chmod(path, OWNER_ONLY)
+            if os.stat(self.path).st_mode & 0o077:
+                os.chmod(self.path, OWNER_ONLY)
         except BaseException:
-            _disconnect(connection)
+            connection.close()
             raise
         return connection
 
@@ -636,13 +499,9 @@ class StateFile:
         """A copy in memory."""
         self._check_is_file()
         connection = _connect(MEMORY)
-        try:
-            with closing(sqlite3.connect(Path(self.path).as_uri() + "?mode=ro", uri=True)) as file:
-                file.backup(connection)  # waits while somebody commits
-            self._check_content(connection)
-        except BaseException:
-            _disconnect(connection)
-            raise
+        with closing(sqlite3.connect(Path(self.path).as_uri() + "?mode=ro", uri=True)) as file:
+            file.backup(connection)  # waits while somebody commits
+        self._check_content(connection)
         return connection
 
     def _check_is_file(self) -> None:
@@ -666,98 +525,18 @@ class StateFile:
         if _pragma(connection, "integrity_check") != "ok":
             raise self.damaged("SQLite's integrity check fails")
 
-    # --- Holding the file alone. ---
-
     def _take(self) -> None:
-        """Hold the file alone. The lock belongs to the inode, whatever name it was opened by.
-
-        A forked child inherits it, so that it may outlive its holder. Where it lies says whose it
-        is, and those of processes that have ended do not count.
-        """
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
-        if not _taken(descriptor):
-            os.close(descriptor)
+        """Lock the file for this object alone."""
+        self._holder = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.flock(self._holder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(self._holder)
+            self._holder = None
             raise self.error(
                 f"The {self.kind.name} {self.path} is in use: only one process, and one object in "
                 "it, may hold it. Wait for it to end, close it, or choose another path."
-            )
-        self._handle.holder = descriptor
-
-    def _let_go(self, handle: _Handle) -> None:
-        if handle.holder is not None:
-            with suppress(OSError):
-                if _OF_DESCRIPTORS is not None:  # forked children share the lock
-                    _locked(handle.holder, _own_byte(), fcntl.F_UNLCK)
-                os.close(handle.holder)
-            handle.holder = None
-
-
-#: How many bits of the place of a lock say when its holder started, its number, and its host.
-_START_BITS, _NUMBER_BITS, _HOST_BITS = 20, 22, 18
-
-
-def _own_byte() -> int:
-    """The byte of an exclusive file that this process locks."""
-    place = _bits(socket.gethostname(), _HOST_BITS) << _NUMBER_BITS | os.getpid()
-    place = place << _START_BITS | _bits(_started(os.getpid()), _START_BITS)
-    return _GATE_BYTE + 1 + place
-
-
-def _bits(words: str | None, number: int) -> int:
-    return int.from_bytes(hashlib.sha256(str(words).encode()).digest()) % 2**number
-
-
-def _taken(descriptor: int) -> bool:
-    """Lock the byte of this process unless somebody else holds the file."""
-    if _OF_DESCRIPTORS is None:
-        return _locked(descriptor, 0)
-    deadline = time.monotonic() + BUSY_SECONDS
-    while not (alone := _locked(descriptor, _GATE_BYTE)) and time.monotonic() < deadline:
-        time.sleep(POLL_SECONDS)
-    taken = alone and not _is_held(descriptor) and _locked(descriptor, _own_byte())
-    _locked(descriptor, _GATE_BYTE, fcntl.F_UNLCK)
-    return taken
-
-
-def _is_held(descriptor: int) -> bool:
-    """Whether somebody who may be alive holds the file."""
-    ranges = [(_GATE_BYTE + 1, 2**63 - 2**32)]
-    while ranges:
-        first, last = ranges.pop()
-        if first > last:
-            continue
-        request = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, first, last - first + 1, 0)
-        answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, request)
-        kind, _, byte, _, _ = struct.unpack("hhqqi4x", answer)
-        if kind == fcntl.F_UNLCK:
-            continue
-        place, start = divmod(byte - _GATE_BYTE - 1, 2**_START_BITS)
-        host, number = divmod(place, 2**_NUMBER_BITS)
-        started = _started(number)
-        if host != _bits(socket.gethostname(), _HOST_BITS):
-            return True
-        if started is not None and _bits(started, _START_BITS) == start:
-            return True
-        ranges += [(first, byte - 1), (byte + 1, last)]
-    return False
-
-
-def _locked(descriptor: int, byte: int, kind: int | None = None) -> bool:
-    """Lock a byte of a file for this descriptor and its copies in forks; False if others do.
-
-    SQLite's own locks belong to processes: they would not keep apart two objects in one, and
-    SQLite drops all of them at the end of a transaction. Those of descriptors are independent.
-    """
-    try:
-        if _OF_DESCRIPTORS is not None:
-            kind = fcntl.F_WRLCK if kind is None else kind
-            request = struct.pack("hhqqi4x", kind, os.SEEK_SET, byte, 1, 0)
-            fcntl.fcntl(descriptor, _OF_DESCRIPTORS, request)
-        else:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        return False
-    return True
+            ) from error
 
 
 def _connect(database: str) -> sqlite3.Connection:
@@ -777,16 +556,7 @@ def _connect(database: str) -> sqlite3.Connection:
     except BaseException:
         connection.close()
         raise
-    # A forked child must never close what it inherits: SQLite would undo what the parent is
-    # writing. One more reference keeps the child from it, even when its interpreter ends.
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
     return connection
-
-
-def _disconnect(connection: sqlite3.Connection) -> None:
-    """Close a connection of this process."""
-    connection.close()
-    ctypes.pythonapi.Py_DecRef(ctypes.py_object(connection))
 
 
 def _execute(
@@ -802,8 +572,8 @@ def _execute(
         time.sleep(POLL_SECONDS)
 
 
-def _code(error: sqlite3.Error) -> int:
-    """SQLite's primary result code; 0 if Python raised the error."""
+def _code(error: Exception) -> int:
+    """SQLite's primary result code; 0 if Python or the system raised the error."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 

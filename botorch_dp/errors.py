@@ -15,10 +15,6 @@ class NotPublicError(PrivacyError):
     """A model, kernel or design that may depend on sensitive values where it must not."""
 
 
-class AlreadyReleased(PrivacyError):
-    """A second draw under a key that somebody is drawing for; nothing was charged or read."""
-
-
 class BudgetExhausted(PrivacyError):
     """A charge that the privacy budget cannot bear; nothing was charged and nothing was read.
 

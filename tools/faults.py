@@ -79,7 +79,7 @@ def charge(path: Path, tell: Tell) -> None:
 
 
 def _released(ledger: PrivacyLedger) -> list[Any]:
-    rows = ledger._file.query("SELECT key FROM released ORDER BY claim")
+    rows = ledger._file.query("SELECT key FROM released ORDER BY rowid")
     return [(key, ledger._store.find(key)) for (key,) in rows]
 
 

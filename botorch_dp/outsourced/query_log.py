@@ -215,7 +215,7 @@ class QueryLog(Run):
 
     def check_owner(self) -> None:
         """Raise in a fork of the process that opened the log."""
-        if os.getpid() != self._pid:
+        if self._file.forked:
             raise PrivacyError(
                 "A forked process cannot use its parent's curator: both could answer the same "
                 "question. Let the child ask its parent, or make its own curator with its own "

@@ -227,7 +227,7 @@ class PrivacyLedger:
         about: Mapping[str, Any] | None = None,
         read: Callable[[], Any] | None = None,
     ) -> T:
-        """Draw noise once for one charge: claim, charge, read, draw, store, show.
+        """Draw noise once for one charge: charge, read, draw, store, show.
 
         With a ``key``, what is drawn is stored under it before it is returned, and whoever asks
         for the key later, after a crash, from a copy or from another process, gets the stored
@@ -249,7 +249,6 @@ class PrivacyLedger:
 
         Raises:
             BudgetExhausted: The budget cannot bear it. Nothing was charged or read.
-            AlreadyReleased: Somebody alive is drawing the value. Nothing was charged or read.
             PrivacyError: As for :meth:`charge`, or the key names something else.
 
         Example:
@@ -269,8 +268,8 @@ class PrivacyLedger:
                 self._append(price, stated, label, delta, None)
             return draw() if read is None else draw(read())
 
-        def charge() -> int:
-            return self._append(price, stated, label, delta, key).number
+        def charge() -> None:
+            self._append(price, stated, label, delta, key)
 
         what = {**_document(price, delta), "about": dict(about or {})}
         return self._store.release(key, draw, charge=charge, read=read, about=what)

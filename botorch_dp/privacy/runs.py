@@ -1,18 +1,11 @@
 """One noisy draw for one key, whatever is copied, forked, retried, killed or resumed.
 
-*The release store.* A key names a released *value*. Whoever wants it claims the key, charges for
-it, draws, stores, and only then shows; everybody who comes later gets what was stored. In the file
-of a :class:`ReleaseStore`:
-
-1. *claim*: one transaction writes who draws (process, its start, host) and the charge;
-2. *begin*: where records are read before the noise is drawn, a second one says that drawing begins
-   (otherwise the first one says so);
-3. *value*: a third one stores what was drawn. Only what is stored is returned.
-
-A claim with a living owner is refused to others. If its owner died before it began to draw,
-nothing was drawn, and the next claim takes over the charge. If it died (or failed) later, the noise
-may have been drawn: that charge stays spent, and the next draw is a new charge. Two values under
-one key are impossible: the second one to be stored is thrown away, and both return the first.
+*The release store.* A key names a released *value*. Whoever wants it pays, reads, draws, stores,
+and only then shows; everybody who comes later gets what was stored. One rule makes this sound,
+whoever is killed, forked or late: **a draw needs a charge under its key that no other draw has
+used**. A failure before the draw leaves its charge to the next attempt. A later failure does not,
+because what was drawn may have been seen. The first value that is stored wins: if two processes
+draw under one key in the same instant, both have paid, and both get that value.
 
 No time is stored: when a value was ready tells how long the computation before it took, and that
 may be secret, as the number of trainings of a private selection is.
@@ -32,7 +25,7 @@ import os
 import sqlite3
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -42,12 +35,10 @@ from botorch_dp._files import (
     StateFile,
     differences,
     keyed_hash,
-    may_be_at_work,
-    owner_words,
     pack,
     unpack,
 )
-from botorch_dp.errors import AlreadyReleased, PrivacyError
+from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy.guarantee import Guarantee
 
 if TYPE_CHECKING:
@@ -64,16 +55,15 @@ _ONCE = "a released value is never changed or removed"
 
 #: Statements that give a file a release store. Rows are only ever added.
 RELEASE_TABLES: tuple[str, ...] = (
-    "CREATE TABLE claim (number INTEGER PRIMARY KEY, key TEXT NOT NULL, owner TEXT NOT NULL, "
-    "charge INTEGER, about TEXT NOT NULL)",
-    "CREATE INDEX claim_key ON claim (key)",
-    "CREATE TABLE drawing (claim INTEGER PRIMARY KEY)",
-    "CREATE TABLE given_up (claim INTEGER PRIMARY KEY)",
-    "CREATE TABLE released (key TEXT PRIMARY KEY, claim INTEGER NOT NULL, value BLOB NOT NULL)",
+    "CREATE TABLE paid (number INTEGER PRIMARY KEY, key TEXT NOT NULL, about TEXT NOT NULL)",
+    "CREATE INDEX paid_key ON paid (key)",
+    # One row for each draw: the charge that it used.
+    "CREATE TABLE drawing (paid INTEGER PRIMARY KEY)",
+    "CREATE TABLE released (key TEXT PRIMARY KEY, value BLOB NOT NULL)",
     *(
         f"CREATE TRIGGER {table}_no_{event.lower()} BEFORE {event} ON {table} "
         f"BEGIN SELECT RAISE(ABORT, '{_ONCE}'); END"
-        for table in ("claim", "drawing", "released")
+        for table in ("paid", "drawing", "released")
         for event in ("UPDATE", "DELETE")
     ),
     # REPLACE would get around the two above.
@@ -82,12 +72,9 @@ RELEASE_TABLES: tuple[str, ...] = (
     f"BEGIN SELECT RAISE(ABORT, '{_ONCE}'); END",
 )
 
-#: Claims at work in this process, by its number: a fork inherits the set, but not the work.
-_AT_WORK: set[tuple[int, str]] = set()
-
 
 class ReleaseStore:
-    """Claims and released values in one file.
+    """Charges, draws and released values by key.
 
     Args:
         file: A file with the tables of :data:`RELEASE_TABLES`.
@@ -101,7 +88,7 @@ class ReleaseStore:
         key: str,
         draw: Callable[..., T],
         *,
-        charge: Callable[[], int | None],
+        charge: Callable[[], object],
         read: Callable[[], Any] | None,
         about: dict[str, Any],
     ) -> T:
@@ -110,117 +97,69 @@ class ReleaseStore:
         Args:
             key: Names the value.
             draw: Draws the noise; takes what ``read`` returned, if that is given.
-            charge: Charges, inside the claim's transaction; returns the number of the charge.
+            charge: Charges, inside a transaction of the file.
             read: Touches the records before any noise is drawn. If it fails, nothing was drawn,
                 and the charge serves the next attempt.
             about: What the value is, JSON-ready and public; must be the same at every call.
         """
-        work, claim = (os.getpid(), uuid.uuid4().hex), None
-        try:
-            claim = self._claim(key, work, charge, about, draws_at_once=read is None)
-            if claim is None:
+        if not isinstance(key, str) or not key:
+            raise TypeError(f"`key` must be a non-empty string, got {key!r}.")
+        material: tuple[Any, ...] = ()
+        if read is not None:
+            if self._unused_charge(key, charge, about) is None:
                 return self._stored(key)
-            if read is None:
-                return self._store(key, claim, draw())
-            material = read()
-            self._begin(key, claim)
-            return self._store(key, claim, draw(material))
-        except BaseException:
-            # Others need not wait for this process to end. If this fails too, or if the claim was
-            # interrupted in its commit, they will wait; this process will not.
-            if claim is not None:
-                with suppress(Exception), self._file.transaction():
-                    self._file.execute("INSERT INTO given_up VALUES (?)", (claim,))
-            raise
-        finally:
-            _AT_WORK.discard(work)
+            material = (read(),)
+        with self._file.transaction():
+            # Somebody else may have used the charge, or stored a value, while records were read.
+            paid = self._unused_charge(key, charge, about)
+            if paid is not None:
+                self._file.execute("INSERT INTO drawing VALUES (?)", (paid,))
+        if paid is not None:
+            content = pack(draw(*material))
+            with self._file.transaction():
+                if not self._has_value(key):
+                    self._file.execute("INSERT INTO released VALUES (?, ?)", (key, content))
+        return self._stored(key)
 
     def find(self, key: str) -> tuple[bool, Any]:
         """Whether a value is stored under ``key``, and the value."""
-        rows = self._file.query("SELECT 1 FROM released WHERE key = ?", (key,))
-        return (True, self._stored(key)) if rows else (False, None)
+        return (True, self._stored(key)) if self._has_value(key) else (False, None)
 
-    def _claim(
-        self,
-        key: str,
-        work: tuple[int, str],
-        charge: Callable[[], int | None],
-        about: dict[str, Any],
-        *,
-        draws_at_once: bool,
+    def _unused_charge(
+        self, key: str, charge: Callable[[], object], about: dict[str, Any]
     ) -> int | None:
-        """The number of a new claim, charged for; None if the value is there already."""
-        if not isinstance(key, str) or not key:
-            raise TypeError(f"`key` must be a non-empty string, got {key!r}.")
+        """A charge under the key that no draw has used, made if need be; None if there is a value.
+
+        All charges of a key are for the same price.
+        """
         with self._file.transaction():
-            execute = self._file.execute
-            last = execute(
-                "SELECT number, owner, charge, about, "
-                "EXISTS (SELECT 1 FROM drawing WHERE claim = number), "
-                "EXISTS (SELECT 1 FROM given_up WHERE claim = number), "
-                "EXISTS (SELECT 1 FROM released WHERE released.key = claim.key) "
-                "FROM claim WHERE key = ? ORDER BY number DESC LIMIT 1",
+            rows = self._file.query(
+                "SELECT number, about, EXISTS (SELECT 1 FROM drawing WHERE paid = number) "
+                "FROM paid WHERE key = ? ORDER BY number",
                 (key,),
-            ).fetchone()
-            if last is None:
-                charged = charge()
-            else:
-                _, owner, before, stored, drawing, given_up, released = last
+            )
+            for _, stored, _ in rows:
                 try:
-                    promised = json.loads(stored)
-                    at_work = not (given_up or released) and _is_alive(owner)
-                except (LookupError, TypeError, ValueError) as error:
-                    raise self._file.damaged(f"the claim to {key!r} was altered") from error
-                changed = differences(promised, about)
+                    changed = differences(json.loads(stored), about)
+                except ValueError as error:
+                    raise self._file.damaged(f"the charge for {key!r} was altered") from error
                 if changed:
                     raise PrivacyError(
                         f"`key` {key!r} names a value that was released as something else: "
                         f"{'; '.join(changed)}. Use a new key for a new release."
                     )
-                if released:
-                    return None
-                if at_work:
-                    raise AlreadyReleased(
-                        f"{_words(owner)} is drawing the value under `key` {key!r}: a second draw "
-                        "would be a second release. Wait for it and ask again, or use another key, "
-                        "which is another charge."
-                    )
-                charged = charge() if drawing else before
-            execute(
-                "INSERT INTO claim (key, owner, charge, about) VALUES (?, ?, ?, ?)",
-                (key, owner_words(work), charged, json.dumps(about)),
-            )
-            number = int(execute("SELECT last_insert_rowid()").fetchone()[0])
-            if draws_at_once:
-                execute("INSERT INTO drawing VALUES (?)", (number,))
-            _AT_WORK.add(work)
-        return number
+            if self._has_value(key):
+                return None
+            unused = [number for number, _, used in rows if not used]
+            if unused:
+                return int(unused[0])
+            charge()
+            words = json.dumps(about)
+            self._file.execute("INSERT INTO paid (key, about) VALUES (?, ?)", (key, words))
+            return int(self._file.query("SELECT last_insert_rowid()")[0][0])
 
-    def _begin(self, key: str, claim: int) -> None:
-        """Write down that noise will be drawn, unless somebody has taken the claim over."""
-        with self._file.transaction():
-            written = self._file.execute(
-                "INSERT INTO drawing SELECT ? WHERE NOT EXISTS "
-                "(SELECT 1 FROM claim WHERE key = ? AND number > ?)",
-                (claim, key, claim),
-            )
-            if written.rowcount != 1:
-                raise AlreadyReleased(
-                    f"The claim to `key` {key!r} was taken over while the records were read. Ask "
-                    "again for the value."
-                )
-
-    def _store(self, key: str, claim: int, value: Any) -> Any:
-        """Store ``value`` unless another one is there, and return what is stored."""
-        content = pack(value)
-        with self._file.transaction():
-            written = self._file.execute(
-                "INSERT INTO released SELECT ?, ?, ? WHERE NOT EXISTS "
-                "(SELECT 1 FROM released WHERE key = ?)",
-                (key, claim, sqlite3.Binary(content), key),
-            )
-        # As it would be read, and as it is stored by now.
-        return unpack(content) if written.rowcount == 1 else self._stored(key)
+    def _has_value(self, key: str) -> bool:
+        return bool(self._file.query("SELECT 1 FROM released WHERE key = ?", (key,)))
 
     def _stored(self, key: str) -> Any:
         ((content,),) = self._file.query("SELECT value FROM released WHERE key = ?", (key,))
@@ -228,16 +167,6 @@ class ReleaseStore:
             return unpack(content)
         except ValueError as error:
             raise self._file.damaged(f"the value under {key!r} was altered") from error
-
-
-def _is_alive(owner: str) -> bool:
-    """Whether the process of a claim may still be at work; yes where that cannot be told."""
-    return may_be_at_work(owner, _AT_WORK)
-
-
-def _words(owner: str) -> str:
-    known = json.loads(owner)
-    return f"Process {known['pid']} on {known['host']}"
 
 
 # --- What a run depends on. ---
@@ -329,7 +258,6 @@ class Run:
         ledger: PrivacyLedger | None = None,
     ) -> None:
         self._what, self._settings, self._ledger = what, dict(settings), ledger
-        self._pid = os.getpid()
         if path is not None and not isinstance(path, str | os.PathLike):
             raise TypeError(f"`checkpoint` must be a path or None, got {type(path).__name__}.")
         self._begin(path)
@@ -496,8 +424,7 @@ class Run:
 
     def _renew_in_a_fork(self) -> None:
         """In a fork, a run in memory is a new one; one in a file refuses by itself."""
-        if self.path is None and self._pid != os.getpid():
-            self._pid = os.getpid()
+        if self.path is None and self._file.forked:
             self._begin(None)
 
     def _unpacked(self, content: bytes, name: str) -> Any:

@@ -162,8 +162,8 @@ def test_read_only_folder() -> None:
             if os.geteuid() == 0:  # whom no permission stops
                 os.setuid(65534)
             for name in ("a.ledger", "new.ledger"):
-                with pytest.raises(PrivacyError, match=r"cannot be written.*write permission"):
-                    PrivacyLedger(folder / name, PrivacyBudget(1.0))
+                with pytest.raises(PrivacyError, match="your write permission"):
+                    PrivacyLedger(folder / name, PrivacyBudget(1.0)).charge(pure(0.1))
 
         assert succeeded(in_child(open_both))
     finally:

@@ -15,9 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from botorch_dp import _files
-from botorch_dp.errors import AlreadyReleased, BudgetExhausted, PrivacyError
-from botorch_dp.privacy import PrivacyBudget, PrivacyLedger, laplace_mechanism, runs
+from botorch_dp.errors import BudgetExhausted, PrivacyError
+from botorch_dp.privacy import PrivacyBudget, PrivacyLedger, laplace_mechanism
 from botorch_dp.privacy.runs import Run, fingerprint
 from tests.one_draw import PLENTY, OneDraw, in_fork
 from tests.privacy.charging import in_child, pure, succeeded
@@ -160,14 +159,14 @@ def test_what_cannot_be_stored_is_not_shown() -> None:
         assert len(ledger.entries()) == 1
 
 
-# Owners
+# Several callers at once
 
 
 @pytest.mark.parametrize("in_memory", [True, False])
-def test_threads_do_not_draw_twice(in_memory: bool, tmp_path: Path) -> None:
+def test_threads_get_one_value_and_pay_for_every_draw(in_memory: bool, tmp_path: Path) -> None:
     path = ":memory:" if in_memory else str(tmp_path / "a.ledger")
     drawn: list[float] = []
-    answers: list[Any] = []
+    answers: list[float] = []
     with PrivacyLedger(path, PLENTY) as ledger:
 
         def draw() -> float:
@@ -176,44 +175,61 @@ def test_threads_do_not_draw_twice(in_memory: bool, tmp_path: Path) -> None:
             return drawn[-1]
 
         def ask() -> None:
-            try:
-                answers.append(ledger.release(pure(0.5), draw, key="k"))
-            except AlreadyReleased as error:
-                answers.append(error)
+            answers.append(ledger.release(pure(0.5), draw, key="k"))
 
         threads = [threading.Thread(target=ask) for _ in range(6)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert len(drawn) == 1 and len(ledger.entries()) == 1
-        values = {a for a in answers if isinstance(a, float)}
-        assert values == {drawn[0]}
+        assert len(answers) == 6 and len(set(answers)) == 1 and answers[0] in drawn
+        assert len(drawn) == len(ledger.entries())
 
 
 def _ask(path: str) -> Any:
-    def draw() -> float:
+    def draw(_: object) -> float:
+        with open(f"{path}.drawn", "ab", buffering=0) as file:
+            file.write(b".")
         time.sleep(0.1)
         return noise()
 
-    try:
-        with PrivacyLedger(path) as ledger:
-            return ledger.release(pure(0.5), draw, key="k")
-    except AlreadyReleased:
-        return None
+    with PrivacyLedger(path) as ledger:
+        return ledger.release(pure(0.5), draw, key="k", read=lambda: time.sleep(0.05))
 
 
-def test_processes_do_not_draw_twice(tmp_path: Path) -> None:
+def test_processes_get_one_value_and_pay_for_every_draw(tmp_path: Path) -> None:
     path = str(tmp_path / "a.ledger")
     PrivacyLedger(path, PLENTY).close()
     with multiprocessing.get_context("fork").Pool(4) as pool:
-        values = set(pool.map(_ask, [path] * 8, chunksize=1)) - {None}
+        values = set(pool.map(_ask, [path] * 8, chunksize=1))
     assert len(values) == 1
     with PrivacyLedger(path) as ledger:
-        assert len(ledger.entries()) == 1
+        assert (tmp_path / "a.ledger.drawn").stat().st_size == len(ledger.entries()) <= 4
 
 
-def test_the_claim_of_the_dead_is_taken_over(tmp_path: Path) -> None:
+def test_a_charge_is_used_by_one_draw(tmp_path: Path) -> None:
+    """Another process draws for the charge while records are read: this one pays again."""
+    with PrivacyLedger(tmp_path / "a.ledger", PLENTY) as ledger:
+        inner: list[float] = []
+
+        def overtaken() -> float:
+            for _ in range(2):
+                with pytest.raises(ZeroDivisionError):
+                    ledger.release(pure(0.5), lambda: 1 / 0, key="k")
+            return 10.0
+
+        assert ledger.release(pure(0.5), lambda x: x, read=overtaken, key="k") == 10.0
+        assert len(ledger.entries()) == 3
+
+        def stored() -> float:
+            inner.append(ledger.release(pure(0.5), noise, key="j"))
+            return 10.0
+
+        late = ledger.release(pure(0.5), lambda x: pytest.fail("drawn"), read=stored, key="j")
+        assert late == inner[0] and len(ledger.entries()) == 4
+
+
+def test_the_charge_of_the_dead_is_used(tmp_path: Path) -> None:
     """Killed while reading: nothing was drawn. Killed while drawing: a new charge."""
     path = tmp_path / "a.ledger"
     PrivacyLedger(path, PLENTY).close()
@@ -238,57 +254,16 @@ def test_the_claim_of_the_dead_is_taken_over(tmp_path: Path) -> None:
             assert len(ledger.entries()) == charges
 
 
-def test_a_living_owner_elsewhere_is_not_disturbed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "a.ledger"
-    with PrivacyLedger(path, PLENTY) as ledger, monkeypatch.context() as patch:
-        patch.setattr(_files.socket, "gethostname", lambda: "elsewhere")
-        with pytest.raises(AlreadyReleased, match="on elsewhere is drawing"):
-
-            def ask_from_here() -> float:
-                patch.undo()
-                return ledger.release(pure(0.5), noise, key="k")
-
-            ledger.release(pure(0.5), ask_from_here, key="k")
-
-
-def test_a_process_number_used_again_is_another_process() -> None:
-    here = _files.owner_words((os.getpid(), "not at work"))
-    assert not runs._is_alive(here)
-    parent = _files.owner_words((os.getppid(), "x"))
-    assert runs._is_alive(parent)
-    earlier = parent.replace(str(_files._started(os.getppid())), "an earlier start")
-    assert not runs._is_alive(earlier)
-    work = (os.getpid(), "at work")
-    runs._AT_WORK.add(work)
-    try:
-        assert runs._is_alive(_files.owner_words(work))
-    finally:
-        runs._AT_WORK.discard(work)
-
-
-def test_a_value_that_came_second_is_thrown_away(tmp_path: Path) -> None:
-    """A claim taken over from somebody who was only thought dead."""
-    path = tmp_path / "a.ledger"
-    with PrivacyLedger(path, PLENTY) as ledger:
+def test_a_value_that_came_second_is_thrown_away() -> None:
+    with PrivacyLedger(budget=PLENTY) as ledger:
         inner: list[float] = []
 
-        def thought_dead() -> float:
-            runs._AT_WORK.clear()
+        def late() -> float:
             inner.append(ledger.release(pure(0.5), noise, key="k"))
             return noise()
 
-        assert ledger.release(pure(0.5), thought_dead, key="k") == inner[0]
+        assert ledger.release(pure(0.5), late, key="k") == inner[0]
         assert len(ledger.entries()) == 2
-
-        def overtaken() -> float:
-            runs._AT_WORK.clear()
-            ledger.release(pure(0.5), lambda x: x, read=lambda: 1.0, key="j")
-            return 2.0
-
-        with pytest.raises(AlreadyReleased, match="taken over"):
-            ledger.release(pure(0.5), lambda x: x, read=overtaken, key="j")
 
 
 # Stored values
@@ -342,9 +317,9 @@ def test_stored_values_cannot_be_changed(tmp_path: Path) -> None:
         for statement in (
             "UPDATE released SET value = x'00'",
             "DELETE FROM released",
-            "INSERT OR REPLACE INTO released VALUES ('k', 1, x'00')",
-            "DELETE FROM claim",
-            "UPDATE claim SET owner = ''",
+            "INSERT OR REPLACE INTO released VALUES ('k', x'00')",
+            "DELETE FROM paid",
+            "UPDATE paid SET about = ''",
             "DELETE FROM drawing",
         ):
             with pytest.raises(sqlite3.IntegrityError, match="never changed"):
@@ -356,20 +331,18 @@ def test_stored_values_cannot_be_changed(tmp_path: Path) -> None:
             ledger.release(pure(0.5), noise, key="k")
 
 
-@pytest.mark.parametrize("column", ["about", "owner"])
 @pytest.mark.parametrize("altered", ["{", "{}", "[]", "3"])
-def test_an_altered_claim_is_refused(column: str, altered: str, tmp_path: Path) -> None:
-    """Nothing is drawn for a claim that nobody can read."""
+def test_an_altered_charge_is_refused(altered: str, tmp_path: Path) -> None:
+    """Nothing is drawn for a charge that nobody can read."""
     with PrivacyLedger(tmp_path / "a.ledger", PLENTY) as ledger:
         with pytest.raises(ZeroDivisionError):
             ledger.release(pure(0.5), lambda: 1 / 0, key="k")
         for statement in (
-            "DROP TRIGGER claim_no_update",
-            "DELETE FROM given_up",
-            f"UPDATE claim SET {column} = '{altered}'",
+            "DROP TRIGGER paid_no_update",
+            f"UPDATE paid SET about = '{altered}'",
         ):
             ledger._file.execute(statement)
-        with pytest.raises(PrivacyError, match=r"`key` 'k' names|the claim to 'k' was altered"):
+        with pytest.raises(PrivacyError, match=r"`key` 'k' names|the charge for 'k' was altered"):
             ledger.release(pure(0.5), lambda: pytest.fail("drawn"), key="k")
 
 
@@ -430,26 +403,6 @@ def test_one_holder_by_any_name(tmp_path: Path) -> None:
         run.put(x=2)
     with Run(path, what="a test", settings={}) as run:
         assert run.get("x") == 2
-
-
-def test_a_second_hard_link_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from botorch_dp import _files
-
-    monkeypatch.setattr(_files, "_LINKING_SECONDS", 0.0)
-    for path, use in (
-        (tmp_path / "run", lambda p: Run(p, what="a test", settings={})),
-        (tmp_path / "ledger", lambda p: PrivacyLedger(p, PLENTY)),
-    ):
-        with use(path) as opened:
-            os.link(path, f"{path}2")
-            with pytest.raises(PrivacyError, match="2 hard links"):
-                opened.release(pure(0.5), noise, key="k")
-        for name in (path, f"{path}2"):
-            with pytest.raises(PrivacyError, match="2 hard links"):
-                use(name)
-        os.unlink(f"{path}2")
-        with use(path) as opened:
-            opened.release(pure(0.5), noise, key="k")
 
 
 def test_an_old_mode_is_tightened(tmp_path: Path) -> None:
