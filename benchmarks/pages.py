@@ -450,7 +450,6 @@ def trainers() -> str:
 _WAYS = {
     "DPTrainer, over plain SGD": "`DPTrainer` over plain SGD",
     "DPTrainer, published": "`publish=True` over seeded",
-    "one more, over published": "published: add or remove one over replace one",
     "DPTrainer, by Opacus": '`engine="opacus"` over our own',
     "10 replicates": "one of ten replicates over a run alone",
 }

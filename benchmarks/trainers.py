@@ -9,13 +9,11 @@
   and a ratio is how much longer a method takes than another in the same turn. All private
   methods draw a batch, clip every record's gradient and add noise. Opacus's sums of clipped
   gradients are first held against autograd's record by record; what it raises is stored in the
-  place of a time. The trainer's figure includes
-  everything that :meth:`DPTrainer.fit` does, from fresh weights to the accuracy on 10 records, on
-  Poisson batches; what it checks before anything is trained is timed apart. "One more" is the
-  relation under which a record may be added or removed: published steps are then computed in
-  blocks of one shape. Rows of "own loss" come first: what a user writes, one line of torch that
-  this package does not know, for our trainer and for plain SGD. With ``--device``, everything is
-  on that device, times are those of the wall, and each run ends when the device has finished.
+  place of a time. The trainer's figure includes everything that :meth:`DPTrainer.fit` does, from
+  fresh weights to the accuracy on 10 records, on Poisson batches; what it checks before anything is
+  trained is timed apart. Rows of "own loss" come first: what a user writes, one line of torch that
+  this package does not know. With ``--device``, everything is on that device, times are those of
+  the wall, and each run ends when the device has finished.
 * ``memory``: some steps of each method in a process of its own: the peak of its memory over what it
   held before (with data, model, and what the trainer checks before the first step), and processor
   time for a step. Models: those of ``time``, and an encoder with a table of 8,000 words and a width
@@ -52,7 +50,6 @@ from benchmarks.common import (
     save_results,
     seconds,
 )
-from botorch_dp.privacy import NeighboringRelation
 from botorch_dp.training import (
     DPTrainer,
     TrainTest,
@@ -381,7 +378,6 @@ def ours(
     replicates: int = 1,
     publish: bool = False,
     sampling: Sampling = "poisson",
-    relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
     engine: EngineName = "auto",
 ) -> tuple[Callable[[], None], int]:
     """``DPTrainer``; steps are counted over all replicates."""
@@ -390,7 +386,6 @@ def ours(
         setting.loss,
         setting.data,
         sampling=sampling,
-        relation=relation,
         engine=engine,
     )
     epochs = setting.epochs
@@ -428,9 +423,6 @@ def measured(setting: Setting, turns: int) -> dict[str, object]:
             "plain SGD": plain_sgd(setting),
             "DPTrainer, fixed batches": ours(setting, sampling="without_replacement"),
             "DPTrainer, published": ours(setting, publish=True),
-            "DPTrainer, published, one more": ours(
-                setting, publish=True, relation=NeighboringRelation.ADD_OR_REMOVE_ONE
-            ),
         }
         if setting.slow_steps >= 5:  # the hooks take a second for a step of the network
             methods["DPTrainer, by Opacus"] = ours(setting, engine="opacus")
@@ -483,12 +475,6 @@ def measured(setting: Setting, turns: int) -> dict[str, object]:
     if not setting.brief:
         results["DPTrainer, over plain SGD"] = _compared(
             "DPTrainer", taken["DPTrainer"], taken["plain SGD"], "plain SGD"
-        )
-        results["one more, over published"] = _compared(
-            "DPTrainer, published, one more",
-            taken["DPTrainer, published, one more"],
-            taken["DPTrainer, published"],
-            "published",
         )
     return results
 

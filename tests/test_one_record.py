@@ -457,8 +457,8 @@ ODD_TENSORS = {
 }
 
 
-def right(model: nn.Module, *, movable: bool = False) -> Callable[[list[Any]], Any]:
-    return lambda records: right_of_each(model, *tensors(records), movable=movable).int()
+def right(model: nn.Module) -> Callable[[list[Any]], Any]:
+    return lambda records: right_of_each(model, *tensors(records)).int()
 
 
 def scored_right(records: list[Any]) -> float:
@@ -571,7 +571,7 @@ FIRST = made(partial(First, 3, 2))
 
 def scored_in_data_set(records: list[Any]) -> Any:
     data = DatasetRecords(named(records), {"x": torch.zeros(3), "labels": 0}, num_classes=2)
-    return right_in(FIRST, *data.form(), data.batches(), movable=True).int()
+    return right_in(FIRST, *data.form(), data.batches()).int()
 
 
 def table_of_objects(rows: list[Any]) -> Any:
@@ -639,15 +639,14 @@ NETWORK = partial(multilayer_perceptron, 3, 2, (4,))
 
 SUBJECTS |= {
     **{
-        f"test scores, {type(model).__name__}{', movable' * movable}": Subject(
+        f"test scores, {type(model).__name__}": Subject(
             (f"{TRAINING}.evaluation.right_of_each",),
-            right(model, movable=movable),
+            right(model),
             RECORDS,
             ODD_TENSORS,
-            movable=movable,
+            movable=True,
         )
         for model in (made(Tokens), made(Branching), made(NETWORK))
-        for movable in (False, True)
     },
     "a private fit's score": Subject(
         (

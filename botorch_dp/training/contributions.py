@@ -34,10 +34,6 @@ class Contribution(ABC):
     def add_to(self, total: Tensor, factors: Tensor) -> None:
         """Add the gradients times ``factors`` (``m``) to ``total``; a factor of 0 means nothing."""
 
-    @abstractmethod
-    def numbers(self) -> list[Tensor]:
-        """All numbers from which norms and sums are made, with one row for each record."""
-
 
 class Gradients(Contribution):
     """Gradients of single records as they are.
@@ -75,10 +71,6 @@ class Gradients(Contribution):
         ):
             sum_.addmv_(part.to(self._kind).mT, factors)
 
-    def numbers(self) -> list[Tensor]:
-        """See :class:`Contribution`."""
-        return [self._gradients]
-
 
 class Products(Contribution):
     """Gradients ``sum_t g_t a_tᵀ`` that are not formed.
@@ -105,10 +97,6 @@ class Products(Contribution):
         clipped = (self.gradients * factors.view(-1, 1, 1)).nan_to_num_(0.0, 0.0, 0.0)
         finite = self.inputs.nan_to_num(0.0, 0.0, 0.0)
         total.view(clipped.shape[-1], -1).addmm_(clipped.flatten(0, 1).mT, finite.flatten(0, 1))
-
-    def numbers(self) -> list[Tensor]:
-        """See :class:`Contribution`."""
-        return [self.inputs, self.gradients]
 
 
 class Rows(Contribution):
@@ -146,10 +134,6 @@ class Rows(Contribution):
         """See :class:`Contribution`."""
         clipped = (self._rows * factors.view(-1, 1, 1)).nan_to_num_(0.0, 0.0, 0.0)
         total.index_add_(0, self._tokens.flatten(), clipped.flatten(0, 1))
-
-    def numbers(self) -> list[Tensor]:
-        """See :class:`Contribution`."""
-        return [self._tokens, self._rows]
 
 
 def add_clipped(

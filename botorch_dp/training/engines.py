@@ -9,11 +9,10 @@ to the :class:`~.run.TrainingRun`; an engine reads it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from typing import ClassVar, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from botorch_dp.training.networks import Loss, OutputGradient
@@ -54,16 +53,7 @@ class Engine(ABC):
         stability: Positive to normalize gradients; see :func:`clip_factors`.
         forward_seeds: One source of seeds for each replicate if the model draws random numbers
             in training; None if it does not.
-        block: Compute in blocks of exactly so many records, of which the last is filled up with
-            zeros; None for whole batches. A matrix product in floating point rounds by its shape.
-            In whole batches, a record that is added to one or removed from it can therefore change
-            the last digits of everybody else's gradient, and all of it at a kink of the loss.
     """
-
-    #: How many records to compute together where one may be added or removed. A batch is filled up
-    #: to whole blocks: larger ones waste more, smaller ones take more calls. A published step takes
-    #: 1.2 to 2.5 times as long as under replace-one (``benchmarks/trainers.py``).
-    BLOCK: ClassVar[int] = 64
 
     #: Numbers that clipping takes for each record of a batch, beside those of plain training.
     record_numbers: int
@@ -78,11 +68,9 @@ class Engine(ABC):
         precise: bool,
         stability: float = 0.0,
         forward_seeds: Sequence[Randomness] | None = None,
-        block: int | None = None,
     ) -> None:
         self._parameters, self._records, self._loss = parameters, records, loss
         self._output_gradient = OutputGradient(loss)
-        self._block = block
         self._precise, self._stability, self._forward_seeds = precise, stability, forward_seeds
         self._type = torch.float64 if precise else parameters.dtype
         self._sums = torch.empty_like(parameters, dtype=self._type)
@@ -95,29 +83,6 @@ class Engine(ABC):
             batches: One for each replicate.
             clip_norm: The largest l2 norm of a record's gradient over all parameters.
         """
-
-    @abstractmethod
-    def numbers(self, places: Tensor) -> list[Tensor]:
-        """All numbers from which the clipped gradients of some records are made; sensitive.
-
-        Args:
-            places: Indices of at most one block of records, for the first replicate.
-
-        Returns:
-            One row for each place of the block in each tensor.
-        """
-
-    def _parts(self, size: int, largest: int) -> Iterator[slice]:
-        """The parts of a batch of so many places: blocks, or as large as may be."""
-        step = self._block or max(1, largest)
-        return (slice(start, start + step) for start in range(0, size, step))
-
-    def _filled_up(self, values: Tensor, dim: int = 0, value: float = 0.0) -> Tensor:
-        """The rows of a block, with rows of one value for what is missing."""
-        missing = 0 if self._block is None else self._block - values.shape[dim]
-        if missing == 0:
-            return values
-        return F.pad(values, (0, 0) * (values.dim() - 1 - dim) + (0, missing), value=value)
 
 
 def trainable(model: nn.Module) -> list[nn.Parameter]:

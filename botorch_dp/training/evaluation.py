@@ -2,9 +2,8 @@
 
 A record's score is computed from a call of the model on that record alone, as a batch of one. So
 one test record cannot change what is counted for another one, whatever the model does with a
-batch. :func:`torch.func.vmap` makes many such calls one computation of a fixed shape, where a few
-made-up records show that the bits of a row do not depend on what stands in the other rows. Where
-they do, and where a model cannot be vectorized, the records are scored one after the other.
+batch. :func:`torch.func.vmap` makes many such calls one computation of a fixed shape. Where made-up
+records show that a model cannot be vectorized, the records are scored one after the other.
 
 A model that mixes the records of a batch in evaluation mode is refused: it would be scored on
 single records and used in another way.
@@ -99,7 +98,7 @@ def _rows(X: Inputs, places: Sequence[int]) -> Inputs:
     return each_part(lambda part: part[list(places)], X)
 
 
-def right_of_each(model: nn.Module, X: Inputs, Y: Tensor, *, movable: bool = False) -> Tensor:
+def right_of_each(model: nn.Module, X: Inputs, Y: Tensor) -> Tensor:
     """Whether each record is classified right by a model that sees no other record, ``n``.
 
     A record at which the model raises an error counts as wrong and changes nothing for others: a
@@ -109,10 +108,8 @@ def right_of_each(model: nn.Module, X: Inputs, Y: Tensor, *, movable: bool = Fal
         model: In whatever mode; a copy in evaluation mode is called.
         X: Inputs of ``n`` records.
         Y: Their targets.
-        movable: Whether a record may have another place in a neighbouring data set, which is so
-            where records are added or removed. Its bits must then not depend on its place either.
     """
-    return right_in(model, X, Y, batches_of(X, Y), movable=movable)
+    return right_in(model, X, Y, batches_of(X, Y))
 
 
 def right_in(
@@ -120,8 +117,6 @@ def right_in(
     X: Inputs,
     Y: Tensor,
     batches: Iterable[tuple[Inputs, Tensor, Tensor]],
-    *,
-    movable: bool = False,
 ) -> Tensor:
     """:func:`right_of_each` of records that come in batches.
 
@@ -130,11 +125,10 @@ def right_in(
         X: For the shapes and types of the inputs.
         Y: The same of the targets.
         batches: Inputs, targets, and which records could be read; others are classified wrong.
-        movable: As there.
     """
     made = synthetic_records(TrainTest(X, Y), BLOCK, torch.Generator().manual_seed(4))
     calls = _CallsOfOne(model, made.train_X)
-    size = BLOCK if calls.are_isolated(movable=movable) else 1
+    size = BLOCK if calls.can_be_vectorized() else 1
     right = []
     for inputs, targets, read in batches:
         for start in range(0, len(targets), size):
@@ -163,32 +157,16 @@ class _CallsOfOne:
         self._vectorized = vmap(self._of_one, randomness="different")
         self._shape = self._call(_rows(made, [0])).shape[1:]
 
-    def are_isolated(self, *, movable: bool) -> bool:
-        """Whether the bits of a block's rows do not depend on what stands in the other rows.
-
-        And not on their places either, if records are ``movable``. Tried on made-up records: which
-        kernels compute a block follows from its shape and type, which are public, and from no
-        value.
-        """
-        every = list(range(BLOCK))
+    def can_be_vectorized(self) -> bool:
+        """Whether a block of made-up records gives what each of a few gives alone."""
         try:
             together = self._call(self._made)
-            for kept in (every[::2], every[1::2]):  # all others are exchanged
-                beside = [i if i % 2 == kept[0] else (i + 1) % BLOCK for i in every]
-                if _bits(self._call(_rows(self._made, beside))[kept]) != _bits(together[kept]):
-                    return False
-            moved = every[::-1], every[1:] + every[:1], [0] * BLOCK
-            for places in moved if movable else ():
-                if _bits(self._call(_rows(self._made, places))) != _bits(together[places]):
-                    return False
-            alone = torch.cat([self._call(_rows(self._made, [place])) for place in every[:4]])
-            if not torch.allclose(alone, together[:4], rtol=1e-3, atol=1e-3, equal_nan=True):
-                return False
+            alone = torch.cat([self._call(_rows(self._made, [place])) for place in range(4)])
         except Exception as error:  # whatever it is, the model cannot be vectorized
             if isinstance(error, _OF_THE_MACHINE):
                 raise
             return False
-        return True
+        return torch.allclose(alone, together[:4], rtol=1e-3, atol=1e-3, equal_nan=True)
 
     def outputs(self, X: Inputs, given: int, size: int) -> Tensor:
         """The outputs of the given records, in a block of that size; NaN where the model fails."""
@@ -231,7 +209,3 @@ class _CallsOfOne:
         buffers = {name: value.clone() for name, value in self._buffers.items()}
         tensors = self._parameters, buffers
         return call_alone(self._model, tensors, x, tied=self._tied).squeeze(0)
-
-
-def _bits(rows: Tensor) -> bytes:
-    return rows.contiguous().cpu().numpy().tobytes()

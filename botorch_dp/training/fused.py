@@ -13,12 +13,11 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from botorch_dp.training.engines import (
@@ -54,9 +53,6 @@ ELEMENTWISE = (
     nn.Softsign,
     nn.Tanh,
 )
-
-#: In rows of other widths, what a product rounds to depends on the place of the row.
-_ALIGNED = 16
 
 
 def why_not_fused(model: nn.Module, X: Inputs) -> str | None:
@@ -100,14 +96,12 @@ class _Linear:
         bias: ``R x out`` or None.
         weight_sum: Where the sum of clipped gradients goes, or None if the weight is frozen.
         bias_sum: The same for the bias.
-        aligned: Whether to compute with widths that are multiples of :data:`_ALIGNED`.
     """
 
     weight: Tensor
     bias: Tensor | None
     weight_sum: Tensor | None
     bias_sum: Tensor | None
-    aligned: bool
 
     @property
     def trains(self) -> bool:
@@ -116,16 +110,6 @@ class _Linear:
     def __call__(self, inputs: Tensor) -> Tensor:
         """``R x m x in -> R x m x out``."""
         weight, bias = self.weight, self.bias
-        if self.aligned:
-            columns, rows = -weight.shape[2] % _ALIGNED, -weight.shape[1] % _ALIGNED
-            rows = 0 if weight.shape[1] == 1 else rows
-            if columns or rows:
-                wide = replace(
-                    self,
-                    weight=F.pad(weight, (0, columns, 0, rows)),
-                    bias=None if bias is None else F.pad(bias, (0, rows)),
-                )
-                return wide(F.pad(inputs, (0, columns)))[..., : weight.shape[1]]
         if weight.shape[1] == 1:  # a row times many columns is faster than many rows times one
             if bias is None:
                 return torch.bmm(weight, inputs.mT).mT
@@ -151,8 +135,6 @@ class FusedEngine(Engine):
     Arguments as for :class:`.engines.Engine`.
     """
 
-    BLOCK = 128
-
     def __init__(
         self,
         models: Sequence[nn.Module],
@@ -172,33 +154,12 @@ class FusedEngine(Engine):
 
     def clipped_sums(self, batches: Batches, clip_norm: float) -> ClippedSums:
         """See :class:`.engines.Engine`."""
-        size = batches.places.shape[1]
-        if self._block is None or size == 0:
-            return ClippedSums(self._sums, self._add_clipped(*batches, clip_norm, begin=True))
-        kept = [
-            self._add_clipped(
-                batches.places[:, part],
-                None if batches.filled is None else batches.filled[:, part],
-                clip_norm,
-                begin=part.start == 0,
-            )
-            for part in self._parts(size, size)
-        ]
-        return ClippedSums(self._sums, torch.stack(kept).sum())
+        return ClippedSums(self._sums, self._add_clipped(*batches, clip_norm))
 
-    def numbers(self, places: Tensor) -> list[Tensor]:
-        """See :class:`.engines.Engine`."""
-        every = places.expand(len(self._parameters), -1)
-        _, layer_inputs, gradients = self._backward(*self._gather(every))
-        return [each[0] for each in (*layer_inputs, *gradients)]
-
-    def _add_clipped(
-        self, places: Tensor, filled: Tensor | None, clip_norm: float, *, begin: bool
-    ) -> Tensor:
-        """Add the gradients of a block to the sums, or begin them; returns how many were kept."""
+    def _add_clipped(self, places: Tensor, filled: Tensor | None, clip_norm: float) -> Tensor:
+        """The sums of the clipped gradients; returns how many were kept."""
         layers, layer_inputs, gradients = self._backward(*self._gather(places))
         scales = self._scales.index_select(0, places.flatten()).view_as(places)
-        scales = self._filled_up(scales, 1, torch.nan)
         norms = []
         for position, (layer, a, g) in enumerate(zip(layers, layer_inputs, gradients, strict=True)):
             norm = lengths(g)
@@ -210,7 +171,7 @@ class FusedEngine(Engine):
         total = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms), dim=0)
         factors = clip_factors(total, clip_norm, self._stability)
         if filled is not None:
-            factors.mul_(self._filled_up(filled, 1))
+            factors.mul_(filled)
         kept = factors.count_nonzero()
         factors = factors.unsqueeze(-1)
 
@@ -218,15 +179,9 @@ class FusedEngine(Engine):
             # A factor of 0 stands for a gradient that is not finite: 0 times infinity is NaN.
             clipped = g.mul_(factors).nan_to_num_(0.0, 0.0, 0.0)
             if layer.weight_sum is not None:
-                if begin:
-                    torch.bmm(clipped.mT, a, out=layer.weight_sum)
-                else:
-                    layer.weight_sum.baddbmm_(clipped.mT, a)
+                torch.bmm(clipped.mT, a, out=layer.weight_sum)
             if layer.bias_sum is not None:
-                if begin:
-                    torch.sum(clipped, dim=1, out=layer.bias_sum)
-                else:
-                    layer.bias_sum.add_(clipped.sum(dim=1))
+                torch.sum(clipped, dim=1, out=layer.bias_sum)
         return kept
 
     def _backward(
@@ -289,11 +244,7 @@ class FusedEngine(Engine):
             self._gathered = self._X.new_empty(rows, width)
         inputs = torch.index_select(self._X, 0, indices, out=self._gathered[:rows])
         targets = self._tensors.Y.index_select(0, indices)
-        inputs = inputs.view(*places.shape, width)
-        if self._block is None:
-            return inputs, targets
-        targets = self._filled_up(targets.view(*places.shape, *targets.shape[1:]), 1).flatten(0, 1)
-        return self._filled_up(inputs, 1), targets
+        return inputs.view(*places.shape, width), targets
 
     @cached_property
     def _scales(self) -> Tensor:
@@ -327,7 +278,7 @@ class FusedEngine(Engine):
                 if bias is None and layer.bias is not None:
                     bias = torch.stack([each.bias.detach() for each in copies])
                 found = sums.get(id(layer.weight)), sums.get(id(layer.bias))
-                layers.append(_Linear(weight, bias, *found, aligned=self._block is not None))
+                layers.append(_Linear(weight, bias, *found))
             elif type(layer) is not nn.Flatten:
                 activation = copy.deepcopy(layer)
                 if hasattr(activation, "inplace"):

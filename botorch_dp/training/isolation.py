@@ -210,53 +210,6 @@ def check_contributions(
                 )
 
 
-def rows_are_apart(
-    model: nn.Module,
-    data: TrainTest,
-    make_engine: EngineMaker,
-    num_classes: int | None,
-    block: int,
-) -> bool:
-    """Whether a record's numbers keep every bit wherever it is in a block, and beside whom.
-
-    Where they do, a record that is added or removed moves nobody else's gradient. Tried on
-    synthetic records, at every place of a block: kernels differ by shape and place, not by values.
-
-    Arguments as for :func:`check_contributions`.
-
-    Args:
-        block: The number of records in a block of the engines that are made.
-    """
-    records = random_records(data, 2 * block, num_classes)
-    every = torch.arange(block, device=data.train_Y.device)
-    beside = torch.where(every % 2 == 0, every, every + block)
-    for tried in at_several_weights(model):
-        engine = make_engine(_without_dropout(tried), records, _SameSeed())
-        first = [each.clone() for each in engine.numbers(every)]
-
-        def same(
-            places: Tensor,
-            before: Tensor,
-            now: Tensor,
-            engine: Engine = engine,
-            first: Sequence[Tensor] = first,
-        ) -> bool:
-            found = engine.numbers(places)
-            return all(torch.equal(a[before], b[now]) for a, b in zip(first, found, strict=True))
-
-        half, even = every[: (block + 1) // 2], every[::2]
-        if not (
-            same(every, every, every)
-            and same(every.flip(0), every, every.flip(0))
-            and same(every.roll(1), every, (every + 1) % block)
-            and same(torch.zeros_like(every), torch.zeros_like(every), every)
-            and same(beside, even, even)
-            and same(half, half, half)
-        ):
-            return False
-    return True
-
-
 def agree(
     model: nn.Module,
     data: TrainTest,

@@ -24,7 +24,7 @@ from botorch_dp.training.engines import Batches, ClippedSums, Engine, parameter_
 from botorch_dp.training.networks import Loss
 from botorch_dp.training.plain_layers import with_plain_layers
 from botorch_dp.training.randomness import seeded_torch
-from botorch_dp.training.records import Inputs, Records, each_part
+from botorch_dp.training.records import Inputs, Records
 from botorch_dp.training.single_calls import call_alone, is_tied, vectorizing
 
 #: Batches are processed in parts for which clipping takes at most so many numbers.
@@ -86,22 +86,18 @@ class PerRecordEngine(Engine):
         kept = torch.zeros((), dtype=torch.long, device=self._sums.device)
         largest = max(1, MAX_GRADIENT_NUMBERS // self.record_numbers)
         for replicate, batch in enumerate(batches.places):
-            for part in self._parts(len(batch), largest):
+            for start in range(0, len(batch), largest):
+                part = slice(start, start + largest)
                 filled = None if batches.filled is None else batches.filled[replicate, part]
                 kept += self._add_clipped(replicate, batch[part], filled, clip_norm)
         return ClippedSums(self._sums, kept)
-
-    def numbers(self, places: Tensor) -> list[Tensor]:
-        """See :class:`.engines.Engine`."""
-        found, _ = self._found(0, places)
-        return [numbers for each in found for numbers in each.numbers()]
 
     def _add_clipped(
         self, replicate: int, places: Tensor, filled: Tensor | None, clip_norm: float
     ) -> Tensor:
         found, counts = self._found(replicate, places)
         if filled is not None:
-            counts = counts * self._filled_up(filled)
+            counts = counts * filled
         totals = [total[replicate] for total in self._totals]
         return add_clipped(found, totals, counts, clip_norm, self._stability)
 
@@ -113,10 +109,9 @@ class PerRecordEngine(Engine):
             seed = self._forward_seeds[replicate].torch_seed()
             seeded = seeded_torch(seed)
         X, Y, usable = self._records.take(places, seed)
-        X, Y = each_part(self._filled_up, X), self._filled_up(Y)
         values, frozen = self._values(replicate)
         with seeded, torch.enable_grad(), vectorizing():
-            return self._contributions(values, frozen, X, Y), self._filled_up(usable)
+            return self._contributions(values, frozen, X, Y), usable
 
     def _values(self, replicate: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """What is trained of a replicate, and what is not."""

@@ -199,11 +199,6 @@ class DPTrainer:
     mix the records of a batch are refused, and the engines are tried on random records at initial
     and random weights, and at the final ones before a model is published; see :mod:`.isolation`.
 
-    Where a record may be added or removed (``ADD_OR_REMOVE_ONE``), a published training computes in
-    blocks of one shape, or on single records where the last digits of a record's gradient depend on
-    its place in a block: otherwise one record more could move the gradients of all others by
-    rounding. With blocks, a published step takes 1.2 to 2.2 times as long.
-
     The trainer keeps no model. Each call of :meth:`fit` makes one, a :class:`~.run.TrainingRun`
     owns its parameters while it is trained, and the result holds a model of its own.
 
@@ -298,7 +293,6 @@ class DPTrainer:
             engine=engine,
             clipping=clipping,
             metric=metric,
-            relation=relation,
             like=like,
         )
         self._try_rule()

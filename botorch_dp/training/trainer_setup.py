@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from botorch_dp._checks import check_positive
 from botorch_dp.errors import PrivacyError
-from botorch_dp.privacy import NeighboringRelation
 from botorch_dp.privacy.runs import Fingerprint, fingerprint
 from botorch_dp.training.engines import (
     Batches,
@@ -30,7 +29,6 @@ from botorch_dp.training.isolation import (
     check_model,
     examine,
     random_records,
-    rows_are_apart,
 )
 from botorch_dp.training.networks import Loss, known_gradient
 from botorch_dp.training.per_record import MAX_GRADIENT_NUMBERS, PerRecordEngine
@@ -108,7 +106,6 @@ class Setup:
         clipping: Clipping,
         metric: Metric,
         like: Any = None,
-        relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
     ) -> None:
         self.data, self.loss, self.metric = data, loss, metric
         self._datasets = datasets_of(data, like)
@@ -137,10 +134,6 @@ class Setup:
             self.records = self._datasets[0]
             self._datasets[0].num_classes = self.num_classes
         self.check(model, precise=False, random_weights=True)
-        self._relation = relation
-        #: The sizes of blocks by the number of threads, among which kernels divide their work.
-        self._blocks: dict[int, int] = {}
-        _ = self.block  # is found out before anything is trained
         self._record_numbers = self._count_numbers(model)
         self._number_bytes = trainable(model)[0].element_size()
 
@@ -206,19 +199,6 @@ class Setup:
         return self.engine == "fused" and known_gradient(self.loss) is not None
 
     @property
-    def block(self) -> int | None:
-        """How many records are computed together in a run that is published.
-
-        None for whole batches, whose shapes a record cannot change where it can only be replaced.
-        """
-        if self._relation is NeighboringRelation.REPLACE_ONE:
-            return None
-        threads = torch.get_num_threads()
-        if threads not in self._blocks:
-            self._blocks[threads] = self._choose_block()
-        return self._blocks[threads]
-
-    @property
     def conditions(self) -> tuple[str, ...]:
         """What rests on the caller, about the model, the loss and the records."""
         found = () if self.isolated_by_construction else (_NOTHING_KEPT,)
@@ -228,7 +208,7 @@ class Setup:
 
     def memory(self, batch_size: int) -> int:
         """What clipping takes at most beside the memory of plain training, in bytes."""
-        numbers = max(batch_size, self.block or 0) * self._record_numbers
+        numbers = batch_size * self._record_numbers
         if self.engine != "fused":  # larger batches are processed in parts
             numbers = min(numbers, max(MAX_GRADIENT_NUMBERS, self._record_numbers))
         return numbers * self._number_bytes
@@ -271,7 +251,6 @@ class Setup:
         clip: bool = True,
         name: str | None = None,
         records: Records | None = None,
-        block: int | None = None,
     ) -> Engine:
         """The engine that reads these parameters.
 
@@ -283,7 +262,6 @@ class Setup:
             clip: Whether the clipping norm is finite.
             name: Of another engine than the one that was chosen.
             records: Others than the training records.
-            block: Another number of records in a block than the one that was chosen.
         """
         for model in models:
             in_training(model)
@@ -296,7 +274,6 @@ class Setup:
             precise=precise,
             stability=self._stability if clip else 0.0,
             forward_seeds=coins if self._draws or isinstance(records, DatasetRecords) else None,
-            block=(block or self.block) if precise else None,
         )
 
     def check(self, model: nn.Module, *, precise: bool, random_weights: bool = False) -> None:
@@ -351,9 +328,7 @@ class Setup:
         outputs = torch.cat([outputs for outputs, _ in pairs])
         return float(self.metric(outputs, torch.cat([Y for _, Y in pairs])))
 
-    def right_of_each(
-        self, model: nn.Module, *, on_training_records: bool = False, movable: bool = False
-    ) -> Tensor:
+    def right_of_each(self, model: nn.Module, *, on_training_records: bool = False) -> Tensor:
         """Whether each test record is classified right by a call on it alone. Sensitive.
 
         A record that cannot be read, or has another form than the others, is not.
@@ -361,13 +336,12 @@ class Setup:
         Args:
             model: See :func:`.evaluation.right_of_each`.
             on_training_records: Rather than of the test records.
-            movable: See :func:`.evaluation.right_of_each`.
         """
         tests = not on_training_records
         if tests and not self.num_tests:
             raise ValueError("There are no test records to score a model on.")
         X, Y = self.form[2:] if tests else self.form[:2]
-        return right_in(model, X, Y, self._batches(tests=tests), movable=movable)
+        return right_in(model, X, Y, self._batches(tests=tests))
 
     def fingerprint(self, *, tests: bool = False) -> Fingerprint:
         """A hash of all training records, and of the test records if asked for."""
@@ -455,13 +429,6 @@ class Setup:
                 f"Opacus cannot train this model: {reason}. Use engine='auto', which computes the "
                 "gradients of single records of any model."
             )
-
-    def _choose_block(self) -> int:
-        """As many records as can be computed together without touching each other's last bits."""
-        model = in_training(self.new_model(0))
-        block = _kind_of(self.engine).BLOCK
-        maker = partial(self._engine_of_one, precise=True, block=block)
-        return block if rows_are_apart(model, self.form, maker, self.num_classes, block) else 1
 
     def _engine_of_one(
         self, model: nn.Module, records: TrainingRecords, coins: Randomness, **how: Any

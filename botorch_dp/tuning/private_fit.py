@@ -36,7 +36,6 @@ from botorch_dp.training import DPTrainer, TrainingSettings, TrainTest, accuracy
 from botorch_dp.training.plan import (
     FIXED_BEFOREHAND,
     LARGEST_PUBLISHED_BATCH,
-    REPLACE_ONE,
     TrainingPlan,
 )
 from botorch_dp.training.records import synthetic_records
@@ -110,8 +109,7 @@ class Training:
         setup, training = self.trainer.setup, self.scored_on == "training"
         if self.scored_on == "public":
             return setup.utility(model)
-        movable = training and self.trainer.relation is not REPLACE_ONE
-        right = setup.right_of_each(model, on_training_records=training, movable=movable)
+        right = setup.right_of_each(model, on_training_records=training)
         return float(right.sum()) / right.numel()
 
 

@@ -22,9 +22,8 @@ from botorch_dp.training import (
     logistic_regression,
     multilayer_perceptron,
 )
-from botorch_dp.training.evaluation import BLOCK, _CallsOfOne, check_evaluation, right_of_each
+from botorch_dp.training.evaluation import check_evaluation, right_of_each
 from botorch_dp.training.networks import accuracy, is_right
-from botorch_dp.training.records import synthetic_records
 from botorch_dp.tuning import PrivateFit
 from botorch_dp.tuning.trainings import train_once
 
@@ -196,82 +195,19 @@ def test_scores_are_those_of_single_records(model: nn.Module, X: Tensor) -> None
     assert accuracy(model(X), Y) == pytest.approx(float(found.double().mean()), abs=0.01)
 
 
-def on_the_boundary(model: Tokens, n: int) -> Tensor:
-    """Equal records of which a batch says something else than of a single one, if there are."""
-    w = model.linear.weight.detach()[0]
-    model.eval()
-    with torch.no_grad():
-        for _ in range(20_000):
-            x = torch.randn(20, generator=G)
-            x = x - (w @ x) * w / (w @ w)
-            table = torch.cat([x, torch.zeros(1)]).expand(n, 21).clone()
-            if len(set((model(table) > 0).flatten().tolist())) == 1 and bool(
-                (model(table[:1]) > 0) != (model(table)[:1] > 0)
-            ):
-                return table
-    return table
-
-
-@pytest.mark.parametrize("n", [200, BLOCK + 40])
-@pytest.mark.parametrize("places", [[0], [3, 17, 199]])
-def test_a_record_that_fails_counts_none_of_the_others_anew(n: int, places: list[int]) -> None:
-    model = Tokens()
-    table, Y = on_the_boundary(model, n), torch.ones(n, dtype=torch.long)
-    before = right_of_each(model, table, Y)
-    other = table.clone()
-    other[places, 20] = 77.0  # a token that does not exist
-    after = right_of_each(model, other, Y)
-    kept = [i for i in range(n) if i not in places]
-    assert torch.equal(before[kept], after[kept]) and not after[places].any()
-
-
 @pytest.mark.parametrize("places", [[0], [3, 17, 199], list(range(64, 128))])
 def test_a_record_that_fails_is_wrong_alone_in_its_block(places: list[int]) -> None:
     model, table = Tokens(), torch.cat([torch.randn(300, 20, generator=G), torch.zeros(300, 1)], 1)
     Y = torch.randint(2, (300,), generator=G)
-    made = synthetic_records(TrainTest(table, Y, table, Y), BLOCK, G).train_X
-    assert _CallsOfOne(model, made).are_isolated(movable=False)  # so that blocks are computed
     before = right_of_each(model, table, Y)
     assert 50 < int(before.sum()) < 250
-    table[places, 20] = 77.0
+    table[places, 20] = 77.0  # a token that does not exist
     after = right_of_each(model, table, Y)
     before[places] = False
     assert torch.equal(before, after)
 
 
-def test_adding_a_record_moves_no_other() -> None:
-    """Where training records score, they may be added and removed."""
-    model = Tokens()
-    table = on_the_boundary(model, 300)
-    Y = torch.ones(300, dtype=torch.long)
-    full = right_of_each(model, table, Y, movable=True)
-    for k in (1, 2, 15, 16, 17, 100, BLOCK - 1, BLOCK, BLOCK + 1, 299):
-        assert torch.equal(right_of_each(model, table[:k], Y[:k], movable=True), full[:k])
-        fewer = torch.cat([table[:k], table[k + 1 :]])
-        found = right_of_each(model, fewer, Y[1:], movable=True)
-        assert torch.equal(found, torch.cat([full[:k], full[k + 1 :]]))
-
-
-def test_rows_whose_bits_depend_on_others_are_scored_one_by_one() -> None:
-    made = synthetic_records(DATA, BLOCK, torch.Generator().manual_seed(4)).train_X
-    assert _CallsOfOne(logistic_regression(3), made).are_isolated(movable=False)
-    assert not _CallsOfOne(Branching(), made).are_isolated(movable=False)
-
-    def beside(x: Tensor) -> Tensor:
-        return x - 1e-4 * x.mean(0, keepdim=True)
-
-    def placed(x: Tensor) -> Tensor:
-        return x + 1e-5 * torch.arange(len(x)).reshape(-1, *[1] * (x.dim() - 1))
-
-    for rule, fixed in ((beside, False), (placed, True)):
-        calls = _CallsOfOne(with_rule(rule), made)
-        assert calls.are_isolated(movable=False) is fixed
-        assert not calls.are_isolated(movable=True)
-
-
-def with_rule(rule: Any) -> nn.Module:
-    """A model that brings a vectorization rule of its own."""
-
+def test_a_vectorization_rule_that_mixes_records_is_not_used() -> None:
     class Rule(torch.autograd.Function):
         @staticmethod
         def forward(x: Tensor) -> Tensor:
@@ -283,7 +219,8 @@ def with_rule(rule: Any) -> nn.Module:
 
         @staticmethod
         def vmap(info: Any, in_dims: Any, x: Tensor) -> Any:
-            return rule(x.movedim(in_dims[0], 0)), 0
+            x = x.movedim(in_dims[0], 0)
+            return x - x.mean(0), 0
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -293,7 +230,9 @@ def with_rule(rule: Any) -> nn.Module:
         def forward(self, x: Tensor) -> Tensor:
             return self.layer(Rule.apply(x))
 
-    return Model()
+    model, X = Model(), torch.randn(300, 3, generator=G) + 3
+    expected = (model.layer(X) > 0).flatten()
+    assert torch.equal(right_of_each(model, X, torch.ones(300).long()), expected)
 
 
 def test_what_a_model_writes_to_its_buffers_is_forgotten() -> None:

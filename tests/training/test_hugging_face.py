@@ -186,14 +186,13 @@ def test_lora_trains_alone_and_is_merged(engine: Any) -> None:
 
 
 @pytest.mark.slow
-def test_dropout_and_blocks_of_records() -> None:
+def test_dropout_in_published_training() -> None:
     trainer = DPTrainer(
         partial(lora, 0.1),
         cross_entropy_loss,
         TrainTest(TEXT, Y, TEXT, Y),
         relation=NeighboringRelation.ADD_OR_REMOVE_ONE,
     )
-    assert trainer.setup.block is not None
     assert trainer.fit(**SETTINGS, publish=True).guarantee.status == "conditional"
 
 

@@ -91,7 +91,7 @@ def test_its_models_can_be_published() -> None:
         (SearchSpace(lr=Real(0.1, 1.0)), SETTINGS, ValueError, r"\['lr'\] cannot be among them"),
         (SearchSpace(delta=Real(1e-6, 1e-5)), SETTINGS, ValueError, r"\['delta'\] cannot be"),
         (SPACE, {**FIXED, "epochs": 3, "curves": True}, ValueError, "`curves` needs `epochs`"),
-        (SPACE, {**FIXED, "epochs": 3, "lot_size": 6}, TypeError, "called .batch_size."),
+        (SPACE, {**FIXED, "epochs": 3, "lot_size": 6}, TypeError, "no setting .lot_size."),
     ],
 )
 def test_what_is_no_problem(

@@ -51,9 +51,6 @@ class WrittenEngine(Engine):
         sums = torch.tensor([[2.0, -4.0], [6.0, 0.0]], dtype=torch.float64)
         return ClippedSums(sums, torch.tensor(1))
 
-    def numbers(self, places: Tensor) -> list[Tensor]:
-        raise AssertionError("only the checks of a trainer ask for these")
-
 
 class WrittenCoins:
     """Draws the given batches, and noise that is always 10; it notes what it was asked for."""

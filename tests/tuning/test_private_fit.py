@@ -37,7 +37,6 @@ from botorch_dp.training import (
     TrainTest,
     logistic_loss,
     logistic_regression,
-    trainer_setup,
 )
 from botorch_dp.training.evaluation import right_of_each
 from botorch_dp.tuning import PrivateFit
@@ -403,23 +402,6 @@ class TestLevel:
         assert private.run(ledger=ledger).guarantee.epsilon(BUDGET.delta) == BUDGET.epsilon
         (entry,) = ledger.entries()
         assert "neither added nor removed" in str(entry.guarantee)
-
-    @pytest.mark.parametrize("test_records", ["sensitive", "training"])
-    def test_training_records_that_score_may_have_other_places(
-        self, test_records: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        asked = []
-        real = trainer_setup.right_in
-
-        def counted(*arguments: Any, movable: bool) -> torch.Tensor:
-            asked.append(movable)
-            return real(*arguments, movable=movable)
-
-        monkeypatch.setattr(trainer_setup, "right_in", counted)
-        for relation in NeighboringRelation.REPLACE_ONE, NeighboringRelation.ADD_OR_REMOVE_ONE:
-            given = trainer(relation=relation)
-            fit(trainer=given, test_records=test_records)._own.score(given.setup.untrained())
-        assert asked == [False, test_records == "training"]
 
     def test_what_rests_on_the_model_is_said_to_the_test_records_too(self) -> None:
         """A model of the caller's own is called on them, which only he can vouch for."""
