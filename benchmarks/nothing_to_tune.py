@@ -17,7 +17,6 @@ Rows, the cheapest first:
 * *second*: the second rule, which clipped regressions at that norm, too (regressions);
 * *selection*: ``PrivateFit`` with 20 expected random trainings, by resampling 24 trainings at the
   noise that it asks for; the choosing records are protected, too;
-* *copy*: one training of the best of 16 configurations on a public copy (classification);
 * *hyfree*: normalized gradients, whose learning rate is the minimum of a parabola through three
   noisy losses on each fifth batch [Bu2025]; a hundredth of the privacy pays for the losses;
 * *scaling*: full batches and momentum; the product of rate and steps is found with three trainings
@@ -50,7 +49,6 @@ from torch.func import functional_call, grad, vmap
 from benchmarks.common import BenchmarkParser, mean_interval, results_folder
 from benchmarks.untuned_tasks import TASKS, Parts, Task, explained, parts
 from botorch_dp._files import atomic_write
-from botorch_dp.datasets import public_copy
 from botorch_dp.privacy import TrialNumber, gaussian_mu
 from botorch_dp.privacy.selection import BaseProfile, Selection, training_noise
 from botorch_dp.space import Integer, Real, SearchSpace
@@ -211,40 +209,6 @@ def selection(cell: Cell) -> Found:
         runs = [some[_selected(some, mu, size, 100 * seed + run), 1] for run in range(20)]
         values.append(float(np.mean(runs)))
     return {"values": values, "pool": len(pool)}
-
-
-def copy(cell: Cell) -> Found | None:
-    shape, Y = cell.records.train_X.shape[1:], cell.records.train_Y
-    if Y.is_floating_point():
-        return None
-    classes = int(Y.max()) + 1
-    shares = torch.bincount(Y).double() if classes == 2 else torch.ones(classes)
-    width = shape.numel()
-    made = public_copy(
-        [Real(-1.0, 1.0)] * width,
-        num_records=cell.n,
-        num_test=2000,
-        # The share of the classes is taken from the records: it favours the copy.
-        class_shares=(shares / shares.sum()).tolist(),
-        accuracy=max(0.85, 0.5 + 0.5 * float(shares.max() / shares.sum())),
-        seed=0,
-    )
-    scale = cell.task.feature_norm / math.sqrt(width / 3)
-    made = TrainTest(
-        (made.train_X * scale).view(-1, *shape),
-        made.train_Y,
-        (made.test_X * scale).view(-1, *shape),
-        made.test_Y,
-    )
-    configs = cell.space().sample(16, seed=2)
-    noise, trainer = cell.noise(configs), cell.trainer(made)
-    scores = [
-        float(trainer.fit(**c, noise_multiplier=z, seed=0).accuracy or 0)
-        for c, z in zip(configs, noise, strict=True)
-    ]
-    best = int(np.argmax(scores))
-    found = cell.train(cell.trainer(), configs[best], noise[best], range(SEEDS))
-    return {"values": [b for _, b in found]}
 
 
 def unpaid(cell: Cell) -> Found:
@@ -434,7 +398,6 @@ ROWS: dict[str, Callable[[Cell], Found | None]] = {
     "first": first,
     "second": second,
     "selection": selection,
-    "copy": copy,
     "hyfree": hyfree,
     "scaling": scaling,
     "tenth": tenth,

@@ -533,7 +533,6 @@ def _others(cell: Callable[[str, str], str]) -> str:
     from benchmarks.untuned_tasks import TASKS
 
     methods = {
-        "copy": "the best of 16 on a public copy",
         "hyfree": "HyFreeDP, our code",
         "scaling": "linear scaling rule, our code",
         "tenth": "tuned on a tenth",

@@ -240,8 +240,6 @@ WAYS = {
     "selection": "private selection, 20 expected (`PrivateFit`)",
     "forty": "40 expected, geometric",
     "few": "10 expected",
-    "copy": "one training, configuration of a public copy",
-    "led": "5 expected among copies' best",
     "default": "one training in the middle of the space",
     "composition": "40 trainings, each of them charged",
 }
@@ -329,37 +327,6 @@ def proposals() -> str:
         rows.append([label, *cells])
     head = ["", "sparse vector, in ε", "in ln ε", "logistic regression (Adult), in ε", "in ln ε"]
     return table(head, rows)
-
-
-def public_copies() -> str:
-    from scipy.stats import spearmanr
-
-    names = {
-        "adult": "Adult, logistic regression",
-        "skewed": "the same, one positive in 33, area under the ROC curve",
-        "images": "10,000 digits of MNIST, two-layer net, at most 10 epochs",
-    }
-    rows = []
-    for task, found in stored("public_copy")["tasks"].items():
-        truth = found["errors"]["records"]
-        best = sorted(range(len(truth)), key=truth.__getitem__)[:8]
-        among = [
-            spearmanr([copy[i] for i in best], [truth[i] for i in best]).statistic
-            for name, copy in found["errors"].items()
-            if name != "records"
-        ]
-        rows.append([
-            names[task],
-            interval(found["correlation"]),
-            fixed(found["ceiling"]),
-            f"{fixed(min(among), 2)} to {fixed(max(among), 2)}",
-            fixed(found["best_error"]),
-            interval(found["cost_of_the_copys_best"], 4),
-            fixed(found["cost_at_random"]),
-        ])  # fmt: skip
-    head = ["", "rank correlation with the truth", "ceiling (the trainings' own noise)"]
-    head += ["rank correlation among the eight best", "error of the best"]
-    return table([*head, "the copy's best loses", "one at random loses"], rows)
 
 
 def faster() -> str:
@@ -685,7 +652,7 @@ def trees() -> str:
 TABLES_OF_RESULTS = (
     accounting_fronts, adult_curves, mnist_curves, curve_leads, curve_models, descent, faults,
     opacus_fronts, engines, mixing_models, paid_adult, paid_mnist, paid_studies, paid_prices,
-    paid_optuna, proposals, public_copies, faster, longer, growth, seen_trials, seen_limit,
+    paid_optuna, proposals, faster, longer, growth, seen_trials, seen_limit,
     trainer_memory, tuning_tasks, all_methods, generated_regrets, generated_differences,
     records_and_dimensions, few_evaluations, few_records, trees,
 )  # fmt: skip

@@ -1,40 +1,28 @@
-"""What does tuning cost when its own price is paid, and what does a public copy tell for free?
+"""What does tuning cost when its own price is paid?
 
-    python -m benchmarks.paid_tuning [--part tuning copies] [--tasks adult mnist] [--report]
+    python -m benchmarks.paid_tuning [--tasks adult mnist] [--report]
 
-* ``tuning``: accuracy of the published model at a total epsilon (delta = 1e-5, Poisson batches,
-  replace-one). Configurations are drawn from the space and trained at the noise that each way of
-  tuning can afford, once (a *pool*); 200 runs of each way are then drawn from its pool, with as
-  many trainings as its law says. That is exact for a space of the pool's configurations, and
-  approximate otherwise. One part of the test records selects, with and without the noise that a
-  budget of their own, of the same size, asks for; the other part, which nobody looks at, says how
-  good the published model is. Pools are stored as they grow, so a run that was stopped goes on
-  where it was. ``--real`` adds runs of ``PrivateFit`` from end to end at epsilon = 1, and
-  ``--budgeted`` studies with ``DPareto(budget=)`` and epsilon in their space, the best model on
-  the front of which is published (the records that select are public then).
-* ``copies``: 24 configurations of DP-SGD at epsilon = 1 (noise solved for) are trained on the
-  records and on generated public copies of their shape (``botorch_dp.datasets.public_copy``): the
-  rank correlation of the two, the ceiling that the trainings' own noise leaves (two halves of the
-  records' seeds against each other), and what it costs to deploy the configuration that did best
-  on the copy. Adult: fourteen categories, of which the copy knows the sizes, and the share of the
-  classes. Skewed: Adult with one record in 33 in the smaller class, judged by the area under the
-  ROC curve. Images: 10,000 records of MNIST and a two-layer net; copies know that most of the 784
-  pixels are dark.
-
-Ways of ``tuning``:
+Accuracy of the published model at a total epsilon (delta = 1e-5, Poisson batches, replace-one).
+Configurations are drawn from the space and trained at the noise that each way of tuning can afford,
+once (a *pool*); 200 runs of each way are then drawn from its pool, with as many trainings as its
+law says. That is exact for a space of the pool's configurations, and approximate otherwise. One
+part of the test records selects, with and without the noise that a budget of their own, of the same
+size, asks for; the other part, which nobody looks at, says how good the published model is. Pools
+are stored as they grow, so a run that was stopped goes on where it was. ``--real`` adds runs of
+``PrivateFit`` from end to end at epsilon = 1, and ``--budgeted`` studies with ``DPareto(budget=)``
+and epsilon in their space, the best model on the front of which is published (the records that
+select are public then).
+Ways of tuning:
 
 * *unpaid*: the best of 40 at the winner's own epsilon, a ceiling whose real epsilon is larger;
 * *selection*: a secret number of random trainings, 20 expected, shape 3, as ``PrivateFit`` does;
 * *forty* and *few*: 40 expected, geometric; 10 expected, shape 5;
-* *copy*: one training of the configuration that did best on a public copy;
-* *led*: 5 expected trainings among the six best on each of two public copies;
 * *default*: one training in the middle of the space;
 * *composition*: 40 random trainings, all of which may be published.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import time
@@ -46,19 +34,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.stats import spearmanr
-from sklearn.metrics import roc_auc_score
-from torch import Tensor
 
 from benchmarks.common import (
     BenchmarkParser,
     mean_interval,
-    results_folder,
     save_results,
 )
 from botorch_dp import datasets
 from botorch_dp._files import atomic_write
-from botorch_dp.datasets import public_copy
 from botorch_dp.pareto import (
     Batched,
     DPareto,
@@ -73,7 +56,7 @@ from botorch_dp.privacy import (
     dp_sgd_epsilons,
     dp_sgd_noise_multiplier,
 )
-from botorch_dp.space import Choice, Integer, Real, SearchSpace, ShiftedExponential
+from botorch_dp.space import Integer, Real, SearchSpace
 from botorch_dp.training import (
     DPTrainer,
     TrainTest,
@@ -81,178 +64,9 @@ from botorch_dp.training import (
     cross_entropy_loss,
     logistic_loss,
     logistic_regression,
-    mlp2,
 )
 from botorch_dp.training.networks import multilayer_perceptron
 from botorch_dp.tuning import PrivateFit
-
-COPY_EPSILON, DELTA = 1.0, 1e-5
-
-
-#: Values of the attributes behind LIBSVM's binary features, from the documentation of the data.
-ADULT_COLUMNS = [Choice(*range(n)) for n in (5, 8, 5, 16, 5, 7, 14, 6, 5, 2, 2, 2, 5, 41)]
-
-
-#: Mean brightness of a pixel: an eighth.
-IMAGE_COLUMNS = [Real(0.0, 1.0, distribution=ShiftedExponential(8.0)) for _ in range(784)]
-
-
-def ranking(outputs: Tensor, targets: Tensor) -> float:
-    """Area under the ROC curve."""
-    scores = outputs.flatten().nan_to_num()
-    return float(roc_auc_score(targets.numpy(), scores.numpy()))
-
-
-@dataclass(frozen=True)
-class CopyTask:
-    """Records, copies of them, and how to train on either."""
-
-    records: Callable[[], TrainTest]
-    copy: Callable[..., TrainTest]
-    trainer: Callable[[TrainTest], DPTrainer]
-    space: SearchSpace
-    seeds: int = 4
-    copies: int = 5
-
-
-def adult_skewed() -> TrainTest:
-    """Adult with most of the larger incomes left out, so that 3% remain."""
-    data = datasets.adult()
-
-    def thinned(X: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        rare = (y == 1).nonzero().flatten()
-        kept = torch.cat([(y == 0).nonzero().flatten(), rare[: int(0.03 / 0.97 * (y == 0).sum())]])
-        return X[kept], y[kept]
-
-    return TrainTest(*thinned(data.train_X, data.train_Y), *thinned(data.test_X, data.test_Y))
-
-
-def mnist_part() -> TrainTest:
-    """The first 10,000 and 2,000 digits."""
-    data = datasets.mnist()
-    return TrainTest(
-        data.train_X[:10_000], data.train_Y[:10_000], data.test_X[:2000], data.test_Y[:2000]
-    )
-
-
-LINEAR_SPACE = SearchSpace(
-    epochs=Integer(1, 32, log=True),
-    batch_size=Integer(64, 1024, log=True),
-    learning_rate=Real(1e-3, 10.0, log=True),
-    clip_norm=Real(0.05, 4.0, log=True),
-)
-
-
-IMAGE_SPACE = SearchSpace(
-    epochs=Integer(1, 10, log=True),
-    batch_size=Integer(100, 1000, log=True),
-    learning_rate=Real(1e-2, 5.0, log=True),
-    clip_norm=Real(0.1, 8.0, log=True),
-)
-
-
-COPIES = {
-    "adult": CopyTask(
-        datasets.adult,
-        partial(
-            public_copy,
-            ADULT_COLUMNS,
-            num_records=30_956,
-            num_test=1605,
-            class_shares=(0.76, 0.24),
-            accuracy=0.85,
-        ),
-        lambda data: DPTrainer(partial(logistic_regression, 123), logistic_loss, data),
-        LINEAR_SPACE,
-    ),
-    "skewed": CopyTask(
-        adult_skewed,
-        partial(
-            public_copy,
-            ADULT_COLUMNS,
-            num_records=24_222,
-            num_test=1258,
-            class_shares=(0.97, 0.03),
-            accuracy=0.975,
-        ),
-        lambda data: DPTrainer(
-            partial(logistic_regression, 123), logistic_loss, data, metric=ranking
-        ),
-        LINEAR_SPACE,
-    ),
-    "images": CopyTask(
-        mnist_part,
-        partial(
-            public_copy,
-            IMAGE_COLUMNS,
-            num_records=10_000,
-            num_test=2000,
-            class_shares=(1,) * 10,
-            accuracy=0.85,
-        ),
-        lambda data: DPTrainer(partial(mlp2, 784), cross_entropy_loss, data),
-        IMAGE_SPACE,
-        seeds=2,
-        copies=4,
-    ),
-}
-
-
-def errors(task: CopyTask, data: TrainTest, seeds: list[int], configs: list[dict[str, Any]]) -> Any:
-    """Errors of all configurations and seeds, ``configs x seeds``."""
-    trainer = task.trainer(data)
-    return [
-        [
-            1 - trained.accuracy
-            for trained in trainer.replicates(
-                seeds, **config, target_epsilon=COPY_EPSILON, delta=DELTA
-            )
-        ]
-        for config in configs
-    ]
-
-
-def trained_on_copies(name: str, *, quick: bool) -> dict[str, Any]:
-    """All trainings of one task, kept in a file as they come."""
-    task, part = (
-        COPIES[name],
-        results_folder() / f".public_copy_{name}{'_quick' if quick else ''}.json",
-    )
-    done: dict[str, Any] = json.loads(part.read_text()) if part.exists() else {}
-    configs = task.space.sample(6 if quick else 24, seed=0)
-    seeds = list(range(2 if quick else task.seeds))
-    for source in ("records", *(f"copy {seed}" for seed in range(1 if quick else task.copies))):
-        if source not in done:
-            data = task.records() if source == "records" else task.copy(seed=int(source[5:]))
-            done[source] = errors(task, data, seeds, configs)
-            part.parent.mkdir(exist_ok=True)
-            part.write_text(json.dumps(done))
-            print(f"{name}: trained on {source}", flush=True)
-    part.unlink()
-    return summary(done, configs)
-
-
-def summary(done: dict[str, Any], configs: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the copies told."""
-    records = np.array(done["records"])
-    truth = records.mean(axis=1)
-    half = records.shape[1] // 2
-    ceiling = spearmanr(records[:, :half].mean(1), records[:, half:].mean(1)).statistic
-    copies = [np.array(rows).mean(axis=1) for key, rows in done.items() if key != "records"]
-    together = np.mean([copy.argsort().argsort() for copy in copies], axis=0)
-    costs = [float(truth[copy.argmin()] - truth.min()) for copy in copies]
-    return {
-        "correlation": mean_interval([float(spearmanr(copy, truth).statistic) for copy in copies]),
-        "correlation_of_mean_rank": float(spearmanr(together, truth).statistic),
-        "ceiling": float(ceiling),
-        "best_error": float(truth.min()),
-        "cost_of_the_copys_best": mean_interval(costs),
-        "cost_by_mean_rank": float(truth[together.argmin()] - truth.min()),
-        "cost_at_random": float(truth.mean() - truth.min()),
-        "configs": configs,
-        "errors": {key: np.array(rows).mean(axis=1).tolist() for key, rows in done.items()},
-    }
-
 
 EPSILONS, DELTA, TRIALS = (0.1, 0.3, 1.0, 3.0), 1e-5, 40
 
@@ -260,22 +74,15 @@ EPSILONS, DELTA, TRIALS = (0.1, 0.3, 1.0, 3.0), 1e-5, 40
 RUNS, BOOTSTRAPS = 200, 60
 
 
-SOME_WAYS = ("unpaid", "selection", "forty", "few", "default", "composition")
+WAYS = ("unpaid", "selection", "forty", "few", "default", "composition")
 
 
-WAYS = (*SOME_WAYS, "copy", "led")
-
-
-#: The laws of the number of trainings, and how many of each copy's best are tried.
+#: The laws of the number of trainings.
 NUMBERS = {
     "selection": TrialNumber(20, 3.0),
     "forty": TrialNumber(40),
     "few": TrialNumber(10, 5.0),
-    "led": TrialNumber(5, 5.0),
 }
-
-
-BEST = 6
 
 
 @dataclass(frozen=True)
@@ -285,10 +92,8 @@ class Task:
     records: Callable[[], TrainTest]
     held: int
     trainer: Callable[[TrainTest], DPTrainer]
-    copy: Callable[..., TrainTest]
     space: SearchSpace
     pool: int
-    ways: tuple[str, ...] = WAYS
 
 
 def adult() -> TrainTest:
@@ -307,7 +112,6 @@ TASKS = {
         trainer=lambda data: DPTrainer(
             partial(logistic_regression, 123), logistic_loss, data, optimizer="adam"
         ),
-        copy=partial(datasets.public_copy, ADULT_COLUMNS, class_shares=(0.76, 0.24), accuracy=0.85),
         space=SearchSpace(
             learning_rate=Real(1e-3, 0.3, log=True),
             clip_norm=Real(0.05, 4.0, log=True),
@@ -322,7 +126,6 @@ TASKS = {
         trainer=lambda data: DPTrainer(
             partial(multilayer_perceptron, 784, 10, (64,)), cross_entropy_loss, data
         ),
-        copy=partial(datasets.public_copy, IMAGE_COLUMNS, class_shares=(1,) * 10, accuracy=0.85),
         space=SearchSpace(
             learning_rate=Real(0.1, 5.0, log=True),
             clip_norm=Real(0.1, 4.0, log=True),
@@ -330,7 +133,6 @@ TASKS = {
             epochs=Integer(3, 10, log=True),
         ),
         pool=12,
-        ways=SOME_WAYS,
     ),
 }
 
@@ -351,20 +153,19 @@ class Pools:
             self.stored = json.loads(self.path.read_text())
 
     def fit(self, way: str, epsilon: float) -> PrivateFit:
-        """The fit whose level a way's trainings have."""
-        selects = way in ("selection", "forty", "few", "led")
+        """The fit whose level a selection's trainings have."""
         return PrivateFit(
             self.trainer,
             self.task.space,
             budget=PrivacyBudget(epsilon, DELTA),
-            trials=NUMBERS.get(way, TrialNumber(TRIALS)),
-            method="random" if selects else "single",
+            trials=NUMBERS[way],
         )
 
     def noise(self, way: str, epsilon: float) -> Callable[[dict[str, Any]], float]:
         """From a configuration to its noise multiplier."""
-        if way != "composition":
+        if way in NUMBERS:
             return self.fit(way, epsilon).noise_multiplier
+        times = TRIALS if way == "composition" else 1
 
         def composed(config: dict[str, Any]) -> float:
             n, m = len(self.data.train_X), config["batch_size"]
@@ -373,42 +174,24 @@ class Pools:
                 delta=DELTA,
                 batch_size=m,
                 num_records=n,
-                steps=TRIALS * config["epochs"] * (n // m),
+                steps=times * config["epochs"] * (n // m),
                 tolerance=1e-3,
             )
 
         return composed
 
-    def wanted(self, way: str, epsilon: float) -> list[dict[str, Any]]:
+    def wanted(self, way: str) -> list[dict[str, Any]]:
         """The configurations that a way's pool shall have; the same ones for all that select."""
         if way == "default":
-            return [self.fit(way, epsilon).typical_config] * 8
-        if way == "copy":
-            return [ranked[0] for ranked in self._ranked(epsilon)] * 4
-        if way == "led":
-            return [config for ranked in self._ranked(epsilon) for config in ranked[:BEST]] * 2
+            return [self.task.space.middle()] * 8
         return self.task.space.sample(self.task.pool, seed=1)
-
-    def _ranked(self, epsilon: float) -> list[list[dict[str, Any]]]:
-        """16 configurations on each of two copies, the best one first."""
-        key = f"copies {epsilon}"
-        if key not in self.stored:
-            fit = self.fit("selection", epsilon)
-            ranked = []
-            for seed in range(2):
-                copy = self.task.copy(num_records=len(self.data.train_X), num_test=4000, seed=seed)
-                ranked.append(fit.rank_on(copy, count=16, seed=seed))
-            self.stored[key] = ranked
-            self._save()
-        return self.stored[key]
 
     def grow(self) -> None:
         """Make all trainings that are missing, in turn at all levels."""
         order = (1.0, 0.1, 3.0, 0.3)
-        levels = [(way, epsilon) for epsilon in order for way in self.task.ways]
+        levels = [(way, epsilon) for epsilon in order for way in WAYS]
         noises = {level: self.noise(*level) for level in levels}
-        sizes = {"copy": 8, "default": 8, "led": 4 * BEST}
-        total = sum(sizes.get(way, self.task.pool) for way, _ in levels)
+        total = sum(len(self.wanted(way)) for way, _ in levels)
         made, start, done = (
             0,
             time.monotonic(),
@@ -417,7 +200,7 @@ class Pools:
         print(f"{self.name}: {total - done} of {total} trainings to make", flush=True)
         for way, epsilon in levels:
             pool = self.stored.setdefault(f"{way} {epsilon}", [])
-            for config in self.wanted(way, epsilon)[len(pool) :]:
+            for config in self.wanted(way)[len(pool) :]:
                 settings = {**config, "noise_multiplier": noises[way, epsilon](config)}
                 trained = self.trainer.fit(**settings, delta=DELTA, seed=10_000 + len(pool))
                 with torch.no_grad():
@@ -457,7 +240,7 @@ class Pools:
         """
         pool = self.stored[f"{way} {epsilon}"]
         scores, held = (np.array([row[i] for row in pool])[kept % len(pool)] for i in (1, 2))
-        if way in ("copy", "default"):
+        if way == "default":
             return float(held[: len(pool)].mean())
         number, mu = self._parameters(way, epsilon)
         std = 1 / (mu * len(self.data.test_X)) if sensitive and way != "unpaid" else 0.0
@@ -471,7 +254,7 @@ class Pools:
 
     def _parameters(self, way: str, epsilon: float) -> tuple[TrialNumber, float]:
         if (way, epsilon) not in self._known:
-            fit = self.fit("selection" if way == "composition" else way, epsilon)
+            fit = self.fit(way if way in NUMBERS else "selection", epsilon)
             mu = fit._scoring.mu
             assert mu is not None
             self._known[way, epsilon] = fit.number, mu
@@ -485,7 +268,7 @@ class Pools:
         """
         table: dict[str, Any] = {}
         for epsilon in EPSILONS:
-            ways = [w for w in self.task.ways if len(self.stored.get(f"{w} {epsilon}", ())) >= 8]
+            ways = [w for w in WAYS if len(self.stored.get(f"{w} {epsilon}", ())) >= 8]
             size = max((len(self.stored[f"{w} {epsilon}"]) for w in ways), default=0)
             for sensitive in (False, True):
                 name = "sensitive test records" if sensitive else "public test records"
@@ -598,8 +381,13 @@ def budgeted_runs(name: str, folder: Path, seeds: int, most: int = 60) -> dict[s
     }
 
 
-def tuning(options: argparse.Namespace) -> None:
-    """Stored as ``paid_tuning.json``."""
+def main() -> None:
+    parser = BenchmarkParser("paid_tuning", __doc__, minutes=20)
+    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
+    parser.add_argument("--report", action="store_true", help="only from the pools there are")
+    parser.add_argument("--real", type=int, default=0, metavar="RUNS", help="runs end to end")
+    parser.add_argument("--budgeted", type=int, default=0, metavar="RUNS", help="studies")
+    options = parser.parse_args()
     results: dict[str, Any] = {}
     for name in options.tasks:
         pools = Pools(name, options.out)
@@ -613,32 +401,6 @@ def tuning(options: argparse.Namespace) -> None:
         for key, row in results[name].items():
             print(name, key, row)
     save_results("paid_tuning", results)
-
-
-def copies(options: argparse.Namespace) -> None:
-    """Stored as ``public_copy.json``."""
-    results = {}
-    for name in COPIES:
-        results[name] = found = trained_on_copies(name, quick=options.quick)
-        print(
-            f"{name}: rank correlation with the records {found['correlation']} (ceiling "
-            f"{found['ceiling']:.3f}); best error {found['best_error']:.4f}; the copy's best costs "
-            f"{found['cost_of_the_copys_best']} more, one at random {found['cost_at_random']:.4f}",
-            flush=True,
-        )
-    save_results("public_copy", {"epsilon": COPY_EPSILON, "tasks": results})
-
-
-def main() -> None:
-    parser = BenchmarkParser("paid_tuning", __doc__, minutes={"tuning": 20, "copies": 20})
-    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
-    parser.add_argument("--report", action="store_true", help="only from the pools there are")
-    parser.add_argument("--real", type=int, default=0, metavar="RUNS", help="runs end to end")
-    parser.add_argument("--budgeted", type=int, default=0, metavar="RUNS", help="studies")
-    parser.add_argument("--quick", action="store_true", help="few configurations, of ``copies``")
-    options = parser.parse_args()
-    for part in options.part:
-        {"tuning": tuning, "copies": copies}[part](options)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
-"""Data sets of the ready tasks (Adult, MNIST, two small ones), and public copies of sensitive data.
+"""Data sets of the ready tasks: Adult, MNIST, two small ones.
 
 A loader looks, in this order, into the folder named by ``BOTORCH_DP_DATA``, into the cache
 (``~/.cache/botorch_dp``, or ``BOTORCH_DP_CACHE``), and then on the network. What it finds is
 checked against a fingerprint of the numbers. The bundled sets of scikit-learn need none of this.
 
-All of these records are public. They stand in for records that are sensitive. For sensitive records
-of one's own, :func:`public_copy` draws records of the same public shape, on which tuning is free.
+All of these records are public. They stand in for records that are sensitive.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import io
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +23,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from botorch_dp._checks import check_integer, check_positive, check_size, needs_extra
+from botorch_dp._checks import check_integer, needs_extra
 from botorch_dp._files import atomic_write
-from botorch_dp.space import Choice, Integer, Parameter, Real
 from botorch_dp.training import TrainTest
 
 Arrays = dict[str, NDArray[Any]]
@@ -120,126 +118,6 @@ def _shuffled(
     order = np.random.default_rng(seed).permutation(len(X))
     cut = len(X) - round(share * len(X))
     return _split(X[order[:cut]], y[order[:cut]], X[order[cut:]], y[order[cut:]], dtype)
-
-
-#: How many hidden numbers a copy's columns depend on, and how much of each column they explain.
-_FACTORS, _EXPLAINED = 8, 0.5
-#: How far apart a copy's classes may be, in standard deviations, and records to find that out with.
-_FARTHEST, _CALIBRATION = 32.0, 6000
-
-
-def public_copy(
-    columns: Sequence[Parameter],
-    *,
-    num_records: int,
-    num_test: int,
-    class_shares: Sequence[float] = (0.5, 0.5),
-    accuracy: float = 0.85,
-    seed: int = 0,
-    dtype: torch.dtype = torch.float32,
-) -> TrainTest:
-    """Labelled records of the same public shape as sensitive ones, on which tuning is free.
-
-    Nothing is read but the arguments, and these must be known without the records: sizes, types,
-    ranges, shares. Which hyper-parameters suit a training depends on these more than on what the
-    records say; ``benchmarks/paid_tuning.py`` shows where that holds and where it does not.
-
-    Each record has a class and some hidden numbers, Gaussian around a point of its class. Each
-    column is a random combination of them with noise, brought to the column's own distribution.
-
-    Args:
-        columns: One parameter for each column, as the trainer gets it: a number with its range
-            (and ``distribution``), or a :class:`~botorch_dp.space.Choice`, which becomes one column
-            for each value (one-hot), with ``weights`` for their shares.
-        num_records: Training records; those of the sensitive data, if that number is public.
-        num_test: Test records.
-        class_shares: Shares of the classes, whose number is theirs. Scaled to add up to 1.
-        accuracy: What a linear model without privacy reaches, about; a guess from experience with
-            such data.
-        seed: Gives the same copy again. Rank configurations on copies of several seeds.
-        dtype: Of the features.
-
-    Example:
-        >>> columns = [Real(0.0, 1.0), Choice("a", "b", "c"), Integer(0, 9)]
-        >>> copy = public_copy(columns, num_records=1000, num_test=200, accuracy=0.8)
-        >>> copy.train_X.shape
-        torch.Size([1000, 5])
-    """
-    if (
-        not isinstance(columns, Sequence)
-        or not columns
-        or not all(isinstance(c, (Real, Integer, Choice)) for c in columns)
-    ):
-        raise TypeError("`columns` must be Real, Integer or Choice parameters, at least one.")
-    if any(column.active is not None for column in columns):
-        raise ValueError("`columns` must not have conditions (`active`): each record has them all.")
-    check_integer("num_records", num_records)
-    check_integer("num_test", num_test)
-    check_size("num_records", num_records, 100 * num_records * len(columns))
-    check_size("num_test", num_test, 100 * num_test * len(columns))
-    check_integer("seed", seed, at_least=0)
-    if not isinstance(class_shares, Sequence) or len(class_shares) < 2:
-        raise ValueError(f"`class_shares` must be at least two shares, got {class_shares!r}.")
-    shares = np.array([check_positive("class_shares", share) for share in class_shares])
-    shares /= shares.sum()
-    accuracy = check_positive("accuracy", accuracy)
-    if not shares.max() < accuracy < 1:
-        raise ValueError(
-            f"`accuracy` must lie between the largest of the class shares ({shares.max():.3g}) and "
-            f"1, got {accuracy}."
-        )
-    count = num_records + num_test
-    some = min(count, _CALIBRATION)
-    low, high = 0.0, _FARTHEST
-    for _ in range(14):
-        middle = (low + high) / 2
-        X, y = _copied_records(columns, some, shares, middle, seed)
-        low, high = (middle, high) if _linear_accuracy(X, y) < accuracy else (low, middle)
-    X, y = _copied_records(columns, count, shares, high, seed)
-    return _split(X[:num_records], y[:num_records], X[num_records:], y[num_records:], dtype)
-
-
-def _copied_records(
-    columns: Sequence[Parameter], count: int, shares: NDArray[Any], distance: float, seed: int
-) -> tuple[NDArray[Any], NDArray[Any]]:
-    """``count`` records of classes so far apart: features ``n x d``, classes ``n``."""
-    generator = np.random.default_rng([seed, count])
-    world = np.random.default_rng(seed)  # the same for every number of records
-    centres = world.standard_normal((len(shares), _FACTORS))
-    loadings = world.standard_normal((len(columns), _FACTORS))
-    loadings *= np.sqrt(_EXPLAINED) / np.linalg.norm(loadings, axis=1, keepdims=True)
-    classes = generator.choice(len(shares), size=count, p=shares)
-    hidden = generator.standard_normal((count, _FACTORS)) + distance / 4 * centres[classes]
-    blocks = []
-    for column, loading in zip(columns, loadings, strict=True):
-        noise = np.sqrt(1 - _EXPLAINED) * generator.standard_normal(count)
-        ranks = np.empty(count)
-        ranks[np.argsort(hidden @ loading + noise)] = (np.arange(count) + 0.5) / count
-        if isinstance(column, Choice):
-            # Values have no order: which of them go together is drawn.
-            names = world.permutation(len(column.values))
-            weights = None if column.weights is None else np.asarray(column.weights)[names]
-            places = names[column.places(ranks, None if weights is None else weights.tolist())]
-            blocks.append(np.eye(len(names), dtype=np.float32)[places])
-        else:
-            blocks.append(column.quantile(ranks).astype(np.float32)[:, None])
-    return np.concatenate(blocks, axis=1), classes.astype(np.int64)
-
-
-def _linear_accuracy(X: NDArray[Any], y: NDArray[Any]) -> float:
-    """Share of the second half that linear discriminants of the first half classify right."""
-    scaled = (X - X.mean(0)) / np.maximum(X.std(0), 1e-6)
-    half = len(X) // 2
-    train, classes = scaled[:half], y[:half]
-    names = np.unique(classes)
-    centres = np.stack([train[classes == name].mean(0) for name in names])
-    spread = train - centres[np.searchsorted(names, classes)]
-    covariance = spread.T @ spread / half + 1e-2 * np.eye(X.shape[1])
-    weights = np.linalg.solve(covariance, centres.T)
-    shares = np.array([(classes == name).mean() for name in names])
-    offsets = np.log(shares) - 0.5 * (centres * weights.T).sum(1)
-    guesses = names[(scaled[half:] @ weights + offsets).argmax(axis=1)]
-    return float((guesses == y[half:]).mean())
 
 
 def load_arrays(

@@ -398,7 +398,7 @@ ENTRIES: dict[str, Entry] = {
                                  batch_size=Integer(8, 16), epochs=Integer(1, 2)),
             "budget": PrivacyBudget(3.0, 1e-5), "trials": 2, "run": {},
         },
-        {"trainer": [3, "trainer"], "space": [3, {}], "budget": [None, 1.0, PrivacyBudget(1.0)],
+        {"budget": [None, 1.0, PrivacyBudget(1.0)],
          "trials": [0, -1, NAN, "one"], "run": [{"ledger": 3}, {"checkpoint": 3}]},
         named={"run": "(ledger|checkpoint)"},
     ),

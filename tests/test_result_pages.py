@@ -200,11 +200,6 @@ def ordinary(key: str) -> float:
     return next(r[key]["mean"] for r in rows if (r["method"], r["trials"]) == ("ordinary", 64))
 
 
-def copies(key: str) -> list[float]:
-    values = [found[key] for found in stored("public_copy")["tasks"].values()]
-    return [value["mean"] if isinstance(value, dict) else value for value in values]
-
-
 def tries() -> int:
     return sum(row["tried"] for row in stored("faults")["rows"])
 
@@ -325,8 +320,6 @@ BENCHMARKS: list[Quote] = [
         ("ahead of random points and grids with as many trials in {} of 10 seeds",
          lambda: proposal_wins("random", "grid")),
         ("the front of 64 ordinary trials with {:.0%} of their steps", lambda: share_of_steps(32)),
-        ("(its best one loses {:.3f} on average on Adult, one at random {:.3f})",
-         lambda: (copies("cost_of_the_copys_best")[0], copies("cost_at_random")[0])),
         ("nothing, in {:,} tries of {} kinds", lambda: (tries(), kinds_of_faults())),
     )
 ]  # fmt: skip
@@ -398,12 +391,12 @@ OTHERS: list[Quote] = [
      "tuning on Adult and {:.4f} [{:.4f}, {:.4f}] on MNIST",
      lambda: (*unpaid_interval("adult"), *unpaid_interval("mnist"))),
     ("docs/results/paid_tuning.md", "ahead of composition by {:.2f} on MNIST and by {:.3f} on "
-     "Adult ({:.3f} with 10 expected trainings, {:.3f} with one training of a public copy's",
+     "Adult ({:.3f} with 10 expected trainings)",
      lambda: (above_composition("mnist", "selection"),
-              *(above_composition("adult", way) for way in ("selection", "few", "copy")))),
-    ("docs/results/paid_tuning.md", "the last three leads are {:.3f}, {:.3f} and {:.3f}",
+              *(above_composition("adult", way) for way in ("selection", "few")))),
+    ("docs/results/paid_tuning.md", "the last two leads are {:.3f} and {:.3f}",
      lambda: [above_composition("adult", way, "public test records")
-              for way in ("selection", "few", "copy")]),
+              for way in ("selection", "few")]),
     ("docs/results/paid_tuning.md", "published models of {:.3f}, {:.3f}, {:.3f} and {:.3f}, which "
      "agrees with the drawn ones ({:.4f})",
      lambda: (*(r["accuracy"] for r in stored("paid_tuning")["adult"]["end to end 1.0"]),
@@ -422,10 +415,6 @@ OTHERS: list[Quote] = [
     ("docs/results/proposals.md", "with four times as many trials in {} of 10 seeds on the first "
      "problem, and in {} of 10 on the second",
      lambda: [proposal_wins("random, 4x", problem=problem) for problem in (0, 1)]),
-    ("docs/results/public_copies.md", "loses {:.3f} to {:.3f} on average against the best one on "
-     "the records, where one at random loses {:.2f} to {:.2f}",
-     lambda: [least(copies(key)) for key in ("cost_of_the_copys_best", "cost_at_random")
-              for least in (min, max)]),
     ("docs/results/speed.md", "epsilons of DP-SGD take 1/{:.0f} to 1/{:.0f} of dp-accounting's "
      "time", lambda: [speed_ratio(f"Poisson batches, {way}") for way in ("replace", "add")]),
     ("docs/results/speed.md", "is {:.0f} times as fast as a lean recomputation with many points, "
@@ -504,7 +493,7 @@ def unquoted() -> Iterator[str]:
 
 def test_the_short_page_has_no_number_that_is_not_computed_again() -> None:
     answers = list(unquoted())
-    assert len(answers) == 15
+    assert len(answers) == 14
     for answer in answers:
         assert not re.search(r"\d", re.sub(r"\(\S*\)|ε = \d", "", answer)), answer
 

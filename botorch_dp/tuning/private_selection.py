@@ -108,7 +108,6 @@ class SelectionPlan:
             clipping norm: ``"this"``, ``"tuning ignored"`` (what is usually published, and
             promises more than it keeps), and ``"all published"`` (every training could be shown).
         score_std: The standard deviation of the noise in the score; 0 without noise.
-        seconds: About how long a training of this configuration takes here; None if unknown.
         guarantee: What everything that is published promises a training record.
         test_guarantee: What it promises a test record; None if these are public or not used.
     """
@@ -118,7 +117,6 @@ class SelectionPlan:
     config: Config
     noise_multipliers: dict[str, float]
     score_std: float
-    seconds: float | None
     guarantee: Guarantee
     test_guarantee: Guarantee | None
 
@@ -126,11 +124,6 @@ class SelectionPlan:
     def expected_trainings(self) -> float:
         """The mean of the secret number."""
         return 1.0 if self.number is None else self.number.mean
-
-    @property
-    def expected_hours(self) -> float | None:
-        """With one training at a time; None if unknown."""
-        return None if self.seconds is None else self.expected_trainings * self.seconds / 3600
 
     def __str__(self) -> str:
         trainings = "One training"
@@ -140,8 +133,6 @@ class SelectionPlan:
                 "with a probability of 95% (the number itself stays secret, and so does the time "
                 "that they take)"
             )
-        if self.seconds is not None:
-            trainings += f"; about {_duration(self.expected_trainings * self.seconds)} in all"
         noise = {name: rounded_up(z, 3) for name, z in self.noise_multipliers.items()}
         other = ""
         if self.number is not None:
@@ -239,13 +230,6 @@ class SelectionResult:
             "" if self.test_guarantee is None else f"Test records: {self.test_guarantee}",
         ]
         return "\n".join(line for line in lines if line)
-
-
-def _duration(seconds: float) -> str:
-    for unit, length in (("hours", 3600), ("minutes", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.2g} {unit}"
-    return f"{seconds:.0f} seconds" if seconds >= 2 else "a second"
 
 
 # --- The selection. ---
@@ -381,7 +365,6 @@ class PrivateSelection:
             config=config,
             noise_multipliers=noise,
             score_std=self._scoring.std or 0.0,
-            seconds=self._seconds(),
             guarantee=self.guarantee,
             test_guarantee=self.test_guarantee,
         )
@@ -618,9 +601,6 @@ class PrivateSelection:
             how = f"the best of {self.number.mean:g} expected random trainings"
             return f"Private selection: {how}{among}."
         return "One training of the configuration that was given."
-
-    def _seconds(self) -> float | None:
-        return None
 
     def _settings(self, with_data: bool) -> dict[str, Any]:
         """All that a run depends on; it is continued with the same settings only."""
