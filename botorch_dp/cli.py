@@ -195,8 +195,8 @@ def _ledger_show(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from botorch_dp.report import StudyView, study_report
+    from botorch_dp.report import study_report
 
     out = options.out or Path(options.path.name).with_suffix(".html")
-    print(study_report(StudyView.of_file(options.path, ledger=options.ledger), out))
+    print(study_report(options.path, out, ledger=options.ledger))
     return 0

@@ -67,8 +67,3 @@ def visited(page: Any, url: str) -> Iterator[None]:
     origin = "file:" if url.startswith("file:") else url.split("?")[0].rsplit("/", 1)[0]
     assert all(other.startswith((origin, "data:", "blob:")) for other in asked), asked
     assert not errors, errors
-
-
-def wait_until_drawn(page: Any) -> None:
-    """Wait for a report's figures. Its security policy forbids the page to evaluate a condition."""
-    page.locator("html[data-drawn]").wait_for(state="attached")

@@ -64,24 +64,18 @@ def signing() -> None:
 
 
 def plots() -> None:
-    """A figure is drawn."""
+    """A figure is drawn, also within a page."""
     from botorch_dp.plots import plot_front
 
-    with study() as trials:
+    with tempfile.TemporaryDirectory() as folder, study() as trials:
         plot_front(trials.front())
+        assert trials.report(f"{folder}/page.html").stat().st_size
 
 
 def frames() -> None:
     """Trials become a table."""
     with study() as trials:
         assert len(trials.to_frame()) == 3
-
-
-def report() -> None:
-    """A study becomes a page."""
-    with tempfile.TemporaryDirectory() as folder, study() as trials:
-        trials.report(f"{folder}/page.html")
-        assert Path(f"{folder}/page.html").stat().st_size
 
 
 def study() -> bdp.DPareto:

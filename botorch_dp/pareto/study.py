@@ -566,11 +566,10 @@ class DPareto:
         return data_frame(self.table(), caption)
 
     def report(self, path: str | os.PathLike[str]) -> Path:
-        """Write what is known so far as one HTML file, to be opened without any network.
+        """Write what is known so far as one HTML file: the front, what to deploy, all trials.
 
-        The front, the recommendation for each epsilon, hypervolume, the importance of parameters,
-        all trials, and what publishing any of it costs. The file is as sensitive as the study, and
-        only its owner may read it. Needs the extra ``report``.
+        The file says what publishing any of it costs. It is as sensitive as the study, and only its
+        owner may read it. Needs the extra ``plots``.
 
         Args:
             path: Where; must end in .html.
@@ -578,10 +577,9 @@ class DPareto:
         Example:
             >>> study.report("front.html")
         """
-        from botorch_dp.report.study import StudyView, study_report
+        from botorch_dp.report import study_report
 
-        view = StudyView.of_search(self._search.exact, self.trials, self.ledger)
-        return study_report(view, path)
+        return study_report(self, path)
 
     def _train_again(
         self,

@@ -1,0 +1,313 @@
+"""One HTML page about a study: its front, what to deploy, what publishing it costs, all trials.
+
+The page holds all it needs, has no script, and asks for nothing: opening it tells nobody about it.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+import os
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from botorch_dp._files import atomic_write
+from botorch_dp.pareto import (
+    DPareto,
+    Objective,
+    OperatingPoint,
+    ParetoFront,
+    PrivacyUtilityProblem,
+    StudyError,
+    TrainingPromise,
+    Trial,
+)
+from botorch_dp.pareto.front import trial_table
+from botorch_dp.pareto.proposals import ProposalOptions, Search
+from botorch_dp.pareto.publishing import publication
+from botorch_dp.pareto.recommending import believed_values
+from botorch_dp.pareto.storage import StudyFile
+from botorch_dp.plots import plot_front
+from botorch_dp.privacy import (
+    DEFAULT_DELTA,
+    NeighboringRelation,
+    PrivacyLedger,
+    PrivacyUnit,
+    rounded_up,
+)
+from botorch_dp.space import Choice, Integer, Real, SearchSpace, When
+
+__all__ = ["study_report"]
+
+_NOTICE = (
+    "Every error and recommendation on this page, and the choice of the configurations, follow "
+    "from the records without noise. Keep this file as you keep the study; publishing any of it "
+    "costs what is said below."
+)
+_NOTICE_CHARGED = (
+    "What follows from the training records was charged to the budget below. Every error and "
+    "recommendation follows from the test records as well: keep this file as you keep the study, "
+    "unless these are public."
+)
+#: The epsilons that are recommended for in each decade, and how many at most.
+_STOPS, _MOST_STOPS = (1.0, 2.0, 5.0), 12
+_PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy"
+ content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
+<title>{title}</title><style>
+body {{ font: 16px/1.45 system-ui, sans-serif; color: #1a1a1a; max-width: 72rem;
+ margin: 0 auto; padding: 1rem; }}
+.notice {{ border: 2px solid; border-left-width: 10px; padding: 0.6rem 1rem; }}
+.price {{ font-size: 1.3rem; font-weight: 600; }}
+.scroll {{ overflow-x: auto; }}
+img {{ max-width: 100%; }}
+table {{ border-collapse: collapse; font-size: 0.85rem; font-variant-numeric: tabular-nums; }}
+th, td {{ padding: 0.25rem 0.6rem; text-align: right; border-bottom: 1px solid #ddd;
+ white-space: nowrap; }}
+</style></head><body><h1>{title}</h1><p>{lead}</p>
+<p class="notice"><strong>Sensitive.</strong> {notice}</p>{sections}</body></html>
+"""
+
+
+def study_report(
+    study: DPareto | str | os.PathLike[str],
+    path: str | os.PathLike[str],
+    *,
+    ledger: str | os.PathLike[str] | None = None,
+) -> Path:
+    """Write a study's page, which its owner alone may read.
+
+    Args:
+        study: A study, or its file, which is neither changed nor locked. A file does not hold the
+            oracles: what to deploy is then chosen among the configs that were tried.
+        path: Where; must end in .html.
+        ledger: The file that the trainings of a stored study were charged to; by default the one
+            beside it.
+
+    Example:
+        >>> study_report("study.sqlite", "front.html")
+    """
+    target = Path(path)
+    if target.suffix.lower() not in (".html", ".htm"):
+        raise ValueError(f"`path` must end in .html, got {target.name!r}.")
+    with ExitStack() as stack:
+        if isinstance(study, DPareto):
+            charged = study.ledger is not None
+            known = (study.problem, study.trials, study.seed, charged, study.ledger)
+            content = _page(*known, study.recommend)
+        else:
+            file = StudyFile(study, description=None)
+            file.close()
+            charged = bool(file.description.get("budget"))
+            if ledger is not None and not charged:
+                raise StudyError(f"{file.path} has no budget, so it has no `ledger`.")
+            place = Path(ledger or f"{file.path}.ledger")
+            opened = None
+            if charged and (ledger or place.is_file()):
+                opened = stack.enter_context(PrivacyLedger(place))
+            problem = _stored_problem(file.description, file.trials)
+            content = _page(problem, file.trials, file.seed, charged, opened, None)
+    with atomic_write(target, owner_only=True) as written:
+        written.write(content)
+    return target
+
+
+def _page(
+    problem: PrivacyUtilityProblem,
+    trials: Sequence[Trial],
+    seed: int,
+    charged: bool,
+    ledger: PrivacyLedger | None,
+    recommend: Callable[[float], OperatingPoint] | None,
+) -> str:
+    """The whole page of a study, which may have no complete trial yet."""
+    states = [trial.state for trial in trials]
+    counts = {state: states.count(state) for state in ("complete", "failed", "pending")}
+    said = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+    complete = [trial for trial in trials if trial.state == "complete"]
+    front = None
+    if complete:
+        priced = ledger.guarantee if ledger else lambda: publication(problem, trials)
+        front = ParetoFront(problem, complete, guarantee=priced, charged=ledger is not None)
+    sections = [("The price of publishing", _price(problem, trials, front, charged, ledger))]
+    if front is not None:
+        sections.append(("What to deploy", _to_deploy(front, trials, seed, recommend)))
+        sections.append(("The front", _drawn(front)))
+    on_front = {trial.number for trial in front.front_trials} if front else set()
+    columns = trial_table(problem, trials)
+    columns["state"] = [
+        "front" if number in on_front else state
+        for number, state in zip(columns["trial"], columns["state"], strict=True)
+    ]
+    sections.append(("All trials", _table(columns)))
+    return _PAGE.format(
+        title=escape(f"Privacy-utility study of {problem.name}"),
+        lead=f"{len(trials)} trials ({said or 'none yet'}); seed {seed}.",
+        notice=_NOTICE if ledger is None else _NOTICE_CHARGED,
+        sections="".join(f"<h2>{title}</h2>{content}" for title, content in sections),
+    )
+
+
+def _price(
+    problem: PrivacyUtilityProblem,
+    trials: Sequence[Trial],
+    front: ParetoFront | None,
+    charged: bool,
+    ledger: PrivacyLedger | None,
+) -> str:
+    """What publishing anything of this costs, in plain sight."""
+    if not any(trial.num_trainings for trial in trials):
+        return "<p>Nothing was trained yet.</p>"
+    caption = "" if front is None or (charged and ledger is None) else front.caption
+    rest = [caption]
+    if problem.promise is None:
+        headline = "No price: relation and δ of its ε are not stated."
+    elif ledger is not None:
+        budget = ledger.budget
+        headline = f"ε = {budget.epsilon:g}" + (f", δ = {budget.delta:g}" if budget.delta else "")
+        headline += ": the budget that its trainings were charged to"
+        rest += [
+            "; ".join(ledger.summary()),
+            "How much was spent may follow from the records: quote the budget.",
+            ledger.guarantee.paragraph(),
+        ]
+    elif charged:
+        headline = "No guarantee without the ledger that its trainings were charged to."
+        rest.append("Name it: botorch-dp report STUDY --ledger FILE.")
+    else:
+        training = publication(problem, trials)
+        rest += [training.paragraph(), publication(problem, trials, "test").paragraph()]
+        if training.void is not None:
+            headline = "No guarantee: it must not be published."
+        else:
+            delta = training.quoted_delta or DEFAULT_DELTA
+            epsilon, delta = training.summed or (training.epsilon(delta), delta)
+            headline = f"ε = {rounded_up(epsilon)}"
+            headline += f", δ = {rounded_up(delta)}" if delta else ""
+    paragraphs = "".join(f"<p>{escape(text)}</p>" for text in rest if text)
+    return f'<p class="price">{escape(headline)}</p>{paragraphs}'
+
+
+def _to_deploy(
+    front: ParetoFront,
+    trials: Sequence[Trial],
+    seed: int,
+    recommend: Callable[[float], OperatingPoint] | None,
+) -> str:
+    """The config that models expect to be most accurate within each of some epsilons."""
+    rows: list[list[Any]] = []
+    believed: list[list[float]] = []
+    if recommend is None and len(front.trials) >= 2:
+        search = Search(front.problem, seed=seed, options=ProposalOptions())
+        believed = believed_values(search, trials).tolist()
+    for limit in _stops(front):
+        if recommend is not None:
+            try:
+                point = recommend(limit)
+            except ValueError:
+                continue  # nothing in the space has so small an epsilon
+            error = "{:.4f} ({:.4f} to {:.4f})".format(point.error, *point.interval)
+            origin = "tried" if point.tried else "never tried"
+            config, epsilon = point.config, point.epsilon
+        else:
+            within = [i for i, known in enumerate(front.measured) if known.values[0] <= limit]
+            if not believed or not within:
+                continue
+            best = min(within, key=lambda i: believed[i][1])
+            error, origin = f"{believed[best][1]:.4f}", "tried"
+            config, epsilon = front.measured[best].config, front.measured[best].values[0]
+        values = [config.get(name) for name in front.problem.space.parameters]
+        rows.append([f"{limit:g}", rounded_up(epsilon), error, *values, origin])
+    heads = ["ε at most", "ε", "expected error (95% interval)"]
+    heads += [*front.problem.space.parameters, "origin"]
+    columns = {head: [row[i] for row in rows] for i, head in enumerate(heads)}
+    which = "tried or not" if recommend else "among those that were tried"
+    return (
+        "<p>The configuration expected to be most accurate within each ε, by the study's models, "
+        f"{which}.</p>{_table(columns)}"
+    )
+
+
+def _stops(front: ParetoFront) -> list[float]:
+    """Round epsilons from the smallest tried to the largest of interest."""
+    epsilons = [epsilon for epsilon in front.all_points[:, 0].tolist() if epsilon > 0]
+    if not epsilons:
+        return []
+    low = min(epsilons)
+    high = max(low, min(max(epsilons), front.problem.ref_point[0]))
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    series = [float(f"{stop}e{decade}") for decade in decades for stop in _STOPS]
+    reached = [stop for stop in series if stop >= low]
+    inside = [stop for stop in reached if stop <= high]
+    return (inside + reached[len(inside) : len(inside) + 1])[-_MOST_STOPS:]
+
+
+def _drawn(front: ParetoFront) -> str:
+    """The front as a picture within the page."""
+    picture = io.BytesIO()
+    plot_front(front).savefig(picture, format="svg")
+    data = base64.b64encode(picture.getvalue()).decode()
+    ends = [front.points[0].tolist(), front.points[-1].tolist()]
+    said = " to ".join(f"error {error:.3f} at epsilon {epsilon:.3g}" for epsilon, error, *_ in ends)
+    return f'<img alt="The front: {escape(said)}" src="data:image/svg+xml;base64,{data}">'
+
+
+def _table(columns: dict[str, list[Any]]) -> str:
+    """Columns as a table."""
+    heads = "".join(f'<th scope="col">{escape(name)}</th>' for name in columns)
+    rows = "".join(
+        f"<tr>{''.join(f'<td>{escape(_shown(value))}</td>' for value in row)}</tr>"
+        for row in zip(*columns.values(), strict=True)
+    )
+    return f'<div class="scroll"><table><thead><tr>{heads}</tr></thead>{rows}</table></div>'
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, float):
+        return "" if math.isnan(value) else f"{value:.4g}"
+    return "" if value is None else str(value)
+
+
+def _stored_problem(description: dict[str, Any], trials: Sequence[Trial]) -> PrivacyUtilityProblem:
+    """What a study's file says about its problem: all but the oracles."""
+    epsilons = {tuple(trial.config.values()): trial.epsilon for trial in trials}
+    kinds = {"Real": Real, "Integer": Integer}
+    parameters: dict[str, Any] = {}
+    for name, state in description["space"].items():
+        if name == "constraints" and isinstance(state, list):
+            continue
+        where = state.get("active")
+        active = where and When(where["parameter"], *where["values"])
+        if state["kind"] == "Choice":
+            parameters[name] = Choice(*state["values"], active=active)
+        else:
+            low, high, log = state["low"], state["high"], state["log"]
+            parameters[name] = kinds[state["kind"]](low, high, log=log, active=active)
+    promise = None
+    if "relation" in description:
+        relation = NeighboringRelation[description["relation"]]
+        promise = TrainingPromise(
+            delta=description["delta"],
+            unit=PrivacyUnit("one record of the training data", relation),
+            secret_noise=description["secret_noise"],
+        )
+    return PrivacyUtilityProblem(
+        SearchSpace(**parameters),
+        privacy=lambda config: epsilons[tuple(config.values())],
+        utility=lambda config, seed: math.nan,
+        ref_point=tuple(description["ref_point"]),
+        replicates=description["replicates"],
+        # Those with a function are known to it alone; measured ones are in the file.
+        objectives=[
+            Objective(o["name"], o["ref_point"], log=o["log"])
+            for o in description["objectives"]
+            if o["measured"]
+        ],
+        promise=promise,
+        name=description.get("name"),
+    )
