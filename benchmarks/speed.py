@@ -1,6 +1,6 @@
 """How fast is it, and how does cost grow?
 
-    OMP_NUM_THREADS=1 python -m benchmarks.speed [--part growth choices ledger imports service]
+    OMP_NUM_THREADS=1 python -m benchmarks.speed [--part growth choices ledger imports]
 
 * ``growth``: processor seconds as records, points, choices, charges, trials and settings become
   more, one size changed at a time; the exponent between the two largest sizes (1 is proportional
@@ -12,9 +12,6 @@
   under which a commit survives a power cut (rollback journal, ``synchronous = EXTRA``).
 * ``imports``: ``import botorch_dp`` and its subpackages against BoTorch plus OpenDP,
   in processor seconds of new processes that take turns.
-* ``service``: the curator's service under load over the loopback interface. Clients ask the same
-  questions at once, each in an order of its own. Counted are answers that differ between clients or
-  from what the log replays afterwards, and charges beside one for each question: both are zero.
 """
 
 from __future__ import annotations
@@ -30,7 +27,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, closing
 from dataclasses import astuple, replace
 from functools import partial
 from pathlib import Path
@@ -64,8 +60,6 @@ from botorch_dp.privacy import (
 )
 from botorch_dp.privacy.ledger import _COLUMNS
 from botorch_dp.space import Real, SearchSpace
-from tests.outsourced.process import charges, curator, load, service_process
-from tests.outsourced.serving import memory_folder
 
 
 def objective(n: int) -> Callable[[], Any]:
@@ -272,46 +266,6 @@ def medians(programs: Mapping[str, Sequence[str]], turns: int) -> dict[str, floa
     return {name: statistics.median(turn[name] for turn in times[1:]) for name in programs}
 
 
-PAGE = 4096
-
-
-def resident(process: int) -> float:
-    """Megabytes that a process holds."""
-    return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * PAGE / 1e6
-
-
-def loaded(
-    place: Callable[[], AbstractContextManager[Any]], questions: int, clients: int
-) -> dict[str, Any]:
-    with place() as name:
-        folder = Path(name)
-        with service_process(folder) as (url, process):
-            load(url, questions // 10, clients)
-            before = resident(process.pid)
-            start = time.perf_counter()
-            found, seconds = load(url, questions, clients)
-            elapsed = time.perf_counter() - start
-            after = resident(process.pid)
-        with closing(curator(folder)) as again:
-            replayed = {
-                number: again.query(number % 30, request_id=f"question {number}")
-                for number in found[0]
-            }
-        wrong = sum(answers[n] != replayed[n] for answers in found for n in replayed)
-        spare = charges(folder) - questions
-    cuts = statistics.quantiles(seconds, n=100)
-    return {
-        "questions": questions,
-        "requests": len(seconds),
-        "different answers": wrong,
-        "charges too many": spare,
-        "requests per second": len(seconds) / elapsed,
-        "milliseconds": {p: 1e3 * cuts[p - 1] for p in (50, 95, 99)},
-        "megabytes at a tenth": before,
-        "megabytes at the end": after,
-    }
-
-
 def choices(quick: bool) -> None:
     """Seconds and memory of choices, stored as ``mechanisms.json``."""
     size, found = 100_000 if quick else 1_000_000, []
@@ -398,24 +352,6 @@ def imports(quick: bool) -> None:
     save_results("import_time", results)
 
 
-def service(quick: bool) -> None:
-    """The service under load, stored as ``service_load.json``."""
-    rows, questions = {}, 100 if quick else 2_000
-    for name, place, count in (
-        ("in memory", memory_folder, questions),
-        ("on the disk", tempfile.TemporaryDirectory, max(20, questions // 20)),
-    ):
-        rows[name] = row = loaded(place, count, clients=4)
-        times = ", ".join(f"{value:.0f}" for value in row["milliseconds"].values())
-        print(
-            f"{name:12} {row['requests']:6} requests, {row['requests per second']:6.0f} a second, "
-            f"{times} ms (50%, 95%, 99%), {row['different answers']} different, "
-            f"{row['charges too many']} charges too many",
-            flush=True,
-        )
-    save_results("service_load", rows)
-
-
 def growth(quick: bool, only: Sequence[str] = ()) -> None:
     """All curves and two ratios, stored as ``growth.json`` and ``growth.png``."""
     torch.manual_seed(0)
@@ -451,7 +387,7 @@ def growth(quick: bool, only: Sequence[str] = ()) -> None:
 
 
 def main() -> None:
-    minutes = {"growth": 4, "choices": 2, "ledger": 2, "imports": 1, "service": 10}
+    minutes = {"growth": 4, "choices": 2, "ledger": 2, "imports": 1}
     parser = BenchmarkParser("speed", __doc__, minutes=minutes)
     parser.add_argument("--quick", action="store_true", help="smaller sizes")
     parser.add_argument("--only", choices=sorted(CASES), action="append", help="of ``growth``")
@@ -469,7 +405,6 @@ PARTS: dict[str, Callable[[bool], None]] = {
     "choices": choices,
     "ledger": ledger,
     "imports": imports,
-    "service": service,
 }
 
 if __name__ == "__main__":

@@ -142,14 +142,6 @@ def ray() -> None:
         assert executor.submit(abs, -1).result() == 1
 
 
-def service() -> None:
-    """A curator answers."""
-    from botorch_dp.outsourced import CuratorClient
-    from botorch_dp.outsourced.service import curator_app
-
-    assert callable(curator_app) and callable(CuratorClient)
-
-
 def huggingface() -> None:
     """What users of the extra import."""
     import peft

@@ -60,11 +60,6 @@ def test_killed_runs_draw_once_for_each_charge(tmp_path: Path) -> None:
             assert faults.kills_between_writes(tmp_path / name, case, 0.1)[1] == 0, name
 
 
-def test_strangers_get_nothing(rng: random.Random) -> None:
-    assert faults.hostile_requests(30, rng) == (30, 0)
-    assert faults.hostile_answers(8, rng) == (8, 0)
-
-
 # Broken versions
 
 
@@ -170,11 +165,3 @@ def test_an_error_that_is_swallowed_is_noticed(
     broken = faults.Kind(careless, faults.released, faults.charges)
     monkeypatch.setitem(KINDS, "ledger", broken)
     assert faults.shortage(tmp_path, "ledger", "full disk", 1, rng)[1] > 0
-
-
-@pytest.mark.slow
-def test_answers_that_are_not_checked_are_noticed(
-    monkeypatch: pytest.MonkeyPatch, rng: random.Random
-) -> None:
-    monkeypatch.setattr("botorch_dp.outsourced.client.check_answer", lambda y: y)
-    assert faults.hostile_answers(8, rng)[1] > 0

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import socket
-import ssl
-import subprocess
-import threading
-import time
-from pathlib import Path
-
 import pytest
 import torch
 
 import botorch_dp
 from botorch_dp import PrivacyBudget, PrivacyLedger, PrivateObjective
 from botorch_dp.errors import BudgetExhausted, PrivacyError
-from botorch_dp.outsourced import CuratorClient
 from botorch_dp.pareto import DPareto
 from botorch_dp.privacy import exponential_mechanism, gaussian_guarantee, laplace_guarantee
 from tests.pareto.toy import problem
@@ -70,39 +62,3 @@ class TestTypos:
     def test_in_a_name_of_the_package(self) -> None:
         with pytest.raises(AttributeError, match="Did you mean 'PrivateSearch'"):
             _ = botorch_dp.PrivateSerach
-
-
-def test_a_certificate_that_is_not_trusted_is_final(tmp_path: Path) -> None:
-    """Asking again changes nothing, so the client does not ask for a minute."""
-    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
-    command = [
-        *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1"),
-        *("-keyout", str(key), "-out", str(certificate), "-subj", "/CN=localhost"),
-    ]
-    try:
-        subprocess.run(command, check=True, capture_output=True)
-    except FileNotFoundError:
-        pytest.skip("the certificate is made by openssl, which is not installed")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-
-        def serve() -> None:
-            while True:
-                try:
-                    connection, _ = listening.accept()
-                    context.wrap_socket(connection, server_side=True).close()
-                except ssl.SSLError:
-                    continue
-                except OSError:
-                    return
-
-        threading.Thread(target=serve, daemon=True).start()
-        client = CuratorClient(
-            f"https://localhost:{listening.getsockname()[1]}", token="a-token-for-the-tests"
-        )
-        start = time.monotonic()
-        with pytest.raises(ConnectionError, match=r"https://localhost.* not trusted"):
-            client.status()
-        assert time.monotonic() - start < 30  # and not the minute of its patience
-        listening.shutdown(socket.SHUT_RDWR)

@@ -22,7 +22,6 @@ MODULES = {
     "ax": "ax",
     "dask": "distributed",
     "ray": "ray",
-    "service": "starlette",
 }
 
 BLOCKED = f"""

@@ -1,4 +1,4 @@
-"""What is lost when things break: kills, torn writes, flipped bits, full disks, hostile strangers.
+"""What is lost when things break: kills, torn writes, flipped bits, full disks.
 
 ``make faults`` takes some minutes and prints one table: what was tried, and what was lost. Lost is
 what was acknowledged and is gone or different, noise that was drawn without a charge of its own,
@@ -14,10 +14,8 @@ import random
 import resource
 import shutil
 import signal
-import socket
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -33,11 +31,8 @@ from gpytorch.kernels import RBFKernel
 from benchmarks.common import save_results
 from botorch_dp import _files
 from botorch_dp.outsourced import (
-    CuratorClient,
-    CuratorRefusal,
     FileCurator,
     Modeler,
-    UnreadableResponse,
     answer_questions,
     load_dataset,
     save_dataset,
@@ -49,7 +44,7 @@ from botorch_dp.privacy.runs import Run
 from tests import one_draw
 from tests.disk import Disk
 from tests.one_draw import OneDraw, in_fork
-from tests.outsourced.serving import TOKEN, connected, make_curator, question, raw, serving
+from tests.outsourced.serving import make_curator
 from tests.pareto import test_paying as paying
 from tests.pareto import toy
 
@@ -503,132 +498,6 @@ def clock_set_back(folder: Path, kind: str) -> tuple[int, int]:
     return 1, int(not (after[: len(before)] == before and len(after) > len(before) >= 3))
 
 
-# Strangers
-
-
-def hostile_requests(count: int, rng: random.Random) -> tuple[int, int]:
-    """Junk, half requests, guesses, hanging rows: no row leaves, and the owner's are answered."""
-    lost, held, stop = 0, [], threading.Event()
-
-    def measure(index: int) -> float:
-        if index == 7:
-            stop.wait(20)
-        return float("nan") if index == 8 else 0.5
-
-    def post(body: bytes, **options: Any) -> int:
-        return int(raw(url, "POST", "/query", body, **options)[0])
-
-    with serving(make_curator(measure), request_seconds=0.5, waiting=40) as url:
-        hanging = threading.Thread(target=lambda: suppress(Exception) and post(question(7, "h")))
-        hanging.start()
-        for number in range(count):
-            body, kind = rng.randbytes(rng.randrange(200)), number % 10
-            with suppress(OSError):
-                if kind == 0:
-                    lost += post(body, token="guess" * 5) != 401
-                elif kind == 1:
-                    lost += post(body) != 400
-                elif kind == 2:
-                    with connected(url, body) as peer:
-                        peer.settimeout(0.05)
-                        lost += b"200 OK" in peer.recv(1000)
-                elif kind == 3:  # half a request, kept open
-                    held.append(connected(url, b"POST /query HTTP/1.1\r\nA: "))
-                    if len(held) > 60:
-                        held.pop(0).close()
-                elif kind == 4:  # leaves while it is answered
-                    head = f"POST /query HTTP/1.1\r\nAuthorization: Bearer {TOKEN}\r\n".encode()
-                    connected(url, head + b"Content-Length: 999\r\n\r\n{").close()
-                elif kind == 5:
-                    lost += post(b'{"index": 1, "request_id": "\\ud800"}') != 400
-                elif kind == 6:
-                    wrong = rng.choice(
-                        (b"-1", b"1e400", b"NaN", b"true", b"[1]", b"10000000000000")
-                    )
-                    lost += post(b'{"index": %s, "request_id": "a"}' % wrong) not in (400, 404)
-                elif kind == 7:
-                    lost += post(question(8, f"nan {number}")) != 422
-                elif kind == 8:
-                    size = str(10 ** rng.randrange(7, 30))
-                    with connected(
-                        url, f"POST /query HTTP/1.1\r\nContent-Length: {size}\r\n\r\n".encode()
-                    ) as peer:
-                        peer.settimeout(2)
-                        lost += b"200 OK" in peer.recv(1000)
-                else:
-                    lost += raw(url, "GET", "/dataset", token="\xff" * 20)[0] != 401
-            if number % 20 == 0:
-                lost += post(question(1, "mine")) != 200
-        stop.set()
-        hanging.join(30)
-        for peer in held:
-            peer.close()
-    return count, lost
-
-
-def hostile_answers(count: int, rng: random.Random) -> tuple[int, int]:
-    """A curator that sends junk: the client raises one of its named errors, in time.
-
-    Junk are bytes, redirects to another server, bodies without an end, slow ones, and numbers that
-    are none.
-    """
-    lost, stolen = 0, []
-    server, other = (socket.create_server(("127.0.0.1", 0)) for _ in range(2))
-    thief = f"http://127.0.0.1:{other.getsockname()[1]}/query".encode()
-    ok = b"HTTP/1.1 200 OK\r\n"
-    junk, more, pause = b"", b"", 0.0
-
-    def listen(at: socket.socket, answer: Callable[[socket.socket, bytes], None]) -> None:
-        with suppress(OSError):
-            while True:
-                peer, _ = at.accept()
-                with peer, suppress(OSError):
-                    answer(peer, peer.recv(65536))
-
-    def answer(peer: socket.socket, _: bytes) -> None:
-        peer.sendall(junk)
-        end = time.monotonic() + 5
-        while more and time.monotonic() < end:
-            peer.sendall(more)
-            time.sleep(pause)
-
-    for at, reply in ((server, answer), (other, lambda _, asked: stolen.append(asked))):
-        threading.Thread(target=listen, args=(at, reply), daemon=True).start()
-    address = f"http://127.0.0.1:{server.getsockname()[1]}"
-    remote = CuratorClient(address, token=TOKEN, timeout=1, patience=0.3)
-    numbers = (b"NaN", b"Infinity", b"1e999", b"true", b'"1"', b"[0.5]", b"null", b"{}", b"9" * 400)
-    for number in range(count):
-        more, pause, kind = b"", 0.0, number % 8
-        if kind < 3:
-            heads = (b"", ok + b"\r\n", ok + b"Content-Encoding: gzip\r\n\r\n")
-            junk = rng.choice(heads) + rng.randbytes(rng.randrange(100))
-        elif kind == 3:
-            code = rng.choice((b"301", b"302", b"303", b"307", b"308"))
-            junk = b"HTTP/1.1 " + code + b" X\r\nContent-Length: 0\r\nLocation: " + thief
-            junk += b"\r\n\r\n"
-        elif kind == 4:
-            junk, more = ok + b"Content-Length: 9999999999\r\n\r\n", bytes(65536)
-        elif kind == 5:
-            junk, more, pause = ok + b"\r\n", b" ", 0.05
-        elif kind == 6:
-            junk, more = ok + b"Transfer-Encoding: chunked\r\n\r\n", b"ffff\r\n" + bytes(65537)
-        else:
-            junk = ok + b'\r\n{"y": ' + rng.choice(numbers) + b"}"
-        asked = rng.choice((lambda: remote.query(1), remote.status, remote.dataset))
-        start = time.monotonic()
-        try:
-            (remote.query(1) if kind == 7 else asked())
-            lost += 1
-        except (CuratorRefusal, UnreadableResponse, ConnectionError):
-            pass
-        except Exception:
-            lost += 1
-        lost += time.monotonic() - start > 10
-    server.close()
-    other.close()
-    return count, lost + len(stolen)
-
-
 def table(scale: float, *, number: int = 0) -> list[dict[str, Any]]:
     """All faults; ``scale`` multiplies how many."""
     rng = random.Random(number)
@@ -677,8 +546,6 @@ def table(scale: float, *, number: int = 0) -> list[dict[str, Any]]:
             add("clock set back", kind, *clock_set_back(place("clock", kind), kind))
     finally:
         shutil.rmtree(top)
-    add("hostile request", "service", *hostile_requests(times(800, 40), rng))
-    add("hostile answer", "client", *hostile_answers(times(120, 8), rng))
     return rows
 
 

@@ -401,10 +401,6 @@ MUTANTS = [
         ('norm="l1" if pure else "l2"', 'norm="l2"'),
     ),
     *_mutants(
-        "tuning/searching.py",
-        "tuning/test_private_search.py",
-    ),
-    *_mutants(
         "integrations/opacus_loop.py",
         "integrations/test_opacus.py",
         (

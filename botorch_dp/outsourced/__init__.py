@@ -1,7 +1,5 @@
 """Outsourced optimization: a curator who holds the rows, a modeler who searches them."""
 
-from botorch_dp.outsourced.client import CuratorClient, CuratorRefusal, UnreadableResponse
-from botorch_dp.outsourced.credentials import read_token
 from botorch_dp.outsourced.curator import (
     Curator,
     GaussianNoiseCurator,
@@ -21,13 +19,10 @@ from botorch_dp.outsourced.exchange import (
 )
 from botorch_dp.outsourced.modeler import Answer, InputNoiseRBF, Modeler
 from botorch_dp.outsourced.query_log import QueryLimitReached, RequestConflict
-from botorch_dp.outsourced.service import curator_app, serve
 
 __all__ = [
     "Answer",
     "Curator",
-    "CuratorClient",
-    "CuratorRefusal",
     "FileCurator",
     "GaussianNoiseCurator",
     "InputNoiseRBF",
@@ -37,15 +32,11 @@ __all__ = [
     "QueryLimitReached",
     "RandomProjectionCurator",
     "RequestConflict",
-    "UnreadableResponse",
     "UnusableAnswer",
     "answer_questions",
     "choose_projection_dim",
     "column_space_residual",
-    "curator_app",
     "load_dataset",
-    "read_token",
     "save_dataset",
-    "serve",
     "singular_floor",
 ]

@@ -115,14 +115,11 @@ def answer_questions(
     done = {entry["request_id"] for entry in _read_lines(target)} if target.exists() else set()
     count = 0
     for question in _read_lines(Path(questions)):
-        try:
-            request = check_request_id(question["request_id"])
-        except ValueError:
-            continue
+        request = question["request_id"]
         if request in done:
             continue
-        _, content = answer_to(curator, question.get("index"), request)
-        _append_line(target, {"request_id": request, **content})
+        answer = answer_to(curator, question.get("index"), request)
+        _append_line(target, {"request_id": request, **answer})
         done.add(request)
         count += 1
     return count
@@ -181,27 +178,24 @@ class FileCurator:
             time.sleep(self._interval)
 
 
-def answer_to(curator: Curator, index: object, request: str) -> tuple[int, dict[str, Any]]:
-    """The answer for the other party, with its HTTP status; why a row failed is not told."""
+def answer_to(curator: Curator, index: object, request_id: object) -> dict[str, Any]:
+    """``{"y": ...}``, or ``{"error": ...}`` with a reason that quotes no sensitive value."""
     try:
-        row = curator.check_index(index)
+        row, request = curator.check_index(index), check_request_id(request_id)
+    except (InvalidIndex, TypeError, ValueError) as error:
+        return {"error": str(error)}
+    try:
         y = curator.query(row, request_id=request)
-    except InvalidIndex as error:
-        return 404, {"error": str(error)}
-    except RequestConflict:
-        return 409, {"error": "This request_id asked for another row before."}
-    except QueryLimitReached as error:
-        return 403, {"error": str(error)}
+    except (RequestConflict, QueryLimitReached, UnusableAnswer) as error:
+        return {"error": str(error)}
     except BudgetExhausted:
-        return 403, {"error": "The privacy budget is exhausted."}
-    except UnusableAnswer as error:
-        return 422, {"error": str(error)}
-    except (Exception, SystemExit) as error:
+        return {"error": "The privacy budget is exhausted."}
+    except Exception as error:
         # The type only: a message may quote sensitive values.
         logger.error("row %d: measurement failed (%s)", row, type(error).__name__)
-        return 500, {"error": "The row could not be measured."}
+        return {"error": "The row could not be measured."}
     logger.info("row %d: answered, %d queries so far", row, curator.num_queries)
-    return 200, {"y": y}
+    return {"y": y}
 
 
 def check_answer(y: object) -> float:

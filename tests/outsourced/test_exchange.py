@@ -116,7 +116,7 @@ def test_answers_in_files_are_finite_numbers(tmp_path: Path, y: str) -> None:
 
 
 def test_lines_of_strangers(tmp_path: Path) -> None:
-    """What cannot be read is skipped; an id that no file can hold is no id."""
+    """What cannot be read is skipped; an id that no file can hold is refused."""
     questions, answers = tmp_path / "questions", tmp_path / "answers"
     lines = [
         b"\xff\xfe",
@@ -128,8 +128,9 @@ def test_lines_of_strangers(tmp_path: Path) -> None:
     ]
     questions.write_bytes(b"\n".join(lines) + b"\n")
     answers.write_text('{"request_id": ["b"], "y": 1}\n{"request_id": {"b": 1}}\n')
-    assert answer_questions(curator(), questions, answers) == 1
-    assert json.loads(answers.read_text().splitlines()[-1])["request_id"] == "b"
+    assert answer_questions(curator(), questions, answers) == 2
+    refused, answered = map(json.loads, answers.read_text().splitlines()[2:])
+    assert "error" in refused and answered["request_id"] == "b"
 
 
 def test_reasons_are_short_and_printable(tmp_path: Path) -> None:
