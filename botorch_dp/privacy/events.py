@@ -3,7 +3,7 @@ r"""Mechanisms as events of dp-accounting in JSON, and their epsilon by dp-accou
 A node is ``{"name": ..., **attributes}``: the name of a class of ``dp_accounting.dp_event`` and its
 attributes as they are called there. One more name, ``DifferentialPrivacyParameters`` of
 ``dp_accounting.pld.common``, is any mechanism that is (epsilon, delta)-DP, for which there is no
-event. Nothing is looked up by name outside of a fixed table, so reading a node executes nothing.
+event. Nodes are derived from losses and written for others. They are never read.
 
 **Units.** dp-accounting's accountants do not agree on what a noise multiplier is under REPLACE_ONE.
 Its distributions of privacy losses count in the largest norm C of one record's contribution, which
@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -52,8 +51,6 @@ from botorch_dp.privacy.guarantee import (
 
 Node = dict[str, Any]
 
-#: Largest numbers that are taken for a mechanism; beyond them nothing is hidden, or all is.
-_LARGEST, _MOST_STEPS, _MOST_NODES, _DEEPEST = 1e9, 10**7, 10_000, 8
 #: Equal steps and different parts beyond these are not recomputed: their sum would take minutes.
 _MOST_COMPOSED, MOST_PARTS = 10**6, 20
 #: An expected loss of all steps together beyond which nothing is hidden, and nothing computed.
@@ -153,85 +150,7 @@ def _move(relation: NeighboringRelation) -> float:
     return 1.0 if relation is NeighboringRelation.BOUNDED_ROW else relation.sum_sensitivity
 
 
-# --- Reading a node. ---
-
 _PARAMETERS = "DifferentialPrivacyParameters"
-_Check = Callable[[object], bool]
-
-
-def _number(low: float, high: float) -> _Check:
-    return lambda x: type(x) in (int, float) and low <= x <= high  # type: ignore[operator]
-
-
-def _whole(high: int) -> _Check:
-    return lambda x: type(x) is int and 1 <= x <= high
-
-
-def _shape(x: object) -> bool:
-    """A finite number above -1; null is infinite, which is Poisson."""
-    return x is None or (_number(-1.0, 1e6)(x) and x != -1)
-
-
-_NOISE = _number(1e-3, _LARGEST)
-#: What a node may hold: attributes and what their values must be. An event is checked by itself.
-_ATTRIBUTES: dict[str, dict[str, _Check]] = {
-    "NoOpDpEvent": {},
-    "GaussianDpEvent": {"noise_multiplier": _NOISE},
-    "LaplaceDpEvent": {"noise_multiplier": _NOISE},
-    "PoissonSampledDpEvent": {"sampling_probability": _number(1e-12, 1.0)},
-    "SampledWithoutReplacementDpEvent": {
-        "source_dataset_size": _whole(10**12),
-        "sample_size": _whole(10**12),
-    },
-    "RepeatAndSelectDpEvent": {"mean": _number(1e-9, 1e5), "shape": _shape},
-    "SelfComposedDpEvent": {"count": _whole(_MOST_STEPS)},
-    "ComposedDpEvent": {},
-    _PARAMETERS: {"epsilon": _number(0.0, 1e6), "delta": _number(0.0, 0.999999)},
-}
-#: Which events a node may have inside; None for any.
-_INSIDE: dict[str, set[str] | None] = {
-    "PoissonSampledDpEvent": {"GaussianDpEvent"},
-    "SampledWithoutReplacementDpEvent": {"GaussianDpEvent"},
-    "RepeatAndSelectDpEvent": {"GaussianDpEvent"},
-    "SelfComposedDpEvent": None,
-}
-
-
-def check_event(node: object) -> Node:
-    """Return the node, or raise ``ValueError`` unless it is one that can be read."""
-    waiting: list[tuple[object, set[str] | None, int]] = [(node, None, 0)]
-    for read in range(_MOST_NODES):
-        if not waiting:
-            assert isinstance(node, dict)
-            return node
-        one, allowed, depth = waiting.pop()
-        if depth > _DEEPEST:
-            raise ValueError("the event has parts in parts that are nested too deeply")
-        name = one.get("name") if isinstance(one, dict) else None
-        if not isinstance(one, dict) or not isinstance(name, str) or name not in _ATTRIBUTES:
-            raise ValueError(f"the event has a part that is none of {sorted(_ATTRIBUTES)}")
-        if allowed is not None and name not in allowed:
-            raise ValueError(f"the event has a {name} where there must be {sorted(allowed)}")
-        expected = set(_ATTRIBUTES[name]) | {"name"}
-        if name in _INSIDE:
-            expected.add("event")
-            waiting.append((one.get("event"), _INSIDE[name], depth + 1))
-        if name == "ComposedDpEvent":
-            expected.add("events")
-            parts = one.get("events")
-            if not isinstance(parts, list) or not parts or read + len(parts) > _MOST_NODES:
-                raise ValueError("the event is composed of no list of parts")
-            waiting += [(part, None, depth + 1) for part in parts]
-        if set(one) != expected:
-            raise ValueError(f"a {name} must have exactly {sorted(expected)}")
-        for attribute, fits in _ATTRIBUTES[name].items():
-            if not fits(one[attribute]):
-                raise ValueError(f"`{attribute}` of a {name} is out of range")
-        if name == "SampledWithoutReplacementDpEvent" and (
-            one["sample_size"] > one["source_dataset_size"]
-        ):
-            raise ValueError("an event draws more records than there are")
-    raise ValueError("the event has too many parts")
 
 
 def leaves(node: Node, count: int = 1) -> list[tuple[Node, int]]:
@@ -261,7 +180,7 @@ def recomputed(
     """The epsilon of an event at ``delta``, in every way that dp-accounting has.
 
     Args:
-        node: From :func:`check_event`.
+        node: From :func:`event_of`.
         relation: The neighbouring relation.
         delta: In [0, 1).
         about: Roughly what is expected, for the size of the grid only.
@@ -329,7 +248,7 @@ def _event(node: Node) -> Any:
         values["event"] = _event(node["event"])
     if values.get("shape", 0) is None:
         values["shape"] = math.inf
-    return getattr(dp_event, node["name"])(**values)  # of the table above
+    return getattr(dp_event, node["name"])(**values)
 
 
 def _added_up(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 import pickle
 import random
 import re
 import subprocess
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,7 +43,7 @@ from botorch_dp.privacy import (
     rounded_up,
 )
 from botorch_dp.privacy.digests import digest_of, digests_of
-from botorch_dp.privacy.events import check_event, event_of, leaves, recomputed
+from botorch_dp.privacy.events import event_of, recomputed
 
 REPLACED, ADDED, MOVED = NeighboringRelation
 PARAMETERS = {
@@ -184,7 +182,7 @@ def test_what_is_said_of_an_intact_receipt(tmp_path: Path) -> None:
     verification = loaded.verify(WEIGHTS)
     assert verification.passes and "Nothing contradicts." in str(verification)
     outcomes = {f.subject: f.outcome for f in verification.findings}
-    assert outcomes["artifact"] == outcomes["training"] == outcomes["event"] == "agrees"
+    assert outcomes["artifact"] == outcomes["training"] == outcomes["mechanism"] == "agrees"
     assert outcomes["signature"] == "not recomputed"
     believed = [f.text for f in verification.findings if f.outcome == "condition"]
     assert {"a patient has one record", "n is public", "a prior"} <= set(believed)
@@ -264,7 +262,7 @@ ALTERED: dict[str, tuple[Alteration, str]] = {
             put(5.0, *LOSS, "noise_multiplier"),
             put(5.0, *EVENT, "event", "event", "noise_multiplier"),
         ),
-        "noise_multiplier",
+        "training",
     ),
     "noise everywhere": (
         both(
@@ -274,18 +272,18 @@ ALTERED: dict[str, tuple[Alteration, str]] = {
         ),
         "epsilon",
     ),
-    "batch": (put(4, "training", "batch_size"), "sampling"),
-    "records": (put(800, "training", "num_records"), "sampling"),
-    "steps of the training": (put(10, "training", "steps"), "steps"),
+    "batch": (put(4, "training", "batch_size"), "training"),
+    "records": (put(800, "training", "num_records"), "training"),
+    "steps of the training": (put(10, "training", "steps"), "training"),
     "steps of the event": (put(10, *EVENT, "count"), "event"),
     "steps everywhere": (
         both(put(10, *EVENT, "count"), put(10, *LOSS, "steps"), put(10, "training", "steps")),
         "epsilon",
     ),
-    "sampling": (put("without_replacement", "training", "sampling"), "sampling"),
+    "sampling": (put("without_replacement", "training", "sampling"), "training"),
     "sampling probability": (put(0.05, *EVENT, "event", "sampling_probability"), "event"),
-    "clipping norm": (put(-1.0, "training", "clip_norm"), "clip_norm"),
-    "words of the relation": (put(ADDED.value, "promise", "neighbours"), "relation"),
+    "clipping norm": (put(-1.0, "training", "clip_norm"), "training"),
+    "words of the relation": (put(ADDED.value, "promise", "neighbours"), "neighbours"),
     "relation everywhere": (
         both(
             put("ADD_OR_REMOVE_ONE", "promise", "relation"),
@@ -296,7 +294,7 @@ ALTERED: dict[str, tuple[Alteration, str]] = {
         ),
         "epsilon",
     ),
-    "unit of noise": (put("over the sensitivity", "mechanism", "noise_unit"), "noise unit"),
+    "unit of noise": (put("over the sensitivity", "mechanism", "noise_unit"), "noise_unit"),
     "epsilon": (put(0.5, "promise", "epsilon"), "epsilon"),
     "delta": (put(1e-9, "promise", "delta"), "epsilon"),
     "a condition dropped": (put(["n is public"], "promise", "conditions"), "statement"),
@@ -311,7 +309,7 @@ ALTERED: dict[str, tuple[Alteration, str]] = {
     "budget": (put(0.1, "ledger", "epsilon"), "ledger"),
     "relation of the ledger": (put("BOUNDED_ROW", "ledger", "relation"), "ledger"),
     "audit": (put(30.0, "audit", "lower_bound"), "audit"),
-    "proof": (put("checked by an authority", "accounting", "proof"), "accounting"),
+    "proof": (put("checked by an authority", "accounting", "proof"), "proof"),
 }
 
 
@@ -340,6 +338,14 @@ def test_another_law_of_the_trials_is_refused(name: str, value: float) -> None:
     assert not with_new_digest(document).verify().passes
 
 
+def test_the_epsilon_of_a_selection_with_something_else_is_compared() -> None:
+    document = Receipt.of(guarantee(selected(), GaussianLoss(0.5), quoted_delta=1e-4)).document
+    document["promise"]["epsilon"] = 0.001
+    document["promise"]["statement"] = "Nearly perfect."
+    document["software"]["botorch_dp"] = "9.9"
+    assert {f.subject for f in with_new_digest(document).verify().contradictions} == {"epsilon"}
+
+
 @pytest.mark.parametrize("character", ["\x1b", "\n", "\r", "\u202e", "\ud800"])
 def test_nothing_in_a_receipt_moves_the_cursor(character: str) -> None:
     document = RECEIPT.document
@@ -353,12 +359,11 @@ def test_nothing_in_a_receipt_moves_the_cursor(character: str) -> None:
 
 def test_no_receipt_stumbles() -> None:
     document = RECEIPT.document
-    nested: Any = {"name": "GaussianDpEvent", "noise_multiplier": 2.0}
+    nested: Any = {"name": "os.system"}
     for _ in range(60):
         nested = {"name": "SelfComposedDpEvent", "event": nested, "count": 10**7}
     document["mechanism"]["event"] = nested
-    with pytest.raises(ValueError, match="nested too deeply"):
-        with_new_digest(document)
+    assert outcome(with_new_digest(document), "event") == "contradicts"
     document = RECEIPT.document
     document["promise"]["epsilon"] = 1e300
     assert outcome(with_new_digest(document), "epsilon") == "contradicts"
@@ -392,14 +397,6 @@ def test_of_very_many_steps_the_first_million_are_a_lower_bound() -> None:
 def test_a_law_that_dp_accounting_does_not_know() -> None:
     receipt = Receipt.of(guarantee(selected(shape=-0.5)))
     assert receipt.verify().passes and outcome(receipt, "selection") != "not recomputed"
-
-
-@pytest.mark.parametrize(("field", "value"), [("delta", 2.0), ("confidence", 5.0)])
-def test_an_impossible_audit_is_refused(field: str, value: float) -> None:
-    document = RECEIPT.document
-    document["audit"][field] = value
-    with pytest.raises(ValueError, match=field):
-        with_new_digest(document)
 
 
 def test_a_consistent_lie_is_found_by_a_signature_only(tmp_path: Path) -> None:
@@ -480,18 +477,19 @@ BAD: dict[str, tuple[str, str]] = {
     "no object": ("[1, 2]", "no JSON object"),
     "another schema": (TEXT.replace("botorch_dp receipt", "a model card"), "schema"),
     "another version": (TEXT.replace('"version":1', '"version":2'), "version"),
-    "a version that is no number": (TEXT.replace('"version":1', '"version":true'), "version"),
     "a name twice": (TEXT.replace('"version":1', '"version":1,"version":1'), "twice"),
-    "a huge number": (TEXT.replace('"steps":20', '"steps":1e999'), "too large"),
+    "a huge number": (TEXT.replace('"steps":20', '"steps":1e999'), "JSON compliant"),
     "a long number": (TEXT.replace('"steps":20', '"steps":' + "9" * 5000), "too large"),
-    "many steps": (TEXT.replace('"count":20', '"count":900000000000'), "out of range"),
-    "no number": (TEXT.replace('"steps":20', '"steps":NaN'), "no number of JSON"),
-    "an unknown event": (TEXT.replace("GaussianDpEvent", "os.system"), "part that is none"),
+    "many steps": (TEXT.replace('"steps":20', '"steps":900000000000'), "out of range"),
+    "no number": (TEXT.replace('"steps":20', '"steps":NaN'), "JSON compliant"),
     "an unknown loss": (TEXT.replace('"kind":"poisson_sgd"', '"kind":"magic"'), "kind"),
-    "an unknown relation": (TEXT.replace('"relation":"REPLACE_ONE"', '"relation":"x"'), "relation"),
+    "an unknown relation": (
+        TEXT.replace('"relation":"REPLACE_ONE"', '"relation":"x"'),
+        "no guarantee",
+    ),
     "an unknown origin": (TEXT.replace("fixed beforehand", "guessed"), "origin"),
-    "a field more": (TEXT.replace('"version":1', '"version":1,"more":1'), "more"),
-    "a field less": (TEXT.replace(',"status":"conditional"', ""), "status"),
+    "a field more": (TEXT.replace('"version":1', '"version":1,"more":1'), "exactly the sections"),
+    "a field less": (TEXT.replace(',"status":"conditional"', ""), "exactly the fields"),
     "another type": (TEXT.replace('"clip_norm":1.0', '"clip_norm":[1]'), "plain"),
     "a negative delta": (TEXT.replace('"delta":1e-05,"epsilon"', '"delta":-1,"epsilon"'), "delta"),
     "deep": ("[" * 100_000, "no receipt"),
@@ -554,44 +552,8 @@ def test_whatever_stands_in_a_receipt_is_read_or_refused(seed: int, value: Any) 
         receipt = Receipt(text)
     except ValueError:
         return
-    for check in (module._check_promise, module._check_mechanism, module._check_training):
+    for check in (module._check_derived, module._check_ledger, module._check_audit):
         check(receipt.document)
-    module._check_ledger(receipt.document)
-    module._check_audit(receipt.document)
-
-
-@FUZZED
-@given(JSON)
-def test_an_event_is_read_or_refused(value: Any) -> None:
-    with suppress(ValueError):
-        leaves(check_event(value))
-
-
-def test_events_that_cannot_be() -> None:
-    noise = {"name": "GaussianDpEvent", "noise_multiplier": 1.0}
-    bad: list[Any] = [
-        {"name": "GaussianDpEvent"},
-        {"name": "GaussianDpEvent", "noise_multiplier": 0.0},
-        {"name": "GaussianDpEvent", "noise_multiplier": True},
-        {"name": "PoissonSampledDpEvent", "sampling_probability": 2.0, "event": noise},
-        {"name": "PoissonSampledDpEvent", "sampling_probability": 0.1, "event": {}},
-        {"name": "SampledWithoutReplacementDpEvent", "source_dataset_size": 4, "sample_size": 5,
-         "event": noise},
-        {"name": "ComposedDpEvent", "events": []},
-        {"name": "RepeatAndSelectDpEvent", "mean": 2.0, "shape": -1, "event": noise},
-    ]  # fmt: skip
-    for node in bad:
-        with pytest.raises(ValueError):
-            check_event(node)
-    deep: Any = noise
-    for _ in range(20_000):
-        deep = {"name": "SelfComposedDpEvent", "count": 1, "event": deep}
-    with pytest.raises(ValueError, match="too deeply"):
-        check_event(deep)
-    (poisson,) = leaves(
-        {"name": "RepeatAndSelectDpEvent", "mean": 2.0, "shape": None, "event": noise}
-    )
-    assert poisson[1] == 1
 
 
 @pytest.mark.slow
@@ -684,10 +646,9 @@ def test_the_line_of_the_ledger() -> None:
     assert other.document["ledger"]["charge"] is None
 
 
-def test_fields_are_those_of_the_schema_and_of_the_guide() -> None:
-    assert set(RECEIPT.document) == set(module.FIELDS)
+def test_the_guide_explains_every_field() -> None:
     page = (Path(module.__file__).parents[2] / "docs/guides/reviewer.md").read_text()
-    for section, fields in module.FIELDS.items():
-        for field in fields if isinstance(fields, dict) else [section]:
-            assert f"`{field}`" in page, f"{section}.{field} is not explained"
-    assert json.loads(RECEIPT.text) == RECEIPT.document
+    for section in module._SECTIONS:
+        for field in module._FORMS.get(section, [section]):
+            explained = f"`{section}`" in page or f"`{field}`" in page
+            assert explained, f"{section}.{field} is not explained"
