@@ -26,7 +26,7 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -43,17 +43,14 @@ from benchmarks.common import (
 from botorch_dp import datasets
 from botorch_dp._files import atomic_write
 from botorch_dp.pareto import (
-    Batched,
     DPareto,
     PrivacyUtilityProblem,
     TrainingPromise,
-    given_epsilon,
 )
 from botorch_dp.privacy import (
     Guarantee,
     PrivacyBudget,
     TrialNumber,
-    dp_sgd_epsilons,
     dp_sgd_noise_multiplier,
 )
 from botorch_dp.space import Integer, Real, SearchSpace
@@ -336,32 +333,20 @@ def budgeted_runs(name: str, folder: Path, seeds: int, most: int = 60) -> dict[s
             held[trained.accuracy] = accuracy(trained.model(pools.held[0]), pools.held[1])
         return trained.accuracy
 
-    def epsilons(configs: Sequence[dict[str, Any]]) -> list[float]:
-        return dp_sgd_epsilons(
-            [config["noise_multiplier"] for config in configs],
-            [config["batch_size"] for config in configs],
-            [trainer.plan(**config).steps for config in configs],
-            num_records=len(pools.data.train_X),
-            delta=DELTA,
-        ).tolist()
-
-    problem = PrivacyUtilityProblem(
-        SearchSpace(**pools.task.space.parameters, noise_multiplier=Real(1.0, 1000.0, log=True)),
-        privacy=lambda config: promise(config).epsilon(DELTA),
-        utility=utility,
-        batched=Batched(epsilons=epsilons),
-        promise=TrainingPromise(DELTA, guarantee=promise, secret_noise=True),
-    )
     for seed, epsilon in itertools.product(range(seeds), (1.0, 0.3, 3.0, 0.1)):
         rows = stored.setdefault(str(epsilon), [])
         if len(rows) > seed:
             continue
         start = time.process_time()
         held.clear()
-        asked = given_epsilon(
-            problem, "noise_multiplier", Real(epsilon / 12, epsilon / 3, log=True)
+        level = Real(epsilon / 12, epsilon / 3, log=True)
+        problem = PrivacyUtilityProblem(
+            SearchSpace(**pools.task.space.parameters, target_epsilon=level),
+            privacy=lambda config: config["target_epsilon"],
+            utility=utility,
+            promise=TrainingPromise(DELTA, guarantee=promise, secret_noise=True),
         )
-        with DPareto(asked, budget=PrivacyBudget(epsilon, DELTA), seed=seed) as study:
+        with DPareto(problem, budget=PrivacyBudget(epsilon, DELTA), seed=seed) as study:
             study.run(most, initial=4)
             front = study.publish(test_records_are_public=True).value
             best = max(trial.utilities[0] for trial in front.front_trials)

@@ -11,12 +11,10 @@ What owns what, in the order in which a trial passes through:
 * ``problem``: the oracles, and the frozen records that the others hand on.
 
 Beside it: ``front`` and ``recommending`` read trials, ``publishing`` says what showing them costs,
-``paying`` wraps a problem so that its trainings are charged, and ``given_epsilon`` makes epsilon a
-parameter.
+and ``paying`` wraps a problem so that its trainings are charged.
 """
 
 from botorch_dp.pareto.front import ParetoFront
-from botorch_dp.pareto.given_epsilon import given_epsilon
 from botorch_dp.pareto.problem import (
     Batched,
     InvalidEpsilonError,
@@ -64,5 +62,4 @@ __all__ = [
     "TruncatedNormal",
     "Uniform",
     "When",
-    "given_epsilon",
 ]

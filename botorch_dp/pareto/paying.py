@@ -18,7 +18,6 @@ from concurrent.futures import Executor
 from dataclasses import replace
 
 from botorch_dp.errors import PrivacyError
-from botorch_dp.pareto.given_epsilon import Solved
 from botorch_dp.pareto.problem import PrivacyUtilityProblem
 from botorch_dp.privacy import GaussianLoss, Guarantee, PrivacyBudget, PrivacyLedger, compose
 from botorch_dp.space import Config
@@ -122,10 +121,7 @@ class ChargedProblem(PrivacyUtilityProblem):
     def price_bounds(self, configs: Sequence[Config]) -> list[Guarantee]:
         """What one training of each config costs at most."""
         promise = self.stated_promise
-        if isinstance(promise.guarantee, Solved):
-            configs = promise.guarantee.solver.rough(configs)
-            promise = replace(promise, guarantee=promise.guarantee.function)
-        elif promise.guarantee is None:
+        if promise.guarantee is None:
             bounds = self.epsilon_bounds(configs)
             pairs = zip(configs, bounds, strict=True)
             return [promise.of_training(self.name, config, bound) for config, bound in pairs]

@@ -15,7 +15,7 @@ from botorch_dp._checks import check_finite
 from botorch_dp.pareto.beliefs import Beliefs, Candidates, on_the_cpu, require_complete
 from botorch_dp.pareto.problem import Trial
 from botorch_dp.pareto.proposals import Search
-from botorch_dp.space import Config, Real
+from botorch_dp.space import Config
 
 #: Columns of the exact objectives and of the models'.
 _EPSILON, _ERROR = 0, 1
@@ -75,21 +75,10 @@ def recommended(
         raise ValueError(f"`level` must lie in (0, 1), got {level}.")
     require_complete(trials, "config to recommend")
     beliefs = search.beliefs(trials) if fitted is None else fitted
-    space = search.problem.space
-    given = space.parameters.get("epsilon") if search.problem.resource is None else None
-    asked = min(epsilon, given.high) if isinstance(given, Real) else math.nan
-
-    def held(candidates: Candidates) -> Candidates:
-        """The candidates at the epsilon that was asked for, if it is a parameter."""
-        if not isinstance(given, Real) or asked < given.low:
-            return candidates
-        return search.known.candidates([{**c, "epsilon": asked} for c in candidates.configs])
 
     def within(candidates: Candidates) -> Tensor:
-        candidates = held(candidates)
-        allowed = torch.tensor([space.satisfies(config) for config in candidates.configs])
         errors = expected_error(*_error_beliefs(beliefs, candidates))
-        return (-errors).where(allowed & (candidates.known[:, _EPSILON] <= epsilon), -math.inf)
+        return (-errors).where(candidates.known[:, _EPSILON] <= epsilon, -math.inf)
 
     config = search.best(within, beliefs, len(trials))
     if config is None:
@@ -102,7 +91,6 @@ def recommended(
                 f"is {smallest:.4g}. Widen the space (more noise, fewer steps) or ask for more."
             )
     assert config is not None
-    (config,) = held(search.known.candidates([config])).configs
     mean, std = _error_beliefs(beliefs, search.known.candidates([config]))
     z = NormalDist().inv_cdf(0.5 + level / 2)
     return OperatingPoint(
