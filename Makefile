@@ -80,7 +80,7 @@ tutorials: $(STAMP)
 	@$(BIN)/python tutorials/execute.py
 
 scripts: $(STAMP)
-	@for wanted in "opacus .[sklearn]" "jax .[accounting] jax scikit-learn" "huggingface .[huggingface]" "sklearn .[sklearn]"; do \
+	@for wanted in "opacus .[sklearn]" "jax . jax scikit-learn" "huggingface .[huggingface]" "sklearn .[sklearn]"; do \
 		set -- $$wanted; name=$$1; shift; \
 		echo "Trying examples/paid_tuning/$${name}_after.py with $$* ..."; \
 		$(PYTHON) -m venv --clear build/script || exit 1; \

@@ -40,10 +40,6 @@ def bare() -> None:
         )
         print(search.run(ledger=ledger).config)
         ledger.close()
-
-
-def accounting() -> None:
-    """A receipt is checked by dp-accounting."""
     release = laplace_mechanism(0.25, sensitivity=0.01, epsilon=0.5)
     assert release.receipt().verify(artifact=release.value).passes
 

@@ -16,7 +16,6 @@ EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 
 #: What each extra brings, as modules. GPyTorch itself brings scikit-learn.
 MODULES = {
-    "accounting": "dp_accounting",
     "plots": "matplotlib",
     "frames": "pandas",
     "ax": "ax",
@@ -90,10 +89,6 @@ assert not any(name.startswith("opendp") for name in sys.modules)
 """
 #: Programs that need an extra.
 NEEDING = {
-    "accounting": """
-        from botorch_dp.privacy import laplace_guarantee
-        laplace_guarantee(sensitivity=1.0, epsilon=1.0).to_event()
-        """,
     "plots": """
         from botorch_dp.plots import _axes
         _axes(None)
@@ -127,7 +122,7 @@ def test_every_extra_that_a_message_names_exists() -> None:
 
 def test_the_core_holds_what_every_room_needs_and_no_more() -> None:
     core = {re.split(r"[<>=\[ ]", line)[0] for line in PROJECT["dependencies"]}
-    heavy = {"matplotlib", "scikit-learn", "pandas", "dp-accounting", "ax-platform"}
+    heavy = {"matplotlib", "scikit-learn", "pandas", "ax-platform"}
     assert not core & heavy
     used = set()
     for file in (ROOT / "botorch_dp").rglob("*.py"):

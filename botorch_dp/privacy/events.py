@@ -29,12 +29,17 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any, Literal
 
+import dp_accounting
 import numpy as np
+from dp_accounting import dp_event
+from dp_accounting.pld import common
+from dp_accounting.pld import privacy_loss_distribution as pld
+from dp_accounting.pld.pld_pmf import create_pmf_pessimistic_connect_dots
 from scipy.special import ndtr
 
-from botorch_dp._checks import needs_extra
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy.guarantee import (
     ApproximateLoss,
@@ -113,8 +118,6 @@ def _node(loss: PrivacyLoss, relation: NeighboringRelation) -> Node:
 
 def accountable(guarantee: Guarantee) -> Any:
     """The losses as an event that an accountant of dp-accounting takes; see there."""
-    with needs_extra("accounting", "`to_event`"):
-        from dp_accounting import dp_event
     if guarantee.void is not None:
         return dp_event.NonPrivateDpEvent()
     fixed = [isinstance(loss, FixedBatchSGDLoss) for loss in guarantee.losses]
@@ -128,8 +131,6 @@ def accountable(guarantee: Guarantee) -> Any:
 
 
 def _accountable(loss: PrivacyLoss, relation: NeighboringRelation) -> Any:
-    from dp_accounting import dp_event
-
     replaced = relation is NeighboringRelation.REPLACE_ONE
     if replaced and isinstance(loss, PureLoss) and loss.epsilon > 0:
         # Two answers, of which the wrong one has probability 1 / (1 + e^epsilon), dominate.
@@ -189,8 +190,6 @@ def recomputed(
         A lower bound alone of too many parts or steps, and then nothing of a selection.
     """
     parts = leaves(node)
-    with needs_extra("accounting", "Verifying a receipt"):
-        import dp_accounting
     if not parts:
         return [Recomputed(0.0, "none", "nothing was revealed")]
     summed = _added_up(parts, relation, delta)
@@ -234,15 +233,11 @@ def recomputed(
 
 
 def _version() -> str:
-    from importlib.metadata import version
-
     return version("dp-accounting")
 
 
 def _event(node: Node) -> Any:
     """An event of dp-accounting."""
-    from dp_accounting import dp_event
-
     values = {key: value for key, value in node.items() if key not in ("name", "event")}
     if "event" in node:
         values["event"] = _event(node["event"])
@@ -326,10 +321,6 @@ def _reach(part: Node, relation: NeighboringRelation) -> float:
 
 
 def _distribution(part: Node, relation: NeighboringRelation, interval: float, count: int) -> Any:
-    import dp_accounting
-    from dp_accounting.pld import common
-    from dp_accounting.pld import privacy_loss_distribution as pld
-
     name = part["name"]
     replaced = relation is NeighboringRelation.REPLACE_ONE
     neighbours = dp_accounting.NeighboringRelation
@@ -360,9 +351,6 @@ def _distribution(part: Node, relation: NeighboringRelation, interval: float, co
 
 def _fixed_batch(part: Node, interval: float, reach: float) -> Any:
     """The distribution of a step on a batch of fixed size, from its profile."""
-    from dp_accounting.pld import privacy_loss_distribution as pld
-    from dp_accounting.pld.pld_pmf import create_pmf_pessimistic_connect_dots
-
     z = part["event"]["noise_multiplier"]
     q = part["sample_size"] / part["source_dataset_size"]
     places = np.arange(math.ceil(reach / interval) + 1)

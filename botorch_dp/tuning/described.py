@@ -19,7 +19,9 @@ from dataclasses import asdict
 from functools import lru_cache
 from typing import Any
 
-from botorch_dp._checks import needs_extra
+import dp_accounting
+from dp_accounting import dp_event, pld, rdp
+
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import DPSGD, BaseProfile, NeighboringRelation, training_noise
 
@@ -121,8 +123,6 @@ def _least_noise_of_event(
     times: float,
 ) -> float:
     def keeps(noise: float) -> bool:
-        from dp_accounting import dp_event
-
         event = described(noise)
         if times > 1:
             event = dp_event.SelfComposedDpEvent(event, math.ceil(times))
@@ -169,9 +169,6 @@ def _least_noise_of_training(
 
 def _accountant(event: Any, relation: NeighboringRelation) -> Any:
     """The accountant of dp-accounting that prices an event best."""
-    with needs_extra("accounting", "An event in `mechanism`"):
-        import dp_accounting
-        from dp_accounting import pld, rdp
     if not isinstance(event, dp_accounting.DpEvent):
         raise TypeError(
             "`mechanism` must return a function from a noise multiplier to an event of "
