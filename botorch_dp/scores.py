@@ -350,37 +350,8 @@ _WITH_STEPS = ("sklearn.tree", "sklearn.ensemble", "sklearn.neighbors")
 _BOOSTED = ("Boosting", "LGBM", "XGB", "CatBoost")
 
 RecordLoss = Literal["zero_one", "brier", "log", "squared", "absolute", "roc_auc", "f1"]
-#: What these losses, or the scores that they replace, are called elsewhere.
-_CALLED_ELSEWHERE: dict[str, RecordLoss] = {
-    **dict.fromkeys(("accuracy", "accuracy_score", "error", "error_rate", "0-1"), "zero_one"),
-    **dict.fromkeys(("brier_score", "brier_score_loss"), "brier"),
-    **dict.fromkeys(("logloss", "log_loss", "cross_entropy", "binary_logloss", "nll"), "log"),
-    **dict.fromkeys(("mse", "l2", "rmse", "mean_squared_error", "squared_error"), "squared"),
-    **dict.fromkeys(("mae", "l1", "mean_absolute_error", "absolute_error"), "absolute"),
-}
 #: A log loss that is clipped below this one rewards overconfident mistakes.
 _WIDE_LOG_LOSS = 7.0
-#: Scores that are no mean over records, and what can be done instead.
-_NO_MEANS = {
-    **dict.fromkeys(
-        ("roc_auc", "average_precision", "auc", "f1", "precision", "recall", "balanced_accuracy"),
-        "it compares records with each other or divides by a number that depends on them, so one "
-        'record moves the others\' part. Use "roc_auc", "f1" where labels are public, or "brier", '
-        "which also rewards a good ranking; or weigh classes by public shares: a callable that "
-        "returns one loss for each record, such as (y != prediction) / share_of_class[y]",
-    ),
-    **dict.fromkeys(
-        ("r2", "explained_variance", "max_error", "median_absolute_error"),
-        'it is no mean over records. Use "squared" or "absolute", which order models in the same '
-        "way as R2 or nearly so",
-    ),
-    **dict.fromkeys(
-        ("cv", "cross_val_score", "cross_validation", "kfold"),
-        "fits that read other validation records make every score depend on all of them. Fit on "
-        "the training records, which are public here; folds of those may be averaged over, as long "
-        "as it depends on a record alone which fits score it",
-    ),
-}
 
 
 def per_record_scores(
@@ -420,10 +391,11 @@ def per_record_scores(
 
     A record that cannot be scored, for a missing feature or a category nobody has seen, scores NaN,
     which counts as the worse bound; a public record takes its place in the prediction. Nothing that
-    one record says raises, warns, or changes the form in which the others are read: lists and
-    tables of objects are read in the form of the training records, which are public, and the types
-    of arrays count as public, too. All records are predicted in one call, of one shape. Only where
-    it raises is each record tried alone, to find those that fail; such a call takes longer.
+    one record says raises, warns, or changes how the others are read: each column of a data frame
+    is converted to the type that it has in the training records, which is public. An array's type
+    counts as public, and must be of the training records' kind. All records are predicted in one
+    call, of one shape. Where it raises, halves of the records are tried, and halves of these, to
+    find those that fail; such a call takes longer.
 
     Example:
         >>> space = SearchSpace(C=Real(1e-2, 1e3, log=True), gamma=Real(1e-4, 1.0, log=True))
@@ -448,15 +420,6 @@ class EstimatorScores:
         *,
         labels_are_public: bool = False,
     ) -> None:
-        wanted = ("fit", "predict", "set_params", "get_params")
-        missing = [name for name in wanted if not callable(getattr(estimator, name, None))]
-        if missing:
-            raise TypeError(
-                f"`estimator` must be a scikit-learn estimator with {', '.join(wanted)}; "
-                f"{type(estimator).__name__} has no {', '.join(missing)}."
-            )
-        if not isinstance(space, SearchSpace):
-            raise TypeError(f"`space` must be a SearchSpace, got {type(space).__name__}.")
         unknown = sorted(set(space.parameters) - set(estimator.get_params()))
         if unknown:
             raise ValueError(
@@ -470,16 +433,13 @@ class EstimatorScores:
         self.has_steps = _has_steps(estimator, self.loss)
         self._train_X, self._train_y, _ = _columns_of("train", train)
         X, y, self.num_records = _columns_of("validation", validation)
-        self._classes = np.asarray(self._train_y)
-        if self._classes.dtype.kind == "O":  # of numbers, perhaps
-            self._classes = np.asarray(self._classes.tolist())
-        if loss in ("squared", "absolute") and self._classes.dtype.kind not in "fiub":
+        self._classes = _public_labels(self._train_y)
+        if loss in ("squared", "absolute") and not _is_numeric(self._classes):
             raise TypeError(f"`loss` = {loss!r} needs numbers as labels, but `train` has none.")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a warning may tell about a single record
             #: The records, and a public one in the last row.
-            self._X, self._unreadable = _like_training("validation", self._train_X, X)
-            self._odd = _odd_values(self._X)
+            self._X = _like_training(self._train_X, X)
         self._y = _labels_like(self._classes, y)
         #: What makes a loss of the predictions of all records, where it is no mean over them.
         self.statistic: Statistic | None = None
@@ -520,16 +480,12 @@ class EstimatorScores:
         self._of(fitted, self._rows([n]), self._y[[n]])
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")  # a warning may tell about a single record
-            failing = self._unreadable.copy()
-            for value, records in self._odd:
-                if self._refuses(fitted, value):
-                    failing |= records
+            failing = np.zeros(n, dtype=bool)
             losses = self._attempt(fitted, failing)
             if losses is None:
                 # Which records fail is a matter of each alone, and all others are predicted in the
                 # same shape as ever: in another one their rounding would be another.
-                for i in np.flatnonzero(~failing):
-                    failing[i] = self._tried(fitted, self._rows([i]), self._y[[i]]) is None
+                failing[self._failing(fitted, np.arange(n))] = True
                 losses = self._attempt(fitted, failing)
         if losses is None:
             losses = np.full(n, np.nan)
@@ -543,14 +499,14 @@ class EstimatorScores:
         places = np.where(failing, self.num_records, np.arange(self.num_records))
         return self._tried(fitted, self._rows(places), self._y[places])
 
-    def _refuses(self, fitted: Any, value: float) -> bool:
-        """Whether the estimator cannot predict the public record once its numbers are these."""
-        row = self._rows([self.num_records]).copy()
-        if hasattr(row, "iloc"):
-            row[row.select_dtypes("float").columns] = value
-        else:
-            row[...] = value
-        return self._tried(fitted, row, self._y[[self.num_records]]) is None
+    def _failing(self, fitted: Any, places: NDArray[np.intp]) -> list[int]:
+        """The records that raise by themselves, by bisection."""
+        if self._tried(fitted, self._rows(places), self._y[places]) is not None:
+            return []
+        if len(places) == 1:
+            return places.tolist()
+        half = len(places) // 2
+        return self._failing(fitted, places[:half]) + self._failing(fitted, places[half:])
 
     def _tried(self, fitted: Any, X: Any, y: NDArray[Any]) -> Numbers | None:
         try:
@@ -574,7 +530,7 @@ class EstimatorScores:
             if hasattr(fitted, "decision_function"):
                 return _of_each(fitted.decision_function(X), len(y), "decision_function")
             return _of_each(fitted.predict_proba(X)[:, 1], len(y), "predict_proba")
-        predicted, is_number = fitted.predict(X), self._classes.dtype.kind in "fiub"
+        predicted, is_number = fitted.predict(X), _is_numeric(self._classes)
         if not isinstance(predicted, np.ndarray):
             predicted = as_numbers(predicted) if is_number else column(predicted)
         if callable(self.loss):
@@ -590,11 +546,6 @@ class EstimatorScores:
         if self.loss == "f1":
             return equal_labels(predicted, self._positive).astype(np.float64)
         return (~equal_labels(y, predicted)).astype(np.float64)
-
-    def __repr__(self) -> str:
-        loss = self.loss if isinstance(self.loss, str) else "a function"
-        name = type(self._estimator).__name__
-        return f"EstimatorScores({name}, loss={loss}, num_records={self.num_records})"
 
 
 def _has_steps(estimator: Any, loss: object) -> bool:
@@ -624,17 +575,10 @@ def _checked_loss(loss: object, estimator: Any) -> RecordLoss | Callable[[Any, A
         return loss
     known = get_args(RecordLoss)
     if loss not in known:
-        name = str(loss).removeprefix("neg_").partition("_weighted")[0]
-        name = next((n for n in _NO_MEANS if name == n or name.startswith(f"{n}_")), name)
-        if name in _NO_MEANS:
-            raise PrivacyError(
-                f"`loss` = {loss!r} cannot be protected record by record: {_NO_MEANS[name]}."
-            )
-        ours = _CALLED_ELSEWHERE.get(name)
-        hint = f" It is called {ours!r} here." if ours else did_you_mean(name, known)
         raise ValueError(
-            f"`loss` must be one of {known} or a function of the true labels and the predictions "
-            f"with one number for each record, got {loss!r}.{hint}"
+            f"`loss` must be one of {known}, or a function of the true labels and the predictions "
+            "with one number for each record, which compares no records with each other; got "
+            f"{loss!r}.{did_you_mean(str(loss), known)}"
         )
     if loss in ("log", "brier") and not hasattr(estimator, "predict_proba"):
         raise ValueError(
@@ -650,16 +594,9 @@ def _checked_loss(loss: object, estimator: Any) -> RecordLoss | Callable[[Any, A
     return loss  # type: ignore[return-value]
 
 
-def _columns_of(name: str, data: object) -> tuple[Any, Any, int]:
+def _columns_of(name: str, data: tuple[Any, Any]) -> tuple[Any, Any, int]:
     """Features, labels and their number, which is public."""
-    if not isinstance(data, tuple | list) or len(data) != 2:
-        raise TypeError(f"`{name}` must be a pair (X, y), got {type(data).__name__}.")
     X, y = (part.numpy(force=True) if isinstance(part, Tensor) else part for part in data)
-    for part in (X, y):
-        if isinstance(part, str | bytes) or not (
-            getattr(part, "shape", None) or hasattr(part, "__len__")
-        ):
-            raise TypeError(f"`{name}` must hold tables of records, got {type(part).__name__}.")
     sizes = [part.shape[0] if hasattr(part, "shape") else len(part) for part in (X, y)]
     if sizes[0] != sizes[1] or sizes[0] == 0:
         raise ValueError(f"`{name}` must have as many rows as labels, got {sizes}.")
@@ -679,117 +616,107 @@ def _of_each(values: Any, count: int, name: str) -> Numbers:
 
 
 def equal_labels(labels: NDArray[Any], others: Any) -> NDArray[np.bool_]:
-    """Whether labels are equal to others, or all to one; objects each on their own."""
-    kinds = {labels.dtype.kind, np.asarray(others).dtype.kind}
-    if kinds <= set("fiub") or kinds <= set("US"):
-        return np.asarray(labels == others)
-    pairs = others if isinstance(others, np.ndarray) else [others] * len(labels)
-    return np.array([_is_equal(a, b) for a, b in zip(labels, pairs, strict=True)], dtype=bool)
+    """Whether labels are equal to others, or all to one: as numbers or as texts, as the others."""
+    others = np.asarray(others)
+    if _is_numeric(others):
+        return (labels if _is_numeric(labels) else as_numbers(labels)) == others
+    return np.asarray(labels.astype(str) == others.astype(str))
 
 
-def _is_equal(label: object, other: object) -> bool:
-    try:
-        return bool(label == other)
-    except Exception:
-        return False
+def _is_numeric(values: NDArray[Any]) -> bool:
+    return values.dtype.kind in "fiub"
+
+
+def _public_labels(y: Any) -> NDArray[Any]:
+    """The training labels, as an array of numbers or of texts."""
+    labels = np.asarray(y)
+    if labels.dtype.kind == "O":
+        labels = np.asarray(labels.tolist())
+    if labels.dtype.kind not in "fiubU":
+        raise TypeError(f"The labels of `train` must be numbers or texts, got {labels.dtype}.")
+    return _checked_names("The labels of `train`", labels)
+
+
+def _checked_names(what: str, values: NDArray[Any]) -> NDArray[Any]:
+    """Refuse integers that are different, and equal as doubles: one missing value makes doubles."""
+    if values.dtype.kind in "iu" and np.abs(values.astype(np.float64)).max() >= _LARGEST_EXACT:
+        raise ValueError(f"{what} must be below 2^53: write larger ones as texts.")
+    return values
 
 
 def _labels_like(classes: NDArray[Any], y: Any) -> NDArray[Any]:
-    """The records' labels in the form of the training labels, and a public one in the end."""
-    y = np.asarray(y) if hasattr(y, "dtype") else column(y)
-    if classes.shape == (len(classes), 1):
-        classes = classes[:, 0]
-    if y.shape == (len(y), 1):
-        y = y[:, 0]
-    if y.ndim != 1:
-        raise ValueError(f"`validation` must have one label for each record, got {y.shape}.")
-    if classes.dtype.kind in "fiub":
-        if y.dtype.kind not in "fiub":
-            y = as_numbers(y)
-        return np.append(y, y.dtype.type(classes[0]))
-    if y.dtype.kind in "fiub":
-        raise TypeError("The labels of `validation` are numbers, but those of `train` are not.")
-    return np.append(y.astype(object), classes[:1].astype(object))
+    """The records' labels as numbers or as texts, and a public one in the end."""
+    labels: NDArray[Any] = np.asarray(y) if hasattr(y, "dtype") else column(y)
+    if labels.shape == (len(labels), 1):
+        labels = labels[:, 0]
+    if labels.ndim != 1:
+        raise ValueError(f"`validation` must have one label for each record, got {labels.shape}.")
+    first = classes.reshape(-1)[0]
+    if not _is_numeric(classes):
+        if _is_numeric(labels):
+            raise TypeError("The labels of `validation` are numbers, but those of `train` are not.")
+        return np.append(labels.astype(str), first)
+    if not _is_numeric(labels):
+        labels = as_numbers(labels)
+    return np.append(labels, labels.dtype.type(first))
 
 
-def _like_training(name: str, train: Any, X: Any) -> tuple[Any, NDArray[np.bool_]]:
-    """Records in the form of the training records, a public one below, and which are unreadable.
-
-    Arrays of numbers stay as they are, since their type is public. Everything else is read element
-    by element: as numbers where the training records have numbers.
-    """
+def _like_training(train: Any, X: Any) -> Any:
+    """Records in the form of the training records, which is public, and one of these below."""
     if hasattr(train, "columns") and hasattr(X, "columns"):
-        return _frame_like(name, train, X), np.zeros(len(X), dtype=bool)
-    first = train[:1].toarray() if hasattr(train, "toarray") else np.asarray(train[:1])
+        return _frame_like(train, X)
+    first = train[:1]
     if hasattr(X, "tocsr"):
         from scipy import sparse
 
-        entries = X.tocoo()
-        unreadable = np.zeros(X.shape[0], dtype=bool)
-        unreadable[entries.row[~np.isfinite(entries.data)]] = True
-        return sparse.vstack((X, first), format="csr", dtype=X.dtype), unreadable
-    if isinstance(X, np.ndarray) and X.dtype.kind in "fiub":
-        return np.concatenate((X, first.astype(X.dtype))), np.zeros(len(X), dtype=bool)
-    rows = X.to_numpy(dtype=object) if hasattr(X, "iloc") else X
-    numeric = first.dtype.kind in "fiub"
-    table = np.empty((len(rows) + 1, *first.shape[1:]), dtype=float if numeric else object)
-    table[-1] = first[0]
-    unreadable = np.zeros(len(rows), dtype=bool)
-    for index, row in enumerate(rows):
-        try:
-            if first.ndim == 1:
-                table[index] = row
-                continue
-            cells = row if isinstance(row, np.ndarray) else np.asarray(row, dtype=object)
-            unreadable[index] = cells.shape != first.shape[1:]
-            if not unreadable[index]:
-                table[index] = as_numbers(cells) if numeric else cells
-        except Exception:  # whatever a record is, it is no error
-            unreadable[index] = True
-    table[:-1][unreadable] = first[0]
-    return table, unreadable
+        return sparse.vstack((X, sparse.csr_matrix(first)), format="csr", dtype=X.dtype)
+    if isinstance(X, list | tuple) and isinstance(train, list | tuple):
+        first, X = column(first), column(X)
+    first = first.toarray() if hasattr(first, "toarray") else np.asarray(first)
+    shown = [f"{type(part).__name__} of {getattr(part, 'dtype', '?')}" for part in (X, train)]
+    if (
+        not isinstance(X, np.ndarray)
+        or _is_numeric(X) != _is_numeric(first)
+        or X.ndim != first.ndim
+    ):
+        raise TypeError(
+            "The records of `validation` must be of the kind that those of `train` are (data "
+            f"frames, arrays of numbers, lists of texts), got {shown[0]} and {shown[1]}."
+        )
+    if _is_numeric(X):
+        return np.concatenate((X, first.astype(X.dtype)))
+    return np.concatenate((X.astype(object), first.astype(object)))
 
 
-def _frame_like(name: str, train: Any, X: Any) -> Any:
-    """A data frame with the training records' columns, each read element by element."""
+def _frame_like(train: Any, X: Any) -> Any:
+    """A data frame whose columns have the training records' types."""
     with needs_extra("frames", "A data frame"):
         import pandas as pd
 
     missing = [label for label in train.columns if label not in X.columns]
     if missing:
-        raise ValueError(f"`{name}` lacks the columns {missing} of `train`.")
+        raise ValueError(f"`validation` lacks the columns {missing} of `train`.")
     columns: dict[Any, Any] = {}
-    for label in train.columns:
-        dtype, cells = train[label].dtype, X[label].to_numpy()
-        public = train[label].iloc[:1].to_numpy()
-        if isinstance(dtype, pd.CategoricalDtype):
-            known = [cell if _is_one_of(cell, dtype.categories) else None for cell in cells]
-            columns[label] = pd.Categorical([*known, *public], dtype=dtype)
-        elif pd.api.types.is_numeric_dtype(dtype):
-            columns[label] = np.append(as_numbers(cells), as_numbers(public))
-        else:
-            columns[label] = column([*cells, *public])
+    for label, public in train.items():
+        cells, dtype = X[label], public.dtype
+        is_category = isinstance(dtype, pd.CategoricalDtype)
+        if is_category:
+            _checked_names(f"The categories of {label!r}", dtype.categories.to_numpy())
+        if not is_category and pd.api.types.is_numeric_dtype(dtype):
+            dtype = np.dtype(np.float64)
+            cells = pd.Series(as_numbers(cells.to_numpy()))
+        elif pd.api.types.is_datetime64_any_dtype(dtype):
+            # In one format: otherwise the first text would decide how all others are read.
+            cells = pd.to_datetime(cells, format="ISO8601", errors="coerce", utc=True)
+            cells = cells if isinstance(dtype, pd.DatetimeTZDtype) else cells.dt.tz_localize(None)
+        elif is_category and not isinstance(cells.dtype, pd.CategoricalDtype):
+            raise TypeError(
+                f"The column {label!r} is categorical in `train` and {cells.dtype} in "
+                "`validation`: convert it with `astype` to the dtype that it has in `train`."
+            )
+        first = public.iloc[:1].astype(dtype)
+        columns[label] = pd.concat((cells.astype(dtype), first), ignore_index=True)
     return pd.DataFrame(columns)
-
-
-def _is_one_of(cell: object, values: Any) -> bool:
-    try:
-        return bool(cell in values)
-    except Exception:
-        return False
-
-
-def _odd_values(X: Any) -> list[tuple[float, NDArray[np.bool_]]]:
-    """Numbers that an estimator may refuse, and which of the records have such numbers."""
-    if hasattr(X, "iloc"):
-        X = X.select_dtypes("float").to_numpy()
-    if not isinstance(X, np.ndarray) or X.dtype.kind != "f":
-        return []
-    rows = X[:-1].reshape(len(X) - 1, -1)
-    kinds = [(math.nan, np.isnan(rows)), (math.inf, np.isinf(rows))]
-    if X.dtype.itemsize > 4:
-        kinds.append((1e300, np.isfinite(rows) & (np.abs(rows) > np.finfo(np.float32).max)))
-    return [(value, np.asarray(found.any(-1))) for value, found in kinds]
 
 
 @dataclass(frozen=True)

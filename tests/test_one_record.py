@@ -98,15 +98,8 @@ STRANGE: dict[str, Any] = {
     "raises": Raises(),
 }
 FLOATS = {name: STRANGE[name] for name in ("NaN", "infinite", "negative infinite", "enormous")}
-#: What a feature vector may be exchanged for.
-STRANGE_ROWS: dict[str, Any] = {
-    **{name: [0.1, value, 0.2] for name, value in STRANGE.items()},
-    "a shorter row": [0.1],
-    "a longer row": [0.1] * 7,
-    "no row": None,
-    "an empty row": [],
-    "a row that raises": Raises(),
-}
+#: What has a text, as a label or a cell of a column of texts must.
+TEXTS = {name: value for name, value in STRANGE.items() if name != "raises"}
 
 
 @dataclass(frozen=True)
@@ -170,7 +163,7 @@ def scored(
     space: SearchSpace,
     loss: Any,
     train: Any = TRAIN,
-    table: Callable[[list[Any]], Any] = list,
+    table: Callable[[list[Any]], Any] = np.array,
     labels: Callable[[list[Any]], Any] = list,
 ) -> Callable[[list[Any]], Any]:
     config = {name: parameter.levels(3)[1] for name, parameter in space.parameters.items()}
@@ -185,7 +178,6 @@ def scored(
 COST = SearchSpace(C=Real(0.1, 10.0, log=True))
 LEVEL = SearchSpace(level=Real(-0.5, 0.5))
 DEPTH = SearchSpace(max_depth=Choice(1, 2, 3))
-ROWS = {name: (row, 1) for name, row in STRANGE_ROWS.items()}
 LABELS = {name: ([0.5, 0.5, 0.5], value) for name, value in STRANGE.items()}
 ODD_FLOATS = {name: ([0.1, value, 0.2], 1) for name, value in FLOATS.items()}
 MOODS = {f"mood {n}": ([float(n), 0.0, 0.0], 1) for n in range(13, 20)}
@@ -197,13 +189,18 @@ CELLS = [[*row, "yes" if y else "no", "u" if row[1] > 0 else "v"] for row, y in 
 TABLE = [(row, y) for row, (_, y) in zip(CELLS, RECORDS, strict=True)]
 ODD_CELLS = {
     f"{column}: {name}": ([*CELLS[0][:place], value, *CELLS[0][place + 1 :]], 1)
-    for place, column in ((1, "number"), (3, "text"), (4, "category"))
-    for name, value in STRANGE.items()
+    for place, column, values in (
+        (1, "number", STRANGE),
+        (3, "text", TEXTS),
+        (4, "category", {"missing": None, "unknown": "w"}),
+    )
+    for name, value in values.items()
 }
 
 
 def frame(rows: list[Any]) -> pd.DataFrame:
-    return pd.DataFrame({name: [row[i] for row in rows] for i, name in enumerate(FRAME.columns)})
+    columns = {name: [row[i] for row in rows] for i, name in enumerate(FRAME.columns)}
+    return pd.DataFrame({**columns, "kind": pd.Categorical(columns["kind"])})
 
 
 DOCUMENTS = [("good film" if y else "bad film", y) for _, y in RECORDS]
@@ -211,21 +208,21 @@ SCORES = "botorch_dp.scores.per_record_scores", "botorch_dp.scores.EstimatorScor
 
 SUBJECTS: dict[str, Subject] = {
     **{
-        f"{loss}, rows in a list": Subject(
-            SCORES, scored(LogisticRegression(), COST, loss), RECORDS, ROWS | LABELS
+        f"{loss}, labels in a list": Subject(
+            SCORES, scored(LogisticRegression(), COST, loss), RECORDS, ODD_FLOATS | LABELS
         )
         for loss in ("zero_one", "brier", "log", "roc_auc")
     },
-    "squared, rows in a list": Subject(
+    "squared, labels in a list": Subject(
         SCORES,
         scored(Ridge(), SearchSpace(alpha=Real(0.1, 1.0)), "squared"),
         RECORDS,
-        ROWS | LABELS,
+        ODD_FLOATS | LABELS,
     ),
     **{
         f"{type(estimator).__name__}, an array": Subject(
             SCORES,
-            scored(estimator, space, "zero_one", table=np.array, labels=np.array),
+            scored(estimator, space, "zero_one", labels=np.array),
             RECORDS,
             ODD_FLOATS,
         )
@@ -240,11 +237,9 @@ SUBJECTS: dict[str, Subject] = {
         SCORES,
         scored(LogisticRegression(), COST, "zero_one", train=(X[:N], np.array(["n", "y"])[Y[:N]])),
         [(x, "y" if y else "n") for x, y in RECORDS],
-        LABELS,
+        {name: ([0.5, 0.5, 0.5], v) for name, v in TEXTS.items() if np.ndim(v) == 0},
     ),
-    "a user's estimator": Subject(
-        SCORES, scored(Moody(), LEVEL, "zero_one", table=np.array), RECORDS, MOODS
-    ),
+    "a user's estimator": Subject(SCORES, scored(Moody(), LEVEL, "zero_one"), RECORDS, MOODS),
     "a user's estimator and loss": Subject(
         SCORES, scored(Moody(), LEVEL, odd_loss), RECORDS, MOODS | LABELS | {"5": ([0.1] * 3, 5)}
     ),
@@ -272,6 +267,7 @@ SUBJECTS: dict[str, Subject] = {
             SearchSpace(logisticregression__C=Real(0.1, 10.0, log=True)),
             "zero_one",
             train=(["good film", "bad film"] * 5, [1, 0] * 5),
+            table=list,
         ),
         DOCUMENTS,
         {name: (value, 1) for name, value in STRANGE.items()},
@@ -748,7 +744,7 @@ SUBJECTS |= {
             "zero_one",
         ),
         RECORDS,
-        ROWS | LABELS,
+        ODD_FLOATS | LABELS,
     ),
 }
 
