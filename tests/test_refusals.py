@@ -473,6 +473,7 @@ def cases() -> Iterator[Any]:
 
 #: What takes a ledger and has no row of its own, with the reason.
 ELSEWHERE = {
+    "Curator": "the base class of GaussianNoiseCurator",
     "BranchAndBoundUCB": "its `release` is that of PrivateGPUCB",
     "LaplaceMaximum": "the base class of PrivateMaximum",
     "LipschitzMaximum": "its `release` is that of PrivateMaximum",

@@ -3,10 +3,9 @@
 from botorch_dp.outsourced.curator import (
     Curator,
     GaussianNoiseCurator,
-    InvalidIndex,
     PrivateAnswers,
+    QuestionRefused,
     RandomProjectionCurator,
-    UnusableAnswer,
     choose_projection_dim,
     column_space_residual,
     singular_floor,
@@ -18,7 +17,6 @@ from botorch_dp.outsourced.exchange import (
     save_dataset,
 )
 from botorch_dp.outsourced.modeler import Answer, InputNoiseRBF, Modeler
-from botorch_dp.outsourced.query_log import QueryLimitReached, RequestConflict
 
 __all__ = [
     "Answer",
@@ -26,13 +24,10 @@ __all__ = [
     "FileCurator",
     "GaussianNoiseCurator",
     "InputNoiseRBF",
-    "InvalidIndex",
     "Modeler",
     "PrivateAnswers",
-    "QueryLimitReached",
+    "QuestionRefused",
     "RandomProjectionCurator",
-    "RequestConflict",
-    "UnusableAnswer",
     "answer_questions",
     "choose_projection_dim",
     "column_space_residual",

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import os
 import threading
+import time
 import uuid
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,11 +23,10 @@ from botorch_dp._checks import (
     check_integer,
     check_interval,
     check_positive,
-    check_size,
     check_tensor,
 )
-from botorch_dp.errors import PrivacyError
-from botorch_dp.outsourced.query_log import Query, QueryLog
+from botorch_dp._files import MEMORY
+from botorch_dp.errors import BudgetExhausted, PrivacyError
 from botorch_dp.privacy import (
     Guarantee,
     NeighboringRelation,
@@ -37,11 +37,10 @@ from botorch_dp.privacy import (
     gaussian_mechanism,
     laplace_guarantee,
     laplace_mechanism,
-    release_through,
     warn_large_delta,
 )
 from botorch_dp.privacy.rounding import float_above
-from botorch_dp.privacy.runs import fingerprint
+from botorch_dp.privacy.runs import Run, fingerprint
 
 #: Characters of the longest request id, for the curator and for all clients.
 LONGEST_REQUEST_ID = 128
@@ -51,12 +50,19 @@ _LARGEST_KEPT = 900_000_000
 LARGEST_COORDINATE = 2.0**24
 
 
-class InvalidIndex(IndexError):
-    """A question about a row that does not exist."""
+class QuestionRefused(ValueError):
+    """A question that gets no answer. The message says why, and quotes no sensitive value."""
 
 
-class UnusableAnswer(ValueError):
-    """The measured value of a row is NaN or infinite; the row is not measured again."""
+@dataclass(frozen=True)
+class Query:
+    """One question of the modeler. Its answer stays with the curator."""
+
+    number: int
+    request: str
+    index: int
+    asked_at: float
+    answered: bool
 
 
 @dataclass(frozen=True)
@@ -97,7 +103,6 @@ class PrivateAnswers:
         else:
             low, high = check_interval("bounds", self.bounds)
             check_positive("the width of `bounds`", high - low)
-        _check_ledger(self.ledger)
         self.price()
 
     @property
@@ -145,9 +150,10 @@ class Curator:
     Usually made by one of its subclasses, which make the release. Made directly, it serves rows
     that were released before, from a file for instance.
 
-    Threads may ask at the same time; their rows are then measured at the same time, so that a
-    measurement that hangs holds up nobody else. One curator at a time holds a ``log``. It cannot be
-    copied, and a forked process cannot use it.
+    A question is on disk before its row is measured, and an answer is on disk before it is sent:
+    after a restart, a repeated request gets the answer that was given before. Threads may ask at
+    the same time; their rows are then measured at the same time, so that a measurement that hangs
+    holds up nobody else. One curator at a time holds a ``log``.
 
     Args:
         evaluate: Row index to measured value. Called from several threads if several ask.
@@ -155,7 +161,7 @@ class Curator:
         answers: How to release answers that are sensitive themselves; by default they are sent
             as measured, and no guarantee covers them.
         max_queries: The most questions that will be answered, over all restarts.
-        log: File of questions and answers; by default in memory.
+        log: File of questions and answers, readable by its owner only; by default in memory.
         unsafe_seed: Reproducible noise of private answers, for simulations.
     """
 
@@ -169,11 +175,9 @@ class Curator:
         *,
         answers: PrivateAnswers | None = None,
         max_queries: int | None = None,
-        log: str | os.PathLike[str] = ":memory:",
+        log: str | os.PathLike[str] = MEMORY,
         unsafe_seed: int | None = None,
     ) -> None:
-        if not isinstance(dataset, Release):
-            raise TypeError(f"`dataset` must be a Release, got {type(dataset).__name__}.")
         check_tensor("dataset", dataset.value, shape=("n", "d"))
         self._open(lambda: dataset, evaluate, answers, max_queries, log, unsafe_seed)
 
@@ -185,11 +189,10 @@ class Curator:
         max_queries: int | None,
         log: str | os.PathLike[str],
         unsafe_seed: int | None,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         """Check every argument and open the log; only then release the rows."""
         check_callable("evaluate", evaluate, otherwise=": pass a function of a row's number")
-        if answers is not None and not isinstance(answers, PrivateAnswers):
-            raise TypeError(f"`answers` must be PrivateAnswers, got {type(answers).__name__}.")
         if max_queries is not None:
             check_integer("max_queries", max_queries)
         if unsafe_seed is not None:
@@ -201,11 +204,20 @@ class Curator:
         self._unsafe_seed = unsafe_seed
         self._turns = threading.Condition()
         self._asked: set[str] = set()
-        self._log = QueryLog(log)
+        self._queries: dict[str, Query] = {}
+        self._answers: dict[int, float] = {}
+        self._run = Run(
+            None if str(log) == MEMORY else log,
+            what="a curator's questions",
+            settings=settings or {},
+        )
         try:
+            self._load()
             self.dataset = release_rows()
-        except BaseException:
-            self._log.close()
+        except BaseException as error:
+            self._run.close()
+            if isinstance(error, BudgetExhausted) and self._run.path and not self._run.resumed:
+                os.remove(self._run.path)  # nothing was released: other settings may be tried
             raise
 
     @property
@@ -231,18 +243,14 @@ class Curator:
     @property
     def num_queries(self) -> int:
         """How many questions were accepted so far, restarts included."""
-        return len(self._log)
+        return len(self._queries)
 
     def query_log(self) -> list[Query]:
         """What was asked, and when; never what was answered."""
-        return self._log.entries()
-
-    def check_index(self, index: object) -> int:
-        """``index`` if there is such a row; otherwise raise :class:`InvalidIndex`."""
-        try:
-            return check_integer("index", index, at_least=0, at_most=self.num_rows - 1)
-        except (TypeError, ValueError) as error:
-            raise InvalidIndex(str(error)) from None
+        return [
+            replace(query, answered=query.number in self._answers)
+            for query in self._queries.values()
+        ]
 
     def query(self, index: int, *, request_id: str | None = None) -> float:
         """Measure one row.
@@ -255,27 +263,67 @@ class Curator:
                 charge.
 
         Raises:
-            InvalidIndex: If there is no such row.
-            RequestConflict: If the same id asked for another row before.
-            QueryLimitReached: If ``max_queries`` are answered.
+            QuestionRefused: There is no such row, the same id asked for another row before,
+                ``max_queries`` are answered, or NaN or an infinity was measured (and answers leave
+                as measured).
             BudgetExhausted: If answers are private and the ledger cannot bear another.
-            UnusableAnswer: If NaN or an infinity was measured (and answers leave as measured).
         """
-        index = self.check_index(index)
-        request = uuid.uuid4().hex if request_id is None else check_request_id(request_id)
-        self._log.check_owner()  # a fork would wait for threads that it does not have
+        try:
+            check_integer("index", index, at_least=0, at_most=self.num_rows - 1)
+            request = uuid.uuid4().hex if request_id is None else check_request_id(request_id)
+        except (TypeError, ValueError) as error:
+            raise QuestionRefused(str(error)) from None
         with self._alone(request):
-            number, answer = self._log.open_request(request, index, limit=self.max_queries)
-            if answer is None:
-                measured = self._measure(index, request, number)
-                answer = self._log.close_request(request, measured)
+            number = self._numbered(request, index)
+            if number not in self._answers:
+                self._keep_answer(number, self._measure(index, request, number))
+        answer = self._answers[number]
         if not math.isfinite(answer):
-            raise UnusableAnswer(f"Row {index} was measured, and its value is not finite.")
+            raise QuestionRefused(f"Row {index} was measured, and its value is not finite.")
         return answer
 
     def close(self) -> None:
         """Let go of the log's file; nothing can be asked afterwards."""
-        self._log.close()
+        self._run.close()
+
+    def _load(self) -> None:
+        """Take over what the file holds."""
+        questions = self._run.items("question")
+        if [*questions] != [*range(1, len(questions) + 1)]:
+            raise PrivacyError(f"`log` {self._run.path} is damaged: a question is missing.")
+        for number, (request, index, asked_at) in questions.items():
+            self._queries[request] = Query(number, request, index, asked_at, answered=False)
+        self._answers |= self._run.items("answer")
+
+    def _numbered(self, request: str, index: int) -> int:
+        """The number of a question, which is written down if it is new."""
+        with self._turns:
+            known = self._queries.get(request)
+            if known is None:
+                number = self.num_queries + 1
+                if self.max_queries is not None and number > self.max_queries:
+                    raise QuestionRefused(f"The limit of {self.max_queries} queries is reached.")
+                known = Query(number, request, index, time.time(), answered=False)
+                try:
+                    self._run.add("question", number, [request, index, known.asked_at])
+                    self._queries[request] = known
+                except BaseException:  # also Ctrl-C behind the commit
+                    self._load()
+                    raise
+        if known.index != index:
+            raise QuestionRefused(
+                f"`request_id` {request!r} asked for row {known.index} before and for row "
+                f"{index} now: give each question its own id."
+            )
+        return known.number
+
+    def _keep_answer(self, number: int, answer: float) -> None:
+        try:
+            self._run.add("answer", number, answer)
+            self._answers[number] = answer
+        except BaseException:
+            self._load()
+            raise
 
     @contextmanager
     def _alone(self, request: str) -> Iterator[None]:
@@ -295,45 +343,36 @@ class Curator:
         if private is None:
             return float(self._evaluate(index))
         seed = None if self._unsafe_seed is None else self._unsafe_seed + number
-        return self._log.release_once(
+        return self._released(
+            private.ledger,
             private.price(),
-            lambda: float(self._evaluate(index)),
             lambda measured: private._released(measured, unsafe_seed=seed),
+            read=lambda: float(self._evaluate(index)),
             key=f"answer to {request}",
             label=f"answer for row {index}",
-            ledger=private.ledger,
         )
 
-    def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}(rows={self.num_rows}, queries={self.num_queries}, "
-            f"status={self.guarantee.status!r})"
-        )
-
-    def __reduce__(self) -> NoReturn:
-        raise PrivacyError(
-            "A curator cannot be copied: the copy would answer the same questions with noise of "
-            "its own. Share the object among threads, serve it, or close it and make another one "
-            "with the same `log`."
-        )
+    def _released(
+        self, ledger: PrivacyLedger | None, price: Guarantee, draw: Any, *, key: str, **how: Any
+    ) -> Any:
+        """What this log, or a ledger, holds under a key: charged and drawn once."""
+        if ledger is None:
+            return self._run.release(price, draw, key=key, **how)
+        return ledger.release(price, draw, key=f"{self._run.identity}/{key}", **how)
 
 
 def check_request_id(request_id: object) -> str:
     """Return ``request_id``, or raise if it is no text of 1 to 128 characters."""
-    if not isinstance(request_id, str):
-        raise TypeError(f"`request_id` must be a string, got {type(request_id).__name__}.")
     # JSON can spell halves of characters, which no file and no database can store.
-    is_text = not any("\ud800" <= character <= "\udfff" for character in request_id)
-    if not is_text or not 1 <= len(request_id) <= LONGEST_REQUEST_ID:
+    if (
+        not isinstance(request_id, str)
+        or not 1 <= len(request_id) <= LONGEST_REQUEST_ID
+        or any("\ud800" <= character <= "\udfff" for character in request_id)
+    ):
         raise ValueError(
             f"`request_id` must be valid Unicode of 1 to {LONGEST_REQUEST_ID} characters."
         )
     return request_id
-
-
-def _check_ledger(ledger: object) -> None:
-    if ledger is not None and not isinstance(ledger, PrivacyLedger):
-        raise TypeError(f"`ledger` must be a PrivacyLedger, got {type(ledger).__name__}.")
 
 
 def _check_uncharged(ledger: PrivacyLedger | None) -> None:
@@ -531,14 +570,12 @@ class RandomProjectionCurator(Curator):
         delta: float,
         answers: PrivateAnswers | None = None,
         max_queries: int | None = None,
-        log: str | os.PathLike[str] = ":memory:",
+        log: str | os.PathLike[str] = MEMORY,
         unsafe_seed: int | None = None,
     ) -> None:
         check_rows(X)
         if unsafe_seed is not None:
             check_integer("unsafe_seed", unsafe_seed, at_least=0)
-        check_integer("projection_dim", projection_dim)
-        check_size("projection_dim", projection_dim, 100 * projection_dim * sum(X.shape))
         self.singular_floor = singular_floor(
             projection_dim=projection_dim, epsilon=epsilon, delta=delta
         )
@@ -637,7 +674,7 @@ class GaussianNoiseCurator(Curator):
         ledger: PrivacyLedger | None = None,
         answers: PrivateAnswers | None = None,
         max_queries: int | None = None,
-        log: str | os.PathLike[str] = ":memory:",
+        log: str | os.PathLike[str] = MEMORY,
         unsafe_seed: int | None = None,
     ) -> None:
         check_rows(X)
@@ -662,11 +699,10 @@ class GaussianNoiseCurator(Curator):
         mechanism: dict[str, Any] = {"sensitivity": sensitivity, "epsilon": epsilon, "delta": delta}
         price = replace(gaussian_guarantee(**mechanism), unit=unit)
         warn_large_delta(delta, len(X))
-        _check_ledger(ledger)
         if unsafe_seed is not None:
             _check_uncharged(ledger)
         size = 8 * len(X) * columns
-        if size > _LARGEST_KEPT and str(log) != ":memory:":
+        if size > _LARGEST_KEPT and str(log) != MEMORY:
             raise ValueError(
                 f"`log` cannot keep released rows of {size} bytes (at most {_LARGEST_KEPT}): leave "
                 "it out, and keep them by `save_dataset`."
@@ -684,24 +720,14 @@ class GaussianNoiseCurator(Curator):
 
         def release_rows() -> Release[Tensor]:
             label = "outsourced data set"
-            if self._log.in_memory:
-                # Nobody can ask for these rows again, so no key is needed.
-                value, scale = release_through(ledger, price, draw, read=read, label=label)
+            if self._run.path is not None:
+                value, scale = self._released(
+                    ledger, price, draw, read=read, key="rows", label=label
+                )
+            elif ledger is not None:  # nobody can ask for these rows again, so no key is needed
+                value, scale = ledger.release(price, draw, read=read, label=label)
             else:
-                settings = {
-                    "epsilon": epsilon,
-                    "delta": delta,
-                    "projection_dim": projection_dim,
-                    "row_distance": row_distance,
-                    "projection_seed": projection_seed,
-                    "unsafe_seed": unsafe_seed,
-                    "charged": ledger is not None,
-                    "fingerprint of the rows": fingerprint(X.detach().double()),
-                }
-                with self._log.settled(settings):
-                    value, scale = self._log.release_once(
-                        price, read, draw, key="rows", label=label, ledger=ledger
-                    )
+                value, scale = draw(read())
             largest = torch.finfo(X.dtype).max
             return Release(
                 value.clamp(-largest, largest).to(X),
@@ -709,7 +735,17 @@ class GaussianNoiseCurator(Curator):
                 scale=scale,
             )
 
-        self._open(release_rows, evaluate, answers, max_queries, log, unsafe_seed)
+        settings = {
+            "epsilon": epsilon,
+            "delta": delta,
+            "projection_dim": projection_dim,
+            "row_distance": row_distance,
+            "projection_seed": projection_seed,
+            "unsafe_seed": unsafe_seed,
+            "charged": ledger is not None,
+            "fingerprint of the rows": fingerprint(X.detach().double()),
+        }
+        self._open(release_rows, evaluate, answers, max_queries, log, unsafe_seed, settings)
 
     @property
     def noise_std(self) -> float:

@@ -9,7 +9,6 @@ import logging
 import os
 import time
 import uuid
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +19,12 @@ from torch import Tensor
 from botorch_dp._checks import check_integer, check_positive, printable
 from botorch_dp._files import atomic_write, sync_folder
 from botorch_dp.errors import BudgetExhausted
-from botorch_dp.outsourced.curator import Curator, InvalidIndex, UnusableAnswer, check_request_id
-from botorch_dp.outsourced.query_log import QueryLimitReached, RequestConflict
+from botorch_dp.outsourced.curator import Curator, QuestionRefused, check_request_id
 from botorch_dp.privacy import Guarantee, Release
 
 logger = logging.getLogger(__name__)
 
 FORMAT = "botorch_dp outsourced data set 1"
-#: Bytes of the largest data set that is read by default.
-LARGEST_DATASET = 2**30
 #: The names that may stand in a line of an exchange.
 _LINE = {"request_id", "index", "y", "error", "digest"}
 _LARGEST = float(np.finfo(np.float64).max)
@@ -48,18 +44,9 @@ def dataset_to_bytes(dataset: Release[Tensor]) -> bytes:
     return buffer.getvalue()
 
 
-def dataset_from_bytes(data: bytes, *, largest: int = LARGEST_DATASET) -> Release[Tensor]:
-    """Inverse of :func:`dataset_to_bytes`; anything else is refused with one ``ValueError``.
-
-    Args:
-        data: What came from a file or from the other party.
-        largest: Bytes that the archive may unpack to; a small file can claim to hold a large one.
-    """
+def dataset_from_bytes(data: bytes) -> Release[Tensor]:
+    """Inverse of :func:`dataset_to_bytes`; anything else is refused with one ``ValueError``."""
     try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            unpacked = sum(member.file_size for member in archive.infolist())
-        if unpacked > largest:
-            raise ValueError(f"it unpacks to {unpacked} bytes, more than {largest}")
         with np.load(io.BytesIO(data), allow_pickle=False) as archive:
             if str(archive["format"]) != FORMAT:
                 raise ValueError("it has another format")
@@ -178,23 +165,19 @@ class FileCurator:
             time.sleep(self._interval)
 
 
-def answer_to(curator: Curator, index: object, request_id: object) -> dict[str, Any]:
+def answer_to(curator: Curator, index: Any, request_id: Any) -> dict[str, Any]:
     """``{"y": ...}``, or ``{"error": ...}`` with a reason that quotes no sensitive value."""
     try:
-        row, request = curator.check_index(index), check_request_id(request_id)
-    except (InvalidIndex, TypeError, ValueError) as error:
-        return {"error": str(error)}
-    try:
-        y = curator.query(row, request_id=request)
-    except (RequestConflict, QueryLimitReached, UnusableAnswer) as error:
+        y = curator.query(index, request_id="" if request_id is None else request_id)
+    except QuestionRefused as error:
         return {"error": str(error)}
     except BudgetExhausted:
         return {"error": "The privacy budget is exhausted."}
     except Exception as error:
         # The type only: a message may quote sensitive values.
-        logger.error("row %d: measurement failed (%s)", row, type(error).__name__)
+        logger.error("row %s: measurement failed (%s)", index, type(error).__name__)
         return {"error": "The row could not be measured."}
-    logger.info("row %d: answered, %d queries so far", row, curator.num_queries)
+    logger.info("row %d: answered, %d queries so far", index, curator.num_queries)
     return {"y": y}
 
 

@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-
 import torch
 
 from botorch_dp.outsourced import GaussianNoiseCurator
@@ -21,11 +15,3 @@ def measure(index: int) -> float:
 
 def make_curator(evaluate=measure, **kwargs) -> GaussianNoiseCurator:
     return GaussianNoiseCurator(X, evaluate, epsilon=2.0, delta=1e-6, **kwargs)
-
-
-@contextmanager
-def memory_folder() -> Iterator[Path]:
-    """A folder in memory where there is one: a thousand commits to a disk take half a minute."""
-    shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.TemporaryDirectory(dir=shared) as name:
-        yield Path(name)

@@ -15,11 +15,8 @@ import torch
 from botorch_dp.errors import BudgetExhausted, PrivacyError
 from botorch_dp.outsourced import (
     GaussianNoiseCurator,
-    InvalidIndex,
-    QueryLimitReached,
+    QuestionRefused,
     RandomProjectionCurator,
-    RequestConflict,
-    UnusableAnswer,
     singular_floor,
 )
 from botorch_dp.outsourced import curator as curator_module
@@ -365,7 +362,6 @@ class TestWrongArguments:
         [
             {"evaluate": None},
             {"max_queries": 0},
-            {"answers": "noisy"},
             {"log": 5},
             {"unsafe_seed": -1},
             {"unsafe_seed": 3},
@@ -396,8 +392,6 @@ class TestWrongArguments:
         curator = noisy()
         with pytest.raises(ValueError, match="`request_id`"):
             curator.query(1, request_id=request_id)
-        with pytest.raises(TypeError, match="`request_id`"):
-            curator.query(1, request_id=5)  # type: ignore[arg-type]
         assert curator.num_queries == 0
 
     def test_evaluate(self) -> None:
@@ -409,7 +403,7 @@ class TestQueries:
     @pytest.mark.parametrize("index", [-1, 40, 1.5, "3", None, True])
     def test_only_row_indices(self, index) -> None:
         curator = noisy()
-        with pytest.raises(InvalidIndex, match="`index`"):
+        with pytest.raises(QuestionRefused, match="`index`"):
             curator.query(index)
         assert curator.num_queries == 0
 
@@ -433,14 +427,14 @@ class TestQueries:
         # The same question costs nothing, another one fills the limit, a third is refused.
         assert again.query(1, request_id="a") == first
         again.query(2, request_id="b")
-        with pytest.raises(QueryLimitReached, match="2 queries"):
+        with pytest.raises(QuestionRefused, match="2 queries"):
             again.query(3, request_id="c")
         assert again.query(1, request_id="a") == first
 
     def test_one_id_one_row(self) -> None:
         curator = noisy()
         curator.query(1, request_id="a")
-        with pytest.raises(RequestConflict, match="row 1 before"):
+        with pytest.raises(QuestionRefused, match="row 1 before"):
             curator.query(2, request_id="a")
 
     @pytest.mark.parametrize("measured", [math.nan, math.inf, -math.inf])
@@ -454,7 +448,7 @@ class TestQueries:
         settings = {"epsilon": 1.0, "delta": 1e-6, "log": tmp_path / "log"}
         for _ in range(2):
             curator = GaussianNoiseCurator(X, broken, **settings)
-            with pytest.raises(UnusableAnswer, match="not finite"):
+            with pytest.raises(QuestionRefused, match="not finite"):
                 curator.query(3, request_id="a")
             curator.close()
         assert calls == [3]
@@ -486,7 +480,7 @@ class TestQueries:
             for index in range(4):
                 try:
                     answers.append(curator.query(index))
-                except QueryLimitReached as error:
+                except QuestionRefused as error:
                     refused.append(str(error))
 
         threads = [threading.Thread(target=work) for _ in range(5)]

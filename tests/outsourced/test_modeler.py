@@ -251,13 +251,6 @@ class TestInputNoiseRBF:
         assert not found[:3, :3].isnan().any()
         assert found[3].isnan().all() and found[:, 3].isnan().all()
 
-    @pytest.mark.parametrize("other", [torch.ones(2, 2), torch.ones(2, 3).double(), torch.ones(2)])
-    def test_rows_that_do_not_fit_are_refused(self, other: torch.Tensor) -> None:
-        kernel = InputNoiseRBF(lengthscale=1.0, noise_std=0.5)
-        for rows in ((torch.ones(2, 3), other), (other, torch.ones(2, 3))):
-            with pytest.raises(ValueError, match="`x1` and `x2` must be rows of one length"):
-                kernel.forward(*rows)
-
     def test_is_the_average_over_input_noise(self) -> None:
         generator = torch.Generator().manual_seed(0)
         z1, z2 = torch.randn(2, 4, 3, generator=generator, dtype=torch.double)
