@@ -45,12 +45,12 @@ from botorch_dp.acquisition.gradient_trace import (
     stencil_directions,
 )
 from botorch_dp.descent import DPGIBO
+from botorch_dp.integrations.sklearn import DPClassifier
 from botorch_dp.models import FiniteSetGP, public_gp
 from botorch_dp.outsourced import GaussianNoiseCurator, Modeler, RandomProjectionCurator
 from botorch_dp.privacy import NeighboringRelation, PrivacyBudget
 from botorch_dp.release import PrivateGPUCB
 from botorch_dp.training import DPTrainer, TrainTest, logistic_loss
-from botorch_dp.training.estimators import DPClassifier
 
 D = 3
 #: Makes a subject, with inputs that are there already, and returns what calls it.

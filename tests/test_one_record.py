@@ -38,6 +38,7 @@ from torch.utils.data import DataLoader
 
 from botorch_dp.descent import DPGIBO, private_start
 from botorch_dp.integrations.opacus import PrivacyEngine
+from botorch_dp.integrations.sklearn import DPClassifier, DPRegressor
 from botorch_dp.objectives import ObjectiveDiagnostics, PrivateObjective
 from botorch_dp.privacy import PrivacyBudget, Release
 from botorch_dp.privacy.runs import Run
@@ -50,11 +51,6 @@ from botorch_dp.training import (
     cross_entropy_loss,
     logistic_loss,
     multilayer_perceptron,
-)
-from botorch_dp.training.estimators import (
-    BoundedScaler,
-    DPClassifier,
-    DPRegressor,
 )
 from botorch_dp.training.evaluation import right_in, right_of_each
 from botorch_dp.training.records import DatasetRecords
@@ -570,48 +566,30 @@ def scored_in_data_set(records: list[Any]) -> Any:
     return right_in(FIRST, *data.form(), data.batches()).int()
 
 
-def table_of_objects(rows: list[Any]) -> Any:
-    table = np.empty((len(rows), 3), dtype=object)
-    for i, row in enumerate(rows):
-        for j, cell in enumerate(row):
-            table[i, j] = cell
-    return table
-
-
-def reaching(
-    estimator: Any, trainer: str, table: Callable[[list[Any]], Any]
-) -> Callable[[list[Any]], Any]:
+def reaching(estimator: Any) -> Callable[[list[Any]], Any]:
     """The records that an estimator trains on, one column each; and the fit is made to its end."""
 
     def numbers(records: list[Any]) -> Any:
-        target, seen = f"botorch_dp.training.estimators.{trainer}", []
-        real = importlib.import_module("botorch_dp.training.estimators").__dict__[trainer]
+        real, seen = DPTrainer.on, []
 
-        class Seeing(real):  # type: ignore[misc]
-            def __init__(self, *given: Any, **how: Any) -> None:
-                seen.extend(data for data in given if isinstance(data, TrainTest))
-                super().__init__(*given, **how)
+        def on(trainer: DPTrainer, data: TrainTest) -> DPTrainer:
+            seen.append(data)
+            return real(trainer, data)
 
-        rows, labels = [x for x, _ in records], [y for _, y in records]
-        with mock.patch(target, Seeing):
-            clone(estimator).fit(table(rows), labels)
-        data = seen[-1]
-        Y = data.train_Y.double()[:, None]
-        return torch.cat([data.train_X.double(), Y], dim=1).T.nan_to_num(77.0).numpy()
+        rows, labels = zip(*records, strict=True)
+        with mock.patch.object(DPTrainer, "on", on):
+            clone(estimator).fit(np.array(rows), np.array(labels))
+        Y = seen[-1].train_Y.double().view(len(records), 1)
+        return torch.cat([seen[-1].train_X.double(), Y], dim=1).T.nan_to_num(77.0).numpy()
 
     return numbers
 
 
-def frame_of_objects(rows: list[Any]) -> pd.DataFrame:
-    return pd.DataFrame({name: [row[j] for row in rows] for j, name in enumerate("abc")})
-
-
 TRAINED: dict[str, Any] = {"delta": 1e-3, "bounds": (-1.0, 1.0), "epochs": 1, "unsafe_seed": 1}
-ESTIMATORS: dict[str, tuple[Any, str]] = {
-    "DPClassifier": (DPClassifier(5.0, classes=(0, 1), **TRAINED), "DPTrainer"),
-    "DPRegressor": (DPRegressor(5.0, target_bounds=(0.0, 1.0), **TRAINED), "DPTrainer"),
+ESTIMATORS = {
+    "DPClassifier": DPClassifier(5.0, classes=(0, 1), **TRAINED),
+    "DPRegressor": DPRegressor(5.0, target_bounds=(0.0, 1.0), **TRAINED),
 }
-CELL_ROWS = {name: ([0.1, value, 0.2], 1) for name, value in STRANGE.items()}
 TRAINING = "botorch_dp.training"
 SUMS = (f"{TRAINING}.trainer.DPTrainer", f"{TRAINING}.records.TrainingRecords")
 #: Records that a data set may give, one of them for another one.
@@ -718,26 +696,13 @@ SUBJECTS |= {
         4 / (0.1 * N),
     ),
     **{
-        f"{name}, {kind}": Subject(
-            (f"{TRAINING}.estimators.{name}", "botorch_dp.scores.equal_labels"),
-            reaching(estimator, trainer, table),
-            RECORDS,
-            CELL_ROWS | {f"label: {n}": ([0.5, 0.5, 0.5], v) for n, v in STRANGE.items()},
+        name: Subject(
+            (f"botorch_dp.integrations.sklearn.{name}",), reaching(each), RECORDS, ODD_TENSORS
         )
-        for name, (estimator, trainer) in ESTIMATORS.items()
-        for kind, table in (("an array", table_of_objects), ("a data frame", frame_of_objects))
+        for name, each in ESTIMATORS.items()
     },
-    "BoundedScaler": Subject(
-        (f"{TRAINING}.estimators.BoundedScaler",),
-        lambda records: (
-            BoundedScaler((-1.0, 1.0)).fit_transform(frame_of_objects([x for x, _ in records])).T
-        ),
-        RECORDS,
-        CELL_ROWS,
-        movable=True,
-    ),
     "a private estimator in a score": Subject(
-        SCORES,
+        (*SCORES, "botorch_dp.scores.equal_labels"),
         scored(
             DPClassifier(5.0, classes=(0, 1), **TRAINED),
             SearchSpace(epochs=Integer(1, 3)),
@@ -874,7 +839,7 @@ MODULES = (
     "training.records",
     "training.evaluation",
     "training.trainer",
-    "training.estimators",
+    "integrations.sklearn",
     "training.output_perturbation",
 )
 RECORD_ARGUMENTS = {"record_losses", "record_scores", "validation", "labels", "make_scores"}
@@ -884,6 +849,8 @@ RECORD_ARGUMENTS |= {"data", "dataset", "X", "trainer", "trainer_or_problem"}
 NOT_RELEASED = {
     "botorch_dp.descent.start.public_clip_norm",
     "botorch_dp.scores.check_per_record",
+    # Its records go to PrivateSearch.
+    "botorch_dp.integrations.sklearn.PrivateSearchCV",
 }
 
 

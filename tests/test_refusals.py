@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from botorch_dp.descent import DPGIBO, private_start
 from botorch_dp.integrations.opacus import PrivacyEngine
+from botorch_dp.integrations.sklearn import DPClassifier, DPRegressor
 from botorch_dp.objectives import PrivateObjective
 from botorch_dp.outsourced import GaussianNoiseCurator
 from botorch_dp.pareto import DPareto, PrivacyUtilityProblem, TrainingPromise
@@ -50,7 +51,6 @@ from botorch_dp.training import (
     logistic_loss,
     logistic_regression,
 )
-from botorch_dp.training.estimators import DPClassifier, DPRegressor
 from botorch_dp.tuning import PrivateFit, PrivateSearch, PrivateSelection
 from tools.names import public_names, source_of
 

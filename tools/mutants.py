@@ -433,12 +433,11 @@ MUTANTS = [
         ("return each_part(torch.zeros_like, self._X), torch.zeros_like(self._Y), False", "raise"),
     ),
     *_mutants(
-        "training/estimators.py",
-        "training/test_estimators.py",
-        ("column(y) if isinstance(y, list | tuple) else _array", "_array"),
-        ("                array = as_numbers(array)\n", ""),
-        ("return np.ascontiguousarray(checked)", "return checked"),
-        ('if labels.dtype.kind not in kinds + "O":', "if False:"),
+        "integrations/sklearn.py",
+        "integrations/test_sklearn_estimators.py",
+        ("if kind not in kinds or (kind", "if (kind"),
+        ("known.get(each, -1) if isinstance(each, str) else -1", "known.get(each, -1)"),
+        ("np.where(np.isfinite(values), np.clip(values, low, high), np.nan)", "values"),
     ),
 ]
 

@@ -182,11 +182,11 @@ def _cross_entropy_gradient(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _entropy_of_one(outputs: Tensor, targets: Tensor) -> Tensor:
-    return (outputs.sigmoid() - targets).div_(outputs[:1].numel())
+    return (outputs.sigmoid() - targets).div_(outputs.shape[1:].numel())
 
 
 def _square_of_one(outputs: Tensor, targets: Tensor) -> Tensor:
-    return (outputs - targets).mul_(2 / outputs[:1].numel())
+    return (outputs - targets).mul_(2 / outputs.shape[1:].numel())
 
 
 #: Gradients with respect to the outputs, ``b x k`` or ``b``. For a linear model, building and

@@ -20,9 +20,6 @@ from sklearn.utils.estimator_checks import check_estimator
 
 from botorch_dp.errors import BudgetExhausted
 from botorch_dp.integrations.sklearn import (
-    BoundedScaler,
-    DPClassifier,
-    DPRegressor,
     PrivateSearchCV,
     space_of,
 )
@@ -163,8 +160,3 @@ def test_scikit_learns_own_checks(estimator: Any) -> None:
     }
     assert failed == {}
     assert sum(r["status"] == "passed" for r in results) > 25
-
-
-def test_the_private_estimators_are_here() -> None:
-    for kind in (BoundedScaler, DPClassifier, DPRegressor):
-        assert kind.__module__ == "botorch_dp.training.estimators"

@@ -120,6 +120,7 @@ def test_closed_gradients_of_torchs_losses_are_those_of_batches_of_one(
     torch.testing.assert_close((outputs, targets), before, equal_nan=True, rtol=0, atol=0)
     outputs[:5], targets[:5] = 1.0, 0.0
     assert torch.equal(OutputGradient(loss)(outputs, targets)[5:], found[5:])
+    assert OutputGradient(loss)(outputs[:0], targets[:0]).shape == (0, *shape)  # an empty batch
 
 
 def test_torchs_losses_decide_themselves_about_targets_of_another_form() -> None:
