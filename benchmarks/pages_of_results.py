@@ -9,7 +9,6 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from benchmarks.common import paired_interval
 from benchmarks.tables import stored, table
 
 
@@ -60,112 +59,6 @@ def accounting_fronts() -> str:
             size = f"{found['trials']} trainings, at most {longest}"
             rows.append([f"{name}: {size}, {found['seeds']} seeds", *cells])
     return table(["", "in ε", "gain", "in ln(ε/0.05)", "gain"], rows)
-
-
-def adult_curves() -> str:
-    names = {
-        "ordinary random": "ordinary, at random",
-        "ordinary": "ordinary",
-        "random curves": "curves at random",
-        "curves": "curves",
-    }
-    found = stored("dpareto_curves_adult")["rows"]
-    rows = [
-        [label, *_size(row)]
-        + [interval(row[f"{scale}{front}"])
-           for front in ("", ", expected front") for scale in ("linear", "log")]
-        for method, label in names.items()
-        for row in found
-        if row["method"] == method
-    ]  # fmt: skip
-    head = ["trainings that were proposed", "how many", "epochs", "1,000 steps"]
-    head += ["observed front, in ε", "in ln ε", "expected front, in ε", "in ln ε"]
-    return table(head, rows)
-
-
-def mnist_curves() -> str:
-    names = {"random curves": "curves at random", "curves": "curves"}
-    found = stored("dpareto_curves_mnist")["rows"]
-    rows = [
-        [label, *_size(row), interval(row["linear"], 2), interval(row["log"], 2)]
-        for method, label in names.items()
-        for row in found
-        if row["method"] == method
-    ]
-    head = ["trainings that were proposed", "how many", "epochs", "1,000 steps"]
-    return table([*head, "in ε", "in ln ε"], rows)
-
-
-def _size(row: dict[str, Any]) -> list[str]:
-    steps = row["steps"] / 1000
-    return [
-        str(row["trials"]),
-        f"{row['epochs']:,.0f}",
-        f"{steps:.1f}" if steps < 10 else f"{steps:,.0f}",
-    ]
-
-
-#: Seeds of Adult that nobody looked at before the models of curves were chosen.
-UNSEEN = ("7", "8", "9", "10")
-
-
-def curve_lead(
-    data: str, curves: int, method: str, stop: int, scale: str, seeds: Sequence[str] = ()
-) -> Any:
-    """By how much the expected front of curves is ahead of that of other trainings, in pairs."""
-    runs = stored(f"dpareto_curves_{data}")["runs"]
-    volumes = [
-        [runs[name][seed][str(size)]["expected again"][scale] for seed in seeds or runs["curves"]]
-        for name, size in (("curves", curves), (method, stop))
-    ]
-    return vars(paired_interval(*volumes))
-
-
-def curve_leads() -> str:
-    """Choosing whole curves against ordinary trials, and against curves at random."""
-    pairs = [
-        ("adult", 16, "ordinary", 64),
-        ("adult", 24, "ordinary", 64),
-        ("adult", 32, "ordinary", 64),
-        ("adult", 16, "random curves", 16),
-        ("mnist", 6, "random curves", 6),
-        ("mnist", 12, "random curves", 12),
-    ]
-    rows = []
-    for data, curves, method, stop in pairs:
-        steps = {
-            (row["method"], row["trials"]): row["steps"]
-            for row in stored(f"dpareto_curves_{data}")["rows"]
-        }
-        share = steps["curves", curves] / steps[method, stop]
-        label = "ordinary trials" if method == "ordinary" else "curves at random"
-        leads = [
-            interval(curve_lead(data, curves, method, stop, scale, seeds))
-            for seeds in ((), UNSEEN) if data == "adult" or not seeds
-            for scale in ("linear", "log")
-        ]  # fmt: skip
-        name = {"adult": "Adult", "mnist": "MNIST"}[data]
-        row = [f"{name}: {curves} curves against {stop} {label}", f"{share:.0%}", *leads]
-        rows.append(row + ["–"] * (6 - len(row)))
-    head = ["", "of the steps", "ahead by, in ε", "in ln ε", "unseen seeds, in ε", "in ln ε"]
-    return table(head, rows)
-
-
-def curve_models() -> str:
-    names = {
-        "as they are": "as they are: products, 288 points",
-        "without products": "without products",
-        "of fewer points": "of 96 points",
-    }
-    rows = [
-        [str(row["curves"]), names[row["model"]]]
-        + [interval(row[key], 4) for key in ("root mean square", "bias")]
-        + [interval(row["in the 90% interval"], 2)]
-        + [interval(row[key]) for key in ("observed", "expected", "ahead")]
-        for row in stored("dpareto_models")["rows"]
-    ]
-    head = ["curves", "model", "error of the predictions, rms", "bias", "in the 90% interval"]
-    return table([*head, "observed front", "expected front", "ahead by"], rows)
 
 
 def descent() -> str:
@@ -650,7 +543,7 @@ def trees() -> str:
 
 
 TABLES_OF_RESULTS = (
-    accounting_fronts, adult_curves, mnist_curves, curve_leads, curve_models, descent, faults,
+    accounting_fronts, descent, faults,
     opacus_fronts, engines, mixing_models, paid_adult, paid_mnist, paid_studies, paid_prices,
     paid_optuna, proposals, faster, longer, growth, seen_trials, seen_limit,
     trainer_memory, tuning_tasks, all_methods, generated_regrets, generated_differences,

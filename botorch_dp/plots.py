@@ -54,8 +54,7 @@ def plot_front(
 ) -> Figure:
     """Error against epsilon (on a logarithmic axis): one front, or several to compare.
 
-    A front that was evaluated again is drawn beside the one observed first (dashed). Points of one
-    training are joined by a thin line.
+    A front that was evaluated again is drawn beside the one observed first (dashed).
 
     Args:
         fronts: At least one; their labels go to the legend.
@@ -276,15 +275,9 @@ def _draw_steps(
 
 
 def _draw_trials(ax: Axes, front: ParetoFront, smallest: float, *, label: str | None) -> None:
-    """All points; those of one training are joined."""
+    """All points."""
     points = front.all_points.numpy()
     ax.plot(_log_safe(points[:, 0], smallest), points[:, 1], label=label, **_TRIALS)
-    if front.problem.resource is None:
-        return
-    numbers = np.array([point.trial for point in front.measured])
-    for number in np.unique(numbers):
-        curve = points[numbers == number]
-        ax.plot(_log_safe(curve[:, 0], smallest), curve[:, 1], color="0.8", lw=0.6, zorder=0.5)
 
 
 def _draw_recommended(

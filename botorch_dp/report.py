@@ -215,12 +215,12 @@ def _to_deploy(
             origin = "tried" if point.tried else "never tried"
             config, epsilon = point.config, point.epsilon
         else:
-            within = [i for i, known in enumerate(front.measured) if known.values[0] <= limit]
+            within = [i for i, trial in enumerate(front.trials) if trial.epsilon <= limit]
             if not believed or not within:
                 continue
             best = min(within, key=lambda i: believed[i][1])
             error, origin = f"{believed[best][1]:.4f}", "tried"
-            config, epsilon = front.measured[best].config, front.measured[best].values[0]
+            config, epsilon = front.trials[best].config, front.trials[best].epsilon
         values = [config.get(name) for name in front.problem.space.parameters]
         rows.append([f"{limit:g}", rounded_up(epsilon), error, *values, origin])
     heads = ["ε at most", "ε", "expected error (95% interval)"]

@@ -204,7 +204,7 @@ def test_captions_break_neither_inside_a_pair_nor_beside_an_equals_sign() -> Non
 
 class TestRecommended:
     def test_a_star_beside_the_front_as_expected(self) -> None:
-        study = DPareto(toy.curve_problem(), seed=0, acquisition="random")
+        study = DPareto(toy.problem(), seed=0, acquisition="random")
         front = study.run(5)
         point = study.recommend(2.0)
         figure = front.plot(recommended=point)
@@ -235,11 +235,3 @@ class TestRecommended:
         assert alone.shrunken is None
         labels = alone.plot(recommended=[study.recommend(2.0)]).axes[0].get_legend_handles_labels()
         assert "front, as expected" not in labels[1]
-
-    def test_points_of_one_training_are_joined(self) -> None:
-        front = DPareto(toy.curve_problem(), seed=0, acquisition="random").run(3)
-        joined = [line for line in front.plot().axes[0].lines if line.get_color() == "0.8"]
-        assert sorted(len(line.get_xdata()) for line in joined) == sorted(
-            len(trial.plan.checkpoints)
-            for trial in front.trials  # type: ignore[union-attr]
-        )

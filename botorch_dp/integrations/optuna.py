@@ -218,9 +218,9 @@ class DParetoSampler(optuna.samplers.BaseSampler):
             config = _config_of(self._problem.space, known)
             if config is None:
                 # What somebody is about to propose to it, as far as is known by now.
-                config = propose(self._search, trials, self._initial).config
+                config = propose(self._search, trials, self._initial)
             trials.append(self._trial(len(trials), frozen, config, maximize))
-        return propose(self._search, trials, self._initial).config
+        return propose(self._search, trials, self._initial)
 
     def _trial(self, number: int, frozen: FrozenTrial, config: Config, maximize: bool) -> Trial:
         epsilon = self._search.known.epsilon(config)
@@ -247,10 +247,9 @@ def _problem(
         )
     if privacy is not None:
         raise TypeError("`privacy` is for a space: a problem has its own.")
-    if given.resource is not None or given.objectives:
+    if given.objectives:
         raise ValueError(
-            "`space_or_problem` must have two objectives, measured at the end of a training: "
-            "Optuna's study keeps nothing else."
+            "`space_or_problem` must have two objectives: Optuna's study keeps nothing else."
         )
     return given
 

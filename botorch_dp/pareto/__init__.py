@@ -5,7 +5,7 @@ What owns what, in the order in which a trial passes through:
 * ``study``: :class:`DPareto`, what a user calls; it holds the others and decides nothing itself.
 * ``running``: the loop. Which trial is trained next, and what is stored of what comes back.
 * ``proposals``: ``propose(search, trials, initial)``, a pure function, with the models of
-  ``beliefs`` and the whole curves of ``curves``.
+  ``beliefs``.
 * ``storage``: the file. The only place where trials change, one transaction each.
 * ``workers``: one call of the utility oracle, and the calls in flight on an executor.
 * ``problem``: the oracles, and the frozen records that the others hand on.
@@ -21,7 +21,6 @@ from botorch_dp.pareto.problem import (
     InvalidUtilityError,
     Objective,
     PrivacyUtilityProblem,
-    Resource,
     StudyError,
     TrainingPromise,
     Trial,
@@ -53,7 +52,6 @@ __all__ = [
     "ParetoFront",
     "PrivacyUtilityProblem",
     "Real",
-    "Resource",
     "SearchSpace",
     "ShiftedExponential",
     "StudyError",

@@ -8,7 +8,6 @@ Hypervolume is measured in other units, in which a reference point is natural: `
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 import warnings
@@ -26,15 +25,16 @@ from botorch.models import SingleTaskGP
 from botorch.models.deterministic import DeterministicModel
 from botorch.models.model import Model, ModelList
 from botorch.models.transforms import Standardize
+from botorch.models.utils.gpytorch_modules import get_covar_module_with_dim_scaled_prior
 from botorch.utils.multi_objective.pareto import is_non_dominated
 from botorch.utils.sampling import manual_seed
+from gpytorch.kernels import Kernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.settings import skip_posterior_variances
 from torch import Tensor
 
 from botorch_dp.acquisition.hvpoi import believe
-from botorch_dp.pareto.curves import curve_gp, of_no_training, of_trainings, smooth_kernel
-from botorch_dp.pareto.problem import Point, PrivacyUtilityProblem, StudyError, Trial, thinned
+from botorch_dp.pareto.problem import PrivacyUtilityProblem, StudyError, Trial
 from botorch_dp.space import Config, SearchSpace
 
 PrivacyModel = Literal["exact", "gp"]
@@ -52,12 +52,6 @@ _FIT_TOLERANCE = 1e-6
 _CHUNK = 256
 #: Seconds for the epsilons of one step of a proposal after which a warning says what takes so long.
 _SLOW = 5.0
-#: How many points of curves a model is fitted to in all, how many it is conditioned on afterwards,
-#: and how many of each curve at least. Fitting to more takes longer and changes nothing.
-_MOST_FITTED, _MOST_POINTS, _FEWEST_POINTS = 96, 288, 3
-#: Models are fitted to a curve from this share of its length on. The steep fall before it would
-#: otherwise decide how smooth the rest is believed to be.
-_LATE = 0.2
 #: Trials that a model is conditioned on at most: a fit takes time with their cube, and from 800 on
 #: GPyTorch solves approximately.
 _MOST_SEEN = 512
@@ -239,8 +233,7 @@ class KnownObjectives:
             StudyError: The front and its price would mix two epsilons.
         """
         stored = [trial for trial in trials if not math.isnan(trial.epsilon)]
-        for place in thinned(range(len(stored)), _MOST_CHECKED):
-            trial = stored[place]
+        for trial in stored[:: math.ceil(len(stored) / _MOST_CHECKED) or 1]:
             try:
                 now = self._epsilon_once(trial.config)
             except Exception as error:
@@ -256,12 +249,7 @@ class KnownObjectives:
                     "the old oracle, or give the new one a study of its own."
                 )
         for trial in stored:
-            ends = [(trial.config, trial.epsilon)]
-            if trial.plan is not None:
-                along = zip(trial.plan.checkpoints, trial.plan.epsilons, strict=True)
-                ends += [(self._problem.at(trial.config, at), epsilon) for at, epsilon in along]
-            for config, epsilon in ends:
-                self._exact[tuple(config.values())] = epsilon
+            self._exact[tuple(trial.config.values())] = trial.epsilon
 
     def epsilon(self, config: Config) -> float:
         """The exact epsilon of a config that will be tried. It is asked for once.
@@ -381,12 +369,10 @@ class Beliefs:
     Hyper-parameters are those of the first trials, up to the last one at which they were due
     (:func:`refit_every`); the posterior is that of all.
 
-    The points of a curve are many and share their luck: models are fitted to some of them, and
-    believe that those of one training are off by the same. Of many trials models see some only:
-    half of these are spread over all, a quarter are the latest, and the others lie nearest to the
-    front that the first half lets expect. No trial is seen because of what it measured itself, so
-    lucky ones have no preference; and what was proposed lately is seen, so it is not proposed
-    again.
+    Of many trials models see some only: half of these are spread over all, a quarter are the
+    latest, and the others lie nearest to the front that the first half lets expect. No trial is
+    seen because of what it measured itself, so lucky ones have no preference; and what was proposed
+    lately is seen, so it is not proposed again.
 
     Args:
         problem: The problem.
@@ -412,27 +398,13 @@ class Beliefs:
         self._known = known
         self._space = problem.space
         self._scales = list(scales)
-        points = [problem.points(trial) for trial in complete]
-        everything = [point for curve in points for point in curve]
-        most = _MOST_SEEN if problem.resource is None else _MOST_SEEN // _FEWEST_POINTS
-        latest = list(believed)[-most:]
-        thought = [c for config in latest for c in problem.along(config, _FEWEST_POINTS)]
-        #: What all complete trials measured, and after it what pending and failed ones would.
-        self.incumbents = known.candidates([*(point.config for point in everything), *thought])
-        codes, believed_X = self.incumbents.codes.tensor_split([len(everything)])  # n x d, b x d
-        if problem.resource is not None:
-            believed_X = of_no_training(believed_X)
-        values = torch.tensor([point.values for point in everything], dtype=torch.double)
-        trainings = torch.tensor([point.trial for point in everything])
-        counts = [len(curve) for curve in points]
-
+        latest = list(believed)[-_MOST_SEEN:]
+        #: The configs of all complete trials, and after them those of pending and failed ones.
+        self.incumbents = known.candidates([*(trial.config for trial in complete), *latest])
+        count = len(complete)
+        codes, believed_X = self.incumbents.codes.tensor_split([count])  # n x d, b x d
+        values = torch.tensor(problem.values(complete), dtype=torch.double)
         products = product_weights(problem.space)
-        ends = list(itertools.accumulate(counts))
-        places = [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
-        late = [p[_begin(problem, curve) :] for p, curve in zip(places, points, strict=True)]
-
-        every = refit_every(len(points))
-        settled = len(points) - len(points) % every
         #: Models by what they were fitted to.
         self.fitted: dict[Hashable, SingleTaskGP] = {}
         #: The models by objective.
@@ -440,45 +412,35 @@ class Beliefs:
 
         def fit(first: Sequence[int], trials: Sequence[int]) -> None:
             """Fit hyper-parameters to the first trials, and condition on these trials."""
-            few = _seen(late, first, _MOST_FITTED)
-            many = _seen(places, trials, _MOST_POINTS)
+            few, many = list(first), list(trials)
             for index, scale in enumerate(self._scales):
                 if index in known.columns:
                     continue
                 Y = scale.to_model(values[:, index : index + 1])
-                data = (codes[few], Y[few], trainings[few])
-                key = (index, *(part.numpy().tobytes() for part in data))
+                key = (index, codes[few].numpy().tobytes(), Y[few].numpy().tobytes())
                 gp = (fitted or {}).get(key)
                 if gp is None:
-                    gp = fitted_gp(
-                        *data[:2],
-                        seed=seed,
-                        trainings=None if problem.resource is None else data[2],
-                        products=products,
-                    )
+                    gp = fitted_gp(codes[few], Y[few], seed=seed, products=products)
                 self.fitted[key] = gp
                 if many != few:
                     gp = deepcopy(gp)
-                    curves = problem.resource is not None
-                    X = of_trainings(codes[many], trainings[many]) if curves else codes[many]
-                    see(gp, X, Y[many])
+                    see(gp, codes[many], Y[many])
                 self._gps[index] = gp
 
-        first, newest = list(range(settled)), list(range(settled, len(points)))
+        settled = count - count % refit_every(count)
+        first, newest = list(range(settled)), list(range(settled, count))
         shown = first + newest
-        if len(points) > most:
-            last = codes[torch.tensor(ends[:settled]) - 1]
-            spread = farthest(last, most // 2)
+        if count > _MOST_SEEN:
+            spread = farthest(codes[:settled], _MOST_SEEN // 2)
             fit(spread, spread)
-            of = torch.arange(len(points)).repeat_interleave(torch.tensor(counts))
-            expected = self._means(self.incumbents)[: ends[settled - 1]].nan_to_num(-math.inf)
-            front = of[front_places(-expected)].unique()
-            distances = _distances(last, last[front]).amin(dim=-1)
+            expected = self._means(self.incumbents)[:settled].nan_to_num(-math.inf)
+            front = front_places(-expected)
+            distances = _distances(codes[:settled], codes[front]).amin(dim=-1)
             distances[spread] = -1.0
-            distances[-(most // 4) :] = -1.0
-            order = distances.argsort(stable=True)[:most]
+            distances[-(_MOST_SEEN // 4) :] = -1.0
+            order = distances.argsort(stable=True)[:_MOST_SEEN]
             first = order.sort().values.tolist()
-            shown = order[: most - len(newest)].sort().values.tolist() + newest
+            shown = order[: _MOST_SEEN - len(newest)].sort().values.tolist() + newest
         fit(first, shown)
         if latest:
             with torch.no_grad():
@@ -520,18 +482,6 @@ class Beliefs:
     def _exact_values(self, index: int, known: Tensor) -> Tensor:
         return self._scales[index].to_model(known[:, self._known.columns[index]])
 
-    def covariance(self, codes: Tensor) -> tuple[Tensor, Tensor, float]:
-        """Of the error at ``n x d`` codes: means, ``n x n`` covariance, a training's variance."""
-        gp: Any = self._gps[1]
-        with torch.no_grad():
-            posterior = gp.posterior(codes)
-            # An observation of a training that models have not seen, less what they predict.
-            scale = gp.outcome_transform.stdvs.squeeze() ** 2
-            luck = gp.covar_module.kernels[1].outputscale
-            noise = float((gp.likelihood.noise.mean() + luck) * scale)
-        covariance = posterior.distribution.covariance_matrix
-        return posterior.mean.squeeze(-1), covariance, noise
-
     def _exact(self, index: int) -> ExactObjective:
         return ExactObjective(
             lambda X: self._exact_values(index, self._known(self._space.decode(X)))
@@ -539,12 +489,7 @@ class Beliefs:
 
 
 def fitted_gp(
-    train_X: Tensor,
-    train_Y: Tensor,
-    *,
-    seed: int,
-    trainings: Tensor | None = None,
-    products: Tensor | None = None,
+    train_X: Tensor, train_Y: Tensor, *, seed: int, products: Tensor | None = None
 ) -> SingleTaskGP:
     """A Matérn-5/2 GP with a length-scale for each parameter and inferred noise, ``n x 1`` data.
 
@@ -555,18 +500,13 @@ def fitted_gp(
         train_X: ``n x d`` codes.
         train_Y: ``n x 1``.
         seed: For restarts of the fit.
-        trainings: Which training each is from, ``n``, if some share one.
         products: ``d x f`` weights of the products of parameters that it sees as well.
     """
-    model = (
-        SingleTaskGP(
-            train_X,
-            train_Y,
-            covar_module=smooth_kernel(train_X.shape[-1], products),
-            outcome_transform=Standardize(m=1),
-        )
-        if trainings is None
-        else curve_gp(train_X, trainings, train_Y, products)
+    model = SingleTaskGP(
+        train_X,
+        train_Y,
+        covar_module=smooth_kernel(train_X.shape[-1], products),
+        outcome_transform=Standardize(m=1),
     )
     # Only a failed first attempt draws random restarts.
     with manual_seed(seed):
@@ -575,6 +515,33 @@ def fitted_gp(
             optimizer_kwargs={"options": {"ftol": _FIT_TOLERANCE}},
         )
     return model
+
+
+class _WithProducts(Kernel):
+    """A kernel that sees products of parameters beside the codes, ``d x f`` weights of these."""
+
+    def __init__(self, base: Kernel, weights: Tensor) -> None:
+        super().__init__()
+        self.base_kernel = base
+        self.register_buffer("weights", weights)
+
+    def _seen(self, X: Tensor) -> Tensor:
+        return torch.cat([X, X @ self.weights], dim=-1)
+
+    def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any) -> Tensor:
+        return self.base_kernel.forward(self._seen(x1), self._seen(x2), diag=diag, **params)
+
+
+def smooth_kernel(dim: int, products: Tensor | None = None) -> Kernel:
+    """A Matérn-5/2 kernel with a length-scale for each code, and for each product of them.
+
+    Args:
+        dim: How many codes there are.
+        products: ``d x f`` weights of the products that are seen as well, if any.
+    """
+    seen = dim if products is None else dim + products.shape[-1]
+    matern = get_covar_module_with_dim_scaled_prior(ard_num_dims=seen, use_rbf_kernel=False)
+    return matern if products is None else _WithProducts(matern, products)
 
 
 def refit_every(count: int) -> int:
@@ -600,20 +567,6 @@ def product_weights(space: SearchSpace) -> Tensor | None:
             rise = power * math.log(parameter.high / parameter.low)
             weights[space.columns[name].start, column] = rise
     return weights / weights.abs().sum(dim=0) if space.products else None
-
-
-def _begin(problem: PrivacyUtilityProblem, curve: Sequence[Point]) -> int:
-    """The place in a curve where the points begin that models are fitted to."""
-    if problem.resource is None:
-        return 0
-    reached = [point.config[problem.resource.name] for point in curve]
-    return sum(value < _LATE * reached[-1] for value in reached)
-
-
-def _seen(places: Sequence[range], trials: Sequence[int], most: int) -> list[int]:
-    """Places of ``most`` points of these trials, spread evenly over each curve."""
-    most = max(_FEWEST_POINTS, most // len(trials))
-    return [place for trial in trials for place in thinned(places[trial], most)]
 
 
 def farthest(codes: Tensor, count: int) -> list[int]:

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cached_property
-from itertools import chain
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
 import torch
 from botorch.utils.multi_objective.hypervolume import Hypervolume
 from torch import Tensor
 
 from botorch_dp._checks import check_finite, needs_extra
 from botorch_dp.pareto.beliefs import front_places
-from botorch_dp.pareto.problem import Point, PrivacyUtilityProblem, Trial
+from botorch_dp.pareto.problem import PrivacyUtilityProblem, Trial
 from botorch_dp.pareto.publishing import caption_of
 from botorch_dp.privacy import Guarantee
 from botorch_dp.space import Config
@@ -26,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: Measures points again: (points, replicates, ...) -> their trials with fresh utilities, and the
+#: Measures trials again: (trials, replicates, ...) -> them with fresh utilities, and the
 #: guarantee of publishing these too.
 Reevaluator: TypeAlias = Callable[..., tuple[list[Trial], Guarantee | Callable[[], Guarantee]]]
 
@@ -76,16 +73,11 @@ class ParetoFront:
         self.charged = charged
         self._reevaluator = reevaluator
         self._believer = believer
-        #: ``n x m`` objective values of :attr:`measured`.
-        values = problem.values(self.trials)
-        flat = np.fromiter(chain.from_iterable(values), np.float64, sum(map(len, values)))
-        self.all_points = torch.from_numpy(flat.reshape(len(values), -1))
+        #: ``n x m`` objective values of :attr:`trials`.
+        self.all_points = torch.tensor(
+            problem.values(self.trials), dtype=torch.double, device="cpu"
+        )
         self._on_front = front_places(self.all_points)
-
-    @cached_property
-    def measured(self) -> tuple[Point, ...]:
-        """What all complete trials measured, by their numbers; of a curve, all points."""
-        return tuple(point for trial in self.trials for point in self.problem.points(trial))
 
     @cached_property
     def guarantee(self) -> Guarantee:
@@ -98,20 +90,14 @@ class ParetoFront:
         return self.all_points[self._on_front]
 
     @property
-    def measured_on_front(self) -> list[Point]:
-        """What :attr:`points` are made of, in the same order."""
-        return [self.measured[i] for i in self._on_front]
-
-    @property
     def front_trials(self) -> list[Trial]:
-        """The trials on the front, in the order in which they come with increasing epsilon."""
-        by_number = {trial.number: trial for trial in self.trials}
-        return [by_number[n] for n in dict.fromkeys(p.trial for p in self.measured_on_front)]
+        """The trials on the front, by increasing epsilon, in the order of :attr:`points`."""
+        return [self.trials[place] for place in self._on_front]
 
     @property
     def configs(self) -> list[Config]:
         """The configs on the front, by increasing epsilon."""
-        return [dict(point.config) for point in self.measured_on_front]
+        return [dict(trial.config) for trial in self.front_trials]
 
     @property
     def objective_names(self) -> tuple[str, ...]:
@@ -138,15 +124,15 @@ class ParetoFront:
     def hypervolume_by_trial(self, ref_point: Sequence[float] | None = None) -> Tensor:
         """``n`` hypervolumes: after the first complete trial, after two, and so on."""
         ref = self._checked(ref_point)
-        volumes: dict[int, float] = {}
+        volumes: list[float] = []
         best, volume = self.all_points[:0], 0.0
-        for measured, point in zip(self.measured, self.all_points, strict=True):
+        for point in self.all_points:
             if not bool((best <= point).all(dim=-1).any()):
                 best = torch.cat([best, point.unsqueeze(0)])
                 best = best[front_places(best)]
                 volume = dominated_volume(best, ref)
-            volumes[measured.trial] = volume
-        return torch.tensor(list(volumes.values()), dtype=torch.double, device="cpu")
+            volumes.append(volume)
+        return torch.tensor(volumes, dtype=torch.double, device="cpu")
 
     @cached_property
     def shrunken(self) -> ParetoFront | None:
@@ -161,13 +147,8 @@ class ParetoFront:
         if self._believer is None or len(self.trials) < 2:
             return None
         values = self._believer()
-        measured = (
-            replace(point, values=tuple(expected))
-            for point, expected in zip(self.measured, values.tolist(), strict=True)
-        )
         return self._changed(
             all_points=values,
-            measured=tuple(measured),
             _on_front=front_places(values),
             label=f"{self.label}, as expected",
             observed=self,
@@ -187,7 +168,7 @@ class ParetoFront:
         fronts = {}
         for name, chosen in pick.items():
             points = torch.tensor(
-                [(p.values[0], 1 - chosen(p.utilities)) for p in self.measured],
+                [(trial.epsilon, 1 - chosen(trial.utilities)) for trial in self.trials],
                 dtype=torch.double,
                 device="cpu",
             )
@@ -210,7 +191,7 @@ class ParetoFront:
         """
         if self._reevaluator is None:
             raise ValueError("This front has no study; call `reevaluate` on `study.front()`.")
-        trials, guarantee = self._reevaluator(self.measured_on_front, replicates, **options)
+        trials, guarantee = self._reevaluator(self.front_trials, replicates, **options)
         return ParetoFront(
             self.problem,
             trials,
@@ -226,7 +207,7 @@ class ParetoFront:
 
         A parameter that is not active in a config is None there.
         """
-        return point_table(self.problem, self.measured_on_front)
+        return _columns(self.problem, self.front_trials, self.points.tolist())
 
     def published_values(self) -> dict[str, Any]:
         """What a receipt names a published front by: its table."""
@@ -298,37 +279,35 @@ def non_dominated(points: Tensor) -> Tensor:
     return points[front_places(points)]
 
 
-def point_table(problem: PrivacyUtilityProblem, points: Sequence[Point]) -> dict[str, list[Any]]:
-    """Columns of points: trial, objectives, best and worst error, config, seconds.
+def _columns(
+    problem: PrivacyUtilityProblem, trials: Sequence[Trial], values: Sequence[Sequence[float]]
+) -> dict[str, list[Any]]:
+    """Columns of trials: number, objective values, best and worst error, config, seconds.
 
     NaN where nothing was measured, None where a parameter is not active.
     """
-    columns: dict[str, list[Any]] = {"trial": [point.trial for point in points]}
+    columns: dict[str, list[Any]] = {"trial": [trial.number for trial in trials]}
     for index, name in enumerate(problem.objective_names):
-        columns[name] = [point.values[index] for point in points]
-    columns["lowest_error"] = [1 - max(point.utilities, default=math.nan) for point in points]
-    columns["highest_error"] = [1 - min(point.utilities, default=math.nan) for point in points]
+        columns[name] = [row[index] for row in values]
+    columns["lowest_error"] = [1 - max(trial.utilities, default=math.nan) for trial in trials]
+    columns["highest_error"] = [1 - min(trial.utilities, default=math.nan) for trial in trials]
     for name in problem.space.parameters:
-        columns[name] = [point.config.get(name) for point in points]
-    columns["seconds"] = [point.seconds for point in points]
+        columns[name] = [trial.config.get(name) for trial in trials]
+    columns["seconds"] = [trial.seconds if trial.finished else math.nan for trial in trials]
     return columns
 
 
 def trial_table(problem: PrivacyUtilityProblem, trials: Sequence[Trial]) -> dict[str, list[Any]]:
-    """Columns of *all* trials: those of :func:`point_table`, and how each of them ended.
-
-    A curve has a row for each of its points.
-    """
+    """Columns of *all* trials: those of a front's table, and how each of them ended."""
     unmeasured = (math.nan,) * (len(problem.objective_names) - 1)
-    rows: list[tuple[Trial, Point]] = []
-    for trial in trials:
-        nothing = Point(trial.number, trial.config, (trial.epsilon, *unmeasured), (), math.nan)
-        points = problem.points(trial) if trial.finished else []
-        rows += [(trial, point) for point in points or [nothing]]
-    columns: dict[str, list[Any]] = {"trial": [], "state": [trial.state for trial, _ in rows]}
-    columns |= point_table(problem, [point for _, point in rows])
-    columns["trainings"] = [trial.num_trainings for trial, _ in rows]
-    columns["failures"] = [", ".join(trial.failures) for trial, _ in rows]
+    values = [
+        problem.values([trial])[0] if trial.finished else (trial.epsilon, *unmeasured)
+        for trial in trials
+    ]
+    columns: dict[str, list[Any]] = {"trial": [], "state": [trial.state for trial in trials]}
+    columns |= _columns(problem, trials, values)
+    columns["trainings"] = [trial.num_trainings for trial in trials]
+    columns["failures"] = [", ".join(trial.failures) for trial in trials]
     return columns
 
 

@@ -102,17 +102,18 @@ class ChargedProblem(PrivacyUtilityProblem):
     def affords(self, config: Config, trials: int) -> bool:
         """Whether the budget can bear so many trials of a config; not where its oracle fails."""
         try:
-            return self.bears([self.whole(config)], trials * self.replicates)
+            return self.bears([config], trials * self.replicates)
         except Exception:
             # To consider a config is not to try it: an oracle that fails must not end the study.
             return False
 
     def may_afford(self, configs: Sequence[Config], trials: int) -> list[bool]:
         """The same of many configs, by bounds on their prices that are computed for all at once."""
-        whole = [self.whole(config) for config in configs]
         trainings = trials * self.replicates
         try:
-            return [self.ledger.bears(self._of(one, trainings)) for one in self.price_bounds(whole)]
+            return [
+                self.ledger.bears(self._of(one, trainings)) for one in self.price_bounds(configs)
+            ]
         except Exception:  # one config can spoil a batch
             if len(configs) == 1:
                 return [False]

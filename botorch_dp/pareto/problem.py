@@ -1,9 +1,8 @@
 """What a study optimizes, and the records of its trials.
 
 A problem is a space, an exact privacy oracle and a noisy utility oracle. A :class:`Trial` is a
-frozen record of what was tried and what came of it: one point, or a curve of points where utility
-is measured along the way. What happens to a trial gives another record (:meth:`Trial.reached`,
-:meth:`Trial.measured`, :meth:`Trial.failed`); a study stores each of them.
+frozen record of what was tried and what came of it. What happens to a trial gives another record
+(:meth:`Trial.measured`, :meth:`Trial.failed`); a study stores each of them.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from botorch_dp.privacy import (
     PureLoss,
     check_unit,
 )
-from botorch_dp.space import Config, Integer, SearchSpace
+from botorch_dp.space import Config, SearchSpace
 
 #: What one training gives: a utility, or a utility and further measured objectives by name.
 UtilityAnswer: TypeAlias = float | tuple[float, Mapping[str, float]]
@@ -39,14 +38,6 @@ _TRAINING_RECORD = PrivacyUnit("one record of the training data")
 
 #: Why a study whose trainings were seeded promises nothing.
 SEEDED = "the noise of its trainings follows from their seeds, which the study knows"
-
-
-def thinned(values: Sequence[int], most: int) -> list[int]:
-    """At most so many of some values, spread evenly, both ends among them."""
-    if len(values) <= most:
-        return list(values)
-    last = len(values) - 1
-    return [values[place] for place in sorted({round(last * i / (most - 1)) for i in range(most)})]
 
 
 class StudyError(RuntimeError):
@@ -106,55 +97,13 @@ class Objective:
         return float(value)  # type: ignore[arg-type]
 
 
-@dataclass(frozen=True)
-class Resource:
-    """The integer parameter along which a training is measured: its epochs, rounds or trees.
-
-    A training of 64 epochs passes through the models of every shorter training of the same config,
-    and an analysis such as DP-SGD's covers each of them: one training is a curve of points.
-
-    Args:
-        name: The parameter's name.
-        checkpoints: The values of it where utility is measured, increasing; the last value of a
-            training is always one. By default each is about 1.4 times the one before it.
-        cost: ``config -> cost`` of a training, in any unit (gradient steps, seconds); the value of
-            the parameter itself if None. Proposals weigh what a training promises against it.
-    """
-
-    name: str
-    checkpoints: tuple[int, ...] | None = None
-    cost: Callable[[Config], float] | None = None
-
-    def within(self, space: SearchSpace) -> Resource:
-        """The resource with its checkpoints, once it is known to be a parameter of the space."""
-        parameter = space.parameters.get(self.name)
-        if not isinstance(parameter, Integer):
-            raise ValueError(f"`resource` must name an Integer of the space, got {self.name!r}.")
-        if parameter.active is not None:
-            raise ValueError(f"`resource` {self.name!r} must be active everywhere in the space.")
-        low, high = parameter.low, parameter.high
-        if self.checkpoints is None:
-            halves = (round(2 ** (half / 2)) for half in range(2 * max(high, 1).bit_length()))
-            values = sorted({low, *(value for value in halves if low < value < high)})
-        else:
-            values = [
-                check_integer("checkpoints", value, at_least=low, at_most=high)
-                for value in self.checkpoints
-            ]
-            if values != sorted(set(values)):
-                raise ValueError(f"`checkpoints` must increase, got {self.checkpoints}.")
-        return replace(self, checkpoints=tuple(values))
-
-
 @dataclass(frozen=True, kw_only=True)
 class Batched:
     """Oracles that answer several questions in one call, where that is faster.
 
     Args:
         replicates: ``config, seeds -> utilities``, in place of ``utility``, where all replicates of
-            a trial are trained in one computation. Where the problem has a ``resource``, in place
-            of ``utility_curve``: it takes the checkpoints too, and gives a list with one utility
-            for each seed at each of them.
+            a trial are trained in one computation.
         epsilons: ``configs -> epsilons`` for thousands of candidates. They may be larger than what
             ``privacy`` says, never smaller; trials get the exact value.
     """
@@ -164,53 +113,12 @@ class Batched:
 
 
 @dataclass(frozen=True)
-class CurvePlan:
-    """Where a curve is measured and may be stopped, fixed before its training begins.
-
-    Args:
-        checkpoints: Where utility is measured, increasing.
-        epsilons: The exact epsilon of stopping at each of them.
-        stops: The utility at each of them below which the rest is not worth its cost.
-    """
-
-    checkpoints: tuple[int, ...]
-    epsilons: tuple[float, ...]
-    stops: tuple[float, ...]
-
-    def is_last(self, checkpoint: int, utilities: Sequence[float]) -> bool:
-        """Whether a training ends at a checkpoint where it has these utilities, one a replicate."""
-        place = self.checkpoints.index(checkpoint)
-        return place + 1 == len(self.checkpoints) or fmean(utilities) < self.stops[place]
-
-    def after(self, checkpoint: int | None) -> tuple[int, ...]:
-        """The checkpoints after one of them; all of them if None."""
-        return tuple(c for c in self.checkpoints if checkpoint is None or c > checkpoint)
-
-
-@dataclass(frozen=True)
 class Measurement:
-    """What one training gave: its utility, further measured objectives, and how long it took.
-
-    Args:
-        utility: At the end.
-        objectives: At the end.
-        seconds: Of all of it.
-        curve: Where utility was measured along the way: each checkpoint with what was measured
-            there (the seconds since the one before it), the end included. Empty if it was measured
-            at the end only.
-    """
+    """What one training gave: its utility, further measured objectives, and how long it took."""
 
     utility: float
     objectives: tuple[float, ...] = ()
     seconds: float = math.nan
-    curve: tuple[tuple[int, Measurement], ...] = ()
-
-    @classmethod
-    def of_curve(cls, curve: Mapping[int, Measurement]) -> Measurement:
-        """A training by its points, at least one."""
-        points = tuple(sorted(curve.items()))
-        end = points[-1][1]
-        return replace(end, seconds=sum(point.seconds for _, point in points), curve=points)
 
     def __repr__(self) -> str:
         return "Measurement(sensitive)"
@@ -233,12 +141,6 @@ class Trial:
             quote records.
         failed_trainings: How many trainings those attempts may have begun without measuring.
         suspect: Whether an executor died while this trial was in flight among others.
-        plan: Where utility is measured along the way; None if at the end only. Then ``epsilon`` is
-            that of the last checkpoint.
-        begun: What was measured so far of replicates that have not finished: their points by
-            checkpoint. Sensitive.
-        begun_again: How many trainings had measured something when they were cut off, and were
-            begun again.
     """
 
     number: int
@@ -251,9 +153,6 @@ class Trial:
     failures: tuple[str, ...] = ()
     failed_trainings: int = 0
     suspect: bool = False
-    plan: CurvePlan | None = None
-    begun: Mapping[int, Mapping[int, Measurement]] = field(default_factory=dict, repr=False)
-    begun_again: int = 0
 
     @property
     def finished(self) -> tuple[Measurement, ...]:
@@ -290,53 +189,18 @@ class Trial:
     @property
     def num_trainings(self) -> int:
         """How many trainings of it have told the study something, re-evaluations included."""
-        ended = len(self.finished) + len(self.fresh) + self.failed_trainings
-        return ended + len(self.begun) + self.begun_again
+        return len(self.finished) + len(self.fresh) + self.failed_trainings
 
     @property
     def next_replicate(self) -> int:
         """The first replicate after all that were ever measured."""
         return 1 + max(self.fresh, default=len(self.seeds) - 1)
 
-    def ahead(self, replicates: Sequence[int]) -> tuple[int, ...]:
-        """The checkpoints that some of the replicates have not reached yet."""
-        if self.plan is None:
-            return ()
-        reached = [max(self.begun.get(replicate, ()), default=None) for replicate in replicates]
-        behind = None if None in reached else min(reached)  # type: ignore[type-var]
-        return self.plan.after(behind)
-
-    def begins_again(self, replicates: Iterable[int]) -> Trial:
-        """The trial when replicates whose curves have begun are trained once more."""
-        again = sum(replicate in self.begun for replicate in replicates)
-        return replace(self, begun_again=self.begun_again + again)
-
-    def reached(
-        self, checkpoint: int, points: Mapping[int, Measurement], *, is_last: bool = False
-    ) -> Trial:
-        """The trial after replicates have reached a checkpoint; what was measured before stays.
-
-        Args:
-            checkpoint: Where.
-            points: What was measured there, by replicate.
-            is_last: Whether their trainings end there.
-        """
-        begun = dict(self.begun)
-        for replicate, point in points.items():
-            begun[replicate] = {checkpoint: point} | dict(begun.get(replicate, {}))
-        trial = replace(self, begun=begun)
-        if not is_last:
-            return trial
-        return trial.measured({r: Measurement.of_curve(begun[r]) for r in points})
-
     def measured(self, measurements: Mapping[int, Measurement]) -> Trial:
         """The trial after trainings have ended; it is complete when none is missing."""
         own = [*self.measurements, *[None] * (len(self.seeds) - len(self.measurements))]
-        begun, fresh = dict(self.begun), dict(self.fresh)
+        fresh = dict(self.fresh)
         for replicate, measurement in measurements.items():
-            if replicate in begun:
-                points = dict(measurement.curve) | dict(begun.pop(replicate))
-                measurement = Measurement.of_curve(points)
             if replicate >= len(self.seeds):
                 fresh.setdefault(replicate, measurement)
             elif own[replicate] is None:
@@ -346,7 +210,6 @@ class Trial:
             self,
             measurements=tuple(own),
             fresh=fresh,
-            begun=begun,
             state="complete" if ended else self.state,
         )
 
@@ -369,25 +232,6 @@ class Trial:
             suspect=self.suspect or (is_pending and not blamed),
             state="failed" if is_pending and is_last else self.state,
         )
-
-
-@dataclass(frozen=True)
-class Point:
-    """One point that a trial measured. Fronts are made of these.
-
-    Args:
-        trial: The trial's number.
-        config: The hyper-parameters that lead there; of a curve, with the resource's value there.
-        values: Mean objective values: epsilon, error, further objectives. Sensitive.
-        utilities: One for each replicate. Sensitive.
-        seconds: Training time up to there, of all replicates together.
-    """
-
-    trial: int
-    config: Config
-    values: tuple[float, ...] = field(repr=False)
-    utilities: tuple[float, ...] = field(repr=False)
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -458,16 +302,6 @@ class PrivacyUtilityProblem:
             a price.
         name: What reports call the problem; the names of its parameters by default. A stored study
             recognizes the problem by it, or by the oracle's name.
-        utility_curve: ``config, seed, checkpoints -> utilities``, in place of ``utility``, where
-            utility can be measured along the way: one for each checkpoint, in a sequence or from a
-            generator. From a generator each is stored as it comes, and it is closed where the rest
-            of the training cannot improve the front. After a kill, the function is called again
-            with the checkpoints that are left. A loop that keeps its own state goes on from it; any
-            other trains again from its seed, and passes through the same models if its noise
-            follows from the seed.
-        resource: The integer parameter that counts how far a training is, such as ``"epochs"``, or
-            a :class:`Resource`. ``privacy`` is asked with its value at each checkpoint, and must
-            cover all models up to there.
         batched: Oracles that answer several questions in one call.
 
     Example:
@@ -491,9 +325,6 @@ class PrivacyUtilityProblem:
         objectives: Sequence[Objective] = (),
         promise: TrainingPromise | None = None,
         name: str | None = None,
-        utility_curve: Callable[[Config, int, Sequence[int]], Iterable[UtilityAnswer]]
-        | None = None,
-        resource: str | Resource | None = None,
         batched: Batched | None = None,
     ) -> None:
         if not isinstance(space, SearchSpace):
@@ -503,21 +334,11 @@ class PrivacyUtilityProblem:
         batched = Batched() if batched is None else batched
         if not isinstance(batched, Batched):
             raise TypeError(f"`batched` must be a Batched, got {type(batched).__name__}.")
-        oracles = [o for o in (utility, utility_curve, batched.replicates) if o is not None]
-        if len(oracles) != 1:
-            raise ValueError(
-                "Give exactly one of `utility`, `utility_curve` and `batched.replicates`."
-            )
-        oracle: Any = oracles[0]
+        if (utility is None) == (batched.replicates is None):
+            raise ValueError("Give either `utility` or `batched.replicates`.")
+        oracle: Any = utility or batched.replicates
         if not callable(oracle):
             raise TypeError(f"`utility` must be callable, got {type(oracle).__name__}.")
-        if utility_curve is not None and resource is None:
-            raise ValueError(
-                "`utility_curve` needs `resource`: the name of the integer parameter that counts "
-                'how far a training is, such as "epochs".'
-            )
-        if utility is not None and resource is not None:
-            raise ValueError("`resource` needs `utility_curve`: `utility` is measured at the end.")
         if not isinstance(ref_point, (tuple, list)) or len(ref_point) != 2:
             raise ValueError(f"`ref_point` must be a pair (epsilon, error), got {ref_point!r}.")
         check_positive("ref_point[0]", ref_point[0])
@@ -528,15 +349,8 @@ class PrivacyUtilityProblem:
             raise ValueError(f"`objectives` must have different names, got {names}.")
         if promise is not None and not isinstance(promise, TrainingPromise):
             raise TypeError(f"`promise` must be a TrainingPromise, got {type(promise).__name__}.")
-        named = Resource(resource) if isinstance(resource, str) else resource
-        if named is not None and not isinstance(named, Resource):
-            raise TypeError(
-                f"`resource` must be a parameter's name or a Resource, got {type(named).__name__}."
-            )
         self.batched = batched
         self.space = space
-        self.resource = None if named is None else named.within(space)
-        self._own_checkpoints = None if named is None else named.checkpoints
         self.privacy = privacy
         self.oracle: Callable[..., Any] = oracle
         self.ref_point = (float(ref_point[0]), float(ref_point[1]))
@@ -616,107 +430,19 @@ class PrivacyUtilityProblem:
             )
         return bounds
 
-    def at(self, config: Config, checkpoint: int) -> Config:
-        """The config whose training ends at a checkpoint."""
-        if self.resource is None:
-            raise ValueError("`checkpoint` goes with a problem that has a `resource`.")
-        check_integer("checkpoint", checkpoint)
-        return {**config, self.resource.name: checkpoint}
-
-    def whole(self, config: Config) -> Config:
-        """The config of the longest training that passes through this one, if it is a curve."""
-        if self.resource is None:
-            return config
-        parameter, checkpoints = (
-            self.space.parameters[self.resource.name],
-            self.resource.checkpoints,
-        )
-        assert isinstance(parameter, Integer) and checkpoints is not None
-        ends = (parameter.high, *reversed(checkpoints))
-        longer = (self.at(config, end) for end in ends if end > self._end(config))
-        return next((c for c in longer if self.space.satisfies(c)), config)
-
-    def checkpoints(self, config: Config) -> tuple[int, ...]:
-        """Where a training of a config is measured: its resource's checkpoints, and its own end.
-
-        Empty if utility is measured at the end only. What a constraint forbids is left out.
-        """
-        if self.resource is None:
-            return ()
-        assert self.resource.checkpoints is not None
-        end = self._end(config)
-        along = (c for c in self.resource.checkpoints if c < end)
-        return (*(c for c in along if self.space.satisfies(self.at(config, c))), end)
-
-    def along(self, config: Config, most: int | None = None) -> list[Config]:
-        """The configs that a training of a config passes through, itself the last of them.
-
-        Args:
-            config: Where the training ends.
-            most: Leave out some of them if there are more than this.
-        """
-        if self.resource is None:
-            return [config]
-        checkpoints = self.checkpoints(config)
-        return [self.at(config, c) for c in thinned(checkpoints, most or len(checkpoints))]
-
-    def cost(self, config: Config) -> float:
-        """What a training of a config costs, in the unit of its resource; 1 if it has none."""
-        if self.resource is None:
-            return 1.0
-        if self.resource.cost is None:
-            return float(self._end(config))
-        return check_positive("cost", self.resource.cost(dict(config)))
-
-    def _end(self, config: Config) -> int:
-        assert self.resource is not None
-        name = self.resource.name
-        if name not in config:
-            raise ValueError(
-                f"`config` must say where its training ends, {name!r}; got {config!r}."
-            )
-        return check_integer(f"config[{name!r}]", config[name])
-
-    def points(self, trial: Trial) -> list[Point]:
-        """The points of a complete trial: one, or as many as all its replicates measured."""
-        if trial.plan is None:
-            return [self._point(trial, trial.config, trial.epsilon, trial.finished)]
-        points = []
-        curves = [dict(m.curve) for m in trial.finished]
-        plan, seconds = trial.plan, 0.0
-        for checkpoint, epsilon in zip(plan.checkpoints, plan.epsilons, strict=True):
-            if not curves or any(checkpoint not in curve for curve in curves):
-                continue
-            measured = [curve[checkpoint] for curve in curves]
-            point = self._point(trial, self.at(trial.config, checkpoint), epsilon, measured)
-            seconds += point.seconds
-            points.append(replace(point, seconds=seconds))
-        return points
-
     def values(self, trials: Iterable[Trial]) -> list[tuple[float, ...]]:
-        """The objective values of the :meth:`points` of complete trials."""
-        trials = list(trials)
-        if not all(issubclass(kind, Trial) for kind in set(map(type, trials))):
-            raise TypeError("`trials` must be trials of a study.")
-        if self.resource is None and not self.objectives:
+        """The mean objective values of complete trials: epsilon, error, further objectives."""
+        if not self.objectives:
             return [(trial.epsilon, trial.error) for trial in trials]
-        return [point.values for trial in trials for point in self.points(trial)]
+        return [self._values(trial) for trial in trials]
 
-    def _point(
-        self, trial: Trial, config: Config, epsilon: float, measured: Sequence[Measurement]
-    ) -> Point:
-        utilities = tuple(m.utility for m in measured)
-        further = iter(zip(*(m.objectives for m in measured), strict=True))
-        values = (
-            fmean(next(further)) if o.function is None else o.known(config) for o in self.objectives
+    def _values(self, trial: Trial) -> tuple[float, ...]:
+        measured = iter(zip(*(m.objectives for m in trial.finished), strict=True))
+        further = (
+            fmean(next(measured)) if o.function is None else o.known(trial.config)
+            for o in self.objectives
         )
-        return Point(
-            trial=trial.number,
-            config=config,
-            values=(epsilon, 1.0 - fmean(utilities), *values),
-            utilities=utilities,
-            seconds=sum(m.seconds for m in measured),
-        )
+        return (trial.epsilon, trial.error, *further)
 
     def measurement(self, answer: Any, seconds: float = math.nan) -> Measurement:
         """Check one answer of the utility oracle; an error does not quote it."""
@@ -773,11 +499,6 @@ class PrivacyUtilityProblem:
             described["delta"] = self.promise.delta
             described["relation"] = self.promise.unit.relation.name
             described["secret_noise"] = self.promise.secret_noise
-        if self.resource is not None:
-            described["resource"] = {
-                "name": self.resource.name,
-                "checkpoints": self._own_checkpoints,
-            }
         return described
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Which config to try next, and where its curve may stop: :func:`propose`, a pure function.
+"""Which config to try next: :func:`propose`, a pure function.
 
 Candidates are a fixed space-filling set and small steps away from the best configs so far, all
 rounded to what can be tried; the best candidates are polished by ever smaller steps. No gradient is
@@ -45,15 +45,8 @@ from botorch_dp.pareto.beliefs import (
     objective_scales,
     on_the_cpu,
 )
-from botorch_dp.pareto.curves import Staircase, expected_gains, stops
-from botorch_dp.pareto.problem import (
-    CurvePlan,
-    PrivacyUtilityProblem,
-    StudyError,
-    Trial,
-    thinned,
-)
-from botorch_dp.space import Config, Integer, SearchSpace
+from botorch_dp.pareto.problem import PrivacyUtilityProblem, StudyError, Trial
+from botorch_dp.space import Config, SearchSpace
 
 #: Scores candidates; the one with the largest score is tried next.
 Score: TypeAlias = Callable[[Candidates], Tensor]
@@ -97,8 +90,6 @@ _MC_SAMPLES = 64
 #: Steps from the best configs, in units of the cube, and how many of each length.
 _LOCAL_STEPS = (0.02, 0.06, 0.2)
 _LOCAL_CANDIDATES = 512
-#: A curve has many points, so that only this share of the candidates is looked at.
-_FEWER = 0.25
 #: Polishing: how many of the best candidates, and which steps they take in turn.
 _POLISHED = 8
 _POLISH_STEPS = (0.05, 0.02, 0.01, 0.005)
@@ -107,17 +98,6 @@ _POLISH_TRIES = 12
 _SWITCH = 0.25
 #: Points of a sequence that are drawn, in search of configs that constraints allow.
 _MOST_DRAWN = 2**17
-#: Checkpoints at which a training may be planned to end.
-_ENDS = 6
-#: How the expected gain of a curve is weighed against its cost; see :class:`WholeCurves`. Volume
-#: in epsilon itself is mostly gained by long trainings, so the power is small: on a pool of stored
-#: curves, larger ones save steps and reach less with the same steps. The overhead is a share of
-#: the most expensive training.
-_POWER, _OVERHEAD = 0.1, 0.125
-#: A training goes on as long as its rest is worth this share of what a new training promises.
-_SHARE = 0.1
-#: By how many checkpoints the first trainings are shorter than the longest.
-_SHORTER = 2
 #: Acquisition functions get so many points at once; their memory grows with it.
 _CHUNK = 512
 
@@ -131,20 +111,6 @@ class ProposalOptions:
     epsilon_scale: EpsilonScale = "linear"
     candidates: int = 2048
     grid_levels: int | Mapping[str, int] = 3
-
-
-@dataclass(frozen=True)
-class Proposal:
-    """What to try next.
-
-    Args:
-        config: The hyper-parameters; of a curve, with the planned end of its training.
-        stops: The utility at each checkpoint below which the rest of the training is not worth its
-            cost; None if it is trained to its planned end.
-    """
-
-    config: Config
-    stops: tuple[float, ...] | None = None
 
 
 class Search:
@@ -168,12 +134,11 @@ class Search:
         self.scales = objective_scales(problem, options.epsilon_scale)
         self._grid: list[Config] | None = None
         if options.acquisition == "grid":
-            whole = (problem.whole(config) for config in problem.space.grid(options.grid_levels))
-            grid = list({tuple(config.values()): config for config in whole}.values())
+            grid = list(problem.space.grid(options.grid_levels))
             order = np.random.default_rng(_stream(seed, "grid")).permutation(len(grid))
             self._grid = [grid[index] for index in order]
         self._drawn: dict[str, list[Config]] = {}
-        self._pools: dict[bool, Candidates] = {}
+        self._pool: Candidates | None = None
         self._fitted: Mapping[Hashable, SingleTaskGP] = {}
 
     @property
@@ -213,7 +178,6 @@ class Search:
         beliefs: Beliefs,
         number: int,
         *,
-        whole: bool = False,
         allowed: Allowed | None = None,
     ) -> Config | None:
         """The config with the best score found; None if all scores are minus infinity.
@@ -222,23 +186,23 @@ class Search:
             score: Larger is better; not finite where nothing may be proposed.
             beliefs: Where the best configs so far are.
             number: Of the trial, which makes the random steps of this search its own.
-            whole: Whether to look at the longest trainings only, and score whole curves.
             allowed: Which configs may be proposed; all if None.
         """
         if allowed is not None:
             score = _allowed_only(score, allowed)
         generator = torch.Generator().manual_seed(_stream_seed(self.seed, "search", number))
-        share = _FEWER if whole else 1.0
 
         def near(starts: Tensor, lengths: Sequence[float], count: int) -> Candidates:
-            count = int(share * count)
             codes = _steps_from(self.problem.space, starts, lengths, count, generator)
-            configs = self.problem.space.decode(codes)
-            if whole:
-                configs = list(map(self.problem.whole, configs))
-            return self.known.candidates(self.problem.space.allowed(configs))
+            configs = self.problem.space.allowed(self.problem.space.decode(codes))
+            return self.known.candidates(configs)
 
-        found = self._pool(whole) + near(_best_incumbents(beliefs), _LOCAL_STEPS, _LOCAL_CANDIDATES)
+        if self._pool is None:
+            configs = self.quasi_random(
+                "candidates", self.options.candidates, self.problem.space.spread
+            )
+            self._pool = self.known.candidates(self.problem.space.allowed(configs))
+        found = self._pool + near(_best_incumbents(beliefs), _LOCAL_STEPS, _LOCAL_CANDIDATES)
         scores = _scored(score, found)
         for step in _POLISH_STEPS:
             kept = scores.topk(min(_POLISHED, len(scores))).indices
@@ -249,18 +213,6 @@ class Search:
             found = found + tries
             scores = torch.cat([scores, _scored(score, tries)])
         return found.configs[int(scores.argmax())]
-
-    def _pool(self, whole: bool) -> Candidates:
-        """The fixed candidates; the longest trainings that pass through some of them."""
-        if whole not in self._pools:
-            count = self.options.candidates
-            configs = self.quasi_random("candidates", count, self.problem.space.spread)
-            if whole:
-                configs = configs[: max(16, int(_FEWER * count))]
-                configs = list(map(self.problem.whole, configs))
-            configs = self.problem.space.allowed(configs)
-            self._pools[whole] = self.known.candidates(configs)
-        return self._pools[whole]
 
     def quasi_random(
         self, purpose: str, count: int, placed: Callable[[NDArray[np.float64]], list[Config]]
@@ -287,7 +239,7 @@ class Search:
 @on_the_cpu
 def propose(
     search: Search, trials: Sequence[Trial], initial: int, budget: Budget | None = None
-) -> Proposal:
+) -> Config:
     """The trial after these, a pure function of its arguments.
 
     Args:
@@ -302,7 +254,6 @@ def propose(
     """
     if budget is None:
         return _proposed(search, trials, initial, None)
-    whole = search.problem.whole
     # A trial may take all that is left only if no cheaper one promises anything.
     for times in (_PACE, 1):
         refused: list[Config] = []
@@ -311,14 +262,14 @@ def propose(
             configs: Sequence[Config], times: int = times, refused: list[Config] = refused
         ) -> list[bool]:
             seems = zip(configs, budget.may_afford(configs, times), strict=True)
-            return [fine and whole(config) not in refused for config, fine in seems]
+            return [fine and config not in refused for config, fine in seems]
 
         try:
             while len(refused) < _POLISHED:
-                proposal = _proposed(search, trials, initial, allowed)
-                if budget.affords(proposal.config, times):
-                    return proposal
-                refused.append(whole(proposal.config))
+                config = _proposed(search, trials, initial, allowed)
+                if budget.affords(config, times):
+                    return config
+                refused.append(config)
         except NothingAffordableError:
             continue
     raise NothingAffordableError("The budget cannot bear another trial of this study.")
@@ -326,7 +277,7 @@ def propose(
 
 def _proposed(
     search: Search, trials: Sequence[Trial], initial: int, allowed: Allowed | None
-) -> Proposal:
+) -> Config:
     problem, acquisition = search.problem, search.options.acquisition
     if acquisition == "grid":
         left = search.untried(trials)
@@ -335,12 +286,12 @@ def _proposed(
                 f"All {len(trials)} points of the grid were proposed; start a study with larger "
                 "`grid_levels`."
             )
-        return Proposal(_first(left, allowed))
+        return _first(left, allowed)
     number = len(trials)
     if acquisition == "random":
         count = 1 if allowed is None else _DRAWN_TO_PAY
         drawn = problem.space.sample(count, seed=_stream(search.seed, "random", number))
-        return Proposal(problem.whole(_first(drawn, allowed)))
+        return _first(drawn, allowed)
     if number < initial or sum(trial.state == "complete" for trial in trials) < 2:
         count = number + (1 if allowed is None else _DRAWN_TO_PAY)
         drawn = search.quasi_random("initial", count, problem.space.draw)
@@ -349,23 +300,15 @@ def _proposed(
                 f"The space's constraints allow only {len(drawn)} of the configs drawn, and "
                 "all were proposed. Widen them, or lower `initial`."
             )
-        along = problem.along(problem.whole(_first(drawn[number:], allowed)))
-        # The first trainings are shorter: many short ones tell more than few long ones.
-        return Proposal(along[max(len(along) - 1 - _SHORTER, len(along) // 2)])
+        return _first(drawn[number:], allowed)
     return _by_models(search, trials, allowed)
 
 
-def _by_models(search: Search, trials: Sequence[Trial], allowed: Allowed | None) -> Proposal:
+def _by_models(search: Search, trials: Sequence[Trial], allowed: Allowed | None) -> Config:
     """The config that the acquisition function values most."""
     number, beliefs = len(trials), search.beliefs(trials)
     with manual_seed(_stream_seed(search.seed, "search", number)), torch.no_grad():
-        if search.problem.resource is None:
-            best = search.best(point_score(search, beliefs), beliefs, number, allowed=allowed)
-        else:
-            curves = WholeCurves(search, beliefs)
-            best = search.best(curves, beliefs, number, whole=True, allowed=allowed)
-            if best is not None:
-                return curves.ended(best)
+        best = search.best(point_score(search, beliefs), beliefs, number, allowed=allowed)
         if best is None:
             # Nothing promises an improvement: look where least is known.
             uncertainty = partial(_uncertainty, beliefs)
@@ -378,24 +321,7 @@ def _by_models(search: Search, trials: Sequence[Trial], allowed: Allowed | None)
             f"({search.known.failures_in_words()}). Call `problem.epsilon(config)` by hand to "
             "see what is wrong."
         )
-    return Proposal(best)
-
-
-def curve_plan(search: Search, proposal: Proposal, epsilon: float) -> CurvePlan | None:
-    """Where a proposed training is measured, and where it may end; None if at the end only.
-
-    Args:
-        search: Knows the problem.
-        proposal: What will be trained.
-        epsilon: The exact epsilon of its config.
-    """
-    problem = search.problem
-    if problem.resource is None:
-        return None
-    *along, last = problem.checkpoints(proposal.config)
-    epsilons = [search.known.epsilon(problem.at(proposal.config, c)) for c in along]
-    stops = proposal.stops or (0.0,) * (len(along) + 1)
-    return CurvePlan((*along, last), (*epsilons, epsilon), stops)
+    return best
 
 
 def _allowed_places(configs: Sequence[Config], allowed: Allowed) -> Iterator[int]:
@@ -479,131 +405,6 @@ def _partitioned(scales: Sequence[Scale], beliefs: Beliefs) -> FastNondominatedP
 def _volumes(scales: Sequence[Scale], Y: Tensor, X: Tensor | None = None) -> Tensor:
     """From the scale of the models to the units of hypervolume, ``... x m``."""
     return torch.stack([s.to_volume(Y[..., i]) for i, s in enumerate(scales)], dim=-1)
-
-
-class WholeCurves:
-    """Scores configs by what the whole curve of their training promises, for its cost.
-
-    A score is the largest ``expected gain / (cost + overhead) ** power`` over the checkpoints at
-    which the training may end.
-
-    Args:
-        search: Knows the problem.
-        beliefs: What is believed of its objectives.
-    """
-
-    def __init__(self, search: Search, beliefs: Beliefs) -> None:
-        self._problem, self._known = search.problem, search.known
-        self._beliefs = beliefs
-        scale, error_scale = self._scales = search.scales[:2]
-        means = _defined(beliefs)
-        smallest = float(self._volume(scale.to_model(torch.zeros((), dtype=torch.double))))
-        self._staircase = Staircase.of(
-            self._volume(means[:, 0]),
-            self._error(means[:, 1]),
-            begin=smallest,
-            end=-scale.ref_volume,
-            worst=-error_scale.ref_volume,
-        )
-        resource = self._problem.resource
-        assert resource is not None and resource.checkpoints is not None
-        parameter = self._problem.space.parameters[resource.name]
-        assert isinstance(parameter, Integer)
-        self._ends = thinned((*resource.checkpoints, parameter.high), _ENDS)
-        costs = [self._problem.cost(config) for config in beliefs.incumbents.configs]
-        self._overhead = _OVERHEAD * max(costs)
-        # With further objectives, or by another criterion, a curve is worth as much as its end.
-        plain = search.options.acquisition == "ehvi" and len(search.scales) == 2
-        self._pointwise = None if plain else point_score(search, beliefs)
-
-    def _volume(self, epsilons: Tensor) -> Tensor:
-        """From the scale of the models to epsilon in the units of hypervolume."""
-        return -self._scales[0].to_volume(epsilons)
-
-    def _error(self, values: Tensor) -> Tensor:
-        return -self._scales[1].to_volume(values)
-
-    def __call__(self, candidates: Candidates) -> Tensor:
-        """The scores of configs, ``n``; minus infinity where nothing is gained."""
-        gains, costs = self._gains(candidates)
-        values = (gains / (costs + self._overhead) ** _POWER).amax(dim=-1)
-        return values.where(values > 0, -math.inf)
-
-    def ended(self, config: Config) -> Proposal:
-        """A config with the best end of its training, and where that may be stopped before."""
-        gains, costs = self._gains(self._known.candidates([config]))
-        values = (gains / (costs + self._overhead) ** _POWER)[0]
-        best = int(values.argmax())
-        config = self._cut(config, self._ends[best])
-        along = self._problem.along(config)
-        if self._pointwise is not None:
-            return Proposal(config)
-        candidates = self._known.candidates(along)
-        mean, covariance, noise = self._beliefs.covariance(candidates.codes)
-        rate = float(gains[0, best] / (costs[0, best] + self._overhead))
-        found = stops(
-            self._staircase,
-            self._volume(self._beliefs.predict(candidates)[0][:, 0]),
-            mean,
-            covariance,
-            noise,
-            [self._problem.cost(each) for each in along],
-            _SHARE * rate,
-            self._error,
-        )
-        return Proposal(config, found)
-
-    def _cut(self, config: Config, end: int) -> Config:
-        name = self._problem.resource.name  # type: ignore[union-attr]
-        return {**config, name: min(end, config[name])}
-
-    def _gains(self, candidates: Candidates) -> tuple[Tensor, Tensor]:
-        """Expected gains, and costs, by the checkpoint at which training ends, ``n x K``."""
-        space, name = self._problem.space, self._problem.resource.name  # type: ignore[union-attr]
-        configs = [self._cut(c, end) for c in candidates.configs for end in self._ends]
-        ends = [config[name] for config in configs]
-        codes = candidates.codes.repeat_interleave(len(self._ends), dim=0)
-        codes[:, space.columns[name].start] = torch.from_numpy(space.parameters[name].encode(ends))
-        shape = (len(candidates), len(self._ends))
-        costs = torch.tensor([self._problem.cost(c) for c in configs], dtype=torch.double)
-        if self._pointwise is not None:
-            points = Candidates(configs, codes, self._known(configs))
-            gains = _scored(self._pointwise, points).clamp_min(0.0)
-            return gains.reshape(shape), costs.reshape(shape)
-        points = Candidates(configs, codes, self._interpolated(configs, ends))
-        means, stds = self._beliefs.predict(points)
-        # Where an exact objective is missing, there is no point.
-        means = torch.where(points.possible.unsqueeze(-1), means, -math.inf).clamp_min(-30.0)
-        gains = expected_gains(
-            self._staircase,
-            self._volume(means[:, 0]).reshape(shape),
-            means[:, 1].reshape(shape),
-            stds[:, 1].nan_to_num(0.0).reshape(shape),
-            self._error,
-        )
-        return gains, costs.reshape(shape)
-
-    def _interpolated(self, configs: list[Config], ends: list[int]) -> Tensor:
-        """Exact objectives of some ends of each curve, ``nK x k``, and power laws between them.
-
-        A score needs no more, and the ends of thousands of curves would take long.
-        """
-        count = len(self._ends)
-        asked = sorted({0, count // 2, count - 1})
-        exact = self._known([c for i, c in enumerate(configs) if i % count in asked])
-        known = exact.unflatten(0, (len(ends) // count, len(asked)))  # n x 3 x k
-        if len(asked) == count:
-            return exact
-        lengths = torch.tensor(ends, dtype=torch.double).clamp_min(0.5).log().reshape(-1, count)
-        values = known.new_full((len(known), count, known.shape[-1]), math.nan)
-        logs = known.clamp_min(1e-12).log()
-        for low, high in itertools.pairwise(range(len(asked))):
-            span = slice(asked[low], asked[high] + 1)
-            start, width = lengths[:, asked[low], None], lengths[:, asked[high], None]
-            share = (lengths[:, span] - start) / (width - start).clamp_min(1e-12)
-            rise = (logs[:, high] - logs[:, low]).unsqueeze(1) * share.unsqueeze(-1)
-            values[:, span] = (logs[:, low].unsqueeze(1) + rise).exp()
-        return values.flatten(0, 1)
 
 
 def expected_hypervolume_improvement(

@@ -55,7 +55,8 @@ def publication(
     parts: list[Guarantee] = []
     if data == "training":
         for trial in trained:
-            parts += _trainings(problem, trial)
+            one = problem.training_guarantee(trial.config, trial.epsilon)
+            parts += [one] * trial.num_trainings
     elif promise.utility_guarantee is not None:
         one = promise.utility_guarantee
         one = replace(one, unit=one.unit.given(_MEASURED_ALONE))
@@ -71,26 +72,6 @@ def publication(
     if promise.secret_noise:
         return whole
     return replace(whole, void=SEEDED if whole.void is None else f"{whole.void}; {SEEDED}")
-
-
-def _trainings(problem: PrivacyUtilityProblem, trial: Trial) -> list[Guarantee]:
-    """What each training of a trial promises; a curve counts once, whatever was measured.
-
-    A training that was stopped early, after a look at its utility, took part of its steps. Where
-    losses add up step by step (Gaussian, or by Renyi divergence) it costs what it took: each step
-    is a mechanism that was chosen by earlier results, and :func:`_filtered` composes such. An
-    (epsilon, delta) statement speaks of the whole training, which may have been stopped anywhere.
-    """
-    whole = problem.training_guarantee(trial.config, trial.epsilon)
-    if trial.plan is None or any(loss.summed is not None for loss in whole.losses):
-        return [whole] * trial.num_trainings
-    epsilons = dict(zip(trial.plan.checkpoints, trial.plan.epsilons, strict=True))
-    ends = [m.curve[-1][0] for m in (*trial.finished, *trial.fresh.values())]
-    parts = [
-        problem.training_guarantee(problem.at(trial.config, end), epsilons.get(end, trial.epsilon))
-        for end in ends
-    ]
-    return parts + [whole] * (trial.num_trainings - len(ends))
 
 
 def _filtered(parts: Sequence[Guarantee], delta: float) -> Guarantee:

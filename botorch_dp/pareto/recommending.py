@@ -99,12 +99,7 @@ def recommended(
         error=float(expected_error(mean, std)),
         interval=(float(torch.sigmoid(-mean - z * std)), float(torch.sigmoid(-mean + z * std))),
         level=level,
-        tried=any(
-            point.config == config
-            for trial in trials
-            if trial.state == "complete"
-            for point in search.problem.points(trial)
-        ),
+        tried=any(trial.config == config and trial.state == "complete" for trial in trials),
     )
 
 

@@ -24,9 +24,7 @@ from botorch_dp.pareto.problem import Measurement, PrivacyUtilityProblem, StudyE
 from botorch_dp.pareto.proposals import (
     Budget,
     NothingAffordableError,
-    Proposal,
     Search,
-    curve_plan,
     propose,
 )
 from botorch_dp.pareto.storage import StudyFile
@@ -40,6 +38,7 @@ from botorch_dp.pareto.workers import (
     Trainings,
     TrainingTimeout,
 )
+from botorch_dp.space import Config
 
 #: So many trials that fail before any has finished are no bad luck.
 _HOPELESS = 5
@@ -86,14 +85,12 @@ class TrialQueue:
             require_complete(trials, "front to improve")
         return self.enqueue(propose(self._search, trials, initial, self._budget), target)
 
-    def enqueue(self, proposal: Proposal, target: float = math.inf) -> Trial:
+    def enqueue(self, config: Config, target: float = math.inf) -> Trial:
         """A new trial of this config, stored and waiting; failed if an exact oracle fails on it."""
-        config, number = proposal.config, len(self.file)
-        epsilon, plan = math.nan, None
+        number, epsilon = len(self.file), math.nan
         failures: tuple[str, ...] = ()
         try:
             epsilon = self._search.known.epsilon(config)
-            plan = curve_plan(self._search, proposal, epsilon)
         except Exception as error:
             # Nothing that an exact oracle says is sensitive.
             if self.nothing_works(isinstance(error, MISTAKES), target, and_failed=1):
@@ -111,23 +108,21 @@ class TrialQueue:
                 epsilon,
                 state="failed" if failures else "pending",
                 failures=failures,
-                plan=plan,
             )
         )
 
-    def add_complete(self, proposal: Proposal, measurements: Sequence[Measurement]) -> Trial:
+    def add_complete(self, config: Config, measurements: Sequence[Measurement]) -> Trial:
         """A trial that was trained elsewhere; its seeds are for re-evaluations only."""
         number = len(self.file)
-        epsilon = self._search.known.epsilon(proposal.config)
+        epsilon = self._search.known.epsilon(config)
         return self.file.add(
             Trial(
                 number,
-                proposal.config,
+                config,
                 tuple(self.seeds(number, 0, len(measurements)).values()),
                 epsilon,
                 state="complete",
                 measurements=tuple(measurements),
-                plan=curve_plan(self._search, proposal, epsilon),
             )
         )
 
@@ -157,8 +152,7 @@ class TrialQueue:
 
         def failed(trial: Trial) -> Trial:
             used_up = len(trial.failures) >= self._retries or not failure.retryable
-            # Those with a point are counted by it.
-            begun = sum(r not in trial.begun for task in tasks for r in task.replicates)
+            begun = sum(len(task.replicates) for task in tasks)
             return trial.failed(
                 failure.error_type,
                 trainings=begun if failure.begun else 0,
@@ -191,21 +185,9 @@ class TrialQueue:
                 config=trial.config,
                 replicates=group,
                 seeds=tuple(seeds[replicate] for replicate in group),
-                plan=trial.plan,
-                ahead=trial.ahead(group),
             )
             for group in groups
         ]
-
-
-def _record_point(
-    file: StudyFile,
-    task: Task,
-    checkpoint: int,
-    points: Mapping[int, Measurement],
-    is_last: bool,
-) -> None:
-    file.change(task.trial, lambda trial: trial.reached(checkpoint, points, is_last=is_last))
 
 
 class TrialLoop:
@@ -246,7 +228,6 @@ class TrialLoop:
             queue.problem,
             executor,
             training_timeout=training_timeout,
-            record=partial(_record_point, self._file),
         )
         #: Whether the budget cannot bear another trial.
         self.exhausted = False
@@ -317,8 +298,6 @@ class TrialLoop:
         return waiting
 
     def _submit(self, trial: Trial, replicates: Sequence[int]) -> None:
-        if any(replicate in trial.begun for replicate in replicates):
-            trial = self._file.change(trial.number, lambda t: t.begins_again(replicates))
         for task in self._queue.tasks(trial, {r: trial.seeds[r] for r in replicates}):
             self._trainings.submit(task)
 
@@ -344,8 +323,6 @@ class TrialLoop:
             arguments: list[Any] = [task.config, *task.seeds]
             if self._queue.problem.batched.replicates is not None:
                 arguments = [task.config, list(task.seeds)]
-            if task.plan is not None:
-                arguments.append(task.ahead)
             raise StudyError(
                 f"The utility oracle failed with {failure.shown}\nNo trial has finished yet, so "
                 "this looks like a mistake in the oracle. A message of it is not shown, for it may "
@@ -390,7 +367,7 @@ def train_again(
 
     Args:
         queue: The study's trials; every result is stored as it comes.
-        trials: What to train again, each with the plan of the points that are wanted.
+        trials: What to train again.
         replicates: How often.
         executor: Where to train.
         training_timeout: Seconds that one call of the oracle may take.

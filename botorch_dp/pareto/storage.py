@@ -3,7 +3,7 @@
 What must hold, and what makes it hold:
 
 * *What was stored is never lost.* Each change is one transaction, synced to the disk before the
-  study goes on: a trial before it trains, each point of a curve, each training that has ended.
+  study goes on: a trial before it trains, each training that has ended.
 * *What is read is what was written.* Each trial has a checksum, and the study one of its own that
   covers how many trials there are. What does not fit is refused as damaged.
 * *One process at a time holds the file.* The lock is dropped when the process ends, however it
@@ -24,7 +24,6 @@ from typing import Any
 
 from botorch_dp._files import MEMORY, FileKind, StateFile, differences, now
 from botorch_dp.pareto.problem import (
-    CurvePlan,
     Measurement,
     State,
     StudyError,
@@ -224,25 +223,14 @@ def _trial(words: str) -> Trial:
     """Inverse of :func:`_stored`."""
     # One object stands for every NaN, so that what was read equals what was stored.
     record = json.loads(words, parse_constant=lambda _: math.nan)
-    plan = record["plan"]
     own = {
         "seeds": tuple(record["seeds"]),
         "measurements": tuple(m and _measurement(m) for m in record["measurements"]),
         "fresh": {int(r): _measurement(m) for r, m in record["fresh"].items()},
         "failures": tuple(record["failures"]),
-        "plan": plan and CurvePlan(**{name: tuple(values) for name, values in plan.items()}),
-        "begun": {
-            int(replicate): {int(at): _measurement(m) for at, m in points.items()}
-            for replicate, points in record["begun"].items()
-        },
     }
     return Trial(**{**record, **own})
 
 
 def _measurement(record: Mapping[str, Any]) -> Measurement:
-    return Measurement(
-        record["utility"],
-        tuple(record["objectives"]),
-        record["seconds"],
-        tuple((at, _measurement(point)) for at, point in record["curve"]),
-    )
+    return Measurement(record["utility"], tuple(record["objectives"]), record["seconds"])

@@ -28,16 +28,13 @@ from botorch_dp.pareto.beliefs import EpsilonScale, PrivacyModel, require_comple
 from botorch_dp.pareto.front import ParetoFront, data_frame, trial_table
 from botorch_dp.pareto.paying import ChargedProblem, check_payable, fitting
 from botorch_dp.pareto.problem import (
-    CurvePlan,
     InvalidUtilityError,
-    Measurement,
-    Point,
     PrivacyUtilityProblem,
     StudyError,
     Trial,
     UtilityAnswer,
 )
-from botorch_dp.pareto.proposals import AcquisitionFactory, Proposal, ProposalOptions, Search
+from botorch_dp.pareto.proposals import AcquisitionFactory, ProposalOptions, Search
 from botorch_dp.pareto.publishing import TestOrTraining, caption_of, check_trained, publication
 from botorch_dp.pareto.recommending import (
     OperatingPoint,
@@ -53,15 +50,12 @@ from botorch_dp.space import Config
 
 AcquisitionName = Literal["ehvi", "hvpoi", "log_hvpoi", "qlogehvi", "random", "grid"]
 
-#: What was measured of one training: an answer of the oracle, or one at each checkpoint.
-Told: TypeAlias = UtilityAnswer | Mapping[int, UtilityAnswer]
-
 #: How a run ended: it has all trials, was stopped or out of time, was interrupted by Ctrl-C, or the
 #: budget could bear no other trial.
 RunEnd = Literal["complete", "stopped", "interrupted", "exhausted"]
 
-#: How many trials are drawn before models are consulted, unless told otherwise: a curve tells more.
-_INITIAL, _INITIAL_CURVES = 16, 4
+#: How many trials are drawn before models are consulted, unless told otherwise.
+_INITIAL = 16
 
 #: Told of each trial that has ended.
 Callback: TypeAlias = "Callable[[DPareto, Trial], object]"
@@ -70,7 +64,7 @@ Callback: TypeAlias = "Callable[[DPareto, Trial], object]"
 class DPareto:
     """A study of a privacy-utility trade-off.
 
-    Models see 512 of its trials at most (and 170 curves), so that a proposal takes a second or two
+    Models see 512 of its trials at most, so that a proposal takes a second or two
     however many there are: half of them spread over all, a quarter the latest, a quarter near the
     front.
 
@@ -173,7 +167,7 @@ class DPareto:
         self._is_running = self._stopping = False
         if len(self._file) == 0:
             for config in starting:
-                self._queue.enqueue(Proposal(config))
+                self._queue.enqueue(config)
 
     @property
     def seed(self) -> int:
@@ -211,8 +205,7 @@ class DPareto:
 
         Args:
             trials: Of the whole study, earlier and failed ones included.
-            initial: How many of them are drawn before models are consulted; 16 if None, and 4 of
-                curves.
+            initial: How many of them are drawn before models are consulted; 16 if None.
             batch_size: How many are trained at a time; pending ones are accounted for.
             executor: Where trainings run: any ``concurrent.futures`` executor (threads, processes,
                 that of a Dask client, a :class:`~botorch_dp.integrations.ray.RayExecutor`), or a
@@ -309,7 +302,7 @@ class DPareto:
         Args:
             q: How many; they are chosen to complement each other and all pending trials.
             initial: How many trials of the study are drawn before models are consulted; 16 if
-                None, and 4 of curves.
+                None.
         """
         check_count("q", q)
         self._check_idle("ask")
@@ -327,7 +320,7 @@ class DPareto:
     def tell(
         self,
         trial: Trial | int,
-        utilities: Told | list[Told] | None = None,
+        utilities: UtilityAnswer | list[UtilityAnswer] | None = None,
         *,
         error: BaseException | None = None,
     ) -> Trial:
@@ -336,7 +329,7 @@ class DPareto:
         Args:
             trial: The trial, or its number.
             utilities: What the utility oracle answered; a list of it if ``trial.missing_seeds``
-                has several. Of a curve, a dictionary: the answer at each checkpoint.
+                has several.
             error: What it raised instead. Only the type is kept. A trial with attempts left stays
                 pending, and :meth:`ask` returns it again.
 
@@ -357,58 +350,19 @@ class DPareto:
                     f"Trial {number} waits for a list of {len(missing)} utilities, one for each of "
                     f"its `missing_seeds`; got {len(answers)}."
                 )
-            checkpoints = () if current.plan is None else current.plan.checkpoints
-            measured = [self._measurement(checkpoints, answer) for answer in answers]
+            measured = [self.problem.measurement(answer) for answer in answers]
             by_replicate = dict(zip(missing, measured, strict=True))
             told = self._file.change(number, lambda trial: trial.measured(by_replicate))
         self._asked.discard(number)
         return told
 
-    def tell_point(
-        self, trial: Trial | int, checkpoint: int, utility: UtilityAnswer, *, replicate: int = 0
-    ) -> bool:
-        """Store one point of a pending trial's curve, from within a training loop of your own.
-
-        A training that is begun again after a kill may report all its points: those that are stored
-        already are kept. The last point finishes the replicate, and with it perhaps the trial.
-
-        Args:
-            trial: The trial, or its number.
-            checkpoint: One of ``trial.plan.checkpoints``.
-            utility: What the utility oracle would answer there.
-            replicate: Which training of the trial this is.
-
-        Returns:
-            Whether to go on training: False at the last checkpoint, and where the rest of the curve
-            is not worth its cost.
-        """
-        current = self._pending(trial)
-        plan = current.plan
-        if plan is None or checkpoint not in plan.checkpoints:
-            known = () if plan is None else plan.checkpoints
-            raise ValueError(f"`checkpoint` must be one of {known}, got {checkpoint!r}.")
-        if replicate not in current.missing:
-            raise ValueError(
-                f"`replicate` must be one of {current.missing}, which are not finished, "
-                f"got {replicate!r}."
-            )
-        point = self.problem.measurement(utility)
-        is_last = plan.is_last(checkpoint, [point.utility])
-        told = self._file.change(
-            current.number,
-            lambda trial: trial.reached(checkpoint, {replicate: point}, is_last=is_last),
-        )
-        if told.state != "pending":
-            self._asked.discard(current.number)
-        return not is_last
-
-    def add_trial(self, config: Config, utilities: Told | list[Told]) -> Trial:
+    def add_trial(self, config: Config, utilities: UtilityAnswer | list[UtilityAnswer]) -> Trial:
         """Add what was measured elsewhere, as a complete trial of its own.
 
         Args:
             config: The hyper-parameters; they must lie in the space.
             utilities: What the utility oracle answered, or a list with one answer for each
-                training. Of a curve, a dictionary: the answer at each checkpoint. Each counts as a
+                training. Each counts as a
                 training of the study, under the problem's promise.
 
         Example:
@@ -424,27 +378,14 @@ class DPareto:
         answers = utilities if isinstance(utilities, list) else [utilities]
         if not answers:
             raise ValueError("`utilities` is empty: give what was measured.")
-        checkpoints = self.problem.checkpoints(config)
-        measured = [self._measurement(checkpoints, answer) for answer in answers]
-        return self._queue.add_complete(Proposal(config), measured)
+        measured = [self.problem.measurement(answer) for answer in answers]
+        return self._queue.add_complete(config, measured)
 
     def _pending(self, trial: Trial | int) -> Trial:
         current = self._file[trial.number if isinstance(trial, Trial) else trial]
         if current.state != "pending":
             raise ValueError(f"`trial` {current.number} is {current.state} already.")
         return current
-
-    def _measurement(self, checkpoints: Sequence[int], answer: Any) -> Measurement:
-        """What was told of one replicate."""
-        if not checkpoints:
-            return self.problem.measurement(answer)
-        if not isinstance(answer, Mapping) or not answer or not set(answer) <= set(checkpoints):
-            raise InvalidUtilityError(
-                f"The trial is a curve: give a dictionary with the utility at each of its "
-                f"checkpoints {tuple(checkpoints)} that the training reached."
-            )
-        points = {at: self.problem.measurement(answer[at]) for at in sorted(answer)}
-        return Measurement.of_curve(points)
 
     def front(self) -> ParetoFront:
         """The Pareto front of the trials so far. Sensitive; see its ``caption``."""
@@ -541,10 +482,7 @@ class DPareto:
         return Release(front, guarantee)
 
     def table(self) -> dict[str, list[Any]]:
-        """Columns of *all* trials: as of a front's table, and how each of them ended. Sensitive.
-
-        A curve has a row for each of its points.
-        """
+        """Columns of *all* trials: as of a front's table, and how each of them ended. Sensitive."""
         return trial_table(self.problem, self.trials)
 
     def to_frame(self) -> Any:
@@ -583,7 +521,7 @@ class DPareto:
 
     def _train_again(
         self,
-        points: Sequence[Point],
+        wanted: Sequence[Trial],
         replicates: int,
         *,
         executor: ExecutorLike | None = None,
@@ -592,8 +530,7 @@ class DPareto:
     ) -> tuple[list[Trial], Guarantee | Callable[[], Guarantee]]:
         """See :meth:`ParetoFront.reevaluate`."""
         check_count("replicates", replicates)
-        numbers = list(dict.fromkeys(point.trial for point in points))
-        wanted = [self._up_to(self._file[n], points) for n in numbers]
+        wanted = [self._file[trial.number] for trial in wanted]
         if self._charged is not None and not self._charged.bears(
             [trial.config for trial in wanted], replicates
         ):
@@ -611,15 +548,6 @@ class DPareto:
         )
         return again, self._priced(self.trials)
 
-    def _up_to(self, trial: Trial, points: Sequence[Point]) -> Trial:
-        """A trial whose training ends where the last of these points is, and gives these only."""
-        if trial.plan is None:
-            return trial
-        name = self.problem.resource.name  # type: ignore[union-attr]
-        wanted = {p.config[name]: p.values[0] for p in points if p.trial == trial.number}
-        plan = CurvePlan(tuple(wanted), tuple(wanted.values()), (0.0,) * len(wanted))
-        return replace(trial, config=self.problem.at(trial.config, max(wanted)), plan=plan)
-
     def _opened(self, budget: PrivacyBudget | PrivacyLedger) -> PrivacyLedger:
         """The ledger that trainings are charged to; one of its own is closed with the study."""
         if isinstance(budget, PrivacyLedger):
@@ -630,7 +558,7 @@ class DPareto:
 
     def _initial(self, initial: int | None) -> int:
         if initial is None:
-            return _INITIAL if self.problem.resource is None else _INITIAL_CURVES
+            return _INITIAL
         return check_integer("initial", initial)
 
     def _check_idle(self, what: str) -> None:

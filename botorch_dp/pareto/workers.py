@@ -9,14 +9,13 @@ may quote records. The second half, :class:`Trainings`, is what is in flight on 
 from __future__ import annotations
 
 import faulthandler
-import math
 import os
 import pickle
 import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator
 from concurrent.futures import (
     FIRST_COMPLETED,
     BrokenExecutor,
@@ -30,7 +29,6 @@ from concurrent.futures import (
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from numbers import Real as RealNumber
 from types import TracebackType
 from typing import Any, TypeAlias
 
@@ -39,7 +37,6 @@ import torch
 from botorch_dp._checks import check_positive
 from botorch_dp.errors import BudgetExhausted, PrivacyError
 from botorch_dp.pareto.problem import (
-    CurvePlan,
     InvalidUtilityError,
     Measurement,
     MistakenUtilityError,
@@ -82,23 +79,16 @@ class Task:
         config: What to train with.
         replicates: Which ones.
         seeds: One for each.
-        plan: Where utility is measured along the way; None if at the end only.
-        ahead: The checkpoints that are left.
     """
 
     trial: int
     config: Config
     replicates: tuple[int, ...]
     seeds: tuple[int, ...]
-    plan: CurvePlan | None = None
-    ahead: tuple[int, ...] = ()
 
 
-#: The answers at one checkpoint (0 if utility is measured at the end only), one for each seed, and
-#: the seconds since the checkpoint before it.
-Answers: TypeAlias = tuple[int, list[Any], float]
-#: Gets the answers at each checkpoint of a task as they come, and whether it is the last one.
-Report: TypeAlias = Callable[[Task, Answers, bool], None]
+#: One answer for each seed, and the seconds that they took.
+Answers: TypeAlias = tuple[list[Any], float]
 
 
 @dataclass(frozen=True)
@@ -187,17 +177,15 @@ def attempt(
     oracle: Callable[..., Any],
     together: bool,
     task: Task,
-    report: Report | None = None,
     limit: float | None = None,
     ends_process: bool = False,
-) -> list[Answers] | Failure:
+) -> Answers | Failure:
     """What a training answers, or what may be known of the error that it raises.
 
     Args:
         oracle: Trains; it is called where the data are.
         together: Whether it trains all replicates in one call.
         task: What to train.
-        report: Gets the answers at each checkpoint as they come.
         limit: How many seconds the call may take.
         ends_process: Whether a call that cannot be interrupted may end its process.
     """
@@ -205,68 +193,24 @@ def attempt(
         return Failure("RuntimeError", mistake=True, shown=f"RuntimeError: {_NO_LIMITS}")
     try:
         with time_limit(limit, ends_process=ends_process):
-            return train(oracle, together, task, report)
-    except StudyError:
-        # Not the training's: a point of its curve could not be stored.
-        raise
+            return train(oracle, together, task)
     except (Exception, TrainingTimeout) as error:
         return Failure.of(error)
 
 
-def train(
-    oracle: Callable[..., Any], together: bool, task: Task, report: Report | None = None
-) -> list[Answers]:
-    """What the oracle answers, at each checkpoint that is left."""
+def train(oracle: Callable[..., Any], together: bool, task: Task) -> Answers:
+    """What the oracle answers."""
     config, seeds = dict(task.config), list(task.seeds)
     start = time.perf_counter()
-    if task.plan is None:
-        answers = oracle(config, seeds) if together else [oracle(config, s) for s in seeds]
-        return [(0, list(answers), time.perf_counter() - start)]
-    given = oracle(config, seeds if together else seeds[0], task.ahead)
-    if not isinstance(given, Iterable) or isinstance(given, Mapping):
-        raise MistakenUtilityError(
-            "`utility_curve` must return a sequence of utilities, in the order of its "
-            f"`checkpoints`, or be a generator of them; got {type(given).__name__}."
-        )
-    if isinstance(given, Sized) and len(given) != len(task.ahead):
-        raise MistakenUtilityError(
-            f"`utility_curve` must return {len(task.ahead)} utilities, one for each of its "
-            f"`checkpoints`, got {len(given)}."
-        )
-    curve: list[Answers] = []
-    try:
-        answers_of = iter(given)
-        for checkpoint in task.ahead:
-            answer = next(answers_of)
-            answers = list(answer) if together else [answer]
-            is_last = task.plan.is_last(checkpoint, [_utility(a) for a in answers])
-            curve.append((checkpoint, answers, time.perf_counter() - start))
-            if report is not None:
-                report(task, curve[-1], is_last)
-            if is_last:
-                break
-            start = time.perf_counter()
-    except StopIteration:
-        raise MistakenUtilityError(
-            f"`utility_curve` ended after {len(curve)} of {len(task.ahead)} `checkpoints`."
-        ) from None
-    finally:
-        if isinstance(given, Generator):
-            given.close()
-    return curve
+    answers = oracle(config, seeds) if together else [oracle(config, s) for s in seeds]
+    return list(answers), time.perf_counter() - start
 
 
-def _utility(answer: Any) -> float:
-    """The utility in an answer, as far as it is one; it is checked where its problem is known."""
-    utility = answer[0] if isinstance(answer, tuple) and answer else answer
-    return float(utility) if isinstance(utility, RealNumber) else math.nan
-
-
-def checked(
+def measured(
     problem: PrivacyUtilityProblem, task: Task, answered: Answers
 ) -> dict[int, Measurement]:
-    """The answers at one checkpoint as measurements, by replicate."""
-    _, answers, seconds = answered
+    """What :func:`train` returned, checked: one measurement for each replicate."""
+    answers, seconds = answered
     if len(answers) != len(task.seeds):
         raise MistakenUtilityError(
             f"`batched.replicates` must return {len(task.seeds)} utilities, one for each seed, "
@@ -276,23 +220,8 @@ def checked(
     return dict(zip(task.replicates, points, strict=True))
 
 
-def measured(
-    problem: PrivacyUtilityProblem, task: Task, curve: Sequence[Answers]
-) -> dict[int, Measurement]:
-    """What :func:`train` returned, checked: one measurement for each replicate."""
-    points = {answered[0]: checked(problem, task, answered) for answered in curve}
-    if task.plan is None:
-        return points[0]
-    return {
-        r: Measurement.of_curve({at: m[r] for at, m in points.items()}) for r in task.replicates
-    }
-
-
 #: A measurement for each replicate of a task, or what may be known of an error.
 Outcome: TypeAlias = dict[int, Measurement] | Failure
-#: Stores what the replicates of a task measured at a checkpoint: (task, checkpoint, by replicate,
-#: whether their trainings end there).
-Recorder: TypeAlias = Callable[[Task, int, Mapping[int, Measurement], bool], object]
 
 
 class Trainings:
@@ -304,8 +233,6 @@ class Trainings:
         executor: An executor, which is left running; or a callable that makes one, which is shut
             down here and made again if it dies; or None for this thread, one task at a time.
         training_timeout: Seconds that one call of the oracle may take.
-        record: Gets each point of a curve as it is measured, where workers are threads of this
-            process. From other processes, points come with the result.
     """
 
     def __init__(
@@ -314,9 +241,8 @@ class Trainings:
         executor: ExecutorLike | None,
         *,
         training_timeout: float | None = None,
-        record: Recorder | None = None,
     ) -> None:
-        self._problem, self._record = problem, record
+        self._problem = problem
         if training_timeout is not None:
             training_timeout = check_positive("training_timeout", training_timeout)
         self._limit = training_timeout
@@ -339,7 +265,6 @@ class Trainings:
         if self._has_processes:
             _check_picklable("utility", problem.oracle)
         in_threads = isinstance(self._executor, ThreadPoolExecutor)
-        self._is_here = self._executor is None or in_threads
         cannot_end = in_threads or (self._executor is None and not can_be_ended())
         if self._limit is not None and cannot_end:
             raise ValueError(_NO_LIMITS)
@@ -472,22 +397,10 @@ class Trainings:
 
     def _call(self, task: Task) -> Callable[[], Any]:
         together = self._problem.batched.replicates is not None
-        report = self._report if self._is_here and self._record is not None else None
-        return partial(
-            attempt,
-            self._problem.oracle,
-            together,
-            task,
-            report,
-            self._limit,
-            self._has_processes,
-        )
+        oracle, ends = self._problem.oracle, self._has_processes
+        return partial(attempt, oracle, together, task, self._limit, ends)
 
-    def _report(self, task: Task, answered: Answers, is_last: bool) -> None:
-        assert self._record is not None
-        self._record(task, answered[0], checked(self._problem, task, answered), is_last)
-
-    def _checked(self, task: Task, answer: list[Answers] | Failure) -> Outcome:
+    def _checked(self, task: Task, answer: Answers | Failure) -> Outcome:
         if isinstance(answer, Failure):
             return answer
         try:

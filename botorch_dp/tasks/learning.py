@@ -141,7 +141,6 @@ def adult_logistic_sgd(
     *,
     data: BinaryData = "adult",
     replicates: int = 1,
-    curves: bool = False,
     publish: bool = False,
     engine: EngineName = "auto",
 ) -> PrivacyUtilityProblem:
@@ -150,11 +149,8 @@ def adult_logistic_sgd(
     Args:
         data: ``"adult"``, or ``"breast_cancer"``, which is always at hand.
         replicates: Trainings whose accuracies one trial averages (10 in the paper).
-        curves: Whether accuracy is measured along each training, so that one of 64 epochs gives
-            twelve points instead of one.
         publish: Whether to train with noise from the operating system instead of seeds, for a study
-            that is paid for (``DPareto(budget=...)``). The whole training of a curve is charged,
-            once, and does not end early.
+            that is paid for (``DPareto(budget=...)``).
         engine: What computes clipped gradients, as for :class:`~botorch_dp.training.DPTrainer`;
             ``"opacus"`` is Opacus.
 
@@ -162,14 +158,13 @@ def adult_logistic_sgd(
         >>> problem = adult_logistic_sgd(data="breast_cancer")
         >>> front = DPareto(problem, seed=0).run(32)
     """
-    return _binary_problem("logistic", data, "sgd", replicates, curves, publish, engine)
+    return _binary_problem("logistic", data, "sgd", replicates, publish, engine)
 
 
 def adult_logistic_adam(
     *,
     data: BinaryData = "adult",
     replicates: int = 1,
-    curves: bool = False,
     publish: bool = False,
     engine: EngineName = "auto",
 ) -> PrivacyUtilityProblem:
@@ -177,14 +172,13 @@ def adult_logistic_adam(
 
     Arguments as in :func:`adult_logistic_sgd`.
     """
-    return _binary_problem("logistic", data, "adam", replicates, curves, publish, engine)
+    return _binary_problem("logistic", data, "adam", replicates, publish, engine)
 
 
 def adult_svm_sgd(
     *,
     data: BinaryData = "adult",
     replicates: int = 1,
-    curves: bool = False,
     publish: bool = False,
     engine: EngineName = "auto",
 ) -> PrivacyUtilityProblem:
@@ -192,14 +186,13 @@ def adult_svm_sgd(
 
     Arguments as in :func:`adult_logistic_sgd`.
     """
-    return _binary_problem("svm", data, "sgd", replicates, curves, publish, engine)
+    return _binary_problem("svm", data, "sgd", replicates, publish, engine)
 
 
 def mnist_mlp1_sgd(
     *,
     data: ImageData = "mnist",
     replicates: int = 1,
-    curves: bool = False,
     publish: bool = False,
     engine: EngineName = "auto",
 ) -> PrivacyUtilityProblem:
@@ -208,18 +201,16 @@ def mnist_mlp1_sgd(
     Args:
         data: ``"mnist"``, or ``"digits"`` (8 x 8 pixels), which is always at hand.
         replicates: Trainings whose accuracies one trial averages (10 in the paper).
-        curves: As in :func:`adult_logistic_sgd`.
         publish: As in :func:`adult_logistic_sgd`.
         engine: As in :func:`adult_logistic_sgd`.
     """
-    return _image_problem("mlp1", data, replicates, curves, publish, engine)
+    return _image_problem("mlp1", data, replicates, publish, engine)
 
 
 def mnist_mlp2_sgd(
     *,
     data: ImageData = "mnist",
     replicates: int = 1,
-    curves: bool = False,
     publish: bool = False,
     engine: EngineName = "auto",
 ) -> PrivacyUtilityProblem:
@@ -227,7 +218,7 @@ def mnist_mlp2_sgd(
 
     Arguments as in :func:`mnist_mlp1_sgd`.
     """
-    return _image_problem("mlp2", data, replicates, curves, publish, engine)
+    return _image_problem("mlp2", data, replicates, publish, engine)
 
 
 def private_logistic_regression(
@@ -256,7 +247,6 @@ def _binary_problem(
     data: str,
     optimizer: Literal["sgd", "adam"],
     replicates: int,
-    curves: bool,
     publish: bool,
     engine: EngineName,
 ) -> PrivacyUtilityProblem:
@@ -274,14 +264,13 @@ def _binary_problem(
         noise_variance=Real(0.1, 16.0, log=True, distribution=ShiftedExponential(0.1)),
         products=_PRODUCTS,
     )
-    return _problem((model, data, optimizer), space, replicates, curves, publish, engine)
+    return _problem((model, data, optimizer), space, replicates, publish, engine)
 
 
 def _image_problem(
     model: str,
     data: str,
     replicates: int,
-    curves: bool,
     publish: bool,
     engine: EngineName,
 ) -> PrivacyUtilityProblem:
@@ -299,7 +288,7 @@ def _image_problem(
         noise_variance=Real(0.1, 16.0, log=True, distribution=ShiftedExponential(0.5)),
         products=_PRODUCTS,
     )
-    return _problem((model, data, "sgd"), space, replicates, curves, publish, engine)
+    return _problem((model, data, "sgd"), space, replicates, publish, engine)
 
 
 def training_oracles(
@@ -322,7 +311,6 @@ def _problem(
     training: tuple[str, str, str],
     space: SearchSpace,
     replicates: int,
-    curves: bool,
     publish: bool,
     engine: EngineName,
 ) -> PrivacyUtilityProblem:
@@ -333,7 +321,6 @@ def _problem(
         space,
         delta=DELTA,
         replicates=replicates,
-        curves=curves,
         name=f"{model} with DP-{optimizer.upper()} on {data}" + by,
         # Poisson batches cost less than the paper's.
         publisher=partial(_trainer, *training, engine, "poisson"),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from botorch_dp.pareto import Batched, PrivacyUtilityProblem, Resource, TrainingPromise
+from botorch_dp.pareto import Batched, PrivacyUtilityProblem, TrainingPromise
 from botorch_dp.privacy import Guarantee, NeighboringRelation, PrivacyUnit, dp_sgd_epsilons
 from botorch_dp.space import Config, SearchSpace
 from botorch_dp.training.plan import DELTA, TrainingPlan, TrainingSettings
@@ -50,10 +50,6 @@ class TrainingOracles:
         """What publishing the model would promise."""
         return self.plan(config).guarantee
 
-    def cost(self, config: Config) -> float:
-        """Gradient steps of a training: what it takes, whatever the size of its batches."""
-        return float(self.plan(config).steps)
-
     def epsilons(self, configs: Sequence[Config]) -> list[float]:
         """Upper bounds on :meth:`epsilon` for many configurations at once."""
         chosen = [self.settings(config) for config in configs]
@@ -80,25 +76,6 @@ class TrainingOracles:
             return [trainer.fit(publish=True, **settings).accuracy for _ in seeds]
         return [trained.accuracy for trained in trainer.replicates(list(seeds), **settings)]
 
-    def curves(
-        self, config: Config, seeds: Sequence[int], checkpoints: Sequence[int]
-    ) -> Iterator[list[Any]]:
-        """Utilities along the training of one model for each seed, trained together.
-
-        Whoever closes the iterator ends the training. With noise from the operating system the
-        models are trained one after the other and to the end: the models on the way follow from the
-        noisy gradients that the whole training is charged for.
-        """
-        trainer, settings = self.trainer(), self.settings(config)
-        if self.publish:
-            curves = [trainer.fit(publish=True, curve=checkpoints, **settings).curve for _ in seeds]
-            for points in zip(*curves, strict=True):
-                yield [point.utility for point in points]
-            return
-        run = trainer.start(trainer.plan(**settings), list(seeds))
-        for _, utilities in run.points(checkpoints, partial(trainer.measure, run)):
-            yield utilities
-
 
 def oracles_of(
     trainer: DPTrainer,
@@ -106,7 +83,6 @@ def oracles_of(
     settings: TrainingSettings,
     *,
     publish: bool,
-    curves: bool,
 ) -> TrainingOracles:
     """The oracles of a trainer at hand, whose space names some settings and the rest is fixed."""
     names = set(space.parameters)
@@ -116,11 +92,6 @@ def oracles_of(
             f"`space` must hold settings of a training, got {sorted(names)}: "
             f"{wrong or sorted(names & settings.keys())} cannot be among them"
             f"{'' if wrong else ', because they are given as fixed settings too'}."
-        )
-    if curves and not {"epochs", "noise_multiplier"} <= names:
-        raise ValueError(
-            "`curves` needs `epochs` and `noise_multiplier` in the space, because each point of a "
-            f"curve has the noise of the whole training; got {sorted(names)}."
         )
     oracles = TrainingOracles(partial(_itself, trainer), partial(_with, settings), publish)
     oracles.plan(space.sample(1, seed=0)[0])  # what is missing or wrong is said here
@@ -134,7 +105,6 @@ def problem_of(
     delta: float = DELTA,
     relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
     replicates: int = 1,
-    curves: bool = False,
     ref_point: tuple[float, float] = (10.0, 1.0),
     name: str,
     publisher: Callable[[], DPTrainer] | None = None,
@@ -147,7 +117,6 @@ def problem_of(
         delta: Of all trainings.
         relation: The trainer's.
         replicates: See :meth:`DPTrainer.problem`, also for what is not described here.
-        curves: Whether utility is measured along each training; the space must have ``epochs``.
         ref_point: The (epsilon, error) that counts as worthless.
         name: How a stored study recognizes the problem.
         publisher: Returns the trainer that publishes models, if that is another one.
@@ -155,7 +124,6 @@ def problem_of(
     return PrivacyUtilityProblem(
         space,
         privacy=oracles.epsilon,
-        resource=Resource("epochs", cost=oracles.cost) if curves else None,
         promise=TrainingPromise(
             delta,
             unit=PrivacyUnit("one record of the training data", relation),
@@ -166,9 +134,7 @@ def problem_of(
         replicates=replicates,
         ref_point=ref_point,
         name=name,
-        batched=Batched(
-            replicates=oracles.curves if curves else oracles.utilities, epsilons=oracles.epsilons
-        ),
+        batched=Batched(replicates=oracles.utilities, epsilons=oracles.epsilons),
     )
 
 

@@ -466,7 +466,6 @@ class DPTrainer:
         *,
         epsilon: Real | None = None,
         replicates: int = 1,
-        curves: bool = False,
         publish: bool = False,
         ref_point: tuple[float, float] = (10.0, 1.0),
         name: str | None = None,
@@ -481,12 +480,8 @@ class DPTrainer:
                 log=True)``. Nothing else is searched: each epsilon is one training (or so many as
                 ``replicates`` says) with the settings that :meth:`fit` chooses for it.
             replicates: Trainings whose utilities one trial averages.
-            curves: Whether utility is measured along each training, so that one of 64 epochs gives
-                twelve points instead of one; ``space`` must have ``epochs`` and
-                ``noise_multiplier``.
             publish: Whether to train with noise from the operating system instead of seeds, for a
-                study that is paid for (``DPareto(budget=...)``). The whole training of a curve is
-                charged, once, and does not end early.
+                study that is paid for (``DPareto(budget=...)``).
             ref_point: The (epsilon, error) that counts as worthless.
             name: How a stored study recognizes the problem.
             settings: Those that are the same in all trainings.
@@ -518,12 +513,11 @@ class DPTrainer:
             space = SearchSpace(target_epsilon=epsilon)
         own = OPTIMIZERS.get(self._optimizer_name, f"DP-SGD with {self._optimizer_name}")
         return oracles.problem_of(
-            oracles.oracles_of(self, space, settings, publish=publish, curves=curves),
+            oracles.oracles_of(self, space, settings, publish=publish),
             space,
             delta=settings.get("delta", DELTA),
             relation=self.relation,
             replicates=replicates,
-            curves=curves,
             ref_point=ref_point,
             name=name or own,
         )

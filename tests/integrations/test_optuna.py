@@ -29,7 +29,7 @@ from botorch_dp.integrations.optuna import (  # noqa: E402
     suggest,
 )
 from botorch_dp.objectives import PrivateObjective  # noqa: E402
-from botorch_dp.pareto import PrivacyUtilityProblem  # noqa: E402
+from botorch_dp.pareto import Objective, PrivacyUtilityProblem  # noqa: E402
 from botorch_dp.privacy import PrivacyBudget, PrivacyLedger  # noqa: E402
 from botorch_dp.space import Choice, Config, Integer, Real, SearchSpace, When  # noqa: E402
 
@@ -167,8 +167,8 @@ def test_a_problem_has_its_own_epsilons() -> None:
     with pytest.raises(TypeError, match="`privacy` is missing"):
         DParetoSampler(SPACE)
     more = PrivacyUtilityProblem(
-        SearchSpace(epochs=Integer(1, 8)), privacy=lambda config: 1.0, resource="epochs",
-        utility_curve=lambda config, seed, checkpoints: [0.5] * len(checkpoints),
+        SPACE, privacy=privacy, utility=lambda config, seed: (0.5, {"time": 1.0}),
+        objectives=[Objective("time", 1.0)],
     )  # fmt: skip
     with pytest.raises(ValueError, match="`space_or_problem` must have two objectives"):
         DParetoSampler(more)

@@ -434,15 +434,6 @@ class TestManyTrials:
         assert len(found.incumbents) == 10 + 24
         assert found.incumbents.configs[-1] == failed[-1]
 
-    def test_curves(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("botorch_dp.pareto.beliefs._MOST_FITTED", 12)
-        monkeypatch.setattr("botorch_dp.pareto.beliefs._MOST_POINTS", 24)
-        study = DPareto(toy.curve_problem(), seed=0, candidates=64)
-        study.run(14, initial=12)
-        found = study._search.beliefs(study.trials)
-        assert len(found._gps[1].train_inputs[0]) <= 24  # type: ignore[index]
-        assert len({row[-1] for row in found._gps[1].train_inputs[0].tolist()}) == 8  # type: ignore[index]
-
     def test_a_proposal_is_a_function_of_the_trials(self, tmp_path: Path) -> None:
         whole = DPareto(toy.problem(), seed=0, candidates=64)
         whole.run(40, initial=36)
@@ -466,8 +457,7 @@ class TestProducts:
         assert weights[3:].flatten().tolist() == pytest.approx([2 / 3, 4 / 5, 1 / 3, -1 / 5])
         assert product_weights(toy.SPACE) is None
 
-    @pytest.mark.parametrize("curves", [False, True])
-    def test_models_learn_sooner_what_depends_on_a_product(self, curves: bool) -> None:
+    def test_models_learn_sooner_what_depends_on_a_product(self) -> None:
         generator = torch.Generator().manual_seed(0)
         X, at = (torch.rand(n, 3, generator=generator, dtype=torch.double) for n in (16, 200))
         weights = torch.tensor([[0.5], [-0.5], [0.0]], dtype=torch.double)
@@ -475,10 +465,9 @@ class TestProducts:
         def value(X: Tensor) -> Tensor:
             return (6 * X @ weights).sin()
 
-        trainings = torch.arange(16) if curves else None
         off = []
         for products in (weights, None):
-            gp = fitted_gp(X, value(X), seed=0, trainings=trainings, products=products)
+            gp = fitted_gp(X, value(X), seed=0, products=products)
             off.append((predicted(gp, at)[0] - value(at).squeeze(-1)).square().mean())
         assert off[0] < off[1] / 2
 
@@ -488,32 +477,11 @@ class TestProducts:
             epochs=Integer(1, 20, log=True),
             products=[{"noise": 1, "epochs": -0.5}],
         )
-        problem = PrivacyUtilityProblem(
-            space, privacy=toy.epsilon, utility_curve=toy.curve, resource="epochs"
-        )
+        problem = PrivacyUtilityProblem(space, privacy=toy.epsilon, utility=toy.utility)
         study = DPareto(problem, seed=0, candidates=64)
         front = study.run(6, batch_size=2)
         assert front.shrunken is not None
         assert study.recommend(1.0).epsilon <= 1.0
-
-
-def test_a_fitted_model_sees_more_points_than_it_was_fitted_to(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    study = DPareto(toy.curve_problem(), seed=0, candidates=64)
-    trials = study.run(4, initial=4).trials
-    found = []
-    for most in (8, 288):
-        monkeypatch.setattr("botorch_dp.pareto.beliefs._MOST_FITTED", 8)
-        monkeypatch.setattr("botorch_dp.pareto.beliefs._MOST_POINTS", most)
-        found.append(beliefs(study.problem, trials)._gps[1])
-    few, many = found
-    assert len(few.train_inputs[0]) < len(many.train_inputs[0])  # type: ignore[index]
-    for one, other in zip(few.parameters(), many.parameters(), strict=True):
-        assert torch.equal(one, other)
-    at = torch.rand(20, 2, generator=torch.Generator().manual_seed(0), dtype=torch.double)
-    (_, wider), (_, std) = predicted(few, at), predicted(many, at)
-    assert (std <= wider + 1e-9).all() and std.sum() < wider.sum()
 
 
 def test_hyper_parameters_are_fitted_less_often_as_trials_grow(

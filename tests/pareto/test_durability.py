@@ -132,13 +132,9 @@ def test_killed_with_trainings_on_threads(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize("curves", [False, True])
-def test_killed_in_front_of_each_write(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, curves: bool
-) -> None:
+def test_killed_in_front_of_each_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever was acknowledged is there, and the study ends as if nothing had happened."""
-    problem = toy.curve_problem() if curves else toy.problem(replicates=2)
+    problem = toy.problem(replicates=2)
     disk = Disk(monkeypatch)
 
     def run_in(folder: Path) -> list[tuple[Any, ...]]:
@@ -149,7 +145,7 @@ def test_killed_in_front_of_each_write(
     expected = run_in(tmp_path)
     commits = disk.commits
     assert commits > 8
-    for at in range(1, commits + 1, 3 if curves else 1):  # each curve has several points
+    for at in range(1, commits + 1):
         folder = tmp_path / str(at)
         folder.mkdir()
         disk.commits, disk.at, disk.action = 0, at, disk.kill

@@ -205,7 +205,7 @@ class TestReevaluate:
         """Hypervolume of the true errors of the configs on either front."""
         gains = []
         for seed in range(10):
-            front = DPareto(toy.curve_problem(), seed=seed, acquisition="random").run(12)
+            front = DPareto(toy.problem(), seed=seed, acquisition="random").run(40)
             true = []
             for one in (front, front.shrunken):
                 assert one is not None
@@ -218,8 +218,6 @@ class TestReevaluate:
         observed = DPareto(toy.problem(), seed=0, acquisition="random").run(30)
         shrunken = observed.shrunken
         assert shrunken is not None and shrunken.observed is observed and shrunken.shrunken is None
-        measured = {(p.trial, p.values[0]) for p in observed.measured}
-        assert {(p.trial, p.values[0]) for p in shrunken.measured_on_front} <= measured
         assert shrunken.table()["error"] == shrunken.points[:, 1].tolist()
         again = shrunken.reevaluate(2)
         assert again.observed is shrunken

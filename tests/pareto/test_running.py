@@ -75,11 +75,9 @@ def outcomes(problem: PrivacyUtilityProblem, *tasks: Task, executor: Any = None)
 
 
 def test_train_times_the_oracle() -> None:
-    ((_, answers, seconds),) = train(toy.Slow(0.02), False, Task(0, CONFIG, (0, 1), (1, 2)))
+    answers, seconds = train(toy.Slow(0.02), False, Task(0, CONFIG, (0, 1), (1, 2)))
     assert answers == [toy.utility(CONFIG, 1), toy.utility(CONFIG, 2)] and seconds >= 0.04
-    ((_, answers, _),) = train(
-        lambda config, seeds: [0.5] * len(seeds), True, task(seeds=(1, 2, 3))
-    )
+    answers, _ = train(lambda config, seeds: [0.5] * len(seeds), True, task(seeds=(1, 2, 3)))
     assert answers == [0.5] * 3
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from botorch_dp.pareto import StudyError
-from botorch_dp.pareto.problem import CurvePlan, Measurement, Trial
+from botorch_dp.pareto.problem import Measurement, Trial
 from botorch_dp.pareto.storage import StudyFile
 from tests.one_draw import in_fork
 
@@ -26,15 +26,13 @@ SPACE = {"a": {"kind": "Real", "low": 0.0, "high": 2.0}}
 DESCRIPTION: dict[str, Any] = {"space": SPACE, "replicates": 2}
 
 #: Trials of every kind, in words that no other value could stand for.
-PLAN = CurvePlan((2, 4), (0.5, 1.0), (0.0, 1 / 3))
 POINT = Measurement(0.25, (2**0.5,), 0.1 + 0.2)
-CURVE = Measurement.of_curve({2: POINT, 4: Measurement(1 / 3, (2.0,), 1.0)})
 TRIALS = [
     Trial(0, {"rate": 0.1 + 0.2, "epochs": 3, "kind": "a"}, (2**31 - 1, 8), 1 / 3),
     Trial(1, {}, (7,), math.nan, state="failed", failures=("InvalidEpsilonError",)),
     Trial(2, {"a": None}, (7, 8), 1.0, measurements=(None, Measurement(1 / 3, (2**0.5,), 1.5))),
-    Trial(3, {}, (7,), 1.0, state="complete", measurements=(CURVE,), fresh={4: CURVE}, plan=PLAN),
-    Trial(4, {}, (7, 8), 1.0, plan=PLAN).reached(2, {1: POINT}).begins_again([1]),
+    Trial(3, {}, (7,), 1.0, state="complete", measurements=(POINT,), fresh={4: POINT}),
+    Trial(4, {}, (7, 8), 1.0).measured({1: POINT}),
     Trial(5, {}, (7,), 1.0).failed("BrokenProcessPool", trainings=2**40, blamed=False),
     Trial(6, {}, (7,), 1.0, state="complete", measurements=(Measurement(0.5),)),
 ]
@@ -72,7 +70,6 @@ def test_trials_come_back_to_the_last_bit(whole: Path) -> None:
             assert again.trials == TRIALS and again.seed == 5
             assert repr(again.trials) == repr(TRIALS)
             assert [m.seconds for m in again[2].finished] == [1.5]
-            assert again[4].begun == {1: {2: POINT}} and again[4].num_trainings == 2
 
 
 class TestChanges:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
@@ -483,27 +482,6 @@ class TestMistakes:
         tried.problem.oracle = toy.utility
         front = tried.run(16)
         assert len(front.trials) >= 11
-
-    @pytest.mark.parametrize(
-        ("train", "match"),
-        [
-            (lambda config, seed, checkpoints: None, "a sequence of utilities.*got NoneType"),
-            (lambda config, seed, checkpoints: dict.fromkeys(checkpoints, 0.5), "got dict"),
-            (lambda config, seed, checkpoints: [math.nan for _ in checkpoints], "not NaN"),
-            (lambda config, seed, checkpoints: [config["nose"]], "KeyError, raised in"),
-            (lambda config, seed: 0.5, "TypeError, raised by the call itself"),
-        ],
-    )
-    def test_in_a_curve(self, train: Any, match: str) -> None:
-        tried = DPareto(toy.curve_problem(train), seed=0, candidates=64)
-        with pytest.raises(StudyError, match=match):
-            tried.run(16)
-        assert len(tried.trials) <= 5
-
-    def test_in_the_privacy_of_a_curve(self) -> None:
-        problem = toy.curve_problem(privacy=lambda config: config["nose"])
-        with pytest.raises(StudyError, match="KeyError: 'nose'"):
-            DPareto(problem, seed=0).run(16)
 
     def test_a_plain_mistake_burns_no_trial(self, tmp_path: Path) -> None:
         path = tmp_path / "study.sqlite"

@@ -6,7 +6,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -68,17 +68,6 @@ class KillsOnce:
             return utility(config, seed)
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError("unreachable")
-
-
-def curve(config: Config, seed: int, checkpoints: Sequence[int]) -> Iterator[float]:
-    """The utility along a training: its luck stays with it."""
-    for checkpoint in checkpoints:
-        yield utility({**config, "epochs": checkpoint}, seed)
-
-
-def curve_problem(train: Callable[..., Any] = curve, **options: Any) -> PrivacyUtilityProblem:
-    """The problem of :func:`problem`, measured along the way."""
-    return problem(None, utility_curve=train, resource="epochs", **options)
 
 
 def problem(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import pickle
-from pathlib import Path
 
 import pytest
 import torch
 
 from botorch_dp import tasks
-from botorch_dp.pareto import DPareto, PrivacyUtilityProblem, StudyError
-from botorch_dp.privacy import NeighboringRelation, PrivacyBudget, dp_sgd_epsilon, gaussian_epsilon
+from botorch_dp.pareto import DPareto, PrivacyUtilityProblem
+from botorch_dp.privacy import NeighboringRelation, dp_sgd_epsilon, gaussian_epsilon
 from botorch_dp.tasks.learning import _MODELS
 
 BUNDLED = [
@@ -130,32 +129,6 @@ def test_a_short_study() -> None:
     assert front.hypervolume() > 0
 
 
-@pytest.mark.parametrize("name", ["adult_logistic_sgd", "adult_logistic_adam", "adult_svm_sgd"])
-def test_a_curve_passes_through_the_shorter_trainings(name: str) -> None:
-    make = getattr(tasks, name)
-    problem = make(data="breast_cancer", replicates=2, curves=True)
-    config = {**CHEAP, "noise_variance": 1.0, "epochs": 4}
-    seeds = [0, 1]
-    along = dict(zip((1, 2, 4), problem.oracle(config, seeds, (1, 2, 4)), strict=True))
-    plain = make(data="breast_cancer", replicates=2)
-    for epochs, utilities in along.items():
-        assert utilities == pytest.approx(plain.oracle({**config, "epochs": epochs}, seeds))
-    steps = 4 * (398 // config["batch_size"])
-    assert problem.cost(config) == steps, "effort is counted in gradient steps"
-
-
-def test_a_study_of_curves_goes_on_after_it_was_stored(tmp_path: Path) -> None:
-    problem = tasks.adult_logistic_sgd(data="breast_cancer", replicates=2, curves=True)
-    with DPareto(problem, storage=tmp_path / "study.sqlite", seed=0, candidates=64) as study:
-        study.run(5)
-    with DPareto(problem, storage=tmp_path / "study.sqlite", candidates=64) as study:
-        front = study.run(6)
-    assert len(front.measured) > 6
-    plain = tasks.adult_logistic_sgd(data="breast_cancer", replicates=2)
-    with pytest.raises(StudyError, match="`resource` is missing"):
-        DPareto(plain, storage=tmp_path / "study.sqlite")
-
-
 @pytest.mark.data
 def test_adult_at_full_size() -> None:
     problem = tasks.adult_logistic_sgd()
@@ -177,21 +150,3 @@ def test_networks_cannot_start_at_zero() -> None:
     for model in ("mlp1", "mlp2"):
         factory, _ = _MODELS[model]
         assert all(bool((p != 0).any()) for p in factory(7).parameters())
-
-
-def test_a_published_study_of_curves_pays_for_each_training_once() -> None:
-    """The models on the way are made of the noisy gradients that the whole training pays for."""
-    problem = tasks.adult_logistic_sgd(
-        data="breast_cancer", curves=True, publish=True, replicates=2
-    )
-    with DPareto(problem, seed=0, budget=PrivacyBudget(60.0, 1e-4)) as study:
-        study.run(5, initial=5)
-        assert study.ledger is not None
-        entries = study.ledger.entries()
-        assert [entry.label for entry in entries] == [f"trial {n}" for n in range(5)]
-        assert max(len(m.curve) for t in study.trials for m in t.finished) > 5
-        assert all("2 x DP-SGD" in entry.guarantee.mechanism for entry in entries)
-        assert all(trial.num_trainings == 2 for trial in study.trials)
-        assert "test records are public" in str(
-            study.publish(test_records_are_public=True).guarantee
-        )

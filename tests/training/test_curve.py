@@ -13,7 +13,6 @@ import torch
 
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import PrivacyBudget, PrivacyLedger
-from botorch_dp.space import Integer, Real, SearchSpace
 from botorch_dp.training import DPTrainer
 from botorch_dp.training.run import TrainingRun
 from tests.one_draw import in_fork
@@ -77,17 +76,6 @@ def test_who_has_seen_enough_takes_no_further_step() -> None:
     with pytest.raises(StopIteration):
         each.fit(**LONG, seed=0, on_point=raising)
     assert 2 * loss.calls == taken
-
-    space = SearchSpace(epochs=Integer(1, 7), noise_multiplier=Real(0.5, 2.0))
-    fixed = {name: LONG[name] for name in ("learning_rate", "clip_norm", "batch_size")}
-    problem = each.problem(space, curves=True, replicates=2, **fixed)
-    loss.calls = 0
-    points = problem.oracle({"epochs": 7, "noise_multiplier": 0.8}, [0, 1], CURVE)
-    assert loss.calls == 0
-    first = next(points)
-    points.close()
-    assert loss.calls == taken / 2
-    assert first == [one.curve[0].utility for one in enough]
 
 
 def test_a_published_model_that_was_ended_costs_the_complete_run(tmp_path: Path) -> None:

@@ -44,16 +44,6 @@ def test_utilities_are_those_of_replicates_and_travel() -> None:
     assert pickle.loads(pickle.dumps(problem.oracle))(CONFIG, [4, 9]) == wanted
 
 
-def test_a_curve_is_that_of_the_training() -> None:
-    each = trainer()
-    problem = each.problem(ALONG, **FIXED, learning_rate=0.1, curves=True)
-    config = {"epochs": 4, "noise_multiplier": 1.5}
-    whole = each.fit(**FIXED, **config, learning_rate=0.1, seed=3, curve=(1, 2, 4))
-    points = list(problem.oracle(config, [3], (1, 2, 4)))
-    assert [utility for (utility,) in points] == [point.utility for point in whole.curve]
-    assert problem.cost(config) == whole.steps
-
-
 def test_epsilon_may_be_an_input() -> None:
     space = SearchSpace(learning_rate=Real(0.01, 1.0, log=True), target_epsilon=Real(0.5, 8.0))
     problem = trainer().problem(space, **FIXED, epochs=3)
@@ -65,13 +55,10 @@ def test_epsilon_may_be_an_input() -> None:
 
 
 def test_with_secret_noise_each_training_is_charged_once() -> None:
-    problem = trainer().problem(
-        ALONG, **FIXED, learning_rate=0.1, curves=True, publish=True, replicates=2
-    )
+    problem = trainer().problem(ALONG, **FIXED, learning_rate=0.1, publish=True, replicates=2)
     with DPareto(problem, seed=0, budget=PrivacyBudget(200.0, 1e-3)) as study:
         study.run(2, initial=2)
         assert study.ledger is not None and len(study.ledger.entries()) == 2
-        assert max(len(m.curve) for t in study.trials for m in t.finished) > 1
 
 
 def test_its_models_can_be_published() -> None:
@@ -90,7 +77,6 @@ def test_its_models_can_be_published() -> None:
         (SPACE, {**SETTINGS}, ValueError, "given as fixed settings too"),
         (SearchSpace(lr=Real(0.1, 1.0)), SETTINGS, ValueError, r"\['lr'\] cannot be among them"),
         (SearchSpace(delta=Real(1e-6, 1e-5)), SETTINGS, ValueError, r"\['delta'\] cannot be"),
-        (SPACE, {**FIXED, "epochs": 3, "curves": True}, ValueError, "`curves` needs `epochs`"),
         (SPACE, {**FIXED, "epochs": 3, "lot_size": 6}, TypeError, "no setting .lot_size."),
     ],
 )
