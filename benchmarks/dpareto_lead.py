@@ -35,6 +35,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from benchmarks.accounting import papers_epsilon
 from benchmarks.common import BenchmarkParser, mean_interval, results_folder, save_results
 from benchmarks.dpareto_paper import FULL, METHODS, SMALLEST, TABLE_2, TABLE_4, prepared
 from benchmarks.linear_training import FastTraining, _compiled
@@ -74,9 +75,8 @@ def epsilons(config: Config, num_records: int) -> tuple[float, float]:
         "num_records": num_records,
         "steps": config["epochs"] * (num_records // config["batch_size"]),
         "delta": DELTA,
-        "sampling": "without_replacement",
     }
-    return dp_sgd_epsilon(**run), dp_sgd_epsilon(accountant="rdp", **run)
+    return dp_sgd_epsilon(sampling="without_replacement", **run), papers_epsilon(**run)
 
 
 def training_of(label: str) -> FastTraining:

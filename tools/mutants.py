@@ -376,8 +376,6 @@ MUTANTS = [
         ("lower = (1 - (1 - u - deltas) / factor)", "lower = (1 - (1 - u) / factor)"),
         ("np.where(values[:, -1] > 0, np.inf, total)", "total"),
         ("least = self.number.slope(base.other(u)[1:])", "least = self.number.slope(u[1:])"),
-        ("common = rdp + max(math.log(number.mean), 0.0)", "common = rdp + 0.0"),
-        ("result = common + (1 + number.shape) * more", "result = common + more"),
         ("                np.full(len(repeated[0]), beside_mu),", "                None,"),
         ("(-(1 + self.shape))", "(-self.shape)"),
         ("int(self.draws(1)[0])", "round(self.mean)"),

@@ -131,7 +131,7 @@ def _summed(losses: Mapping[PrivacyLoss, int], delta: float) -> PrivacyLoss | No
             epsilons.append(count * loss.summed[0])
             deltas.append(count * loss.summed[1])
         else:
-            divergences.append(count * float(loss.rdp((_RENYI_ORDER,))[0]))
+            divergences.append(count * loss.rdp(_RENYI_ORDER))
     if divergences:
         # From Rényi divergence to epsilon [Canonne2020].
         order = _RENYI_ORDER

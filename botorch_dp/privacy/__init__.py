@@ -14,8 +14,6 @@ from botorch_dp.privacy.accounting import (
     dp_sgd_epsilon,
     dp_sgd_epsilons,
     dp_sgd_noise_multiplier,
-    renyi_budget,
-    renyi_epsilon,
 )
 from botorch_dp.privacy.audit import AuditReport, audit_epsilon
 from botorch_dp.privacy.budget import PrivacyBudget
@@ -61,7 +59,6 @@ from botorch_dp.privacy.selection import (
     Selection,
     TrialNumber,
     selection_epsilon,
-    selection_rdp,
     training_noise,
 )
 
@@ -114,12 +111,9 @@ __all__ = [
     "pure_dp_epsilon",
     "pure_dp_mu",
     "release_through",
-    "renyi_budget",
-    "renyi_epsilon",
     "rounded_down",
     "rounded_up",
     "selection_epsilon",
-    "selection_rdp",
     "sparse_vector",
     "sparse_vector_guarantee",
     "training_noise",

@@ -1,113 +1,42 @@
-r"""Rényi divergences of DP-SGD and of simpler mechanisms, and what they say about (epsilon, delta).
+"""Rényi divergences of one order, which may be added up under full adaptivity [Feldman2021].
 
-The papers account for batches of fixed size, drawn without replacement, by a bound of [Wang2019]:
-for one step whose noise is z sensitivities and whose batch is a fraction q of the data, the moment
-of integer order :math:`\alpha` obeys, under replace-one,
-
-.. math::
-    e^{(\alpha - 1) \epsilon(\alpha)} \le
-        1 + \sum_{i=2}^{\alpha} \binom{\alpha}{i} q^i \, T_i(z), \qquad
-    T_i = \min\{4 \sqrt{\chi_{2 \lfloor i/2 \rfloor} \chi_{2 \lceil i/2 \rceil}},
-                2 e^{i(i-1)/(2 z^2)}\},
-
-with :math:`\chi_\ell = E_Q[(P/Q - 1)^\ell]`, Q = N(0, 1), P = N(1/z, 1). These divergences depend
-on z alone and are integrals of positive functions for even :math:`\ell`: we integrate, where the
-alternating sums that define them would cancel.
+The order is fixed in advance, and divergences are charged until their sum implies the (epsilon,
+delta) of a budget: ``PrivacyBudget(renyi=True)``. dp-accounting has no Rényi divergences for
+Poisson batches under REPLACE_ONE, nor for the dominating pair of fixed batches, so those of sampled
+Gaussians are integrated here.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
-from scipy.special import gammaln, log_ndtr, logsumexp
+from scipy.special import log_ndtr, logsumexp
 
-from botorch_dp._checks import check_finite
+from botorch_dp._checks import check_delta, check_positive
 from botorch_dp.privacy._distributions import SampledKind, one_sided_loss, sampled_gaussian
 
-#: Up to here the divergences are used; above, only the simple exponentials are (as dp-accounting).
-_MAX_TIGHT_ORDER = 256
-
-#: dp-accounting's orders and, where its list jumps (63, 128, 256, 512, 1024), those in between.
-DENSE_ORDERS: tuple[float, ...] = (
-    *(1 + tenth / 10 for tenth in range(1, 100)),
-    *range(11, 257),
-    *(320, 384, 448, 512, 640, 768, 896, 1024, 1536, 2048, 3072, 4096),
-)
-
-# The trapezoidal rule converges like exp(-2 pi^2 / step^2) for such integrands: beyond any need.
-_STEP = 0.25
-_EVEN = np.arange(2, _MAX_TIGHT_ORDER + 1, 2)
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(20)
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 
 
-def fixed_batch_rdp(
-    noise_multiplier: float, sampling_fraction: float, orders: Sequence[float]
-) -> np.ndarray:
-    """Rényi divergences of one step of DP-SGD on fixed-size batches, under replace-one.
-
-    Args:
-        noise_multiplier: Noise std over the l2 sensitivity of the summed gradient.
-        sampling_fraction: Batch size over the number of records, in (0, 1].
-        orders: Each above 1. Between integers the convex log-moment is interpolated.
-
-    Returns:
-        One divergence for each order; read-only, since it is cached.
-    """
-    return _fixed_batch_rdp(noise_multiplier, sampling_fraction, tuple(orders))
-
-
 @lru_cache(maxsize=4096)
-def _fixed_batch_rdp(z: float, fraction: float, orders: tuple[float, ...]) -> np.ndarray:
-    if fraction == 1:
-        rdp = gaussian_rdp(1 / z, orders)
-    else:
-        # Between integers: the log-moment is convex in the order.
-        alphas = np.asarray(orders, dtype=float)
-        floors, ceilings = np.floor(alphas).astype(int), np.ceil(alphas).astype(int)
-        wanted = sorted({*floors.tolist(), *ceilings.tolist()})
-        known = dict(zip(wanted, _fixed_batch_log_moments(z, fraction, wanted), strict=True))
-        low = np.array([known[order] for order in floors.tolist()])
-        high = np.array([known[order] for order in ceilings.tolist()])
-        rdp = (low + (alphas - floors) * (high - low)) / (alphas - 1)
-    rdp.setflags(write=False)
-    return rdp
-
-
-def sampled_gaussian_rdp(
-    kind: SampledKind, noise_multiplier: float, fraction: float, orders: Sequence[float]
-) -> np.ndarray:
-    """Rényi divergences of the dominating pair of one step of DP-SGD; see :mod:`._distributions`.
+def sampled_gaussian_rdp(kind: SampledKind, z: float, fraction: float, order: float) -> float:
+    """Rényi divergence of the dominating pair of one step of DP-SGD; see :mod:`._distributions`.
 
     For Poisson batches under add-or-remove-one the larger of the two directions [Mironov2019].
 
     Args:
         kind: The sampling and the relation.
-        noise_multiplier: Noise std over the l2 sensitivity of the summed gradient.
+        z: Noise std over the l2 sensitivity of the summed gradient.
         fraction: The chance of a record to be in a batch, in (0, 1].
-        orders: Each above 1.
-
-    Returns:
-        One divergence for each order; read-only, since it is cached.
+        order: Above 1.
     """
-    return _sampled_gaussian_rdp(kind, noise_multiplier, fraction, tuple(orders))
-
-
-@lru_cache(maxsize=256)
-def _sampled_gaussian_rdp(
-    kind: SampledKind, z: float, fraction: float, orders: tuple[float, ...]
-) -> np.ndarray:
     if fraction == 1:
-        rdp = gaussian_rdp(1 / z, orders)
-    else:
-        shift = float(sampled_gaussian(kind, np.array([z]), np.array([fraction])).shift[0])
-        moments = [_log_moment(kind, shift, fraction, order) for order in orders]
-        rdp = np.array(moments) / (np.asarray(orders, dtype=float) - 1)
-    rdp.setflags(write=False)
-    return rdp
+        return gaussian_rdp(1 / z, order)
+    shift = float(sampled_gaussian(kind, np.array([z]), np.array([fraction])).shift[0])
+    return _log_moment(kind, shift, fraction, order) / (order - 1)
 
 
 def _log_moment(kind: SampledKind, c: float, q: float, order: float) -> float:
@@ -152,133 +81,60 @@ def _log_moment(kind: SampledKind, c: float, q: float, order: float) -> float:
     return float(np.logaddexp(0.0, total + 1e-9))
 
 
-def gaussian_rdp(mu: float, orders: Sequence[float]) -> np.ndarray:
-    """Rényi divergences of a mu-GDP mechanism."""
-    return np.asarray(orders, dtype=float) * (0.5 * mu * mu)
+def gaussian_rdp(mu: float, order: float) -> float:
+    """Rényi divergence of a mu-GDP mechanism."""
+    return order * (0.5 * mu * mu)
 
 
-def check_orders(orders: Sequence[float]) -> tuple[float, ...]:
-    """Orders as floats, or an error if a divergence of one does not exist."""
-    found = tuple(check_finite("orders", float(order)) for order in orders)
-    if any(order <= 1 for order in found):
-        raise ValueError(f"`orders` must be above 1, got {min(found)}.")
-    return found
-
-
-def pure_rdp(epsilon: float, orders: Sequence[float]) -> np.ndarray:
-    """Rényi divergences of randomized response, which bound those of any epsilon-DP mechanism."""
-    alphas = np.asarray(orders, dtype=float)
+def pure_rdp(epsilon: float, order: float) -> float:
+    """Rényi divergence of randomized response, which bounds that of any epsilon-DP mechanism."""
+    if epsilon == 0:
+        return 0.0
     # The moment less 1 is (e^(a eps) - 1)(1 - e^((1-a) eps)) / (1 + e^eps): nothing cancels.
-    log_excess = _log_expm1(alphas * epsilon) - np.logaddexp(0.0, epsilon)
-    log_excess += np.log(-np.expm1((1 - alphas) * epsilon))
-    return np.logaddexp(0.0, log_excess) / (alphas - 1)
+    log_excess = float(_log_expm1(order * epsilon)) - float(np.logaddexp(0.0, epsilon))
+    log_excess += math.log(-math.expm1((1 - order) * epsilon))
+    return float(np.logaddexp(0.0, log_excess)) / (order - 1)
 
 
-def laplace_rdp(epsilon: float, orders: Sequence[float]) -> np.ndarray:
-    """Rényi divergences of the scalar Laplace mechanism [Mironov2017]."""
-    alphas = np.asarray(orders, dtype=float)
-    with np.errstate(over="ignore"):
-        excess = alphas * np.expm1((alphas - 1) * epsilon) + (alphas - 1) * np.expm1(
-            -alphas * epsilon
-        )
-    small = np.log1p((excess + 1e-15 * alphas * (alphas - 1) * epsilon) / (2 * alphas - 1))
-    large = (alphas - 1) * epsilon + np.log(alphas / (2 * alphas - 1)) + 1e-12
-    return np.where(alphas * epsilon < 50, small, large) / (alphas - 1)
-
-
-def _fixed_batch_log_moments(z: float, fraction: float, orders: Sequence[int]) -> list[float]:
-    """Bounds on the log-moments of one step at integer orders."""
-    tight = [order for order in orders if order <= _MAX_TIGHT_ORDER]
-    powers = np.arange(2, _MAX_TIGHT_ORDER + 1)
-    summands = _log_binomials()[tight, 2:] + powers * math.log(fraction) + _log_terms(z)
-    with np.errstate(divide="ignore"):
-        sums = logsumexp(summands, axis=1)
-    return [
-        *np.logaddexp(0.0, sums).tolist(),
-        *(_simple_log_moment(z, fraction, order) for order in orders[len(tight) :]),
-    ]
-
-
-def _simple_log_moment(z: float, fraction: float, order: int) -> float:
-    """A bound on the log-moment of an order above 256."""
-    summands = _log_simple_terms(z, order) + _log_binomial_row(order)
-    summands += np.arange(2, order + 1) * math.log(fraction)
-    return float(np.logaddexp(0.0, logsumexp(summands)))
-
-
-def _log_simple_terms(z: float, order: int) -> np.ndarray:
-    """log T_i without divergences but that of order 2, for i = 2..order."""
-    precision = np.square(1 / z)
-    powers = np.arange(2, order + 1)
-    terms: np.ndarray = math.log(2) + 0.5 * powers * (powers - 1) * precision
-    terms[0] = np.minimum(math.log(4) + _log_expm1(precision), terms[0])
-    return terms
-
-
-@lru_cache(maxsize=4096)
-def _log_terms(z: float) -> np.ndarray:
-    """log T_i(z) for i = 2..256."""
-    log_chi, powers = _log_divergences(z), np.arange(2, _MAX_TIGHT_ORDER + 1)
-    averaged = 0.5 * (log_chi[powers // 2 - 1] + log_chi[(powers + 1) // 2 - 1])
-    return np.minimum(_log_simple_terms(z, _MAX_TIGHT_ORDER), math.log(4) + averaged)
-
-
-def _log_divergences(z: float) -> np.ndarray:
-    r"""log of :math:`\chi_\ell = E_Q[(P/Q - 1)^\ell]` for even orders up to 256.
-
-    With s = x/z - 1/(2z^2) the log-ratio at x, the integrand is exp(-x^2/2) (e^s - 1)^order. Its
-    right peak lies less than sqrt(order) + 2 above order/z; the left one, at -sqrt(order), only
-    counts while order/z is small.
-    """
-    reach = math.sqrt(_MAX_TIGHT_ORDER) + 20
-    offsets = np.arange(-reach, reach + _STEP, _STEP)
-    x = _EVEN[:, None] / z + offsets
-    s = x / z - 0.5 / z**2
-    with np.errstate(divide="ignore"):
-        log_gap = np.maximum(s, 0) + np.log(-np.expm1(-np.abs(s)))
-    integrand = _EVEN[:, None] * log_gap - 0.5 * x**2
-    return logsumexp(integrand, axis=1) + math.log(_STEP / math.sqrt(2 * math.pi))
-
-
-@lru_cache(maxsize=1)
-def _log_binomials() -> np.ndarray:
-    """log C(n, k) for 0 <= n, k <= 256, minus infinity above the diagonal."""
-    n = np.arange(_MAX_TIGHT_ORDER + 1)
-    return _log_binomial(n[:, None], n[None, :])
-
-
-@lru_cache(maxsize=512)
-def _log_binomial_row(order: int) -> np.ndarray:
-    """log C(order, k) for k = 2..order."""
-    return _log_binomial(order, np.arange(2, order + 1))
-
-
-def _log_binomial(n: np.ndarray | int, k: np.ndarray) -> np.ndarray:
-    rest = np.maximum(np.subtract(n, k), 0)
-    value = gammaln(np.add(n, 1)) - gammaln(k + 1) - gammaln(rest + 1)
-    return np.where(np.less(n, k), -np.inf, value)
+def laplace_rdp(epsilon: float, order: float) -> float:
+    """Rényi divergence of the scalar Laplace mechanism [Mironov2017]."""
+    if order * epsilon < 50:
+        excess = order * math.expm1((order - 1) * epsilon)
+        excess += (order - 1) * math.expm1(-order * epsilon) + 1e-15 * order * (order - 1) * epsilon
+        return math.log1p(excess / (2 * order - 1)) / (order - 1)
+    return epsilon + (math.log(order / (2 * order - 1)) + 1e-12) / (order - 1)
 
 
 def _log_expm1(value: np.ndarray | float) -> np.ndarray:
     return value + np.log(-np.expm1(-np.asarray(value, dtype=float)))
 
 
-def rdp_epsilon(orders: Sequence[float], rdp: np.ndarray, delta: float) -> float:
-    """The smallest epsilon that Rényi divergences imply at ``delta`` [Canonne2020]."""
-    alphas = np.asarray(orders, dtype=float)
-    penalty = (math.log(delta) + np.log(alphas)) / (alphas - 1)
-    epsilons = np.maximum(rdp + np.log1p(-1 / alphas) - penalty, 0.0)
-    epsilons[alphas <= 1.01] = np.inf  # not stable there, and never the best order
-    # delta >= sqrt(1 - exp(-KL)) bounds the total variation: then epsilon = 0 will do.
-    return float(np.where(delta**2 + np.expm1(-rdp) > 0, 0.0, epsilons).min())
+def renyi_epsilon(divergence: float, order: float, delta: float) -> float:
+    """The epsilon at ``delta`` that one Rényi divergence implies [Canonne2020].
+
+    Args:
+        divergence: An upper bound on the Rényi divergence of that order, at least 0.
+        order: Above 1.
+        delta: In (0, 1).
+
+    Example:
+        >>> round(renyi_epsilon(0.1, 16.0, 1e-5), 3)
+        0.618
+    """
+    check_delta("delta", delta)
+    penalty = (math.log(delta) + math.log(order)) / (order - 1) - math.log1p(-1 / order)
+    return max(0.0, (divergence - penalty) * (1 + 1e-15))
 
 
-def rdp_delta(orders: Sequence[float], rdp: np.ndarray, epsilon: float) -> float:
-    """The smallest delta that Rényi divergences imply at ``epsilon``; inverse of the above."""
-    alphas = np.asarray(orders, dtype=float)
-    with np.errstate(divide="ignore"):
-        by_variation = 0.5 * np.log(-np.expm1(-rdp))
-    by_moment = (alphas - 1) * (rdp - epsilon + np.log1p(-1 / alphas)) - np.log(alphas)
-    by_moment[alphas <= 1.01] = np.inf
-    log_delta = float(np.minimum(by_variation, by_moment).min())
-    return math.exp(min(log_delta, 0.0))
+def renyi_budget(epsilon: float, delta: float, order: float) -> float:
+    """The largest Rényi divergence of this order that implies (epsilon, delta)-DP.
+
+    The inverse of :func:`renyi_epsilon`; 0 if the order is too small for this budget.
+
+    Example:
+        >>> round(renyi_budget(1.0, 1e-5, 24.0), 3)
+        0.68
+    """
+    check_positive("epsilon", epsilon)
+    penalty = epsilon - renyi_epsilon(0.0, order, delta)
+    return max(0.0, penalty * (1 - 1e-14))

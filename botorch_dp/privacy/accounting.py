@@ -1,4 +1,4 @@
-"""What DP-SGD costs, and what a Rényi divergence implies.
+"""What DP-SGD costs.
 
 A batch is the set of records whose clipped gradients are added up in a step. Two ways to draw it:
 
@@ -33,7 +33,6 @@ from typing import Literal
 import numpy as np
 
 from botorch_dp._checks import (
-    check_choice,
     check_count,
     check_delta,
     check_integer,
@@ -46,7 +45,6 @@ from botorch_dp.privacy._distributions import SampledKind, sampled_gaussian
 from botorch_dp.privacy._fourier import FAST, Sums
 from botorch_dp.privacy._gaussian import gaussian_epsilon, gaussian_mu
 from botorch_dp.privacy._monotone import safe_end
-from botorch_dp.privacy._renyi import DENSE_ORDERS, fixed_batch_rdp, rdp_epsilon
 from botorch_dp.privacy.guarantee import (
     FixedBatchSGDLoss,
     NeighboringRelation,
@@ -55,9 +53,7 @@ from botorch_dp.privacy.guarantee import (
 )
 
 Sampling = Literal["poisson", "without_replacement"]
-Accountant = Literal["pld", "rdp"]
 _SAMPLINGS = ("poisson", "without_replacement")
-_ACCOUNTANTS = ("pld", "rdp")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,30 +102,21 @@ class DPSGD:
         """The same training with this noise."""
         return replace(self, noise_multiplier=noise_multiplier)
 
-    def for_epsilon(
-        self,
-        epsilon: float,
-        delta: float,
-        *,
-        accountant: Accountant = "pld",
-        tolerance: float = 1e-5,
-    ) -> DPSGD:
+    def for_epsilon(self, epsilon: float, delta: float, *, tolerance: float = 1e-5) -> DPSGD:
         """The same training with the least noise for which :meth:`epsilon` stays within this one.
 
         Args:
             epsilon: The target, positive; it is never exceeded.
             delta: In (0, 1).
-            accountant: As for :func:`dp_sgd_epsilon`.
             tolerance: How far above the least noise the result may be, relatively.
         """
         epsilon = check_positive("epsilon", epsilon)
-        check_choice("accountant", accountant, _ACCOUNTANTS)
         tolerance = check_positive("tolerance", tolerance)
         warn_large_delta(check_delta("delta", delta), self.num_records)
         loss = self.with_noise(1.0).loss()
 
         def log_excess(noise_multiplier: float) -> float:
-            spent = _epsilon(replace(loss, noise_multiplier=noise_multiplier), delta, accountant)
+            spent = composed_epsilon((replace(loss, noise_multiplier=noise_multiplier),), delta)
             return math.log(min(max(spent, 1e-9 * epsilon) / epsilon, 1e300))
 
         # Without any amplification this is what the Gaussian mechanism needs, but for rounding.
@@ -141,11 +128,10 @@ class DPSGD:
             low, high = low / 2, low
         return self.with_noise(safe_end(log_excess, low, high, tolerance=tolerance / 4))
 
-    def epsilon(self, delta: float, *, accountant: Accountant = "pld") -> float:
+    def epsilon(self, delta: float) -> float:
         """An upper bound on epsilon at ``delta``; see :func:`dp_sgd_epsilon`."""
-        check_choice("accountant", accountant, _ACCOUNTANTS)
         warn_large_delta(check_delta("delta", delta), self.num_records)
-        return _epsilon(self.loss(), delta, accountant)
+        return composed_epsilon((self.loss(),), delta)
 
     def loss(self) -> PoissonSGDLoss | FixedBatchSGDLoss:
         """Its privacy loss, for a :class:`~botorch_dp.privacy.Guarantee`."""
@@ -172,7 +158,6 @@ def dp_sgd_epsilon(
     delta: float,
     sampling: Sampling = "poisson",
     relation: NeighboringRelation | None = None,
-    accountant: Accountant = "pld",
 ) -> float:
     """The epsilon of DP-SGD (or DP-Adam) at ``delta``, an upper bound.
 
@@ -185,21 +170,18 @@ def dp_sgd_epsilon(
         delta: In (0, 1).
         sampling: How batches are drawn. A shuffled pass over the data is neither.
         relation: REPLACE_ONE if None; batches of fixed size know no other.
-        accountant: ``"pld"`` (privacy-loss distributions), about 3e-4 above the exact value of the
-            dominating pair. ``"rdp"`` is what papers report: Rényi divergences, for fixed batches
-            those of [Wang2019], or the Gaussian mechanism without amplification where that is
-            smaller.
 
     Returns:
-        Epsilon under the relation. Infinite where the noise is too small to mean anything.
+        Epsilon under the relation, about 3e-4 above the exact value of the dominating pair.
+        Infinite where the noise is too small to mean anything.
 
     Example:
         >>> run = dict(batch_size=256, num_records=32561, steps=1000, delta=1e-5)
         >>> round(dp_sgd_epsilon(noise_multiplier=1.0, **run), 2)
         2.18
         >>> fixed = dict(noise_multiplier=2.0, sampling="without_replacement", **run)
-        >>> round(dp_sgd_epsilon(**fixed), 2), round(dp_sgd_epsilon(**fixed, accountant="rdp"), 2)
-        (1.69, 2.75)
+        >>> round(dp_sgd_epsilon(**fixed), 2)
+        1.69
     """
     training = DPSGD(
         noise_multiplier=noise_multiplier,
@@ -209,19 +191,7 @@ def dp_sgd_epsilon(
         sampling=sampling,
         relation=relation,
     )
-    return training.epsilon(delta, accountant=accountant)
-
-
-def _epsilon(loss: PoissonSGDLoss | FixedBatchSGDLoss, delta: float, accountant: str) -> float:
-    if accountant == "pld":
-        return composed_epsilon((loss,), delta)
-    without_sampling = gaussian_epsilon(math.sqrt(loss.steps) / loss.noise_over_sensitivity, delta)
-    if isinstance(loss, FixedBatchSGDLoss):
-        step = fixed_batch_rdp(loss.noise_over_sensitivity, loss.sampling_fraction, DENSE_ORDERS)
-        rdp = loss.steps * step
-    else:
-        rdp = loss.rdp(DENSE_ORDERS)
-    return min(rdp_epsilon(DENSE_ORDERS, rdp, delta), without_sampling)
+    return training.epsilon(delta)
 
 
 def dp_sgd_epsilons(
@@ -296,7 +266,6 @@ def dp_sgd_noise_multiplier(
     delta: float,
     sampling: Sampling = "poisson",
     relation: NeighboringRelation | None = None,
-    accountant: Accountant = "pld",
     tolerance: float = 1e-5,
 ) -> float:
     """The least noise multiplier for which :func:`dp_sgd_epsilon` stays within ``epsilon``.
@@ -309,7 +278,6 @@ def dp_sgd_noise_multiplier(
         delta: In (0, 1).
         sampling: How batches are drawn.
         relation: REPLACE_ONE if None.
-        accountant: As for :func:`dp_sgd_epsilon`.
         tolerance: How far above the least value the result may be, relatively.
 
     Example:
@@ -325,58 +293,9 @@ def dp_sgd_noise_multiplier(
         steps=steps,
         sampling=sampling,
         relation=relation,
-    ).for_epsilon(epsilon, delta, accountant=accountant, tolerance=tolerance)
+    ).for_epsilon(epsilon, delta, tolerance=tolerance)
     assert training.noise_multiplier is not None
     return training.noise_multiplier
-
-
-def renyi_epsilon(divergence: float, order: float, delta: float) -> float:
-    """The epsilon at ``delta`` that one Rényi divergence implies [Canonne2020].
-
-    For a filter: fix the order before anything is released, add up ``loss.rdp([order])`` of
-    whatever runs, however adaptively, and stop before the sum exceeds :func:`renyi_budget`
-    [Feldman2021].
-
-    Args:
-        divergence: An upper bound on the Rényi divergence of that order, at least 0.
-        order: Above 1.
-        delta: In (0, 1).
-
-    Example:
-        >>> round(renyi_epsilon(0.1, 16.0, 1e-5), 3)
-        0.618
-    """
-    check_delta("delta", delta)
-    if not (math.isfinite(order) and order > 1):
-        raise ValueError(f"`order` must be finite and above 1, got {order}.")
-    if not divergence >= 0:
-        raise ValueError(f"`divergence` must be at least 0, got {divergence}.")
-    penalty = (math.log(delta) + math.log(order)) / (order - 1) - math.log1p(-1 / order)
-    return max(0.0, (divergence - penalty) * (1 + 1e-15))
-
-
-def renyi_budget(epsilon: float, delta: float, order: float) -> float:
-    """The largest Rényi divergence of this order that implies (epsilon, delta)-DP.
-
-    The inverse of :func:`renyi_epsilon`.
-
-    Args:
-        epsilon: Positive.
-        delta: In (0, 1).
-        order: Above 1.
-
-    Returns:
-        The divergence; 0 if the order is too small for this budget: take a larger one, about
-        ``1 + 2 log(1/delta) / epsilon``.
-
-    Example:
-        >>> round(renyi_budget(1.0, 1e-5, 24.0), 3)
-        0.68
-    """
-    check_positive("epsilon", epsilon)
-    check_delta("delta", delta)
-    penalty = epsilon - renyi_epsilon(0.0, order, delta)
-    return max(0.0, penalty * (1 - 1e-14))
 
 
 def sampled_kind(sampling: Sampling, relation: NeighboringRelation) -> SampledKind:

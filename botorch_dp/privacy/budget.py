@@ -28,7 +28,7 @@ from functools import lru_cache
 from botorch_dp._checks import check_delta, check_finite, check_positive
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy._gaussian import gaussian_epsilon, gaussian_mu
-from botorch_dp.privacy.accounting import renyi_budget, renyi_epsilon
+from botorch_dp.privacy._renyi import renyi_budget, renyi_epsilon
 from botorch_dp.privacy.guarantee import Cost, GaussianLoss, Guarantee
 from botorch_dp.privacy.rounding import exactly, float_above, float_below, sqrt_above, sqrt_below
 
@@ -196,7 +196,7 @@ class Compartments:
             if order is None or is_summed or isinstance(loss, GaussianLoss):
                 parts.append(loss.cost(alone))
                 continue
-            divergence = float(loss.rdp((order,))[0])
+            divergence = loss.rdp(order)
             if not math.isfinite(divergence):
                 raise PrivacyError(
                     f"The {guarantee.mechanism} has no finite Rényi divergence of order "

@@ -42,7 +42,6 @@ from botorch_dp.privacy._composition import (
 from botorch_dp.privacy._distributions import SampledKind
 from botorch_dp.privacy._gaussian import pure_dp_mu
 from botorch_dp.privacy._renyi import (
-    check_orders,
     gaussian_rdp,
     laplace_rdp,
     pure_rdp,
@@ -110,11 +109,11 @@ class PrivacyLoss(ABC):
         """The normal form that is composed."""
 
     @abstractmethod
-    def rdp(self, orders: Sequence[float]) -> np.ndarray:
-        """Upper bounds on the Rényi divergences of these orders, each above 1.
+    def rdp(self, order: float) -> float:
+        """An upper bound on the Rényi divergence of this order, above 1.
 
-        At one order that was fixed in advance they may be added up even if later mechanisms depend
-        on the outputs of earlier ones [Feldman2021].
+        At one order that was fixed in advance divergences may be added up even if later mechanisms
+        depend on the outputs of earlier ones [Feldman2021].
         """
 
     @abstractmethod
@@ -175,9 +174,9 @@ class PureLoss(PrivacyLoss):
         """Epsilon."""
         return self.epsilon, 0.0
 
-    def rdp(self, orders: Sequence[float]) -> np.ndarray:
-        """The divergences of randomized response, which dominates."""
-        return pure_rdp(self.epsilon, check_orders(orders))
+    def rdp(self, order: float) -> float:
+        """That of randomized response, which dominates."""
+        return pure_rdp(self.epsilon, order)
 
     def term(self) -> LossTerm:
         """Randomized response dominates."""
@@ -197,9 +196,9 @@ class LaplaceLoss(PureLoss):
 
     kind = "laplace"
 
-    def rdp(self, orders: Sequence[float]) -> np.ndarray:
-        """The divergences themselves, in closed form."""
-        return laplace_rdp(self.epsilon, check_orders(orders))
+    def rdp(self, order: float) -> float:
+        """The divergence itself, in closed form."""
+        return laplace_rdp(self.epsilon, order)
 
     def term(self) -> LossTerm:
         """The Laplace mechanism's own distribution."""
@@ -220,9 +219,9 @@ class GaussianLoss(PrivacyLoss):
         """What a ledger of either kind charges: mu."""
         return 0.0, 0.0, self.mu
 
-    def rdp(self, orders: Sequence[float]) -> np.ndarray:
-        """The divergences themselves, in closed form."""
-        return gaussian_rdp(self.mu, check_orders(orders))
+    def rdp(self, order: float) -> float:
+        """The divergence itself, in closed form."""
+        return gaussian_rdp(self.mu, order)
 
     def term(self) -> LossTerm:
         """Gaussian."""
@@ -252,11 +251,9 @@ class ApproximateLoss(PrivacyLoss):
         """Both numbers as they are."""
         return self.epsilon, self.delta
 
-    def rdp(self, orders: Sequence[float]) -> np.ndarray:
+    def rdp(self, order: float) -> float:
         """Infinite: with probability delta everything may be revealed."""
-        if self.delta > 0:
-            return np.full(len(check_orders(orders)), math.inf)
-        return pure_rdp(self.epsilon, check_orders(orders))
+        return math.inf if self.delta > 0 else pure_rdp(self.epsilon, order)
 
     def term(self) -> LossTerm:
         """Everything with probability delta, a pure mechanism otherwise."""
@@ -344,13 +341,10 @@ class SampledSGDLoss(PrivacyLoss):
             return LossTerm(mu=math.sqrt(self.steps) / z if z > 1e-150 else math.inf)
         return LossTerm(component=Component(self.sampled_kind, z, fraction), count=self.steps)
 
-    def rdp(self, orders: Sequence[float]) -> np.ndarray:
-        """The divergences of the dominating pair."""
+    def rdp(self, order: float) -> float:
+        """That of the dominating pair."""
         return self.steps * sampled_gaussian_rdp(
-            self.sampled_kind,
-            self.noise_over_sensitivity,
-            self.sampling_fraction,
-            check_orders(orders),
+            self.sampled_kind, self.noise_over_sensitivity, self.sampling_fraction, order
         )
 
 

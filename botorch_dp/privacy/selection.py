@@ -33,9 +33,6 @@ come from :math:`\delta(-\epsilon) \le 1 - e^{-\epsilon} (1 - \delta(\epsilon))`
 [Koskela2024] bounds the two factors of each term one by one, by
 :math:`E[K] \, \delta(\epsilon - \sup \log(w/v))`; keeping them together is tighter. Exchanging
 maximum and integral would give what a base whose best outcomes are likelier under P' attains.
-
-**Rényi bounds** [Papernot2022]: :func:`selection_rdp`. They are rarely the better ones at one
-delta.
 """
 
 from __future__ import annotations
@@ -63,7 +60,6 @@ from botorch_dp.privacy._distributions import sampled_gaussian
 from botorch_dp.privacy._fourier import FAST, Sums
 from botorch_dp.privacy._gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
 from botorch_dp.privacy._monotone import safe_end
-from botorch_dp.privacy._renyi import DENSE_ORDERS, rdp_delta, rdp_epsilon
 from botorch_dp.privacy.accounting import Sampling, checked_relation, sampled_kind
 from botorch_dp.privacy.guarantee import NeighboringRelation, PrivacyLoss
 
@@ -413,8 +409,6 @@ def selection_epsilon(
 ) -> float:
     """The epsilon at ``delta`` of publishing the best of a secret number of outcomes.
 
-    The smaller one of the profile bound and of the Rényi bound.
-
     Args:
         losses: What one trial may reveal of its outcome, score included.
         number: The law of the number of trials.
@@ -430,43 +424,7 @@ def selection_epsilon(
         raise ValueError("`losses` must be those of one outcome, one or more.")
     selection = Selection(number)
     base = BaseProfile.of(losses, _LAST_SHARE * delta / max(number.mean, 1.0))
-    epsilon = selection.epsilon(base, delta)
-    rdp = np.sum([loss.rdp(DENSE_ORDERS) for loss in losses], axis=0)
-    return min(epsilon, rdp_epsilon(DENSE_ORDERS, selection_rdp(DENSE_ORDERS, rdp, number), delta))
-
-
-def selection_rdp(orders: Sequence[float], rdp: np.ndarray, number: TrialNumber) -> np.ndarray:
-    r"""Rényi divergences of publishing the best of a secret number of outcomes [Papernot2022].
-
-    For a truncated negative binomial number, from any two orders of the base,
-
-    .. math:: \epsilon'(\lambda) \le \epsilon(\lambda) + (1 + \eta)
-        \Big(1 - \frac1{\hat\lambda}\Big) \hat\epsilon + (1 + \eta)
-        \frac{\log(1/\gamma)}{\hat\lambda} + \frac{\log E[K]}{\lambda - 1},
-
-    and for a Poisson number :math:`\epsilon'(\lambda) \le \epsilon(\lambda) + E[K] \hat\delta +
-    \log E[K] / (\lambda - 1)` with :math:`\hat\delta` at
-    :math:`\hat\epsilon = \log(1 + 1/(\lambda - 1))`.
-
-    Args:
-        orders: Increasing, each above 1.
-        rdp: The divergences of one outcome, one for each order.
-        number: The law of the number of trials.
-    """
-    alphas, rdp = np.asarray(orders, dtype=float), np.asarray(rdp, dtype=float)
-    if alphas.ndim != 1 or not alphas.size or not (np.isfinite(alphas) & (alphas > 1)).all():
-        raise ValueError("`orders` must be finite and above 1, one or more.")
-    if rdp.shape != alphas.shape:
-        raise ValueError(f"`rdp` must have one number for each of {len(alphas)} `orders`.")
-    common = rdp + max(math.log(number.mean), 0.0) / (alphas - 1)
-    if number.is_poisson:
-        hats = [rdp_delta(orders, rdp, math.log1p(1 / (a - 1))) for a in alphas]
-        result = common + number.mean * np.array(hats)
-    else:
-        more = np.min((1 - 1 / alphas) * rdp - math.log(number.gamma) / alphas)
-        result = common + (1 + number.shape) * more
-    # Divergences grow with their order: a smaller one at a larger order holds here, too.
-    return np.minimum.accumulate(result[::-1])[::-1]
+    return selection.epsilon(base, delta)
 
 
 # --- What one training needs. ---

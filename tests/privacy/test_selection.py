@@ -22,13 +22,11 @@ from botorch_dp.privacy import (
     gaussian_mu,
 )
 from botorch_dp.privacy._composition import composed_delta
-from botorch_dp.privacy._renyi import gaussian_rdp
 from botorch_dp.privacy.selection import (
     BaseProfile,
     Selection,
     TrialNumber,
     selection_epsilon,
-    selection_rdp,
     training_noise,
 )
 
@@ -118,19 +116,6 @@ class TestTrialNumber:
     def test_nonsense_is_refused(self, mean: float, shape: float) -> None:
         with pytest.raises(ValueError, match=r"`(mean|shape)` must be"):
             TrialNumber(mean, shape)
-
-
-class TestRenyi:
-    @pytest.mark.parametrize("shape", [0.0, 0.5, 1.0, 3.0, math.inf])
-    @pytest.mark.parametrize("mean", [1.5, 40.0])
-    def test_agrees_with_dp_accounting(self, mean: float, shape: float) -> None:
-        orders = [1.5, 2.0, 3.0, 5.0, 8.0, 16.0, 32.0, 64.0]
-        event = dp_event.RepeatAndSelectDpEvent(dp_event.GaussianDpEvent(4.0), mean, shape)
-        theirs = RdpAccountant(orders).compose(event)._rdp
-        ours = selection_rdp(orders, gaussian_rdp(0.25, orders), TrialNumber(mean, shape))
-        if shape == math.inf:  # divergences grow with their order: theirs may be lowered, too
-            theirs = np.minimum.accumulate(theirs[::-1])[::-1]
-        assert ours == pytest.approx(theirs, rel=1e-6)
 
 
 class TestProfileBound:
