@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
 import numpy as np
 from scipy.special import ndtr, ndtri
@@ -116,10 +116,6 @@ class PrivacyLoss(ABC):
         depend on the outputs of earlier ones [Feldman2021].
         """
 
-    @abstractmethod
-    def for_group(self, size: int) -> PrivacyLoss:
-        """What the mechanism may reveal about ``size`` units together."""
-
     @property
     def summed(self) -> tuple[float, float] | None:
         """The (epsilon, delta) that basic composition adds up, or None if there is no single one.
@@ -182,10 +178,6 @@ class PureLoss(PrivacyLoss):
         """Randomized response dominates."""
         return LossTerm(component=Component("pure", self.epsilon))
 
-    def for_group(self, size: int) -> Self:
-        """A loss of ``size`` times this epsilon."""
-        return type(self)(check_integer("size", size) * self.epsilon)
-
 
 @dataclass(frozen=True)
 class LaplaceLoss(PureLoss):
@@ -227,10 +219,6 @@ class GaussianLoss(PrivacyLoss):
         """Gaussian."""
         return LossTerm(mu=self.mu)
 
-    def for_group(self, size: int) -> GaussianLoss:
-        """A loss of ``size`` times this sensitivity."""
-        return GaussianLoss(check_integer("size", size) * self.mu)
-
 
 @dataclass(frozen=True)
 class ApproximateLoss(PrivacyLoss):
@@ -258,19 +246,6 @@ class ApproximateLoss(PrivacyLoss):
     def term(self) -> LossTerm:
         """Everything with probability delta, a pure mechanism otherwise."""
         return LossTerm(lost=self.delta, component=Component("pure", self.epsilon))
-
-    def for_group(self, size: int) -> ApproximateLoss:
-        """``size`` times the epsilon, and delta times the sum of ``e^(i epsilon)``, i < size."""
-        # The sum of a geometric series; 1 + 1e-12 exceeds what rounding takes from it.
-        growth = min(check_integer("size", size) * self.epsilon, 700.0)
-        total = math.expm1(growth) / math.expm1(self.epsilon) if self.epsilon > 1e-300 else size
-        delta = self.delta * total * (1 + 1e-12)
-        if delta >= 1:
-            raise PrivacyError(
-                f"An ({rounded_up(self.epsilon)}, {rounded_up(self.delta)})-private mechanism "
-                f"promises nothing to a group of {size}: its delta would be {rounded_up(delta, 3)}."
-            )
-        return ApproximateLoss(size * self.epsilon, delta)
 
 
 @dataclass(frozen=True)
@@ -389,19 +364,6 @@ class PoissonSGDLoss(SampledSGDLoss):
         replaced = self.relation is NeighboringRelation.REPLACE_ONE
         return "replace" if replaced else "add_or_remove"
 
-    def for_group(self, size: int) -> PoissonSGDLoss:
-        """A batch holds one of them with probability 1 - (1 - q)^size, and moves at most so far."""
-        check_integer("size", size)
-        together = self.sampling_probability
-        if together < 1:
-            together = -math.expm1(size * math.log1p(-together))
-        return PoissonSGDLoss(
-            self.noise_multiplier / size,
-            min(1.0, together * (1 + 1e-12)),
-            self.steps,
-            self.relation,
-        )
-
 
 @dataclass(frozen=True)
 class FixedBatchSGDLoss(SampledSGDLoss):
@@ -432,15 +394,6 @@ class FixedBatchSGDLoss(SampledSGDLoss):
     def sampled_kind(self) -> SampledKind:
         """Which dominating pair a step has."""
         return "fixed"
-
-    def for_group(self, size: int) -> FixedBatchSGDLoss:
-        """A batch holds one of them with at most ``size`` times the chance, and moves so far."""
-        return FixedBatchSGDLoss(
-            self.noise_multiplier / size,
-            min(self.num_records, size * self.batch_size),
-            self.num_records,
-            self.steps,
-        )
 
 
 _KINDS: dict[str, type[PrivacyLoss]] = {
@@ -647,9 +600,9 @@ class Guarantee:
     def for_group(self, size: int) -> Guarantee:
         """What the same output promises to a group of ``size`` units together.
 
-        Exact for Gaussian and Laplace mechanisms and for any pure one, whose sensitivity is as many
-        times larger. For DP-SGD a batch that holds one of them counts as holding all, which is much
-        too cautious where noise is small.
+        Exact for Gaussian mechanisms, whose sensitivity is as many times larger. Anything else is
+        taken as the (epsilon, delta) that it is quoted at: a group has ``size`` times the epsilon,
+        and delta times the sum of ``e^(i epsilon)``, i < ``size``.
 
         Args:
             size: How many units may change at once, at least 1.
@@ -659,15 +612,26 @@ class Guarantee:
             >>> household.mu
             2.0
         """
-        size = check_integer("size", size)
-        if size == 1:
-            return self
-        protects = f"a group of {size}, each of them {self.protects}"
-        return replace(
-            self,
-            unit=replace(self.unit, protects=protects),
-            losses=tuple(loss.for_group(size) for loss in self.losses),
+        unit = replace(
+            self.unit,
+            protects=f"a group of {check_integer('size', size)}, each of them {self.protects}",
         )
+        if size == 1 or self.void is not None:
+            return self
+        if self.mu is not None:
+            return replace(self, unit=unit, losses=(GaussianLoss(size * self.mu),))
+        epsilon, delta = self.quoted
+        # The sum of a geometric series; 1 + 1e-12 exceeds what rounding takes from it.
+        growth = min(size * epsilon, 700.0)
+        total = math.expm1(growth) / math.expm1(epsilon) if epsilon > 1e-300 else size
+        delta *= total * (1 + 1e-12)
+        if not (math.isfinite(epsilon) and delta < 1):
+            raise PrivacyError(
+                f"This guarantee promises nothing to a group of {size}: its delta would be "
+                f"{rounded_up(delta, 3)}. Quote it at a smaller delta with `quoted_at`."
+            )
+        loss = ApproximateLoss(size * epsilon, delta) if delta else PureLoss(size * epsilon)
+        return replace(self, unit=unit, losses=(loss,), quoted_delta=delta or None)
 
     def to_event(self) -> Any:
         """The losses as an event of dp-accounting, for its ``PLDAccountant``.
