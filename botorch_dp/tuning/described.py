@@ -37,7 +37,7 @@ _LEAST_NOISE = 1e-3
 
 
 def check_described(
-    found: object, relation: NeighboringRelation | None
+    found: Described, relation: NeighboringRelation | None
 ) -> tuple[Described, NeighboringRelation]:
     """A description and the relation that it is accounted under, or an error.
 
@@ -58,11 +58,6 @@ def check_described(
                 f"{found.relation}: state one of them."
             )
         return found, found.relation
-    if not callable(found):
-        raise TypeError(
-            "`mechanism` must return a DPSGD without its noise, or a function from a noise "
-            f"multiplier to an event of dp-accounting; got {type(found).__name__}."
-        )
     known = NeighboringRelation.REPLACE_ONE, NeighboringRelation.ADD_OR_REMOVE_ONE
     if relation not in known:
         raise PrivacyError(
@@ -169,11 +164,6 @@ def _least_noise_of_training(
 
 def _accountant(event: Any, relation: NeighboringRelation) -> Any:
     """The accountant of dp-accounting that prices an event best."""
-    if not isinstance(event, dp_accounting.DpEvent):
-        raise TypeError(
-            "`mechanism` must return a function from a noise multiplier to an event of "
-            f"dp-accounting, and its function returned {type(event).__name__}."
-        )
     theirs = dp_accounting.NeighboringRelation[relation.name]
     accountants = [pld.PLDAccountant(theirs)]
     if relation is not NeighboringRelation.REPLACE_ONE:

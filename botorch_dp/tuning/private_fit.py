@@ -32,7 +32,6 @@ from botorch_dp.tuning.private_selection import (
     SelectionResult,
     checked_budget,
 )
-from botorch_dp.tuning.trainings import raise_if_of_the_machine
 
 #: Settings that follow from the budget, and those that may be tuned.
 _FOLLOWING = {"noise_multiplier", "target_epsilon", "delta"}
@@ -79,8 +78,7 @@ class Training:
         model = blind.fit(**settings, seed=seed, publish=seed is None, on_interrupt="raise").model
         try:
             score = self.score(model)
-        except Exception as error:
-            raise_if_of_the_machine(error)
+        except Exception:
             if self.raises:
                 raise
             score = math.nan
@@ -242,8 +240,11 @@ class PrivateFit(PrivateSelection):
     def _test_conditions(self) -> tuple[str, ...]:
         return self.trainer.setup.conditions
 
-    def _handed_out(self, artifact: Any) -> nn.Module:
-        return self.trainer.setup.untrained(artifact)
+    def _kept(self, artifact: Any) -> Any:
+        return artifact  # tensors, which a checkpoint stores as they are
+
+    def _restored(self, kept: Any) -> nn.Module:
+        return self.trainer.setup.untrained(kept)
 
     def _shown(self, best: dict[str, Any] | None) -> dict[str, Any] | None:
         shown = super()._shown(best)

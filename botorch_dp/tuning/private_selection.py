@@ -3,9 +3,8 @@
 Whoever tries many configurations on sensitive records and publishes the best model has used the
 records for the choice, too. *Private selection* accounts for that: a secret random number of
 trainings with real noise, of which only the best is seen by anybody.
-:mod:`botorch_dp.privacy.selection` has the proofs, :mod:`.described` finds the noise,
-:mod:`.trainings` makes the trainings, and :mod:`.artifacts` keeps what they make. None of them
-knows how a training works.
+:mod:`botorch_dp.privacy.selection` has the proofs, :mod:`.described` finds the noise, and
+:mod:`.trainings` makes the trainings. None of them knows how a training works.
 """
 
 from __future__ import annotations
@@ -13,22 +12,16 @@ from __future__ import annotations
 import copy
 import math
 import os
-import time
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 
-from botorch_dp._checks import (
-    check_callable,
-    check_choice,
-    check_integer,
-    check_nonnegative,
-)
-from botorch_dp._progress import ProgressBar
+from botorch_dp._checks import check_callable, check_choice, check_integer
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import (
     DPSGD,
@@ -51,7 +44,6 @@ from botorch_dp.privacy import (
 from botorch_dp.privacy.ledger import check_payment
 from botorch_dp.privacy.runs import Run
 from botorch_dp.space import Config, SearchSpace
-from botorch_dp.tuning.artifacts import Artifacts, restored
 from botorch_dp.tuning.described import (
     Described,
     check_described,
@@ -208,13 +200,6 @@ class SelectionResult:
         }
         return Receipt.of(Release(value, guarantee), **{**known, **facts})
 
-    def __repr__(self) -> str:
-        score = "nothing chosen" if self.score is None else f"score={self.score.value:.4g}"
-        return (
-            f"{type(self).__name__}(config={self.config.value}, {score}, "
-            f"guarantee: {self.guarantee})"
-        )
-
     def __str__(self) -> str:
         shown = {
             name: f"{value:.6g}" if isinstance(value, float) else value
@@ -252,20 +237,18 @@ class PrivateSelection:
     a part of the trial.
 
     The number of trainings would tell about the records if it were fixed or known: it is kept in
-    the checkpoint (mode 0600) and shown nowhere. Time tells about it: ``run(at_least=...)`` hands
-    the result out no earlier than so many seconds after the beginning. Whoever runs the trainings
-    elsewhere (a Ray cluster, an experiment tracker, a database of trials) can count them there.
+    the checkpoint (mode 0600) and shown nowhere. Time tells about it, too, and whoever runs the
+    trainings elsewhere (a Ray cluster, an experiment tracker, a database of trials) can count them
+    there: the guarantee holds for those who learn neither.
 
     A training that raises an error has the worst outcome there is, and the error is not shown. So
     try ``train`` before: ``rehearsal`` is called once before anything is charged.
 
     Args:
         train: Takes a configuration and a noise multiplier, trains on the sensitive records, and
-            returns ``(artifact, score)``. The artifact is anything that can be pickled, or a
-            ``pathlib.Path`` to a file or folder that it wrote: that is moved to a folder beside the
-            checkpoint (without one: to a temporary folder), and the files of all but the best
-            training are deleted. The score is the mean of scores of single records in [0, 1], such
-            as an accuracy, *without* noise; on public records it may be any number.
+            returns ``(artifact, score)``. The artifact is anything that can be pickled. The score
+            is the mean of scores of single records in [0, 1], such as an accuracy, *without* noise;
+            on public records it may be any number.
         space: What may be tried: a search space; configurations, of which each training draws one;
             or a single configuration, which is trained once, with the whole budget.
         mechanism: From a configuration to what its training is: a
@@ -309,7 +292,7 @@ class PrivateSelection:
         *,
         mechanism: Callable[[Config], Described],
         budget: PrivacyBudget,
-        trials: Any = 20,
+        trials: float | TrialNumber = 20,
         scored_on: ScoredOn = "sensitive",
         num_scored: int | None = None,
         test_budget: PrivacyBudget | None = None,
@@ -318,13 +301,10 @@ class PrivateSelection:
         unsafe_seed: int | None = None,
     ) -> None:
         check_callable("train", train)
-        check_callable("mechanism", mechanism)
-        if rehearsal is not None:
-            check_callable("rehearsal", rehearsal)
         self._train, self._mechanism, self._rehearsal = train, mechanism, rehearsal
         self.budget = checked_budget("budget", budget)
-        self.number = _checked_number(trials)
-        check_choice("scored_on", scored_on, get_args(ScoredOn))
+        self.number = trials if isinstance(trials, TrialNumber) else TrialNumber(trials, _SHAPE)
+        check_choice("scored_on", scored_on, ("sensitive", "public", "training"))
         self.scored_on: ScoredOn = scored_on
         if test_budget is not None and scored_on != "sensitive":
             raise ValueError("`test_budget` is for sensitive test records only.")
@@ -412,27 +392,23 @@ class PrivateSelection:
     def run(
         self,
         *,
-        progress: bool = False,
         executor: Executor | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         ledger: PrivacyLedger | None = None,
-        at_least: float = 0.0,
     ) -> Any:
         """Train, and publish one result.
 
         Args:
-            progress: Whether to show that something happens; it does not say how much is left,
-                because that would be the number of trainings.
-            executor: Where to train several configurations at a time; left running.
+            executor: Trains several configurations at a time: threads, processes, Dask's
+                ``client.get_executor(pure=False, retries=0)``, or Ray's by
+                :class:`~botorch_dp.integrations.ray.RayExecutor`, all of which call ``train`` at
+                most once for each configuration.
             checkpoint: A file to keep the run in and to continue it from: with the same number of
                 trainings and the same configurations, to one published result. It is sensitive,
                 has mode 0600, and one process at a time may hold it. Like every pickle, an
                 artifact in it may run code when it is read: continue your own files only.
             ledger: Charged once, before a record is read, with the larger one of the two budgets:
                 a record is a training record or a test record.
-            at_least: The result is stored, in the ledger too, and handed out no earlier than so
-                many seconds after the run began, so that time does not tell how many trainings
-                ran, unless they take longer.
 
         Returns:
             A :class:`SelectionResult`.
@@ -440,43 +416,19 @@ class PrivateSelection:
         Raises:
             BudgetExhausted: If the ledger cannot bear it; nothing was read.
         """
-        at_least = check_nonnegative("at_least", at_least)
         check_payment(ledger, unsafe_seed=self.unsafe_seed)
-        if executor is not None and not callable(getattr(executor, "submit", None)):
-            raise TypeError(f"`executor` must have `submit`, got {type(executor).__name__}.")
         settings = {**self._settings(checkpoint is not None), "charged": ledger is not None}
         with Run(checkpoint, what=self._what, settings=settings, ledger=ledger) as run:
-            began = run.get("began") or time.time()
-            run.put(began=began)
-            until = began + at_least
             if not run.resumed:
                 self._rehearse()
-            artifacts = Artifacts(run.path)
-            with ProgressBar(
-                desc=type(self).__name__,
-                bar_format="{desc}: training for {elapsed}",
-                disable=not progress,
-            ) as bar:
-
-                def read() -> Any:
-                    trained = self._trained(run, artifacts, executor, bar.refresh)
-                    # When a result is stored tells how many trainings there were, as showing it.
-                    time.sleep(max(0.0, until - time.time()))
-                    return trained
-
-                # The noise of the trainings is not shown; what is shown is stored first.
-                try:
-                    shown = run.release(
-                        self._price,
-                        self._shown,
-                        read=read,
-                        key="model",
-                        label=self._what.removeprefix("a "),
-                    )
-                except BaseException:
-                    artifacts.abandon()
-                    raise
-            time.sleep(max(0.0, until - time.time()))
+            # The noise of the trainings is not shown; what is shown is stored first.
+            shown = run.release(
+                self._price,
+                self._shown,
+                read=lambda: self._trained(run, executor),
+                key="model",
+                label=self._what.removeprefix("a "),
+            )
         return self._result(shown)
 
     def _rehearse(self) -> None:
@@ -486,25 +438,15 @@ class PrivateSelection:
         config, seed = self.typical_config, self.unsafe_seed
         noise = self.noise_multiplier(config)
         outcome = train_and_score(self._rehearsal, config, noise, self._scoring, seed)
-        tried = Artifacts(None)
-        try:
-            tried.keep(outcome.artifact)
-        finally:
-            tried.abandon()
+        self._kept(outcome.artifact)
 
-    def _trained(
-        self,
-        run: Run,
-        artifacts: Artifacts,
-        executor: Executor | None,
-        tick: Callable[[], object],
-    ) -> dict[str, Any] | None:
+    def _trained(self, run: Run, executor: Executor | None) -> dict[str, Any] | None:
         def task(config: Config, seed: int | None) -> tuple[Callable[..., Any], tuple[Any, ...]]:
             noise = self.noise_multiplier(config)
             return train_once, (self._train, config, noise, self._scoring, seed)
 
-        trials = Trials(run, self._number, self._config, artifacts, unsafe_seed=self.unsafe_seed)
-        return trials.train(task, executor=executor, tick=tick)
+        trials = Trials(run, self._number, self._config, self._kept, unsafe_seed=self.unsafe_seed)
+        return trials.train(task, executor=executor)
 
     def _config(self, seed: np.random.SeedSequence) -> Config:
         """What a trial tries: the only configuration, a given one or any of the space."""
@@ -522,15 +464,15 @@ class PrivateSelection:
         return {"config": config, "score": best["score"], "artifact": best["artifact"]}
 
     def _result(self, shown: dict[str, Any] | None) -> SelectionResult:
-        guarantee, score, artifact = self.guarantee, None, None
+        guarantee, score, kept = self.guarantee, None, None
         if shown is None:
             config = {**self.typical_config, _NOISE: self.noise_multiplier(self.typical_config)}
         else:
-            config, artifact = shown["config"], restored(shown["artifact"])
+            config, kept = shown["config"], shown["artifact"]
             value = shown["score"] if math.isfinite(shown["score"]) else math.nan
             score = Release(value, guarantee, self._scoring.std)
         return self._result_type(
-            artifact=Release(self._handed_out(artifact), guarantee),
+            artifact=Release(self._restored(kept), guarantee),
             config=Release(config, guarantee),
             score=score,
             test_guarantee=self.test_guarantee,
@@ -549,8 +491,19 @@ class PrivateSelection:
     def _number(self) -> TrialNumber | None:
         return self.number if self._selects else None
 
-    def _handed_out(self, artifact: Any) -> Any:
-        return artifact
+    def _kept(self, artifact: Any) -> Any:
+        """What a checkpoint stores of an artifact."""
+        try:
+            return np.frombuffer(pickle.dumps(artifact), dtype=np.uint8)
+        except Exception as error:
+            raise TypeError(
+                f"`train` returned a {type(artifact).__name__} that cannot be pickled: return "
+                "something that can, such as weights."
+            ) from error
+
+    def _restored(self, kept: Any) -> Any:
+        """The artifact that :meth:`_kept` stored; None if nothing came out."""
+        return None if kept is None else pickle.loads(kept.tobytes())
 
     def _checked(self, config: Mapping[str, Any]) -> Config:
         if isinstance(self.candidates, SearchSpace):
@@ -683,12 +636,6 @@ class PrivateSelection:
         guarantee = Guarantee(name, unit, (loss,), assumptions, quoted_delta=budget.delta)
         return guarantee if self.unsafe_seed is None else guarantee.simulated()
 
-    def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}({self.candidates!r}, budget={self.budget}, "
-            f"trials={self.number}, scored_on={self.scored_on!r})"
-        )
-
 
 # Solved for once, whoever asks again: a run needs it for its plan, its trainings and its result.
 
@@ -702,33 +649,26 @@ def _level_of(selection: Selection, epsilon: float, delta: float) -> tuple[BaseP
 # --- What was asked for. ---
 
 
-def _candidates(space: Any) -> SearchSpace | list[Config] | Config:
+def _candidates(
+    space: SearchSpace | Sequence[Mapping[str, Any]] | Mapping[str, Any],
+) -> SearchSpace | list[Config] | Config:
     """A space, configurations, or a single one."""
+    found: SearchSpace | list[Config] | Config
     if isinstance(space, SearchSpace):
-        names = [set(space.parameters)]
-        found: SearchSpace | list[Config] | Config = space
+        names, found = [set(space.parameters)], space
     elif isinstance(space, Mapping):
         names, found = [set(space)], dict(space)
-    elif (
-        isinstance(space, Sequence)
-        and len(space) > 0
-        and all(isinstance(config, Mapping) for config in space)
-    ):
-        names, found = [set(config) for config in space], [dict(config) for config in space]
     else:
-        raise TypeError(
-            "`space` must be a SearchSpace, one or more configurations, or a single one; got "
-            f"{type(space).__name__}."
-        )
+        names, found = [set(config) for config in space], [dict(config) for config in space]
+    if not names:
+        raise ValueError("`space` must hold at least one configuration.")
     if any(_NOISE in known for known in names):
         raise ValueError(f"`space` must not hold {_NOISE!r}: the noise follows from the budget.")
     return found
 
 
-def checked_budget(name: str, budget: object) -> PrivacyBudget:
+def checked_budget(name: str, budget: PrivacyBudget) -> PrivacyBudget:
     """A budget that Gaussian noise can meet, or an error."""
-    if not isinstance(budget, PrivacyBudget):
-        raise TypeError(f"`{name}` must be a PrivacyBudget, got {type(budget).__name__}.")
     if budget.delta == 0:
         raise PrivacyError(
             f"`{name}` has no delta, and no Gaussian noise meets a pure epsilon: give one that is "
@@ -748,18 +688,3 @@ def _checked_scored(scored_on: str, num_scored: int | None) -> int:
             "a score is the mean of decides about its noise."
         )
     return check_integer("num_scored", num_scored)
-
-
-def _checked_number(trials: object) -> TrialNumber:
-    if isinstance(trials, TrialNumber):
-        return trials
-    if isinstance(trials, bool) or not isinstance(trials, int | float):
-        raise PrivacyError(
-            "`trials` must be an expected number or a TrialNumber: how many trainings there are "
-            "must be random and stay secret, since a fixed number would cost as much as their "
-            f"composition. Got {type(trials).__name__}."
-        )
-    try:
-        return TrialNumber(trials, _SHAPE)
-    except ValueError as error:
-        raise ValueError(f"`trials`: {error}") from error

@@ -22,9 +22,7 @@ import numpy as np
 from botorch_dp.privacy import TrialNumber, gaussian_mechanism
 from botorch_dp.privacy.runs import Run
 from botorch_dp.space import Config
-from botorch_dp.tuning.artifacts import Artifacts
 
-_OF_THE_MACHINE = (OSError, MemoryError, sqlite3.Error)
 #: What rounding in a mean of doubles may add to its sensitivity, relatively.
 _ROUNDING = 1e-6
 
@@ -113,20 +111,15 @@ def train_once(
 ) -> Outcome:
     """The same; a failure is the worst outcome and says nothing.
 
-    A model whose score is no number comes next: it is not lost. A disk or a memory that is full is
-    no outcome: the run stops, and may be continued.
+    A model whose score is no number comes next: it is not lost. Where a file of ours cannot be
+    written, the run stops, and may be continued.
     """
     try:
         return train_and_score(train, config, noise_multiplier, scoring, seed)
     except Exception as error:
-        raise_if_of_the_machine(error)
+        if isinstance(error.__cause__ or error, sqlite3.Error):
+            raise
         return FAILED
-
-
-def raise_if_of_the_machine(error: Exception) -> None:
-    """Go on with an error that says something about the machine and nothing about a record."""
-    if isinstance(error, _OF_THE_MACHINE) or isinstance(error.__cause__, _OF_THE_MACHINE):
-        raise error
 
 
 def _call(number: int, function: Callable[..., Outcome], arguments: tuple[Any, ...]) -> Outcome:
@@ -150,7 +143,7 @@ class Trials:
         run: The run.
         number: The law of their number; None for a single one.
         configs: From a seed to the configuration of a trial.
-        artifacts: Keeps what trainings make.
+        kept: From an artifact to what is stored of it; a ``TypeError`` for what cannot be.
         unsafe_seed: Makes all of it repeatable, for simulations.
     """
 
@@ -159,12 +152,12 @@ class Trials:
         run: Run,
         number: TrialNumber | None,
         configs: Callable[[np.random.SeedSequence], Config],
-        artifacts: Artifacts,
+        kept: Callable[[Any], Any],
         *,
         unsafe_seed: int | None,
     ) -> None:
         self._run, self._configs, self._simulated = run, configs, unsafe_seed is not None
-        self._artifacts = artifacts
+        self._kept = kept
         begun = run.get("trials")
         if begun is None:
             entropy = secrets.randbits(256) if unsafe_seed is None else unsafe_seed
@@ -184,14 +177,12 @@ class Trials:
         task: Callable[[Config, int | None], tuple[Callable[..., Outcome], tuple[Any, ...]]],
         *,
         executor: Executor | None,
-        tick: Callable[[], object],
     ) -> dict[str, Any] | None:
         """Make all trainings that are missing, and return the best one of all; None if none is.
 
         Args:
             task: From a configuration and a seed to a function and its arguments.
             executor: Where to train; here, one after the other, if None.
-            tick: Called after each.
         """
         todo = [number for number in range(self._count) if number not in self._done]
         at_once = 1 if executor is None else int(getattr(executor, "_max_workers", 8))
@@ -203,16 +194,13 @@ class Trials:
                     function, arguments = task(self.config(number), self._training_seed(number))
                     if executor is None:
                         self._keep(number, function(*arguments))
-                        tick()
                         break
                     running[executor.submit(_call, number, function, arguments)] = number
                 for future in wait(running, return_when=FIRST_COMPLETED).done if running else ():
                     self._keep(running.pop(future), future.result())
-                    tick()
         finally:
             for future in running:
                 future.cancel()
-        self._artifacts.keep_only(self._best and self._best["artifact"])
         return self._best
 
     def config(self, number: int) -> Config:
@@ -228,8 +216,7 @@ class Trials:
         best = self._best
         if better:
             try:
-                kept = self._artifacts.keep(outcome.artifact)
-                config = self.config(number)
+                kept, config = self._kept(outcome.artifact), self.config(number)
                 best = {"rank": rank, "config": config, "score": outcome.score, "artifact": kept}
             except TypeError:  # such an artifact is none
                 outcome = FAILED
@@ -237,11 +224,7 @@ class Trials:
             self._run.add("score", number, outcome.score)
             if best is not self._best:
                 self._run.put(best=best)
-        if best is self._best:
-            self._artifacts.discard(outcome.artifact)
-        else:
-            self._best = best
-            self._artifacts.keep_only(kept)
+        self._best = best
         self._done.add(number)
 
     def _seed(self, number: int, purpose: int) -> np.random.SeedSequence:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import tempfile
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -124,23 +123,22 @@ class TestFit(OneDraw):
         return list(result.config.value.items()), result.score.value, weights
 
 
-# --- PrivateSelection, whose trainings write files ---
+# --- PrivateSelection ---
 
 
 class TestPrivateSelection(OneDraw):
     every = 2
 
     @pytest.fixture(autouse=True)
-    def two_trials(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        """Each run writes as often as any other, and its temporary files are looked after."""
+    def two_trials(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Each run writes as often as any other."""
         monkeypatch.setattr(TrialNumber, "draw", lambda self: 2)
         monkeypatch.setattr(PrivateSelection, "noise_multiplier", lambda self, config: 2.0)
-        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
     def make(self, ledger: PrivacyLedger | None) -> Any:
         training = DPSGD(batch_size=20, num_records=60, steps=3)
         made = PrivateSelection(
-            _written,
+            _trained,
             SearchSpace(rate=Real(0.0, 1.0)),
             mechanism=lambda config: training,
             budget=PrivacyBudget(8.0, 1e-3),
@@ -150,11 +148,9 @@ class TestPrivateSelection(OneDraw):
 
     def draw(self, thing: Any, checkpoint: Path | None) -> Any:
         result = thing.search.run(checkpoint=checkpoint, ledger=thing.ledger)
-        return result.config.value, result.score.value, result.artifact.value.read_text()
+        return result.config.value, result.score.value, result.artifact.value
 
 
-def _written(config: dict[str, Any], noise_multiplier: float) -> tuple[Path, float]:
-    """A model in a file, with secret noise of its own."""
-    path = Path(tempfile.mkdtemp()) / "model"
-    path.write_text(os.urandom(8).hex())
-    return path, config["rate"]
+def _trained(config: dict[str, Any], noise_multiplier: float) -> tuple[str, float]:
+    """A model with secret noise of its own."""
+    return os.urandom(8).hex(), config["rate"]

@@ -30,7 +30,6 @@ from botorch_dp.privacy import (
 )
 from botorch_dp.space import Real, SearchSpace
 from botorch_dp.tuning import PrivateSelection
-from botorch_dp.tuning.artifacts import Artifacts, restored
 from botorch_dp.tuning.described import least_noise
 from botorch_dp.tuning.trainings import Scoring
 
@@ -125,7 +124,7 @@ class TestPublished:
         def failing(config: dict[str, Any], noise_multiplier: float) -> Any:
             calls.append(1)
             if len(calls) < 3:
-                raise ValueError("record 17 is Alice")
+                raise OSError("record 17 is Alice")
             return train(config, noise_multiplier)
 
         result = selection(train=failing).run()
@@ -135,7 +134,7 @@ class TestPublished:
         assert "Nothing was chosen" in str(nothing)
         assert "Alice" not in "".join(capfd.readouterr())
 
-    @pytest.mark.parametrize("returned", [(lambda: 0, 0.5), 3, (1, "two"), (Path("/no/file"), 1.0)])
+    @pytest.mark.parametrize("returned", [(lambda: 0, 0.5), 3, (1, "two")])
     def test_what_cannot_be_published_has_failed(self, returned: Any, three_trials: None) -> None:
         assert selection(train=lambda *_: returned).run().score is None
 
@@ -288,90 +287,23 @@ class TestArtifacts:
             else:
                 assert same(found, artifact)
 
-    @pytest.mark.parametrize("checkpointed", [True, False])
-    def test_files_are_handed_over_and_only_the_best_is_kept(
-        self, checkpointed: bool, tmp_path: Path, three_trials: None, monkeypatch: Any
-    ) -> None:
-        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-        run = tmp_path / "run" if checkpointed else None
-        places: list[Path] = []
-        scores = iter([0.2, 0.9, 0.5])
-
-        def written(config: dict[str, Any], noise_multiplier: float) -> Any:
-            score = next(scores)
-            place = tmp_path / "model"  # the same for all of them
-            place.mkdir()
-            (place / "weights.txt").write_text(str(score))
-            places.append(place)
-            return place, score
-
-        private = selection(train=written, num_scored=90_000)
-        result = private.run(checkpoint=run)
-        path = result.artifact.value
-        assert isinstance(path, Path) and (path / "weights.txt").read_text() == "0.9"
-        assert not places[0].exists()
-        assert len(list(path.parent.parent.iterdir())) == 1
-        assert path.parent.parent.stat().st_mode & 0o777 == 0o700
-        if checkpointed:
-            again = selection(train=written, num_scored=90_000).run(checkpoint=run)
-            assert again.artifact.value == path
-
-    def test_a_run_that_cannot_be_continued_leaves_no_files(
-        self, tmp_path: Path, three_trials: None, monkeypatch: Any
-    ) -> None:
-        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-        calls: list[int] = []
-
-        def written(config: dict[str, Any], noise_multiplier: float) -> Any:
-            calls.append(1)
-            if len(calls) == 3:
-                raise KeyboardInterrupt
-            place = tmp_path / "model"
-            place.write_text("weights")
-            return place, 0.5
-
-        with pytest.raises(KeyboardInterrupt):
-            selection(train=written).run()
-        assert not list(tmp_path.iterdir())
-        calls[:] = [1, 1]
-        with pytest.raises(KeyboardInterrupt):
-            selection(train=written).run(checkpoint=tmp_path / "run")
-        result = selection(train=written).run(checkpoint=tmp_path / "run")
-        assert result.artifact.value.read_text() == "weights"
-
-    def test_what_a_killed_run_left_is_removed(self, tmp_path: Path) -> None:
-        artifacts = Artifacts(str(tmp_path / "run"))
-        place = tmp_path / "model"
-        place.write_text("best")
-        kept = artifacts.keep(place)
-        (tmp_path / "run.artifacts" / "orphan").mkdir()
-        artifacts.keep_only(kept)
-        assert restored(kept).read_text() == "best"
-        assert len(list((tmp_path / "run.artifacts").iterdir())) == 1
-
 
 class TestRefused:
     @pytest.mark.parametrize(
         ("options", "error", "message"),
         [
             ({"train": 3}, TypeError, "`train` must be callable"),
-            ({"mechanism": TRAINING}, TypeError, "`mechanism` must be callable"),
-            ({"mechanism": lambda config: 3}, TypeError, "`mechanism` must return a DPSGD"),
             ({"mechanism": lambda c: TRAINING.with_noise(2.0)}, ValueError, "the noise follows"),
             ({"mechanism": lambda c: poisson}, PrivacyError, "`relation` must say"),
-            ({"mechanism": lambda c: lambda z: 3, "relation": ADDED}, TypeError, "an event of"),
             ({"relation": REPLACED}, PrivacyError, "state one of them"),
-            ({"space": 3}, TypeError, "`space` must be a SearchSpace"),
-            ({"space": []}, TypeError, "`space` must be a SearchSpace"),
+            ({"space": []}, ValueError, "at least one"),
             ({"space": {"noise_multiplier": 1.0}}, ValueError, "follows from the budget"),
             ({"num_scored": None}, ValueError, "`num_scored` is needed"),
             ({"num_scored": 0}, ValueError, "`num_scored` must be"),
             ({"scored_on": "public"}, ValueError, "`num_scored` is for"),
             ({"scored_on": "all"}, ValueError, "`scored_on` must be"),
             ({"budget": PrivacyBudget(1.0)}, PrivacyError, "no delta"),
-            ({"trials": [1, 2]}, PrivacyError, "must be random"),
             ({"test_budget": BUDGET, "scored_on": "training"}, ValueError, "`test_budget`"),
-            ({"rehearsal": 3}, TypeError, "`rehearsal` must be callable"),
         ],
     )
     def test_bad_arguments(self, options: Any, error: type[Exception], message: str) -> None:
@@ -413,7 +345,7 @@ def test_it_knows_nothing_of_our_trainer() -> None:
     import ast
 
     folder = Path(__file__).parents[2] / "botorch_dp" / "tuning"
-    for name in ("private_selection", "trainings", "artifacts", "described"):
+    for name in ("private_selection", "trainings", "described"):
         tree = ast.parse((folder / f"{name}.py").read_text())
         imported = [n.module or "" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)]
         assert not [module for module in imported if "training" in module.split(".")]
