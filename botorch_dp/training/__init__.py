@@ -36,11 +36,10 @@ from botorch_dp.training.output_perturbation import (
 )
 from botorch_dp.training.plan import TrainingPlan, TrainingSettings
 from botorch_dp.training.records import TrainTest
-from botorch_dp.training.trainer import CurvePoint, DPTrainer, Trained, TrainingDiagnostics
+from botorch_dp.training.trainer import DPTrainer, Trained, TrainingDiagnostics
 from botorch_dp.training.untuned import SuggestedSettings, suggest_settings
 
 __all__ = [
-    "CurvePoint",
     "DPTrainer",
     "OutputPerturbedLogisticRegression",
     "PerturbedModel",

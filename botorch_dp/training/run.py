@@ -72,10 +72,8 @@ class TrainingRun:
         self.plan, self.step = plan, 0
         #: Filled places of all batches so far.
         self.drawn = 0
-        #: The utilities of all replicates by the number of epochs. Sensitive.
-        self.measured: dict[int, list[float]] = {}
-        #: Whether somebody who saw utilities ended the training before its last step.
-        self.ended = False
+        #: The utilities on the way that were asked for so far. Sensitive.
+        self.utilities: list[float | None] = []
         #: Whether Ctrl-C has stopped it.
         self.stopped = False
         self._models, self._coins = models, coins
@@ -113,36 +111,6 @@ class TrainingRun:
             for parameter, view in zip(trainable(model), views, strict=True):
                 parameter.data.copy_(view[0])
         return made
-
-    def points(
-        self,
-        epochs: Sequence[int],
-        measure: Callable[[], list[float]],
-        **how: bool,
-    ) -> Iterator[tuple[int, list[float]]]:
-        """Train to each of these numbers of epochs, rising, and hand out what is measured there.
-
-        What was measured before, by a run that is continued, is handed out again at once. Nothing
-        is done after the last of them, and nothing more once the iterator is closed or Ctrl-C has
-        stopped the run.
-
-        Args:
-            epochs: Where to measure.
-            measure: The utilities of all replicates where the run is.
-            how: As for :meth:`advance`.
-        """
-        for passes in epochs:
-            until = passes * self.plan.steps_per_epoch
-            if passes not in self.measured:
-                self.advance(until, **how)
-                if self.step != until:
-                    return
-                self.measured[passes] = measure()
-                if self._file is not None:
-                    self._file.put(measured=self.measured)
-            yield passes, self.measured[passes]
-            if self.stopped:
-                return
 
     def advance(
         self, until: int, *, progress: bool = False, stop_on_interrupt: bool = False
@@ -228,7 +196,7 @@ class TrainingRun:
         if stored is None:
             return
         self.step, self.drawn = stored["step"], stored["drawn"]
-        self.measured = file.get("measured", {})
+        self.utilities = list(stored["utilities"])
         self._parameters.copy_(stored["parameters"])
         self.rule.load(stored["rule"])
         self._stock(stored["ahead"], stored["ahead_sizes"])
@@ -245,6 +213,7 @@ class TrainingRun:
             training={
                 "step": self.step,
                 "drawn": self.drawn,
+                "utilities": self.utilities,
                 "parameters": self._parameters,
                 "rule": self.rule.state(),
                 "ahead": places,
@@ -257,14 +226,11 @@ class TrainingRun:
 
     def shown(self) -> dict[str, Any]:
         """What a published run shows: how far it came, and the parameters there."""
-        return {"step": self.step, "ended": self.ended, "parameters": self.result}
+        return {"step": self.step, "parameters": self.result}
 
     def show(self, shown: dict[str, Any]) -> None:
         """Be what :meth:`shown` told, for good."""
-        if self.step != shown["step"] or not torch.equal(self.result, shown["parameters"]):
-            # Of another model, unless it was stored on the way there.
-            self.measured.pop(shown["step"] // self.plan.steps_per_epoch, None)
-        self.step, self.ended, self._shown = shown["step"], shown["ended"], shown["parameters"]
+        self.step, self._shown = shown["step"], shown["parameters"]
 
 
 @contextmanager

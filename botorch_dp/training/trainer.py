@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 import os
 import warnings
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack, get_args
+from typing import TYPE_CHECKING, Any, Literal, Unpack, get_args
 
 import torch
 from torch import nn
@@ -58,15 +58,6 @@ _OF_STEPS = {"learning_rate", "clip_norm"}
 _STOPPED = "the moment at which training was stopped did not depend on the records"
 
 
-class CurvePoint(NamedTuple):
-    """How good a training was on its way. SENSITIVE: never publish it."""
-
-    epochs: int
-    """Passes over the records so far."""
-    utility: float | None
-    """The metric on the test records; None if it could not be computed."""
-
-
 @dataclass(frozen=True, repr=False)
 class TrainingDiagnostics:
     """What was seen of the records in training. SENSITIVE: never publish it.
@@ -83,7 +74,7 @@ class TrainingDiagnostics:
     accuracy: float | None
     unusable_records: int
     dropped_gradients: int
-    curve: tuple[CurvePoint, ...] = ()
+    curve: tuple[float | None, ...] = ()
 
     def __repr__(self) -> str:
         return "TrainingDiagnostics(sensitive)"
@@ -120,8 +111,8 @@ class Trained:
         return self.diagnostics.accuracy
 
     @property
-    def curve(self) -> tuple[CurvePoint, ...]:
-        """``(epochs, utility)`` on the way, where ``curve=`` asked for it. Sensitive.
+    def curve(self) -> tuple[float | None, ...]:
+        """The utilities after the epochs that ``curve=`` named, as far as it came. Sensitive.
 
         The cost of stopping there is ``plan.guarantee_after(epochs * plan.steps_per_epoch)``; the
         guarantee of this training covers all of it.
@@ -357,7 +348,6 @@ class DPTrainer:
         progress: bool = False,
         on_interrupt: Literal["stop", "raise"] = "stop",
         curve: Sequence[int] = (),
-        on_point: Callable[[int, float | None], object] | None = None,
         **settings: Unpack[TrainingSettings],
     ) -> Trained:
         """Train one model.
@@ -382,13 +372,7 @@ class DPTrainer:
                 can be continued. Both write the checkpoint first.
             curve: Numbers of epochs, rising, after which to measure the utility on the test
                 records: see :attr:`Trained.curve`. Each is a shorter training of the same
-                settings, at no further cost in privacy. With ``on_point`` every epoch, unless
-                given.
-            on_point: Called with ``(epochs, utility)`` at each point of the curve, after the
-                checkpoint is written. If it returns something true, the training ends there; a
-                published model then has the guarantee of the complete run. If it raises an error,
-                no model is returned, and a run with a ``checkpoint`` can be continued: it is told
-                all points again. What it is told is sensitive.
+                settings, at no further cost in privacy.
             settings: ``learning_rate``, ``clip_norm``, ``noise_multiplier`` or
                 ``target_epsilon``, ``batch_size``, ``epochs`` and ``delta``; see
                 :class:`TrainingSettings`. ``target_epsilon`` alone is enough for a trainer whose
@@ -408,8 +392,7 @@ class DPTrainer:
         _check_seed(plan, seed, publish=publish, ledger=ledger)
         if publish:
             warn_large_delta(plan.delta, plan.num_records)
-        curve = self._check_curve(curve, on_point, plan)
-        tell = None if on_point is None else _told_one(on_point)
+        self._check_curve(curve, plan)
         run = self.start(plan, [seed])
         identity = self._identity(run, seed, curve, with_data=checkpoint is not None)
         with Run(checkpoint, what="a training", settings=identity, ledger=ledger) as file:
@@ -417,13 +400,13 @@ class DPTrainer:
 
             def train() -> None:
                 how = {"progress": progress, "stop_on_interrupt": on_interrupt == "stop"}
-                self._train(run, curve, tell, publish=publish, **how)
+                self._train(run, curve, publish=publish, **how)
 
             if publish:
                 self._publish(run, train, file, ledger)
             else:
                 train()
-            (trained,) = self._results(run, curve, publish=publish)
+            (trained,) = self._results(run, publish=publish)
         return trained
 
     def replicates(
@@ -431,8 +414,6 @@ class DPTrainer:
         seeds: Sequence[int],
         *,
         progress: bool = False,
-        curve: Sequence[int] = (),
-        on_point: Callable[[int, list[float]], object] | None = None,
         **settings: Unpack[TrainingSettings],
     ) -> list[Trained]:
         """Train one model for each seed, with their own initial weights, batches and noise.
@@ -443,22 +424,17 @@ class DPTrainer:
         Args:
             seeds: Different non-negative integers.
             progress: Show a progress bar.
-            curve: As for :meth:`fit`.
-            on_point: Called with ``(epochs, utilities)``, one utility for each seed; otherwise as
-                for :meth:`fit`.
             settings: As for :meth:`fit`.
 
         Example:
             >>> common = {"clip_norm": 1.0, "noise_multiplier": 1.0, "batch_size": 50, "epochs": 8}
-            >>> trained = trainer.replicates([0, 1], **common, learning_rate=0.1,
-            ...     on_point=lambda epochs, utilities: min(utilities) > 0.9)  # enough
+            >>> trained = trainer.replicates([0, 1], **common, learning_rate=0.1)
         """
         plan = self._plan(settings)
         seeds = _check_seeds(seeds)
-        curve = self._check_curve(curve, on_point, plan)
         run = self.start(plan, seeds)
-        self._train(run, curve, on_point, progress=progress)
-        return self._results(run, curve)
+        run.advance(plan.steps, progress=progress)
+        return self._results(run)
 
     def problem(
         self,
@@ -544,14 +520,6 @@ class DPTrainer:
             lambda rows: make_rule(rows, plan, models[0], optimizer, self.schedule),
         )
 
-    def measure(self, run: TrainingRun, *, publish: bool = False) -> list[Any]:
-        """The utilities of all replicates where a run is. Sensitive.
-
-        With ``publish`` an error of the metric is a warning, and the utility is None: a model whose
-        privacy was charged is not lost.
-        """
-        return [self._utility(model, publish=publish) for model in run.models()]
-
     # The parts.
 
     def _plan(self, settings: TrainingSettings) -> TrainingPlan:
@@ -598,16 +566,13 @@ class DPTrainer:
             relation=self.relation,
         )
 
-    def _check_curve(
-        self, curve: Sequence[int], on_point: object, plan: TrainingPlan
-    ) -> tuple[int, ...]:
-        points = _check_curve(curve, on_point, plan)
-        if points and not self.setup.num_tests:
-            raise ValueError(
-                "`curve` and `on_point` are about the accuracy on test records, and `data` has "
-                "none. Leave them out, or give test records."
-            )
-        return points
+    def _check_curve(self, curve: Sequence[int], plan: TrainingPlan) -> None:
+        for epochs in curve:
+            check_integer("each of `curve`", epochs, at_most=plan.epochs)
+        if list(curve) != sorted(set(curve)):
+            raise ValueError(f"`curve` must rise, got {curve}.")
+        if curve and not self.setup.num_tests:
+            raise ValueError("`curve` is about the accuracy on test records, and `data` has none.")
 
     def _try_rule(self) -> None:
         """Take a step along given gradients before any training."""
@@ -637,24 +602,14 @@ class DPTrainer:
             "curve": list(curve),
         }
 
-    def _train(
-        self,
-        run: TrainingRun,
-        curve: Sequence[int],
-        tell: Callable[[int, list[Any]], object] | None,
-        *,
-        publish: bool = False,
-        **how: bool,
-    ) -> None:
+    def _train(self, run: TrainingRun, curve: Sequence[int], *, publish: bool, **how: bool) -> None:
         """Take all steps, with pauses at the points of a curve."""
-        run.ended = False
-        measure = partial(self.measure, run, publish=publish)
-        for epochs, utilities in run.points(curve, measure, **how):
-            if tell is not None and tell(epochs, utilities):
-                run.ended = epochs < run.plan.epochs
+        for epochs in curve[len(run.utilities) :]:
+            run.advance(epochs * run.plan.steps_per_epoch, **how)
+            if run.stopped:
                 return
-        if not run.stopped:
-            run.advance(run.plan.steps, **how)
+            run.utilities.append(self._utility(run.models()[0], publish=publish))
+        run.advance(run.plan.steps, **how)
 
     def _utility(self, model: nn.Module, *, publish: bool) -> float | None:
         if not self.setup.num_tests:
@@ -681,8 +636,7 @@ class DPTrainer:
         """Charge, train, check, store, and only then let the run be shown: the one way to do it.
 
         The noise of the steps is not shown. What is shown is one model, stored first; a run that
-        is cut off before goes on from its file without a new charge, and with the same noise up to
-        the last point of a curve that somebody was told.
+        is cut off before goes on from its file without a new charge.
         """
 
         def trained() -> None:
@@ -708,22 +662,14 @@ class DPTrainer:
         )
         run.show(shown)
 
-    def _results(
-        self, run: TrainingRun, curve: Sequence[int], *, publish: bool = False
-    ) -> list[Trained]:
+    def _results(self, run: TrainingRun, *, publish: bool = False) -> list[Trained]:
         """The models of a run, and what is promised for them."""
-        plan, models = run.plan, run.models()
-        # Whoever ends a run after looking at utilities gets what the complete run promises.
-        guarantee = plan.guarantee_after(plan.steps if run.ended and publish else run.step)
-        if run.step < plan.steps and not run.ended:
+        plan = run.plan
+        guarantee = plan.guarantee_after(run.step)
+        if run.step < plan.steps:
             guarantee = replace(guarantee, assumptions=(*guarantee.assumptions, _STOPPED))
         if not publish:
             guarantee = guarantee.simulated()
-        epochs, between = divmod(run.step, plan.steps_per_epoch)
-        utilities: list[Any] | None = None if between else run.measured.get(epochs)
-        if utilities is None:
-            utilities = [self._utility(model, publish=publish) for model in models]
-        known = [(epochs, run.measured[epochs]) for epochs in curve if epochs in run.measured]
         unusable, dropped = self.setup.records.unusable, run.dropped
         return [
             Trained(
@@ -732,13 +678,13 @@ class DPTrainer:
                 plan=plan,
                 steps=run.step,
                 diagnostics=TrainingDiagnostics(
-                    accuracy=utilities[place],
+                    accuracy=self._utility(model, publish=publish),
                     unusable_records=unusable,
                     dropped_gradients=dropped,
-                    curve=tuple(CurvePoint(epochs, each[place]) for epochs, each in known),
+                    curve=tuple(run.utilities),
                 ),
             )
-            for place, model in enumerate(models)
+            for model in run.models()
         ]
 
 
@@ -791,22 +737,3 @@ def _check_seeds(seeds: Sequence[int]) -> list[int]:
     if len(set(seeds)) < len(seeds):
         raise ValueError("`seeds` must differ: the same seed gives the same model again.")
     return seeds
-
-
-def _check_curve(curve: Sequence[int], on_point: object, plan: TrainingPlan) -> tuple[int, ...]:
-    if on_point is not None and not callable(on_point):
-        raise TypeError(f"`on_point` must be callable, got {type(on_point).__name__}.")
-    if on_point is not None and not curve:
-        return tuple(range(1, plan.epochs + 1))
-    if isinstance(curve, str) or not isinstance(curve, Iterable):
-        raise TypeError(f"`curve` must be numbers of epochs such as (1, 2, 4), got {curve!r}.")
-    points = tuple(
-        check_integer("each of `curve`", epochs, at_most=plan.epochs) for epochs in curve
-    )
-    if list(points) != sorted(set(points)):
-        raise ValueError(f"`curve` must rise, got {points}.")
-    return points
-
-
-def _told_one(on_point: Callable[[int, Any], object]) -> Callable[[int, list[Any]], object]:
-    return lambda epochs, utilities: on_point(epochs, utilities[0])

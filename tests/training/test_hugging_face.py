@@ -314,7 +314,7 @@ def test_without_test_records_there_is_no_accuracy(data: Any) -> None:
     space = SearchSpace(learning_rate=Real(0.1, 1.0))
     with pytest.raises(ValueError, match="no test records, and a problem"):
         trainer.problem(space, **SETTINGS)
-    with pytest.raises(ValueError, match="`curve` and `on_point` are about the accuracy"):
+    with pytest.raises(ValueError, match="`curve` is about the accuracy"):
         trainer.fit(**SETTINGS, seed=0, curve=(1,))
     with pytest.raises(ValueError, match="no test records"):
         trainer.setup.right_of_each(trained.model)
