@@ -757,64 +757,6 @@ def _checked_conditions(parameters: Mapping[str, Parameter]) -> dict[str, When]:
     return conditions
 
 
-def narrowings(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
-    """Why configs of one space might be refused by another one, in words; empty if none is.
-
-    Scales and distributions may differ: they say how configs are drawn and seen, and not which
-    there are.
-
-    Args:
-        stored: What :meth:`SearchSpace.to_dict` said of the one.
-        given: The same of the other.
-    """
-    found = []
-    added = list(given.get("constraints", ()))
-    for name in stored.get("constraints", ()):
-        if name in added:
-            added.remove(name)
-    found += [f"constraint {name} is new" for name in added]
-    names = [name for name in stored if name != "constraints"]
-    if names != [name for name in given if name in names]:
-        return [*found, f"the parameters {names} are not all there, in this order"]
-    for name, parameter in given.items():
-        if name == "constraints":
-            continue
-        if _activity(given, name, stored) != _activity(stored, name, stored):
-            found.append(f"`{name}` is active elsewhere, where stored configs have another form")
-        before = stored.get(name)
-        if before is None:
-            continue
-        if parameter["kind"] != before["kind"]:
-            found.append(f"`{name}` was a {before['kind']} and is a {parameter['kind']}")
-        elif "values" in before:
-            values, known = _as_value(parameter["values"]), _as_value(before["values"])
-            gone = known != tuple(value for value in values if value in known)
-            if gone:
-                found.append(f"`{name}` lacks some of {before['values']}, or has them reordered")
-        elif parameter["low"] > before["low"] or parameter["high"] < before["high"]:
-            found.append(f"`{name}` no longer spans {before['low']} to {before['high']}")
-    return found
-
-
-def _activity(space: Mapping[str, Any], name: str, stored: Mapping[str, Any]) -> Any:
-    """Where a parameter is active among the configs of the stored space, in comparable form."""
-    if name not in space:
-        return "nowhere"
-    if not isinstance(space[name], Mapping):
-        raise TypeError(f"`stored` and `given` must be spaces as `to_dict` says: {name!r} is not.")
-    condition = space[name].get("active")
-    if condition is None:
-        return "everywhere"
-    parent = stored.get(condition["parameter"])
-    if parent is None:
-        return "nowhere"
-    if "values" in parent:
-        values = [v for v in _as_value(parent["values"]) if v in _as_value(condition["values"])]
-    else:
-        values = [v for v in sorted(condition["values"]) if parent["low"] <= v <= parent["high"]]
-    return (condition["parameter"], values) if values else "nowhere"
-
-
 def _described(parameter: Parameter) -> dict[str, Any]:
     state = asdict(parameter)
     if parameter.active is None:

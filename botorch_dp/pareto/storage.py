@@ -29,7 +29,6 @@ from botorch_dp.pareto.problem import (
     StudyError,
     Trial,
 )
-from botorch_dp.space import narrowings
 
 _NOTICE = (
     "This study holds utilities measured on sensitive records, without noise: "
@@ -56,8 +55,8 @@ class StudyFile:
 
     Args:
         path: The file; an existing study is continued. None keeps the study in memory.
-        description: What the study optimizes; must agree with what is stored, or describe a wider
-            space. None reads a copy of what is stored now, whoever holds the file.
+        description: What the study optimizes; must agree with what is stored. None reads a copy of
+            what is stored now, whoever holds the file.
         seed: The study's seed. None takes the stored one, or draws one.
 
     Raises:
@@ -116,26 +115,14 @@ class StudyFile:
         if description is None:
             return
         self._check_same(description, seed)
-        if differences(self.description, dict(description)):
-            with file.transaction() as connection:
-                words = json.dumps(description)
-                connection.execute("UPDATE study SET description = ?", (words,))
-                _seal(connection)
-            self.description = json.loads(words)
 
     def _check_same(self, given: Mapping[str, Any], seed: int | None) -> None:
-        """Refuse another problem or seed; a wider space is the same problem."""
-        stored = self.description
-        changed, refused = differences(stored, dict(given)), []
-        if changed and "space" in stored and "space" in given:
-            refused = narrowings(stored["space"], given["space"])
-            if not refused:
-                changed = differences(stored | {"space": given["space"]}, dict(given))
+        """Refuse another problem or seed."""
+        changed = differences(self.description, dict(given))
         if changed:
             raise StudyError(
-                f"{self.path} holds a study of another problem: {'; '.join(changed + refused)}. "
-                "Give this problem a file of its own, or make the problem as it was: a space may "
-                "get wider, not narrower."
+                f"{self.path} holds a study of another problem: {'; '.join(changed)}. Give this "
+                "problem a file of its own, or make the problem as it was."
             )
         if seed is not None and self.seed != seed:
             raise StudyError(

@@ -74,9 +74,8 @@ class DPareto:
             improvement, with epsilon known. ``"hvpoi"`` and ``"log_hvpoi"``: the criterion of
             [Avent2020] and its logarithm. ``"qlogehvi"``: BoTorch's. ``"random"`` and ``"grid"``:
             the baselines. Or an :class:`~botorch_dp.pareto.proposals.AcquisitionFactory`.
-        storage: A file that keeps the study; an existing study is continued, also in a wider space
-            (longer ranges, more values, fewer constraints, parameters that are active for new
-            values only). One process at a time holds the file. None keeps the study in memory.
+        storage: A file that keeps the study; an existing study is continued. One process at a
+            time holds the file. None keeps the study in memory.
         seed: Fixes the proposals and the trainings' seeds. None draws one (or takes the stored).
         privacy_model: ``"exact"`` computes epsilon for every candidate; ``"gp"`` models it from
             the trials, for oracles that are too slow for that. [Avent2020] does the latter.

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from botorch_dp.pareto import DPareto, PrivacyUtilityProblem, StudyError
-from botorch_dp.space import Choice, Config, Integer, Real, SearchSpace, When, narrowings
+from botorch_dp.pareto import DPareto, PrivacyUtilityProblem
+from botorch_dp.space import Choice, Config, Integer, Real, SearchSpace, When
 
 
 def space(**more: Any) -> SearchSpace:
@@ -128,92 +128,6 @@ class TestSpace:
         }
         assert "active" not in space().to_dict()["noise"]
         assert "active=When('nesterov', True)" in repr(space())
-
-
-class TestWider:
-    """Every config of the old space must be one of the new space."""
-
-    OLD = SearchSpace(
-        x=Real(0.0, 1.0),
-        n=Integer(2, 4),
-        kind=Choice("a", "b"),
-        y=Real(0.0, 1.0, active=When("kind", "a")),
-    )
-
-    def changed(self, **parameters: Any) -> SearchSpace:
-        return SearchSpace(**({**self.OLD.parameters} | parameters))
-
-    def narrowed(self, new: SearchSpace) -> list[str]:
-        return narrowings(json.loads(json.dumps(self.OLD.to_dict())), new.to_dict())
-
-    def test_wider(self) -> None:
-        wider = [
-            self.OLD,
-            self.changed(x=Real(-1.0, 2.0)),
-            self.changed(x=Real(0.0, 1.0, distribution=None)),
-            self.changed(n=Integer(1, 5, log=True)),
-            self.changed(kind=Choice("a", "b", "c")),
-            self.changed(
-                kind=Choice("a", "b", "c"), y=Real(0.0, 1.0, active=When("kind", "a", "c"))
-            ),
-            self.changed(kind=Choice("a", "b", "c"), z=Real(0.0, 1.0, active=When("kind", "c"))),
-            self.changed(n=Integer(2, 6), z=Choice(1, 2, active=When("n", 5, 6))),
-        ]
-        for new in wider:
-            assert self.narrowed(new) == []
-            assert all(new.check(config) for config in self.OLD.sample(50, seed=0))
-
-    def test_narrower_or_of_another_form(self) -> None:
-        refused = {
-            "`x` no longer spans": self.changed(x=Real(0.5, 2.0)),
-            "`n` no longer spans": self.changed(n=Integer(3, 9)),
-            "`n` was a Integer and is a Real": self.changed(n=Real(1.0, 9.0)),
-            "`kind` lacks some": self.changed(
-                kind=Choice("a", "c"), y=Real(0.0, 1.0, active=When("kind", "a"))
-            ),
-            "not all there": SearchSpace(x=Real(0.0, 1.0), kind=Choice("a", "b")),
-            "`z` is active elsewhere": self.changed(z=Real(0.0, 1.0)),
-            "`y` is active elsewhere": self.changed(y=Real(0.0, 1.0)),
-            "constraint": SearchSpace(constraints=[is_right], **self.OLD.parameters),
-        }
-        for match, new in refused.items():
-            assert any(match in reason for reason in self.narrowed(new)), match
-        elsewhere = self.changed(y=Real(0.0, 1.0, active=When("kind", "a", "b")))
-        assert any("`y` is active elsewhere" in reason for reason in self.narrowed(elsewhere))
-
-    def test_a_study_goes_on_in_a_wider_space(self, tmp_path: Path) -> None:
-        path = tmp_path / "study.sqlite"
-        narrow = SearchSpace(noise=Real(0.5, 2.0, log=True), optimizer=Choice("sgd"))
-        wide = SearchSpace(
-            noise=Real(0.1, 10.0, log=True),
-            optimizer=Choice("sgd", "adam"),
-            beta=Real(0.0, 1.0, active=When("optimizer", "adam")),
-        )
-        with DPareto(problem(narrow), storage=path, seed=0, candidates=64) as study:
-            study.run(8, initial=6)
-            before = study.trials
-        for _ in range(2):
-            with DPareto(problem(wide), storage=path, candidates=64) as study:
-                front = study.run(len(study.trials) + 8, initial=6)
-                assert study.trials[:8] == before
-        new = [trial.config for trial in front.trials[8:]]
-        assert any(config["optimizer"] == "adam" and "beta" in config for config in new)
-        assert any(not 0.5 <= config["noise"] <= 2.0 for config in new)
-        with pytest.raises(StudyError, match="are not all there"):
-            DPareto(problem(narrow), storage=path)
-
-    def test_a_grid_goes_on_too(self, tmp_path: Path) -> None:
-        path = tmp_path / "study.sqlite"
-        spaces = [SearchSpace(noise=Integer(2, high), kind=Choice("a", "b")) for high in (3, 5)]
-        options: dict[str, Any] = {"storage": path, "acquisition": "grid", "grid_levels": 9}
-        with DPareto(problem(spaces[0]), seed=0, **options) as study:
-            study.run(3)
-        with DPareto(problem(spaces[1]), **options) as study:
-            study.run(8)
-            with pytest.raises(ValueError, match="more than the grid's 8 points"):
-                study.run(9)
-            tried = {tuple(trial.config.items()) for trial in study.trials}
-        assert len(tried) == 8
 
 
 def privacy(config: Config) -> float:

@@ -175,15 +175,6 @@ class TestContinued:
             opened(path, description, **options).close()
         opened(path, seed=5).close()
 
-    def test_a_wider_space_is_the_new_one(self, path: Path) -> None:
-        wider = {"space": {"a": SPACE["a"] | {"low": -1.0}}, "replicates": 2}
-        opened(path).close()
-        opened(path, wider).close()
-        with pytest.raises(StudyError, match="no longer spans"):
-            opened(path)
-        with pytest.raises(StudyError, match="`replicates` was 2 and is 3"):
-            opened(path, wider | {"replicates": 3})
-
     def test_another_order_differs_too(self, path: Path) -> None:
         opened(path, {"space": {"a": SPACE["a"], "b": SPACE["a"]}}).close()
         with pytest.raises(StudyError, match="`space` has another order"):

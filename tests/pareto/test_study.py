@@ -263,7 +263,7 @@ class TestResume:
         ):
             with pytest.raises(StudyError, match=what):
                 study(toy.problem(**options), storage=path)
-        with pytest.raises(StudyError, match=r"`space.noise.high` was 10.0 and is 5.0.*wider"):
+        with pytest.raises(StudyError, match=r"`space.noise.high` was 10.0 and is 5.0"):
             study(toy_with(noise=Real(0.1, 5.0, log=True)), storage=path)
 
     def test_another_privacy_function_is_noticed(self, tmp_path: Path) -> None:
