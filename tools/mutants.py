@@ -340,8 +340,8 @@ MUTANTS = [
     *_mutants(
         "training/run.py",
         "training/test_run.py training/test_training_privacy.py",
-        ("sensitivity=self.plan.sensitivity)", "sensitivity=self.plan.clip_norm)"),
-        ("std=self.plan.noise_std,", "std=self.plan.noise_std / 2,"),
+        ('"sensitivity": plan.sensitivity}', '"sensitivity": plan.clip_norm}'),
+        ('{"std": plan.noise_std,', '{"std": plan.noise_std / 2,'),
     ),
     *_mutants(
         "training/engines.py",

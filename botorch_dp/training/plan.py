@@ -58,8 +58,6 @@ OPTIMIZERS = {
 STABILITY = 0.01
 #: Where epsilon is evaluated unless given.
 DELTA = 1e-5
-#: Batches drawn in one call; a run needs a few at a time.
-_MOST_BATCHES = 10_000
 _BATCHES = {
     "without_replacement": "batches of fixed size without replacement",
     "poisson": "Poisson-sampled batches",
@@ -164,49 +162,6 @@ class TrainingPlan:
     memory: int = 0
     notes: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
-        noise_multiplier = check_nonnegative("noise_multiplier", self.noise_multiplier)
-        num_records = check_integer("num_records", self.num_records)
-        checked = {
-            "num_records": num_records,
-            "learning_rate": check_positive("learning_rate", self.learning_rate),
-            "noise_multiplier": noise_multiplier,
-            "clip_norm": check_positive(
-                "clip_norm",
-                self.clip_norm,
-                allow_inf=noise_multiplier == 0 and self.clipping == "flat",
-            ),
-            "batch_size": check_integer("batch_size", self.batch_size, at_most=num_records),
-            "epochs": check_count("epochs", self.epochs),
-            "delta": check_delta("delta", self.delta),
-        }
-        check_count("epochs * (num_records // batch_size)", self.steps)
-        if checked["clip_norm"] < SMALLEST_CLIP_NORM:
-            raise ValueError(
-                f"`clip_norm` must be at least {SMALLEST_CLIP_NORM}, got {self.clip_norm}: smaller "
-                "gradients cannot be measured. Scale the loss up."
-            )
-        if LARGEST_CLIP_NORM < checked["clip_norm"] < math.inf:
-            raise ValueError(
-                f"`clip_norm` must be at most {LARGEST_CLIP_NORM}, got {self.clip_norm}: larger "
-                "gradients cannot be added up. Scale the loss down."
-            )
-        if not isinstance(self.optimizer, str) or not self.optimizer:
-            raise TypeError(f"`optimizer` must be a rule's name, got {self.optimizer!r}.")
-        check_choice("clipping", self.clipping, get_args(Clipping))
-        check_choice("sampling", self.sampling, get_args(Sampling))
-        if not isinstance(self.relation, NeighboringRelation):
-            raise TypeError(f"`relation` must be a NeighboringRelation, got {self.relation!r}.")
-        if self.relation not in _RELATIONS[self.sampling]:
-            raise PrivacyError(
-                f"`relation` is {self.relation.name}, under which DP-SGD on "
-                f"{_BATCHES[self.sampling]} is not accounted for here. Use REPLACE_ONE, or "
-                "sampling='poisson' with ADD_OR_REMOVE_ONE."
-            )
-        # Numbers of any library come out as Python's, which JSON knows.
-        for name, value in checked.items():
-            object.__setattr__(self, name, value)
-
     @property
     def steps_per_epoch(self) -> int:
         """Number of steps that count as one pass over the records, ``n // m``."""
@@ -240,10 +195,6 @@ class TrainingPlan:
     def draw_batches(self, randomness: Randomness, count: int) -> list[Tensor]:
         """The indices of the next batches; of a Poisson-sampled one, possibly none."""
         n, m = self.num_records, self.batch_size
-        if check_count("count", count, at_least=0) > _MOST_BATCHES:
-            raise ValueError(
-                f"`count` must be at most {_MOST_BATCHES:,} batches at once, got {count}."
-            )
         if self.sampling == "poisson":
             return randomness.choose_each(n, m / n, count)
         return [randomness.choose(n, m) for _ in range(count)]
@@ -361,31 +312,63 @@ def check_names(settings: Iterable[str]) -> None:
             raise TypeError(f"A training has no setting {name!r}.{did_you_mean(name, known)}")
 
 
-def make_plan(settings: TrainingSettings, **fixed: Any) -> TrainingPlan:
+def make_plan(
+    settings: TrainingSettings,
+    *,
+    num_records: int,
+    clipping: Clipping = "flat",
+    sampling: Sampling = "poisson",
+    relation: NeighboringRelation = REPLACE_ONE,
+    **fixed: Any,
+) -> TrainingPlan:
     """The plan of these settings, with the noise that their ``target_epsilon`` asks for.
 
     Args:
         settings: As they came; missing and unknown names raise ``TypeError``.
-        fixed: The arguments of :class:`TrainingPlan` that are no settings.
+        num_records: See :class:`TrainingPlan`, also for what is not described here.
+        clipping: As there.
+        sampling: As there.
+        relation: As there.
+        fixed: Its other arguments that are no settings.
     """
+    check_choice("clipping", clipping, get_args(Clipping))
+    check_choice("sampling", sampling, get_args(Sampling))
+    if relation not in _RELATIONS[sampling]:
+        raise PrivacyError(
+            f"`relation` is {relation.name}, under which DP-SGD on {_BATCHES[sampling]} is not "
+            "accounted for here. Use REPLACE_ONE, or sampling='poisson' with ADD_OR_REMOVE_ONE."
+        )
     chosen: dict[str, Any] = dict(settings)
-    if fixed.get("clipping") == "normalized":
+    check_names(chosen)
+    if clipping == "normalized":
         chosen.setdefault("clip_norm", 1.0)
-    target = chosen.pop("target_epsilon", None)
     if "feature_norm" in chosen:
         check_positive("feature_norm", chosen.pop("feature_norm"))
-    check_names(chosen)
     missing = [name for name in _NEEDED if name not in chosen]
     if missing:
         raise TypeError(f"Give `{missing[0]}`: a training needs it.")
-    if (target is None) == (chosen.get("noise_multiplier") is None):
+    target, noise = chosen.get("target_epsilon"), chosen.get("noise_multiplier")
+    if (target is None) == (noise is None):
         raise TypeError("Give either `noise_multiplier` or `target_epsilon`.")
+    # Numbers of any library come out as Python's, which JSON knows.
+    plan = TrainingPlan(
+        num_records=num_records,
+        learning_rate=check_positive("learning_rate", chosen["learning_rate"]),
+        clip_norm=_checked_norm(chosen["clip_norm"], unbounded=noise == 0 and clipping == "flat"),
+        noise_multiplier=1.0 if noise is None else check_nonnegative("noise_multiplier", noise),
+        batch_size=check_integer("batch_size", chosen["batch_size"], at_most=num_records),
+        epochs=check_count("epochs", chosen["epochs"]),
+        delta=check_delta("delta", chosen.get("delta", DELTA)),
+        clipping=clipping,
+        sampling=sampling,
+        relation=relation,
+        **fixed,
+    )
+    check_count("epochs * (num_records // batch_size)", plan.steps)
     if target is None:
-        return TrainingPlan(**chosen, **fixed)
-    target = check_positive("target_epsilon", target)
-    plan = TrainingPlan(**{**chosen, "noise_multiplier": 1.0}, **fixed)
+        return plan
     noise_multiplier = dp_sgd_noise_multiplier(
-        epsilon=target,
+        epsilon=check_positive("target_epsilon", target),
         batch_size=plan.batch_size,
         num_records=plan.num_records,
         steps=plan.steps,
@@ -394,3 +377,18 @@ def make_plan(settings: TrainingSettings, **fixed: Any) -> TrainingPlan:
         relation=plan.relation,
     )
     return replace(plan, noise_multiplier=noise_multiplier)
+
+
+def _checked_norm(clip_norm: object, *, unbounded: bool) -> float:
+    norm = check_positive("clip_norm", clip_norm, allow_inf=unbounded)
+    if norm < SMALLEST_CLIP_NORM:
+        raise ValueError(
+            f"`clip_norm` must be at least {SMALLEST_CLIP_NORM}, got {norm}: smaller gradients "
+            "cannot be measured. Scale the loss up."
+        )
+    if LARGEST_CLIP_NORM < norm < math.inf:
+        raise ValueError(
+            f"`clip_norm` must be at most {LARGEST_CLIP_NORM}, got {norm}: larger gradients cannot "
+            "be added up. Scale the loss down."
+        )
+    return norm

@@ -43,8 +43,6 @@ class _Drawn(NamedTuple):
 
 _BATCHES_AHEAD = 32
 _PLACES_AHEAD = 2**18
-#: The largest block whose release teaches glibc to keep memory, 32 megabytes, without its header.
-_BLOCK = 2**25 - 2**16
 
 
 class TrainingRun:
@@ -70,6 +68,7 @@ class TrainingRun:
         make_rule: Callable[[Tensor], StepRule],
     ) -> None:
         self.plan, self.step = plan, 0
+        self._noise = {"std": plan.noise_std, "sensitivity": plan.sensitivity}
         #: Filled places of all batches so far.
         self.drawn = 0
         #: The utilities on the way that were asked for so far. Sensitive.
@@ -89,9 +88,6 @@ class TrainingRun:
             torch.zeros(0, len(coins), device="cpu"),
         )
         self._shown: Tensor | None = None
-        # glibc gives freed memory back and gets it anew, page by page, at each step, unless it has
-        # seen so large a block released: a published step of a network takes a fifth less time.
-        torch.empty(_BLOCK, dtype=torch.uint8, device="cpu")
 
     @property
     def dropped(self) -> int:
@@ -148,9 +144,9 @@ class TrainingRun:
         self.drawn += size
         sums, kept = self._engine.clipped_sums(batches, self.plan.clip_norm)
         self._kept += kept
-        if self.plan.noise_std > 0:
+        if self._noise["std"] > 0:
             for row, coins in zip(sums, self._coins, strict=True):
-                coins.perturb_(row, std=self.plan.noise_std, sensitivity=self.plan.sensitivity)
+                coins.perturb_(row, **self._noise)
         self.rule.step(sums.to(self._parameters.dtype))
         self.step += 1
 
