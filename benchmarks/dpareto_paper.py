@@ -326,13 +326,10 @@ def run_study(
         loop_seconds, training_seconds = 0.0, 0.0
         for stop in stops:
             trained, start = oracle.seconds, time.process_time()
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return None
-            timeout = None if left == math.inf else left
-            study.run(max(stop, len(study.trials)), initial=setting.initial, timeout=timeout)
-            if len(study.trials) < stop:
-                return None
+            while len(study.trials) < stop:
+                if time.monotonic() > deadline:
+                    return None
+                study.run(len(study.trials) + 1, initial=setting.initial)
             spent, oracle_spent = time.process_time() - start, oracle.seconds - trained
             training_seconds += oracle_spent
             loop_seconds += spent - oracle_spent

@@ -49,6 +49,7 @@ from benchmarks.dp_gibo_speed import trace_functions
 from botorch_dp.models import FiniteSetGP
 from botorch_dp.objectives import PrivateObjective
 from botorch_dp.pareto import DPareto, PrivacyUtilityProblem
+from botorch_dp.pareto.problem import Measurement, Trial
 from botorch_dp.privacy import (
     PrivacyBudget,
     PrivacyLedger,
@@ -146,7 +147,9 @@ def study(trials: int) -> DPareto:
     )
     made = DPareto(problem, seed=0)
     for number, config in enumerate(space.sample(trials, seed=0)):
-        made.add_trial(config, [utility(config, number)])
+        measured = (Measurement(utility(config, number)),)
+        epsilon = problem.epsilon(config)
+        made._file.add(Trial(number, config, (number,), epsilon, "complete", measured))
     return made
 
 

@@ -66,11 +66,10 @@ def test_a_study_keeps_what_it_acknowledged(tmp_path: Path) -> None:
         study(path).close()
 
         def work(path: Path = path, folder: Path = folder) -> None:
-            def note(_: DPareto, trial: Any) -> None:
-                (folder / "log").open("a").write(f"{trial.number}\n")
-
             with study(path) as running:
-                running.run(40, callbacks=[note])
+                for number in range(40):
+                    running.run(number + 1)
+                    (folder / "log").open("a").write(f"{number}\n")
 
         error = with_room(size, work)
         assert isinstance(error, StudyError), error

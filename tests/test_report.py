@@ -120,7 +120,7 @@ def test_all_trials_are_there(made: Path) -> None:
 def test_of_a_running_study_with_a_failed_trial(tmp_path: Path) -> None:
     path = tmp_path / "study.sqlite"
     seeded = problem(promise=TrainingPromise(delta=1e-6))
-    with DPareto(seeded, storage=path, seed=0, retries=0) as study:
+    with DPareto(seeded, storage=path, seed=0) as study:
         study.ask()
         assert "Nothing was trained yet" in study_report(path, tmp_path / "0.html").read_text()
         study.tell(0, [0.5, 0.6])

@@ -109,7 +109,8 @@ def stored(path: Path) -> list[Any]:
 def train(path: Path, tell: Tell) -> None:
     with DPareto(toy.problem(), acquisition="random", storage=path, seed=0) as study:
         while True:
-            study.run(len(study.trials) + 1, callbacks=[lambda *_: tell("written")])
+            study.run(len(study.trials) + 1)
+            tell("written")
 
 
 def trained(path: Path) -> list[Any]:

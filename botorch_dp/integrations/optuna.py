@@ -230,7 +230,7 @@ class DParetoSampler(optuna.samplers.BaseSampler):
         value = frozen.values[1] if frozen.state is TrialState.COMPLETE else math.nan
         utility = value if maximize else 1 - value
         if not math.isfinite(utility):
-            return trial.failed(frozen.state.name, trainings=1, is_last=True)
+            return trial.failed(RuntimeError(frozen.state.name), trainings=1)
         return trial.measured({0: Measurement(min(max(utility, 0.0), 1.0))})
 
 

@@ -12,8 +12,8 @@ from botorch_dp._checks import needs_extra
 class RayExecutor(Executor):
     """A ``concurrent.futures`` executor on Ray, which never begins a call a second time by itself.
 
-    What becomes of a training whose node died is then for its owner to say. A study trains the
-    trial again with the same seeds, counts the attempt, and charges it anew if it has a budget. A
+    What becomes of a training whose node died is then for its owner to say. In a study its trial
+    has failed. A
     :class:`~botorch_dp.tuning.PrivateSelection` ends with Ray's error and goes on from its
     checkpoint, with one charge. Ray's dashboard shows how many trainings there were, which a
     selection must keep secret from those whom it protects against.
@@ -31,7 +31,7 @@ class RayExecutor(Executor):
         if "max_retries" in options:
             raise ValueError(
                 "`max_retries` cannot be set: a training that Ray began again by itself would draw "
-                "its noise twice. Use the study's `retries`."
+                "its noise twice."
             )
         with needs_extra("ray", "`RayExecutor`"):
             import ray

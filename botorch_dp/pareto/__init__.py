@@ -2,12 +2,11 @@
 
 What owns what, in the order in which a trial passes through:
 
-* ``study``: :class:`DPareto`, what a user calls; it holds the others and decides nothing itself.
-* ``running``: the loop. Which trial is trained next, and what is stored of what comes back.
+* ``study``: :class:`DPareto`, what a user calls, with the loop: which trial is trained next.
 * ``proposals``: ``propose(search, trials, initial)``, a pure function, with the models of
   ``beliefs``.
 * ``storage``: the file. The only place where trials change, one transaction each.
-* ``workers``: one call of the utility oracle, and the calls in flight on an executor.
+* ``running``: the trainings in flight on an executor, and what is stored of what comes back.
 * ``problem``: the oracles, and the frozen records that the others hand on.
 
 Beside it: ``front`` and ``recommending`` read trials, ``publishing`` says what showing them costs,
@@ -27,7 +26,6 @@ from botorch_dp.pareto.problem import (
 )
 from botorch_dp.pareto.recommending import OperatingPoint
 from botorch_dp.pareto.study import DPareto
-from botorch_dp.pareto.workers import ExecutorDiedError
 from botorch_dp.space import (
     Choice,
     Integer,
@@ -43,7 +41,6 @@ __all__ = [
     "Batched",
     "Choice",
     "DPareto",
-    "ExecutorDiedError",
     "Integer",
     "InvalidEpsilonError",
     "InvalidUtilityError",

@@ -612,9 +612,11 @@ def require_complete(trials: Sequence[Trial], what: str) -> list[Trial]:
     complete = [trial for trial in trials if trial.state == "complete"]
     if complete:
         return complete
-    kinds = sorted({trial.failures[-1] for trial in trials if trial.failures})
-    detail = f"; the {len(trials)} trials so far failed with {kinds}" if kinds else ""
-    raise StudyError(
-        f"No trial has finished, so there is no {what}{detail}. "
-        "Call the problem's oracles on one config by hand to see what is wrong."
-    )
+    kinds = sorted({trial.failure_type for trial in trials if trial.failure})
+    detail = ""
+    if kinds:
+        detail = (
+            f" The {len(trials)} trials so far failed with {kinds}; "
+            "`study.trials[0].failure` says more."
+        )
+    raise StudyError(f"No trial has finished, so there is no {what}.{detail}")

@@ -184,7 +184,7 @@ class ParetoFront:
 
         Args:
             replicates: New trainings for each config.
-            options: ``executor``, ``progress`` and ``training_timeout``, as in ``DPareto.run``.
+            options: ``executor`` and ``progress``, as in ``DPareto.run``.
 
         Returns:
             The front of the new measurements; its ``observed`` is this one.
@@ -307,7 +307,7 @@ def trial_table(problem: PrivacyUtilityProblem, trials: Sequence[Trial]) -> dict
     columns: dict[str, list[Any]] = {"trial": [], "state": [trial.state for trial in trials]}
     columns |= _columns(problem, trials, values)
     columns["trainings"] = [trial.num_trainings for trial in trials]
-    columns["failures"] = [", ".join(trial.failures) for trial in trials]
+    columns["failure"] = [trial.failure_type for trial in trials]
     return columns
 
 

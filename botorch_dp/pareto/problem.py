@@ -137,10 +137,8 @@ class Trial:
         measurements: One for each replicate, None where it is missing. Sensitive.
         fresh: Measurements of later re-evaluations by replicate, numbered after the trial's own; no
             proposal has seen them. Sensitive.
-        failures: Type names of the errors of failed attempts; never their messages, which may
-            quote records.
-        failed_trainings: How many trainings those attempts may have begun without measuring.
-        suspect: Whether an executor died while this trial was in flight among others.
+        failure: What a training raised last, in full. Sensitive: it may quote records.
+        failed_trainings: How many trainings may have begun without measuring.
     """
 
     number: int
@@ -150,9 +148,13 @@ class Trial:
     state: State = "pending"
     measurements: tuple[Measurement | None, ...] = field(default=(), repr=False)
     fresh: Mapping[int, Measurement] = field(default_factory=dict, repr=False)
-    failures: tuple[str, ...] = ()
+    failure: str = field(default="", repr=False)
     failed_trainings: int = 0
-    suspect: bool = False
+
+    @property
+    def failure_type(self) -> str:
+        """The type of the error alone."""
+        return self.failure.partition(":")[0]
 
     @property
     def finished(self) -> tuple[Measurement, ...]:
@@ -213,24 +215,13 @@ class Trial:
             state="complete" if ended else self.state,
         )
 
-    def failed(
-        self, error_type: str, *, trainings: int, blamed: bool = True, is_last: bool = False
-    ) -> Trial:
-        """The trial after an attempt failed.
-
-        Args:
-            error_type: Name of the exception's class.
-            trainings: How many trainings the attempt may have begun without measuring.
-            blamed: False if the trial was only in flight when something else broke.
-            is_last: Whether no other attempt follows.
-        """
-        is_pending = self.state == "pending"
+    def failed(self, error: Exception, *, trainings: int) -> Trial:
+        """The trial after so many of its trainings have begun and raised an error."""
         return replace(
             self,
-            failures=(*self.failures, error_type) if blamed else self.failures,
+            failure=f"{type(error).__name__}: {error}",
             failed_trainings=self.failed_trainings + trainings,
-            suspect=self.suspect or (is_pending and not blamed),
-            state="failed" if is_pending and is_last else self.state,
+            state="failed" if self.state == "pending" else self.state,
         )
 
 

@@ -104,32 +104,6 @@ def recommended(
 
 
 @on_the_cpu
-def best_configs(
-    search: Search, trials: Sequence[Trial], count: int, epsilon: float | None
-) -> list[Config]:
-    """At most ``count`` different configs; see :meth:`DPareto.best_configs`."""
-    complete = require_complete(trials, "config to start from")
-
-    def within(limit: float) -> Config:
-        return recommended(search, trials, limit, 0.5).config
-
-    if epsilon is not None:
-        tried = [trial for trial in trials if trial.epsilon <= epsilon]
-        found = [within(epsilon)]
-        if tried:
-            candidates = search.known.candidates([trial.config for trial in tried])
-            errors = expected_error(*_error_beliefs(search.beliefs(trials), candidates))
-            found += [dict(tried[place].config) for place in errors.argsort(stable=True)]
-    else:
-        most = search.problem.ref_point[0]
-        smallest = min(values[0] for values in search.problem.values(complete))
-        least = min(max(smallest, 1e-3 * most), most)
-        ladder = [most * (least / most) ** (k / max(count - 1, 1)) for k in range(count)]
-        found = [within(rung * (1 + 1e-9)) for rung in ladder]
-    return list({tuple(config.items()): config for config in found}.values())[:count]
-
-
-@on_the_cpu
 def believed_values(search: Search, trials: Sequence[Trial]) -> Tensor:
     """What models of these trials expect of the points that they measured, ``n x m``."""
     complete = [trial for trial in trials if trial.state == "complete"]

@@ -214,7 +214,6 @@ def _trial(words: str) -> Trial:
         "seeds": tuple(record["seeds"]),
         "measurements": tuple(m and _measurement(m) for m in record["measurements"]),
         "fresh": {int(r): _measurement(m) for r, m in record["fresh"].items()},
-        "failures": tuple(record["failures"]),
     }
     return Trial(**{**record, **own})
 

@@ -56,18 +56,15 @@ def ray() -> Iterator[Any]:
 
 @pytest.mark.slow
 def test_a_killed_worker(ray: Any, tmp_path: Path) -> None:
-    """The study trains again itself, with the same seed, and counts the attempt."""
+    """Its trial has failed, and no other one."""
     executor = RayExecutor(num_cpus=1)
-    problem = toy.problem(DiesOnce(str(tmp_path), toy.utility), replicates=2)
+    problem = toy.problem(DiesOnce(str(tmp_path), toy.utility))
     study = DPareto(problem, acquisition="random", seed=0)
     study.run(6, batch_size=2, executor=executor)
-    expected = DPareto(toy.problem(replicates=2), acquisition="random", seed=0).run(6)
     assert (tmp_path / "killed").exists()
-    assert [t.utilities for t in study.trials] == [t.utilities for t in expected.trials]
-    failures = [failure for trial in study.trials for failure in trial.failures]
-    assert failures == ["WorkerCrashedError"]
-    begun = (tmp_path / "begun").read_text().split()
-    assert len(begun) == 13 and len(set(begun)) == 12, "the one that was lost was trained again"
+    kinds = sorted(trial.failure_type for trial in study.trials)
+    assert kinds == [*[""] * 5, "WorkerCrashedError"]
+    assert len((tmp_path / "begun").read_text().split()) == 6, "Ray began none again"
     # As every executor does:
     assert executor.submit(divmod, 7, 2).result() == (3, 1)
     with pytest.raises(ZeroDivisionError):
@@ -77,15 +74,13 @@ def test_a_killed_worker(ray: Any, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_what_is_charged_is_drawn_once(ray: Any, tmp_path: Path) -> None:
-    """Another draw of noise is another charge."""
     train = DiesOnce(str(tmp_path), test_paying.Trains())
     with DPareto(
         test_paying.problem(train), budget=PrivacyBudget(8.0, 1e-6), acquisition="random", seed=0
     ) as study:
         study.run(5, executor=RayExecutor(num_cpus=1))
-        assert [trial.state for trial in study.trials] == ["complete"] * 5
         assert study.ledger is not None
-        assert len(study.ledger.entries()) == len((tmp_path / "begun").read_text().split()) == 6
+        assert len(study.ledger.entries()) == len((tmp_path / "begun").read_text().split()) == 5
 
 
 @dataclass(frozen=True)

@@ -197,7 +197,7 @@ class TestBeliefs:
 
 
 def test_require_complete_names_what_went_wrong() -> None:
-    failed = Trial(0, {}, (1,), math.nan, state="failed", failures=("OSError", "ZeroDivisionError"))
+    failed = Trial(0, {}, (1,), math.nan, state="failed", failure="ZeroDivisionError: x")
     with pytest.raises(StudyError, match=r"1 trials so far failed with \['ZeroDivisionError'\]"):
         require_complete([failed], "front")
     with pytest.raises(StudyError, match="No trial has finished, so there is no front\\."):

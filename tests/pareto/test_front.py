@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from botorch_dp.pareto import DPareto, ExecutorDiedError, Objective, ParetoFront, StudyError, Trial
+from botorch_dp.pareto import DPareto, Objective, ParetoFront, StudyError, Trial
 from botorch_dp.pareto.front import dominated_volume, non_dominated
 from botorch_dp.pareto.problem import Measurement
 from botorch_dp.privacy import Guarantee, PrivacyUnit
@@ -256,18 +256,8 @@ class TestReevaluate:
 
         observed = self.study(train).run(2)
         fail["now"] = True
-        with pytest.raises(
-            StudyError, match=r"All re-evaluations failed, with \['ZeroDivisionError'\]"
-        ):
+        with pytest.raises(StudyError, match="All re-evaluations failed"):
             observed.reevaluate(1)
-
-    def test_an_executor_that_dies(self) -> None:
-        observed = self.study().run(3)
-        pool = ThreadPoolExecutor(1)
-        pool.shutdown()
-        with pytest.raises(ExecutorDiedError, match="measured again"):
-            observed.reevaluate(2, executor=pool)
-        assert len(observed.reevaluate(2).trials) == len(observed)
 
     def test_without_a_study(self) -> None:
         with pytest.raises(ValueError, match="has no study"):

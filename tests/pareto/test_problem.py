@@ -192,7 +192,7 @@ class TestTrial:
             epsilon=2.0,
             measurements=(Measurement(0.5, (), 1.0), None, Measurement(0.7, (), 2.0)),
             fresh={3: Measurement(0.1)},
-            failures=("OSError",),
+            failure="OSError: a record",
             failed_trainings=2,
         )
         assert trial.missing == (1,) and trial.missing_seeds == (12,)
@@ -206,14 +206,15 @@ class TestTrial:
         trial = Trial(0, {}, (1, 2), 1.0)
         assert math.isnan(trial.error) and trial.missing == (0, 1) and trial.num_trainings == 0
 
-    def test_fails_when_no_attempt_is_left(self) -> None:
-        trial = Trial(0, {}, (7,), 1.0).failed("OSError", trainings=1)
-        assert (trial.state, trial.failures, trial.num_trainings) == ("pending", ("OSError",), 1)
-        near = trial.failed("BrokenProcessPool", trainings=2, blamed=False)
-        assert near.failures == ("OSError",) and near.suspect and near.failed_trainings == 3
-        assert near.failed("OSError", trainings=1, is_last=True).state == "failed"
-        complete = near.measured({0: Measurement(0.5)})
-        assert complete.failed("OSError", trainings=1, is_last=True).state == "complete"
+    def test_a_failure(self) -> None:
+        trial = Trial(0, {}, (7,), 1.0)
+        failed = trial.failed(OSError("record 17"), trainings=2)
+        assert (failed.state, failed.num_trainings) == ("failed", 2)
+        assert (failed.failure, failed.failure_type) == ("OSError: record 17", "OSError")
+        assert "17" not in repr(failed)
+        assert failed.measured({0: Measurement(0.5)}).state == "failed"
+        complete = trial.measured({0: Measurement(0.5)})
+        assert complete.failed(OSError(), trainings=1).state == "complete"
 
     def test_what_was_measured_first_stays(self) -> None:
         trial = Trial(0, {}, (7, 8), 1.0).measured({0: Measurement(0.5)})

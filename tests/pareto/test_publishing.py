@@ -137,7 +137,7 @@ class TestPublicationGuarantee:
                 raise OSError
             return toy.utility(config, seed)
 
-        tried = study(toy.problem(train, replicates=2, secret_noise=True), retries=0)
+        tried = study(toy.problem(train, replicates=2, secret_noise=True))
         front = tried.run(12)
         assert any(trial.state == "failed" for trial in tried.trials)
         again = front.reevaluate(3)

@@ -29,11 +29,11 @@ DESCRIPTION: dict[str, Any] = {"space": SPACE, "replicates": 2}
 POINT = Measurement(0.25, (2**0.5,), 0.1 + 0.2)
 TRIALS = [
     Trial(0, {"rate": 0.1 + 0.2, "epochs": 3, "kind": "a"}, (2**31 - 1, 8), 1 / 3),
-    Trial(1, {}, (7,), math.nan, state="failed", failures=("InvalidEpsilonError",)),
+    Trial(1, {}, (7,), math.nan, state="failed", failure="InvalidEpsilonError: -1"),
     Trial(2, {"a": None}, (7, 8), 1.0, measurements=(None, Measurement(1 / 3, (2**0.5,), 1.5))),
     Trial(3, {}, (7,), 1.0, state="complete", measurements=(POINT,), fresh={4: POINT}),
     Trial(4, {}, (7, 8), 1.0).measured({1: POINT}),
-    Trial(5, {}, (7,), 1.0).failed("BrokenProcessPool", trainings=2**40, blamed=False),
+    Trial(5, {}, (7,), 1.0).failed(OSError("record 17"), trainings=2**40),
     Trial(6, {}, (7,), 1.0, state="complete", measurements=(Measurement(0.5),)),
 ]
 
@@ -76,7 +76,7 @@ class TestChanges:
     def test_are_seen_at_once(self, study: StudyFile) -> None:
         study.add(TRIALS[0])
         assert len(study) == 1 and study.count("pending") == 1
-        changed = study.change(0, lambda trial: trial.failed("OSError", trainings=1, is_last=True))
+        changed = study.change(0, lambda trial: trial.failed(OSError(), trainings=1))
         assert study.trials == [changed] and study.count("failed") == 1
         with pytest.raises(ValueError, match="`trial` 3 is unknown; the study has 1 trials"):
             study.change(3, lambda trial: trial)
@@ -94,7 +94,7 @@ class TestChanges:
         study.add(TRIALS[0])
 
         def once(_: int) -> None:
-            study.change(0, lambda trial: trial.failed("OSError", trainings=1))
+            study.change(0, lambda trial: trial.failed(OSError(), trainings=1))
 
         from concurrent.futures import ThreadPoolExecutor
 
