@@ -37,8 +37,6 @@ from botorch_dp.privacy import (
     gaussian_mechanism,
     laplace_guarantee,
     laplace_mechanism,
-    rounded_down,
-    rounded_up,
     sparse_vector_guarantee,
 )
 from botorch_dp.privacy.audit import FEWEST_SAMPLES, AuditReport
@@ -48,6 +46,7 @@ from botorch_dp.privacy.mechanisms import (
     noise_source,
     noisy_comparisons,
 )
+from botorch_dp.privacy.rounding import rounded_down, rounded_up
 from botorch_dp.privacy.selection import TrialNumber
 
 CONFIDENCE = 1 - 1e-6

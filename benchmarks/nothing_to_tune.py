@@ -49,8 +49,8 @@ from torch.func import functional_call, grad, vmap
 from benchmarks.common import BenchmarkParser, mean_interval, results_folder
 from benchmarks.untuned_tasks import TASKS, Parts, Task, explained, parts
 from botorch_dp._files import atomic_write
-from botorch_dp.privacy import TrialNumber, gaussian_mu
-from botorch_dp.privacy.selection import BaseProfile, Selection, training_noise
+from botorch_dp.privacy import gaussian_mu
+from botorch_dp.privacy.selection import BaseProfile, Selection, TrialNumber, training_noise
 from botorch_dp.space import Integer, Real, SearchSpace
 from botorch_dp.training import DPTrainer, TrainTest, logistic_loss
 

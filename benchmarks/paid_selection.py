@@ -33,7 +33,8 @@ from benchmarks.common import BenchmarkParser, mean_interval, paired_interval, s
 from botorch_dp import DPareto, PrivacyUtilityProblem, PrivateSelection, Real, SearchSpace
 from botorch_dp.integrations.optuna import DParetoSampler, suggest
 from botorch_dp.pareto.front import dominated_volume
-from botorch_dp.privacy import DPSGD, NeighboringRelation, PrivacyBudget, TrialNumber
+from botorch_dp.privacy import DPSGD, NeighboringRelation, PrivacyBudget
+from botorch_dp.privacy.selection import TrialNumber
 from botorch_dp.space import Config
 from examples.paid_tuning import NAMES, changed_lines
 

@@ -47,12 +47,8 @@ from botorch_dp.pareto import (
     PrivacyUtilityProblem,
     TrainingPromise,
 )
-from botorch_dp.privacy import (
-    Guarantee,
-    PrivacyBudget,
-    TrialNumber,
-    dp_sgd_noise_multiplier,
-)
+from botorch_dp.privacy import Guarantee, PrivacyBudget, dp_sgd_noise_multiplier
+from botorch_dp.privacy.selection import TrialNumber
 from botorch_dp.space import Integer, Real, SearchSpace
 from botorch_dp.training import (
     DPTrainer,

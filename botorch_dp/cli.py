@@ -109,6 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _epsilon(options: argparse.Namespace) -> int:
     import botorch_dp.privacy as privacy
+    from botorch_dp.privacy.rounding import rounded_up
 
     steps = options.epochs * (options.records // options.batch)
     run = {"batch_size": options.batch, "num_records": options.records, "steps": steps}
@@ -129,7 +130,7 @@ def _epsilon(options: argparse.Namespace) -> int:
     print(f"{steps} steps, {asked}, delta {options.delta}\n")
     print(f"{'batches':<21}{'protected against':<19}{column:>16}")
     for row in rows:
-        print(f"{row['sampling']:<21}{row['relation']:<19}{privacy.rounded_up(row[column]):>16}")
+        print(f"{row['sampling']:<21}{row['relation']:<19}{rounded_up(row[column]):>16}")
     print(
         "\nThe noise multiplier is over the clipping norm, as in Opacus. Epsilons of different "
         "relations are\nnot comparable. If your data loader shuffles and then goes through all "

@@ -24,23 +24,19 @@ from botorch_dp._checks import (
     check_tensor,
 )
 from botorch_dp.privacy import (
-    DEFAULT_DELTA,
-    ONE_RECORD,
     BudgetExhausted,
     GaussianLoss,
     Guarantee,
     NeighboringRelation,
     PrivacyLedger,
     PrivacyUnit,
-    check_unit,
     compose,
     gaussian_epsilon,
     gaussian_mechanism,
-    rounded_up,
-    warn_large_delta,
 )
+from botorch_dp.privacy.guarantee import DEFAULT_DELTA, ONE_RECORD, check_unit, warn_large_delta
 from botorch_dp.privacy.ledger import check_payment
-from botorch_dp.privacy.rounding import sqrt_below
+from botorch_dp.privacy.rounding import rounded_up, sqrt_below
 from botorch_dp.scores import (
     AUC,
     F1,

@@ -32,13 +32,9 @@ from botorch_dp.pareto.publishing import publication
 from botorch_dp.pareto.recommending import believed_values
 from botorch_dp.pareto.storage import StudyFile
 from botorch_dp.plots import plot_front
-from botorch_dp.privacy import (
-    DEFAULT_DELTA,
-    NeighboringRelation,
-    PrivacyLedger,
-    PrivacyUnit,
-    rounded_up,
-)
+from botorch_dp.privacy import NeighboringRelation, PrivacyLedger, PrivacyUnit
+from botorch_dp.privacy.guarantee import DEFAULT_DELTA
+from botorch_dp.privacy.rounding import rounded_up
 from botorch_dp.space import Choice, Integer, Real, SearchSpace, When
 
 __all__ = ["study_report"]

@@ -33,10 +33,9 @@ from botorch_dp.privacy import (
     gaussian_delta,
     gaussian_epsilon,
     gaussian_mu,
-    pure_dp_mu,
 )
 from botorch_dp.privacy._composition import composed_epsilon
-from botorch_dp.privacy._gaussian import _log_delta
+from botorch_dp.privacy._gaussian import _log_delta, pure_dp_mu
 from botorch_dp.privacy.budget import ALLOWANCE
 from botorch_dp.privacy.guarantee import (
     ApproximateLoss,

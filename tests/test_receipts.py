@@ -28,10 +28,10 @@ from botorch_dp.privacy import (
     PrivacyBudget,
     PrivacyLedger,
     Release,
-    TrialNumber,
     laplace_mechanism,
 )
 from botorch_dp.privacy.receipt import _canonical, _digest
+from botorch_dp.privacy.selection import TrialNumber
 from botorch_dp.space import Real, SearchSpace
 from botorch_dp.training import DPTrainer, TrainTest, logistic_loss, logistic_regression
 from botorch_dp.tuning import PrivateSelection

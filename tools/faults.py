@@ -39,8 +39,9 @@ from botorch_dp.outsourced import (
 )
 from botorch_dp.outsourced.exchange import _read_lines
 from botorch_dp.pareto import DPareto
-from botorch_dp.privacy import PrivacyBudget, PrivacyLedger, TrialNumber, laplace_guarantee
+from botorch_dp.privacy import PrivacyBudget, PrivacyLedger, laplace_guarantee
 from botorch_dp.privacy.runs import Run
+from botorch_dp.privacy.selection import TrialNumber
 from tests import one_draw
 from tests.disk import Disk
 from tests.one_draw import OneDraw, in_fork

@@ -42,14 +42,8 @@ from botorch_dp.descent.settings import (
 from botorch_dp.errors import PrivacyError
 from botorch_dp.models.gradient import KernelFactor
 from botorch_dp.models.kernels import kernel_derivatives
-from botorch_dp.privacy import (
-    ONE_RECORD,
-    Guarantee,
-    PrivacyLedger,
-    PrivacyUnit,
-    Release,
-    gaussian_mechanism,
-)
+from botorch_dp.privacy import Guarantee, PrivacyLedger, PrivacyUnit, Release, gaussian_mechanism
+from botorch_dp.privacy.guarantee import ONE_RECORD
 from botorch_dp.privacy.ledger import check_payment
 from botorch_dp.privacy.runs import Run
 from botorch_dp.scores import PerRecordLosses, known_num_records

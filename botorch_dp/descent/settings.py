@@ -19,15 +19,8 @@ from torch import Tensor
 from botorch_dp._checks import check_integer, check_positive, check_tensor
 from botorch_dp.descent.designs import Design
 from botorch_dp.errors import NotPublicError
-from botorch_dp.privacy import (
-    ONE_RECORD,
-    GaussianLoss,
-    Guarantee,
-    NeighboringRelation,
-    PrivacyUnit,
-    Release,
-    check_unit,
-)
+from botorch_dp.privacy import GaussianLoss, Guarantee, NeighboringRelation, PrivacyUnit, Release
+from botorch_dp.privacy.guarantee import ONE_RECORD, check_unit
 from botorch_dp.privacy.rounding import sqrt_below
 
 if TYPE_CHECKING:

@@ -23,18 +23,16 @@ from botorch_dp.descent.settings import PER_RECORD, check_box
 from botorch_dp.models.gradient import KernelFactor
 from botorch_dp.models.kernels import kernel_derivatives
 from botorch_dp.privacy import (
-    ONE_RECORD,
     NeighboringRelation,
     PrivacyLedger,
     PrivacyUnit,
     Release,
-    check_unit,
     exponential_guarantee,
     exponential_mechanism,
     pure_dp_epsilon,
-    release_through,
 )
-from botorch_dp.privacy.ledger import check_payment
+from botorch_dp.privacy.guarantee import ONE_RECORD, check_unit
+from botorch_dp.privacy.ledger import check_payment, release_through
 from botorch_dp.scores import (
     PerRecordLosses,
     checked_scores,

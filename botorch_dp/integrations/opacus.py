@@ -30,15 +30,14 @@ from botorch_dp.pareto import Batched, PrivacyUtilityProblem, TrainingPromise
 from botorch_dp.privacy import (
     Guarantee,
     NeighboringRelation,
-    PoissonSGDLoss,
     PrivacyLedger,
     PrivacyUnit,
     Receipt,
     Release,
     dp_sgd_epsilons,
-    warn_large_delta,
 )
 from botorch_dp.privacy.accounting import checked_relation
+from botorch_dp.privacy.guarantee import PoissonSGDLoss, warn_large_delta
 from botorch_dp.privacy.ledger import check_payment
 from botorch_dp.space import Config, SearchSpace
 from botorch_dp.training.engines import trainable

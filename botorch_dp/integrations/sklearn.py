@@ -20,15 +20,8 @@ from scipy.sparse import issparse
 from torch import Tensor, nn
 
 from botorch_dp._checks import check_choice, needs_extra
-from botorch_dp.privacy import (
-    PrivacyBudget,
-    PrivacyLedger,
-    PrivacyUnit,
-    Receipt,
-    Release,
-    release_through,
-)
-from botorch_dp.privacy.ledger import check_payment
+from botorch_dp.privacy import PrivacyBudget, PrivacyLedger, PrivacyUnit, Receipt, Release
+from botorch_dp.privacy.ledger import check_payment, release_through
 from botorch_dp.scores import per_record_scores, warn_caller
 from botorch_dp.space import Choice, Integer, Parameter, Real, SearchSpace
 from botorch_dp.training import (

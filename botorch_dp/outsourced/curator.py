@@ -37,8 +37,8 @@ from botorch_dp.privacy import (
     gaussian_mechanism,
     laplace_guarantee,
     laplace_mechanism,
-    warn_large_delta,
 )
+from botorch_dp.privacy.guarantee import warn_large_delta
 from botorch_dp.privacy.rounding import float_above
 from botorch_dp.privacy.runs import Run, fingerprint
 

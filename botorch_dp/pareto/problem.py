@@ -17,13 +17,8 @@ from statistics import fmean
 from typing import Any, Literal, TypeAlias
 
 from botorch_dp._checks import check_delta, check_finite, check_integer, check_positive
-from botorch_dp.privacy import (
-    ApproximateLoss,
-    Guarantee,
-    PrivacyUnit,
-    PureLoss,
-    check_unit,
-)
+from botorch_dp.privacy import ApproximateLoss, Guarantee, PrivacyUnit, PureLoss
+from botorch_dp.privacy.guarantee import check_unit
 from botorch_dp.space import Config, SearchSpace
 
 #: What one training gives: a utility, or a utility and further measured objectives by name.

@@ -10,16 +10,15 @@ from typing import Literal
 
 from botorch_dp.pareto.problem import SEEDED, PrivacyUtilityProblem, StudyError, Trial
 from botorch_dp.privacy import (
-    DEFAULT_DELTA,
     ApproximateLoss,
     GaussianLoss,
     Guarantee,
-    PrivacyLoss,
     PrivacyUnit,
     PureLoss,
     compose,
-    rounded_up,
 )
+from botorch_dp.privacy.guarantee import DEFAULT_DELTA, PrivacyLoss
+from botorch_dp.privacy.rounding import rounded_up
 
 TestOrTraining = Literal["training", "test"]
 

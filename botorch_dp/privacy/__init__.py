@@ -7,7 +7,6 @@ from botorch_dp.privacy._gaussian import (
     gaussian_epsilon,
     gaussian_mu,
     pure_dp_epsilon,
-    pure_dp_mu,
 )
 from botorch_dp.privacy.accounting import (
     DPSGD,
@@ -18,30 +17,17 @@ from botorch_dp.privacy.accounting import (
 from botorch_dp.privacy.audit import AuditReport, audit_epsilon
 from botorch_dp.privacy.budget import PrivacyBudget
 from botorch_dp.privacy.guarantee import (
-    DEFAULT_DELTA,
-    ONE_RECORD,
     ApproximateLoss,
-    FixedBatchSGDLoss,
     GaussianLoss,
     Guarantee,
     LaplaceLoss,
     NeighboringRelation,
-    PoissonSGDLoss,
-    PrivacyLoss,
     PrivacyUnit,
     PureLoss,
     Release,
-    SelectionLoss,
-    check_unit,
     compose,
-    warn_large_delta,
 )
-from botorch_dp.privacy.ledger import (
-    LedgerBalance,
-    LedgerEntry,
-    PrivacyLedger,
-    release_through,
-)
+from botorch_dp.privacy.ledger import PrivacyLedger
 from botorch_dp.privacy.mechanisms import (
     exponential_guarantee,
     exponential_mechanism,
@@ -52,48 +38,28 @@ from botorch_dp.privacy.mechanisms import (
     sparse_vector,
     sparse_vector_guarantee,
 )
-from botorch_dp.privacy.receipt import Finding, Receipt, Verification
-from botorch_dp.privacy.rounding import rounded_down, rounded_up
-from botorch_dp.privacy.selection import (
-    BaseProfile,
-    Selection,
-    TrialNumber,
-    selection_epsilon,
-    training_noise,
-)
+from botorch_dp.privacy.receipt import Receipt
+from botorch_dp.privacy.selection import TrialNumber
 
 __all__ = [
-    "DEFAULT_DELTA",
     "DPSGD",
-    "ONE_RECORD",
     "ApproximateLoss",
     "AuditReport",
-    "BaseProfile",
     "BudgetExhausted",
-    "Finding",
-    "FixedBatchSGDLoss",
     "GaussianLoss",
     "Guarantee",
     "LaplaceLoss",
-    "LedgerBalance",
-    "LedgerEntry",
     "NeighboringRelation",
     "NotPublicError",
-    "PoissonSGDLoss",
     "PrivacyBudget",
     "PrivacyError",
     "PrivacyLedger",
-    "PrivacyLoss",
     "PrivacyUnit",
     "PureLoss",
     "Receipt",
     "Release",
-    "Selection",
-    "SelectionLoss",
     "TrialNumber",
-    "Verification",
     "audit_epsilon",
-    "check_unit",
     "compose",
     "compose_gdp",
     "dp_sgd_epsilon",
@@ -109,13 +75,6 @@ __all__ = [
     "laplace_guarantee",
     "laplace_mechanism",
     "pure_dp_epsilon",
-    "pure_dp_mu",
-    "release_through",
-    "rounded_down",
-    "rounded_up",
-    "selection_epsilon",
     "sparse_vector",
     "sparse_vector_guarantee",
-    "training_noise",
-    "warn_large_delta",
 ]

@@ -30,8 +30,8 @@ import torch
 from torch import Tensor
 
 from botorch_dp._checks import check_delta, check_finite
-from botorch_dp.privacy import Guarantee, PrivacyLedger, PrivacyUnit, Release, release_through
-from botorch_dp.privacy.ledger import check_payment
+from botorch_dp.privacy import Guarantee, PrivacyLedger, PrivacyUnit, Release
+from botorch_dp.privacy.ledger import check_payment, release_through
 from botorch_dp.privacy.mechanisms import SelectionMethod
 from botorch_dp.scores import warn_caller
 

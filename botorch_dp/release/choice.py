@@ -26,11 +26,10 @@ from botorch_dp.privacy import (
     PrivacyLedger,
     PrivacyUnit,
     Release,
-    check_unit,
     exponential_guarantee,
     exponential_mechanism,
-    warn_large_delta,
 )
+from botorch_dp.privacy.guarantee import check_unit, warn_large_delta
 from botorch_dp.privacy.mechanisms import SelectionMethod
 from botorch_dp.release.assumptions import (
     VALIDATION_RECORD,

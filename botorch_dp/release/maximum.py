@@ -30,14 +30,12 @@ from botorch_dp.privacy import (
     LaplaceLoss,
     NeighboringRelation,
     PrivacyLedger,
-    PrivacyLoss,
     PrivacyUnit,
     Release,
-    check_unit,
     laplace_guarantee,
     laplace_mechanism,
-    warn_large_delta,
 )
+from botorch_dp.privacy.guarantee import PrivacyLoss, check_unit, warn_large_delta
 from botorch_dp.release.assumptions import (
     VALIDATION_RECORD,
     UtilityBound,

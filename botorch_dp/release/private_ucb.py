@@ -30,15 +30,8 @@ from botorch_dp._progress import ProgressBar
 from botorch_dp.acquisition.ucb import UCBSchedule
 from botorch_dp.models import FiniteSetGP, max_information_gain
 from botorch_dp.models.public import check_unit_variance, frozen_kernel
-from botorch_dp.privacy import (
-    Guarantee,
-    PrivacyLedger,
-    PrivacyUnit,
-    Receipt,
-    Release,
-    compose,
-    warn_large_delta,
-)
+from botorch_dp.privacy import Guarantee, PrivacyLedger, PrivacyUnit, Receipt, Release, compose
+from botorch_dp.privacy.guarantee import warn_large_delta
 from botorch_dp.privacy.ledger import check_payment
 from botorch_dp.privacy.mechanisms import SelectionMethod
 from botorch_dp.privacy.runs import Run, fingerprint

@@ -22,10 +22,9 @@ from botorch_dp.privacy import (
     Release,
     gaussian_guarantee,
     gaussian_mechanism,
-    release_through,
-    warn_large_delta,
 )
-from botorch_dp.privacy.ledger import check_payment
+from botorch_dp.privacy.guarantee import warn_large_delta
+from botorch_dp.privacy.ledger import check_payment, release_through
 from botorch_dp.training.networks import accuracy
 from botorch_dp.training.plan import FIXED_BEFOREHAND
 from botorch_dp.training.records import TrainTest, check_data

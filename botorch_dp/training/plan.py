@@ -28,12 +28,12 @@ from botorch_dp.privacy import (
     DPSGD,
     Guarantee,
     NeighboringRelation,
-    PrivacyLoss,
     PrivacyUnit,
     dp_sgd_noise_multiplier,
-    rounded_up,
 )
 from botorch_dp.privacy.accounting import Sampling
+from botorch_dp.privacy.guarantee import PrivacyLoss
+from botorch_dp.privacy.rounding import rounded_up
 from botorch_dp.training.randomness import Randomness
 
 Clipping = Literal["flat", "normalized"]

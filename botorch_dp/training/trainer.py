@@ -21,14 +21,8 @@ from botorch_dp._checks import (
     did_you_mean,
 )
 from botorch_dp.errors import PrivacyError
-from botorch_dp.privacy import (
-    Guarantee,
-    NeighboringRelation,
-    PrivacyLedger,
-    Receipt,
-    Release,
-    warn_large_delta,
-)
+from botorch_dp.privacy import Guarantee, NeighboringRelation, PrivacyLedger, Receipt, Release
+from botorch_dp.privacy.guarantee import warn_large_delta
 from botorch_dp.privacy.runs import Run
 from botorch_dp.scores import warn_caller
 from botorch_dp.space import Real, SearchSpace

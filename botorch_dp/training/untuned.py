@@ -49,7 +49,8 @@ from botorch_dp._checks import (
     check_integer,
     check_positive,
 )
-from botorch_dp.privacy import NeighboringRelation, gaussian_epsilon, gaussian_mu, rounded_up
+from botorch_dp.privacy import NeighboringRelation, gaussian_epsilon, gaussian_mu
+from botorch_dp.privacy.rounding import rounded_up
 from botorch_dp.training.plan import (
     DELTA,
     LARGEST_PUBLISHED_BATCH,

@@ -23,7 +23,8 @@ import dp_accounting
 from dp_accounting import dp_event, pld, rdp
 
 from botorch_dp.errors import PrivacyError
-from botorch_dp.privacy import DPSGD, BaseProfile, NeighboringRelation, training_noise
+from botorch_dp.privacy import DPSGD, NeighboringRelation
+from botorch_dp.privacy.selection import BaseProfile, training_noise
 
 #: What ``mechanism(config)`` may return.
 Described = DPSGD | Callable[[float], Any]

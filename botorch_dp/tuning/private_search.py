@@ -30,21 +30,18 @@ from botorch_dp.objectives import (
     one_column_warning,
 )
 from botorch_dp.privacy import (
-    ONE_RECORD,
     GaussianLoss,
     Guarantee,
     NeighboringRelation,
     PrivacyBudget,
     PrivacyLedger,
-    PrivacyLoss,
     PrivacyUnit,
     PureLoss,
     Receipt,
     Release,
-    check_unit,
     gaussian_mu,
-    warn_large_delta,
 )
+from botorch_dp.privacy.guarantee import ONE_RECORD, PrivacyLoss, check_unit, warn_large_delta
 from botorch_dp.privacy.ledger import check_payment
 from botorch_dp.privacy.runs import Run
 from botorch_dp.scores import (

@@ -26,7 +26,6 @@ from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import (
     DPSGD,
     ApproximateLoss,
-    BaseProfile,
     Guarantee,
     NeighboringRelation,
     PrivacyBudget,
@@ -34,15 +33,13 @@ from botorch_dp.privacy import (
     PrivacyUnit,
     Receipt,
     Release,
-    Selection,
-    SelectionLoss,
-    TrialNumber,
     gaussian_mu,
-    rounded_up,
-    warn_large_delta,
 )
+from botorch_dp.privacy.guarantee import SelectionLoss, warn_large_delta
 from botorch_dp.privacy.ledger import check_payment
+from botorch_dp.privacy.rounding import rounded_up
 from botorch_dp.privacy.runs import Run
+from botorch_dp.privacy.selection import BaseProfile, Selection, TrialNumber
 from botorch_dp.space import Config, SearchSpace
 from botorch_dp.tuning.described import (
     Described,

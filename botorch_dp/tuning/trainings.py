@@ -19,8 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from botorch_dp.privacy import TrialNumber, gaussian_mechanism
+from botorch_dp.privacy import gaussian_mechanism
 from botorch_dp.privacy.runs import Run
+from botorch_dp.privacy.selection import TrialNumber
 from botorch_dp.space import Config
 
 #: What rounding in a mean of doubles may add to its sensitivity, relatively.

@@ -13,7 +13,8 @@ import pytest
 
 from botorch_dp.integrations.ray import RayExecutor
 from botorch_dp.pareto import DPareto
-from botorch_dp.privacy import DPSGD, PrivacyBudget, PrivacyLedger, TrialNumber
+from botorch_dp.privacy import DPSGD, PrivacyBudget, PrivacyLedger
+from botorch_dp.privacy.selection import TrialNumber
 from botorch_dp.space import Config, Real, SearchSpace
 from botorch_dp.tuning import PrivateSelection
 from tests.pareto import test_paying, toy

@@ -27,13 +27,13 @@ from botorch_dp.privacy import (
     GaussianLoss,
     Guarantee,
     NeighboringRelation,
-    PoissonSGDLoss,
     PrivacyBudget,
     PrivacyLedger,
     PrivacyUnit,
     gaussian_epsilon,
     gaussian_guarantee,
 )
+from botorch_dp.privacy.guarantee import PoissonSGDLoss
 from botorch_dp.space import Config
 from tests.one_draw import OneDraw
 from tests.pareto import toy

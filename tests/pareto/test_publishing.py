@@ -14,17 +14,16 @@ from botorch_dp.pareto.problem import SEEDED
 from botorch_dp.pareto.publishing import _filtered, caption_of
 from botorch_dp.privacy import (
     ApproximateLoss,
-    FixedBatchSGDLoss,
     GaussianLoss,
     Guarantee,
     LaplaceLoss,
-    PoissonSGDLoss,
     PrivacyUnit,
     PureLoss,
     compose,
     gaussian_epsilon,
     gaussian_guarantee,
 )
+from botorch_dp.privacy.guarantee import FixedBatchSGDLoss, PoissonSGDLoss
 from tests.pareto import toy
 
 

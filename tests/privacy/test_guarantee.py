@@ -22,7 +22,6 @@ from botorch_dp.privacy import (
     NeighboringRelation,
     PrivacyUnit,
     Release,
-    check_unit,
     compose,
     gaussian_guarantee,
 )
@@ -36,6 +35,7 @@ from botorch_dp.privacy.guarantee import (
     PoissonSGDLoss,
     PrivacyLoss,
     PureLoss,
+    check_unit,
     loss_from_dict,
 )
 

@@ -25,11 +25,15 @@ from botorch_dp.privacy import (
     dp_sgd_epsilon,
     gaussian_mu,
     laplace_mechanism,
-    rounded_down,
-    rounded_up,
+)
+from botorch_dp.privacy.guarantee import (
+    ApproximateLoss,
+    GaussianLoss,
+    PrivacyLoss,
+    PureLoss,
     warn_large_delta,
 )
-from botorch_dp.privacy.guarantee import ApproximateLoss, GaussianLoss, PrivacyLoss, PureLoss
+from botorch_dp.privacy.rounding import rounded_down, rounded_up
 
 NUMBER = r"[-+0-9.]+(?:e[-+]\d+)?"
 

@@ -24,26 +24,27 @@ from botorch_dp.privacy import (
     DPSGD,
     ApproximateLoss,
     AuditReport,
-    FixedBatchSGDLoss,
     GaussianLoss,
     Guarantee,
     LaplaceLoss,
     NeighboringRelation,
-    PoissonSGDLoss,
     PrivacyBudget,
     PrivacyLedger,
-    PrivacyLoss,
     PrivacyUnit,
     PureLoss,
     Receipt,
-    Selection,
-    SelectionLoss,
-    TrialNumber,
     gaussian_mechanism,
-    rounded_up,
 )
 from botorch_dp.privacy.digests import digest_of, digests_of
 from botorch_dp.privacy.events import event_of, recomputed
+from botorch_dp.privacy.guarantee import (
+    FixedBatchSGDLoss,
+    PoissonSGDLoss,
+    PrivacyLoss,
+    SelectionLoss,
+)
+from botorch_dp.privacy.rounding import rounded_up
+from botorch_dp.privacy.selection import Selection, TrialNumber
 
 REPLACED, ADDED, MOVED = NeighboringRelation
 PARAMETERS = {

@@ -14,13 +14,13 @@ from botorch_dp.privacy import (
     ApproximateLoss,
     GaussianLoss,
     Guarantee,
-    PoissonSGDLoss,
     PrivacyBudget,
     PrivacyLedger,
     PrivacyUnit,
     PureLoss,
 )
 from botorch_dp.privacy._renyi import renyi_epsilon
+from botorch_dp.privacy.guarantee import PoissonSGDLoss
 from botorch_dp.privacy.rounding import sqrt_below
 from tests.privacy.charging import REPLACE, accepts, gaussian, guarantee, pure
 

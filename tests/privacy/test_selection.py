@@ -16,12 +16,12 @@ from botorch_dp.privacy import (
     ApproximateLoss,
     GaussianLoss,
     NeighboringRelation,
-    PoissonSGDLoss,
     PureLoss,
     gaussian_delta,
     gaussian_mu,
 )
 from botorch_dp.privacy._composition import composed_delta
+from botorch_dp.privacy.guarantee import PoissonSGDLoss
 from botorch_dp.privacy.selection import (
     BaseProfile,
     Selection,

@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy.stats import laplace
 
-from botorch_dp.privacy import warn_large_delta
+from botorch_dp.privacy.guarantee import warn_large_delta
 from botorch_dp.release import UtilityBound, UtilityWarning
 from botorch_dp.release.assumptions import (
     best_choice_probability,

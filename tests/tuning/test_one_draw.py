@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from botorch_dp.privacy import DPSGD, PrivacyBudget, PrivacyLedger, TrialNumber
+from botorch_dp.privacy import DPSGD, PrivacyBudget, PrivacyLedger
+from botorch_dp.privacy.selection import TrialNumber
 from botorch_dp.space import Integer, Real, SearchSpace
 from botorch_dp.training import DPTrainer, TrainTest, logistic_loss, logistic_regression
 from botorch_dp.tuning import PrivateFit, PrivateSearch, PrivateSelection

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from botorch_dp.privacy import TrialNumber
+from botorch_dp.privacy.selection import TrialNumber
 from botorch_dp.tuning import trainings
 from examples.paid_tuning import FOLDER, NAMES, changed_lines
 

@@ -23,12 +23,11 @@ from botorch_dp.privacy import (
     NeighboringRelation,
     PrivacyBudget,
     PrivacyLedger,
-    TrialNumber,
     gaussian_mu,
-    selection_epsilon,
 )
 from botorch_dp.privacy._composition import composed_delta
 from botorch_dp.privacy.runs import Run
+from botorch_dp.privacy.selection import TrialNumber, selection_epsilon
 from botorch_dp.space import Choice, Integer, Real, SearchSpace
 from botorch_dp.training import (
     DPTrainer,

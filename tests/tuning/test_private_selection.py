@@ -20,14 +20,8 @@ from dp_accounting import NeighboringRelation as TheirRelation
 from dp_accounting import dp_event, pld, rdp
 
 from botorch_dp.errors import BudgetExhausted, PrivacyError
-from botorch_dp.privacy import (
-    DPSGD,
-    BaseProfile,
-    NeighboringRelation,
-    PrivacyBudget,
-    PrivacyLedger,
-    TrialNumber,
-)
+from botorch_dp.privacy import DPSGD, NeighboringRelation, PrivacyBudget, PrivacyLedger
+from botorch_dp.privacy.selection import BaseProfile, TrialNumber
 from botorch_dp.space import Real, SearchSpace
 from botorch_dp.tuning import PrivateSelection
 from botorch_dp.tuning.described import least_noise
