@@ -129,7 +129,7 @@ class DParetoSampler(optuna.samplers.BaseSampler):
         initial: Trials that are drawn before models are consulted.
         ref_point: The (epsilon, error) that counts as worthless; a problem has its own.
         acquisition: As for :class:`~botorch_dp.pareto.DPareto`: ``"ehvi"``, ``"hvpoi"``,
-            ``"log_hvpoi"``, ``"qlogehvi"`` or ``"random"``.
+            ``"log_hvpoi"`` or ``"random"``.
         epsilon_scale: ``"linear"`` or ``"log"``.
 
     Example:
@@ -149,7 +149,7 @@ class DParetoSampler(optuna.samplers.BaseSampler):
         acquisition: str = "ehvi",
         epsilon_scale: Any = "linear",
     ) -> None:
-        known = ("ehvi", "hvpoi", "log_hvpoi", "qlogehvi", "random")
+        known = ("ehvi", "hvpoi", "log_hvpoi", "random")
         check_choice("acquisition", acquisition, known)
         check_choice("epsilon_scale", epsilon_scale, ("linear", "log"))
         self._problem = _problem(space_or_problem, privacy, ref_point)

@@ -17,11 +17,8 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import torch
 from botorch.acquisition import AcquisitionFunction
-from botorch.acquisition.multi_objective.logei import qLogExpectedHypervolumeImprovement
-from botorch.acquisition.multi_objective.objective import GenericMCMultiOutputObjective
 from botorch.models import SingleTaskGP
 from botorch.models.model import Model
-from botorch.sampling.get_sampler import get_sampler
 from botorch.utils.multi_objective.box_decompositions.box_decomposition import BoxDecomposition
 from botorch.utils.multi_objective.box_decompositions.non_dominated import (
     FastNondominatedPartitioning,
@@ -40,7 +37,6 @@ from botorch_dp.pareto.beliefs import (
     EpsilonScale,
     KnownObjectives,
     PrivacyModel,
-    Scale,
     front_places,
     objective_scales,
     on_the_cpu,
@@ -86,7 +82,6 @@ class NothingAffordableError(StudyError):
 _PACE = 4
 #: Configs that are drawn to find one within the budget.
 _DRAWN_TO_PAY = 512
-_MC_SAMPLES = 64
 #: Steps from the best configs, in units of the cube, and how many of each length.
 _LOCAL_STEPS = (0.02, 0.06, 0.2)
 _LOCAL_CANDIDATES = 512
@@ -363,48 +358,23 @@ def _allowed_only(score: Score, allowed: Allowed) -> Score:
 def point_score(search: Search, beliefs: Beliefs) -> Score:
     """How the acquisition function values single points."""
     acquisition, scales = search.options.acquisition, search.scales
+    incumbents = beliefs.incumbent_means[beliefs.incumbents.possible]  # n x m
     if acquisition == "ehvi":
-        cells = _partitioned(scales, beliefs).get_hypercell_bounds()
         maps = [scale.to_volume for scale in scales]
+        volumes = torch.stack([f(incumbents[:, k]) for k, f in enumerate(maps)], dim=-1)
+        worst = torch.tensor([scale.ref_volume for scale in scales], dtype=torch.double)
+        cells = FastNondominatedPartitioning(worst, Y=volumes).get_hypercell_bounds()
         return _positive(
             lambda c: expected_hypervolume_improvement(*beliefs.predict(c), cells, maps)
         )
-    if acquisition == "qlogehvi":
-        return _pointwise(_monte_carlo_improvement(scales, beliefs))
-    ref_point = torch.tensor([s.ref_model for s in scales], dtype=torch.double)
+    ref_point = torch.tensor([scale.ref_model for scale in scales], dtype=torch.double)
     factory: Any = {
         "hvpoi": HypervolumeProbabilityOfImprovement,
         "log_hvpoi": LogHypervolumeProbabilityOfImprovement,
     }.get(str(acquisition), acquisition)
-    partitioning = FastNondominatedPartitioning(ref_point, Y=_defined(beliefs))
+    partitioning = FastNondominatedPartitioning(ref_point, Y=incumbents)
     scored = _pointwise(factory(beliefs.model, ref_point, partitioning))
     return _positive(scored) if acquisition == "hvpoi" else scored
-
-
-def _monte_carlo_improvement(scales: Sequence[Scale], beliefs: Beliefs) -> AcquisitionFunction:
-    partitioning = _partitioned(scales, beliefs)
-    return qLogExpectedHypervolumeImprovement(
-        beliefs.model,
-        ref_point=partitioning.ref_point,
-        partitioning=partitioning,  # type: ignore[arg-type]
-        sampler=get_sampler(
-            beliefs.model.posterior(beliefs.incumbents.codes[:1]),  # type: ignore[arg-type]
-            sample_shape=torch.Size([_MC_SAMPLES]),
-            seed=0,
-        ),
-        objective=GenericMCMultiOutputObjective(partial(_volumes, scales)),
-    )
-
-
-def _partitioned(scales: Sequence[Scale], beliefs: Beliefs) -> FastNondominatedPartitioning:
-    """The non-dominated space in the units of hypervolume, from the incumbents' means."""
-    ref_point = torch.tensor([s.ref_volume for s in scales], dtype=torch.double)
-    return FastNondominatedPartitioning(ref_point, Y=_volumes(scales, _defined(beliefs)))
-
-
-def _volumes(scales: Sequence[Scale], Y: Tensor, X: Tensor | None = None) -> Tensor:
-    """From the scale of the models to the units of hypervolume, ``... x m``."""
-    return torch.stack([s.to_volume(Y[..., i]) for i, s in enumerate(scales)], dim=-1)
 
 
 def expected_hypervolume_improvement(
@@ -485,15 +455,11 @@ def _scored(score: Score, candidates: Candidates) -> Tensor:
     return scores
 
 
-def _defined(beliefs: Beliefs) -> Tensor:
-    """Means at the incumbents all of whose objectives are defined, ``n x m``."""
-    return beliefs.incumbent_means[beliefs.incumbents.possible]
-
-
 def _best_incumbents(beliefs: Beliefs) -> Tensor:
     """Codes of the incumbents on the believed front, ``k x d``."""
-    codes = beliefs.incumbents.codes[beliefs.incumbents.possible]
-    return codes[sorted(front_places(-_defined(beliefs)))]
+    possible = beliefs.incumbents.possible
+    front = front_places(-beliefs.incumbent_means[possible])
+    return beliefs.incumbents.codes[possible][sorted(front)]
 
 
 def _steps_from(

@@ -45,7 +45,7 @@ from botorch_dp.pareto.running import Trainings, cores_left_to
 from botorch_dp.pareto.storage import StudyFile
 from botorch_dp.privacy import Guarantee, PrivacyBudget, PrivacyError, PrivacyLedger, Release
 
-AcquisitionName = Literal["ehvi", "hvpoi", "log_hvpoi", "qlogehvi", "random", "grid"]
+AcquisitionName = Literal["ehvi", "hvpoi", "log_hvpoi", "random", "grid"]
 
 #: So many trials that fail before any has finished are no bad luck.
 _HOPELESS = 5
@@ -61,8 +61,8 @@ class DPareto:
         problem: The space and the oracles.
         acquisition: What a good next config is. ``"ehvi"``: the largest expected hypervolume
             improvement, with epsilon known. ``"hvpoi"`` and ``"log_hvpoi"``: the criterion of
-            [Avent2020] and its logarithm. ``"qlogehvi"``: BoTorch's. ``"random"`` and ``"grid"``:
-            the baselines. Or an :class:`~botorch_dp.pareto.proposals.AcquisitionFactory`.
+            [Avent2020] and its logarithm. ``"random"`` and ``"grid"``: the baselines. Or an
+            :class:`~botorch_dp.pareto.proposals.AcquisitionFactory`.
         storage: A file that keeps the study; an existing study is continued. One process at a
             time holds the file. None keeps the study in memory.
         seed: Fixes the proposals and the trainings' seeds. None draws one (or takes the stored).

@@ -151,7 +151,7 @@ def best_momentum(config: Config, seed: int) -> float:
 
 
 class TestStudy:
-    @pytest.mark.parametrize("acquisition", ["ehvi", "hvpoi", "qlogehvi", "random"])
+    @pytest.mark.parametrize("acquisition", ["ehvi", "hvpoi", "random"])
     def test_every_proposal_has_the_right_form(self, acquisition: Any, tmp_path: Path) -> None:
         whole = PrivacyUtilityProblem(space(), privacy=privacy, utility=utility, name="conditions")
         path = tmp_path / "study.sqlite"

@@ -118,7 +118,7 @@ class TestRun:
         front = study(problem, acquisition="ehvi").run(12, initial=6)
         assert front.all_points.isfinite().all()
 
-    @pytest.mark.parametrize("acquisition", ["ehvi", "hvpoi", "qlogehvi"])
+    @pytest.mark.parametrize("acquisition", ["ehvi", "hvpoi"])
     def test_further_objectives(self, acquisition: Any) -> None:
         problem = toy.problem(
             timed_utility,
