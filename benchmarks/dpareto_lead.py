@@ -39,10 +39,10 @@ from benchmarks.accounting import papers_epsilon
 from benchmarks.common import BenchmarkParser, mean_interval, results_folder, save_results
 from benchmarks.dpareto_paper import FULL, METHODS, SMALLEST, TABLE_2, TABLE_4, prepared
 from benchmarks.linear_training import FastTraining, _compiled
-from botorch_dp.pareto import Batched, DPareto, PrivacyUtilityProblem, Real, SearchSpace
+from botorch_dp.pareto import Batched, DPareto, PrivacyUtilityProblem
 from botorch_dp.pareto.front import dominated_volume
 from botorch_dp.privacy import dp_sgd_epsilon
-from botorch_dp.space import Config
+from botorch_dp.space import Config, Real, SearchSpace
 from botorch_dp.tasks.learning import DELTA
 
 NAME = "dpareto_lead"

@@ -44,18 +44,10 @@ from benchmarks.common import (
 )
 from benchmarks.linear_training import FastTraining, Training
 from botorch_dp import tasks
-from botorch_dp.pareto import (
-    Batched,
-    DPareto,
-    Integer,
-    ParetoFront,
-    PrivacyUtilityProblem,
-    Real,
-    SearchSpace,
-)
+from botorch_dp.pareto import Batched, DPareto, ParetoFront, PrivacyUtilityProblem
 from botorch_dp.pareto.front import dominated_volume
 from botorch_dp.plots import plot_front, save_figure
-from botorch_dp.space import Config, ShiftedExponential
+from botorch_dp.space import Config, Integer, Real, SearchSpace, ShiftedExponential
 
 
 @dataclass(frozen=True)

@@ -42,11 +42,7 @@ from benchmarks.common import (
 )
 from botorch_dp import datasets
 from botorch_dp._files import atomic_write
-from botorch_dp.pareto import (
-    DPareto,
-    PrivacyUtilityProblem,
-    TrainingPromise,
-)
+from botorch_dp.pareto import DPareto, PrivacyUtilityProblem, TrainingPromise
 from botorch_dp.privacy import Guarantee, PrivacyBudget, dp_sgd_noise_multiplier
 from botorch_dp.privacy.selection import TrialNumber
 from botorch_dp.space import Integer, Real, SearchSpace

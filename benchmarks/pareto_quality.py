@@ -61,10 +61,7 @@ from botorch_dp.acquisition import HypervolumeProbabilityOfImprovement
 from botorch_dp.pareto import (
     Batched,
     DPareto,
-    Integer,
     PrivacyUtilityProblem,
-    Real,
-    SearchSpace,
     TrainingPromise,
     Trial,
     beliefs,
@@ -74,7 +71,7 @@ from botorch_dp.pareto.front import dominated_volume
 from botorch_dp.pareto.proposals import ProposalOptions, Search
 from botorch_dp.pareto.recommending import expected_error as error_of
 from botorch_dp.privacy import gaussian_epsilon
-from botorch_dp.space import Config
+from botorch_dp.space import Config, Integer, Real, SearchSpace
 from botorch_dp.tasks import sparse_vector
 from botorch_dp.tasks.learning import OUTPUT_DELTA
 from botorch_dp.tasks.queries import THRESHOLD, f1_score, noise_scales, sparse_vector_epsilon

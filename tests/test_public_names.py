@@ -23,7 +23,7 @@ NAMES = {
         PrivateGPUCB BranchAndBoundUCB""",
     "descent": "DPGIBO private_start",
     "outsourced": "RandomProjectionCurator GaussianNoiseCurator Modeler",
-    "pareto": "Real Integer SearchSpace PrivacyUtilityProblem DPareto ParetoFront",
+    "pareto": "PrivacyUtilityProblem DPareto ParetoFront",
     "training": "TrainTest DPTrainer OutputPerturbedLogisticRegression",
     "tuning": "PrivateSearch",
     "tasks": """adult_logistic_sgd adult_logistic_adam adult_svm_sgd mnist_mlp1_sgd

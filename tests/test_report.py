@@ -11,19 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from botorch_dp.pareto import (
-    Choice,
-    DPareto,
-    Integer,
-    PrivacyUtilityProblem,
-    Real,
-    SearchSpace,
-    StudyError,
-    TrainingPromise,
-)
+from botorch_dp.pareto import DPareto, PrivacyUtilityProblem, StudyError, TrainingPromise
 from botorch_dp.privacy import PrivacyBudget, PrivacyLedger
 from botorch_dp.report import study_report
-from botorch_dp.space import Config, When
+from botorch_dp.space import Choice, Config, Integer, Real, SearchSpace, When
 from tests.browser import chromium, opened
 from tests.pareto import toy
 

@@ -185,7 +185,8 @@ def repeated_runs(root: Path, *, signatures: bool) -> list[tuple[str, str, int]]
 
 def trial() -> Callable[[], object]:
     """One trial of a study, proposed by the model: its configuration, training and record."""
-    from botorch_dp.pareto import DPareto, PrivacyUtilityProblem, Real, SearchSpace
+    from botorch_dp.pareto import DPareto, PrivacyUtilityProblem
+    from botorch_dp.space import Real, SearchSpace
 
     problem = PrivacyUtilityProblem(
         SearchSpace(noise=Real(0.1, 10.0, log=True)),

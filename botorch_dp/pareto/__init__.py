@@ -16,8 +16,6 @@ and ``paying`` wraps a problem so that its trainings are charged.
 from botorch_dp.pareto.front import ParetoFront
 from botorch_dp.pareto.problem import (
     Batched,
-    InvalidEpsilonError,
-    InvalidUtilityError,
     Objective,
     PrivacyUtilityProblem,
     StudyError,
@@ -26,35 +24,15 @@ from botorch_dp.pareto.problem import (
 )
 from botorch_dp.pareto.recommending import OperatingPoint
 from botorch_dp.pareto.study import DPareto
-from botorch_dp.space import (
-    Choice,
-    Integer,
-    Real,
-    SearchSpace,
-    ShiftedExponential,
-    TruncatedNormal,
-    Uniform,
-    When,
-)
 
 __all__ = [
     "Batched",
-    "Choice",
     "DPareto",
-    "Integer",
-    "InvalidEpsilonError",
-    "InvalidUtilityError",
     "Objective",
     "OperatingPoint",
     "ParetoFront",
     "PrivacyUtilityProblem",
-    "Real",
-    "SearchSpace",
-    "ShiftedExponential",
     "StudyError",
     "TrainingPromise",
     "Trial",
-    "TruncatedNormal",
-    "Uniform",
-    "When",
 ]

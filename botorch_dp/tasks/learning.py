@@ -18,20 +18,18 @@ from torch import Tensor, nn
 
 from botorch_dp import datasets
 from botorch_dp._checks import check_choice
-from botorch_dp.pareto import (
-    Batched,
+from botorch_dp.pareto import Batched, PrivacyUtilityProblem, TrainingPromise
+from botorch_dp.privacy import Guarantee
+from botorch_dp.privacy.accounting import Sampling
+from botorch_dp.space import (
+    Config,
     Integer,
-    PrivacyUtilityProblem,
     Real,
     SearchSpace,
     ShiftedExponential,
-    TrainingPromise,
     TruncatedNormal,
     Uniform,
 )
-from botorch_dp.privacy import Guarantee
-from botorch_dp.privacy.accounting import Sampling
-from botorch_dp.space import Config
 from botorch_dp.training import (
     DPTrainer,
     OutputPerturbedLogisticRegression,

@@ -11,17 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from botorch_dp.pareto import (
-    Batched,
-    Choice,
-    DPareto,
-    Integer,
-    Objective,
-    Real,
-    SearchSpace,
-    StudyError,
-    Trial,
-)
+from botorch_dp.pareto import Batched, DPareto, Objective, StudyError, Trial
 from botorch_dp.pareto.beliefs import (
     Beliefs,
     Candidates,
@@ -36,6 +26,7 @@ from botorch_dp.pareto.beliefs import (
 )
 from botorch_dp.pareto.problem import Measurement, PrivacyUtilityProblem
 from botorch_dp.pareto.proposals import ProposalOptions, Search
+from botorch_dp.space import Choice, Integer, Real, SearchSpace
 from tests.pareto import toy
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import dpareto_lead as lead
 from benchmarks.dpareto_lead import DRAWN, DRAWS, MEASURES, front, leads
-from botorch_dp.pareto import Integer, Real, SearchSpace
+from botorch_dp.space import Integer, Real, SearchSpace
 
 STEPS = np.array([[1.0, 0.4], [2.0, 0.2], [3.0, 0.3], [12.0, 0.1]])
 

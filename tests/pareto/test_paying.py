@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from botorch_dp.errors import PrivacyError
-from botorch_dp.pareto import Batched, DPareto, PrivacyUtilityProblem, Real, SearchSpace, StudyError
+from botorch_dp.pareto import Batched, DPareto, PrivacyUtilityProblem, StudyError
 from botorch_dp.pareto.paying import ChargedProblem, fitting
 from botorch_dp.pareto.problem import Trial
 from botorch_dp.privacy import (
@@ -34,7 +34,7 @@ from botorch_dp.privacy import (
     gaussian_guarantee,
 )
 from botorch_dp.privacy.guarantee import PoissonSGDLoss
-from botorch_dp.space import Config
+from botorch_dp.space import Config, Real, SearchSpace
 from tests.one_draw import OneDraw
 from tests.pareto import toy
 

@@ -11,15 +11,13 @@ import pytest
 from botorch_dp.pareto import (
     Batched,
     DPareto,
-    InvalidEpsilonError,
-    InvalidUtilityError,
     Objective,
     PrivacyUtilityProblem,
     StudyError,
     TrainingPromise,
     Trial,
 )
-from botorch_dp.pareto.problem import Measurement
+from botorch_dp.pareto.problem import InvalidEpsilonError, InvalidUtilityError, Measurement
 from botorch_dp.privacy import Guarantee, NeighboringRelation, PrivacyBudget, PrivacyUnit
 from botorch_dp.privacy.guarantee import ApproximateLoss, GaussianLoss, PureLoss
 from botorch_dp.report import study_report

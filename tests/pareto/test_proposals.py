@@ -20,16 +20,7 @@ from botorch.utils.testing import MockModel, MockPosterior
 from torch import Tensor
 
 from botorch_dp.acquisition.hvpoi import HypervolumeProbabilityOfImprovement
-from botorch_dp.pareto import (
-    Choice,
-    DPareto,
-    Integer,
-    PrivacyUtilityProblem,
-    Real,
-    SearchSpace,
-    StudyError,
-    Trial,
-)
+from botorch_dp.pareto import DPareto, PrivacyUtilityProblem, StudyError, Trial
 from botorch_dp.pareto import beliefs as beliefs_module
 from botorch_dp.pareto.beliefs import objective_scales
 from botorch_dp.pareto.front import dominated_volume
@@ -41,7 +32,7 @@ from botorch_dp.pareto.proposals import (
     expected_hypervolume_improvement,
     propose,
 )
-from botorch_dp.space import Config
+from botorch_dp.space import Choice, Config, Integer, Real, SearchSpace
 from tests.pareto import toy
 from tests.pareto.test_beliefs import complete_trials
 

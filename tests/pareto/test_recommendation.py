@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from botorch_dp.pareto import Batched, PrivacyUtilityProblem, Real, SearchSpace, StudyError
+from botorch_dp.pareto import Batched, PrivacyUtilityProblem, StudyError
 from botorch_dp.pareto.proposals import ProposalOptions, Search
 from botorch_dp.pareto.recommending import recommended
+from botorch_dp.space import Real, SearchSpace
 from tests.pareto import toy
 from tests.pareto.test_beliefs import complete_trials
 

@@ -9,17 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from botorch_dp.pareto import (
-    DPareto,
-    Integer,
-    InvalidUtilityError,
-    Objective,
-    PrivacyUtilityProblem,
-    Real,
-    SearchSpace,
-    StudyError,
-)
-from botorch_dp.space import Config
+from botorch_dp.pareto import DPareto, Objective, PrivacyUtilityProblem, StudyError
+from botorch_dp.pareto.problem import InvalidUtilityError
+from botorch_dp.space import Config, Integer, Real, SearchSpace
 from tests.pareto import toy
 
 #: What is told of a study, and not of its problem.

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from botorch_dp.pareto import Integer, PrivacyUtilityProblem, Real, SearchSpace, TrainingPromise
-from botorch_dp.space import Config
+from botorch_dp.pareto import PrivacyUtilityProblem, TrainingPromise
+from botorch_dp.space import Config, Integer, Real, SearchSpace
 
 SPACE = SearchSpace(noise=Real(0.1, 10.0, log=True), epochs=Integer(1, 20))
 
