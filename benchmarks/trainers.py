@@ -56,9 +56,9 @@ from botorch_dp.training import (
     cross_entropy_loss,
     logistic_loss,
     logistic_regression,
-    mlp1,
 )
 from botorch_dp.training.fused import why_not_fused
+from botorch_dp.training.networks import mlp1
 from botorch_dp.training.plan import Sampling
 from botorch_dp.training.records import Inputs, parts
 from botorch_dp.training.trainer_setup import EngineName

@@ -9,7 +9,6 @@ the loop takes the steps that were priced and no others.
 from __future__ import annotations
 
 import copy
-import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,6 @@ from typing import Any, Never
 
 import opacus
 import torch
-from opacus.accountants.accountant import IAccountant
 from opacus.grad_sample import GradSampleModule
 from opacus.optimizers import DPOptimizer
 from torch import Tensor, nn
@@ -29,15 +27,13 @@ from botorch_dp.integrations.opacus_loop import Loop, LoopOptimizer, loader_of
 from botorch_dp.pareto import Batched, PrivacyUtilityProblem, TrainingPromise
 from botorch_dp.privacy import (
     Guarantee,
-    NeighboringRelation,
     PrivacyLedger,
     PrivacyUnit,
     Receipt,
     Release,
     dp_sgd_epsilons,
 )
-from botorch_dp.privacy.accounting import checked_relation
-from botorch_dp.privacy.guarantee import PoissonSGDLoss, warn_large_delta
+from botorch_dp.privacy.guarantee import warn_large_delta
 from botorch_dp.privacy.ledger import check_payment
 from botorch_dp.space import Config, SearchSpace
 from botorch_dp.training.engines import trainable
@@ -84,58 +80,6 @@ _FIXED: dict[str, tuple[object, str]] = {
     "wrap_model": (True, "train with the model that make_private returns"),
     "rand_on_empty": (False, "an empty batch comes as one row of zeros that does not count"),
 }
-
-
-class DistributionAccountant(IAccountant):
-    """An accountant for ``opacus.PrivacyEngine``: Poisson batches, privacy-loss distributions.
-
-    It says epsilon under the relation that is asked for; Opacus's own accountants say it for an
-    added or removed record only. Valid for Poisson-sampled loaders (``poisson_sampling=True``)
-    alone, like theirs.
-
-    Args:
-        relation: ``REPLACE_ONE`` or ``ADD_OR_REMOVE_ONE``.
-
-    Example:
-        >>> import opacus
-        >>> engine = opacus.PrivacyEngine()
-        >>> engine.accountant = DistributionAccountant()
-        >>> for _ in range(1000):
-        ...     engine.accountant.step(noise_multiplier=2.0, sample_rate=256 / 32561)
-        >>> round(engine.get_epsilon(delta=1e-5), 2)
-        0.93
-    """
-
-    def __init__(self, relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE) -> None:
-        super().__init__()
-        self.relation = checked_relation("poisson", relation)
-
-    def step(self, *, noise_multiplier: float, sample_rate: float) -> None:
-        """Count one step; equal steps that follow each other are one entry of ``history``."""
-        if self.history and self.history[-1][:2] == (noise_multiplier, sample_rate):
-            self.history[-1] = (noise_multiplier, sample_rate, self.history[-1][2] + 1)
-        else:
-            self.history.append((noise_multiplier, sample_rate, 1))
-
-    def get_epsilon(self, delta: float, *args: object, **kwargs: object) -> float:
-        """Epsilon of all steps so far at ``delta``; further arguments are ignored, as by Opacus."""
-        check_delta("delta", delta)
-        if any(noise == 0 for noise, _, _ in self.history):
-            return math.inf
-        if not self.history:
-            return 0.0
-        losses = tuple(
-            PoissonSGDLoss(noise, rate, steps, self.relation) for noise, rate, steps in self.history
-        )
-        return Guarantee("DP-SGD", PrivacyUnit(relation=self.relation), losses).epsilon(delta)
-
-    def __len__(self) -> int:
-        return sum(steps for _, _, steps in self.history)
-
-    @classmethod
-    def mechanism(cls) -> str:
-        """The name under which Opacus stores the state."""
-        return "botorch_dp"
 
 
 class PrivacyEngine(opacus.PrivacyEngine):
@@ -191,7 +135,6 @@ class PrivacyEngine(opacus.PrivacyEngine):
         check_payment(ledger, unsafe_seed=unsafe_seed)
         self.ledger, self.unsafe_seed, self._like = ledger, unsafe_seed, like
         self.delta = check_delta("delta", delta)
-        self.accountant = DistributionAccountant()
         self._loop: Loop | None = None
 
     @property
@@ -203,6 +146,15 @@ class PrivacyEngine(opacus.PrivacyEngine):
     def steps(self) -> int:
         """How many steps were taken."""
         return self._made().taken
+
+    @property
+    def accountant(self) -> PrivacyEngine:
+        """The engine itself: scripts ask its :meth:`get_epsilon`, here or there."""
+        return self
+
+    def get_epsilon(self, delta: float) -> float:
+        """What the steps so far would cost at ``delta``, under ``REPLACE_ONE``."""
+        return self.plan.guarantee_after(self.steps).epsilon(delta) if self.steps else 0.0
 
     def make_private(
         self,
@@ -292,12 +244,15 @@ class PrivacyEngine(opacus.PrivacyEngine):
         }
         return Receipt.of(self.release(model), **{**known, **facts})
 
-    def load_checkpoint(self, **given: Any) -> Never:
+    def save_checkpoint(self, **given: Any) -> Never:
         """Refused: steps from another process were not taken under this engine's price."""
         raise PrivacyError(
-            "`load_checkpoint` would continue a run that another engine priced. Train anew, which "
-            "is a new charge, or use DPTrainer.fit(checkpoint=...), which resumes."
+            "A run does not go on from a checkpoint here, because another engine priced it. Save "
+            "`release(model).value.state_dict()`, or use DPTrainer.fit(checkpoint=...), which "
+            "resumes."
         )
+
+    load_checkpoint = save_checkpoint
 
     def _made(self) -> Loop:
         if self._loop is None:
@@ -387,7 +342,7 @@ class PrivacyEngine(opacus.PrivacyEngine):
         warnings.filterwarnings("ignore", message="Full backward hook is firing")
         model = with_hooks(module, loss_reduction="mean")
         model.forbid_grad_accumulation()
-        return model, LoopOptimizer(optimizer, loop, self.accountant), loader_of(loop)
+        return model, LoopOptimizer(optimizer, loop), loader_of(loop)
 
     def _records(self, data_loader: DataLoader[Any]) -> tuple[DatasetRecords, int]:
         if not isinstance(data_loader, DataLoader):

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any, Never
 
 import torch
-from opacus.accountants.accountant import IAccountant
 from opacus.optimizers import DPOptimizer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler
@@ -247,9 +246,7 @@ def _as_it_is(batch: Any) -> Any:
 class LoopOptimizer(DPOptimizer):
     """Takes the steps that were priced; parts of a batch are added up before one."""
 
-    def __init__(
-        self, optimizer: torch.optim.Optimizer, loop: Loop, accountant: IAccountant
-    ) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, loop: Loop) -> None:
         plan = loop.plan
         super().__init__(
             optimizer,
@@ -257,7 +254,7 @@ class LoopOptimizer(DPOptimizer):
             max_grad_norm=plan.clip_norm,
             expected_batch_size=plan.batch_size,
         )
-        self._loop, self._accountant = loop, accountant
+        self._loop = loop
 
     def __getstate__(self) -> Never:
         self._loop.__reduce__()
@@ -269,10 +266,6 @@ class LoopOptimizer(DPOptimizer):
         if self._is_last_step_skipped:
             return False
         self._loop.add_noise()
-        plan = self._loop.plan
-        self._accountant.step(
-            noise_multiplier=plan.noise_multiplier, sample_rate=plan.batch_size / plan.num_records
-        )
         return True
 
     def step(self, closure: Any = None) -> None:

@@ -36,12 +36,10 @@ from botorch_dp.training import (
     TrainTest,
     cross_entropy_loss,
     hinge_loss,
-    linear_svm,
     logistic_loss,
     logistic_regression,
-    mlp1,
-    mlp2,
 )
+from botorch_dp.training.networks import linear_svm, mlp1, mlp2
 from botorch_dp.training.oracles import TrainingOracles, problem_of
 from botorch_dp.training.trainer_setup import EngineName
 

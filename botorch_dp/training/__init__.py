@@ -23,40 +23,28 @@ from botorch_dp.training.networks import (
     accuracy,
     cross_entropy_loss,
     hinge_loss,
-    linear_svm,
     logistic_loss,
     logistic_regression,
-    mlp1,
-    mlp2,
     multilayer_perceptron,
 )
-from botorch_dp.training.output_perturbation import (
-    OutputPerturbedLogisticRegression,
-    PerturbedModel,
-)
+from botorch_dp.training.output_perturbation import OutputPerturbedLogisticRegression
 from botorch_dp.training.plan import TrainingPlan, TrainingSettings
 from botorch_dp.training.records import TrainTest
-from botorch_dp.training.trainer import DPTrainer, Trained, TrainingDiagnostics
-from botorch_dp.training.untuned import SuggestedSettings, suggest_settings
+from botorch_dp.training.trainer import DPTrainer, Trained
+from botorch_dp.training.untuned import suggest_settings
 
 __all__ = [
     "DPTrainer",
     "OutputPerturbedLogisticRegression",
-    "PerturbedModel",
-    "SuggestedSettings",
     "TrainTest",
     "Trained",
-    "TrainingDiagnostics",
     "TrainingPlan",
     "TrainingSettings",
     "accuracy",
     "cross_entropy_loss",
     "hinge_loss",
-    "linear_svm",
     "logistic_loss",
     "logistic_regression",
-    "mlp1",
-    "mlp2",
     "multilayer_perceptron",
     "suggest_settings",
 ]

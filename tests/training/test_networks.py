@@ -11,16 +11,16 @@ from botorch_dp.training import (
     accuracy,
     cross_entropy_loss,
     hinge_loss,
-    linear_svm,
     logistic_loss,
     logistic_regression,
-    mlp1,
-    mlp2,
 )
 from botorch_dp.training.networks import (
     OUTPUT_GRADIENTS,
     Loss,
     OutputGradient,
+    linear_svm,
+    mlp1,
+    mlp2,
     multilayer_perceptron,
 )
 

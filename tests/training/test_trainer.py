@@ -16,7 +16,6 @@ from botorch_dp.privacy.guarantee import SIMULATED
 from botorch_dp.training import (
     DPTrainer,
     Trained,
-    TrainingDiagnostics,
     TrainingPlan,
     TrainTest,
     cross_entropy_loss,
@@ -24,6 +23,7 @@ from botorch_dp.training import (
     logistic_regression,
     multilayer_perceptron,
 )
+from botorch_dp.training.trainer import TrainingDiagnostics
 from tests.training.helpers import (
     FLOAT_DATA,
     NETWORK,
