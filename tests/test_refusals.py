@@ -256,7 +256,7 @@ ENTRIES: dict[str, Entry] = {
         mechanism(laplace_mechanism, "value"),
         lambda: {"value": 0.5, "sensitivity": 1.0, "epsilon": 0.1},
         {"value": ["one", None], "sensitivity": POSITIVE, "epsilon": POSITIVE,
-         "ledger": NOT_A_LEDGER, "unsafe_seed": [0, *SEED], "key": ["", 3]},
+         "ledger": NOT_A_LEDGER, "unsafe_seed": [0, *SEED]},
     ),
     "gaussian_mechanism": Entry(
         mechanism(gaussian_mechanism, "value"),
@@ -281,12 +281,12 @@ ENTRIES: dict[str, Entry] = {
     "PrivacyLedger.charge": Entry(
         charge,
         lambda: {"guarantee": PRICE},
-        {"guarantee": [None, 0.1, "mu"], "delta": [2.0, NAN, "one"], "label": [3]},
+        {"delta": [2.0, NAN, "one"]},
     ),
     "PrivacyLedger.release": Entry(
         released,
         lambda: {"price": PRICE, "draw": lambda: 1.0},
-        {"price": [None, 0.1], "draw": NOT_CALLABLE, "key": ["", 3], "read": [3, "f"]},
+        {"draw": NOT_CALLABLE, "read": [3, "f"]},
     ),
     "PrivateObjective": Entry(
         objective,
@@ -318,9 +318,9 @@ ENTRIES: dict[str, Entry] = {
             "num_records": COUNT_OR_NONE,
             "unsafe_seed": SEED,
             "route": ["gradient", None, 3],
-            "run": [{"ledger": 3}, {"checkpoint": 3}],
+            "run": [{"ledger": 3}],
         },
-        named={"run": "(ledger|checkpoint)"},
+        named={"run": "ledger"},
     ),
     "DPGIBO": Entry(
         descent,
@@ -399,8 +399,8 @@ ENTRIES: dict[str, Entry] = {
             "budget": PrivacyBudget(3.0, 1e-5), "trials": 2, "run": {},
         },
         {"budget": [PrivacyBudget(1.0)],
-         "trials": [0, -1, NAN], "run": [{"ledger": 3}, {"checkpoint": 3}]},
-        named={"run": "(ledger|checkpoint)", "trials": "mean"},
+         "trials": [0, -1, NAN], "run": [{"ledger": 3}]},
+        named={"run": "ledger", "trials": "mean"},
     ),
     "PrivateSelection": Entry(
         own_selection,
@@ -411,8 +411,8 @@ ENTRIES: dict[str, Entry] = {
         },
         {"train": NOT_CALLABLE, "space": [[], {"noise_multiplier": 1.0}],
          "budget": [PrivacyBudget(1.0)], "trials": [0, -1, NAN], "num_scored": COUNT,
-         "scored_on": ["all", None], "run": [{"ledger": 3}, {"checkpoint": 3}]},
-        named={"run": "(ledger|checkpoint)", "trials": "mean"},
+         "scored_on": ["all", None], "run": [{"ledger": 3}]},
+        named={"run": "ledger", "trials": "mean"},
     ),
     "PrivateSearchCV": Entry(
         estimator_search,

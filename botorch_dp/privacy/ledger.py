@@ -115,19 +115,14 @@ class PrivacyLedger:
         relation: NeighboringRelation | None = None,
     ) -> None:
         path = os.fspath(check_path("path", path))
-        if budget is not None and not isinstance(budget, PrivacyBudget):
-            raise TypeError(f"`budget` must be a PrivacyBudget, got {type(budget).__name__}.")
-        if relation is not None and not isinstance(relation, NeighboringRelation):
-            raise TypeError(f"`relation` must be a NeighboringRelation, got {relation!r}.")
         self._file = LedgerFile(path, budget)
         try:
             self._budget = self._file.budget
             self._store = ReleaseStore(self._file)
             if budget is not None and budget != self._budget:
                 raise PrivacyError(
-                    f"The ledger {self.path} holds {self._budget}, but was opened with {budget}: "
-                    "a budget is fixed before anything is released. Pass the one it holds, or "
-                    "none, or start another ledger at another path."
+                    f"The ledger {self.path} holds {self._budget}, but was opened with {budget}. "
+                    "Pass the one it holds, or none, or choose another path."
                 )
             if relation is not None:
                 with self._file.transaction():
@@ -212,7 +207,7 @@ class PrivacyLedger:
             PrivacyError: The guarantee promises nothing, belongs to another relation, or needs
                 ``delta``. Nothing was charged.
         """
-        stated = _checked_price(guarantee, delta, label)
+        stated = _checked_price(guarantee, delta)
         with self._file.transaction():
             return self._append(guarantee, stated, label, delta, None)
 
@@ -259,7 +254,7 @@ class PrivacyLedger:
             >>> ledger.release(price, noisy, key="best score") == first
             True
         """
-        stated = _checked_price(price, delta, label, name="price")
+        stated = _checked_price(price, delta)
         check_callable("draw", draw)
         if read is not None:
             check_callable("read", read)
@@ -295,9 +290,8 @@ class PrivacyLedger:
             if cost[2] > 0 and self._budget.delta == 0:
                 raise PrivacyError(
                     f"The {guarantee.mechanism} needs a budget with delta > 0, and the ledger's is "
-                    f"PrivacyBudget({self._budget.epsilon:g}): Gaussian noise has no pure epsilon. "
-                    "Start a ledger with PrivacyBudget(epsilon, 1e-6) or so, or use Laplace "
-                    "noise. Nothing was charged and nothing was read."
+                    f"PrivacyBudget({self._budget.epsilon:g}): start one with PrivacyBudget("
+                    "epsilon, 1e-6) or so, or use Laplace noise. Nothing was charged or read."
                 )
             raise self._exhausted(guarantee, label, compartments, totals, cost)
         if chosen is None:
@@ -315,7 +309,7 @@ class PrivacyLedger:
             price: As for :meth:`charge`, with its errors.
             delta: As for :meth:`charge`.
         """
-        stated = _checked_price(price, delta, "")
+        stated = _checked_price(price, delta)
         with self._file.snapshot():
             settled = self._file.settled()
             if settled.get("relation") is not None:
@@ -393,11 +387,6 @@ class PrivacyLedger:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __repr__(self) -> str:
-        if self._file.closed:
-            return f"PrivacyLedger({self.path!r}, closed)"
-        return f"PrivacyLedger({self.path!r}, {self._budget!r}, spent={self.spent()})"
-
     def __str__(self) -> str:
         """The entries as a table, with what they add up to."""
         head = ("#", "charged at (UTC)", "epsilon", "delta", "mu", "label", "mechanism")
@@ -443,17 +432,16 @@ class PrivacyLedger:
     def __reduce__(self) -> tuple[object, ...]:
         if self.path == MEMORY:
             raise PrivacyError(
-                "A ledger in memory cannot be pickled: the copy would spend the budget a second "
-                "time. Give the ledger a path."
+                "A ledger in memory cannot be pickled, for its copy would spend the budget again: "
+                "give it a path."
             )
         return partial(PrivacyLedger, self.path, self._budget), ()
 
     def _check_relation(self, settled: str, relation: NeighboringRelation) -> None:
         if settled != relation.name:
             raise PrivacyError(
-                f"The ledger {self.path} counts under {settled}, not under {relation.name}: "
-                "an epsilon under one relation is no epsilon under another. Use another ledger, "
-                "or a guarantee under this relation."
+                f"The ledger {self.path} counts under {settled}, not under {relation.name}: use "
+                "another ledger, or a guarantee under this relation."
             )
 
     def compartments(self, settled: Mapping[str, str] | None = None) -> Compartments | None:
@@ -536,25 +524,19 @@ def check_payment(
         check_integer("unsafe_seed", unsafe_seed, at_least=0)
         if ledger is not None:
             raise PrivacyError(
-                "`ledger` was given together with `unsafe_seed`: simulated noise promises "
-                "nothing, so there is nothing to charge. Leave one of them out."
+                "`ledger` was given together with `unsafe_seed`, but simulated noise promises "
+                "nothing: leave one of them out."
             )
     if key is not None and ledger is None:
         raise ValueError("`key` names a value in a ledger: pass `ledger=` too, or leave it out.")
 
 
-def _checked_price(
-    guarantee: Guarantee, delta: float | None, label: str, *, name: str = "guarantee"
-) -> Cost | None:
+def _checked_price(guarantee: Guarantee, delta: float | None) -> Cost | None:
     """The cost that the caller states by ``delta``, if any; refused where nothing is promised."""
-    if not isinstance(guarantee, Guarantee):
-        raise TypeError(f"`{name}` must be a Guarantee, got {type(guarantee).__name__}.")
-    if not isinstance(label, str):
-        raise TypeError(f"`label` must be a string, got {type(label).__name__}.")
     if guarantee.void is not None:
         raise PrivacyError(
-            f"`{name}` promises nothing ({guarantee.void}), so no budget can bear it. Charge "
-            "the guarantee of a mechanism with real noise."
+            f"The {guarantee.mechanism} promises nothing ({guarantee.void}): charge a mechanism "
+            "with real noise."
         )
     return None if delta is None else stated_cost(guarantee, delta)
 
@@ -714,6 +696,8 @@ class LedgerFile(StateFile):
     def append(self, *, label: str, guarantee: str, key: str | None, cost: Cost) -> ChargeRow:
         """Add a charge of ``cost = (epsilon, delta, mu)``. Inside a transaction."""
         totals = self.totals()
+        # As SQLite stores them, so that their hash can be made again.
+        label, key = str(label), None if key is None else str(key)
         row = ChargeRow(totals.count + 1, now(), label, guarantee, *cost, key)
         self.execute(
             f"INSERT INTO charge ({_COLUMNS}, digest) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",

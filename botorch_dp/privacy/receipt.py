@@ -248,27 +248,22 @@ class Receipt:
             PrivacyError: If nothing is promised, because the noise was simulated or for any other
                 reason.
         """
-        guarantee, scale = released, None
         if isinstance(released, Release):
             guarantee, scale = released.guarantee, released.scale
             artifact = released.value if artifact is None else artifact
-        if not isinstance(guarantee, Guarantee):
-            raise TypeError(
-                f"`released` must be a Release or a Guarantee, got {type(released).__name__}."
-            )
+        else:
+            guarantee, scale = released, None
         check_choice("settings", settings, tuple(_ORIGINS))
-        if ledger is not None and not isinstance(ledger, PrivacyLedger):
-            raise TypeError(f"`ledger` must be a PrivacyLedger, got {type(ledger).__name__}.")
         if guarantee.void is not None:
             raise PrivacyError(
-                f"A receipt is for what is promised, and here nothing is ({guarantee.void}). Run "
-                "it with secret noise first: without a seed, or with publish=True."
+                f"A receipt is for what is promised, and here nothing is ({guarantee.void}): run "
+                "it with secret noise first."
             )
         epsilon, delta = guarantee.quoted
         if not math.isfinite(epsilon):
             raise PrivacyError(
-                f"No epsilon holds at delta = {delta:g}, so there is nothing to put into a "
-                "receipt: quote the guarantee at a larger delta with `quoted_at`."
+                f"No epsilon holds at delta = {delta:g}: quote the guarantee at a larger delta "
+                "with `quoted_at`."
             )
         document: dict[str, Any] = {
             "schema": SCHEMA,

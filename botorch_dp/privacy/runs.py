@@ -102,8 +102,6 @@ class ReleaseStore:
                 and the charge serves the next attempt.
             about: What the value is, JSON-ready and public; must be the same at every call.
         """
-        if not isinstance(key, str) or not key:
-            raise TypeError(f"`key` must be a non-empty string, got {key!r}.")
         material: tuple[Any, ...] = ()
         if read is not None:
             if self._unused_charge(key, charge, about) is None:
@@ -258,8 +256,6 @@ class Run:
         ledger: PrivacyLedger | None = None,
     ) -> None:
         self._what, self._settings, self._ledger = what, dict(settings), ledger
-        if path is not None and not isinstance(path, str | os.PathLike):
-            raise TypeError(f"`checkpoint` must be a path or None, got {type(path).__name__}.")
         self._begin(path)
 
     def _begin(self, path: str | os.PathLike[str] | None) -> None:
@@ -294,8 +290,7 @@ class Run:
             if changed:
                 raise PrivacyError(
                     f"`checkpoint` {self.path} belongs to a run with other settings "
-                    f"({'; '.join(changed)}): its values were drawn under a promise that was not "
-                    "made for these. Continue it with its own settings, or choose another path."
+                    f"({'; '.join(changed)}): continue it with its own, or choose another path."
                 )
         except BaseException:
             self._file.close()

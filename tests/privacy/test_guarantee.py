@@ -214,10 +214,6 @@ class TestWords:
 
 
 class TestWrongArguments:
-    def test_nobody_is_protected(self) -> None:
-        with pytest.raises(TypeError, match="`protects`"):
-            PrivacyUnit("")
-
     def test_a_proof_under_one_relation_is_none_under_another(self) -> None:
         with pytest.raises(PrivacyError, match=r"ADD_OR_REMOVE_ONE.*REPLACE_ONE only"):
             check_unit(PrivacyUnit(relation=ADD), REPLACE)

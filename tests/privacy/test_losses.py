@@ -83,7 +83,6 @@ def test_scalar_losses_refuse(kind: type[PureLoss], bad: float) -> None:
         (lambda: PoissonSGDLoss(1.0, math.nan, 1), "sampling_probability"),
         (lambda: PoissonSGDLoss(1.0, 0.1, 0), "steps"),
         (lambda: PoissonSGDLoss(1.0, 0.1, 1, NeighboringRelation.BOUNDED_ROW), "relation"),
-        (lambda: PoissonSGDLoss(1.0, 0.1, 1, 2.0), "relation"),
         (lambda: FixedBatchSGDLoss(-1.0, 1, 2, 1), "noise_multiplier"),
         (lambda: FixedBatchSGDLoss(1.0, 3, 2, 1), "batch_size"),
         (lambda: FixedBatchSGDLoss(1.0, 0, 2, 1), "batch_size"),
