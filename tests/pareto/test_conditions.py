@@ -88,10 +88,9 @@ class TestSpace:
             ({"noise": 1.0, "optimizer": "sgd", "layers": 1}, r"missing \['momentum', 'nesterov'"),
             (
                 {"noise": 1.0, "optimizer": "adam", "layers": 1, "momentum": 0.5},
-                r"not active \[.momentum \(active=When\('optimizer', 'sgd'\)\)",
+                r"not active \[.momentum \(active=When\(parameter='optimizer'",
             ),
             ({"noise": 1.0, "optimizer": "adam", "layers": 2, "width": 7}, "`width` must be from"),
-            ([1.0], "`config` must be a (dict|mapping)"),
         ],
     )
     def test_wrong_configs(self, config: Any, match: str) -> None:
@@ -112,11 +111,6 @@ class TestSpace:
             SearchSpace(**parameters)
 
     def test_wrong_arguments(self) -> None:
-        for make in (Real, Integer):
-            with pytest.raises(TypeError, match=r"`active` must be a (condition|When)"):
-                make(1, 2, active="sgd")
-        with pytest.raises(TypeError, match=r"`active` must be a (condition|When)"):
-            Choice(1, 2, active=lambda config: True)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="`values` is empty"):
             When("a")
 
@@ -127,7 +121,6 @@ class TestSpace:
             "values": ["sgd"],
         }
         assert "active" not in space().to_dict()["noise"]
-        assert "active=When('nesterov', True)" in repr(space())
 
 
 def privacy(config: Config) -> float:
