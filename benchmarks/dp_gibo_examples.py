@@ -36,7 +36,8 @@ from benchmarks.common import (
     save_results,
 )
 from botorch_dp._checks import check_delta, check_nonnegative, check_positive
-from botorch_dp.descent import DPGIBO, DescentResult, Design, gradient_noise_std
+from botorch_dp.descent import DPGIBO, DescentResult, Design
+from botorch_dp.descent.settings import gradient_noise_std
 from botorch_dp.models import public_gp
 from botorch_dp.models.gradient import gradient_beliefs
 

@@ -51,7 +51,7 @@ from benchmarks.common import (
 )
 from benchmarks.data import blogfeedback
 from botorch_dp._files import atomic_write
-from botorch_dp.descent import DPGIBO, Design, NoiseAwareAdagrad, public_clip_norm
+from botorch_dp.descent import DPGIBO, Design, public_clip_norm
 from botorch_dp.descent.designs import DesignName
 
 Losses = Callable[[Tensor], Tensor]
@@ -234,7 +234,6 @@ def descend(
     *,
     steps: int,
     mu: float,
-    aware: bool = False,
     centre: bool = True,
 ) -> list[float]:
     """As we would run it."""
@@ -244,7 +243,6 @@ def descend(
     box = unit_box(task.dim)
     design = Design(radius=(0.4, 0.1))
     clip_norm = public_clip_norm(task.public_losses, start, kernel=kernel, design=design, box=box)
-    make = NoiseAwareAdagrad if aware else torch.optim.Adagrad
     result = DPGIBO(
         task.losses,
         start,
@@ -254,7 +252,7 @@ def descend(
         clip_norm=max(clip_norm, 1e-3),
         box=box,
         design=design,
-        step_size=lambda parameters: make(parameters, lr=0.1),
+        step_size=partial(torch.optim.Adagrad, lr=0.1),
         unsafe_seed=seed,
     ).run()
     return [task.mean_loss(x) for x in result.trajectory.value]
@@ -445,7 +443,6 @@ EXPERIMENTS: dict[str, Experiment] = {
         cancer,
         {
             PRIVATE: DP,
-            "DP-GIBO, mu = 1, noise-aware": partial(descend, mu=1.0, aware=True),
             "GIBO (not private)": GIBO,
             RANDOM: random_search,
         },

@@ -44,7 +44,7 @@ from benchmarks.common import (
     results_folder,
     save_results,
 )
-from botorch_dp.descent import DPGIBO, Design, NoiseAwareAdagrad, private_start, public_clip_norm
+from botorch_dp.descent import DPGIBO, Design, private_start, public_clip_norm
 from botorch_dp.objectives import PrivateObjective
 
 Shape = Literal["smooth", "rippled", "plateau"]
@@ -236,7 +236,6 @@ CHOICES: dict[str, dict[str, Any]] = {
     "radius 1.5": {"radius": 1.5},
     "radius of the smallest trace": {"radius": None},
     "private start (30% of mu)": {"start_share": 0.3},
-    "noise-aware AdaGrad": {"optimizer": NoiseAwareAdagrad},
 }
 
 

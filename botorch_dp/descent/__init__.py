@@ -13,7 +13,6 @@ How to choose the settings, all of which are public (measured in ``benchmarks/dp
   give better gradients of single records, but no less privacy noise.
 - *Radius* of the design. None (the smallest trace) for smooth losses. ``(1.5, 0.15)`` length-scales
   costs little there, steps over ripples and finds its way off plateaus.
-- *Optimizer.* :class:`NoiseAwareAdagrad` where noise dominates (few records for many parameters).
 - *Start.* :func:`private_start` helps only where a few random points can be expected to find a
   slope: few parameters and a start that is known to be bad.
 - *What to publish.* The average of the iterates once the run has converged, else the last one.
@@ -21,25 +20,15 @@ How to choose the settings, all of which are public (measured in ``benchmarks/dp
 """
 
 from botorch_dp.descent.designs import Design
-from botorch_dp.descent.dp_gibo import DPGIBO, NoiseAwareAdagrad
-from botorch_dp.descent.settings import (
-    DescentDiagnostics,
-    DescentPlan,
-    DescentResult,
-    StepRecord,
-    gradient_noise_std,
-)
+from botorch_dp.descent.dp_gibo import DPGIBO
+from botorch_dp.descent.settings import DescentPlan, DescentResult
 from botorch_dp.descent.start import private_start, public_clip_norm
 
 __all__ = [
     "DPGIBO",
-    "DescentDiagnostics",
     "DescentPlan",
     "DescentResult",
     "Design",
-    "NoiseAwareAdagrad",
-    "StepRecord",
-    "gradient_noise_std",
     "private_start",
     "public_clip_norm",
 ]

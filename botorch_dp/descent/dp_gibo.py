@@ -14,14 +14,12 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from botorch_dp._checks import check_count, check_nonnegative, check_positive
-from botorch_dp._files import pack
+from botorch_dp._checks import check_callable, check_count, check_positive
 from botorch_dp._progress import ProgressBar
 from botorch_dp.descent.clipping import ClippedMean, Observations, PreparedStep, read_losses
 from botorch_dp.descent.designs import (
@@ -159,11 +157,7 @@ class DPGIBO:
         ledger: PrivacyLedger | None = None,
         unsafe_seed: int | None = None,
     ) -> None:
-        if not callable(record_losses):
-            raise TypeError(
-                f"`record_losses` must be callable, got {type(record_losses).__name__}: pass a "
-                "function from points (b x d) to losses (b x n)."
-            )
+        check_callable("record_losses", record_losses)
         settings = DescentSettings(
             initial, mu, steps, clip_norm, box, as_design(design), unit, unsafe_seed
         )
@@ -190,11 +184,6 @@ class DPGIBO:
             if callable(step_size)
             else torch.optim.SGD([self._parameter], lr=step_size)
         )
-        if not isinstance(self._optimizer, torch.optim.Optimizer):
-            raise TypeError(
-                "`step_size` must make a torch.optim optimizer of the parameters it is given, "
-                f"as in partial(torch.optim.Adam, lr=0.1); got {type(self._optimizer).__name__}."
-            )
         self._progress = _Progress(
             observations=Observations(KernelFactor.empty(derivatives, len(location))),
             trajectory=(location,),
@@ -344,7 +333,7 @@ class DPGIBO:
         seen, mean = read()
         evaluations, trace = len(prepared.points), float(prepared.belief.trace)
         record = StepRecord(evaluations, len(prepared.factor), prepared.radius, trace)
-        with self._descended(gradient, seen.num_records) as location:
+        with self._descended(gradient) as location:
             taken = _Progress(
                 seen,
                 (*done.trajectory, location),
@@ -384,15 +373,12 @@ class DPGIBO:
         )
 
     @contextmanager
-    def _descended(self, gradient: Tensor, num_records: int) -> Iterator[Tensor]:
+    def _descended(self, gradient: Tensor) -> Iterator[Tensor]:
         """Where the optimizer goes; if it or what follows fails, it is back where it was."""
         done, box = self._progress, self._settings.box
         parameter, optimizer = self._parameter, self._optimizer
         before = copy.deepcopy(optimizer.state_dict())
         try:
-            for group in optimizer.param_groups:
-                if group.get("noise_std", 0.0) is None:
-                    group["noise_std"] = self._settings.noise_std(num_records)
             parameter.grad = gradient.to(parameter)
             optimizer.step()
             if box is not None:
@@ -470,7 +456,6 @@ class DPGIBO:
         """Continue where the file is; a file without a step leaves everything as it is."""
         n, known = run.get("num_records"), self._progress.num_records
         if n is None:
-            self._check_storable()
             return
         if known not in (None, n):
             raise PrivacyError(
@@ -488,73 +473,3 @@ class DPGIBO:
         )
         self._move_to(self._progress.location)
         self._optimizer.load_state_dict(run.get("optimizer"))
-
-    def _check_storable(self) -> None:
-        """Refuse, before the first charge, an optimizer whose state a file cannot hold."""
-        try:
-            pack(self._optimizer.state_dict())
-        except TypeError as error:
-            raise TypeError(
-                f"`step_size` makes a {self._optimizer.__class__.__name__}, which cannot be stored "
-                f"in a checkpoint: {error}"
-            ) from error
-
-
-class NoiseAwareAdagrad(torch.optim.Optimizer):
-    r"""AdaGrad [Duchi2011] that does not count the privacy noise as gradient.
-
-    AdaGrad divides by the root of the summed squares of the gradients. With noise of known
-    variance ``s^2`` on each, that sum grows by ``s^2`` a step even where the gradient is zero. Its
-    expectation is subtracted:
-
-    ``v_t = max(sum_{i <= t} g_i^2 - t s^2, sqrt(2 t) s^2)``,   ``x -= lr g_t / sqrt(v_t)``.
-
-    The floor is the standard deviation of a sum of ``t`` squared noises: below it the difference
-    says nothing. The released gradients are all it uses, so it is post-processing.
-
-    Args:
-        params: Parameters to optimize.
-        lr: Step size.
-        noise_std: Standard deviation of the noise in each coordinate. With None,
-            :class:`~botorch_dp.descent.DPGIBO` fills it in; zero is plain AdaGrad.
-
-    Example:
-        >>> DPGIBO(..., step_size=lambda params: NoiseAwareAdagrad(params, lr=0.1))
-    """
-
-    def __init__(
-        self, params: Iterable[Tensor], lr: float = 0.1, *, noise_std: float | None = None
-    ) -> None:
-        check_positive("lr", lr)
-        if noise_std is not None:
-            check_nonnegative("noise_std", noise_std)
-        params = list(params)
-        if not params:
-            raise ValueError("`params` must hold at least one tensor.")
-        super().__init__(params, {"lr": lr, "noise_std": noise_std})
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Take one step along the gradients that the parameters hold."""
-        if closure is not None:
-            raise ValueError("`closure` must be None: a private gradient is computed only once.")
-        for group in self.param_groups:
-            if group["noise_std"] is None:
-                raise ValueError("`noise_std` is not set: pass it, or use the optimizer in DPGIBO.")
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(parameter, parameter.grad, self.state[parameter], group)
-
-    @staticmethod
-    def _update(
-        parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]
-    ) -> None:
-        if not state:
-            state["step"] = 0
-            state["squares"] = torch.zeros_like(parameter)
-        state["step"] += 1
-        state["squares"] += gradient.square()
-        variance = group["noise_std"] ** 2
-        floor = max((2 * state["step"]) ** 0.5 * variance, torch.finfo(parameter.dtype).tiny)
-        scale = (state["squares"] - state["step"] * variance).clamp_min(floor).sqrt()
-        parameter.sub_(group["lr"] * gradient / scale)

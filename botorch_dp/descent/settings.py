@@ -299,17 +299,14 @@ class DescentDiagnostics:
             was not finite.
     """
 
-    clipped_fraction: list[float] = field(default_factory=list)
-    not_finite: list[int] = field(default_factory=list)
+    clipped_fraction: list[float] = field(default_factory=list, repr=False)
+    not_finite: list[int] = field(default_factory=list, repr=False)
 
     def add(self, mean: ClippedMean) -> None:
         """Count a step."""
         clipped, not_finite = mean.counts()
         self.clipped_fraction.append(clipped / mean.num_records)
         self.not_finite.append(not_finite)
-
-    def __repr__(self) -> str:
-        return f"DescentDiagnostics({len(self.not_finite)} steps; sensitive, not shown)"
 
 
 @dataclass(frozen=True, repr=False)

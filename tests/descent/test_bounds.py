@@ -10,14 +10,8 @@ import torch
 from gpytorch.kernels import PolynomialKernel, RBFKernel
 
 from benchmarks.dp_gibo_examples import descent_bound
-from botorch_dp.descent import (
-    DPGIBO,
-    DescentDiagnostics,
-    DescentResult,
-    Design,
-    StepRecord,
-    gradient_noise_std,
-)
+from botorch_dp.descent import DPGIBO, DescentResult, Design
+from botorch_dp.descent.settings import DescentDiagnostics, StepRecord, gradient_noise_std
 from botorch_dp.models.gradient import GradientBelief, KernelFactor
 from botorch_dp.models.kernels import kernel_derivatives
 from botorch_dp.privacy import Release, gaussian_guarantee

@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from botorch_dp.descent import NoiseAwareAdagrad
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import PrivacyBudget, PrivacyLedger, PrivacyUnit
 from botorch_dp.privacy.runs import Run
@@ -64,11 +63,10 @@ def run_until_power_cut(path: Path, fail_at: int, **changes: Any) -> None:
         {},
         {"max_points": 9},
         {"step_size": lambda p: torch.optim.Adam(p, lr=0.05)},
-        {"step_size": lambda p: NoiseAwareAdagrad(p, lr=0.1)},
         {"tolerance": 1e-6},
         {"design": "central"},
     ],
-    ids=["plain", "max_points", "adam", "noise-aware", "tolerance", "central"],
+    ids=["plain", "max_points", "adam", "tolerance", "central"],
 )
 def test_a_resumed_run_continues_bit_for_bit(
     tmp_path: Path, fail_at: int, changes: dict[str, Any]

@@ -15,7 +15,7 @@ from scipy import stats
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from botorch_dp.descent import DPGIBO, Design, NoiseAwareAdagrad, clipping
+from botorch_dp.descent import DPGIBO, Design, clipping
 from botorch_dp.descent import dp_gibo as module
 from botorch_dp.descent.clipping import ClippedMean
 from botorch_dp.errors import BudgetExhausted, PrivacyError
@@ -145,7 +145,6 @@ def test_without_a_box_it_goes_where_it_wants() -> None:
         partial(torch.optim.Adagrad, lr=0.2),
         partial(torch.optim.Adam, lr=0.05),
         partial(torch.optim.SGD, lr=0.1, momentum=0.5),
-        partial(NoiseAwareAdagrad, lr=0.2),
     ],
 )
 def test_torch_optimizers_take_the_private_gradient(make: Any) -> None:
@@ -541,17 +540,6 @@ def test_gradients_match_the_weights_by_hand() -> None:
 def test_wrong_settings_are_named(changes: dict[str, Any], message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
         descent(must_not_be_read, **changes)
-
-
-def test_wrong_types_are_named() -> None:
-    with pytest.raises(TypeError, match="record_losses"):
-        DPGIBO(3, torch.zeros(1), kernel=kernel(), mu=1.0, steps=1, clip_norm=1.0)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="`kernel`"):
-        descent(kernel="rbf")
-    with pytest.raises(TypeError, match=r"`step_size` must make .* got int"):
-        descent(must_not_be_read, step_size=lambda parameters: 3)
-    with pytest.raises(TypeError, match="`step_size` must be a real number"):
-        descent(must_not_be_read, step_size="adam")
 
 
 def test_no_privacy_takes_no_ledger() -> None:

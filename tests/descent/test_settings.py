@@ -14,16 +14,16 @@ from botorch.models import SingleTaskGP
 from gpytorch.kernels import MaternKernel, RBFKernel
 from torch import Tensor
 
-from botorch_dp.descent import (
+from botorch_dp.descent import DescentPlan, DescentResult, Design
+from botorch_dp.descent.clipping import ClippedMean
+from botorch_dp.descent.settings import (
     DescentDiagnostics,
-    DescentPlan,
-    DescentResult,
-    Design,
+    DescentSettings,
     StepRecord,
+    check_public_kernel,
+    described_kernel,
     gradient_noise_std,
 )
-from botorch_dp.descent.clipping import ClippedMean
-from botorch_dp.descent.settings import DescentSettings, check_public_kernel, described_kernel
 from botorch_dp.errors import NotPublicError
 from botorch_dp.privacy import PrivacyBudget, PrivacyLedger, PrivacyUnit, Release, gaussian_mu
 from tests.descent.problems import (
@@ -249,7 +249,6 @@ def test_diagnostics_know_what_was_dropped_and_do_not_show_it() -> None:
     assert result.diagnostics.not_finite == [7, 7]
     assert all(0 <= part <= 1 for part in result.diagnostics.clipped_fraction)
     assert "7" not in repr(result.diagnostics)
-    assert "sensitive" in repr(result.diagnostics)
 
 
 def test_a_result_can_be_read_at_a_glance() -> None:
@@ -268,7 +267,7 @@ def test_diagnostics_by_hand() -> None:
         diagnostics.add(mean)
     assert diagnostics.clipped_fraction == [1 / 4, 0.0]
     assert diagnostics.not_finite == [1, 0]
-    assert repr(diagnostics) == "DescentDiagnostics(2 steps; sensitive, not shown)"
+    assert repr(diagnostics) == "DescentDiagnostics()"  # sensitive, and not shown
     assert DescentDiagnostics().not_finite == []  # no list is shared between runs
 
 
