@@ -9,13 +9,12 @@ Hypervolume is measured in other units, in which a reference point is natural: `
 from __future__ import annotations
 
 import math
-import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, Literal, ParamSpec, TypeVar
 
 import numpy as np
@@ -50,8 +49,6 @@ SMALLEST_ERROR = 1e-3
 _FIT_TOLERANCE = 1e-6
 #: Points predicted at once: a joint covariance is computed too, whose size is their square.
 _CHUNK = 256
-#: Seconds for the epsilons of one step of a proposal after which a warning says what takes so long.
-_SLOW = 5.0
 #: Trials that a model is conditioned on at most: a fit takes time with their cube, and from 800 on
 #: GPyTorch solves approximately.
 _MOST_SEEN = 512
@@ -195,8 +192,7 @@ class KnownObjectives:
     """Evaluates exact objectives, and remembers them for every config asked about.
 
     An oracle may fail on a config, which is then not proposed; :attr:`failures` counts it and one
-    warning tells of it. Both name the type of the error only: its message is the caller's and may
-    quote a record.
+    warning tells of it, by the type of the error only: its message may quote a record.
 
     Args:
         problem: The problem.
@@ -205,29 +201,25 @@ class KnownObjectives:
 
     def __init__(self, problem: PrivacyUtilityProblem, *, with_epsilon: bool) -> None:
         self._problem = problem
-        self._with_epsilon = with_epsilon
-        exact = {
-            index: objective
-            for index, objective in enumerate(problem.objectives, start=2)
-            if objective.function is not None
-        }
-        self._functions = {objective.name: objective.known for objective in exact.values()}
-        known = [0, *exact] if with_epsilon else list(exact)
+        self._exact = {i: o for i, o in enumerate(problem.objectives, 2) if o.function is not None}
+        #: What answers for many configs at once, by the name of the oracle.
+        self._oracles: dict[str, Callable[[list[Config]], list[float]]] = {}
+        if with_epsilon:
+            self._oracles["privacy"] = problem.epsilon_bounds
+        for objective in self._exact.values():
+            self._oracles[objective.name] = partial(_each, objective.known)
         #: Which column of :attr:`Candidates.known` holds which objective.
-        self.columns = {objective: column for column, objective in enumerate(known)}
-        #: How many calls failed, by oracle and type of the error.
+        self.columns = {i: k for k, i in enumerate([0] * with_epsilon + list(self._exact))}
+        #: How many configs failed, by oracle and type of the error.
         self.failures: Counter[str] = Counter()
-        self._warned_of_failures = False
-        self._warned_of_time = False
         self._rows: dict[tuple[object, ...], tuple[float, ...]] = {}
-        self._exact: dict[tuple[object, ...], float] = {}
 
     def candidates(self, configs: Sequence[Config]) -> Candidates:
         """Configs with their codes and their exact objectives."""
         return Candidates(list(configs), self._problem.space.encode(configs), self(configs))
 
     def check_stored(self, trials: Sequence[Trial]) -> None:
-        """Refuse another privacy oracle than that of the trials; remember their epsilons.
+        """Refuse another privacy oracle than that of the trials.
 
         Raises:
             StudyError: The front and its price would mix two epsilons.
@@ -235,7 +227,7 @@ class KnownObjectives:
         stored = [trial for trial in trials if not math.isnan(trial.epsilon)]
         for trial in stored[:: math.ceil(len(stored) / _MOST_CHECKED) or 1]:
             try:
-                now = self._epsilon_once(trial.config)
+                now = self._problem.epsilon(trial.config)
             except Exception as error:
                 raise StudyError(
                     f"`privacy` fails with {type(error).__name__} on the config of trial "
@@ -248,98 +240,55 @@ class KnownObjectives:
                     f"{trial.number} was {trial.epsilon:.9g} and is now {now:.9g}. Continue with "
                     "the old oracle, or give the new one a study of its own."
                 )
-        for trial in stored:
-            self._exact[tuple(trial.config.values())] = trial.epsilon
 
     def epsilon(self, config: Config) -> float:
-        """The exact epsilon of a config that will be tried. It is asked for once.
-
-        Raises:
-            Exception: What an exact oracle raises on it.
-        """
-        epsilon = self._epsilon_once(config)
-        row = self._rows.get(tuple(config.values()), (math.nan,))
-        if not all(map(math.isfinite, row)):
-            for function in self._functions.values():
-                function(config)
-        return epsilon
+        """The exact epsilon of a config that will be tried, or what an exact oracle raises."""
+        for objective in self._exact.values():
+            objective.known(config)
+        return self._problem.epsilon(config)
 
     def __call__(self, configs: Sequence[Config]) -> Tensor:
         """Exact objectives of configs, ``n x k``."""
         keys = [tuple(config.values()) for config in configs]
         unknown = {k: c for k, c in zip(keys, configs, strict=True) if k not in self._rows}
         if unknown:
-            epsilons = self._epsilons(list(unknown.values()))
-            for (key, config), epsilon in zip(unknown.items(), epsilons, strict=True):
-                self._rows[key] = self._row(config, epsilon)
-            self._warn_of_failures()
+            told = bool(self.failures)
+            asked = list(unknown.values())
+            columns = [self._answers(name, asked) for name in self._oracles]
+            for i, key in enumerate(unknown):
+                row = tuple(column[i] for column in columns)
+                self._rows[key] = row if all(map(math.isfinite, row)) else (math.nan,) * len(row)
+            if self.failures and not told:
+                warnings.warn(
+                    "Exact oracles fail on configs under consideration, which are not proposed: "
+                    f"{self.failures_in_words()}. Call them by hand to see what is wrong.",
+                    stacklevel=3,
+                )
         # Last in, last out: a config that is asked about again moves to the end.
         rows = [self._rows.setdefault(key, self._rows.pop(key)) for key in keys]
-        for cache in (self._rows, self._exact):
-            while len(cache) > max(_REMEMBERED, len(keys)):
-                del cache[next(iter(cache))]
+        while len(self._rows) > max(_REMEMBERED, len(keys)):
+            del self._rows[next(iter(self._rows))]
         return torch.tensor(rows, dtype=torch.double).reshape(len(rows), len(self.columns))
 
-    def _epsilons(self, configs: list[Config]) -> list[list[float]]:
-        """The epsilon of each config, or nothing where epsilon is modelled."""
-        if not self._with_epsilon:
-            return [[] for _ in configs]
-        start = time.monotonic()
-        if self._problem.batched.epsilons is not None:
-            try:
-                return [[epsilon] for epsilon in self._problem.epsilon_bounds(configs)]
-            except Exception as error:
-                # One config can spoil a batch, and only its own epsilon shall be missing.
-                self._count("batched.epsilons", error)
-        epsilons = [[self._or_nan("privacy", self._epsilon_once, config)] for config in configs]
-        seconds = time.monotonic() - start
-        if seconds > _SLOW and not self._warned_of_time:
-            self._warned_of_time = True
-            warnings.warn(
-                f"The privacy oracle took {seconds:.0f} s for {len(configs)} candidates of one "
-                "proposal. Give the problem `batched.epsilons`, which answers for all of them at "
-                "once, or the study fewer `candidates` or `privacy_model='gp'`.",
-                stacklevel=2,
-            )
-        return epsilons
-
-    def _epsilon_once(self, config: Config) -> float:
-        key = tuple(config.values())
-        if key not in self._exact:
-            self._exact[key] = self._problem.epsilon(config)
-        return self._exact[key]
-
-    def _row(self, config: Config, epsilon: list[float]) -> tuple[float, ...]:
-        others = (self._or_nan(name, oracle, config) for name, oracle in self._functions.items())
-        row = (*epsilon, *others)
-        return row if all(map(math.isfinite, row)) else (math.nan,) * len(row)
-
-    def _or_nan(self, name: str, oracle: Callable[[Config], float], config: Config) -> float:
+    def _answers(self, name: str, configs: list[Config]) -> list[float]:
         try:
-            return oracle(config)
+            return self._oracles[name](configs)
         except Exception as error:
             # The caller's code may raise anything, and to consider a config is not to try it: this
-            # must not end the study. NaN keeps the config from being tried.
-            self._count(name, error)
-            return math.nan
-
-    def _count(self, name: str, error: Exception) -> None:
-        self.failures[f"{name}: {type(error).__name__}"] += 1
+            # must not end the study, and one config must not spoil the others.
+            if len(configs) > 1:
+                return [self._answers(name, [config])[0] for config in configs]
+            self.failures[f"{name}: {type(error).__name__}"] += 1
+            return [math.nan]
 
     def failures_in_words(self) -> str:
         """Which oracle failed how, and how often."""
         words = [f"{failure} ({count} times)" for failure, count in sorted(self.failures.items())]
         return ", ".join(words) or "no call failed"
 
-    def _warn_of_failures(self) -> None:
-        if self.failures and not self._warned_of_failures:
-            self._warned_of_failures = True
-            warnings.warn(
-                f"Exact oracles fail on configs under consideration: {self.failures_in_words()}. "
-                "Where a batch fails, its configs are asked about one by one; those without exact "
-                "objectives are not proposed. Call the oracles by hand to see what is wrong.",
-                stacklevel=3,
-            )
+
+def _each(function: Callable[[Config], float], configs: list[Config]) -> list[float]:
+    return [function(config) for config in configs]
 
 
 class ExactObjective(DeterministicModel):

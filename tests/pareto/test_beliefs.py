@@ -284,26 +284,6 @@ class TestKnownObjectives:
         assert "privacy: InvalidEpsilonError (1 times), privacy: KeyError (1 times)" in message
         assert "Ada" not in message
 
-    def test_a_broken_batch_oracle_does_not_go_unnoticed(self) -> None:
-        """The oracle for single configs makes up for it, but slowly."""
-        problem = toy.problem(batched=Batched(epsilons=lambda configs: [1.0]))
-        known = KnownObjectives(problem, with_epsilon=True)
-        configs = [{"noise": 2.0, "epochs": 4}, {"noise": 1.0, "epochs": 4}]
-        with pytest.warns(UserWarning, match=r"batched\.epsilons: InvalidEpsilonError \(1 times\)"):
-            assert known(configs).tolist() == [[1.0], [2.0]]
-
-    def test_each_config_is_asked_about_once_though_another_fails(self) -> None:
-        asked = []
-
-        def privacy(config: dict[str, Any]) -> float:
-            asked.append(config["epochs"])
-            return 1 / (config["epochs"] - 2)
-
-        known = KnownObjectives(toy.problem(privacy=privacy), with_epsilon=True)
-        with pytest.warns(UserWarning, match="privacy: ZeroDivisionError"):
-            known([{"noise": 1.0, "epochs": epochs} for epochs in (4, 3, 2)])
-        assert asked == [4, 3, 2]
-
     def test_an_interruption_is_no_failure(self) -> None:
         def privacy(config: dict[str, Any]) -> float:
             raise KeyboardInterrupt
@@ -312,20 +292,6 @@ class TestKnownObjectives:
         with pytest.raises(KeyboardInterrupt):
             known([{"noise": 1.0, "epochs": 4}])
         assert not known.failures
-
-    def test_a_slow_oracle_is_pointed_out_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from botorch_dp.pareto import beliefs as module
-
-        known = KnownObjectives(toy.problem(), with_epsilon=True)
-        monkeypatch.setattr(module, "_SLOW", -1.0)
-        with pytest.warns(UserWarning, match=r"batched\.epsilons"):
-            near(known, torch.rand(3, 2, dtype=torch.double))
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            near(known, torch.rand(3, 2, dtype=torch.double))
-            # A batch that was answered in full depends on nobody's speed, and needs no advice.
-            batched = toy.problem(batched=Batched(epsilons=lambda cs: [1.0 for _ in cs]))
-            near(KnownObjectives(batched, with_epsilon=True), torch.rand(3, 2, dtype=torch.double))
 
     def test_select_and_join(self) -> None:
         known = KnownObjectives(toy.problem(), with_epsilon=True)
