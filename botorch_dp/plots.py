@@ -73,13 +73,10 @@ def plot_front(
     Example:
         >>> save_figure(plot_front(study.front()), "front.png")
     """
-    _check_fronts(fronts)
     alone = len(fronts) == 1
     trials = alone if trials is None else trials
     dominated = alone if dominated is None else dominated
     figure, ax = _axes(ax)
-    if ref_point is not None and len(ref_point) < 2:
-        raise ValueError(f"`ref_point` must hold an epsilon and an error, got {ref_point}.")
     ref_epsilon, ref_error = fronts[0].problem.ref_point if ref_point is None else ref_point[:2]
     smallest = _smallest_epsilon(fronts)
     for index, front in enumerate(fronts):
@@ -127,7 +124,6 @@ def plot_hypervolume(
     Returns:
         The figure.
     """
-    _check_fronts(fronts)
     figure, ax = _axes(ax)
     reference = fronts[0].problem.full_ref_point if ref_point is None else tuple(ref_point)
     for index, front in enumerate(fronts):
@@ -173,14 +169,6 @@ def _log_epsilon(ax: Axes) -> None:
     ax.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
     ax.xaxis.set_major_formatter(FuncFormatter(lambda epsilon, _: f"{epsilon:g}"))
     ax.xaxis.set_minor_formatter(NullFormatter())
-
-
-def _check_fronts(fronts: Sequence[ParetoFront]) -> None:
-    if not fronts:
-        raise ValueError("Pass at least one front.")
-    for front in fronts:
-        if not isinstance(front, ParetoFront):
-            raise TypeError(f"`fronts` must be ParetoFronts, got {type(front).__name__}.")
 
 
 def _axes(ax: Axes | None) -> tuple[Figure, Axes]:

@@ -119,12 +119,6 @@ class TestFront:
         assert front().plot(ax=right, band=False) is figure
         assert left.lines and right.lines
 
-    def test_wrong(self) -> None:
-        with pytest.raises(ValueError, match="at least one front"):
-            plot_front()
-        with pytest.raises(TypeError, match="ParetoFront"):
-            plot_hypervolume([1, 2])  # type: ignore[arg-type]
-
 
 class TestHypervolume:
     def test_volumes_by_trial(self) -> None:

@@ -432,7 +432,7 @@ ENTRIES: dict[str, Entry] = {
     "DPareto": Entry(
         study,
         lambda: {"run": {"trials": 2}},
-        {"budget": [3, "budget"], "seed": SEED,
+        {"seed": SEED,
          "run": [{"trials": bad} for bad in COUNT] + [{"trials": 2, "batch_size": 0}]},
         charges=False,
         named={"run": "(trials|batch_size)"},

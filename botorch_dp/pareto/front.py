@@ -12,7 +12,7 @@ import torch
 from botorch.utils.multi_objective.hypervolume import Hypervolume
 from torch import Tensor
 
-from botorch_dp._checks import check_finite, needs_extra
+from botorch_dp._checks import needs_extra
 from botorch_dp.pareto.beliefs import front_places
 from botorch_dp.pareto.problem import PrivacyUtilityProblem, Trial
 from botorch_dp.pareto.publishing import caption_of
@@ -235,9 +235,6 @@ class ParetoFront:
     def __len__(self) -> int:
         return len(self._on_front)
 
-    def __repr__(self) -> str:
-        return f"ParetoFront({len(self)} of {len(self.trials)} trials; sensitive)"
-
     def __str__(self) -> str:
         columns = self.table()
         rows = [
@@ -259,10 +256,9 @@ class ParetoFront:
     def _checked(self, ref_point: Sequence[float] | None) -> Sequence[float]:
         if ref_point is None:
             return self.problem.full_ref_point
-        names = self.objective_names
-        if len(ref_point) != len(names):
-            raise ValueError(f"`ref_point` must hold one value for each of {names}.")
-        return [check_finite(f"ref_point[{i}]", value) for i, value in enumerate(ref_point)]
+        if len(ref_point) != len(self.objective_names):
+            raise ValueError(f"`ref_point` must hold one value for each of {self.objective_names}.")
+        return ref_point
 
 
 def dominated_volume(points: Tensor, ref_point: Sequence[float]) -> float:

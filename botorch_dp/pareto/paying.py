@@ -27,17 +27,12 @@ _CHOSEN_BEFOREHAND = (
 )
 
 
-def check_payable(budget: object, problem: PrivacyUtilityProblem) -> None:
-    """Refuse what is no budget, and trainings that nothing may be charged for."""
-    if not isinstance(budget, PrivacyBudget | PrivacyLedger):
-        raise TypeError(
-            f"`budget` must be a PrivacyBudget or a PrivacyLedger, got {type(budget).__name__}."
-        )
+def check_payable(problem: PrivacyUtilityProblem) -> None:
+    """Refuse trainings that nothing may be charged for."""
     if not problem.stated_promise.secret_noise:
         raise PrivacyError(
-            "`budget` was given to a study whose trainings are seeded: whoever knows a seed can "
-            "subtract the noise, so nothing may be charged for it. Let the utility oracle train "
-            "with noise from the operating system (`DPTrainer.fit(publish=True)`), and say so by "
+            "`budget` was given to a study whose trainings are seeded, so that their noise is "
+            "known. Train with `DPTrainer.fit(publish=True)`, and say so by "
             "`TrainingPromise(secret_noise=True)`."
         )
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from numbers import Real as RealNumber
 from statistics import fmean
 from typing import Any, Literal, TypeAlias
 
@@ -43,16 +42,8 @@ class InvalidEpsilonError(ValueError):
     """The privacy oracle answered something that is no finite epsilon >= 0."""
 
 
-class MistakenEpsilonError(InvalidEpsilonError, TypeError):
-    """An answer of the privacy oracle that is not even a number."""
-
-
 class InvalidUtilityError(ValueError):
     """The utility oracle answered something that is no utility in [0, 1]."""
-
-
-class MistakenUtilityError(InvalidUtilityError):
-    """The utility oracle has a mistake: it answered percent, a tensor, or nothing."""
 
 
 @dataclass(frozen=True)
@@ -73,23 +64,22 @@ class Objective:
     log: bool = True
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or self.name in ("", "epsilon", "error"):
+        if self.name in ("", "epsilon", "error"):
             raise ValueError(f"`name` must be a new, non-empty name, got {self.name!r}.")
         (check_positive if self.log else check_finite)("ref_point", self.ref_point)
 
     def known(self, config: Config) -> float:
         """The value of an objective that has a function."""
-        if self.function is None:
-            raise ValueError(f"Objective {self.name!r} has no `function`: it is measured.")
+        assert self.function is not None
         return self.check(self.function(dict(config)))
 
     def check(self, value: object) -> float:
         """Return ``value`` as a float, or raise an error that does not quote it."""
-        valid = isinstance(value, RealNumber) and math.isfinite(value)
-        if not valid or (self.log and not float(value) > 0):  # type: ignore[arg-type]
+        number = _number(value)
+        if not math.isfinite(number) or (self.log and number <= 0):
             kind = "positive and finite" if self.log else "finite"
             raise InvalidUtilityError(f"Objective {self.name!r} must be {kind}.")
-        return float(value)  # type: ignore[arg-type]
+        return number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,8 +239,6 @@ class TrainingPromise:
 
     def __post_init__(self) -> None:
         check_unit(self.unit)
-        if not isinstance(self.secret_noise, bool):
-            raise TypeError(f"`secret_noise` must be True or False, got {self.secret_noise!r}.")
         object.__setattr__(self, "delta", check_delta("delta", self.delta, allow_zero=True))
 
     def of_training(self, name: str, config: Config, epsilon: float) -> Guarantee:
@@ -313,33 +301,22 @@ class PrivacyUtilityProblem:
         name: str | None = None,
         batched: Batched | None = None,
     ) -> None:
-        if not isinstance(space, SearchSpace):
-            raise TypeError(f"`space` must be a SearchSpace, got {type(space).__name__}.")
-        if not callable(privacy):
-            raise TypeError(f"`privacy` must be callable, got {type(privacy).__name__}.")
         batched = Batched() if batched is None else batched
-        if not isinstance(batched, Batched):
-            raise TypeError(f"`batched` must be a Batched, got {type(batched).__name__}.")
         if (utility is None) == (batched.replicates is None):
             raise ValueError("Give either `utility` or `batched.replicates`.")
         oracle: Any = utility or batched.replicates
-        if not callable(oracle):
-            raise TypeError(f"`utility` must be callable, got {type(oracle).__name__}.")
-        if not isinstance(ref_point, (tuple, list)) or len(ref_point) != 2:
-            raise ValueError(f"`ref_point` must be a pair (epsilon, error), got {ref_point!r}.")
-        check_positive("ref_point[0]", ref_point[0])
-        if not 0 < check_finite("ref_point[1]", ref_point[1]) <= 1:
-            raise ValueError(f"`ref_point[1]` is an error in (0, 1], got {ref_point[1]}.")
+        epsilon, error = ref_point
+        check_positive("ref_point[0]", epsilon)
+        if not 0 < error <= 1:
+            raise ValueError(f"`ref_point[1]` is an error in (0, 1], got {error}.")
         names = [objective.name for objective in objectives]
         if len(set(names)) < len(names):
             raise ValueError(f"`objectives` must have different names, got {names}.")
-        if promise is not None and not isinstance(promise, TrainingPromise):
-            raise TypeError(f"`promise` must be a TrainingPromise, got {type(promise).__name__}.")
         self.batched = batched
         self.space = space
         self.privacy = privacy
         self.oracle: Callable[..., Any] = oracle
-        self.ref_point = (float(ref_point[0]), float(ref_point[1]))
+        self.ref_point = (float(epsilon), float(error))
         self.replicates = check_integer("replicates", replicates)
         self.objectives = tuple(objectives)
         self.promise = promise
@@ -389,20 +366,16 @@ class PrivacyUtilityProblem:
         """The exact epsilon of one training.
 
         Raises:
-            InvalidEpsilonError: ``privacy`` answered a number that is no finite epsilon >= 0.
+            InvalidEpsilonError: ``privacy`` answered no finite epsilon >= 0.
             Exception: What ``privacy`` raises.
         """
-        value = self.privacy(dict(config))
-        if isinstance(value, bool) or not isinstance(value, RealNumber):
-            raise MistakenEpsilonError(
-                f"`privacy` must return a finite epsilon >= 0, such as float(epsilon), "
-                f"got {type(value).__name__} for {config}."
-            )
-        if not 0 <= float(value) < math.inf:
+        answer = self.privacy(dict(config))
+        epsilon = _number(answer)
+        if not 0 <= epsilon < math.inf:
             raise InvalidEpsilonError(
-                f"`privacy` must return a finite epsilon >= 0, got {value!r} for {config}."
+                f"`privacy` must return a finite epsilon >= 0, got {answer!r} for {config}."
             )
-        return float(value)
+        return epsilon
 
     def epsilon_bounds(self, configs: Sequence[Config]) -> list[float]:
         """Upper bounds on the epsilons of candidates, exact unless ``batched.epsilons`` is."""
@@ -432,37 +405,24 @@ class PrivacyUtilityProblem:
 
     def measurement(self, answer: Any, seconds: float = math.nan) -> Measurement:
         """Check one answer of the utility oracle; an error does not quote it."""
-        measured = self.measured_objectives
-        extras: Mapping[str, float] = {}
-        if measured:
-            if not (
-                isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], Mapping)
-            ):
-                names = [objective.name for objective in measured]
-                raise MistakenUtilityError(
-                    f"`utility` must return (utility, dict of {names}), "
-                    f"got {type(answer).__name__}."
-                )
-            answer, extras = answer
-        if isinstance(answer, bool) or not isinstance(answer, RealNumber):
-            raise MistakenUtilityError(
-                f"`utility` must return a real number in [0, 1], such as float(accuracy), "
-                f"got {type(answer).__name__}."
+        further: Mapping[str, float] = {}
+        if self.measured_objectives:
+            try:
+                answer, further = answer
+                further = dict(further)
+            except (TypeError, ValueError):
+                names = [objective.name for objective in self.measured_objectives]
+                raise InvalidUtilityError(
+                    f"`utility` must return a pair (utility, dict of {names})."
+                ) from None
+        utility = _number(answer)
+        if not 0 <= utility <= 1:
+            raise InvalidUtilityError(
+                "`utility` must return a number in [0, 1], a share and not percent, such as "
+                f"float(accuracy); got {type(answer).__name__}."
             )
-        if math.isnan(answer):
-            raise InvalidUtilityError("`utility` must return a number in [0, 1], not NaN.")
-        if not 0 <= float(answer) <= 1:
-            raise MistakenUtilityError(
-                "`utility` must return a number in [0, 1]: a share, not percent."
-            )
-        missing = [objective.name for objective in measured if objective.name not in extras]
-        if missing:
-            raise MistakenUtilityError(f"`utility` did not return the objectives {missing}.")
-        return Measurement(
-            utility=float(answer),
-            objectives=tuple(objective.check(extras[objective.name]) for objective in measured),
-            seconds=seconds,
-        )
+        objectives = (o.check(further.get(o.name)) for o in self.measured_objectives)
+        return Measurement(utility, tuple(objectives), seconds)
 
     def description(self) -> dict[str, Any]:
         """What must be the same for a stored study to be continued, JSON-ready."""
@@ -487,8 +447,13 @@ class PrivacyUtilityProblem:
             described["secret_noise"] = self.promise.secret_noise
         return described
 
-    def __repr__(self) -> str:
-        return f"PrivacyUtilityProblem({self.name!r}, {self.space!r})"
+
+def _number(answer: Any) -> float:
+    """What an oracle answered as a float; NaN where it is no number."""
+    try:
+        return float(answer)
+    except (TypeError, ValueError):
+        return math.nan
 
 
 def _name_of(oracle: Callable[..., Any]) -> str:

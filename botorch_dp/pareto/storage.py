@@ -17,7 +17,6 @@ import hashlib
 import json
 import math
 import os
-import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
@@ -41,13 +40,13 @@ STUDY = FileKind(
     error=StudyError,
     schema=(
         "CREATE TABLE study (id INTEGER PRIMARY KEY CHECK (id = 1), notice TEXT NOT NULL, "
-        "description TEXT NOT NULL, seed TEXT NOT NULL, identity TEXT NOT NULL, "
+        "description TEXT NOT NULL, seed TEXT NOT NULL, "
         "created_at TEXT NOT NULL, trials INTEGER NOT NULL, digest TEXT NOT NULL)",
         "CREATE TABLE trial (number INTEGER PRIMARY KEY, record TEXT NOT NULL, "
         "stored_at TEXT NOT NULL, digest TEXT NOT NULL)",
     ),
 )
-_ABOUT = "SELECT notice, description, seed, identity, created_at, trials FROM study"
+_ABOUT = "SELECT notice, description, seed, created_at, trials FROM study"
 
 
 class StudyFile:
@@ -74,8 +73,8 @@ class StudyFile:
             # More bits than these make no difference to a search, and are harder to read.
             chosen = int.from_bytes(os.urandom(4)) if seed is None else seed
             connection.execute(
-                "INSERT INTO study VALUES (1, ?, ?, ?, ?, ?, 0, '')",
-                (_NOTICE, json.dumps(description), str(chosen), uuid.uuid4().hex, now()),
+                "INSERT INTO study VALUES (1, ?, ?, ?, ?, 0, '')",
+                (_NOTICE, json.dumps(description), str(chosen), now()),
             )
             _seal(connection)
 
@@ -97,7 +96,7 @@ class StudyFile:
         rows = file.query(_ABOUT)
         if len(rows) != 1:
             raise file.damaged("it describes no study")
-        ((_, described, stored_seed, identity, _, count),) = rows
+        ((_, described, stored_seed, _, count),) = rows
         if file.query("SELECT digest FROM study") != [(_checksum(rows[0]),)]:
             raise file.damaged("what it says of the study was altered")
         stored = file.query("SELECT number, record, digest FROM trial ORDER BY number")
@@ -109,8 +108,6 @@ class StudyFile:
         #: What the study optimizes.
         self.description: dict[str, Any] = json.loads(described)
         self.seed = int(stored_seed)
-        #: The study's name: the same for its file and copies of it, and for no other study.
-        self.identity: str = identity
         self._trials = [_trial(record) for _, record, _ in stored]
         if description is None:
             return

@@ -108,7 +108,7 @@ class DPareto:
             check_integer("seed", seed, at_least=0)
         description = problem.description()
         if budget is not None:
-            check_payable(budget, problem)
+            check_payable(problem)
             description["budget"] = True
         self.problem = problem
         self._file = StudyFile(storage, description=description, seed=seed)

@@ -30,29 +30,19 @@ class TestArguments:
     @pytest.mark.parametrize(
         ("options", "error", "match"),
         [
-            ({"privacy": 3.0}, TypeError, "`privacy` must be callable"),
-            ({"train": "fit"}, TypeError, "`utility` must be callable"),
             ({"train": None}, ValueError, "either `utility` or"),
             ({"batched": Batched(replicates=toy.utility)}, ValueError, "either `utility` or"),
-            ({"ref_point": (10.0,)}, ValueError, "pair"),
             ({"ref_point": (0.0, 1.0)}, ValueError, r"`ref_point\[0\]`"),
             ({"ref_point": (math.inf, 1.0)}, ValueError, r"`ref_point\[0\]`"),
             ({"ref_point": (10.0, 1.5)}, ValueError, r"`ref_point\[1\]`"),
             ({"ref_point": (10.0, math.nan)}, ValueError, r"`ref_point\[1\]`"),
             ({"replicates": 0}, ValueError, "`replicates`"),
-            ({"batched": toy.utility}, TypeError, "`batched` must be a Batched"),
             ({"delta": 1.0}, ValueError, "`delta`"),
-            ({"secret_noise": 1}, TypeError, "`secret_noise`"),
-            ({"promise": 1e-5}, TypeError, "`promise`"),
         ],
     )
     def test_wrong(self, options: dict[str, Any], error: type[Exception], match: str) -> None:
         with pytest.raises(error, match=match):
             toy.problem(**options)
-
-    def test_wrong_space(self) -> None:
-        with pytest.raises(TypeError, match="`space`"):
-            PrivacyUtilityProblem({"a": 1}, privacy=toy.epsilon, utility=toy.utility)  # type: ignore[arg-type]
 
     def test_objectives_need_names_of_their_own(self) -> None:
         with pytest.raises(ValueError, match="different names"):
@@ -68,7 +58,7 @@ class TestEpsilon:
     def test_value(self) -> None:
         assert toy.problem().epsilon(CONFIG) == 1.0
 
-    @pytest.mark.parametrize("value", [-1.0, math.inf, math.nan, "1", None, 1j])
+    @pytest.mark.parametrize("value", [-1.0, math.inf, math.nan, "one", None, 1j])
     def test_nonsense(self, value: object) -> None:
         with pytest.raises(InvalidEpsilonError, match="finite epsilon >= 0"):
             toy.problem(privacy=lambda config: value).epsilon(CONFIG)
@@ -101,9 +91,9 @@ class TestMeasurement:
             toy.problem().measurement(answer)
         assert str(answer) not in str(caught.value)
 
-    @pytest.mark.parametrize("answer", ["0.5", None, True, [0.5], (0.5, {})])
+    @pytest.mark.parametrize("answer", ["half", None, [0.5], (0.5, {})])
     def test_not_a_number(self, answer: Any) -> None:
-        with pytest.raises(InvalidUtilityError, match="real number"):
+        with pytest.raises(InvalidUtilityError, match="such as float"):
             toy.problem().measurement(answer)
 
     def test_measured_objectives(self) -> None:

@@ -125,7 +125,7 @@ class TestFailures:
             assert trial.num_trainings == (1 if failed else 2)
         assert len(front.trials) == sum(t.config["epochs"] <= 10 for t in tried.trials)
 
-    @pytest.mark.parametrize("answer", [float("nan"), 50.0, None, torch.tensor(0.5), (0.5, {})])
+    @pytest.mark.parametrize("answer", [float("nan"), 50.0, None, (0.5, {})])
     def test_nonsense_fails_its_trial(self, answer: Any) -> None:
         def train(config: Config, seed: int) -> Any:
             return answer if config["epochs"] > 10 else toy.utility(config, seed)
@@ -133,7 +133,7 @@ class TestFailures:
         tried = study(train)
         tried.run(12)
         kinds = {t.failure_type for t in tried.trials if t.state == "failed"}
-        assert kinds == {"InvalidUtilityError"} or kinds == {"MistakenUtilityError"}
+        assert kinds == {"InvalidUtilityError"}
 
     def test_a_study_in_which_nothing_works_ends_early(self) -> None:
         def misspelt(config: Config, seed: int) -> float:
