@@ -53,7 +53,6 @@ class Gradients(Contribution):
         return cls(torch.cat([each._gradients for each in several], dim=1), several[0]._kind)
 
     def norms(self) -> Tensor:
-        """See :class:`Contribution`."""
         found = []
         for part in self._gradients.split(max(1, CONVERTED // self.width)):
             found.append(torch.linalg.vector_norm(part, dim=1, dtype=self._kind))
@@ -63,7 +62,6 @@ class Gradients(Contribution):
         return torch.cat(found)
 
     def add_to(self, total: Tensor, factors: Tensor) -> None:
-        """See :class:`Contribution`."""
         converted = self._gradients.dtype != self._kind
         columns = max(1, CONVERTED // len(factors)) if converted else self.width
         for part, sum_ in zip(
@@ -85,7 +83,6 @@ class Products(Contribution):
         self.inputs, self.gradients = inputs.to(kind), gradients.to(kind)
 
     def norms(self) -> Tensor:
-        """See :class:`Contribution`."""
         a, g = self.inputs, self.gradients
         if a.shape[1] == 1:
             return lengths(a[:, 0]).mul_(lengths(g[:, 0]))
@@ -93,7 +90,6 @@ class Products(Contribution):
         return squares.clamp_(min=0.0).sqrt_()
 
     def add_to(self, total: Tensor, factors: Tensor) -> None:
-        """See :class:`Contribution`."""
         clipped = (self.gradients * factors.view(-1, 1, 1)).nan_to_num_(0.0, 0.0, 0.0)
         finite = self.inputs.nan_to_num(0.0, 0.0, 0.0)
         total.view(clipped.shape[-1], -1).addmm_(clipped.flatten(0, 1).mT, finite.flatten(0, 1))
@@ -127,11 +123,9 @@ class Rows(Contribution):
         self._tokens, self._rows = tokens, rows.to(kind)
 
     def norms(self) -> Tensor:
-        """See :class:`Contribution`."""
         return torch.linalg.vector_norm(self._rows, dim=(1, 2))
 
     def add_to(self, total: Tensor, factors: Tensor) -> None:
-        """See :class:`Contribution`."""
         clipped = (self._rows * factors.view(-1, 1, 1)).nan_to_num_(0.0, 0.0, 0.0)
         total.index_add_(0, self._tokens.flatten(), clipped.flatten(0, 1))
 

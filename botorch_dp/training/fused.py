@@ -153,7 +153,6 @@ class FusedEngine(Engine):
         self.record_numbers = sum(sum(layer.weight.shape[1:]) for layer in linear)
 
     def clipped_sums(self, batches: Batches, clip_norm: float) -> ClippedSums:
-        """See :class:`.engines.Engine`."""
         return ClippedSums(self._sums, self._add_clipped(*batches, clip_norm))
 
     def _add_clipped(self, places: Tensor, filled: Tensor | None, clip_norm: float) -> Tensor:

@@ -226,7 +226,6 @@ class GhostEngine(PerRecordEngine):
     _examined = False
 
     def _found(self, replicate: int, places: Tensor) -> tuple[Sequence[Contribution], Tensor]:
-        """See :class:`.per_record.PerRecordEngine`."""
         if self._calls is None:
             self._follow(places[:1])
         return super()._found(replicate, places)

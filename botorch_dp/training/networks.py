@@ -23,8 +23,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
-from botorch_dp._checks import check_integer, check_size
-
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -40,7 +38,6 @@ def logistic_regression(
             at random ones.
         dtype: Of the weights.
     """
-    check_size("num_features", check_integer("num_features", num_features), 8 * num_features)
     model = nn.Linear(num_features, 1, bias=bias, dtype=dtype)
     if zero:
         for parameter in model.parameters():
@@ -69,15 +66,8 @@ def multilayer_perceptron(
 
     Train it with :func:`~botorch_dp.training.cross_entropy_loss`.
     """
-    widths = [
-        check_integer("num_features", num_features),
-        *(check_integer("hidden", width) for width in hidden),
-        check_integer("num_classes", num_classes),
-    ]
-    for width, after in pairwise(widths):
-        check_size("num_features, hidden or num_classes", max(width, after), 8 * width * after)
     layers: list[nn.Module] = []
-    for inputs, outputs in pairwise(widths):
+    for inputs, outputs in pairwise((num_features, *hidden, num_classes)):
         layers += [nn.Linear(inputs, outputs, dtype=dtype), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 

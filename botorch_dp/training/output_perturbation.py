@@ -64,9 +64,6 @@ class PerturbedModel:
         """A document that a stranger can check; see :meth:`Receipt.of` for the ``facts``."""
         return Receipt.of(Release(self.model, self.guarantee), **facts)
 
-    def __repr__(self) -> str:
-        return f"PerturbedModel(guarantee: {self.guarantee})"
-
 
 class OutputPerturbedLogisticRegression:
     r"""Projected SGD on a strongly convex loss, then Gaussian noise on the weights [Wu2017].

@@ -81,7 +81,6 @@ class PerRecordEngine(Engine):
         return with_plain_layers(model)
 
     def clipped_sums(self, batches: Batches, clip_norm: float) -> ClippedSums:
-        """See :class:`.engines.Engine`."""
         self._sums.zero_()
         kept = torch.zeros((), dtype=torch.long, device=self._sums.device)
         largest = max(1, MAX_GRADIENT_NUMBERS // self.record_numbers)

@@ -139,32 +139,27 @@ class SeededRandomness:
         self._buffer: Tensor | None = None
 
     def torch_seed(self) -> int:
-        """A seed for code that only knows torch's global generator (initial weights, dropout)."""
         return int(self._torch_seeds.integers(2**63))
 
     def choose(self, population: int, size: int) -> Tensor:
-        """A uniform subset of ``range(population)`` of the given size, in no particular order."""
         # Floyd's algorithm or a tail shuffle: far below the cost of permuting the population.
         return torch.from_numpy(
             self._batches.choice(population, size, replace=False, shuffle=False)
         )
 
     def choose_each(self, population: int, probability: float, times: int) -> list[Tensor]:
-        """Each of ``range(population)`` independently with the given probability, some times."""
         binomial = self._batches.binomial
         return [
             self.choose(population, int(binomial(population, probability))) for _ in range(times)
         ]
 
     def perturb_(self, total: Tensor, *, std: float, sensitivity: float) -> None:
-        """Add Gaussian noise to a sum that one record moves by ``sensitivity``, in place."""
         if self._buffer is None or self._buffer.shape != total.shape:
             self._buffer = torch.empty_like(total)
         self._buffer.normal_(generator=self._noise)
         total.add_(self._buffer, alpha=std)
 
     def state(self) -> dict[str, Any]:
-        """What must be stored for the run to go on as if never interrupted (JSON-ready)."""
         return {
             "batches": self._batches.bit_generator.state,
             "torch_seeds": self._torch_seeds.bit_generator.state,
@@ -172,7 +167,6 @@ class SeededRandomness:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from a stored state."""
         self._batches.bit_generator.state = state["batches"]
         self._torch_seeds.bit_generator.state = state["torch_seeds"]
         noise = np.frombuffer(bytes.fromhex(state["noise"]), dtype=np.uint8)
@@ -198,11 +192,9 @@ class SystemRandomness:
         return SystemRandomness, ()  # a copy draws for itself
 
     def torch_seed(self) -> int:
-        """A seed for code that only knows torch's global generator (initial weights, dropout)."""
         return secrets.randbits(63)
 
     def choose(self, population: int, size: int) -> Tensor:
-        """A uniform subset of ``range(population)`` of the given size, in no particular order."""
         if 2 * size > population:  # leaving out a uniform subset is the same, and shorter
             kept = np.ones(population, dtype=bool)
             kept[self.choose(population, population - size).numpy()] = False
@@ -216,7 +208,6 @@ class SystemRandomness:
         return torch.from_numpy(drawn[:size])
 
     def choose_each(self, population: int, probability: float, times: int) -> list[Tensor]:
-        """Each of ``range(population)`` independently with the given probability, some times."""
         if _FEW_OF * probability < 1:
             return self._choose_few(population, probability, times)
         at_once = max(1, _BYTES_AT_ONCE // population)
@@ -254,7 +245,6 @@ class SystemRandomness:
         ]
 
     def perturb_(self, total: Tensor, *, std: float, sensitivity: float) -> None:
-        """Add Gaussian noise to a sum that one record moves by ``sensitivity``, in place."""
         exponent = math.floor(math.log2(std)) + GRID_EXPONENT
         grid = math.ldexp(1.0, exponent)
         widened = sensitivity * (1 + ROUNDING_SLACK) + grid * math.sqrt(total.numel())

@@ -140,13 +140,11 @@ class TrainingRecords:
         return len(self._raw_Y)
 
     def take(self, places: Tensor, seed: int | None = None) -> tuple[Inputs, Tensor, Tensor]:
-        """See :class:`Records`."""
         X = each_part(lambda part: part.index_select(0, places), self.X)
         return X, self.Y.index_select(0, places), self.usable.index_select(0, places)
 
     @property
     def unusable(self) -> int:
-        """See :class:`Records`."""
         return len(self) - int(self.usable.sum())
 
     @cached_property
@@ -205,9 +203,6 @@ class DatasetRecords:
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __repr__(self) -> str:
-        return f"{type(self.dataset).__name__} of {len(self)} records"
-
     @property
     def unusable(self) -> int:
         """See :class:`Records`; of those that were drawn so far."""
@@ -218,7 +213,6 @@ class DatasetRecords:
         return each_part(lambda part: part.unsqueeze(0), self._X), self._Y.unsqueeze(0)
 
     def take(self, places: Tensor, seed: int | None = None) -> tuple[Inputs, Tensor, Tensor]:
-        """See :class:`Records`."""
         with warnings.catch_warnings(), seeded_everywhere(seed or 0) as reseed:  # of one record
             warnings.simplefilter("ignore")
             read = []

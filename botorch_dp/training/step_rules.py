@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from functools import partial
-from types import NoneType
 from typing import Any, ClassVar
 
 import torch
@@ -107,16 +105,13 @@ class Adam(StepRule):
         self._adam = torch.optim.Adam([parameters], lr=self.rate, fused=True)
 
     def step(self, sums: Tensor) -> None:
-        """See :class:`StepRule`."""
         self.parameters.grad = sums.div_(self.batch_size)
         self._adam.step()
 
     def state(self) -> dict[str, Any]:
-        """See :class:`StepRule`."""
         return dict(self._adam.state[self.parameters])
 
     def load(self, state: dict[str, Any]) -> None:
-        """See :class:`StepRule`."""
         # Where Adam keeps each of them, its count of steps included, is its own affair.
         device = self.parameters.device
         self._adam.state[self.parameters] = {n: value.to(device) for n, value in state.items()}
@@ -151,7 +146,6 @@ class ScaleFree(StepRule):
         self.squares = parameters.new_zeros(len(parameters), 1)
 
     def step(self, sums: Tensor) -> None:
-        """See :class:`StepRule`."""
         gradient = sums.div_(self.batch_size)
         self.steps += 1
         self.squares += gradient.square().sum(dim=1, keepdim=True)
@@ -162,7 +156,6 @@ class ScaleFree(StepRule):
         self.average.lerp_(self.parameters, (1 + self._late) / (self.steps + self._late))
 
     def result(self) -> Tensor:
-        """See :class:`StepRule`."""
         return self.average
 
 
@@ -187,19 +180,8 @@ class TorchRule(StepRule):
         self._rows: list[tuple[list[Tensor], torch.optim.Optimizer, Any]] = []
         for row in parameters:
             leaves = [view[0] for view in parameter_views(row.unsqueeze(0), model)]
-            optimizer = _made(
-                "`optimizer` must make a torch.optim.Optimizer from a list of parameters and lr=",
-                torch.optim.Optimizer,
-                partial(factory, leaves, lr=plan.learning_rate),
-            )
-            made = None
-            if schedule is not None:
-                made = _made(
-                    "`schedule` must make a schedule of torch.optim.lr_scheduler from an optimizer "
-                    "and the number of steps",
-                    (torch.optim.lr_scheduler.LRScheduler, NoneType),
-                    partial(schedule, optimizer, plan.steps),
-                )
+            optimizer = factory(leaves, lr=plan.learning_rate)
+            made = None if schedule is None else schedule(optimizer, plan.steps)
             if isinstance(made, torch.optim.lr_scheduler.ReduceLROnPlateau):
                 raise ValueError(
                     "ReduceLROnPlateau asks for a measured value after each epoch, which would be "
@@ -209,7 +191,6 @@ class TorchRule(StepRule):
             self._rows.append((leaves, optimizer, made))
 
     def step(self, sums: Tensor) -> None:
-        """See :class:`StepRule`."""
         for own, gradient in zip(self._rows, sums.div_(self.batch_size), strict=True):
             leaves, optimizer, schedule = own
             parts = parameter_views(gradient.unsqueeze(0), self._model)
@@ -220,7 +201,6 @@ class TorchRule(StepRule):
                 schedule.step()
 
     def result(self) -> Tensor:
-        """See :class:`StepRule`."""
         before = self.parameters.clone()
         for _, optimizer, _ in self._rows:
             _set_mode(optimizer, "eval")
@@ -231,14 +211,12 @@ class TorchRule(StepRule):
         return evaluated
 
     def state(self) -> dict[str, Any]:
-        """See :class:`StepRule`."""
         return {
             "optimizers": [optimizer.state_dict() for _, optimizer, _ in self._rows],
             "schedules": [None if s is None else s.state_dict() for _, _, s in self._rows],
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """See :class:`StepRule`."""
         each = zip(self._rows, state["optimizers"], state["schedules"], strict=True)
         for (_, optimizer, schedule), own, times in each:
             optimizer.load_state_dict(own)
@@ -250,17 +228,6 @@ class TorchRule(StepRule):
         _, optimizer, schedule = self._rows[0]
         times = None if schedule is None else [type(schedule).__name__, schedule.state_dict()]
         return json.dumps([repr(optimizer), times], default=lambda value: type(value).__name__)
-
-
-def _made(rule: str, kind: Any, make: Callable[[], Any]) -> Any:
-    """What a caller's function makes, or an error that says what it must make."""
-    try:
-        made = make()
-    except TypeError as error:
-        raise TypeError(f"{rule}, but raised {error}") from error
-    if not isinstance(made, kind):
-        raise TypeError(f"{rule}, got {type(made).__name__}.")
-    return made
 
 
 def _set_mode(optimizer: torch.optim.Optimizer, mode: str) -> None:

@@ -114,11 +114,6 @@ class Trained:
         return self.diagnostics.curve
 
     @property
-    def interrupted(self) -> bool:
-        """Whether training was stopped before its last step."""
-        return self.steps < self.plan.steps
-
-    @property
     def epsilon(self) -> float:
         """The cost at ``plan.delta``, had the noise been secret.
 
@@ -137,19 +132,12 @@ class Trained:
         known: dict[str, Any] = {"training": training, "settings": "fixed beforehand"}
         return Receipt.of(Release(self.model, self.guarantee), **{**known, **facts})
 
-    def __repr__(self) -> str:
-        notes = "".join(f" {note}" for note in self.plan.notes)
-        return (
-            f"Trained(steps={self.steps} of {self.plan.steps}, guarantee: {self.guarantee}){notes}"
-        )
-
     def __str__(self) -> str:
         """What one would paste into a report."""
-        taken = f"{self.steps}" if not self.interrupted else f"{self.steps} of {self.plan.steps}"
-        return (
-            f"A model after {taken} steps on batches of about {self.plan.batch_size} of "
-            f"{self.plan.num_records} records.\n{self.guarantee}"
-        )
+        plan = self.plan
+        taken = f"A model after {self.steps} of {plan.steps} steps on batches of about "
+        taken += f"{plan.batch_size} of {plan.num_records} records."
+        return "\n".join((taken, str(self.guarantee), *plan.notes))
 
 
 class DPTrainer:
@@ -292,13 +280,6 @@ class DPTrainer:
         """What utility is."""
         return self.setup.metric
 
-    def __repr__(self) -> str:
-        return (
-            f"DPTrainer({self.setup!r}, optimizer={self._optimizer_name!r}, "
-            f"clipping={self.clipping!r}, sampling={self.sampling!r}, "
-            f"relation={self.relation.name}, engine={self.engine!r})"
-        )
-
     def on(self, data: TrainTest) -> DPTrainer:
         """The same trainer on other records of the same form, such as public ones."""
         other = copy.copy(self)
@@ -309,13 +290,6 @@ class DPTrainer:
         """The same trainer without test records: none is read, and no accuracy is measured."""
         other = copy.copy(self)
         other.setup = self.setup.without_tests()
-        return other
-
-    def untuned(self) -> DPTrainer:
-        """The same trainer, as if ``optimizer`` and ``schedule`` were left out."""
-        other = copy.copy(self)
-        other.optimizer, other.schedule = "sgd", None
-        other._optimizer_name, other._chooses = "sgd", True
         return other
 
     def chooses_with(self, settings: Collection[str]) -> bool:
@@ -572,13 +546,15 @@ class DPTrainer:
         """Take a step along given gradients before any training."""
         settings: TrainingSettings = {"batch_size": 1, "epochs": 1, "noise_multiplier": 1.0}
         plan = self._plan({"learning_rate": 1.0, "clip_norm": 1.0, **settings})
-        run = self.start(plan, [0])
         try:
+            run = self.start(plan, [0])
             run.rule.step(torch.ones_like(run.result))
         except Exception as error:
             raise ValueError(
-                f"`optimizer` {self._optimizer_name} cannot take a step along given gradients "
-                f"({type(error).__name__}: {error}). Choose one that needs nothing else."
+                f"`optimizer` {self._optimizer_name} with this `schedule` cannot take a step along "
+                f"given gradients ({type(error).__name__}: {error}). Pass a name, or what makes an "
+                "optimizer of torch.optim from a list of parameters and lr=, such as "
+                "torch.optim.AdamW, and a schedule from an optimizer and the number of steps."
             ) from error
 
     def _identity(
@@ -691,11 +667,6 @@ def _name_of(optimizer: object) -> str:
                 f"got {optimizer!r}.{did_you_mean(optimizer, OPTIMIZERS)}"
             )
         return optimizer
-    if not callable(optimizer):
-        raise TypeError(
-            "`optimizer` must be a name, or make a torch.optim.Optimizer from a list of parameters "
-            f"and lr=, such as torch.optim.AdamW; got {type(optimizer).__name__}."
-        )
     inner = optimizer.func if isinstance(optimizer, partial) else optimizer
     return str(getattr(inner, "__name__", type(inner).__name__))
 

@@ -118,7 +118,7 @@ class Setup:
         self._model_factory = _checked_factory(model_factory)
         model = self.new_model(0)
         check_model(model, self.form)
-        traits = examine(in_training(model), _checked_loss(loss), self.form)
+        traits = examine(in_training(model), loss, self.form)
         self._draws, self.num_classes = traits.draws, traits.num_classes
         #: Numbers in an output, trained numbers, and layers that multiply by weights.
         self.num_outputs = traits.outputs[0].numel()
@@ -136,12 +136,6 @@ class Setup:
         self.check(model, precise=False, random_weights=True)
         self._record_numbers = self._count_numbers(model)
         self._number_bytes = trainable(model)[0].element_size()
-
-    def __repr__(self) -> str:
-        if self._datasets is None:
-            return repr(self.form)
-        train, test = self._datasets
-        return repr(train if test is None else self._datasets)
 
     def on(self, data: TrainTest) -> Setup:
         """The same on other records of the same form, which need no further checks."""
@@ -187,11 +181,6 @@ class Setup:
     def device(self) -> torch.device:
         """Where the records are."""
         return self.form.train_Y.device
-
-    @property
-    def tensors(self) -> TrainTest:
-        """The records as tensors; raises for data sets and named inputs, which are not."""
-        return check_data(self.data)
 
     @property
     def isolated_by_construction(self) -> bool:
@@ -304,10 +293,6 @@ class Setup:
             One tensor for each trainable parameter, in the order of ``model.parameters()``.
         """
         check_positive("clip_norm", clip_norm, allow_inf=True)
-        if indices.dim() != 1 or indices.is_floating_point() or indices.dtype == torch.bool:
-            raise ValueError(f"`indices` must be integers of shape m, got {tuple(indices.shape)}.")
-        if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < len(self.records):
-            raise ValueError(f"`indices` must lie between 0 and {len(self.records) - 1}.")
         model = copy.deepcopy(model)
         check_model(model, self.form)
         engine = self.make_engine(
@@ -463,9 +448,3 @@ def _checked_factory(model_factory: Callable[[], nn.Module]) -> Callable[[], nn.
     if not callable(model_factory):
         raise TypeError(f"`model_factory` must be callable, got {type(model_factory).__name__}.")
     return model_factory
-
-
-def _checked_loss(loss: object) -> Loss:
-    if not callable(loss):
-        raise TypeError(f"`loss` must be callable, got {type(loss).__name__}.")
-    return loss

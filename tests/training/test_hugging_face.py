@@ -309,7 +309,7 @@ def test_without_test_records_there_is_no_accuracy(data: Any) -> None:
     note = "No accuracy is measured, because there are no test records."
     assert note in str(trainer.plan(**SETTINGS))
     trained = trainer.fit(**SETTINGS, publish=True)
-    assert trained.accuracy is None and note in repr(trained)
+    assert trained.accuracy is None and note in str(trained)
     assert [each.accuracy for each in trainer.replicates([0, 1], **SETTINGS)] == [None, None]
     space = SearchSpace(learning_rate=Real(0.1, 1.0))
     with pytest.raises(ValueError, match="no test records, and a problem"):

@@ -259,7 +259,6 @@ REFUSED_LOSSES: dict[str, tuple[Any, str]] = {
     "outputs": (lambda o, t: o, "one number for each record"),
     "broadcast": (lambda o, t: (o[:, :1] - t.float()) ** 2, "broadcast"),
     "list": (lambda o, t: cross_entropy_loss(o, t).tolist(), "must return a tensor"),
-    "a name": ("cross_entropy", "must be callable"),
 }
 
 

@@ -296,24 +296,20 @@ def plateau(optimizer: torch.optim.Optimizer, steps: int) -> Any:
 
 
 @pytest.mark.parametrize(
-    "options, error, message",
+    "options, message",
     [
-        ({"optimizer": "adagrad"}, ValueError, "`optimizer` must be one of.*scale_free"),
-        ({"optimizer": 3}, TypeError, "such as torch.optim.AdamW; got int"),
-        ({"optimizer": lambda p, lr: 3}, TypeError, "must make a torch.optim.Optimizer"),
-        ({"optimizer": torch.optim.LBFGS}, ValueError, "LBFGS cannot take a step"),
-        ({"optimizer": lambda p: 3}, TypeError, "`optimizer` must make .* but raised"),
-        ({"schedule": lambda o, n: 3}, TypeError, "must make a schedule"),
-        ({"schedule": lambda o: 3}, TypeError, "`schedule` must make .* but raised"),
-        ({"schedule": plateau}, ValueError, "ReduceLROnPlateau"),
-        ({"optimizer": "scale_free", "schedule": cosine}, ValueError, "`schedule`"),
-        ({"clipping": "soft"}, ValueError, "`clipping` must be one of"),
+        ({"optimizer": "adagrad"}, "`optimizer` must be one of.*scale_free"),
+        ({"optimizer": 3}, "cannot take a step along given gradients"),
+        ({"optimizer": torch.optim.LBFGS}, "`optimizer` LBFGS.*cannot take a step"),
+        ({"optimizer": lambda p: 3}, "cannot take a step.*unexpected keyword argument 'lr'"),
+        ({"schedule": lambda o, n: 3}, "cannot take a step"),
+        ({"schedule": plateau}, "ReduceLROnPlateau"),
+        ({"optimizer": "scale_free", "schedule": cosine}, "`schedule`"),
+        ({"clipping": "soft"}, "`clipping` must be one of"),
     ],
 )
-def test_wrong_choices_are_refused_at_once(
-    options: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
+def test_wrong_choices_are_refused_at_once(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         trainer(**options)
 
 

@@ -188,10 +188,6 @@ class TestPromises:
         assert "floating point" in str(one.guarantee)
         assert weights(one.model).dtype == torch.float32
 
-    def test_nothing_private_is_shown(self) -> None:
-        each = trainer()
-        assert repr(each).startswith("DPTrainer(TrainTest(train_X: (60, 7) float32")
-
     def test_contradictions_are_refused(self) -> None:
         each = trainer()
         with pytest.raises(PrivacyError, match="`seed`"):
@@ -274,19 +270,6 @@ class TestRefusals:
             with pytest.raises(ValueError, match=name):
                 trainer(**{name: "other"})
 
-    def test_indices(self) -> None:
-        model = NETWORK()
-        for indices, message in (
-            (torch.tensor([60]), "between 0 and 59"),
-            (torch.tensor([-1]), "between"),
-            (torch.tensor([[1]]), "shape"),
-            (torch.tensor([0.5]), "integers"),
-        ):
-            with pytest.raises(ValueError, match=message):
-                trainer().setup.clipped_sum(model, indices, 1.0)
-        with pytest.raises(ValueError, match="clip_norm"):
-            trainer().setup.clipped_sum(model, torch.tensor([0]), 0.0)
-
 
 PLAN = TrainingPlan(
     num_records=100,
@@ -328,9 +311,8 @@ def test_epsilon_is_the_cost_of_the_steps_taken_at_the_plans_delta() -> None:
 
 def test_representations_hold_no_diagnostics() -> None:
     stopped = trained(5)
-    assert stopped.interrupted and not trained(20).interrupted
-    assert repr(stopped) == f"Trained(steps=5 of 20, guarantee: {stopped.guarantee})"
-    for shown in (repr(stopped), repr(stopped.diagnostics)):
+    assert str(stopped.guarantee) in str(stopped) and "after 5 of 20 steps" in str(stopped)
+    for shown in (repr(stopped), str(stopped), repr(stopped.diagnostics)):
         assert not any(secret in shown for secret in ("0.8125", "313", "717"))
 
 
