@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from botorch_dp._checks import (
+    check_callable,
     check_integer,
     check_interval,
     check_positive,
@@ -56,10 +57,6 @@ from botorch_dp.scores import (
 __all__ = [
     "AUC",
     "F1",
-    "Evaluations",
-    "ObjectiveDiagnostics",
-    "ObjectivePlan",
-    "PerRecordLosses",
     "PrivateObjective",
     "check_per_record",
     "per_record_scores",
@@ -126,9 +123,6 @@ class ObjectiveDiagnostics:
         self.num_below += int((scores < bounds[0]).sum())
         self.num_above += int((scores > bounds[1]).sum())
         self.num_nan += int(scores.isnan().sum())
-
-    def __repr__(self) -> str:
-        return "ObjectiveDiagnostics(sensitive: read .num_below, .num_above, .num_nan)"
 
 
 @dataclass(frozen=True)
@@ -255,11 +249,7 @@ class PrivateObjective:
         label: str = "objective",
         unsafe_seed: int | None = None,
     ) -> None:
-        if not callable(record_losses):
-            raise TypeError(
-                f"`record_losses` must be callable, got {type(record_losses).__name__}: pass a "
-                "function from points (b x d) to scores (b x n)."
-            )
+        check_callable("record_losses", record_losses)
         check_payment(ledger, unsafe_seed=unsafe_seed)
         self.record_losses = record_losses
         self.bounds = check_interval("bounds", bounds)
@@ -324,8 +314,6 @@ class PrivateObjective:
             ... )
             >>> print(objective.plan())
         """
-        if not isinstance(ledger, PrivacyLedger):
-            raise TypeError(f"`ledger` must be a PrivacyLedger, got {type(ledger).__name__}.")
         count = check_integer("evaluations", evaluations)
         left = gaussian_mu_left(ledger)
         mu = sqrt_below(left / count)
@@ -512,10 +500,3 @@ class PrivateObjective:
         with self._lock:
             children = self._seeds.spawn(count)
         return [int(child.generate_state(1, np.uint64)[0]) for child in children]
-
-    def __repr__(self) -> str:
-        count = "n" if self.num_records is None else self.num_records
-        return (
-            f"PrivateObjective(bounds={self.bounds}, mu={self.mu}, num_records={count}, "
-            f"evaluations={len(self.history.Y)})"
-        )

@@ -14,8 +14,7 @@ from __future__ import annotations
 import math
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeVar, get_args, runtime_checkable
 
 import numpy as np
@@ -26,8 +25,6 @@ from torch import Tensor
 from botorch_dp._checks import (
     check_count,
     check_integer,
-    check_positive,
-    check_tensor,
     did_you_mean,
     needs_extra,
 )
@@ -719,66 +716,29 @@ def _frame_like(train: Any, X: Any) -> Any:
     return pd.DataFrame(columns)
 
 
-@dataclass(frozen=True)
-class PerRecordReport:
-    """What :func:`check_per_record` compared, without finding a dependence.
-
-    Args:
-        num_records: Number of records.
-        num_points: Number of points at which they were scored.
-        replaced: How many different records were replaced.
-        replacements: How many replacements were tried in all; none where there is one record only,
-            since then no other column can depend on it.
-    """
-
-    num_records: int
-    num_points: int
-    replaced: int
-    replacements: int
-
-    def __str__(self) -> str:
-        if not self.replacements:
-            return "Nothing was compared: with one record there is no other column."
-        return (
-            f"{self.replacements} replacements of {self.replaced} of {self.num_records} records "
-            f"moved no other record's score at {self.num_points} points. This is a test, no proof."
-        )
-
-
 def check_per_record(
     make_scores: Callable[[RecordTensors], PerRecordLosses],
     records: RecordTensors,
     X: Tensor,
     *,
     trials: int = 10,
-    seed: int = 0,
-    rtol: float = 1e-6,
-    extremes: bool = True,
-) -> PerRecordReport:
+) -> None:
     """Test whether a record's score depends on that record only, by replacing records.
 
     That condition rests on the caller of every release that bounds the scores of single records,
     and it is easily broken: by scores relative to a mean, by features that were standardized with
-    the records, by a lookup table fitted to them. This function replaces single records, by other
-    ones and by extreme ones, and compares the columns of all *others*. It is a test and no proof:
-    it sees what moves at these points, for these records.
-
-    A message names places of records and kinds of replacements, never a value. Still, what is
-    found depends on the records: use records that you may look at, public ones of the same kind
-    best of all.
+    the records, by a lookup table fitted to them. This function replaces single records by another
+    one, by zeros, by values far above the others and by NaN, and compares the columns of all
+    *others*. It is a test and no proof. What it finds depends on the records: use records that you
+    may look at, public ones of the same kind best of all.
 
     Args:
         make_scores: Takes records and returns the function under test, ``b x d -> b x n``.
             Everything that is computed from records must be computed inside.
         records: ``n x ...``, or a tuple of such tensors (inputs and targets, say), whose rows
-            belong together.
+            belong together. Integers are replaced by such as occur.
         X: ``b x d`` points.
-        trials: How many records are replaced, at random places without repetition (all if there
-            are fewer).
-        seed: Chooses places and replacements.
-        rtol: By how much, relative to itself, a score may move by rounding.
-        extremes: Whether to try zeros, numbers far outside the data's range, infinities and NaN
-            where records are floating-point numbers. Integers are only replaced by such as occur.
+        trials: How many records are replaced.
 
     Raises:
         PrivacyError: If another record's score moved, if scores differ between two calls with the
@@ -788,49 +748,42 @@ def check_per_record(
     Example:
         >>> records = torch.rand(50, dtype=torch.double)
         >>> X = torch.rand(3, 1, dtype=torch.double)
-        >>> check_per_record(lambda z: lambda X: (X - z).abs(), records, X).replaced
-        10
+        >>> check_per_record(lambda z: lambda X: (X - z).abs(), records, X)
     """
-    if not callable(make_scores):
-        raise TypeError(f"`make_scores` must be callable, got {type(make_scores).__name__}.")
-    parts = _record_parts(records)
-    X = check_tensor("X", X, shape=("b", "d")).detach()
-    trials = check_integer("trials", trials)
-    check_positive("rtol", rtol)
-    generator = np.random.default_rng(check_integer("seed", seed, at_least=0))
-    num_records = len(parts[0])
+    parts = records if isinstance(records, tuple) else (records,)
+    n = len(parts[0])
 
-    def scored(parts: tuple[Tensor, ...]) -> Tensor:
-        copies = tuple(part.clone() for part in parts)
+    def scored(parts: Sequence[Tensor]) -> Tensor:
+        copies: Any = tuple(part.clone() for part in parts)
         function = make_scores(copies if isinstance(records, tuple) else copies[0])
-        if not callable(function):
-            raise TypeError(
-                "`make_scores` must return a function from points (b x d) to scores (b x n), got "
-                f"{type(function).__name__}."
-            )
-        scores = function(X.clone())
-        return checked_scores(scores, num_points=len(X), num_records=num_records).double()
+        return checked_scores(function(X.clone()), num_points=len(X), num_records=n).double()
 
-    before = scored(parts)
+    before: Tensor = scored(parts)
 
     def moved(scores: Tensor) -> Tensor:
-        return ~torch.isclose(scores, before, rtol=rtol, atol=0.0, equal_nan=True).all(dim=0)
+        return ~torch.isclose(scores, before, rtol=1e-6, atol=0.0, equal_nan=True).all(dim=0)
 
     if moved(scored(parts)).any():
         raise PrivacyError(
             "`make_scores` gave two different results for the same records and points, so that no "
             "dependence can be told from chance. Fix the seed of what it draws."
         )
-    count = min(trials, num_records) if num_records > 1 else 0
-    places = generator.permutation(num_records)[:count].tolist()
-    replacements = 0
-    for place in places:
-        for words, replaced in _replacements(parts, place, generator, extremes):
-            replacements += 1
+    generator = np.random.default_rng(0)
+    far = [1e3 * float(p.nan_to_num(0.0, 0.0, 0.0).abs().max()) + 1 for p in parts]
+    for place in generator.permutation(n)[: min(trials, n - 1)].tolist():
+        other = (place + int(generator.integers(1, n))) % n
+        for words, values in (
+            ("another record", None),
+            ("zeros", [0.0] * len(parts)),
+            ("values far above the others", far),
+            ("NaN", [math.nan] * len(parts)),
+        ):
+            replaced = [part.clone() for part in parts]
+            for index, part in enumerate(replaced):
+                keep = values is None or not part.is_floating_point()
+                part[place] = part[other] if keep else values[index]  # type: ignore[index]
             try:
                 columns = moved(scored(replaced))
-            except PrivacyError:
-                raise
             except Exception as error:
                 raise PrivacyError(
                     f"The score function raised {type(error).__name__} when record {place} was "
@@ -845,58 +798,3 @@ def check_per_record(
                     "only, or one record moves the sum by more than a score. Compute means, "
                     "ranks and scales from public data."
                 )
-    return PerRecordReport(num_records, len(X), len(places), replacements)
-
-
-def _record_parts(records: object) -> tuple[Tensor, ...]:
-    parts = records if isinstance(records, tuple) else (records,)
-    if not parts or not all(isinstance(part, Tensor) and part.dim() > 0 for part in parts):
-        raise TypeError("`records` must be a tensor n x ..., or a tuple of such tensors.")
-    if len({len(part) for part in parts}) > 1 or len(parts[0]) == 0:
-        raise ValueError(
-            f"`records` must have the same number of rows, at least one, in each part; got "
-            f"{[len(part) for part in parts]}."
-        )
-    return tuple(part.detach() for part in parts)
-
-
-def _replacements(
-    parts: tuple[Tensor, ...], place: int, generator: np.random.Generator, extremes: bool
-) -> Iterator[tuple[str, tuple[Tensor, ...]]]:
-    """All records with one replaced, and by what, in words."""
-
-    def with_row(rows: list[Tensor]) -> tuple[Tensor, ...]:
-        replaced = tuple(part.clone() for part in parts)
-        for part, row in zip(replaced, rows, strict=True):
-            part[place] = row
-        return replaced
-
-    other = int(generator.integers(len(parts[0]) - 1))
-    other += other >= place
-    yield "another record", with_row([part[other] for part in parts])
-    yield "the smallest values that occur", with_row([part.amin(dim=0) for part in parts])
-    yield "the largest values that occur", with_row([part.amax(dim=0) for part in parts])
-    if not extremes or not any(part.is_floating_point() for part in parts):
-        return
-    largest = max(
-        float(part.nan_to_num(0.0, 0.0, 0.0).abs().max())
-        for part in parts
-        if part.is_floating_point()
-    )
-    for words, value in (
-        ("zeros", 0.0),
-        ("values far above the others", 1e3 * largest + 1),
-        ("values far below the others", -1e3 * largest - 1),
-        ("positive infinity", math.inf),
-        ("negative infinity", -math.inf),
-        ("NaN", math.nan),
-    ):
-        yield (
-            words,
-            with_row(
-                [
-                    torch.full_like(part[place], value) if part.is_floating_point() else part[other]
-                    for part in parts
-                ]
-            ),
-        )

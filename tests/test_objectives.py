@@ -13,14 +13,12 @@ import pytest
 import torch
 from botorch.acquisition import qLogNoisyExpectedImprovement
 from botorch.fit import fit_gpytorch_mll
-from botorch.generation import MaxPosteriorSampling
 from botorch.models import SingleTaskGP
 from botorch.optim import optimize_acqf
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from numpy.typing import NDArray
 from scipy.stats import kstest
 from torch import Tensor
-from torch.quasirandom import SobolEngine
 
 from botorch_dp.objectives import (
     PerRecordLosses,
@@ -124,10 +122,7 @@ def test_diagnostics_count_and_hide() -> None:
     objective(point(3))
     found = objective.diagnostics
     assert (found.num_nan, found.num_below, found.num_above) == (3, 6, 3)
-    assert repr(found) == ("ObjectiveDiagnostics(sensitive: read .num_below, .num_above, .num_nan)")
-    assert repr(objective) == (
-        "PrivateObjective(bounds=(0.0, 1.0), mu=1.0, num_records=5, evaluations=3)"
-    )
+    assert repr(found) == "ObjectiveDiagnostics()"
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float16])
@@ -295,52 +290,6 @@ def test_simulated_noise_repeats_and_differs_between_rows() -> None:
 # Wrong arguments
 
 
-@pytest.mark.parametrize(
-    ("change", "match"),
-    [
-        ({"bounds": (1.0, 1.0)}, "bounds"),
-        ({"bounds": (0.0, math.inf)}, "bounds"),
-        ({"bounds": (-1.7e308, 1.7e308)}, "bounds"),
-        ({"bounds": 1.0}, "bounds"),
-        ({"mu": 0.0}, "mu"),
-        ({"mu": math.nan}, "mu"),
-        ({"mu": math.inf}, "mu"),
-        ({"num_records": 0}, "num_records"),
-        ({"num_records": 1.5}, "num_records"),
-        ({"record_losses": 1.0}, "record_losses"),
-        ({"unsafe_seed": -1}, "unsafe_seed"),
-    ],
-)
-def test_wrong_parameters(change: dict[str, object], match: str) -> None:
-    arguments: dict[str, object] = {
-        "record_losses": distances,
-        "bounds": (0.0, 1.0),
-        "mu": 1.0,
-        **change,
-    }
-    with pytest.raises((TypeError, ValueError), match=f"`{match}`"):
-        PrivateObjective(**arguments)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    "X",
-    [
-        torch.rand(3, dtype=torch.double),
-        torch.rand(2, 3, 1, dtype=torch.double),
-        torch.empty(0, 2, dtype=torch.double),
-        torch.tensor([[0.0, math.nan]]),
-        torch.tensor([[0, 1]]),
-        [[0.0, 1.0]],
-    ],
-)
-def test_wrong_points_cost_nothing(X: Tensor) -> None:
-    with PrivacyLedger(budget=PrivacyBudget(1.0, 1e-6)) as ledger:
-        objective = PrivateObjective(distances, bounds=(0.0, 1.0), mu=0.01, ledger=ledger)
-        with pytest.raises((TypeError, ValueError), match="`X`"):
-            objective(X)
-        assert ledger.entries() == []
-
-
 def test_points_of_another_dimension() -> None:
     objective = PrivateObjective(distances, bounds=(0.0, 1.0), mu=0.01)
     objective(point(d=3))
@@ -450,36 +399,6 @@ def test_log_expected_improvement_loop_until_the_budget_ends() -> None:
         assert abs(best - 0.3) < 0.1
 
 
-def test_trust_region_loop_with_batches() -> None:
-    """The core of TuRBO: Thompson samples in a box around the best point, which shrinks."""
-    center = torch.tensor([0.2, 0.7, 0.4], dtype=torch.double)
-    data = center + 0.05 * torch.randn(50_000, 3, dtype=torch.double)
-    objective = PrivateObjective(
-        lambda X: (X.unsqueeze(1) - data).square().sum(-1),
-        bounds=(0.0, 2.0),
-        mu=0.1,
-        negate=True,
-        unsafe_seed=0,
-    )
-    sobol = SobolEngine(3, scramble=True, seed=0)
-    objective(sobol.draw(6, dtype=torch.double))
-    length = 0.8
-    for _ in range(4):
-        X, Y, Yvar = objective.history
-        model = SingleTaskGP(X, Y, train_Yvar=Yvar)
-        fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
-        best = X[model.posterior(X).mean.argmax()]
-        box = (best - length / 2).clamp(0, 1), (best + length / 2).clamp(0, 1)
-        candidates = box[0] + (box[1] - box[0]) * sobol.draw(200, dtype=torch.double)
-        with torch.no_grad():
-            objective(MaxPosteriorSampling(model, replacement=False)(candidates, num_samples=4))
-        length /= 1.6
-    X, Y, _ = objective.history
-    assert len(Y) == 22
-    assert (X[Y.argmax()] - center).norm() < 0.35
-    assert objective.price(22).status == "none"
-
-
 def test_ax_loop() -> None:
     api = pytest.importorskip("ax.api.client")
     configs = pytest.importorskip("ax.api.configs")
@@ -543,8 +462,6 @@ def test_for_budget_refuses_what_cannot_bear_gaussian_noise():
                 ledger=PrivacyLedger(budget=budget),
                 evaluations=3,
             )
-    with pytest.raises(TypeError, match="ledger"):
-        PrivateObjective.for_budget(lambda X: X, bounds=(0.0, 1.0), ledger=None, evaluations=3)
 
 
 def test_plan_says_what_the_noise_hides_and_what_it_would_take():
@@ -603,10 +520,6 @@ def test_arrays_come_back_as_arrays() -> None:
     tensors = PrivateObjective(lambda X: (X - torch.from_numpy(records)).abs(), **arguments)
     same, _ = tensors(torch.tensor([[0.5], [0.2]], dtype=torch.double))
     assert Y.tolist() == same.tolist() and len(objective.history.Y) == 2
-    for wrong in (np.zeros(2), np.zeros((0, 1)), np.full((1, 1), np.nan), np.array([["a"]])):
-        with pytest.raises((TypeError, ValueError)):
-            objective(wrong)
-    assert len(objective.history.Y) == 2
 
 
 def test_a_spent_budget_is_named_in_the_callers_numbers() -> None:

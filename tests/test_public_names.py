@@ -18,7 +18,7 @@ NAMES = {
     "models": "public_gp check_public FiniteSetGP GradientPosterior max_information_gain",
     "acquisition": """UCBSchedule PrivateUpperConfidenceBound GradientTrace
         HypervolumeProbabilityOfImprovement LogHypervolumeProbabilityOfImprovement""",
-    "objectives": "PerRecordLosses PrivateObjective per_record_scores check_per_record",
+    "objectives": "PrivateObjective per_record_scores check_per_record",
     "release": """PrivateChoice PrivateMaximum NoiseFreeMaximum LipschitzMaximum
         PrivateGPUCB BranchAndBoundUCB""",
     "descent": "DPGIBO private_start",

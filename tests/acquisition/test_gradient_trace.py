@@ -20,8 +20,11 @@ from gpytorch.kernels import Kernel, MaternKernel, PolynomialKernel, RBFKernel, 
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
-from botorch_dp.acquisition import GradientTrace, gen_gradient_trace_initial_conditions
-from botorch_dp.acquisition.gradient_trace import regular_simplex
+from botorch_dp.acquisition.gradient_trace import (
+    GradientTrace,
+    gen_gradient_trace_initial_conditions,
+    regular_simplex,
+)
 from botorch_dp.acquisition.hvpoi import believe
 from botorch_dp.models import GradientPosterior, public_gp
 
