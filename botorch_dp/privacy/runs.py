@@ -27,7 +27,8 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from botorch_dp._files import (
     MEMORY,
@@ -205,8 +206,7 @@ RUN = FileKind(
     name="checkpoint",
     application_id=0x44507275,  # "DPru"
     schema=(
-        "CREATE TABLE run (id INTEGER PRIMARY KEY CHECK (id = 1), notice TEXT NOT NULL, "
-        "what TEXT NOT NULL, identity TEXT NOT NULL, key TEXT NOT NULL, settings TEXT NOT NULL)",
+        "CREATE TABLE notice (words TEXT NOT NULL)",
         "CREATE TABLE state (name TEXT PRIMARY KEY, value BLOB NOT NULL)",
         "CREATE TABLE item (series TEXT NOT NULL, number INTEGER NOT NULL, "
         "value BLOB NOT NULL, PRIMARY KEY (series, number))",
@@ -217,8 +217,8 @@ RUN = FileKind(
 )
 
 
-#: The name under which a file keeps the checksum of its run.
-_SEAL = "the run"
+#: The name under which a file says what runs, its identity, its key and its settings.
+_ABOUT = "the run"
 
 
 class Run:
@@ -241,12 +241,6 @@ class Run:
         ...     run.put(step=1)
     """
 
-    #: What the file is; a run that keeps more than values adds its own tables.
-    kind: ClassVar[FileKind] = RUN
-    #: Whether one handle at a time holds the file. Without it, every decision that a run takes must
-    #: be one transaction; released values need nothing more, the release store keeps them apart.
-    exclusive: ClassVar[bool] = True
-
     def __init__(
         self,
         path: str | os.PathLike[str] | None,
@@ -262,31 +256,25 @@ class Run:
         self._key = os.urandom(32)
 
         def create(connection: sqlite3.Connection) -> None:
-            settings = json.dumps(self.comparable(self._settings))
-            row = [self._what, uuid.uuid4().hex, self._key.hex(), settings]
-            connection.execute("INSERT INTO run VALUES (1, ?, ?, ?, ?, ?)", (_NOTICE, *row))
-            # A checksum of what the row says: with another identity, values would be drawn anew.
-            connection.execute("INSERT INTO state VALUES (?, ?)", (_SEAL, pack([_SEAL, row])))
+            settings = self.comparable(self._settings)
+            about = [self._what, uuid.uuid4().hex, self._key.hex(), settings]
+            connection.execute("INSERT INTO notice VALUES (?)", (_NOTICE,))
+            connection.execute("INSERT INTO state VALUES (?, ?)", (_ABOUT, pack([_ABOUT, about])))
 
         self.path = None if path is None else os.path.realpath(path)
-        alone = self.exclusive and self.path is not None
-        self._file = StateFile(self.path or MEMORY, self.kind, create, exclusive=alone)
+        self._file = StateFile(self.path or MEMORY, RUN, create, exclusive=path is not None)
         try:
-            rows = self._file.query("SELECT what, identity, key, settings FROM run")
-            if len(rows) != 1:
+            about = self.get(_ABOUT)
+            if about is None:
                 raise self._file.damaged("it names no run")
-            if self.get(_SEAL) != [*rows[0]]:
-                raise self._file.damaged("what it says about the run was altered")
-            ((stored_what, self._identity, key, stored),) = rows
+            stored_what, self._identity, key, stored = about
             self._key = bytes.fromhex(key)
-            if self.path is not None and self.resumed:
-                self._check_places()
             if stored_what != self._what:
                 raise PrivacyError(
                     f"`checkpoint` {self.path} is of {stored_what}, not of {self._what}: choose "
                     "another path."
                 )
-            changed = differences(json.loads(stored), self.comparable(self._settings))
+            changed = differences(stored, self.comparable(self._settings))
             if changed:
                 raise PrivacyError(
                     f"`checkpoint` {self.path} belongs to a run with other settings "
@@ -356,15 +344,6 @@ class Run:
         rows = self._file.query("SELECT value FROM state WHERE name = ?", (name,))
         return self._unpacked(rows[0][0], name) if rows else default
 
-    def _check_places(self) -> None:
-        """Each value says under which name or number it was stored: none has moved."""
-        with self._file.snapshot():
-            for name, value in self._file.execute("SELECT name, value FROM state"):
-                self._unpacked(value, name)
-            items = self._file.execute("SELECT series, number, value FROM item")
-            for series, number, value in items:
-                self._unpacked(value, f"{series} {number}")
-
     def add(self, series: str, number: int, value: Any) -> None:
         """Store one value of a numbered series. Kept in files only."""
         if self.path is None:
@@ -411,11 +390,10 @@ class Run:
             error.add_note(f"{self._what} was interrupted; the same call goes on from {self.path}.")
         self.close()
 
-    def __deepcopy__(self, memo: object) -> Run:
-        return Run(None, what=self._what, settings=self._settings, ledger=self._ledger)
-
     def __reduce__(self) -> tuple[object, ...]:
-        return _new_run, (self._what, self._settings, self._ledger)
+        """A copy is a new run."""
+        what, settings = self._what, self._settings
+        return partial(Run, None, what=what, settings=settings, ledger=self._ledger), ()
 
     def _renew_in_a_fork(self) -> None:
         """In a fork, a run in memory is a new one; one in a file refuses by itself."""
@@ -430,7 +408,3 @@ class Run:
         if place != name:
             raise self._file.damaged(f"{name} was stored as {place}")
         return value
-
-
-def _new_run(what: str, settings: dict[str, Any], ledger: PrivacyLedger | None) -> Run:
-    return Run(None, what=what, settings=settings, ledger=ledger)

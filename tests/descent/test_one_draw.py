@@ -350,8 +350,6 @@ def test_what_cannot_run_is_refused_before_it_is_charged(tmp_path: Path) -> None
                 call()
         with pytest.raises(ValueError, match="`key` names a value in a ledger"):
             start(None, must_not_be_read, key="a")
-        with pytest.raises(TypeError, match="`checkpoint` must be a path"):
-            tiny(ledger, losses=must_not_be_read).run(checkpoint=3)  # type: ignore[arg-type]
         assert not ledger.entries()
 
 

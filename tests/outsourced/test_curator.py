@@ -362,7 +362,6 @@ class TestWrongArguments:
         [
             {"evaluate": None},
             {"max_queries": 0},
-            {"log": 5},
             {"unsafe_seed": -1},
             {"unsafe_seed": 3},
             {"projection_dim": 9},

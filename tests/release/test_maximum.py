@@ -226,7 +226,7 @@ def test_warns_when_the_noise_drowns_the_answer(name):
 
 @pytest.mark.parametrize("name", ["noisy", "noise-free"])
 def test_warns_when_delta_is_not_below_one_over_n(name):
-    with pytest.warns(UserWarning, match="1 / 10,000,") as caught:
+    with pytest.warns(UserWarning, match="1 / 10,000:") as caught:
         replace(MECHANISMS[name], epsilon=100.0).release(VALUES, num_records=10_000)
     assert caught[0].filename == __file__
 

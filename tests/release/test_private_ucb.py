@@ -161,7 +161,7 @@ def test_warns_before_anything_is_called(driver):
     with pytest.warns(UtilityWarning) as caught, pytest.raises(AssertionError, match="called"):
         driver(epsilon=0.1).release(never, num_records=1000)
     texts = " ".join(str(warning.message) for warning in caught)
-    assert "1 / 1,000," in texts
+    assert "1 / 1,000:" in texts
     assert "blind draw" in texts
     assert "released maximum" in texts
     assert {warning.filename for warning in caught} == {__file__}
