@@ -259,7 +259,8 @@ def run_search(
         range(done, steps), desc=description, total=steps, initial=done, disable=not progress
     ):
         index = search.ask()
-        raw = _scalar(objective(search.gp.choices[index].clone()))
+        found = objective(search.gp.choices[index].clone())
+        raw = torch.as_tensor(found, dtype=torch.double, device="cpu").reshape(())
         value = plausible(raw, noise_std).item()
         search.tell(index, value)
         seen.append((index, value, value != raw.item()))
@@ -273,24 +274,6 @@ def run_search(
         variance=search.gp.variance,
         implausible=sum(implausible),
     )
-
-
-def _scalar(value: object) -> Tensor:
-    """The objective's answer as a scalar tensor in double precision."""
-    try:
-        device = value.device if isinstance(value, Tensor) else "cpu"
-        tensor = torch.as_tensor(value, device=device).detach().double()
-    except (TypeError, ValueError, RuntimeError):
-        raise TypeError(
-            "`objective` must return a float or a tensor of one element, got "
-            f"{type(value).__name__}."
-        ) from None
-    if tensor.numel() != 1:
-        raise ValueError(
-            "`objective` must return a float or a tensor of one element, got a tensor of shape "
-            f"{tuple(tensor.shape)}."
-        )
-    return tensor.reshape(())
 
 
 # Search and release
