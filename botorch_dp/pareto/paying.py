@@ -22,9 +22,7 @@ from botorch_dp.pareto.problem import PrivacyUtilityProblem
 from botorch_dp.privacy import GaussianLoss, Guarantee, PrivacyBudget, PrivacyLedger, compose
 from botorch_dp.space import Config
 
-_CHOSEN_BEFOREHAND = (
-    "the space, the seed and what the study began with were chosen without looking at the records"
-)
+_CHOSEN_BEFOREHAND = "the space and the seed were chosen without looking at the records"
 
 
 def check_payable(problem: PrivacyUtilityProblem) -> None:

@@ -41,6 +41,7 @@ from botorch_dp.pareto.beliefs import (
     objective_scales,
     on_the_cpu,
 )
+from botorch_dp.pareto.paying import ChargedProblem
 from botorch_dp.pareto.problem import PrivacyUtilityProblem, StudyError, Trial
 from botorch_dp.space import Config, SearchSpace
 
@@ -62,16 +63,6 @@ class AcquisitionFactory(Protocol):
         self, model: Model, ref_point: Tensor, partitioning: BoxDecomposition
     ) -> AcquisitionFunction:
         """The acquisition function."""
-
-
-class Budget(Protocol):
-    """What a budget affords; see :class:`~botorch_dp.pareto.paying.ChargedProblem`."""
-
-    def affords(self, config: Config, trials: int) -> bool:
-        """Whether so many trials of a config are within the budget."""
-
-    def may_afford(self, configs: Sequence[Config], trials: int) -> list[bool]:
-        """The same of many configs, quickly: by bounds on their prices."""
 
 
 class NothingAffordableError(StudyError):
@@ -112,8 +103,7 @@ class Search:
     """What the proposals of one study have in common.
 
     It remembers what follows from its arguments: exact objectives, the space-filling candidates,
-    and the models that it fitted last. That saves time and changes no
-    proposal.
+    and the models that it fitted last. That saves time and changes no proposal.
 
     Args:
         problem: The space and the oracles.
@@ -233,7 +223,7 @@ class Search:
 
 @on_the_cpu
 def propose(
-    search: Search, trials: Sequence[Trial], initial: int, budget: Budget | None = None
+    search: Search, trials: Sequence[Trial], initial: int, budget: ChargedProblem | None = None
 ) -> Config:
     """The trial after these, a pure function of its arguments.
 

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from botorch_dp._checks import check_finite
 from botorch_dp.pareto.beliefs import Beliefs, Candidates, on_the_cpu, require_complete
 from botorch_dp.pareto.problem import Trial
 from botorch_dp.pareto.proposals import Search
@@ -69,10 +68,8 @@ def recommended(
         level: The interval's probability.
         fitted: What the search believes of these trials, where that is known already.
     """
-    if math.isnan(epsilon) or check_finite("epsilon", epsilon) < 0:
+    if not 0 <= epsilon < math.inf:
         raise ValueError(f"`epsilon` must be finite and at least 0, got {epsilon}.")
-    if not 0 < level < 1:
-        raise ValueError(f"`level` must lie in (0, 1), got {level}.")
     require_complete(trials, "config to recommend")
     beliefs = search.beliefs(trials) if fitted is None else fitted
 

@@ -89,11 +89,6 @@ class TestScales:
         errors = error.to_model(torch.tensor([0.0, 0.5, 1.0], dtype=torch.double))
         assert errors.isfinite().all() and errors[0] > errors[1] > errors[2]
 
-    def test_the_clamp_spares_a_large_reference(self) -> None:
-        epsilon, _ = objective_scales(toy.problem(ref_point=(200.0, 1.0)))
-        shown = epsilon.to_model(torch.tensor([150.0, 300.0], dtype=torch.double))
-        assert epsilon.to_volume(shown).tolist() == pytest.approx([-150.0, -200.0])
-
 
 class TestGP:
     def test_fit_repeats_and_keeps_the_global_seed(self) -> None:
@@ -113,13 +108,6 @@ class TestGP:
         posterior = model.posterior(test_X.unsqueeze(-2))
         assert torch.allclose(mean, posterior.mean.flatten(), atol=1e-8)
         assert torch.allclose(std, posterior.variance.flatten().sqrt(), atol=1e-6)
-
-    @pytest.mark.parametrize("count", [1, 2])
-    def test_few_or_constant_observations(self, count: int) -> None:
-        X = torch.rand(count, 2, dtype=torch.double)
-        model = fitted_gp(X, torch.full((count, 1), 0.3, dtype=torch.double), seed=0)
-        mean, std = predicted(model, torch.rand(5, 2, dtype=torch.double))
-        assert mean.isfinite().all() and std.isfinite().all()
 
 
 def near(known: KnownObjectives, codes: Tensor) -> Candidates:
@@ -210,12 +198,6 @@ class TestKnownObjectives:
         assert without.columns == {3: 0}
         assert without([{"noise": 2.0, "epochs": 4}]).tolist() == [[12.0]]
 
-    def test_nothing_known(self) -> None:
-        known = KnownObjectives(toy.problem(), with_epsilon=False)
-        candidates = near(known, torch.rand(5, 2, dtype=torch.double))
-        assert candidates.known.shape == (5, 0)
-        assert candidates.possible.all()
-
     def test_each_config_is_asked_about_once(self) -> None:
         asked = []
 
@@ -228,13 +210,6 @@ class TestKnownObjectives:
         first = near(known, codes)
         assert torch.equal(known.candidates(first.configs).known, first.known)
         assert len(asked) == 20
-
-    def test_codes_are_of_configs_that_can_be_tried(self) -> None:
-        known = KnownObjectives(toy.problem(), with_epsilon=True)
-        candidates = near(known, torch.rand(50, 2, dtype=torch.double))
-        configs = toy.SPACE.decode(candidates.codes)
-        expected = [toy.epsilon(config) for config in configs]
-        assert candidates.known[:, 0].tolist() == pytest.approx(expected, rel=1e-12)
 
     @pytest.mark.parametrize("answer", [math.nan, -1.0, math.inf])
     @pytest.mark.parametrize("batch", [False, True])
@@ -293,13 +268,6 @@ class TestKnownObjectives:
             known([{"noise": 1.0, "epochs": 4}])
         assert not known.failures
 
-    def test_select_and_join(self) -> None:
-        known = KnownObjectives(toy.problem(), with_epsilon=True)
-        candidates = near(known, torch.rand(6, 2, dtype=torch.double))
-        joined = candidates[torch.tensor([0, 1])] + candidates[torch.tensor([5])]
-        assert len(joined) == 3
-        assert torch.equal(joined.known, candidates.known[[0, 1, 5]])
-
 
 def test_what_was_considered_is_forgotten_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory does not grow with the configs that were ever considered; answers do not change."""
@@ -325,12 +293,6 @@ class TestManyTrials:
     def seen(found: Beliefs) -> set[tuple[float, ...]]:
         (X,) = found._gps[1].train_inputs  # type: ignore[misc]
         return {tuple(row) for row in X.tolist()}
-
-    def test_all_of_them_up_to_the_limit(self) -> None:
-        problem = toy.problem()
-        trials = complete_trials(problem, 24)
-        codes = problem.space.encode([trial.config for trial in trials])
-        assert self.seen(beliefs(problem, trials)) == {tuple(row) for row in codes.tolist()}
 
     @pytest.mark.parametrize("exact", [True, False])
     def test_some_are_spread_some_the_latest_some_near_the_expected_front(
@@ -367,22 +329,6 @@ class TestManyTrials:
             for trial in trials
         ]
         assert self.seen(beliefs(problem, lucky)) == self.seen(beliefs(problem, trials))
-
-    def test_predictions_stay_close(self) -> None:
-        problem = toy.problem()
-        trials = complete_trials(problem, 200)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("botorch_dp.pareto.beliefs._MOST_SEEN", 512)
-            everything = beliefs(problem, trials).incumbent_means[:, 1]
-        some = beliefs(problem, trials).incumbent_means[:, 1]
-        assert (some - everything).abs().mean() < 0.15 * everything.std()
-
-    def test_many_copies_of_few_configs(self) -> None:
-        problem = toy.problem()
-        some = complete_trials(problem, 3)
-        copies = [replace(some[number % 3], number=number) for number in range(60)]
-        found = beliefs(problem, copies)
-        assert len(found._gps[1].train_inputs[0]) == 24  # type: ignore[index]
 
     def test_believed_trials_are_limited_too(self) -> None:
         problem = toy.problem()
@@ -427,18 +373,6 @@ class TestProducts:
             gp = fitted_gp(X, value(X), seed=0, products=products)
             off.append((predicted(gp, at)[0] - value(at).squeeze(-1)).square().mean())
         assert off[0] < off[1] / 2
-
-    def test_a_study_with_products(self) -> None:
-        space = SearchSpace(
-            noise=Real(0.1, 10.0, log=True),
-            epochs=Integer(1, 20, log=True),
-            products=[{"noise": 1, "epochs": -0.5}],
-        )
-        problem = PrivacyUtilityProblem(space, privacy=toy.epsilon, utility=toy.utility)
-        study = DPareto(problem, seed=0, candidates=64)
-        front = study.run(6, batch_size=2)
-        assert front.shrunken is not None
-        assert study.recommend(1.0).epsilon <= 1.0
 
 
 def test_hyper_parameters_are_fitted_less_often_as_trials_grow(

@@ -1,16 +1,14 @@
 from __future__ import annotations
 
-import builtins
 import pickle
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from botorch_dp.pareto import DPareto, Objective, ParetoFront, StudyError, Trial
+from botorch_dp.pareto import DPareto, Objective, ParetoFront, Trial
 from botorch_dp.pareto.front import dominated_volume, non_dominated
 from botorch_dp.pareto.problem import Measurement
 from botorch_dp.privacy import Guarantee, PrivacyUnit
@@ -56,12 +54,6 @@ class TestPoints:
             third = torch.cat([points, torch.ones(50, 1, dtype=torch.double)], dim=-1)
             assert non_dominated(points).equal(non_dominated(third)[:, :2])
 
-    def test_duplicates_count_once(self) -> None:
-        assert len(front([(1.0, [0.5]), (1.0, [0.5])])) == 1
-
-    def test_equal_epsilon(self) -> None:
-        assert front([(1.0, [0.5]), (1.0, [0.4])]).points.tolist() == [[1.0, pytest.approx(0.4)]]
-
     def test_against_brute_force(self) -> None:
         points = torch.rand(60, 3, dtype=torch.double).mul(8).floor()
         kept = non_dominated(points).tolist()
@@ -73,10 +65,6 @@ class TestPoints:
             )
         }
         assert sorted(map(tuple, kept)) == sorted(brute)
-
-    def test_empty(self) -> None:
-        with pytest.raises(ValueError, match="`trials` is empty"):
-            front([])
 
 
 class TestHypervolume:
@@ -137,18 +125,6 @@ class TestTables:
         assert isinstance(frame, pandas.DataFrame) and len(frame) == 4
         assert frame.attrs["guarantee"] == front(FIVE).caption
 
-    def test_frame_without_pandas(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        real = builtins.__import__
-
-        def without(name: str, *args: Any, **kwargs: Any) -> Any:
-            if name == "pandas":
-                raise ModuleNotFoundError(name, name=name)
-            return real(name, *args, **kwargs)
-
-        monkeypatch.setattr(builtins, "__import__", without)
-        with pytest.raises(ImportError, match=r"`table\(\)`"):
-            front(FIVE).to_frame()
-
 
 class TestReevaluate:
     def study(self, train: Any = toy.utility) -> DPareto:
@@ -174,12 +150,6 @@ class TestReevaluate:
         seen_once = set(seen)
         again.reevaluate(1)
         assert not set(seen[5 * len(observed) :]) & (seen_once | old)
-
-    def test_on_threads(self) -> None:
-        here = self.study().run(6).reevaluate(3)
-        with ThreadPoolExecutor(3) as pool:
-            there = self.study().run(6).reevaluate(3, executor=pool)
-        assert torch.allclose(here.all_points, there.all_points)
 
     def test_undoes_the_winners_curse(self) -> None:
         """Of pure noise, what was observed looks better than chance; again, it does not."""
@@ -243,17 +213,6 @@ class TestReevaluate:
         assert all(config["epochs"] <= 5 for config in again.configs)
         assert again.guarantee.epsilon() > observed.guarantee.epsilon()
 
-    def test_everything_fails(self) -> None:
-        fail = {"now": False}
-
-        def train(config: dict[str, Any], seed: int) -> float:
-            return 1 / 0 if fail["now"] else 0.5
-
-        observed = self.study(train).run(2)
-        fail["now"] = True
-        with pytest.raises(StudyError, match="All re-evaluations failed"):
-            observed.reevaluate(1)
-
     def test_without_a_study(self) -> None:
         with pytest.raises(ValueError, match="has no study"):
             front(FIVE).reevaluate(3)
@@ -266,11 +225,6 @@ class TestReevaluate:
         assert travelled.points.equal(observed.points)
         with pytest.raises(ValueError, match="has no study"):
             travelled.reevaluate(1)
-
-
-def test_labels() -> None:
-    named = front(FIVE).labelled("mine")
-    assert named.label == "mine" and named.points.equal(front(FIVE).points)
 
 
 def test_further_objectives_in_points_and_volume() -> None:

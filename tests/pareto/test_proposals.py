@@ -32,7 +32,7 @@ from botorch_dp.pareto.proposals import (
     expected_hypervolume_improvement,
     propose,
 )
-from botorch_dp.space import Choice, Config, Integer, Real, SearchSpace
+from botorch_dp.space import Choice, Config, Real, SearchSpace
 from tests.pareto import toy
 from tests.pareto.test_beliefs import complete_trials
 
@@ -189,9 +189,6 @@ class TestPurity:
         propose(busy, study.trials, initial=2)
         assert len(fits) == 5 * models and fits[-1] > fits[0]
 
-    def test_another_seed_another_proposal(self) -> None:
-        assert proposed(toy.problem(), [], seed=0) != proposed(toy.problem(), [], seed=1)
-
 
 class TestInitialDesign:
     def test_does_not_depend_on_how_many_there_are(self) -> None:
@@ -252,12 +249,6 @@ class TestSearch:
             pytest.raises(StudyError, match=rf"for all candidates \({failures}\)"),
         ):
             proposed(problem, self.trials, 2)
-
-    def test_one_config(self) -> None:
-        problem = PrivacyUtilityProblem(
-            SearchSpace(n=Integer(2, 2)), privacy=lambda c: 1.0, utility=lambda c, s: 0.5
-        )
-        assert proposed(problem, [], 1) == {"n": 2}
 
     @pytest.mark.parametrize("acquisition", ["ehvi", "hvpoi", "log_hvpoi"])
     def test_no_point_dominates_the_reference(self, acquisition: str) -> None:
@@ -403,15 +394,3 @@ class TestChoicesAndConstraints:
         for acquisition in ("ehvi", "random", "grid"):
             with pytest.raises(ValueError, match=r"None of .* configs satisfies"):
                 DPareto(problem, acquisition=acquisition, seed=0).ask()
-
-    def test_hardly_anything_satisfies_them(self) -> None:
-        problem = mixed_problem(constraints=[lambda config: abs(config["x"] - 0.3) < 1e-3])
-        study = DPareto(problem, seed=0, candidates=64)
-        study.run(7, initial=5)
-        assert all(abs(trial.config["x"] - 0.3) < 1e-3 for trial in study.trials)
-
-    def test_another_constraint_is_another_study(self, tmp_path: Path) -> None:
-        path = tmp_path / "study.sqlite"
-        DPareto(mixed_problem(), storage=path).close()
-        with pytest.raises(StudyError, match=r"`space.constraints` is new"):
-            DPareto(mixed_problem(constraints=[lambda config: True]), storage=path)

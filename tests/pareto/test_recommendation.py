@@ -61,11 +61,6 @@ class TestRecommended:
         with pytest.raises(ValueError, match="`epsilon` must be"):
             recommended(search(self.problem), self.trials, epsilon, 0.95)
 
-    @pytest.mark.parametrize("level", [0.0, 1.0, math.nan])
-    def test_wrong_level(self, level: float) -> None:
-        with pytest.raises(ValueError, match="`level`"):
-            recommended(search(self.problem), self.trials, 1.0, level)
-
     def test_nothing_finished(self) -> None:
         with pytest.raises(StudyError, match="no config to recommend"):
             recommended(search(self.problem), [], 1.0, 0.95)

@@ -175,11 +175,6 @@ class TestContinued:
             opened(path, description, **options).close()
         opened(path, seed=5).close()
 
-    def test_another_order_differs_too(self, path: Path) -> None:
-        opened(path, {"space": {"a": SPACE["a"], "b": SPACE["a"]}}).close()
-        with pytest.raises(StudyError, match="`space` has another order"):
-            opened(path, {"space": {"b": SPACE["a"], "a": SPACE["a"]}})
-
 
 class TestDamaged:
     """What was altered in the file is refused, whatever it is."""
@@ -256,16 +251,3 @@ class TestFile:
         with sqlite3.connect(path) as connection:
             names = connection.execute("SELECT name FROM sqlite_master").fetchall()
         assert names == [("theirs",)]
-
-    def test_of_another_format(self, path: Path) -> None:
-        opened(path).close()
-        with sqlite3.connect(path) as connection:
-            connection.execute("PRAGMA user_version = 2")
-        with pytest.raises(StudyError, match="has format 2"):
-            opened(path)
-
-    def test_places_that_are_none(self, tmp_path: Path) -> None:
-        with pytest.raises(StudyError, match="does not exist"):
-            opened(tmp_path / "nowhere" / "study.sqlite")
-        with pytest.raises(StudyError, match="There is no study"):
-            opened(tmp_path / "study.sqlite", None)

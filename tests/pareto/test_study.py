@@ -93,22 +93,12 @@ class TestRun:
         with pytest.raises(ValueError, match="more than the grid's 4 points"):
             tried.run(5)
 
-    def test_a_reference_that_nothing_dominates(self) -> None:
-        problem = toy.problem(ref_point=(1e-4, 1e-3))
-        front = study(problem, acquisition="ehvi").run(10, initial=6)
-        assert front.hypervolume() == 0.0 and len(front) >= 1
-
     def test_one_config(self) -> None:
         problem = PrivacyUtilityProblem(
             SearchSpace(n=Integer(3, 3)), privacy=lambda c: 1.0, utility=toy_half, name="one"
         )
         front = study(problem, acquisition="ehvi").run(6, initial=2)
         assert len(front) == 1 and len(front.trials) == 6
-
-    def test_perfect_and_useless_utilities(self) -> None:
-        problem = toy.problem(lambda config, seed: float(config["epochs"] > 10))
-        front = study(problem, acquisition="ehvi").run(12, initial=6)
-        assert front.all_points.isfinite().all()
 
     @pytest.mark.parametrize("acquisition", ["ehvi", "hvpoi"])
     def test_further_objectives(self, acquisition: Any) -> None:
@@ -283,21 +273,6 @@ def test_a_closed_study_still_shows_its_trials(tmp_path: Path) -> None:
     with study(storage=tmp_path / "s.sqlite") as tried:
         tried.run(3)
     assert len(tried.trials) == 3
-
-
-class TestRecommend:
-    @pytest.mark.parametrize("privacy_model", ["exact", "gp"])
-    def test_epsilon_is_exact_and_within(self, privacy_model: Any) -> None:
-        tried = study(privacy_model=privacy_model)
-        tried.run(20)
-        point = tried.recommend(1.0)
-        assert point.epsilon == toy.epsilon(point.config) <= 1.0
-        assert toy.SPACE.check(point.config) == point.config
-
-    def test_repeats(self) -> None:
-        tried = study()
-        tried.run(10)
-        assert tried.recommend(2.0) == tried.recommend(2.0)
 
 
 def test_repr_holds_nothing_private() -> None:

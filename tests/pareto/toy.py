@@ -44,18 +44,6 @@ class Slow:
 
 
 @dataclass(frozen=True)
-class KillsItsProcess:
-    """The utility, except that some configs end the process they train in."""
-
-    beyond_noise: float
-
-    def __call__(self, config: Config, seed: int) -> float:
-        if config["noise"] > self.beyond_noise:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return utility(config, seed)
-
-
-@dataclass(frozen=True)
 class KillsOnce:
     """The utility, except that the first call ends its process; the marker file remembers it."""
 
